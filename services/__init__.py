@@ -1,0 +1,1 @@
+"""What runs: one folder per service."""

@@ -1,0 +1,1 @@
+"""Everything that does I/O: the wire, the bus, Redis, Kubernetes."""

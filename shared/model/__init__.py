@@ -1,0 +1,1 @@
+"""Names, units, errors, devices, requests, leases and events; standard library only."""

@@ -1,0 +1,9 @@
+"""Identities, each a type of its own so that one cannot be passed for another."""
+
+from typing import NewType
+
+PodUid = NewType("PodUid", str)
+NodeName = NewType("NodeName", str)
+Namespace = NewType("Namespace", str)
+DeviceUuid = NewType("DeviceUuid", str)
+"""NVML's UUID of a physical GPU, `GPU-…`: the only key a device has (indices move)."""

@@ -1,0 +1,1 @@
+"""A service's life: settings, start, handlers, telemetry, health, stop."""
