@@ -1,0 +1,360 @@
+"""Events: facts in the past tense, which the services say to each other.
+
+`subject` is the event's name on the bus, `<noun>.<participle>.v<n>`. A field with a default may be
+added; anything else is a new class with a new version. Work is delivered at least once to one
+replica of whoever handles it; news goes to all who listen at that moment, and may be lost.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import ClassVar
+
+from shared.model.device import Device
+from shared.model.lease import Lease
+from shared.model.names import Namespace, NodeName, PodUid
+from shared.model.node import NodeFacts
+from shared.model.placement import Refusal
+from shared.model.request import PodRequest
+
+
+class Delivery(StrEnum):
+    """How an event travels."""
+
+    WORK = "work"
+    """JetStream work queue: kept until one replica has acknowledged it."""
+    NEWS = "news"
+    """Core NATS: to everybody who listens now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Anything that travels on the bus."""
+
+    subject: ClassVar[str]
+    delivery: ClassVar[Delivery]
+
+    @property
+    def route(self) -> str:
+        """The subject's last token where receivers want only part of the events: a node's name."""
+        return ""
+
+    @property
+    def event_id(self) -> str:
+        """Two events with one id are the same fact told twice; empty if telling twice is news."""
+        return ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodQueued(Event):
+    """A pod waits for a node, and one of our scheduler names is on it."""
+
+    subject: ClassVar[str] = "pod.queued.v1"
+    delivery: ClassVar[Delivery] = Delivery.WORK
+
+    pod: PodUid
+    namespace: Namespace
+    name: str
+    resource_version: str
+    request: PodRequest
+    trace: str = ""
+    created_at: float = 0.0
+    """Creation of the pod, Unix seconds."""
+    offer: int = 0
+    """0 when the watcher saw it; else the ledger's capacity number for which it is offered again."""
+
+    @property
+    def event_id(self) -> str:
+        return f"{self.pod}:{self.resource_version}:{self.offer}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodRejected(Event):
+    """A pod's request can never be granted as it is written."""
+
+    subject: ClassVar[str] = "pod.rejected.v1"
+    delivery: ClassVar[Delivery] = Delivery.WORK
+
+    pod: PodUid
+    namespace: Namespace
+    name: str
+    resource_version: str
+    reason: str
+    trace: str = ""
+
+    @property
+    def event_id(self) -> str:
+        return f"{self.pod}:{self.resource_version}:rejected"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodGone(Event):
+    """A pod was deleted, or reached a phase in which its containers no longer run."""
+
+    subject: ClassVar[str] = "pod.gone.v1"
+    delivery: ClassVar[Delivery] = Delivery.WORK
+
+    pod: PodUid
+    namespace: Namespace
+    name: str
+    node: NodeName | None
+    phase: str
+    """`Succeeded` or `Failed` as its kubelet said; anything else: deleted without such a word."""
+    trace: str = ""
+
+    @property
+    def event_id(self) -> str:
+        return f"{self.pod}:gone:{self.phase}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeChanged(Event):
+    """A node appeared or changed in what decides placing; the whole truth, not a difference."""
+
+    subject: ClassVar[str] = "node.changed.v1"
+    delivery: ClassVar[Delivery] = Delivery.WORK
+
+    facts: NodeFacts
+    gone: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundPod:
+    """A live pod with a node, under one of our scheduler names."""
+
+    pod: PodUid
+    namespace: Namespace
+    name: str
+    node: NodeName
+    lease: str = ""
+    """Value of the annotation `leasehold.dev/lease`, as found."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodsListed(Event):
+    """The watcher has a complete list again: every live pod that is bound, and what it carries.
+
+    Told in pieces; the ledger compares it with its leases, and rebuilds itself from it when empty.
+    """
+
+    subject: ClassVar[str] = "pods.listed.v1"
+    delivery: ClassVar[Delivery] = Delivery.WORK
+
+    listing: str
+    """Id of the listing, the same for all its pieces."""
+    piece: int
+    pieces: int
+    pods: tuple[BoundPod, ...]
+    listed_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementChosen(Event):
+    """Shares are reserved for the pod until the lease's `expires_at`."""
+
+    subject: ClassVar[str] = "placement.chosen.v1"
+    delivery: ClassVar[Delivery] = Delivery.WORK
+
+    lease: Lease
+    trace: str = ""
+
+    @property
+    def event_id(self) -> str:
+        return f"{self.lease.pod}:{self.lease.version}:{self.lease.created_at}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementRefused(Event):
+    """No node fits now; the pod waits, with this verdict, and is offered freed capacity."""
+
+    subject: ClassVar[str] = "placement.refused.v1"
+    delivery: ClassVar[Delivery] = Delivery.WORK
+
+    pod: PodUid
+    namespace: Namespace
+    name: str
+    refusal: Refusal
+    trace: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodBound(Event):
+    """The API server accepted the binding."""
+
+    subject: ClassVar[str] = "pod.bound.v1"
+    delivery: ClassVar[Delivery] = Delivery.NEWS
+
+    lease: Lease
+    latency_s: float = 0.0
+    trace: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BindingFailed(Event):
+    """The API server refused the binding; the lease went back."""
+
+    subject: ClassVar[str] = "binding.failed.v1"
+    delivery: ClassVar[Delivery] = Delivery.NEWS
+
+    pod: PodUid
+    namespace: Namespace
+    name: str
+    reason: str
+    trace: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseChanged(Event):
+    """A lease on the node was granted, changed or ended: what its node agent must know."""
+
+    subject: ClassVar[str] = "lease.changed.v1"
+    delivery: ClassVar[Delivery] = Delivery.NEWS
+
+    lease: Lease
+
+    @property
+    def route(self) -> str:
+        return self.lease.node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activation:
+    """What a node agent told the kubelet for one container, as its checkpoint keeps it."""
+
+    pod: PodUid
+    namespace: Namespace
+    name: str
+    container: str
+    resource: str
+    device_ids: tuple[str, ...]
+    lease: Lease
+    """The lease as it was when Allocate was answered."""
+    activated_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceReported(Event):
+    """All devices of a node, and what its agent has told the kubelet; the whole truth each time."""
+
+    subject: ClassVar[str] = "device.reported.v1"
+    delivery: ClassVar[Delivery] = Delivery.WORK
+
+    node: NodeName
+    devices: tuple[Device, ...]
+    served: tuple[str, ...]
+    """Resources that the agent's device plugin serves."""
+    activations: tuple[Activation, ...] = ()
+    reported_at: float = 0.0
+
+    @property
+    def route(self) -> str:
+        return self.node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareActivated(Event):
+    """The kubelet was given one container's shares."""
+
+    subject: ClassVar[str] = "share.activated.v1"
+    delivery: ClassVar[Delivery] = Delivery.WORK
+
+    node: NodeName
+    activation: Activation
+    trace: str = ""
+
+    @property
+    def route(self) -> str:
+        return self.node
+
+    @property
+    def event_id(self) -> str:
+        return f"{self.activation.pod}:{self.activation.container}:{self.activation.activated_at}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareRefused(Event):
+    """The kubelet asked for a container, and the agent refused."""
+
+    subject: ClassVar[str] = "share.refused.v1"
+    delivery: ClassVar[Delivery] = Delivery.WORK
+
+    node: NodeName
+    reason: str
+    pod: PodUid | None = None
+    namespace: Namespace | None = None
+    name: str = ""
+    container: str = ""
+
+    @property
+    def route(self) -> str:
+        return self.node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerRebuilt(Event):
+    """The ledger was empty and holds everything again; whoever knows of waiting pods says so."""
+
+    subject: ClassVar[str] = "ledger.rebuilt.v1"
+    delivery: ClassVar[Delivery] = Delivery.NEWS
+
+    epoch: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListingWanted(Event):
+    """Somebody needs `PodsListed`, `NodeChanged` and `DeviceReported` of everything, now."""
+
+    subject: ClassVar[str] = "listing.wanted.v1"
+    delivery: ClassVar[Delivery] = Delivery.NEWS
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeasesAsked(Event):
+    """A question of a node agent: which leases does my node hold? Answered by any binder."""
+
+    subject: ClassVar[str] = "lease.asked.v1"
+    delivery: ClassVar[Delivery] = Delivery.NEWS
+
+    node: NodeName
+    pods: tuple[PodUid, ...] = ()
+    """Only these; empty: all of the node's."""
+
+    @property
+    def route(self) -> str:
+        return self.node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeasesTold(Event):
+    """The answer to `LeasesAsked`."""
+
+    subject: ClassVar[str] = "lease.told.v1"
+    delivery: ClassVar[Delivery] = Delivery.NEWS
+
+    leases: tuple[Lease, ...] = field(default_factory=tuple)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndAsked(Event):
+    """A question of the binder to a node's agent: has this pod's last container ended?"""
+
+    subject: ClassVar[str] = "end.asked.v1"
+    delivery: ClassVar[Delivery] = Delivery.NEWS
+
+    node: NodeName
+    pod: PodUid
+
+    @property
+    def route(self) -> str:
+        return self.node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndTold(Event):
+    """The answer to `EndAsked`."""
+
+    subject: ClassVar[str] = "end.told.v1"
+    delivery: ClassVar[Delivery] = Delivery.NEWS
+
+    ended: bool

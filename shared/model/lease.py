@@ -1,0 +1,144 @@
+"""The lease: who holds which share of which device, since when, and in which state."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from shared.model.errors import ConflictError
+from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
+
+
+class LeaseState(StrEnum):
+    """Where a lease is in its life."""
+
+    RESERVED = "reserved"
+    """Held until `expires_at` for a pod that is not bound yet."""
+    BOUND = "bound"
+    """A binder has committed to the node; the pod is bound there, or about to be."""
+    ACTIVE = "active"
+    """The node agent told the kubelet."""
+    RELEASED = "released"
+    EXPIRED = "expired"
+
+
+TRANSITIONS: Mapping[LeaseState, frozenset[LeaseState]] = {
+    LeaseState.RESERVED: frozenset({LeaseState.BOUND, LeaseState.RELEASED, LeaseState.EXPIRED}),
+    LeaseState.BOUND: frozenset({LeaseState.ACTIVE, LeaseState.RELEASED}),
+    LeaseState.ACTIVE: frozenset({LeaseState.RELEASED}),
+    LeaseState.RELEASED: frozenset(),
+    LeaseState.EXPIRED: frozenset(),
+}
+
+LIVE = frozenset({LeaseState.RESERVED, LeaseState.BOUND, LeaseState.ACTIVE})
+"""States in which a lease holds something."""
+
+
+class StaleLeaseError(ConflictError):
+    """The stored lease has moved past the version, or the state, this writer read."""
+
+    def __init__(self, pod: PodUid, *, read: int, stored: int | None) -> None:
+        super().__init__(f"lease of pod {pod}: read version {read}, stored version {stored}")
+        self.pod = pod
+        self.read = read
+        self.stored = stored
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """One container's part of one device."""
+
+    container: str
+    device: DeviceUuid
+    index: int
+    """The device's index on its node when the share was placed."""
+    memory_mib: int
+    cores_percent: int
+    unit_mib: int = 1
+    whole: bool = False
+    slotted: bool = True
+    init: bool = False
+    slot: int | None = None
+    """Number of the device's slot, given by the ledger when the share is slotted."""
+    fence: int = 0
+    """The device's fence, raised by the ledger for this share: a larger one is newer."""
+
+    @property
+    def memory_units(self) -> int:
+        """The memory in the units in which the pod asked."""
+        return self.memory_mib // self.unit_mib
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Booking:
+    """What one lease takes of one device, all its containers together."""
+
+    device: DeviceUuid
+    memory_mib: int
+    cores_percent: int
+    shares: int
+    slots: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """A pod's hold on shares of one node's devices and on its ordinary resources.
+
+    Versioned: the ledger raises `version` with every change, and every change names the version
+    it was decided on.
+    """
+
+    pod: PodUid
+    namespace: Namespace
+    name: str
+    node: NodeName
+    shares: tuple[Share, ...]
+    dialect: str = ""
+    resources: Mapping[str, int] = field(default_factory=dict)
+    """Ordinary resources, in the units of `PodRequest.resources`."""
+    tag: str = ""
+    trace: str = ""
+    """W3C traceparent of the span that made the lease."""
+    state: LeaseState = LeaseState.RESERVED
+    version: int = 0
+    created_at: float = 0.0
+    expires_at: float = 0.0
+    """Unix seconds at which a reservation ends; 0 once bound."""
+
+    def shares_of(self, container: str) -> tuple[Share, ...]:
+        """Return the shares of one container, in the order in which it sees its devices."""
+        return tuple(share for share in self.shares if share.container == container)
+
+
+def step(state: LeaseState, to: LeaseState) -> LeaseState:
+    """Return `to` if the life cycle allows it. Raises ConflictError if it does not."""
+    if to not in TRANSITIONS[state]:
+        raise ConflictError(f"a lease that is {state} cannot become {to}")
+    return to
+
+
+def bookings(shares: Iterable[Share]) -> tuple[Booking, ...]:
+    """Add up what shares take of each device, in order of first appearance.
+
+    Containers run side by side, init containers one after the other before them: a device must
+    hold the sum of the former or the largest of the latter, whichever is more.
+    """
+    beside: dict[DeviceUuid, list[Share]] = {}
+    for share in shares:
+        beside.setdefault(share.device, []).append(share)
+    return tuple(_booking(device, held) for device, held in beside.items())
+
+
+def _booking(device: DeviceUuid, shares: list[Share]) -> Booking:
+    app = [share for share in shares if not share.init]
+    init = [share for share in shares if share.init]
+    return Booking(
+        device=device,
+        memory_mib=max(
+            sum(s.memory_mib for s in app), max((s.memory_mib for s in init), default=0)
+        ),
+        cores_percent=max(
+            sum(s.cores_percent for s in app), max((s.cores_percent for s in init), default=0)
+        ),
+        shares=max(len(app), 1),
+        slots=sum(s.slotted for s in app),
+    )

@@ -1,0 +1,31 @@
+"""Nodes: the ordinary facts of a machine that decide whether a pod may run there."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from shared.model.names import NodeName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taint:
+    """A node's taint: Kubernetes' `Taint` without its time."""
+
+    key: str
+    effect: str
+    value: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFacts:
+    """What the API server says of a node, and what pods that hold no lease take of it."""
+
+    name: NodeName
+    labels: Mapping[str, str] = field(default_factory=dict)
+    taints: tuple[Taint, ...] = ()
+    unschedulable: bool = False
+    allocatable: Mapping[str, int] = field(default_factory=dict)
+    """In the units of `PodRequest.resources`, extended resources included."""
+    occupied: Mapping[str, int] = field(default_factory=dict)
+    """Sum over the node's live pods that we did not place, `pods` included."""
+    host_ports: tuple[str, ...] = ()
+    """`protocol/port` in use by any live pod of the node, ours included."""

@@ -1,0 +1,59 @@
+"""Kubernetes quantities ("500m", "2Gi", "1e3") as plain integers.
+
+The grammar is the one of the Kubernetes API reference for `Quantity`: a decimal number with a
+binary suffix, a decimal suffix or an exponent. Fractions round up, as the scheduler's do.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from fractions import Fraction
+
+from shared.model.errors import RequestError
+
+_SUFFIXES: Mapping[str, Fraction] = {
+    "": Fraction(1),
+    "n": Fraction(1, 10**9),
+    "u": Fraction(1, 10**6),
+    "m": Fraction(1, 10**3),
+    **{
+        suffix: Fraction(10**power) for suffix, power in zip("kMGTPE", range(3, 19, 3), strict=True)
+    },
+    **{f"{s}i": Fraction(1024**power) for power, s in enumerate("KMGTPE", start=1)},
+}
+_NUMBER = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))(?:[eE]([+-]?\d{1,3})|([numkMGTPE]i?|))")
+
+
+def parse_quantity(text: str | float) -> Fraction:
+    """Read a quantity exactly. Raises RequestError naming the text if it is none."""
+    match = _NUMBER.fullmatch(str(text).strip())
+    if match is None:
+        raise RequestError(f"{text!r} is not a Kubernetes quantity such as 2, 500m or 4Gi")
+    number, exponent, suffix = match.groups()
+    if exponent is not None:
+        return Fraction(number) * Fraction(10) ** int(exponent)
+    if suffix not in _SUFFIXES:
+        raise RequestError(f"{text!r} ends in {suffix!r}, which is no quantity suffix")
+    return Fraction(number) * _SUFFIXES[suffix]
+
+
+def parse_count(text: str | float) -> int:
+    """Read a quantity as a whole number, rounded up (extended resources, bytes, pods)."""
+    if isinstance(text, int):
+        return text
+    if isinstance(text, str) and text.isdecimal():
+        return int(text)
+    return math.ceil(parse_quantity(text))
+
+
+def parse_cpu_m(text: str | float) -> int:
+    """Read a cpu quantity as thousandths of a core, rounded up."""
+    return math.ceil(parse_quantity(text) * 1000)
+
+
+def parse_resources(resources: Mapping[str, str | int | float]) -> dict[str, int]:
+    """Read a resource list into integers: `cpu` in thousandths of a core, all else in units."""
+    return {
+        name: parse_cpu_m(text) if name == "cpu" else parse_count(text)
+        for name, text in resources.items()
+    }
