@@ -60,7 +60,7 @@ class PodQueued(Event):
     created_at: float = 0.0
     """Creation of the pod, Unix seconds."""
     offer: int = 0
-    """0 when the watcher saw it; else the ledger's capacity number for which it is offered again."""
+    """0 when the watcher saw it; else the ledger's capacity number it is offered again for."""
 
     @property
     def event_id(self) -> str:
