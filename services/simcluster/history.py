@@ -1,0 +1,166 @@
+"""The last changes of one kind, and where each watcher has got to in them.
+
+Watchers share the log and keep a position each, so that a slow one costs no memory and no
+other watcher: when the log has moved past its position it gets 410, as from a real API server.
+"""
+
+import asyncio
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from services.simcluster.errors import ApiError
+from services.simcluster.objects import Json, copied, encode
+from services.simcluster.selectors import Selection
+
+
+class Record:
+    """One version of one object, encoded once for everybody; never changed."""
+
+    __slots__ = ("encoded", "obj", "version")
+
+    def __init__(self, obj: Json, version: int, encoded: bytes | None = None) -> None:
+        self.obj = obj
+        self.version = version
+        self.encoded = encode(obj) if encoded is None else encoded
+
+    def at_version(self, version: int) -> "Record":
+        """Return the same content under another resourceVersion."""
+        obj = copied(self.obj)
+        obj["metadata"]["resourceVersion"] = str(version)
+        return Record(obj, version)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One write: `before` is None for a creation, `after` for a removal."""
+
+    version: int
+    key: str
+    before: Record | None
+    after: Record | None
+    last: Record  # what a watcher is shown: `after`, or `before` at the version of its removal
+
+
+@dataclass(frozen=True, slots=True)
+class WatchEvent:
+    """One line of a watch: ADDED, MODIFIED or DELETED, and the object at that version."""
+
+    type: str
+    record: Record
+
+    @property
+    def object(self) -> Json:
+        """The object; shared, so copy it before changing it."""
+        return self.record.obj
+
+
+class History:
+    """A window of changes; `floor` is the oldest version from which it can still be read."""
+
+    def __init__(self, *, window: int, floor: int) -> None:
+        self.window = window
+        self.floor = floor
+        self._changes: list[Change] = []
+        self._versions: list[int] = []
+        self._dropped = 0
+        self._wakeup: asyncio.Future[None] | None = None
+
+    def append(self, change: Change) -> None:
+        """Add a change, forget the oldest ones, wake the watchers."""
+        self._changes.append(change)
+        self._versions.append(change.version)
+        if len(self._changes) > 2 * self.window:
+            self.drop(len(self._changes) - self.window)
+        wakeup, self._wakeup = self._wakeup, None
+        if wakeup is not None and not wakeup.done():
+            wakeup.set_result(None)
+
+    def drop(self, count: int) -> None:
+        """Forget the oldest `count` changes; watchers still before them get 410."""
+        if count:
+            self.floor = self._versions[count - 1]
+            self._dropped += count
+            del self._changes[:count]
+            del self._versions[:count]
+
+    def compact(self) -> None:
+        """Forget everything up to now."""
+        self.drop(len(self._changes))
+
+    def position_after(self, version: int) -> int:
+        """Return the position of the first change later than `version`."""
+        if version < self.floor:
+            raise ApiError.expired(f"too old resource version: {version} ({self.floor})")
+        return self._dropped + bisect_right(self._versions, version)
+
+    def end(self) -> int:
+        """Return the position behind the last change."""
+        return self._dropped + len(self._changes)
+
+    def since(self, position: int) -> Iterator[Change]:
+        """Iterate over the changes from `position` on."""
+        if position < self._dropped:
+            raise ApiError.expired(f"too old resource version: the history starts at {self.floor}")
+        return islice(self._changes, position - self._dropped, None)
+
+    def undone(self, version: int) -> Iterator[Change]:
+        """Iterate backwards over the changes later than `version`."""
+        first = self.position_after(version) - self._dropped
+        return (self._changes[at] for at in range(len(self._changes) - 1, first - 1, -1))
+
+    async def wait_beyond(self, position: int, timeout_s: float | None = None) -> None:
+        """Return when there is a change at `position` or the time is over."""
+        if self.end() > position:
+            return
+        if self._wakeup is None:
+            self._wakeup = asyncio.get_running_loop().create_future()
+        await asyncio.wait([self._wakeup], timeout=timeout_s)
+
+
+class Subscription:
+    """One watcher's position, and the selection through which it looks."""
+
+    def __init__(
+        self, history: History, chosen: Selection, position: int, initial: list[Record]
+    ) -> None:
+        self.version = history.floor
+        self._history = history
+        self._chosen = chosen
+        self._position = position
+        self._initial = initial
+
+    def take(self) -> list[WatchEvent]:
+        """Return what has happened since the last call; raises 410 when that is forgotten."""
+        events = [WatchEvent("ADDED", record) for record in self._initial]
+        self._initial = []
+        for change in self._history.since(self._position):
+            self._position += 1
+            self.version = change.version
+            event = transition(change, self._chosen)
+            if event is not None:
+                events.append(event)
+        return events
+
+    async def wait(self, timeout_s: float | None = None) -> None:
+        """Return when `take` may have something to return, or the time is over."""
+        if not self._initial:
+            await self._history.wait_beyond(self._position, timeout_s)
+
+
+def transition(change: Change, chosen: Selection) -> WatchEvent | None:
+    """Say what a change looks like through a selection.
+
+    An object that stops matching is DELETED for this watcher, shown as it was while it still
+    matched but at the version at which it stopped; one that starts to match is ADDED.
+    """
+    was = change.before is not None and chosen.matches(change.before.obj)
+    now = change.after is not None and chosen.matches(change.after.obj)
+    if now:
+        return WatchEvent("MODIFIED" if was else "ADDED", change.last)
+    if not was or change.before is None:
+        return None
+    if change.after is None:
+        return WatchEvent("DELETED", change.last)
+    return WatchEvent("DELETED", change.before.at_version(change.version))

@@ -1,0 +1,41 @@
+"""Which parts of a pod may still change after its creation."""
+
+from services.simcluster.errors import Cause
+from services.simcluster.objects import Json, copied
+
+_IMMUTABLE = (
+    "Forbidden: pod updates may not change fields other than `spec.containers[*].image`,"
+    "`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` (only "
+    "additions to existing tolerations),`spec.terminationGracePeriodSeconds` (allow it to be set "
+    "to 1 if it was previously negative)"
+)
+
+
+def check(new: Json, old: Json, subresource: str) -> list[Cause]:
+    """Refuse changes to what is settled; a binding may set the node, once."""
+    if subresource == "status":
+        return []
+    before, after = _settled(old), _settled(new)
+    if subresource == "binding":
+        before.pop("nodeName", None)
+        after.pop("nodeName", None)
+    causes = []
+    if before != after:
+        causes.append(Cause("FieldValueForbidden", _IMMUTABLE, "spec"))
+    old_tolerations = old["spec"].get("tolerations") or []
+    new_tolerations = new["spec"].get("tolerations") or []
+    if any(each not in new_tolerations for each in old_tolerations):
+        text = "Forbidden: existing toleration can not be modified except its tolerationSeconds"
+        causes.append(Cause("FieldValueForbidden", text, "spec.tolerations"))
+    return causes
+
+
+def _settled(pod: Json) -> Json:
+    spec = copied(pod.get("spec") or {})
+    for field in ("activeDeadlineSeconds", "tolerations", "schedulingGates"):
+        spec.pop(field, None)
+    for field in ("containers", "initContainers"):
+        for container in spec.get(field) or ():
+            container.pop("image", None)
+            container.pop("imagePullPolicy", None)
+    return {key: value for key, value in spec.items() if value not in (None, [], {})}

@@ -1,0 +1,78 @@
+"""The kinds this API server knows, one row each; a new kind is a new row."""
+
+from dataclasses import dataclass
+
+_POD_FIELDS = (
+    "spec.nodeName", "spec.restartPolicy", "spec.schedulerName", "spec.serviceAccountName",
+    "spec.hostNetwork", "status.phase", "status.podIP", "status.nominatedNodeName",
+)  # fmt: skip
+_EVENT_FIELDS = (
+    "involvedObject.kind", "involvedObject.namespace", "involvedObject.name",
+    "involvedObject.uid", "involvedObject.apiVersion", "involvedObject.resourceVersion",
+    "involvedObject.fieldPath", "reason", "reportingComponent", "source", "type",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resource:
+    """One kind: where it lives in the API, its names, and what may be asked of it."""
+
+    plural: str
+    kind: str
+    group: str = ""
+    version: str = "v1"
+    namespaced: bool = True
+    short_names: tuple[str, ...] = ()
+    categories: tuple[str, ...] = ()
+    has_status: bool = False
+    selectable: tuple[str, ...] = ()
+    subresources: tuple[str, ...] = ()
+
+    @property
+    def api_version(self) -> str:
+        """`v1` for the core group, `group/version` for the others."""
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    @property
+    def qualified(self) -> str:
+        """The plural with its group, as error messages say it."""
+        return f"{self.plural}.{self.group}" if self.group else self.plural
+
+    @property
+    def singular(self) -> str:
+        """The singular name that kubectl also accepts."""
+        return self.kind.lower()
+
+
+_ROWS = (
+    Resource(plural="namespaces", kind="Namespace", namespaced=False, short_names=("ns",),
+             has_status=True, selectable=("status.phase",)),
+    Resource(plural="nodes", kind="Node", namespaced=False, short_names=("no",), has_status=True,
+             selectable=("spec.unschedulable",)),
+    Resource(plural="pods", kind="Pod", short_names=("po",), categories=("all",), has_status=True,
+             selectable=_POD_FIELDS,
+             subresources=("binding", "eviction", "exec", "attach", "portforward", "log")),
+    Resource(plural="events", kind="Event", short_names=("ev",), selectable=_EVENT_FIELDS),
+    Resource(plural="configmaps", kind="ConfigMap", short_names=("cm",)),
+    Resource(plural="secrets", kind="Secret", selectable=("type",)),
+    Resource(plural="serviceaccounts", kind="ServiceAccount", short_names=("sa",)),
+    Resource(plural="services", kind="Service", short_names=("svc",), categories=("all",),
+             has_status=True, selectable=("spec.clusterIP", "spec.type")),
+    Resource(plural="resourcequotas", kind="ResourceQuota", short_names=("quota",),
+             has_status=True),
+    Resource(plural="persistentvolumeclaims", kind="PersistentVolumeClaim", short_names=("pvc",),
+             has_status=True),
+    Resource(plural="leases", kind="Lease", group="coordination.k8s.io"),
+    Resource(plural="priorityclasses", kind="PriorityClass", group="scheduling.k8s.io",
+             namespaced=False, short_names=("pc",)),
+    Resource(plural="poddisruptionbudgets", kind="PodDisruptionBudget", group="policy",
+             short_names=("pdb",), has_status=True),
+    Resource(plural="runtimeclasses", kind="RuntimeClass", group="node.k8s.io", namespaced=False),
+    Resource(plural="mutatingwebhookconfigurations", kind="MutatingWebhookConfiguration",
+             group="admissionregistration.k8s.io", namespaced=False),
+    Resource(plural="validatingwebhookconfigurations", kind="ValidatingWebhookConfiguration",
+             group="admissionregistration.k8s.io", namespaced=False),
+)  # fmt: skip
+
+RESOURCES = {row.plural: row for row in _ROWS}
+BY_PATH = {(row.group, row.version, row.plural): row for row in _ROWS}

@@ -1,0 +1,377 @@
+"""The cluster's objects: versions, watches, graceful deletion, all in one process.
+
+Everything that happens to an object goes through `Store`, whether it came over HTTP or from a
+simulated kubelet in the same process. Methods other than `watch` do not wait, so what runs between
+two `await`s is atomic. Objects are plain JSON maps. **Those returned or watched are shared: copy
+(`objects.copied`) before changing one.** What you pass in is copied. Refusals are `ApiError`s with
+the `code` and `reason` of the Kubernetes Status.
+
+How a kubelet uses it::
+
+    async for event in store.watch("pods", fields=f"spec.nodeName={node}"):
+        pod = event.object                      # ADDED for each existing pod first
+        if event.type == "DELETED": ...         # gone: forget its containers
+        elif "deletionTimestamp" in pod["metadata"]:
+            ...                                 # stop the containers, then
+            store.delete("pods", namespace, name, grace_s=0, uid=pod["metadata"]["uid"])
+        else:
+            store.patch("pods", namespace, name, {"status": {...}}, subresource="status")
+
+`patch` is a JSON merge patch unless told otherwise (a function from object to object). `update`
+replaces, and is refused with 409 when the object it carries has another `resourceVersion` than the
+stored one. With `subresource="status"` only status and labels, annotations and finalizers are
+taken over; without it everything but status is. A pod that is bound to a node is only marked by
+`delete` (`deletionTimestamp`, grace period) and goes when deleted with `grace_s=0`; an unbound or
+finished one goes at once.
+"""
+
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from services.simcluster.deletion import Deletion, decide
+from services.simcluster.errors import ApiError, Cause
+from services.simcluster.history import Change, History, Record, Subscription, WatchEvent
+from services.simcluster.merge import merged
+from services.simcluster.objects import (
+    Json,
+    Objects,
+    copied,
+    decode,
+    metadata,
+    name_of,
+    namespace_of,
+    rfc3339,
+)
+from services.simcluster.persistence import Disk, NoDisk
+from services.simcluster.resources import RESOURCES, Resource
+from services.simcluster.selectors import Selection, selection
+from services.simcluster.strategies import strategy_of
+from services.simcluster.updates import carried_over, generated_name, named
+from services.simcluster.writes import WriteCounter
+
+DEFAULT_WINDOW = 5000
+
+Patcher = Callable[[Json], Json]
+Removed = Callable[[Resource, Json], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Part of a list as of one version; `rest` is where the next part starts, None at the end."""
+
+    records: list[Record]
+    version: int
+    rest: str | None
+    remaining: int
+
+
+class Store:
+    """All objects of the cluster, each kind with its history."""
+
+    def __init__(
+        self,
+        disk: Disk | None = None,
+        *,
+        window: int = DEFAULT_WINDOW,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.clock = clock
+        self.writes = WriteCounter()
+        self.listeners: list[Callable[[Resource, Change], None]] = []
+        self._disk = NoDisk() if disk is None else disk
+        self.version = max(self._disk.last_version(), 1)
+        self._records: dict[str, dict[str, Record]] = {name: {} for name in RESOURCES}
+        for row in self._disk.rows():
+            if row.resource in self._records:
+                record = Record(decode(row.body), row.version, row.body)
+                self._records[row.resource][row.key] = record
+        self._histories = {name: History(window=window, floor=self.version) for name in RESOURCES}
+
+    def close(self) -> None:
+        """Release the disk."""
+        self._disk.close()
+
+    def now(self) -> str:
+        """Return the cluster's time as a `metav1.Time`."""
+        return rfc3339(self.clock())
+
+    # Reading
+
+    def find(self, resource: str, namespace: str | None, name: str) -> Record | None:
+        """Return the current version of an object, or None."""
+        return self._records[resource].get(_key(resource, namespace, name))
+
+    def record(self, resource: str, namespace: str | None, name: str) -> Record:
+        """Return the current version of an object; 404 if there is none."""
+        found = self.find(resource, namespace, name)
+        if found is None:
+            raise ApiError.not_found(RESOURCES[resource].qualified, name)
+        return found
+
+    def read(self, resource: str, namespace: str | None, name: str) -> Json:
+        """Return an object; 404 if there is none."""
+        return self.record(resource, namespace, name).obj
+
+    def list(
+        self, resource: str, namespace: str | None = None, *, labels: str = "", fields: str = ""
+    ) -> Objects:
+        """Return the selected objects in the order of their names."""
+        chosen = selection(RESOURCES[resource], namespace, labels, fields)
+        return [record.obj for record in self.page(resource, chosen).records]
+
+    def page(
+        self,
+        resource: str,
+        chosen: Selection,
+        *,
+        limit: int = 0,
+        start: str = "",
+        version: int | None = None,
+    ) -> Page:
+        """Return the part of a list from key `start`, as of now or as of an earlier version.
+
+        An earlier version is found by undoing the changes since; 410 if they are forgotten.
+        """
+        records = self._records[resource]
+        if version is not None and version != self.version:
+            records = self._as_of(resource, version)
+        prefix = f"{chosen.namespace}/" if chosen.namespace else ""
+        found: list[Record] = []
+        keys = sorted(key for key in records if key >= start and key.startswith(prefix))
+        for at, key in enumerate(keys):
+            if limit and len(found) == limit:
+                return Page(found, version or self.version, key, len(keys) - at)
+            if chosen.matches(records[key].obj):
+                found.append(records[key])
+        return Page(found, version or self.version, None, 0)
+
+    def _as_of(self, resource: str, version: int) -> dict[str, Record]:
+        records = dict(self._records[resource])
+        for change in self._histories[resource].undone(version):
+            if change.before is None:
+                records.pop(change.key, None)
+            else:
+                records[change.key] = change.before
+        return records
+
+    # Watching
+
+    def subscribe(
+        self, resource: str, chosen: Selection, since_rv: int | None = None
+    ) -> Subscription:
+        """Watch from a version on, or from the present state (ADDED for each object) if None."""
+        history = self._histories[resource]
+        if since_rv is None:
+            records = [
+                record for record in self._records[resource].values() if chosen.matches(record.obj)
+            ]
+            return Subscription(history, chosen, history.end(), records)
+        return Subscription(history, chosen, history.position_after(since_rv), [])
+
+    async def watch(
+        self,
+        resource: str,
+        since_rv: int | None = None,
+        *,
+        namespace: str | None = None,
+        labels: str = "",
+        fields: str = "",
+    ) -> AsyncIterator[WatchEvent]:
+        """Yield changes for ever; 410 at the start or later when they are forgotten."""
+        chosen = selection(RESOURCES[resource], namespace, labels, fields)
+        subscription = self.subscribe(resource, chosen, since_rv)
+        while True:
+            for event in subscription.take():
+                yield event
+            await subscription.wait()
+
+    def compact(self) -> None:
+        """Forget all history, so that watches from earlier versions get 410."""
+        for history in self._histories.values():
+            history.compact()
+            history.floor = self.version
+
+    # Writing
+
+    def create(
+        self, resource: str, obj: Json, *, dry_run: bool = False, subresource: str = ""
+    ) -> Json:
+        """Store a new object and return it, completed with defaults."""
+        kind = RESOURCES[resource]
+        new = named(copied(obj), kind)
+        if "name" not in new["metadata"] and new["metadata"].get("generateName"):
+            new["metadata"]["name"] = generated_name(new["metadata"]["generateName"])
+        self._check_namespace(kind, new)
+        strategy = strategy_of(kind)
+        meta = new["metadata"]
+        meta.update(uid=str(uuid.uuid4()), creationTimestamp=self.now())
+        for absent in ("resourceVersion", "deletionTimestamp", "deletionGracePeriodSeconds",
+                       "selfLink", "managedFields"):  # fmt: skip
+            meta.pop(absent, None)
+        if strategy.counts_generations:
+            meta["generation"] = 1
+        strategy.begin(new, self)
+        strategy.complete(new, self)
+        self._refuse_invalid(kind, new, strategy.check(new))
+        key = _key(resource, namespace_of(new), name_of(new))
+        if key in self._records[resource]:
+            raise ApiError.already_exists(kind.qualified, name_of(new))
+        counted = f"create/{subresource}".rstrip("/")
+        return self._commit(kind, key, None, new, verb=counted, dry_run=dry_run)
+
+    def update(
+        self, resource: str, obj: Json, *, subresource: str = "", dry_run: bool = False,
+        verb: str = "update",
+    ) -> Json:  # fmt: skip
+        """Replace an object; 409 if it carries an older resourceVersion or another uid."""
+        kind = RESOURCES[resource]
+        new = named(copied(obj), kind)
+        old = self.record(resource, namespace_of(new), name_of(new))
+        self._check_preconditions(kind, old.obj, metadata(new), self.version_of(metadata(new)))
+        strategy = strategy_of(kind)
+        new = carried_over(kind, new, old.obj, subresource)
+        strategy.complete(new, self)
+        causes = [*strategy.check(new), *strategy.check_update(new, old.obj, subresource)]
+        self._refuse_invalid(kind, new, causes)
+        key = _key(resource, namespace_of(new), name_of(new))
+        if new == old.obj:
+            self.writes.count(resource, key, f"{verb}/{subresource}".rstrip("/"))
+            return old.obj
+        if strategy.counts_generations and new.get("spec") != old.obj.get("spec"):
+            new["metadata"]["generation"] = int(old.obj["metadata"].get("generation") or 0) + 1
+        counted = f"{verb}/{subresource}".rstrip("/")
+        meta = new["metadata"]
+        if meta.get("deletionTimestamp") and decide(kind, new, grace_s=None).gone_now:
+            return self._remove(kind, key, Record(new, old.version), verb=counted, dry_run=dry_run)
+        return self._commit(kind, key, old, new, verb=counted, dry_run=dry_run)
+
+    def patch(
+        self, resource: str, namespace: str | None, name: str, patch: Json | Patcher, *,
+        subresource: str = "", dry_run: bool = False,
+    ) -> Json:  # fmt: skip
+        """Apply a JSON merge patch, or a function from object to object."""
+        old = copied(self.read(resource, namespace, name))
+        new = patch(old) if callable(patch) else merged(old, patch)
+        return self.update(resource, new, subresource=subresource, dry_run=dry_run, verb="patch")
+
+    def delete(
+        self, resource: str, namespace: str | None, name: str, *, grace_s: int | None = None,
+        uid: str | None = None, resource_version: str | None = None, dry_run: bool = False,
+        subresource: str = "",
+    ) -> Json:  # fmt: skip
+        """Delete an object, or mark it where its kubelet or a finalizer has to act first.
+
+        Returns the object as marked, or as it last was; `gone` tells which of the two happened.
+        """
+        kind = RESOURCES[resource]
+        old = self.record(resource, namespace, name)
+        wanted = {"uid": uid, "resourceVersion": resource_version}
+        self._check_preconditions(kind, old.obj, wanted, resource_version)
+        key = _key(resource, namespace, name)
+        counted = f"delete/{subresource}".rstrip("/")
+        strategy_of(kind).check_delete(old.obj, self)
+        match decide(kind, old.obj, grace_s=grace_s):
+            case Deletion(gone_now=True):
+                return self._remove(kind, key, old, verb=counted, dry_run=dry_run)
+            case Deletion(changes=False):
+                return old.obj
+            case Deletion(grace_s=seconds):
+                new = copied(old.obj)
+                new["metadata"]["deletionTimestamp"] = rfc3339(self.clock() + seconds)
+                new["metadata"]["deletionGracePeriodSeconds"] = seconds
+                strategy_of(kind).mark_deleted(new)
+                return self._commit(kind, key, old, new, verb=counted, dry_run=dry_run)
+
+    def gone(self, resource: str, obj: Json) -> bool:
+        """Tell whether this very object (by uid) is no longer there."""
+        found = self.find(resource, namespace_of(obj), name_of(obj))
+        return found is None or found.obj["metadata"]["uid"] != obj["metadata"]["uid"]
+
+    def everything_in(self, namespace: str) -> Iterator[tuple[Resource, Json]]:
+        """Iterate over all objects of a namespace."""
+        prefix = f"{namespace}/"
+        for kind in RESOURCES.values():
+            if kind.namespaced:
+                for key, record in list(self._records[kind.plural].items()):
+                    if key.startswith(prefix):
+                        yield kind, record.obj
+
+    @staticmethod
+    def version_of(meta: Json) -> str | None:
+        """Return the resourceVersion an object carries as a precondition, if it carries one."""
+        return meta.get("resourceVersion") or None
+
+    def _check_namespace(self, kind: Resource, new: Json) -> None:
+        if not kind.namespaced:
+            new["metadata"].pop("namespace", None)
+            return
+        namespace = namespace_of(new)
+        found = self.find("namespaces", None, namespace)
+        if found is None:
+            raise ApiError.not_found("namespaces", namespace)
+        if metadata(found.obj).get("deletionTimestamp"):
+            why = (
+                f"unable to create new content in namespace {namespace} because it is being "
+                "terminated"
+            )
+            cause = Cause("NamespaceTerminating", f"namespace {namespace} is being terminated",
+                          "metadata.namespace")  # fmt: skip
+            raise ApiError.forbidden(kind.qualified, name_of(new), why, [cause])
+
+    @staticmethod
+    def _check_preconditions(kind: Resource, old: Json, wanted: Json, version: str | None) -> None:
+        meta = old["metadata"]
+        if wanted.get("uid") and wanted["uid"] != meta["uid"]:
+            why = (
+                f"Precondition failed: UID in precondition: {wanted['uid']}, "
+                f"UID in object meta: {meta['uid']}"
+            )
+            raise ApiError.conflict(kind.qualified, name_of(old), why)
+        if version and version != meta["resourceVersion"]:
+            why = (
+                "the object has been modified; please apply your changes to the latest version "
+                "and try again"
+            )
+            raise ApiError.conflict(kind.qualified, name_of(old), why)
+
+    @staticmethod
+    def _refuse_invalid(kind: Resource, obj: Json, causes: Sequence[Cause]) -> None:
+        if causes:
+            raise ApiError.invalid(kind.kind, kind.group, name_of(obj), causes)
+
+    def _commit(
+        self, kind: Resource, key: str, old: Record | None, new: Json, *, verb: str, dry_run: bool
+    ) -> Json:
+        if dry_run:
+            return new
+        version = self.version + 1
+        new["metadata"]["resourceVersion"] = str(version)
+        record = Record(new, version)
+        self._disk.write(kind.plural, key, version, record.encoded)
+        self.version = version
+        self._records[kind.plural][key] = record
+        self._tell(kind, key, Change(version, key, old, record, record), verb)
+        return new
+
+    def _remove(self, kind: Resource, key: str, old: Record, *, verb: str, dry_run: bool) -> Json:
+        if dry_run:
+            return old.obj
+        version = self.version + 1
+        self._disk.write(kind.plural, key, version, None)
+        self.version = version
+        before = self._records[kind.plural].pop(key)
+        last = old.at_version(version)
+        self._tell(kind, key, Change(version, key, before, None, last), verb)
+        return last.obj
+
+    def _tell(self, kind: Resource, key: str, change: Change, verb: str) -> None:
+        self.writes.count(kind.plural, key, verb)
+        self._histories[kind.plural].append(change)
+        for listener in self.listeners:
+            listener(kind, change)
+
+
+def _key(resource: str, namespace: str | None, name: str) -> str:
+    return f"{namespace}/{name}" if RESOURCES[resource].namespaced else name

@@ -1,0 +1,168 @@
+"""Per kind: what is filled in, what is checked, what an update may not touch."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from services.simcluster import pod_defaults, pod_updates, pod_validation
+from services.simcluster.errors import ApiError, Cause
+from services.simcluster.history import Record
+from services.simcluster.names import metadata_causes
+from services.simcluster.objects import Json, Objects, name_of
+from services.simcluster.resources import Resource
+
+
+class Lookup(Protocol):
+    """What a strategy may ask of the cluster."""
+
+    def now(self) -> str:
+        """Return the cluster's time as a `metav1.Time`."""
+        ...
+
+    def find(self, resource: str, namespace: str | None, name: str) -> Record | None:
+        """Return the current version of an object, or None."""
+        ...
+
+    def list(
+        self, resource: str, namespace: str | None = None, *, labels: str = "", fields: str = ""
+    ) -> Objects:
+        """Return the selected objects."""
+        ...
+
+
+class Strategy:
+    """The behaviour of a kind that has nothing special about it."""
+
+    counts_generations = False
+
+    def begin(self, obj: Json, cluster: Lookup) -> None:
+        """Bring a new object to its initial state."""
+
+    def complete(self, obj: Json, cluster: Lookup) -> None:
+        """Fill in defaults, at creation and at every update."""
+
+    def check(self, obj: Json) -> list[Cause]:
+        """Say what is wrong with the object as it is."""
+        return metadata_causes(obj)
+
+    def check_update(self, new: Json, old: Json, subresource: str) -> list[Cause]:
+        """Say what is wrong with the change from `old` to `new`."""
+        return []
+
+    def check_delete(self, obj: Json, cluster: Lookup) -> None:
+        """Raise `ApiError` where the object may not be deleted."""
+
+    def mark_deleted(self, obj: Json) -> None:
+        """Change what else changes when the object is marked as being deleted."""
+
+
+class Pods(Strategy):
+    """Pods begin as Pending; most of their spec is settled at creation."""
+
+    counts_generations = True
+
+    def begin(self, obj: Json, cluster: Lookup) -> None:
+        """Reset the status and fill in what admission does on a cluster: priority, tolerations."""
+        pod_defaults.admit(obj, cluster.list("priorityclasses"))
+
+    def complete(self, obj: Json, cluster: Lookup) -> None:
+        """Fill in the defaults of the API."""
+        pod_defaults.complete(obj)
+
+    def check(self, obj: Json) -> list[Cause]:
+        """Check metadata and spec."""
+        return [*metadata_causes(obj), *pod_validation.check(obj)]
+
+    def check_update(self, new: Json, old: Json, subresource: str) -> list[Cause]:
+        """Refuse changes to what is settled."""
+        return pod_updates.check(new, old, subresource)
+
+
+class Namespaces(Strategy):
+    """Namespaces stay, Terminating, until all in them is gone."""
+
+    def begin(self, obj: Json, cluster: Lookup) -> None:
+        """Begin as Active, with the finalizer that waits for the contents."""
+        obj["spec"] = {"finalizers": ["kubernetes"]}
+        obj["status"] = {"phase": "Active"}
+        labels = obj["metadata"].setdefault("labels", {})
+        labels["kubernetes.io/metadata.name"] = name_of(obj)
+
+    def check_delete(self, obj: Json, cluster: Lookup) -> None:
+        """Keep the namespaces without which a cluster is none."""
+        if name_of(obj) in {"default", "kube-system", "kube-public"}:
+            raise ApiError.forbidden(
+                "namespaces", name_of(obj), "this namespace may not be deleted"
+            )
+
+    def mark_deleted(self, obj: Json) -> None:
+        """Show that it is on its way out."""
+        obj["status"] = {**(obj.get("status") or {}), "phase": "Terminating"}
+
+
+class Secrets(Strategy):
+    """Secrets hold base64; `stringData` is how text gets in."""
+
+    def complete(self, obj: Json, cluster: Lookup) -> None:
+        """Encode `stringData` into `data`."""
+        pod_defaults.encode_secret(obj)
+
+
+class Services(Strategy):
+    """Services are stored; no traffic flows."""
+
+    def complete(self, obj: Json, cluster: Lookup) -> None:
+        """Fill in type, affinity and target ports."""
+        spec = obj.setdefault("spec", {})
+        spec.setdefault("type", "ClusterIP")
+        spec.setdefault("sessionAffinity", "None")
+        for port in spec.get("ports") or ():
+            port.setdefault("protocol", "TCP")
+            port.setdefault("targetPort", port.get("port"))
+
+
+class PriorityClasses(Strategy):
+    """A priority class is its value."""
+
+    def complete(self, obj: Json, cluster: Lookup) -> None:
+        """Preempt lower priorities unless told otherwise."""
+        obj.setdefault("preemptionPolicy", "PreemptLowerPriority")
+
+    def check(self, obj: Json) -> list[Cause]:
+        """A value must be there, and leave the highest ones to the system."""
+        causes = metadata_causes(obj)
+        value = obj.get("value")
+        if not isinstance(value, int):
+            causes.append(Cause("FieldValueRequired", "Required value", "value"))
+        elif value > 1_000_000_000 and not name_of(obj).startswith("system-"):
+            text = f"Invalid value: {value}: maximum allowed value is 1000000000"
+            causes.append(Cause("FieldValueInvalid", text, "value"))
+        return causes
+
+    def check_update(self, new: Json, old: Json, subresource: str) -> list[Cause]:
+        """The value never changes."""
+        if new.get("value") != old.get("value"):
+            text = "Forbidden: may not be changed in an update."
+            return [Cause("FieldValueForbidden", text, "value")]
+        return []
+
+
+class Generations(Strategy):
+    """Kinds whose controllers compare `metadata.generation` with what they observed."""
+
+    counts_generations = True
+
+
+_PLAIN = Strategy()
+_STRATEGIES: Mapping[str, Strategy] = {
+    "pods": Pods(),
+    "namespaces": Namespaces(),
+    "secrets": Secrets(),
+    "services": Services(),
+    "priorityclasses": PriorityClasses(),
+    "poddisruptionbudgets": Generations(),
+}
+
+
+def strategy_of(kind: Resource) -> Strategy:
+    """Return the behaviour of a kind."""
+    return _STRATEGIES.get(kind.plural, _PLAIN)

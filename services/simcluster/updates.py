@@ -1,0 +1,59 @@
+"""What an update may change: system fields, status and identity stay as they were."""
+
+import secrets
+
+from services.simcluster.errors import ApiError
+from services.simcluster.objects import Json, copied, metadata
+from services.simcluster.resources import Resource
+
+_SYSTEM_FIELDS = (
+    "uid", "creationTimestamp", "generation", "resourceVersion", "deletionTimestamp",
+    "deletionGracePeriodSeconds", "generateName",
+)  # fmt: skip
+_ALPHABET = "bcdfghjklmnpqrstvwxz2456789"
+_WITH_STATUS = ("labels", "annotations", "finalizers")
+
+
+def generated_name(prefix: str) -> str:
+    """Return the prefix with five random letters, cut so that the whole stays below 64."""
+    return prefix[:58] + "".join(secrets.choice(_ALPHABET) for _ in range(5))
+
+
+def named(obj: Json, kind: Resource) -> Json:
+    """Return the object with its type first and its metadata in place; 400 for another kind."""
+    for key, mine in (("apiVersion", kind.api_version), ("kind", kind.kind)):
+        if obj.get(key) not in (None, "", mine):
+            raise ApiError.bad_request(
+                f"{kind.kind} in version {kind.api_version!r} cannot be handled: "
+                f"the object provided has {key} {obj[key]!r}"
+            )
+    rest = {key: value for key, value in obj.items() if key not in {"apiVersion", "kind"}}
+    meta = rest.pop("metadata", None)
+    if meta is not None and not isinstance(meta, dict):
+        raise ApiError.bad_request("metadata is not a map")
+    clean = {key: value for key, value in (meta or {}).items() if value not in (None, "", {}, [])}
+    return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": clean, **rest}
+
+
+def carried_over(kind: Resource, new: Json, old: Json, subresource: str) -> Json:
+    """Return what is stored when `new` is written over `old` through a subresource, or none."""
+    if subresource == "status":
+        result = copied(old)
+        result["status"] = new.get("status") or {}
+        for field in _WITH_STATUS:
+            _replace(result["metadata"], field, metadata(new).get(field))
+        return result
+    for field in _SYSTEM_FIELDS:
+        _replace(new["metadata"], field, old["metadata"].get(field))
+    new["metadata"].pop("managedFields", None)
+    new["metadata"].pop("selfLink", None)
+    if kind.has_status and not subresource:
+        _replace(new, "status", old.get("status"))
+    return new
+
+
+def _replace(target: Json, field: str, value: object) -> None:
+    if value in (None, {}, []):
+        target.pop(field, None)
+    else:
+        target[field] = value
