@@ -1,0 +1,362 @@
+"""NATS: work queues that survive, news that does not, and questions. The only door to `nats`.
+
+Work travels on one JetStream stream with explicit acknowledgement; each durable consumer pushes to
+the queue group of its service's replicas. A stream or consumer that went missing (a server that
+lost its disk) is made anew within `WATCH_S`, and everybody is told by `ListingWanted`: NATS is
+the truth about nothing.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import nats
+import nats.errors
+import nats.js.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+from nats.js import JetStreamContext
+from nats.js.api import ConsumerConfig, DeliverPolicy, RetentionPolicy, StorageType, StreamConfig
+
+from shared.clients import wire
+from shared.model.errors import RequestError, UnavailableError
+from shared.model.events import Delivery, Event, ListingWanted
+
+logger = logging.getLogger(__name__)
+
+STREAM = "LEASEHOLD"
+ACK_WAIT_S = 5.0
+"""Work that a replica neither acknowledged nor is still busy with goes to another after this."""
+WATCH_S = 2.0
+DUPLICATES_S = 60.0
+MAX_AGE_S = 24 * 3600.0
+MAX_PENDING = 1024
+EVENTS_PER_MESSAGE = 256
+
+E = TypeVar("E", bound=Event)
+
+
+@dataclass(slots=True)
+class Delivered:
+    """One message of work or news, and what its receiver says of it."""
+
+    events: list[Any]
+    """Events of one type."""
+    message: Msg
+    work: bool
+
+    @property
+    def attempts(self) -> int:
+        """How often the message was handed out, this time included."""
+        return self.message.metadata.num_delivered if self.work else 1
+
+    async def done(self) -> None:
+        """Take the message off the queue."""
+        if self.work:
+            await self._tell(self.message.ack())
+
+    async def again(self, after_s: float = 0.0) -> None:
+        """Ask for the message again, after a pause of `after_s` seconds."""
+        if self.work:
+            await self._tell(self.message.nak(delay=after_s or None))
+
+    async def busy(self) -> None:
+        """Say that the message is still being worked on: its time starts anew."""
+        if self.work:
+            await self._tell(self.message.in_progress())
+
+    async def give_up(self) -> None:
+        """Take the message off the queue for good: nobody will be asked again."""
+        if self.work:
+            await self._tell(self.message.term())
+
+    async def _tell(self, telling: Any) -> None:
+        with contextlib.suppress(nats.errors.Error):  # unacknowledged work simply comes again
+            await telling
+
+
+@dataclass(slots=True)
+class Inbox:
+    """Messages that have arrived for one handler, read a batch at a time."""
+
+    queue: asyncio.Queue[Delivered]
+    subscriptions: list[Subscription] = field(default_factory=list)
+
+    async def batch(self, limit: int = EVENTS_PER_MESSAGE) -> list[Delivered]:
+        """Wait for one message, then take what else is there, up to about `limit` events."""
+        first = await self.queue.get()
+        batch, size = [first], len(first.events)
+        while size < limit and not self.queue.empty():
+            batch.append(self.queue.get_nowait())
+            size += len(batch[-1].events)
+        return batch
+
+    async def close(self) -> None:
+        """Hear no more."""
+        for subscription in self.subscriptions:
+            with contextlib.suppress(nats.errors.Error):
+                await subscription.unsubscribe()
+
+
+@dataclass(frozen=True, slots=True)
+class _Durable:
+    config: ConsumerConfig
+
+
+class Bus:
+    """A connection that heals itself. Publishing raises UnavailableError while it is away."""
+
+    def __init__(self, client: Client, stream: JetStreamContext, *, replicas: int) -> None:
+        self.client = client
+        self.stream = stream
+        self.replicas = replicas
+        self.durables: dict[str, _Durable] = {}
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def connect(
+        cls, url: str, *, name: str, replicas: int = 1, patience_s: float = 30.0
+    ) -> AsyncIterator["Bus"]:
+        """Connect, and keep connected until the context ends.
+
+        Raises UnavailableError if no server answered within `patience_s` seconds.
+        """
+        try:
+            async with asyncio.timeout(patience_s):
+                client = await nats.connect(
+                    url,
+                    name=name,
+                    max_reconnect_attempts=-1,
+                    reconnect_time_wait=0.25,
+                    ping_interval=5,
+                    max_outstanding_pings=2,
+                    pending_size=16 * 1024 * 1024,
+                    error_cb=_quiet,
+                    disconnected_cb=_said("the connection to NATS was lost; trying again"),
+                    reconnected_cb=_said("the connection to NATS is back"),
+                )
+        except (TimeoutError, OSError, nats.errors.Error) as error:
+            raise UnavailableError(
+                f"NATS at {url} did not answer within {patience_s:g} s: is nats-server running, "
+                "and is LEASEHOLD_NATS_URL right?"
+            ) from error
+        bus = cls(client, client.jetstream(timeout=5.0), replicas=replicas)
+        watch = asyncio.create_task(bus._watch_stream())
+        try:
+            await bus._ensure(first=True)
+            yield bus
+        finally:
+            watch.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await watch
+            with contextlib.suppress(nats.errors.Error, TimeoutError):
+                async with asyncio.timeout(3):
+                    await client.drain()
+            await client.close()
+
+    @property
+    def connected(self) -> bool:
+        """Whether the server is reachable at this moment."""
+        return bool(self.client.is_connected)
+
+    async def publish(self, events: Sequence[Event], *, traceparent: str = "") -> None:
+        """Publish events, many in a message; return once the stream has the work among them.
+
+        Order is kept within one type and route. Raises UnavailableError if it could not be
+        confirmed: the caller may publish again, since repeated facts are dropped or harmless.
+        """
+        groups: dict[tuple[type[Event], str], list[Event]] = {}
+        for event in events:
+            groups.setdefault((type(event), event.route), []).append(event)
+        sending = [
+            self._send(kind, route, group[at : at + EVENTS_PER_MESSAGE], traceparent)
+            for (kind, route), group in groups.items()
+            for at in range(0, len(group), EVENTS_PER_MESSAGE)
+        ]
+        try:
+            if len(sending) == 1:
+                await sending[0]
+            else:
+                await asyncio.gather(*sending)
+        except (nats.errors.Error, TimeoutError) as error:
+            raise UnavailableError(f"NATS did not take {len(events)} events: {error!r}") from error
+
+    async def ask(self, question: Event, answer: type[E], *, timeout_s: float = 2.0) -> E:
+        """Put a question to any one replica of whoever answers it.
+
+        Raises UnavailableError if nobody answers within `timeout_s` seconds.
+        """
+        subject = f"leasehold.ask.{question.subject}{_token(question.route)}"
+        try:
+            reply = await self.client.request(subject, wire.encode([question]), timeout=timeout_s)
+        except (nats.errors.Error, TimeoutError) as error:
+            raise UnavailableError(
+                f"nobody answered {question.subject} within {timeout_s:g} s"
+            ) from error
+        told = wire.decode(reply.data, answer)
+        if not told:
+            raise UnavailableError(f"the answer to {question.subject} was empty")
+        return told[0]
+
+    async def answer(
+        self, kind: type[Event], group: str, route: str, reply: Callable[[Any], Any]
+    ) -> Subscription:
+        """Answer questions of `kind` (on `route` only, if given) as one replica of `group`."""
+
+        async def heard(message: Msg) -> None:
+            try:
+                answered = await reply(wire.decode(message.data, kind)[0])
+            except (RequestError, UnavailableError) as error:
+                logger.warning("no answer to %s: %s", kind.subject, error)
+                return
+            await message.respond(wire.encode([answered]))
+
+        subject = f"leasehold.ask.{kind.subject}{_filter(kind, route)}"
+        return await self.client.subscribe(subject, queue=group, cb=heard)
+
+    async def hear(self, kinds: Sequence[type[Event]], *, durable: str, route: str = "") -> Inbox:
+        """Start hearing events of `kinds`: work as one of the replicas of `durable`, news as all.
+
+        With a `route`, only news for that route is heard.
+        """
+        inbox = Inbox(queue=asyncio.Queue(maxsize=MAX_PENDING))
+        work = [kind for kind in kinds if kind.delivery is Delivery.WORK]
+        news = [kind for kind in kinds if kind.delivery is Delivery.NEWS]
+        if work:
+            await self._hear_work(inbox, work, durable)
+        for kind in news:
+            subject = f"leasehold.news.{kind.subject}{_filter(kind, route)}"
+            inbox.subscriptions.append(
+                await self.client.subscribe(
+                    subject, cb=_into(inbox, {kind.subject: kind}, work=False)
+                )
+            )
+        return inbox
+
+    async def _hear_work(self, inbox: Inbox, kinds: list[type[Event]], durable: str) -> None:
+        deliver = f"leasehold.deliver.{durable}"
+        callback = _into(inbox, {kind.subject: kind for kind in kinds}, work=True)
+        inbox.subscriptions.append(await self.client.subscribe(deliver, queue=durable, cb=callback))
+        config = ConsumerConfig(
+            durable_name=durable,
+            deliver_subject=deliver,
+            deliver_group=durable,
+            deliver_policy=DeliverPolicy.ALL,
+            ack_wait=ACK_WAIT_S,
+            max_ack_pending=MAX_PENDING,
+            filter_subjects=[f"leasehold.work.{kind.subject}{_filter(kind, '')}" for kind in kinds],
+        )
+        self.durables[durable] = _Durable(config)
+        try:
+            await self.stream.add_consumer(STREAM, config)
+        except (nats.errors.Error, TimeoutError) as error:
+            raise UnavailableError(f"NATS made no consumer {durable}: {error!r}") from error
+
+    async def _send(
+        self, kind: type[Event], route: str, events: list[Event], traceparent: str
+    ) -> None:
+        headers = {"traceparent": traceparent} if traceparent else None
+        data = wire.encode(events)
+        if kind.delivery is Delivery.NEWS:
+            subject = f"leasehold.news.{kind.subject}{_token(route)}"
+            await self.client.publish(subject, data, headers=headers)
+            return
+        ids = [event.event_id for event in events]
+        if all(ids):
+            digest = hashlib.blake2s("\n".join(ids).encode(), digest_size=16).hexdigest()
+            headers = {**(headers or {}), "Nats-Msg-Id": digest}
+        await self.stream.publish(
+            f"leasehold.work.{kind.subject}{_token(route)}", data, stream=STREAM, headers=headers
+        )
+
+    async def _watch_stream(self) -> None:
+        while True:
+            await asyncio.sleep(WATCH_S)
+            try:
+                await self._ensure(first=False)
+            except UnavailableError as error:
+                logger.debug("%s", error)
+
+    async def _ensure(self, *, first: bool) -> None:
+        """Make the stream and our consumers if they are missing. Tell everybody if they were."""
+        try:
+            missing = await self._ensure_stream()
+            for durable in list(self.durables.values()):
+                missing |= await self._ensure_consumer(durable)
+            if missing and not first:
+                logger.warning("a NATS stream or consumer was missing and is made anew")
+                await self.publish([ListingWanted(reason="work may have been lost with NATS")])
+        except (nats.errors.Error, TimeoutError) as error:
+            raise UnavailableError(
+                f"NATS has no JetStream for us ({error!r}): start nats-server with -js"
+            ) from error
+
+    async def _ensure_stream(self) -> bool:
+        try:
+            await self.stream.stream_info(STREAM)
+        except nats.js.errors.NotFoundError:
+            await self.stream.add_stream(
+                StreamConfig(
+                    name=STREAM,
+                    subjects=["leasehold.work.>"],
+                    retention=RetentionPolicy.WORK_QUEUE,
+                    storage=StorageType.FILE,
+                    max_age=MAX_AGE_S,
+                    duplicate_window=DUPLICATES_S,
+                    num_replicas=self.replicas,
+                )
+            )
+            return True
+        return False
+
+    async def _ensure_consumer(self, durable: _Durable) -> bool:
+        try:
+            await self.stream.consumer_info(STREAM, str(durable.config.durable_name))
+        except nats.js.errors.NotFoundError:
+            await self.stream.add_consumer(STREAM, durable.config)
+            return True
+        return False
+
+
+def _into(inbox: Inbox, kinds: dict[str, type[Event]], *, work: bool) -> Callable[[Msg], Any]:
+    async def heard(message: Msg) -> None:
+        subject = message.subject.split(".", 2)[2]
+        kind = next((k for name, k in kinds.items() if subject.startswith(name)), None)
+        if kind is None:
+            return
+        try:
+            events = wire.decode(message.data, kind)
+        except RequestError as error:
+            logger.error("given up: %s", error)  # noqa: TRY400 - the message says it all
+            if work:
+                await message.term()
+            return
+        await inbox.queue.put(Delivered(events, message, work))
+
+    return heard
+
+
+def _token(route: str) -> str:
+    return "." + route.replace(".", "_") if route else ""
+
+
+def _filter(kind: type[Event], route: str) -> str:
+    if kind.route is Event.route:
+        return ""
+    return _token(route) or ".*"
+
+
+async def _quiet(error: Exception) -> None:
+    logger.debug("NATS: %r", error)
+
+
+def _said(text: str) -> Callable[[], Any]:
+    async def said() -> None:
+        logger.info(text)
+
+    return said

@@ -1,0 +1,181 @@
+"""What the API server's refusals mean to us: one error class per thing the caller does next."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from shared.model.errors import ConflictError, LeaseholdError, RequestError, UnavailableError
+
+RESOURCE_VERSION_TOO_LARGE = "ResourceVersionTooLarge"
+DISRUPTION_BUDGET = "DisruptionBudget"
+
+
+class StatusCause(msgspec.Struct, frozen=True):
+    """One of the reasons inside a Status."""
+
+    reason: str = ""
+
+
+class StatusDetails(msgspec.Struct, frozen=True, rename="camel"):
+    """What a Status adds to its message."""
+
+    retry_after_seconds: float = 0
+    causes: tuple[StatusCause, ...] = ()
+
+
+class Status(msgspec.Struct, frozen=True):
+    """The API server's own account of a refusal (`kind: Status`)."""
+
+    message: str = ""
+    reason: str = ""
+    code: int = 0
+    details: StatusDetails | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A refusal together with the request it answers."""
+
+    method: str
+    path: str
+    code: int
+    reason: str
+    message: str
+    causes: frozenset[str] = frozenset()
+    retry_after_s: float | None = None
+
+    def __str__(self) -> str:
+        """Return the sentence every error message starts with."""
+        reason = f" {self.reason}" if self.reason else ""
+        return f"{self.method} {self.path} was answered {self.code}{reason}: {self.message}"
+
+
+class KubeError(LeaseholdError):
+    """The API server answered, and the answer was no; `answer` holds its facts."""
+
+    advice = ""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(f"{answer}. {self.advice}" if self.advice else str(answer))
+        self.answer = answer
+
+
+class RefusedError(KubeError, RequestError):
+    """The API server will never accept this request as it stands."""
+
+
+class UnauthorizedError(RefusedError):
+    """The API server does not know who is asking."""
+
+    advice = (
+        "The API server does not accept these credentials (expired, revoked, or of another "
+        "cluster). Check the token or client certificate in the kubeconfig, or the pod's service "
+        "account"
+    )
+
+
+class ForbiddenError(RefusedError):
+    """The API server knows who is asking and does not allow it."""
+
+    advice = (
+        "These credentials lack a permission. Grant the verb and resource named above in a Role or "
+        "ClusterRole bound to this account; `kubectl auth can-i` shows whether it worked"
+    )
+
+
+class NotFoundError(RefusedError):
+    """There is no such object, or no such kind of object."""
+
+
+class InvalidError(RefusedError):
+    """The object breaks a rule of its schema."""
+
+
+class KubeConflictError(KubeError, ConflictError):
+    """The object exists already, has another uid or version, or the pod is already bound."""
+
+
+class ExpiredError(KubeError, ConflictError):
+    """The resource version or continue token is not one the API server can start from."""
+
+
+class OverloadedError(KubeError, UnavailableError):
+    """The API server cannot answer now; `answer.retry_after_s` is its own wish for a pause."""
+
+
+class EvictionBlockedError(OverloadedError):
+    """A PodDisruptionBudget does not allow this eviction at the moment."""
+
+
+class UnreachableError(UnavailableError):
+    """No answer came, so a write may or may not have happened."""
+
+    def __init__(self, method: str, path: str, why: str) -> None:
+        super().__init__(f"{method} {path} got no answer: {why}")
+        self.method = method
+        self.path = path
+        self.why = why
+
+
+class UnreadableAnswerError(RequestError):
+    """The API server's answer is JSON of another shape than we asked for."""
+
+
+BY_CODE: Mapping[int, type[KubeError]] = {
+    401: UnauthorizedError,
+    403: ForbiddenError,
+    404: NotFoundError,
+    408: OverloadedError,
+    409: KubeConflictError,
+    410: ExpiredError,
+    422: InvalidError,
+    429: OverloadedError,
+}
+
+
+def read_answer(
+    method: str, path: str, code: int, body: bytes, retry_after: str | None = None
+) -> Answer:
+    """Read a refusal's body, which is a Status if the API server wrote it and text otherwise."""
+    try:
+        status = msgspec.json.decode(body, type=Status)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        status = Status()
+    if not status.message:
+        text = body[:300].decode(errors="replace").strip()
+        status = msgspec.structs.replace(status, message=text or "no message")
+    wish = float(retry_after) if retry_after is not None and retry_after.isdecimal() else None
+    return answer_of(method, path, status, code=code, retry_after_s=wish)
+
+
+def answer_of(
+    method: str, path: str, status: Status, *, code: int, retry_after_s: float | None = None
+) -> Answer:
+    """Put a Status and its request together; a Retry-After header beats the Status' own wish."""
+    details = status.details or StatusDetails()
+    if retry_after_s is None and details.retry_after_seconds > 0:
+        retry_after_s = details.retry_after_seconds
+    return Answer(
+        method=method,
+        path=path,
+        code=code,
+        reason=status.reason,
+        message=status.message.rstrip("."),
+        causes=frozenset(cause.reason for cause in details.causes),
+        retry_after_s=retry_after_s,
+    )
+
+
+def error_for(answer: Answer) -> KubeError:
+    """Choose the error whose parent says what the caller should do about this answer.
+
+    A version from the future (the API server's store was restored or emptied) counts as expired:
+    in both cases the only way on is to list again.
+    """
+    if RESOURCE_VERSION_TOO_LARGE in answer.causes:
+        return ExpiredError(answer)
+    if answer.code == 429 and DISRUPTION_BUDGET in answer.causes:
+        return EvictionBlockedError(answer)
+    fallback = OverloadedError if answer.code >= 500 else RefusedError
+    return BY_CODE.get(answer.code, fallback)(answer)

@@ -1,0 +1,219 @@
+"""Pods and Nodes as far as we read them; every field has a default, unknown fields are skipped.
+
+Field names are Kubernetes' own in snake case. Quantities stay as written ("500m", "1Gi", 2);
+`shared.model.quantity` reads them. What only a scheduler's deeper plug-ins need (inter-pod
+affinity, topology spread) is kept undecoded.
+"""
+
+from datetime import datetime
+
+from msgspec import Struct, field
+
+Quantities = dict[str, str | int | float]
+
+
+class OwnerReference(Struct, frozen=True, gc=False):
+    """Who made this object."""
+
+    kind: str = ""
+    name: str = ""
+    uid: str = ""
+
+
+class ObjectMeta(Struct, frozen=True, rename="camel", gc=False):
+    """What every object has."""
+
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+    creation_timestamp: datetime | None = None
+    deletion_timestamp: datetime | None = None
+    owner_references: tuple[OwnerReference, ...] = ()
+
+
+class SelectorRequirement(Struct, frozen=True, gc=False):
+    """`key operator values`, the operators being In, NotIn, Exists, DoesNotExist, Gt and Lt."""
+
+    key: str = ""
+    operator: str = ""
+    values: tuple[str, ...] = ()
+
+
+class NodeSelectorTerm(Struct, frozen=True, rename="camel", gc=False):
+    """All of its requirements must hold."""
+
+    match_expressions: tuple[SelectorRequirement, ...] = ()
+    match_fields: tuple[SelectorRequirement, ...] = ()
+
+
+class NodeSelector(Struct, frozen=True, rename="camel", gc=False):
+    """One of its terms must hold."""
+
+    node_selector_terms: tuple[NodeSelectorTerm, ...] = ()
+
+
+class PreferredTerm(Struct, frozen=True, gc=False):
+    """A wish, weighing 1 to 100."""
+
+    weight: int = 0
+    preference: NodeSelectorTerm = NodeSelectorTerm()
+
+
+class NodeAffinity(Struct, frozen=True, gc=False):
+    """Which nodes the pod needs, and which it would like."""
+
+    required: NodeSelector | None = field(
+        name="requiredDuringSchedulingIgnoredDuringExecution", default=None
+    )
+    preferred: tuple[PreferredTerm, ...] = field(
+        name="preferredDuringSchedulingIgnoredDuringExecution", default=()
+    )
+
+
+class Affinity(Struct, frozen=True, rename="camel", gc=False):
+    """Node affinity decoded; pod affinities only as found."""
+
+    node_affinity: NodeAffinity | None = None
+    pod_affinity: dict[str, object] | None = None
+    pod_anti_affinity: dict[str, object] | None = None
+
+
+class Toleration(Struct, frozen=True, rename="camel", gc=False):
+    """A taint the pod accepts; an empty operator means Equal."""
+
+    key: str = ""
+    operator: str = ""
+    value: str = ""
+    effect: str = ""
+    toleration_seconds: int | None = None
+
+
+class Resources(Struct, frozen=True, gc=False):
+    """A container's limits and requests."""
+
+    limits: Quantities = {}
+    requests: Quantities = {}
+
+
+class EnvVar(Struct, frozen=True, gc=False):
+    """An environment variable; `value` is empty where it comes from elsewhere."""
+
+    name: str = ""
+    value: str = ""
+
+
+class ContainerPort(Struct, frozen=True, rename="camel", gc=False):
+    """A port; `host_port` 0 claims none on the node."""
+
+    container_port: int = 0
+    host_port: int = 0
+    protocol: str = "TCP"
+    host_ip: str = field(name="hostIP", default="")
+
+
+class Container(Struct, frozen=True, rename="camel", gc=False):
+    """A container or init container; a restart policy of Always makes the latter a sidecar."""
+
+    name: str = ""
+    image: str = ""
+    resources: Resources = Resources()
+    env: tuple[EnvVar, ...] = ()
+    env_from: tuple[dict[str, object], ...] = ()
+    ports: tuple[ContainerPort, ...] = ()
+    restart_policy: str | None = None
+
+
+class PodSpec(Struct, frozen=True, rename="camel", gc=False):
+    """What the pod asks for."""
+
+    node_name: str = ""
+    scheduler_name: str = ""
+    priority: int | None = None
+    priority_class_name: str = ""
+    node_selector: dict[str, str] = {}
+    affinity: Affinity | None = None
+    tolerations: tuple[Toleration, ...] = ()
+    containers: tuple[Container, ...] = ()
+    init_containers: tuple[Container, ...] = ()
+    overhead: Quantities = {}
+    topology_spread_constraints: tuple[dict[str, object], ...] = ()
+    host_network: bool = False
+
+
+class Condition(Struct, frozen=True, gc=False):
+    """One thing that is true, false or unknown about the object."""
+
+    type: str = ""
+    status: str = ""
+    reason: str = ""
+
+
+class PodStatus(Struct, frozen=True, gc=False):
+    """How far the pod is."""
+
+    phase: str = ""
+    reason: str = ""
+    conditions: tuple[Condition, ...] = ()
+
+
+class Pod(Struct, frozen=True, gc=False):
+    """`v1 Pod`, the fields we read."""
+
+    metadata: ObjectMeta = ObjectMeta()
+    spec: PodSpec = PodSpec()
+    status: PodStatus = PodStatus()
+
+
+class Taint(Struct, frozen=True, gc=False):
+    """What keeps pods off the node unless they tolerate it."""
+
+    key: str = ""
+    value: str = ""
+    effect: str = ""
+
+
+class NodeSpec(Struct, frozen=True, gc=False):
+    """What the administrator says about the node."""
+
+    unschedulable: bool = False
+    taints: tuple[Taint, ...] = ()
+
+
+class NodeAddress(Struct, frozen=True, gc=False):
+    """One name or address of the node."""
+
+    type: str = ""
+    address: str = ""
+
+
+class DaemonEndpoint(Struct, frozen=True, gc=False):
+    """A port that the kubelet listens on."""
+
+    port: int = field(name="Port", default=0)
+
+
+class DaemonEndpoints(Struct, frozen=True, rename="camel", gc=False):
+    """The node's daemons."""
+
+    kubelet_endpoint: DaemonEndpoint = DaemonEndpoint()
+
+
+class NodeStatus(Struct, frozen=True, rename="camel", gc=False):
+    """What the kubelet says about the node."""
+
+    allocatable: Quantities = {}
+    capacity: Quantities = {}
+    conditions: tuple[Condition, ...] = ()
+    addresses: tuple[NodeAddress, ...] = ()
+    daemon_endpoints: DaemonEndpoints = DaemonEndpoints()
+
+
+class Node(Struct, frozen=True, gc=False):
+    """`v1 Node`, the fields we read."""
+
+    metadata: ObjectMeta = ObjectMeta()
+    spec: NodeSpec = NodeSpec()
+    status: NodeStatus = NodeStatus()

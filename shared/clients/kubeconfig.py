@@ -1,0 +1,214 @@
+"""Finds the API server's address and our credentials: a kubeconfig file or the pod's own."""
+
+import base64
+import binascii
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+
+from shared.model.errors import RequestError
+
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+UNSUPPORTED_USER_FIELDS: Mapping[str, str] = {
+    "exec": "an exec credential plugin",
+    "auth-provider": "an auth-provider plugin",
+    "username": "basic authentication",
+    "as": "impersonation",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credentials:
+    """Where the API server is and how to prove who we are; secrets stay out of `repr`."""
+
+    server: str
+    """Its URL without a trailing slash; it may hold a path."""
+    namespace: str = "default"
+    ca_pem: str | None = None
+    """None: the system's own certificate authorities."""
+    client_cert_pem: str | None = None
+    client_key_pem: str | None = field(default=None, repr=False)
+    token: str | None = field(default=None, repr=False)
+    token_file: Path | None = None
+    """Read again while running, because in-cluster tokens rotate."""
+    tls_server_name: str | None = None
+    insecure_skip_tls_verify: bool = False
+
+
+class KubeconfigError(RequestError):
+    """The kubeconfig is missing, unreadable, or asks for something we do not do."""
+
+    def __init__(self, where: str, what: str, next_step: str) -> None:
+        super().__init__(f"{where}: {what}. {next_step}")
+        self.where = where
+        self.what = what
+
+
+def load_credentials(
+    kubeconfig: Path | None,
+    *,
+    environ: Mapping[str, str],
+    context: str | None = None,
+    home: Path | None = None,
+    service_account: Path = SERVICE_ACCOUNT,
+) -> Credentials:
+    """Load from the first place that applies, as kubectl would.
+
+    In this order: `kubeconfig`; the first existing file of `$KUBECONFIG`; the pod's service
+    account; `~/.kube/config`. Raises KubeconfigError naming every place tried if none applies.
+    """
+    if kubeconfig is not None:
+        return read_kubeconfig(kubeconfig, context=context)
+    listed = [Path(part) for part in environ.get("KUBECONFIG", "").split(":") if part]
+    for path in listed:
+        if path.exists():
+            return read_kubeconfig(path, context=context)
+    if "KUBERNETES_SERVICE_HOST" in environ and (service_account / "token").exists():
+        return in_cluster(environ, service_account)
+    standard = (home or Path.home()) / ".kube" / "config"
+    if standard.exists():
+        return read_kubeconfig(standard, context=context)
+    tried = [f"$KUBECONFIG ({', '.join(map(str, listed)) or 'not set'})"]
+    tried += [f"{service_account} (not in a pod)", f"{standard} (no such file)"]
+    raise KubeconfigError(
+        "no kubeconfig",
+        f"tried {'; '.join(tried)}",
+        "Pass --kubeconfig PATH, set KUBECONFIG, or run `leasehold up`, which writes one",
+    )
+
+
+def in_cluster(environ: Mapping[str, str], service_account: Path) -> Credentials:
+    """Credentials of the pod we run in; its token is read from the file at each use's turn."""
+    host = environ["KUBERNETES_SERVICE_HOST"]
+    port = environ.get("KUBERNETES_SERVICE_PORT", "443")
+    namespace_file = service_account / "namespace"
+    return Credentials(
+        server=f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}",
+        namespace=_text(namespace_file).strip() if namespace_file.exists() else "default",
+        ca_pem=_text(service_account / "ca.crt"),
+        token_file=service_account / "token",
+    )
+
+
+def read_kubeconfig(path: Path, *, context: str | None = None) -> Credentials:
+    """Read one file's `context`, or its current one; relative paths start at the file's folder."""
+    try:
+        document = yaml.safe_load(_text(path))
+    except yaml.YAMLError as error:
+        raise KubeconfigError(str(path), f"not valid YAML: {error}", "Correct the file") from error
+    config = _Section(path, "the file", _mapping(path, "the file", document))
+    name = context or config.text("current-context")
+    if not name:
+        raise KubeconfigError(
+            str(path),
+            f"no current-context is set (it has {config.names('contexts')})",
+            "Choose one with `kubectl config use-context NAME`",
+        )
+    chosen = config.named("contexts", name, "context")
+    cluster = config.named("clusters", chosen.text("cluster") or "", "cluster")
+    user_name = chosen.text("user")
+    user = config.named("users", user_name, "user") if user_name else _Section(path, "user", {})
+    return _credentials(cluster, user, namespace=chosen.text("namespace") or "default")
+
+
+def _credentials(cluster: "_Section", user: "_Section", *, namespace: str) -> Credentials:
+    server = cluster.text("server")
+    if not server:
+        raise cluster.error("has no server", "Add `server: https://HOST:PORT`")
+    if cluster.text("proxy-url"):
+        raise cluster.error("asks for a proxy, which is not supported", "Remove proxy-url")
+    for key, what in UNSUPPORTED_USER_FIELDS.items():
+        if key in user.fields:
+            raise user.error(
+                f"uses {what}, which is not supported",
+                "Use a token or client certificate; `kubectl create token ACCOUNT` prints a token",
+            )
+    client_cert, client_key = user.pem("client-certificate"), user.pem("client-key")
+    if (client_cert is None) != (client_key is None):
+        raise user.error("has only one of client-certificate and client-key", "Give both")
+    token, token_file = user.text("token"), user.text("tokenFile")
+    return Credentials(
+        server=server.rstrip("/"),
+        namespace=namespace,
+        ca_pem=cluster.pem("certificate-authority"),
+        client_cert_pem=client_cert,
+        client_key_pem=client_key,
+        token=None if token_file else token,
+        token_file=user.folder / token_file if token_file else None,
+        tls_server_name=cluster.text("tls-server-name"),
+        insecure_skip_tls_verify=cluster.fields.get("insecure-skip-tls-verify") is True,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Section:
+    """One mapping of the file, and where it stands for error messages."""
+
+    path: Path
+    title: str
+    fields: Mapping[str, object]
+
+    @property
+    def folder(self) -> Path:
+        return self.path.parent
+
+    def error(self, what: str, next_step: str) -> KubeconfigError:
+        return KubeconfigError(str(self.path), f"{self.title} {what}", next_step)
+
+    def text(self, key: str) -> str | None:
+        value = self.fields.get(key)
+        if value is not None and not isinstance(value, str):
+            raise self.error(f"has a {key} that is not text", f"Correct {key}")
+        return value or None
+
+    def pem(self, key: str) -> str | None:
+        """Return `<key>-data` decoded, else the file that `<key>` names, else None."""
+        data = self.text(f"{key}-data")
+        if data is not None:
+            try:
+                return base64.b64decode("".join(data.split()), validate=True).decode("ascii")
+            except (binascii.Error, UnicodeDecodeError) as error:
+                raise self.error(
+                    f"has a {key}-data that is not base64 PEM", "Correct it"
+                ) from error
+        file = self.text(key)
+        return None if file is None else _text(self.folder / file)
+
+    def names(self, key: str) -> str:
+        return ", ".join(str(entry.get("name")) for entry in self._entries(key)) or "none"
+
+    def named(self, key: str, name: str, inner: str) -> "_Section":
+        for entry in self._entries(key):
+            if entry.get("name") == name:
+                title = f"{inner} {name!r}"
+                return _Section(self.path, title, _mapping(self.path, title, entry.get(inner)))
+        raise self.error(
+            f"has no {inner} {name!r} (it has {self.names(key)})",
+            "Correct the name, or write the file anew",
+        )
+
+    def _entries(self, key: str) -> list[Mapping[str, object]]:
+        entries = self.fields.get(key) or []
+        if not isinstance(entries, list):
+            raise self.error(f"has {key} that are not a list", "Correct the file")
+        return [_mapping(self.path, key, entry) for entry in entries]
+
+
+def _mapping(path: Path, title: str, value: object) -> Mapping[str, object]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise KubeconfigError(str(path), f"{title} is not a mapping", "Correct the file")
+    return value
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not text"
+        raise KubeconfigError(
+            str(path), f"cannot be read ({reason})", "Check the path and its permissions"
+        ) from error

@@ -1,0 +1,136 @@
+"""Reads a watch's bytes: cuts them into lines, and each line into a typed event."""
+
+from typing import Generic, Protocol, TypeVar
+
+import msgspec
+
+from shared.clients.kube_errors import Status
+from shared.clients.kube_types import ObjectMeta
+from shared.model.errors import UnavailableError
+
+LINE_LIMIT_BYTES = 8 << 20
+
+
+class Resource(Protocol):
+    """Anything with metadata: the Structs of `kube_types.py` and those a service declares."""
+
+    @property
+    def metadata(self) -> ObjectMeta:
+        """Name, uid and version."""
+        ...
+
+
+R = TypeVar("R", bound=Resource)
+
+
+class WatchEvent(msgspec.Struct, Generic[R], frozen=True, gc=False):
+    """One line of a watch; `kind` is ADDED, MODIFIED, DELETED, BOOKMARK or ERROR."""
+
+    item: R = msgspec.field(name="object")
+    kind: str = msgspec.field(name="type", default="")
+
+
+class Named(msgspec.Struct, frozen=True, rename="camel"):
+    """The little of an object's metadata that tells which object it is."""
+
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+
+
+class Undecodable(msgspec.Struct, frozen=True):
+    """An object that is not of the declared shape, and why; `kind` as in WatchEvent."""
+
+    kind: str
+    item: Named
+    why: str
+
+
+class UnreadableLineError(UnavailableError):
+    """What this line said is lost, so only a new list tells how things are."""
+
+
+class Lines:
+    """Cuts a stream into lines; what follows the last newline is held until its end arrives."""
+
+    def __init__(self, *, limit_bytes: int = LINE_LIMIT_BYTES) -> None:
+        self._limit_bytes = limit_bytes
+        self._held: list[bytes] = []
+        self._held_bytes = 0
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """Return the lines now complete; raises UnreadableLineError past the size limit."""
+        first, *others = chunk.split(b"\n")
+        self._held.append(first)
+        self._held_bytes += len(first)
+        if self._held_bytes > self._limit_bytes:
+            raise UnreadableLineError(
+                f"a line of a watch is longer than {self._limit_bytes} bytes, which no object is"
+            )
+        if not others:
+            return []
+        lines = [b"".join(self._held), *others]
+        last = lines.pop()
+        self._held, self._held_bytes = [last], len(last)
+        return [line for line in lines if line]
+
+
+class _NamedObject(msgspec.Struct, frozen=True):
+    metadata: Named = Named()
+
+
+class _NamedEvent(msgspec.Struct, frozen=True):
+    item: _NamedObject = msgspec.field(name="object")
+    kind: str = msgspec.field(name="type", default="")
+
+
+class _ErrorEvent(msgspec.Struct, frozen=True):
+    item: Status = msgspec.field(name="object", default=Status())
+
+
+class EventReader(Generic[R]):
+    """Decodes lines and list items into one declared type, in one pass for a good one."""
+
+    def __init__(self, kind: type[R]) -> None:
+        self._events = msgspec.json.Decoder(WatchEvent[kind])  # type: ignore[valid-type]
+        self._items = msgspec.json.Decoder(kind)
+        self._names = msgspec.json.Decoder(_NamedEvent)
+
+    def read_event(self, line: bytes) -> WatchEvent[R] | Undecodable | Status:
+        """Read one line of a watch; a Status is the API server ending the watch with an error."""
+        try:
+            event: WatchEvent[R] = self._events.decode(line)
+        except msgspec.ValidationError as error:
+            return self._read_loosely(line, str(error))
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise UnreadableLineError(f"a line of a watch is not JSON: {error}") from error
+        return _read_status(line) if event.kind == "ERROR" else event
+
+    def read_item(self, item: bytes) -> R | Undecodable:
+        """Read one item of a list."""
+        try:
+            return self._items.decode(item)
+        except msgspec.ValidationError as error:
+            named = _decode(item, _NamedObject)
+            return Undecodable("LISTED", named.metadata, str(error))
+
+    def _read_loosely(self, line: bytes, why: str) -> Undecodable | Status:
+        event = _decode(line, _NamedEvent)
+        if event.kind == "ERROR":
+            return _read_status(line)
+        return Undecodable(event.kind, event.item.metadata, why)
+
+
+def _read_status(line: bytes) -> Status:
+    return _decode(line, _ErrorEvent).item
+
+
+S = TypeVar("S")
+
+
+def _decode(data: bytes, kind: type[S]) -> S:
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.ValidationError as error:
+        raise UnreadableLineError(f"an object without readable metadata: {error}") from error

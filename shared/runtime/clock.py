@@ -1,0 +1,29 @@
+"""Time as an argument: services ask a clock, tests give them one they can turn."""
+
+import asyncio
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """What a service knows of time."""
+
+    def now(self) -> float:
+        """Return Unix seconds."""
+        ...
+
+    async def sleep(self, duration_s: float) -> None:
+        """Return after `duration_s` seconds."""
+        ...
+
+
+class SystemClock:
+    """The machine's clock."""
+
+    def now(self) -> float:
+        """Return Unix seconds."""
+        return time.time()
+
+    async def sleep(self, duration_s: float) -> None:
+        """Return after `duration_s` seconds."""
+        await asyncio.sleep(duration_s)

@@ -1,0 +1,93 @@
+"""How a service says what it does: handlers, sources, answers and loops, read from signatures.
+
+A method marked `@handles` takes a sequence of one event type (or a union of several) and returns
+the events it answers with; `@emits` marks an async generator of batches of events; `@answers` takes
+one event and returns one; `@loops` marks what runs beside them all the time.
+"""
+
+import collections.abc
+import typing
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import UnionType
+from typing import Any, TypeVar, overload
+
+from shared.model.events import Event
+
+F = TypeVar("F", bound=Callable[..., Any])
+_MARK = "__leasehold_role__"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Role:
+    """What one method of a service is for."""
+
+    kind: str
+    """`handles`, `emits`, `answers` or `loops`."""
+    method: str
+    hears: tuple[type[Event], ...] = ()
+    says: tuple[type[Event], ...] = ()
+    concurrency: int = 1
+    """Batches of one replica that may be under way at once."""
+
+
+@overload
+def handles(method: F) -> F: ...
+@overload
+def handles(*, concurrency: int) -> Callable[[F], F]: ...
+def handles(method: F | None = None, *, concurrency: int = 1) -> F | Callable[[F], F]:
+    """Mark a handler of batches of events."""
+
+    def mark(function: F) -> F:
+        setattr(function, _MARK, ("handles", concurrency))
+        return function
+
+    return mark if method is None else mark(method)
+
+
+def emits(method: F) -> F:
+    """Mark a source: an async generator of batches of events."""
+    setattr(method, _MARK, ("emits", 1))
+    return method
+
+
+def answers(method: F) -> F:
+    """Mark a method that answers a question put to any replica."""
+    setattr(method, _MARK, ("answers", 1))
+    return method
+
+
+def loops(method: F) -> F:
+    """Mark a method that runs until the service stops; it is started again if it ends."""
+    setattr(method, _MARK, ("loops", 1))
+    return method
+
+
+def roles_of(service: type | object) -> tuple[Role, ...]:
+    """Return the roles of a service's methods, in order of their names."""
+    kind = service if isinstance(service, type) else type(service)
+    return tuple(_roles(kind))
+
+
+def _roles(kind: type) -> Iterator[Role]:
+    for name in sorted(dir(kind)):
+        method = getattr(kind, name)
+        mark = getattr(method, _MARK, None)
+        if mark is None:
+            continue
+        hints = typing.get_type_hints(method)
+        says = _events_in(hints.pop("return", None))
+        hears = tuple(event for hint in hints.values() for event in _events_in(hint))
+        yield Role(kind=mark[0], method=name, hears=hears, says=says, concurrency=mark[1])
+
+
+def _events_in(hint: Any) -> tuple[type[Event], ...]:
+    if isinstance(hint, type) and not typing.get_args(hint):
+        return (hint,) if issubclass(hint, Event) else ()
+    origin = typing.get_origin(hint)
+    if origin in {list, tuple, UnionType, typing.Union} or (
+        isinstance(origin, type)
+        and issubclass(origin, collections.abc.Sequence | collections.abc.AsyncIterator)
+    ):
+        return tuple(event for part in typing.get_args(hint) for event in _events_in(part))
+    return ()

@@ -1,0 +1,152 @@
+"""Settings: one frozen dataclass per service, read from flags first and the environment second.
+
+A field `redis_url` is the flag `--redis-url` and the variable `LEASEHOLD_REDIS_URL`. Lists are
+written with commas.
+"""
+
+import argparse
+import dataclasses
+import os
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from shared.model.errors import RequestError
+
+PREFIX = "LEASEHOLD_"
+
+
+def setting(default: Any, text: str) -> Any:
+    """Declare a setting with its default and its help text."""
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceSettings:
+    """What every service is told."""
+
+    nats_url: str = setting("nats://127.0.0.1:4222", "NATS server, with JetStream on")
+    http: str = setting("127.0.0.1:0", "HOST:PORT of /healthz, /readyz, /metrics; port 0: any")
+    run_file: Path | None = setting(None, "written once ready: JSON with pid and http address")
+    log_level: str = setting("info", "debug, info, warning or error")
+    trace_dir: Path | None = setting(None, "write finished spans there, one JSON object a line")
+    otlp_endpoint: str = setting("", "send spans there by OTLP over gRPC, http://HOST:4317")
+    trace_ratio: float = setting(1.0, "share of pods whose spans are kept, 0 to 1")
+    instance: str = setting("", "name of this replica in logs and spans; default: service and pid")
+
+
+S = TypeVar("S")
+
+
+def load(
+    kind: type[S],
+    program: str,
+    *,
+    about: str,
+    examples: Sequence[str] = (),
+    argv: Sequence[str] | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> S:
+    """Read settings of `kind`. Flags win over the environment, that over defaults.
+
+    Raises RequestError naming the variable and the value it cannot read; a bad flag ends the
+    process with code 2 and argparse's own message.
+    """
+    parser = argparse.ArgumentParser(
+        prog=program,
+        description=about,
+        epilog="\n".join(["examples:", *(f"  {line}" for line in examples)]) if examples else None,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_flags(parser, kind, environ=environ)
+    return from_flags(kind, parser.parse_args(argv))
+
+
+def add_flags(
+    parser: argparse.ArgumentParser, kind: type[Any], *, environ: Mapping[str, str] = os.environ
+) -> None:
+    """Add one flag per field of `kind`, with what the environment says as default."""
+    hints = typing.get_type_hints(kind)
+    for item in dataclasses.fields(kind):
+        variable = PREFIX + item.name.upper()
+        parse = reader_of(hints[item.name])
+        fallback = _default_of(item)
+        default = fallback
+        if variable in environ:
+            default = _from_environment(parse, variable, environ[variable])
+        text = str(item.metadata.get("help", "")).replace("%", "%%")
+        flag = "--" + item.name.replace("_", "-")
+        note = f"{text} [{variable}; default: {_shown(fallback)}]"
+        if parse is parse_bool:
+            parser.add_argument(
+                flag, action=argparse.BooleanOptionalAction, default=default, help=note
+            )
+        else:
+            parser.add_argument(
+                flag, type=_for_argparse(parse), default=default, metavar="VALUE", help=note
+            )
+
+
+def from_flags(kind: type[S], flags: argparse.Namespace) -> S:
+    """Build settings of `kind` from parsed flags."""
+    return kind(
+        **{item.name: getattr(flags, item.name) for item in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    )
+
+
+def parse_bool(text: str) -> bool:
+    """Read yes or no in the usual spellings. Raises ValueError on any other."""
+    if text.lower() in {"1", "true", "yes", "on"}:
+        return True
+    if text.lower() in {"0", "false", "no", "off", ""}:
+        return False
+    raise ValueError(f"{text!r} is neither true nor false")
+
+
+def parse_list(text: str) -> tuple[str, ...]:
+    """Read a list written with commas; blanks around entries and empty entries are dropped."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def reader_of(hint: Any) -> Callable[[str], Any]:
+    """Return the function that reads text as a value of `hint`."""
+    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
+        hint = next(part for part in typing.get_args(hint) if part is not type(None))
+    if typing.get_origin(hint) is tuple:
+        return parse_list
+    if hint is bool:
+        return parse_bool
+    reader: Callable[[str], Any] = hint
+    return reader
+
+
+def _default_of(item: "dataclasses.Field[Any]") -> Any:
+    if item.default_factory is not dataclasses.MISSING:
+        return item.default_factory()
+    return None if item.default is dataclasses.MISSING else item.default
+
+
+def _from_environment(parse: Callable[[str], Any], variable: str, text: str) -> Any:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise RequestError(f"{variable}={text!r}: {error}") from error
+
+
+def _for_argparse(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    def read(text: str) -> Any:
+        try:
+            return parse(text)
+        except (ValueError, RequestError) as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return read
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ",".join(map(str, value)) or "none"
+    return "none" if value in {None, ""} else str(value)

@@ -1,0 +1,255 @@
+"""Traces, metrics and logs of a service.
+
+A pod's trace id is its uid without the dashes, so that whoever knows the pod can find the trace,
+and two watchers that see one pod start one trace. Context travels as W3C `traceparent` text.
+https://www.w3.org/TR/trace-context/
+"""
+
+import contextvars
+import dataclasses
+import hashlib
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from opentelemetry import trace
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+from opentelemetry.trace import (
+    NonRecordingSpan,
+    Span,
+    SpanContext,
+    SpanKind,
+    Status,
+    StatusCode,
+    TraceFlags,
+)
+
+from shared.model.events import Event
+from shared.runtime.settings import ServiceSettings
+
+E = TypeVar("E", bound=Event)
+
+MAX_TRACE_FILE_BYTES = 64 * 1024 * 1024
+_root_trace_id: contextvars.ContextVar[int] = contextvars.ContextVar("root_trace_id", default=0)
+
+
+def trace_id_of(pod: str) -> str:
+    """Return the trace id, 32 hex digits, of the pod with this uid."""
+    digits = pod.replace("-", "").lower()
+    if len(digits) == 32 and all(c in "0123456789abcdef" for c in digits) and int(digits, 16):
+        return digits
+    return hashlib.blake2s(pod.encode(), digest_size=16).hexdigest()
+
+
+class _PodTraceIds(RandomIdGenerator):
+    def generate_trace_id(self) -> int:
+        return _root_trace_id.get() or super().generate_trace_id()
+
+
+class Tracing:
+    """Spans of one service. Without an exporter it costs nothing and passes contexts through."""
+
+    def __init__(self, service: str, provider: TracerProvider | None) -> None:
+        self.service = service
+        self.provider = provider
+        self.tracer = provider.get_tracer("leasehold") if provider else None
+
+    def start(
+        self, name: str, events: Sequence[E], *, kind: SpanKind
+    ) -> tuple[list[E], list[Span]]:
+        """Begin one span per event that concerns a pod; return the events inside their spans.
+
+        The events returned carry the span's own context in `trace`, so that what is said because
+        of them becomes its child.
+        """
+        if self.tracer is None:
+            return list(events), []
+        inside: list[E] = []
+        spans: list[Span] = []
+        for event in events:
+            facts = facts_of(event)
+            if "k8s.pod.uid" not in facts or not hasattr(event, "trace"):
+                inside.append(event)
+                continue
+            span = self._begin(name, event.trace, facts, kind)
+            span.set_attribute("messaging.system", "nats")
+            span.set_attribute("messaging.destination.name", event.subject)
+            spans.append(span)
+            inside.append(dataclasses.replace(event, trace=context_of(span)))
+        return inside, spans
+
+    def span(self, name: str, parent: str, facts: dict[str, str]) -> Span | None:
+        """Begin one span below `parent`; the caller ends it."""
+        return self._begin(name, parent, facts, SpanKind.INTERNAL) if self.tracer else None
+
+    def _begin(self, name: str, parent: str, facts: dict[str, str], kind: SpanKind) -> Span:
+        if self.tracer is None:
+            raise AssertionError("spans are begun only while tracing is on")
+        above = parse_traceparent(parent)
+        if above is not None:
+            context = trace.set_span_in_context(NonRecordingSpan(above))
+            return self.tracer.start_span(name, context, kind=kind, attributes=facts)
+        token = _root_trace_id.set(int(trace_id_of(facts["k8s.pod.uid"]), 16))
+        try:
+            context = trace.set_span_in_context(trace.INVALID_SPAN)
+            return self.tracer.start_span(name, context, kind=kind, attributes=facts)
+        finally:
+            _root_trace_id.reset(token)
+
+    def close(self) -> None:
+        """Send what is left."""
+        if self.provider is not None:
+            self.provider.shutdown()
+
+
+def end(spans: Iterable[Span], error: BaseException | None = None) -> None:
+    """End spans, as failed if there was an error."""
+    for span in spans:
+        if error is not None:
+            span.set_status(Status(StatusCode.ERROR, str(error)))
+        span.end()
+
+
+def context_of(span: Span) -> str:
+    """Return a span's context as a traceparent."""
+    context = span.get_span_context()
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"
+
+
+def parse_traceparent(text: str) -> SpanContext | None:
+    """Read a traceparent, or return None if the text is none."""
+    parts = text.split("-")
+    if len(parts) != 4 or [len(part) for part in parts] != [2, 32, 16, 2]:
+        return None
+    try:
+        trace_id, span_id, flags = (int(part, 16) for part in parts[1:])
+    except ValueError:
+        return None
+    if not trace_id or not span_id:
+        return None
+    return SpanContext(trace_id, span_id, is_remote=True, trace_flags=TraceFlags(flags))
+
+
+def facts_of(event: Event) -> dict[str, str]:
+    """Return the pod that an event is about, as OpenTelemetry's Kubernetes attributes."""
+    subject: Any = event
+    for part in ("activation", "lease"):
+        if getattr(subject, part, None) is not None and not hasattr(subject, "namespace"):
+            subject = getattr(subject, part)
+    pod = getattr(subject, "pod", None)
+    if not pod:
+        return {}
+    facts = {"k8s.pod.uid": str(pod)}
+    for key, attribute in (
+        ("k8s.namespace.name", "namespace"),
+        ("k8s.pod.name", "name"),
+        ("k8s.node.name", "node"),
+    ):
+        value = getattr(subject, attribute, None)
+        if value:
+            facts[key] = str(value)
+    return facts
+
+
+class SpanFile(SpanExporter):
+    """Finished spans, one JSON object a line; the file before the last 64 MiB is kept as `.1`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Append the spans."""
+        lines = "".join(json.dumps(_plain(span), separators=(",", ":")) + "\n" for span in spans)
+        if self.path.exists() and self.path.stat().st_size > MAX_TRACE_FILE_BYTES:
+            self.path.replace(self.path.with_suffix(".jsonl.1"))
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(lines)
+        return SpanExportResult.SUCCESS
+
+
+def open_tracing(service: str, settings: ServiceSettings) -> Tracing:
+    """Set up tracing as the settings say; spans are sent in the background."""
+    exporters: list[SpanExporter] = []
+    if settings.trace_dir is not None:
+        settings.trace_dir.mkdir(parents=True, exist_ok=True)
+        exporters.append(SpanFile(settings.trace_dir / f"{instance_of(service, settings)}.jsonl"))
+    if settings.otlp_endpoint:
+        insecure = not settings.otlp_endpoint.startswith("https")
+        exporters.append(OTLPSpanExporter(endpoint=settings.otlp_endpoint, insecure=insecure))
+    if not exporters:
+        return Tracing(service, None)
+    provider = TracerProvider(
+        sampler=ParentBased(TraceIdRatioBased(settings.trace_ratio)),
+        id_generator=_PodTraceIds(),
+        resource=Resource.create(
+            {
+                "service.name": f"leasehold-{service}",
+                "service.instance.id": instance_of(service, settings),
+            }
+        ),
+    )
+    for exporter in exporters:
+        provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=500))
+    return Tracing(service, provider)
+
+
+def instance_of(service: str, settings: ServiceSettings) -> str:
+    """Return the name of this replica."""
+    return settings.instance or f"{service}-{os.getpid()}"
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line: time, level, service, text; pod and trace where there are any."""
+
+    def __init__(self, service: str) -> None:
+        super().__init__()
+        self.service = service
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Write one record."""
+        line: dict[str, Any] = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+            + f".{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "service": self.service,
+            "text": record.getMessage(),
+        }
+        line |= {key: getattr(record, key) for key in ("pod", "trace") if hasattr(record, key)}
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
+
+
+def open_logs(service: str, level: str) -> None:
+    """Send structured logs to standard error."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines(service))
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.getLogger("aiohttp.access").setLevel("WARNING")
+    logging.getLogger("nats").setLevel("CRITICAL")  # its errors reach us as exceptions
+
+
+def _plain(span: ReadableSpan) -> dict[str, Any]:
+    context = span.get_span_context()
+    return {
+        "trace": f"{context.trace_id:032x}" if context else "",
+        "span": f"{context.span_id:016x}" if context else "",
+        "parent": f"{span.parent.span_id:016x}" if span.parent else "",
+        "name": span.name,
+        "service": span.resource.attributes.get("service.name", ""),
+        "start_ns": span.start_time,
+        "end_ns": span.end_time,
+        "ok": span.status.status_code is not StatusCode.ERROR,
+        "text": span.status.description or "",
+        "attributes": dict(span.attributes or {}),
+    }

@@ -1,0 +1,27 @@
+"""A clock that moves when a test says so."""
+
+import asyncio
+import heapq
+import itertools
+
+
+class FakeClock:
+    """Sleepers wake when `advance` reaches their time."""
+
+    def __init__(self, now: float = 1_787_000_000.0) -> None:
+        self.time = now
+        self.sleepers: list[tuple[float, int, asyncio.Event]] = []
+        self.counter = itertools.count()
+
+    def now(self) -> float:
+        return self.time
+
+    async def sleep(self, duration_s: float) -> None:
+        woken = asyncio.Event()
+        heapq.heappush(self.sleepers, (self.time + duration_s, next(self.counter), woken))
+        await woken.wait()
+
+    def advance(self, duration_s: float) -> None:
+        self.time += duration_s
+        while self.sleepers and self.sleepers[0][0] <= self.time:
+            heapq.heappop(self.sleepers)[2].set()
