@@ -197,36 +197,32 @@ class Runner:
 
 
 async def _settle(batch: list[Delivered], role: Role, error: Exception | None) -> str:
+    """Tell the queue what became of a batch, and return that in one word."""
     match error:
         case None:
-            for delivered in batch:
-                await delivered.done()
-            return "done"
+            outcome, telling = "done", [delivered.done() for delivered in batch]
         case RequestError():
             logger.info("%s gives up %d messages: %s", role.method, len(batch), error)
-            for delivered in batch:
-                await delivered.give_up()
-            return "refused"
+            outcome, telling = "refused", [delivered.give_up() for delivered in batch]
         case ConflictError():
             logger.debug("%s asks again: %s", role.method, error)
-            for delivered in batch:
-                await delivered.again()
-            return "conflict"
+            outcome, telling = "conflict", [delivered.again() for delivered in batch]
         case UnavailableError():
             logger.warning("%s waits: %s", role.method, error)
-            for delivered in batch:
-                await delivered.again(after_s=PAUSE_S)
-            return "unavailable"
-    logger.error("%s met a bug", role.method, exc_info=error)
-    for delivered in batch:
-        if delivered.attempts >= ATTEMPTS:
-            logger.error(
-                "%s sets %d events aside: %r", role.method, len(delivered.events), delivered.events
-            )
-            await delivered.give_up()
-        else:
-            await delivered.again(after_s=PAUSE_S)
-    return "bug"
+            outcome, telling = "unavailable", [delivered.again(PAUSE_S) for delivered in batch]
+        case _:
+            logger.error("%s met a bug", role.method, exc_info=error)
+            outcome, telling = "bug", [_after_bug(delivered) for delivered in batch]
+    for told in telling:
+        await told
+    return outcome
+
+
+async def _after_bug(delivered: Delivered) -> None:
+    if delivered.attempts < ATTEMPTS:
+        return await delivered.again(PAUSE_S)
+    logger.error("set aside after %d attempts: %r", delivered.attempts, delivered.events)
+    return await delivered.give_up()
 
 
 async def serve(
@@ -286,7 +282,7 @@ async def _announce(
     address: str,
 ) -> None:
     await started.wait()
-    while health.unready(checks):
+    while health.unready(checks):  # noqa: ASYNC110 - probes are asked, they do not tell
         await asyncio.sleep(0.05)
     logger.info("ready on http://%s", address)
     if settings.run_file is not None:
@@ -323,4 +319,5 @@ def _runner() -> Callable[[Coroutine[Any, Any, None]], None]:
         import uvloop  # noqa: PLC0415 - not on every platform
     except ImportError:
         return asyncio.run
-    return uvloop.run
+    run_loop: Callable[[Coroutine[Any, Any, None]], None] = uvloop.run
+    return run_loop

@@ -85,7 +85,8 @@ class Tracing:
             span.set_attribute("messaging.system", "nats")
             span.set_attribute("messaging.destination.name", event.subject)
             spans.append(span)
-            inside.append(dataclasses.replace(event, trace=context_of(span)))
+            placed: Any = event
+            inside.append(dataclasses.replace(placed, trace=context_of(span)))
         return inside, spans
 
     def span(self, name: str, parent: str, facts: dict[str, str]) -> Span | None:

