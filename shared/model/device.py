@@ -62,35 +62,82 @@ def needed_mib(request: GpuRequest, device: Device) -> int:
     return device.memory_mib
 
 
+def needed_cores(request: GpuRequest) -> int:
+    """Return the percent of a device's cores that one share for `request` books."""
+    return 100 if request.whole else request.cores_percent
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRefusal:
+    """Why one device cannot take a share: for machines, and for people."""
+
+    code: str
+    text: str
+
+
+def fits(
+    request: GpuRequest, device: Device, use: DeviceUse, *, memory_mib: int, tag: str = ""
+) -> bool:
+    """Say whether `device` can take a share for `request`: `refusal_of` without the words."""
+    cores = needed_cores(request)
+    return (
+        device.healthy
+        and use.memory_mib + memory_mib <= device.memory_mib
+        and use.cores_percent + cores <= 100
+        and use.cores_percent < 100
+        and (cores != 100 or use.shares == 0)
+        and (not request.slotted or use.shares < device.slots)
+        and not (tag and tag in use.tags)
+    )
+
+
 def refusal_of(
     request: GpuRequest, device: Device, use: DeviceUse, *, memory_mib: int, tag: str = ""
 ) -> str | None:
+    """Say in words why `device` cannot take a share for `request`, or None if it can."""
+    refusal = device_refusal(request, device, use, memory_mib=memory_mib, tag=tag)
+    return None if refusal is None else refusal.text
+
+
+def device_refusal(
+    request: GpuRequest, device: Device, use: DeviceUse, *, memory_mib: int, tag: str = ""
+) -> DeviceRefusal | None:
     """Say why `device` cannot take a share for `request`, or None if it can.
 
-    The order of the checks is that of the Volcano dossier, so that the first reason named is the
-    one its users know. `use` includes what earlier containers of the same pod were given.
+    The order of the checks is the one Volcano's users know, so that the first reason named is the
+    one they expect. `use` includes what earlier containers of the same pod were given.
     """
+    if fits(request, device, use, memory_mib=memory_mib, tag=tag):
+        return None
+    cores = needed_cores(request)
     reasons = (
-        (not device.healthy, "it is unhealthy"),
+        (not device.healthy, "GpuUnhealthy", "it is unhealthy"),
         (
             request.slotted and use.shares >= device.slots,
+            "GpuSlotsTaken",
             f"all {device.slots} share slots are taken",
         ),
-        (bool(tag) and tag in use.tags, f"it already carries a pod of group {tag}"),
+        (
+            bool(tag) and tag in use.tags,
+            "GpuGroupSpread",
+            f"it already carries a pod of group {tag}",
+        ),
         (
             use.memory_mib + memory_mib > device.memory_mib,
+            "InsufficientGpuMemory",
             f"{memory_mib} MiB are wanted, {device.memory_mib - use.memory_mib} of "
             f"{device.memory_mib} MiB are free",
         ),
         (
-            use.cores_percent + request.cores_percent > 100,
-            f"{request.cores_percent} % of its cores are wanted, "
-            f"{100 - use.cores_percent} % are free",
+            use.cores_percent + cores > 100,
+            "InsufficientGpuCores",
+            f"{cores} % of its cores are wanted, {100 - use.cores_percent} % are free",
         ),
         (
-            request.cores_percent == 100 and use.shares > 0,
+            cores == 100 and use.shares > 0,
+            "GpuNotIdle",
             f"the pod wants it alone and {use.shares} shares are on it",
         ),
-        (use.cores_percent >= 100, "another pod holds it alone"),
+        (use.cores_percent >= 100, "GpuHeldAlone", "another pod holds all of its cores"),
     )
-    return next((reason for refused, reason in reasons if refused), None)
+    return next(DeviceRefusal(code, text) for refused, code, text in reasons if refused)

@@ -1,0 +1,211 @@
+"""What a pod demands of its node besides devices: each filter says why not, or nothing.
+
+The rules are those of the Kubernetes scheduler, so that a pod is never bound where its kubelet
+would reject it, and its owner reads the sentences he knows.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from shared.model.node import NodeFacts, Taint
+from shared.model.request import NodeDemands, NodeTerm, PodRequest, Toleration
+
+UNSCHEDULABLE = Taint(key="node.kubernetes.io/unschedulable", effect="NoSchedule")
+HARD_EFFECTS = frozenset({"NoSchedule", "NoExecute"})
+SOFT_EFFECT = "PreferNoSchedule"
+SOFT_TAINT_PENALTY = 10
+"""Taken off a node's preference per untolerated soft taint; affinity weights run to 100."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """Why a node cannot take the pod."""
+
+    code: str
+    """Machine-readable, such as `InsufficientCpu`."""
+    text: str
+    """As the scheduler says it, the same for all nodes it counts together."""
+    numbers: str = ""
+    """What was wanted and what is there."""
+
+
+def unfulfilled(demands: NodeDemands, facts: NodeFacts) -> Blocked | None:
+    """Return the first demand that the node's facts do not meet, or None."""
+    return (
+        unsupported(demands)
+        or untolerated(demands.tolerations, facts)
+        or unselected(demands, facts)
+        or port_taken(demands.host_ports, facts.host_ports)
+    )
+
+
+def unsupported(demands: NodeDemands) -> Blocked | None:
+    """Refuse a pod with hard constraints that placing does not weigh, naming them."""
+    if not demands.unsupported:
+        return None
+    names = ", ".join(demands.unsupported)
+    return Blocked("UnsupportedConstraint", f"the pod demands what is not weighed here: {names}")
+
+
+def untolerated(tolerations: Iterable[Toleration], facts: NodeFacts) -> Blocked | None:
+    """Return the first taint that keeps the pod away; a cordoned node counts as tainted."""
+    if facts.unschedulable and not any(tolerates(t, UNSCHEDULABLE) for t in tolerations):
+        return Blocked("NodeUnschedulable", "node(s) were unschedulable")
+    for taint in facts.taints:
+        if taint.effect in HARD_EFFECTS and not any(tolerates(t, taint) for t in tolerations):
+            return Blocked(
+                "UntoleratedTaint",
+                f"node(s) had untolerated taint {{{taint.key}: {taint.value}}}",
+                f"effect {taint.effect}",
+            )
+    return None
+
+
+def tolerates(toleration: Toleration, taint: Taint) -> bool:
+    """Say whether one toleration covers one taint.
+
+    An empty effect covers every effect; an empty key covers every key, with `Exists` only.
+    """
+    if toleration.effect and toleration.effect != taint.effect:
+        return False
+    operator = toleration.operator or "Equal"
+    if not toleration.key:
+        return operator == "Exists"
+    if toleration.key != taint.key:
+        return False
+    return operator == "Exists" or (operator == "Equal" and toleration.value == taint.value)
+
+
+def unselected(demands: NodeDemands, facts: NodeFacts) -> Blocked | None:
+    """Refuse a node that `nodeSelector` or required node affinity rules out."""
+    chosen = all(facts.labels.get(key) == value for key, value in demands.selector) and (
+        not demands.required or any(term_holds(term, facts) for term in demands.required)
+    )
+    if chosen:
+        return None
+    return Blocked("NodeAffinity", "node(s) didn't match Pod's node affinity/selector")
+
+
+def term_holds(term: tuple[NodeTerm, ...], facts: NodeFacts) -> bool:
+    """Say whether all requirements of a term hold; a term without any matches nothing."""
+    return bool(term) and all(_requirement_holds(need, facts) for need in term)
+
+
+def _requirement_holds(need: NodeTerm, facts: NodeFacts) -> bool:
+    if need.field:
+        found = facts.name if need.key == "metadata.name" else None
+    else:
+        found = facts.labels.get(need.key)
+    check = _OPERATORS.get(need.operator)
+    return check is not None and check(found, need.values)
+
+
+_OPERATORS: Mapping[str, Callable[[str | None, tuple[str, ...]], bool]] = {
+    "In": lambda found, values: found is not None and found in values,
+    "NotIn": lambda found, values: found is None or found not in values,
+    "Exists": lambda found, _values: found is not None,
+    "DoesNotExist": lambda found, _values: found is None,
+    "Gt": lambda found, values: _larger(found, values, by=1),
+    "Lt": lambda found, values: _larger(found, values, by=-1),
+}
+
+
+def _larger(found: str | None, values: tuple[str, ...], *, by: int) -> bool:
+    if found is None or len(values) != 1:
+        return False
+    try:
+        return (int(found) - int(values[0])) * by > 0
+    except ValueError:
+        return False
+
+
+def port_taken(wanted: tuple[str, ...], taken: tuple[str, ...]) -> Blocked | None:
+    """Refuse a node where a wanted host port is in use on any of its addresses."""
+    both = sorted(set(wanted) & set(taken))
+    if not both:
+        return None
+    return Blocked(
+        "HostPortTaken",
+        "node(s) didn't have free ports for the requested pod ports",
+        f"{', '.join(both)} in use",
+    )
+
+
+def not_served(triggers: tuple[str, ...], served: frozenset[str]) -> Blocked | None:
+    """Refuse a node whose device plugin does not serve a resource that the pod asks for."""
+    missing = [name for name in triggers if name not in served]
+    if not missing:
+        return None
+    return Blocked("ResourceNotServed", f"node(s) did not serve {missing[0]}")
+
+
+def insufficient(wanted: Mapping[str, int], free: Mapping[str, int]) -> Blocked | None:
+    """Refuse a node that lacks an ordinary resource; one it does not list counts as 0."""
+    for name, amount in wanted.items():
+        there = free.get(name, 0)
+        if amount > there:
+            return _insufficient(name, amount, there)
+    return None
+
+
+def _insufficient(name: str, amount: int, there: int) -> Blocked:
+    numbers = f"{amount} of {name} wanted, {max(there, 0)} free"
+    if name == "pods":
+        return Blocked("TooManyPods", "Too many pods", numbers)
+    words = name.replace("/", "-").replace(".", "-").split("-")
+    code = "Insufficient" + "".join(word[:1].upper() + word[1:] for word in words)
+    return Blocked(code, f"Insufficient {name}", numbers)
+
+
+def free_resources(
+    facts: NodeFacts, used: Mapping[str, int], *, emptied: bool = False
+) -> dict[str, int]:
+    """Return what is left of each allocatable resource; `emptied`: if every pod were gone."""
+    if emptied:
+        return dict(facts.allocatable)
+    return {
+        name: amount - facts.occupied.get(name, 0) - used.get(name, 0)
+        for name, amount in facts.allocatable.items()
+    }
+
+
+def is_plain(demands: NodeDemands) -> bool:
+    """Say whether nothing but taints can keep pods with these demands from a node."""
+    return not (
+        demands.selector
+        or demands.required
+        or demands.preferred
+        or demands.host_ports
+        or demands.unsupported
+    )
+
+
+def is_open(facts: NodeFacts) -> bool:
+    """Say whether a pod needs no toleration to run on the node."""
+    return not facts.unschedulable and not any(t.effect in HARD_EFFECTS for t in facts.taints)
+
+
+def has_soft_taint(facts: NodeFacts) -> bool:
+    """Say whether pods that do not tolerate it should rather go elsewhere."""
+    return any(taint.effect == SOFT_EFFECT for taint in facts.taints)
+
+
+def preference(demands: NodeDemands, facts: NodeFacts) -> int:
+    """Return how much the pod would like the node: affinity weights less soft taints."""
+    liked = sum(weight for weight, term in demands.preferred if term_holds(term, facts))
+    disliked = sum(
+        taint.effect == SOFT_EFFECT and not any(tolerates(t, taint) for t in demands.tolerations)
+        for taint in facts.taints
+    )
+    return liked - SOFT_TAINT_PENALTY * disliked
+
+
+def node_blocked(
+    request: PodRequest, facts: NodeFacts, free: Mapping[str, int], served: frozenset[str]
+) -> Blocked | None:
+    """Return the first reason, devices apart, why the node cannot take the pod."""
+    return (
+        unfulfilled(request.demands, facts)
+        or not_served(request.triggers, served)
+        or insufficient(request.resources, free)
+    )
