@@ -13,9 +13,11 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+import msgspec
+
+from shared.clients.known_objects import Change, KnownObjects
 from shared.clients.kube import Kube
 from shared.clients.kube_errors import ExpiredError, KubeError, Status, answer_of, error_for
-from shared.clients.known_objects import Change, KnownObjects
 from shared.clients.watch_events import (
     EventReader,
     Lines,
@@ -33,8 +35,11 @@ BATCH = 256
 PAGE = 500
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 10.0
+SHORT_WATCH_S = 1.0
 WATCH_S = (300, 600)
 """A watch ends regularly after a time between these, so that many do not end together."""
+
+_UNIFORM = random.SystemRandom().uniform
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +76,7 @@ class Reflector(Generic[R]):
         field_selector: str = "",
         silence_s: float = 90.0,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        uniform: Uniform = random.SystemRandom().uniform,
+        uniform: Uniform = _UNIFORM,
     ) -> None:
         self.counts = ReflectorCounts()
         self._kube = kube
@@ -91,6 +96,7 @@ class Reflector(Generic[R]):
         self._known: KnownObjects[R] = KnownObjects()
         self._failures = 0
         self._must_list = True
+        self._watching_since_s = float("inf")
 
     @property
     def resource_version(self) -> str:
@@ -122,9 +128,9 @@ class Reflector(Generic[R]):
     async def _recover(self, error: LeaseholdError) -> None:
         """Wait as long as the error asks for; a first expiry costs no wait, listing helps."""
         expired = isinstance(error, ExpiredError)
-        self._must_list = self._must_list or expired or isinstance(error, UnreadableLineError)
+        self._must_list |= isinstance(error, ExpiredError | UnreadableLineError | RequestError)
         self.counts.interruptions += 1
-        self._failures += 1
+        self._failures = 1 if self._watched_s() > LONGEST_PAUSE_S else self._failures + 1
         if expired and self._failures == 1:
             logger.info("%s: listing again: %s", self._path, error)
             return
@@ -144,20 +150,24 @@ class Reflector(Generic[R]):
         async with aclosing(self._watch()) as watched:
             async for batch in watched:
                 yield batch
-        if self._known.resource_version == start:
-            # An end without news costs a pause, or a server that only hangs up is hammered.
+        if self._known.resource_version == start and self._watched_s() < SHORT_WATCH_S:
+            # An early end without news costs a pause, or a server that hangs up is hammered.
             self._failures += 1
             await self._pause(pause_s(self._failures, jitter=self._uniform(0.5, 1.0)))
 
+    def _watched_s(self) -> float:
+        return asyncio.get_running_loop().time() - self._watching_since_s
+
     async def _list(self) -> AsyncGenerator[list[Change[R]], None]:
         self.counts.lists += 1
+        self._watching_since_s = float("inf")
         self._known.begin_list()
         token = ""
         while True:
             page = await self._kube.list_page(
                 self._path, query=self._selectors, limit=PAGE, continue_token=token
             )
-            changes = [c for item in page.items or () for c in self._take_item(bytes(item))]
+            changes = [c for item in page.items or () for c in self._take_item(item)]
             token = page.metadata.continue_
             if not token:
                 changes += self._known.end_list(page.metadata.resource_version)
@@ -169,6 +179,7 @@ class Reflector(Generic[R]):
     async def _watch(self) -> AsyncGenerator[list[Change[R]], None]:
         """Yield the changes of one watch; the part of a line before a disconnect is dropped."""
         self.counts.watches += 1
+        self._watching_since_s = asyncio.get_running_loop().time()
         lines = Lines()
         async with self._kube.watch(self._path, query=self._watch_query()) as stream:
             while chunk := await stream.read(silence_s=self._silence_s):
@@ -177,7 +188,7 @@ class Reflector(Generic[R]):
                 failure: LeaseholdError | None = None
                 try:
                     for line in lines.feed(chunk):
-                        changes += self._take_line(line)
+                        changes.extend(self._take_line(line))
                 except LeaseholdError as error:
                     failure = error
                 if self._known.resource_version != before:
@@ -211,7 +222,7 @@ class Reflector(Generic[R]):
             return self._known.skip(event.item)
         raise self._ended_by(event)
 
-    def _take_item(self, encoded: bytes) -> tuple[Change[R], ...]:
+    def _take_item(self, encoded: msgspec.Raw) -> tuple[Change[R], ...]:
         item = self._reader.read_item(encoded)
         if isinstance(item, Undecodable):
             self._report(item)

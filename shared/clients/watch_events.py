@@ -95,7 +95,6 @@ class EventReader(Generic[R]):
     def __init__(self, kind: type[R]) -> None:
         self._events = msgspec.json.Decoder(WatchEvent[kind])  # type: ignore[valid-type]
         self._items = msgspec.json.Decoder(kind)
-        self._names = msgspec.json.Decoder(_NamedEvent)
 
     def read_event(self, line: bytes) -> WatchEvent[R] | Undecodable | Status:
         """Read one line of a watch; a Status is the API server ending the watch with an error."""
@@ -107,13 +106,16 @@ class EventReader(Generic[R]):
             raise UnreadableLineError(f"a line of a watch is not JSON: {error}") from error
         return _read_status(line) if event.kind == "ERROR" else event
 
-    def read_item(self, item: bytes) -> R | Undecodable:
-        """Read one item of a list."""
+    def read_item(self, item: msgspec.Raw) -> R | Undecodable:
+        """Read one item of a list; one without even a readable name is Undecodable too."""
         try:
             return self._items.decode(item)
-        except msgspec.ValidationError as error:
-            named = _decode(item, _NamedObject)
-            return Undecodable("LISTED", named.metadata, str(error))
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            try:
+                named = _decode(item, _NamedObject).metadata
+            except UnreadableLineError:
+                named = Named()
+            return Undecodable("LISTED", named, str(error))
 
     def _read_loosely(self, line: bytes, why: str) -> Undecodable | Status:
         event = _decode(line, _NamedEvent)
@@ -129,8 +131,8 @@ def _read_status(line: bytes) -> Status:
 S = TypeVar("S")
 
 
-def _decode(data: bytes, kind: type[S]) -> S:
+def _decode(data: bytes | msgspec.Raw, kind: type[S]) -> S:
     try:
         return msgspec.json.decode(data, type=kind)
-    except msgspec.ValidationError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UnreadableLineError(f"an object without readable metadata: {error}") from error
