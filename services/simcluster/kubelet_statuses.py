@@ -1,0 +1,64 @@
+"""The kubelet's own pod statuses, and their way to the API server: coalesced, in one write each."""
+
+import asyncio
+
+from services.simcluster.container_spec import PodSpec
+from services.simcluster.container_status import with_foreign_conditions
+from services.simcluster.errors import ApiError
+from services.simcluster.objects import Json
+from services.simcluster.store import Store
+
+COALESCE_S = 0.02
+
+
+class StatusManager:
+    """Keeps the latest status of every pod and writes those that have changed."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._statuses: dict[str, Json] = {}
+        self._dirty: dict[str, PodSpec] = {}
+        self._wake = asyncio.Event()
+
+    def of(self, uid: str) -> Json | None:
+        """Return a pod's status as this kubelet sees it."""
+        return self._statuses.get(uid)
+
+    def put(self, pod: PodSpec, status: Json) -> None:
+        """Take a new status; it is written soon."""
+        self._statuses[pod.uid] = status
+        self._dirty[pod.uid] = pod
+        self._wake.set()
+
+    def forget(self, uid: str) -> None:
+        """Drop a pod that is gone."""
+        self._statuses.pop(uid, None)
+        self._dirty.pop(uid, None)
+
+    async def run(self) -> None:
+        """Write for ever."""
+        while True:
+            await self._wake.wait()
+            await asyncio.sleep(COALESCE_S)
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what has changed, now."""
+        dirty, self._dirty = self._dirty, {}
+        self._wake.clear()
+        for uid, pod in dirty.items():
+            self._write(pod, self._statuses[uid])
+
+    def _write(self, pod: PodSpec, status: Json) -> None:
+        found = self._store.find("pods", pod.namespace, pod.name)
+        if found is None or found.obj["metadata"]["uid"] != pod.uid:
+            return
+
+        def laid_over(obj: Json) -> Json:
+            return obj | {"status": with_foreign_conditions(status, obj.get("status") or {})}
+
+        try:
+            self._store.patch("pods", pod.namespace, pod.name, laid_over, subresource="status")
+        except ApiError as error:
+            if error.code not in {404, 409}:
+                raise
