@@ -24,7 +24,7 @@ class Device:
     model: str
     """NVML's product name, such as `Tesla T4` or `NVIDIA A100-SXM4-40GB`."""
     memory_mib: int
-    """Memory that can be leased, a multiple of `unit_mib`."""
+    """All of its memory; whole units of it can be leased."""
     slots: int
     """How many shares may be on the device at once (Volcano: `deviceSplitCount`)."""
     unit_mib: int = 1
@@ -52,14 +52,15 @@ def needed_mib(request: GpuRequest, device: Device) -> int:
     A percentage counts whole units of the device's registered memory, rounded down, and wins over
     an amount; neither means all of it.
     """
+    everything = device.memory_mib // device.unit_mib * device.unit_mib
     if request.whole:
-        return device.memory_mib
+        return everything
     if request.memory_percent is not None:
         units = device.memory_mib // device.unit_mib * request.memory_percent // 100
         return units * device.unit_mib
     if request.memory_units is not None:
         return request.memory_units * device.unit_mib
-    return device.memory_mib
+    return everything
 
 
 def needed_cores(request: GpuRequest) -> int:

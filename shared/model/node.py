@@ -29,3 +29,5 @@ class NodeFacts:
     """Sum over the node's live pods that we did not place, `pods` included."""
     host_ports: tuple[str, ...] = ()
     """`protocol/port` in use by any live pod of the node, ours included."""
+    closed_devices: tuple[int, ...] = ()
+    """Indices of devices that the node's annotations close to new shares."""

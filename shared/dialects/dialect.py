@@ -1,0 +1,127 @@
+"""What a dialect is: a vendor's way of asking for a GPU, and how its users expect the answer."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from shared.model.device import Device
+from shared.model.lease import Lease
+from shared.model.names import DeviceUuid, Namespace
+from shared.model.request import PodRequest
+
+TRIGGER = "leasehold.dev/share"
+"""Served where a dialect's own resource cannot be: it makes the kubelet call Allocate."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerAsks:
+    """What one container says about resources, as whole numbers."""
+
+    name: str
+    limits: Mapping[str, int] = field(default_factory=dict)
+    requests: Mapping[str, int] = field(default_factory=dict)
+    init: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodAsks:
+    """What a pod says that a dialect may read."""
+
+    namespace: Namespace
+    containers: tuple[ContainerAsks, ...]
+    """In spec order, init containers first."""
+    annotations: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """The operator's choices that change how a request is read."""
+
+    enabled: tuple[str, ...] = ()
+    """Names of the dialects spoken; empty: all."""
+    policy: str = ""
+    """Volcano's `deviceshare.SchedulePolicy`: empty, `binpack` or `spread`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paths:
+    """Where the node keeps what containers mount."""
+
+    library: str
+    """The HAMi-core library on the host."""
+    preload: str
+    """A file that names the library's path inside the container."""
+    containers: str
+    """Directory that holds one directory per pod and container."""
+    locks: str
+    """Directory of the lock that all containers of the node share."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mount:
+    """One bind mount of a container."""
+
+    container_path: str
+    host_path: str
+    read_only: bool
+    directory: bool
+    """The host path is a directory, made for this container if it is missing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerSetup:
+    """What the kubelet is told to give a container."""
+
+    environment: Mapping[str, str]
+    mounts: tuple[Mount, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedId:
+    """One device ID of a device-plugin list: at most 63 characters, never renumbered."""
+
+    text: str
+    healthy: bool
+    device: DeviceUuid | None = None
+    """The device it stands for; None if it stands for any."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advertised:
+    """What a node shows for a dialect."""
+
+    served: Mapping[str, tuple[ServedId, ...]] = field(default_factory=dict)
+    """Resources of the device plugin, each with its complete list."""
+    patched: Mapping[str, int] = field(default_factory=dict)
+    """Resources written into node status."""
+    annotations: Mapping[str, str | None] = field(default_factory=dict)
+    """Of the node; None: the key is to be absent."""
+
+
+class Strategy:
+    """How gpushare's resources reach the kubelet: Volcano's `--gpu-strategy`, and `auto`."""
+
+    AUTO = "auto"
+    SHARE = "share"
+    NUMBER = "number"
+    ALL = (AUTO, SHARE, NUMBER)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect:
+    """One row of the table of dialects; every function is pure."""
+
+    name: str
+    resources: frozenset[str]
+    """All resource names that belong to it: they are no ordinary resources of the pod."""
+    read: Callable[[PodAsks, Rules], PodRequest | None]
+    """The GPU part of a request, or None if the pod asks for nothing here."""
+    binding: Callable[[Lease, float], dict[str, str]]
+    """Annotations that the Binding carries, given the lease and the Unix time."""
+    after: Callable[[Lease, frozenset[str]], dict[str, str]]
+    """Annotations once Allocate was answered for these containers."""
+    failed: Callable[[Lease], dict[str, str]]
+    """Annotations once Allocate was refused."""
+    environment: Callable[[Lease, str, Mapping[DeviceUuid, Device], Paths], ContainerSetup]
+    """What one container of the lease is given."""
+    advertised: Callable[[Sequence[Device], str], Advertised]
+    """What the node shows, given its devices and the `Strategy`."""

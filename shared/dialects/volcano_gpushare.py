@@ -1,0 +1,222 @@
+"""volcano.sh/gpu-memory and volcano.sh/gpu-number: memory of one GPU, or whole GPUs.
+
+Wire forms are those of Volcano's GPU sharing guide and its share plugin. Memory is booked, not
+enforced: containers are told which card is theirs and how much of it, and nothing else.
+"""
+
+import string
+from collections.abc import Mapping, Sequence
+
+from shared.dialects.dialect import (
+    TRIGGER,
+    Advertised,
+    ContainerAsks,
+    ContainerSetup,
+    Dialect,
+    Paths,
+    PodAsks,
+    Rules,
+    ServedId,
+    Strategy,
+)
+from shared.model.device import Device
+from shared.model.errors import RequestError
+from shared.model.lease import Lease
+from shared.model.names import DeviceUuid
+from shared.model.request import DeviceOrder, GpuRequest, PodRequest
+
+NAME = "volcano-gpushare"
+MEMORY = "volcano.sh/gpu-memory"
+NUMBER = "volcano.sh/gpu-number"
+INDEX = "volcano.sh/gpu-index"
+TIME = "volcano.sh/predicate-time"
+ASSIGNED = "volcano.sh/gpu-assigned"
+UNHEALTHY = "volcano.sh/gpu-unhealthy-ids"
+
+MAX_LIST_BYTES = 4_000_000
+"""The kubelet receives at most 4 MiB in one list of devices."""
+_DIGITS = string.digits + string.ascii_lowercase
+
+
+def read(asks: PodAsks, _: Rules) -> PodRequest | None:
+    """Read the pod's containers; memory, where asked for, decides, and numbers are then ignored.
+
+    Raises RequestError naming container, resource and rule.
+    """
+    memory = [asked for asked in asks.containers if asked.limits.get(MEMORY, 0) > 0]
+    if memory:
+        return _read_memory(memory)
+    number = [asked for asked in asks.containers if asked.limits.get(NUMBER, 0) > 0]
+    if number:
+        return _read_number(number)
+    for asked in asks.containers:
+        for name in (MEMORY, NUMBER):
+            if name in asked.limits:
+                raise RequestError(
+                    f"container {asked.name}: {name} must be 1 or more, got {asked.limits[name]}"
+                )
+    return None
+
+
+def _read_memory(containers: Sequence[ContainerAsks]) -> PodRequest:
+    triggered = all(asked.limits.get(TRIGGER, 0) > 0 for asked in containers)
+    return PodRequest(
+        dialect=NAME,
+        containers=tuple(
+            GpuRequest(
+                container=asked.name,
+                gpus=1,
+                memory_units=asked.limits[MEMORY],
+                slotted=False,
+                init=asked.init,
+            )
+            for asked in containers
+        ),
+        same_device=True,
+        triggers=(TRIGGER if triggered else MEMORY,),
+        device_order=DeviceOrder.FIRST,
+    )
+
+
+def _read_number(containers: Sequence[ContainerAsks]) -> PodRequest:
+    init = next((asked for asked in containers if asked.init), None)
+    if init is not None:
+        raise RequestError(f"container {init.name}: an init container may not ask for {NUMBER}")
+    return PodRequest(
+        dialect=NAME,
+        containers=tuple(
+            GpuRequest(container=asked.name, gpus=asked.limits[NUMBER], whole=True, slotted=False)
+            for asked in containers
+        ),
+        triggers=(NUMBER,),
+        device_order=DeviceOrder.FIRST,
+    )
+
+
+def _indices(lease: Lease) -> str:
+    return ",".join(str(index) for index in sorted({share.index for share in lease.shares}))
+
+
+def binding(lease: Lease, now_s: float) -> dict[str, str]:
+    """Return the pod's card indices, ascending, and the time in nanoseconds."""
+    return {INDEX: _indices(lease), TIME: str(int(now_s * 1e9))}
+
+
+def after(lease: Lease, done: frozenset[str]) -> dict[str, str]:
+    """Return the mark of a pod whose containers all have their cards."""
+    return {ASSIGNED: "true"} if done.issuperset(s.container for s in lease.shares) else {}
+
+
+def failed(_: Lease) -> dict[str, str]:
+    """Return nothing: a refused pod is simply not assigned."""
+    return {}
+
+
+def environment(
+    lease: Lease, container: str, devices: Mapping[DeviceUuid, Device], _: Paths
+) -> ContainerSetup:
+    """Return the three variables of the guide: the pod's cards, what is allocated, a card's size.
+
+    For whole cards, what is allocated is their number times the unit, as the share plugin says.
+    Raises RequestError if the container holds nothing.
+    """
+    shares = lease.shares_of(container)
+    if not shares:
+        raise RequestError(f"container {container} of pod {lease.pod} has no share leased")
+    whole = shares[0].whole
+    allocated = len(shares) * shares[0].unit_mib if whole else sum(s.memory_mib for s in shares)
+    return ContainerSetup(
+        environment={
+            "NVIDIA_VISIBLE_DEVICES": _indices(lease),
+            "VOLCANO_GPU_ALLOCATED": str(allocated),
+            "VOLCANO_GPU_MEMORY_TOTAL": str(devices[shares[0].device].memory_mib),
+        }
+    )
+
+
+def unit_id(index: int, number: int) -> str:
+    """Return the device-plugin ID of one unit of memory: short, for a list has many of them."""
+    return f"{_base36(index)}-{_base36(number)}"
+
+
+def _base36(number: int) -> str:
+    digits = ""
+    while True:
+        number, digit = divmod(number, 36)
+        digits = _DIGITS[digit] + digits
+        if not number:
+            return digits
+
+
+def list_bytes(devices: Sequence[Device]) -> int:
+    """Return the most bytes that a list of all units takes on the wire.
+
+    An entry is its tag and length (2), the ID's tag, length and text, and `Healthy` or `Unhealthy`
+    likewise.
+    """
+    return sum(
+        (device.memory_mib // device.unit_mib)
+        * (2 + 2 + len(unit_id(device.index, device.memory_mib // device.unit_mib)) + 2 + 9)
+        for device in devices
+    )
+
+
+def check_list(devices: Sequence[Device]) -> None:
+    """Raise RequestError, naming the memory factor needed, if a list of all units is too long."""
+    size = list_bytes(devices)
+    if size > MAX_LIST_BYTES:
+        unit = max((device.unit_mib for device in devices), default=1)
+        needed = -(-unit * size // MAX_LIST_BYTES)
+        raise RequestError(
+            f"{MEMORY}: one device ID per {unit} MiB makes a list of {size} bytes, and the kubelet "
+            f"takes {MAX_LIST_BYTES}: use a memory factor of {needed} or more, or strategy auto"
+        )
+
+
+def advertised(devices: Sequence[Device], strategy: str) -> Advertised:
+    """Serve memory by the unit (share), cards (number), or what fits (auto).
+
+    With `auto`, memory that makes too long a list is written into node status, and the trigger
+    resource is served in its place. Raises RequestError if `share` makes too long a list.
+    """
+    healthy = [device for device in devices if device.healthy]
+    units = sum(device.memory_mib // device.unit_mib for device in healthy)
+    sick = ",".join(str(device.index) for device in devices if not device.healthy)
+    notes = {UNHEALTHY: sick or None}
+    if strategy == Strategy.NUMBER:
+        cards = tuple(ServedId(text=d.uuid, healthy=d.healthy, device=d.uuid) for d in devices)
+        return Advertised(served={NUMBER: cards}, patched={MEMORY: 0}, annotations=notes)
+    if strategy == Strategy.SHARE:
+        check_list(devices)
+    if list_bytes(devices) <= MAX_LIST_BYTES:
+        return Advertised(
+            served={MEMORY: _unit_ids(devices)},
+            patched={NUMBER: len(healthy)},
+            annotations=notes,
+        )
+    slots = sum(device.slots for device in devices)
+    return Advertised(
+        served={TRIGGER: tuple(ServedId(text=f"share-{n}", healthy=True) for n in range(slots))},
+        patched={MEMORY: units, NUMBER: len(healthy)},
+        annotations=notes,
+    )
+
+
+def _unit_ids(devices: Sequence[Device]) -> tuple[ServedId, ...]:
+    return tuple(
+        ServedId(text=unit_id(device.index, n), healthy=device.healthy, device=device.uuid)
+        for device in devices
+        for n in range(device.memory_mib // device.unit_mib)
+    )
+
+
+DIALECT = Dialect(
+    name=NAME,
+    resources=frozenset({MEMORY, NUMBER}),
+    read=read,
+    binding=binding,
+    after=after,
+    failed=failed,
+    environment=environment,
+    advertised=advertised,
+)

@@ -1,0 +1,292 @@
+"""volcano.sh/vgpu-*: a number of GPUs, of each an amount of memory and a percentage of cores.
+
+Wire forms are those of Volcano's scheduler plugin `deviceshare` and of the Volcano vGPU device
+plugin, in the generation without handshakes.
+"""
+
+import uuid
+from collections.abc import Mapping, Sequence
+
+from shared.dialects.dialect import (
+    Advertised,
+    ContainerAsks,
+    ContainerSetup,
+    Dialect,
+    Mount,
+    Paths,
+    PodAsks,
+    Rules,
+    ServedId,
+)
+from shared.model.device import Device, DeviceMode
+from shared.model.errors import RequestError
+from shared.model.lease import Lease, Share
+from shared.model.names import DeviceUuid, Namespace
+from shared.model.request import DeviceOrder, DeviceSelection, GpuRequest, NodeOrder, PodRequest
+
+NAME = "volcano-vgpu"
+NUMBER = "volcano.sh/vgpu-number"
+MEMORY = "volcano.sh/vgpu-memory"
+PERCENTAGE = "volcano.sh/vgpu-memory-percentage"
+CORES = "volcano.sh/vgpu-cores"
+
+NODE = "volcano.sh/vgpu-node"
+TIME = "volcano.sh/vgpu-time"
+IDS = "volcano.sh/vgpu-ids-new"
+TO_ALLOCATE = "volcano.sh/devices-to-allocate"
+PHASE = "volcano.sh/bind-phase"
+BIND_TIME = "volcano.sh/bind-time"
+REGISTER = "volcano.sh/node-vgpu-register"
+NEVER = str(2**64 - 1)
+"""`vgpu-time` of a pod that no Allocate waits for any more."""
+
+MODE = "volcano.sh/vgpu-mode"
+GROUP_POLICY = "volcano.sh/vgpu-podgroup-policy"
+GROUPS = ("scheduling.k8s.io/group-name", "scheduling.volcano.sh/group-name")
+USE_TYPES = "nvidia.com/use-gputype"
+NOT_TYPES = "nvidia.com/nouse-gputype"
+USE_UUIDS = "volcano.sh/vgpu-use-gpuuuid"
+NOT_UUIDS = "volcano.sh/vgpu-nouse-gpuuuid"
+
+ORDERS: Mapping[str, DeviceOrder] = {
+    "": DeviceOrder.LAST,
+    "binpack": DeviceOrder.BINPACK,
+    "spread": DeviceOrder.SPREAD,
+}
+_CACHES = uuid.UUID("6d0e1f2a-5b3c-4f58-9a39-6f1f0a7f5c11")
+
+
+def read(asks: PodAsks, rules: Rules) -> PodRequest | None:
+    """Read the pod's containers. Raises RequestError naming container, resource and rule."""
+    containers = tuple(
+        request for asked in asks.containers if (request := _read_container(asked)) is not None
+    )
+    if not containers:
+        return None
+    return PodRequest(
+        dialect=NAME,
+        containers=containers,
+        triggers=(NUMBER,),
+        selection=_read_selection(asks.annotations),
+        tag=_read_tag(asks.namespace, asks.annotations),
+        device_order=ORDERS[rules.policy],
+        node_order=NodeOrder.SPREAD if rules.policy == "spread" else NodeOrder.BINPACK,
+    )
+
+
+def _read_container(asked: ContainerAsks) -> GpuRequest | None:
+    limits = asked.limits
+    named = [name for name in (NUMBER, MEMORY, PERCENTAGE, CORES) if name in limits]
+    if not named:
+        return None
+    where = f"container {asked.name}"
+    if asked.init:
+        raise RequestError(f"{where}: an init container may not ask for {named[0]}")
+    if limits.get(NUMBER, 0) < 1:
+        raise RequestError(
+            f"{where}: {named[-1]} needs {NUMBER} of 1 or more beside it, got "
+            f"{limits.get(NUMBER, 'none')}; the kubelet would give the container no device"
+        )
+    memory = limits.get(MEMORY, asked.requests.get(MEMORY, 0))
+    percent = limits.get(PERCENTAGE, asked.requests.get(PERCENTAGE))
+    cores = limits.get(CORES, asked.requests.get(CORES, 0))
+    if percent is not None and not 1 <= percent <= 100:
+        raise RequestError(f"{where}: {PERCENTAGE} must be 1 to 100, got {percent}")
+    if not 0 <= cores <= 100:
+        raise RequestError(f"{where}: {CORES} must be 0 to 100 percent of a GPU, got {cores}")
+    if memory < 0:
+        raise RequestError(f"{where}: {MEMORY} must not be negative, got {memory}")
+    return GpuRequest(
+        container=asked.name,
+        gpus=limits[NUMBER],
+        memory_units=memory or None,
+        memory_percent=percent,
+        cores_percent=cores,
+    )
+
+
+def _read_selection(annotations: Mapping[str, str]) -> DeviceSelection:
+    """Read the selection annotations; blank list entries are dropped, unlike upstream.
+
+    With `use-gputype` present, `nouse-gputype` is ignored, as upstream does.
+    """
+    return DeviceSelection(
+        types=_entries(annotations.get(USE_TYPES, "")),
+        not_types=() if USE_TYPES in annotations else _entries(annotations.get(NOT_TYPES, "")),
+        uuids=_entries(annotations.get(USE_UUIDS, "")),
+        not_uuids=_entries(annotations.get(NOT_UUIDS, "")),
+        mode=annotations.get(MODE),
+    )
+
+
+def _read_tag(namespace: Namespace, annotations: Mapping[str, str]) -> str:
+    group = next((annotations[key] for key in GROUPS if annotations.get(key)), "")
+    spread = annotations.get(GROUP_POLICY) == "spread"
+    return f"{namespace}/{group}" if spread and group else ""
+
+
+def _entries(text: str) -> tuple[str, ...]:
+    return tuple(entry.strip() for entry in text.split(",") if entry.strip())
+
+
+def encode_element(shares: Sequence[Share]) -> str:
+    """Write one container's devices: `uuid,NVIDIA,units,cores:` for each."""
+    return "".join(
+        f"{share.device},NVIDIA,{share.memory_units},{share.cores_percent}:" for share in shares
+    )
+
+
+def encode_ids(lease: Lease, done: frozenset[str] = frozenset()) -> str:
+    """Write one element per container that asked, joined by `;`, empty for those in `done`."""
+    return ";".join(
+        "" if container in done else encode_element(lease.shares_of(container))
+        for container in _containers(lease)
+    )
+
+
+def binding(lease: Lease, now_s: float) -> dict[str, str]:
+    """Return the six keys of an assignment whose Allocate is still to come."""
+    ids = encode_ids(lease)
+    seconds = str(int(now_s))
+    return {
+        NODE: lease.node,
+        TIME: seconds,
+        IDS: ids,
+        TO_ALLOCATE: ids,
+        PHASE: "allocating",
+        BIND_TIME: seconds,
+    }
+
+
+def after(lease: Lease, done: frozenset[str]) -> dict[str, str]:
+    """Return what changes once these containers have their devices."""
+    left = {TO_ALLOCATE: encode_ids(lease, done)}
+    if not done.issuperset(_containers(lease)):
+        return left
+    return {**left, PHASE: "success", TIME: NEVER}
+
+
+def failed(_: Lease) -> dict[str, str]:
+    """Return what changes once Allocate was refused."""
+    return {PHASE: "failed", TIME: NEVER}
+
+
+def environment(
+    lease: Lease, container: str, _: Mapping[DeviceUuid, Device], paths: Paths
+) -> ContainerSetup:
+    """Return HAMi-core's variables and mounts.
+
+    HAMi-core counts devices as CUDA does, by PCI address, whatever the order of the variable: so
+    both the devices and their limits come in the order of their index. Raises RequestError for
+    a share without memory, which the library would take for one without limit.
+    """
+    shares = sorted(lease.shares_of(container), key=lambda share: share.index)
+    if not shares or any(share.memory_mib <= 0 for share in shares):
+        raise RequestError(f"container {container} of pod {lease.pod} has no memory leased")
+    cache = uuid.uuid5(_CACHES, f"{lease.pod}/{container}")
+    limits = {
+        f"CUDA_DEVICE_MEMORY_LIMIT_{i}": f"{share.memory_mib}m" for i, share in enumerate(shares)
+    }
+    return ContainerSetup(
+        environment={
+            "NVIDIA_VISIBLE_DEVICES": ",".join(share.device for share in shares),
+            **limits,
+            "CUDA_DEVICE_SM_LIMIT": str(shares[0].cores_percent),
+            "CUDA_DEVICE_MEMORY_SHARED_CACHE": f"/tmp/vgpu/{cache}.cache",  # noqa: S108 - inside
+            "NVIDIA_GDRCOPY": "enabled",
+            "NVIDIA_GDS": "enabled",
+            "NVIDIA_MOFED": "enabled",
+        },
+        mounts=(
+            _mount("/usr/local/vgpu/libvgpu.so", paths.library, read_only=True),
+            _mount("/tmp/vgpu", f"{paths.containers}/{lease.pod}_{container}"),  # noqa: S108
+            _mount("/tmp/vgpulock", paths.locks),  # noqa: S108 - inside the container
+            _mount("/etc/ld.so.preload", paths.preload, read_only=True),
+        ),
+    )
+
+
+def _mount(container_path: str, host_path: str, *, read_only: bool = False) -> Mount:
+    return Mount(
+        container_path=container_path,
+        host_path=host_path,
+        read_only=read_only,
+        directory=not read_only,
+    )
+
+
+def slot_id(device: DeviceUuid, slot: int) -> str:
+    """Return the device-plugin ID of one slot of a device."""
+    return f"{device}-{slot}"
+
+
+def advertised(devices: Sequence[Device], _: str) -> Advertised:
+    """Serve the slots; write memory and cores of healthy devices into node status."""
+    healthy = [device for device in devices if device.healthy]
+    return Advertised(
+        served={
+            NUMBER: tuple(
+                ServedId(
+                    text=slot_id(device.uuid, slot), healthy=device.healthy, device=device.uuid
+                )
+                for device in devices
+                for slot in range(device.slots)
+            )
+        },
+        patched={
+            MEMORY: sum(device.memory_mib // device.unit_mib for device in healthy),
+            CORES: 100 * len(healthy),
+        },
+        annotations={REGISTER: encode_register(devices)},
+    )
+
+
+def encode_register(devices: Sequence[Device]) -> str:
+    """Write `node-vgpu-register`: one record per device, by minor number, each ended by `:`."""
+    return "".join(
+        f"{device.uuid},{device.slots},{device.memory_mib // device.unit_mib},"
+        f"NVIDIA-{device.model},{str(device.healthy).lower()},{device.mode}:"
+        for device in sorted(devices, key=lambda device: (device.index, device.uuid))
+    )
+
+
+def parse_register(text: str, *, unit_mib: int = 1) -> tuple[Device, ...]:
+    """Read `node-vgpu-register`, as another plugin wrote it; what is no record is skipped.
+
+    Five fields are HAMi-core without a word on health (that generation always wrote `false`); of
+    six, `false` is believed.
+    """
+    records = [record.split(",") for record in text.split(":") if record.count(",") >= 4]
+    return tuple(
+        Device(
+            uuid=DeviceUuid(fields[0]),
+            index=index,
+            model=fields[3].removeprefix("NVIDIA-"),
+            memory_mib=_number(fields[2]) * unit_mib,
+            slots=_number(fields[1]),
+            unit_mib=unit_mib,
+            mode=DeviceMode.MIG if fields[5:6] == ["mig"] else DeviceMode.HAMI_CORE,
+            healthy=len(fields) == 5 or fields[4] == "true",
+        )
+        for index, fields in enumerate(records)
+    )
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdecimal() else 0
+
+
+def _containers(lease: Lease) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(share.container for share in lease.shares))
+
+
+DIALECT = Dialect(
+    name=NAME,
+    resources=frozenset({NUMBER, MEMORY, PERCENTAGE, CORES}),
+    read=read,
+    binding=binding,
+    after=after,
+    failed=failed,
+    environment=environment,
+    advertised=advertised,
+)
