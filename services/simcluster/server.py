@@ -1,0 +1,267 @@
+"""The API server: TLS, bearer tokens, and one door through which every request goes."""
+
+import asyncio
+import hmac
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from services.simcluster import patches
+from services.simcluster.disruption import Disruptions
+from services.simcluster.errors import ApiError
+from services.simcluster.exec_socket import serve_exec
+from services.simcluster.faults import Faults
+from services.simcluster.lists import listing
+from services.simcluster.metrics import Metrics
+from services.simcluster.namespaces import Namespaces, prepare
+from services.simcluster.objects import decode, encode
+from services.simcluster.pod_access import serve_log
+from services.simcluster.ports import Admission, ContainerRuntime
+from services.simcluster.query import ListOptions
+from services.simcluster.selectors import selection
+from services.simcluster.static import OPEN_PATHS, static_answer
+from services.simcluster.store import Store
+from services.simcluster.target import Target, parse
+from services.simcluster.tls import Certificates
+from services.simcluster.views import View, view
+from services.simcluster.watches import Watched, serve_watch
+from services.simcluster.writing import Writer, WriteRequest, not_allowed
+
+log = logging.getLogger(__name__)
+
+_MAX_BODY_BYTES = 3 * 1024 * 1024
+_UNAUTHORIZED = ApiError(401, "Unauthorized", "Unauthorized")
+_STOP_S = 1.0
+_USER = "system:admin"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiSettings:
+    """How the server listens; port 0 takes a free one."""
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    token: str
+    bookmark_s: float = 60.0
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What a request turned out to be, for the metrics."""
+
+    verb: str
+    resource: str = ""
+    subresource: str = ""
+    key: str = ""
+
+
+class ApiServer:
+    """Serves a store; containers and admission are reached through their ports."""
+
+    def __init__(
+        self,
+        store: Store,
+        settings: ApiSettings,
+        *,
+        runtime: ContainerRuntime | None = None,
+        admission: Admission | None = None,
+    ) -> None:
+        self.store = store
+        self.settings = settings
+        self.runtime = runtime
+        self.faults = Faults()
+        self.metrics = Metrics()
+        self._namespaces = Namespaces(store)
+        self._writer = Writer(store, Disruptions(store), admission)
+        self._expected = f"Bearer {settings.token}".encode()
+        prepare(store)
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer one request, whatever it is."""
+        started = time.perf_counter()
+        seen = _Seen(request.method)
+        try:
+            if request.path not in OPEN_PATHS:
+                self._authenticate(request)
+            if self.faults.pending:
+                await self.faults.inject(request)
+            response = await self._answer(request, seen)
+        except ApiError as error:
+            response = _refusal(error)
+            if seen.verb in {"POST", "PUT", "PATCH", "DELETE"} and seen.key:
+                verb = f"{request.method} {seen.subresource}".strip()
+                self.store.writes.count(seen.resource, seen.key, f"{verb} refused {error.code}")
+        took_s = time.perf_counter() - started
+        self.metrics.count(
+            seen.verb, seen.resource, seen.subresource, code=response.status, took_s=took_s
+        )
+        return response
+
+    def _authenticate(self, request: web.BaseRequest) -> None:
+        given = request.headers.get("Authorization", "").encode()
+        if not hmac.compare_digest(given, self._expected):
+            raise _UNAUTHORIZED
+
+    async def _answer(self, request: web.BaseRequest, seen: _Seen) -> web.StreamResponse:
+        path = request.path
+        if path.startswith("/debug/") or path == "/metrics":
+            return await self._debug(request)
+        static = static_answer(request)
+        if static is not None:
+            return static
+        target = parse(path)
+        seen.resource, seen.subresource = target.kind.plural, target.subresource
+        if target.subresource in {"exec", "attach", "portforward", "log"}:
+            return await self._reach_in(request, target)
+        if request.method == "GET":
+            return await self._read(request, target, seen)
+        seen.key = target.key if target.name else ""
+        return await self._write(request, target)
+
+    async def _reach_in(self, request: web.BaseRequest, target: Target) -> web.StreamResponse:
+        pod = self.store.read("pods", target.namespace, target.name)
+        if target.subresource == "log":
+            if request.method != "GET":
+                raise not_allowed(request.method)
+            return await serve_log(request, self.runtime, pod)
+        if target.subresource != "exec":
+            raise ApiError(
+                501,
+                "NotImplemented",
+                f"pods/{target.subresource} is not simulated; exec and log are",
+            )
+        return await serve_exec(request, self.runtime, pod)
+
+    async def _read(
+        self, request: web.BaseRequest, target: Target, seen: _Seen
+    ) -> web.StreamResponse:
+        query = request.query
+        shown = self._view(request, target)
+        if target.subresource not in {"", "status"}:
+            raise not_allowed("GET")
+        options = ListOptions.of(query)
+        fields = options.fields
+        if target.name and not options.watch:
+            record = self.store.record(target.kind.plural, target.namespace, target.name)
+            return _json(shown.one(record))
+        if target.name:
+            fields = ",".join(filter(None, (fields, f"metadata.name={target.name}")))
+        chosen = selection(target.kind, target.namespace, options.labels, fields)
+        if not options.watch:
+            found = listing(self.store, target.kind.plural, chosen, options)
+            return _json(shown.many(found.records, found.meta))
+        seen.verb = "WATCH"
+        watched = Watched(target.kind.plural, chosen, shown, options)
+        with self.metrics.watches.labels(target.kind.plural).track_inprogress():
+            return await serve_watch(
+                request, self.store, watched, bookmark_s=self.settings.bookmark_s
+            )
+
+    def _view(self, request: web.BaseRequest, target: Target) -> View:
+        accept = request.headers.get("Accept", "")
+        include = request.query.get("includeObject", "")
+        return view(target.kind, accept, include, self.store.clock())
+
+    async def _write(self, request: web.BaseRequest, target: Target) -> web.StreamResponse:
+        shown = self._view(request, target)
+        body = await _body(request)
+        content_type = request.content_type
+        written = await self._writer.write(
+            request.method, WriteRequest(target, request.query, content_type, body, _USER)
+        )
+        obj = written.obj
+        if obj.get("kind") == target.kind.kind:
+            record = self.store.find(target.kind.plural, target.namespace, obj["metadata"]["name"])
+            if record is not None and record.obj is obj:
+                return _json(shown.one(record), written.code)
+        return _json(encode(obj), written.code)
+
+    async def _debug(self, request: web.BaseRequest) -> web.StreamResponse:
+        match request.method, request.path:
+            case "GET", "/metrics":
+                return web.Response(body=self.metrics.text(), content_type="text/plain")
+            case "GET", "/debug/writes":
+                prefix = request.query.get("prefix", "")
+                return _json(encode(self.store.writes.everything(prefix)))
+            case "POST", "/debug/faults":
+                self.faults.add(await _body(request))
+            case "DELETE", "/debug/faults":
+                self.faults.pending.clear()
+            case "POST", "/debug/compact":
+                self.store.compact()
+            case _:
+                raise not_allowed(request.method)
+        return _json(b"{}")
+
+
+async def _body(request: web.BaseRequest) -> Any:
+    raw = await request.read()
+    if not raw:
+        return None
+    if request.content_type in {"application/yaml", patches.APPLY_PATCH}:
+        return patches.parsed_yaml(raw)
+    if request.content_type == "application/vnd.kubernetes.protobuf":
+        raise ApiError(415, "UnsupportedMediaType", "this API server reads JSON and YAML only")
+    try:
+        return decode(raw)
+    except msgspec.DecodeError as error:
+        raise ApiError.bad_request(f"error decoding JSON: {error}") from error
+
+
+def _json(body: bytes, code: int = 200) -> web.Response:
+    return web.Response(body=body, status=code, headers={"Content-Type": "application/json"})
+
+
+def _refusal(error: ApiError) -> web.Response:
+    response = _json(encode(error.status()), error.code)
+    if error.retry_after_s is not None:
+        response.headers["Retry-After"] = str(error.retry_after_s)
+    return response
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """Where the server can be reached."""
+
+    url: str
+    server: ApiServer
+
+
+@asynccontextmanager
+async def listening(server: ApiServer, certificates: Certificates) -> AsyncIterator[Listening]:
+    """Listen for as long as the context lasts."""
+    runner = web.ServerRunner(_web_server(server.handle), shutdown_timeout=_STOP_S)
+    await runner.setup()
+    settings = server.settings
+    context = certificates.server_context()
+    site = web.TCPSite(runner, settings.host, settings.port, ssl_context=context, backlog=1024)
+    try:
+        await site.start()
+        port = runner.addresses[0][1]
+        yield Listening(f"https://{settings.host}:{port}", server)
+    finally:
+        await runner.cleanup()
+
+
+def _web_server(
+    handle: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
+) -> "web.Server[web.BaseRequest]":
+    def made(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
+        loop = asyncio.get_running_loop()
+        return web.BaseRequest(
+            message, payload, protocol, writer, task, loop, client_max_size=_MAX_BODY_BYTES
+        )
+
+    return web.Server(
+        handle,
+        request_factory=made,
+        handler_cancellation=True,
+        access_log=None,
+        keepalive_timeout=600,
+    )

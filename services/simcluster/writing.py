@@ -1,0 +1,248 @@
+"""Create, replace, patch, delete: the requests that change objects."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from services.simcluster import patches
+from services.simcluster.binding import bind
+from services.simcluster.disruption import Disruptions
+from services.simcluster.errors import ApiError, Cause
+from services.simcluster.objects import Json, copied, metadata, name_of
+from services.simcluster.ports import Admission, AdmissionRequest
+from services.simcluster.query import dry_run, whole
+from services.simcluster.selectors import selection
+from services.simcluster.store import Store
+from services.simcluster.target import Target
+from services.simcluster.updates import generated_name
+
+_ATTEMPTS = 5
+_ANSWERED_WHOLE = frozenset({"pods", "namespaces", "services", "serviceaccounts",
+                             "persistentvolumeclaims", "resourcequotas"})  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """The HTTP code and the object (or Status) of an accepted write."""
+
+    code: int
+    obj: Json
+
+
+@dataclass(frozen=True, slots=True)
+class WriteRequest:
+    """One write as it came in."""
+
+    target: Target
+    query: Mapping[str, str]
+    content_type: str
+    body: Any
+    user: str
+
+
+class Writer:
+    """Applies writes to the store, asking admission first where there is one."""
+
+    def __init__(
+        self, store: Store, disruptions: Disruptions, admission: Admission | None = None
+    ) -> None:
+        self._store = store
+        self._disruptions = disruptions
+        self._admission = admission
+
+    async def write(self, method: str, request: WriteRequest) -> Written:
+        """Do what the method says; 405 where the target does not take it."""
+        target = request.target
+        if method == "POST":
+            return await self._post(request)
+        if target.subresource not in {"", "status", "finalize"}:
+            raise not_allowed(method)
+        if method == "DELETE" and not target.subresource:
+            if target.name:
+                return await self._delete(request)
+            return await self._delete_collection(request)
+        if method == "PUT" and target.name:
+            return await self._put(request)
+        if method == "PATCH" and target.name:
+            return await self._patch(request)
+        raise not_allowed(method)
+
+    async def _post(self, request: WriteRequest) -> Written:
+        target = request.target
+        body = _object(request.body)
+        dry = dry_run(request.query)
+        if target.subresource == "binding":
+            name = target.name or name_of(body)
+            bind(self._store, target.namespace, name, body, dry_run=dry)
+            return Written(201, success())
+        if target.subresource == "eviction":
+            dry = dry_run(request.query, body.get("deleteOptions"))
+            self._disruptions.evict(target.namespace, target.name, body, dry_run=dry)
+            return Written(201, success())
+        if target.name:
+            raise not_allowed("POST")
+        return Written(201, await self._create(request, body))
+
+    async def _create(self, request: WriteRequest, body: Json) -> Json:
+        target = request.target
+        self._place(target, body)
+        meta = metadata(body)
+        if not meta.get("name") and meta.get("generateName"):
+            body["metadata"] = {**meta, "name": generated_name(str(meta["generateName"]))}
+        obj = await self._admit("CREATE", request, body, None)
+        return self._store.create(target.kind.plural, obj, dry_run=dry_run(request.query))
+
+    async def _put(self, request: WriteRequest) -> Written:
+        target = request.target
+        body = _object(request.body)
+        self._place(target, body)
+        if name_of(body) != target.name:
+            raise ApiError.bad_request(
+                f"the name of the object ({name_of(body)}) does not match the name on the URL "
+                f"({target.name})"
+            )
+        old = self._store.read(target.kind.plural, target.namespace, target.name)
+        obj = await self._admit("UPDATE", request, body, old)
+        return Written(200, self._update(request, obj, "update"))
+
+    async def _patch(self, request: WriteRequest) -> Written:
+        target = request.target
+        patch = patches.patcher(request.content_type, request.body)
+        applies = request.content_type == patches.APPLY_PATCH
+        if applies and not request.query.get("fieldManager"):
+            cause = Cause("FieldValueRequired", "Required value: is required for apply patch",
+                          "fieldManager")  # fmt: skip
+            raise ApiError.invalid("PatchOptions", "meta.k8s.io", "", [cause])
+        if applies and self._store.find(target.kind.plural, target.namespace, target.name) is None:
+            return Written(201, await self._create(request, _object(request.body)))
+        for attempt in range(_ATTEMPTS):
+            old = self._store.read(target.kind.plural, target.namespace, target.name)
+            new = patch(copied(old))
+            self._place(target, new)
+            pinned = metadata(new).get("resourceVersion") != old["metadata"]["resourceVersion"]
+            obj = await self._admit("UPDATE", request, new, old)
+            try:
+                return Written(200, self._update(request, obj, "patch"))
+            except ApiError as error:
+                if error.reason != "Conflict" or pinned or attempt == _ATTEMPTS - 1:
+                    raise
+        raise AssertionError
+
+    def _update(self, request: WriteRequest, obj: Json, verb: str) -> Json:
+        return self._store.update(
+            request.target.kind.plural,
+            obj,
+            subresource=request.target.subresource,
+            dry_run=dry_run(request.query),
+            verb=verb,
+        )
+
+    async def _delete(self, request: WriteRequest) -> Written:
+        target = request.target
+        options = _object(request.body) if request.body else {}
+        old = self._store.read(target.kind.plural, target.namespace, target.name)
+        await self._admit("DELETE", request, None, old)
+        obj = self._delete_one(target, target.name, request, options)
+        if target.kind.plural in _ANSWERED_WHOLE or not self._store.gone(target.kind.plural, obj):
+            return Written(200, obj)
+        details = {
+            "name": target.name,
+            "group": target.kind.group,
+            "kind": target.kind.plural,
+            "uid": obj["metadata"]["uid"],
+        }
+        return Written(200, success(details))
+
+    def _delete_one(self, target: Target, name: str, request: WriteRequest, options: Json) -> Json:
+        wanted = options.get("preconditions") or {}
+        grace_s = options.get("gracePeriodSeconds")
+        return self._store.delete(
+            target.kind.plural,
+            target.namespace,
+            name,
+            grace_s=whole(request.query, "gracePeriodSeconds") if grace_s is None else int(grace_s),
+            uid=wanted.get("uid"),
+            resource_version=wanted.get("resourceVersion"),
+            dry_run=dry_run(request.query, options),
+        )
+
+    async def _delete_collection(self, request: WriteRequest) -> Written:
+        target, query = request.target, request.query
+        options = _object(request.body) if request.body else {}
+        chosen = selection(
+            target.kind,
+            target.namespace,
+            query.get("labelSelector", ""),
+            query.get("fieldSelector", ""),
+        )
+        deleted = []
+        for record in self._store.page(target.kind.plural, chosen).records:
+            await self._admit("DELETE", request, None, record.obj)
+            if not self._store.gone(target.kind.plural, record.obj):
+                where = Target(target.kind, record.obj["metadata"].get("namespace", ""))
+                deleted.append(self._delete_one(where, name_of(record.obj), request, options))
+        return Written(
+            200,
+            {
+                "kind": f"{target.kind.kind}List",
+                "apiVersion": target.kind.api_version,
+                "metadata": {"resourceVersion": str(self._store.version)},
+                "items": deleted,
+            },
+        )
+
+    def _place(self, target: Target, body: Json) -> None:
+        """Give the object the URL's namespace; 400 if it says another."""
+        meta = body.get("metadata")
+        if meta is not None and not isinstance(meta, dict):
+            raise ApiError.bad_request("metadata is not a map")
+        if not target.kind.namespaced:
+            return
+        meta = meta or {}
+        if meta.get("namespace") not in (None, "", target.namespace):
+            raise ApiError.bad_request(
+                f"the namespace of the provided object does not match the namespace sent on the "
+                f"request ({meta['namespace']} and {target.namespace})"
+            )
+        body["metadata"] = {**meta, "namespace": target.namespace}
+
+    async def _admit(
+        self, operation: str, request: WriteRequest, obj: Json | None, old: Json | None
+    ) -> Json:
+        if self._admission is None:
+            return obj or {}
+        target = request.target
+        admitted = await self._admission.admit(
+            AdmissionRequest(
+                operation=operation,
+                resource=target.kind.plural,
+                subresource=target.subresource,
+                namespace=target.namespace,
+                name=target.name or name_of(obj or old or {}),
+                obj=obj,
+                old=old,
+                dry_run=dry_run(request.query),
+                user=request.user,
+            )
+        )
+        return admitted or obj or {}
+
+
+def _object(body: Any) -> Json:
+    if not isinstance(body, dict):
+        raise ApiError.bad_request("the body of the request is not an object")
+    return body
+
+
+def not_allowed(method: str) -> ApiError:
+    """405: the target is there and does not take this method."""
+    text = f"the server does not allow this method ({method}) on the requested resource"
+    return ApiError(405, "MethodNotAllowed", text)
+
+
+def success(details: Json | None = None) -> Json:
+    """Return the Status of a write that has no object to show."""
+    status: Json = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
+    if details:
+        status["details"] = details
+    return status
