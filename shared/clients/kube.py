@@ -1,9 +1,10 @@
 """The one door to the Kubernetes API: every request we make passes here, typed and translated.
 
-Guarantees: every call is sent once (twice only if a rotated token was refused the first time), is
-bounded by the timeout, and raises only our own errors (`kube_errors.py`). After an
-UnreachableError a write may or may not have happened, so ask again in a way that is safe twice:
-a second Binding, or a second create of the same name, is answered with KubeConflictError.
+Guarantees: every call is bounded by the timeout and raises only our own errors
+(`kube_errors.py`). POST and PATCH are sent once, and once more only if the token was refused and
+a newer one was found; GET and DELETE also go out again where a kept connection turns out closed.
+After an UnreachableError a write may or may not have happened, so ask again in a way that is safe
+twice: a second Binding, or create of the same name, is answered with KubeConflictError.
 """
 
 import asyncio

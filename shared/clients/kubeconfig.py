@@ -2,6 +2,7 @@
 
 import base64
 import binascii
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,7 +50,7 @@ class KubeconfigError(RequestError):
 def load_credentials(
     kubeconfig: Path | None,
     *,
-    environ: Mapping[str, str],
+    environ: Mapping[str, str] = os.environ,
     context: str | None = None,
     home: Path | None = None,
     service_account: Path = SERVICE_ACCOUNT,

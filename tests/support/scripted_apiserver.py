@@ -5,12 +5,13 @@ in the middle of a stream, silence.
 """
 
 import asyncio
+import contextlib
 import json
 import socket
 import ssl
 import struct
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 from urllib.parse import parse_qsl, urlsplit
@@ -39,7 +40,7 @@ class Exchange:
 
     request: Request
     writer: asyncio.StreamWriter
-    broken: bool = field(default=False)
+    broken: bool = False
 
     async def answer(
         self, code: int, body: object = None, headers: Mapping[str, str] | None = None
@@ -87,7 +88,7 @@ class ScriptedApiserver:
         self._tls = tls
         self._arrived = asyncio.Condition()
         self._server: asyncio.Server | None = None
-        self._writers: set[asyncio.StreamWriter] = set()
+        self._serving: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
     @property
     def port(self) -> int:
@@ -111,8 +112,11 @@ class ScriptedApiserver:
     ) -> None:
         assert self._server is not None
         self._server.close()
-        for writer in self._writers:
+        serving = dict(self._serving)
+        for writer in serving.values():
             writer.transport.abort()
+        if serving:
+            await asyncio.wait(serving)
         await self._server.wait_closed()
 
     async def received(self, count: int) -> None:
@@ -121,7 +125,9 @@ class ScriptedApiserver:
             await self._arrived.wait_for(lambda: len(self.requests) >= count)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._writers.add(writer)
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving[task] = writer
         self.peers.add(writer.get_extra_info("peername")[1])
         try:
             while request := await _read_request(reader):
@@ -136,7 +142,7 @@ class ScriptedApiserver:
         except (ConnectionError, ssl.SSLError):
             return
         finally:
-            self._writers.discard(writer)
+            del self._serving[task]
             writer.transport.abort()
 
 
@@ -155,7 +161,8 @@ async def _read_request(reader: asyncio.StreamReader) -> Request | None:
 
 async def hang(exchange: Exchange) -> None:
     """Never answer; the client's end of the connection, or ours, ends it."""
-    await exchange.writer.wait_closed()
+    with contextlib.suppress(ConnectionError):
+        await exchange.writer.wait_closed()
 
 
 def answers(code: int, body: object = None, **headers: str) -> Step:
