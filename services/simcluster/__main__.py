@@ -1,8 +1,8 @@
-"""Run the simulated cluster: API server, kubelets and GPUs in one process.
+"""Run the simulated cluster: API server and kubelets in one process.
 
 Examples:
-  python -m services.simcluster --state .leasehold/cluster
-  python -m services.simcluster --state /tmp/cluster --port 6443
+  python -m services.simcluster --state .leasehold/cluster --nodes 3
+  python -m services.simcluster --state /tmp/cluster --port 6443 --nodes 1 --node-cpu 8
   kubectl --kubeconfig /tmp/cluster/kubeconfig get nodes
 """
 
@@ -13,53 +13,74 @@ import secrets
 import signal
 from pathlib import Path
 
+import uvloop
+
 from services.simcluster.kubeconfig import write_kubeconfig
+from services.simcluster.kubelet_fleet import KubeletFleet
+from services.simcluster.kubelet_settings import NodeSettings
 from services.simcluster.persistence import SqliteDisk
 from services.simcluster.server import ApiServer, ApiSettings, listening
 from services.simcluster.store import DEFAULT_WINDOW, Store
 from services.simcluster.tls import certificates, kept_secret
 
+log = logging.getLogger("simcluster")
 
-def arguments() -> argparse.Namespace:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(
+
+def parser() -> argparse.ArgumentParser:
+    """Describe the command line."""
+    made = argparse.ArgumentParser(
         prog="python -m services.simcluster",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--state", type=Path, required=True, help="directory for all state")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
-    parser.add_argument("--port", type=int, default=0, help="0 takes a free one")
-    parser.add_argument(
-        "--window", type=int, default=DEFAULT_WINDOW, help="changes kept per kind for watches"
-    )
-    parser.add_argument("--bookmark-s", type=float, default=60.0, help="pause between bookmarks")
-    return parser.parse_args()
+    add = made.add_argument
+    add("--state", type=Path, required=True, help="directory of all state and the kubeconfig")
+    add("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
+    add("--port", type=int, default=0, help="port of the API server; 0 takes a free one")
+    add("--nodes", type=int, default=0, help="simulated nodes, each with a kubelet (%(default)s)")
+    add("--node-prefix", default="node-", help="nodes are called so, and a number (%(default)s)")
+    add("--node-cpu", default="64", help="cpu of each node (%(default)s)")
+    add("--node-memory", default="512Gi", help="memory of each node (%(default)s)")
+    add("--max-pods", type=int, default=110, help="pods per node (%(default)s)")
+    add("--window", type=int, default=DEFAULT_WINDOW,
+        help="changes kept per kind for watches and continued lists (%(default)s)")  # fmt: skip
+    add("--bookmark-s", type=float, default=60.0,
+        help="seconds between the bookmarks of a watch (%(default)s)")  # fmt: skip
+    return made
 
 
 async def serve(options: argparse.Namespace) -> None:
-    """Serve until SIGTERM or SIGINT."""
+    """Serve until SIGTERM or SIGINT; the kubeconfig appears when everything answers."""
     state: Path = options.state
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     certs = certificates(state / "tls")
     token = kept_secret(state / "token", lambda: secrets.token_urlsafe(32))
     store = Store(SqliteDisk(state / "objects.sqlite"), window=options.window)
     settings = ApiSettings(
         host=options.host, port=options.port, token=token, bookmark_s=options.bookmark_s
     )
-    server = ApiServer(store, settings)
+    node = NodeSettings(cpu=options.node_cpu, memory=options.node_memory, max_pods=options.max_pods)
+    fleet = KubeletFleet(
+        store, state, nodes=options.nodes, settings=node, prefix=options.node_prefix
+    )
+    server = ApiServer(store, settings, runtime=fleet)
     try:
-        async with listening(server, certs) as where:
-            write_kubeconfig(state / "kubeconfig", where.url, certs.ca.read_bytes(), token)
-            logging.getLogger(__name__).info("listening", extra={"url": where.url})
+        async with fleet, listening(server, certs) as url:
+            write_kubeconfig(state / "kubeconfig", url, certs.ca.read_bytes(), token)
+            log.info("listening on %s, nodes %d", url, options.nodes)
             await stop.wait()
     finally:
         store.close()
 
 
+def main() -> None:
+    """Run the simulated cluster."""
+    options = parser().parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    uvloop.run(serve(options))
+
+
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    asyncio.run(serve(arguments()))
+    main()

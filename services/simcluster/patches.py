@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-import jsonpatch  # type: ignore[import-untyped]
-import jsonpointer  # type: ignore[import-untyped]
+import jsonpatch
+import jsonpointer
 import yaml
 
 from services.simcluster import merge, strategic

@@ -1,14 +1,8 @@
-"""What the API server needs from others: containers to reach into, and admission to ask.
-
-Simulated kubelets implement `ContainerRuntime`, the caller of admission webhooks implements
-`Admission`; `__main__` plugs both into the server.
-"""
+"""What the API server needs from simulated kubelets: containers to reach into."""
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
-
-from services.simcluster.objects import Json
 
 
 class ExecStreams(Protocol):
@@ -64,27 +58,4 @@ class ContainerRuntime(Protocol):
         self, namespace: str, pod: str, container: str, options: LogOptions
     ) -> AsyncIterator[bytes]:
         """Yield the container's log in chunks; with `follow`, until the container ends."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdmissionRequest:
-    """A write that is about to happen; `obj` is None for a deletion, `old` for a creation."""
-
-    operation: str  # CREATE, UPDATE, DELETE or CONNECT
-    resource: str  # plural, as in the URL
-    subresource: str
-    namespace: str
-    name: str
-    obj: Json | None
-    old: Json | None
-    dry_run: bool
-    user: str
-
-
-class Admission(Protocol):
-    """Asked before each write that arrives over HTTP, and never for in-process ones."""
-
-    async def admit(self, request: AdmissionRequest) -> Json | None:
-        """Return the object to store, changed or not; raise `ApiError` to refuse it."""
         ...

@@ -68,10 +68,6 @@ _ROWS = (
     Resource(plural="poddisruptionbudgets", kind="PodDisruptionBudget", group="policy",
              short_names=("pdb",), has_status=True),
     Resource(plural="runtimeclasses", kind="RuntimeClass", group="node.k8s.io", namespaced=False),
-    Resource(plural="mutatingwebhookconfigurations", kind="MutatingWebhookConfiguration",
-             group="admissionregistration.k8s.io", namespaced=False),
-    Resource(plural="validatingwebhookconfigurations", kind="ValidatingWebhookConfiguration",
-             group="admissionregistration.k8s.io", namespaced=False),
 )  # fmt: skip
 
 RESOURCES = {row.plural: row for row in _ROWS}

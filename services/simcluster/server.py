@@ -22,7 +22,7 @@ from services.simcluster.metrics import Metrics
 from services.simcluster.namespaces import Namespaces, prepare
 from services.simcluster.objects import decode, encode
 from services.simcluster.pod_access import serve_log
-from services.simcluster.ports import Admission, ContainerRuntime
+from services.simcluster.ports import ContainerRuntime
 from services.simcluster.query import ListOptions
 from services.simcluster.selectors import selection
 from services.simcluster.static import OPEN_PATHS, static_answer
@@ -38,7 +38,6 @@ log = logging.getLogger(__name__)
 _MAX_BODY_BYTES = 3 * 1024 * 1024
 _UNAUTHORIZED = ApiError(401, "Unauthorized", "Unauthorized")
 _STOP_S = 1.0
-_USER = "system:admin"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +61,7 @@ class _Seen:
 
 
 class ApiServer:
-    """Serves a store; containers and admission are reached through their ports."""
+    """Serves a store; containers are reached through a port."""
 
     def __init__(
         self,
@@ -70,7 +69,6 @@ class ApiServer:
         settings: ApiSettings,
         *,
         runtime: ContainerRuntime | None = None,
-        admission: Admission | None = None,
     ) -> None:
         self.store = store
         self.settings = settings
@@ -78,7 +76,7 @@ class ApiServer:
         self.faults = Faults()
         self.metrics = Metrics()
         self._namespaces = Namespaces(store)
-        self._writer = Writer(store, Disruptions(store), admission)
+        self._writer = Writer(store, Disruptions(store))
         self._expected = f"Bearer {settings.token}".encode()
         prepare(store)
 
@@ -172,8 +170,8 @@ class ApiServer:
         shown = self._view(request, target)
         body = await _body(request)
         content_type = request.content_type
-        written = await self._writer.write(
-            request.method, WriteRequest(target, request.query, content_type, body, _USER)
+        written = self._writer.write(
+            request.method, WriteRequest(target, request.query, content_type, body)
         )
         obj = written.obj
         if obj.get("kind") == target.kind.kind:
@@ -225,17 +223,9 @@ def _refusal(error: ApiError) -> web.Response:
     return response
 
 
-@dataclass(frozen=True, slots=True)
-class Listening:
-    """Where the server can be reached."""
-
-    url: str
-    server: ApiServer
-
-
 @asynccontextmanager
-async def listening(server: ApiServer, certificates: Certificates) -> AsyncIterator[Listening]:
-    """Listen for as long as the context lasts."""
+async def listening(server: ApiServer, certificates: Certificates) -> AsyncIterator[str]:
+    """Listen for as long as the context lasts; gives the URL."""
     runner = web.ServerRunner(_web_server(server.handle), shutdown_timeout=_STOP_S)
     await runner.setup()
     settings = server.settings
@@ -244,14 +234,14 @@ async def listening(server: ApiServer, certificates: Certificates) -> AsyncItera
     try:
         await site.start()
         port = runner.addresses[0][1]
-        yield Listening(f"https://{settings.host}:{port}", server)
+        yield f"https://{settings.host}:{port}"
     finally:
         await runner.cleanup()
 
 
 def _web_server(
     handle: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
-) -> "web.Server[web.BaseRequest]":
+) -> web.Server:
     def made(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
         loop = asyncio.get_running_loop()
         return web.BaseRequest(

@@ -8,15 +8,12 @@ from services.simcluster import patches
 from services.simcluster.binding import bind
 from services.simcluster.disruption import Disruptions
 from services.simcluster.errors import ApiError, Cause
-from services.simcluster.objects import Json, copied, metadata, name_of
-from services.simcluster.ports import Admission, AdmissionRequest
+from services.simcluster.objects import Json, copied, name_of
 from services.simcluster.query import dry_run, whole
 from services.simcluster.selectors import selection
 from services.simcluster.store import Store
 from services.simcluster.target import Target
-from services.simcluster.updates import generated_name
 
-_ATTEMPTS = 5
 _ANSWERED_WHOLE = frozenset({"pods", "namespaces", "services", "serviceaccounts",
                              "persistentvolumeclaims", "resourcequotas"})  # fmt: skip
 
@@ -37,37 +34,33 @@ class WriteRequest:
     query: Mapping[str, str]
     content_type: str
     body: Any
-    user: str
 
 
 class Writer:
-    """Applies writes to the store, asking admission first where there is one."""
+    """Applies writes to the store."""
 
-    def __init__(
-        self, store: Store, disruptions: Disruptions, admission: Admission | None = None
-    ) -> None:
+    def __init__(self, store: Store, disruptions: Disruptions) -> None:
         self._store = store
         self._disruptions = disruptions
-        self._admission = admission
 
-    async def write(self, method: str, request: WriteRequest) -> Written:
+    def write(self, method: str, request: WriteRequest) -> Written:
         """Do what the method says; 405 where the target does not take it."""
         target = request.target
         if method == "POST":
-            return await self._post(request)
+            return self._post(request)
         if target.subresource not in {"", "status", "finalize"}:
             raise not_allowed(method)
         if method == "DELETE" and not target.subresource:
             if target.name:
-                return await self._delete(request)
-            return await self._delete_collection(request)
+                return self._delete(request)
+            return self._delete_collection(request)
         if method == "PUT" and target.name:
-            return await self._put(request)
+            return self._put(request)
         if method == "PATCH" and target.name:
-            return await self._patch(request)
+            return self._patch(request)
         raise not_allowed(method)
 
-    async def _post(self, request: WriteRequest) -> Written:
+    def _post(self, request: WriteRequest) -> Written:
         target = request.target
         body = _object(request.body)
         dry = dry_run(request.query)
@@ -81,18 +74,14 @@ class Writer:
             return Written(201, success())
         if target.name:
             raise not_allowed("POST")
-        return Written(201, await self._create(request, body))
+        return Written(201, self._create(request, body))
 
-    async def _create(self, request: WriteRequest, body: Json) -> Json:
+    def _create(self, request: WriteRequest, body: Json) -> Json:
         target = request.target
         self._place(target, body)
-        meta = metadata(body)
-        if not meta.get("name") and meta.get("generateName"):
-            body["metadata"] = {**meta, "name": generated_name(str(meta["generateName"]))}
-        obj = await self._admit("CREATE", request, body, None)
-        return self._store.create(target.kind.plural, obj, dry_run=dry_run(request.query))
+        return self._store.create(target.kind.plural, body, dry_run=dry_run(request.query))
 
-    async def _put(self, request: WriteRequest) -> Written:
+    def _put(self, request: WriteRequest) -> Written:
         target = request.target
         body = _object(request.body)
         self._place(target, body)
@@ -101,11 +90,9 @@ class Writer:
                 f"the name of the object ({name_of(body)}) does not match the name on the URL "
                 f"({target.name})"
             )
-        old = self._store.read(target.kind.plural, target.namespace, target.name)
-        obj = await self._admit("UPDATE", request, body, old)
-        return Written(200, self._update(request, obj, "update"))
+        return Written(200, self._update(request, body, "update"))
 
-    async def _patch(self, request: WriteRequest) -> Written:
+    def _patch(self, request: WriteRequest) -> Written:
         target = request.target
         patch = patches.patcher(request.content_type, request.body)
         applies = request.content_type == patches.APPLY_PATCH
@@ -114,19 +101,10 @@ class Writer:
                           "fieldManager")  # fmt: skip
             raise ApiError.invalid("PatchOptions", "meta.k8s.io", "", [cause])
         if applies and self._store.find(target.kind.plural, target.namespace, target.name) is None:
-            return Written(201, await self._create(request, _object(request.body)))
-        for attempt in range(_ATTEMPTS):
-            old = self._store.read(target.kind.plural, target.namespace, target.name)
-            new = patch(copied(old))
-            self._place(target, new)
-            pinned = metadata(new).get("resourceVersion") != old["metadata"]["resourceVersion"]
-            obj = await self._admit("UPDATE", request, new, old)
-            try:
-                return Written(200, self._update(request, obj, "patch"))
-            except ApiError as error:
-                if error.reason != "Conflict" or pinned or attempt == _ATTEMPTS - 1:
-                    raise
-        raise AssertionError
+            return Written(201, self._create(request, _object(request.body)))
+        new = patch(copied(self._store.read(target.kind.plural, target.namespace, target.name)))
+        self._place(target, new)
+        return Written(200, self._update(request, new, "patch"))
 
     def _update(self, request: WriteRequest, obj: Json, verb: str) -> Json:
         return self._store.update(
@@ -137,11 +115,9 @@ class Writer:
             verb=verb,
         )
 
-    async def _delete(self, request: WriteRequest) -> Written:
+    def _delete(self, request: WriteRequest) -> Written:
         target = request.target
         options = _object(request.body) if request.body else {}
-        old = self._store.read(target.kind.plural, target.namespace, target.name)
-        await self._admit("DELETE", request, None, old)
         obj = self._delete_one(target, target.name, request, options)
         if target.kind.plural in _ANSWERED_WHOLE or not self._store.gone(target.kind.plural, obj):
             return Written(200, obj)
@@ -166,7 +142,7 @@ class Writer:
             dry_run=dry_run(request.query, options),
         )
 
-    async def _delete_collection(self, request: WriteRequest) -> Written:
+    def _delete_collection(self, request: WriteRequest) -> Written:
         target, query = request.target, request.query
         options = _object(request.body) if request.body else {}
         chosen = selection(
@@ -177,7 +153,6 @@ class Writer:
         )
         deleted = []
         for record in self._store.page(target.kind.plural, chosen).records:
-            await self._admit("DELETE", request, None, record.obj)
             if not self._store.gone(target.kind.plural, record.obj):
                 where = Target(target.kind, record.obj["metadata"].get("namespace", ""))
                 deleted.append(self._delete_one(where, name_of(record.obj), request, options))
@@ -205,27 +180,6 @@ class Writer:
                 f"request ({meta['namespace']} and {target.namespace})"
             )
         body["metadata"] = {**meta, "namespace": target.namespace}
-
-    async def _admit(
-        self, operation: str, request: WriteRequest, obj: Json | None, old: Json | None
-    ) -> Json:
-        if self._admission is None:
-            return obj or {}
-        target = request.target
-        admitted = await self._admission.admit(
-            AdmissionRequest(
-                operation=operation,
-                resource=target.kind.plural,
-                subresource=target.subresource,
-                namespace=target.namespace,
-                name=target.name or name_of(obj or old or {}),
-                obj=obj,
-                old=old,
-                dry_run=dry_run(request.query),
-                user=request.user,
-            )
-        )
-        return admitted or obj or {}
 
 
 def _object(body: Any) -> Json:

@@ -10,7 +10,7 @@ from pathlib import Path
 import aiohttp
 
 from services.simcluster.kubeconfig import write_kubeconfig
-from services.simcluster.ports import Admission, ContainerRuntime
+from services.simcluster.ports import ContainerRuntime
 from services.simcluster.server import ApiServer, ApiSettings, listening
 from services.simcluster.store import DEFAULT_WINDOW, Store
 from services.simcluster.tls import certificates
@@ -49,9 +49,8 @@ async def api_server(
     bookmark_s: float = 60.0,
     store: Store | None = None,
     runtime: Callable[[Store], ContainerRuntime] | None = None,
-    admission: Callable[[Store], Admission] | None = None,
 ) -> AsyncIterator[ApiUnderTest]:
-    """Start a server; `runtime` and `admission` are made from its store."""
+    """Start a server; `runtime` is made from its store."""
     if not _CERTIFICATES:
         _CERTIFICATES.append(Path(tempfile.mkdtemp(prefix="lh-tls-")))
     certs = certificates(_CERTIFICATES[0])
@@ -60,10 +59,9 @@ async def api_server(
         held,
         ApiSettings(token=TOKEN, bookmark_s=bookmark_s),
         runtime=None if runtime is None else runtime(held),
-        admission=None if admission is None else admission(held),
     )
     with tempfile.TemporaryDirectory(prefix="lh-api-") as directory:
-        async with listening(server, certs) as where:
+        async with listening(server, certs) as url:
             kubeconfig = Path(directory) / "kubeconfig"
-            write_kubeconfig(kubeconfig, where.url, certs.ca.read_bytes(), TOKEN)
-            yield ApiUnderTest(where.url, TOKEN, certs.ca, kubeconfig, held, server)
+            write_kubeconfig(kubeconfig, url, certs.ca.read_bytes(), TOKEN)
+            yield ApiUnderTest(url, TOKEN, certs.ca, kubeconfig, held, server)
