@@ -1,6 +1,6 @@
 """Whether a kubelet takes a pod whose devices are already given: its general predicates; pure."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from services.simcluster.container_spec import PodSpec, pod_requests
@@ -101,18 +101,29 @@ def _term(term: Json, node: NodeFacts) -> bool:
 
 def _matches(expression: Json, labels: Mapping[str, str]) -> bool:
     found = labels.get(expression["key"])
-    values = expression.get("values") or []
-    match expression["operator"]:
-        case "In":
-            return found in values
-        case "NotIn":
-            return found not in values
-        case "Exists":
-            return found is not None
-        case "DoesNotExist":
-            return found is None
-        case "Gt" | "Lt" as operator:
-            if found is None or not found.lstrip("-").isdigit():
-                return False
-            return int(found) > int(values[0]) if operator == "Gt" else int(found) < int(values[0])
-    return False
+    test = _OPERATORS.get(expression["operator"])
+    return test is not None and test(found, expression.get("values") or [])
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.lstrip("-").isdigit() else None
+
+
+def _above(found: str | None, values: Sequence[str]) -> bool:
+    number = _number(found)
+    return number is not None and number > int(values[0])
+
+
+def _below(found: str | None, values: Sequence[str]) -> bool:
+    number = _number(found)
+    return number is not None and number < int(values[0])
+
+
+_OPERATORS: Mapping[str, Callable[[str | None, Sequence[str]], bool]] = {
+    "In": lambda found, values: found in values,
+    "NotIn": lambda found, values: found not in values,
+    "Exists": lambda found, _values: found is not None,
+    "DoesNotExist": lambda found, _values: found is None,
+    "Gt": _above,
+    "Lt": _below,
+}

@@ -122,7 +122,7 @@ _BUILTINS: dict[str, Callable[[ContainerState, Sequence[str]], Outcome]] = {
 
 
 class LogReader:
-    """A container's log: one line per start and end, since nothing really runs in it."""
+    """A container's log: what its command printed, if it is one of those that print."""
 
     def __init__(self, state: ContainerState, options: LogOptions) -> None:
         self._state = state
@@ -130,7 +130,7 @@ class LogReader:
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """Yield the lines asked for; with `follow`, new ones until the container ends."""
-        lines = self._state.log
+        lines = self._state.previous_log if self._options.previous else self._state.log
         skipped = len(lines) - self._options.tail_lines if self._options.tail_lines else 0
         at = max(skipped, 0) if self._options.tail_lines != 0 else len(lines)
         while True:

@@ -1,4 +1,4 @@
-"""The environment and mounts of a container: the plugins' first, then the pod's, and the pod wins."""
+"""A container's environment and mounts: the plugins' first, then the pod's; the pod wins."""
 
 import re
 from collections.abc import Iterable, Mapping

@@ -1,8 +1,10 @@
 """What a kubelet reads from a pod's spec, parsed once; pure."""
 
 import enum
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 from services.simcluster.objects import Json, unix
 from shared.model.quantity import parse_resources
@@ -10,6 +12,9 @@ from shared.model.quantity import parse_resources
 RUN_FOR = "sim.leasehold.dev/run-for"
 EXIT_CODE = "sim.leasehold.dev/exit-code"
 STOP_AFTER = "sim.leasehold.dev/stop-after"
+_PRINTING = frozenset({("env",), ("printenv",), ("echo",), ("cat",)})
+_DURATION = re.compile(r"\d+(\.\d+)?(ms|s|m|h|d)?")
+_SEPARATOR = re.compile(r"[;&|\n]")
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -129,17 +134,29 @@ def behaviour(container: ContainerSpec, annotations: Mapping[str, str]) -> Behav
     if container.role is Role.APP and (RUN_FOR in annotations or EXIT_CODE in annotations):
         run_for_s = parse_duration_s(annotations.get(RUN_FOR, "0s"))
         return Behaviour(run_for_s, int(annotations.get(EXIT_CODE, "0")))
-    command = container.command
-    if command[:2] in {("sh", "-c"), ("/bin/sh", "-c"), ("bash", "-c")} and len(command) > 2:
-        command = tuple(command[2].split())
-    match command:
-        case ("true" | "/bin/true", *_):
+    match _words(container):
+        case ("true", *_):
             return Behaviour(0)
-        case ("false" | "/bin/false", *_):
+        case ("false", *_):
             return Behaviour(0, 1)
-        case ("sleep" | "/bin/sleep", text, *_) if text != "infinity":
+        case ("sleep", text, *_) if _DURATION.fullmatch(text):
             return Behaviour(parse_duration_s(text))
+    if prints(container):
+        return Behaviour(0)
     return Behaviour(0) if container.role is Role.INIT else Behaviour(None)
+
+
+def prints(container: ContainerSpec) -> bool:
+    """Tell whether the command only prints something and ends."""
+    return _words(container)[:1] in _PRINTING
+
+
+def _words(container: ContainerSpec) -> tuple[str, ...]:
+    """Return the command without its path, or the only command that a shell is told to run."""
+    command = container.command
+    if len(command) > 2 and command[1] == "-c" and not _SEPARATOR.search(command[2]):
+        command = tuple(command[2].split())
+    return (PurePosixPath(command[0]).name, *command[1:]) if command else ()
 
 
 def parse_duration_s(text: str) -> float:

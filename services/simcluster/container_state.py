@@ -55,6 +55,7 @@ class ContainerState:
     mounts: list[MountPoint] = field(default_factory=list)
     device_nodes: list[str] = field(default_factory=list)
     log: list[tuple[float, str]] = field(default_factory=list)
+    previous_log: list[tuple[float, str]] = field(default_factory=list)
 
     def wait(self, reason: str, message: str = "") -> None:
         """Say why the container is not running."""

@@ -55,7 +55,7 @@ def phase(pod: PodSpec, state: PodState) -> str:
     """Return the pod's phase; a stopped pod is final whatever its restart policy."""
     codes = _final_codes(pod, state)
     if codes is not None:
-        return "Failed" if any(codes) else "Succeeded"
+        return "Failed" if any(codes) or not codes else "Succeeded"
     if state.stopping:
         return "Running"
     apps = [state.containers[c.name] for c in pod.of_role(Role.APP)]
@@ -117,12 +117,11 @@ def _conditions(pod: PodSpec, state: PodState, previous: Sequence[Json], now: fl
     }
     before = {condition["type"]: condition for condition in previous}
     others = [condition for condition in previous if condition["type"] not in _OWN]
-    return [_condition(kind, *wanted[kind], before.get(kind), now) for kind in _OWN] + others
+    return [_condition(kind, wanted[kind], before.get(kind), now) for kind in _OWN] + others
 
 
-def _condition(
-    kind: str, holds: bool, reason: str, message: str, before: Json | None, now: float
-) -> Json:
+def _condition(kind: str, wanted: tuple[bool, str, str], before: Json | None, now: float) -> Json:
+    holds, reason, message = wanted
     status = "True" if holds else "False"
     since = rfc3339(now)
     if before is not None and before.get("status") == status:

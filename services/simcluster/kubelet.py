@@ -73,7 +73,11 @@ class SimKubelet:
         self._stack.push_async_callback(runner.cleanup)
         self._describe(made.ca)
         self._group = await self._stack.enter_async_context(asyncio.TaskGroup())
-        await self._begin()
+        try:
+            await self._begin()
+        except BaseException:
+            await self._stack.aclose()
+            raise
         return self
 
     async def __aexit__(
@@ -97,6 +101,8 @@ class SimKubelet:
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._life = self._group.create_task(self._live(ready))
         await asyncio.wait([ready, self._life], return_when=asyncio.FIRST_COMPLETED)
+        if self._life.done():
+            self._life.result()
 
     async def _end(self) -> None:
         if self._life is not None:
@@ -118,10 +124,10 @@ class SimKubelet:
             self.name,
             self.settings,
             self._store,
-            devices,
-            StateFiles(self.files.pods),
-            lambda: self._facts(devices),
-            self._address,
+            devices=devices,
+            files=StateFiles(self.files.pods),
+            node_facts=lambda: self._facts(devices),
+            address=self._address,
         )
         async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
             stack.push_async_callback(devices.close)
@@ -173,7 +179,14 @@ class SimKubelet:
             return
         previous = found.obj.get("status") or {}
         counts = devices.counts()
-        status = node_status(self.name, self.settings, self.port, previous, counts, time.time())
+        status = node_status(
+            self.name,
+            self.settings,
+            port=self.port,
+            previous=previous,
+            counts=counts,
+            now=time.time(),
+        )
         quiet = time.monotonic() - self._node_written_at < FULL_STATUS_S
         if quiet and same_but_heartbeat(status, previous):
             return

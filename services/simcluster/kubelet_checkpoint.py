@@ -3,6 +3,7 @@
 import base64
 import json
 import zlib
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,13 @@ from services.simcluster.kubelet_devices import DeviceLedger, Holding
 
 FILE_NAME = "kubelet_internal_checkpoint"
 _NO_NUMA = "-1"
+_COMPACT = (",", ":")
 
 
 def encode_checkpoint(ledger: DeviceLedger) -> bytes:
     """Return the file's content; agents read it as a last resort, so its form is the real one."""
-    data = {
-        "PodDeviceEntries": [
+    entries = json.dumps(
+        [
             {
                 "PodUID": holding.pod_uid,
                 "ContainerName": holding.container,
@@ -25,10 +27,19 @@ def encode_checkpoint(ledger: DeviceLedger) -> bytes:
             }
             for holding in ledger.holdings.values()
         ],
-        "RegisteredDevices": {name: sorted(found) for name, found in ledger.healthy.items()},
-    }
-    checksum = zlib.crc32(json.dumps(data, separators=(",", ":")).encode())
-    return json.dumps({"Data": data, "Checksum": checksum}, separators=(",", ":")).encode()
+        separators=_COMPACT,
+    )
+    registered = ",".join(
+        f"{json.dumps(name)}:{_listed(found)}" for name, found in ledger.healthy.items()
+    )
+    data = f'{{"PodDeviceEntries":{entries},"RegisteredDevices":{{{registered}}}}}'.encode()
+    return b'{"Data":%s,"Checksum":%d}' % (data, zlib.crc32(data))
+
+
+@lru_cache(maxsize=64)
+def _listed(devices: frozenset[str]) -> str:
+    """Encode a list once: a plugin may report many devices, and every allocation saves them all."""
+    return json.dumps(sorted(devices), separators=_COMPACT)
 
 
 def decode_checkpoint(content: bytes) -> DeviceLedger:
@@ -38,7 +49,7 @@ def decode_checkpoint(content: bytes) -> DeviceLedger:
     """
     document: dict[str, Any] = json.loads(content)
     data = document["Data"]
-    if zlib.crc32(json.dumps(data, separators=(",", ":")).encode()) != document["Checksum"]:
+    if zlib.crc32(json.dumps(data, separators=_COMPACT).encode()) != document["Checksum"]:
         raise ValueError(f"{FILE_NAME}: the checksum {document['Checksum']} does not match")
     ledger = DeviceLedger()
     for entry in data["PodDeviceEntries"] or ():

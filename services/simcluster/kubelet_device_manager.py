@@ -116,7 +116,14 @@ class DeviceManager:
                 if self.ledger.knows(resource) and required:
                     self.retain(active | {pod.uid})
                     offered = reusable.get(resource, set())
-                    await self._serve(pod, container, resource, required, offered, running)
+                    await self._serve(
+                        pod,
+                        container,
+                        resource=resource,
+                        required=required,
+                        reusable=offered,
+                        running=running,
+                    )
             self._offer(pod, container, reusable)
 
     def _offer(self, pod: PodSpec, container: ContainerSpec, reusable: dict[str, set[str]]) -> None:
@@ -132,6 +139,7 @@ class DeviceManager:
         self,
         pod: PodSpec,
         container: ContainerSpec,
+        *,
         resource: str,
         required: int,
         reusable: Iterable[str],
@@ -179,6 +187,10 @@ class DeviceManager:
         Skipped, as by a real kubelet, while a plugin has not come back after a restart.
         """
         for holding in self.ledger.of_container(pod.uid, container.name):
+            if holding.resource in self._forgotten:
+                raise AllocationError(
+                    f"endpoint not found in cache for a registered resource: {holding.resource}"
+                )
             connection = self._current.get(holding.resource)
             if connection is not None and connection.pre_start_required:
                 await connection.pre_start(sorted(holding.devices))

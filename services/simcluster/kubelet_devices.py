@@ -140,6 +140,6 @@ def settle(choice: Choice, preferred: Iterable[str]) -> frozenset[str]:
 
     A real kubelet takes the others in random order; by name, a replay repeats the same choice.
     """
-    wanted = [device for device in preferred if device in choice.available]
+    wanted = [device for device in dict.fromkeys(preferred) if device in choice.available]
     rest = sorted(choice.available.difference(wanted))
     return choice.reused | frozenset((wanted + rest)[: choice.needed])

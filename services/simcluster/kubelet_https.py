@@ -1,4 +1,4 @@
-"""The kubelet's HTTPS endpoint: `/pods` behind a bearer token, `/healthz`, and a restart to test."""
+"""The kubelet's HTTPS endpoint, behind a token: `/pods`, `/healthz`, and a restart for tests."""
 
 import hmac
 from collections.abc import Awaitable, Callable

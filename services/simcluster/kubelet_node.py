@@ -48,6 +48,7 @@ def without_extended(status: Json) -> Json:
 def node_status(
     name: str,
     settings: NodeSettings,
+    *,
     port: int,
     previous: Json,
     counts: tuple[Mapping[str, int], Mapping[str, int]],

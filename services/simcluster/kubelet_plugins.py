@@ -77,6 +77,10 @@ class PluginConnection:
                 raise
         return "EOF"
 
+    def _require_open(self) -> None:
+        if self.closed:
+            raise PluginError(f"endpoint {self.resource} has been stopped")
+
     def _hung_up(self) -> bool:
         """Tell our own `close`, which cancels calls, from a cancellation of the calling task."""
         task = asyncio.current_task()
@@ -100,6 +104,7 @@ class PluginConnection:
             available_deviceIDs=available, must_include_deviceIDs=must_include, allocation_size=size
         )
         request = api_pb2.PreferredAllocationRequest(container_requests=[one])
+        self._require_open()
         try:
             answer = await self._answered(self._stub.GetPreferredAllocation(request))
         except PluginError as error:
@@ -113,8 +118,7 @@ class PluginConnection:
 
         Returns the first container's answer as it came; the kubelet reads no other.
         """
-        if self.closed:
-            raise PluginError(f"endpoint {self.resource} has been stopped")
+        self._require_open()
         one = api_pb2.ContainerAllocateRequest(devices_ids=devices)
         request = api_pb2.AllocateRequest(container_requests=[one])
         answer = await self._answered(self._stub.Allocate(request))
@@ -125,8 +129,7 @@ class PluginConnection:
 
     async def pre_start(self, devices: Iterable[str]) -> None:
         """Tell the plugin that a container is about to start; it may refuse within 30 s."""
-        if self.closed:
-            raise PluginError(f"endpoint {self.resource} has been stopped")
+        self._require_open()
         request = api_pb2.PreStartContainerRequest(devices_ids=devices)
         try:
             await self._answered(self._stub.PreStartContainer(request, timeout=PRE_START_S))

@@ -16,7 +16,7 @@ BURST = 10.0
 
 
 class RateLimit:
-    """The kubelet's limit on this socket: a bucket of ten calls, refilled a hundred times a second."""
+    """The kubelet's limit on this socket: bursts of ten, in the long run 100 calls a second."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -44,7 +44,7 @@ class PodResources(api_pb2_grpc.PodResourcesListerServicer):
         self._active = active
         self._limit = RateLimit()
 
-    async def List(
+    async def List(  # noqa: N802 - gRPC's name
         self, request: api_pb2.ListPodResourcesRequest, context: grpc.aio.ServicerContext
     ) -> api_pb2.ListPodResourcesResponse:
         """List every active pod, with or without devices; finished init containers are left out."""
@@ -53,7 +53,7 @@ class PodResources(api_pb2_grpc.PodResourcesListerServicer):
             pod_resources=[self._of(pod) for pod in self._active()]
         )
 
-    async def Get(
+    async def Get(  # noqa: N802 - gRPC's name
         self, request: api_pb2.GetPodResourcesRequest, context: grpc.aio.ServicerContext
     ) -> api_pb2.GetPodResourcesResponse:
         """Return one active pod's devices."""
@@ -67,7 +67,7 @@ class PodResources(api_pb2_grpc.PodResourcesListerServicer):
         )
         raise AssertionError("abort always raises")
 
-    async def GetAllocatableResources(
+    async def GetAllocatableResources(  # noqa: N802 - gRPC's name
         self, request: api_pb2.AllocatableResourcesRequest, context: grpc.aio.ServicerContext
     ) -> api_pb2.AllocatableResourcesResponse:
         """Return every healthy device, held or not."""
@@ -105,10 +105,14 @@ class PodResources(api_pb2_grpc.PodResourcesListerServicer):
         )
 
 
-async def serve_pod_resources(socket: Path, service: PodResources) -> grpc.aio.Server:
-    """Listen on the socket, replacing one that an earlier process left."""
+def _clear(socket: Path) -> None:
     socket.parent.mkdir(parents=True, exist_ok=True)
     socket.unlink(missing_ok=True)
+
+
+async def serve_pod_resources(socket: Path, service: PodResources) -> grpc.aio.Server:
+    """Listen on the socket, replacing one that an earlier process left."""
+    _clear(socket)
     server = grpc.aio.server()
     api_pb2_grpc.add_PodResourcesListerServicer_to_server(service, server)
     server.add_insecure_port(f"unix:{checked_socket(socket)}")

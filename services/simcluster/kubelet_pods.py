@@ -38,6 +38,7 @@ class PodManager:
         node: str,
         settings: NodeSettings,
         store: Store,
+        *,
         devices: DeviceManager,
         files: StateFiles,
         node_facts: Callable[[], NodeFacts],
@@ -94,13 +95,15 @@ class PodManager:
             self._vanish(uid)
             return
         pod = parse_pod(event.object)
-        if uid in self.pods or (pod.obj.get("status") or {}).get("phase") in FINAL:
+        final = (pod.obj.get("status") or {}).get("phase") in FINAL
+        if uid in self.pods or uid in self._left or final:
             self.pods[uid] = pod
-        elif uid in self._left:
-            self.pods[uid] = pod
-            self._run(PodWorker(self, pod, self._left.pop(uid)), group)
         else:
             self._waiting[uid] = pod
+        if uid in self._left:
+            self._run(PodWorker(self, pod, self._left.pop(uid)), group)
+        elif uid in self.workers:
+            self.workers[uid].pod = pod
         if "deletionTimestamp" in pod.obj["metadata"]:
             self._stop(pod)
 
@@ -235,7 +238,7 @@ class PodManager:
 
     def state_of(self, namespace: str, name: str) -> PodState | None:
         """Return the state of a pod's containers, if it was admitted here."""
-        for worker in self.workers.values():
+        for worker in reversed(self.workers.values()):
             if (worker.pod.namespace, worker.pod.name) == (namespace, name):
                 return worker.state
         return None

@@ -7,7 +7,12 @@ from pathlib import Path
 import grpc
 
 from proto.deviceplugin import api_pb2, api_pb2_grpc
-from services.simcluster.kubelet_plugins import PluginConnection, PluginError, checked_socket
+from services.simcluster.kubelet_plugins import (
+    MAX_SOCKET_PATH,
+    PluginConnection,
+    PluginError,
+    checked_socket,
+)
 
 VERSION = "v1beta1"
 SOCKET_NAME = "kubelet.sock"
@@ -47,14 +52,19 @@ class Registration(api_pb2_grpc.RegistrationServicer):
         self._directory = directory
         self._accept = accept
 
-    async def Register(
+    async def Register(  # noqa: N802 - gRPC's name
         self, request: api_pb2.RegisterRequest, context: grpc.aio.ServicerContext
     ) -> api_pb2.Empty:
         """Register one plugin; the options in the request are ignored, as by a real kubelet."""
         wrong = refusal(request)
         if wrong is not None:
             await context.abort(grpc.StatusCode.UNKNOWN, wrong)
-        connection = PluginConnection(request.resource_name, self._directory / request.endpoint)
+        socket = self._directory / request.endpoint
+        if len(str(socket)) > MAX_SOCKET_PATH:
+            await context.abort(
+                grpc.StatusCode.UNKNOWN, f"failed to dial device plugin at {socket}: path too long"
+            )
+        connection = PluginConnection(request.resource_name, socket)
         try:
             await connection.connect()
         except PluginError as error:
@@ -64,12 +74,16 @@ class Registration(api_pb2_grpc.RegistrationServicer):
         return api_pb2.Empty()
 
 
-async def serve_registration(directory: Path, accept: Accept) -> grpc.aio.Server:
-    """Remove every socket in the directory, as a starting kubelet does, and listen."""
+def _clear(directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True, mode=0o750)
     for path in directory.iterdir():
         if path.is_socket():
             path.unlink()
+
+
+async def serve_registration(directory: Path, accept: Accept) -> grpc.aio.Server:
+    """Remove every socket in the directory, as a starting kubelet does, and listen."""
+    _clear(directory)
     server = grpc.aio.server()
     api_pb2_grpc.add_RegistrationServicer_to_server(Registration(directory, accept), server)
     server.add_insecure_port(f"unix:{checked_socket(directory / SOCKET_NAME)}")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSettings:
-    """Size and manners of one simulated node; the defaults are a real kubelet's where it has one."""
+    """Size and manners of one simulated node; defaults are a real kubelet's where it has one."""
 
     cpu: str = "64"
     memory: str = "512Gi"

@@ -8,12 +8,14 @@ from collections.abc import Awaitable
 from typing import Protocol
 
 from proto.deviceplugin import api_pb2
+from services.simcluster.container_commands import run
 from services.simcluster.container_env import environment, mount_points
 from services.simcluster.container_spec import (
     ContainerSpec,
     PodSpec,
     Role,
     behaviour,
+    prints,
     stop_after_s,
 )
 from services.simcluster.container_state import ContainerPhase, ContainerState, PodState
@@ -172,6 +174,7 @@ class PodWorker:
         now = time.time()
         run_for_s = behaviour(spec, self.pod.annotations).run_for_s
         ends_at = None if run_for_s is None else now + run_for_s
+        self._log(spec, state, now)
         state.start(f"containerd://{secrets.token_hex(32)}", now, ends_at)
         present = f'Container image "{spec.image}" already present on machine'
         for reason, text in (
@@ -181,6 +184,13 @@ class PodWorker:
         ):
             self._host.event(self.pod, "Normal", reason, text, spec.name)
         self._host.changed(self)
+
+    @staticmethod
+    def _log(spec: ContainerSpec, state: ContainerState, now: float) -> None:
+        """Let a command that prints print; nothing else in here has anything to say."""
+        state.previous_log = state.log
+        printed = run(state, spec.command).out if prints(spec) else ""
+        state.log = [(now, line) for line in printed.splitlines()]
 
     def _end(self, spec: ContainerSpec, exit_code: int) -> None:
         state = self.state.containers[spec.name]
@@ -199,8 +209,7 @@ class PodWorker:
             self._host.event(self.pod, "Normal", "Killing", text, spec.name)
         wanted_s = stop_after_s(self.pod.annotations) if running else 0.0
         killed = wanted_s > self._grace_s
-        if not await _set_within(self._gone, min(wanted_s, self._grace_s)):
-            killed = killed or self._gone.is_set()
+        killed = await _set_within(self._gone, min(wanted_s, self._grace_s)) or killed
         for spec in running:
             self._end(spec, KILLED if killed else 0)
         self.state.stopping = True

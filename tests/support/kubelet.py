@@ -191,8 +191,8 @@ def healthy(*devices: str) -> dict[str, str]:
 Hook = Callable[[list[str]], Awaitable[Mapping[str, str]]]
 
 
-class PluginFault(Exception):
-    """Raised by a test's hook to make the plugin refuse a call with this text."""
+class PluginRefusalError(Exception):
+    """Raised by a hook to make the plugin refuse a call with this text."""
 
 
 class ScriptedPlugin(api_pb2_grpc.DevicePluginServicer):
@@ -270,11 +270,11 @@ class ScriptedPlugin(api_pb2_grpc.DevicePluginServicer):
         """Return the device IDs of every call of a method."""
         return [devices for name, devices in self.calls if name == method]
 
-    async def GetDevicePluginOptions(self, request: Any, context: Any) -> Any:
+    async def GetDevicePluginOptions(self, request: Any, context: Any) -> Any:  # noqa: N802
         self.calls.append(("GetDevicePluginOptions", ()))
         return self.options
 
-    async def ListAndWatch(self, request: Any, context: Any) -> AsyncIterator[Any]:
+    async def ListAndWatch(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
         self.calls.append(("ListAndWatch", ()))
         stream: asyncio.Queue[bool] = asyncio.Queue()
         self._streams.add(stream)
@@ -291,7 +291,7 @@ class ScriptedPlugin(api_pb2_grpc.DevicePluginServicer):
         finally:
             self._streams.discard(stream)
 
-    async def GetPreferredAllocation(self, request: Any, context: Any) -> Any:
+    async def GetPreferredAllocation(self, request: Any, context: Any) -> Any:  # noqa: N802
         one = request.container_requests[0]
         self.calls.append(("GetPreferredAllocation", tuple(one.available_deviceIDs)))
         self.requests.append(request)
@@ -300,22 +300,22 @@ class ScriptedPlugin(api_pb2_grpc.DevicePluginServicer):
         )
         return api_pb2.PreferredAllocationResponse(container_responses=[answer])
 
-    async def Allocate(self, request: Any, context: Any) -> Any:
+    async def Allocate(self, request: Any, context: Any) -> Any:  # noqa: N802
         self.requests.append(request)
         devices = list(request.container_requests[0].devices_ids)
         self.calls.append(("Allocate", tuple(devices)))
         try:
             env = await self.on_allocate(devices)
-        except PluginFault as fault:
+        except PluginRefusalError as fault:
             await context.abort(grpc.StatusCode.UNKNOWN, str(fault))
         one = api_pb2.ContainerAllocateResponse(envs=env, mounts=self.mounts)
         return api_pb2.AllocateResponse(container_responses=[one])
 
-    async def PreStartContainer(self, request: Any, context: Any) -> Any:
+    async def PreStartContainer(self, request: Any, context: Any) -> Any:  # noqa: N802
         self.calls.append(("PreStartContainer", tuple(request.devices_ids)))
         try:
             await self.on_pre_start(list(request.devices_ids))
-        except PluginFault as fault:
+        except PluginRefusalError as fault:
             await context.abort(grpc.StatusCode.UNKNOWN, str(fault))
         return api_pb2.PreStartContainerResponse()
 
