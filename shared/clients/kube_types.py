@@ -140,6 +140,7 @@ class PodSpec(Struct, frozen=True, rename="camel", gc=False):
     init_containers: tuple[Container, ...] = ()
     overhead: Quantities = {}
     topology_spread_constraints: tuple[dict[str, object], ...] = ()
+    scheduling_gates: tuple[dict[str, object], ...] = ()
     host_network: bool = False
 
 

@@ -7,6 +7,7 @@ written with commas.
 import argparse
 import dataclasses
 import os
+import sys
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -63,6 +64,15 @@ def load(
     )
     add_flags(parser, kind, environ=environ)
     return from_flags(kind, parser.parse_args(argv))
+
+
+def load_or_exit(kind: type[S], program: str, *, about: str, examples: Sequence[str] = ()) -> S:
+    """Read settings as `load` does; a value that cannot be read is one line and exit code 2."""
+    try:
+        return load(kind, program, about=about, examples=examples)
+    except RequestError as error:
+        sys.stderr.write(f"{program}: {error}\n")
+        sys.exit(2)
 
 
 def add_flags(

@@ -1,0 +1,1 @@
+"""The watcher: what the API server says, as events."""

@@ -1,0 +1,45 @@
+"""Runs the watcher: `python -m services.watcher --help`."""
+
+from services.watcher.service import Watcher
+from services.watcher.settings import WatcherSettings, load_rules
+from services.watcher.sources import FreshListing, NodeReflector, PodReflector
+from shared.clients.bus import Bus
+from shared.clients.kube import Kube
+from shared.clients.kubeconfig import load_credentials
+from shared.runtime.clock import SystemClock
+from shared.runtime.run import run, serve
+from shared.runtime.settings import load_or_exit
+
+
+async def watch(settings: WatcherSettings) -> None:
+    """Build the watcher from real parts and serve it until told to stop."""
+    rules, schedulers = load_rules(settings), frozenset(settings.schedulers)
+    async with (
+        Kube(load_credentials(settings.kubeconfig)) as kube,
+        Bus.connect(settings.nats_url, name="watcher") as bus,
+    ):
+        pods, nodes = PodReflector(kube, schedulers, rules), NodeReflector(kube)
+        watcher = Watcher(pods, nodes, FreshListing(kube, schedulers), SystemClock())
+        probes = {
+            "pods": lambda: None if pods.synced else "not listed yet",
+            "nodes": lambda: None if nodes.synced else "not listed yet",
+        }
+        await serve("watcher", watcher, bus=bus, settings=settings, probes=probes)
+
+
+def main() -> None:
+    """Read the settings and run."""
+    settings = load_or_exit(
+        WatcherSettings,
+        "python -m services.watcher",
+        about="Turn the API server's pods and nodes into events. Any number of replicas may run.",
+        examples=(
+            "python -m services.watcher --kubeconfig .leasehold/kubeconfig --nats-url nats://nats:4222",
+            "python -m services.watcher --schedulers volcano --volcano-conf volcano-scheduler.conf",
+        ),
+    )
+    run(lambda: watch(settings), service="watcher", log_level=settings.log_level)
+
+
+if __name__ == "__main__":
+    main()

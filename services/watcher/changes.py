@@ -1,0 +1,199 @@
+"""What is worth saying about pods and nodes, given what was known and what is seen now."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from shared.model.events import NodeChanged, PodGone, PodQueued, PodRejected
+from shared.model.names import Namespace, NodeName, PodUid
+from shared.model.node import NodeFacts
+from shared.model.request import PodRequest
+
+PodEvent = PodQueued | PodRejected | PodGone
+TERMINAL = frozenset({"Succeeded", "Failed"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodSeen:
+    """One pod as the API server last told it, read as far as it concerns us."""
+
+    pod: PodUid
+    namespace: Namespace
+    name: str
+    resource_version: str
+    ours: bool
+    """One of our scheduler names is on it."""
+    node: NodeName | None = None
+    phase: str = "Pending"
+    deleting: bool = False
+    gated: bool = False
+    explained: bool = False
+    """Its condition says why it is not scheduled."""
+    leased: bool = False
+    """It carries a lease of ours: the ledger counts it."""
+    created_at: float = 0.0
+    resources: Mapping[str, int] = field(default_factory=dict)
+    host_ports: tuple[str, ...] = ()
+    request: PodRequest | None = None
+    """What it asks for; None if that cannot be read, or if it is not ours."""
+    fault: str = ""
+    """Why its request cannot be read."""
+
+    @property
+    def over(self) -> bool:
+        """Its containers no longer run."""
+        return self.phase in TERMINAL
+
+    @property
+    def waits(self) -> bool:
+        """It wants a node from us now."""
+        return self.ours and not (self.node or self.over or self.deleting or self.gated)
+
+    @property
+    def occupies(self) -> bool:
+        """It uses a node's ordinary resources, and no lease of ours says so."""
+        return self.node is not None and not self.over and not (self.ours and self.leased)
+
+
+class Pods:
+    """Decides what to say of pods, and keeps what nodes carry besides leases."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[PodUid, PodSeen] = {}
+        self.occupied: dict[NodeName, Counter[str]] = {}
+        self.ports: dict[NodeName, Counter[str]] = {}
+        self.dirty: set[NodeName] = set()
+        """Nodes whose occupation changed since somebody last looked."""
+
+    def see(self, now: PodSeen, before: PodSeen | None) -> list[PodEvent]:
+        """Take in a new state of a pod; return what is new about it."""
+        self._count(before, -1)
+        self._count(now, +1)
+        if now.waits:
+            known = self.waiting.get(now.pod)
+            self.waiting[now.pod] = now
+            told_already = known is not None and (known.request, known.fault) == (
+                now.request,
+                now.fault,
+            )
+            return [] if told_already else [announcement(now)]
+        self.waiting.pop(now.pod, None)
+        if now.ours and now.over and not (before is not None and before.over):
+            return [_gone(now)]
+        return []
+
+    def miss(self, last: PodSeen) -> list[PodEvent]:
+        """Take in that a pod no longer exists; return what is new about that."""
+        self._count(last, -1)
+        self.waiting.pop(last.pod, None)
+        return [_gone(last)] if last.ours and not last.over else []
+
+    def again(self, number: int, *, unexplained_before: float | None = None) -> list[PodEvent]:
+        """Tell of waiting pods once more, as telling `number`.
+
+        With `unexplained_before`, only of those created before that time that nobody has explained
+        yet: the news of them may have been lost.
+        """
+        return [
+            announcement(pod, offer=-number)
+            for pod in self.waiting.values()
+            if unexplained_before is None
+            or (not pod.explained and pod.created_at < unexplained_before)
+        ]
+
+    def carried(self, node: NodeFacts) -> NodeFacts:
+        """Complete a node's facts with what its pods take."""
+        return replace(
+            node,
+            occupied={key: n for key, n in self.occupied.get(node.name, {}).items() if n},
+            host_ports=tuple(sorted(key for key, n in self.ports.get(node.name, {}).items() if n)),
+        )
+
+    def _count(self, pod: PodSeen | None, sign: int) -> None:
+        if pod is None or pod.node is None or pod.over:
+            return
+        if pod.host_ports:
+            _add(self.ports.setdefault(pod.node, Counter()), dict.fromkeys(pod.host_ports, sign))
+            self.dirty.add(pod.node)
+        if pod.occupies:
+            taken = {key: sign * amount for key, amount in pod.resources.items()}
+            _add(self.occupied.setdefault(pod.node, Counter()), taken)
+            self.dirty.add(pod.node)
+
+
+class Nodes:
+    """Decides what to say of nodes."""
+
+    def __init__(self, pods: Pods) -> None:
+        self.pods = pods
+        self.seen: dict[NodeName, NodeFacts] = {}
+        self.told: dict[NodeName, NodeFacts] = {}
+
+    def see(self, node: NodeFacts) -> list[NodeChanged]:
+        """Take in a node's state; return it as an event if it differs from what was told."""
+        self.seen[node.name] = node
+        return self._tell([node.name])
+
+    def miss(self, name: NodeName) -> list[NodeChanged]:
+        """Take in that a node no longer exists."""
+        self.seen.pop(name, None)
+        last = self.told.pop(name, None)
+        return [NodeChanged(facts=last, gone=True)] if last is not None else []
+
+    def occupied(self) -> list[NodeChanged]:
+        """Tell of the nodes whose pods changed what they take."""
+        dirty = [name for name in self.pods.dirty if name in self.seen]
+        self.pods.dirty.clear()
+        return self._tell(dirty)
+
+    def all(self) -> list[NodeChanged]:
+        """Tell of every node again."""
+        self.told.clear()
+        return self._tell(list(self.seen))
+
+    def _tell(self, names: Iterable[NodeName]) -> list[NodeChanged]:
+        changes = []
+        for name in names:
+            facts = self.pods.carried(self.seen[name])
+            if self.told.get(name) != facts:
+                self.told[name] = facts
+                changes.append(NodeChanged(facts=facts))
+        return changes
+
+
+def announcement(pod: PodSeen, *, offer: int = 0) -> PodQueued | PodRejected:
+    """Say that a pod waits, or that what it asks for cannot be read."""
+    if pod.request is None:
+        return PodRejected(
+            pod=pod.pod,
+            namespace=pod.namespace,
+            name=pod.name,
+            resource_version=f"{pod.resource_version}{offer or ''}",
+            reason=pod.fault,
+        )
+    return PodQueued(
+        pod=pod.pod,
+        namespace=pod.namespace,
+        name=pod.name,
+        resource_version=pod.resource_version,
+        request=pod.request,
+        created_at=pod.created_at,
+        offer=offer,
+    )
+
+
+def _gone(pod: PodSeen) -> PodGone:
+    return PodGone(
+        pod=pod.pod,
+        namespace=pod.namespace,
+        name=pod.name,
+        node=pod.node,
+        phase=pod.phase if pod.over else "",
+    )
+
+
+def _add(total: Counter[str], amounts: Mapping[str, int]) -> None:
+    for key, amount in amounts.items():
+        total[key] += amount
+        if not total[key]:
+            del total[key]

@@ -1,0 +1,49 @@
+"""Reads the API server's nodes as facts of ours, and devices that another plugin registered."""
+
+from shared.clients.kube_types import Node
+from shared.dialects import OWN_RESOURCES, volcano_gpushare, volcano_vgpu
+from shared.model.events import DeviceReported
+from shared.model.names import NodeName
+from shared.model.node import NodeFacts, Taint
+from shared.model.quantity import parse_resources
+
+AGENT = "leasehold.dev/agent"
+"""Node annotation by which our own agent says that it reports the devices itself."""
+
+
+def read(node: Node) -> NodeFacts:
+    """Read one node. Raises RequestError for a quantity that is none."""
+    allocatable = parse_resources(node.status.allocatable)
+    return NodeFacts(
+        name=NodeName(node.metadata.name),
+        labels=node.metadata.labels,
+        taints=tuple(
+            Taint(key=taint.key, value=taint.value, effect=taint.effect)
+            for taint in node.spec.taints
+        ),
+        unschedulable=node.spec.unschedulable,
+        allocatable={key: n for key, n in allocatable.items() if key not in OWN_RESOURCES},
+        closed_devices=tuple(
+            int(index)
+            for text in node.metadata.annotations.get(volcano_gpushare.UNHEALTHY, "").split(",")
+            if (index := text.strip()).isdecimal()
+        ),
+    )
+
+
+def foreign_devices(node: Node, *, now_s: float) -> DeviceReported | None:
+    """Return what Volcano's own device plugin registered on a node that has no agent of ours.
+
+    Such a node fails closed: no annotation, or no slot in allocatable, is no device.
+    """
+    notes = node.metadata.annotations
+    if AGENT in notes or volcano_vgpu.REGISTER not in notes:
+        return None
+    if not parse_resources(node.status.allocatable).get(volcano_vgpu.NUMBER):
+        return None
+    return DeviceReported(
+        node=NodeName(node.metadata.name),
+        devices=volcano_vgpu.parse_register(notes[volcano_vgpu.REGISTER]),
+        served=(volcano_vgpu.NUMBER,),
+        reported_at=now_s,
+    )

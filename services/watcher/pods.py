@@ -1,0 +1,159 @@
+"""Reads the API server's pods as the watcher's own values.
+
+Resource arithmetic is that of Kubernetes' documentation on init and sidecar containers: what runs
+side by side adds up, what runs one after the other counts by its largest.
+https://kubernetes.io/docs/concepts/workloads/pods/init-containers/#resource-sharing-within-containers
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from services.watcher.changes import PodSeen
+from shared.clients.kube_types import Affinity, Container, NodeSelectorTerm, Pod
+from shared.dialects import OWN_RESOURCES, read_pod
+from shared.dialects.dialect import ContainerAsks, PodAsks, Rules
+from shared.model.errors import RequestError
+from shared.model.lease_copy import ANNOTATION
+from shared.model.names import Namespace, NodeName, PodUid
+from shared.model.quantity import parse_resources
+from shared.model.request import NodeDemands, NodeTerm, PodRequest, Toleration
+
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+
+
+def read(pod: Pod, *, schedulers: frozenset[str], rules: Rules) -> PodSeen:
+    """Read one pod. A request that cannot be read becomes the pod's `fault`, not an error."""
+    seen = _identity(pod, ours=pod.spec.scheduler_name in schedulers)
+    try:
+        seen = replace(seen, resources=pod_resources(pod))
+        if seen.waits:
+            seen = replace(seen, request=_request(pod, seen.resources, rules))
+    except RequestError as error:
+        seen = replace(seen, fault=str(error))
+    return seen
+
+
+def _identity(pod: Pod, *, ours: bool) -> PodSeen:
+    meta, spec, status = pod.metadata, pod.spec, pod.status
+    return PodSeen(
+        pod=PodUid(meta.uid),
+        namespace=Namespace(meta.namespace),
+        name=meta.name,
+        resource_version=meta.resource_version,
+        ours=ours,
+        node=NodeName(spec.node_name) if spec.node_name else None,
+        phase=status.phase or "Pending",
+        deleting=meta.deletion_timestamp is not None,
+        gated=bool(spec.scheduling_gates),
+        explained=any(c.type == "PodScheduled" and c.status == "False" for c in status.conditions),
+        leased=ANNOTATION in meta.annotations,
+        created_at=meta.creation_timestamp.timestamp() if meta.creation_timestamp else 0.0,
+        host_ports=tuple(
+            f"{port.protocol}/{port.host_port}"
+            for container in spec.containers
+            for port in container.ports
+            if port.host_port
+        ),
+    )
+
+
+def _request(pod: Pod, resources: Mapping[str, int], rules: Rules) -> PodRequest:
+    asked = [
+        ContainerAsks(
+            name=container.name,
+            limits=parse_resources(container.resources.limits),
+            requests=parse_resources(container.resources.requests),
+            init=init,
+        )
+        for containers, init in ((pod.spec.init_containers, True), (pod.spec.containers, False))
+        for container in containers
+    ]
+    request = read_pod(
+        PodAsks(
+            namespace=Namespace(pod.metadata.namespace),
+            containers=tuple(asked),
+            annotations=pod.metadata.annotations,
+        ),
+        rules,
+    )
+    return replace(
+        request, resources=resources, demands=demands_of(pod), priority=pod.spec.priority or 0
+    )
+
+
+def pod_resources(pod: Pod) -> dict[str, int]:
+    """Return what the pod takes of a node, dialects' resources left out.
+
+    Raises RequestError for a quantity that is none.
+    """
+    beside: Counter[str] = Counter()
+    largest: dict[str, int] = {}
+    for container in pod.spec.init_containers:
+        wanted = _requests(container)
+        if container.restart_policy == "Always":
+            beside.update(wanted)
+            wanted = dict(beside)
+        else:
+            wanted = {key: wanted.get(key, 0) + beside[key] for key in wanted.keys() | beside}
+        _raise_to(largest, wanted)
+    for container in pod.spec.containers:
+        beside.update(_requests(container))
+    _raise_to(largest, beside)
+    total = Counter(largest)
+    total.update(parse_resources(pod.spec.overhead))
+    return {**{key: amount for key, amount in total.items() if amount}, "pods": 1}
+
+
+def _requests(container: Container) -> dict[str, int]:
+    said = {**container.resources.limits, **container.resources.requests}
+    return {key: n for key, n in parse_resources(said).items() if key not in OWN_RESOURCES}
+
+
+def _raise_to(largest: dict[str, int], wanted: Mapping[str, int]) -> None:
+    for key, amount in wanted.items():
+        largest[key] = max(largest.get(key, 0), amount)
+
+
+def demands_of(pod: Pod) -> NodeDemands:
+    """Return what the pod demands of its node besides resources."""
+    spec = pod.spec
+    affinity = spec.affinity or Affinity()
+    node = affinity.node_affinity
+    required = node.required.node_selector_terms if node and node.required else ()
+    return NodeDemands(
+        selector=tuple(sorted(spec.node_selector.items())),
+        required=tuple(_terms(term) for term in required),
+        preferred=tuple((p.weight, _terms(p.preference)) for p in node.preferred) if node else (),
+        tolerations=tuple(
+            Toleration(key=t.key, operator=t.operator or "Equal", value=t.value, effect=t.effect)
+            for t in spec.tolerations
+        ),
+        host_ports=tuple(
+            f"{port.protocol}/{port.host_port}"
+            for container in spec.containers
+            for port in container.ports
+            if port.host_port
+        ),
+        unsupported=tuple(_unsupported(pod, affinity)),
+    )
+
+
+def _terms(term: NodeSelectorTerm) -> tuple[NodeTerm, ...]:
+    return tuple(
+        NodeTerm(key=one.key, operator=one.operator, values=one.values, field=field)
+        for group, field in ((term.match_expressions, False), (term.match_fields, True))
+        for one in group
+    )
+
+
+def _unsupported(pod: Pod, affinity: Affinity) -> Iterable[str]:
+    for name, wish in (
+        ("podAffinity", affinity.pod_affinity),
+        ("podAntiAffinity", affinity.pod_anti_affinity),
+    ):
+        if wish and wish.get(REQUIRED):
+            yield f"required {name}"
+    for constraint in pod.spec.topology_spread_constraints:
+        if constraint.get("whenUnsatisfiable", "DoNotSchedule") == "DoNotSchedule":
+            yield f"topologySpreadConstraints on {constraint.get('topologyKey')}"

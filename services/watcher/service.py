@@ -1,0 +1,158 @@
+"""The watcher: the only reader of the API server's streams. It tells; it never decides."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
+
+from services.watcher.changes import Nodes, PodEvent, Pods, PodSeen
+from shared.model.device import Device
+from shared.model.events import (
+    DeviceReported,
+    LedgerRebuilt,
+    ListingWanted,
+    NodeChanged,
+    PodGone,
+    PodQueued,
+    PodRejected,
+    PodsListed,
+)
+from shared.model.names import NodeName
+from shared.model.node import NodeFacts
+from shared.runtime.clock import Clock
+from shared.runtime.service import emits, handles
+
+logger = logging.getLogger(__name__)
+
+OCCUPATION_S = 0.2
+"""Changes of what pods take of a node are gathered for this long."""
+UNEXPLAINED_S = 10.0
+"""A pod that waits longer than this without a word is told of again."""
+
+
+class PodSource(Protocol):
+    """Pods as the API server tells them: (state now, state before), now None when gone."""
+
+    def batches(self) -> AsyncIterator[list[tuple[PodSeen | None, PodSeen | None]]]:
+        """Yield changes for ever; the first batches are everything that exists."""
+        ...
+
+
+class NodeSource(Protocol):
+    """Nodes as the API server tells them; no facts when gone."""
+
+    def batches(
+        self,
+    ) -> AsyncIterator[list[tuple[NodeName, NodeFacts | None, DeviceReported | None]]]:
+        """Yield changes for ever; the first batches are everything that exists."""
+        ...
+
+
+class Listing(Protocol):
+    """A list of bound pods as fresh as the API server can give it."""
+
+    def pieces(self) -> AsyncIterator[PodsListed]:
+        """Yield the pieces of one complete list."""
+        ...
+
+
+class Watcher:
+    """Keeps what is needed to tell news from repetition. Any number of replicas may run."""
+
+    def __init__(
+        self,
+        pods: PodSource,
+        nodes: NodeSource,
+        listing: Listing,
+        clock: Clock,
+        *,
+        listing_s: float = 300.0,
+    ) -> None:
+        self.pod_source = pods
+        self.node_source = nodes
+        self.listing = listing
+        self.clock = clock
+        self.listing_s = listing_s
+        self.pods = Pods()
+        self.nodes = Nodes(self.pods)
+        self.tellings = 0
+        self.listing_wanted = asyncio.Event()
+        self.listing_wanted.set()
+
+    @emits
+    async def watch_pods(self) -> AsyncIterator[Sequence[PodQueued | PodRejected | PodGone]]:
+        """Tell of pods that wait and of pods that are gone."""
+        async for batch in self.pod_source.batches():
+            events: list[PodEvent] = []
+            for now, before in batch:
+                if now is not None:
+                    events += self.pods.see(now, before)
+                elif before is not None:
+                    events += self.pods.miss(before)
+            if events:
+                yield events
+
+    @emits
+    async def watch_nodes(self) -> AsyncIterator[Sequence[NodeChanged | DeviceReported]]:
+        """Tell of nodes, and of devices that another device plugin registered there."""
+        reported: dict[NodeName, tuple[Device, ...]] = {}
+        async for batch in self.node_source.batches():
+            events: list[NodeChanged | DeviceReported] = []
+            for name, facts, devices in batch:
+                events += self.nodes.see(facts) if facts else self.nodes.miss(name)
+                if devices and reported.get(name) != devices.devices:
+                    reported[name] = devices.devices
+                    events.append(devices)
+            if events:
+                yield events
+
+    @emits
+    async def watch_occupation(self) -> AsyncIterator[Sequence[NodeChanged]]:
+        """Tell of nodes whose other pods take more or less than before."""
+        while True:
+            await self.clock.sleep(OCCUPATION_S)
+            changes = self.nodes.occupied()
+            if changes:
+                yield changes
+
+    @emits
+    async def list_pods(self) -> AsyncIterator[Sequence[PodsListed | NodeChanged | PodEvent]]:
+        """Tell all bound pods at the start, when somebody wants them, and now and then."""
+        while True:
+            if await self._wanted():
+                yield [*self.nodes.all(), *self._again()]
+            async for piece in self.listing.pieces():
+                yield [piece]
+
+    async def _wanted(self) -> bool:
+        """Wait until somebody wants a listing, or one is due; say whether somebody did."""
+        try:
+            async with asyncio.timeout(self.listing_s):
+                await self.listing_wanted.wait()
+        except TimeoutError:
+            return False
+        self.listing_wanted.clear()
+        return True
+
+    @emits
+    async def remind(self) -> AsyncIterator[Sequence[PodEvent]]:
+        """Tell again of pods that have waited without a word: the first telling may be lost."""
+        while True:
+            await self.clock.sleep(UNEXPLAINED_S / 2)
+            events = self._again(unexplained_before=self.clock.now() - UNEXPLAINED_S)
+            if events:
+                logger.info("telling again of %d pods that nobody explained", len(events))
+                yield events
+
+    @handles
+    async def want_listing(self, events: Sequence[ListingWanted | LedgerRebuilt]) -> list[PodGone]:
+        """Remember that everything is to be told again."""
+        for event in events:
+            logger.info("everything is told again: %s", event)
+        self.listing_wanted.set()
+        return []
+
+    def _again(self, *, unexplained_before: float | None = None) -> list[PodEvent]:
+        self.tellings += 1
+        number = int(self.clock.now() * 1000) + self.tellings
+        return self.pods.again(number, unexplained_before=unexplained_before)

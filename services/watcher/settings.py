@@ -1,0 +1,57 @@
+"""The watcher's settings, and the rules that a Volcano scheduler configuration gives."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from shared.dialects import enabled, volcano_rules
+from shared.dialects.dialect import Rules
+from shared.model.errors import RequestError
+from shared.runtime.settings import ServiceSettings, setting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatcherSettings(ServiceSettings):
+    """What the watcher is told."""
+
+    kubeconfig: Path | None = setting(
+        None, "kubeconfig; default: $KUBECONFIG, in-cluster, ~/.kube/config"
+    )
+    schedulers: tuple[str, ...] = setting(
+        ("leasehold", "volcano"), "pods with these schedulerName values are ours"
+    )
+    dialects: tuple[str, ...] = setting((), "dialects spoken, with commas; none named: all")
+    volcano_conf: Path | None = setting(
+        None, "a volcano-scheduler.conf whose deviceshare arguments are obeyed"
+    )
+
+
+def load_rules(settings: WatcherSettings) -> Rules:
+    """Return the rules of the settings. Raises RequestError for any that contradict."""
+    rules = Rules()
+    if settings.volcano_conf is not None:
+        rules = volcano_rules.rules_of(_arguments(settings.volcano_conf))
+    if settings.dialects:
+        rules = replace(rules, enabled=settings.dialects)
+    enabled(rules)
+    return rules
+
+
+def _arguments(path: Path) -> dict[str, Any]:
+    """Return the arguments of the plugins `deviceshare` and `predicates` of the file."""
+    try:
+        conf = yaml.safe_load(path.read_text(encoding="utf-8"))
+        plugins = [plugin for tier in conf["tiers"] for plugin in tier["plugins"]]
+    except OSError as error:
+        raise RequestError(f"{path}: {error.strerror}") from error
+    except (yaml.YAMLError, KeyError, TypeError) as error:
+        raise RequestError(f"{path} is no volcano-scheduler.conf: {error}") from error
+    named = {"deviceshare", "predicates"}
+    return {
+        key: value
+        for plugin in plugins
+        if plugin.get("name") in named
+        for key, value in (plugin.get("arguments") or {}).items()
+    }

@@ -1,0 +1,154 @@
+"""The watcher's sources: two reflectors and a fresh list, read into the watcher's own values."""
+
+import logging
+import time
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+import msgspec
+
+from services.watcher import nodes, pods
+from services.watcher.changes import PodSeen
+from shared.clients.known_objects import Appeared, Changed, Gone
+from shared.clients.kube import Kube
+from shared.clients.kube_types import Node, Pod
+from shared.clients.reflector import Reflector
+from shared.dialects.dialect import Rules
+from shared.model.errors import RequestError
+from shared.model.events import BoundPod, DeviceReported, PodsListed
+from shared.model.lease_copy import ANNOTATION
+from shared.model.names import Namespace, NodeName, PodUid
+from shared.model.node import NodeFacts
+
+logger = logging.getLogger(__name__)
+
+PAGE = 500
+
+
+@dataclass(slots=True)
+class PodReflector:
+    """Pods through a reflector."""
+
+    kube: Kube
+    schedulers: frozenset[str]
+    rules: Rules
+    synced: bool = False
+    last: dict[PodUid, PodSeen] = field(default_factory=dict)
+
+    async def batches(self) -> AsyncIterator[list[tuple[PodSeen | None, PodSeen | None]]]:
+        """Yield (now, before) of every change."""
+        reflector = Reflector(self.kube, "/api/v1/pods", Pod)
+        async with aclosing(reflector.batches()) as batches:
+            async for batch in batches:
+                seen: list[tuple[PodSeen | None, PodSeen | None]] = []
+                for change in batch:
+                    match change:
+                        case Appeared(item=item):
+                            seen.append(self._seen(item))
+                        case Changed(item=item, previous=previous):
+                            seen += self._changed(item, previous)
+                        case Gone(item=item):
+                            seen.append((None, self._forget(item)))
+                        case _:
+                            self.synced = True
+                yield seen
+
+    def _changed(self, item: Pod, previous: Pod) -> list[tuple[PodSeen | None, PodSeen | None]]:
+        """A pod of the same name with another uid is another pod: the first one is gone."""
+        if item.metadata.uid != previous.metadata.uid:
+            return [(None, self._forget(previous)), self._seen(item)]
+        return [self._seen(item)]
+
+    def _seen(self, pod: Pod) -> tuple[PodSeen, PodSeen | None]:
+        now = pods.read(pod, schedulers=self.schedulers, rules=self.rules)
+        before = self.last.get(now.pod)
+        self.last[now.pod] = now
+        return now, before
+
+    def _forget(self, pod: Pod) -> PodSeen:
+        known = self.last.pop(PodUid(pod.metadata.uid), None)
+        return known or pods.read(pod, schedulers=self.schedulers, rules=self.rules)
+
+
+@dataclass(slots=True)
+class NodeReflector:
+    """Nodes through a reflector."""
+
+    kube: Kube
+    synced: bool = False
+
+    async def batches(
+        self,
+    ) -> AsyncIterator[list[tuple[NodeName, NodeFacts | None, DeviceReported | None]]]:
+        """Yield every change: the node's facts, or none when it is gone."""
+        reflector = Reflector(self.kube, "/api/v1/nodes", Node)
+        async with aclosing(reflector.batches()) as batches:
+            async for batch in batches:
+                seen: list[tuple[NodeName, NodeFacts | None, DeviceReported | None]] = []
+                for change in batch:
+                    match change:
+                        case Appeared(item=item) | Changed(item=item):
+                            seen += self._read(item)
+                        case Gone(item=item):
+                            seen.append((NodeName(item.metadata.name), None, None))
+                        case _:
+                            self.synced = True
+                yield seen
+
+    def _read(self, node: Node) -> list[tuple[NodeName, NodeFacts | None, DeviceReported | None]]:
+        try:
+            facts = nodes.read(node)
+            return [(facts.name, facts, nodes.foreign_devices(node, now_s=time.time()))]
+        except RequestError as error:
+            logger.warning("node %s is passed over: %s", node.metadata.name, error)
+            return []
+
+
+@dataclass(slots=True)
+class FreshListing:
+    """Bound pods of ours, listed now: never from what a watch may have missed."""
+
+    kube: Kube
+    schedulers: frozenset[str]
+
+    async def pieces(self) -> AsyncIterator[PodsListed]:
+        """Yield one complete list in pieces; the last piece says how many there were."""
+        listing, began = uuid.uuid4().hex, time.time()
+        bound: list[BoundPod] = []
+        token = ""
+        while True:
+            page = await self.kube.list_page(
+                "/api/v1/pods",
+                query={"fieldSelector": "spec.nodeName!="},
+                limit=PAGE,
+                continue_token=token,
+            )
+            pods_here = (msgspec.json.decode(raw, type=Pod) for raw in page.items or ())
+            bound += [self._bound(pod) for pod in pods_here if self._ours(pod)]
+            token = page.metadata.continue_
+            if not token:
+                break
+        pieces = max(1, -(-len(bound) // PAGE))
+        for piece in range(pieces):
+            yield PodsListed(
+                listing=listing,
+                piece=piece,
+                pieces=pieces,
+                pods=tuple(bound[piece * PAGE : (piece + 1) * PAGE]),
+                listed_at=began,
+            )
+
+    def _ours(self, pod: Pod) -> bool:
+        over = pod.status.phase in {"Succeeded", "Failed"}
+        return pod.spec.scheduler_name in self.schedulers and not over
+
+    def _bound(self, pod: Pod) -> BoundPod:
+        return BoundPod(
+            pod=PodUid(pod.metadata.uid),
+            namespace=Namespace(pod.metadata.namespace),
+            name=pod.metadata.name,
+            node=NodeName(pod.spec.node_name),
+            lease=pod.metadata.annotations.get(ANNOTATION, ""),
+        )
