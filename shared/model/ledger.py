@@ -1,0 +1,159 @@
+"""What the ledger is asked and what it tells: reservations, totals, changes, waiting pods."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from shared.model.device import Device, DeviceUse
+from shared.model.errors import ConflictError
+from shared.model.events import PodQueued
+from shared.model.lease import Lease, bookings
+from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
+from shared.model.node import NodeFacts
+from shared.model.placement import Placement, Refusal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reservation:
+    """A wish for a lease: the first of the candidates that still fits is taken."""
+
+    pod: PodUid
+    namespace: Namespace
+    name: str
+    candidates: tuple[Placement, ...]
+    dialect: str = ""
+    resources: Mapping[str, int] = field(default_factory=dict)
+    """Ordinary resources, in the units of `PodRequest.resources`."""
+    tag: str = ""
+    trace: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeUse:
+    """What live leases hold of a node's ordinary resources."""
+
+    version: int = 0
+    used: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reserved:
+    """The pod holds a new lease."""
+
+    lease: Lease
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """The pod had a live lease already, and keeps it."""
+
+    lease: Lease
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Full:
+    """None of the candidates fits any more; the totals of what was tried, to decide afresh."""
+
+    pod: PodUid
+    reason: str
+    """Why, per candidate, as `node: reason`, separated by `; `."""
+    devices: Mapping[DeviceUuid, DeviceUse] = field(default_factory=dict)
+    nodes: Mapping[NodeName, NodeUse] = field(default_factory=dict)
+
+
+Outcome = Reserved | Held | Full
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerNode:
+    """A node as the ledger has it: facts, devices, and what leases take of both."""
+
+    facts: NodeFacts
+    version: int = 0
+    """Rises with every change of the node's facts, devices or use."""
+    used: Mapping[str, int] = field(default_factory=dict)
+    devices: tuple[tuple[Device, DeviceUse], ...] = ()
+    served: tuple[str, ...] = ()
+    """Resources that the node agent's device plugin serves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerChange:
+    """One entry of the feed. All amounts are totals: to hear an entry twice is harmless."""
+
+    position: str
+    """Where to go on reading after this entry."""
+    cause: str
+    capacity: int
+    """The capacity number after the change."""
+    nodes: tuple[LedgerNode, ...] = ()
+    """Nodes whose inventory changed, whole."""
+    removed: tuple[NodeName, ...] = ()
+    used: Mapping[NodeName, NodeUse] = field(default_factory=dict)
+    devices: Mapping[DeviceUuid, DeviceUse] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """All nodes. Hearing every change after `position` brings them to the present.
+
+    A page may already contain a change that comes after `position`; hearing it again is harmless.
+    """
+
+    position: str
+    capacity: int
+    nodes: tuple[LedgerNode, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """A pod that fits nowhere, with the verdict that says so."""
+
+    queued: PodQueued
+    refusal: Refusal
+    capacity: int
+    """The capacity number of the state on which the verdict was reached."""
+    waiting_since: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeAccount:
+    """One node's stored totals and the leases they must be the sum of, read at one moment."""
+
+    node: LedgerNode
+    leases: tuple[Lease, ...]
+    stray: tuple[str, ...] = ()
+    """What the indexes hold without its counterpart, in words; empty in a sound ledger."""
+
+
+class FeedLostError(ConflictError):
+    """The feed no longer goes back to the position: a new snapshot is needed."""
+
+    def __init__(self, position: str, reason: str) -> None:
+        super().__init__(f"the ledger's feed cannot go on from {position}: {reason}")
+        self.position = position
+
+
+def counted_use(
+    leases: Iterable[Lease],
+) -> tuple[dict[DeviceUuid, DeviceUse], dict[NodeName, dict[str, int]]]:
+    """Add up what leases take of devices and of nodes: what the ledger's totals must equal.
+
+    The fences are the highest among the leases; a device's own may be higher.
+    """
+    devices: dict[DeviceUuid, DeviceUse] = {}
+    nodes: dict[NodeName, dict[str, int]] = {}
+    for lease in leases:
+        fences = {share.device: share.fence for share in lease.shares}
+        for booking in bookings(lease.shares):
+            use = devices.get(booking.device, DeviceUse())
+            devices[booking.device] = DeviceUse(
+                memory_mib=use.memory_mib + booking.memory_mib,
+                cores_percent=use.cores_percent + booking.cores_percent,
+                shares=use.shares + booking.shares,
+                fence=max(use.fence, fences[booking.device]),
+                tags=use.tags | ({lease.tag} if lease.tag else frozenset()),
+            )
+        used = nodes.setdefault(lease.node, {})
+        for resource, amount in lease.resources.items():
+            used[resource] = used.get(resource, 0) + amount
+    return devices, nodes
