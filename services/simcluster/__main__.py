@@ -11,6 +11,7 @@ import asyncio
 import logging
 import secrets
 import signal
+import socket
 from pathlib import Path
 
 import uvloop
@@ -49,6 +50,24 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
+def free_port(host: str, kept: Path) -> int:
+    """Return the port of the last life if it is free, else another, kept for the next life.
+
+    Clients that hold the old kubeconfig then find a restarted server where they left it.
+    """
+    for port in (int(kept.read_text()) if kept.exists() else 0, 0):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+            except OSError:
+                continue
+            found: int = probe.getsockname()[1]
+            kept.write_text(str(found))
+            return found
+    raise OSError(f"no free port on {host}")
+
+
 async def serve(options: argparse.Namespace) -> None:
     """Serve until SIGTERM or SIGINT; the kubeconfig appears when everything answers."""
     state: Path = options.state
@@ -59,7 +78,10 @@ async def serve(options: argparse.Namespace) -> None:
     token = kept_secret(state / "token", lambda: secrets.token_urlsafe(32))
     store = Store(SqliteDisk(state / "objects.sqlite"), window=options.window)
     settings = ApiSettings(
-        host=options.host, port=options.port, token=token, bookmark_s=options.bookmark_s
+        host=options.host,
+        port=options.port or free_port(options.host, state / "port"),
+        token=token,
+        bookmark_s=options.bookmark_s,
     )
     node = NodeSettings(cpu=options.node_cpu, memory=options.node_memory, max_pods=options.max_pods)
     fleet = KubeletFleet(

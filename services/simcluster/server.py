@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from services.simcluster import patches
+from services.simcluster import patches, protobuf_bodies
 from services.simcluster.disruption import Disruptions
 from services.simcluster.errors import ApiError
 from services.simcluster.exec_socket import serve_exec
@@ -204,8 +204,8 @@ async def _body(request: web.BaseRequest) -> Any:
         return None
     if request.content_type in {"application/yaml", patches.APPLY_PATCH}:
         return patches.parsed_yaml(raw)
-    if request.content_type == "application/vnd.kubernetes.protobuf":
-        raise ApiError(415, "UnsupportedMediaType", "this API server reads JSON and YAML only")
+    if request.content_type == protobuf_bodies.CONTENT_TYPE:
+        return protobuf_bodies.decoded(raw)
     try:
         return decode(raw)
     except msgspec.DecodeError as error:
