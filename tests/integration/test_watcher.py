@@ -1,0 +1,147 @@
+"""The watcher against a simulated API server and a real nats-server."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from services.watcher.service import Watcher
+from services.watcher.sources import FreshListing, NodeReflector, PodReflector
+from shared.clients.bus import Bus, Inbox
+from shared.clients.kube import Kube
+from shared.clients.kubeconfig import load_credentials
+from shared.dialects.dialect import Rules
+from shared.model.events import (
+    Event,
+    ListingWanted,
+    NodeChanged,
+    PodGone,
+    PodQueued,
+    PodRejected,
+    PodsListed,
+)
+from shared.runtime.clock import SystemClock
+from shared.runtime.run import Runner
+from shared.runtime.telemetry import Tracing
+from tests.support.apiserver import ApiUnderTest, api_server
+from tests.support.nats import nats_server
+
+OURS = frozenset({"volcano"})
+
+
+def pod(name: str, **limits: object) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {
+            "schedulerName": "volcano",
+            "containers": [
+                {"name": "c", "image": "x", "resources": {"limits": limits, "requests": limits}}
+            ],
+        },
+    }
+
+
+@asynccontextmanager
+async def watching(api: ApiUnderTest) -> AsyncIterator[Bus]:
+    async with (
+        nats_server() as nats,
+        Bus.connect(nats.url, name="watcher") as bus,
+        Kube(load_credentials(api.kubeconfig)) as kube,
+    ):
+        watcher = Watcher(
+            PodReflector(kube, OURS, Rules()),
+            NodeReflector(kube),
+            FreshListing(kube, OURS),
+            SystemClock(),
+        )
+        started = asyncio.Event()
+        task = asyncio.create_task(
+            Runner("watcher", watcher, bus, Tracing("watcher", None)).run(started)
+        )
+        await asyncio.wait_for(started.wait(), 10)
+        try:
+            yield bus
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+async def heard(inbox: Inbox, count: int, limit_s: float = 15.0) -> list[Event]:
+    events: list[Event] = []
+    async with asyncio.timeout(limit_s):
+        while len(events) < count:
+            for delivered in await inbox.batch():
+                events += delivered.events
+                await delivered.done()
+    return events
+
+
+async def test_a_pod_is_queued_bound_and_gone() -> None:
+    async with api_server() as api, watching(api) as bus, api.client() as client:
+        inbox = await bus.hear([PodQueued, PodRejected, PodGone], durable="test")
+        pods = "/api/v1/namespaces/default/pods"
+
+        await client.post(pods, json=pod("good", **{"volcano.sh/vgpu-number": "1"}))
+        (queued,) = await heard(inbox, 1)
+        await client.post(pods, json=pod("bad", **{"volcano.sh/vgpu-memory": "1"}))
+        (rejected,) = await heard(inbox, 1)
+        await client.delete(f"{pods}/good")
+        (gone,) = await heard(inbox, 1)
+
+        assert isinstance(queued, PodQueued)
+        assert queued.request.dialect == "volcano-vgpu"
+        assert isinstance(rejected, PodRejected)
+        assert "needs volcano.sh/vgpu-number" in rejected.reason
+        assert isinstance(gone, PodGone)
+        assert gone.pod == queued.pod
+
+
+async def test_a_listing_is_told_at_the_start_and_whenever_it_is_wanted() -> None:
+    async with api_server() as api, watching(api) as bus, api.client() as client:
+        inbox = await bus.hear([PodsListed], durable="test-listing")
+        waiting = await bus.hear([PodQueued], durable="test-pods")
+        (first,) = await heard(inbox, 1)
+        pods = "/api/v1/namespaces/default/pods"
+        await client.post(pods, json=pod("one"))
+        await client.post(pods, json=pod("two"))
+        await heard(waiting, 2)
+        binding = {
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": {"name": "one", "annotations": {"leasehold.dev/lease": "x"}},
+            "target": {"kind": "Node", "name": "n"},
+        }
+        answer = await client.post(f"{pods}/one/binding", json=binding)
+        assert answer.status == 201
+
+        await bus.publish([ListingWanted(reason="a test")])
+
+        (second,) = await heard(inbox, 1)
+        again = await heard(waiting, 1)
+        assert isinstance(first, PodsListed)
+        assert isinstance(second, PodsListed)
+        assert first.pods == ()
+        assert [(p.name, p.node, p.lease) for p in second.pods] == [("one", "n", "x")]
+        assert [getattr(event, "name", "") for event in again] == ["two"]
+
+
+async def test_a_node_is_told_with_what_its_other_pods_take() -> None:
+    async with api_server() as api, watching(api) as bus, api.client() as client:
+        inbox = await bus.hear([NodeChanged], durable="test-nodes")
+        status = {"allocatable": {"cpu": "4", "volcano.sh/vgpu-number": "10"}}
+        node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n.a"}, "status": status}
+        await client.post("/api/v1/nodes", json=node)
+        (bare,) = await heard(inbox, 1)
+        foreign = pod("other", cpu="500m")
+        foreign["spec"] |= {"schedulerName": "default-scheduler", "nodeName": "n.a"}
+
+        await client.post("/api/v1/namespaces/default/pods", json=foreign)
+
+        (carrying,) = await heard(inbox, 1)
+        assert isinstance(bare, NodeChanged)
+        assert isinstance(carrying, NodeChanged)
+        assert bare.facts.occupied == {}
+        assert "volcano.sh/vgpu-number" not in bare.facts.allocatable
+        assert carrying.facts.occupied == {"cpu": 500, "pods": 1}

@@ -1,0 +1,236 @@
+"""What the watcher says of pods and nodes, and how it reads them."""
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from services.watcher import nodes, pods
+from services.watcher.changes import Nodes, Pods, PodSeen
+from shared.clients.kube_types import Node, Pod
+from shared.dialects.dialect import Rules
+from shared.model.events import PodGone, PodQueued, PodRejected
+from shared.model.names import Namespace, NodeName, PodUid
+from shared.model.node import NodeFacts
+from shared.model.request import NodeTerm, PodRequest
+
+WAITING = PodSeen(
+    pod=PodUid("u1"),
+    namespace=Namespace("ns"),
+    name="p",
+    resource_version="5",
+    ours=True,
+    created_at=100.0,
+    resources={"cpu": 500, "pods": 1},
+    request=PodRequest(priority=1),
+)
+BOUND = replace(WAITING, node=NodeName("a"), leased=True, resource_version="6")
+FOREIGN = replace(BOUND, pod=PodUid("u2"), ours=False, leased=False)
+
+
+def read(text: dict[str, object], **meta: object) -> PodSeen:
+    whole = {
+        "metadata": {"name": "p", "namespace": "ns", "uid": "u1", "resourceVersion": "1", **meta},
+        **text,
+    }
+    pod = msgspec.json.decode(msgspec.json.encode(whole), type=Pod)
+    return pods.read(pod, schedulers=frozenset({"volcano"}), rules=Rules())
+
+
+def test_a_waiting_pod_is_told_once_however_often_its_status_changes() -> None:
+    known = Pods()
+
+    first = known.see(WAITING, None)
+    again = known.see(replace(WAITING, resource_version="7", explained=True), WAITING)
+
+    assert [type(event) for event in first] == [PodQueued]
+    assert again == []
+
+
+def test_a_pod_whose_request_changes_is_told_again() -> None:
+    known = Pods()
+    known.see(WAITING, None)
+
+    events = known.see(replace(WAITING, request=PodRequest(priority=2)), WAITING)
+
+    assert [type(event) for event in events] == [PodQueued]
+
+
+def test_a_pod_that_cannot_be_read_is_rejected_with_the_reason() -> None:
+    events = Pods().see(replace(WAITING, request=None, fault="cores 101"), None)
+
+    assert [(type(e), getattr(e, "reason", "")) for e in events] == [(PodRejected, "cores 101")]
+
+
+def test_a_bound_pod_that_ends_is_gone_once() -> None:
+    known = Pods()
+    known.see(BOUND, None)
+    ended = replace(BOUND, phase="Succeeded")
+
+    events = [*known.see(ended, BOUND), *known.see(ended, ended), *known.miss(ended)]
+
+    assert [(type(e), getattr(e, "phase", "")) for e in events] == [(PodGone, "Succeeded")]
+
+
+def test_a_deleted_pod_is_gone_without_a_phase() -> None:
+    known = Pods()
+    known.see(BOUND, None)
+
+    assert [(type(e), e.node, e.phase) for e in known.miss(BOUND) if isinstance(e, PodGone)] == [
+        (PodGone, "a", "")
+    ]
+
+
+@pytest.mark.parametrize(
+    "pod",
+    [
+        replace(WAITING, ours=False),
+        replace(WAITING, deleting=True),
+        replace(WAITING, gated=True),
+        BOUND,
+    ],
+    ids=["not ours", "deleting", "gated", "bound"],
+)
+def test_pods_that_want_nothing_from_us_are_not_queued(pod: PodSeen) -> None:
+    assert Pods().see(pod, None) == []
+
+
+def test_only_pods_without_a_lease_occupy_their_node() -> None:
+    known = Pods()
+    told = Nodes(known)
+    told.see(NodeFacts(name=NodeName("a")))
+    known.see(BOUND, None)
+    known.see(FOREIGN, None)
+
+    (change,) = told.occupied()
+
+    assert change.facts.occupied == {"cpu": 500, "pods": 1}
+    assert told.occupied() == []
+    known.miss(FOREIGN)
+    assert [c.facts.occupied for c in told.occupied()] == [{}]
+
+
+def test_a_node_is_told_only_when_it_differs() -> None:
+    told = Nodes(Pods())
+    facts = NodeFacts(name=NodeName("a"), labels={"x": "1"})
+
+    assert len(told.see(facts)) == 1
+    assert told.see(facts) == []
+    assert [change.gone for change in told.miss(facts.name)] == [True]
+    assert told.miss(facts.name) == []
+
+
+def test_unexplained_pods_are_told_again_and_the_ids_differ() -> None:
+    known = Pods()
+    (first,) = known.see(WAITING, None)
+
+    (second,) = known.again(1, unexplained_before=101.0)
+
+    assert first.event_id != second.event_id
+    assert known.again(2, unexplained_before=99.0) == []
+
+
+def test_init_containers_count_by_their_largest_and_sidecars_add_up() -> None:
+    def container(cpu: str, **more: str) -> dict[str, object]:
+        return {"name": "c", "resources": {"requests": {"cpu": cpu}}, **more}
+
+    seen = read(
+        {
+            "spec": {
+                "initContainers": [container("100m", restartPolicy="Always"), container("2")],
+                "containers": [container("1"), container("500m")],
+                "overhead": {"cpu": "50m"},
+            }
+        }
+    )
+
+    assert seen.resources == {"cpu": 2150, "pods": 1}
+
+
+def test_a_gpu_pod_is_read_with_what_it_demands_of_its_node() -> None:
+    limits = {"volcano.sh/vgpu-number": 1, "memory": "1Gi", "rdma/hca": "1"}
+    term = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
+    seen = read(
+        {
+            "spec": {
+                "schedulerName": "volcano",
+                "nodeSelector": {"b": "2", "a": "1"},
+                "affinity": {"nodeAffinity": required},
+                "containers": [
+                    {"name": "c", "resources": {"limits": limits}, "ports": [{"hostPort": 80}]}
+                ],
+            }
+        }
+    )
+
+    assert seen.request is not None
+    assert seen.request.resources == {"memory": 1 << 30, "rdma/hca": 1, "pods": 1}
+    assert seen.request.demands.selector == (("a", "1"), ("b", "2"))
+    assert seen.request.demands.required == ((NodeTerm(key="zone", operator="In", values=("a",)),),)
+    assert seen.request.demands.host_ports == ("TCP/80",)
+
+
+def test_constraints_that_placing_does_not_weigh_are_named() -> None:
+    spread = {"topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}
+    seen = read({"spec": {"schedulerName": "volcano", "topologySpreadConstraints": [spread]}})
+
+    assert seen.request is not None
+    assert seen.request.demands.unsupported == ("topologySpreadConstraints on zone",)
+
+
+def test_a_bad_quantity_is_a_fault_and_no_crash() -> None:
+    limits = {"volcano.sh/vgpu-number": "many"}
+    seen = read(
+        {
+            "spec": {
+                "schedulerName": "volcano",
+                "containers": [{"name": "c", "resources": {"limits": limits}}],
+            }
+        }
+    )
+
+    assert "'many' is not a Kubernetes quantity" in seen.fault
+
+
+def test_item_6_cards_that_the_annotation_lists_are_closed() -> None:
+    node = msgspec.convert(
+        {"metadata": {"name": "n", "annotations": {"volcano.sh/gpu-unhealthy-ids": "0,1,x, 3"}}},
+        Node,
+    )
+
+    assert nodes.read(node).closed_devices == (0, 1, 3)
+
+
+@pytest.mark.parametrize(
+    ("notes", "number", "devices"),
+    [
+        ({"volcano.sh/node-vgpu-register": "GPU-a,10,15360,NVIDIA-T4,false:"}, "10", 1),
+        ({"volcano.sh/node-vgpu-register": "GPU-a,10,15360,NVIDIA-T4,false:"}, "0", None),
+        ({"volcano.sh/node-vgpu-register": "rubbish"}, "10", 0),
+        (
+            {
+                "volcano.sh/node-vgpu-register": "GPU-a,10,15360,NVIDIA-T4,true,hami-core:",
+                "leasehold.dev/agent": "1",
+            },
+            "10",
+            None,
+        ),
+        ({}, "10", None),
+    ],
+    ids=["item 15", "item 34: no slots", "item 34: unreadable", "our agent", "no annotation"],
+)
+def test_devices_of_volcanos_own_plugin_are_taken_from_its_annotation(
+    notes: dict[str, str], number: str, devices: int | None
+) -> None:
+    node = msgspec.convert(
+        {
+            "metadata": {"name": "n", "annotations": notes},
+            "status": {"allocatable": {"volcano.sh/vgpu-number": number}},
+        },
+        Node,
+    )
+
+    report = nodes.foreign_devices(node, now_s=1.0)
+
+    assert (None if report is None else len(report.devices)) == devices
