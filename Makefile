@@ -3,7 +3,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: up down test lint proto
+.PHONY: up down test lint proto bench
 
 $(STAMP): pyproject.toml
 	test -x $(PY) || python3 -m venv $(VENV)
@@ -22,7 +22,7 @@ lint: $(STAMP)
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 
-test: $(STAMP) lint
+test: $(STAMP)
 	$(VENV)/bin/pytest -q tests/unit tests/contract tests/integration tests/e2e $(ARGS)
 
 proto: $(STAMP)

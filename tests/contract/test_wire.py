@@ -1,0 +1,217 @@
+"""The wire form of every event, pinned: what version 1 wrote must always be readable.
+
+After adding a field with a default, write the file anew with
+`python -m tests.contract.test_wire`, and look at the difference: only additions are allowed.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+
+from shared.clients import wire
+from shared.model.device import Device, DeviceMode
+from shared.model.errors import RequestError
+from shared.model.events import (
+    Activation,
+    BindingFailed,
+    BoundPod,
+    DeviceReported,
+    EndAsked,
+    EndTold,
+    Event,
+    LeaseChanged,
+    LeasesAsked,
+    LeasesTold,
+    LedgerRebuilt,
+    ListingWanted,
+    NodeChanged,
+    PlacementChosen,
+    PlacementRefused,
+    PodBound,
+    PodGone,
+    PodQueued,
+    PodRejected,
+    PodsListed,
+    ShareActivated,
+    ShareRefused,
+)
+from shared.model.lease import Lease, LeaseState, Share
+from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
+from shared.model.node import NodeFacts, Taint
+from shared.model.placement import DeviceVerdict, NodeVerdict, Refusal
+from shared.model.request import (
+    DeviceOrder,
+    DeviceSelection,
+    GpuRequest,
+    NodeDemands,
+    NodeOrder,
+    NodeTerm,
+    PodRequest,
+    Toleration,
+)
+
+PINNED = Path(__file__).with_name("wire_v1.json")
+POD = PodUid("7f7c2c5e-57a5-4d3c-9d0e-0d7e6c1f2a3b")
+NS = Namespace("default")
+NODE = NodeName("gpu-a")
+TRACE = "00-7f7c2c5e57a54d3c9d0e0d7e6c1f2a3b-00f067aa0ba902b7-01"
+
+LEASE = Lease(
+    pod=POD,
+    namespace=NS,
+    name="train",
+    node=NODE,
+    shares=(
+        Share(
+            container="cuda",
+            device=DeviceUuid("GPU-a"),
+            index=1,
+            memory_mib=3000,
+            cores_percent=50,
+            slot=3,
+            fence=17,
+        ),
+    ),
+    dialect="volcano-vgpu",
+    resources={"cpu": 500, "pods": 1},
+    tag="default/g",
+    trace=TRACE,
+    state=LeaseState.BOUND,
+    version=2,
+    created_at=1787000000.5,
+    expires_at=0.0,
+)
+REQUEST = PodRequest(
+    dialect="volcano-vgpu",
+    containers=(GpuRequest(container="cuda", gpus=2, memory_units=3000, cores_percent=50),),
+    triggers=("volcano.sh/vgpu-number",),
+    selection=DeviceSelection(types=("A100",), uuids=("GPU-a",), mode="hami-core"),
+    tag="default/g",
+    device_order=DeviceOrder.SPREAD,
+    node_order=NodeOrder.SPREAD,
+    resources={"cpu": 500, "memory": 1 << 30, "pods": 1},
+    demands=NodeDemands(
+        selector=(("zone", "a"),),
+        required=((NodeTerm(key="k", operator="In", values=("v",)),),),
+        preferred=((5, (NodeTerm(key="k", operator="Exists"),)),),
+        tolerations=(Toleration(key="t", operator="Exists"),),
+        host_ports=("TCP/80",),
+        unsupported=("required podAffinity",),
+    ),
+    priority=7,
+)
+REFUSAL = Refusal(
+    reason="0/1 nodes are available: 1 Insufficient GPU memory.",
+    counts=(("InsufficientGpuMemory", 1),),
+    nearest=(
+        NodeVerdict(
+            node=NODE,
+            reason="no device fits",
+            devices=(DeviceVerdict(device=DeviceUuid("GPU-a"), index=0, reason="full"),),
+        ),
+    ),
+    hint="ask for less",
+)
+ACTIVATION = Activation(
+    pod=POD,
+    namespace=NS,
+    name="train",
+    container="cuda",
+    resource="volcano.sh/vgpu-number",
+    device_ids=("GPU-a-3",),
+    lease=LEASE,
+    activated_at=1787000001.0,
+)
+DEVICE = Device(
+    uuid=DeviceUuid("GPU-a"),
+    index=0,
+    model="Tesla T4",
+    memory_mib=15360,
+    slots=10,
+    mode=DeviceMode.MIG,
+    healthy=False,
+    numa=1,
+)
+FACTS = NodeFacts(
+    name=NODE,
+    labels={"zone": "a"},
+    taints=(Taint(key="k", effect="NoSchedule", value="v"),),
+    unschedulable=True,
+    allocatable={"cpu": 4000},
+    occupied={"cpu": 100, "pods": 1},
+    host_ports=("TCP/80",),
+    closed_devices=(3,),
+)
+WHO: dict[str, Any] = {"pod": POD, "namespace": NS, "name": "train"}
+BOUND = BoundPod(pod=POD, namespace=NS, name="train", node=NODE, lease="{}")
+
+SAMPLES: tuple[Event, ...] = (
+    PodQueued(**WHO, resource_version="5", request=REQUEST, trace=TRACE, created_at=1.5, offer=4),
+    PodRejected(**WHO, resource_version="5", reason="cores 101", trace=TRACE),
+    PodGone(**WHO, node=NODE, phase="Failed", trace=TRACE),
+    NodeChanged(facts=FACTS, gone=True),
+    PodsListed(listing="l1", piece=0, pieces=1, pods=(BOUND,), listed_at=2.5),
+    PlacementChosen(lease=LEASE, trace=TRACE),
+    PlacementRefused(**WHO, refusal=REFUSAL, trace=TRACE),
+    PodBound(lease=LEASE, latency_s=0.25, trace=TRACE),
+    BindingFailed(**WHO, reason="gone", trace=TRACE),
+    LeaseChanged(lease=LEASE),
+    DeviceReported(
+        node=NODE,
+        devices=(DEVICE,),
+        served=("volcano.sh/vgpu-number",),
+        activations=(ACTIVATION,),
+        reported_at=3.5,
+    ),
+    ShareActivated(node=NODE, activation=ACTIVATION, trace=TRACE),
+    ShareRefused(node=NODE, reason="no lease", pod=POD, namespace=NS, name="t", container="c"),
+    LedgerRebuilt(epoch="e2"),
+    ListingWanted(reason="a test"),
+    LeasesAsked(node=NODE, pods=(POD,)),
+    LeasesTold(leases=(LEASE,)),
+    EndAsked(node=NODE, pod=POD),
+    EndTold(ended=True),
+)
+
+
+def written() -> dict[str, Any]:
+    return {sample.subject: msgpack.unpackb(wire.encode([sample])) for sample in SAMPLES}
+
+
+def pinned() -> dict[str, Any]:
+    forms: dict[str, Any] = json.loads(PINNED.read_text())
+    return forms
+
+
+def test_every_event_is_pinned() -> None:
+    kinds = {kind.subject for kind in Event.__subclasses__()}
+
+    assert kinds == {sample.subject for sample in SAMPLES} == set(pinned())
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.subject)
+def test_what_is_written_is_the_pinned_form(sample: Event) -> None:
+    assert written()[sample.subject] == pinned()[sample.subject]
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.subject)
+def test_the_pinned_form_is_read_and_unknown_fields_are_ignored(sample: Event) -> None:
+    form = pinned()[sample.subject]
+    form["events"][0]["a_field_of_tomorrow"] = 1
+
+    assert wire.decode(msgpack.packb(form), type(sample)) == [sample]
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\xc1", msgpack.packb({"v": 2, "events": []}), msgpack.packb([1])]
+)
+def test_what_is_no_message_is_refused(data: bytes) -> None:
+    with pytest.raises(RequestError):
+        wire.decode(data, PodGone)
+
+
+if __name__ == "__main__":
+    PINNED.write_text(json.dumps(written(), indent=1, sort_keys=True) + "\n")
