@@ -1,0 +1,42 @@
+"""Which devices a pod's author allows, whatever is free on them."""
+
+from collections.abc import Iterable
+
+from shared.model.device import Device, DeviceRefusal
+from shared.model.request import DeviceSelection
+
+TYPE_PREFIX = "NVIDIA-"
+"""Volcano registers a device as this and its model; authors write names against the whole."""
+
+
+def is_selective(selection: DeviceSelection) -> bool:
+    """Say whether the selection constrains anything."""
+    return bool(
+        selection.types
+        or selection.not_types
+        or selection.uuids
+        or selection.not_uuids
+        or selection.mode is not None
+    )
+
+
+def device_excluded(selection: DeviceSelection, device: Device) -> DeviceRefusal | None:
+    """Say why the author excludes the device, or None. A denied UUID stays denied if allowed."""
+    if selection.uuids and device.uuid not in selection.uuids:
+        return DeviceRefusal("GpuUuidExcluded", "its UUID is not among those the pod allows")
+    if device.uuid in selection.not_uuids:
+        return DeviceRefusal("GpuUuidExcluded", "the pod denies its UUID")
+    kind = f"{TYPE_PREFIX}{device.model}".lower()
+    if selection.types and not any(part.lower() in kind for part in selection.types):
+        wanted = ", ".join(selection.types)
+        return DeviceRefusal("GpuTypeExcluded", f"{device.model} is none of {wanted}")
+    denied = [part for part in selection.not_types if part.lower() in kind]
+    if denied:
+        return DeviceRefusal("GpuTypeExcluded", f"the pod denies {denied[0]}: {device.model}")
+    return None
+
+
+def mode_differs(selection: DeviceSelection, devices: Iterable[Device]) -> bool:
+    """Say whether some device of the node is not in the demanded mode, compared letter by letter."""
+    mode = selection.mode
+    return mode is not None and any(device.mode.value != mode for device in devices)

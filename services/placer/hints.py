@@ -1,0 +1,84 @@
+"""The next thing to try, for a pod that fits nowhere."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from services.placer.device_choice import share_mib
+from services.placer.device_filters import device_excluded
+from services.placer.mirrored import DeviceState, NodeState
+from services.placer.node_filters import Blocked
+from shared.model.request import PodRequest
+
+Near = Sequence[tuple[NodeState, Blocked]]
+
+
+def hint_for(request: PodRequest, nearest: Near) -> str:
+    """Return advice for what blocks the nearest node."""
+    if not nearest:
+        return "no node is known: is a watcher running, and does it reach the API server?"
+    code = nearest[0][1].code
+    if code in _HINTS:
+        return _HINTS[code](request, nearest)
+    if code.startswith(("Insufficient", "TooMany")):
+        return f"the nearest node is {nearest[0][0].name}: {nearest[0][1].numbers}"
+    return f"look at node {nearest[0][0].name} first"
+
+
+def _for_memory(request: PodRequest, nearest: Near) -> str:
+    widest: tuple[int, NodeState, DeviceState] | None = None
+    for node, _ in nearest:
+        for device in node.devices:
+            free = device.total - device.memory
+            allowed = device.healthy and device_excluded(request.selection, device.device) is None
+            if allowed and (widest is None or free > widest[0]):
+                widest = (free, node, device)
+    if widest is None:
+        return "no device that the pod allows is healthy"
+    free, node, device = widest
+    where = f"node {node.name} device {device.index}"
+    wanted = max(share_mib(container, device) for container in request.containers)
+    if free >= wanted:
+        gpus = max(container.gpus for container in request.containers)
+        return f"too few devices have such a gap: ask for fewer than {gpus} GPUs, or wait"
+    return f"ask for at most {max(free, 0)} MiB: the largest gap is on {where}"
+
+
+def _for_count(request: PodRequest, nearest: Near) -> str:
+    node = max((node for node, _ in nearest), key=lambda node: len(node.devices))
+    return f"ask for at most {len(node.devices)} GPUs in one container, as node {node.name} has"
+
+
+def _for_cores(request: PodRequest, nearest: Near) -> str:
+    free = max((100 - d.cores for node, _ in nearest for d in node.devices if d.healthy), default=0)
+    return f"ask for at most {max(free, 0)} % of a device's cores, or wait"
+
+
+def _for_trigger(request: PodRequest, nearest: Near) -> str:
+    missing = [name for name in request.triggers if name not in nearest[0][0].served]
+    name = missing[0] if missing else "the resource"
+    return f"no fitting node serves {name}: is a node agent running there?"
+
+
+def _saying(text: str) -> Callable[[PodRequest, Near], str]:
+    return lambda _request, nearest: text.format(node=nearest[0][0].name)
+
+
+_HINTS: Mapping[str, Callable[[PodRequest, Near], str]] = {
+    "InsufficientGpuMemory": _for_memory,
+    "InsufficientGpuCores": _for_cores,
+    "NotEnoughGpus": _for_count,
+    "ResourceNotServed": _for_trigger,
+    "NoGpus": _saying("no node that the pod may use has a GPU: is a node agent running there?"),
+    "GpuSlotsTaken": _saying("wait for a share to end, or let the agent cut devices into more"),
+    "GpuGroupSpread": _saying("add a device, or take the spread policy off the pod group"),
+    "GpuNotIdle": _saying("ask for less than 100 % of the cores, or wait for a device to be idle"),
+    "GpuHeldAlone": _saying("wait for a device that is held alone to be given back"),
+    "GpuUnhealthy": _saying("look at the devices of node {node}: its agent reports them ill"),
+    "GpuTypeExcluded": _saying("allow more types of GPU, or add a node that has one of these"),
+    "GpuUuidExcluded": _saying("allow more UUIDs, or leave the choice to the placer"),
+    "GpuModeMismatch": _saying("drop the demanded mode, or add a node in that mode"),
+    "UntoleratedTaint": _saying("tolerate the taint of node {node}, or take it away"),
+    "NodeUnschedulable": _saying("uncordon node {node}"),
+    "NodeAffinity": _saying("change the pod's node selector or affinity, or label node {node}"),
+    "HostPortTaken": _saying("use another host port, or wait for the pod on node {node} to end"),
+    "UnsupportedConstraint": _saying("take the constraint off the pod, or use another scheduler"),
+}

@@ -1,0 +1,73 @@
+"""The incremental index: for each kind of request, nodes sorted by how well they would take it."""
+
+from services.placer.eligibility import Eligibility
+from services.placer.lanes import Lane
+from services.placer.mirror import Mirror
+from services.placer.mirrored import NodeState
+from services.placer.ranking import Kind, ranking_of
+from services.placer.verdicts import Verdicts
+from shared.model.request import PodRequest
+
+KEPT_LANES = 128
+KEPT_VERDICTS = 128
+
+
+class Index:
+    """Lanes by kind, and verdicts by exact request; the least used go when there are too many."""
+
+    def __init__(self, mirror: Mirror) -> None:
+        self.mirror = mirror
+        self.eligibility = Eligibility(mirror)
+        self._lanes: dict[Kind, Lane] = {}
+        self._verdicts: dict[object, Verdicts] = {}
+
+    def lane(self, kind: Kind) -> Lane:
+        """Return the lane of a kind, up to date."""
+        lane = self._lanes.get(kind)
+        if lane is None:
+            if len(self._lanes) >= KEPT_LANES:
+                del self._lanes[next(iter(self._lanes))]
+            lane = self._lanes[kind] = Lane(self.mirror, ranking_of(kind), kind.order)
+        lane.catch_up()
+        return lane
+
+    def known_verdicts(self, request: PodRequest) -> bool:
+        """Say whether verdicts on an equal request are kept."""
+        return shape_of(request) in self._verdicts
+
+    def verdicts(self, request: PodRequest, kind: Kind) -> Verdicts:
+        """Return the verdicts on a request, up to date."""
+        shape = shape_of(request)
+        verdicts = self._verdicts.pop(shape, None)
+        if verdicts is None:
+            if len(self._verdicts) >= KEPT_VERDICTS:
+                del self._verdicts[next(iter(self._verdicts))]
+            verdicts = Verdicts(self.mirror, self.eligibility, request, kind)
+        self._verdicts[shape] = verdicts
+        verdicts.catch_up()
+        return verdicts
+
+    def may_take(self, request: PodRequest, node: NodeState) -> bool:
+        """Say whether everything but the devices lets the pod run on the node."""
+        if not self.eligibility.admits(request.demands, node):
+            return False
+        free = node.free
+        for name, amount in request.resources.items():
+            if free.get(name, 0) < amount:
+                return False
+        return node.served.issuperset(request.triggers)
+
+
+def shape_of(request: PodRequest) -> object:
+    """Return a key that is equal for requests that fit the same places."""
+    return (
+        request.containers,
+        request.same_device,
+        request.triggers,
+        request.selection,
+        request.tag,
+        request.device_order,
+        request.node_order,
+        tuple(sorted(request.resources.items())),
+        request.demands,
+    )

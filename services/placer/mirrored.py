@@ -1,0 +1,219 @@
+"""Nodes and devices as the mirror holds them: mutable, and summed up for quick questions."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from services.placer.node_filters import has_soft_taint, is_open
+from shared.model.device import Device, DeviceUse
+from shared.model.ledger import LedgerNode
+from shared.model.lease import Share, bookings
+from shared.model.names import DeviceUuid, NodeName
+from shared.model.node import NodeFacts
+
+NO_USE = DeviceUse()
+
+
+class DeviceState:
+    """One device: what the ledger counted, the holds on top, and the sum of both."""
+
+    __slots__ = (
+        "base", "cores", "device", "healthy", "index", "memory", "node", "parts", "shares",
+        "slots", "tags", "total", "unit", "uuid",
+    )  # fmt: skip
+
+    def __init__(self, node: "NodeState") -> None:
+        self.node = node
+        self.base = NO_USE
+        self.parts: list[Part] = []
+        self.memory = 0
+        """MiB taken."""
+        self.cores = 0
+        self.shares = 0
+        self.tags: frozenset[str] = frozenset()
+
+    def describe(self, device: Device) -> None:
+        """Take over what the agent reports."""
+        self.device = device
+        self.uuid = device.uuid
+        self.index = device.index
+        self.total = device.memory_mib
+        self.unit = device.unit_mib
+        self.slots = device.slots
+        self.healthy = device.healthy
+
+    def learn(self, use: DeviceUse) -> None:
+        """Take over the ledger's totals; an older fence is an older truth and is passed over."""
+        if use.fence < self.base.fence:
+            return
+        self.base = use
+        if self.parts:
+            self.parts = [part for part in self.parts if not part.is_counted()]
+        self.sum_up()
+
+    def sum_up(self) -> None:
+        """Add the holds to the ledger's totals."""
+        use, parts = self.base, self.parts
+        self.memory = use.memory_mib + sum(part.memory for part in parts)
+        self.cores = use.cores_percent + sum(part.cores for part in parts)
+        self.shares = use.shares + sum(part.shares for part in parts)
+        self.tags = use.tags
+        tags = {part.tag for part in parts if part.tag}
+        if tags:
+            self.tags = use.tags | tags
+
+    def use(self) -> DeviceUse:
+        """Return the sum as the model's value."""
+        return DeviceUse(
+            memory_mib=self.memory,
+            cores_percent=self.cores,
+            shares=self.shares,
+            fence=self.base.fence,
+            tags=self.tags,
+        )
+
+
+class NodeState:
+    """One node: its facts, its devices in order of index, and what is left of its resources."""
+
+    __slots__ = (
+        "devices", "devices_down", "facts", "free", "gone", "holds", "name", "open", "served",
+        "soft", "total", "used", "version",
+    )  # fmt: skip
+
+    def __init__(self, name: NodeName) -> None:
+        self.name = name
+        self.facts = NodeFacts(name=name)
+        self.version = 0
+        self.used: Mapping[str, int] = {}
+        self.served: frozenset[str] = frozenset()
+        self.devices: tuple[DeviceState, ...] = ()
+        self.devices_down: tuple[DeviceState, ...] = ()
+        self.holds: list[Hold] = []
+        self.gone = False
+        self.open = True
+        self.soft = False
+        self.total = 0
+        """MiB of all its devices."""
+        self.free: dict[str, int] = {}
+
+    def describe(self, node: LedgerNode, devices: Sequence[DeviceState]) -> None:
+        """Take over everything the ledger says of the node."""
+        self.facts = node.facts
+        self.version = node.version
+        self.used = node.used
+        self.served = frozenset(node.served)
+        self.devices = tuple(sorted(devices, key=lambda device: device.index))
+        self.devices_down = self.devices[::-1]
+        self.open = is_open(node.facts)
+        self.soft = has_soft_taint(node.facts)
+        self.total = sum(device.total for device in devices)
+        self.sum_up()
+
+    def sum_up(self) -> None:
+        """Work out afresh what is left of each resource."""
+        if self.holds:
+            self.holds = [hold for hold in self.holds if not hold.is_counted()]
+        occupied, used = self.facts.occupied, self.used
+        self.free = {
+            name: amount - occupied.get(name, 0) - used.get(name, 0)
+            for name, amount in self.facts.allocatable.items()
+        }
+        for hold in self.holds:
+            self.take(hold.resources)
+
+    def take(self, resources: Mapping[str, int]) -> None:
+        """Subtract what a hold takes."""
+        free = self.free
+        for name, amount in resources.items():
+            free[name] = free.get(name, 0) - amount
+
+
+class Part:
+    """What a hold takes of one device."""
+
+    __slots__ = ("cores", "device", "fence", "memory", "shares", "tag")
+
+    def __init__(
+        self, device: DeviceState, memory: int, cores: int, shares: int, tag: str, fence: int
+    ) -> None:
+        self.device = device
+        self.memory = memory
+        self.cores = cores
+        self.shares = shares
+        self.tag = tag
+        self.fence = fence
+        """The device's fence once the lease counts; 0 while the ledger has not answered."""
+
+    def is_counted(self) -> bool:
+        """Say whether the device's totals contain it."""
+        return 0 < self.fence <= self.device.base.fence
+
+
+class Hold:
+    """What one chosen placement takes, until the ledger's totals contain it."""
+
+    __slots__ = ("node", "parts", "resources")
+
+    def __init__(self, node: NodeState, parts: list[Part], resources: Mapping[str, int]) -> None:
+        self.node = node
+        self.parts = parts
+        self.resources = resources
+
+    @classmethod
+    def of(
+        cls,
+        node: NodeState,
+        devices: Mapping[DeviceUuid, DeviceState],
+        shares: Sequence[Share],
+        resources: Mapping[str, int],
+        tag: str,
+    ) -> "Hold":
+        """Make a hold for `shares` and lay it on the node and its devices."""
+        hold = cls(node, list(_parts(devices, shares, tag)), resources)
+        for part in hold.parts:
+            device = part.device
+            device.parts.append(part)
+            device.memory += part.memory
+            device.cores += part.cores
+            device.shares += part.shares
+            if tag:
+                device.tags |= {tag}
+        node.holds.append(hold)
+        node.take(resources)
+        return hold
+
+    def is_counted(self) -> bool:
+        """Say whether the totals contain it: all of a lease reaches them in one change."""
+        return any(part.is_counted() for part in self.parts)
+
+    def end(self) -> None:
+        """Take the hold away again."""
+        for part in self.parts:
+            if part in part.device.parts:
+                part.device.parts.remove(part)
+                part.device.sum_up()
+        if self in self.node.holds:
+            self.node.holds.remove(self)
+            self.node.sum_up()
+
+
+def _parts(
+    devices: Mapping[DeviceUuid, DeviceState], shares: Sequence[Share], tag: str
+) -> Iterable[Part]:
+    if len(shares) == 1:
+        share = shares[0]
+        device = devices.get(share.device)
+        if device is not None:
+            yield Part(device, share.memory_mib, share.cores_percent, 1, tag, share.fence)
+        return
+    fences = {share.device: share.fence for share in shares}
+    for booking in bookings(shares):
+        device = devices.get(booking.device)
+        if device is not None:
+            yield Part(
+                device,
+                booking.memory_mib,
+                booking.cores_percent,
+                booking.shares,
+                tag,
+                fences[booking.device],
+            )

@@ -1,0 +1,83 @@
+"""The decision: up to three places for a pod, or why there is none."""
+
+from collections.abc import Callable, Iterator
+
+from services.placer.device_choice import choose_devices, shares_of
+from services.placer.index import Index
+from services.placer.lanes import CANDIDATES, Lane
+from services.placer.mirrored import NodeState
+from services.placer.ranking import kind_of
+from services.placer.refusals import refuse
+from shared.model.placement import Placement, Refusal
+from shared.model.request import PodRequest
+
+DRAWS = 8
+"""Nodes drawn from the best ones before they are tried in order."""
+WALKED_NODES = 64
+"""Nodes tried in order before every node is judged exactly."""
+
+
+def place(
+    request: PodRequest, index: Index, draw: Callable[[], float]
+) -> tuple[Placement, ...] | Refusal:
+    """Choose a node and its devices, and others should the ledger find the first one taken.
+
+    The first choice is drawn from the best few nodes, so that placers that do not know of each
+    other rarely want the same device; all candidates are on different nodes. Nodes are ranked by
+    the pod's own preferences first, then by its node order.
+    """
+    kind, need = kind_of(request)
+    lane = index.lane(kind)
+    if not index.eligibility.is_wanting(request.demands):
+        placements = _quickly(request, index, lane, need, draw)
+        if placements:
+            return placements
+    verdicts = index.verdicts(request, kind)
+    placements = tuple(_fitting(request, index, _drawn(verdicts, 0, draw)))
+    return placements or refuse(request, index, verdicts)
+
+
+def _quickly(
+    request: PodRequest, index: Index, lane: Lane, need: int, draw: Callable[[], float]
+) -> tuple[Placement, ...]:
+    found = tuple(_fitting(request, index, _drawn(lane, need, draw)))
+    if found or index.known_verdicts(request):
+        return found
+    return tuple(_fitting(request, index, _walked(lane, need)))
+
+
+def _fitting(request: PodRequest, index: Index, nodes: Iterator[NodeState]) -> Iterator[Placement]:
+    left = CANDIDATES
+    for node in nodes:
+        if not index.may_take(request, node):
+            continue
+        picks = choose_devices(request, node)
+        if picks is None:
+            continue
+        yield Placement(node=node.name, shares=shares_of(picks), node_version=node.version)
+        left -= 1
+        if not left:
+            return
+
+
+def _drawn(lane: Lane, need: int, draw: Callable[[], float]) -> Iterator[NodeState]:
+    """Draw different nodes from the best ones: the first from the toss-up, the rest from all."""
+    window = lane.window(need)
+    reach, seen = window.near, set[int]()
+    for _ in range(min(DRAWS, 2 * window.total)):
+        position = int(draw() * reach)
+        reach = window.total
+        if position not in seen:
+            seen.add(position)
+            yield window.node(position)
+
+
+def _walked(lane: Lane, need: int) -> Iterator[NodeState]:
+    """Go through the nodes in order, best first, to a limit."""
+    left = WALKED_NODES
+    for _, group in lane.walk(need):
+        for node in group:
+            yield node
+            left -= 1
+            if not left:
+                return

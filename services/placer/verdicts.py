@@ -1,0 +1,67 @@
+"""Which nodes can take one exact request and why the others cannot, kept up to date.
+
+Asked when the quick index led nowhere: after the first look at all nodes, only changed ones are
+looked at again. So pods that wait cost little however often they are offered.
+"""
+
+from services.placer.device_choice import choose_devices
+from services.placer.device_reasons import why_no_devices
+from services.placer.eligibility import Eligibility
+from services.placer.lanes import Lane
+from services.placer.mirror import Mirror
+from services.placer.mirrored import NodeState
+from services.placer.node_filters import Blocked, insufficient, not_served
+from services.placer.ranking import Kind, Rank, preferred_rank, ranking_of
+from shared.model.request import PodRequest
+
+Reason = tuple[str, str]
+"""Code and text, without numbers: what nodes are counted by."""
+
+
+class Verdicts(Lane):
+    """A lane of the nodes that fit, and the reason of each that does not."""
+
+    def __init__(
+        self, mirror: Mirror, eligibility: Eligibility, request: PodRequest, kind: Kind
+    ) -> None:
+        super().__init__(mirror, self._rank, request.node_order)
+        self.request = request
+        self.blocked: dict[Reason, dict[NodeState, Blocked]] = {}
+        self._reason_of: dict[NodeState, Reason] = {}
+        self._eligibility = eligibility
+        self._gap_rank = ranking_of(kind)
+
+    def update(self, node: NodeState) -> None:
+        """Judge one node afresh."""
+        reason = self._reason_of.pop(node, None)
+        if reason is not None:
+            nodes = self.blocked[reason]
+            del nodes[node]
+            if not nodes:
+                del self.blocked[reason]
+        super().update(node)
+
+    def _rank(self, node: NodeState) -> Rank | None:
+        rank = self._gap_rank(node)
+        blocked, liking = judge(self.request, node, self._eligibility)
+        if blocked is None and rank is not None:
+            return preferred_rank(rank, liking)
+        blocked = blocked or Blocked("NoGap", "node(s) had no fitting GPU")
+        reason = (blocked.code, blocked.text)
+        self._reason_of[node] = reason
+        self.blocked.setdefault(reason, {})[node] = blocked
+        return None
+
+
+def judge(
+    request: PodRequest, node: NodeState, eligibility: Eligibility
+) -> tuple[Blocked | None, int]:
+    """Return the first reason why the node cannot take the pod, and how welcome it is."""
+    blocked, liking = eligibility.answer(request.demands, node)
+    if blocked is None and request.triggers:
+        blocked = not_served(request.triggers, node.served)
+    if blocked is None:
+        blocked = insufficient(request.resources, node.free)
+    if blocked is None and request.containers and choose_devices(request, node) is None:
+        blocked = why_no_devices(request, node)
+    return blocked, liking

@@ -1,0 +1,131 @@
+"""Builders of values for tests: each hides what the test is not about."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from shared.model.device import Device, DeviceUse
+from shared.model.events import PodQueued
+from shared.model.ledger import LedgerNode
+from shared.model.lease import Lease, Share
+from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
+from shared.model.node import NodeFacts, Taint
+from shared.model.request import GpuRequest, NodeDemands, PodRequest
+
+V100_MIB = 32768
+TRIGGER = "volcano.sh/vgpu-number"
+PLENTY = {"cpu": 64_000, "memory": 256 << 30, "ephemeral-storage": 1 << 40, "pods": 110}
+
+
+def device(uuid: str = "GPU-a", index: int = 0, **fields: Any) -> Device:
+    """A healthy V100 of 32 GiB with ten slots, unless told otherwise."""
+    known: dict[str, Any] = {
+        "model": "Tesla V100-SXM2-32GB",
+        "memory_mib": V100_MIB,
+        "slots": 10,
+    }
+    return Device(uuid=DeviceUuid(uuid), index=index, **(known | fields))
+
+
+def devices(count: int, node: str = "", **fields: Any) -> tuple[Device, ...]:
+    """Devices GPU-<node>-0, GPU-<node>-1, ... of one node."""
+    return tuple(
+        device(f"GPU-{node}-{index}" if node else f"GPU-{index}", index, **fields)
+        for index in range(count)
+    )
+
+
+def use(
+    memory_mib: int = 0, cores_percent: int = 0, shares: int = 1, fence: int = 1, *tags: str
+) -> DeviceUse:
+    """What one share, or `shares`, take of a device."""
+    return DeviceUse(
+        memory_mib=memory_mib,
+        cores_percent=cores_percent,
+        shares=shares,
+        fence=fence,
+        tags=frozenset(tags),
+    )
+
+
+def facts(
+    name: str = "n1",
+    *,
+    labels: Mapping[str, str] | None = None,
+    taints: tuple[Taint, ...] = (),
+    allocatable: Mapping[str, int] | None = None,
+    **fields: Any,
+) -> NodeFacts:
+    """A large node without taints."""
+    return NodeFacts(
+        name=NodeName(name),
+        labels=labels or {},
+        taints=taints,
+        allocatable=PLENTY if allocatable is None else allocatable,
+        **fields,
+    )
+
+
+def ledger_node(
+    name: str = "n1",
+    *held: Device | tuple[Device, DeviceUse],
+    served: tuple[str, ...] = (TRIGGER,),
+    used: Mapping[str, int] | None = None,
+    version: int = 1,
+    **fields: Any,
+) -> LedgerNode:
+    """A node with devices, given alone when idle or with their use; `fields` are its facts."""
+    return LedgerNode(
+        facts=facts(name, **fields),
+        version=version,
+        used=used or {},
+        devices=tuple((d, DeviceUse()) if isinstance(d, Device) else d for d in held),
+        served=served,
+    )
+
+
+def gpu(
+    container: str = "main", gpus: int = 1, memory: int | None = None, **fields: Any
+) -> GpuRequest:
+    """One container's request; `memory` is in the node's units."""
+    return GpuRequest(container=container, gpus=gpus, memory_units=memory, **fields)
+
+
+def request(*containers: GpuRequest, **fields: Any) -> PodRequest:
+    """A vGPU pod's request; demands may be given as `demands=NodeDemands(...)` or not at all."""
+    known: dict[str, Any] = {
+        "dialect": "volcano-vgpu" if containers else "",
+        "triggers": (TRIGGER,) if containers else (),
+        "resources": {"cpu": 100, "memory": 1 << 20, "pods": 1},
+        "demands": NodeDemands(),
+    }
+    return PodRequest(containers=containers, **(known | fields))
+
+
+def pod_queued(pod: str = "uid-1", wanted: PodRequest | None = None, **fields: Any) -> PodQueued:
+    """A pod that waits."""
+    return PodQueued(
+        pod=PodUid(pod),
+        namespace=Namespace(fields.pop("namespace", "default")),
+        name=fields.pop("name", pod),
+        resource_version=fields.pop("resource_version", "1"),
+        request=wanted if wanted is not None else request(gpu(memory=1000)),
+        **fields,
+    )
+
+
+def share(uuid: str = "GPU-a", index: int = 0, container: str = "main", **fields: Any) -> Share:
+    """One container's part of a device."""
+    known: dict[str, Any] = {"memory_mib": 1000, "cores_percent": 0}
+    return Share(container=container, device=DeviceUuid(uuid), index=index, **(known | fields))
+
+
+def lease(pod: str = "uid-1", node: str = "n1", *shares: Share, **fields: Any) -> Lease:
+    """A reserved lease."""
+    return Lease(
+        pod=PodUid(pod),
+        namespace=Namespace(fields.pop("namespace", "default")),
+        name=fields.pop("name", pod),
+        node=NodeName(node),
+        shares=shares,
+        **fields,
+    )
