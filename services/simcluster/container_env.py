@@ -24,7 +24,7 @@ def environment(
     """Put the environment together; of two plugins that set one variable, the first is heard."""
     env = {
         "PATH": PATH,
-        "HOSTNAME": at_path(pod.obj, "spec.hostname") or pod.name,
+        "HOSTNAME": str(at_path(pod.obj, "spec.hostname") or pod.name),
         "KUBERNETES_SERVICE_HOST": "10.96.0.1",
         "KUBERNETES_SERVICE_PORT": "443",
         "KUBERNETES_SERVICE_PORT_HTTPS": "443",

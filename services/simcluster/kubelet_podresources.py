@@ -34,7 +34,7 @@ class RateLimit:
         return True
 
 
-class PodResources(api_pb2_grpc.PodResourcesListerServicer):
+class PodResources(api_pb2_grpc.PodResourcesListerServicer):  # type: ignore[misc]
     """Answers from the device ledger; `active` returns the pods that are not finished."""
 
     def __init__(

@@ -45,7 +45,7 @@ def refusal(request: api_pb2.RegisterRequest) -> str | None:
     return None
 
 
-class Registration(api_pb2_grpc.RegistrationServicer):
+class Registration(api_pb2_grpc.RegistrationServicer):  # type: ignore[misc]
     """Answers Register only after the plugin has answered the kubelet."""
 
     def __init__(self, directory: Path, accept: Accept) -> None:

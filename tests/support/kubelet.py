@@ -148,12 +148,23 @@ class Node:
             options=(("grpc.default_authority", "localhost"),),
         ) as channel:
             stub = podresources_grpc.PodResourcesListerStub(channel)
-            answer = await stub.List(podresources.ListPodResourcesRequest())
+            answer = await _within_the_rate(stub.List, podresources.ListPodResourcesRequest())
         return {
             (each.name, one.name): {d for devices in one.devices for d in devices.device_ids}
             for each in answer.pod_resources
             for one in each.containers
         }
+
+
+async def _within_the_rate(call: Callable[[Any], Awaitable[Any]], request: Any) -> Any:
+    """Call, and call again where the kubelet says that it is asked too often."""
+    while True:
+        try:
+            return await call(request)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
+                raise
+        await asyncio.sleep(0.02)
 
 
 def new_store() -> Store:
@@ -195,7 +206,7 @@ class PluginRefusalError(Exception):
     """Raised by a hook to make the plugin refuse a call with this text."""
 
 
-class ScriptedPlugin(api_pb2_grpc.DevicePluginServicer):
+class ScriptedPlugin(api_pb2_grpc.DevicePluginServicer):  # type: ignore[misc]
     """A device plugin over a real socket; keeps what it was asked, does what its hooks say."""
 
     def __init__(
