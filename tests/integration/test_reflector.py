@@ -145,6 +145,20 @@ async def test_an_expired_continue_token_starts_the_list_again() -> None:
     assert "continue" not in followed.server.requests[2].query
 
 
+async def test_a_list_that_breaks_off_midway_is_begun_again_and_repeats_nothing() -> None:
+    steps = (
+        lists(pod("a", 1), pod("b", 2), version=7, next_page="p2"),
+        refuses(500, "InternalError"),
+        lists(pod("a", 1), version=9, next_page="p2"),
+        lists(pod("c", 8), version=9),
+    )
+    async with following(*steps) as followed:
+        told = await followed.told_until(has("=9"))
+
+    assert told == ["+a@1", "+b@2", "+c@8", "-b@9", "=9"]
+    assert "continue" not in followed.server.requests[2].query
+
+
 async def test_events_become_changes_with_what_was_before() -> None:
     events = streams(modified(pod("a", 8)), deleted(pod("a", 9)), then="silence")
     async with following(lists(pod("a", 1), version=7), events) as followed:
@@ -449,6 +463,15 @@ async def test_a_permission_lost_later_is_waited_out_with_a_new_list() -> None:
 
     assert told == ["=7", "+a@8", "=9"]
     assert followed.pauses == [0.2]
+
+
+async def test_a_connection_is_freed_as_soon_as_nobody_follows() -> None:
+    steps = (lists(version=7), streams(added(pod("a", 8)), then="silence"))
+    async with following(*steps) as followed:
+        await followed.told_until(has("+a@8"))
+        async with asyncio.timeout(5):
+            while followed.server.open_connections:
+                await asyncio.sleep(0.01)
 
 
 async def test_an_answer_cut_short_is_asked_for_again() -> None:

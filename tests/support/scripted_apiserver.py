@@ -100,6 +100,10 @@ class ScriptedApiserver:
     def url(self) -> str:
         return f"{'https' if self._tls else 'http'}://127.0.0.1:{self.port}"
 
+    @property
+    def open_connections(self) -> int:
+        return len(self._serving)
+
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self._tls)
         return self
