@@ -39,6 +39,7 @@ class Exchange:
     """One request and the means to answer it."""
 
     request: Request
+    reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     broken: bool = False
 
@@ -135,7 +136,7 @@ class ScriptedApiserver:
         self.peers.add(writer.get_extra_info("peername")[1])
         try:
             while request := await _read_request(reader):
-                exchange = Exchange(request, writer)
+                exchange = Exchange(request, reader, writer)
                 step = self._steps.pop(0) if self._steps else hang
                 async with self._arrived:
                     self.requests.append(request)
@@ -166,7 +167,7 @@ async def _read_request(reader: asyncio.StreamReader) -> Request | None:
 async def hang(exchange: Exchange) -> None:
     """Never answer; the client's end of the connection, or ours, ends it."""
     with contextlib.suppress(ConnectionError):
-        await exchange.writer.wait_closed()
+        await exchange.reader.read()
 
 
 def answers(code: int, body: object = None, **headers: str) -> Step:
