@@ -31,6 +31,8 @@ def choose_devices(request: PodRequest, node: NodeState) -> list[Pick] | None:
     Two shares of one container never meet on a device; two containers may. Init containers run
     before the others, so what they use is free again for them.
     """
+    if not request.containers:
+        return []
     selection = request.selection
     devices: Sequence[DeviceState] = node.devices
     if is_selective(selection):

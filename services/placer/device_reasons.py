@@ -18,10 +18,13 @@ NODE_TEXTS: Mapping[str, str] = {
     "GpuGroupSpread": "node(s) had only GPUs that carry the pod's group already",
     "GpuNotIdle": "node(s) had no idle GPU",
     "GpuHeldAlone": "node(s) had only GPUs that other pods hold alone",
+    "GpuClosed": "node(s) had GPUs closed to new shares",
     "GpuUnhealthy": "node(s) had unhealthy GPUs",
     "GpuTypeExcluded": "node(s) had no GPU of an allowed type",
     "GpuUuidExcluded": "node(s) had no GPU with an allowed UUID",
 }
+
+CLOSED = DeviceRefusal("GpuClosed", "an annotation of its node closes it to new shares")
 
 
 def why_no_devices(request: PodRequest, node: NodeState) -> Blocked:
@@ -58,6 +61,8 @@ def device_refusals(request: PodRequest, node: NodeState) -> dict[DeviceState, D
     allowed = []
     for device in node.devices:
         excluded = device_excluded(request.selection, device.device)
+        if excluded is None and device.index in node.facts.closed_devices:
+            excluded = CLOSED
         if excluded is None:
             allowed.append(device)
         else:

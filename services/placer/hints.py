@@ -72,6 +72,7 @@ _HINTS: Mapping[str, Callable[[PodRequest, Near], str]] = {
     "GpuGroupSpread": _saying("add a device, or take the spread policy off the pod group"),
     "GpuNotIdle": _saying("ask for less than 100 % of the cores, or wait for a device to be idle"),
     "GpuHeldAlone": _saying("wait for a device that is held alone to be given back"),
+    "GpuClosed": _saying("take the devices of node {node} off its annotation of closed ones"),
     "GpuUnhealthy": _saying("look at the devices of node {node}: its agent reports them ill"),
     "GpuTypeExcluded": _saying("allow more types of GPU, or add a node that has one of these"),
     "GpuUuidExcluded": _saying("allow more UUIDs, or leave the choice to the placer"),

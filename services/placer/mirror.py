@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 
 from services.placer.mirrored import DeviceState, Hold, NodeState
 from shared.model.device import DeviceUse
-from shared.model.ledger import LedgerNode
 from shared.model.lease import Lease
+from shared.model.ledger import LedgerNode
 from shared.model.names import DeviceUuid, NodeName, PodUid
 from shared.model.placement import Placement
 

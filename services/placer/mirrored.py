@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from services.placer.node_filters import has_soft_taint, is_open
 from shared.model.device import Device, DeviceUse
-from shared.model.ledger import LedgerNode
 from shared.model.lease import Share, bookings
+from shared.model.ledger import LedgerNode
 from shared.model.names import DeviceUuid, NodeName
 from shared.model.node import NodeFacts
 
@@ -75,7 +75,7 @@ class NodeState:
     """One node: its facts, its devices in order of index, and what is left of its resources."""
 
     __slots__ = (
-        "devices", "devices_down", "facts", "free", "gone", "holds", "name", "open", "served",
+        "devices", "facts", "free", "gone", "holds", "name", "open", "served",
         "soft", "total", "used", "version",
     )  # fmt: skip
 
@@ -86,7 +86,6 @@ class NodeState:
         self.used: Mapping[str, int] = {}
         self.served: frozenset[str] = frozenset()
         self.devices: tuple[DeviceState, ...] = ()
-        self.devices_down: tuple[DeviceState, ...] = ()
         self.holds: list[Hold] = []
         self.gone = False
         self.open = True
@@ -102,7 +101,10 @@ class NodeState:
         self.used = node.used
         self.served = frozenset(node.served)
         self.devices = tuple(sorted(devices, key=lambda device: device.index))
-        self.devices_down = self.devices[::-1]
+        for device in devices:
+            device.healthy = (
+                device.device.healthy and device.index not in node.facts.closed_devices
+            )
         self.open = is_open(node.facts)
         self.soft = has_soft_taint(node.facts)
         self.total = sum(device.total for device in devices)

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from services.placer.device_filters import device_excluded, mode_differs
 from services.placer.node_filters import free_resources, node_blocked
 from shared.model.device import Device, DeviceUse, fits, needed_cores, needed_mib
-from shared.model.ledger import LedgerNode
 from shared.model.lease import Share
+from shared.model.ledger import LedgerNode
 from shared.model.placement import Placement
 from shared.model.request import DeviceOrder, GpuRequest, NodeOrder, PodRequest
 
@@ -36,12 +36,15 @@ def fit_on_node(request: PodRequest, node: LedgerNode) -> tuple[Share, ...] | No
     free = free_resources(node.facts, node.used)
     if node_blocked(request, node.facts, free, frozenset(node.served)) is not None:
         return None
+    if not request.containers:
+        return ()
     if mode_differs(request.selection, (device for device, _ in node.devices)):
         return None
     allowed = [
         (device, use)
         for device, use in node.devices
         if device_excluded(request.selection, device) is None
+        and device.index not in node.facts.closed_devices
     ]
     if request.same_device:
         for device, use in _ordered(request.device_order, allowed, ()):

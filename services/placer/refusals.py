@@ -4,7 +4,6 @@ from collections.abc import Iterable
 from itertools import islice
 
 from services.placer.device_choice import choose_devices
-from services.placer.device_filters import device_excluded
 from services.placer.device_reasons import verdicts_on
 from services.placer.hints import hint_for
 from services.placer.index import Index
@@ -104,11 +103,3 @@ def _emptied_device(device: DeviceState) -> DeviceState:
     empty.healthy = True
     return empty
 
-
-def excluded_everywhere(request: PodRequest, nodes: Iterable[NodeState]) -> bool:
-    """Say whether the author's selection leaves no device at all."""
-    return not any(
-        device_excluded(request.selection, device.device) is None
-        for node in nodes
-        for device in node.devices
-    )

@@ -5,8 +5,8 @@ from typing import Any
 
 from shared.model.device import Device, DeviceUse
 from shared.model.events import PodQueued
-from shared.model.ledger import LedgerNode
 from shared.model.lease import Lease, Share
+from shared.model.ledger import LedgerNode
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts, Taint
 from shared.model.request import GpuRequest, NodeDemands, PodRequest

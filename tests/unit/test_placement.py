@@ -92,6 +92,12 @@ def test_item_06_unhealthy_cards_are_never_chosen() -> None:
     assert Cluster(ledger_node("n1", *ill)).indices(gpushare(1024)) == [2]
 
 
+def test_item_06_cards_that_the_node_closes_are_never_chosen() -> None:
+    cluster = Cluster(ledger_node("n1", *devices(4), closed_devices=(0, 1)))
+
+    assert cluster.indices(gpushare(1024)) == [2]
+
+
 def test_item_07_whole_cards_are_idle_distinct_and_ascending() -> None:
     cluster = Cluster(eight_cards())
     cluster.place(gpushare(1024))
