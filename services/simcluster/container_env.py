@@ -31,12 +31,12 @@ def environment(
     }
     given: dict[str, str] = {}
     for answer in answers:
-        for name, value in answer.envs.items():
-            given.setdefault(name, value)
+        for name, text in answer.envs.items():
+            given.setdefault(name, text)
     env |= given
     facts = {"status.podIP": pod_ip, "status.hostIP": host_ip}
     for entry in container.env:
-        value = entry.get("value")
+        value: object = entry.get("value")
         if value is None:
             value = _from_field(pod, entry.get("valueFrom") or {}, facts)
         env[entry["name"]] = expanded(str(value), env)

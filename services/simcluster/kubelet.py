@@ -87,7 +87,7 @@ class SimKubelet:
         trace: TracebackType | None,
     ) -> None:
         await self._end()
-        await self._stack.aclose()
+        await self._stack.__aexit__(kind, error, trace)
 
     # One life, from start to restart
 
