@@ -21,7 +21,7 @@ _SUFFIXES: Mapping[str, Fraction] = {
     },
     **{f"{s}i": Fraction(1024**power) for power, s in enumerate("KMGTPE", start=1)},
 }
-_NUMBER = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))(?:[eE]([+-]?\d{1,3})|([numkMGTPE]i?|))")
+_NUMBER = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))(?:[eE]([+-]?\d{1,3})|([numkMGTPE]|[KMGTPE]i|))")
 
 
 def parse_quantity(text: str | float) -> Fraction:

@@ -1,0 +1,151 @@
+"""An API server that does nothing but answer: what the pipeline costs without a real one.
+
+Plain HTTP/1.1 on loopback: lists of made-up nodes, one watch of pods that the benchmark feeds, and
+bindings that are only counted and timed.
+"""
+
+import asyncio
+import json
+import time
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+DEVICES = 8
+FILLER = [
+    {"manager": "kubectl", "operation": "Update", "fieldsV1": {f"f:{n}": {} for n in range(90)}}
+]
+
+
+def node_object(number: int) -> dict[str, Any]:
+    register = "".join(
+        f"GPU-{number:05d}-{d},10,81920,NVIDIA-NVIDIA A100-SXM4-80GB,true,hami-core:"
+        for d in range(DEVICES)
+    )
+    name = f"node-{number}"
+    return {
+        "metadata": {
+            "name": name,
+            "uid": f"node-uid-{number}",
+            "resourceVersion": "1",
+            "labels": {
+                "kubernetes.io/hostname": name,
+                "topology.kubernetes.io/zone": f"z{number % 3}",
+            },
+            "annotations": {"volcano.sh/node-vgpu-register": register},
+        },
+        "status": {
+            "allocatable": {
+                "cpu": "128",
+                "memory": "1024Gi",
+                "ephemeral-storage": "1000Gi",
+                "pods": "250",
+                "volcano.sh/vgpu-number": str(10 * DEVICES),
+            }
+        },
+    }
+
+
+def pod_event(number: int, run: str, version: int) -> bytes:
+    """One watch line of about 3 kB, as kubectl would have made the pod."""
+    limits = {
+        "cpu": "10m",
+        "memory": "16Mi",
+        "volcano.sh/vgpu-number": "1",
+        "volcano.sh/vgpu-memory": "2000",
+        "volcano.sh/vgpu-cores": "10",
+    }
+    pod = {
+        "metadata": {
+            "name": f"p-{run}-{number}",
+            "namespace": "bench",
+            "uid": f"{abs(hash(run)) % 16**8:08x}-0000-4000-8000-{number:012x}",
+            "resourceVersion": str(version),
+            "creationTimestamp": "2026-01-01T00:00:00Z",
+            "managedFields": FILLER,
+        },
+        "spec": {
+            "schedulerName": "leasehold",
+            "containers": [
+                {"name": "c", "image": "x", "resources": {"limits": limits, "requests": limits}}
+            ],
+        },
+        "status": {"phase": "Pending"},
+    }
+    return json.dumps({"type": "ADDED", "object": pod}).encode() + b"\n"
+
+
+@dataclass(slots=True)
+class TrivialApi:
+    """State shared by all connections."""
+
+    nodes: int
+    watcher: "Connection | None" = None
+    version: int = 10
+    bound: dict[str, float] = field(default_factory=dict)
+    posts: int = 0
+    lists: dict[str, bytes] = field(default_factory=dict)
+
+    def page(self, path: str, query: dict[str, list[str]]) -> bytes:
+        if not path.endswith("/nodes"):
+            return b'{"metadata":{"resourceVersion":"10"},"items":[]}'
+        start = int(query.get("continue", ["0"])[0] or 0)
+        limit = int(query.get("limit", ["500"])[0])
+        end = min(self.nodes, start + limit)
+        meta = {"resourceVersion": "10"} | ({"continue": str(end)} if end < self.nodes else {})
+        items = [node_object(number) for number in range(start, end)]
+        return json.dumps({"metadata": meta, "items": items}).encode()
+
+
+class Connection(asyncio.Protocol):
+    """One keep-alive connection."""
+
+    def __init__(self, api: TrivialApi) -> None:
+        self.api = api
+        self.buffer = b""
+        self.transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.buffer += data
+        while (end := self.buffer.find(b"\r\n\r\n")) >= 0:
+            head = self.buffer[:end]
+            at = head.lower().find(b"content-length:")
+            length = int(head[at + 15 :].split(b"\r\n", 1)[0]) if at >= 0 else 0
+            if len(self.buffer) < end + 4 + length:
+                return
+            self.buffer = self.buffer[end + 4 + length :]
+            method, target, _ = head.split(b"\r\n", 1)[0].decode().split(" ")
+            self.answer(method, target)
+
+    def answer(self, method: str, target: str) -> None:
+        url = urlsplit(target)
+        query = parse_qs(url.query)
+        if method == "POST" and url.path.endswith("/binding"):
+            self.api.bound[url.path.split("/")[-2]] = time.perf_counter()
+            self.respond(b'{"kind":"Status","status":"Success"}', status=b"201 Created")
+        elif method == "GET" and "watch" in query:
+            self.stream(url.path)
+        elif method == "GET":
+            self.respond(self.api.page(url.path, query))
+        else:
+            self.api.posts += 1
+            self.respond(b"{}", status=b"201 Created")
+
+    def respond(self, body: bytes, *, status: bytes = b"200 OK") -> None:
+        assert self.transport is not None
+        head = b"HTTP/1.1 %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+        self.transport.write(head % (status, len(body)) + body)
+
+    def stream(self, path: str) -> None:
+        assert self.transport is not None
+        self.transport.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        if path.endswith("/pods"):
+            self.api.watcher = self
+
+    def feed(self, lines: bytes) -> None:
+        assert self.transport is not None
+        self.transport.write(b"%x\r\n%s\r\n" % (len(lines), lines))

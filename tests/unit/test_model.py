@@ -1,0 +1,93 @@
+"""Quantities, bookings and the life of a lease."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.model.errors import ConflictError, RequestError
+from shared.model.lease import LIVE, TRANSITIONS, LeaseState, Share, bookings, step
+from shared.model.names import DeviceUuid
+from shared.model.quantity import parse_count, parse_cpu_m, parse_resources
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("1024", 1024),
+        ("2Ki", 2048),
+        ("1k", 1000),
+        ("1.5Gi", 1610612736),
+        ("12e6", 12_000_000),
+        ("100m", 1),
+        (".5", 1),
+        ("1E", 10**18),
+        (7, 7),
+    ],
+)
+def test_quantities_are_read_as_kubernetes_writes_them(text: str | int, count: int) -> None:
+    assert parse_count(text) == count
+
+
+@pytest.mark.parametrize(
+    ("text", "thousandths"), [("500m", 500), ("2", 2000), ("0.0001", 1), (2, 2000)]
+)
+def test_cpu_is_read_in_thousandths_rounded_up(text: str | int, thousandths: int) -> None:
+    assert parse_cpu_m(text) == thousandths
+
+
+@pytest.mark.parametrize("text", ["", "x", "1x", "1 Gi", "--1", "1e", "Ki", "1KiB"])
+def test_what_is_no_quantity_is_named(text: str) -> None:
+    with pytest.raises(RequestError, match="quantity"):
+        parse_count(text)
+
+
+def test_a_resource_list_knows_which_entry_is_cpu() -> None:
+    assert parse_resources({"cpu": "1", "memory": "1Ki", "x/y": "3"}) == {
+        "cpu": 1000,
+        "memory": 1024,
+        "x/y": 3,
+    }
+
+
+def share(memory: int, cores: int, *, init: bool, device: str = "GPU-a") -> Share:
+    return Share(
+        container="c",
+        device=DeviceUuid(device),
+        index=0,
+        memory_mib=memory,
+        cores_percent=cores,
+        init=init,
+    )
+
+
+@given(st.lists(st.tuples(st.integers(0, 100), st.integers(0, 9), st.booleans()), min_size=1))
+def test_a_booking_holds_what_any_moment_of_the_pod_needs(
+    parts: list[tuple[int, int, bool]],
+) -> None:
+    shares = [share(memory, cores, init=init) for memory, cores, init in parts]
+
+    (booking,) = bookings(shares)
+
+    together = sum(memory for memory, _, init in parts if not init)
+    assert booking.memory_mib >= together
+    assert all(booking.memory_mib >= memory for memory, _, _ in parts)
+    assert booking.memory_mib in {together, *(memory for memory, _, init in parts if init)}
+
+
+def test_devices_are_booked_apart() -> None:
+    both = [share(5, 1, init=False), share(7, 2, init=False, device="GPU-b")]
+
+    assert [(b.device, b.memory_mib) for b in bookings(both)] == [("GPU-a", 5), ("GPU-b", 7)]
+
+
+def test_a_lease_ends_for_good() -> None:
+    assert step(LeaseState.RESERVED, LeaseState.BOUND) is LeaseState.BOUND
+    for state in set(LeaseState) - LIVE:
+        assert not TRANSITIONS[state]
+    with pytest.raises(ConflictError, match="released cannot become bound"):
+        step(LeaseState.RELEASED, LeaseState.BOUND)
+
+
+def test_a_bound_lease_never_expires() -> None:
+    with pytest.raises(ConflictError):
+        step(LeaseState.BOUND, LeaseState.EXPIRED)
