@@ -35,6 +35,7 @@ BATCH = 256
 PAGE = 500
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 10.0
+LONGEST_WISH_S = 60.0
 SHORT_WATCH_S = 1.0
 WATCH_S = (300, 600)
 """A watch ends regularly after a time between these, so that many do not end together."""
@@ -57,10 +58,10 @@ class ReflectorCounts:
 def pause_s(failures: int, *, jitter: float, wish_s: float | None = None) -> float:
     """Return how long to wait after this many failures in a row; `jitter` is from 0.5 to 1.
 
-    A longer wish of the API server (Retry-After) is granted.
+    A longer wish of the API server (Retry-After) is granted, up to a minute.
     """
     doubled = FIRST_PAUSE_S * 2.0 ** min(failures - 1, 16)
-    return max(min(LONGEST_PAUSE_S, doubled) * jitter, wish_s or 0.0)
+    return max(min(LONGEST_PAUSE_S, doubled) * jitter, min(wish_s or 0.0, LONGEST_WISH_S))
 
 
 class Reflector(Generic[R]):

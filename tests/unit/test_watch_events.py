@@ -55,3 +55,4 @@ def test_pauses_double_up_to_ten_seconds() -> None:
 def test_a_servers_wish_for_a_longer_pause_is_granted() -> None:
     assert pause_s(1, jitter=1, wish_s=30) == 30
     assert pause_s(9, jitter=1, wish_s=1) == 10
+    assert pause_s(1, jitter=1, wish_s=86_400) == 60
