@@ -170,9 +170,13 @@ class ApiServer:
         shown = self._view(request, target)
         body = await _body(request)
         content_type = request.content_type
-        written = self._writer.write(
-            request.method, WriteRequest(target, request.query, content_type, body)
-        )
+        try:
+            written = self._writer.write(
+                request.method, WriteRequest(target, request.query, content_type, body)
+            )
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            log.warning("an object of unexpected shape in %s", request.path, exc_info=True)
+            raise ApiError.bad_request(f"the object has an unexpected shape: {error!r}") from error
         obj = written.obj
         if obj.get("kind") == target.kind.kind:
             record = self.store.find(target.kind.plural, target.namespace, obj["metadata"]["name"])
@@ -199,7 +203,11 @@ class ApiServer:
 
 
 async def _body(request: web.BaseRequest) -> Any:
-    raw = await request.read()
+    try:
+        raw = await request.read()
+    except web.HTTPRequestEntityTooLarge as error:
+        text = f"Request entity too large: limit is {_MAX_BODY_BYTES}"
+        raise ApiError(413, "RequestEntityTooLarge", text) from error
     if not raw:
         return None
     if request.content_type in {"application/yaml", patches.APPLY_PATCH}:
