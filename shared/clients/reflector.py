@@ -8,7 +8,7 @@ change is not told again.
 import asyncio
 import logging
 import random
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -95,6 +95,7 @@ class Reflector(Generic[R]):
         self._uniform = uniform
         self._reader = EventReader(kind)
         self._known: KnownObjects[R] = KnownObjects()
+        self._untold: list[Change[R]] = []
         self._failures = 0
         self._must_list = True
         self._watching_since_s = float("inf")
@@ -114,8 +115,11 @@ class Reflector(Generic[R]):
 
         Raises RequestError (wrong credentials, missing permission, no such resource) only before
         the first list is complete; from then on every interruption is logged and overcome.
-        Consume it inside `contextlib.aclosing`, so that the connection is freed at once.
+        Consume it inside `contextlib.aclosing`, so that the connection is freed at once; a later
+        call goes on where this one was left.
         """
+        for batch in self._tell():
+            yield batch
         while True:
             try:
                 async with aclosing(self._follow()) as batches:
@@ -146,7 +150,6 @@ class Reflector(Generic[R]):
             async with aclosing(self._list()) as listed:
                 async for batch in listed:
                     yield batch
-            self._must_list = False
         start = self._known.resource_version
         async with aclosing(self._watch()) as watched:
             async for batch in watched:
@@ -168,11 +171,13 @@ class Reflector(Generic[R]):
             page = await self._kube.list_page(
                 self._path, query=self._selectors, limit=PAGE, continue_token=token
             )
-            changes = [c for item in page.items or () for c in self._take_item(item)]
+            for item in page.items or ():
+                self._untold.extend(self._take_item(item))
             token = page.metadata.continue_
             if not token:
-                changes += self._known.end_list(page.metadata.resource_version)
-            for batch in _cut(changes):
+                self._untold.extend(self._known.end_list(page.metadata.resource_version))
+                self._must_list = False
+            for batch in self._tell():
                 yield batch
             if not token:
                 return
@@ -185,19 +190,24 @@ class Reflector(Generic[R]):
         async with self._kube.watch(self._path, query=self._watch_query()) as stream:
             while chunk := await stream.read(silence_s=self._silence_s):
                 before = self._known.resource_version
-                changes: list[Change[R]] = []
                 failure: LeaseholdError | None = None
                 try:
                     for line in lines.feed(chunk):
-                        changes.extend(self._take_line(line))
+                        self._untold.extend(self._take_line(line))
                 except LeaseholdError as error:
                     failure = error
                 if self._known.resource_version != before:
                     self._failures = 0
-                for batch in _cut(changes):
+                for batch in self._tell():
                     yield batch
                 if failure is not None:
                     raise failure
+
+    def _tell(self) -> Iterator[list[Change[R]]]:
+        while self._untold:
+            batch = self._untold[:BATCH]
+            del self._untold[:BATCH]
+            yield batch
 
     def _watch_query(self) -> Mapping[str, str]:
         return {
@@ -244,8 +254,3 @@ class Reflector(Generic[R]):
             found.item.resource_version,
             found.why,
         )
-
-
-def _cut(changes: Sequence[Change[R]]) -> Iterator[list[Change[R]]]:
-    for start in range(0, len(changes), BATCH):
-        yield list(changes[start : start + BATCH])

@@ -436,18 +436,32 @@ async def test_a_line_that_cannot_be_read_leads_to_a_new_list(junk: bytes) -> No
     assert followed.pauses == [0.2]
 
 
+BURST = b"".join(
+    b'{"type":"ADDED","object":{"metadata":{"name":"p%d","resourceVersion":"%d"}}}\n' % (n, n + 8)
+    for n in range(1000)
+)
+
+
 async def test_many_events_at_once_come_in_batches_of_at_most_256() -> None:
-    burst = b"".join(
-        b'{"type":"ADDED","object":{"metadata":{"name":"p%d","resourceVersion":"%d"}}}\n'
-        % (n, n + 8)
-        for n in range(1000)
-    )
-    async with following(lists(version=7), streams(burst, then="silence")) as followed:
+    async with following(lists(version=7), streams(BURST, then="silence")) as followed:
         told = await followed.told_until(has("+p999@1007"))
 
     assert len(told) == 1001
     assert max(map(len, followed.batches)) == BATCH
     assert len(followed.batches) < 30
+
+
+async def test_who_stops_listening_midway_misses_nothing_when_listening_again() -> None:
+    items = [pod(f"old{n}", 1) for n in range(300)]
+    steps = (lists(*items, version=7), streams(BURST, then="silence"), hang)
+    async with following(*steps) as followed:
+        await followed.told_until(lambda _: True)
+        assert len(followed.batches) == 1
+        await followed.told_until(has("+p0@8"))
+        await followed.told_until(has("+p999@1007"))
+
+    assert sorted(followed.told()) == sorted(set(followed.told()))
+    assert len(followed.told()) == 1301
 
 
 async def test_a_missing_permission_is_raised_before_the_first_list() -> None:
