@@ -37,6 +37,6 @@ def device_excluded(selection: DeviceSelection, device: Device) -> DeviceRefusal
 
 
 def mode_differs(selection: DeviceSelection, devices: Iterable[Device]) -> bool:
-    """Say whether some device of the node is not in the demanded mode, compared letter by letter."""
+    """Say whether some device of the node is not in exactly the demanded mode."""
     mode = selection.mode
     return mode is not None and any(device.mode.value != mode for device in devices)

@@ -102,9 +102,7 @@ class NodeState:
         self.served = frozenset(node.served)
         self.devices = tuple(sorted(devices, key=lambda device: device.index))
         for device in devices:
-            device.healthy = (
-                device.device.healthy and device.index not in node.facts.closed_devices
-            )
+            device.healthy = device.device.healthy and device.index not in node.facts.closed_devices
         self.open = is_open(node.facts)
         self.soft = has_soft_taint(node.facts)
         self.total = sum(device.total for device in devices)
@@ -135,7 +133,7 @@ class Part:
     __slots__ = ("cores", "device", "fence", "memory", "shares", "tag")
 
     def __init__(
-        self, device: DeviceState, memory: int, cores: int, shares: int, tag: str, fence: int
+        self, device: DeviceState, memory: int, cores: int, shares: int, *, tag: str, fence: int
     ) -> None:
         self.device = device
         self.memory = memory
@@ -205,7 +203,7 @@ def _parts(
         share = shares[0]
         device = devices.get(share.device)
         if device is not None:
-            yield Part(device, share.memory_mib, share.cores_percent, 1, tag, share.fence)
+            yield Part(device, share.memory_mib, share.cores_percent, 1, tag=tag, fence=share.fence)
         return
     fences = {share.device: share.fence for share in shares}
     for booking in bookings(shares):
@@ -216,6 +214,6 @@ def _parts(
                 booking.memory_mib,
                 booking.cores_percent,
                 booking.shares,
-                tag,
-                fences[booking.device],
+                tag=tag,
+                fence=fences[booking.device],
             )

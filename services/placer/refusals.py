@@ -102,4 +102,3 @@ def _emptied_device(device: DeviceState) -> DeviceState:
     empty.describe(device.device)
     empty.healthy = True
     return empty
-

@@ -1,0 +1,53 @@
+"""Runs the placer: `python -m services.placer --help`."""
+
+import random
+from dataclasses import dataclass
+
+from services.placer.service import Placer
+from services.placer.tallying import PrometheusTally, watch_mirror
+from shared.clients.bus import Bus
+from shared.clients.leases import RedisLeases
+from shared.runtime.clock import SystemClock
+from shared.runtime.run import run, serve
+from shared.runtime.settings import ServiceSettings, load_or_exit, setting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacerSettings(ServiceSettings):
+    """What the placer is told."""
+
+    redis_url: str = setting("redis://127.0.0.1:6379/0", "Redis or Valkey that holds the ledger")
+    reservation_ttl: float = setting(30.0, "seconds until a reservation that nobody binds ends")
+
+
+async def place(settings: PlacerSettings) -> None:
+    """Build the placer from real parts and serve it until told to stop."""
+    async with (
+        RedisLeases.connect(settings.redis_url) as ledger,
+        Bus.connect(settings.nats_url, name="placer") as bus,
+    ):
+        draw = random.Random().random  # noqa: S311 - spreads placers, guards nothing
+        placer = Placer(
+            ledger, SystemClock(), PrometheusTally(), draw, ttl_s=settings.reservation_ttl
+        )
+        watch_mirror(placer.mirror)
+        probes = {"ledger": placer.missing}
+        await serve("placer", placer, bus=bus, settings=settings, probes=probes)
+
+
+def main() -> None:
+    """Read the settings and run."""
+    settings = load_or_exit(
+        PlacerSettings,
+        "python -m services.placer",
+        about="Decide where pods run and reserve their shares. Any number of replicas may run.",
+        examples=(
+            "python -m services.placer --redis-url redis://cache:6379/0 --nats-url nats://nats:4222",
+            "LEASEHOLD_RESERVATION_TTL=60 python -m services.placer --http 0.0.0.0:9102",
+        ),
+    )
+    run(lambda: place(settings), service="placer", log_level=settings.log_level)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""Deciding for a batch of pods at once: each sees what was chosen for those before it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from services.placer.index import Index
+from services.placer.mirror import Mirror
+from services.placer.placement import place
+from shared.model.events import PodQueued
+from shared.model.placement import Placement, Refusal
+
+
+@dataclass(slots=True)
+class Decided:
+    """What one round decided, before the ledger has spoken."""
+
+    chosen: list[tuple[PodQueued, tuple[Placement, ...]]] = field(default_factory=list)
+    refused: list[tuple[PodQueued, Refusal]] = field(default_factory=list)
+    is_disturbed: bool = False
+    """The ledger decided otherwise somewhere: refusals may rest on choices that came to nothing."""
+
+
+def decide(
+    pods: Sequence[PodQueued], mirror: Mirror, index: Index, draw: Callable[[], float]
+) -> Decided:
+    """Place every pod, counting each first choice as taken in the mirror."""
+    decided = Decided()
+    for event in pods:
+        request = event.request
+        answer = place(request, index, draw)
+        if isinstance(answer, Refusal):
+            decided.refused.append((event, answer))
+        else:
+            mirror.hold(event.pod, answer[0], request.resources, request.tag)
+            decided.chosen.append((event, answer))
+    return decided

@@ -1,0 +1,252 @@
+"""The placer: waiting pods in, reservations and refusals out.
+
+Replicas share one queue and know nothing of each other: each decides on its own mirror of the
+ledger, and the ledger checks that what was decided still fits.
+"""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Protocol
+
+from services.placer.batch import Decided, decide
+from services.placer.index import Index
+from services.placer.mirror import Mirror
+from shared.model.errors import ConflictError, UnavailableError
+from shared.model.events import PlacementChosen, PlacementRefused, PodQueued
+from shared.model.lease import LeaseState
+from shared.model.ledger import (
+    FeedLostError,
+    Full,
+    Held,
+    LedgerChange,
+    Outcome,
+    Reservation,
+    Reserved,
+    Snapshot,
+    Waiting,
+)
+from shared.model.names import PodUid
+from shared.model.placement import Refusal
+from shared.runtime.clock import Clock
+from shared.runtime.service import handles, loops
+
+ROUNDS = 10
+"""Times a batch decides before it gives the events back to the queue."""
+PAUSE_S = 0.005
+"""What the feed is given to bring news that the ledger has and the mirror lacks."""
+BLIND_S = 10.0
+"""A mirror cut off from the ledger for longer decides nothing any more."""
+REMEMBERED_VERDICTS = 65_536
+
+
+class Ledger(Protocol):
+    """What the placer needs of the ledger."""
+
+    async def reserve(
+        self, wanted: Sequence[Reservation], *, now: float, ttl_s: float
+    ) -> list[Outcome]:
+        """Reserve a group; each reservation takes the first of its candidates that fits."""
+        ...
+
+    async def wait(self, verdicts: Sequence[Waiting]) -> list[PodUid]:
+        """Write down who waits; return those whose verdict is older than freed capacity."""
+        ...
+
+    async def snapshot(self) -> Snapshot:
+        """Return all nodes."""
+        ...
+
+    def changes(self, position: str) -> AsyncIterator[list[LedgerChange]]:
+        """Yield what changes after the position. Raises FeedLostError if it is too old."""
+        ...
+
+
+class Tally(Protocol):
+    """Counts what became of decisions."""
+
+    def count(self, outcome: str, amount: int = 1) -> None:
+        """Add to the number of an outcome."""
+        ...
+
+
+Answer = PlacementChosen | PlacementRefused
+
+
+class Placer:
+    """Decides for batches of pods; two events for one pod end in one lease."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        clock: Clock,
+        tally: Tally,
+        draw: Callable[[], float],
+        *,
+        ttl_s: float,
+    ) -> None:
+        self.ledger = ledger
+        self.clock = clock
+        self.tally = tally
+        self.draw = draw
+        self.ttl_s = ttl_s
+        self.mirror = Mirror()
+        self.index = Index(self.mirror)
+        self.capacity = -1
+        """The ledger's capacity number that the mirror has reached; -1 before any snapshot."""
+        self._blind_since: float | None = None
+        self._told: dict[PodUid, str] = {}
+
+    def missing(self) -> str | None:
+        """Say what keeps the placer from deciding, or None."""
+        if self.capacity < 0:
+            return "no snapshot of the ledger yet"
+        if self._blind_since is None:
+            return None
+        blind_s = self.clock.now() - self._blind_since
+        return f"cut off from the ledger for {blind_s:.0f} s" if blind_s > BLIND_S else None
+
+    @handles
+    async def place_pods(self, events: Sequence[PodQueued]) -> list[Answer]:
+        """Decide, reserve and answer; what the ledger finds taken is decided afresh."""
+        missing = self.missing()
+        if missing is not None:
+            raise UnavailableError(missing)
+        self.mirror.forget_counted()
+        newest = {event.pod: event for event in events}
+        undecided = sorted(newest.values(), key=lambda event: -event.request.priority)
+        answers: list[Answer] = []
+        for _ in range(ROUNDS):
+            undecided = await self._round(undecided, answers)
+            if not undecided:
+                return answers
+            await self.clock.sleep(PAUSE_S)
+        raise ConflictError(f"{len(undecided)} of {len(newest)} pods found the ledger changed")
+
+    @loops
+    async def follow(self) -> None:
+        """Keep the mirror up to date: a snapshot, then every change."""
+        try:
+            snapshot = await self.ledger.snapshot()
+            self.mirror.reset(snapshot.nodes)
+            self.capacity = snapshot.capacity
+            self._blind_since = None
+            async for changes in self.ledger.changes(snapshot.position):
+                for change in changes:
+                    self._learn_change(change)
+        except FeedLostError:
+            self.tally.count("feed_lost")
+        finally:
+            if self._blind_since is None:
+                self._blind_since = self.clock.now()
+
+    async def _round(self, pods: Sequence[PodQueued], answers: list[Answer]) -> list[PodQueued]:
+        """Decide for all once; return those for whom it must be done again."""
+        capacity = self.capacity
+        decided = decide(pods, self.mirror, self.index, self.draw)
+        again = await self._reserve(decided, answers) if decided.chosen else []
+        if decided.is_disturbed:
+            return [*again, *(event for event, _ in decided.refused)]
+        return [*again, *await self._write_refusals(decided, capacity, answers)]
+
+    async def _reserve(self, decided: Decided, answers: list[Answer]) -> list[PodQueued]:
+        wanted = [
+            Reservation(
+                pod=event.pod,
+                namespace=event.namespace,
+                name=event.name,
+                candidates=candidates,
+                dialect=event.request.dialect,
+                resources=event.request.resources,
+                tag=event.request.tag,
+                trace=event.trace,
+            )
+            for event, candidates in decided.chosen
+        ]
+        try:
+            outcomes = await self.ledger.reserve(wanted, now=self.clock.now(), ttl_s=self.ttl_s)
+        except BaseException:
+            for event, _ in decided.chosen:
+                self.mirror.drop(event.pod)
+            raise
+        again = []
+        for (event, candidates), outcome in zip(decided.chosen, outcomes, strict=True):
+            match outcome:
+                case Reserved(lease=lease):
+                    self.mirror.settle(lease)
+                    first = lease.node == candidates[0].node
+                    decided.is_disturbed |= not first
+                    self.tally.count("reserved" if first else "reserved_other")
+                    answers.append(self._chosen(event, outcome))
+                case Held(lease=lease):
+                    self.mirror.drop(event.pod)
+                    decided.is_disturbed = True
+                    self.tally.count("held")
+                    if lease.state is not LeaseState.ACTIVE:
+                        answers.append(self._chosen(event, outcome))
+                case Full():
+                    self._learn_full(outcome)
+                    decided.is_disturbed = True
+                    self.tally.count("full")
+                    again.append(event)
+        return again
+
+    def _chosen(self, event: PodQueued, outcome: Reserved | Held) -> PlacementChosen:
+        self._told.pop(event.pod, None)
+        return PlacementChosen(lease=outcome.lease, trace=event.trace)
+
+    async def _write_refusals(
+        self, decided: Decided, capacity: int, answers: list[Answer]
+    ) -> list[PodQueued]:
+        """Write down who waits and answer them; return those whom freed capacity may help."""
+        if not decided.refused:
+            return []
+        now = self.clock.now()
+        stale = set(
+            await self.ledger.wait(
+                [
+                    Waiting(queued=event, refusal=refusal, capacity=capacity, waiting_since=now)
+                    for event, refusal in decided.refused
+                ]
+            )
+        )
+        self.tally.count("stale", len(stale))
+        self.tally.count("refused", len(decided.refused) - len(stale))
+        for event, refusal in decided.refused:
+            if event.pod not in stale and self._is_news(event.pod, refusal):
+                answers.append(
+                    PlacementRefused(
+                        pod=event.pod,
+                        namespace=event.namespace,
+                        name=event.name,
+                        refusal=refusal,
+                        trace=event.trace,
+                    )
+                )
+        return [event for event, _ in decided.refused if event.pod in stale]
+
+    def _is_news(self, pod: PodUid, refusal: Refusal) -> bool:
+        """Say whether the pod was told another verdict before, or none."""
+        if self._told.pop(pod, None) == refusal.reason:
+            self._told[pod] = refusal.reason
+            return False
+        if len(self._told) >= REMEMBERED_VERDICTS:
+            del self._told[next(iter(self._told))]
+        self._told[pod] = refusal.reason
+        return True
+
+    def _learn_full(self, full: Full) -> None:
+        self.mirror.drop(full.pod)
+        for uuid, use in full.devices.items():
+            self.mirror.learn_use(uuid, use)
+        for name, node in full.nodes.items():
+            self.mirror.learn_used(name, node.used, node.version)
+
+    def _learn_change(self, change: LedgerChange) -> None:
+        for node in change.nodes:
+            self.mirror.put_node(node)
+        for name in change.removed:
+            self.mirror.remove_node(name)
+        for uuid, use in change.devices.items():
+            self.mirror.learn_use(uuid, use)
+        for name, node_use in change.used.items():
+            self.mirror.learn_used(name, node_use.used, node_use.version)
+        self.capacity = change.capacity
