@@ -47,7 +47,7 @@ class PodManager:
         self.settings = settings
         self.pods: dict[str, PodSpec] = {}
         self.workers: dict[str, PodWorker] = {}
-        self.statuses = StatusManager(store)
+        self.statuses = StatusManager(store, self._save)
         self._node = node
         self._store = store
         self._devices = devices
@@ -181,7 +181,7 @@ class PodManager:
 
     def _run(self, worker: PodWorker, group: asyncio.TaskGroup) -> None:
         self.workers[worker.pod.uid] = worker
-        self.changed(worker)
+        self.changed(worker, started=False)
         group.create_task(self._see_through(worker))
 
     async def _see_through(self, worker: PodWorker) -> None:
@@ -194,6 +194,11 @@ class PodManager:
         self._files.remove(uid)
         self._devices.retain({pod.uid for pod in self.active()})
 
+    def _save(self, uid: str) -> None:
+        worker = self.workers.get(uid)
+        if worker is not None:
+            self._files.save(worker.state)
+
     def _remove(self, pod: PodSpec) -> None:
         try:
             self._store.delete("pods", pod.namespace, pod.name, grace_s=0, uid=pod.uid)
@@ -201,12 +206,13 @@ class PodManager:
             if error.code not in {404, 409}:
                 raise
 
-    def changed(self, worker: PodWorker) -> None:
-        """Remember and tell what has become of a pod."""
+    def changed(self, worker: PodWorker, *, started: bool) -> None:
+        """Tell what has become of a pod; that a container runs is remembered at once."""
         pod = self.pods.get(worker.pod.uid)
         if pod is None:
             return
-        self._files.save(worker.state)
+        if started:
+            self._files.save(worker.state)
         previous = self.statuses.of(pod.uid) or pod.obj.get("status") or {}
         self.statuses.put(
             pod, pod_status(worker.pod, worker.state, previous, self.settings.host, time.time())

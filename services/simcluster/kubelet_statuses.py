@@ -1,6 +1,7 @@
 """The kubelet's own pod statuses, and their way to the API server: coalesced, in one write each."""
 
 import asyncio
+from collections.abc import Callable
 
 from services.simcluster.container_spec import PodSpec
 from services.simcluster.container_status import with_foreign_conditions
@@ -12,10 +13,14 @@ COALESCE_S = 0.02
 
 
 class StatusManager:
-    """Keeps the latest status of every pod and writes those that have changed."""
+    """Keeps the latest status of every pod and writes those that have changed.
 
-    def __init__(self, store: Store) -> None:
+    What the kubelet remembers of a pod (`save`) is never older than what it has told of it.
+    """
+
+    def __init__(self, store: Store, save: Callable[[str], None]) -> None:
         self._store = store
+        self._save = save
         self._statuses: dict[str, Json] = {}
         self._dirty: dict[str, PodSpec] = {}
         self._wake = asyncio.Event()
@@ -36,10 +41,13 @@ class StatusManager:
         self._dirty.pop(uid, None)
 
     async def run(self) -> None:
-        """Write for ever."""
-        while True:
-            await self._wake.wait()
-            await asyncio.sleep(COALESCE_S)
+        """Write for ever, and once more when the kubelet stops."""
+        try:
+            while True:
+                await self._wake.wait()
+                await asyncio.sleep(COALESCE_S)
+                self.flush()
+        finally:
             self.flush()
 
     def flush(self) -> None:
@@ -47,6 +55,7 @@ class StatusManager:
         dirty, self._dirty = self._dirty, {}
         self._wake.clear()
         for uid, pod in dirty.items():
+            self._save(uid)
             self._write(pod, self._statuses[uid])
 
     def _write(self, pod: PodSpec, status: Json) -> None:

@@ -43,8 +43,8 @@ class Host(Protocol):
         """Return the plugins' stored answers."""
         ...
 
-    def changed(self, worker: "PodWorker") -> None:
-        """Hear that the pod's state has changed."""
+    def changed(self, worker: "PodWorker", *, started: bool) -> None:
+        """Hear that the pod's state has changed, by a container's start or otherwise."""
         ...
 
     def event(self, pod: PodSpec, kind: str, reason: str, message: str, container: str) -> None:
@@ -66,11 +66,8 @@ class PodWorker:
         self._gone = asyncio.Event()
         self._starting = asyncio.Lock()
         self._grace_s = float(pod.grace_s)
-
-    @property
-    def over(self) -> bool:
+        self.over = phase(pod, state) in FINAL
         """Whether the pod has reached its final phase, so that its devices are free."""
-        return phase(self.pod, self.state) in FINAL
 
     def stop(self, grace_s: float) -> None:
         """Stop the containers within the grace period."""
@@ -144,7 +141,7 @@ class PodWorker:
             text = f"back-off {pause_s:g}s restarting failed container={spec.name}"
             state.wait("CrashLoopBackOff", text)
             self._host.event(self.pod, "Warning", "BackOff", text, spec.name)
-            self._host.changed(self)
+            self._changed()
             await asyncio.sleep(pause_s)
         state.restarts += 1
         state.phase = ContainerPhase.WAITING
@@ -158,11 +155,15 @@ class PodWorker:
                 except AllocationError as error:
                     state.wait("CreateContainerConfigError", str(error))
                     self._host.event(self.pod, "Warning", "Failed", f"Error: {error}", spec.name)
-                    self._host.changed(self)
+                    self._changed()
                     await asyncio.sleep(self._host.settings.retry_s)
                 else:
                     break
         self._begin(spec, state)
+
+    def _changed(self, *, started: bool = False) -> None:
+        self.over = phase(self.pod, self.state) in FINAL
+        self._host.changed(self, started=started)
 
     def _begin(self, spec: ContainerSpec, state: ContainerState) -> None:
         answers = self._host.answers(self.pod, spec)
@@ -183,7 +184,7 @@ class PodWorker:
             ("Started", f"Container started: {spec.name}"),
         ):
             self._host.event(self.pod, "Normal", reason, text, spec.name)
-        self._host.changed(self)
+        self._changed(started=True)
 
     @staticmethod
     def _log(spec: ContainerSpec, state: ContainerState, now: float) -> None:
@@ -196,7 +197,7 @@ class PodWorker:
         state = self.state.containers[spec.name]
         if state.phase is ContainerPhase.RUNNING:
             state.end(exit_code, time.time())
-            self._host.changed(self)
+            self._changed()
 
     async def _stop_containers(self) -> None:
         running = [
@@ -213,7 +214,7 @@ class PodWorker:
         for spec in running:
             self._end(spec, KILLED if killed else 0)
         self.state.stopping = True
-        self._host.changed(self)
+        self._changed()
 
 
 async def _until(at: float | None) -> None:
