@@ -1,0 +1,57 @@
+"""Runs the binder: `python -m services.binder --help`."""
+
+from services.binder.agents import BusAgents
+from services.binder.api_pods import ApiPods
+from services.binder.assembly import assemble
+from services.binder.metrics import PrometheusTally
+from services.binder.settings import BinderSettings
+from shared.clients.bus import Bus
+from shared.clients.kube import Kube
+from shared.clients.kubeconfig import load_credentials
+from shared.clients.leases import RedisLeases
+from shared.model.events import ListingWanted
+from shared.runtime.clock import SystemClock
+from shared.runtime.run import run, serve
+from shared.runtime.settings import load_or_exit
+
+
+async def bind(settings: BinderSettings) -> None:
+    """Build the binder from real parts and serve it until told to stop."""
+    credentials = load_credentials(settings.kubeconfig)
+    async with (
+        Kube(credentials, timeout_s=settings.api_timeout_s) as kube,
+        Bus.connect(settings.nats_url, name="binder") as bus,
+        RedisLeases.connect(settings.redis_url) as ledger,
+    ):
+        binder = assemble(
+            ledger=ledger,
+            staging=ledger,
+            pods=ApiPods(kube),
+            bus=bus,
+            agents=BusAgents(bus),
+            clock=SystemClock(),
+            tally=PrometheusTally(),
+            concurrency=settings.api_concurrency,
+            events_per_s=settings.events_per_s,
+        )
+        await bus.publish([ListingWanted(reason="a binder has started")])
+        await serve("binder", binder, bus=bus, settings=settings)
+
+
+def main() -> None:
+    """Read the settings and run."""
+    settings = load_or_exit(
+        BinderSettings,
+        "python -m services.binder",
+        about="Bind placed pods and keep the ledger in step. Any number of replicas may run.",
+        examples=(
+            "python -m services.binder --kubeconfig .leasehold/kubeconfig "
+            "--redis-url redis://redis:6379 --nats-url nats://nats:4222",
+            "python -m services.binder --api-concurrency 16 --events-per-s 20",
+        ),
+    )
+    run(lambda: bind(settings), service="binder", log_level=settings.log_level)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""Pods and core/v1 Events at the API server, as the binder reads and writes them."""
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+from msgspec import Struct
+
+from services.binder.binding import PodSeen
+from services.binder.explaining import ConditionSeen
+from shared.clients.kube import Kube, pod_path
+from shared.clients.kube_errors import NotFoundError
+from shared.clients.kube_types import ObjectMeta, PodSpec
+from shared.model.names import NodeName, PodUid
+
+TERMINAL = frozenset({"Succeeded", "Failed"})
+
+
+class _Condition(Struct, frozen=True):
+    type: str = ""
+    status: str = ""
+    reason: str = ""
+    message: str = ""
+
+
+class _Status(Struct, frozen=True):
+    phase: str = ""
+    conditions: tuple[_Condition, ...] = ()
+
+
+class _Pod(Struct, frozen=True):
+    metadata: ObjectMeta = ObjectMeta()
+    spec: PodSpec = PodSpec()
+    status: _Status = _Status()
+
+
+class _Event(Struct, frozen=True):
+    count: int | None = None
+
+
+class ApiPods:
+    """Translates between the API server's objects and the binder's own values."""
+
+    def __init__(self, kube: Kube) -> None:
+        self.kube = kube
+        self.bind_pod = kube.bind_pod
+
+    async def look(self, namespace: str, name: str) -> PodSeen | None:
+        """Return the pod as it is now, or None if there is none."""
+        pod = await self._read(namespace, name)
+        if pod is None:
+            return None
+        return PodSeen(
+            uid=PodUid(pod.metadata.uid),
+            node=NodeName(pod.spec.node_name) or None,
+            ending=pod.metadata.deletion_timestamp is not None,
+            over=pod.status.phase in TERMINAL,
+        )
+
+    async def read_condition(self, namespace: str, name: str) -> ConditionSeen | None:
+        """Return the condition PodScheduled of the pod, or None if there is no such pod."""
+        pod = await self._read(namespace, name)
+        if pod is None:
+            return None
+        said = next((c for c in pod.status.conditions if c.type == "PodScheduled"), _Condition())
+        return ConditionSeen(
+            uid=PodUid(pod.metadata.uid),
+            node=pod.spec.node_name,
+            resource_version=pod.metadata.resource_version,
+            status=said.status,
+            reason=said.reason,
+            message=said.message,
+        )
+
+    async def patch_status(self, namespace: str, name: str, patch: Mapping[str, Any]) -> None:
+        """Apply a strategic patch to `pods/status`. Raises ConflictError if the pod moved on."""
+        await self.kube.patch_strategic(f"{pod_path(namespace, name)}/status", patch)
+
+    async def create_event(self, namespace: str, body: Mapping[str, Any]) -> None:
+        """Create an Event. Raises ConflictError if there is one of that name."""
+        await self.kube.create(_events(namespace), body)
+
+    async def patch_event(self, namespace: str, name: str, patch: Mapping[str, Any]) -> None:
+        """Change an Event. Raises RequestError if there is none (any more)."""
+        await self.kube.patch_merge(f"{_events(namespace)}/{quote(name, safe='')}", patch)
+
+    async def event_count(self, namespace: str, name: str) -> int:
+        """Return how often it happened so far, as stored; 0 if there is none."""
+        try:
+            event = await self.kube.read(f"{_events(namespace)}/{quote(name, safe='')}", _Event)
+        except NotFoundError:
+            return 0
+        return event.count or 1
+
+    async def _read(self, namespace: str, name: str) -> _Pod | None:
+        try:
+            return await self.kube.read(pod_path(namespace, name), _Pod)
+        except NotFoundError:
+            return None
+
+
+def _events(namespace: str) -> str:
+    return f"/api/v1/namespaces/{quote(namespace, safe='')}/events"

@@ -1,0 +1,58 @@
+"""Puts a binder together from its ports; what is real and what is not is the caller's choice."""
+
+from typing import Protocol
+
+from services.binder import event_writer
+from services.binder.condition_writer import ConditionWriter, Statuses
+from services.binder.ending import Agents, Endings
+from services.binder.event_writer import EventLog, EventWriter
+from services.binder.keeping import Keeper
+from services.binder.ledger import Ledger, Staging
+from services.binder.posting import CONCURRENCY, PATIENCE_S, Poster
+from services.binder.posting import Pods as BindingPods
+from services.binder.rebuilding import Evidences, Rebuild, Restoring
+from services.binder.reconciling import Reconciler
+from services.binder.service import Binder, Publishing
+from services.binder.sweeping import Sweeper
+from services.binder.tally import Tally
+from shared.runtime.clock import Clock
+
+
+class Pods(BindingPods, EventLog, Statuses, Protocol):
+    """All that the binder does with the API server."""
+
+
+class WholeLedger(Ledger, Restoring, Protocol):
+    """All that the binder does with the ledger."""
+
+
+class WholeStaging(Staging, Evidences, Protocol):
+    """All that binders collect together."""
+
+
+def assemble(
+    *,
+    ledger: WholeLedger,
+    staging: WholeStaging,
+    pods: Pods,
+    bus: Publishing,
+    agents: Agents,
+    clock: Clock,
+    tally: Tally,
+    concurrency: int = CONCURRENCY,
+    patience_s: float = PATIENCE_S,
+    events_per_s: float = event_writer.PER_S,
+) -> Binder:
+    """Return a binder of these parts."""
+    return Binder(
+        ledger=ledger,
+        bus=bus,
+        poster=Poster(pods, clock, concurrency=concurrency, patience_s=patience_s),
+        keeper=Keeper(ledger, Endings(agents, clock), tally),
+        sweeper=Sweeper(ledger, clock),
+        reconciler=Reconciler(ledger, staging, pods, tally),
+        rebuild=Rebuild(ledger, staging, bus, clock, tally),
+        events=EventWriter(pods, clock, tally, per_s=events_per_s),
+        conditions=ConditionWriter(pods, clock, tally),
+        clock=clock,
+    )

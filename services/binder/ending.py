@@ -1,0 +1,75 @@
+"""Pods that vanished without their kubelet's word: their leases end when their processes have.
+
+A pod deleted by force is gone from the API server while its containers may still run. Its node's
+agent is asked every second; only an agent's lasting silence counts as the end of the node.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from shared.model.errors import UnavailableError
+from shared.model.lease import Lease
+from shared.model.names import NodeName, PodUid
+from shared.runtime.clock import Clock
+
+ASK_EVERY_S = 1.0
+SILENCE_S = 25.0
+"""An agent that says nothing for this long is taken for dead, and its pods with it."""
+ASKING_MAX = 64
+
+
+class Agents(Protocol):
+    """The node agents, on the bus."""
+
+    async def has_ended(self, node: NodeName, pod: PodUid) -> bool:
+        """Tell whether the pod's last container has ended.
+
+        Raises UnavailableError if the node's agent does not answer.
+        """
+        ...
+
+
+@dataclass(slots=True)
+class Vanishing:
+    """A lease whose pod is gone, and when its agent was last heard, or first asked."""
+
+    lease: Lease
+    heard_at: float
+
+
+class Endings:
+    """Leases whose pods are gone and may still run."""
+
+    def __init__(self, agents: Agents, clock: Clock, *, silence_s: float = SILENCE_S) -> None:
+        self.agents = agents
+        self.clock = clock
+        self.silence_s = silence_s
+        self._vanishing: dict[PodUid, Vanishing] = {}
+        self._gate = asyncio.Semaphore(ASKING_MAX)
+
+    def await_end(self, lease: Lease) -> None:
+        """Ask about this lease's pod from now on; asking twice changes nothing."""
+        self._vanishing.setdefault(lease.pod, Vanishing(lease, self.clock.now()))
+
+    def settle(self, pods: Sequence[PodUid]) -> None:
+        """Ask no more about these: their leases have ended."""
+        for pod in pods:
+            self._vanishing.pop(pod, None)
+
+    async def ask(self) -> list[Lease]:
+        """Ask once about each, and return the leases that can end now."""
+        asked = list(self._vanishing.values())
+        ended = await asyncio.gather(*(self._ended(vanishing) for vanishing in asked))
+        return [vanishing.lease for vanishing, end in zip(asked, ended, strict=True) if end]
+
+    async def _ended(self, vanishing: Vanishing) -> bool:
+        lease = vanishing.lease
+        async with self._gate:
+            try:
+                ended = await self.agents.has_ended(lease.node, lease.pod)
+            except UnavailableError:
+                return self.clock.now() - vanishing.heard_at >= self.silence_s
+        vanishing.heard_at = self.clock.now()
+        return ended

@@ -1,0 +1,144 @@
+"""Keeping the ledger in step: inventory in, activations noted, leases ended with their pods."""
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+
+from services.binder.ending import Endings
+from services.binder.explaining import differences
+from services.binder.ledger import Ledger
+from services.binder.tally import Tally
+from shared.model.errors import ConflictError, UnavailableError
+from shared.model.events import DeviceReported, LeaseChanged, NodeChanged, PodGone, ShareActivated
+from shared.model.lease import Lease, LeaseState
+from shared.model.names import NodeName, PodUid
+
+logger = logging.getLogger(__name__)
+
+TERMINAL = frozenset({"Succeeded", "Failed"})
+
+
+class Keeper:
+    """Writes facts into the ledger; several binders may do so at once."""
+
+    def __init__(self, ledger: Ledger, endings: Endings, tally: Tally) -> None:
+        self.ledger = ledger
+        self.endings = endings
+        self.tally = tally
+        self._activated: dict[NodeName, frozenset[tuple[PodUid, str]]] = {}
+
+    async def save_nodes(self, events: Sequence[NodeChanged]) -> None:
+        """Save the newest facts of each node, or take it out."""
+        newest = {event.facts.name: event for event in events}
+        for name, event in newest.items():
+            if event.gone:
+                await self.ledger.remove_node(name)
+                self._activated.pop(name, None)
+            else:
+                await self.ledger.save_node(event.facts)
+
+    async def save_devices(self, events: Sequence[DeviceReported]) -> None:
+        """Save each node's newest report, and activate what its agent says it has activated."""
+        newest: dict[NodeName, DeviceReported] = {}
+        for event in events:
+            known = newest.get(event.node)
+            if known is None or known.reported_at <= event.reported_at:
+                newest[event.node] = event
+        for event in newest.values():
+            await self.ledger.save_devices(event)
+        await self._repair(newest.values())
+
+    async def activate(self, events: Sequence[ShareActivated]) -> None:
+        """Note what the kubelet was told."""
+        told = [(event.activation.pod, event.activation.container) for event in events]
+        self._report_unleased(told, await self.ledger.activate(told))
+
+    async def end_gone(self, events: Sequence[PodGone]) -> list[LeaseChanged]:
+        """End the leases of pods that are gone; where one may still run, start asking its agent."""
+        phases = {event.pod: event.phase for event in events}
+        await self.ledger.forget_waiting(list(phases))
+        over = [pod for pod, phase in phases.items() if phase in TERMINAL]
+        ended = await self.ledger.release(over, reason="the pod is over") if over else []
+        self.endings.settle(over)
+        vanished = [pod for pod, phase in phases.items() if phase not in TERMINAL]
+        ended += await self._end_vanished(vanished)
+        return told(ended)
+
+    async def end_asked(self) -> list[LeaseChanged]:
+        """End the leases whose agents say, by now, that nothing of the pod runs any more."""
+        leases = await self.endings.ask()
+        if not leases:
+            return []
+        pods = [lease.pod for lease in leases]
+        ended = await self.ledger.release(pods, reason="the pod was deleted and has ended")
+        self.endings.settle(pods)
+        return told(ended)
+
+    def forget(self) -> None:
+        """Forget what was already noted: the ledger is a new one."""
+        self._activated.clear()
+
+    async def _end_vanished(self, pods: Sequence[PodUid]) -> list[Lease]:
+        if not pods:
+            return []
+        ending: list[Lease] = []
+        for lease in await self.ledger.load(pods):
+            if lease is None:
+                continue
+            if lease.state is LeaseState.ACTIVE:
+                self.endings.await_end(lease)
+            else:
+                ending.append(lease)
+        return await self.release_unmoved(ending, reason="the pod was deleted before it started")
+
+    async def release_unmoved(self, leases: Sequence[Lease], *, reason: str) -> list[Lease]:
+        """End leases as they were read. Raises ConflictError if one of them has moved on since."""
+        ended = await asyncio.gather(
+            *(
+                self.ledger.release([lease.pod], reason=reason, version=lease.version)
+                for lease in leases
+            )
+        )
+        released = [lease for batch in ended for lease in batch]
+        if len(released) < len(leases):
+            left = {lease.pod for lease in leases} - {lease.pod for lease in released}
+            now = await self.ledger.load(sorted(left))
+            if any(now):
+                raise ConflictError(f"{len(left)} leases moved on while they were being ended")
+        return released
+
+    async def _repair(self, reports: Iterable[DeviceReported]) -> None:
+        """Activate what agents say is active, whenever that set has changed."""
+        news: list[tuple[PodUid, str]] = []
+        current: dict[NodeName, frozenset[tuple[PodUid, str]]] = {}
+        for report in reports:
+            active = frozenset((each.pod, each.container) for each in report.activations)
+            known = self._activated.get(report.node, frozenset())
+            current[report.node] = active
+            news += active - known
+        if not news:
+            self._activated.update(current)
+            return
+        try:
+            found = await self.ledger.activate(news)
+        except UnavailableError:  # the ledger is being rebuilt, and will ask agents itself
+            return
+        self._activated.update(current)
+        self._report_unleased(news, found)
+
+    def _report_unleased(
+        self, activated: Sequence[tuple[PodUid, str]], found: Sequence[Lease | None]
+    ) -> None:
+        missing = [
+            f"container {container} of pod {pod} is active without a lease"
+            for (pod, container), lease in zip(activated, found, strict=True)
+            if lease is None
+        ]
+        if missing:
+            self.tally.count("active_without_lease", len(missing))
+            logger.warning("%s", differences(missing))
+
+
+def told(leases: Iterable[Lease]) -> list[LeaseChanged]:
+    """Return what the nodes' agents are to hear of leases that ended."""
+    return [LeaseChanged(lease=lease) for lease in leases]

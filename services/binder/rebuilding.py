@@ -1,0 +1,163 @@
+"""Rebuilding an emptied ledger: one binder collects what agents and pods say, and restores it.
+
+The evidence arrives as ordinary events, at whichever replica; so it is staged in the ledger's own
+store until the one that won the rebuild finds it complete. Nothing is placed meanwhile: the ledger
+refuses reservations until the rebuild is finished.
+"""
+
+import logging
+from collections.abc import Sequence
+from typing import Protocol
+
+from services.binder.explaining import differences
+from services.binder.recovery import Evidence, recover, silent_nodes
+from services.binder.tally import Tally
+from shared.model.events import (
+    Activation,
+    BoundPod,
+    DeviceReported,
+    Event,
+    LedgerRebuilt,
+    ListingWanted,
+)
+from shared.model.lease import Lease
+from shared.model.names import NodeName
+from shared.runtime.clock import Clock
+
+logger = logging.getLogger(__name__)
+
+SETTLE_S = 1.0
+"""Bindings that were under way when the ledger was lost land within this, or soon after."""
+PATIENCE_S = 10.0
+"""A node that does not report its devices within this is restored from its pods alone."""
+LOOK_S = 0.2
+ASK_AGAIN_S = 5.0
+
+
+class Restoring(Protocol):
+    """The ledger's side of a rebuild."""
+
+    async def ready(self) -> bool:
+        """Tell whether the ledger holds everything."""
+        ...
+
+    async def begin_rebuild(self) -> str | None:
+        """Take the rebuild on; None if there is nothing to do or another replica has it."""
+        ...
+
+    async def restore(self, leases: Sequence[Lease]) -> list[Lease]:
+        """Book leases again, in this order; return those that do not fit."""
+        ...
+
+    async def finish_rebuild(self, token: str) -> str:
+        """Open the ledger and return its epoch. Raises ConflictError if another took over."""
+        ...
+
+
+class Evidences(Protocol):
+    """What several binders collect together."""
+
+    async def stage_reports(self, reports: Sequence[DeviceReported]) -> None:
+        """Keep what these nodes' agents have activated."""
+        ...
+
+    async def staged_reports(self) -> dict[NodeName, tuple[Activation, ...]]:
+        """Return what was kept, by node."""
+        ...
+
+    async def staged_listing(self, *, since: float) -> tuple[BoundPod, ...] | None:
+        """Return the newest complete listing begun at or after `since`, if there is one."""
+        ...
+
+    async def clear_staged(self) -> None:
+        """Forget reports and listings."""
+        ...
+
+
+class Asking(Protocol):
+    """The bus, to ask everybody for everything."""
+
+    async def publish(self, events: Sequence[Event]) -> None:
+        """Publish events; raises UnavailableError if that could not be confirmed."""
+        ...
+
+
+class Rebuild:
+    """One rebuild at a time, by one replica; others stage what they hear."""
+
+    def __init__(
+        self,
+        ledger: Restoring,
+        staging: Evidences,
+        bus: Asking,
+        clock: Clock,
+        tally: Tally,
+        *,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        self.ledger = ledger
+        self.staging = staging
+        self.bus = bus
+        self.clock = clock
+        self.tally = tally
+        self.patience_s = patience_s
+
+    async def hear_reports(self, reports: Sequence[DeviceReported]) -> None:
+        """Keep reports while the ledger is being rebuilt."""
+        if not await self.ledger.ready():
+            await self.staging.stage_reports(reports)
+
+    async def step(self) -> LedgerRebuilt | None:
+        """Rebuild the ledger if it needs it and nobody else does; say so when it is done."""
+        if await self.ledger.ready():
+            return None
+        token = await self.ledger.begin_rebuild()
+        if token is None:
+            return None
+        logger.warning("the ledger is empty: placing waits until it is rebuilt")
+        evidence = await self._collect()
+        recovery = recover(evidence)
+        misfits = await self.ledger.restore(recovery.leases)
+        problems = [*recovery.problems, *map(_misfit, misfits)]
+        if problems:
+            self.tally.count("not_restored", len(problems))
+            logger.error("%d leases are not restored: %s", len(problems), differences(problems))
+        epoch = await self.ledger.finish_rebuild(token)
+        await self.staging.clear_staged()
+        restored = len(recovery.leases) - len(misfits)
+        logger.warning("the ledger holds %d leases again", restored)
+        return LedgerRebuilt(epoch=epoch)
+
+    async def _collect(self) -> Evidence:
+        """Ask for everything and wait for it; a silent node is waited for only so long."""
+        await self.staging.clear_staged()
+        await self.clock.sleep(SETTLE_S)
+        began = self.clock.now()
+        asked = -1.0
+        while True:
+            now = self.clock.now()
+            if now - asked >= ASK_AGAIN_S:
+                await self.bus.publish([ListingWanted(reason="the ledger is being rebuilt")])
+                asked = now
+            pods = await self.staging.staged_listing(since=began)
+            if pods is not None:
+                activations = await self.staging.staged_reports()
+                evidence = Evidence(pods=pods, activations=activations)
+                silent = silent_nodes(evidence)
+                if not silent:
+                    return evidence
+                if now - began >= self.patience_s:
+                    logger.error(
+                        "%d nodes are silent; their leases come from their pods: %s",
+                        len(silent),
+                        differences(sorted(silent)),
+                    )
+                    return evidence
+            await self.clock.sleep(LOOK_S)
+
+
+def _misfit(lease: Lease) -> str:
+    return (
+        f"the lease of pod {lease.namespace}/{lease.name} ({lease.pod}) does not fit on "
+        f"{lease.node} any more"
+    )

@@ -1,0 +1,270 @@
+"""The binder: sends the Binding of every placement, and keeps the ledger in step with the cluster.
+
+Any number of replicas may run. The handlers are here; what they do is in the files they call.
+"""
+
+from collections.abc import Sequence
+from typing import Never, Protocol
+
+from services.binder.binding import Outcome, Verdict
+from services.binder.condition_writer import ConditionWriter
+from services.binder.event_writer import EventWriter
+from services.binder.explaining import bound_note, explain, lease_note, share_note, waiting_note
+from services.binder.keeping import Keeper, told
+from services.binder.ledger import Ledger
+from services.binder.posting import Poster
+from services.binder.rebuilding import Rebuild
+from services.binder.reconciling import Reconciler
+from services.binder.sweeping import SWEEP_S, Sweeper
+from shared.model.errors import UnavailableError
+from shared.model.events import (
+    BindingFailed,
+    DeviceReported,
+    Event,
+    LeaseChanged,
+    LeasesAsked,
+    LeasesTold,
+    NodeChanged,
+    PlacementChosen,
+    PlacementRefused,
+    PodBound,
+    PodGone,
+    PodRejected,
+    PodsListed,
+    ShareActivated,
+    ShareRefused,
+)
+from shared.model.lease import Lease, LeaseState
+from shared.runtime.clock import Clock
+from shared.runtime.service import answers, handles, loops
+
+ASK_S = 1.0
+REBUILD_S = 0.5
+
+
+class Publishing(Protocol):
+    """The bus, for what cannot wait for a handler's answer."""
+
+    async def publish(self, events: Sequence[Event]) -> None:
+        """Publish events; raises UnavailableError if that could not be confirmed."""
+        ...
+
+
+class Binder:
+    """Stateless but for what is under way; the ledger and the API server remember."""
+
+    def __init__(
+        self,
+        *,
+        ledger: Ledger,
+        bus: Publishing,
+        poster: Poster,
+        keeper: Keeper,
+        sweeper: Sweeper,
+        reconciler: Reconciler,
+        rebuild: Rebuild,
+        events: EventWriter,
+        conditions: ConditionWriter,
+        clock: Clock,
+    ) -> None:
+        self.ledger = ledger
+        self.bus = bus
+        self.poster = poster
+        self.keeper = keeper
+        self.sweeper = sweeper
+        self.reconciler = reconciler
+        self.rebuild = rebuild
+        self.events = events
+        self.conditions = conditions
+        self.clock = clock
+
+    # Bindings
+
+    @handles(concurrency=4)
+    async def bind_pods(
+        self, events: Sequence[PlacementChosen]
+    ) -> list[PodBound | BindingFailed | LeaseChanged]:
+        """Commit the leases, tell their nodes, bind the pods; give back what cannot be bound.
+
+        A lease that expired or moved on is dropped: nothing is sent for it. Pods whose outcome
+        nobody knows yet bring the batch back after a pause; what is known by then is said at once.
+        """
+        chosen = {event.lease.pod: event for event in events}
+        committed = await self.ledger.bind([event.lease for event in chosen.values()])
+        leases = [lease for lease in committed if isinstance(lease, Lease)]
+        await self.bus.publish([LeaseChanged(lease=lease) for lease in leases])
+        traces = [chosen[lease.pod].trace or lease.trace for lease in leases]
+        verdicts = await self.poster.post(list(zip(leases, traces, strict=True)))
+        said = await self._say(leases, traces, verdicts)
+        unknown = [v.reason for v in verdicts if v.outcome is Outcome.UNKNOWN]
+        if unknown:
+            await self.bus.publish(said)
+            raise UnavailableError(
+                f"{len(unknown)} of {len(leases)} bindings are not known yet: {unknown[0]}"
+            )
+        return said
+
+    async def _say(
+        self, leases: Sequence[Lease], traces: Sequence[str], verdicts: Sequence[Verdict]
+    ) -> list[PodBound | BindingFailed | LeaseChanged]:
+        now = self.clock.now()
+        said: list[PodBound | BindingFailed | LeaseChanged] = []
+        failed: list[Lease] = []
+        for lease, trace, verdict in zip(leases, traces, verdicts, strict=True):
+            if verdict.outcome is Outcome.BOUND:
+                said.append(PodBound(lease=lease, latency_s=now - lease.created_at, trace=trace))
+                self.conditions.forget(lease.pod)
+                self.events.note(bound_note(lease), once=True)
+            elif verdict.failed:
+                failed.append(lease)
+                said.append(_failure(lease, verdict, trace))
+                self.events.note(lease_note(lease, "FailedBinding", verdict.reason))
+        if failed:
+            pods = [lease.pod for lease in failed]
+            said += told(await self.ledger.release(pods, reason="the binding failed"))
+            self.sweeper.freed()
+        return said
+
+    @loops
+    async def post_bindings(self) -> None:
+        """Send Bindings, a fixed number in parallel."""
+        await self.poster.work()
+
+    # Explanations
+
+    @handles
+    async def explain_waiting(
+        self, events: Sequence[PlacementRefused | PodRejected]
+    ) -> list[Never]:
+        """Have the pod's condition and an Event say why it waits."""
+        for event in events:
+            why = explain(event)
+            self.conditions.explain(why)
+            self.events.note(waiting_note(why))
+        return []
+
+    @handles
+    async def give_back_refused(self, events: Sequence[ShareRefused]) -> list[LeaseChanged]:
+        """End the leases of pods that their node refused before any container of them started."""
+        for event in events:
+            note = share_note(event)
+            if note is not None:
+                self.events.note(note)
+        pods = sorted({event.pod for event in events if event.pod is not None})
+        leases = [
+            lease
+            for lease in (await self.ledger.load(pods) if pods else [])
+            if lease is not None and lease.state is not LeaseState.ACTIVE
+        ]
+        ended = await self.keeper.release_unmoved(leases, reason="its node refused the pod")
+        return self._freed(told(ended))
+
+    @loops
+    async def write_events(self) -> None:
+        """Write core/v1 Events."""
+        await self.events.work()
+
+    @loops
+    async def write_conditions(self) -> None:
+        """Write the condition PodScheduled of pods that wait."""
+        await self.conditions.work()
+
+    # The ledger
+
+    @handles
+    async def keep_nodes(self, events: Sequence[NodeChanged]) -> list[Never]:
+        """Save nodes' facts."""
+        await self.keeper.save_nodes(events)
+        return []
+
+    @handles
+    async def keep_devices(self, events: Sequence[DeviceReported]) -> list[Never]:
+        """Save nodes' devices, and what their agents have activated."""
+        await self.rebuild.hear_reports(events)
+        await self.keeper.save_devices(events)
+        return []
+
+    @handles
+    async def activate_shares(self, events: Sequence[ShareActivated]) -> list[Never]:
+        """Note that the kubelet was told of a container's shares."""
+        await self.keeper.activate(events)
+        return []
+
+    @handles(concurrency=2)
+    async def end_leases(self, events: Sequence[PodGone]) -> list[LeaseChanged]:
+        """End the leases of pods that are gone, unless they may still run."""
+        for event in events:
+            self.conditions.forget(event.pod)
+        return self._freed(await self.keeper.end_gone(events))
+
+    @handles
+    async def compare_listing(
+        self, events: Sequence[PodsListed]
+    ) -> list[PodGone | PlacementChosen]:
+        """Compare the ledger with a complete listing."""
+        return await self.reconciler.hear(events)
+
+    @answers
+    async def tell_leases(self, event: LeasesAsked) -> LeasesTold:
+        """Tell a node's agent its leases."""
+        if not event.pods:
+            return LeasesTold(leases=tuple(await self.ledger.load_node(event.node)))
+        found = await self.ledger.load(event.pods)
+        return LeasesTold(
+            leases=tuple(lease for lease in found if lease and lease.node == event.node)
+        )
+
+    # What happens by itself
+
+    @loops
+    async def expire_reservations(self) -> None:
+        """End reservations that nobody bound in time."""
+        while True:
+            failures = await self.sweeper.expire()
+            if failures:
+                await self.bus.publish(failures)
+            await self.clock.sleep(SWEEP_S)
+
+    @loops
+    async def offer_capacity(self) -> None:
+        """Offer what was freed to the pods that wait for it."""
+        while True:
+            offers = await self.sweeper.offer()
+            if offers:
+                await self.bus.publish(offers)
+            else:
+                await self.sweeper.wait()
+
+    @loops
+    async def ask_endings(self) -> None:
+        """Ask agents whether vanished pods have ended."""
+        while True:
+            ended = self._freed(await self.keeper.end_asked())
+            if ended:
+                await self.bus.publish(ended)
+            await self.clock.sleep(ASK_S)
+
+    @loops
+    async def rebuild_ledger(self) -> None:
+        """Rebuild the ledger whenever it turns out to be empty."""
+        while True:
+            rebuilt = await self.rebuild.step()
+            if rebuilt is not None:
+                self.keeper.forget()
+                await self.bus.publish([rebuilt])
+            await self.clock.sleep(REBUILD_S)
+
+    def _freed(self, ended: list[LeaseChanged]) -> list[LeaseChanged]:
+        if ended:
+            self.sweeper.freed()
+        return ended
+
+
+def _failure(lease: Lease, verdict: Verdict, trace: str) -> BindingFailed:
+    return BindingFailed(
+        pod=lease.pod,
+        namespace=lease.namespace,
+        name=lease.name,
+        reason=verdict.reason,
+        trace=trace,
+    )

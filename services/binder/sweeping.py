@@ -1,0 +1,60 @@
+"""What happens by itself: reservations expire, and what was freed is offered to who waits."""
+
+import asyncio
+import contextlib
+
+from services.binder.ledger import Ledger
+from shared.model.events import BindingFailed, PodQueued
+from shared.runtime.clock import Clock
+
+SWEEP_S = 1.0
+OFFER_S = 0.25
+"""How often the capacity number is looked at; nothing else is done while it stands still."""
+
+
+class Sweeper:
+    """Looks every second, and at once when told that something was freed."""
+
+    def __init__(self, ledger: Ledger, clock: Clock) -> None:
+        self.ledger = ledger
+        self.clock = clock
+        self._freed = asyncio.Event()
+        self._offered_at = -1
+
+    def freed(self) -> None:
+        """Say that something was freed here: it is offered without delay."""
+        self._freed.set()
+
+    async def expire(self) -> list[BindingFailed]:
+        """End reservations whose time is over; their pods have to be placed again."""
+        ended = await self.ledger.expire(self.clock.now())
+        if ended:
+            self.freed()
+        return [
+            BindingFailed(
+                pod=lease.pod,
+                namespace=lease.namespace,
+                name=lease.name,
+                reason=f"no binder took the reservation within "
+                f"{lease.expires_at - lease.created_at:g} s",
+                trace=lease.trace,
+            )
+            for lease in ended
+        ]
+
+    async def offer(self) -> list[PodQueued]:
+        """Return the waiting pods that may fit now, if anything was freed since the last time."""
+        self._freed.clear()
+        capacity = await self.ledger.capacity()
+        if capacity == self._offered_at:
+            return []
+        offers = await self.ledger.offers(capacity)
+        if not offers:
+            self._offered_at = capacity
+        return offers
+
+    async def wait(self) -> None:
+        """Return when something was freed here, or after a moment."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(OFFER_S):
+                await self._freed.wait()

@@ -1,0 +1,11 @@
+"""What the binder counts beside its messages; an adapter turns it into metrics."""
+
+from typing import Protocol
+
+
+class Tally(Protocol):
+    """Counters by name."""
+
+    def count(self, what: str, by: int = 1) -> None:
+        """Add to the counter called `what`."""
+        ...
