@@ -45,21 +45,13 @@ class PodReflector:
                 seen: list[tuple[PodSeen | None, PodSeen | None]] = []
                 for change in batch:
                     match change:
-                        case Appeared(item=item):
+                        case Appeared(item=item) | Changed(item=item):
                             seen.append(self._seen(item))
-                        case Changed(item=item, previous=previous):
-                            seen += self._changed(item, previous)
                         case Gone(item=item):
                             seen.append((None, self._forget(item)))
                         case _:
                             self.synced = True
                 yield seen
-
-    def _changed(self, item: Pod, previous: Pod) -> list[tuple[PodSeen | None, PodSeen | None]]:
-        """A pod of the same name with another uid is another pod: the first one is gone."""
-        if item.metadata.uid != previous.metadata.uid:
-            return [(None, self._forget(previous)), self._seen(item)]
-        return [self._seen(item)]
 
     def _seen(self, pod: Pod) -> tuple[PodSeen, PodSeen | None]:
         now = pods.read(pod, schedulers=self.schedulers, rules=self.rules)

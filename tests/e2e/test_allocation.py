@@ -1,0 +1,113 @@
+"""Every pod gets exactly its own share, with one write on the way, however many come at once."""
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from proto.deviceplugin.api_pb2 import ContainerAllocateResponse
+from tests.support.stack import PODS, Stack, gpu_pod, running, stack, vgpu
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+ROUNDS = 30
+"""How often thirty pods are admitted at once on one node."""
+
+
+@pytest.fixture(scope="module")
+async def up() -> AsyncIterator[Stack]:
+    async with stack("--nodes", "1", "--gpus", "4xT4") as running_stack:
+        yield running_stack
+
+
+async def environment(up: Stack, name: str) -> dict[str, str]:
+    """Read a container's variables from its kubelet's own record of the allocation."""
+    file = up.root / "nodes" / "node-0" / "device-plugins" / "kubelet_internal_checkpoint"
+    uid = (await up.pod(name))["metadata"]["uid"]
+    entries = json.loads(file.read_text())["Data"]["PodDeviceEntries"] or []
+    (mine,) = (entry for entry in entries if entry["PodUID"] == uid)
+    response = ContainerAllocateResponse()
+    response.ParseFromString(base64.b64decode(mine["AllocResp"]))
+    return dict(response.envs)
+
+
+async def test_item_39_thirty_pods_at_once_each_get_their_own_limits(up: Stack) -> None:
+    for turn in range(ROUNDS):
+        sizes = {f"p{turn}-{n}": 1000 + 17 * n + turn for n in range(30)}
+        await asyncio.gather(
+            *(up.create(gpu_pod(name, vgpu(memory=size))) for name, size in sizes.items())
+        )
+        for name in sizes:
+            await up.until(name, running)
+
+        for name, size in sizes.items():
+            assert (await environment(up, name))["CUDA_DEVICE_MEMORY_LIMIT_0"] == f"{size}m"
+        await up.clear()
+    await up.audit()
+
+
+async def test_item_31_one_write_takes_a_pod_to_its_node_with_all_six_keys(up: Stack) -> None:
+    seen: list[dict[str, Any]] = []
+    query = {"fieldSelector": "metadata.name=once", "resourceVersion": "0"}
+    async with up.kube.watch(PODS, query=query) as stream, asyncio.timeout(20):
+        await up.create(gpu_pod("once", vgpu(memory=1000)))
+        unread = b""
+        while not (seen and seen[-1]["spec"].get("nodeName")):
+            *lines, unread = (unread + await stream.read(silence_s=20)).split(b"\n")
+            for event in map(json.loads, filter(None, lines)):
+                if seen and seen[-1]["spec"].get("nodeName"):
+                    break
+                seen.append(event["object"])
+    writes = json.loads(await up.kube.read("/debug/writes?prefix=pods/default/once"))
+
+    assert len(seen) == 2, "the pod was created, and then bound in a single write"
+    notes = seen[1]["metadata"]["annotations"]
+    ids = notes["volcano.sh/vgpu-ids-new"]
+    assert notes["volcano.sh/vgpu-node"] == "node-0"
+    assert notes["volcano.sh/devices-to-allocate"] == ids
+    assert notes["volcano.sh/bind-phase"] == "allocating"
+    assert len(notes["volcano.sh/vgpu-time"]) == len(notes["volcano.sh/bind-time"]) == 10
+    assert writes["pods/default/once"]["create/binding"] == 1
+    await up.clear()
+
+
+async def test_a_pod_that_sets_a_reserved_variable_is_refused_with_its_name(up: Stack) -> None:
+    pod = gpu_pod("cheat", vgpu(memory=1000))
+    pod["spec"]["containers"][0]["env"] = [{"name": "CUDA_DEVICE_MEMORY_LIMIT_0", "value": "0"}]
+
+    await up.create(pod)
+
+    failed = await up.until("cheat", lambda p: p["status"]["phase"] == "Failed")
+    assert failed["status"]["reason"] == "UnexpectedAdmissionError"
+    assert "CUDA_DEVICE_MEMORY_LIMIT_0" in failed["status"]["message"]
+    await up.clear()
+    await up.audit()
+
+
+async def test_s5_a_pod_bound_by_somebody_else_gets_no_device(up: Stack) -> None:
+    pod = gpu_pod("smuggled", vgpu(memory=1000), annotations={"volcano.sh/vgpu-node": "node-0"})
+    pod["spec"] |= {"schedulerName": "default-scheduler"}
+    await up.create(pod)
+    binding = {
+        "apiVersion": "v1",
+        "kind": "Binding",
+        "metadata": {"name": "smuggled"},
+        "target": {"kind": "Node", "name": "node-0"},
+    }
+
+    await up.kube.create(f"{PODS}/smuggled/binding", binding)
+
+    failed = await up.until("smuggled", lambda p: p["status"]["phase"] == "Failed")
+    assert "lease" in failed["status"]["message"]
+    await up.clear()
+
+
+async def test_a_pod_without_a_gpu_is_placed_too(up: Stack) -> None:
+    await up.create(gpu_pod("plain", {"cpu": "100m"}))
+
+    await up.until("plain", running)
+    await up.clear()
+    await up.audit()

@@ -1,0 +1,74 @@
+"""Whatever dies in the middle, every pod is bound, and the audit is clean."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+import redis.asyncio
+
+from shared.model.errors import ConflictError, UnavailableError
+from tests.support.stack import Stack, gpu_pod, running, stack, vgpu
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+PODS = 200
+
+
+@pytest.fixture(scope="module")
+async def up() -> AsyncIterator[Stack]:
+    async with stack("--nodes", "3", "--gpus", "8xA100-80GB") as running_stack:
+        yield running_stack
+
+
+@pytest.mark.parametrize(
+    "victim",
+    ["watcher", "placer-0", "binder", "agent-node-0", "nats", "valkey", "simcluster"],
+)
+async def test_two_hundred_pods_survive_a_kill_of(up: Stack, victim: str) -> None:
+    names = [f"{victim}-{n}" for n in range(PODS)]
+
+    async def arrive() -> None:
+        for name in names:
+            await asyncio.shield(created(up, name))
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(arrive())
+        while not up.names or names[PODS // 3] not in up.names:
+            await asyncio.sleep(0.01)
+        up.kill(victim)
+
+    async with asyncio.timeout(90):
+        while sum(map(running, await up.pods())) < PODS:
+            await asyncio.sleep(0.2)
+    await up.audit()
+    await up.clear()
+    await up.audit()
+
+
+async def created(up: Stack, name: str) -> None:
+    """Create a pod, again and again while the API server is away."""
+    while True:
+        try:
+            await up.create(gpu_pod(name, vgpu(memory=1000, cores=5)))
+        except UnavailableError:
+            await asyncio.sleep(0.2)
+        except ConflictError:
+            return
+        else:
+            return
+
+
+async def test_p6_an_emptied_redis_is_rebuilt_and_nothing_is_over_committed(up: Stack) -> None:
+    for number in range(20):
+        await up.create(gpu_pod(f"kept-{number}", vgpu(memory=2000)))
+    for number in range(20):
+        await up.until(f"kept-{number}", running)
+    async with redis.asyncio.Redis.from_url(up.state()["redis_url"]) as client:
+        await client.flushall()
+
+    await up.create(gpu_pod("after", vgpu(memory=2000)))
+
+    await up.until("after", running, limit_s=60)
+    await up.audit()
+    await up.clear()
+    await up.audit()

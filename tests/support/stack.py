@@ -1,0 +1,190 @@
+"""A whole Leasehold on this machine, started as a user starts it, for end-to-end tests."""
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shared.clients.kube import Kube
+from shared.clients.kubeconfig import load_credentials
+
+LEASEHOLD = (sys.executable, "-P", "-m", "services.cli")
+KUBECTL = shutil.which("kubectl")
+PODS = "/api/v1/namespaces/default/pods"
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What a command left."""
+
+    code: int
+    out: str
+    err: str
+
+
+async def run(
+    *command: str, stdin: str = "", env: Mapping[str, str] | None = None, limit_s: float = 90.0
+) -> Done:
+    """Run a command to its end without blocking the loop."""
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, **(env or {})},
+    )
+    async with asyncio.timeout(limit_s):
+        out, err = await process.communicate(stdin.encode())
+    return Done(process.returncode or 0, out.decode(), err.decode())
+
+
+@dataclass(slots=True)
+class Stack:
+    """One running `leasehold up`."""
+
+    root: Path
+    kube: Kube
+    asked: int = 0
+    names: list[str] = field(default_factory=list)
+
+    @property
+    def kubeconfig(self) -> str:
+        return str(self.root / "kubeconfig")
+
+    def state(self) -> dict[str, Any]:
+        state: dict[str, Any] = json.loads((self.root / "state.json").read_text())
+        return state
+
+    def pid(self, part: str) -> int:
+        found = next(p for p in self.state()["parts"] if p["name"] == part)
+        return int(found["pid"])
+
+    def kill(self, part: str) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid(part), signal.SIGKILL)
+
+    async def leasehold(self, *arguments: str) -> Done:
+        return await run(*LEASEHOLD, *arguments, "--state", str(self.root))
+
+    async def kubectl(self, *arguments: str, stdin: str = "") -> Done:
+        assert KUBECTL is not None
+        return await run(KUBECTL, *arguments, stdin=stdin, env={"KUBECONFIG": self.kubeconfig})
+
+    async def create(self, pod: Mapping[str, Any]) -> dict[str, Any]:
+        self.names.append(pod["metadata"]["name"])
+        made: dict[str, Any] = json.loads(await self.kube.create(PODS, pod))
+        return made
+
+    async def pod(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(await self.kube.read(f"{PODS}/{name}"))
+        return found
+
+    async def pods(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = json.loads(await self.kube.read(PODS))["items"]
+        return found
+
+    async def clear(self) -> None:
+        """Delete every pod of the default namespace and wait until they are gone."""
+        for pod in await self.pods():
+            await self.kube.delete(f"{PODS}/{pod['metadata']['name']}")
+        async with asyncio.timeout(60):
+            while await self.pods():
+                await asyncio.sleep(0.05)
+
+    async def until(
+        self, name: str, wanted: Callable[[dict[str, Any]], object], limit_s: float = 30.0
+    ) -> dict[str, Any]:
+        """Wait until a pod is as wanted; fail showing what it is instead."""
+        pod: dict[str, Any] = {}
+        try:
+            async with asyncio.timeout(limit_s):
+                while not wanted(pod := await self.pod(name)):
+                    await asyncio.sleep(0.05)
+        except TimeoutError:
+            shown = {
+                "status": pod.get("status"),
+                "notes": pod.get("metadata", {}).get("annotations"),
+            }
+            raise AssertionError(f"pod {name} after {limit_s} s: {json.dumps(shown)}") from None
+        return pod
+
+    async def audit(self, limit_s: float = 45.0) -> None:
+        """Wait until the audit is clean; fail with the differences if it does not become so."""
+        done = Done(1, "", "")
+        for _ in range(int(limit_s)):
+            done = await self.leasehold("audit")
+            if done.code == 0:
+                return
+            await asyncio.sleep(1)
+        raise AssertionError(f"audit: {done.out}{done.err}")
+
+
+def running(pod: Mapping[str, Any]) -> bool:
+    """Whether the pod's containers run."""
+    return bool(pod["status"].get("phase") == "Running")
+
+
+def gpu_pod(
+    name: str,
+    limits: Mapping[str, Any],
+    *,
+    annotations: Mapping[str, str] | None = None,
+    **spec: Any,
+) -> dict[str, Any]:
+    """Return a pod of one container that asks for `limits`."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "annotations": dict(annotations or {})},
+        "spec": {
+            "schedulerName": "volcano",
+            "terminationGracePeriodSeconds": 1,
+            "containers": [
+                {
+                    "name": "cuda",
+                    "image": "nvidia/cuda",
+                    "command": ["sleep", "100000"],
+                    "resources": {"limits": {key: str(value) for key, value in limits.items()}},
+                }
+            ],
+            **spec,
+        },
+    }
+
+
+def vgpu(number: int = 1, memory: int = 0, cores: int = 0) -> dict[str, int]:
+    """Return limits in Volcano's vGPU vocabulary."""
+    limits = {"volcano.sh/vgpu-number": number}
+    if memory:
+        limits["volcano.sh/vgpu-memory"] = memory
+    if cores:
+        limits["volcano.sh/vgpu-cores"] = cores
+    return limits
+
+
+@contextlib.asynccontextmanager
+async def stack(*options: str, env: Mapping[str, str] | None = None) -> AsyncIterator[Stack]:
+    """Bring Leasehold up, and down again; its logs are shown if it does not come up."""
+    root = Path(tempfile.mkdtemp(prefix="lh-e2e-"))
+    try:
+        up = await run(*LEASEHOLD, "up", "--headless", "--state", str(root), *options, env=env)
+        assert up.code == 0, f"{up.out}{up.err}{_logs(root)}"
+        async with Kube(load_credentials(root / "kubeconfig")) as kube:
+            yield Stack(root, kube)
+    finally:
+        await run(*LEASEHOLD, "down", "--state", str(root))
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def _logs(root: Path) -> str:
+    logs: Sequence[Path] = sorted((root / "logs").glob("*.log"))
+    return "".join(f"\n--- {log.name}\n{log.read_text()[-2000:]}" for log in logs)
