@@ -40,9 +40,13 @@ async def _main(root: Path) -> None:
     parts = [dummy(directory, "first"), dummy(directory, "second", stage=1, before=WITH_CHILD)]
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+
+    def ready() -> None:
+        os.write(1, b"ready\n")
+
     with locked(directory):
         supervisor = Supervisor(parts, directory, say=print, save=lambda states, ready: None)
-        await supervisor.run(stop, lambda: os.write(1, b"ready\n"))
+        await supervisor.run(stop, ready)
 
 
 if __name__ == "__main__":
