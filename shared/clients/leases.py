@@ -1,0 +1,349 @@
+"""The ledger of leases in Redis or Valkey: who holds which share of which device.
+
+Every method is one script, or pages of one script, on one server (keys are computed, so there is
+no cluster mode; replicas are fine): a script sees and leaves totals, slots, fences, versions,
+indexes and feed in agreement, and writes nothing by halves. Every method may be repeated: the
+second time answers what the first did. None is tried again here. All raise UnavailableError when
+the server does not answer or refuses to write, and while the ledger is not ready: it is empty
+(never used, or flushed), or its rebuild is not finished. `now` is always the caller's, Unix seconds.
+
+    async with RedisLeases.connect("redis://127.0.0.1:6379") as leases:
+
+    reserve(wanted, now, ttl_s) -> Reserved | Held | Full per pod: the first candidate that fits
+    bind(leases)                -> per lease: the bound lease, or StaleLeaseError (a value)
+    activate(pods)              -> per pod: the active lease, or None if none is bound
+    release(pods, reason)       -> the leases that ended;   expire(now) -> the same for reservations
+    load(pods), load_node(node), load_all()                 live leases
+    save_node(facts), save_devices(report), remove_node(name)   inventory; True if it changed
+    snapshot(), changes(position), capacity()               for mirrors
+    wait(verdicts), waiting(), forget_waiting(pods), offers(now)    pods that fit nowhere yet
+    epoch(), begin_rebuild(now), restore(leases, ...), finish_rebuild(token)
+    totals()                                                for the auditor
+
+Versions, fences and the capacity number only rise, also across a rebuild, which starts them at the
+present in milliseconds: above whatever was handed out before. A version is never used twice, so
+that a lease of an earlier life of the same pod is always recognised as stale.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any, Self, TypeVar
+from uuid import uuid4
+
+from shared.clients.leases_connection import LedgerConnection
+from shared.clients.ledger_nodes import (
+    account_of,
+    change_of,
+    facts_row,
+    full_of,
+    is_known,
+    report_row,
+)
+from shared.clients.ledger_rows import granted, lease_of, lease_row, reservation_row
+from shared.clients.ledger_waiting import waiting_of, waiting_row
+from shared.model.errors import UnavailableError
+from shared.model.events import DeviceReported, PodQueued
+from shared.model.lease import Lease, StaleLeaseError
+from shared.model.ledger import (
+    FeedLostError,
+    Held,
+    LedgerChange,
+    NodeAccount,
+    Outcome,
+    Reservation,
+    Reserved,
+    Snapshot,
+    Waiting,
+)
+from shared.model.names import NodeName, PodUid
+from shared.model.node import NodeFacts
+
+T = TypeVar("T")
+
+GROUP = 64
+"""Reservations or leases per script call: long enough to be cheap, short enough to share Redis."""
+PAGE = 100
+"""Nodes per page of a survey."""
+BLOCK_S = 1.0
+"""How long a reader of the feed waits before it looks whether the ledger is still the same."""
+
+
+class RedisLeases:
+    """The ledger, as everybody who may write it sees it."""
+
+    def __init__(self, connection: LedgerConnection) -> None:
+        self._connection = connection
+
+    @classmethod
+    @asynccontextmanager
+    async def connect(
+        cls, url: str, *, prefix: str = "lh:", timeout_s: float = 5.0, feed_length: int = 10_000
+    ) -> AsyncIterator[Self]:
+        """Open the ledger at `url` (`redis://`, `rediss://`, `unix://`); connects when used.
+
+        The feed keeps about `feed_length` script calls.
+        """
+        connection = LedgerConnection(
+            url, prefix=prefix, timeout_s=timeout_s, feed_length=feed_length
+        )
+        try:
+            yield cls(connection)
+        finally:
+            await connection.close()
+
+    async def reserve(
+        self, wanted: Sequence[Reservation], *, now: float, ttl_s: float
+    ) -> list[Outcome]:
+        """Reserve for each pod the first candidate that still fits, until `now + ttl_s`.
+
+        A pod that has a live lease keeps it. Groups of 64 are atomic, in the order given.
+        """
+        outcomes: list[Outcome] = []
+        for group in _groups(wanted):
+            rows = [reservation_row(reservation) for reservation in group]
+            answers = await self._connection.run("reserve", now, now + ttl_s, rows)
+            for reservation, answer in zip(group, answers, strict=True):
+                outcomes.append(_outcome(reservation, answer, now, now + ttl_s))
+        return outcomes
+
+    async def bind(self, leases: Sequence[Lease]) -> list[Lease | StaleLeaseError]:
+        """Commit reservations to their nodes; from here only a release ends them.
+
+        A lease that this reservation was bound to before gets the same answer again. One that is
+        gone, expired, or another reservation's is answered with StaleLeaseError.
+        """
+        bound: list[Lease | StaleLeaseError] = []
+        for group in _groups(leases):
+            rows = [
+                (lease.pod, lease.version, lease.shares[0].fence if lease.shares else -1)
+                for lease in group
+            ]
+            answers = await self._connection.run("advance", "bound", rows)
+            for lease, answer in zip(group, answers, strict=True):
+                if isinstance(answer, int):
+                    bound.append(
+                        StaleLeaseError(lease.pod, read=lease.version, stored=answer or None)
+                    )
+                else:
+                    bound.append(lease_of(answer))
+        return bound
+
+    async def activate(self, pods: Sequence[PodUid]) -> list[Lease | None]:
+        """Note that the kubelet was told; None for a pod without a lease that is bound."""
+        active: list[Lease | None] = []
+        for group in _groups(pods):
+            answers = await self._connection.run("advance", "active", [(pod,) for pod in group])
+            active += [None if isinstance(answer, int) else lease_of(answer) for answer in answers]
+        return active
+
+    async def release(
+        self, pods: Sequence[PodUid], *, reason: str, version: int | None = None
+    ) -> list[Lease]:
+        """End the pods' leases, whatever their state, and return those that ended.
+
+        With `version`, a lease of any other version stays.
+        """
+        ended: list[Lease] = []
+        for group in _groups(pods):
+            rows, _ = await self._connection.run(
+                "finish", "released", group, version if version is not None else False, reason
+            )
+            ended += [lease_of(row) for row in rows]
+        return ended
+
+    async def expire(self, now: float) -> list[Lease]:
+        """End every reservation whose time is over, and return them."""
+        expired: list[Lease] = []
+        more = True
+        while more:
+            rows, more = await self._connection.run("finish", "expired", now, GROUP)
+            expired += [lease_of(row) for row in rows]
+        return expired
+
+    async def load(self, pods: Sequence[PodUid]) -> list[Lease | None]:
+        """Return each pod's live lease, or None."""
+        _, rows = await self._connection.run("read", "pods", pods)
+        return [lease_of(row) if row else None for row in rows]
+
+    async def load_node(self, node: NodeName) -> list[Lease]:
+        """Return the live leases of a node."""
+        _, rows = await self._connection.run("read", "node", node)
+        return [lease_of(row) for row in rows if row]
+
+    async def load_all(self) -> AsyncIterator[list[Lease]]:
+        """Yield all live leases, in pages; one that comes or goes meanwhile may be missing."""
+        seen: set[str] = set()
+        cursor = "0"
+        while True:
+            cursor, rows = await self._connection.run("read", "scan", cursor, 500)
+            page = [lease_of(row) for row in rows if row]
+            yield [lease for lease in page if lease.pod not in seen]
+            seen.update(lease.pod for lease in page)
+            if cursor == "0":
+                return
+
+    async def save_node(self, facts: NodeFacts) -> bool:
+        """Write what the API server says of a node; also possible during a rebuild."""
+        return bool(await self._connection.run("save_node", *facts_row(facts), state="open"))
+
+    async def save_devices(self, report: DeviceReported) -> bool:
+        """Write what a node's agent reports; also possible during a rebuild.
+
+        A report older than the stored one is passed over. Leases stay, whatever it says: a device
+        that is missing, unhealthy or smaller than its use takes nothing new. A device's fence is
+        raised to those that its agent has honoured.
+        """
+        return bool(await self._connection.run("save_devices", *report_row(report), state="open"))
+
+    async def remove_node(self, name: NodeName) -> bool:
+        """Note that a node is gone; its leases stay until they are released."""
+        return bool(await self._connection.run("remove_node", name, state="open"))
+
+    async def capacity(self) -> int:
+        """Return the capacity number: it rises whenever something is freed or added."""
+        _, _, capacity, _, _ = await self._connection.run("survey", [], False)
+        return int(capacity)
+
+    async def snapshot(self) -> Snapshot:
+        """Return all nodes that the API server has told of, and where to go on in the feed."""
+        epoch, feed, capacity, names, _ = await self._connection.run("survey", [], False)
+        nodes = []
+        for page in _groups(sorted(names), PAGE):
+            now_epoch, _, _, _, rows = await self._connection.run("survey", page, False)
+            if now_epoch != epoch:
+                raise UnavailableError("the ledger was rebuilt while it was read; read it again")
+            nodes += [account_of(row).node for row in rows if is_known(row)]
+        return Snapshot(position=f"{epoch}:{feed}", capacity=capacity, nodes=tuple(nodes))
+
+    async def changes(self, position: str) -> AsyncIterator[list[LedgerChange]]:
+        """Yield everything that happens after `position`, for ever, as soon as it happens.
+
+        Raises FeedLostError if the feed no longer goes back that far, or the ledger was rebuilt.
+        """
+        epoch, _, number = position.rpartition(":")
+        at = int(number)
+        while True:
+            entries = await self._connection.read_feed(at, count=200, block_s=BLOCK_S)
+            if not entries:
+                now_epoch, feed, _, _, _ = await self._connection.run("survey", [], False)
+                if now_epoch != epoch or int(feed) < at:
+                    raise FeedLostError(position, "the ledger was rebuilt")
+                continue
+            heard = []
+            for entry, fields in entries:
+                if fields[b"e"].decode() != epoch:
+                    raise FeedLostError(position, "the ledger was rebuilt")
+                if entry != at + 1:
+                    raise FeedLostError(position, f"it begins at {entry}")
+                at = entry
+                heard.append(change_of(f"{epoch}:{at}", fields))
+            yield heard
+
+    async def wait(self, verdicts: Sequence[Waiting]) -> list[PodUid]:
+        """Remember pods that fit nowhere; return those to be decided again at once instead.
+
+        These are the pods for which something was freed after the state they were decided on, on a
+        node that may now have room for them. A pod that holds a lease does not wait.
+        """
+        stale: list[PodUid] = []
+        for group in _groups(verdicts):
+            rows = [waiting_row(waiting) for waiting in group]
+            stale += [PodUid(pod) for pod in await self._connection.run("wait", "wait", rows)]
+        return stale
+
+    async def waiting(self, pods: Sequence[PodUid] | None = None) -> list[Waiting]:
+        """Return the pods that wait: all, or those among `pods`."""
+        if pods is not None:
+            _, rows = await self._connection.run("waiting", "pods", pods)
+            return [waiting_of(*row) for row in rows]
+        found: dict[PodUid, Waiting] = {}
+        cursor = "0"
+        while True:
+            cursor, rows = await self._connection.run("waiting", "scan", cursor, 500)
+            found.update(
+                (waiting.queued.pod, waiting) for waiting in (waiting_of(*r) for r in rows)
+            )
+            if cursor == "0":
+                return list(found.values())
+
+    async def forget_waiting(self, pods: Sequence[PodUid]) -> None:
+        """Let pods wait no longer, because they are gone."""
+        for group in _groups(pods):
+            await self._connection.run("wait", "forget", group)
+
+    async def offers(
+        self, *, now: float, limit: int = 256, spare: int = 32, retry_s: float = 60.0
+    ) -> list[PodQueued]:
+        """Choose waiting pods that freed capacity may suffice for, to be decided again.
+
+        First those whose smallest need fits a node on which something was freed since the last
+        call, as many as it could hold; then up to `spare` whose verdicts are the oldest, so that nobody
+        is forgotten. Highest priority first, then oldest. A pod is offered once per capacity
+        number, and again if there was no answer for `retry_s`.
+        """
+        capacity, records = await self._connection.run("offers", now, limit, spare, retry_s)
+        return [replace(waiting_of(0, 0.0, record).queued, offer=capacity) for record in records]
+
+    async def epoch(self) -> str | None:
+        """Return the name of the ledger's present life, or None while it is not ready."""
+        try:
+            epoch, *_ = await self._connection.run("survey", [], False)
+        except UnavailableError as error:
+            if "being rebuilt" in str(error):
+                return None
+            raise
+        return str(epoch)
+
+    async def begin_rebuild(
+        self, *, now: float, lock_s: float = 60.0, force: bool = False
+    ) -> str | None:
+        """Empty the ledger to build it anew; return the token of the one caller who shall do it.
+
+        None: it is ready (and not `force`d), or somebody is at it, less than `lock_s` ago.
+        """
+        token = uuid4().hex[:16]
+        won = await self._connection.run("rebuild", "begin", token, now, lock_s, force, state="any")
+        return token if won else None
+
+    async def restore(
+        self, leases: Sequence[Lease], *, now: float, token: str = "", lock_s: float = 60.0
+    ) -> list[tuple[Lease, str]]:
+        """Write leases as they were, slots and fences included; return those that clash, and why.
+
+        A lease that would over-commit a device is not written. One that is there is not written
+        twice. Raises ConflictError if another rebuild has begun since `token` was given.
+        """
+        refused: list[tuple[Lease, str]] = []
+        for group in _groups(leases):
+            rows = [lease_row(lease) for lease in group]
+            answers = await self._connection.run("restore", token, now, lock_s, rows, state="open")
+            refused += [
+                (lease, reason) for lease, reason in zip(group, answers, strict=True) if reason
+            ]
+        return refused
+
+    async def finish_rebuild(self, token: str) -> bool:
+        """Open the ledger for service; False if another rebuild has begun since."""
+        return bool(await self._connection.run("rebuild", "finish", token, state="any"))
+
+    async def totals(self) -> AsyncIterator[list[NodeAccount]]:
+        """Yield every node's totals with the leases they are the sum of, read at one moment."""
+        _, _, _, names, _ = await self._connection.run("survey", [], False)
+        for page in _groups(sorted(names), PAGE):
+            _, _, _, _, rows = await self._connection.run("survey", page, True)
+            yield [account_of(row) for row in rows]
+
+
+def _groups(items: Sequence[T], size: int = GROUP) -> list[Sequence[T]]:
+    return [items[start : start + size] for start in range(0, len(items), size)]
+
+
+def _outcome(wanted: Reservation, answer: list[Any], now: float, expires_at: float) -> Outcome:
+    match answer:
+        case [0, list() as row]:
+            return Held(lease=lease_of(row))
+        case [-1, *_]:
+            return full_of(wanted.pod, answer)
+        case _:
+            return Reserved(lease=granted(wanted, answer, now, expires_at))

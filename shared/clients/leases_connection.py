@@ -1,0 +1,101 @@
+"""The connection to Redis or Valkey: runs the ledger's scripts, reads its feed, sorts its errors.
+
+Nothing is tried twice here, except that a server which has forgotten a script is given it again.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from importlib import resources
+from typing import Any
+
+import msgspec
+import redis.asyncio
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import NoScriptError, RedisError, ResponseError
+
+from shared.model.errors import ConflictError, UnavailableError
+
+_SCRIPTS = resources.files("shared.clients") / "scripts"
+
+
+class LedgerConnection:
+    """A pool of connections to one server, and the scripts it runs."""
+
+    def __init__(self, url: str, *, prefix: str, timeout_s: float, feed_length: int) -> None:
+        self.prefix = prefix
+        self.timeout_s = timeout_s
+        self.feed_length = feed_length
+        self._redis = redis.asyncio.Redis.from_url(
+            url,
+            protocol=2,
+            socket_timeout=timeout_s,
+            socket_connect_timeout=timeout_s,
+            retry=Retry(NoBackoff(), 0),
+        )
+        self._where = _without_password(url)
+        self._common = (_SCRIPTS / "common.lua").read_text()
+        self._loaded: dict[str, tuple[str, str]] = {}
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._redis.aclose()
+
+    async def run(self, script: str, *args: object, state: str = "ready") -> Any:
+        """Run a script and return its answer.
+
+        The ledger must be `ready`, or `open` (ready or being rebuilt); `any` does not ask. Raises
+        UnavailableError if it is not, or if the server does not answer or refuses to write.
+        """
+        sha, source = self._script(script)
+        sent = (0, self.prefix, msgspec.msgpack.encode(args), state, self.feed_length)
+        try:
+            try:
+                answer = await self._redis.evalsha(sha, *sent)
+            except NoScriptError:
+                answer = await self._redis.eval(source, *sent)
+        except (RedisError, OSError, TimeoutError) as error:
+            raise self._translated(error) from error
+        return msgspec.msgpack.decode(answer)
+
+    async def read_feed(
+        self, after: int, *, count: int, block_s: float
+    ) -> list[tuple[int, Mapping[bytes, bytes]]]:
+        """Return the entries after number `after`; wait up to `block_s` for the first."""
+        block_ms = max(1, int(min(block_s, self.timeout_s / 2) * 1000))
+        key = f"{self.prefix}feed"
+        try:
+            found = await self._redis.xread({key: f"{after}-0"}, count=count, block=block_ms)
+        except (RedisError, OSError, TimeoutError) as error:
+            raise self._translated(error) from error
+        entries = found[0][1] if found else []
+        return [(int(number.partition(b"-")[0]), fields) for number, fields in entries]
+
+    def _script(self, name: str) -> tuple[str, str]:
+        if name not in self._loaded:
+            source = self._common + (_SCRIPTS / f"{name}.lua").read_text()
+            sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
+            self._loaded[name] = (sha, source)
+        return self._loaded[name]
+
+    def _translated(self, error: Exception) -> Exception:
+        said = str(error) or type(error).__name__
+        if isinstance(error, ResponseError):
+            if said.startswith("NOTREADY"):
+                return UnavailableError(
+                    f"the ledger at {self._where} is being rebuilt; a binder does it as soon as it "
+                    "has the list of pods, then the same call succeeds"
+                )
+            if said.startswith("STALETOKEN"):
+                return ConflictError("another rebuild of the ledger has begun since")
+            if not said.startswith(("OOM", "LOADING", "READONLY", "MASTERDOWN", "NOREPLICAS")):
+                return error
+        return UnavailableError(
+            f"the ledger at {self._where} did not take the call: {said}; "
+            "check that the server runs, is the primary and has memory"
+        )
+
+
+def _without_password(url: str) -> str:
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}"

@@ -1,0 +1,67 @@
+"""Waiting pods as the ledger keeps them: grouped by their smallest need, in order of priority."""
+
+from typing import Any
+
+import msgspec
+
+from shared.clients.ledger_rows import text
+from shared.model.events import PodQueued
+from shared.model.ledger import Waiting
+from shared.model.placement import Refusal
+from shared.model.request import GpuRequest, PodRequest
+
+_record_of = msgspec.json.Decoder(tuple[PodQueued, Refusal]).decode
+
+_LOWEST_PRIORITY = -(2**31)
+_PRIORITIES = 2**32
+
+
+def group_of(request: PodRequest) -> str:
+    """Name the group of pods that a node must have the same room for, at the least.
+
+    Every container's need must be met, so the one that asks for most decides; the others are the
+    placer's business. `gpus:units:percent:cores:alone:slotted`.
+    """
+    needs = [_need(container) for container in request.containers if not container.init]
+    if not needs:
+        needs = [_need(container) for container in request.containers]
+    largest = max(needs, default=(0, 0, 0, 0, 0, 0))
+    return ":".join(str(part) for part in largest)
+
+
+def order_of(queued: PodQueued) -> str:
+    """Return what sorts pods: highest priority first, then oldest."""
+    rank = _PRIORITIES - 1 - (queued.request.priority - _LOWEST_PRIORITY)
+    return f"{rank:010d}:{queued.created_at:014.3f}"
+
+
+def waiting_row(waiting: Waiting) -> list[Any]:
+    """Pack a waiting pod."""
+    return [
+        waiting.queued.pod,
+        "" if waiting.refusal.permanent else group_of(waiting.queued.request),
+        order_of(waiting.queued),
+        waiting.capacity,
+        text((waiting.queued, waiting.refusal)),
+        waiting.waiting_since,
+    ]
+
+
+def waiting_of(capacity: int, since: float, record: str) -> Waiting:
+    """Read a waiting pod."""
+    queued, refusal = _record_of(record)
+    return Waiting(queued=queued, refusal=refusal, capacity=capacity, waiting_since=float(since))
+
+
+def _need(request: GpuRequest) -> tuple[int, int, int, int, int, int]:
+    percent = 0 if request.whole else request.memory_percent or 0
+    units = 0 if request.whole or percent else request.memory_units or 0
+    alone = request.whole or request.cores_percent == 100
+    return (
+        request.gpus,
+        units,
+        percent,
+        request.cores_percent,
+        int(alone),
+        int(request.slotted),
+    )

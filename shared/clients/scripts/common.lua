@@ -1,0 +1,313 @@
+-- Put before every script of the ledger: loads what is asked for, keeps it for the script's
+-- duration, and writes everything at the end, so that a script that is refused writes nothing.
+--
+-- Keys are computed, all under one prefix: a single server or one with replicas, no cluster.
+-- ARGV[1] prefix, ARGV[2] arguments (MessagePack array), ARGV[3] the state the ledger must be in
+-- ('ready', 'open': ready or being rebuilt, 'any'), ARGV[4] the feed's length.
+--
+--   meta          hash   epoch, ready, seq (versions), capacity, feed (last entry), floor (fences)
+--   node:NAME     array  version, known (1; 0: devices only; -1: gone), room (name -> amount), used (name -> amount)
+--   facts:NAME    hash   facts, rules, devices, uuids, served, reported
+--   device:UUID   array  see D_*
+--   lease:POD     array  see L_*
+--   leases        zset   pod -> instant at which the reservation ends, +inf once bound
+--   on:NAME       set    pods with a lease on the node
+--   nodes         set    names of all nodes with any state
+--   freed         zset   node -> capacity number at which something on it was freed last
+--   waiting       hash   pod -> {group, order, verdict's capacity, record}
+--   groups        hash   group of equal smallest needs -> number of pods that wait in it
+--   group:GROUP   zset   order|pod, all of score 0: highest priority first, then oldest
+--   verdicts      zset   order|pod -> capacity number last decided or offered at
+--   offered       zset   order|pod -> instant of an offer that has had no answer
+--   feed          stream absolute totals, one entry per script, numbered without gaps
+local P = ARGV[1]
+local A = cmsgpack.unpack(ARGV[2])
+local call, pack, decode = redis.call, cmsgpack.pack, cmsgpack.unpack
+
+local D_NODE, D_MEMORY, D_SLOTS, D_OK, D_UNIT = 1, 2, 3, 4, 5
+local D_USED, D_CORES, D_SHARES, D_FENCE, D_TAKEN, D_TAGS = 6, 7, 8, 9, 10, 11
+local N_VERSION, N_KNOWN, N_ROOM, N_USED = 1, 2, 3, 4
+local L_STATE, L_VERSION, L_ORIGIN, L_NODE, L_CREATED, L_EXPIRES, L_TAG = 1, 2, 3, 4, 5, 6, 7
+local L_RESOURCES, L_HOLDS, L_PLACES, L_GRANTS, L_POD, L_BODY, L_SHARES = 8, 9, 10, 11, 12, 13, 14
+-- holds: uuid, MiB, cores, shares, slots, alone per device; places: number of the hold and of the
+-- slot within it per share; grants: slot and fence per share
+local HOLD, MAX_ARGS = 6, 4000
+
+local meta = call('HMGET', P .. 'meta', 'ready', 'epoch', 'seq', 'capacity', 'feed', 'floor')
+if ARGV[3] ~= 'any' and (not meta[2] or (ARGV[3] == 'ready' and meta[1] ~= '1')) then
+  return redis.error_reply('NOTREADY')
+end
+local epoch = meta[2] or ''
+local seq, capacity = tonumber(meta[3] or 0), tonumber(meta[4] or 0)
+local feed, floor = tonumber(meta[5] or 0), tonumber(meta[6] or 0)
+local first_seq, first_capacity = seq, capacity
+
+local caches = {node = {}, device = {}, lease = {}}
+local nodes, devices, leases = caches.node, caches.device, caches.lease
+local changed_nodes, changed_devices, changed_leases, inventories = {}, {}, {}, {}
+local freed, ends, joins, writes = {}, {}, {}, {}
+
+local function fetch(kind, names)
+  local cache, keys, asked = caches[kind], {}, {}
+  for _, name in ipairs(names) do
+    if cache[name] == nil then
+      cache[name] = false
+      asked[#asked + 1] = name
+      keys[#keys + 1] = P .. kind .. ':' .. name
+    end
+  end
+  for from = 1, #keys, MAX_ARGS do
+    local to = math.min(from + MAX_ARGS - 1, #keys)
+    local found = call('MGET', unpack(keys, from, to))
+    for i = from, to do
+      local value = found[i - from + 1]
+      if value then cache[asked[i]] = decode(value) end
+    end
+  end
+end
+
+local function node_of(name)
+  if nodes[name] == nil then fetch('node', {name}) end
+  return nodes[name]
+end
+
+local function device_of(uuid)
+  if devices[uuid] == nil then fetch('device', {uuid}) end
+  return devices[uuid]
+end
+
+local function lease_of(pod)
+  if leases[pod] == nil then fetch('lease', {pod}) end
+  return leases[pod]
+end
+
+local function uuids_on(name)
+  local packed = call('HGET', P .. 'facts:' .. name, 'uuids')
+  return packed and decode(packed) or {}
+end
+
+local function touch_node(name)
+  changed_nodes[name] = true
+end
+
+local function next_version()
+  seq = seq + 1
+  return seq
+end
+
+local function free_on(name)
+  freed[name] = true
+end
+
+-- Slots: a string of 0 and 1, one character per slot number, cut off after the last one used.
+
+local function lowest_slot(taken)
+  local at = string.find(taken, '0', 1, true)
+  return at and at - 1 or #taken
+end
+
+local function with_slot(taken, slot, mark)
+  if slot >= #taken then taken = taken .. string.rep('0', slot + 1 - #taken) end
+  return string.sub(taken, 1, slot) .. mark .. string.sub(taken, slot + 2)
+end
+
+local function count_tag(device, tag, by)
+  local count = (device[D_TAGS][tag] or 0) + by
+  device[D_TAGS][tag] = count > 0 and count or nil
+end
+
+-- Count a lease in the node's and its devices' totals (sign 1) or take it out again (sign -1).
+local function count(lease, sign)
+  local node, holds, tag = nodes[lease[L_NODE]], lease[L_HOLDS], lease[L_TAG]
+  local used, resources = node[N_USED], lease[L_RESOURCES]
+  for i = 1, #resources, 2 do
+    local name = resources[i]
+    used[name] = (used[name] or 0) + sign * resources[i + 1]
+  end
+  touch_node(lease[L_NODE])
+  for h = 1, #holds, HOLD do
+    local device = devices[holds[h]]
+    device[D_USED] = device[D_USED] + sign * holds[h + 1]
+    device[D_CORES] = device[D_CORES] + sign * holds[h + 2]
+    device[D_SHARES] = device[D_SHARES] + sign * holds[h + 3]
+    if tag ~= '' then count_tag(device, tag, sign) end
+    changed_devices[holds[h]] = true
+  end
+end
+
+-- Why a device cannot take a hold, or nil. The order is that of shared.model.device.refusal_of.
+local function device_refusal(device, node_name, holds, h, tag)
+  if not device then return 'device-unknown' end
+  if device[D_NODE] ~= node_name then return 'device-moved' end
+  if device[D_OK] ~= 1 then return 'device-unhealthy' end
+  if holds[h + 4] > 0 and device[D_SHARES] + holds[h + 3] > device[D_SLOTS] then return 'slots' end
+  if tag ~= '' and device[D_TAGS][tag] then return 'tag' end
+  if device[D_USED] + holds[h + 1] > device[D_MEMORY] then return 'memory' end
+  if device[D_CORES] + holds[h + 2] > 100 then return 'cores' end
+  if holds[h + 5] == 1 and device[D_SHARES] > 0 then return 'alone' end
+  if device[D_CORES] >= 100 then return 'held-alone' end
+end
+
+local function fits(node_name, resources, holds, tag)
+  local node = node_of(node_name)
+  if not node or node[N_KNOWN] ~= 1 then return 'node-unknown' end
+  local room, used = node[N_ROOM], node[N_USED]
+  for i = 1, #resources, 2 do
+    local name, amount = resources[i], resources[i + 1]
+    if amount > 0 and (used[name] or 0) + amount > (room[name] or 0) then
+      return 'resource:' .. name
+    end
+  end
+  for h = 1, #holds, HOLD do
+    local why = device_refusal(device_of(holds[h]), node_name, holds, h, tag)
+    if why then return why .. ' of ' .. holds[h] end
+  end
+end
+
+local function index_lease(pod, lease)
+  changed_leases[pod] = true
+  ends[#ends + 1] = lease[L_EXPIRES] > 0 and lease[L_EXPIRES] or '+inf'
+  ends[#ends + 1] = pod
+  local on = joins[lease[L_NODE]] or {}
+  on[#on + 1] = pod
+  joins[lease[L_NODE]] = on
+end
+
+local function leave_waiting(pods)
+  if #pods == 0 or call('EXISTS', P .. 'waiting') == 0 then return end
+  local found = call('HMGET', P .. 'waiting', unpack(pods))
+  for i, pod in ipairs(pods) do
+    if found[i] then
+      local record = decode(found[i])
+      local member = record[2] .. '|' .. pod
+      call('HDEL', P .. 'waiting', pod)
+      call('ZREM', P .. 'group:' .. record[1], member)
+      call('ZREM', P .. 'verdicts', member)
+      call('ZREM', P .. 'offered', member)
+      if call('HINCRBY', P .. 'groups', record[1], -1) <= 0 then
+        call('HDEL', P .. 'groups', record[1])
+      end
+    end
+  end
+end
+
+-- Could a pod of the group fit on the node, by its smallest need alone? Says how often.
+local function room_for(group, name)
+  local gpus, units, percent, cores, alone, slotted =
+    string.match(group, '^(%d+):(%d+):(%d+):(%d+):(%d):(%d)$')
+  gpus, units, percent = tonumber(gpus), tonumber(units), tonumber(percent)
+  cores, alone, slotted = tonumber(cores), alone == '1', slotted == '1'
+  if gpus == 0 then return 1 end
+  local times, fitting = 0, 0
+  local uuids = uuids_on(name)
+  fetch('device', uuids)
+  for _, uuid in ipairs(uuids) do
+    local device = devices[uuid]
+    if device and device[D_OK] == 1 and device[D_NODE] == name and device[D_CORES] < 100
+      and not (alone and device[D_SHARES] > 0) then
+      local unit, need = device[D_UNIT], device[D_MEMORY]
+      if percent > 0 then
+        need = math.floor(math.floor(device[D_MEMORY] / unit) * percent / 100) * unit
+      elseif units > 0 then
+        need = units * unit
+      end
+      local n = need > 0 and math.floor((device[D_MEMORY] - device[D_USED]) / need) or 64
+      if cores > 0 then n = math.min(n, math.floor((100 - device[D_CORES]) / cores)) end
+      if slotted then n = math.min(n, device[D_SLOTS] - device[D_SHARES]) end
+      if n > 0 then
+        fitting = fitting + 1
+        times = times + n
+      end
+    end
+  end
+  if fitting < gpus then return 0 end
+  return math.max(1, math.floor(times / gpus))
+end
+
+-- Forget the touched nodes that are gone and hold nothing. Fences go on from the highest forgotten.
+local function drop_gone()
+  for name in pairs(changed_nodes) do
+    local node = nodes[name]
+    if node and node[N_KNOWN] == -1 and call('SCARD', P .. 'on:' .. name) == 0 then
+      local uuids = uuids_on(name)
+      fetch('device', uuids)
+      for _, uuid in ipairs(uuids) do
+        local device = devices[uuid]
+        if device and device[D_NODE] == name then
+          floor = math.max(floor, device[D_FENCE])
+          devices[uuid] = false
+          call('DEL', P .. 'device:' .. uuid)
+        end
+      end
+      nodes[name], freed[name] = false, nil
+      call('DEL', P .. 'node:' .. name, P .. 'facts:' .. name)
+      call('SREM', P .. 'nodes', name)
+      call('ZREM', P .. 'freed', name)
+    end
+  end
+end
+
+local function write_pairs()
+  for from = 1, #writes, MAX_ARGS do
+    call('MSET', unpack(writes, from, math.min(from + MAX_ARGS - 1, #writes)))
+  end
+end
+
+local function append_feed(cause, version)
+  local entry = {'e', epoch, 'c', capacity, 'w', cause}
+  local function add(key, value)
+    entry[#entry + 1] = key
+    entry[#entry + 1] = value
+  end
+  for name in pairs(changed_nodes) do
+    local node = nodes[name]
+    if node then
+      node[N_VERSION] = version
+      local packed = pack(node)
+      writes[#writes + 1] = P .. 'node:' .. name
+      writes[#writes + 1] = packed
+      add('n' .. name, packed)
+    end
+  end
+  for uuid in pairs(changed_devices) do
+    local device = devices[uuid]
+    if device then
+      local packed = pack(device)
+      writes[#writes + 1] = P .. 'device:' .. uuid
+      writes[#writes + 1] = packed
+      add('d' .. uuid, packed)
+    end
+  end
+  for name, told in pairs(inventories) do
+    if told then
+      local facts = call('HMGET', P .. 'facts:' .. name, 'facts', 'devices', 'served')
+      add('f' .. name, facts[1] or '')
+      add('g' .. name, facts[2] or '[]')
+      add('s' .. name, facts[3] or '[]')
+    else
+      add('x' .. name, '')
+    end
+  end
+  if #entry > 6 then
+    feed = feed + 1
+    call('XADD', P .. 'feed', 'MAXLEN', '~', ARGV[4], string.format('%.0f-0', feed), unpack(entry))
+  end
+end
+
+-- Write everything. `cause` says in the feed what happened.
+local function flush(cause)
+  if next(freed) then capacity = capacity + 1 end
+  append_feed(cause, next_version())
+  for pod in pairs(changed_leases) do
+    writes[#writes + 1] = P .. 'lease:' .. pod
+    writes[#writes + 1] = pack(leases[pod])
+  end
+  write_pairs()
+  if #ends > 0 then call('ZADD', P .. 'leases', unpack(ends)) end
+  for name, pods in pairs(joins) do call('SADD', P .. 'on:' .. name, unpack(pods)) end
+  for name in pairs(freed) do call('ZADD', P .. 'freed', capacity, name) end
+  if seq ~= first_seq or capacity ~= first_capacity then
+    call('HSET', P .. 'meta', 'seq', seq, 'capacity', capacity, 'feed', feed,
+      'floor', floor)
+  end
+end
