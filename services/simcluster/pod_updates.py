@@ -11,16 +11,12 @@ _IMMUTABLE = (
 )
 
 
-def check(new: Json, old: Json, subresource: str) -> list[Cause]:
-    """Refuse changes to what is settled; a binding may set the node, once."""
-    if subresource == "status":
+def check(new: Json, old: Json) -> list[Cause]:
+    """Refuse changes to what is settled."""
+    if new["spec"] == old["spec"]:
         return []
-    before, after = _settled(old), _settled(new)
-    if subresource == "binding":
-        before.pop("nodeName", None)
-        after.pop("nodeName", None)
     causes = []
-    if before != after:
+    if _settled(old) != _settled(new):
         causes.append(Cause("FieldValueForbidden", _IMMUTABLE, "spec"))
     old_tolerations = old["spec"].get("tolerations") or []
     new_tolerations = new["spec"].get("tolerations") or []

@@ -1,6 +1,7 @@
 """What is wrong with a pod's spec: every fault at once, as causes of one 422."""
 
 from collections.abc import Iterator
+from functools import lru_cache
 
 from services.simcluster.errors import Cause
 from services.simcluster.names import is_qualified, is_subdomain, label_name_cause
@@ -9,6 +10,7 @@ from shared.model.errors import RequestError
 from shared.model.quantity import parse_quantity
 
 _RESTART_POLICIES = ("Always", "OnFailure", "Never")
+_parsed = lru_cache(maxsize=4096)(parse_quantity)
 _NATIVE = ("cpu", "memory", "ephemeral-storage", "pods", "storage")
 
 
@@ -96,7 +98,7 @@ def _quantity_causes(name: str, value: object, path: str) -> Iterator[Cause]:
         yield Cause("FieldValueInvalid", text, where)
         return
     try:
-        amount = parse_quantity(str(value))
+        amount = _parsed(str(value))
     except RequestError:
         text = (
             f'Invalid value: "{value}": quantities must match the regular expression '
@@ -114,7 +116,7 @@ def _quantity_causes(name: str, value: object, path: str) -> Iterator[Cause]:
 def _pair_causes(name: str, limits: Json, requests: Json, path: str) -> Iterator[Cause]:
     if _is_native(name) and not name.startswith("hugepages-"):
         if name in limits and name in requests:
-            limit, request = parse_quantity(limits[name]), parse_quantity(requests[name])
+            limit, request = _parsed(limits[name]), _parsed(requests[name])
             if request > limit:
                 text = (
                     f'Invalid value: "{requests[name]}": must be less than or equal to {name} '
@@ -125,7 +127,7 @@ def _pair_causes(name: str, limits: Json, requests: Json, path: str) -> Iterator
     if name not in limits:
         text = "Required value: Limit must be set for non overcommitable resources"
         yield Cause("FieldValueRequired", text, f"{path}.limits")
-    elif parse_quantity(requests.get(name, limits[name])) != parse_quantity(limits[name]):
+    elif _parsed(requests.get(name, limits[name])) != _parsed(limits[name]):
         text = f'Invalid value: "{requests[name]}": must be equal to {name} limit of {limits[name]}'
         yield Cause("FieldValueInvalid", text, f"{path}.requests")
 

@@ -34,6 +34,7 @@ from services.simcluster.deletion import Deletion, decide
 from services.simcluster.errors import ApiError, Cause
 from services.simcluster.history import Change, History, Record, Subscription, WatchEvent
 from services.simcluster.merge import merged
+from services.simcluster.names import metadata_causes
 from services.simcluster.objects import (
     Json,
     Objects,
@@ -232,14 +233,18 @@ class Store:
         self._check_preconditions(kind, old.obj, metadata(new), self.version_of(metadata(new)))
         strategy = strategy_of(kind)
         new = carried_over(kind, new, old.obj, subresource)
-        strategy.complete(new, self)
-        causes = [*strategy.check(new), *strategy.check_update(new, old.obj, subresource)]
-        self._refuse_invalid(kind, new, causes)
+        if not subresource:
+            strategy.complete(new, self)
+            causes = [*strategy.check(new), *strategy.check_update(new, old.obj)]
+            self._refuse_invalid(kind, new, causes)
+        elif new["metadata"] != old.obj["metadata"]:
+            self._refuse_invalid(kind, new, metadata_causes(new))
         key = _key(resource, namespace_of(new), name_of(new))
         if new == old.obj:
             self.writes.count(resource, key, f"{verb}/{subresource}".rstrip("/"))
             return old.obj
-        if strategy.counts_generations and new.get("spec") != old.obj.get("spec"):
+        main = not subresource and strategy.counts_generations
+        if main and new.get("spec") != old.obj.get("spec"):
             new["metadata"]["generation"] = int(old.obj["metadata"].get("generation") or 0) + 1
         counted = f"{verb}/{subresource}".rstrip("/")
         meta = new["metadata"]

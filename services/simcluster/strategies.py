@@ -44,7 +44,7 @@ class Strategy:
         """Say what is wrong with the object as it is."""
         return metadata_causes(obj)
 
-    def check_update(self, new: Json, old: Json, subresource: str) -> list[Cause]:
+    def check_update(self, new: Json, old: Json) -> list[Cause]:
         """Say what is wrong with the change from `old` to `new`."""
         return []
 
@@ -72,9 +72,9 @@ class Pods(Strategy):
         """Check metadata and spec."""
         return [*metadata_causes(obj), *pod_validation.check(obj)]
 
-    def check_update(self, new: Json, old: Json, subresource: str) -> list[Cause]:
+    def check_update(self, new: Json, old: Json) -> list[Cause]:
         """Refuse changes to what is settled."""
-        return pod_updates.check(new, old, subresource)
+        return pod_updates.check(new, old)
 
 
 class Namespaces(Strategy):
@@ -138,7 +138,7 @@ class PriorityClasses(Strategy):
             causes.append(Cause("FieldValueInvalid", text, "value"))
         return causes
 
-    def check_update(self, new: Json, old: Json, subresource: str) -> list[Cause]:
+    def check_update(self, new: Json, old: Json) -> list[Cause]:
         """The value never changes."""
         if new.get("value") != old.get("value"):
             text = "Forbidden: may not be changed in an update."

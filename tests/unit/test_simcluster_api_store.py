@@ -1,6 +1,7 @@
 """The store of the simulated cluster: versions, watches, graceful deletion, what survives."""
 
 import asyncio
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -22,14 +23,14 @@ def a_pod(name: str = "web", **spec: object) -> Json:
     }
 
 
-def a_store(**options: int) -> Store:
-    store = Store(**options)
+def a_store(window: int = 100) -> Store:
+    store = Store(window=window)
     Namespaces(store)
     prepare(store)
     return store
 
 
-def refusal(code: int, reason: str) -> object:
+def refusal(code: int, reason: str) -> AbstractContextManager[object]:
     return pytest.raises(ApiError, check=lambda error: (error.code, error.reason) == (code, reason))
 
 
