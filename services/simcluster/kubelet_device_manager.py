@@ -203,9 +203,8 @@ class DeviceManager:
         ]
 
     def retain(self, active: Set[str]) -> None:
-        """Free the devices of every pod outside `active`."""
-        if self.ledger.retain(active):
-            self.save()
+        """Free the devices of every pod outside `active`; not worth a checkpoint of its own."""
+        self.ledger.retain(active)
 
     def save(self) -> None:
         """Write the checkpoint."""

@@ -95,12 +95,10 @@ class DeviceLedger:
                 used |= holding.devices
         return frozenset(used)
 
-    def retain(self, active: Set[str]) -> bool:
-        """Free what pods outside `active` hold; says whether that changed anything."""
-        gone = [key for key in self.holdings if key[0] not in active]
-        for key in gone:
+    def retain(self, active: Set[str]) -> None:
+        """Free what pods outside `active` hold."""
+        for key in [key for key in self.holdings if key[0] not in active]:
             del self.holdings[key]
-        return bool(gone)
 
 
 @dataclass(frozen=True, slots=True)

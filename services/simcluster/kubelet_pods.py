@@ -57,6 +57,7 @@ class PodManager:
         self._events = EventWriter(store, node)
         self._waiting: dict[str, PodSpec] = {}
         self._admitting: str | None = None
+        self._unsaved: set[str] = set()
         self._left = {state.uid: state for state in files.load()}
 
     async def run(self) -> None:
@@ -196,8 +197,9 @@ class PodManager:
 
     def _save(self, uid: str) -> None:
         worker = self.workers.get(uid)
-        if worker is not None:
+        if worker is not None and uid in self._unsaved and not worker.state.stopping:
             self._files.save(worker.state)
+        self._unsaved.discard(uid)
 
     def _remove(self, pod: PodSpec) -> None:
         try:
@@ -213,6 +215,9 @@ class PodManager:
             return
         if started:
             self._files.save(worker.state)
+            self._unsaved.discard(pod.uid)
+        else:
+            self._unsaved.add(pod.uid)
         previous = self.statuses.of(pod.uid) or pod.obj.get("status") or {}
         self.statuses.put(
             pod, pod_status(worker.pod, worker.state, previous, self.settings.host, time.time())
