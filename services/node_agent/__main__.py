@@ -1,0 +1,31 @@
+"""`python -m services.node_agent`: one node's agent."""
+
+from services.node_agent.building import node_agent
+from services.node_agent.settings import ABOUT, EXAMPLES, AgentSettings
+from shared.clients.bus import Bus
+from shared.runtime.run import run, serve
+from shared.runtime.settings import load
+from shared.runtime.telemetry import open_tracing
+
+NAME = "node-agent"
+
+
+async def serve_node(settings: AgentSettings) -> None:
+    """Run until told to stop."""
+    tracing = open_tracing(NAME, settings)
+    async with (
+        Bus.connect(settings.nats_url, name=f"{NAME} {settings.node_name}") as bus,
+        node_agent(settings, asking=bus, tracing=tracing) as agent,
+    ):
+        probes = {"gpus": lambda: agent.trouble, "kubelet": agent.plugins.trouble}
+        await serve(NAME, agent, bus=bus, settings=settings, tracing=tracing, probes=probes)
+
+
+def main() -> None:
+    """Read the settings and run."""
+    settings = load(AgentSettings, "python -m services.node_agent", about=ABOUT, examples=EXAMPLES)
+    run(lambda: serve_node(settings), service=NAME, log_level=settings.log_level)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""May a container have these devices, and what is it given? Its lease alone decides; pure."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from services.node_agent.device_ids import compact, devices_named, preferred_ids, wanted_counts
+from services.node_agent.identity import Candidate
+from services.node_agent.reserved import reserved_variable
+from shared.dialects import DIALECTS
+from shared.dialects.dialect import ContainerSetup, Paths, ServedId
+from shared.model.device import Device
+from shared.model.errors import RequestError
+from shared.model.lease import Lease, LeaseState, Share
+from shared.model.names import DeviceUuid, NodeName, PodUid
+
+HONOURED = frozenset({LeaseState.BOUND, LeaseState.ACTIVE})
+"""States in which a lease may be told to the kubelet: a reservation alone may still expire."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fence:
+    """The newest fence honoured for a slot, and for which pod."""
+
+    fence: int
+    pod: PodUid
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """What the agent knows of its own node when it decides."""
+
+    name: NodeName
+    devices: Mapping[DeviceUuid, Device]
+    served: Mapping[str, Mapping[str, ServedId]]
+    paths: Paths
+
+
+def slot_key(share: Share, pod: PodUid) -> str:
+    """Name the place whose fences only rise: a slot; for a share without one, the pod's own."""
+    place = pod if share.slot is None else str(share.slot)
+    return f"{share.device}/{place}"
+
+
+def shares_for(lease: Lease | None, candidate: Candidate, node: NodeName) -> tuple[Share, ...]:
+    """Return the shares that the lease gives the container.
+
+    Raises RequestError, naming what is missing, if there is no live lease of this very pod on this
+    node with shares for this container, or if the pod sets a variable that only a lease may set.
+    """
+    pod = candidate.pod
+    if lease is None:
+        raise RequestError(
+            f"pod {candidate} holds no lease on node {node}: it was not placed by Leasehold; "
+            "set schedulerName to the one Leasehold answers to, and do not set nodeName"
+        )
+    if lease.pod != pod.uid or lease.node != node:
+        raise RequestError(
+            f"the lease is of pod {lease.pod} on node {lease.node}, not of pod {pod.uid} on {node}"
+        )
+    if lease.state not in HONOURED:
+        raise RequestError(f"the lease of pod {candidate} on node {node} is {lease.state}")
+    shares = lease.shares_of(candidate.container.name)
+    if not shares:
+        raise RequestError(f"the lease of pod {candidate} has no share for this container")
+    variable = reserved_variable(candidate.container)
+    if variable is not None:
+        raise RequestError(
+            f"container {candidate.container.name} of pod {pod.namespace}/{pod.name} sets "
+            f"{variable}, which only its lease may set: remove it from the pod"
+        )
+    return shares
+
+
+def prefer(
+    shares: Sequence[Share],
+    served: Mapping[str, ServedId],
+    *,
+    available: Sequence[str],
+    must_include: Sequence[str],
+    size: int,
+) -> list[str]:
+    """Choose device IDs for the shares; an empty list leaves the choice to the kubelet."""
+    return preferred_ids(shares, served, available=available, must_include=must_include, size=size)
+
+
+def grant(
+    lease: Lease,
+    candidate: Candidate,
+    node: Node,
+    *,
+    resource: str,
+    device_ids: Sequence[str],
+    honoured: Mapping[str, Fence],
+    reusable: Iterable[str] = (),
+) -> ContainerSetup:
+    """Return what the container is given. Raises RequestError saying why it gets nothing.
+
+    `reusable` are IDs of the pod's init containers, which the kubelet hands on whatever the lease
+    says: the container's limits come from its lease, not from the names of IDs.
+    """
+    shares = shares_for(lease, candidate, node.name)
+    _check_fences(shares, lease.pod, honoured)
+    _check_ids(shares, node.served.get(resource, {}), device_ids, set(reusable))
+    _check_devices(shares, node.devices)
+    dialect = DIALECTS.get(lease.dialect)
+    if dialect is None:
+        raise RequestError(
+            f"the lease of pod {candidate} speaks {lease.dialect!r}, which this agent does not: "
+            f"it speaks {', '.join(DIALECTS)}"
+        )
+    return dialect.environment(lease, candidate.container.name, node.devices, node.paths)
+
+
+def _check_fences(shares: Sequence[Share], pod: PodUid, honoured: Mapping[str, Fence]) -> None:
+    for share in shares:
+        newest = honoured.get(slot_key(share, pod))
+        if newest is not None and newest.pod != pod and share.fence < newest.fence:
+            raise RequestError(
+                f"the lease's fence {share.fence} for slot {share.slot} of device {share.device} "
+                f"is older than {newest.fence}, which pod {newest.pod} was given it with"
+            )
+
+
+def _check_ids(
+    shares: Sequence[Share],
+    served: Mapping[str, ServedId],
+    device_ids: Sequence[str],
+    reusable: set[str],
+) -> None:
+    asked = devices_named(device_ids, served)
+    if None in asked or reusable.intersection(device_ids):
+        return
+    wanted = wanted_counts(shares)
+    if asked != wanted:
+        raise RequestError(
+            f"the kubelet chose {_counted(asked)}, and the lease is for {_counted(wanted)}"
+        )
+
+
+def _check_devices(shares: Sequence[Share], devices: Mapping[DeviceUuid, Device]) -> None:
+    for share in shares:
+        device = devices.get(share.device)
+        if device is None:
+            raise RequestError(f"the lease is for device {share.device}, which is not here")
+        if share.memory_mib <= 0:
+            raise RequestError(
+                f"the lease is for {share.memory_mib} MiB of device {share.device}: without a "
+                "limit a container would have all of it"
+            )
+
+
+def _counted(counts: Mapping[DeviceUuid, int] | Mapping[DeviceUuid | None, int]) -> str:
+    return ", ".join(f"{count} of {device}" for device, count in sorted(counts.items(), key=str))
+
+
+def refusal_text(why: str, *, node: NodeName, resource: str, device_ids: Sequence[str]) -> str:
+    """Put a refusal in one sentence for the pod's owner: node, resource, IDs and reason."""
+    ids = compact(device_ids)
+    named = ", ".join(ids[:3]) + (f" and {len(ids) - 3} more" if len(ids) > 3 else "")
+    return f"Leasehold refuses {len(device_ids)} of {resource} on node {node} ({named}): {why}"

@@ -1,0 +1,455 @@
+"""Answers the kubelet: gathers who asks and what they hold, decides, writes down, then says it.
+
+Calls for one resource are answered one after the other, since each answer changes who is asked for
+next. Whatever is refused here fails the pod for good: its controller makes a new one.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from services.node_agent.allocation import (
+    HONOURED,
+    Fence,
+    Node,
+    grant,
+    prefer,
+    refusal_text,
+    shares_for,
+)
+from services.node_agent.device_ids import compact
+from services.node_agent.identity import (
+    Candidate,
+    Holding,
+    KubeletPod,
+    PodResources,
+    Told,
+    Unknown,
+    identify,
+)
+from services.node_agent.leases_known import LeasesKnown
+from shared.dialects.dialect import ContainerSetup
+from shared.model.errors import LeaseholdError, RequestError, UnavailableError
+from shared.model.events import Activation, LeasesAsked, LeasesTold, ShareActivated, ShareRefused
+from shared.model.lease import Lease
+from shared.model.names import NodeName, PodUid
+from shared.runtime.clock import Clock
+
+LOOK_AGAIN_S = 0.1
+CLEAR_UP_S = 2.0
+"""How long several possible containers are looked at again: a rejected pod is soon seen as such."""
+ASK_S = 2.0
+ASKING_S = 4.0
+ASK_PAUSE_S = 0.2
+SAID_KEPT = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One answered Allocate; the setup is kept, so that a repetition is answered word for word."""
+
+    activation: Activation
+    setup: ContainerSetup
+    init: bool = False
+
+    @property
+    def key(self) -> tuple[PodUid, str, str]:
+        """Pod, container, resource."""
+        told = self.activation
+        return told.pod, told.container, told.resource
+
+
+class Pods(Protocol):
+    """The kubelet's own list."""
+
+    async def list_pods(self) -> tuple[KubeletPod, ...]:
+        """Return every pod the kubelet knows."""
+        ...
+
+    async def list_running(self) -> frozenset[PodUid]:
+        """Return the pods of which the runtime still has a container."""
+        ...
+
+
+class Held(Protocol):
+    """The kubelet's PodResources."""
+
+    async def list_held(self) -> PodResources:
+        """Return everything held."""
+        ...
+
+
+class Record(Protocol):
+    """What the kubelet was told before."""
+
+    fences: dict[str, Fence]
+
+    async def save(self, entry: Entry) -> None:
+        """Record an answer; it is safe when this returns."""
+        ...
+
+    def find(self, pod: PodUid, container: str, resource: str) -> Entry | None:
+        """Return what was answered for a container."""
+        ...
+
+    def of_resource(self, resource: str) -> list[Entry]:
+        """Return all answers for one resource."""
+        ...
+
+    def told(self, resource: str, refused: frozenset[PodUid]) -> Told:
+        """Return what identity needs to know."""
+        ...
+
+
+class Preparing(Protocol):
+    """The host's disk."""
+
+    async def prepare(self, setup: ContainerSetup) -> None:
+        """Make what one container mounts."""
+        ...
+
+
+class Asking(Protocol):
+    """Whoever answers for the ledger."""
+
+    async def ask(
+        self, question: LeasesAsked, answer: type[LeasesTold], *, timeout_s: float
+    ) -> LeasesTold:
+        """Put a question; UnavailableError if nobody answers."""
+        ...
+
+
+class PodViews(Protocol):
+    """Annotations that others like to read."""
+
+    def allocated(self, lease: Lease, containers: frozenset[str]) -> None:
+        """Show that these containers of the pod have their devices."""
+        ...
+
+    def failed(self, lease: Lease) -> None:
+        """Show that the pod was refused."""
+        ...
+
+
+class Span(Protocol):
+    """One allocation in the pod's trace."""
+
+    context: str
+
+    def end(self, error: str = "") -> None:
+        """End it, as failed if there is an error."""
+        ...
+
+
+class Measuring(Protocol):
+    """Traces and counters."""
+
+    def begin(self, lease: Lease, facts: Mapping[str, str]) -> Span:
+        """Begin a span below the lease's trace."""
+        ...
+
+    def counted(self, resource: str, outcome: str, seconds: float) -> None:
+        """Count one Allocate."""
+        ...
+
+
+@dataclass(slots=True)
+class Said:
+    """Events on their way to the bus."""
+
+    events: deque[ShareActivated | ShareRefused] = field(
+        default_factory=lambda: deque(maxlen=SAID_KEPT)
+    )
+    there: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def say(self, event: ShareActivated | ShareRefused) -> None:
+        """Add an event; with NATS away for long the oldest go, and device reports tell the same."""
+        self.events.append(event)
+        self.there.set()
+
+    async def take(self) -> list[ShareActivated | ShareRefused]:
+        """Wait for events and take them all."""
+        await self.there.wait()
+        self.there.clear()
+        taken = list(self.events)
+        self.events.clear()
+        return taken
+
+
+class Answering:
+    """The kubelet's three questions."""
+
+    def __init__(
+        self,
+        node: NodeName,
+        *,
+        leases: LeasesKnown,
+        pods: Pods,
+        held: Held,
+        record: Record,
+        preparing: Preparing,
+        asking: Asking,
+        views: PodViews,
+        measuring: Measuring,
+        clock: Clock,
+    ) -> None:
+        self.node = node
+        self.leases = leases
+        self.pods = pods
+        self.held = held
+        self.record = record
+        self.preparing = preparing
+        self.asking = asking
+        self.views = views
+        self.measuring = measuring
+        self.clock = clock
+        self.facts: Node | None = None
+        """Set as soon as the devices are known, and nothing is served before that."""
+        self.said = Said()
+        self.refused: set[PodUid] = set()
+        self._locks: dict[str, asyncio.Lock] = {}
+
+    async def preferred(
+        self, resource: str, available: Sequence[str], must_include: Sequence[str], size: int
+    ) -> list[str]:
+        """Return the IDs that the lease of whoever is asked for names; none if that is unclear."""
+        facts = self._known_node()
+        async with self._locks.setdefault(resource, asyncio.Lock()):
+            who = await self._who(resource, size, None)
+            if isinstance(who, Unknown):
+                return []
+            shares = shares_for(await self._lease_of(who), who, self.node)
+        return prefer(
+            shares,
+            facts.served.get(resource, {}),
+            available=available,
+            must_include=must_include,
+            size=size,
+        )
+
+    async def allocate(self, resource: str, device_ids: Sequence[str]) -> ContainerSetup:
+        """Return what the container gets; it is on disk before.
+
+        Raises RequestError or UnavailableError with a sentence for the pod's owner.
+        """
+        began = self.clock.now()
+        outcome = "refused"
+        try:
+            async with self._locks.setdefault(resource, asyncio.Lock()):
+                setup = await self._allocate(resource, device_ids)
+            outcome = "answered"
+        except LeaseholdError as error:
+            text = refusal_text(
+                str(error), node=self.node, resource=resource, device_ids=device_ids
+            )
+            unavailable = isinstance(error, UnavailableError)
+            outcome = "unavailable" if unavailable else "refused"
+            raise (UnavailableError if unavailable else RequestError)(text) from error
+        else:
+            return setup
+        finally:
+            self.measuring.counted(resource, outcome, self.clock.now() - began)
+
+    async def pre_start(self, resource: str, device_ids: Sequence[str]) -> None:
+        """Agree to a start if PodResources shows that the IDs are with whom they were given to.
+
+        Init containers are not shown there. What the container mounts is made again if it is gone.
+        Raises RequestError if another container holds the IDs, or nobody was told of them.
+        """
+        ids = compact(device_ids)
+        entries = [
+            entry
+            for entry in self.record.of_resource(resource)
+            if entry.activation.device_ids == ids
+        ]
+        holders = await self._holders(resource, ids)
+        if not holders:
+            fitting = [entry for entry in entries if entry.init]
+        else:
+            fitting = [entry for entry in entries if _place(entry) in holders]
+        if not fitting:
+            holder = ", ".join("/".join(place) for place in sorted(holders)) or "nobody"
+            told = ", ".join("/".join(_place(entry)) for entry in entries) or "nobody"
+            raise RequestError(
+                refusal_text(
+                    f"the kubelet shows them with {holder}, and they were given to {told}",
+                    node=self.node,
+                    resource=resource,
+                    device_ids=device_ids,
+                )
+            )
+        for entry in fitting:
+            await self.preparing.prepare(entry.setup)
+
+    async def _holders(self, resource: str, ids: tuple[str, ...]) -> set[tuple[str, str, str]]:
+        held = await self.held.list_held()
+        return {_shown(one) for one in held.holdings if _holds(one, resource, ids)}
+
+    async def _allocate(self, resource: str, device_ids: Sequence[str]) -> ContainerSetup:
+        ids = compact(device_ids)
+        who = await self._who(resource, len(device_ids), ids)
+        if isinstance(who, Unknown):
+            self.said.say(ShareRefused(node=self.node, reason=f"{resource}: {who}"))
+            raise RequestError(f"whom it is for is not certain: {who}")
+        try:
+            return await self._give(who, resource, device_ids, ids)
+        except LeaseholdError as error:
+            self._refuse(who, str(error))
+            raise
+
+    def _refuse(self, who: Candidate, reason: str) -> None:
+        self.refused.add(who.pod.uid)
+        self.said.say(
+            ShareRefused(
+                node=self.node,
+                reason=reason,
+                pod=who.pod.uid,
+                namespace=who.pod.namespace,
+                name=who.pod.name,
+                container=who.container.name,
+            )
+        )
+        lease = self.leases.find(who.pod.uid)
+        if lease is not None:
+            self.views.failed(lease)
+
+    async def _give(
+        self, who: Candidate, resource: str, device_ids: Sequence[str], ids: tuple[str, ...]
+    ) -> ContainerSetup:
+        lease = await self._lease_of(who)
+        before = self.record.find(who.pod.uid, who.container.name, resource)
+        shares_for(lease, who, self.node)
+        if lease is None:
+            raise AssertionError("shares_for refuses pods without a lease")
+        if before is not None and before.activation.device_ids == ids:
+            await self.preparing.prepare(before.setup)
+            return before.setup
+        span = self.measuring.begin(
+            lease, {"k8s.container.name": who.container.name, "leasehold.resource": resource}
+        )
+        try:
+            entry = await self._settle(lease, who, resource, device_ids, ids)
+        except LeaseholdError as error:
+            span.end(str(error))
+            raise
+        span.end()
+        self.refused.discard(who.pod.uid)
+        told = entry.activation
+        self.said.say(ShareActivated(node=self.node, activation=told, trace=span.context))
+        self.views.allocated(lease, self._done(lease))
+        return entry.setup
+
+    async def _settle(
+        self,
+        lease: Lease,
+        who: Candidate,
+        resource: str,
+        device_ids: Sequence[str],
+        ids: tuple[str, ...],
+    ) -> Entry:
+        setup = grant(
+            lease,
+            who,
+            self._known_node(),
+            resource=resource,
+            device_ids=device_ids,
+            honoured=self.record.fences,
+            reusable=self._of_init_containers(lease.pod, resource),
+        )
+        await self.preparing.prepare(setup)
+        activation = Activation(
+            pod=lease.pod,
+            namespace=lease.namespace,
+            name=lease.name,
+            container=who.container.name,
+            resource=resource,
+            device_ids=ids,
+            lease=lease,
+            activated_at=self.clock.now(),
+        )
+        entry = Entry(activation=activation, setup=setup, init=who.container.init)
+        await self.record.save(entry)
+        return entry
+
+    def _done(self, lease: Lease) -> frozenset[str]:
+        containers = {share.container for share in lease.shares}
+        resources = self._known_node().served
+        return frozenset(
+            name
+            for name in containers
+            if any(self.record.find(lease.pod, name, resource) for resource in resources)
+        )
+
+    def _of_init_containers(self, pod: PodUid, resource: str) -> list[str]:
+        return [
+            text
+            for entry in self.record.of_resource(resource)
+            if entry.init and entry.activation.pod == pod
+            for text in entry.activation.device_ids
+        ]
+
+    async def _who(
+        self, resource: str, count: int, ids: tuple[str, ...] | None
+    ) -> Candidate | Unknown:
+        """Find out who is asked for; look again for a while if several could be meant."""
+        until = self.clock.now() + CLEAR_UP_S
+        while True:
+            async with asyncio.TaskGroup() as group:
+                pods = group.create_task(self.pods.list_pods())
+                held = group.create_task(self.held.list_held())
+            who = identify(
+                resource,
+                count,
+                pods=pods.result(),
+                shown=held.result(),
+                told=self.record.told(resource, frozenset(self.refused)),
+                device_ids=ids,
+            )
+            unclear = isinstance(who, Unknown) and who.candidates
+            if not unclear or ids is None or self.clock.now() > until:
+                return who
+            await self.clock.sleep(LOOK_AGAIN_S)
+
+    async def _lease_of(self, who: Candidate) -> Lease | None:
+        """Return the pod's lease; ask for it, and again if nobody answers, for `ASKING_S`."""
+        pod = who.pod.uid
+        until = self.clock.now() + ASKING_S
+        while True:
+            lease = self.leases.find(pod)
+            if lease is not None and lease.state in HONOURED:
+                return lease
+            try:
+                question = LeasesAsked(node=self.node, pods=(pod,))
+                told = await self.asking.ask(question, LeasesTold, timeout_s=ASK_S)
+            except UnavailableError as error:
+                if self.clock.now() + ASK_PAUSE_S > until:
+                    raise UnavailableError(
+                        f"nobody could say within {ASKING_S:g} s whether pod {who} holds a lease: "
+                        f"{error}; are the binder and NATS running?"
+                    ) from error
+            else:
+                self.leases.note(told.leases)
+                found = next((one for one in told.leases if one.pod == pod), None)
+                if found is None or found.state in HONOURED or self.clock.now() > until:
+                    return self.leases.find(pod)
+            await self.clock.sleep(ASK_PAUSE_S)
+
+    def _known_node(self) -> Node:
+        if self.facts is None:
+            raise UnavailableError("the node agent does not know its devices yet")
+        return self.facts
+
+
+def _place(entry: Entry) -> tuple[str, str, str]:
+    told = entry.activation
+    return told.namespace, told.name, told.container
+
+
+def _shown(held: Holding) -> tuple[str, str, str]:
+    return held.namespace, held.name, held.container
+
+
+def _holds(held: Holding, resource: str, ids: tuple[str, ...]) -> bool:
+    return held.resource == resource and compact(held.device_ids) == ids

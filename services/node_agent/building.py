@@ -1,0 +1,125 @@
+"""Builds a node agent out of real clients."""
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path, PurePosixPath
+
+from services.node_agent import measuring
+from services.node_agent.answering import Answering, Asking
+from services.node_agent.checkpoint import Checkpoint
+from services.node_agent.isolation import Layout
+from services.node_agent.kubelet import DevicePlugins
+from services.node_agent.kubelet_pod_resources import KubeletPodResources
+from services.node_agent.kubelet_pods import KubeletPods
+from services.node_agent.leases_known import LeasesKnown
+from services.node_agent.preparing import HostPreparing
+from services.node_agent.service import Gpus, NodeAgent
+from services.node_agent.settings import (
+    NVML_LOOK_S,
+    SIMULATED_LOOK_S,
+    AgentSettings,
+    kubelet_credentials,
+)
+from services.node_agent.simulated_gpus import SimulatedGpus
+from services.node_agent.views import Views
+from shared.clients.kube import Kube
+from shared.clients.kubeconfig import load_credentials
+from shared.dialects import enabled
+from shared.dialects.dialect import Rules
+from shared.runtime.clock import SystemClock
+from shared.runtime.telemetry import Tracing
+
+logger = logging.getLogger(__name__)
+
+
+def gpus_of(settings: AgentSettings) -> Gpus:
+    """Return the node's GPUs; NVML's library is loaded only if it is meant."""
+    if settings.simulated:
+        return SimulatedGpus(settings.node_name, settings.gpus, settings.fault_file)
+    from services.node_agent.nvml import NvmlGpus  # noqa: PLC0415 - not for simulated GPUs
+
+    return NvmlGpus()
+
+
+@contextlib.asynccontextmanager
+async def node_agent(
+    settings: AgentSettings, *, asking: Asking, tracing: Tracing
+) -> AsyncIterator[NodeAgent]:
+    """Open everything a node agent needs; the state directory is this agent's alone."""
+    node, clock = settings.node_name, SystemClock()
+    layout = Layout(
+        state_dir=PurePosixPath(settings.state_dir.absolute()),
+        library=PurePosixPath(settings.library.absolute()),
+    )
+    preparing = HostPreparing(layout, simulated=settings.simulated)
+    record = Checkpoint(settings.state_dir / "checkpoint.json", node)
+    leases = LeasesKnown(node)
+    async with contextlib.AsyncExitStack() as stack:
+        await stack.enter_async_context(alone(settings.state_dir))
+        await preparing.begin()
+        await record.load()
+        kube = await stack.enter_async_context(
+            Kube(load_credentials(settings.kubeconfig, environ=os.environ))
+        )
+        kubelet = await stack.enter_async_context(Kube(kubelet_credentials(settings)))
+        held = await stack.enter_async_context(
+            KubeletPodResources(settings.kubelet_dir / "pod-resources" / "kubelet.sock")
+        )
+        views = Views(kube, node)
+        answering = Answering(
+            node,
+            leases=leases,
+            pods=KubeletPods(kubelet),
+            held=held,
+            record=record,
+            preparing=preparing,
+            asking=asking,
+            views=views,
+            measuring=measuring.Telemetry(tracing),
+            clock=clock,
+        )
+        plugins = DevicePlugins(
+            settings.kubelet_dir / "device-plugins", answering, views.allocatable
+        )
+        measuring.watch(lambda: len(leases.leases), lambda: plugins.trouble() is not None)
+        yield NodeAgent(
+            node,
+            gpus=gpus_of(settings),
+            look_s=SIMULATED_LOOK_S if settings.simulated else NVML_LOOK_S,
+            division=settings.division,
+            dialects=enabled(Rules(enabled=settings.dialects)),
+            paths=layout.paths,
+            leases=leases,
+            answering=answering,
+            plugins=plugins,
+            views=views,
+            record=record,
+            cleaning=preparing,
+            clock=clock,
+        )
+
+
+@contextlib.asynccontextmanager
+async def alone(state_dir: Path) -> AsyncIterator[None]:
+    """Wait until no other agent uses the state directory, as happens while one is replaced."""
+    await asyncio.to_thread(state_dir.mkdir, parents=True, exist_ok=True)
+    with (state_dir / "agent.lock").open("w") as lock:
+        said = False
+        while not _locked(lock.fileno()):
+            if not said:
+                logger.info("waiting for another node agent to leave %s", state_dir)
+                said = True
+            await asyncio.sleep(0.2)
+        yield
+
+
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

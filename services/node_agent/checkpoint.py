@@ -1,0 +1,141 @@
+"""What the kubelet was told: a JSON file that is on disk before the kubelet hears of it."""
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from services.node_agent.allocation import Fence, slot_key
+from services.node_agent.answering import Entry
+from services.node_agent.identity import Told
+from shared.model.events import Activation
+from shared.model.names import PodUid
+
+logger = logging.getLogger(__name__)
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Content:
+    """The file."""
+
+    v: int = FORMAT
+    node: str = ""
+    entries: tuple[Entry, ...] = ()
+    fences: Mapping[str, Fence] = field(default_factory=dict)
+
+
+class Checkpoint:
+    """Entries by pod, container and resource, and the newest fence honoured for each slot."""
+
+    def __init__(self, path: Path, node: str) -> None:
+        self.path = path
+        self.node = node
+        self.entries: dict[tuple[PodUid, str, str], Entry] = {}
+        self.fences: dict[str, Fence] = {}
+        self.lost = False
+        """A file was there and could not be read: what it held must be found elsewhere."""
+        self._writing = asyncio.Lock()
+
+    async def load(self) -> None:
+        """Read the file; one that is not ours to read is moved aside, never overwritten."""
+        content = await asyncio.to_thread(self._read)
+        self.entries = {entry.key: entry for entry in content.entries}
+        self.fences = dict(content.fences)
+
+    async def save(self, entry: Entry) -> None:
+        """Record an answer; it is on disk when this returns."""
+        self.entries[entry.key] = entry
+        lease = entry.activation.lease
+        for share in lease.shares_of(entry.activation.container):
+            key = slot_key(share, lease.pod)
+            newest = self.fences.get(key)
+            if newest is None or newest.fence <= share.fence:
+                self.fences[key] = Fence(fence=share.fence, pod=lease.pod)
+        await self._write()
+
+    async def forget(self, pods: Iterable[PodUid]) -> None:
+        """Drop the entries of pods that are gone; the fences of slots stay."""
+        gone = set(pods)
+        if not gone.intersection(key[0] for key in self.entries):
+            return
+        self.entries = {key: entry for key, entry in self.entries.items() if key[0] not in gone}
+        own = tuple(f"/{pod}" for pod in gone)
+        self.fences = {key: fence for key, fence in self.fences.items() if not key.endswith(own)}
+        await self._write()
+
+    def find(self, pod: PodUid, container: str, resource: str) -> Entry | None:
+        """Return what was answered for a container, if it was."""
+        return self.entries.get((pod, container, resource))
+
+    def of_resource(self, resource: str) -> list[Entry]:
+        """Return all answers for one resource, oldest first."""
+        return [entry for key, entry in self.entries.items() if key[2] == resource]
+
+    def told(self, resource: str, refused: frozenset[PodUid]) -> Told:
+        """Return what identity needs to know of our own answers."""
+        return Told(
+            answered={
+                (entry.activation.pod, entry.activation.container): entry.activation.device_ids
+                for entry in self.of_resource(resource)
+            },
+            refused=refused,
+        )
+
+    @property
+    def activations(self) -> tuple[Activation, ...]:
+        """Everything the kubelet was told and that is not over."""
+        return tuple(entry.activation for entry in self.entries.values())
+
+    @property
+    def pods(self) -> frozenset[PodUid]:
+        """Pods with an entry."""
+        return frozenset(key[0] for key in self.entries)
+
+    async def _write(self) -> None:
+        async with self._writing:
+            content = Content(
+                node=self.node, entries=tuple(self.entries.values()), fences=self.fences
+            )
+            await asyncio.to_thread(self._replace, msgspec.json.encode(content))
+
+    def _read(self) -> Content:
+        try:
+            data = self.path.read_bytes()
+        except FileNotFoundError:
+            return Content()
+        try:
+            content = msgspec.json.decode(data, type=Content)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            return self._set_aside(f"is damaged ({error})")
+        if content.v != FORMAT or content.node != self.node:
+            return self._set_aside(f"is of node {content.node!r}, format {content.v}")
+        return content
+
+    def _set_aside(self, why: str) -> Content:
+        aside = self.path.with_suffix(".damaged")
+        self.path.replace(aside)
+        self.lost = True
+        logger.warning("%s %s; kept as %s, and rebuilt from the kubelet", self.path, why, aside)
+        return Content()
+
+    def _replace(self, data: bytes) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        draft = self.path.with_suffix(".new")
+        with draft.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(self.path)
+        with contextlib.suppress(OSError):
+            directory = os.open(self.path.parent, os.O_RDONLY)
+            try:
+                os.fsync(directory)
+            finally:
+                os.close(directory)

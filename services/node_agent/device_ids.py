@@ -1,0 +1,98 @@
+"""Device IDs of a device-plugin list: which device each names, many of them in few words; pure."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from shared.dialects.dialect import ServedId
+from shared.model.errors import RequestError
+from shared.model.lease import Share
+from shared.model.names import DeviceUuid
+
+MAX_PLAIN = 64
+"""More IDs than this are kept as runs."""
+
+
+def compact(ids: Iterable[str]) -> tuple[str, ...]:
+    """Return IDs sorted; many `head-number` IDs (base 36) as runs, `0-1..0-rs`.
+
+    Two sets of IDs are equal if what this returns for them is.
+    """
+    plain = tuple(sorted(ids))
+    if len(plain) <= MAX_PLAIN:
+        return plain
+    numbers: dict[str, dict[int, str]] = {}
+    for text in plain:
+        head, _, tail = text.rpartition("-")
+        try:
+            numbers.setdefault(head, {})[int(tail, 36)] = text
+        except ValueError:
+            return plain
+    return tuple(run for named in numbers.values() for run in _runs(named))
+
+
+def _runs(named: Mapping[int, str]) -> Iterable[str]:
+    order = sorted(named)
+    start = order[0]
+    for number, following in zip(order, [*order[1:], None], strict=True):
+        if following != number + 1:
+            first, last = named[start], named[number]
+            yield first if first == last else f"{first}..{last}"
+            start = following if following is not None else start
+
+
+def devices_named(ids: Iterable[str], served: Mapping[str, ServedId]) -> Counter[DeviceUuid | None]:
+    """Count IDs by device; None counts those that stand for any.
+
+    Raises RequestError naming an ID that is not served.
+    """
+    devices: Counter[DeviceUuid | None] = Counter()
+    for text in ids:
+        entry = served.get(text)
+        if entry is None:
+            raise RequestError(f"device ID {text} is not one that this node serves")
+        devices[entry.device] += 1
+    return devices
+
+
+def wanted_counts(shares: Iterable[Share]) -> Counter[DeviceUuid]:
+    """Return how many IDs of each device a container's shares take.
+
+    A slot, or a whole card, is one ID; memory served by the unit has one ID per unit.
+    """
+    counts: Counter[DeviceUuid] = Counter()
+    for share in shares:
+        counts[share.device] += 1 if share.slotted or share.whole else share.memory_units
+    return counts
+
+
+def preferred_ids(
+    shares: Sequence[Share],
+    served: Mapping[str, ServedId],
+    *,
+    available: Sequence[str],
+    must_include: Sequence[str],
+    size: int,
+) -> list[str]:
+    """Choose the IDs of a container's shares: the leased slots if free, else others of the device.
+
+    Returns exactly `size` IDs with `must_include` among them, or none at all if that cannot be.
+    """
+    wanted = wanted_counts(shares)
+    for text in must_include:
+        if text in served and (device := served[text].device) is not None:
+            wanted[device] -= 1
+    free = set(available)
+    leased = [f"{share.device}-{share.slot}" for share in shares if share.slot is not None]
+    chosen = dict.fromkeys(must_include)
+    for text in (*(text for text in leased if text in free), *available):
+        if len(chosen) >= size:
+            break
+        entry = served.get(text)
+        if entry is None or text in chosen:
+            continue
+        if entry.device is None:
+            chosen[text] = None
+        elif wanted[entry.device] > 0:
+            wanted[entry.device] -= 1
+            chosen[text] = None
+    return list(chosen) if len(chosen) == size else []

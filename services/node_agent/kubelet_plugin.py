@@ -1,0 +1,205 @@
+"""One device plugin: a gRPC server on one socket, for one resource, for one registration.
+
+Messages that can be large are made once and sent as bytes.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn, Protocol
+
+import grpc
+
+from proto.deviceplugin import api_pb2
+from shared.dialects.dialect import ContainerSetup, ServedId
+from shared.model.errors import ConflictError, RequestError, UnavailableError
+
+SERVICE = "v1beta1.DevicePlugin"
+STOP_S = 0.5
+MAX_RECEIVED_BYTES = 64 * 1024 * 1024
+"""GetPreferredAllocation carries every ID that is free."""
+
+OPTIONS = api_pb2.DevicePluginOptions(
+    pre_start_required=True, get_preferred_allocation_available=True
+)
+
+
+class Answers(Protocol):
+    """Who decides. RequestError and UnavailableError become what the pod's owner reads."""
+
+    async def preferred(
+        self, resource: str, available: Sequence[str], must_include: Sequence[str], size: int
+    ) -> Sequence[str]:
+        """Choose among the free IDs; an empty choice leaves it to the kubelet."""
+        ...
+
+    async def allocate(self, resource: str, device_ids: Sequence[str]) -> ContainerSetup:
+        """Say what the container gets that these IDs are given to."""
+        ...
+
+    async def pre_start(self, resource: str, device_ids: Sequence[str]) -> None:
+        """Agree to the start of the container that holds these IDs."""
+        ...
+
+
+def encode_list(ids: Mapping[str, ServedId]) -> bytes:
+    """Encode the complete list of devices."""
+    message = api_pb2.ListAndWatchResponse(
+        devices=[
+            api_pb2.Device(ID=entry.text, health="Healthy" if entry.healthy else "Unhealthy")
+            for entry in ids.values()
+        ]
+    )
+    encoded: bytes = message.SerializeToString()
+    return encoded
+
+
+def encode_setup(setup: ContainerSetup) -> bytes:
+    """Encode an answer to Allocate; equal setups give equal bytes."""
+    answer = api_pb2.ContainerAllocateResponse(
+        envs=dict(setup.environment),
+        mounts=[
+            api_pb2.Mount(
+                container_path=mount.container_path,
+                host_path=mount.host_path,
+                read_only=mount.read_only,
+            )
+            for mount in setup.mounts
+        ],
+    )
+    encoded: bytes = api_pb2.AllocateResponse(container_responses=[answer]).SerializeToString(
+        deterministic=True
+    )
+    return encoded
+
+
+class PluginServer:
+    """Serves from `start` to `stop`; `ended` is set when the kubelet's stream ends."""
+
+    def __init__(self, resource: str, socket: Path, answers: Answers, devices: bytes) -> None:
+        self.resource = resource
+        self.socket = socket
+        self.watched = asyncio.Event()
+        self.ended = asyncio.Event()
+        self._answers = answers
+        self._devices = devices
+        self._changed = asyncio.Event()
+        self._server: grpc.aio.Server | None = None
+
+    async def start(self) -> None:
+        """Listen. Raises UnavailableError if the socket cannot be had."""
+        server = grpc.aio.server(
+            options=(
+                ("grpc.max_receive_message_length", MAX_RECEIVED_BYTES),
+                ("grpc.max_send_message_length", -1),
+            )
+        )
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(SERVICE, self._handlers()),)
+        )
+        try:
+            server.add_insecure_port(f"unix:{self.socket}")
+        except RuntimeError as error:
+            raise UnavailableError(f"no socket {self.socket}: {error}") from error
+        await server.start()
+        self._server = server
+
+    async def stop(self) -> None:
+        """End the stream and remove the socket."""
+        self.ended.set()
+        if self._server is not None:
+            await self._server.stop(None)
+        self.socket.unlink(missing_ok=True)
+
+    def show(self, devices: bytes) -> None:
+        """Send a new list."""
+        self._devices = devices
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _handlers(self) -> dict[str, grpc.RpcMethodHandler]:
+        unary = grpc.unary_unary_rpc_method_handler
+        return {
+            "GetDevicePluginOptions": unary(self._options, api_pb2.Empty.FromString, _serialize),
+            "ListAndWatch": grpc.unary_stream_rpc_method_handler(
+                self._list_and_watch, api_pb2.Empty.FromString, None
+            ),
+            "GetPreferredAllocation": unary(
+                self._preferred, api_pb2.PreferredAllocationRequest.FromString, _serialize
+            ),
+            "Allocate": unary(self._allocate, api_pb2.AllocateRequest.FromString, None),
+            "PreStartContainer": unary(
+                self._pre_start, api_pb2.PreStartContainerRequest.FromString, _serialize
+            ),
+        }
+
+    async def _options(
+        self, _: api_pb2.Empty, __: grpc.aio.ServicerContext
+    ) -> api_pb2.DevicePluginOptions:
+        return OPTIONS
+
+    async def _list_and_watch(
+        self, _: api_pb2.Empty, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[bytes]:
+        context.add_done_callback(lambda _: self.ended.set())
+        self.watched.set()
+        while True:
+            changed = self._changed
+            yield self._devices
+            await changed.wait()
+
+    async def _preferred(
+        self, request: api_pb2.PreferredAllocationRequest, context: grpc.aio.ServicerContext
+    ) -> api_pb2.PreferredAllocationResponse:
+        answers = []
+        for one in request.container_requests:
+            try:
+                chosen = await self._answers.preferred(
+                    self.resource,
+                    list(one.available_deviceIDs),
+                    list(one.must_include_deviceIDs),
+                    one.allocation_size,
+                )
+            except (RequestError, UnavailableError, ConflictError):
+                chosen = ()  # Allocate, which follows, says why
+            answers.append(api_pb2.ContainerPreferredAllocationResponse(deviceIDs=chosen))
+        return api_pb2.PreferredAllocationResponse(container_responses=answers)
+
+    async def _allocate(
+        self, request: api_pb2.AllocateRequest, context: grpc.aio.ServicerContext
+    ) -> bytes:
+        if len(request.container_requests) != 1:
+            await _abort(
+                context,
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"Allocate for {len(request.container_requests)} containers at once; the kubelet "
+                "asks for one at a time",
+            )
+        try:
+            ids = list(request.container_requests[0].devices_ids)
+            return encode_setup(await self._answers.allocate(self.resource, ids))
+        except (RequestError, ConflictError) as error:
+            await _abort(context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        except UnavailableError as error:
+            await _abort(context, grpc.StatusCode.UNAVAILABLE, str(error))
+
+    async def _pre_start(
+        self, request: api_pb2.PreStartContainerRequest, context: grpc.aio.ServicerContext
+    ) -> api_pb2.PreStartContainerResponse:
+        try:
+            await self._answers.pre_start(self.resource, list(request.devices_ids))
+        except (RequestError, ConflictError) as error:
+            await _abort(context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        except UnavailableError as error:
+            await _abort(context, grpc.StatusCode.UNAVAILABLE, str(error))
+        return api_pb2.PreStartContainerResponse()
+
+
+def _serialize(message: object) -> bytes:
+    encoded: bytes = message.SerializeToString()  # type: ignore[attr-defined]
+    return encoded
+
+
+async def _abort(context: grpc.aio.ServicerContext, code: grpc.StatusCode, text: str) -> NoReturn:
+    await context.abort(code, text)
+    raise AssertionError("abort always raises")

@@ -1,0 +1,66 @@
+"""Spans and counters of the node agent."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from opentelemetry.trace import Span
+from prometheus_client import Counter, Gauge, Histogram
+
+from shared.model.lease import Lease
+from shared.runtime import telemetry
+
+ALLOCATIONS = Counter(
+    "leasehold_allocations", "Allocate calls of the kubelet, by outcome.", ["resource", "outcome"]
+)
+ALLOCATING = Histogram(
+    "leasehold_allocation_seconds",
+    "Time to answer one Allocate.",
+    ["resource"],
+    buckets=(0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10),
+)
+LEASES = Gauge("leasehold_agent_leases", "Live leases of this node that its agent knows.")
+UNREGISTERED = Gauge(
+    "leasehold_agent_unregistered", "1 while a resource is not registered with the kubelet."
+)
+
+
+@dataclass(slots=True)
+class Spanned:
+    """A span, or nothing where tracing is off; the trace goes on either way."""
+
+    context: str
+    span: Span | None
+
+    def end(self, error: str = "") -> None:
+        """End it, as failed if there is an error."""
+        if self.span is not None:
+            telemetry.end([self.span], RuntimeError(error) if error else None)
+
+
+class Telemetry:
+    """Spans go where the service's own do."""
+
+    def __init__(self, tracing: telemetry.Tracing) -> None:
+        self.tracing = tracing
+
+    def begin(self, lease: Lease, facts: Mapping[str, str]) -> Spanned:
+        """Begin the span `node-agent allocate` below the lease's trace."""
+        pod = {
+            "k8s.pod.uid": lease.pod,
+            "k8s.pod.name": lease.name,
+            "k8s.namespace.name": lease.namespace,
+            "k8s.node.name": lease.node,
+        }
+        span = self.tracing.span("node-agent allocate", lease.trace, {**pod, **facts})
+        return Spanned(lease.trace if span is None else telemetry.context_of(span), span)
+
+    def counted(self, resource: str, outcome: str, seconds: float) -> None:
+        """Count one Allocate."""
+        ALLOCATIONS.labels(resource, outcome).inc()
+        ALLOCATING.labels(resource).observe(seconds)
+
+
+def watch(leases: Callable[[], int], unregistered: Callable[[], bool]) -> None:
+    """Have the gauges read from these whenever somebody asks for them."""
+    LEASES.set_function(leases)
+    UNREGISTERED.set_function(lambda: float(unregistered()))

@@ -1,0 +1,87 @@
+"""Makes on disk what containers mount, and removes what pods left behind."""
+
+import asyncio
+import os
+import shutil
+from pathlib import Path
+
+from services.node_agent.isolation import LIBRARY_IN_CONTAINER, Layout, deserted, needed_for
+from shared.dialects.dialect import ContainerSetup
+from shared.model.errors import UnavailableError
+from shared.model.names import PodUid
+
+SHARED = 0o777
+
+
+class HostPreparing:
+    """Directories and files of one node. With `simulated`, the library is an empty stand-in."""
+
+    def __init__(self, layout: Layout, *, simulated: bool) -> None:
+        self.layout = layout
+        self.simulated = simulated
+
+    async def begin(self) -> None:
+        """Make what all containers share. Raises UnavailableError naming what is missing."""
+        await asyncio.to_thread(self._begin)
+
+    async def prepare(self, setup: ContainerSetup) -> None:
+        """Make what one container mounts, if it is missing; what is there stays as it is.
+
+        Raises UnavailableError naming a file that is missing and is not ours to make: a runtime
+        would make a directory of its name.
+        """
+        await asyncio.to_thread(self._prepare, setup)
+
+    async def clean(self, keep: set[PodUid]) -> None:
+        """Remove the directories of pods that are gone."""
+        await asyncio.to_thread(self._clean, keep)
+
+    def _begin(self) -> None:
+        try:
+            Path(self.layout.containers).mkdir(parents=True, exist_ok=True)
+            _make_shared(Path(self.layout.paths.locks))
+            _write_once(Path(self.layout.paths.preload), LIBRARY_IN_CONTAINER.encode())
+            if self.simulated:
+                _write_once(Path(self.layout.library), b"")
+        except OSError as error:
+            raise UnavailableError(
+                f"{error.filename or self.layout.state_dir}: {error.strerror}; --state-dir and "
+                "--library-dir must be writable by the node agent"
+            ) from error
+
+    def _prepare(self, setup: ContainerSetup) -> None:
+        self._begin()
+        needed = needed_for(setup)
+        for file in needed.files:
+            if not Path(file).is_file():
+                raise UnavailableError(
+                    f"{file} is not there, and containers mount it: install HAMi-core's library "
+                    "on this node, or give its directory by --library-dir"
+                )
+        try:
+            for directory in needed.directories:
+                _make_shared(Path(directory))
+        except OSError as error:
+            raise UnavailableError(f"{error.filename}: {error.strerror}") from error
+
+    def _clean(self, keep: set[PodUid]) -> None:
+        root = Path(self.layout.containers)
+        for directory in deserted((entry.name for entry in root.iterdir()), keep):
+            shutil.rmtree(root / directory, ignore_errors=True)
+
+
+def _make_shared(directory: Path) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    if directory.stat().st_mode & SHARED != SHARED:
+        directory.chmod(SHARED)
+
+
+def _write_once(path: Path, content: bytes) -> None:
+    """Make a file unless it is there; it appears whole, and an existing one keeps its inode."""
+    if path.is_file():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_bytes(content)
+    draft.chmod(0o644)
+    draft.replace(path)

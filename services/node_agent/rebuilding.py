@@ -1,0 +1,67 @@
+"""What the kubelet and the leases imply about the checkpoint: what it lost, what is over; pure."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from services.node_agent.allocation import Node
+from services.node_agent.answering import Entry
+from services.node_agent.device_ids import compact
+from services.node_agent.identity import KubeletPod, PodResources
+from shared.dialects import DIALECTS
+from shared.model.events import Activation
+from shared.model.lease import Lease
+from shared.model.names import PodUid
+
+
+def rebuilt(
+    node: Node,
+    leases: Mapping[PodUid, Lease],
+    pods: Iterable[KubeletPod],
+    shown: PodResources,
+    *,
+    now: float,
+) -> list[Entry]:
+    """Return an entry for each container that holds devices of ours and has a lease.
+
+    Init containers that have ended hold nothing; who still waits for Allocate is not among them.
+    """
+    by_name = {(pod.namespace, pod.name): pod for pod in pods if not pod.final}
+    entries = []
+    for held in shown.holdings:
+        pod = by_name.get((held.namespace, held.name))  # type: ignore[arg-type]
+        lease = leases.get(pod.uid) if pod is not None else None
+        if lease is None or held.resource not in node.served or lease.dialect not in DIALECTS:
+            continue
+        if not lease.shares_of(held.container):
+            continue
+        setup = DIALECTS[lease.dialect].environment(lease, held.container, node.devices, node.paths)
+        activation = Activation(
+            pod=lease.pod,
+            namespace=lease.namespace,
+            name=lease.name,
+            container=held.container,
+            resource=held.resource,
+            device_ids=compact(held.device_ids),
+            lease=lease,
+            activated_at=now,
+        )
+        entries.append(Entry(activation=activation, setup=setup))
+    return entries
+
+
+def ended_pods(
+    activations: Sequence[Activation],
+    pods: Sequence[KubeletPod],
+    shown: PodResources,
+    leases: Mapping[PodUid, Lease],
+) -> set[PodUid]:
+    """Return the pods that the kubelet has let go of and whose leases have ended."""
+    live = {pod.uid for pod in pods if not pod.final}
+    names = {(pod.namespace, pod.name) for pod in pods if pod.uid in live}
+    holding = {(held.namespace, held.name) for held in shown.holdings} - names
+    return {
+        told.pod
+        for told in activations
+        if told.pod not in live
+        and (told.namespace, told.name) not in holding
+        and told.pod not in leases
+    }

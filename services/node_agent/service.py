@@ -1,0 +1,307 @@
+"""The node agent: what it hears, says and keeps doing."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from typing import Protocol
+
+from services.node_agent.allocation import Node
+from services.node_agent.answering import Answering, Entry
+from services.node_agent.inventory import Division, Gpu, Shown, devices_of, shown_by
+from services.node_agent.leases_known import LeasesKnown
+from services.node_agent.rebuilding import ended_pods, rebuilt
+from shared.dialects.dialect import Dialect, Paths, ServedId
+from shared.model.device import Device
+from shared.model.errors import LeaseholdError, UnavailableError
+from shared.model.events import (
+    Activation,
+    DeviceReported,
+    EndAsked,
+    EndTold,
+    LeaseChanged,
+    LeasesAsked,
+    LeasesTold,
+    ListingWanted,
+    ShareActivated,
+    ShareRefused,
+)
+from shared.model.names import NodeName, PodUid
+from shared.runtime.clock import Clock
+from shared.runtime.service import answers, emits, handles, loops
+
+logger = logging.getLogger(__name__)
+
+REPORT_S = 10.0
+TIDY_S = 10.0
+SETTLE_S = 30.0
+SETTLE_SOON_S = 1.0
+ASK_S = 2.0
+
+
+class Gpus(Protocol):
+    """The GPUs of the node, real or simulated."""
+
+    async def discover(self) -> tuple[Gpu, ...]:
+        """Return all GPUs; UnavailableError, saying what to do, while they cannot be asked."""
+        ...
+
+
+class Plugins(Protocol):
+    """Our device plugins."""
+
+    def show(self, served: Mapping[str, Mapping[str, ServedId]]) -> None:
+        """Serve these lists."""
+        ...
+
+    async def run(self) -> None:
+        """Keep them registered."""
+        ...
+
+
+class NodeViews(Protocol):
+    """What Kubernetes shows of the node."""
+
+    def show(self, shown: Shown) -> None:
+        """Have the node show this."""
+        ...
+
+    async def run(self) -> None:
+        """Keep the views."""
+        ...
+
+
+class Records(Protocol):
+    """The checkpoint."""
+
+    lost: bool
+
+    @property
+    def activations(self) -> tuple[Activation, ...]:
+        """Everything the kubelet was told and that is not over."""
+        ...
+
+    @property
+    def pods(self) -> frozenset[PodUid]:
+        """Pods with an entry."""
+        ...
+
+    async def save(self, entry: Entry) -> None:
+        """Record an answer."""
+        ...
+
+    async def forget(self, pods: Iterable[PodUid]) -> None:
+        """Drop pods that are gone."""
+        ...
+
+
+class Cleaning(Protocol):
+    """The host's disk."""
+
+    async def clean(self, keep: set[PodUid]) -> None:
+        """Remove the directories of other pods."""
+        ...
+
+
+class NodeAgent:
+    """One node's agent; it speaks and listens for its own node only."""
+
+    def __init__(
+        self,
+        node: NodeName,
+        *,
+        gpus: Gpus,
+        look_s: float,
+        division: Division,
+        dialects: Sequence[Dialect],
+        paths: Paths,
+        leases: LeasesKnown,
+        answering: Answering,
+        plugins: Plugins,
+        views: NodeViews,
+        record: Records,
+        cleaning: Cleaning,
+        clock: Clock,
+    ) -> None:
+        self.route = node
+        self.gpus = gpus
+        self.look_s = look_s
+        self.division = division
+        self.dialects = tuple(dialects)
+        self.paths = paths
+        self.leases = leases
+        self.answering = answering
+        self.plugins = plugins
+        self.views = views
+        self.record = record
+        self.cleaning = cleaning
+        self.clock = clock
+        self.devices: tuple[Device, ...] = ()
+        self.shown = Shown()
+        self.trouble: str | None = "the GPUs were not asked yet"
+        self._report = asyncio.Event()
+        self._settle_now = asyncio.Event()
+
+    # What it hears
+
+    @handles
+    async def note_leases(self, events: Sequence[LeaseChanged]) -> list[ShareActivated]:
+        """Remember what the ledger says of this node's leases."""
+        self.leases.note(event.lease for event in events)
+        return []
+
+    @handles
+    async def answer_listing(self, events: Sequence[ListingWanted]) -> list[ShareActivated]:
+        """Report everything again; what was told may have been lost."""
+        self._report.set()
+        self._settle_now.set()
+        return []
+
+    @answers
+    async def end(self, event: EndAsked) -> EndTold:
+        """Say whether the pod's last container has ended, as the kubelet shows it."""
+        pods = await self.answering.pods.list_pods()
+        if any(pod.uid == event.pod and not pod.final for pod in pods):
+            return EndTold(ended=False)
+        return EndTold(ended=event.pod not in await self.answering.pods.list_running())
+
+    # What it says
+
+    @emits
+    async def reports(self) -> AsyncIterator[Sequence[DeviceReported]]:
+        """Report devices and activations: on change, when asked, and every ten seconds."""
+        while True:
+            await _set_within(self._report, REPORT_S)
+            self._report.clear()
+            if self.devices:
+                yield [
+                    DeviceReported(
+                        node=self.route,
+                        devices=self.devices,
+                        served=tuple(self.shown.served),
+                        activations=self.record.activations,
+                        reported_at=self.clock.now(),
+                    )
+                ]
+
+    @emits
+    async def shares(self) -> AsyncIterator[Sequence[ShareActivated | ShareRefused]]:
+        """Say what Allocate was answered with."""
+        while True:
+            yield await self.answering.said.take()
+
+    # What it keeps doing
+
+    @loops
+    async def watch_gpus(self) -> None:
+        """Look at the GPUs all the time; wait, and say so, while they cannot be asked."""
+        while True:
+            try:
+                found = await self.gpus.discover()
+                self._take(found)
+                self._say(None)
+            except LeaseholdError as error:
+                self._say(str(error))
+            await self.clock.sleep(self.look_s)
+
+    def _take(self, found: Sequence[Gpu]) -> None:
+        devices = devices_of(found, self.division, self.devices)
+        if devices == self.devices and self.answering.facts is not None:
+            return
+        shown = shown_by(self.dialects, devices, self.division.strategy)
+        self.devices, self.shown = devices, shown
+        self.answering.facts = Node(
+            name=self.route,
+            devices={device.uuid: device for device in devices},
+            served=shown.served,
+            paths=self.paths,
+        )
+        self.plugins.show(shown.served)
+        self.views.show(shown)
+        self._report.set()
+
+    def _say(self, trouble: str | None) -> None:
+        if trouble != self.trouble:
+            if trouble is not None:
+                logger.warning("no GPUs are served: %s", trouble)
+            elif self.devices:
+                logger.info("%d GPUs: %s", len(self.devices), _models(self.devices))
+        self.trouble = trouble
+
+    @loops
+    async def serve_kubelet(self) -> None:
+        """Keep the device plugins registered."""
+        await self.plugins.run()
+
+    @loops
+    async def keep_views(self) -> None:
+        """Keep the node's and the pods' views."""
+        await self.views.run()
+
+    @loops
+    async def settle_leases(self) -> None:
+        """Ask for all leases of the node now and then: news may be lost."""
+        pause_s = 0.0
+        while True:
+            await _set_within(self._settle_now, pause_s)
+            self._settle_now.clear()
+            pause_s = SETTLE_S if await self._settle() else SETTLE_SOON_S
+
+    async def _settle(self) -> bool:
+        asked_at = self.leases.news
+        try:
+            told = await self.answering.asking.ask(
+                LeasesAsked(node=self.route), LeasesTold, timeout_s=ASK_S
+            )
+        except UnavailableError as error:
+            logger.debug("the node's leases are not told: %s", error)
+            return False
+        self.leases.settle(told.leases, asked_at=asked_at)
+        if self.record.lost:
+            await self._rebuild()
+        return True
+
+    async def _rebuild(self) -> None:
+        """Write the lost checkpoint anew from PodResources and leases."""
+        facts = self.answering.facts
+        if facts is None:
+            return
+        entries = rebuilt(
+            facts,
+            self.leases.leases,
+            await self.answering.pods.list_pods(),
+            await self.answering.held.list_held(),
+            now=self.clock.now(),
+        )
+        for entry in entries:
+            await self.record.save(entry)
+        self.record.lost = False
+        logger.warning("the checkpoint was rebuilt with %d entries", len(entries))
+        self._report.set()
+
+    @loops
+    async def tidy(self) -> None:
+        """Forget pods that are gone, and remove what was made for them."""
+        while True:
+            await self.clock.sleep(TIDY_S)
+            pods = await self.answering.pods.list_pods()
+            held = await self.answering.held.list_held()
+            gone = ended_pods(self.record.activations, pods, held, self.leases.leases)
+            await self.record.forget(gone)
+            self.answering.refused &= {pod.uid for pod in pods if not pod.final}
+            await self.cleaning.clean({pod.uid for pod in pods} | self.record.pods)
+
+
+def _models(devices: Iterable[Device]) -> str:
+    counts: dict[str, int] = {}
+    for device in devices:
+        counts[device.model] = counts.get(device.model, 0) + 1
+    return ", ".join(f"{count}x {model}" for model, count in counts.items())
+
+
+async def _set_within(event: asyncio.Event, seconds: float) -> bool:
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True

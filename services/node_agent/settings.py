@@ -1,0 +1,143 @@
+"""What a node agent is told, and where it finds its kubelet."""
+
+import json
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from services.node_agent.inventory import Division, check_division
+from shared.clients.kubeconfig import Credentials
+from shared.dialects.dialect import Strategy
+from shared.model.errors import RequestError
+from shared.model.names import NodeName
+from shared.runtime.settings import ServiceSettings, setting
+
+ABOUT = """Reports a node's GPUs, answers its kubelet, and prepares isolation.
+
+One runs on every node. It needs the kubelet's directory, the right to read the kubelet's pods
+(nodes/proxy), and the right to patch its node's status and its pods' annotations."""
+
+EXAMPLES = (
+    "python -m services.node_agent --node node-0 --gpus 8xA100-80GB \\",
+    "    --kubelet-dir .leasehold/nodes/node-0 --kubeconfig .leasehold/kubeconfig \\",
+    "    --state-dir .leasehold/agents/node-0      # beside a simulated kubelet",
+    "python -m services.node_agent --gpus 4xT4 --kubelet-token-file /tmp/token \\",
+    "    --kubelet-insecure                        # beside a real kubelet, without GPUs",
+    "python -m services.node_agent --node $NODE_NAME --nats-url nats://nats:4222 \\",
+    "    --kubelet-address $HOST_IP:10250 --kubelet-ca-file /etc/kubelet-ca/ca.crt",
+    "                                              # production, in a DaemonSet",
+)
+
+SERVICE_ACCOUNT_TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
+NVML = "nvml"
+NVML_LOOK_S = 5.0
+SIMULATED_LOOK_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSettings(ServiceSettings):
+    """Flags of `python -m services.node_agent`."""
+
+    node: str = setting("", "the node's name in Kubernetes; default: this machine's name")
+    kubelet_dir: Path = setting(Path("/var/lib/kubelet"), "the kubelet's own directory")
+    kubelet_address: str = setting(
+        "", "HOST:PORT of the kubelet; default: as KUBELET_DIR/kubelet.json says, else "
+        "127.0.0.1:10250"
+    )  # fmt: skip
+    kubelet_token_file: Path | None = setting(
+        None, "bearer token for the kubelet, read again as it rotates; default: as kubelet.json "
+        "says, else the service account's"
+    )  # fmt: skip
+    kubelet_ca_file: Path | None = setting(None, "PEM file that the kubelet's certificate is from")
+    kubelet_insecure: bool = setting(False, "do not check the kubelet's certificate")
+    kubeconfig: Path | None = setting(
+        None, "API server; default: as kubectl finds it, or in-cluster"
+    )
+    gpus: str = setting(NVML, "nvml, or a layout of simulated GPUs such as 8xA100-80GB, 4xT4+2xA10")
+    fault_file: Path | None = setting(
+        None, 'faults of simulated GPUs: {"0": "unhealthy"}, by index or UUID, read each second'
+    )
+    state_dir: Path = setting(Path("/var/lib/leasehold"), "checkpoint and containers' directories")
+    library_dir: Path | None = setting(
+        None, "directory of this version's libvgpu.so; default: STATE_DIR/library/simulated for "
+        "simulated GPUs, else /usr/local/vgpu"
+    )  # fmt: skip
+    device_split_count: int = setting(10, "slots per GPU")
+    memory_factor: int = setting(1, "MiB per unit in which pods ask for memory")
+    gpu_strategy: str = setting(
+        Strategy.AUTO,
+        "gpu-memory: share (a device per unit), number (whole GPUs), auto (share where it fits)",
+    )
+    dialects: tuple[str, ...] = setting((), "dialects spoken; default: all")
+
+    @property
+    def node_name(self) -> NodeName:
+        """The node's name."""
+        return NodeName(self.node or platform.node().lower())
+
+    @property
+    def simulated(self) -> bool:
+        """Whether the GPUs are made up."""
+        return self.gpus != NVML
+
+    @property
+    def division(self) -> Division:
+        """How GPUs are shared; raises RequestError naming the flag that cannot be."""
+        division = Division(
+            split_count=self.device_split_count,
+            unit_mib=self.memory_factor,
+            strategy=self.gpu_strategy,
+        )
+        check_division(division, Strategy.ALL)
+        return division
+
+    @property
+    def library(self) -> Path:
+        """HAMi-core's library on the host; an empty file where GPUs are simulated."""
+        if self.library_dir is not None:
+            return self.library_dir / "libvgpu.so"
+        if self.simulated:
+            return self.state_dir.absolute() / "library" / "simulated" / "libvgpu.so"
+        return Path("/usr/local/vgpu/libvgpu.so")
+
+
+def kubelet_credentials(settings: AgentSettings) -> Credentials:
+    """Say how to reach the kubelet: flags first, then its own description, then the defaults.
+
+    Raises RequestError naming the file that cannot be read.
+    """
+    described = _description(settings.kubelet_dir / "kubelet.json")
+    address = settings.kubelet_address or (
+        f"{described['address']}:{described['port']}" if described else "127.0.0.1:10250"
+    )
+    ca_file = settings.kubelet_ca_file or _path(described.get("caPath"))
+    return Credentials(
+        server=f"https://{address}",
+        ca_pem=None if ca_file is None else _text(ca_file),
+        token_file=settings.kubelet_token_file
+        or _path(described.get("tokenPath"))
+        or SERVICE_ACCOUNT_TOKEN,
+        insecure_skip_tls_verify=settings.kubelet_insecure,
+    )
+
+
+def _description(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        described: dict[str, Any] = json.loads(_text(path))
+    except ValueError as error:
+        raise RequestError(f"{path} is not JSON: {error}") from error
+    return described
+
+
+def _path(text: str | None) -> Path | None:
+    return Path(text) if text else None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError as error:
+        raise RequestError(f"{path} cannot be read: {error.strerror}") from error
