@@ -1,0 +1,50 @@
+"""O1: one bound pod is one trace, from the watch event to the kubelet's Allocate."""
+
+import asyncio
+import itertools
+
+from tests.support.otlp import otlp_receiver
+from tests.support.stack import gpu_pod, running, stack, vgpu
+
+STEPS = (
+    "watcher watch_pods",
+    "placer place_pods",
+    "binder bind_pods",
+    "node-agent allocate",
+)
+
+
+async def test_o1_one_trace_leads_from_watch_to_allocate() -> None:
+    async with otlp_receiver() as spans, stack("--nodes", "1", "--otlp-endpoint", spans.url) as up:
+        made = await up.create(gpu_pod("traced", vgpu(memory=1000)))
+        uid = made["metadata"]["uid"]
+        await up.until("traced", running)
+        trace_id = uid.replace("-", "")
+        async with asyncio.timeout(20):
+            while not set(STEPS) <= set(spans.of(trace_id)):
+                await asyncio.sleep(0.1)
+
+        by_name = spans.of(trace_id)
+        by_id = {span.span_id: span for span in by_name.values()}
+        assert by_name[STEPS[0]].parent_span_id == b""
+        for above, below in itertools.pairwise(STEPS):
+            ancestors = set()
+            span = by_name[below]
+            while span is not None:
+                ancestors.add(span.span_id)
+                span = by_id.get(span.parent_span_id)
+            assert by_name[above].span_id in ancestors, f"{below} does not lie below {above}"
+        for span in by_name.values():
+            facts = {a.key: a.value.string_value for a in span.attributes}
+            assert facts["k8s.pod.uid"] == uid
+            assert facts["k8s.pod.name"] == "traced"
+            assert facts["k8s.namespace.name"] == "default"
+        placed = {a.key: a.value.string_value for a in by_name["placer place_pods"].attributes}
+        assert placed["messaging.system"] == "nats"
+        assert placed["messaging.destination.name"] == "pod.queued.v1"
+        assert {name for name, span in spans.received if span.trace_id.hex() == trace_id} == {
+            "leasehold-watcher",
+            "leasehold-placer",
+            "leasehold-binder",
+            "leasehold-node-agent",
+        }
