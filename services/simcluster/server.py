@@ -20,7 +20,7 @@ from services.simcluster.faults import Faults
 from services.simcluster.lists import listing
 from services.simcluster.metrics import Metrics
 from services.simcluster.namespaces import Namespaces, prepare
-from services.simcluster.objects import decode, encode
+from services.simcluster.objects import Json, decode, encode
 from services.simcluster.pod_access import serve_log
 from services.simcluster.ports import ContainerRuntime
 from services.simcluster.query import ListOptions
@@ -177,12 +177,20 @@ class ApiServer:
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             log.warning("an object of unexpected shape in %s", request.path, exc_info=True)
             raise ApiError.bad_request(f"the object has an unexpected shape: {error!r}") from error
-        obj = written.obj
+        response = _json(self._shown(shown, target, written.obj), written.code)
+        for warning in written.warnings:
+            quoted = warning.replace("\\", "\\\\").replace('"', '\\"')
+            response.headers.add("Warning", f'299 - "{quoted}"')
+        return response
+
+    def _shown(self, shown: View, target: Target, obj: Json) -> bytes:
+        """Encode what was written: what is stored was encoded before, a Status was not."""
         if obj.get("kind") == target.kind.kind:
-            record = self.store.find(target.kind.plural, target.namespace, obj["metadata"]["name"])
+            name = obj["metadata"]["name"]
+            record = self.store.find(target.kind.plural, target.namespace, name)
             if record is not None and record.obj is obj:
-                return _json(shown.one(record), written.code)
-        return _json(encode(obj), written.code)
+                return shown.one(record)
+        return encode(obj)
 
     async def _debug(self, request: web.BaseRequest) -> web.StreamResponse:
         match request.method, request.path:

@@ -1,6 +1,6 @@
 """Create, replace, patch, delete: the requests that change objects."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +8,7 @@ from services.simcluster import patches
 from services.simcluster.binding import bind
 from services.simcluster.disruption import Disruptions
 from services.simcluster.errors import ApiError, Cause
+from services.simcluster.field_names import drop_unknown
 from services.simcluster.objects import Json, copied, name_of
 from services.simcluster.query import dry_run, whole
 from services.simcluster.selectors import selection
@@ -20,10 +21,11 @@ _ANSWERED_WHOLE = frozenset({"pods", "namespaces", "services", "serviceaccounts"
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The HTTP code and the object (or Status) of an accepted write."""
+    """The HTTP code and the object (or Status) of an accepted write, and what to warn of."""
 
     code: int
     obj: Json
+    warnings: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,23 +76,24 @@ class Writer:
             return Written(201, success())
         if target.name:
             raise not_allowed("POST")
-        return Written(201, self._create(request, body))
+        return self._create(request, body)
 
-    def _create(self, request: WriteRequest, body: Json) -> Json:
-        target = request.target
-        self._place(target, body)
-        return self._store.create(target.kind.plural, body, dry_run=dry_run(request.query))
+    def _create(self, request: WriteRequest, body: Json) -> Written:
+        warnings = self._prepare(request, body)
+        plural = request.target.kind.plural
+        obj = self._store.create(plural, body, dry_run=dry_run(request.query))
+        return Written(201, obj, warnings)
 
     def _put(self, request: WriteRequest) -> Written:
         target = request.target
         body = _object(request.body)
-        self._place(target, body)
+        warnings = self._prepare(request, body)
         if name_of(body) != target.name:
             raise ApiError.bad_request(
                 f"the name of the object ({name_of(body)}) does not match the name on the URL "
                 f"({target.name})"
             )
-        return Written(200, self._update(request, body, "update"))
+        return Written(200, self._update(request, body, "update"), warnings)
 
     def _patch(self, request: WriteRequest) -> Written:
         target = request.target
@@ -101,10 +104,10 @@ class Writer:
                           "fieldManager")  # fmt: skip
             raise ApiError.invalid("PatchOptions", "meta.k8s.io", "", [cause])
         if applies and self._store.find(target.kind.plural, target.namespace, target.name) is None:
-            return Written(201, self._create(request, _object(request.body)))
+            return self._create(request, _object(request.body))
         new = patch(copied(self._store.read(target.kind.plural, target.namespace, target.name)))
-        self._place(target, new)
-        return Written(200, self._update(request, new, "patch"))
+        warnings = self._prepare(request, new)
+        return Written(200, self._update(request, new, "patch"), warnings)
 
     def _update(self, request: WriteRequest, obj: Json, verb: str) -> Json:
         return self._store.update(
@@ -166,8 +169,12 @@ class Writer:
             },
         )
 
+    def _prepare(self, request: WriteRequest, body: Json) -> Sequence[str]:
+        """Give the object the URL's namespace and drop unknown fields; returns the warnings."""
+        self._place(request.target, body)
+        return drop_unknown(request.target.kind, body, request.query)
+
     def _place(self, target: Target, body: Json) -> None:
-        """Give the object the URL's namespace; 400 if it says another."""
         meta = body.get("metadata")
         if meta is not None and not isinstance(meta, dict):
             raise ApiError.bad_request("metadata is not a map")

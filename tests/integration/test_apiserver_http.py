@@ -190,6 +190,22 @@ async def test_a_dry_run_answers_and_keeps_nothing(client: aiohttp.ClientSession
     assert (await client.post(PODS, json=a_pod("x"), params={"dryRun": "Some"})).status == 400
 
 
+async def test_unknown_fields_are_refused_warned_of_or_dropped(
+    client: aiohttp.ClientSession,
+) -> None:
+    mistyped = a_pod("web")
+    mistyped["spec"] = {**mistyped["spec"], "schedulername": "volcano"}  # type: ignore[dict-item]
+
+    strict = await client.post(PODS, json=mistyped, params={"fieldValidation": "Strict"})
+    warned = await client.post(PODS, json=mistyped)
+
+    assert strict.status == 400
+    assert 'unknown field "spec.schedulername"' in (await strict.json())["message"]
+    assert warned.status == 201
+    assert warned.headers["Warning"] == '299 - "unknown field \\"spec.schedulername\\""'
+    assert "schedulername" not in (await warned.json())["spec"]
+
+
 async def test_a_collection_is_deleted_by_selector(client: aiohttp.ClientSession) -> None:
     await client.post(PODS, json=a_pod("a", app="x"))
     await client.post(PODS, json=a_pod("b", app="y"))
@@ -235,6 +251,19 @@ async def test_faults_happen_as_often_as_asked(client: aiohttp.ClientSession) ->
 
     assert (first.status, second.status) == (429, 200)
     assert first.headers["Retry-After"] == "3"
+
+
+async def test_a_fault_can_reset_the_connection_or_delay_the_answer(
+    client: aiohttp.ClientSession,
+) -> None:
+    await client.post("/debug/faults", json={"path": PODS, "code": 0, "method": "POST"})
+    await client.post("/debug/faults", json={"path": PODS, "code": 200, "delay_s": 0.05})
+
+    with pytest.raises(aiohttp.ClientConnectionError):
+        await client.post(PODS, json=a_pod("web"))
+
+    assert (await client.get(PODS)).status == 200
+    assert (await client.get(f"{PODS}/web")).status == 404
 
 
 async def test_an_eviction_respects_the_budget(

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from services.simcluster.objects import Json
-from tests.integration.test_apiserver_exec import Echo
 from tests.support.apiserver import ApiUnderTest, api_server
+from tests.support.echo_runtime import Echo
 
 pytestmark = pytest.mark.kubectl
 
