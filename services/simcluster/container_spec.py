@@ -14,6 +14,7 @@ EXIT_CODE = "sim.leasehold.dev/exit-code"
 STOP_AFTER = "sim.leasehold.dev/stop-after"
 _PRINTING = frozenset({("env",), ("printenv",), ("echo",), ("cat",)})
 _DURATION = re.compile(r"\d+(\.\d+)?(ms|s|m|h|d)?")
+_FORMS = {RUN_FOR: _DURATION, STOP_AFTER: _DURATION, EXIT_CODE: re.compile(r"\d{1,3}")}
 _SEPARATOR = re.compile(r"[;&|\n]")
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -70,7 +71,7 @@ def parse_pod(obj: Json) -> PodSpec:
     """Read a pod object."""
     meta, spec = obj["metadata"], obj["spec"]
     volumes = {
-        volume["name"]: volume["hostPath"]["path"]
+        volume["name"]: volume["hostPath"].get("path", "")
         for volume in spec.get("volumes") or ()
         if volume.get("hostPath")
     }
@@ -132,8 +133,7 @@ def behaviour(container: ContainerSpec, annotations: Mapping[str, str]) -> Behav
     Without either an init container succeeds at once and any other runs until it is stopped.
     """
     if container.role is Role.APP and (RUN_FOR in annotations or EXIT_CODE in annotations):
-        run_for_s = parse_duration_s(annotations.get(RUN_FOR, "0s"))
-        return Behaviour(run_for_s, int(annotations.get(EXIT_CODE, "0")))
+        return Behaviour(_told(annotations, RUN_FOR), int(_told(annotations, EXIT_CODE)))
     match _words(container):
         case ("true", *_):
             return Behaviour(0)
@@ -169,7 +169,23 @@ def parse_duration_s(text: str) -> float:
 
 def stop_after_s(annotations: Mapping[str, str]) -> float:
     """Return how long the containers take to stop when told to."""
-    return parse_duration_s(annotations.get(STOP_AFTER, "0s"))
+    return _told(annotations, STOP_AFTER)
+
+
+def _told(annotations: Mapping[str, str], key: str) -> float:
+    """Return an annotation's number; 0 where it was spoilt after `annotation_fault` saw it."""
+    try:
+        return parse_duration_s(annotations.get(key, "0"))
+    except ValueError:
+        return 0.0
+
+
+def annotation_fault(annotations: Mapping[str, str]) -> str | None:
+    """Say which annotation for the simulation is not what it must be, or None."""
+    for key, form in _FORMS.items():
+        if key in annotations and not form.fullmatch(annotations[key]):
+            return f"annotation {key} is {annotations[key]!r}, which does not match {form.pattern}"
+    return None
 
 
 def pod_requests(pod: PodSpec) -> dict[str, int]:

@@ -47,7 +47,7 @@ class SimKubelet:
         self, store: Store, name: str, directory: Path, settings: NodeSettings, *, index: int = 0
     ) -> None:
         self.name = name
-        self.files = NodeFiles(directory)
+        self.files = NodeFiles(directory.absolute())
         self.settings = settings
         self.port = 0
         self.token = ""
@@ -71,13 +71,13 @@ class SimKubelet:
             endpoint.application(), made, self.settings.host, self._earlier_port()
         )
         self._stack.push_async_callback(runner.cleanup)
-        self._describe(made.ca)
         self._group = await self._stack.enter_async_context(asyncio.TaskGroup())
         try:
             await self._begin()
         except BaseException:
             await self._stack.aclose()
             raise
+        self._describe(made.ca)
         return self
 
     async def __aexit__(

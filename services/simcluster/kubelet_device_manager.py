@@ -49,13 +49,13 @@ class DeviceManager:
     # Plugins
 
     async def accept(self, connection: PluginConnection, group: asyncio.TaskGroup) -> None:
-        """Take a plugin that has just registered; the latest one of a resource counts."""
-        replaced = self._current.get(connection.resource)
+        """Take a plugin that has just registered; the latest one of a resource counts.
+
+        The one before is not hung up on: calls in progress end, its stream is not heard any more.
+        """
         self._current[connection.resource] = connection
         self._gone_since.pop(connection.resource, None)
         self._forgotten.discard(connection.resource)
-        if replaced is not None and not self._stale_stream_race:
-            await replaced.close()
         task = group.create_task(self._follow(connection))
         self._followers.add(task)
         task.add_done_callback(self._followers.discard)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from proto.deviceplugin import api_pb2
 from services.simcluster.admission import NodeFacts, Rejection, judge
-from services.simcluster.container_spec import ContainerSpec, PodSpec, parse_pod
+from services.simcluster.container_spec import ContainerSpec, PodSpec, annotation_fault, parse_pod
 from services.simcluster.container_state import ContainerState, PodState, StateFiles
 from services.simcluster.container_status import pod_status, rejected_status
 from services.simcluster.errors import ApiError
@@ -155,6 +155,9 @@ class PodManager:
 
     async def _judge(self, pod: PodSpec, others: list[PodSpec]) -> Rejection | None:
         """Give the devices out first, then look at everything else, as a real kubelet does."""
+        fault = annotation_fault(pod.annotations)
+        if fault is not None:
+            return Rejection("InvalidSimulation", fault)
         try:
             await self._devices.allocate(pod, set(), {other.uid for other in others})
         except AllocationError as error:
@@ -244,7 +247,7 @@ class PodManager:
         return [self._shown(pod) for pod in self.pods.values()]
 
     def _shown(self, pod: PodSpec) -> Json:
-        own = None if self.settings.statuses_as_watched else self.statuses.of(pod.uid)
+        own = self.statuses.shown(pod.uid, self.settings.pods_lag_s)
         return pod.obj if own is None else pod.obj | {"status": own}
 
     def state_of(self, namespace: str, name: str) -> PodState | None:

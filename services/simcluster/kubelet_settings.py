@@ -25,8 +25,9 @@ class NodeSettings:
     heartbeat_s: float = 10.0
     stale_stream_race: bool = False
     """Repeat a fault of kubelet 1.36.2: an old stream's end disconnects the newer registration."""
-    statuses_as_watched: bool = False
-    """Serve `/pods` with statuses as the API server last showed them, not the kubelet's own."""
+    pods_lag_s: float = 0.0
+    """How late `/pods` shows a status. A real kubelet shows what comes back from the API server,
+    so for some milliseconds a pod that it has just rejected still looks as if it were wanted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """The kubelet's own pod statuses, and their way to the API server: coalesced, in one write each."""
 
 import asyncio
+import time
 from collections.abc import Callable
 
 from services.simcluster.container_spec import PodSpec
@@ -22,6 +23,7 @@ class StatusManager:
         self._store = store
         self._save = save
         self._statuses: dict[str, Json] = {}
+        self._before: dict[str, tuple[Json, float]] = {}
         self._dirty: dict[str, PodSpec] = {}
         self._wake = asyncio.Event()
 
@@ -29,8 +31,15 @@ class StatusManager:
         """Return a pod's status as this kubelet sees it."""
         return self._statuses.get(uid)
 
+    def shown(self, uid: str, lag_s: float) -> Json | None:
+        """Return a pod's status as `/pods` shows it: the one before while the last is too fresh."""
+        before, at = self._before.get(uid, ({}, 0.0))
+        return before if time.monotonic() - at < lag_s else self._statuses.get(uid)
+
     def put(self, pod: PodSpec, status: Json) -> None:
         """Take a new status; it is written soon."""
+        before = self._statuses.get(pod.uid) or pod.obj.get("status") or {}
+        self._before[pod.uid] = (before, time.monotonic())
         self._statuses[pod.uid] = status
         self._dirty[pod.uid] = pod
         self._wake.set()
@@ -38,6 +47,7 @@ class StatusManager:
     def forget(self, uid: str) -> None:
         """Drop a pod that is gone."""
         self._statuses.pop(uid, None)
+        self._before.pop(uid, None)
         self._dirty.pop(uid, None)
 
     async def run(self) -> None:

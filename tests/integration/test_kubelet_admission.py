@@ -3,6 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
+import grpc
+import pytest
+
+from proto.podresources import api_pb2, api_pb2_grpc
 from services.simcluster.kubelet_settings import NodeSettings
 from services.simcluster.objects import Json
 from tests.support.kubelet import (
@@ -228,3 +232,71 @@ async def test_a_pod_deleted_while_it_waits_its_turn_is_never_admitted() -> None
         await eventually(lambda: not node.exists("two"))
 
         assert len(plugin.asked("Allocate")) == 1
+
+
+async def test_what_happened_while_the_history_was_lost_is_seen_by_listing_again() -> None:
+    async with one_kubelet() as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
+
+        async def much_happens(_devices: list[str]) -> Mapping[str, str]:
+            if len(plugin.asked("Allocate")) == 2:
+                node.store.delete("pods", "default", "first", grace_s=0)
+                node.create(pod("third", limits={SLOT: 1}))
+                node.store.compact()
+            return {}
+
+        plugin.on_allocate = much_happens
+        await ready(node, plugin, "a", "b")
+        node.create(pod("first", limits={SLOT: 1}))
+        await node.phase("first", "Running")
+        node.create(pod("second", limits={SLOT: 1}))
+
+        await node.phase("second", "Running")
+        await node.phase("third", "Running")
+        assert sorted(each["metadata"]["name"] for each in await node.listed()) == [
+            "second",
+            "third",
+        ]
+
+
+async def test_pod_resources_answers_for_one_pod_and_for_all_healthy_devices() -> None:
+    async with one_kubelet() as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
+        await ready(node, plugin, "a", "b")
+        node.create(pod("one", limits={SLOT: 1}))
+        await node.phase("one", "Running")
+        socket = f"unix:{node.kubelet.files.pod_resources_socket}"
+        local = (("grpc.default_authority", "localhost"),)
+        async with grpc.aio.insecure_channel(socket, options=local) as channel:
+            stub = api_pb2_grpc.PodResourcesListerStub(channel)
+            named = api_pb2.GetPodResourcesRequest(pod_name="one", pod_namespace="default")
+            answer = await stub.Get(named)
+            every = await stub.GetAllocatableResources(api_pb2.AllocatableResourcesRequest())
+            with pytest.raises(grpc.aio.AioRpcError) as missing:
+                await stub.Get(api_pb2.GetPodResourcesRequest(pod_name="two", pod_namespace="x"))
+
+        (only,) = answer.pod_resources.containers[0].devices
+        assert (only.resource_name, list(only.device_ids)) == (SLOT, ["a"])
+        assert [list(each.device_ids) for each in every.devices] == [["a", "b"]]
+        assert missing.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+@pytest.mark.parametrize(("lag_s", "seen"), [(0.0, "Failed"), (60.0, "Pending")])
+async def test_how_late_a_rejected_pod_is_shown_as_such_can_be_chosen(
+    lag_s: float, seen: str
+) -> None:
+    settings = NodeSettings(pods_lag_s=lag_s)
+    async with one_kubelet(settings) as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
+        phases: list[str] = []
+
+        async def refuse_the_first(_devices: list[str]) -> Mapping[str, str]:
+            if len(plugin.asked("Allocate")) == 1:
+                raise PluginRefusalError("no")
+            phases.append((await node.listed())[0]["status"]["phase"])
+            return {}
+
+        plugin.on_allocate = refuse_the_first
+        await ready(node, plugin, "a")
+        node.create(pod("first", limits={SLOT: 1}))
+        node.create(pod("second", limits={SLOT: 1}))
+        await node.phase("second", "Running")
+
+        assert phases == [seen]

@@ -11,6 +11,7 @@ from services.simcluster.admission import NodeFacts, judge
 from services.simcluster.container_spec import (
     Behaviour,
     PodSpec,
+    annotation_fault,
     behaviour,
     parse_duration_s,
     parse_pod,
@@ -283,3 +284,8 @@ def test_pod_resources_allows_a_burst_and_then_a_hundred_a_second() -> None:
     assert [limit.allows() for _ in range(int(BURST) + 1)] == [True] * int(BURST) + [False]
     now[0] = 0.011
     assert limit.allows()
+
+
+def test_an_annotation_that_is_no_duration_is_named() -> None:
+    assert "run-for is 'soon'" in str(annotation_fault({"sim.leasehold.dev/run-for": "soon"}))
+    assert annotation_fault({"sim.leasehold.dev/stop-after": "3s"}) is None
