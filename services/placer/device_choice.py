@@ -1,6 +1,6 @@
 """Which devices of one node a pod gets, container by container, in the order its author chose."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from services.placer.device_filters import device_excluded, is_selective, mode_differs
@@ -22,7 +22,9 @@ class Own:
     shares: int = 0
 
 
-Owns = dict[DeviceState, Own]
+Owns = Mapping[DeviceState, Own]
+
+NOTHING_OWN: Owns = {}
 
 
 def choose_devices(request: PodRequest, node: NodeState) -> list[Pick] | None:
@@ -39,6 +41,8 @@ def choose_devices(request: PodRequest, node: NodeState) -> list[Pick] | None:
         if mode_differs(selection, (device.device for device in devices)):
             return None
         devices = [d for d in devices if device_excluded(selection, d.device) is None]
+    if len(request.containers) == 1:
+        return chosen_for(request.containers[0], request, devices, NOTHING_OWN)
     if request.same_device:
         for device in in_order(request.device_order, devices, {}):
             picks = in_turn(request, (device,))
@@ -51,7 +55,7 @@ def choose_devices(request: PodRequest, node: NodeState) -> list[Pick] | None:
 def in_turn(request: PodRequest, devices: Sequence[DeviceState]) -> list[Pick] | None:
     """Give every container its devices, one container after the other."""
     picks: list[Pick] = []
-    owns: Owns = {}
+    owns: dict[DeviceState, Own] = {}
     several = len(request.containers) > 1
     for container in request.containers:
         chosen = chosen_for(container, request, devices, owns)
@@ -70,15 +74,23 @@ def chosen_for(
     wanted = container.gpus
     if wanted > len(devices):
         return None
-    chosen: list[Pick] = []
-    seen = None if container.init else owns
+    tag, cores = request.tag, 100 if container.whole else container.cores_percent
+    slotted, chosen = container.slotted, []
+    seen = NOTHING_OWN if container.init else owns
     for device in in_order(request.device_order, devices, owns):
-        if len(chosen) == wanted:
-            break
+        # What the pod's own containers took is looked at only where the rest would fit.
+        if (device.slotted_room if slotted else device.room) < cores:
+            continue
         memory = share_mib(container, device)
-        own = seen.get(device) if seen else None
-        if takes(container, device, memory, request.tag, own):
+        if (
+            device.memory + memory <= device.total
+            and (cores != 100 or not device.shares)
+            and not (tag and tag in device.tags)
+            and (not seen or _fits_beside(container, device, memory, seen.get(device)))
+        ):
             chosen.append((container, device, memory))
+            if len(chosen) == wanted:
+                break
     if len(chosen) < wanted:
         return None
     if container.whole:
@@ -86,34 +98,26 @@ def chosen_for(
     return chosen
 
 
-def note_given(chosen: Sequence[Pick], owns: Owns) -> None:
+def _fits_beside(container: GpuRequest, device: DeviceState, memory: int, own: Own | None) -> bool:
+    if own is None:
+        return True
+    wanted, cores = needed_cores(container), device.cores + own.cores
+    return (
+        device.memory + own.memory + memory <= device.total
+        and cores + wanted <= 100
+        and cores < 100
+        and (wanted != 100 or not own.shares)
+        and (not container.slotted or device.shares + own.shares < device.slots)
+    )
+
+
+def note_given(chosen: Sequence[Pick], owns: dict[DeviceState, Own]) -> None:
     """Add to what the pod's containers were given so far."""
     for container, device, memory in chosen:
         own = owns.setdefault(device, Own())
         own.memory += memory
         own.cores += needed_cores(container)
         own.shares += 1
-
-
-def takes(
-    container: GpuRequest, device: DeviceState, memory: int, tag: str, own: Own | None
-) -> bool:
-    """Say whether the device can take a share: `shared.model.device.fits` on the mirror."""
-    taken, cores, shares = device.memory, device.cores, device.shares
-    if own is not None:
-        taken += own.memory
-        cores += own.cores
-        shares += own.shares
-    wanted = 100 if container.whole else container.cores_percent
-    return (
-        taken + memory <= device.total
-        and cores + wanted <= 100
-        and cores < 100
-        and device.healthy
-        and (wanted != 100 or shares == 0)
-        and (not container.slotted or shares < device.slots)
-        and not (tag and tag in device.tags)
-    )
 
 
 def share_mib(container: GpuRequest, device: DeviceState) -> int:
@@ -156,10 +160,29 @@ def _share_count(device: DeviceState) -> int:
     return device.shares
 
 
+KNOWN_SHARES = 16
+"""Shares kept per device: a share is a value, and pods of one template ask for equal ones."""
+
+
 def shares_of(picks: Sequence[Pick]) -> tuple[Share, ...]:
     """Return the shares that a choice amounts to."""
-    return tuple(
-        Share(
+    return tuple([_share(*pick) for pick in picks])
+
+
+def _share(container: GpuRequest, device: DeviceState, memory: int) -> Share:
+    key = (
+        container.container,
+        memory,
+        container.cores_percent,
+        container.whole,
+        container.slotted,
+        container.init,
+    )
+    share = device.known_shares.get(key)
+    if share is None:
+        if len(device.known_shares) >= KNOWN_SHARES:
+            device.known_shares.clear()
+        share = device.known_shares[key] = Share(
             container=container.container,
             device=device.uuid,
             index=device.index,
@@ -170,5 +193,4 @@ def shares_of(picks: Sequence[Pick]) -> tuple[Share, ...]:
             slotted=container.slotted,
             init=container.init,
         )
-        for container, device, memory in picks
-    )
+    return share

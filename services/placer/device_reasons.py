@@ -82,7 +82,7 @@ def device_refusals(request: PodRequest, node: NodeState) -> dict[DeviceState, D
 def _first_unserved(
     request: PodRequest, devices: Sequence[DeviceState]
 ) -> tuple[GpuRequest | None, Owns]:
-    owns: Owns = {}
+    owns: dict[DeviceState, Own] = {}
     for container in request.containers:
         chosen = chosen_for(container, request, devices, owns)
         if chosen is None:

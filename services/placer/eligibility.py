@@ -2,7 +2,7 @@
 
 from services.placer.mirror import Mirror
 from services.placer.mirrored import NodeState
-from services.placer.node_filters import Blocked, is_plain, preference, unfulfilled
+from services.placer.node_filters import Blocked, preference, unfulfilled
 from shared.model.request import NodeDemands
 
 REMEMBERED_DEMANDS = 256
@@ -19,12 +19,6 @@ class Eligibility:
     def is_wanting(self, demands: NodeDemands) -> bool:
         """Say whether nodes that meet these demands are not all equally welcome."""
         return bool(demands.preferred) or self.mirror.soft_nodes > 0
-
-    def admits(self, demands: NodeDemands, node: NodeState) -> bool:
-        """Say whether the node meets the demands."""
-        if node.open and is_plain(demands):
-            return True
-        return self.answer(demands, node)[0] is None
 
     def answer(self, demands: NodeDemands, node: NodeState) -> tuple[Blocked | None, int]:
         """Return what blocks the node, if anything does, and how welcome it is."""

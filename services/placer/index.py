@@ -3,7 +3,6 @@
 from services.placer.eligibility import Eligibility
 from services.placer.lanes import Lane
 from services.placer.mirror import Mirror
-from services.placer.mirrored import NodeState
 from services.placer.ranking import Kind, ranking_of
 from services.placer.verdicts import Verdicts
 from shared.model.request import PodRequest
@@ -27,7 +26,7 @@ class Index:
         if lane is None:
             if len(self._lanes) >= KEPT_LANES:
                 del self._lanes[next(iter(self._lanes))]
-            lane = self._lanes[kind] = Lane(self.mirror, ranking_of(kind), kind.order)
+            lane = self._lanes[kind] = Lane(self.mirror, ranking_of(kind), packs=kind.packs)
         lane.catch_up()
         return lane
 
@@ -46,16 +45,6 @@ class Index:
         self._verdicts[shape] = verdicts
         verdicts.catch_up()
         return verdicts
-
-    def may_take(self, request: PodRequest, node: NodeState) -> bool:
-        """Say whether everything but the devices lets the pod run on the node."""
-        if not self.eligibility.admits(request.demands, node):
-            return False
-        free = node.free
-        for name, amount in request.resources.items():
-            if free.get(name, 0) < amount:
-                return False
-        return node.served.issuperset(request.triggers)
 
 
 def shape_of(request: PodRequest) -> object:

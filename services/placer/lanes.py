@@ -4,12 +4,12 @@ A lane costs nothing while nobody asks it; then it works off what changed since,
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import islice
 
 from services.placer.mirror import Mirror
 from services.placer.mirrored import NodeState
-from services.placer.ranking import Rank, Ranking, band_of, has_gap, skip_to
-from shared.model.request import NodeOrder
+from services.placer.ranking import Rank, Ranking, has_gap, is_band, skip_to
 
 WINDOW_NODES = 64
 """At most so many nodes are a toss-up, and at most one in `WINDOW_PART` of all."""
@@ -41,10 +41,10 @@ class Window:
 class Lane:
     """Nodes grouped by rank; the ranks in order."""
 
-    def __init__(self, mirror: Mirror, ranking: Ranking, order: NodeOrder) -> None:
+    def __init__(self, mirror: Mirror, ranking: Ranking, *, packs: bool) -> None:
         self.mirror = mirror
         self.ranking = ranking
-        self.order = order
+        self.packs = packs
         self.ranks: list[Rank] = []
         self.groups: dict[Rank, list[NodeState]] = {}
         self._rank_of: dict[NodeState, Rank] = {}
@@ -88,38 +88,44 @@ class Lane:
             self._place_of[node] = len(group)
             group.append(node)
 
-    def walk(self, need: int) -> Iterator[tuple[Rank, list[NodeState]]]:
-        """Yield the groups of nodes whose gap is `need` or more, best first."""
-        ranks, order, groups = self.ranks, self.order, self.groups
-        at = bisect_left(ranks, skip_to(order, 0, need)) if order is NodeOrder.BINPACK else 0
+    def walk(self, need: int) -> Iterator[Rank]:
+        """Yield the ranks of nodes whose gap is `need` or more, best first."""
+        ranks, packs = self.ranks, self.packs
+        at = self._start(need)
         while at < len(ranks):
             rank = ranks[at]
-            if has_gap(order, rank, need):
-                yield rank, groups[rank]
+            if packs or has_gap(rank, need, packs=packs):
+                yield rank
                 at += 1
             else:
-                at = bisect_left(ranks, skip_to(order, rank, need), at + 1)
+                at = bisect_left(ranks, skip_to(rank, need, packs=packs), at + 1)
 
     def window(self, need: int) -> Window:
         """Return the best nodes with a gap of `need` or more: one at least, if there is any."""
         window = Window()
         limit = max(1, min(WINDOW_NODES, len(self.mirror.nodes) // WINDOW_PART))
-        band = None
-        for rank, group in self.walk(need):
-            if band is None:
-                band = band_of(self.order, rank)
-            alike = (
-                window.near == window.total
-                and window.near < limit
-                and band_of(self.order, rank) == band
-            )
+        packs, groups = self.packs, self.groups
+        if packs:
+            start = self._start(need)
+            ranks: Iterable[Rank] = self.ranks[start : start + WINDOW_GROUPS]
+        else:
+            ranks = islice(self.walk(need), WINDOW_GROUPS)
+        first, total = -1, 0
+        for rank in ranks:
+            if first < 0:
+                first = rank
+            group = groups[rank]
             window.groups.append(group)
-            window.total += len(group)
-            if alike:
-                window.near = window.total
-            if window.total >= max(limit, CANDIDATES) or len(window.groups) == WINDOW_GROUPS:
+            if window.near == total and total < limit and is_band(first, rank, packs=packs):
+                window.near += len(group)
+            total += len(group)
+            if total >= limit and total >= CANDIDATES:
                 break
+        window.total = total
         return window
+
+    def _start(self, need: int) -> int:
+        return bisect_left(self.ranks, skip_to(0, need, packs=True)) if self.packs else 0
 
     def _take_out(self, node: NodeState, rank: Rank) -> None:
         group = self.groups[rank]

@@ -79,8 +79,8 @@ class Mirror:
         before = {device.uuid: device for device in state.devices}
         devices = []
         for device, use in node.devices:
-            known = before.pop(device.uuid, None) or DeviceState(state)
-            known.describe(device)
+            known = before.pop(device.uuid, None) or DeviceState(state, device)
+            known.describe(device, closed=device.index in node.facts.closed_devices)
             known.learn(use)
             self._devices[device.uuid] = known
             devices.append(known)

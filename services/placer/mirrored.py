@@ -16,11 +16,27 @@ class DeviceState:
     """One device: what the ledger counted, the holds on top, and the sum of both."""
 
     __slots__ = (
-        "base", "cores", "device", "healthy", "index", "memory", "node", "parts", "shares",
-        "slots", "tags", "total", "unit", "uuid",
-    )  # fmt: skip
+        "base",
+        "cores",
+        "device",
+        "free_units",
+        "healthy",
+        "index",
+        "known_shares",
+        "memory",
+        "node",
+        "parts",
+        "room",
+        "shares",
+        "slots",
+        "slotted_room",
+        "tags",
+        "total",
+        "unit",
+        "uuid",
+    )
 
-    def __init__(self, node: "NodeState") -> None:
+    def __init__(self, node: "NodeState", device: Device) -> None:
         self.node = node
         self.base = NO_USE
         self.parts: list[Part] = []
@@ -29,8 +45,9 @@ class DeviceState:
         self.cores = 0
         self.shares = 0
         self.tags: frozenset[str] = frozenset()
+        self.describe(device)
 
-    def describe(self, device: Device) -> None:
+    def describe(self, device: Device, *, closed: bool = False) -> None:
         """Take over what the agent reports."""
         self.device = device
         self.uuid = device.uuid
@@ -38,7 +55,9 @@ class DeviceState:
         self.total = device.memory_mib
         self.unit = device.unit_mib
         self.slots = device.slots
-        self.healthy = device.healthy
+        self.healthy = device.healthy and not closed
+        self.known_shares: dict[object, Share] = {}
+        self.take(0, 0, 0)
 
     def learn(self, use: DeviceUse) -> None:
         """Take over the ledger's totals; an older fence is an older truth and is passed over."""
@@ -52,13 +71,27 @@ class DeviceState:
     def sum_up(self) -> None:
         """Add the holds to the ledger's totals."""
         use, parts = self.base, self.parts
-        self.memory = use.memory_mib + sum(part.memory for part in parts)
-        self.cores = use.cores_percent + sum(part.cores for part in parts)
-        self.shares = use.shares + sum(part.shares for part in parts)
-        self.tags = use.tags
         tags = {part.tag for part in parts if part.tag}
-        if tags:
-            self.tags = use.tags | tags
+        self.tags = use.tags | tags if tags else use.tags
+        self.take(
+            use.memory_mib + sum(part.memory for part in parts) - self.memory,
+            use.cores_percent + sum(part.cores for part in parts) - self.cores,
+            use.shares + sum(part.shares for part in parts) - self.shares,
+        )
+
+    def take(self, memory: int, cores: int, shares: int) -> None:
+        """Count so much more as taken."""
+        self.node.taken += memory
+        self.node.shares += shares
+        self.memory += memory
+        self.cores += cores
+        self.shares += shares
+        free = self.total - self.memory
+        self.free_units = free // self.unit if free > 0 else 0
+        self.room = room = 100 - self.cores if self.healthy and self.cores < 100 else -1
+        """Percent of the cores that another share may reserve; -1: none may come."""
+        self.slotted_room = room if self.shares < self.slots else -1
+        """The same for a share that takes a slot."""
 
     def use(self) -> DeviceUse:
         """Return the sum as the model's value."""
@@ -75,9 +108,21 @@ class NodeState:
     """One node: its facts, its devices in order of index, and what is left of its resources."""
 
     __slots__ = (
-        "devices", "facts", "free", "gone", "holds", "name", "open", "served",
-        "soft", "total", "used", "version",
-    )  # fmt: skip
+        "devices",
+        "facts",
+        "free",
+        "gone",
+        "holds",
+        "name",
+        "open",
+        "served",
+        "shares",
+        "soft",
+        "taken",
+        "total",
+        "used",
+        "version",
+    )
 
     def __init__(self, name: NodeName) -> None:
         self.name = name
@@ -92,6 +137,10 @@ class NodeState:
         self.soft = False
         self.total = 0
         """MiB of all its devices."""
+        self.taken = 0
+        """MiB taken of all its devices."""
+        self.shares = 0
+        """Shares on all its devices."""
         self.free: dict[str, int] = {}
 
     def describe(self, node: LedgerNode, devices: Sequence[DeviceState]) -> None:
@@ -101,11 +150,11 @@ class NodeState:
         self.used = node.used
         self.served = frozenset(node.served)
         self.devices = tuple(sorted(devices, key=lambda device: device.index))
-        for device in devices:
-            device.healthy = device.device.healthy and device.index not in node.facts.closed_devices
         self.open = is_open(node.facts)
         self.soft = has_soft_taint(node.facts)
         self.total = sum(device.total for device in devices)
+        self.taken = sum(device.memory for device in devices)
+        self.shares = sum(device.shares for device in devices)
         self.sum_up()
 
     def sum_up(self) -> None:
@@ -172,9 +221,7 @@ class Hold:
         for part in hold.parts:
             device = part.device
             device.parts.append(part)
-            device.memory += part.memory
-            device.cores += part.cores
-            device.shares += part.shares
+            device.take(part.memory, part.cores, part.shares)
             if tag:
                 device.tags |= {tag}
         node.holds.append(hold)
@@ -199,11 +246,18 @@ class Hold:
 def _parts(
     devices: Mapping[DeviceUuid, DeviceState], shares: Sequence[Share], tag: str
 ) -> Iterable[Part]:
-    if len(shares) == 1:
-        share = shares[0]
-        device = devices.get(share.device)
-        if device is not None:
-            yield Part(device, share.memory_mib, share.cores_percent, 1, tag=tag, fence=share.fence)
+    if len({share.device for share in shares}) == len(shares):
+        for share in shares:
+            device = devices.get(share.device)
+            if device is not None:
+                yield Part(
+                    device,
+                    share.memory_mib,
+                    share.cores_percent,
+                    1,
+                    tag=tag,
+                    fence=share.fence,
+                )
         return
     fences = {share.device: share.fence for share in shares}
     for booking in bookings(shares):

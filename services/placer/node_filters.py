@@ -148,6 +148,14 @@ def insufficient(wanted: Mapping[str, int], free: Mapping[str, int]) -> Blocked 
     return None
 
 
+def lacks(free: Mapping[str, int], wanted: Iterable[tuple[str, int]]) -> bool:
+    """Say whether an ordinary resource is short: `insufficient` without the words."""
+    for name, amount in wanted:  # noqa: SIM110 - asked for every candidate, and twice as quick
+        if free.get(name, 0) < amount:
+            return True
+    return False
+
+
 def _insufficient(name: str, amount: int, there: int) -> Blocked:
     numbers = f"{amount} of {name} wanted, {max(there, 0)} free"
     if name == "pods":

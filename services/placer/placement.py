@@ -6,6 +6,7 @@ from services.placer.device_choice import choose_devices, shares_of
 from services.placer.index import Index
 from services.placer.lanes import CANDIDATES, Lane
 from services.placer.mirrored import NodeState
+from services.placer.node_filters import is_plain, lacks
 from services.placer.ranking import kind_of
 from services.placer.refusals import refuse
 from shared.model.placement import Placement, Refusal
@@ -47,9 +48,14 @@ def _quickly(
 
 
 def _fitting(request: PodRequest, index: Index, nodes: Iterator[NodeState]) -> Iterator[Placement]:
+    plain, demands = is_plain(request.demands), request.demands
+    eligibility, triggers = index.eligibility, request.triggers
+    wanted = request.resources.items()
     left = CANDIDATES
     for node in nodes:
-        if not index.may_take(request, node):
+        if not (plain and node.open) and eligibility.answer(demands, node)[0] is not None:
+            continue
+        if lacks(node.free, wanted) or not node.served.issuperset(triggers):
             continue
         picks = choose_devices(request, node)
         if picks is None:
@@ -75,8 +81,8 @@ def _drawn(lane: Lane, need: int, draw: Callable[[], float]) -> Iterator[NodeSta
 def _walked(lane: Lane, need: int) -> Iterator[NodeState]:
     """Go through the nodes in order, best first, to a limit."""
     left = WALKED_NODES
-    for _, group in lane.walk(need):
-        for node in group:
+    for rank in lane.walk(need):
+        for node in lane.groups[rank]:
             yield node
             left -= 1
             if not left:

@@ -6,9 +6,8 @@ rank are sorted by preference: for BINPACK the tightest gap first and then the f
 SPREAD the emptiest node first and then the widest gap.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from services.placer.mirrored import DeviceState, NodeState
 from shared.model.request import GpuRequest, NodeOrder, PodRequest
@@ -25,26 +24,20 @@ Rank = int
 Ranking = Callable[[NodeState], Rank | None]
 
 
-class Measure(StrEnum):
-    """In what the gap is counted, so that it compares with what the pod wrote."""
-
-    UNITS = "units"
-    PERCENT = "percent"
-    WHOLE = "whole"
-    """1 where nothing is taken, else 0."""
-    NONE = "none"
-    """No device is asked for."""
+UNITS, PERCENT, WHOLE, NONE = "units", "percent", "whole", "none"
+"""In what the gap is counted, so that it compares with what the pod wrote. WHOLE: 1 where nothing
+is taken, else 0. NONE: no device is asked for."""
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(NamedTuple):
     """What requests have in common that share one index; a plain filter, never too strict."""
 
-    measure: Measure
+    measure: str
     gpus: int
     cores: int
     slotted: bool
-    order: NodeOrder
+    packs: bool
+    """BINPACK, not SPREAD."""
 
 
 def kind_of(request: PodRequest) -> tuple[Kind, int]:
@@ -53,19 +46,16 @@ def kind_of(request: PodRequest) -> tuple[Kind, int]:
     Of several containers the most demanding one stands for all; whether the others fit beside it
     is for the exact choice to say.
     """
-    order = request.node_order
-    if not request.containers:
-        return Kind(Measure.NONE, 0, 0, False, order), 0
-    lead = (
-        max(request.containers, key=_demand)
-        if len(request.containers) > 1
-        else (request.containers[0])
-    )
+    packs = request.node_order is NodeOrder.BINPACK
+    containers = request.containers
+    if not containers:
+        return Kind(NONE, 0, 0, False, packs), 0
+    lead = containers[0] if len(containers) == 1 else max(containers, key=_demand)
     measure, need = _need(lead)
-    if request.same_device and measure is Measure.UNITS:
-        need = max(need, _together(request))
+    if request.same_device and measure == UNITS:
+        need = max(need, sum(c.memory_units or 0 for c in containers if not c.init))
     cores = 100 if lead.whole else lead.cores_percent
-    return Kind(measure, lead.gpus, cores, lead.slotted, order), need
+    return Kind(measure, lead.gpus, cores, lead.slotted, packs), need
 
 
 def _demand(container: GpuRequest) -> tuple[int, bool, int, int]:
@@ -80,23 +70,19 @@ def _demand(container: GpuRequest) -> tuple[int, bool, int, int]:
     )
 
 
-def _need(container: GpuRequest) -> tuple[Measure, int]:
+def _need(container: GpuRequest) -> tuple[str, int]:
     if not container.whole:
         if container.memory_percent is not None:
-            return Measure.PERCENT, container.memory_percent
+            return PERCENT, container.memory_percent
         if container.memory_units is not None:
-            return Measure.UNITS, container.memory_units
-    return Measure.WHOLE, 1
-
-
-def _together(request: PodRequest) -> int:
-    return sum(c.memory_units or 0 for c in request.containers if not c.init)
+            return UNITS, container.memory_units
+    return WHOLE, 1
 
 
 def ranking_of(kind: Kind) -> Ranking:
     """Return the function that ranks a node for one kind, None where it cannot fit."""
     gap_of = _gap_of(kind)
-    if kind.order is NodeOrder.BINPACK:
+    if kind.packs:
 
         def rank_tightest(node: NodeState) -> Rank | None:
             gap = gap_of(node)
@@ -113,36 +99,23 @@ def ranking_of(kind: Kind) -> Ranking:
 
 def level_of(node: NodeState) -> int:
     """Return how full a node is, 0 (idle) to 63, by its devices or else by its cpu."""
-    if not node.devices:
-        allocatable = node.facts.allocatable.get("cpu", 0)
-        taken, total = allocatable - node.free.get("cpu", 0), allocatable
-        return min(TOP_LEVEL, 1 + 62 * taken // total) if taken > 0 and total > 0 else 0
-    taken, idle = 0, True
-    for device in node.devices:
-        taken += device.memory
-        if device.shares:
-            idle = False
-    if idle or not node.total:
-        return 0
-    return min(TOP_LEVEL, 1 + 62 * taken // node.total)
+    if node.devices:
+        if not node.shares or not node.total:
+            return 0
+        level = 1 + 62 * node.taken // node.total
+        return min(level, TOP_LEVEL)
+    total = node.facts.allocatable.get("cpu", 0)
+    taken = total - node.free.get("cpu", 0)
+    return min(TOP_LEVEL, 1 + 62 * taken // total) if taken > 0 and total > 0 else 0
 
 
 def _gap_of(kind: Kind) -> Callable[[NodeState], int]:
-    if kind.measure is Measure.NONE:
+    if kind.measure == NONE:
         return lambda node: len(node.devices)
-    nth, cores, slotted = kind.gpus, kind.cores, kind.slotted
-    gap_on = _GAPS[kind.measure]
+    nth, gaps_of = kind.gpus, _gaps_of(kind)
 
     def gap_of(node: NodeState) -> int:
-        gaps = [
-            gap_on(device)
-            for device in node.devices
-            if device.cores < 100
-            and device.cores + cores <= 100
-            and device.healthy
-            and (not slotted or device.shares < device.slots)
-            and (cores != 100 or device.shares == 0)
-        ]
+        gaps = gaps_of(node.devices)
         if len(gaps) < nth:
             return -1
         if nth == 1:
@@ -153,14 +126,25 @@ def _gap_of(kind: Kind) -> Callable[[NodeState], int]:
     return gap_of
 
 
+def _gaps_of(kind: Kind) -> Callable[[Sequence[DeviceState]], list[int]]:
+    cores = kind.cores
+    if kind.measure == UNITS and kind.slotted and cores != 100:
+        return lambda devices: [d.free_units for d in devices if d.slotted_room >= cores]
+    measure, slotted, alone = _MEASURES[kind.measure], kind.slotted, cores == 100
+    return lambda devices: [
+        measure(d)
+        for d in devices
+        if (d.slotted_room if slotted else d.room) >= cores and not (alone and d.shares)
+    ]
+
+
 def _free_units(device: DeviceState) -> int:
-    return max(device.total - device.memory, 0) // device.unit
+    return device.free_units
 
 
 def _free_percent(device: DeviceState) -> int:
     """Return the largest percentage whose share, rounded down to units, is free."""
-    units = device.total // device.unit
-    free = _free_units(device)
+    units, free = device.total // device.unit, device.free_units
     return 100 if free >= units else (100 * (free + 1) - 1) // units
 
 
@@ -168,35 +152,35 @@ def _is_untouched(device: DeviceState) -> int:
     return int(device.memory <= 0)
 
 
-_GAPS: dict[Measure, Callable[[DeviceState], int]] = {
-    Measure.UNITS: _free_units,
-    Measure.PERCENT: _free_percent,
-    Measure.WHOLE: _is_untouched,
+_MEASURES: Mapping[str, Callable[[DeviceState], int]] = {
+    UNITS: _free_units,
+    PERCENT: _free_percent,
+    WHOLE: _is_untouched,
 }
 
 
-def has_gap(order: NodeOrder, rank: Rank, need: int) -> bool:
+def has_gap(rank: Rank, need: int, *, packs: bool) -> bool:
     """Say whether a rank stands for a gap of `need` or more."""
-    if order is NodeOrder.BINPACK:
+    if packs:
         return rank >> LEVEL_BITS >= need
     return TOP_GAP - (rank & TOP_GAP) >= need
 
 
-def skip_to(order: NodeOrder, rank: Rank, need: int) -> Rank:
-    """Return the least rank from `rank` on that can have a gap of `need`: the next level's, or."""
-    if order is NodeOrder.BINPACK:
-        return need << LEVEL_BITS
-    return ((rank >> GAP_BITS) + 1) << GAP_BITS
+def skip_to(rank: Rank, need: int, *, packs: bool) -> Rank:
+    """Return the least rank from `rank` on that may have the gap, if `rank` itself has not."""
+    return need << LEVEL_BITS if packs else ((rank >> GAP_BITS) + 1) << GAP_BITS
 
 
-def band_of(order: NodeOrder, rank: Rank) -> tuple[int, int]:
-    """Return what two ranks must have in common for a choice between them to be a toss-up.
+def is_band(one: Rank, other: Rank, *, packs: bool) -> bool:
+    """Say whether a choice between nodes of two ranks may be left to chance.
 
     Packing never opens an idle node while a used one fits; spreading keeps to one level.
     """
-    if order is NodeOrder.BINPACK:
-        return rank >> PREFERENCE_SHIFT, int(rank & TOP_LEVEL == TOP_LEVEL)
-    return rank >> GAP_BITS, 0
+    if packs:
+        return (one & TOP_LEVEL == TOP_LEVEL) == (other & TOP_LEVEL == TOP_LEVEL) and (
+            one >> PREFERENCE_SHIFT == other >> PREFERENCE_SHIFT
+        )
+    return one >> GAP_BITS == other >> GAP_BITS
 
 
 def preferred_rank(rank: Rank, preference: int) -> Rank:

@@ -1,6 +1,7 @@
 """The words for a refusal: counted over all nodes, spelled out for the nearest, with a hint."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import islice
 
 from services.placer.device_choice import choose_devices
@@ -93,12 +94,7 @@ def _could_fit(request: PodRequest, node: NodeState) -> bool:
 
 def _emptied(node: NodeState) -> NodeState:
     empty = NodeState(node.name)
-    empty.devices = tuple(_emptied_device(device) for device in node.devices)
-    return empty
-
-
-def _emptied_device(device: DeviceState) -> DeviceState:
-    empty = DeviceState(device.node)
-    empty.describe(device.device)
-    empty.healthy = True
+    empty.devices = tuple(
+        DeviceState(empty, replace(device.device, healthy=True)) for device in node.devices
+    )
     return empty

@@ -24,7 +24,7 @@ class Verdicts(Lane):
     def __init__(
         self, mirror: Mirror, eligibility: Eligibility, request: PodRequest, kind: Kind
     ) -> None:
-        super().__init__(mirror, self._rank, request.node_order)
+        super().__init__(mirror, self._rank, packs=kind.packs)
         self.request = request
         self.blocked: dict[Reason, dict[NodeState, Blocked]] = {}
         self._reason_of: dict[NodeState, Reason] = {}

@@ -1,0 +1,218 @@
+"""Microseconds per placement, with the index and with the naive scan, by size of the cluster.
+
+    python -m tests.benchmarks.placement [--quick] [--json]
+
+Method: nodes of eight devices of 80 GiB. Half of all device memory is filled through the index;
+from there on each placement is timed: `place` (up to three candidates with their shares), `hold`
+of the first one, and keeping the index up to date with everything that changed. Between batches,
+not timed, the mirror hears the totals as from the ledger, and above 80 % the oldest pods leave.
+Pods come from twelve templates: three memory sizes, no or 25 % of the cores, one or two
+GPUs, all with cpu, memory and pod count. The naive scan looks at every device of every node.
+CPU time of this process, median of batches of 64; the time of `sum(range(1000))` on the same
+machine beside it tells how quick, or how busy, the machine is.
+"""
+
+import argparse
+import json
+import random
+import statistics
+import time
+import timeit
+from collections import deque
+from collections.abc import Callable
+
+from services.placer.index import Index
+from services.placer.mirror import Mirror
+from services.placer.naive import place_naive
+from services.placer.placement import place
+from shared.model.device import Device, DeviceUse
+from shared.model.lease import Share
+from shared.model.ledger import LedgerNode
+from shared.model.names import DeviceUuid, NodeName, PodUid
+from shared.model.node import NodeFacts
+from shared.model.placement import Refusal
+from shared.model.request import GpuRequest, NodeOrder, PodRequest
+
+DEVICES = 8
+DEVICE_MIB = 81_920
+BATCH = 64
+TRIGGER = "volcano.sh/vgpu-number"
+_IDLE = DeviceUse()
+
+
+def cluster(nodes: int) -> list[LedgerNode]:
+    """Idle nodes of eight devices."""
+    allocatable = {"cpu": 256_000, "memory": 1 << 40, "pods": 250}
+    return [
+        LedgerNode(
+            facts=NodeFacts(name=NodeName(f"node-{number}"), allocatable=allocatable),
+            version=1,
+            devices=tuple(
+                (
+                    Device(
+                        uuid=DeviceUuid(f"GPU-{number}-{index}"),
+                        index=index,
+                        model="NVIDIA A100-SXM4-80GB",
+                        memory_mib=DEVICE_MIB,
+                        slots=16,
+                    ),
+                    _IDLE,
+                )
+                for index in range(DEVICES)
+            ),
+            served=(TRIGGER,),
+        )
+        for number in range(nodes)
+    ]
+
+
+def templates(order: NodeOrder) -> list[PodRequest]:
+    """What pods ask for."""
+    return [
+        PodRequest(
+            dialect="volcano-vgpu",
+            containers=(
+                GpuRequest(container="main", gpus=gpus, memory_units=memory, cores_percent=cores),
+            ),
+            triggers=(TRIGGER,),
+            resources={"cpu": 500, "memory": 1 << 30, "pods": 1},
+            node_order=order,
+        )
+        for memory in (5_000, 10_000, 20_000)
+        for cores in (0, 25)
+        for gpus in (1, 2)
+    ]
+
+
+class Load:
+    """A mirror that pods come to and leave, and the totals that a ledger would tell."""
+
+    def __init__(self, nodes: int, order: NodeOrder) -> None:
+        self.mirror = Mirror()
+        self.mirror.reset(cluster(nodes))
+        self.index = Index(self.mirror)
+        self.dice = random.Random(1)  # noqa: S311
+        self.templates = templates(order)
+        self.totals: dict[DeviceUuid, DeviceUse] = {}
+        self.pods: deque[tuple[PodUid, tuple[Share, ...]]] = deque()
+        self.untold: list[tuple[PodUid, tuple[Share, ...]]] = []
+        self.total_mib = nodes * DEVICES * DEVICE_MIB
+        self.used_mib = 0
+        self.number = 0
+        self.refused = 0
+
+    def step(self, wanted: PodRequest) -> None:
+        """Place one pod and count it."""
+        answer = place(wanted, self.index, self.dice.random)
+        if isinstance(answer, Refusal):
+            self.refused += 1
+            return
+        self.number += 1
+        pod = PodUid(f"pod-{self.number}")
+        self.mirror.hold(pod, answer[0], wanted.resources)
+        self.untold.append((pod, answer[0].shares))
+
+    def tell(self) -> None:
+        """Let the mirror hear the totals with what was placed, as from the ledger's feed."""
+        for pod, shares in self.untold:
+            self.mirror.drop(pod)
+            self._add(shares, 1)
+        self.pods.extend(self.untold)
+        self.untold.clear()
+
+    def drain(self, share: float) -> None:
+        """Let the oldest pods leave until no more than `share` of the memory is in use."""
+        while self.used_mib > share * self.total_mib:
+            self._add(self.pods.popleft()[1], -1)
+
+    def _add(self, shares: tuple[Share, ...], sign: int) -> None:
+        for share in shares:
+            before = self.totals.get(share.device, _IDLE)
+            total = self.totals[share.device] = DeviceUse(
+                memory_mib=before.memory_mib + sign * share.memory_mib,
+                cores_percent=before.cores_percent + sign * share.cores_percent,
+                shares=before.shares + sign,
+                fence=before.fence + 1,
+            )
+            self.used_mib += sign * share.memory_mib
+            self.mirror.learn_use(share.device, total)
+
+    def batch(self) -> list[PodRequest]:
+        """A batch of pods to come."""
+        return self.dice.choices(self.templates, k=BATCH)
+
+
+def index_us(nodes: int, order: NodeOrder, seconds: float) -> tuple[float, int]:
+    """Return the median time of a placement, and the number of pods refused meanwhile."""
+    load = Load(nodes, order)
+    while load.used_mib < load.total_mib // 2:
+        for one in load.batch():
+            load.step(one)
+        load.tell()
+    figures: list[float] = []
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        wanted = load.batch()
+        figures.append(_us_each(lambda wanted=wanted: [load.step(one) for one in wanted]))  # type: ignore[misc]
+        load.tell()
+        load.drain(0.8)
+    return statistics.median(figures), load.refused
+
+
+def naive_us(nodes: int, order: NodeOrder, seconds: float) -> float:
+    """Return the median time of a scan over all nodes."""
+    held, wanted = cluster(nodes), templates(order)
+    figures: list[float] = []
+    end = time.monotonic() + seconds
+    while time.monotonic() < end or not figures:
+        one = wanted[len(figures) % len(wanted)]
+        figures.append(_us_each(lambda one=one: place_naive(one, held), count=1))  # type: ignore[misc]
+    return statistics.median(figures)
+
+
+def _us_each(run: Callable[[], object], count: int = BATCH) -> float:
+    began = time.process_time()
+    run()
+    return (time.process_time() - began) / count * 1e6
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="one second per figure")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    flags = parser.parse_args()
+    seconds = 1.0 if flags.quick else 5.0
+    rows = []
+    for order in NodeOrder:
+        for nodes in (100, 1_000, 5_000):
+            fast, refused = index_us(nodes, order, seconds)
+            slow = naive_us(nodes, order, seconds)
+            rows.append(
+                {
+                    "order": order.value,
+                    "nodes": nodes,
+                    "devices": nodes * DEVICES,
+                    "index_us": round(fast, 1),
+                    "naive_us": round(slow, 1),
+                    "ratio": round(slow / fast),
+                    "refused": refused,
+                }
+            )
+    yardstick_us = round(min(timeit.repeat("sum(range(1000))", number=2_000)) / 2_000 * 1e6, 1)
+    if flags.json:
+        print(json.dumps({"placement": rows, "sum_range_1000_us": yardstick_us}))
+        return
+    print(f"sum(range(1000)) takes {yardstick_us} µs here")
+    print(f"{'order':<8} {'nodes':>6} {'devices':>8} {'index µs':>9} {'naive µs':>10} {'ratio':>7}")
+    for row in rows:
+        print(
+            f"{row['order']:<8} {row['nodes']:>6} {row['devices']:>8} {row['index_us']:>9} "
+            f"{row['naive_us']:>10} {row['ratio']:>7}"
+        )
+
+
+if __name__ == "__main__":
+    main()
