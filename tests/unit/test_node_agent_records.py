@@ -1,0 +1,198 @@
+"""What the agent remembers: leases, answers, directories."""
+
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import pytest
+
+from services.node_agent.answering import Entry
+from services.node_agent.checkpoint import Checkpoint
+from services.node_agent.identity import KubeletPod, PodResources
+from services.node_agent.isolation import Layout, deserted
+from services.node_agent.leases_known import LeasesKnown
+from services.node_agent.preparing import HostPreparing
+from services.node_agent.rebuilding import ended_pods
+from shared.dialects.dialect import ContainerSetup, Mount
+from shared.model.errors import UnavailableError
+from shared.model.events import Activation
+from shared.model.lease import LeaseState
+from shared.model.names import Namespace, NodeName, PodUid
+from tests.support.node_agent import lease_of, share
+
+
+def entry(uid: str = "u1", **changes: Any) -> Entry:
+    held = lease_of(uid, share(**changes))
+    activation = Activation(
+        pod=held.pod,
+        namespace=held.namespace,
+        name=held.name,
+        container="main",
+        resource="r",
+        device_ids=("x",),
+        lease=held,
+    )
+    return Entry(activation=activation, setup=ContainerSetup(environment={"A": "1"}))
+
+
+async def test_a_checkpoint_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.json"
+    first = Checkpoint(path, "node-0")
+    await first.save(entry("u1", fence=3))
+
+    second = Checkpoint(path, "node-0")
+    await second.load()
+
+    assert second.entries == first.entries
+    assert second.fences == first.fences
+    assert not second.lost
+
+
+async def test_a_damaged_checkpoint_is_set_aside(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.json"
+    path.write_text('{"v": 1, "entr')
+    record = Checkpoint(path, "node-0")
+
+    await record.load()
+
+    assert record.lost
+    assert (tmp_path / "checkpoint.damaged").exists()
+    assert record.activations == ()
+
+
+async def test_a_checkpoint_of_another_node_is_set_aside(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.json"
+    await Checkpoint(path, "node-1").save(entry())
+    record = Checkpoint(path, "node-0")
+
+    await record.load()
+
+    assert record.lost
+
+
+async def test_fences_outlive_the_pod_they_were_honoured_for(tmp_path: Path) -> None:
+    record = Checkpoint(tmp_path / "checkpoint.json", "node-0")
+    await record.save(entry("u1", fence=5, slot=0))
+    await record.save(entry("u2", fence=6, slot=None, slotted=False))
+
+    await record.forget([PodUid("u1"), PodUid("u2")])
+
+    assert record.activations == ()
+    assert [fence.fence for fence in record.fences.values()] == [5]
+
+
+def test_news_that_is_older_than_what_is_known_changes_nothing() -> None:
+    leases = LeasesKnown(NodeName("node-0"))
+    leases.note([lease_of("u1", version=3)])
+
+    assert leases.note([lease_of("u1", version=2, state=LeaseState.RELEASED)]) == []
+    assert leases.find(PodUid("u1")) == lease_of("u1", version=3)
+
+
+def test_an_ended_lease_does_not_come_back_by_old_news() -> None:
+    leases = LeasesKnown(NodeName("node-0"))
+    leases.note([lease_of("u1", version=3, state=LeaseState.RELEASED)])
+    leases.note([lease_of("u1", version=2)])
+
+    assert leases.find(PodUid("u1")) is None
+
+
+def test_a_new_lease_of_the_same_pod_is_news_although_its_version_is_low() -> None:
+    leases = LeasesKnown(NodeName("node-0"))
+    leases.note([lease_of("u1", version=9, state=LeaseState.RELEASED, created_at=1.0)])
+    leases.note([lease_of("u1", version=1, created_at=2.0)])
+
+    assert leases.find(PodUid("u1")) is not None
+
+
+def test_a_lease_of_another_node_is_not_ours() -> None:
+    leases = LeasesKnown(NodeName("node-0"))
+
+    assert leases.note([lease_of("u1", node=NodeName("node-1"))]) == []
+
+
+def test_a_complete_list_drops_what_it_leaves_out_but_not_what_came_later() -> None:
+    leases = LeasesKnown(NodeName("node-0"))
+    leases.note([lease_of("u1"), lease_of("u2")])
+    asked_at = leases.news
+    leases.note([lease_of("u3")])
+
+    leases.settle([lease_of("u2")], asked_at=asked_at)
+
+    assert set(leases.leases) == {"u2", "u3"}
+
+
+def test_a_pod_is_over_when_kubelet_and_ledger_have_let_go_of_it() -> None:
+    told = [entry("u1").activation]
+    pod = KubeletPod(uid=PodUid("u1"), namespace=Namespace("default"), name="pod")
+    nothing = PodResources()
+
+    assert ended_pods(told, [pod], nothing, {}) == set()
+    assert ended_pods(told, [], nothing, {PodUid("u1"): lease_of("u1")}) == set()
+    assert ended_pods(told, [], nothing, {}) == {"u1"}
+
+
+def host(tmp_path: Path, *, simulated: bool = True) -> HostPreparing:
+    layout = Layout(
+        state_dir=PurePosixPath(tmp_path / "state"),
+        library=PurePosixPath(tmp_path / "library" / "libvgpu.so"),
+    )
+    return HostPreparing(layout, simulated=simulated)
+
+
+def setup_for(preparing: HostPreparing) -> ContainerSetup:
+    paths = preparing.layout.paths
+    return ContainerSetup(
+        environment={},
+        mounts=(
+            Mount(container_path="/l", host_path=paths.library, read_only=True, directory=False),
+            Mount(
+                container_path="/tmp/vgpu",
+                host_path=f"{paths.containers}/u1_main",
+                read_only=False,
+                directory=True,
+            ),
+        ),
+    )
+
+
+async def test_everything_mounted_is_there_and_open_to_any_user(tmp_path: Path) -> None:
+    preparing = host(tmp_path)
+
+    await preparing.prepare(setup_for(preparing))
+
+    assert (tmp_path / "state/containers/u1_main").stat().st_mode & 0o777 == 0o777
+    assert (tmp_path / "state/lock").stat().st_mode & 0o777 == 0o777
+    assert (tmp_path / "state/ld.so.preload").read_text() == "/usr/local/vgpu/libvgpu.so"
+    assert (tmp_path / "library/libvgpu.so").is_file()
+
+
+async def test_41_a_file_that_is_mounted_keeps_its_inode(tmp_path: Path) -> None:
+    preparing = host(tmp_path)
+    await preparing.prepare(setup_for(preparing))
+    before = (tmp_path / "state/ld.so.preload").stat().st_ino
+    (tmp_path / "state/containers/u1_main/region").write_text("used")
+
+    await preparing.prepare(setup_for(preparing))
+
+    assert (tmp_path / "state/ld.so.preload").stat().st_ino == before
+    assert (tmp_path / "state/containers/u1_main/region").read_text() == "used"
+
+
+async def test_a_missing_library_is_named_and_never_made_up(tmp_path: Path) -> None:
+    preparing = host(tmp_path, simulated=False)
+
+    with pytest.raises(UnavailableError, match=r"libvgpu\.so is not there"):
+        await preparing.prepare(setup_for(preparing))
+
+
+async def test_directories_of_pods_that_are_gone_are_removed(tmp_path: Path) -> None:
+    preparing = host(tmp_path)
+    await preparing.prepare(setup_for(preparing))
+
+    await preparing.clean({PodUid("u1")})
+    kept = (tmp_path / "state/containers/u1_main").exists()
+    await preparing.clean(set())
+
+    assert kept
+    assert not (tmp_path / "state/containers/u1_main").exists()
+    assert deserted(["stranger", "u1_main"], []) == ["u1_main"]
