@@ -25,9 +25,10 @@ class Column:
 
 def age(since: object, now: float) -> str:
     """Say how long ago a time was, in at most two units."""
-    if not isinstance(since, str):
+    try:
+        return duration(max(now - unix(str(since)), 0))
+    except ValueError:
         return _UNKNOWN
-    return duration(max(now - unix(since), 0))
 
 
 def duration(seconds: float) -> str:
@@ -64,7 +65,7 @@ def _size(path: str) -> Callable[[Json, float], Any]:
 
 def _node_status(node: Json, _now: float) -> str:
     conditions = at_path(node, "status.conditions") or ()
-    ready = next((each["status"] for each in conditions if each["type"] == "Ready"), None)
+    ready = next((each.get("status") for each in conditions if each.get("type") == "Ready"), None)
     words = [{"True": "Ready", None: "Unknown"}.get(ready, "NotReady")]
     if at_path(node, "spec.unschedulable"):
         words.append("SchedulingDisabled")
@@ -80,7 +81,9 @@ def _node_roles(node: Json, _now: float) -> str:
 def _node_address(kind: str) -> Callable[[Json, float], str]:
     def cell(node: Json, _now: float) -> str:
         addresses = at_path(node, "status.addresses") or ()
-        return next((each["address"] for each in addresses if each["type"] == kind), _NONE)
+        return next(
+            (each.get("address", "") for each in addresses if each.get("type") == kind), _NONE
+        )
 
     return cell
 

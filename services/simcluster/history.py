@@ -65,17 +65,24 @@ class History:
         self._changes: list[Change] = []
         self._versions: list[int] = []
         self._dropped = 0
-        self._wakeup: asyncio.Future[None] | None = None
+        self._waiting: dict[asyncio.Future[None], Selection] = {}
 
     def append(self, change: Change) -> None:
-        """Add a change, forget the oldest ones, wake the watchers."""
+        """Add a change, forget the oldest ones, wake the watchers whom it concerns.
+
+        The others are woken before what they have not looked at is forgotten, so that a watcher
+        is told 410 for being slow, never for watching something that seldom changes.
+        """
         self._changes.append(change)
         self._versions.append(change.version)
         if len(self._changes) > 2 * self.window:
             self.drop(len(self._changes) - self.window)
-        wakeup, self._wakeup = self._wakeup, None
-        if wakeup is not None and not wakeup.done():
-            wakeup.set_result(None)
+        crowded = len(self._changes) == 3 * self.window // 2
+        for waiter, chosen in list(self._waiting.items()):
+            if crowded or _shows(change.before, chosen) or _shows(change.after, chosen):
+                del self._waiting[waiter]
+                if not waiter.done():
+                    waiter.set_result(None)
 
     def drop(self, count: int) -> None:
         """Forget the oldest `count` changes; watchers still before them get 410."""
@@ -110,13 +117,21 @@ class History:
         first = self.position_after(version) - self._dropped
         return (self._changes[at] for at in range(len(self._changes) - 1, first - 1, -1))
 
-    async def wait_beyond(self, position: int, timeout_s: float | None = None) -> None:
-        """Return when there is a change at `position` or the time is over."""
+    async def wait_beyond(
+        self, position: int, chosen: Selection, timeout_s: float | None = None
+    ) -> None:
+        """Return when there is a change of what is chosen at `position` or after it.
+
+        Also returns when the time is over, and sometimes without a reason.
+        """
         if self.end() > position:
             return
-        if self._wakeup is None:
-            self._wakeup = asyncio.get_running_loop().create_future()
-        await asyncio.wait([self._wakeup], timeout=timeout_s)
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiting[waiter] = chosen
+        try:
+            await asyncio.wait([waiter], timeout=timeout_s)
+        finally:
+            self._waiting.pop(waiter, None)
 
 
 class Subscription:
@@ -146,7 +161,7 @@ class Subscription:
     async def wait(self, timeout_s: float | None = None) -> None:
         """Return when `take` may have something to return, or the time is over."""
         if not self._initial:
-            await self._history.wait_beyond(self._position, timeout_s)
+            await self._history.wait_beyond(self._position, self._chosen, timeout_s)
 
 
 def transition(change: Change, chosen: Selection) -> WatchEvent | None:
@@ -155,8 +170,7 @@ def transition(change: Change, chosen: Selection) -> WatchEvent | None:
     An object that stops matching is DELETED for this watcher, shown as it was while it still
     matched but at the version at which it stopped; one that starts to match is ADDED.
     """
-    was = change.before is not None and chosen.matches(change.before.obj)
-    now = change.after is not None and chosen.matches(change.after.obj)
+    was, now = _shows(change.before, chosen), _shows(change.after, chosen)
     if now:
         return WatchEvent("MODIFIED" if was else "ADDED", change.last)
     if not was or change.before is None:
@@ -164,3 +178,7 @@ def transition(change: Change, chosen: Selection) -> WatchEvent | None:
     if change.after is None:
         return WatchEvent("DELETED", change.last)
     return WatchEvent("DELETED", change.before.at_version(change.version))
+
+
+def _shows(record: Record | None, chosen: Selection) -> bool:
+    return record is not None and chosen.matches(record.obj)

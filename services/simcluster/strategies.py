@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from services.simcluster import pod_defaults, pod_updates, pod_validation
+from services.simcluster.budget_validation import budget_causes
 from services.simcluster.errors import ApiError, Cause
 from services.simcluster.history import Record
 from services.simcluster.names import metadata_causes
@@ -146,10 +147,14 @@ class PriorityClasses(Strategy):
         return []
 
 
-class Generations(Strategy):
-    """Kinds whose controllers compare `metadata.generation` with what they observed."""
+class DisruptionBudgets(Strategy):
+    """Budgets must be readable, for every eviction reads them."""
 
     counts_generations = True
+
+    def check(self, obj: Json) -> list[Cause]:
+        """Check the amounts and the selector."""
+        return [*metadata_causes(obj), *budget_causes(obj)]
 
 
 _PLAIN = Strategy()
@@ -159,7 +164,7 @@ _STRATEGIES: Mapping[str, Strategy] = {
     "secrets": Secrets(),
     "services": Services(),
     "priorityclasses": PriorityClasses(),
-    "poddisruptionbudgets": Generations(),
+    "poddisruptionbudgets": DisruptionBudgets(),
 }
 
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from services.simcluster.columns import COLUMNS, duration
+from services.simcluster.budget_validation import budget_causes
+from services.simcluster.columns import COLUMNS, age, duration
 from services.simcluster.disruption import status_of
 from services.simcluster.objects import Json
 from services.simcluster.pod_status import status_word
@@ -74,3 +75,19 @@ def test_disruptions_allowed_follow_the_budget(spec: Json, allowed: int) -> None
     pods = [{"metadata": {}, "status": ready} for _ in range(3)]
 
     assert status_of({"metadata": {}, "spec": spec}, pods)["disruptionsAllowed"] == allowed
+
+
+@pytest.mark.parametrize(
+    ("spec", "field"),
+    [
+        ({"minAvailable": "some"}, "spec.minAvailable"),
+        ({"minAvailable": 1, "maxUnavailable": 1}, "spec"),
+        ({"selector": {"matchExpressions": [{"key": "a", "operator": "Like"}]}}, "spec.selector"),
+    ],
+)
+def test_unreadable_budgets_are_refused(spec: Json, field: str) -> None:
+    assert [cause.field for cause in budget_causes({"spec": spec})] == [field]
+
+
+def test_a_time_that_is_none_has_an_unknown_age() -> None:
+    assert age("yesterday", 0.0) == age(None, 0.0) == "<unknown>"

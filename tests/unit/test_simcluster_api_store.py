@@ -206,6 +206,25 @@ def test_a_watcher_that_falls_behind_the_window_is_told_so() -> None:
         store.subscribe("pods", chosen, began_at)
 
 
+async def test_a_watcher_of_something_quiet_does_not_fall_behind() -> None:
+    store = a_store(window=20)
+    seen: list[str] = []
+
+    async def follow() -> None:
+        async for event in store.watch("pods", fields="metadata.name=quiet"):
+            seen.append(event.type)
+            return
+
+    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+        tasks.create_task(follow())
+        for number in range(100):
+            store.create("pods", a_pod(f"loud-{number}"))
+            await asyncio.sleep(0)
+        store.create("pods", a_pod("quiet"))
+
+    assert seen == ["ADDED"]
+
+
 def test_pages_are_of_one_version_whatever_happens_between_them() -> None:
     store = a_store()
     for name in ("a", "b", "c", "d"):
