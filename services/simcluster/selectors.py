@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.simcluster.errors import ApiError
-from services.simcluster.objects import Json, at_path, metadata
+from services.simcluster.objects import Json
 from services.simcluster.resources import Resource
 
 _TERM = re.compile(
@@ -19,6 +19,8 @@ _TERM = re.compile(
 _FIELD_TERM = re.compile(r"(?P<path>[\w.]+)(?P<op>==|!=|=)(?P<value>.*)", re.DOTALL)
 
 Requirement = Callable[[Mapping[str, str]], bool]
+FieldRequirement = Callable[[Json], bool]
+_BOOLEANS: Mapping[str, tuple[Any, ...]] = {"true": (True,), "false": (False, None)}
 
 
 def label_requirements(text: str) -> tuple[Requirement, ...]:
@@ -80,29 +82,28 @@ def object_requirements(selector: Json | None) -> tuple[Requirement, ...]:
     return label_requirements(",".join(terms))
 
 
-@dataclass(frozen=True, slots=True)
-class FieldTerm:
-    """One `path=value` or `path!=value`."""
+def _field_requirement(path: str, value: str, *, equal: bool) -> FieldRequirement:
+    """Compare as text; a field that is not set reads as empty, or as false.
 
-    path: str
-    value: str
-    equal: bool
+    Every watcher's terms see every change, so the path is split and the value turned around once.
+    """
+    first, *rest = ("source", "component") if path == "source" else path.split(".")
+    wanted: tuple[Any, ...] = (value,)
+    if not value:
+        wanted = ("", None)
+    elif value in _BOOLEANS:
+        wanted = (value, *_BOOLEANS[value])
 
-    def matches(self, obj: Json) -> bool:
-        """Compare as text; a field that is not set reads as the empty string."""
-        return (_field(obj, self.path) == self.value) == self.equal
+    def holds(obj: Json) -> bool:
+        found: Any = obj.get(first)
+        for part in rest:
+            found = found.get(part) if isinstance(found, dict) else None
+        return (found in wanted) is equal
+
+    return holds
 
 
-def _field(obj: Json, path: str) -> str:
-    found: Any = at_path(obj, path)
-    if path == "source":
-        found = at_path(obj, "source.component")
-    if isinstance(found, bool):
-        return "true" if found else "false"
-    return "" if found is None else str(found)
-
-
-def field_terms(text: str, resource: Resource) -> tuple[FieldTerm, ...]:
+def field_terms(text: str, resource: Resource) -> tuple[FieldRequirement, ...]:
     """Parse a field selector; a field this kind cannot be selected by is a 400."""
     known = {"metadata.name", *resource.selectable}
     if resource.namespaced:
@@ -118,7 +119,8 @@ def field_terms(text: str, resource: Resource) -> tuple[FieldTerm, ...]:
                 f'label selector "", field selector "{text}": field label not supported: '
                 f"{match['path']}"
             )
-        terms.append(FieldTerm(match["path"], match["value"], match["op"] != "!="))
+        equal = match["op"] != "!="
+        terms.append(_field_requirement(match["path"], match["value"], equal=equal))
     return tuple(terms)
 
 
@@ -128,18 +130,19 @@ class Selection:
 
     namespace: str = ""
     labels: tuple[Requirement, ...] = ()
-    fields: tuple[FieldTerm, ...] = ()
+    fields: tuple[FieldRequirement, ...] = ()
 
     def matches(self, obj: Json) -> bool:
         """Tell whether the object is selected."""
-        meta = metadata(obj)
-        if self.namespace and meta.get("namespace") != self.namespace:
+        for holds in self.fields:
+            if not holds(obj):
+                return False
+        if self.namespace and obj["metadata"].get("namespace") != self.namespace:
             return False
         if self.labels:
-            labels = meta.get("labels") or {}
-            if not all(holds(labels) for holds in self.labels):
-                return False
-        return all(term.matches(obj) for term in self.fields)
+            labels = obj["metadata"].get("labels") or {}
+            return all(holds(labels) for holds in self.labels)
+        return True
 
 
 def selection(

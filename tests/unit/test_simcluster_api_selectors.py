@@ -66,6 +66,7 @@ def test_selector_objects_read_like_selector_texts() -> None:
         ("status.phase!=Failed,status.phase!=Succeeded", True),
         ("metadata.name=web,metadata.namespace=default", True),
         ("spec.hostNetwork=false", False),
+        ("spec.hostNetwork=true", True),
         ("status.nominatedNodeName=", True),
     ],
 )
@@ -85,3 +86,9 @@ def test_fields_that_cannot_be_selected_by_are_refused(text: str) -> None:
         selection(RESOURCES["pods"], "", "", text)
 
     assert refused.value.code == 400
+
+
+def test_a_flag_that_is_not_set_reads_as_false() -> None:
+    chosen = selection(RESOURCES["nodes"], "", "", "spec.unschedulable=false")
+
+    assert chosen.matches({"metadata": {}, "spec": {}})
