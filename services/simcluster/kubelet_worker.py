@@ -65,6 +65,7 @@ class PodWorker:
         self._told_to_stop = asyncio.Event()
         self._gone = asyncio.Event()
         self._starting = asyncio.Lock()
+        self._sidecar_runs = {spec.name: asyncio.Event() for spec in pod.of_role(Role.SIDECAR)}
         self._grace_s = float(pod.grace_s)
         self.over = phase(pod, state) in FINAL
         """Whether the pod has reached its final phase, so that its devices are free."""
@@ -105,7 +106,7 @@ class PodWorker:
         for spec in self.pod.of_role(Role.INIT, Role.SIDECAR):
             if spec.role is Role.SIDECAR:
                 sidecars.append(group.create_task(self._supervise(spec)))
-                await asyncio.sleep(0)
+                await self._sidecar_runs[spec.name].wait()
             elif await self._supervise(spec) != 0:
                 return False
         return True
@@ -121,6 +122,8 @@ class PodWorker:
                 await self._back_off(spec, state, attempt)
             if state.phase is ContainerPhase.WAITING:
                 await self._start(spec, state)
+            if spec.role is Role.SIDECAR:
+                self._sidecar_runs[spec.name].set()
             await _until(state.ends_at)
             self._end(spec, does.exit_code)
         raise AssertionError("counting never ends")
@@ -148,18 +151,18 @@ class PodWorker:
 
     async def _start(self, spec: ContainerSpec, state: ContainerState) -> None:
         """Start a container, asking the plugins first; asks again until they agree."""
-        async with self._starting:
-            while True:
-                try:
+        while True:
+            try:
+                async with self._starting:
                     await self._host.before_start(self.pod, spec)
-                except AllocationError as error:
-                    state.wait("CreateContainerConfigError", str(error))
-                    self._host.event(self.pod, "Warning", "Failed", f"Error: {error}", spec.name)
-                    self._changed()
-                    await asyncio.sleep(self._host.settings.retry_s)
-                else:
-                    break
-        self._begin(spec, state)
+                    self._begin(spec, state)
+            except AllocationError as error:
+                state.wait("CreateContainerConfigError", str(error))
+                self._host.event(self.pod, "Warning", "Failed", f"Error: {error}", spec.name)
+                self._changed()
+                await asyncio.sleep(self._host.settings.retry_s)
+            else:
+                return
 
     def _changed(self, *, started: bool = False) -> None:
         self.over = phase(self.pod, self.state) in FINAL

@@ -103,6 +103,37 @@ async def test_a_start_that_the_plugin_refuses_is_tried_again_until_it_agrees() 
         assert len(plugin.asked("Allocate")) == 1
 
 
+async def test_a_refused_sidecar_keeps_the_others_waiting_and_a_refused_app_does_not() -> None:
+    async with (
+        one_kubelet() as node,
+        ScriptedPlugin(node.device_plugins, SLOT, pre_start=True) as plugin,
+    ):
+        refused = {"a"}
+
+        async def refuse(devices: list[str]) -> Mapping[str, str]:
+            if refused & set(devices):
+                raise PluginRefusalError("not this one")
+            return {}
+
+        def running() -> list[str]:
+            found = node.kubelet.state_of("default", "one")
+            return [n for n, c in found.containers.items() if c.container_id] if found else []
+
+        plugin.on_pre_start = refuse
+        await ready(node, plugin, "a", "b")
+        side = container("side", limits={SLOT: 1}, restartPolicy="Always")
+        apps = [container("slot", limits={SLOT: 1}), container("plain")]
+        node.create(pod("one", initContainers=[side], containers=apps))
+        await eventually(lambda: len(plugin.asked("PreStartContainer")) > 1)
+        assert running() == []
+
+        refused.symmetric_difference_update({"a", "b"})
+        await eventually(lambda: running() == ["side", "plain"])
+        refused.clear()
+
+        await node.phase("one", "Running")
+
+
 async def test_pre_start_is_asked_before_every_restart_and_allocate_only_once() -> None:
     async with (
         one_kubelet() as node,
