@@ -9,6 +9,7 @@ from shared.model.request import PodRequest
 
 KEPT_LANES = 128
 KEPT_VERDICTS = 128
+STRICT_USES = 256
 
 
 class Index:
@@ -18,10 +19,29 @@ class Index:
         self.mirror = mirror
         self.eligibility = Eligibility(mirror)
         self._lanes: dict[Kind, Lane] = {}
+        self._strict: dict[Kind, int] = {}
         self._verdicts: dict[object, Verdicts] = {}
 
+    def likely_lane(self, kind: Kind) -> Lane:
+        """Return a lane of nodes that probably fit: cores are left out unless they often decide.
+
+        So the number of lanes to keep does not grow with the number of percentages asked for.
+        """
+        if kind.cores in {0, 100}:
+            return self.lane(kind)
+        uses = self._strict.get(kind, 0)
+        if not uses:
+            return self.lane(kind._replace(cores=0))
+        self._strict[kind] = uses - 1
+        return self.lane(kind)
+
+    def strict_lane(self, kind: Kind) -> Lane:
+        """Return the lane that counts cores, and do so for a while: they do decide."""
+        self._strict[kind] = STRICT_USES
+        return self.lane(kind)
+
     def lane(self, kind: Kind) -> Lane:
-        """Return the lane of a kind, up to date."""
+        """Return the lane of exactly this kind, up to date."""
         lane = self._lanes.get(kind)
         if lane is None:
             if len(self._lanes) >= KEPT_LANES:

@@ -102,11 +102,12 @@ class Mirror:
         self.inventory_changes.add(state)
 
     def learn_use(self, uuid: DeviceUuid, use: DeviceUse) -> None:
-        """Learn a device's totals; an unknown device comes with its node later."""
+        """Learn a device's totals; an unknown device comes with its node later.
+
+        Totals that only confirm what was held here already change nothing that indexes see.
+        """
         device = self._devices.get(uuid)
-        if device is not None:
-            device.learn(use)
-            device.node.sum_up()
+        if device is not None and device.learn(use):
             self.changes.add(device.node)
 
     def learn_used(self, name: NodeName, used: Mapping[str, int], version: int) -> None:
@@ -114,8 +115,8 @@ class Mirror:
         node = self.nodes.get(name)
         if node is not None and version >= node.version:
             node.used, node.version = used, version
-            node.sum_up()
-            self.changes.add(node)
+            if node.sum_up():
+                self.changes.add(node)
 
     def hold(
         self, pod: PodUid, placement: Placement, resources: Mapping[str, int], tag: str = ""
@@ -137,8 +138,11 @@ class Mirror:
 
     def settle(self, lease: Lease) -> None:
         """Replace a hold by the lease it became, until the totals have reached its fences."""
+        hold, node = self._holds.get(lease.pod), self.nodes.get(lease.node)
+        confirmed = hold is not None and hold.node is node and hold.confirm(lease)
+        if hold is not None and confirmed and lease.shares and not hold.is_counted():
+            return
         self.drop(lease.pod)
-        node = self.nodes.get(lease.node)
         if node is None or not lease.shares:
             return
         hold = Hold.of(node, self._devices, lease.shares, lease.resources, lease.tag)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from services.placer.node_filters import has_soft_taint, is_open
 from shared.model.device import Device, DeviceUse
-from shared.model.lease import Share, bookings
+from shared.model.lease import Lease, Share, bookings
 from shared.model.ledger import LedgerNode
 from shared.model.names import DeviceUuid, NodeName
 from shared.model.node import NodeFacts
@@ -59,14 +59,19 @@ class DeviceState:
         self.known_shares: dict[object, Share] = {}
         self.take(0, 0, 0)
 
-    def learn(self, use: DeviceUse) -> None:
-        """Take over the ledger's totals; an older fence is an older truth and is passed over."""
+    def learn(self, use: DeviceUse) -> bool:
+        """Take over the ledger's totals and tell whether the sum changed.
+
+        An older fence is an older truth and is passed over.
+        """
         if use.fence < self.base.fence:
-            return
+            return False
+        before = (self.memory, self.cores, self.shares, self.tags)
         self.base = use
         if self.parts:
             self.parts = [part for part in self.parts if not part.is_counted()]
         self.sum_up()
+        return before != (self.memory, self.cores, self.shares, self.tags)
 
     def sum_up(self) -> None:
         """Add the holds to the ledger's totals."""
@@ -157,8 +162,9 @@ class NodeState:
         self.shares = sum(device.shares for device in devices)
         self.sum_up()
 
-    def sum_up(self) -> None:
-        """Work out afresh what is left of each resource."""
+    def sum_up(self) -> bool:
+        """Work out afresh what is left of each resource; tell whether it changed."""
+        before = self.free
         if self.holds:
             self.holds = [hold for hold in self.holds if not hold.is_counted()]
         occupied, used = self.facts.occupied, self.used
@@ -168,6 +174,7 @@ class NodeState:
         }
         for hold in self.holds:
             self.take(hold.resources)
+        return self.free != before
 
     def take(self, resources: Mapping[str, int]) -> None:
         """Subtract what a hold takes."""
@@ -227,6 +234,15 @@ class Hold:
         node.holds.append(hold)
         node.take(resources)
         return hold
+
+    def confirm(self, lease: Lease) -> bool:
+        """Note the fences of the lease; False, and nothing noted, if it is not what was held."""
+        fences = {share.device: share.fence for share in lease.shares}
+        if {part.device.uuid for part in self.parts} != fences.keys():
+            return False
+        for part in self.parts:
+            part.fence = fences[part.device.uuid]
+        return True
 
     def is_counted(self) -> bool:
         """Say whether the totals contain it: all of a lease reaches them in one change."""

@@ -7,7 +7,7 @@ from services.placer.index import Index
 from services.placer.lanes import CANDIDATES, Lane
 from services.placer.mirrored import NodeState
 from services.placer.node_filters import is_plain, lacks
-from services.placer.ranking import kind_of
+from services.placer.ranking import Kind, kind_of
 from services.placer.refusals import refuse
 from shared.model.placement import Placement, Refusal
 from shared.model.request import PodRequest
@@ -28,9 +28,8 @@ def place(
     the pod's own preferences first, then by its node order.
     """
     kind, need = kind_of(request)
-    lane = index.lane(kind)
     if not index.eligibility.is_wanting(request.demands):
-        placements = _quickly(request, index, lane, need, draw)
+        placements = _quickly(request, index, kind, need, draw)
         if placements:
             return placements
     verdicts = index.verdicts(request, kind)
@@ -39,11 +38,13 @@ def place(
 
 
 def _quickly(
-    request: PodRequest, index: Index, lane: Lane, need: int, draw: Callable[[], float]
+    request: PodRequest, index: Index, kind: Kind, need: int, draw: Callable[[], float]
 ) -> tuple[Placement, ...]:
+    lane = index.likely_lane(kind)
     found = tuple(_fitting(request, index, _drawn(lane, need, draw)))
     if found or index.known_verdicts(request):
         return found
+    lane = index.strict_lane(kind)
     return tuple(_fitting(request, index, _walked(lane, need)))
 
 

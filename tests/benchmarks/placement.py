@@ -20,15 +20,16 @@ import time
 import timeit
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
 from services.placer.index import Index
 from services.placer.mirror import Mirror
 from services.placer.naive import place_naive
 from services.placer.placement import place
 from shared.model.device import Device, DeviceUse
-from shared.model.lease import Share
+from shared.model.lease import Lease, Share
 from shared.model.ledger import LedgerNode
-from shared.model.names import DeviceUuid, NodeName, PodUid
+from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
 from shared.model.placement import Refusal
 from shared.model.request import GpuRequest, NodeOrder, PodRequest
@@ -115,8 +116,14 @@ class Load:
     def tell(self) -> None:
         """Let the mirror hear the totals with what was placed, as from the ledger's feed."""
         for pod, shares in self.untold:
-            self.mirror.drop(pod)
+            fences = {s.device: self.totals.get(s.device, _IDLE).fence + 1 for s in shares}
+            node = NodeName("node-" + shares[0].device.split("-")[1])
+            fenced = tuple(replace(s, fence=fences[s.device]) for s in shares)
+            self.mirror.settle(
+                Lease(pod=pod, namespace=Namespace(""), name=pod, node=node, shares=fenced)
+            )
             self._add(shares, 1)
+        self.mirror.forget_counted()
         self.pods.extend(self.untold)
         self.untold.clear()
 
