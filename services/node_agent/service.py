@@ -197,17 +197,17 @@ class NodeAgent:
         while True:
             try:
                 found = await self.gpus.discover()
-                self._take(found)
+                await self._take(found)
                 self._say(None)
             except LeaseholdError as error:
                 self._say(str(error))
             await self.clock.sleep(self.look_s)
 
-    def _take(self, found: Sequence[Gpu]) -> None:
+    async def _take(self, found: Sequence[Gpu]) -> None:
         devices = devices_of(found, self.division, self.devices)
         if devices == self.devices and self.answering.facts is not None:
             return
-        shown = shown_by(self.dialects, devices, self.division.strategy)
+        shown = await asyncio.to_thread(shown_by, self.dialects, devices, self.division.strategy)
         self.devices, self.shown = devices, shown
         self.answering.facts = Node(
             name=self.route,

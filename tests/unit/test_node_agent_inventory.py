@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from proto.deviceplugin import api_pb2
 from services.node_agent.device_ids import compact
 from services.node_agent.gpu_profiles import PROFILES
 from services.node_agent.inventory import (
@@ -85,7 +86,13 @@ def test_memory_too_long_for_a_list_is_written_into_the_status_and_shares_are_se
 def test_the_size_of_a_list_is_computed_exactly() -> None:
     ids = [ServedId(text=f"GPU-{n}-{n}", healthy=n % 2 == 0) for n in range(50)]
 
-    assert list_bytes(ids) == len(encode_list({entry.text: entry for entry in ids}))
+    encoded = encode_list({entry.text: entry for entry in ids})
+    read = api_pb2.ListAndWatchResponse.FromString(encoded)
+
+    assert list_bytes(ids) == len(encoded)
+    assert [(device.ID, device.health == "Healthy") for device in read.devices] == [
+        (entry.text, entry.healthy) for entry in ids
+    ]
 
 
 def test_no_list_and_no_id_is_longer_than_the_kubelet_takes() -> None:
