@@ -59,7 +59,96 @@ def parser() -> argparse.ArgumentParser:
         )
     )
     _flag_of_state(command("down", "end what `up` started, and wait for it", _down, ""))
+    _views(command)
     return whole
+
+
+def _views(command: Callable[..., argparse.ArgumentParser]) -> None:
+    _flags_of_view(command("gpus", "show every device and its leases", _view("gpus"), "", "--json"))
+    _flags_of_view(
+        command("ps", "show leases, and pods that wait with the reason", _view("ps"), "", "--json")
+    )
+    explain = command(
+        "explain",
+        "say why a pod waits, or why it runs where it runs",
+        _view("explain"),
+        "my-pod",
+        "my-pod -n team-a --json",
+    )
+    _flags_of_view(explain)
+    _flags_of_pod(explain)
+    _flag_of_schedulers(explain)
+    trace = command(
+        "trace",
+        "show how long each step of a pod took, as a waterfall",
+        _view("trace"),
+        "my-pod",
+        "6f1e0f5a-8d0e-4a55-b3a0-0f6f5f0a7c11      a pod's uid does, too",
+    )
+    _flag_of_state(trace)
+    _flags_of_pod(trace)
+    trace.add_argument("--trace-dir", default="", help="where services write spans")
+    trace.add_argument("--json", action="store_true", help="for programs; keys stay as they are")
+    audit = command(
+        "audit",
+        "recompute every invariant from leases, pods and agents",
+        _view("audit"),
+        "",
+        "--json",
+        "--redis-url redis://10.0.0.6:6379/0 --kubeconfig ~/.kube/config",
+    )
+    _flags_of_view(audit)
+    _flag_of_schedulers(audit)
+    audit.add_argument(
+        "--now",
+        action="store_true",
+        help="report what would settle by itself, too, instead of waiting up to 30 s for it",
+    )
+    topology = command(
+        "topology", "draw which service says what to whom", _view("topology"), "", "--mermaid"
+    )
+    topology.add_argument("--mermaid", action="store_true", help="as a Mermaid flowchart")
+    topology.add_argument("--json", action="store_true", help="for programs")
+
+
+def _flags_of_view(command: argparse.ArgumentParser) -> None:
+    _flag_of_state(command)
+    add = command.add_argument
+    environ = os.environ
+    add(
+        "--redis-url",
+        default=environ.get("LEASEHOLD_REDIS_URL", ""),
+        help="the ledger [LEASEHOLD_REDIS_URL; default: as DIR/state.json says]",
+    )
+    add(
+        "--kubeconfig",
+        default=environ.get("LEASEHOLD_KUBECONFIG", ""),
+        help="the API server [LEASEHOLD_KUBECONFIG; default: as DIR/state.json says]",
+    )
+    add("--json", action="store_true", help="for programs; keys stay as they are")
+
+
+def _flags_of_pod(command: argparse.ArgumentParser) -> None:
+    command.add_argument("pod", metavar="POD", help="the pod's name")
+    command.add_argument("-n", "--namespace", default="default", help="default: default")
+
+
+def _flag_of_schedulers(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--schedulers",
+        default=os.environ.get("LEASEHOLD_SCHEDULERS", "leasehold,volcano"),
+        help="our schedulerName values [LEASEHOLD_SCHEDULERS; default: leasehold,volcano]",
+    )
+
+
+def _view(name: str) -> Run:
+    def run(flags: argparse.Namespace) -> int:
+        from services.cli import views  # noqa: PLC0415 - start-up time
+
+        code: int = getattr(views, name)(flags)
+        return code
+
+    return run
 
 
 def _flag_of_state(command: argparse.ArgumentParser) -> None:

@@ -1,0 +1,167 @@
+"""Why a pod runs where it runs, or why it waits: facts put in order, numbers included."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from services.cli.facts import Facts, PodSeen
+from services.cli.shapes import lease_shape, refusal_shape
+from shared.model.lease import Lease, LeaseState, Share
+from shared.model.lease_copy import ANNOTATION
+from shared.model.ledger import Waiting
+from shared.model.placement import Refusal
+
+STATES = {
+    LeaseState.RESERVED: "its share is reserved, the binding is under way",
+    LeaseState.BOUND: "it is bound, its kubelet has not asked for the share yet",
+    LeaseState.ACTIVE: "its kubelet was told",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What `explain` says."""
+
+    verdict: str
+    headline: str
+    lines: tuple[str, ...] = ()
+    next: str = ""
+    extra: tuple[tuple[str, Any], ...] = ()
+    """Further keys of the JSON form."""
+
+
+def explain(pod: PodSeen, facts: Facts, schedulers: frozenset[str]) -> Answer:
+    """Answer for one pod that exists."""
+    lease = next((lease for lease in facts.leases if lease.pod == pod.pod), None)
+    if lease is not None:
+        return _running(pod, lease, facts)
+    waiting = next((w for w in facts.waiting if w.queued.pod == pod.pod), None)
+    if waiting is not None:
+        return _waiting(pod, waiting, facts.read_at)
+    return _without_either(pod, schedulers)
+
+
+def shape(pod: PodSeen, answer: Answer) -> dict[str, Any]:
+    """Return the JSON form; see `shapes.py`."""
+    return {
+        "verdict": answer.verdict,
+        "pod": pod.pod,
+        "namespace": pod.namespace,
+        "name": pod.name,
+        "text": answer.headline,
+        "next": answer.next,
+        **dict(answer.extra),
+    }
+
+
+def _running(pod: PodSeen, lease: Lease, facts: Facts) -> Answer:
+    lines = [
+        f"lease       {lease.state}, version {lease.version}, held for "
+        f"{age(facts.read_at - lease.created_at)}: {STATES.get(lease.state, '')}",
+        f"asked in    {lease.dialect or 'no GPU dialect: it asks for no GPU'}",
+        *(line for share in lease.shares for line in _share_lines(share, facts)),
+    ]
+    views = {key: value for key, value in sorted(pod.annotations.items()) if _is_view(key)}
+    if views:
+        lines.append("annotations")
+        lines += [f"  {key}: {value}" for key, value in views.items()]
+    where = f"on node {lease.node}" if pod.node else f"soon on node {lease.node}"
+    return Answer(
+        verdict="running",
+        headline=f"{pod.namespace}/{pod.name} holds a lease {where}; the pod is {pod.phase}",
+        lines=tuple(lines),
+        next=f"leasehold trace {pod.name} -n {pod.namespace}",
+        extra=(("lease", lease_shape(lease)), ("annotations", views)),
+    )
+
+
+def _share_lines(share: Share, facts: Facts) -> list[str]:
+    init = " (init)" if share.init else ""
+    slot = "" if share.slot is None else f", slot {share.slot}"
+    lines = [
+        f"container   {share.container}{init}: {share.memory_mib} MiB, "
+        f"{share.cores_percent or 'any'} % of the cores of device {share.index}{slot}, "
+        f"fence {share.fence}"
+    ]
+    known = facts.devices.get(share.device)
+    if known is not None:
+        _, device, use = known
+        lines.append(
+            f"            {device.model} {device.uuid}: {use.memory_mib} of {device.memory_mib} "
+            f"MiB, {use.cores_percent} % of its cores in {use.shares} of {device.slots} shares"
+            f"{'' if device.healthy else ', UNHEALTHY'}"
+        )
+    return lines
+
+
+def _waiting(pod: PodSeen, waiting: Waiting, now: float) -> Answer:
+    refusal = waiting.refusal
+    since = waiting.waiting_since or waiting.queued.created_at
+    return Answer(
+        verdict="waiting",
+        headline=f"{pod.namespace}/{pod.name} has waited for {age(now - since)}: {refusal.reason}",
+        lines=tuple(_nearest(refusal)),
+        next=refusal.hint or "leasehold gpus",
+        extra=(("refusal", refusal_shape(refusal)),),
+    )
+
+
+def _nearest(refusal: Refusal) -> list[str]:
+    lines: list[str] = []
+    for number, verdict in enumerate(refusal.nearest):
+        nearest = " (the nearest fit)" if number == 0 else ""
+        lines.append(f"node {verdict.node}{nearest}: {verdict.reason}")
+        lines += [f"  device {device.index}: {device.reason}" for device in verdict.devices]
+    lines.append(
+        "no freed capacity can help: only a changed pod or cluster can"
+        if refusal.permanent
+        else "it is offered again as soon as capacity that could fit it is freed"
+    )
+    return lines
+
+
+def _without_either(pod: PodSeen, schedulers: frozenset[str]) -> Answer:
+    name = f"{pod.namespace}/{pod.name}"
+    if pod.scheduler not in schedulers:
+        ours = " or ".join(sorted(schedulers))
+        return Answer(
+            verdict="foreign",
+            headline=f"{name} is not ours: its schedulerName is {pod.scheduler!r}, not {ours}",
+            next=f"set spec.schedulerName to {min(schedulers)} and create the pod anew",
+        )
+    if not pod.lives:
+        return Answer(
+            verdict="ended",
+            headline=f"{name} has {pod.phase.lower()}; its lease has ended",
+            next=f"leasehold trace {pod.name} -n {pod.namespace}",
+        )
+    if pod.said:
+        return Answer(
+            verdict="rejected",
+            headline=f"{name} is not placed: {pod.said}",
+            next="correct the pod as said and create it anew",
+        )
+    if pod.gated:
+        return Answer(
+            verdict="gated",
+            headline=f"{name} has scheduling gates: it is placed once they are removed",
+            next=f"kubectl get pod {pod.name} -n {pod.namespace} -o yaml",
+        )
+    return Answer(
+        verdict="unknown",
+        headline=f"{name} is {pod.phase or 'new'} and the ledger knows nothing of it yet",
+        next="leasehold audit",
+    )
+
+
+def _is_view(key: str) -> bool:
+    domain = key.partition("/")[0]
+    return key != ANNOTATION and (domain.endswith("volcano.sh") or domain == "leasehold.dev")
+
+
+def age(seconds: float) -> str:
+    """Write a duration as kubectl does: 12s, 5m, 3h, 2d."""
+    whole = max(int(seconds), 0)
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
+        if whole >= 2 * size:
+            return f"{whole // size}{unit}"
+    return f"{whole}s"

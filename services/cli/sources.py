@@ -1,0 +1,192 @@
+"""Reading a running Leasehold: the ledger, the API server, and the agents' checkpoints."""
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import msgspec
+
+from services.cli.facts import Facts, PodSeen
+from services.cli.statedir import StateDir, holder, load_state
+from shared.clients.kube import Kube, pod_path
+from shared.clients.kube_errors import NotFoundError
+from shared.clients.kubeconfig import load_credentials
+from shared.clients.leases import RedisLeases
+from shared.model.errors import RequestError, UnavailableError
+from shared.model.events import Activation
+from shared.model.ledger import NodeAccount
+from shared.model.names import Namespace, NodeName, PodUid
+
+PAGE = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Where:
+    """Where a running Leasehold can be read."""
+
+    redis_url: str
+    kubeconfig: Path | None
+    traces: Path | None = None
+    agents: Path | None = None
+    hint: str = ""
+    """What to try when nobody answers."""
+
+
+def find(state: str, *, redis_url: str = "", kubeconfig: str = "", trace_dir: str = "") -> Where:
+    """Find it by flags first, then as the state directory says.
+
+    Raises UnavailableError if neither says anything.
+    """
+    directory = StateDir.at(Path(state))
+    saved = load_state(directory)
+    if saved is None and not redis_url:
+        raise UnavailableError(
+            f"nothing was ever started in {directory.root}: run `leasehold up`, or give --state, "
+            "or --redis-url and --kubeconfig of a cluster"
+        )
+    config = kubeconfig or (saved.kubeconfig if saved and not redis_url else "")
+    runs = saved is not None and holder(directory) is not None
+    return Where(
+        redis_url=redis_url or (saved.redis_url if saved else ""),
+        kubeconfig=Path(config) if config else None,
+        traces=Path(trace_dir) if trace_dir else directory.traces,
+        agents=directory.root / "agents" if saved and not redis_url else None,
+        hint="" if runs or redis_url else f"nothing runs in {directory.root} now: `leasehold up`",
+    )
+
+
+class _PodMetadata(msgspec.Struct, frozen=True, rename="camel"):
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    creation_timestamp: datetime | None = None
+    annotations: dict[str, str] = {}
+
+
+class _PodSpec(msgspec.Struct, frozen=True, rename="camel"):
+    node_name: str = ""
+    scheduler_name: str = ""
+    scheduling_gates: tuple[dict[str, object], ...] = ()
+
+
+class _Condition(msgspec.Struct, frozen=True):
+    type: str = ""
+    status: str = ""
+    message: str = ""
+
+
+class _PodStatus(msgspec.Struct, frozen=True):
+    phase: str = ""
+    conditions: tuple[_Condition, ...] = ()
+
+
+class _Pod(msgspec.Struct, frozen=True):
+    metadata: _PodMetadata = _PodMetadata()
+    spec: _PodSpec = _PodSpec()
+    status: _PodStatus = _PodStatus()
+
+
+class Reader:
+    """Everything the views read."""
+
+    def __init__(self, where: Where, ledger: RedisLeases, kube: Kube) -> None:
+        self.where = where
+        self.ledger = ledger
+        self.kube = kube
+
+    async def accounts(self) -> tuple[NodeAccount, ...]:
+        """Return every node's totals and leases."""
+        pages = [page async for page in self.ledger.totals()]
+        return tuple(account for page in pages for account in page)
+
+    async def pods(self) -> tuple[PodSeen, ...]:
+        """Return every pod of the cluster."""
+        found: list[PodSeen] = []
+        token = ""
+        while True:
+            page = await self.kube.list_page(
+                "/api/v1/pods", query={}, limit=PAGE, continue_token=token
+            )
+            found += [_seen(msgspec.json.decode(item, type=_Pod)) for item in page.items or ()]
+            token = page.metadata.continue_
+            if not token:
+                return tuple(found)
+
+    async def pod(self, namespace: str, name: str) -> PodSeen | None:
+        """Return one pod, or None."""
+        try:
+            return _seen(await self.kube.read(pod_path(namespace, name), _Pod))
+        except NotFoundError:
+            return None
+
+    async def facts(self, *, now: float, pods: bool = True) -> Facts:
+        """Read everything; pods before leases, since a pod is bound only after it has one."""
+        seen = await self.pods() if pods else ()
+        told = told_by_agents(self.where.agents)
+        return Facts(
+            read_at=now,
+            pods=seen,
+            activations=told,
+            accounts=await self.accounts(),
+            waiting=tuple(await self.ledger.waiting()),
+        )
+
+
+@asynccontextmanager
+async def opened(where: Where) -> AsyncIterator[Reader]:
+    """Open the ledger and the API server; what cannot be reached says what to try."""
+    async with AsyncExitStack() as stack:
+        try:
+            credentials = load_credentials(where.kubeconfig)
+            kube = await stack.enter_async_context(Kube(credentials))
+            ledger = await stack.enter_async_context(RedisLeases.connect(where.redis_url))
+            yield Reader(where, ledger, kube)
+        except UnavailableError as error:
+            if where.hint:
+                raise UnavailableError(f"{where.hint} ({error})") from error
+            raise
+
+
+def told_by_agents(agents: Path | None) -> Mapping[NodeName, tuple[Activation, ...]]:
+    """Read the checkpoints of agents on this machine: what they told their kubelets.
+
+    Raises RequestError naming a file that cannot be read.
+    """
+    if agents is None:
+        return {}
+    return dict(_checkpoint(path) for path in sorted(agents.glob("*/checkpoint.json")))
+
+
+def _checkpoint(path: Path) -> tuple[NodeName, tuple[Activation, ...]]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        entries = [entry["activation"] for entry in content["entries"]]
+        return NodeName(content["node"]), msgspec.convert(entries, tuple[Activation, ...])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RequestError(f"{path} is no checkpoint of a node agent: {error!r}") from error
+
+
+def _seen(pod: _Pod) -> PodSeen:
+    created = pod.metadata.creation_timestamp
+    return PodSeen(
+        pod=PodUid(pod.metadata.uid),
+        namespace=Namespace(pod.metadata.namespace),
+        name=pod.metadata.name,
+        node=pod.spec.node_name,
+        phase=pod.status.phase,
+        scheduler=pod.spec.scheduler_name,
+        created_at=created.timestamp() if created else 0.0,
+        gated=bool(pod.spec.scheduling_gates),
+        annotations=pod.metadata.annotations,
+        said=next(
+            (
+                condition.message
+                for condition in pod.status.conditions
+                if condition.type == "PodScheduled" and condition.status == "False"
+            ),
+            "",
+        ),
+    )

@@ -1,0 +1,158 @@
+"""The commands that look: gpus, ps, explain, audit, trace, topology."""
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from services.cli import shapes, sources
+from services.cli.audit import Difference, differences, lasting, unexplained
+from services.cli.facts import Facts
+from services.cli.sources import Reader, Where
+
+AUDIT_AGAIN_S = 1.0
+
+
+def gpus(flags: argparse.Namespace) -> int:
+    """Show every device and its leases."""
+    accounts = _read(flags, lambda reader: reader.accounts())
+    if flags.json:
+        return _dump(shapes.gpus(accounts))
+    from services.cli import render  # noqa: PLC0415 - start-up time
+
+    return _show(lambda width: render.gpus(accounts, width))
+
+
+def ps(flags: argparse.Namespace) -> int:
+    """Show leases and waiting pods."""
+    facts = _read(flags, lambda reader: reader.facts(now=time.time(), pods=False))
+    if flags.json:
+        return _dump(shapes.ps(facts))
+    from services.cli import render  # noqa: PLC0415 - start-up time
+
+    return _show(lambda _: render.ps(facts))
+
+
+def explain(flags: argparse.Namespace) -> int:
+    """Say why a pod runs where it runs, or why it waits."""
+    from services.cli import explain as explaining  # noqa: PLC0415 - start-up time
+
+    async def read(reader: Reader) -> tuple[Any, Facts]:
+        pod = await reader.pod(flags.namespace, flags.pod)
+        return pod, await reader.facts(now=time.time(), pods=False)
+
+    pod, facts = _read(flags, read)
+    if pod is None:
+        print(
+            f"leasehold explain: there is no pod {flags.namespace}/{flags.pod}; `kubectl get pods "
+            "-A` lists them, -n names another namespace",
+            file=sys.stderr,
+        )
+        return 1
+    answer = explaining.explain(pod, facts, _schedulers(flags))
+    if flags.json:
+        return _dump(explaining.shape(pod, answer))
+    from services.cli import render  # noqa: PLC0415 - start-up time
+
+    return _show(lambda _: render.explanation(answer))
+
+
+def audit(flags: argparse.Namespace) -> int:
+    """Recompute what must hold; return 1 if something does not."""
+    schedulers = _schedulers(flags)
+    facts, wrong = _read(flags, lambda reader: _audited(reader, schedulers, wait=not flags.now))
+    if flags.json:
+        _dump(shapes.audit(facts, wrong))
+    else:
+        from services.cli import render  # noqa: PLC0415 - start-up time
+
+        _show(lambda _: render.audit(facts, wrong))
+    return 1 if wrong else 0
+
+
+def trace(flags: argparse.Namespace) -> int:
+    """Show the spans of a pod."""
+    from services.cli import waterfall  # noqa: PLC0415 - start-up time
+
+    where = sources.find(flags.state, redis_url="-", trace_dir=flags.trace_dir)
+    directory = where.traces or Path()
+    spans = waterfall.read_spans(directory, namespace=flags.namespace, name=flags.pod)
+    if not spans:
+        print(
+            f"leasehold trace: no span of pod {flags.namespace}/{flags.pod} is in {directory}; "
+            "spans arrive half a second after they end",
+            file=sys.stderr,
+        )
+        return 1
+    if flags.json:
+        return _dump(waterfall.shape(spans))
+    width = _console().width
+    print(f"trace {spans[0].trace} of {flags.namespace}/{flags.pod}")
+    print("\n".join(waterfall.waterfall(spans, width)))
+    return 0
+
+
+def topology(flags: argparse.Namespace) -> int:
+    """Draw which service says what to whom."""
+    from services.topology import edges, mermaid, table  # noqa: PLC0415 - start-up time
+
+    if flags.json:
+        listed = [
+            {"says": e.says, "event": e.event.subject, "as": e.manner, "hears": e.hears}
+            for e in edges()
+        ]
+        return _dump({"edges": listed})
+    print(mermaid() if flags.mermaid else table())
+    return 0
+
+
+async def _audited(
+    reader: Reader, schedulers: frozenset[str], *, wait: bool
+) -> tuple[Facts, tuple[Difference, ...]]:
+    """Read until every difference has either gone or lasted longer than it may."""
+    since: dict[Difference, float] = {}
+    while True:
+        now = time.time()
+        facts = await reader.facts(now=now)
+        found = (*differences(facts), *unexplained(facts, schedulers))
+        wrong, since = lasting(found, since, now)
+        if len(wrong) == len(since):
+            return facts, wrong
+        if not wait:
+            return facts, tuple(since)
+        await asyncio.sleep(AUDIT_AGAIN_S)
+
+
+def _read(flags: argparse.Namespace, read: Callable[[Reader], Awaitable[Any]]) -> Any:
+    async def reading(where: Where) -> Any:
+        async with sources.opened(where) as reader:
+            return await read(reader)
+
+    where = sources.find(flags.state, redis_url=flags.redis_url, kubeconfig=flags.kubeconfig)
+    return asyncio.run(reading(where))
+
+
+def _schedulers(flags: argparse.Namespace) -> frozenset[str]:
+    return frozenset(name.strip() for name in flags.schedulers.split(",") if name.strip())
+
+
+def _dump(shape: Any) -> int:
+    print(json.dumps(shape, indent=1))
+    return 0
+
+
+def _console() -> Any:
+    from rich.console import Console  # noqa: PLC0415 - start-up time
+
+    console = Console(highlight=False, soft_wrap=False)
+    return console if console.is_terminal else Console(highlight=False, width=160)
+
+
+def _show(draw: Callable[[int], Any]) -> int:
+    console = _console()
+    console.print(draw(console.width))
+    return 0

@@ -1,0 +1,161 @@
+"""The list of services, and the drawing of who says what to whom, read from their signatures."""
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from shared.model.events import (
+    BindingFailed,
+    EndAsked,
+    Event,
+    LeaseChanged,
+    LeasesAsked,
+    LedgerRebuilt,
+    ListingWanted,
+    PodBound,
+    PodQueued,
+)
+from shared.runtime.service import Role, roles_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceListed:
+    """Where a service's class is, and what it says outside its handlers and sources."""
+
+    name: str
+    module: str
+    cls: str
+    also_says: tuple[type[Event], ...] = ()
+    """From loops and adapters: questions it asks, and facts that follow from no one event."""
+
+    @property
+    def folder(self) -> str:
+        """The package that holds it."""
+        return self.module.rpartition(".")[0]
+
+
+SERVICES: tuple[ServiceListed, ...] = (
+    ServiceListed(name="watcher", module="services.watcher.service", cls="Watcher"),
+    ServiceListed(name="placer", module="services.placer.service", cls="Placer"),
+    ServiceListed(
+        name="binder",
+        module="services.binder.service",
+        cls="Binder",
+        also_says=(
+            BindingFailed,
+            EndAsked,
+            LeaseChanged,
+            LedgerRebuilt,
+            ListingWanted,
+            PodBound,
+            PodQueued,
+        ),
+    ),
+    ServiceListed(
+        name="node-agent",
+        module="services.node_agent.service",
+        cls="NodeAgent",
+        also_says=(LeasesAsked,),
+    ),
+)
+
+NOBODY = "(whoever listens)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edge:
+    """One service says an event that another hears."""
+
+    says: str
+    hears: str
+    event: type[Event]
+    question: bool = False
+
+    @property
+    def manner(self) -> str:
+        """How it travels: work, news or question."""
+        return "question" if self.question else str(self.event.delivery)
+
+
+def roles() -> dict[str, tuple[Role, ...]]:
+    """Return the roles of every service, by its name."""
+    return {
+        listed.name: roles_of(getattr(importlib.import_module(listed.module), listed.cls))
+        for listed in SERVICES
+    }
+
+
+def edges() -> tuple[Edge, ...]:
+    """Return who says what to whom; what no service hears goes to `NOBODY`."""
+    also = {listed.name: listed.also_says for listed in SERVICES}
+    return edges_of(roles(), also)
+
+
+def edges_of(
+    roles_by_name: Mapping[str, tuple[Role, ...]], also: Mapping[str, tuple[type[Event], ...]]
+) -> tuple[Edge, ...]:
+    """Join what is said with those who hear it, sorted by speaker, hearer and subject."""
+    hears: dict[type[Event], set[str]] = {}
+    asked: set[type[Event]] = set()
+    for name, held in roles_by_name.items():
+        for role in held:
+            for event in role.hears:
+                hears.setdefault(event, set()).add(name)
+                if role.kind == "answers":
+                    asked.add(event)
+    said = {
+        (name, event)
+        for name, held in roles_by_name.items()
+        for event in (
+            *(event for role in held if role.kind != "answers" for event in role.says),
+            *also.get(name, ()),
+        )
+    }
+    found = [
+        Edge(says=name, hears=hearer, event=event, question=event in asked)
+        for name, event in said
+        for hearer in hears.get(event, {NOBODY})
+    ]
+    return tuple(sorted(found, key=lambda edge: (edge.says, edge.hears, edge.event.subject)))
+
+
+def unsaid() -> tuple[tuple[str, type[Event]], ...]:
+    """Return what a service hears and no service says: a mistake in one of the signatures."""
+    said = {edge.event for edge in edges()}
+    return tuple(
+        (name, event)
+        for name, held in roles().items()
+        for role in held
+        for event in role.hears
+        if event not in said
+    )
+
+
+def mermaid() -> str:
+    """Draw a Mermaid flowchart: work with full lines, news dotted, questions thick."""
+    arrows = {"work": "-->", "news": "-.->", "question": "==>"}
+    names: dict[str, str] = {}
+    for edge in edges():
+        for name in (edge.says, edge.hears):
+            names.setdefault(name, name.strip("()").replace(" ", "_").replace("-", "_"))
+    lines = ["flowchart LR", *(f'  {key}["{name}"]' for name, key in sorted(names.items()))]
+    grouped: dict[tuple[str, str, str], list[str]] = {}
+    for edge in edges():
+        key = (names[edge.says], arrows[edge.manner], names[edge.hears])
+        grouped.setdefault(key, []).append(edge.event.__name__)
+    lines += [
+        f'  {says} {arrow}|"{"<br/>".join(events)}"| {hears}'
+        for (says, arrow, hears), events in grouped.items()
+    ]
+    return "\n".join(lines)
+
+
+def table() -> str:
+    """Write one line per speaker, event and hearer."""
+    rows = [(edge.says, edge.event.subject, edge.manner, edge.hears) for edge in edges()]
+    rows.insert(0, ("SAYS", "EVENT", "AS", "HEARS"))
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    return "\n".join(
+        "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
