@@ -5,7 +5,7 @@ no cluster mode; replicas are fine): a script sees and leaves totals, slots, fen
 indexes and feed in agreement, and writes nothing by halves. Every method may be repeated: the
 second time answers what the first did. None is tried again here. All raise UnavailableError when
 the server does not answer or refuses to write, and while the ledger is not ready: it is empty
-(never used, or flushed), or its rebuild is not finished. `now` is always the caller's, Unix seconds.
+(never used, or flushed), or its rebuild is not finished. `now` is the caller's, Unix seconds.
 
     async with RedisLeases.connect("redis://127.0.0.1:6379") as leases:
 
@@ -202,7 +202,7 @@ class RedisLeases:
 
     async def capacity(self) -> int:
         """Return the capacity number: it rises whenever something is freed or added."""
-        _, _, capacity, _, _ = await self._connection.run("survey", [], False)
+        _, capacity = await self._connection.run("peek")
         return int(capacity)
 
     async def snapshot(self) -> Snapshot:
@@ -278,8 +278,8 @@ class RedisLeases:
         """Choose waiting pods that freed capacity may suffice for, to be decided again.
 
         First those whose smallest need fits a node on which something was freed since the last
-        call, as many as it could hold; then up to `spare` whose verdicts are the oldest, so that nobody
-        is forgotten. Highest priority first, then oldest. A pod is offered once per capacity
+        call, as many as it could hold; then up to `spare` whose verdicts are the oldest, so that
+        nobody is forgotten. Highest priority first, then oldest. A pod is offered once per capacity
         number, and again if there was no answer for `retry_s`.
         """
         capacity, records = await self._connection.run("offers", now, limit, spare, retry_s)
@@ -288,7 +288,7 @@ class RedisLeases:
     async def epoch(self) -> str | None:
         """Return the name of the ledger's present life, or None while it is not ready."""
         try:
-            epoch, *_ = await self._connection.run("survey", [], False)
+            epoch, _ = await self._connection.run("peek")
         except UnavailableError as error:
             if "being rebuilt" in str(error):
                 return None

@@ -12,10 +12,19 @@ import msgspec
 import redis.asyncio
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import NoScriptError, RedisError, ResponseError
+from redis.exceptions import (
+    MasterDownError,
+    NoScriptError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+)
 
 from shared.model.errors import ConflictError, UnavailableError
 
+_AWAY = (MasterDownError, OutOfMemoryError, ReadOnlyError)
+"""Answers after which the same call may succeed later."""
 _SCRIPTS = resources.files("shared.clients") / "scripts"
 
 
@@ -88,7 +97,7 @@ class LedgerConnection:
                 )
             if said.startswith("STALETOKEN"):
                 return ConflictError("another rebuild of the ledger has begun since")
-            if not said.startswith(("OOM", "LOADING", "READONLY", "MASTERDOWN", "NOREPLICAS")):
+            if not isinstance(error, _AWAY) and not said.startswith("NOREPLICAS"):
                 return error
         return UnavailableError(
             f"the ledger at {self._where} did not take the call: {said}; "

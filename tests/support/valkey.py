@@ -64,6 +64,16 @@ class ValkeyServer:
             except OSError:
                 return False
 
+    async def command(self, *words: str) -> bytes:
+        """Send one command and return the first piece of its answer."""
+        reader, writer = await asyncio.open_unix_connection(str(self.socket))
+        parts = [f"*{len(words)}\r\n", *(f"${len(word)}\r\n{word}\r\n" for word in words)]
+        writer.write("".join(parts).encode())
+        answer = await reader.readline()
+        writer.close()
+        await writer.wait_closed()
+        return answer
+
     def kill(self) -> None:
         if self.process is not None:
             self.process.kill()
