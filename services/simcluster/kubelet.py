@@ -111,14 +111,14 @@ class SimKubelet:
 
     async def _live(self, ready: asyncio.Future[None]) -> None:
         directory = self.files.device_plugins
-        rejoins = not (directory / FILE_NAME).exists()
+        forgetful = not (directory / FILE_NAME).exists()
         devices = DeviceManager(
             directory,
             grace_s=self.settings.plugin_grace_s,
             stale_stream_race=self.settings.stale_stream_race,
             changed=self._node_changed.set,
         )
-        self._begin_node(forgetful=rejoins)
+        self._begin_node(forgetful=forgetful)
         self._write_node(devices)
         pods = self._pods = PodManager(
             self.name,

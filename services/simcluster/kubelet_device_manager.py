@@ -25,6 +25,15 @@ from services.simcluster.kubelet_plugins import PluginConnection
 log = logging.getLogger(__name__)
 
 
+def _restored(directory: Path) -> DeviceLedger:
+    """Return what the checkpoint says; a spoilt one counts as none, as for a real kubelet."""
+    try:
+        return load_checkpoint(directory) or DeviceLedger()
+    except (ValueError, KeyError, TypeError) as error:
+        log.warning("device checkpoint is not readable", extra={"why": str(error)})
+        return DeviceLedger()
+
+
 class DeviceManager:
     """The devices of one kubelet between two of its restarts."""
 
@@ -36,7 +45,7 @@ class DeviceManager:
         stale_stream_race: bool,
         changed: Callable[[], None],
     ) -> None:
-        self.ledger = load_checkpoint(directory) or DeviceLedger()
+        self.ledger = _restored(directory)
         self._directory = directory
         self._grace_s = grace_s
         self._stale_stream_race = stale_stream_race

@@ -246,6 +246,19 @@ async def test_the_checkpoint_has_the_real_file_s_form() -> None:
         assert content["Data"]["RegisteredDevices"] == {SLOT: ["a", "b"]}
 
 
+async def test_a_spoilt_checkpoint_is_passed_over() -> None:
+    async with one_kubelet() as node:
+        checkpoint = node.device_plugins / "kubelet_internal_checkpoint"
+        checkpoint.write_text('{"Data": ')
+
+        await node.kubelet.restart()
+
+        async with ScriptedPlugin(node.device_plugins, SLOT, endpoint="again.sock") as plugin:
+            plugin.report(healthy("a"))
+            await plugin.register()
+            await node.allocatable(SLOT, 1)
+
+
 async def test_a_directory_too_long_for_sockets_is_refused_with_the_limit() -> None:
     with pytest.raises(ValueError, match="107"):
         async with one_kubelet(directory=Path("/tmp") / ("x" * 100)):
