@@ -9,6 +9,7 @@ from shared.clients.bus import Bus
 from shared.clients.kube import Kube
 from shared.clients.kubeconfig import load_credentials
 from shared.clients.leases import RedisLeases
+from shared.clients.leases_staging import LedgerStaging
 from shared.model.events import ListingWanted
 from shared.runtime.clock import SystemClock
 from shared.runtime.run import run, serve
@@ -22,10 +23,11 @@ async def bind(settings: BinderSettings) -> None:
         Kube(credentials, timeout_s=settings.api_timeout_s) as kube,
         Bus.connect(settings.nats_url, name="binder") as bus,
         RedisLeases.connect(settings.redis_url) as ledger,
+        LedgerStaging.connect(settings.redis_url) as staging,
     ):
         binder = assemble(
             ledger=ledger,
-            staging=ledger,
+            staging=staging,
             pods=ApiPods(kube),
             bus=bus,
             agents=BusAgents(bus),

@@ -25,7 +25,7 @@ class Keeper:
         self.ledger = ledger
         self.endings = endings
         self.tally = tally
-        self._activated: dict[NodeName, frozenset[tuple[PodUid, str]]] = {}
+        self._activated: dict[NodeName, frozenset[PodUid]] = {}
 
     async def save_nodes(self, events: Sequence[NodeChanged]) -> None:
         """Save the newest facts of each node, or take it out."""
@@ -50,8 +50,8 @@ class Keeper:
 
     async def activate(self, events: Sequence[ShareActivated]) -> None:
         """Note what the kubelet was told."""
-        told = [(event.activation.pod, event.activation.container) for event in events]
-        self._report_unleased(told, await self.ledger.activate(told))
+        pods = sorted({event.activation.pod for event in events})
+        self._report_unleased(pods, await self.ledger.activate(pods))
 
     async def end_gone(self, events: Sequence[PodGone]) -> list[LeaseChanged]:
         """End the leases of pods that are gone; where one may still run, start asking its agent."""
@@ -109,10 +109,10 @@ class Keeper:
 
     async def _repair(self, reports: Iterable[DeviceReported]) -> None:
         """Activate what agents say is active, whenever that set has changed."""
-        news: list[tuple[PodUid, str]] = []
-        current: dict[NodeName, frozenset[tuple[PodUid, str]]] = {}
+        news: list[PodUid] = []
+        current: dict[NodeName, frozenset[PodUid]] = {}
         for report in reports:
-            active = frozenset((each.pod, each.container) for each in report.activations)
+            active = frozenset(each.pod for each in report.activations)
             known = self._activated.get(report.node, frozenset())
             current[report.node] = active
             news += active - known
@@ -126,12 +126,10 @@ class Keeper:
         self._activated.update(current)
         self._report_unleased(news, found)
 
-    def _report_unleased(
-        self, activated: Sequence[tuple[PodUid, str]], found: Sequence[Lease | None]
-    ) -> None:
+    def _report_unleased(self, activated: Sequence[PodUid], found: Sequence[Lease | None]) -> None:
         missing = [
-            f"container {container} of pod {pod} is active without a lease"
-            for (pod, container), lease in zip(activated, found, strict=True)
+            f"pod {pod} is active without a lease"
+            for pod, lease in zip(activated, found, strict=True)
             if lease is None
         ]
         if missing:

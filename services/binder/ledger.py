@@ -12,16 +12,16 @@ from shared.model.node import NodeFacts
 class Ledger(Protocol):
     """Leases, inventory and waiting pods; every method takes a batch and may be called twice."""
 
-    async def ready(self) -> bool:
-        """Tell whether the ledger holds everything; False while it is to be rebuilt."""
+    async def epoch(self) -> str | None:
+        """Return the name of the ledger's present life; None while it is to be rebuilt."""
         ...
 
     async def bind(self, leases: Sequence[Lease]) -> list[Lease | StaleLeaseError]:
         """Commit reservations; a lease that expired or moved on is answered with the error."""
         ...
 
-    async def activate(self, pods: Sequence[tuple[PodUid, str]]) -> list[Lease | None]:
-        """Note that the kubelet was told of these pods' containers."""
+    async def activate(self, pods: Sequence[PodUid]) -> list[Lease | None]:
+        """Note that the kubelet was told of these pods; None for one without a bound lease."""
         ...
 
     async def release(
@@ -62,7 +62,7 @@ class Ledger(Protocol):
         """Return the number that rises whenever something is freed or added."""
         ...
 
-    async def offers(self, capacity: int) -> list[PodQueued]:
+    async def offers(self, *, now: float) -> list[PodQueued]:
         """Return waiting pods that what was freed since their verdict may help."""
         ...
 

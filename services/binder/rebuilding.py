@@ -12,6 +12,7 @@ from typing import Protocol
 from services.binder.explaining import differences
 from services.binder.recovery import Evidence, recover, silent_nodes
 from services.binder.tally import Tally
+from shared.model.errors import ConflictError
 from shared.model.events import (
     Activation,
     BoundPod,
@@ -31,26 +32,33 @@ SETTLE_S = 1.0
 PATIENCE_S = 10.0
 """A node that does not report its devices within this is restored from its pods alone."""
 LOOK_S = 0.2
+LOCK_S = 6.0
+"""A replica that dies while it rebuilds is replaced after this."""
 ASK_AGAIN_S = 5.0
 
 
 class Restoring(Protocol):
     """The ledger's side of a rebuild."""
 
-    async def ready(self) -> bool:
-        """Tell whether the ledger holds everything."""
+    async def epoch(self) -> str | None:
+        """Return the name of the ledger's present life; None while it is to be rebuilt."""
         ...
 
-    async def begin_rebuild(self) -> str | None:
+    async def begin_rebuild(self, *, now: float, lock_s: float = ...) -> str | None:
         """Take the rebuild on; None if there is nothing to do or another replica has it."""
         ...
 
-    async def restore(self, leases: Sequence[Lease]) -> list[Lease]:
-        """Book leases again, in this order; return those that do not fit."""
+    async def restore(
+        self, leases: Sequence[Lease], *, now: float, token: str = ..., lock_s: float = ...
+    ) -> list[tuple[Lease, str]]:
+        """Book leases again, in this order; return those that do not fit, and why.
+
+        Raises ConflictError if another replica took the rebuild over.
+        """
         ...
 
-    async def finish_rebuild(self, token: str) -> str:
-        """Open the ledger and return its epoch. Raises ConflictError if another took over."""
+    async def finish_rebuild(self, token: str) -> bool:
+        """Open the ledger; False if another replica took the rebuild over."""
         ...
 
 
@@ -67,6 +75,10 @@ class Evidences(Protocol):
 
     async def staged_listing(self, *, since: float) -> tuple[BoundPod, ...] | None:
         """Return the newest complete listing begun at or after `since`, if there is one."""
+        ...
+
+    async def hold_rebuild(self, token: str, *, now: float, lock_s: float) -> bool:
+        """Keep the rebuild ours for `lock_s` more seconds; False if it is not any more."""
         ...
 
     async def clear_staged(self) -> None:
@@ -101,34 +113,49 @@ class Rebuild:
         self.clock = clock
         self.tally = tally
         self.patience_s = patience_s
+        self._untold: LedgerRebuilt | None = None
 
     async def hear_reports(self, reports: Sequence[DeviceReported]) -> None:
         """Keep reports while the ledger is being rebuilt."""
-        if not await self.ledger.ready():
+        if await self.ledger.epoch() is None:
             await self.staging.stage_reports(reports)
 
     async def step(self) -> LedgerRebuilt | None:
-        """Rebuild the ledger if it needs it and nobody else does; say so when it is done."""
-        if await self.ledger.ready():
+        """Rebuild the ledger if it needs it and nobody else does.
+
+        Returns what has to be told, again and again until `told` is called.
+        """
+        if self._untold is None:
+            self._untold = await self._rebuild()
+        return self._untold
+
+    def told(self) -> None:
+        """Note that everybody has been told of the rebuild."""
+        self._untold = None
+
+    async def _rebuild(self) -> LedgerRebuilt | None:
+        if await self.ledger.epoch() is not None:
             return None
-        token = await self.ledger.begin_rebuild()
+        token = await self.ledger.begin_rebuild(now=self.clock.now(), lock_s=LOCK_S)
         if token is None:
             return None
         logger.warning("the ledger is empty: placing waits until it is rebuilt")
-        evidence = await self._collect()
-        recovery = recover(evidence)
-        misfits = await self.ledger.restore(recovery.leases)
-        problems = [*recovery.problems, *map(_misfit, misfits)]
+        recovery = recover(await self._collect(token))
+        misfits = await self.ledger.restore(
+            recovery.leases, now=self.clock.now(), token=token, lock_s=LOCK_S
+        )
+        problems = [*recovery.problems, *(_misfit(lease, why) for lease, why in misfits)]
         if problems:
             self.tally.count("not_restored", len(problems))
             logger.error("%d leases are not restored: %s", len(problems), differences(problems))
-        epoch = await self.ledger.finish_rebuild(token)
+        if not await self.ledger.finish_rebuild(token):
+            return None
         await self.staging.clear_staged()
         restored = len(recovery.leases) - len(misfits)
         logger.warning("the ledger holds %d leases again", restored)
-        return LedgerRebuilt(epoch=epoch)
+        return LedgerRebuilt(epoch=token)
 
-    async def _collect(self) -> Evidence:
+    async def _collect(self, token: str) -> Evidence:
         """Ask for everything and wait for it; a silent node is waited for only so long."""
         await self.staging.clear_staged()
         await self.clock.sleep(SETTLE_S)
@@ -136,6 +163,8 @@ class Rebuild:
         asked = -1.0
         while True:
             now = self.clock.now()
+            if not await self.staging.hold_rebuild(token, now=now, lock_s=LOCK_S):
+                raise ConflictError("another replica has taken the rebuild over")
             if now - asked >= ASK_AGAIN_S:
                 await self.bus.publish([ListingWanted(reason="the ledger is being rebuilt")])
                 asked = now
@@ -156,8 +185,8 @@ class Rebuild:
             await self.clock.sleep(LOOK_S)
 
 
-def _misfit(lease: Lease) -> str:
+def _misfit(lease: Lease, why: str) -> str:
     return (
-        f"the lease of pod {lease.namespace}/{lease.name} ({lease.pod}) does not fit on "
-        f"{lease.node} any more"
+        f"the lease of pod {lease.namespace}/{lease.name} ({lease.pod}) clashes on {lease.node}: "
+        f"{why}"
     )

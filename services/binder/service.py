@@ -252,6 +252,7 @@ class Binder:
             if rebuilt is not None:
                 self.keeper.forget()
                 await self.bus.publish([rebuilt])
+                self.rebuild.told()
             await self.clock.sleep(REBUILD_S)
 
     def _freed(self, ended: list[LeaseChanged]) -> list[LeaseChanged]:

@@ -9,7 +9,9 @@ from shared.runtime.clock import Clock
 
 SWEEP_S = 1.0
 OFFER_S = 0.25
-"""How often the capacity number is looked at; nothing else is done while it stands still."""
+"""How often the capacity number is looked at; hardly more is done while it stands still."""
+OFFER_AGAIN_S = 30.0
+"""How often offers that had no answer are looked for although nothing was freed."""
 
 
 class Sweeper:
@@ -19,7 +21,8 @@ class Sweeper:
         self.ledger = ledger
         self.clock = clock
         self._freed = asyncio.Event()
-        self._offered_at = -1
+        self._offered_for = -1
+        self._offered_at = 0.0
 
     def freed(self) -> None:
         """Say that something was freed here: it is offered without delay."""
@@ -27,6 +30,8 @@ class Sweeper:
 
     async def expire(self) -> list[BindingFailed]:
         """End reservations whose time is over; their pods have to be placed again."""
+        if await self.ledger.epoch() is None:
+            return []
         ended = await self.ledger.expire(self.clock.now())
         if ended:
             self.freed()
@@ -45,12 +50,14 @@ class Sweeper:
     async def offer(self) -> list[PodQueued]:
         """Return the waiting pods that may fit now, if anything was freed since the last time."""
         self._freed.clear()
-        capacity = await self.ledger.capacity()
-        if capacity == self._offered_at:
+        if await self.ledger.epoch() is None:
             return []
-        offers = await self.ledger.offers(capacity)
+        now, capacity = self.clock.now(), await self.ledger.capacity()
+        if capacity == self._offered_for and now < self._offered_at + OFFER_AGAIN_S:
+            return []
+        offers = await self.ledger.offers(now=now)
         if not offers:
-            self._offered_at = capacity
+            self._offered_for, self._offered_at = capacity, now
         return offers
 
     async def wait(self) -> None:

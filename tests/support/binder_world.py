@@ -76,8 +76,8 @@ class FakeLedger:
         self.nodes: dict[NodeName, NodeFacts] = {}
         self.devices: dict[NodeName, DeviceReported] = {}
 
-    async def ready(self) -> bool:
-        return self.is_ready
+    async def epoch(self) -> str | None:
+        return "epoch" if self.is_ready else None
 
     async def bind(self, leases: Sequence[Lease]) -> list[Lease | StaleLeaseError]:
         answers: list[Lease | StaleLeaseError] = []
@@ -94,11 +94,11 @@ class FakeLedger:
             answers.append(stored)
         return answers
 
-    async def activate(self, pods: Sequence[tuple[PodUid, str]]) -> list[Lease | None]:
-        for pod, _ in pods:
+    async def activate(self, pods: Sequence[PodUid]) -> list[Lease | None]:
+        for pod in pods:
             if pod in self.leases:
                 self.leases[pod] = replace(self.leases[pod], state=LeaseState.ACTIVE)
-        return [self.leases.get(pod) for pod, _ in pods]
+        return [self.leases.get(pod) for pod in pods]
 
     async def release(
         self, pods: Sequence[PodUid], *, reason: str, version: int | None = None
@@ -140,28 +140,33 @@ class FakeLedger:
     async def capacity(self) -> int:
         return self.number
 
-    async def offers(self, capacity: int) -> list[PodQueued]:
+    async def offers(self, *, now: float) -> list[PodQueued]:
         self.scans += 1
-        offered = [replace(pod, offer=capacity) for pod in self.waiting]
+        offered = [replace(pod, offer=self.number) for pod in self.waiting]
         self.waiting = []
         return offered
 
     async def forget_waiting(self, pods: Sequence[PodUid]) -> None:
         self.waiting = [pod for pod in self.waiting if pod.pod not in pods]
 
-    async def begin_rebuild(self) -> str | None:
+    async def begin_rebuild(self, *, now: float, lock_s: float = 60.0) -> str | None:
         if self.is_ready or self.rebuilding:
             return None
         self.rebuilding = True
         return "token"
 
-    async def restore(self, leases: Sequence[Lease]) -> list[Lease]:
+    async def restore(
+        self, leases: Sequence[Lease], *, now: float, token: str = "", lock_s: float = 60.0
+    ) -> list[tuple[Lease, str]]:
         self.restored = list(leases)
-        return [each for each in leases if each.pod in self.misfits]
+        return [(each, "memory") for each in leases if each.pod in self.misfits]
 
-    async def finish_rebuild(self, token: str) -> str:
+    async def finish_rebuild(self, token: str) -> bool:
         self.is_ready = True
-        return "epoch-2"
+        return True
+
+    async def hold_rebuild(self, token: str, *, now: float, lock_s: float) -> bool:
+        return True
 
     async def stage_piece(self, piece: PodsListed) -> tuple[BoundPod, ...] | None:
         pieces = self.pieces.setdefault(piece.listing, {})

@@ -1,0 +1,2 @@
+-- Answers the epoch and the capacity number.
+return pack({epoch, capacity})
