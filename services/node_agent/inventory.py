@@ -7,6 +7,7 @@ from shared.dialects.dialect import Dialect, ServedId
 from shared.model.device import Device
 from shared.model.errors import RequestError
 from shared.model.names import DeviceUuid
+from shared.model.node import AGENT_ANNOTATION
 
 MAX_LIST_BYTES = 4_000_000
 """The kubelet receives at most 4 MiB in one message; a little room is left."""
@@ -102,7 +103,7 @@ def shown_by(dialects: Iterable[Dialect], devices: Sequence[Device], strategy: s
     """
     served: dict[str, Mapping[str, ServedId]] = {}
     patched: dict[str, int] = {}
-    annotations: dict[str, str | None] = {}
+    annotations: dict[str, str | None] = {AGENT_ANNOTATION: "true"}
     for dialect in dialects:
         advertised = dialect.advertised(devices, strategy)
         for resource, ids in advertised.served.items():

@@ -4,11 +4,8 @@ from shared.clients.kube_types import Node
 from shared.dialects import OWN_RESOURCES, volcano_gpushare, volcano_vgpu
 from shared.model.events import DeviceReported
 from shared.model.names import NodeName
-from shared.model.node import NodeFacts, Taint
+from shared.model.node import AGENT_ANNOTATION, NodeFacts, Taint
 from shared.model.quantity import parse_resources
-
-AGENT = "leasehold.dev/agent"
-"""Node annotation by which our own agent says that it reports the devices itself."""
 
 
 def read(node: Node) -> NodeFacts:
@@ -37,7 +34,7 @@ def foreign_devices(node: Node, *, now_s: float) -> DeviceReported | None:
     Such a node fails closed: no annotation, or no slot in allocatable, is no device.
     """
     notes = node.metadata.annotations
-    if AGENT in notes or volcano_vgpu.REGISTER not in notes:
+    if AGENT_ANNOTATION in notes or volcano_vgpu.REGISTER not in notes:
         return None
     if not parse_resources(node.status.allocatable).get(volcano_vgpu.NUMBER):
         return None

@@ -5,6 +5,9 @@ from dataclasses import dataclass, field
 
 from shared.model.names import NodeName
 
+AGENT_ANNOTATION = "leasehold.dev/agent"
+"""On a node: our agent reports its devices, and whatever else is written there is a view."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taint:

@@ -67,6 +67,12 @@ def test_12_devices_come_in_order_of_their_minor_number() -> None:
     assert register.startswith("GPU-0,10,11178,NVIDIA-NVIDIA GeForce GTX 1080 Ti,true,hami-core:")
 
 
+def test_the_node_shows_that_our_agent_reports_its_devices() -> None:
+    shown = shown_by(DIALECTS.values(), devices_of(GPUS, Division()), Strategy.AUTO)
+
+    assert shown.annotations["leasehold.dev/agent"] == "true"
+
+
 def test_17_a_list_too_long_names_the_factor_needed() -> None:
     many = [replace(gpu, memory_mib=81920) for gpu in GPUS]
 
