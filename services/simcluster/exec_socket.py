@@ -5,6 +5,7 @@ Each binary message begins with its channel: 0 stdin, 1 stdout, 2 stderr, 3 the 
 """
 
 import asyncio
+import logging
 from collections.abc import Mapping
 
 from aiohttp import WSMsgType, web
@@ -14,6 +15,8 @@ from services.simcluster.objects import Json, encode, metadata
 from services.simcluster.pod_access import NO_RUNTIME, container_of
 from services.simcluster.ports import ContainerRuntime
 from services.simcluster.query import flag
+
+log = logging.getLogger(__name__)
 
 V5 = "v5.channel.k8s.io"
 V4 = "v4.channel.k8s.io"
@@ -82,19 +85,21 @@ async def serve_exec(
     socket = web.WebSocketResponse(protocols=(protocol,), autoping=True, compress=False)
     await socket.prepare(request)
     streams = Streams(socket, query)
-    receiving = asyncio.create_task(streams.receive())  # ends with the session, below
-    running = asyncio.create_task(
-        _run(runtime, pod, container, command, tty=flag(query, "tty"), streams=streams)
-    )
+    tty = flag(query, "tty")
     try:
-        await asyncio.wait({receiving, running}, return_when=asyncio.FIRST_COMPLETED)
-        if running.done():
-            await socket.send_bytes(bytes([_STATUS]) + encode(running.result()))
-    finally:
-        running.cancel()
-        receiving.cancel()
-        await asyncio.gather(running, receiving, return_exceptions=True)
-        await socket.close()
+        async with asyncio.TaskGroup() as tasks:
+            receiving = tasks.create_task(streams.receive())
+            running = tasks.create_task(
+                _run(runtime, pod, container, command, tty=tty, streams=streams)
+            )
+            await asyncio.wait({receiving, running}, return_when=asyncio.FIRST_COMPLETED)
+            if running.done():
+                await socket.send_bytes(bytes([_STATUS]) + encode(running.result()))
+            running.cancel()
+            receiving.cancel()
+    except* ConnectionError:
+        log.debug("the client of an exec session left")
+    await socket.close()
     return socket
 
 
