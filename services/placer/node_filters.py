@@ -92,6 +92,7 @@ def term_holds(term: tuple[NodeTerm, ...], facts: NodeFacts) -> bool:
 
 
 def _requirement_holds(need: NodeTerm, facts: NodeFacts) -> bool:
+    found: str | None
     if need.field:
         found = facts.name if need.key == "metadata.name" else None
     else:

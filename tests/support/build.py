@@ -1,6 +1,7 @@
 """Builders of values for tests: each hides what the test is not about."""
 
-from collections.abc import Mapping
+import random
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from shared.model.device import Device, DeviceUse
@@ -129,3 +130,8 @@ def lease(pod: str = "uid-1", node: str = "n1", *shares: Share, **fields: Any) -
         shares=shares,
         **fields,
     )
+
+
+def dice(seed: int = 1) -> Callable[[], float]:
+    """A source of chance that falls the same way every time."""
+    return random.Random(seed).random  # noqa: S311

@@ -1,6 +1,5 @@
 """Placing by example: the items of Volcano's acceptance list that placing decides."""
 
-import random
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from shared.model.ledger import LedgerNode
 from shared.model.names import PodUid
 from shared.model.placement import Placement, Refusal
 from shared.model.request import DeviceOrder, DeviceSelection, NodeOrder, PodRequest
-from tests.support.build import V100_MIB, device, devices, gpu, ledger_node, request, use
+from tests.support.build import V100_MIB, device, devices, dice, gpu, ledger_node, request, use
 
 SHARED = {"slotted": False}
 
@@ -29,7 +28,7 @@ class Cluster:
         self.pods = 0
 
     def place(self, wanted: PodRequest) -> Placement | Refusal:
-        answer = place(wanted, self.index, random.Random(7).random)
+        answer = place(wanted, self.index, dice(7))
         if isinstance(answer, Refusal):
             return answer
         self.pods += 1

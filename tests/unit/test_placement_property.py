@@ -1,6 +1,5 @@
 """The index against the naive scan, over random clusters, requests and changes."""
 
-import random
 from dataclasses import replace
 from typing import Any
 
@@ -12,8 +11,8 @@ from services.placer.mirror import Mirror
 from services.placer.naive import fit_on_node, place_naive
 from services.placer.placement import place
 from shared.model.device import DeviceMode, DeviceUse
-from shared.model.ledger import LedgerNode
 from shared.model.lease import bookings
+from shared.model.ledger import LedgerNode
 from shared.model.names import NodeName, PodUid
 from shared.model.node import Taint
 from shared.model.placement import Placement, Refusal
@@ -26,7 +25,7 @@ from shared.model.request import (
     PodRequest,
     Toleration,
 )
-from tests.support.build import device, gpu, ledger_node, request, use
+from tests.support.build import device, dice, gpu, ledger_node, request, use
 
 TAINT = Taint(key="gpu", effect="NoSchedule")
 SOFT = Taint(key="slow", effect="PreferNoSchedule")
@@ -122,7 +121,7 @@ def requests(draw: Any) -> PodRequest:
 def _check(wanted: PodRequest, mirror: Mirror, index: Index, nodes: list[LedgerNode]) -> None:
     """Ask the index, and judge its answer by the naive scan over the same nodes."""
     by_name = {node.facts.name: node for node in nodes}
-    answer = place(wanted, index, random.Random(1).random)
+    answer = place(wanted, index, dice(1))
     if isinstance(answer, Refusal):
         assert place_naive(wanted, nodes) is None
         assert sum(count for _, count in answer.counts) == len(nodes)
@@ -192,7 +191,7 @@ def test_after_any_changes_the_index_answers_as_one_built_anew(
     for number, step in enumerate(steps):
         if isinstance(step, PodRequest):
             _check(step, mirror, index, list(truth.values()))
-            answer = place(step, index, random.Random(number).random)
+            answer = place(step, index, dice(number))
             if not isinstance(answer, Refusal):
                 mirror.hold(PodUid(str(number)), answer[0], step.resources, step.tag)
                 node = truth[answer[0].node]
@@ -219,7 +218,7 @@ def test_a_hold_and_the_total_that_contains_it_are_counted_once() -> None:
     mirror.reset([ledger_node("n1", device())])
     index = Index(mirror)
     wanted = request(gpu(memory=1000))
-    answer = place(wanted, index, random.Random(1).random)
+    answer = place(wanted, index, dice(1))
     assert not isinstance(answer, Refusal)
     mirror.hold(PodUid("uid"), answer[0], wanted.resources)
     card = mirror.nodes[NodeName("n1")].devices[0]

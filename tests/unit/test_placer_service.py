@@ -1,7 +1,6 @@
 """The placer's handler against a ledger made of lists."""
 
 import asyncio
-import random
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
@@ -26,7 +25,7 @@ from shared.model.ledger import (
     Waiting,
 )
 from shared.model.names import DeviceUuid, NodeName, PodUid
-from tests.support.build import device, gpu, ledger_node, pod_queued, request, use
+from tests.support.build import device, dice, gpu, ledger_node, pod_queued, request, use
 from tests.support.clock import FakeClock
 
 
@@ -103,9 +102,7 @@ class Running:
         self.ledger = Ledger(*nodes)
         self.clock = Clock()
         self.tally = Tally()
-        self.placer = Placer(
-            self.ledger, self.clock, self.tally, random.Random(1).random, ttl_s=30.0
-        )
+        self.placer = Placer(self.ledger, self.clock, self.tally, dice(1), ttl_s=30.0)
 
     async def __aenter__(self) -> "Running":
         self.following = asyncio.create_task(self.placer.follow())

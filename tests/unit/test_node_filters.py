@@ -1,0 +1,190 @@
+"""What a pod demands of its node: by the rules of the Kubernetes scheduler."""
+
+import pytest
+
+from services.placer.node_filters import (
+    UNSCHEDULABLE,
+    Blocked,
+    free_resources,
+    insufficient,
+    lacks,
+    node_blocked,
+    not_served,
+    port_taken,
+    preference,
+    term_holds,
+    tolerates,
+    unfulfilled,
+)
+from shared.model.node import Taint
+from shared.model.request import NodeDemands, NodeTerm, Toleration
+from tests.support.build import facts, gpu, request
+
+GPU_TAINT = Taint(key="gpu", value="yes", effect="NoSchedule")
+
+
+def code_of(blocked: Blocked | None) -> str | None:
+    return None if blocked is None else blocked.code
+
+
+@pytest.mark.parametrize(
+    ("toleration", "covers"),
+    [
+        (Toleration(key="gpu", value="yes", effect="NoSchedule"), True),
+        (Toleration(key="gpu", value="yes"), True),
+        (Toleration(key="gpu", value="no"), False),
+        (Toleration(key="gpu", operator="Exists"), True),
+        (Toleration(key="gpu", operator="Exists", effect="NoExecute"), False),
+        (Toleration(operator="Exists"), True),
+        (Toleration(operator="Exists", effect="NoSchedule"), True),
+        (Toleration(operator="Equal"), False),
+        (Toleration(key="gpu", operator="", value="yes"), True),
+        (Toleration(key="gpu", operator="Other", value="yes"), False),
+        (Toleration(key="other", operator="Exists"), False),
+    ],
+)
+def test_a_toleration_covers_a_taint(toleration: Toleration, covers: bool) -> None:
+    assert tolerates(toleration, GPU_TAINT) == covers
+
+
+@pytest.mark.parametrize(
+    ("effect", "blocks"), [("NoSchedule", True), ("NoExecute", True), ("PreferNoSchedule", False)]
+)
+def test_only_hard_taints_block(effect: str, blocks: bool) -> None:
+    node = facts(taints=(Taint(key="gpu", value="yes", effect=effect),))
+
+    blocked = unfulfilled(NodeDemands(), node)
+
+    assert (blocked is not None) == blocks
+    if blocked is not None:
+        assert blocked.text == "node(s) had untolerated taint {gpu: yes}"
+
+
+def test_a_cordoned_node_is_a_tainted_node() -> None:
+    node = facts(unschedulable=True)
+    tolerant = NodeDemands(tolerations=(Toleration(key=UNSCHEDULABLE.key, operator="Exists"),))
+
+    assert code_of(unfulfilled(NodeDemands(), node)) == "NodeUnschedulable"
+    assert unfulfilled(tolerant, node) is None
+
+
+def test_a_node_selector_must_match_every_label() -> None:
+    node = facts(labels={"zone": "a", "gpu": "t4"})
+
+    assert unfulfilled(NodeDemands(selector=(("gpu", "t4"), ("zone", "a"))), node) is None
+    missed = unfulfilled(NodeDemands(selector=(("gpu", "t4"), ("zone", "b"))), node)
+    assert missed == Blocked("NodeAffinity", "node(s) didn't match Pod's node affinity/selector")
+
+
+@pytest.mark.parametrize(
+    ("operator", "values", "holds", "holds_without_label"),
+    [
+        ("In", ("4", "5"), True, False),
+        ("In", ("5",), False, False),
+        ("NotIn", ("5",), True, True),
+        ("NotIn", ("4",), False, True),
+        ("Exists", (), True, False),
+        ("DoesNotExist", (), False, True),
+        ("Gt", ("3",), True, False),
+        ("Gt", ("4",), False, False),
+        ("Lt", ("5",), True, False),
+        ("Lt", ("4",), False, False),
+        ("Gt", ("x",), False, False),
+        ("Gt", (), False, False),
+        ("Near", ("4",), False, False),
+    ],
+)
+def test_the_operators_of_node_affinity(
+    operator: str, values: tuple[str, ...], holds: bool, holds_without_label: bool
+) -> None:
+    need = NodeTerm(key="cards", operator=operator, values=values)
+
+    assert term_holds((need,), facts(labels={"cards": "4"})) == holds
+    assert term_holds((need,), facts()) == holds_without_label
+
+
+def test_terms_are_alternatives_and_their_requirements_go_together() -> None:
+    here, there = (NodeTerm(key="zone", operator="In", values=(zone,)) for zone in "ab")
+    fast = NodeTerm(key="fast", operator="Exists")
+    node = facts(labels={"zone": "a"})
+
+    assert unfulfilled(NodeDemands(required=((there,), (here,))), node) is None
+    assert unfulfilled(NodeDemands(required=((here, fast),)), node) is not None
+    assert unfulfilled(NodeDemands(required=((),)), node) is not None
+
+
+def test_a_field_requirement_looks_at_the_nodes_name() -> None:
+    need = NodeTerm(key="metadata.name", operator="In", values=("n1",), field=True)
+    other = NodeTerm(key="spec.podCIDR", operator="Exists", field=True)
+
+    assert term_holds((need,), facts("n1"))
+    assert not term_holds((need,), facts("n2", labels={"metadata.name": "n1"}))
+    assert not term_holds((other,), facts("n1"))
+
+
+def test_preference_adds_weights_and_takes_off_soft_taints() -> None:
+    liked = NodeTerm(key="zone", operator="Exists")
+    demands = NodeDemands(preferred=((30, (liked,)), (50, (liked,)), (7, ())))
+    soft = (Taint(key="slow", effect="PreferNoSchedule"),)
+
+    assert preference(demands, facts(labels={"zone": "a"})) == 80
+    assert preference(demands, facts(labels={"zone": "a"}, taints=soft)) == 70
+    assert preference(demands, facts()) == 0
+
+
+def test_a_taken_host_port_blocks_on_its_protocol_only() -> None:
+    assert code_of(port_taken(("TCP/80",), ("TCP/80", "TCP/22"))) == "HostPortTaken"
+    assert port_taken(("UDP/80",), ("TCP/80",)) is None
+
+
+def test_constraints_that_are_not_weighed_are_refused_by_name() -> None:
+    blocked = unfulfilled(NodeDemands(unsupported=("podAffinity",)), facts())
+
+    assert blocked is not None
+    assert blocked.code == "UnsupportedConstraint"
+    assert "podAffinity" in blocked.text
+
+
+def test_resources_count_what_leases_and_other_pods_take() -> None:
+    node = facts(allocatable={"cpu": 4000, "pods": 3}, occupied={"cpu": 1000, "pods": 1})
+    free = free_resources(node, {"cpu": 2500, "pods": 1})
+
+    assert free == {"cpu": 500, "pods": 1}
+    assert insufficient({"cpu": 500, "pods": 1}, free) is None
+    assert not lacks(free, {"cpu": 500, "pods": 1}.items())
+    assert insufficient({"cpu": 501}, free) == Blocked(
+        "InsufficientCpu", "Insufficient cpu", "501 of cpu wanted, 500 free"
+    )
+    assert lacks(free, {"cpu": 501}.items())
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "text"),
+    [
+        ("memory", "InsufficientMemory", "Insufficient memory"),
+        ("ephemeral-storage", "InsufficientEphemeralStorage", "Insufficient ephemeral-storage"),
+        ("pods", "TooManyPods", "Too many pods"),
+        ("example.com/fpga", "InsufficientExampleComFpga", "Insufficient example.com/fpga"),
+    ],
+)
+def test_a_resource_that_a_node_does_not_list_is_none(name: str, code: str, text: str) -> None:
+    blocked = insufficient({name: 1}, {})
+
+    assert blocked is not None
+    assert (blocked.code, blocked.text) == (code, text)
+    assert insufficient({name: 0}, {}) is None
+
+
+def test_a_resource_that_no_plugin_serves_blocks() -> None:
+    served = frozenset({"volcano.sh/vgpu-number"})
+
+    assert not_served(("volcano.sh/vgpu-number",), served) is None
+    assert code_of(not_served(("volcano.sh/gpu-memory",), served)) == "ResourceNotServed"
+
+
+def test_the_first_reason_is_the_one_that_waiting_helps_least() -> None:
+    node = facts(taints=(GPU_TAINT,), allocatable={})
+
+    assert (
+        code_of(node_blocked(request(gpu(memory=1)), node, {}, frozenset())) == "UntoleratedTaint"
+    )
