@@ -1,0 +1,295 @@
+"""Whatever is done to the ledger, in whatever order, it agrees with a small model of it."""
+
+import asyncio
+from collections.abc import Coroutine, Iterator
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from shared.clients.leases import RedisLeases
+from shared.model.device import Device
+from shared.model.lease import Lease, LeaseState, Share, StaleLeaseError, bookings
+from shared.model.ledger import Full, Held, Reservation, Reserved
+from shared.model.names import DeviceUuid, PodUid
+from tests.support.ledger import (
+    NOW,
+    assert_sound,
+    device,
+    facts,
+    ledger,
+    report,
+    share,
+    uuid,
+    wish_among,
+)
+from tests.support.valkey import ValkeyServer, valkey_server
+
+NODES = ("a", "b")
+GPUS = 2
+PODS = tuple(f"p{n}" for n in range(7))
+TTL_S = 30
+
+pods = st.sampled_from(PODS)
+gpus = st.integers(0, GPUS - 1)
+
+
+@st.composite
+def candidates(draw: st.DrawFn) -> tuple[str, list[Share]]:
+    node = draw(st.sampled_from(NODES))
+    count = draw(st.integers(0, 3))
+    return node, [
+        share(
+            node,
+            draw(gpus),
+            mib=draw(st.sampled_from((1, 4_000, 9_000, 16_000))),
+            cores=draw(st.sampled_from((0, 0, 30, 50, 100))),
+            container=f"c{number}",
+            slotted=draw(st.booleans()),
+            init=number == 0 and draw(st.booleans()),
+        )
+        for number in range(count)
+    ]
+
+
+class Model:
+    """What the ledger must answer, the slow and obvious way."""
+
+    def __init__(self) -> None:
+        self.leases: dict[str, Lease] = {}
+        self.devices = {uuid(node, gpu): device(node, gpu) for node in NODES for gpu in range(GPUS)}
+        self.pods_allowed = dict.fromkeys(NODES, 110)
+        self.fences: dict[DeviceUuid, int] = {}
+        self.now = NOW
+
+    def held(self, where: DeviceUuid) -> list[tuple[Lease, Any]]:
+        return [
+            (lease, booking)
+            for lease in self.leases.values()
+            for booking in bookings(lease.shares)
+            if booking.device == where
+        ]
+
+    def fits(self, wanted: Reservation, node: str, shares: tuple[Share, ...]) -> bool:
+        here = sum(lease.node == node for lease in self.leases.values())
+        return here + 1 <= self.pods_allowed[node] and all(
+            self.device_fits(wanted, booking, shares) for booking in bookings(shares)
+        )
+
+    def device_fits(self, wanted: Reservation, booking: Any, shares: tuple[Share, ...]) -> bool:
+        known = self.devices.get(booking.device)
+        if known is None or not known.healthy:
+            return False
+        mine = [s for s in shares if s.device == booking.device]
+        held = self.held(booking.device)
+        count = sum(other.shares for _, other in held)
+        cores = sum(other.cores_percent for _, other in held)
+        memory = sum(other.memory_mib for _, other in held)
+        return not (
+            (any(s.slotted for s in mine) and count + booking.shares > known.slots)
+            or (wanted.tag and any(lease.tag == wanted.tag for lease, _ in held))
+            or memory + booking.memory_mib > known.memory_mib
+            or cores + booking.cores_percent > 100
+            or (any(s.cores_percent == 100 for s in mine) and count > 0)
+            or cores >= 100
+        )
+
+    def lowest_slots(self, where: DeviceUuid) -> Iterator[int]:
+        taken = {
+            s.slot for lease in self.leases.values() for s in lease.shares if s.device == where
+        }
+        return (slot for slot in range(1000) if slot not in taken)
+
+    def check_new(self, lease: Lease) -> None:
+        """Slots are the lowest that were free, fences are higher than all before."""
+        for where in {s.device for s in lease.shares}:
+            mine = [s for s in lease.shares if s.device == where]
+            free = self.lowest_slots(where)
+            wanted = {s.slot for s in mine if s.slotted}
+            assert wanted == {next(free) for _ in wanted}
+            beside = [s.slot for s in mine if s.slotted and not s.init]
+            assert len(set(beside)) == len(beside)
+            for s in mine:
+                assert s.fence > self.fences.get(where, 0)
+                self.fences[where] = s.fence
+        self.leases[lease.pod] = lease
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """Every rule is done to the ledger and to the model, and the answers are compared."""
+
+    url: ClassVar[str]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runner = asyncio.Runner()
+        self.stack = AsyncExitStack()
+        self.model = Model()
+        self.old: list[Lease] = []
+        self.at = 0.0
+        opened = ledger(self.url, dict.fromkeys(NODES, GPUS))
+        self.leases: RedisLeases = self.run(self.stack.enter_async_context(opened))
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return self.runner.run(work)
+
+    def teardown(self) -> None:
+        self.run(self.stack.aclose())
+        self.runner.close()
+
+    @rule(
+        wanted=st.lists(
+            st.tuples(pods, st.lists(candidates(), max_size=3), st.sampled_from(("", "", "red"))),
+            min_size=1,
+            max_size=4,
+        )
+    )
+    def reserve(self, wanted: list[tuple[str, list[tuple[str, list[Share]]], str]]) -> None:
+        group = [wish_among(pod, among, tag=tag) for pod, among, tag in wanted]
+
+        outcomes = self.run(self.leases.reserve(group, now=self.model.now, ttl_s=TTL_S))
+
+        for wish, outcome in zip(group, outcomes, strict=True):
+            self.compare(wish, outcome)
+
+    def compare(self, wish: Reservation, outcome: Reserved | Held | Full) -> None:
+        if wish.pod in self.model.leases:
+            assert outcome == Held(lease=self.model.leases[wish.pod])
+            return
+        fitting = [c for c in wish.candidates if self.model.fits(wish, c.node, c.shares)]
+        if not fitting:
+            assert isinstance(outcome, Full), (wish, outcome)
+            return
+        assert isinstance(outcome, Reserved), (fitting, outcome)
+        assert outcome.lease.node == fitting[0].node
+        bare = tuple(replace(s, slot=None, fence=0) for s in outcome.lease.shares)
+        assert bare == fitting[0].shares
+        self.model.check_new(outcome.lease)
+
+    @rule(pod=pods)
+    def bind(self, pod: str) -> None:
+        known = self.model.leases.get(pod)
+        old = [lease for lease in self.old if lease.pod == pod][-1:]
+        for lease in [*old, *([known] if known else [])]:
+            [answer] = self.run(self.leases.bind([lease]))
+            if lease is not known:
+                assert isinstance(answer, StaleLeaseError)
+            elif lease.state is LeaseState.RESERVED:
+                assert answer == replace(
+                    lease, state=LeaseState.BOUND, expires_at=0.0, version=answer.version
+                )
+                assert answer.version > lease.version
+                self.model.leases[pod] = answer
+            else:
+                assert answer == lease
+
+    @rule(pod=pods)
+    def activate(self, pod: str) -> None:
+        known = self.model.leases.get(pod)
+
+        [answer] = self.run(self.leases.activate([PodUid(pod)]))
+
+        if known is None or known.state is LeaseState.RESERVED:
+            assert answer is None
+        else:
+            assert answer.state is LeaseState.ACTIVE
+            assert replace(answer, state=known.state, version=known.version) == known
+            self.model.leases[pod] = answer
+
+    @rule(chosen=st.sets(pods, max_size=3))
+    def release(self, chosen: set[str]) -> None:
+        asked = [PodUid(pod) for pod in sorted(chosen)]
+
+        ended = self.run(self.leases.release(asked, reason="test"))
+
+        assert [lease.pod for lease in ended] == [p for p in asked if p in self.model.leases]
+        self.forget(ended)
+
+    @rule(passed_s=st.sampled_from((1, 29, 31)))
+    def expire(self, passed_s: int) -> None:
+        self.model.now += passed_s
+        due = {
+            lease.pod
+            for lease in self.model.leases.values()
+            if lease.state is LeaseState.RESERVED and lease.expires_at <= self.model.now
+        }
+
+        ended = self.run(self.leases.expire(self.model.now))
+
+        assert {lease.pod for lease in ended} == due
+        self.forget(ended)
+
+    def forget(self, ended: list[Lease]) -> None:
+        for lease in ended:
+            self.old.append(self.model.leases.pop(lease.pod))
+
+    @rule(
+        node=st.sampled_from(NODES),
+        told=st.lists(
+            st.tuples(st.booleans(), st.booleans(), st.sampled_from((1_000, 16_000, 20_000))),
+            min_size=GPUS,
+            max_size=GPUS,
+        ),
+    )
+    def report(self, node: str, told: list[tuple[bool, bool, int]]) -> None:
+        found: list[Device] = []
+        for gpu, (there, healthy, memory_mib) in enumerate(told):
+            self.model.devices.pop(uuid(node, gpu), None)
+            if there:
+                found.append(device(node, gpu, healthy=healthy, memory_mib=memory_mib))
+                self.model.devices[uuid(node, gpu)] = found[-1]
+
+        self.run(self.leases.save_devices(report(node, found)))
+
+    @rule(node=st.sampled_from(NODES), allowed=st.sampled_from((1, 3, 110)))
+    def change_node(self, node: str, allowed: int) -> None:
+        self.model.pods_allowed[node] = allowed
+
+        self.run(self.leases.save_node(facts(node, pods=allowed)))
+
+    @precondition(lambda self: self.model.leases)
+    @rule()
+    def rebuild(self) -> None:
+        self.model.now += 1
+        self.run(self.do_rebuild())
+
+    async def do_rebuild(self) -> None:
+        now = self.model.now
+        kept = list(self.model.leases.values())
+        token = await self.leases.begin_rebuild(now=now, force=True)
+        assert token is not None
+        assert await self.leases.restore(kept, now=now, token=token) == []
+        for node in NODES:
+            await self.leases.save_node(facts(node, pods=self.model.pods_allowed[node]))
+            here = [self.model.devices.get(uuid(node, gpu)) for gpu in range(GPUS)]
+            await self.leases.save_devices(report(node, [d for d in here if d]))
+        assert await self.leases.restore(kept, now=now, token=token) == []
+        assert await self.leases.finish_rebuild(token)
+
+    @invariant()
+    def agrees(self) -> None:
+        found = self.run(assert_sound(self.leases))
+        assert {lease.pod: lease for lease in found} == self.model.leases
+
+
+LedgerMachine.TestCase.settings = settings(
+    max_examples=15,
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def server() -> Iterator[ValkeyServer]:
+    with valkey_server() as running:
+        asyncio.run(running.ready())
+        LedgerMachine.url = running.url
+        yield running
+
+
+TestLedger = LedgerMachine.TestCase

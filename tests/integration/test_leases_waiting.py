@@ -1,0 +1,195 @@
+"""Pods that fit nowhere: who is offered what was freed, in which order, and how often."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from shared.clients.leases import RedisLeases
+from shared.model.events import PodQueued
+from shared.model.ledger import Waiting
+from shared.model.names import PodUid
+from shared.model.placement import Refusal
+from tests.support.ledger import (
+    NOW,
+    device,
+    facts,
+    ledger,
+    queued,
+    report,
+    reserve,
+    share,
+    verdict,
+    wish,
+)
+from tests.support.valkey import ValkeyServer, valkey_server
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ValkeyServer]:
+    with valkey_server() as running:
+        yield running
+
+
+@pytest.fixture
+async def url(server: ValkeyServer) -> str:
+    await server.ready()
+    return server.url
+
+
+async def fill(leases: RedisLeases) -> None:
+    """Take both devices of node `a`, in shares of 4,000 MiB."""
+    await reserve(leases, *(wish(f"full-{n}", share("a", n // 4, 4_000)) for n in range(8)))
+
+
+async def let_wait(leases: RedisLeases, *events: PodQueued) -> None:
+    await leases.offers(now=NOW)
+    capacity = await leases.capacity()
+    assert await leases.wait([verdict(event, capacity) for event in events]) == []
+
+
+async def offered(leases: RedisLeases, now: float = NOW, spare: int = 0) -> list[str]:
+    return [event.pod for event in await leases.offers(now=now, spare=spare)]
+
+
+async def test_a_freed_share_is_offered_to_a_pod_that_fits_once(url: str) -> None:
+    async with ledger(url) as leases:
+        await fill(leases)
+        await let_wait(leases, queued("small", units=4_000), queued("large", units=16_000))
+        assert await offered(leases) == []
+
+        await leases.release([PodUid("full-0")], reason="test")
+
+        [event] = await leases.offers(now=NOW, spare=0)
+        assert event.pod == "small"
+        assert event.offer == await leases.capacity()
+        assert await offered(leases) == []
+
+
+async def test_the_highest_priority_comes_first_then_the_oldest(url: str) -> None:
+    async with ledger(url) as leases:
+        await fill(leases)
+        old = replace(queued("old"), created_at=NOW - 100)
+        await let_wait(leases, queued("low", priority=-5), queued("new"), old)
+        await let_wait(leases, queued("high", priority=1_000_000_000))
+
+        order = []
+        for n in range(4):
+            await leases.release([PodUid(f"full-{n}")], reason="test")
+            [pod] = (await offered(leases))[:1]
+            await leases.forget_waiting([PodUid(pod)])
+            order.append(pod)
+
+        assert order == ["high", "old", "new", "low"]
+
+
+async def test_as_many_are_offered_as_may_fit(url: str) -> None:
+    async with ledger(url) as leases:
+        await fill(leases)
+        await let_wait(leases, *(queued(f"w{n:02d}") for n in range(40)))
+
+        await leases.release([PodUid(f"full-{n}") for n in range(3)], reason="test")
+
+        assert await offered(leases) == ["w00", "w01", "w02"]
+
+
+async def test_a_verdict_that_freed_capacity_may_change_is_stale(url: str) -> None:
+    async with ledger(url) as leases:
+        await fill(leases)
+        before = await leases.capacity()
+        await leases.release([PodUid("full-0")], reason="test")
+
+        stale = await leases.wait(
+            [verdict(queued("fits"), before), verdict(queued("large", units=9_000), before)]
+        )
+
+        assert stale == ["fits"]
+        [waiting] = await leases.waiting()
+        assert waiting.queued.pod == "large"
+        assert waiting.capacity == await leases.capacity()
+
+
+async def test_old_verdicts_are_offered_in_the_end_a_few_at_a_time(url: str) -> None:
+    async with ledger(url) as leases:
+        await fill(leases)
+        await let_wait(leases, *(queued(f"w{n:02d}", units=16_000) for n in range(20)))
+        assert await offered(leases, spare=8) == []
+
+        await leases.release([PodUid("full-0")], reason="test")
+
+        rounds = [await offered(leases, spare=8) for _ in range(4)]
+        assert [len(found) for found in rounds] == [8, 8, 4, 0]
+        assert sum(rounds, []) == [f"w{n:02d}" for n in range(20)]
+
+
+async def test_an_offer_without_an_answer_is_repeated(url: str) -> None:
+    async with ledger(url) as leases:
+        await fill(leases)
+        await let_wait(leases, queued("w"))
+        await leases.release([PodUid("full-0")], reason="test")
+        assert await offered(leases) == ["w"]
+        assert await offered(leases, NOW + 59, spare=8) == []
+
+        assert await offered(leases, NOW + 61, spare=8) == ["w"]
+
+        await let_wait(leases, queued("w"))
+        assert await offered(leases, NOW + 1000, spare=8) == []
+
+
+async def test_added_capacity_is_offered_as_well(url: str) -> None:
+    async with ledger(url) as leases:
+        await fill(leases)
+        await let_wait(leases, queued("two", gpus=2, units=10_000))
+        await leases.save_node(facts("b"))
+        await leases.save_devices(report("b", [device("b", 0)]))
+        assert await offered(leases) == []
+
+        await leases.save_devices(report("b", [device("b", 0), device("b", 1)]))
+
+        assert await offered(leases) == ["two"]
+
+
+async def test_a_pod_without_gpu_is_offered_any_freed_node(url: str) -> None:
+    async with ledger(url) as leases:
+        await fill(leases)
+        await let_wait(leases, queued("plain", gpus=0))
+
+        await leases.release([PodUid("full-0")], reason="test")
+
+        assert await offered(leases) == ["plain"]
+
+
+async def test_a_verdict_for_good_is_not_disturbed_by_a_freed_share(url: str) -> None:
+    async with ledger(url) as leases:
+        await fill(leases)
+        await leases.offers(now=NOW)
+        never = Refusal(reason="no such device", permanent=True)
+        await leases.wait([Waiting(queued=queued("never"), refusal=never, capacity=0)])
+
+        await leases.release([PodUid("full-0")], reason="test")
+
+        assert await offered(leases) == []
+        assert await offered(leases, spare=1) == ["never"]
+
+
+async def test_a_pod_that_holds_a_lease_waits_no_longer(url: str) -> None:
+    async with ledger(url) as leases:
+        await let_wait(leases, queued("p"), queued("q"))
+        first = [w for w in await leases.waiting([PodUid("p")]) if w.queued == queued("p")]
+        assert len(first) == 1
+
+        await reserve(leases, wish("p", share("a")))
+        await let_wait(leases, queued("p"))
+
+        assert [waiting.queued.pod for waiting in await leases.waiting()] == ["q"]
+        await leases.forget_waiting([PodUid("q"), PodUid("unknown")])
+        assert await leases.waiting() == []
+
+
+async def test_how_long_a_pod_waits_is_counted_from_its_first_verdict(url: str) -> None:
+    async with ledger(url) as leases:
+        capacity = await leases.capacity()
+        for since in (NOW, NOW + 50):
+            await leases.wait([replace(verdict(queued("p"), capacity), waiting_since=since)])
+
+        assert [w.waiting_since for w in await leases.waiting()] == [NOW]
