@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from proto.deviceplugin.api_pb2 import ContainerAllocateResponse
 from tests.support.stack import PODS, Stack, gpu_pod, running, stack, vgpu
@@ -17,7 +18,7 @@ ROUNDS = 30
 """How often thirty pods are admitted at once on one node."""
 
 
-@pytest.fixture(scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def up() -> AsyncIterator[Stack]:
     async with stack("--nodes", "1", "--gpus", "4xT4") as running_stack:
         yield running_stack

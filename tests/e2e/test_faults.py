@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+import pytest_asyncio
 import redis.asyncio
 
 from shared.model.errors import ConflictError, UnavailableError
@@ -14,7 +15,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 PODS = 200
 
 
-@pytest.fixture(scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def up() -> AsyncIterator[Stack]:
     async with stack("--nodes", "3", "--gpus", "8xA100-80GB") as running_stack:
         yield running_stack
