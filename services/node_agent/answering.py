@@ -6,12 +6,11 @@ next. Whatever is refused here fails the pod for good: its controller makes a ne
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from services.node_agent.allocation import (
-    HONOURED,
     Fence,
     Node,
     grant,
@@ -20,65 +19,22 @@ from services.node_agent.allocation import (
     shares_for,
 )
 from services.node_agent.device_ids import compact
+from services.node_agent.entry import Entry
+from services.node_agent.finding import Finding
 from services.node_agent.identity import (
     Candidate,
     Holding,
-    KubeletPod,
-    PodResources,
     Told,
     Unknown,
-    identify,
 )
-from services.node_agent.leases_known import LeasesKnown
 from shared.dialects.dialect import ContainerSetup
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
-from shared.model.events import Activation, LeasesAsked, LeasesTold, ShareActivated, ShareRefused
+from shared.model.events import Activation, ShareActivated, ShareRefused
 from shared.model.lease import Lease
 from shared.model.names import NodeName, PodUid
 from shared.runtime.clock import Clock
 
-LOOK_AGAIN_S = 0.1
-CLEAR_UP_S = 2.0
-"""How long several possible containers are looked at again: a rejected pod is soon seen as such."""
-ASK_S = 2.0
-ASKING_S = 4.0
-ASK_PAUSE_S = 0.2
 SAID_KEPT = 4096
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """One answered Allocate; the setup is kept, so that a repetition is answered word for word."""
-
-    activation: Activation
-    setup: ContainerSetup
-    init: bool = False
-
-    @property
-    def key(self) -> tuple[PodUid, str, str]:
-        """Pod, container, resource."""
-        told = self.activation
-        return told.pod, told.container, told.resource
-
-
-class Pods(Protocol):
-    """The kubelet's own list."""
-
-    async def list_pods(self) -> tuple[KubeletPod, ...]:
-        """Return every pod the kubelet knows."""
-        ...
-
-    async def list_running(self) -> frozenset[PodUid]:
-        """Return the pods of which the runtime still has a container."""
-        ...
-
-
-class Held(Protocol):
-    """The kubelet's PodResources."""
-
-    async def list_held(self) -> PodResources:
-        """Return everything held."""
-        ...
 
 
 class Record(Protocol):
@@ -108,16 +64,6 @@ class Preparing(Protocol):
 
     async def prepare(self, setup: ContainerSetup) -> None:
         """Make what one container mounts."""
-        ...
-
-
-class Asking(Protocol):
-    """Whoever answers for the ledger."""
-
-    async def ask(
-        self, question: LeasesAsked, answer: type[LeasesTold], *, timeout_s: float
-    ) -> LeasesTold:
-        """Put a question; UnavailableError if nobody answers."""
         ...
 
 
@@ -185,23 +131,17 @@ class Answering:
         self,
         node: NodeName,
         *,
-        leases: LeasesKnown,
-        pods: Pods,
-        held: Held,
+        finding: Finding,
         record: Record,
         preparing: Preparing,
-        asking: Asking,
         views: PodViews,
         measuring: Measuring,
         clock: Clock,
     ) -> None:
         self.node = node
-        self.leases = leases
-        self.pods = pods
-        self.held = held
+        self.finding = finding
         self.record = record
         self.preparing = preparing
-        self.asking = asking
         self.views = views
         self.measuring = measuring
         self.clock = clock
@@ -217,10 +157,10 @@ class Answering:
         """Return the IDs that the lease of whoever is asked for names; none if that is unclear."""
         facts = self._known_node()
         async with self._locks.setdefault(resource, asyncio.Lock()):
-            who = await self._who(resource, size, None)
+            who = await self.finding.who(resource, size, self._told(resource))
             if isinstance(who, Unknown):
                 return []
-            shares = shares_for(await self._lease_of(who), who, self.node)
+            shares = shares_for(await self.finding.lease_of(who), who, self.node)
         return prefer(
             shares,
             facts.served.get(resource, {}),
@@ -284,12 +224,14 @@ class Answering:
             await self.preparing.prepare(entry.setup)
 
     async def _holders(self, resource: str, ids: tuple[str, ...]) -> set[tuple[str, str, str]]:
-        held = await self.held.list_held()
+        held = await self.finding.held.list_held()
         return {_shown(one) for one in held.holdings if _holds(one, resource, ids)}
 
     async def _allocate(self, resource: str, device_ids: Sequence[str]) -> ContainerSetup:
         ids = compact(device_ids)
-        who = await self._who(resource, len(device_ids), ids)
+        who = await self.finding.who(
+            resource, len(device_ids), self._told(resource), device_ids=ids
+        )
         if isinstance(who, Unknown):
             self.said.say(ShareRefused(node=self.node, reason=f"{resource}: {who}"))
             raise RequestError(f"whom it is for is not certain: {who}")
@@ -311,14 +253,14 @@ class Answering:
                 container=who.container.name,
             )
         )
-        lease = self.leases.find(who.pod.uid)
+        lease = self.finding.leases.find(who.pod.uid)
         if lease is not None:
             self.views.failed(lease)
 
     async def _give(
         self, who: Candidate, resource: str, device_ids: Sequence[str], ids: tuple[str, ...]
     ) -> ContainerSetup:
-        lease = await self._lease_of(who)
+        lease = await self.finding.lease_of(who)
         before = self.record.find(who.pod.uid, who.container.name, resource)
         shares_for(lease, who, self.node)
         if lease is None:
@@ -390,51 +332,8 @@ class Answering:
             for text in entry.activation.device_ids
         ]
 
-    async def _who(
-        self, resource: str, count: int, ids: tuple[str, ...] | None
-    ) -> Candidate | Unknown:
-        """Find out who is asked for; look again for a while if several could be meant."""
-        until = self.clock.now() + CLEAR_UP_S
-        while True:
-            async with asyncio.TaskGroup() as group:
-                pods = group.create_task(self.pods.list_pods())
-                held = group.create_task(self.held.list_held())
-            who = identify(
-                resource,
-                count,
-                pods=pods.result(),
-                shown=held.result(),
-                told=self.record.told(resource, frozenset(self.refused)),
-                device_ids=ids,
-            )
-            unclear = isinstance(who, Unknown) and who.candidates
-            if not unclear or ids is None or self.clock.now() > until:
-                return who
-            await self.clock.sleep(LOOK_AGAIN_S)
-
-    async def _lease_of(self, who: Candidate) -> Lease | None:
-        """Return the pod's lease; ask for it, and again if nobody answers, for `ASKING_S`."""
-        pod = who.pod.uid
-        until = self.clock.now() + ASKING_S
-        while True:
-            lease = self.leases.find(pod)
-            if lease is not None and lease.state in HONOURED:
-                return lease
-            try:
-                question = LeasesAsked(node=self.node, pods=(pod,))
-                told = await self.asking.ask(question, LeasesTold, timeout_s=ASK_S)
-            except UnavailableError as error:
-                if self.clock.now() + ASK_PAUSE_S > until:
-                    raise UnavailableError(
-                        f"nobody could say within {ASKING_S:g} s whether pod {who} holds a lease: "
-                        f"{error}; are the binder and NATS running?"
-                    ) from error
-            else:
-                self.leases.note(told.leases)
-                found = next((one for one in told.leases if one.pod == pod), None)
-                if found is None or found.state in HONOURED or self.clock.now() > until:
-                    return self.leases.find(pod)
-            await self.clock.sleep(ASK_PAUSE_S)
+    def _told(self, resource: str) -> Callable[[], Told]:
+        return lambda: self.record.told(resource, frozenset(self.refused))
 
     def _known_node(self) -> Node:
         if self.facts is None:

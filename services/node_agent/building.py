@@ -9,8 +9,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path, PurePosixPath
 
 from services.node_agent import measuring
-from services.node_agent.answering import Answering, Asking
+from services.node_agent.answering import Answering
 from services.node_agent.checkpoint import Checkpoint
+from services.node_agent.finding import Asking, Finding
 from services.node_agent.isolation import Layout
 from services.node_agent.kubelet import DevicePlugins
 from services.node_agent.kubelet_pod_resources import KubeletPodResources
@@ -72,12 +73,16 @@ async def node_agent(
         views = Views(kube, node)
         answering = Answering(
             node,
-            leases=leases,
-            pods=KubeletPods(kubelet),
-            held=held,
+            finding=Finding(
+                node,
+                leases=leases,
+                pods=KubeletPods(kubelet, lambda: kubelet_credentials(settings)),
+                held=held,
+                asking=asking,
+                clock=clock,
+            ),
             record=record,
             preparing=preparing,
-            asking=asking,
             views=views,
             measuring=measuring.Telemetry(tracing),
             clock=clock,
@@ -93,7 +98,6 @@ async def node_agent(
             division=settings.division,
             dialects=enabled(Rules(enabled=settings.dialects)),
             paths=layout.paths,
-            leases=leases,
             answering=answering,
             plugins=plugins,
             views=views,

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from services.node_agent.allocation import Fence, slot_key
-from services.node_agent.answering import Entry
+from services.node_agent.entry import Entry
 from services.node_agent.identity import Told
 from shared.model.events import Activation
 from shared.model.names import PodUid

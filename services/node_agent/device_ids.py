@@ -75,6 +75,7 @@ def preferred_ids(
 ) -> list[str]:
     """Choose the IDs of a container's shares: the leased slots if free, else others of the device.
 
+    Of memory by the unit, the lowest numbers are taken first, so that many IDs make few runs.
     Returns exactly `size` IDs with `must_include` among them, or none at all if that cannot be.
     """
     wanted = wanted_counts(shares)
@@ -84,11 +85,11 @@ def preferred_ids(
     free = set(available)
     leased = [f"{share.device}-{share.slot}" for share in shares if share.slot is not None]
     chosen = dict.fromkeys(must_include)
-    for text in (*(text for text in leased if text in free), *available):
+    for text in (*leased, *served):
         if len(chosen) >= size:
             break
         entry = served.get(text)
-        if entry is None or text in chosen:
+        if entry is None or text in chosen or text not in free:
             continue
         if entry.device is None:
             chosen[text] = None

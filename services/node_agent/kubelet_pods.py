@@ -1,12 +1,18 @@
 """The kubelet's own list of pods, GET /pods, decoded into what identity needs."""
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import msgspec
 
 from services.node_agent.identity import KubeletContainer, KubeletPod
 from shared.clients.kube import Kube
-from shared.clients.kube_errors import NotFoundError
+from shared.clients.kube_errors import NotFoundError, UnreachableError
+from shared.clients.kubeconfig import Credentials
 from shared.model.names import Namespace, PodUid
 from shared.model.quantity import parse_count
+
+T = TypeVar("T")
 
 
 class _Metadata(msgspec.Struct):
@@ -65,16 +71,28 @@ class _NamedList(msgspec.Struct):
 class KubeletPods:
     """One kubelet's HTTPS endpoint, over kept connections."""
 
-    def __init__(self, kubelet: Kube) -> None:
+    def __init__(self, kubelet: Kube, described: Callable[[], Credentials]) -> None:
         self.kubelet = kubelet
+        self._described = described
 
     async def list_pods(self) -> tuple[KubeletPod, ...]:
         """Return every pod the kubelet knows, the one under admission included.
 
         Raises UnavailableError if there is no answer, RequestError if it is not for us.
         """
-        listed = await self.kubelet.read("/pods", _PodList)
+        listed = await self._read("/pods", _PodList)
         return tuple(_pod(pod) for pod in listed.items or ())
+
+    async def _read(self, path: str, kind: type[T]) -> T:
+        """Read; a kubelet that came back on another port is found there."""
+        try:
+            return await self.kubelet.read(path, kind)
+        except UnreachableError:
+            now = self._described()
+            if now.server == self.kubelet.credentials.server:
+                raise
+            self.kubelet.credentials = now
+            return await self.kubelet.read(path, kind)
 
     async def list_running(self) -> frozenset[PodUid]:
         """Return the pods of which the runtime still has a container, deleted ones included.
@@ -82,7 +100,7 @@ class KubeletPods:
         A kubelet that does not tell (an old or a simulated one) has none to name.
         """
         try:
-            listed = await self.kubelet.read("/runningpods/", _NamedList)
+            listed = await self._read("/runningpods/", _NamedList)
         except NotFoundError:
             return frozenset()
         return frozenset(PodUid(pod.metadata.uid) for pod in listed.items or ())

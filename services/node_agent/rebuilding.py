@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from services.node_agent.allocation import Node
-from services.node_agent.answering import Entry
 from services.node_agent.device_ids import compact
+from services.node_agent.entry import Entry
 from services.node_agent.identity import KubeletPod, PodResources
 from shared.dialects import DIALECTS
 from shared.model.events import Activation

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from services.node_agent.allocation import Node
-from services.node_agent.answering import Answering, Entry
+from services.node_agent.answering import Answering
+from services.node_agent.entry import Entry
 from services.node_agent.inventory import Division, Gpu, Shown, devices_of, shown_by
-from services.node_agent.leases_known import LeasesKnown
 from services.node_agent.rebuilding import ended_pods, rebuilt
 from shared.dialects.dialect import Dialect, Paths, ServedId
 from shared.model.device import Device
@@ -55,6 +55,10 @@ class Plugins(Protocol):
 
     async def run(self) -> None:
         """Keep them registered."""
+        ...
+
+    def trouble(self) -> str | None:
+        """Say which are not registered."""
         ...
 
 
@@ -114,7 +118,6 @@ class NodeAgent:
         division: Division,
         dialects: Sequence[Dialect],
         paths: Paths,
-        leases: LeasesKnown,
         answering: Answering,
         plugins: Plugins,
         views: NodeViews,
@@ -128,7 +131,7 @@ class NodeAgent:
         self.division = division
         self.dialects = tuple(dialects)
         self.paths = paths
-        self.leases = leases
+        self.leases = answering.finding.leases
         self.answering = answering
         self.plugins = plugins
         self.views = views
@@ -159,10 +162,10 @@ class NodeAgent:
     @answers
     async def end(self, event: EndAsked) -> EndTold:
         """Say whether the pod's last container has ended, as the kubelet shows it."""
-        pods = await self.answering.pods.list_pods()
+        pods = await self.answering.finding.pods.list_pods()
         if any(pod.uid == event.pod and not pod.final for pod in pods):
             return EndTold(ended=False)
-        return EndTold(ended=event.pod not in await self.answering.pods.list_running())
+        return EndTold(ended=event.pod not in await self.answering.finding.pods.list_running())
 
     # What it says
 
@@ -249,7 +252,7 @@ class NodeAgent:
     async def _settle(self) -> bool:
         asked_at = self.leases.news
         try:
-            told = await self.answering.asking.ask(
+            told = await self.answering.finding.asking.ask(
                 LeasesAsked(node=self.route), LeasesTold, timeout_s=ASK_S
             )
         except UnavailableError as error:
@@ -258,7 +261,7 @@ class NodeAgent:
         self.leases.settle(told.leases, asked_at=asked_at)
         if self.record.lost:
             await self._rebuild()
-        return True
+        return not self.record.lost
 
     async def _rebuild(self) -> None:
         """Write the lost checkpoint anew from PodResources and leases."""
@@ -268,8 +271,8 @@ class NodeAgent:
         entries = rebuilt(
             facts,
             self.leases.leases,
-            await self.answering.pods.list_pods(),
-            await self.answering.held.list_held(),
+            await self.answering.finding.pods.list_pods(),
+            await self.answering.finding.held.list_held(),
             now=self.clock.now(),
         )
         for entry in entries:
@@ -283,8 +286,8 @@ class NodeAgent:
         """Forget pods that are gone, and remove what was made for them."""
         while True:
             await self.clock.sleep(TIDY_S)
-            pods = await self.answering.pods.list_pods()
-            held = await self.answering.held.list_held()
+            pods = await self.answering.finding.pods.list_pods()
+            held = await self.answering.finding.held.list_held()
             gone = ended_pods(self.record.activations, pods, held, self.leases.leases)
             await self.record.forget(gone)
             self.answering.refused &= {pod.uid for pod in pods if not pod.final}

@@ -176,6 +176,9 @@ class Site:
     def env(self, pod: str, container: str = "main") -> dict[str, str]:
         return dict(self.node.container(pod, container).env)
 
+    def annotation(self, pod: str, key: str) -> str:
+        return str(self.node.pod(pod)["metadata"].get("annotations", {}).get(key, ""))
+
     def message(self, pod: str) -> str:
         return str(self.node.pod(pod)["status"].get("message", ""))
 

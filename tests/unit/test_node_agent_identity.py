@@ -1,5 +1,7 @@
 """Whom the kubelet asks for."""
 
+from collections.abc import Mapping
+
 from services.node_agent.identity import (
     Candidate,
     Holding,
@@ -43,7 +45,7 @@ def who(
     *pods: KubeletPod,
     count: int = 1,
     shown: PodResources | None = None,
-    answered: dict[tuple[str, str], tuple[str, ...]] | None = None,
+    answered: Mapping[tuple[str, str], tuple[str, ...]] | None = None,
     refused: tuple[str, ...] = (),
     device_ids: tuple[str, ...] | None = None,
 ) -> str:

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from services.node_agent.answering import Entry
 from services.node_agent.checkpoint import Checkpoint
+from services.node_agent.entry import Entry
 from services.node_agent.identity import KubeletPod, PodResources
 from services.node_agent.isolation import Layout, deserted
 from services.node_agent.leases_known import LeasesKnown

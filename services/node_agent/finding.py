@@ -1,0 +1,133 @@
+"""Finds out for whom the kubelet asks, and which lease they hold."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from services.node_agent.allocation import HONOURED
+from services.node_agent.identity import (
+    Candidate,
+    KubeletPod,
+    PodResources,
+    Told,
+    Unknown,
+    identify,
+)
+from services.node_agent.leases_known import LeasesKnown
+from shared.model.errors import UnavailableError
+from shared.model.events import LeasesAsked, LeasesTold
+from shared.model.lease import Lease
+from shared.model.names import NodeName, PodUid
+from shared.runtime.clock import Clock
+
+LOOK_AGAIN_S = 0.1
+CLEAR_UP_S = 2.0
+"""How long several possible containers are looked at again: a rejected pod is soon seen as such."""
+ASK_S = 2.0
+ASKING_S = 4.0
+ASK_PAUSE_S = 0.2
+
+
+class Pods(Protocol):
+    """The kubelet's own list."""
+
+    async def list_pods(self) -> tuple[KubeletPod, ...]:
+        """Return every pod the kubelet knows."""
+        ...
+
+    async def list_running(self) -> frozenset[PodUid]:
+        """Return the pods of which the runtime still has a container."""
+        ...
+
+
+class Held(Protocol):
+    """The kubelet's PodResources."""
+
+    async def list_held(self) -> PodResources:
+        """Return everything held."""
+        ...
+
+
+class Asking(Protocol):
+    """Whoever answers for the ledger."""
+
+    async def ask(
+        self, question: LeasesAsked, answer: type[LeasesTold], *, timeout_s: float
+    ) -> LeasesTold:
+        """Put a question; UnavailableError if nobody answers."""
+        ...
+
+
+class Finding:
+    """Looks at the kubelet and, for a lease that no news told of, asks the ledger's side."""
+
+    def __init__(
+        self,
+        node: NodeName,
+        *,
+        leases: LeasesKnown,
+        pods: Pods,
+        held: Held,
+        asking: Asking,
+        clock: Clock,
+    ) -> None:
+        self.node = node
+        self.leases = leases
+        self.pods = pods
+        self.held = held
+        self.asking = asking
+        self.clock = clock
+
+    async def who(
+        self,
+        resource: str,
+        count: int,
+        told: Callable[[], Told],
+        *,
+        device_ids: tuple[str, ...] | None = None,
+    ) -> Candidate | Unknown:
+        """Say who is asked for; look again for a while if several could be meant.
+
+        `device_ids` are those chosen already; before that, an unclear question is left alone.
+        """
+        until = self.clock.now() + CLEAR_UP_S
+        while True:
+            async with asyncio.TaskGroup() as group:
+                pods = group.create_task(self.pods.list_pods())
+                held = group.create_task(self.held.list_held())
+            who = identify(
+                resource,
+                count,
+                pods=pods.result(),
+                shown=held.result(),
+                told=told(),
+                device_ids=device_ids,
+            )
+            unclear = isinstance(who, Unknown) and who.candidates
+            if not unclear or device_ids is None or self.clock.now() > until:
+                return who
+            await self.clock.sleep(LOOK_AGAIN_S)
+
+    async def lease_of(self, who: Candidate) -> Lease | None:
+        """Return the pod's lease; ask for it, and again if nobody answers, for `ASKING_S`."""
+        pod = who.pod.uid
+        until = self.clock.now() + ASKING_S
+        while True:
+            lease = self.leases.find(pod)
+            if lease is not None and lease.state in HONOURED:
+                return lease
+            try:
+                question = LeasesAsked(node=self.node, pods=(pod,))
+                answer = await self.asking.ask(question, LeasesTold, timeout_s=ASK_S)
+            except UnavailableError as error:
+                if self.clock.now() + ASK_PAUSE_S > until:
+                    raise UnavailableError(
+                        f"nobody could say within {ASKING_S:g} s whether pod {who} holds a lease: "
+                        f"{error}; are the binder and NATS running?"
+                    ) from error
+            else:
+                self.leases.note(answer.leases)
+                found = next((one for one in answer.leases if one.pod == pod), None)
+                if found is None or found.state in HONOURED or self.clock.now() > until:
+                    return self.leases.find(pod)
+            await self.clock.sleep(ASK_PAUSE_S)
