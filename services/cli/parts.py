@@ -1,6 +1,6 @@
 """What `up` starts: each part's command, what it waits for, and how one sees that it is ready."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -40,8 +40,8 @@ class Part:
 
     name: str
     argv: tuple[str, ...]
-    stage: int
-    """All of a stage start at once when the stages before are ready, and stop in reverse."""
+    after: tuple[str, ...] = ()
+    """Parts that must be ready before it starts, and that stop only after it."""
     checks: tuple[Check, ...] = ()
     address: str = ""
     """Shown when ready; empty: the address it announces."""
@@ -85,7 +85,6 @@ def _servers(plan: Plan, directory: StateDir) -> list[Part]:
             Part(
                 name="nats",
                 argv=servers.nats_command(plan.nats_program, port=port, store=store),
-                stage=0,
                 checks=(Answers(port=port, expects=b"INFO"),),
                 address=plan.nats_url,
             )
@@ -96,7 +95,6 @@ def _servers(plan: Plan, directory: StateDir) -> list[Part]:
             Part(
                 name="valkey",
                 argv=servers.valkey_command(plan.redis_program, port=port, store=store),
-                stage=0,
                 checks=(Answers(port=port, says=b"PING\r\n", expects=b"+PONG"),),
                 address=plan.redis_url,
             )
@@ -115,7 +113,6 @@ def _simcluster(plan: Plan, directory: StateDir) -> Part:
             *("--port", str(port)),
             *("--nodes", str(len(plan.nodes))),
         ),
-        stage=0,
         checks=(
             Answers(port=port),
             Exists(path=directory.kubeconfig),
@@ -131,7 +128,7 @@ def _services(plan: Plan, directory: StateDir) -> list[Part]:
     return [
         _service("watcher", "watcher", plan, directory, kube),
         *(
-            _service(f"placer-{number}", "placer", plan, directory, redis)
+            _service(f"placer-{number}", "placer", plan, directory, redis, after=("nats", "valkey"))
             for number in range(plan.placers)
         ),
         _service("binder", "binder", plan, directory, (*kube, *redis)),
@@ -158,7 +155,13 @@ def _agents(plan: Plan, directory: StateDir) -> list[Part]:
 
 
 def _service(
-    name: str, module: str, plan: Plan, directory: StateDir, flags: tuple[str, ...]
+    name: str,
+    module: str,
+    plan: Plan,
+    directory: StateDir,
+    flags: tuple[str, ...],
+    *,
+    after: tuple[str, ...] = ("nats", "valkey", "simcluster"),
 ) -> Part:
     run_file = directory.run_file(name)
     traced = ("--otlp-endpoint", plan.otlp_endpoint) if plan.otlp_endpoint else ()
@@ -175,6 +178,25 @@ def _service(
             *traced,
             *flags,
         ),
-        stage=1,
+        after=after,
         checks=(Announces(path=run_file),),
     )
+
+
+def stages_of(parts: Sequence[Part]) -> list[list[Part]]:
+    """Group parts so that each comes in a later group than everything it starts after.
+
+    Names that are not among the parts count as ready: they run elsewhere.
+    """
+    names = {part.name for part in parts}
+    stages: list[list[Part]] = []
+    placed: set[str] = set()
+    rest = list(parts)
+    while rest:
+        stage = [part for part in rest if names.intersection(part.after) <= placed]
+        if not stage:
+            raise ValueError(f"{', '.join(part.name for part in rest)} wait for each other")
+        stages.append(stage)
+        placed.update(part.name for part in stage)
+        rest = [part for part in rest if part.name not in placed]
+    return stages

@@ -1,12 +1,10 @@
-"""Running all parts: stage by stage to the ready state, then kept alive, stopped in reverse."""
+"""Running all parts: each started as soon as it can, all kept alive, stopped in reverse."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from itertools import groupby
-from operator import attrgetter
 
 from services.cli.keeper import Keeper, StartError
-from services.cli.parts import Part
+from services.cli.parts import Part, stages_of
 from services.cli.processes import RestartPolicy
 from services.cli.statedir import PartState, StateDir
 
@@ -29,16 +27,20 @@ class Supervisor:
         self.save = save
         self.ready_s = ready_s
         self.all_ready = False
-        self.keepers = [
-            Keeper(
-                part,
-                directory,
-                policy=policy or RestartPolicy(),
-                say=say,
-                changed=self._changed,
-            )
-            for part in sorted(parts, key=attrgetter("stage"))
+        self.stages = [
+            [
+                Keeper(
+                    part,
+                    directory,
+                    policy=policy or RestartPolicy(),
+                    say=say,
+                    changed=self._changed,
+                )
+                for part in stage
+            ]
+            for stage in stages_of(parts)
         ]
+        self.keepers = {keeper.part.name: keeper for stage in self.stages for keeper in stage}
 
     async def run(self, stop: asyncio.Event, on_ready: Callable[[], None]) -> None:
         """Start everything, call `on_ready`, keep it alive; stop it once `stop` is set.
@@ -59,28 +61,30 @@ class Supervisor:
 
     async def _start(self, tasks: asyncio.TaskGroup) -> None:
         try:
-            async with asyncio.timeout(self.ready_s):
-                for _, stage in groupby(self.keepers, key=lambda keeper: keeper.part.stage):
-                    keepers = list(stage)
-                    for keeper in keepers:
-                        keeper.begin(tasks)
-                    for keeper in keepers:
-                        await keeper.ready.wait()
+            async with asyncio.timeout(self.ready_s), asyncio.TaskGroup() as starting:
+                for keeper in self.keepers.values():
+                    starting.create_task(self._start_one(keeper, tasks))
         except TimeoutError as error:
-            late = [keeper for keeper in self.keepers if not keeper.ready.is_set()]
+            late = [keeper for keeper in self.keepers.values() if not keeper.ready.is_set()]
             raise StartError(
                 f"not ready within {self.ready_s:g} s: "
                 f"{', '.join(keeper.part.name for keeper in late)}; the end of {late[0].log}:\n"
                 f"{late[0].tail()}"
             ) from error
 
+    async def _start_one(self, keeper: Keeper, tasks: asyncio.TaskGroup) -> None:
+        for name in keeper.part.after:
+            if name in self.keepers:
+                await self.keepers[name].ready.wait()
+        keeper.begin(tasks)
+        await keeper.ready.wait()
+
     async def _stop(self) -> None:
-        stages = groupby(reversed(self.keepers), key=lambda keeper: keeper.part.stage)
-        for _, stage in stages:
+        for stage in reversed(self.stages):
             await asyncio.gather(*(keeper.stop() for keeper in stage))
 
     def _changed(self) -> None:
-        self.save(tuple(keeper.state() for keeper in self.keepers), self.all_ready)
+        self.save(tuple(keeper.state() for keeper in self.keepers.values()), self.all_ready)
 
 
 async def _unless(stop: asyncio.Event, starting: Coroutine[None, None, None]) -> bool:

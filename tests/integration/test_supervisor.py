@@ -86,8 +86,8 @@ def is_alive(pid: int) -> bool:
     return False
 
 
-async def test_parts_of_one_stage_start_after_those_before_are_ready(directory: StateDir) -> None:
-    first, second = dummy(directory, "first"), dummy(directory, "second", stage=1)
+async def test_a_part_starts_once_those_it_comes_after_are_ready(directory: StateDir) -> None:
+    first, second = dummy(directory, "first"), dummy(directory, "second", after=("first",))
 
     async with running(directory, second, first) as watched:
         assert [line.split()[0] for line in watched.said] == ["first", "second"]
@@ -112,8 +112,8 @@ async def test_stopping_ends_every_process_in_reverse_order(directory: StateDir)
         "signal.signal(signal.SIGTERM, end)\n"
     )
     parts = [
-        dummy(directory, name, stage=stage, before=noting.format(ends=str(ends), name=name))
-        for stage, name in enumerate("abc")
+        dummy(directory, name, after=after, before=noting.format(ends=str(ends), name=name))
+        for name, after in (("a", ()), ("b", ("a",)), ("c", ("a", "b")))
     ]
 
     async with running(directory, *parts) as watched:
@@ -141,7 +141,7 @@ async def test_a_part_that_never_gets_ready_is_given_up_with_the_end_of_its_log(
     bad = Part(
         name="bad",
         argv=(sys.executable, "-c", "raise SystemExit('no such thing')"),
-        stage=1,
+        after=("good",),
         checks=(Announces(path=directory.run_file("bad")),),
     )
     watched = Watched(directory, [good, bad])

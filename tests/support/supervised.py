@@ -14,22 +14,20 @@ STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
 WITH_CHILD = "import subprocess; subprocess.Popen(['sleep', '600'])\n"
 
 
-def dummy(
-    directory: StateDir, name: str, *, stage: int = 0, before: str = "", after: str = ""
-) -> Part:
-    """Make a part that runs `before`, announces itself, runs `after` and then sleeps."""
+def dummy(directory: StateDir, name: str, *, after: tuple[str, ...] = (), before: str = "") -> Part:
+    """Make a part that runs `before`, announces itself and then sleeps."""
     run_file = directory.run_file(name)
     program = (
         f"{before}\nimport json, os, time\n"
         f"draft = {str(run_file)!r} + str(os.getpid())\n"
         "open(draft, 'w').write(json.dumps({'pid': os.getpid(), 'http': '127.0.0.1:1'}))\n"
         f"os.replace(draft, {str(run_file)!r})\n"
-        f"{after}\ntime.sleep(600)\n"
+        "time.sleep(600)\n"
     )
     return Part(
         name=name,
         argv=(sys.executable, "-c", program),
-        stage=stage,
+        after=after,
         checks=(Announces(path=run_file),),
     )
 
@@ -37,7 +35,10 @@ def dummy(
 async def _main(root: Path) -> None:
     directory = StateDir.at(root)
     directory.make()
-    parts = [dummy(directory, "first"), dummy(directory, "second", stage=1, before=WITH_CHILD)]
+    parts = [
+        dummy(directory, "first"),
+        dummy(directory, "second", after=("first",), before=WITH_CHILD),
+    ]
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
 

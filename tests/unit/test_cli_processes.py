@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from services.cli.layouts import layouts_of
-from services.cli.parts import Plan, parts_of
+from services.cli.parts import Part, Plan, parts_of, stages_of
 from services.cli.processes import Life, RestartPolicy, after_exit, is_hopeless, pause_s
 from services.cli.statedir import StateDir
 from shared.model.errors import RequestError
@@ -103,8 +103,16 @@ def test_the_plan_holds_every_service_once_each_placer_and_an_agent_per_node() -
         "agent-node-0",
         "agent-node-1",
     ]
-    assert {part.stage for part in parts[:3]} == {0}
-    assert {part.stage for part in parts[3:]} == {1}
+    stages = [{part.name for part in stage} for stage in stages_of(parts)]
+    assert stages[0] == {"nats", "valkey", "simcluster"}
+    assert len(stages) == 2
+
+
+def test_parts_that_wait_for_each_other_are_a_mistake() -> None:
+    parts = [Part(name="a", argv=(), after=("b",)), Part(name="b", argv=(), after=("a",))]
+
+    with pytest.raises(ValueError, match="a, b wait for each other"):
+        stages_of(parts)
 
 
 def test_a_server_that_runs_elsewhere_is_not_started_and_its_url_reaches_the_services() -> None:
@@ -116,7 +124,9 @@ def test_a_server_that_runs_elsewhere_is_not_started_and_its_url_reaches_the_ser
     }
 
     assert "nats" not in parts
-    assert all(url in part.argv for part in parts.values() if part.stage == 1)
+    assert all(
+        url in part.argv for part in parts.values() if part.name not in {"valkey", "simcluster"}
+    )
 
 
 def test_only_the_binder_and_the_placers_are_told_of_redis() -> None:
