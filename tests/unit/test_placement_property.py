@@ -132,7 +132,7 @@ def _check(wanted: PodRequest, mirror: Mirror, index: Index, nodes: list[LedgerN
         assert placement.shares == fit_on_node(wanted, by_name[placement.node])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(clusters(), st.lists(requests(), min_size=1, max_size=4))
 def test_a_placement_fits_and_a_refusal_is_shared_by_the_naive_scan(
     nodes: list[LedgerNode], wanted: list[PodRequest]
@@ -173,7 +173,7 @@ def _with_taken(node: LedgerNode, placement: Placement, wanted: PodRequest) -> L
     return replace(node, devices=tuple(held), used=used, version=node.version + 1)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     clusters(),
     st.lists(
