@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from shared.model.events import NodeChanged, PodGone, PodQueued, PodRejected
+from shared.model.events import DeviceReported, NodeChanged, PodGone, PodQueued, PodRejected
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
 from shared.model.request import PodRequest
@@ -159,6 +159,31 @@ class Nodes:
                 self.told[name] = facts
                 changes.append(NodeChanged(facts=facts))
         return changes
+
+
+class ForeignDevices:
+    """Decides what to say of devices that another device plugin registered."""
+
+    def __init__(self) -> None:
+        self.told: dict[NodeName, DeviceReported] = {}
+
+    def see(self, name: NodeName, report: DeviceReported | None) -> list[DeviceReported]:
+        """Take in what a node shows; None: it is gone, or our agent speaks for it.
+
+        A node that never had devices is not told of; one that lost them is, with none.
+        """
+        if report is None:
+            self.told.pop(name, None)
+            return []
+        known = self.told.get(name)
+        if report.devices == (known.devices if known else ()):
+            return []
+        self.told[name] = report
+        return [report]
+
+    def all(self, *, now_s: float) -> list[DeviceReported]:
+        """Tell of all devices again."""
+        return [replace(report, reported_at=now_s) for report in self.told.values()]
 
 
 def announcement(pod: PodSeen, *, offer: int = 0) -> PodQueued | PodRejected:

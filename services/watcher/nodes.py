@@ -29,18 +29,18 @@ def read(node: Node) -> NodeFacts:
 
 
 def foreign_devices(node: Node, *, now_s: float) -> DeviceReported | None:
-    """Return what Volcano's own device plugin registered on a node that has no agent of ours.
+    """Return what Volcano's own device plugin registered; None where an agent of ours reports.
 
     Such a node fails closed: no annotation, or no slot in allocatable, is no device.
     """
     notes = node.metadata.annotations
-    if AGENT_ANNOTATION in notes or volcano_vgpu.REGISTER not in notes:
+    if AGENT_ANNOTATION in notes:
         return None
-    if not parse_resources(node.status.allocatable).get(volcano_vgpu.NUMBER):
-        return None
+    slots = parse_resources(node.status.allocatable).get(volcano_vgpu.NUMBER)
+    register = notes.get(volcano_vgpu.REGISTER, "") if slots else ""
     return DeviceReported(
         node=NodeName(node.metadata.name),
-        devices=volcano_vgpu.parse_register(notes[volcano_vgpu.REGISTER]),
+        devices=volcano_vgpu.parse_register(register),
         served=(volcano_vgpu.NUMBER,),
         reported_at=now_s,
     )

@@ -5,8 +5,7 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
-from services.watcher.changes import Nodes, PodEvent, Pods, PodSeen
-from shared.model.device import Device
+from services.watcher.changes import ForeignDevices, Nodes, PodEvent, Pods, PodSeen
 from shared.model.events import (
     DeviceReported,
     LedgerRebuilt,
@@ -23,6 +22,8 @@ from shared.runtime.clock import Clock
 from shared.runtime.service import emits, handles
 
 logger = logging.getLogger(__name__)
+
+ToldAgain = PodsListed | NodeChanged | DeviceReported | PodEvent
 
 OCCUPATION_S = 0.2
 """Changes of what pods take of a node are gathered for this long."""
@@ -75,6 +76,7 @@ class Watcher:
         self.listing_s = listing_s
         self.pods = Pods()
         self.nodes = Nodes(self.pods)
+        self.devices = ForeignDevices()
         self.tellings = 0
         self.listing_wanted = asyncio.Event()
         self.listing_wanted.set()
@@ -95,14 +97,11 @@ class Watcher:
     @emits
     async def watch_nodes(self) -> AsyncIterator[Sequence[NodeChanged | DeviceReported]]:
         """Tell of nodes, and of devices that another device plugin registered there."""
-        reported: dict[NodeName, tuple[Device, ...]] = {}
         async for batch in self.node_source.batches():
             events: list[NodeChanged | DeviceReported] = []
             for name, facts, devices in batch:
                 events += self.nodes.see(facts) if facts else self.nodes.miss(name)
-                if devices and reported.get(name) != devices.devices:
-                    reported[name] = devices.devices
-                    events.append(devices)
+                events += self.devices.see(name, devices)
             if events:
                 yield events
 
@@ -116,11 +115,12 @@ class Watcher:
                 yield changes
 
     @emits
-    async def list_pods(self) -> AsyncIterator[Sequence[PodsListed | NodeChanged | PodEvent]]:
+    async def list_pods(self) -> AsyncIterator[Sequence[ToldAgain]]:
         """Tell all bound pods at the start, when somebody wants them, and now and then."""
         while True:
             if await self._wanted():
-                yield [*self.nodes.all(), *self._again()]
+                devices = self.devices.all(now_s=self.clock.now())
+                yield [*self.nodes.all(), *devices, *self._again()]
             async for piece in self.listing.pieces():
                 yield [piece]
 

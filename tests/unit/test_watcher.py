@@ -6,11 +6,12 @@ import msgspec
 import pytest
 
 from services.watcher import nodes, pods
-from services.watcher.changes import Nodes, Pods, PodSeen
+from services.watcher.changes import ForeignDevices, Nodes, Pods, PodSeen
 from shared.clients.kube_types import Node, Pod
 from shared.dialects.dialect import Rules
-from shared.model.events import PodGone, PodQueued, PodRejected
-from shared.model.names import Namespace, NodeName, PodUid
+from shared.model.device import Device
+from shared.model.events import DeviceReported, PodGone, PodQueued, PodRejected
+from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
 from shared.model.request import NodeTerm, PodRequest
 
@@ -110,6 +111,22 @@ def test_only_pods_without_a_lease_occupy_their_node() -> None:
     assert [c.facts.occupied for c in told.occupied()] == [{}]
 
 
+def test_devices_of_another_plugin_are_told_when_they_come_change_and_go() -> None:
+    name, known = NodeName("a"), ForeignDevices()
+    gpu = Device(
+        uuid=DeviceUuid("GPU-a"), index=0, model="T4", memory_mib=15360, slots=10, unit_mib=1
+    )
+    none = DeviceReported(node=name, devices=(), served=())
+    some = replace(none, devices=(gpu,))
+
+    told = [known.see(name, seen) for seen in (none, some, some, none, none, some)]
+
+    assert told == [[], [some], [], [none], [], [some]]
+    assert known.all(now_s=5.0) == [replace(some, reported_at=5.0)]
+    assert known.see(name, None) == []
+    assert known.see(name, some) == [some]
+
+
 def test_a_node_is_told_only_when_it_differs() -> None:
     told = Nodes(Pods())
     facts = NodeFacts(name=NodeName("a"), labels={"x": "1"})
@@ -206,7 +223,7 @@ def test_item_6_cards_that_the_annotation_lists_are_closed() -> None:
     ("notes", "number", "devices"),
     [
         ({"volcano.sh/node-vgpu-register": "GPU-a,10,15360,NVIDIA-T4,false:"}, "10", 1),
-        ({"volcano.sh/node-vgpu-register": "GPU-a,10,15360,NVIDIA-T4,false:"}, "0", None),
+        ({"volcano.sh/node-vgpu-register": "GPU-a,10,15360,NVIDIA-T4,false:"}, "0", 0),
         ({"volcano.sh/node-vgpu-register": "rubbish"}, "10", 0),
         (
             {
@@ -216,7 +233,7 @@ def test_item_6_cards_that_the_annotation_lists_are_closed() -> None:
             "10",
             None,
         ),
-        ({}, "10", None),
+        ({}, "10", 0),
     ],
     ids=["item 15", "item 34: no slots", "item 34: unreadable", "our agent", "no annotation"],
 )
