@@ -40,7 +40,7 @@ from shared.clients.ledger_nodes import (
     is_known,
     report_row,
 )
-from shared.clients.ledger_rows import granted, lease_of, lease_row, reservation_row
+from shared.clients.ledger_rows import granted, lease_of, lease_row, reservation_rows
 from shared.clients.ledger_waiting import waiting_of, waiting_row
 from shared.model.errors import UnavailableError
 from shared.model.events import DeviceReported, PodQueued
@@ -101,8 +101,8 @@ class RedisLeases:
         """
         outcomes: list[Outcome] = []
         for group in _groups(wanted):
-            rows = [reservation_row(reservation) for reservation in group]
-            answers = await self._connection.run("reserve", now, now + ttl_s, rows)
+            texts, rows = reservation_rows(group)
+            answers = await self._connection.run("reserve", now, now + ttl_s, texts, rows)
             for reservation, answer in zip(group, answers, strict=True):
                 outcomes.append(_outcome(reservation, answer, now, now + ttl_s))
         return outcomes

@@ -17,13 +17,17 @@ _facts_of = msgspec.json.Decoder(NodeFacts).decode
 _devices_of = msgspec.json.Decoder(tuple[Device, ...]).decode
 _served_of = msgspec.json.Decoder(tuple[str, ...]).decode
 
+NO_TAGS: frozenset[str] = frozenset()
+
 
 def facts_row(facts: NodeFacts) -> list[Any]:
     """Pack a node's facts: whole, what decides placing besides amounts, and the room."""
     rules = replace(facts, allocatable={}, occupied={})
-    room = {
-        name: amount - facts.occupied.get(name, 0) for name, amount in facts.allocatable.items()
-    }
+    room = [
+        part
+        for name, amount in facts.allocatable.items()
+        for part in (name, amount - facts.occupied.get(name, 0))
+    ]
     return [facts.name, text(facts), text(rules), room]
 
 
@@ -46,6 +50,11 @@ def report_row(report: DeviceReported) -> list[Any]:
     ]
 
 
+def used_of(node: Sequence[Any]) -> dict[str, int]:
+    """Read what is taken of a node's ordinary resources."""
+    return {name: used for name, used in zip(node[2::3], node[4::3], strict=True) if used}
+
+
 def use_of(state: Sequence[Any]) -> DeviceUse:
     """Read what is taken of a device."""
     return DeviceUse(
@@ -53,7 +62,7 @@ def use_of(state: Sequence[Any]) -> DeviceUse:
         cores_percent=state[6],
         shares=state[7],
         fence=state[8],
-        tags=frozenset(state[10]),
+        tags=frozenset(state[10].strip("\n").split("\n")) if state[10] else NO_TAGS,
     )
 
 
@@ -65,8 +74,7 @@ def full_of(pod: PodUid, row: Sequence[Any]) -> Full:
         reason=reason,
         devices={DeviceUuid(uuid): use_of(state) for uuid, state in devices},
         nodes={
-            NodeName(name): NodeUse(version=version, used=dict(used))
-            for name, version, used in nodes
+            NodeName(name): NodeUse(version=node[0], used=used_of(node)) for name, node in nodes
         },
     )
 
@@ -90,7 +98,7 @@ def node_of(
     return LedgerNode(
         facts=facts,
         version=node[0],
-        used=dict(node[3]),
+        used=used_of(node),
         devices=tuple(sorted(pairs, key=lambda pair: (pair[0].index, pair[0].uuid))),
         served=_served_of(served),
     )
@@ -147,7 +155,7 @@ def change_of(position: str, fields: Mapping[bytes, bytes]) -> LedgerChange:
         ),
         removed=tuple(NodeName(name) for name in parts["x"]),
         used={
-            NodeName(name): NodeUse(version=node[0], used=dict(node[3]))
+            NodeName(name): NodeUse(version=node[0], used=used_of(node))
             for name, node in nodes.items()
         },
         devices={DeviceUuid(uuid): use_of(state) for uuid, state in devices.items()},

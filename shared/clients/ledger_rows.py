@@ -4,7 +4,7 @@ The order of a lease's fields is that of `L_…` in `scripts/common.lua`. What o
 agents read of a lease (names, trace, shares in full) is JSON text that no script looks into.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -18,6 +18,7 @@ HOLD = 6
 
 _json = msgspec.json.Encoder(order="deterministic").encode
 _body_of = msgspec.json.Decoder(tuple[str, str, str, str]).decode
+_amounts_of = msgspec.json.Decoder(list[Any]).decode
 _shares_of = msgspec.json.Decoder(tuple[Share, ...]).decode
 
 
@@ -71,43 +72,54 @@ def holds_of(shares: Sequence[Share]) -> tuple[list[Any], list[int]]:
     return holds, places
 
 
-def reservation_row(wanted: Reservation) -> list[Any]:
-    """Pack one reservation with its candidates."""
-    return [
-        wanted.pod,
-        text((wanted.namespace, wanted.name, wanted.dialect, wanted.trace)),
-        wanted.tag,
-        [part for item in wanted.resources.items() for part in item],
-        [
-            [candidate.node, *holds_of(candidate.shares), text(candidate.shares)]
-            for candidate in wanted.candidates
-        ],
-    ]
+def reservation_rows(wanted: Sequence[Reservation]) -> tuple[list[str], list[list[Any]]]:
+    """Pack reservations with their candidates, and the resources that occur among them."""
+    numbers: dict[str, int] = {}
+    rows = []
+    for reservation in wanted:
+        row = [
+            reservation.pod,
+            text((reservation.namespace, reservation.name, reservation.dialect, reservation.trace)),
+            reservation.tag,
+            numbers.setdefault(resources_text(reservation.resources), len(numbers) + 1),
+        ]
+        for candidate in reservation.candidates:
+            row.append(text((candidate.node, *holds_of(candidate.shares))))
+            row.append(text(candidate.shares))
+        rows.append(row)
+    return list(numbers), rows
+
+
+def resources_text(resources: Mapping[str, int]) -> str:
+    """Return ordinary resources as the text in which a lease keeps them."""
+    return text([part for item in resources.items() for part in item])
 
 
 def granted(wanted: Reservation, row: Sequence[Any], now: float, expires_at: float) -> Lease:
     """Put together the lease that the script has just written."""
     number, version, grants = row
     candidate = wanted.candidates[number - 1]
-    return Lease(
-        pod=wanted.pod,
-        namespace=wanted.namespace,
-        name=wanted.name,
-        node=candidate.node,
-        shares=_with_grants(candidate.shares, grants),
-        dialect=wanted.dialect,
-        resources=wanted.resources,
-        tag=wanted.tag,
-        trace=wanted.trace,
-        version=version,
-        created_at=now,
-        expires_at=expires_at,
+    return msgspec.convert(
+        {
+            "pod": wanted.pod,
+            "namespace": wanted.namespace,
+            "name": wanted.name,
+            "node": candidate.node,
+            "shares": _with_grants(candidate.shares, grants),
+            "dialect": wanted.dialect,
+            "resources": wanted.resources,
+            "tag": wanted.tag,
+            "trace": wanted.trace,
+            "version": version,
+            "created_at": now,
+            "expires_at": expires_at,
+        },
+        Lease,
     )
 
 
 def lease_row(lease: Lease) -> list[Any]:
     """Pack a lease as it stands, with its slots and fences."""
-    holds, places = holds_of(lease.shares)
     return [
         lease.state.value,
         lease.version,
@@ -116,9 +128,8 @@ def lease_row(lease: Lease) -> list[Any]:
         lease.created_at,
         lease.expires_at,
         lease.tag,
-        [part for item in lease.resources.items() for part in item],
-        holds,
-        places,
+        resources_text(lease.resources),
+        text((lease.node, *holds_of(lease.shares))),
         [
             part
             for share in lease.shares
@@ -133,16 +144,17 @@ def lease_row(lease: Lease) -> list[Any]:
 def lease_of(row: Sequence[Any]) -> Lease:
     """Read a stored lease."""
     (state, version, _, node, created_at, expires_at, tag, resources, *_) = row
-    grants, pod, body, shares = row[10:]
+    grants, pod, body, shares = row[9:]
     namespace, name, dialect, trace = _body_of(body)
+    amounts = _amounts_of(resources)
     return Lease(
         pod=PodUid(pod),
         namespace=Namespace(namespace),
         name=name,
         node=NodeName(node),
-        shares=_with_grants(_shares_of(shares), grants),
+        shares=msgspec.convert(_with_grants(_shares_of(shares), grants), tuple[Share, ...]),
         dialect=dialect,
-        resources=dict(zip(resources[::2], resources[1::2], strict=True)),
+        resources=dict(zip(amounts[::2], amounts[1::2], strict=True)),
         tag=tag,
         trace=trace,
         state=LeaseState(state),
@@ -152,20 +164,20 @@ def lease_of(row: Sequence[Any]) -> Lease:
     )
 
 
-def _with_grants(shares: Sequence[Share], grants: Sequence[int]) -> tuple[Share, ...]:
-    return tuple(
-        Share(
-            container=share.container,
-            device=share.device,
-            index=share.index,
-            memory_mib=share.memory_mib,
-            cores_percent=share.cores_percent,
-            unit_mib=share.unit_mib,
-            whole=share.whole,
-            slotted=share.slotted,
-            init=share.init,
-            slot=None if slot < 0 else slot,
-            fence=fence,
-        )
+def _with_grants(shares: Sequence[Share], grants: Sequence[int]) -> list[dict[str, object]]:
+    return [
+        {
+            "container": share.container,
+            "device": share.device,
+            "index": share.index,
+            "memory_mib": share.memory_mib,
+            "cores_percent": share.cores_percent,
+            "unit_mib": share.unit_mib,
+            "whole": share.whole,
+            "slotted": share.slotted,
+            "init": share.init,
+            "slot": None if slot < 0 else slot,
+            "fence": fence,
+        }
         for share, slot, fence in zip(shares, grants[::2], grants[1::2], strict=True)
-    )
+    ]

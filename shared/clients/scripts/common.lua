@@ -6,7 +6,8 @@
 -- ('ready', 'open': ready or being rebuilt, 'any'), ARGV[4] the feed's length.
 --
 --   meta          hash   epoch, ready, seq (versions), capacity, feed (last entry), floor (fences)
---   node:NAME     array  version, known (1; 0: devices only; -1: gone), room (name -> amount), used (name -> amount)
+--   node:NAME     array  version, known (1; 0: devices only; -1: gone), then name, room,
+--                        used for each resource
 --   facts:NAME    hash   facts, rules, devices, uuids, served, reported
 --   device:UUID   array  see D_*
 --   lease:POD     array  see L_*
@@ -22,15 +23,17 @@
 --   feed          stream absolute totals, one entry per script, numbered without gaps
 local P = ARGV[1]
 local A = cmsgpack.unpack(ARGV[2])
-local call, pack, decode = redis.call, cmsgpack.pack, cmsgpack.unpack
+local call, pack, decode, parse = redis.call, cmsgpack.pack, cmsgpack.unpack, cjson.decode
 
 local D_NODE, D_MEMORY, D_SLOTS, D_OK, D_UNIT = 1, 2, 3, 4, 5
 local D_USED, D_CORES, D_SHARES, D_FENCE, D_TAKEN, D_TAGS = 6, 7, 8, 9, 10, 11
-local N_VERSION, N_KNOWN, N_ROOM, N_USED = 1, 2, 3, 4
+local N_VERSION, N_KNOWN, N_NAMES = 1, 2, 3
 local L_STATE, L_VERSION, L_ORIGIN, L_NODE, L_CREATED, L_EXPIRES, L_TAG = 1, 2, 3, 4, 5, 6, 7
-local L_RESOURCES, L_HOLDS, L_PLACES, L_GRANTS, L_POD, L_BODY, L_SHARES = 8, 9, 10, 11, 12, 13, 14
--- holds: uuid, MiB, cores, shares, slots, alone per device; places: number of the hold and of the
--- slot within it per share; grants: slot and fence per share
+local L_RESOURCES, L_TAKES, L_GRANTS, L_POD, L_BODY, L_SHARES = 8, 9, 10, 11, 12, 13
+-- L_RESOURCES: text of {name, amount, ...}. L_TAKES: text of {node, holds, places}; holds: uuid, MiB,
+-- cores, shares, slots, alone per device; places: number of the hold and of the slot within it per
+-- share. L_GRANTS: slot and fence per share. D_TAGS: '' or tags, each between line feeds.
+-- Texts are JSON: what is not looked at need not be unpacked.
 local HOLD, MAX_ARGS = 6, 4000
 
 local meta = call('HMGET', P .. 'meta', 'ready', 'epoch', 'seq', 'capacity', 'feed', 'floor')
@@ -107,31 +110,51 @@ local function lowest_slot(taken)
 end
 
 local function with_slot(taken, slot, mark)
+  if slot == #taken then return taken .. mark end
   if slot >= #taken then taken = taken .. string.rep('0', slot + 1 - #taken) end
   return string.sub(taken, 1, slot) .. mark .. string.sub(taken, slot + 2)
 end
 
-local function count_tag(device, tag, by)
-  local count = (device[D_TAGS][tag] or 0) + by
-  device[D_TAGS][tag] = count > 0 and count or nil
+local function has_tag(device, tag)
+  return string.find(device[D_TAGS], '\n' .. tag .. '\n', 1, true)
 end
 
--- Count a lease in the node's and its devices' totals (sign 1) or take it out again (sign -1).
-local function count(lease, sign)
-  local node, holds, tag = nodes[lease[L_NODE]], lease[L_HOLDS], lease[L_TAG]
-  local used, resources = node[N_USED], lease[L_RESOURCES]
-  for i = 1, #resources, 2 do
-    local name = resources[i]
-    used[name] = (used[name] or 0) + sign * resources[i + 1]
+local function with_tag(device, tag, sign)
+  local tags = device[D_TAGS]
+  if sign > 0 then return (tags == '' and '\n' or tags) .. tag .. '\n' end
+  local from, to = has_tag(device, tag)
+  if not from then return tags end
+  local left = string.sub(tags, 1, from) .. string.sub(tags, to + 1)
+  return left == '\n' and '' or left
+end
+
+-- Where a node's amounts of a resource are: the position of its name.
+local function amounts_of(node, name)
+  for i = N_NAMES, #node, 3 do
+    if node[i] == name then return i end
   end
-  touch_node(lease[L_NODE])
+end
+
+-- Count in the node's and its devices' totals (sign 1) or take out again (sign -1).
+local function count(name, resources, holds, tag, sign)
+  local node = nodes[name]
+  for i = 1, #resources, 2 do
+    local at = amounts_of(node, resources[i])
+    if not at then
+      at = #node + 1
+      node[at], node[at + 1], node[at + 2] = resources[i], 0, 0
+    end
+    node[at + 2] = node[at + 2] + sign * resources[i + 1]
+  end
+  changed_nodes[name] = true
   for h = 1, #holds, HOLD do
-    local device = devices[holds[h]]
+    local uuid = holds[h]
+    local device = devices[uuid]
     device[D_USED] = device[D_USED] + sign * holds[h + 1]
     device[D_CORES] = device[D_CORES] + sign * holds[h + 2]
     device[D_SHARES] = device[D_SHARES] + sign * holds[h + 3]
-    if tag ~= '' then count_tag(device, tag, sign) end
-    changed_devices[holds[h]] = true
+    if tag ~= '' then device[D_TAGS] = with_tag(device, tag, sign) end
+    changed_devices[uuid] = true
   end
 end
 
@@ -141,7 +164,7 @@ local function device_refusal(device, node_name, holds, h, tag)
   if device[D_NODE] ~= node_name then return 'device-moved' end
   if device[D_OK] ~= 1 then return 'device-unhealthy' end
   if holds[h + 4] > 0 and device[D_SHARES] + holds[h + 3] > device[D_SLOTS] then return 'slots' end
-  if tag ~= '' and device[D_TAGS][tag] then return 'tag' end
+  if tag ~= '' and has_tag(device, tag) then return 'tag' end
   if device[D_USED] + holds[h + 1] > device[D_MEMORY] then return 'memory' end
   if device[D_CORES] + holds[h + 2] > 100 then return 'cores' end
   if holds[h + 5] == 1 and device[D_SHARES] > 0 then return 'alone' end
@@ -151,11 +174,11 @@ end
 local function fits(node_name, resources, holds, tag)
   local node = node_of(node_name)
   if not node or node[N_KNOWN] ~= 1 then return 'node-unknown' end
-  local room, used = node[N_ROOM], node[N_USED]
   for i = 1, #resources, 2 do
-    local name, amount = resources[i], resources[i + 1]
-    if amount > 0 and (used[name] or 0) + amount > (room[name] or 0) then
-      return 'resource:' .. name
+    local amount = resources[i + 1]
+    if amount > 0 then
+      local at = amounts_of(node, resources[i])
+      if not at or node[at + 2] + amount > node[at + 1] then return 'resource:' .. resources[i] end
     end
   end
   for h = 1, #holds, HOLD do

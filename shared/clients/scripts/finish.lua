@@ -9,10 +9,11 @@ else
   cause = to .. ': ' .. A[4]
 end
 fetch('lease', pods)
+local takes_of = {}
 
 local function give_back(pod, lease)
-  count(lease, -1)
-  local holds, places, grants = lease[L_HOLDS], lease[L_PLACES], lease[L_GRANTS]
+  local holds, places, grants = takes_of[pod][2], takes_of[pod][3], lease[L_GRANTS]
+  count(lease[L_NODE], parse(lease[L_RESOURCES]), holds, lease[L_TAG], -1)
   for p = 1, #places, 2 do
     local device = devices[holds[(places[p] - 1) * HOLD + 1]]
     if grants[p] >= 0 then device[D_TAKEN] = with_slot(device[D_TAKEN], grants[p], '0') end
@@ -40,8 +41,10 @@ local names, uuids = {}, {}
 for _, pod in ipairs(pods) do
   local lease = leases[pod]
   if lease then
+    local takes = parse(lease[L_TAKES])
+    takes_of[pod] = takes
     names[#names + 1] = lease[L_NODE]
-    for h = 1, #lease[L_HOLDS], HOLD do uuids[#uuids + 1] = lease[L_HOLDS][h] end
+    for h = 1, #takes[2], HOLD do uuids[#uuids + 1] = takes[2][h] end
   end
 end
 fetch('node', names)

@@ -1,15 +1,18 @@
--- Reserve for a group of pods. Arguments: now, expires_at, rows of {pod, body, tag, resources,
--- candidates of {node, holds, places, shares}}. Answers per pod: {candidate (from 1), version,
--- grants}, {0, lease} for a pod that has one, {-1, reason, nodes, devices} if nothing fits.
-local now, expires_at, rows = A[1], A[2], A[3]
+-- Reserve for a group of pods. Arguments: now, expires_at, texts of the resources that occur, rows of
+-- {pod, body, tag, number of its resources, and per candidate the texts of its takes and shares}.
+-- Answers per pod: {candidate (from 1), version, grants}, {0, lease} for a pod that has one,
+-- {-1, reason, nodes, devices} if nothing fits.
+local now, expires_at, texts, rows = A[1], A[2], A[3], A[4]
 
-local pods, first_nodes, first_devices = {}, {}, {}
+local resources_of, takes_of, pods, first_nodes, first_devices = {}, {}, {}, {}, {}
+for i, text in ipairs(texts) do resources_of[i] = parse(text) end
 for i, row in ipairs(rows) do
-  local candidate = row[5][1]
   pods[i] = row[1]
-  if candidate then
-    first_nodes[#first_nodes + 1] = candidate[1]
-    for h = 1, #candidate[2], HOLD do first_devices[#first_devices + 1] = candidate[2][h] end
+  if row[5] then
+    local takes = parse(row[5])
+    takes_of[i] = takes
+    first_nodes[#first_nodes + 1] = takes[1]
+    for h = 1, #takes[2], HOLD do first_devices[#first_devices + 1] = takes[2][h] end
   end
 end
 fetch('lease', pods)
@@ -37,14 +40,13 @@ end
 
 local function full(row, reasons)
   local told_nodes, told_devices = {}, {}
-  for _, candidate in ipairs(row[5]) do
-    local node = nodes[candidate[1]]
-    if node then
-      told_nodes[#told_nodes + 1] = {candidate[1], node[N_VERSION], node[N_USED]}
-    end
-    for h = 1, #candidate[2], HOLD do
-      local device = device_of(candidate[2][h])
-      if device then told_devices[#told_devices + 1] = {candidate[2][h], device} end
+  for c = 5, #row, 2 do
+    local takes = parse(row[c])
+    local node = nodes[takes[1]]
+    if node then told_nodes[#told_nodes + 1] = {takes[1], node} end
+    for h = 1, #takes[2], HOLD do
+      local device = device_of(takes[2][h])
+      if device then told_devices[#told_devices + 1] = {takes[2][h], device} end
     end
   end
   return {-1, table.concat(reasons, '; '), told_nodes, told_devices}
@@ -52,27 +54,28 @@ end
 
 local out, reserved = {}, {}
 for i, row in ipairs(rows) do
-  local pod = row[1]
+  local pod, tag, resources = row[1], row[3], resources_of[row[4]]
   if leases[pod] then
     out[i] = {0, leases[pod]}
   else
     local reasons
-    for c, candidate in ipairs(row[5]) do
-      local why = fits(candidate[1], row[4], candidate[2], row[3])
+    for c = 5, #row, 2 do
+      local takes = c == 5 and takes_of[i] or parse(row[c])
+      local node, holds = takes[1], takes[2]
+      local why = fits(node, resources, holds, tag)
       if not why then
-        local grants = grants_for(candidate[2], candidate[3])
+        local grants = grants_for(holds, takes[3])
         local version = next_version()
-        local lease = {'reserved', version, version, candidate[1], now, expires_at, row[3],
-          row[4], candidate[2], candidate[3], grants, pod, row[2], candidate[4]}
-        leases[pod] = lease
-        count(lease, 1)
-        index_lease(pod, lease)
+        leases[pod] = {'reserved', version, version, node, now, expires_at, tag, texts[row[4]],
+          row[c], grants, pod, row[2], row[c + 1]}
+        count(node, resources, holds, tag, 1)
+        index_lease(pod, leases[pod])
         reserved[#reserved + 1] = pod
-        out[i] = {c, version, grants}
+        out[i] = {(c - 3) / 2, version, grants}
         break
       end
       reasons = reasons or {}
-      reasons[c] = candidate[1] .. ': ' .. why
+      reasons[#reasons + 1] = node .. ': ' .. why
     end
     if not out[i] then out[i] = full(row, reasons or {'no candidate'}) end
   end

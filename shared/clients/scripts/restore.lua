@@ -12,7 +12,7 @@ local RANK = {reserved = 1, bound = 2, active = 3}
 local function device_for(lease, uuid)
   local device = device_of(uuid)
   if not device then
-    device = {lease[L_NODE], 0, 0, 0, 1, 0, 0, 0, floor, '', {}}
+    device = {lease[L_NODE], 0, 0, 0, 1, 0, 0, 0, floor, '', ''}
     devices[uuid] = device
     local uuids = uuids_on(lease[L_NODE])
     uuids[#uuids + 1] = uuid
@@ -21,8 +21,8 @@ local function device_for(lease, uuid)
   return device
 end
 
-local function clash(lease)
-  local holds, places, grants = lease[L_HOLDS], lease[L_PLACES], lease[L_GRANTS]
+local function clash(lease, holds, places)
+  local grants = lease[L_GRANTS]
   for h = 1, #holds, HOLD do
     local device = device_of(holds[h])
     if device then
@@ -31,7 +31,7 @@ local function clash(lease)
       if device[D_CORES] + holds[h + 2] > 100 then return 'cores' end
       if holds[h + 5] == 1 and device[D_SHARES] > 0 then return 'alone' end
       if device[D_CORES] >= 100 then return 'held-alone' end
-      if lease[L_TAG] ~= '' and device[D_TAGS][lease[L_TAG]] then return 'tag' end
+      if lease[L_TAG] ~= '' and has_tag(device, lease[L_TAG]) then return 'tag' end
     end
   end
   for p = 1, #places, 2 do
@@ -43,10 +43,10 @@ local function clash(lease)
   end
 end
 
-local function write(lease)
-  local holds, places, grants = lease[L_HOLDS], lease[L_PLACES], lease[L_GRANTS]
+local function write(lease, holds, places)
+  local grants = lease[L_GRANTS]
   if not node_of(lease[L_NODE]) then
-    nodes[lease[L_NODE]] = {0, 0, {}, {}}
+    nodes[lease[L_NODE]] = {0, 0}
     call('SADD', P .. 'nodes', lease[L_NODE])
   end
   for h = 1, #holds, HOLD do device_for(lease, holds[h]) end
@@ -57,7 +57,7 @@ local function write(lease)
   end
   seq = math.max(seq, lease[L_VERSION])
   leases[lease[L_POD]] = lease
-  count(lease, 1)
+  count(lease[L_NODE], parse(lease[L_RESOURCES]), holds, lease[L_TAG], 1)
   index_lease(lease[L_POD], lease)
 end
 
@@ -80,9 +80,10 @@ for i, lease in ipairs(rows) do
   if known then
     out[i] = meet(known, lease)
   else
-    out[i] = clash(lease) or ''
+    local takes = parse(lease[L_TAKES])
+    out[i] = clash(lease, takes[2], takes[3]) or ''
     if out[i] == '' then
-      write(lease)
+      write(lease, takes[2], takes[3])
       restored[#restored + 1] = lease[L_POD]
     end
   end

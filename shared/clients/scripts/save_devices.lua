@@ -51,7 +51,7 @@ for _, row in ipairs(rows) do
   local uuid, memory, slots, ok, unit = row[1], row[2], row[3], row[4], row[5]
   local device = devices[uuid]
   if not device then
-    device = {name, 0, 0, 0, unit, 0, 0, 0, floor, '', {}}
+    device = {name, 0, 0, 0, unit, 0, 0, 0, floor, '', ''}
     devices[uuid] = device
   elseif device[D_NODE] ~= name then
     leave_other_node(uuid, device[D_NODE])
@@ -79,7 +79,7 @@ for _, uuid in ipairs(before) do
 end
 raise_fences()
 if stored[2] ~= served then free_on(name) end
-if not node_of(name) then nodes[name] = {0, 0, {}, {}} end
+if not node_of(name) then nodes[name] = {0, 0} end
 touch_node(name)
 inventories[name] = true
 call('HSET', P .. 'facts:' .. name, 'devices', devices_text, 'served', served,
