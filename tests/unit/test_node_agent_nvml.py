@@ -1,0 +1,94 @@
+"""NVML, as a driver would answer, and without one."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+import pytest
+
+from services.node_agent import nvml
+from services.node_agent.nvml import NvmlGpus
+from shared.model.errors import UnavailableError
+
+
+class Driver:
+    """Two GPUs with minor numbers 1 and 0; `lost` and `sick` name those that fail."""
+
+    def __init__(self, *, lost: tuple[int, ...] = (), sick: tuple[int, ...] = ()) -> None:
+        self.lost = lost
+        self.sick = sick
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        answers: dict[str, Any] = {
+            "nvmlInit": lambda: None,
+            "nvmlShutdown": lambda: None,
+            "nvmlDeviceGetCount": lambda: 2,
+            "nvmlDeviceGetHandleByIndex": self.handle,
+            "nvmlDeviceGetUUID": lambda handle: f"GPU-{handle}".encode(),
+            "nvmlDeviceGetMinorNumber": lambda handle: 1 - handle,
+            "nvmlDeviceGetName": lambda _: "Tesla T4",
+            "nvmlDeviceGetMemoryInfo": lambda _: SimpleNamespace(total=15360 * 1024 * 1024 + 5),
+            "nvmlDeviceGetNumaNodeId": self.unsupported,
+            "nvmlDeviceGetRemappedRows": self.unsupported,
+            "nvmlDeviceGetUtilizationRates": self.utilisation,
+        }
+        for name, answer in answers.items():
+            monkeypatch.setattr(nvml.pynvml, name, answer)
+
+    def handle(self, number: int) -> int:
+        if number in self.lost:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+        return number
+
+    def unsupported(self, _: int) -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    def utilisation(self, handle: int) -> None:
+        if handle in self.sick:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+
+
+async def test_gpus_are_found_by_uuid_with_their_minor_number_and_whole_mib(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Driver().install(monkeypatch)
+
+    gpus = await NvmlGpus().discover()
+
+    assert [(gpu.uuid, gpu.index, gpu.memory_mib) for gpu in gpus] == [
+        ("GPU-0", 1, 15360),
+        ("GPU-1", 0, 15360),
+    ]
+    assert all(gpu.healthy and gpu.numa is None for gpu in gpus)
+
+
+async def test_a_gpu_that_does_not_answer_is_unhealthy(monkeypatch: pytest.MonkeyPatch) -> None:
+    Driver(sick=(1,)).install(monkeypatch)
+
+    assert [gpu.healthy for gpu in await NvmlGpus().discover()] == [True, False]
+
+
+async def test_a_lost_gpu_does_not_hide_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    Driver(lost=(0,)).install(monkeypatch)
+
+    assert [gpu.uuid for gpu in await NvmlGpus().discover()] == ["GPU-1"]
+
+
+async def test_without_a_driver_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    monkeypatch.setattr(nvml.pynvml, "nvmlInit", absent)
+
+    with pytest.raises(UnavailableError, match="Install the NVIDIA driver"):
+        await NvmlGpus().discover()
+
+
+async def test_a_driver_that_hangs_is_given_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvml, "TIMEOUT_S", 0.05)
+    monkeypatch.setattr(nvml.pynvml, "nvmlInit", lambda: __import__("time").sleep(0.3))
+    monkeypatch.setattr(nvml.pynvml, "nvmlDeviceGetCount", lambda: 0)
+    monkeypatch.setattr(nvml.pynvml, "nvmlShutdown", lambda: None)
+
+    with pytest.raises(UnavailableError, match=r"did not answer within 0\.05 s"):
+        await NvmlGpus().discover()
