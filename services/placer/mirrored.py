@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from services.placer.node_filters import has_soft_taint, is_open
+from services.placer.node_filters import free_resources, has_soft_taint, is_open
 from shared.model.device import Device, DeviceUse
 from shared.model.lease import Lease, Share, bookings
 from shared.model.ledger import LedgerNode
@@ -167,11 +167,7 @@ class NodeState:
         before = self.free
         if self.holds:
             self.holds = [hold for hold in self.holds if not hold.is_counted()]
-        occupied, used = self.facts.occupied, self.used
-        self.free = {
-            name: amount - occupied.get(name, 0) - used.get(name, 0)
-            for name, amount in self.facts.allocatable.items()
-        }
+        self.free = free_resources(self.facts, self.used)
         for hold in self.holds:
             self.take(hold.resources)
         return self.free != before

@@ -166,12 +166,8 @@ def _insufficient(name: str, amount: int, there: int) -> Blocked:
     return Blocked(code, f"Insufficient {name}", numbers)
 
 
-def free_resources(
-    facts: NodeFacts, used: Mapping[str, int], *, emptied: bool = False
-) -> dict[str, int]:
-    """Return what is left of each allocatable resource; `emptied`: if every pod were gone."""
-    if emptied:
-        return dict(facts.allocatable)
+def free_resources(facts: NodeFacts, used: Mapping[str, int]) -> dict[str, int]:
+    """Return what is left of each allocatable resource."""
     return {
         name: amount - facts.occupied.get(name, 0) - used.get(name, 0)
         for name, amount in facts.allocatable.items()

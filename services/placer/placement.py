@@ -34,7 +34,7 @@ def place(
             return placements
     verdicts = index.verdicts(request, kind)
     placements = tuple(_fitting(request, index, _drawn(verdicts, 0, draw)))
-    return placements or refuse(request, index, verdicts)
+    return placements or refuse(request, index.mirror, verdicts)
 
 
 def _quickly(

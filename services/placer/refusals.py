@@ -7,9 +7,9 @@ from itertools import islice
 from services.placer.device_choice import choose_devices
 from services.placer.device_reasons import verdicts_on
 from services.placer.hints import hint_for
-from services.placer.index import Index
+from services.placer.mirror import Mirror
 from services.placer.mirrored import DeviceState, NodeState
-from services.placer.node_filters import Blocked, free_resources, insufficient
+from services.placer.node_filters import Blocked, insufficient
 from services.placer.verdicts import Verdicts
 from shared.model.placement import NodeVerdict, Refusal
 from shared.model.request import PodRequest
@@ -22,22 +22,28 @@ _STAGES = ("UnsupportedConstraint", "NodeAffinity", "NodeUnschedulable", "Untole
 """Reasons of nodes that are far from fitting, the farthest first; devices come last."""
 
 
-def refuse(request: PodRequest, index: Index, verdicts: Verdicts) -> Refusal:
-    """Say why nothing fits. Its cost does not depend on how often it is asked."""
-    nodes = len(index.mirror.nodes)
+def refuse(request: PodRequest, mirror: Mirror, verdicts: Verdicts) -> Refusal:
+    """Say why nothing fits; while nothing changes, equal requests get the same answer at once."""
+    position = mirror.changes.end
+    if verdicts.refusal is None or verdicts.refusal[0] != position:
+        verdicts.refusal = (position, _refusal(request, mirror, verdicts))
+    return verdicts.refusal[1]
+
+
+def _refusal(request: PodRequest, mirror: Mirror, verdicts: Verdicts) -> Refusal:
+    nodes = len(mirror.nodes)
     counts = sorted(
         ((len(blocked), code, text) for (code, text), blocked in verdicts.blocked.items()),
         key=lambda entry: (-entry[0], entry[2]),
     )
     nearest = _nearest(verdicts)
-    permanent = nodes > 0 and not _could_ever_fit(request, index.mirror.nodes.values())
     listed = ", ".join(f"{count} {text}" for count, _, text in counts) or "there is no node"
     return Refusal(
         reason=f"0/{nodes} nodes are available: {listed}.",
         counts=_by_code(counts),
         nearest=tuple(_spelled_out(request, node, blocked) for node, blocked in nearest),
         hint=hint_for(request, nearest),
-        permanent=permanent,
+        permanent=_is_hopeless(request, mirror, verdicts),
     )
 
 
@@ -74,22 +80,40 @@ def _spelled_out(request: PodRequest, node: NodeState, blocked: Blocked) -> Node
     return NodeVerdict(node=node.name, reason=reason, devices=devices)
 
 
-def _could_ever_fit(request: PodRequest, nodes: Iterable[NodeState]) -> bool:
-    """Say whether some node would do if nothing ran on it, were healthy and welcoming.
+def _is_hopeless(request: PodRequest, mirror: Mirror, verdicts: Verdicts) -> bool:
+    """Say whether every node would refuse even if nothing ran on it, were healthy and welcoming.
 
     Only what no end of other pods can change counts here: devices, their number and kind, and
     what a node has to allocate.
     """
-    return any(_could_fit(request, node) for node in nodes)
+    position = mirror.inventory_changes.end
+    if verdicts.hopeless is None or verdicts.hopeless[0] != position:
+        hopeless = bool(mirror.nodes) and not _could_ever_fit(request, mirror.nodes.values())
+        verdicts.hopeless = (position, hopeless)
+    return verdicts.hopeless[1]
 
 
-def _could_fit(request: PodRequest, node: NodeState) -> bool:
+def _could_ever_fit(request: PodRequest, nodes: Iterable[NodeState]) -> bool:
     if request.demands.unsupported:
         return False
-    free = free_resources(node.facts, {}, emptied=True)
-    if insufficient(request.resources, free) is not None:
-        return False
-    return not request.containers or choose_devices(request, _emptied(node)) is not None
+    tried = set()
+    for node in nodes:
+        if insufficient(request.resources, node.facts.allocatable) is not None:
+            continue
+        build = tuple(_build_of(device, request) for device in node.devices)
+        if build in tried:
+            continue
+        tried.add(build)
+        if choose_devices(request, _emptied(node)) is not None:
+            return True
+    return False
+
+
+def _build_of(device: DeviceState, request: PodRequest) -> object:
+    """Return what decides whether a share fits the device when it is empty."""
+    known = device.device
+    named = known.uuid if request.selection.uuids or request.selection.not_uuids else ""
+    return (device.total, device.unit, device.slots, known.model, known.mode, named)
 
 
 def _emptied(node: NodeState) -> NodeState:

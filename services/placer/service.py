@@ -4,7 +4,7 @@ Replicas share one queue and know nothing of each other: each decides on its own
 ledger, and the ledger checks that what was decided still fits.
 """
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Protocol
 
 from services.placer.batch import Decided, decide
@@ -112,14 +112,13 @@ class Placer:
             raise UnavailableError(missing)
         self.mirror.forget_counted()
         newest = {event.pod: event for event in events}
-        undecided = sorted(newest.values(), key=lambda event: -event.request.priority)
-        answers: list[Answer] = []
-        for _ in range(ROUNDS):
-            undecided = await self._round(undecided, answers)
-            if not undecided:
-                return answers
-            await self.clock.sleep(PAUSE_S)
-        raise ConflictError(f"{len(undecided)} of {len(newest)} pods found the ledger changed")
+        try:
+            return await self._decide(newest.values())
+        except BaseException:
+            # The events come again, and what was to be said of them must then be said.
+            for pod in newest:
+                self._told.pop(pod, None)
+            raise
 
     @loops
     async def follow(self) -> None:
@@ -137,6 +136,16 @@ class Placer:
         finally:
             if self._blind_since is None:
                 self._blind_since = self.clock.now()
+
+    async def _decide(self, events: Iterable[PodQueued]) -> list[Answer]:
+        undecided = sorted(events, key=lambda event: -event.request.priority)
+        answers: list[Answer] = []
+        for _ in range(ROUNDS):
+            undecided = await self._round(undecided, answers)
+            if not undecided:
+                return answers
+            await self.clock.sleep(PAUSE_S)
+        raise ConflictError(f"{len(undecided)} pods found the ledger changed {ROUNDS} times")
 
     async def _round(self, pods: Sequence[PodQueued], answers: list[Answer]) -> list[PodQueued]:
         """Decide for all once; return those for whom it must be done again."""

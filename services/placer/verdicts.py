@@ -12,6 +12,7 @@ from services.placer.mirror import Mirror
 from services.placer.mirrored import NodeState
 from services.placer.node_filters import Blocked, insufficient, not_served
 from services.placer.ranking import Kind, Rank, preferred_rank, ranking_of
+from shared.model.placement import Refusal
 from shared.model.request import PodRequest
 
 Reason = tuple[str, str]
@@ -27,6 +28,10 @@ class Verdicts(Lane):
         super().__init__(mirror, self._rank, packs=kind.packs)
         self.request = request
         self.blocked: dict[Reason, dict[NodeState, Blocked]] = {}
+        self.refusal: tuple[int, Refusal] | None = None
+        """What was said last, and the mirror's position when it was."""
+        self.hopeless: tuple[int, bool] | None = None
+        """Whether no freed capacity could ever help, and the inventory's position then."""
         self._reason_of: dict[NodeState, Reason] = {}
         self._eligibility = eligibility
         self._gap_rank = ranking_of(kind)

@@ -269,8 +269,20 @@ async def test_a_ledger_that_never_agrees_is_left_to_the_queue() -> None:
     async with Running(*two_nodes()) as it:
         it.ledger.outcomes = [Full(pod=PodUid("uid-1"), reason="unknown node")] * 50
 
-        with pytest.raises(ConflictError, match="1 of 1 pods"):
+        with pytest.raises(ConflictError, match="1 pods found the ledger changed 10 times"):
             await it.placer.place_pods([pod_queued("uid-1")])
+
+
+async def test_what_was_not_said_because_the_batch_failed_is_said_next_time() -> None:
+    async with Running(ledger_node("n1", device())) as it:
+        impossible = pod_queued("uid-1", request(gpu(gpus=2)))
+        it.ledger.outcomes = [Full(pod=PodUid("uid-2"), reason="unknown node")] * 10
+        with pytest.raises(ConflictError):
+            await it.placer.place_pods([impossible, pod_queued("uid-2")])
+
+        answers = await it.placer.place_pods([impossible])
+
+        assert [type(one) for one in answers] == [PlacementRefused]
 
 
 async def test_an_unreachable_ledger_leaves_no_hold_behind() -> None:
