@@ -63,6 +63,8 @@ T = TypeVar("T")
 
 GROUP = 64
 """Reservations or leases per script call: long enough to be cheap, short enough to share Redis."""
+EXPIRE_GROUPS = 4
+"""Groups that were reserved together, per script call that ends them."""
 PAGE = 100
 """Nodes per page of a survey."""
 BLOCK_S = 1.0
@@ -157,31 +159,26 @@ class RedisLeases:
         expired: list[Lease] = []
         more = True
         while more:
-            rows, more = await self._connection.run("finish", "expired", now, GROUP)
+            rows, more = await self._connection.run("finish", "expired", now, EXPIRE_GROUPS)
             expired += [lease_of(row) for row in rows]
         return expired
 
     async def load(self, pods: Sequence[PodUid]) -> list[Lease | None]:
         """Return each pod's live lease, or None."""
-        _, rows = await self._connection.run("read", "pods", pods)
+        rows = await self._connection.run("read", pods, [])
         return [lease_of(row) if row else None for row in rows]
 
     async def load_node(self, node: NodeName) -> list[Lease]:
         """Return the live leases of a node."""
-        _, rows = await self._connection.run("read", "node", node)
+        rows = await self._connection.run("read", [], [node])
         return [lease_of(row) for row in rows if row]
 
     async def load_all(self) -> AsyncIterator[list[Lease]]:
-        """Yield all live leases, in pages; one that comes or goes meanwhile may be missing."""
-        seen: set[str] = set()
-        cursor = "0"
-        while True:
-            cursor, rows = await self._connection.run("read", "scan", cursor, 500)
-            page = [lease_of(row) for row in rows if row]
-            yield [lease for lease in page if lease.pod not in seen]
-            seen.update(lease.pod for lease in page)
-            if cursor == "0":
-                return
+        """Yield all live leases, in pages of nodes; one that comes meanwhile may be missing."""
+        _, _, _, names, _ = await self._connection.run("survey", [], False)
+        for page in _groups(sorted(names), PAGE):
+            rows = await self._connection.run("read", [], page)
+            yield [lease_of(row) for row in rows if row]
 
     async def save_node(self, facts: NodeFacts) -> bool:
         """Write what the API server says of a node; also possible during a rebuild."""

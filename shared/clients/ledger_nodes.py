@@ -52,7 +52,8 @@ def report_row(report: DeviceReported) -> list[Any]:
 
 def used_of(node: Sequence[Any]) -> dict[str, int]:
     """Read what is taken of a node's ordinary resources."""
-    return {name: used for name, used in zip(node[2::3], node[4::3], strict=True) if used}
+    names = node[2].split("\n")[:-1]
+    return {name: used for name, used in zip(names, node[4::2], strict=True) if used}
 
 
 def use_of(state: Sequence[Any]) -> DeviceUse:

@@ -5,11 +5,13 @@ agents read of a lease (names, trace, shares in full) is JSON text that no scrip
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from itertools import chain
 from typing import Any
 
 import msgspec
 
-from shared.model.lease import Lease, LeaseState, Share, bookings
+from shared.model.lease import Booking, Lease, LeaseState, Share, bookings
 from shared.model.ledger import Reservation
 from shared.model.names import Namespace, NodeName, PodUid
 
@@ -19,7 +21,9 @@ HOLD = 6
 _json = msgspec.json.Encoder(order="deterministic").encode
 _body_of = msgspec.json.Decoder(tuple[str, str, str, str]).decode
 _amounts_of = msgspec.json.Decoder(list[Any]).decode
-_shares_of = msgspec.json.Decoder(tuple[Share, ...]).decode
+_shares_of = msgspec.json.Decoder(list[list[Any]]).decode
+
+_SHARE = tuple(field.name for field in fields(Share))
 
 
 def text(value: Any) -> str:
@@ -27,8 +31,8 @@ def text(value: Any) -> str:
     return _json(value).decode()
 
 
-def holds_of(shares: Sequence[Share]) -> tuple[list[Any], list[int]]:
-    """Say what shares take of each device, and which of its new slots each share gets.
+def takes_of(node: NodeName, shares: Sequence[Share]) -> list[Any]:
+    """Say what shares take of a node's devices, and which of its new slots each share gets.
 
     An init container uses a slot that another container of the pod will use after it.
     """
@@ -36,40 +40,62 @@ def holds_of(shares: Sequence[Share]) -> tuple[list[Any], list[int]]:
         share = shares[0]
         slot = 1 if share.slotted else 0
         alone = 1 if share.whole or share.cores_percent == 100 else 0
-        return (
-            [share.device, share.memory_mib, share.cores_percent, 1, slot, alone],
-            [1, slot],
-        )
-    holds: list[Any] = []
-    place: dict[str, int] = {}
-    for booking in bookings(shares):
-        here = [share for share in shares if share.device == booking.device]
-        slots = max(
-            sum(share.slotted and not share.init for share in here),
-            any(share.slotted and share.init for share in here),
-        )
-        alone = any(share.whole or share.cores_percent == 100 for share in here)
-        place[booking.device] = len(holds) // HOLD + 1
-        holds += [
-            booking.device,
-            booking.memory_mib,
-            booking.cores_percent,
-            booking.shares,
-            int(slots),
-            int(alone),
+        return [
+            *(node, 8, share.device, share.memory_mib, share.cores_percent, 1, slot, alone),
+            *(1, slot),
         ]
+    holds = [_hold(booking, shares) for booking in bookings(shares)]
+    number = {hold[0]: at for at, hold in enumerate(holds, start=1)}
     places: list[int] = []
     given: dict[str, int] = {}
     for share in shares:
-        places.append(place[share.device])
-        if not share.slotted:
-            places.append(0)
-        elif share.init:
-            places.append(1)
-        else:
-            given[share.device] = given.get(share.device, 0) + 1
-            places.append(given[share.device])
-    return holds, places
+        places += (number[share.device], _place(share, given))
+    return [node, 2 + HOLD * len(holds), *chain.from_iterable(holds), *places]
+
+
+def _hold(booking: Booking, shares: Sequence[Share]) -> list[Any]:
+    here = [share for share in shares if share.device == booking.device]
+    beside = sum(share.slotted and not share.init for share in here)
+    before = any(share.slotted and share.init for share in here)
+    alone = any(share.whole or share.cores_percent == 100 for share in here)
+    return [
+        booking.device,
+        booking.memory_mib,
+        booking.cores_percent,
+        booking.shares,
+        max(beside, int(before)),
+        int(alone),
+    ]
+
+
+def _place(share: Share, given: dict[str, int]) -> int:
+    """Number the slot of a share among those its pod gets of the device; 0: it takes none."""
+    if not share.slotted:
+        return 0
+    if share.init:
+        return 1
+    given[share.device] = given.get(share.device, 0) + 1
+    return given[share.device]
+
+
+def shares_text(shares: Sequence[Share]) -> str:
+    """Return shares, but for slots and fences, as the text in which a lease keeps them."""
+    return text(
+        [
+            (
+                share.container,
+                share.device,
+                share.index,
+                share.memory_mib,
+                share.cores_percent,
+                share.unit_mib,
+                share.whole,
+                share.slotted,
+                share.init,
+            )
+            for share in shares
+        ]
+    )
 
 
 def reservation_rows(wanted: Sequence[Reservation]) -> tuple[list[str], list[list[Any]]]:
@@ -84,8 +110,8 @@ def reservation_rows(wanted: Sequence[Reservation]) -> tuple[list[str], list[lis
             numbers.setdefault(resources_text(reservation.resources), len(numbers) + 1),
         ]
         for candidate in reservation.candidates:
-            row.append(text((candidate.node, *holds_of(candidate.shares))))
-            row.append(text(candidate.shares))
+            row.append(text(takes_of(candidate.node, candidate.shares)))
+            row.append(shares_text(candidate.shares))
         rows.append(row)
     return list(numbers), rows
 
@@ -129,7 +155,7 @@ def lease_row(lease: Lease) -> list[Any]:
         lease.expires_at,
         lease.tag,
         resources_text(lease.resources),
-        text((lease.node, *holds_of(lease.shares))),
+        text(takes_of(lease.node, lease.shares)),
         [
             part
             for share in lease.shares
@@ -137,7 +163,7 @@ def lease_row(lease: Lease) -> list[Any]:
         ],
         lease.pod,
         text((lease.namespace, lease.name, lease.dialect, lease.trace)),
-        text(lease.shares),
+        shares_text(lease.shares),
     ]
 
 
@@ -152,7 +178,10 @@ def lease_of(row: Sequence[Any]) -> Lease:
         namespace=Namespace(namespace),
         name=name,
         node=NodeName(node),
-        shares=msgspec.convert(_with_grants(_shares_of(shares), grants), tuple[Share, ...]),
+        shares=tuple(
+            Share(**dict(zip(_SHARE, (*kept, None if slot < 0 else slot, fence), strict=True)))
+            for kept, slot, fence in zip(_shares_of(shares), grants[::2], grants[1::2], strict=True)
+        ),
         dialect=dialect,
         resources=dict(zip(amounts[::2], amounts[1::2], strict=True)),
         tag=tag,

@@ -32,7 +32,7 @@ for i, row in ipairs(rows) do
   end
   if move then
     lease[L_STATE], lease[L_VERSION], lease[L_EXPIRES] = to, next_version(), 0
-    index_lease(row[1], lease)
+    changed_leases[row[1]] = true
     moved = true
   end
   if lease and move ~= nil then out[i] = lease else out[i] = lease and lease[L_VERSION] or 0 end

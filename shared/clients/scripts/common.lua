@@ -6,12 +6,12 @@
 -- ('ready', 'open': ready or being rebuilt, 'any'), ARGV[4] the feed's length.
 --
 --   meta          hash   epoch, ready, seq (versions), capacity, feed (last entry), floor (fences)
---   node:NAME     array  version, known (1; 0: devices only; -1: gone), then name, room,
---                        used for each resource
+--   node:NAME     array  version, known (1; 0: devices only; -1: gone), names of resources between
+--                        line feeds, then room and used of each
 --   facts:NAME    hash   facts, rules, devices, uuids, served, reported
 --   device:UUID   array  see D_*
 --   lease:POD     array  see L_*
---   leases        zset   pod -> instant at which the reservation ends, +inf once bound
+--   due           zset   {version, pods} packed -> instant at which their reservations end
 --   on:NAME       set    pods with a lease on the node
 --   nodes         set    names of all nodes with any state
 --   freed         zset   node -> capacity number at which something on it was freed last
@@ -30,11 +30,11 @@ local D_USED, D_CORES, D_SHARES, D_FENCE, D_TAKEN, D_TAGS = 6, 7, 8, 9, 10, 11
 local N_VERSION, N_KNOWN, N_NAMES = 1, 2, 3
 local L_STATE, L_VERSION, L_ORIGIN, L_NODE, L_CREATED, L_EXPIRES, L_TAG = 1, 2, 3, 4, 5, 6, 7
 local L_RESOURCES, L_TAKES, L_GRANTS, L_POD, L_BODY, L_SHARES = 8, 9, 10, 11, 12, 13
--- L_RESOURCES: text of {name, amount, ...}. L_TAKES: text of {node, holds, places}; holds: uuid, MiB,
--- cores, shares, slots, alone per device; places: number of the hold and of the slot within it per
--- share. L_GRANTS: slot and fence per share. D_TAGS: '' or tags, each between line feeds.
--- Texts are JSON: what is not looked at need not be unpacked.
-local HOLD, MAX_ARGS = 6, 4000
+-- L_RESOURCES: text of {name, amount, ...}. L_TAKES: text of {node, position of the last hold, holds
+-- (from TAKES: uuid, MiB, cores, shares, slots, alone per device), places (number of the hold and
+-- of the slot within it per share)}. L_GRANTS: slot and fence per share. D_TAGS: '' or tags, each
+-- between line feeds. Texts are JSON: what is not looked at need not be unpacked.
+local TAKES, HOLD, MAX_ARGS = 3, 6, 4000
 
 local meta = call('HMGET', P .. 'meta', 'ready', 'epoch', 'seq', 'capacity', 'feed', 'floor')
 if ARGV[3] ~= 'any' and (not meta[2] or (ARGV[3] == 'ready' and meta[1] ~= '1')) then
@@ -48,7 +48,7 @@ local first_seq, first_capacity = seq, capacity
 local caches = {node = {}, device = {}, lease = {}}
 local nodes, devices, leases = caches.node, caches.device, caches.lease
 local changed_nodes, changed_devices, changed_leases, inventories = {}, {}, {}, {}
-local freed, ends, joins, writes = {}, {}, {}, {}
+local freed, due, joins, writes = {}, {}, {}, {}
 
 local function fetch(kind, names)
   local cache, keys, asked = caches[kind], {}, {}
@@ -128,31 +128,50 @@ local function with_tag(device, tag, sign)
   return left == '\n' and '' or left
 end
 
--- Where a node's amounts of a resource are: the position of its name.
-local function amounts_of(node, name)
-  for i = N_NAMES, #node, 3 do
-    if node[i] == name then return i end
+-- Where the room of each of a node's resources is; what is used of it is behind it.
+local schemas = {}
+local function schema_of(node)
+  local names = node[N_NAMES]
+  local schema = schemas[names]
+  if not schema then
+    schema = {}
+    local at = N_NAMES + 1
+    for name in string.gmatch(names, '[^\n]+') do
+      schema[name] = at
+      at = at + 2
+    end
+    schemas[names] = schema
   end
+  return schema
+end
+
+local function add_resource(node, name, room, used)
+  local at = #node + 1
+  node[at], node[at + 1] = room, used
+  node[N_NAMES] = node[N_NAMES] .. name .. '\n'
+  return at
 end
 
 -- Count in the node's and its devices' totals (sign 1) or take out again (sign -1).
-local function count(name, resources, holds, tag, sign)
+local function count(takes, resources, tag, sign)
+  local name = takes[1]
   local node = nodes[name]
+  local schema = schema_of(node)
   for i = 1, #resources, 2 do
-    local at = amounts_of(node, resources[i])
+    local at = schema[resources[i]]
     if not at then
-      at = #node + 1
-      node[at], node[at + 1], node[at + 2] = resources[i], 0, 0
+      at = add_resource(node, resources[i], 0, 0)
+      schema = schema_of(node)
     end
-    node[at + 2] = node[at + 2] + sign * resources[i + 1]
+    node[at + 1] = node[at + 1] + sign * resources[i + 1]
   end
   changed_nodes[name] = true
-  for h = 1, #holds, HOLD do
-    local uuid = holds[h]
+  for h = TAKES, takes[2], HOLD do
+    local uuid = takes[h]
     local device = devices[uuid]
-    device[D_USED] = device[D_USED] + sign * holds[h + 1]
-    device[D_CORES] = device[D_CORES] + sign * holds[h + 2]
-    device[D_SHARES] = device[D_SHARES] + sign * holds[h + 3]
+    device[D_USED] = device[D_USED] + sign * takes[h + 1]
+    device[D_CORES] = device[D_CORES] + sign * takes[h + 2]
+    device[D_SHARES] = device[D_SHARES] + sign * takes[h + 3]
     if tag ~= '' then device[D_TAGS] = with_tag(device, tag, sign) end
     changed_devices[uuid] = true
   end
@@ -171,29 +190,41 @@ local function device_refusal(device, node_name, holds, h, tag)
   if device[D_CORES] >= 100 then return 'held-alone' end
 end
 
-local function fits(node_name, resources, holds, tag)
-  local node = node_of(node_name)
+local function fits(takes, resources, tag)
+  local name = takes[1]
+  local node = node_of(name)
   if not node or node[N_KNOWN] ~= 1 then return 'node-unknown' end
+  local schema = schema_of(node)
   for i = 1, #resources, 2 do
     local amount = resources[i + 1]
     if amount > 0 then
-      local at = amounts_of(node, resources[i])
-      if not at or node[at + 2] + amount > node[at + 1] then return 'resource:' .. resources[i] end
+      local at = schema[resources[i]]
+      if not at or node[at + 1] + amount > node[at] then return 'resource:' .. resources[i] end
     end
   end
-  for h = 1, #holds, HOLD do
-    local why = device_refusal(device_of(holds[h]), node_name, holds, h, tag)
-    if why then return why .. ' of ' .. holds[h] end
+  for h = TAKES, takes[2], HOLD do
+    local why = device_refusal(device_of(takes[h]), name, takes, h, tag)
+    if why then return why .. ' of ' .. takes[h] end
   end
 end
 
-local function index_lease(pod, lease)
+-- Note a new lease in the indexes.
+local function index_lease(pod, node, expires_at)
   changed_leases[pod] = true
-  ends[#ends + 1] = lease[L_EXPIRES] > 0 and lease[L_EXPIRES] or '+inf'
-  ends[#ends + 1] = pod
-  local on = joins[lease[L_NODE]] or {}
+  if expires_at > 0 then
+    local pods = due[expires_at]
+    if not pods then
+      pods = {}
+      due[expires_at] = pods
+    end
+    pods[#pods + 1] = pod
+  end
+  local on = joins[node]
+  if not on then
+    on = {}
+    joins[node] = on
+  end
   on[#on + 1] = pod
-  joins[lease[L_NODE]] = on
 end
 
 local function leave_waiting(pods)
@@ -326,7 +357,7 @@ local function flush(cause)
     writes[#writes + 1] = pack(leases[pod])
   end
   write_pairs()
-  if #ends > 0 then call('ZADD', P .. 'leases', unpack(ends)) end
+  for at, pods in pairs(due) do call('ZADD', P .. 'due', at, pack({seq, pods})) end
   for name, pods in pairs(joins) do call('SADD', P .. 'on:' .. name, unpack(pods)) end
   for name in pairs(freed) do call('ZADD', P .. 'freed', capacity, name) end
   if seq ~= first_seq or capacity ~= first_capacity then

@@ -3,7 +3,7 @@ local name = A[1]
 local node = node_of(name)
 if not node or node[N_KNOWN] == -1 then return pack(false) end
 node[N_KNOWN] = -1
-for i = N_NAMES, #node, 3 do node[i + 1] = 0 end
+for _, at in pairs(schema_of(node)) do node[at] = 0 end
 touch_node(name)
 inventories[name] = false
 for _, uuid in ipairs(uuids_on(name)) do

@@ -12,28 +12,40 @@ for i, row in ipairs(rows) do
     local takes = parse(row[5])
     takes_of[i] = takes
     first_nodes[#first_nodes + 1] = takes[1]
-    for h = 1, #takes[2], HOLD do first_devices[#first_devices + 1] = takes[2][h] end
+    for h = TAKES, takes[2], HOLD do first_devices[#first_devices + 1] = takes[h] end
   end
 end
 fetch('lease', pods)
 fetch('node', first_nodes)
 fetch('device', first_devices)
 
-local function grants_for(holds, places)
+local function take_slot(device)
+  local slot = lowest_slot(device[D_TAKEN])
+  device[D_TAKEN] = with_slot(device[D_TAKEN], slot, '1')
+  return slot
+end
+
+local function raise_fence(device)
+  device[D_FENCE] = device[D_FENCE] + 1
+  return device[D_FENCE]
+end
+
+local function grants_for(takes)
+  local last = takes[2]
+  if #takes == TAKES + HOLD + 1 then
+    local device = devices[takes[TAKES]]
+    return {takes[TAKES + 4] > 0 and take_slot(device) or -1, raise_fence(device)}
+  end
   local grants, slots = {}, {}
-  for h = 1, #holds, HOLD do
-    local device, given = devices[holds[h]], {}
-    for s = 1, holds[h + 4] do
-      given[s] = lowest_slot(device[D_TAKEN])
-      device[D_TAKEN] = with_slot(device[D_TAKEN], given[s], '1')
-    end
+  for h = TAKES, last, HOLD do
+    local device, given = devices[takes[h]], {}
+    for s = 1, takes[h + 4] do given[s] = take_slot(device) end
     slots[#slots + 1] = given
   end
-  for p = 1, #places, 2 do
-    local device = devices[holds[(places[p] - 1) * HOLD + 1]]
-    device[D_FENCE] = device[D_FENCE] + 1
-    grants[p] = places[p + 1] > 0 and slots[places[p]][places[p + 1]] or -1
-    grants[p + 1] = device[D_FENCE]
+  for p = last + 1, #takes, 2 do
+    local hold, place = takes[p], takes[p + 1]
+    grants[#grants + 1] = place > 0 and slots[hold][place] or -1
+    grants[#grants + 1] = raise_fence(devices[takes[TAKES + (hold - 1) * HOLD]])
   end
   return grants
 end
@@ -44,9 +56,9 @@ local function full(row, reasons)
     local takes = parse(row[c])
     local node = nodes[takes[1]]
     if node then told_nodes[#told_nodes + 1] = {takes[1], node} end
-    for h = 1, #takes[2], HOLD do
-      local device = device_of(takes[2][h])
-      if device then told_devices[#told_devices + 1] = {takes[2][h], device} end
+    for h = TAKES, takes[2], HOLD do
+      local device = device_of(takes[h])
+      if device then told_devices[#told_devices + 1] = {takes[h], device} end
     end
   end
   return {-1, table.concat(reasons, '; '), told_nodes, told_devices}
@@ -61,15 +73,15 @@ for i, row in ipairs(rows) do
     local reasons
     for c = 5, #row, 2 do
       local takes = c == 5 and takes_of[i] or parse(row[c])
-      local node, holds = takes[1], takes[2]
-      local why = fits(node, resources, holds, tag)
+      local node = takes[1]
+      local why = fits(takes, resources, tag)
       if not why then
-        local grants = grants_for(holds, takes[3])
+        local grants = grants_for(takes)
         local version = next_version()
         leases[pod] = {'reserved', version, version, node, now, expires_at, tag, texts[row[4]],
           row[c], grants, pod, row[2], row[c + 1]}
-        count(node, resources, holds, tag, 1)
-        index_lease(pod, leases[pod])
+        count(takes, resources, tag, 1)
+        index_lease(pod, node, expires_at)
         reserved[#reserved + 1] = pod
         out[i] = {(c - 3) / 2, version, grants}
         break

@@ -21,44 +21,45 @@ local function device_for(lease, uuid)
   return device
 end
 
-local function clash(lease, holds, places)
-  local grants = lease[L_GRANTS]
-  for h = 1, #holds, HOLD do
-    local device = device_of(holds[h])
+local function clash(lease, takes)
+  local grants, last = lease[L_GRANTS], takes[2]
+  for h = TAKES, last, HOLD do
+    local device = device_of(takes[h])
     if device then
       local told = device[D_MEMORY] > 0
-      if told and device[D_USED] + holds[h + 1] > device[D_MEMORY] then return 'memory' end
-      if device[D_CORES] + holds[h + 2] > 100 then return 'cores' end
-      if holds[h + 5] == 1 and device[D_SHARES] > 0 then return 'alone' end
+      if told and device[D_USED] + takes[h + 1] > device[D_MEMORY] then return 'memory' end
+      if device[D_CORES] + takes[h + 2] > 100 then return 'cores' end
+      if takes[h + 5] == 1 and device[D_SHARES] > 0 then return 'alone' end
       if device[D_CORES] >= 100 then return 'held-alone' end
       if lease[L_TAG] ~= '' and has_tag(device, lease[L_TAG]) then return 'tag' end
     end
   end
-  for p = 1, #places, 2 do
-    local device = device_of(holds[(places[p] - 1) * HOLD + 1])
-    local slot = grants[p]
+  for p = last + 1, #takes, 2 do
+    local device = device_of(takes[TAKES + (takes[p] - 1) * HOLD])
+    local slot = grants[p - last]
     if device and slot >= 0 and string.sub(device[D_TAKEN], slot + 1, slot + 1) == '1' then
       return 'slot ' .. slot
     end
   end
 end
 
-local function write(lease, holds, places)
-  local grants = lease[L_GRANTS]
+local function write(lease, takes)
+  local grants, last = lease[L_GRANTS], takes[2]
   if not node_of(lease[L_NODE]) then
-    nodes[lease[L_NODE]] = {0, 0}
+    nodes[lease[L_NODE]] = {0, 0, ''}
     call('SADD', P .. 'nodes', lease[L_NODE])
   end
-  for h = 1, #holds, HOLD do device_for(lease, holds[h]) end
-  for p = 1, #places, 2 do
-    local device = devices[holds[(places[p] - 1) * HOLD + 1]]
-    if grants[p] >= 0 then device[D_TAKEN] = with_slot(device[D_TAKEN], grants[p], '1') end
-    device[D_FENCE] = math.max(device[D_FENCE], grants[p + 1])
+  for h = TAKES, last, HOLD do device_for(lease, takes[h]) end
+  for p = last + 1, #takes, 2 do
+    local device = devices[takes[TAKES + (takes[p] - 1) * HOLD]]
+    local slot, fence = grants[p - last], grants[p - last + 1]
+    if slot >= 0 then device[D_TAKEN] = with_slot(device[D_TAKEN], slot, '1') end
+    device[D_FENCE] = math.max(device[D_FENCE], fence)
   end
   seq = math.max(seq, lease[L_VERSION])
   leases[lease[L_POD]] = lease
-  count(lease[L_NODE], parse(lease[L_RESOURCES]), holds, lease[L_TAG], 1)
-  index_lease(lease[L_POD], lease)
+  count(takes, parse(lease[L_RESOURCES]), lease[L_TAG], 1)
+  index_lease(lease[L_POD], lease[L_NODE], lease[L_EXPIRES])
 end
 
 local function meet(known, lease)
@@ -69,7 +70,7 @@ local function meet(known, lease)
     known[L_STATE], known[L_EXPIRES] = lease[L_STATE], 0
     known[L_VERSION] = math.max(next_version(), lease[L_VERSION])
     seq = known[L_VERSION]
-    index_lease(known[L_POD], known)
+    changed_leases[known[L_POD]] = true
   end
   return ''
 end
@@ -81,9 +82,9 @@ for i, lease in ipairs(rows) do
     out[i] = meet(known, lease)
   else
     local takes = parse(lease[L_TAKES])
-    out[i] = clash(lease, takes[2], takes[3]) or ''
+    out[i] = clash(lease, takes) or ''
     if out[i] == '' then
-      write(lease, takes[2], takes[3])
+      write(lease, takes)
       restored[#restored + 1] = lease[L_POD]
     end
   end

@@ -79,7 +79,7 @@ for _, uuid in ipairs(before) do
 end
 raise_fences()
 if stored[2] ~= served then free_on(name) end
-if not node_of(name) then nodes[name] = {0, 0} end
+if not node_of(name) then nodes[name] = {0, 0, ''} end
 touch_node(name)
 inventories[name] = true
 call('HSET', P .. 'facts:' .. name, 'devices', devices_text, 'served', served,
