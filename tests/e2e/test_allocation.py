@@ -24,15 +24,17 @@ async def up() -> AsyncIterator[Stack]:
         yield running_stack
 
 
-async def environment(up: Stack, name: str) -> dict[str, str]:
-    """Read a container's variables from its kubelet's own record of the allocation."""
+async def environments(up: Stack) -> dict[str, dict[str, str]]:
+    """Read every pod's variables from its kubelet's own record of the allocations."""
     file = up.root / "nodes" / "node-0" / "device-plugins" / "kubelet_internal_checkpoint"
-    uid = (await up.pod(name))["metadata"]["uid"]
-    entries = json.loads(file.read_text())["Data"]["PodDeviceEntries"] or []
-    (mine,) = (entry for entry in entries if entry["PodUID"] == uid)
-    response = ContainerAllocateResponse()
-    response.ParseFromString(base64.b64decode(mine["AllocResp"]))
-    return dict(response.envs)
+    names = {pod["metadata"]["uid"]: pod["metadata"]["name"] for pod in await up.pods()}
+    told: dict[str, dict[str, str]] = {}
+    for entry in json.loads(file.read_text())["Data"]["PodDeviceEntries"] or []:
+        response = ContainerAllocateResponse()
+        response.ParseFromString(base64.b64decode(entry["AllocResp"]))
+        if entry["PodUID"] in names:
+            told[names[entry["PodUID"]]] = dict(response.envs)
+    return told
 
 
 async def test_item_39_thirty_pods_at_once_each_get_their_own_limits(up: Stack) -> None:
@@ -41,11 +43,12 @@ async def test_item_39_thirty_pods_at_once_each_get_their_own_limits(up: Stack) 
         await asyncio.gather(
             *(up.create(gpu_pod(name, vgpu(memory=size))) for name, size in sizes.items())
         )
-        for name in sizes:
-            await up.until(name, running)
+        await up.until_all(len(sizes))
 
-        for name, size in sizes.items():
-            assert (await environment(up, name))["CUDA_DEVICE_MEMORY_LIMIT_0"] == f"{size}m"
+        told = await environments(up)
+        assert {name: told[name]["CUDA_DEVICE_MEMORY_LIMIT_0"] for name in sizes} == {
+            name: f"{size}m" for name, size in sizes.items()
+        }
         await up.clear()
     await up.audit()
 

@@ -38,9 +38,7 @@ async def test_two_hundred_pods_survive_a_kill_of(up: Stack, victim: str) -> Non
             await asyncio.sleep(0.01)
         up.kill(victim)
 
-    async with asyncio.timeout(90):
-        while sum(map(running, await up.pods())) < PODS:
-            await asyncio.sleep(0.2)
+    await up.until_all(PODS, limit_s=90)
     await up.audit()
     await up.clear()
     await up.audit()
@@ -62,8 +60,7 @@ async def created(up: Stack, name: str) -> None:
 async def test_p6_an_emptied_redis_is_rebuilt_and_nothing_is_over_committed(up: Stack) -> None:
     for number in range(20):
         await up.create(gpu_pod(f"kept-{number}", vgpu(memory=2000)))
-    for number in range(20):
-        await up.until(f"kept-{number}", running)
+    await up.until_all(20)
     async with redis.asyncio.Redis.from_url(up.state()["redis_url"]) as client:
         await client.flushall()
 

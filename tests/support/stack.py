@@ -94,8 +94,8 @@ class Stack:
 
     async def clear(self) -> None:
         """Delete every pod of the default namespace and wait until they are gone."""
-        for pod in await self.pods():
-            await self.kube.delete(f"{PODS}/{pod['metadata']['name']}")
+        names = [pod["metadata"]["name"] for pod in await self.pods()]
+        await asyncio.gather(*(self.kube.delete(f"{PODS}/{name}") for name in names))
         async with asyncio.timeout(60):
             while await self.pods():
                 await asyncio.sleep(0.05)
@@ -116,6 +116,20 @@ class Stack:
             }
             raise AssertionError(f"pod {name} after {limit_s} s: {json.dumps(shown)}") from None
         return pod
+
+    async def until_all(self, count: int, limit_s: float = 60.0) -> None:
+        """Wait until `count` pods of the default namespace run; fail showing those that do not."""
+        pods: list[dict[str, Any]] = []
+        try:
+            async with asyncio.timeout(limit_s):
+                while sum(map(running, pods := await self.pods())) < count:
+                    await asyncio.sleep(0.1)
+        except TimeoutError:
+            idle = [pod for pod in pods if not running(pod)]
+            shown = {pod["metadata"]["name"]: pod["status"] for pod in idle[:3]}
+            raise AssertionError(
+                f"{len(idle)} of {len(pods)} pods do not run after {limit_s} s: {json.dumps(shown)}"
+            ) from None
 
     async def audit(self, limit_s: float = 45.0) -> None:
         """Wait until the audit is clean; fail with the differences if it does not become so."""
