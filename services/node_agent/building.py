@@ -31,6 +31,7 @@ from shared.clients.kube import Kube
 from shared.clients.kubeconfig import load_credentials
 from shared.dialects import enabled
 from shared.dialects.dialect import Rules
+from shared.model.errors import UnavailableError
 from shared.runtime.clock import SystemClock
 from shared.runtime.telemetry import Tracing
 
@@ -91,7 +92,7 @@ async def node_agent(
             settings.kubelet_dir / "device-plugins", answering, views.allocatable
         )
         measuring.watch(lambda: len(leases.leases), lambda: plugins.trouble() is not None)
-        yield NodeAgent(
+        agent = NodeAgent(
             node,
             gpus=gpus_of(settings),
             look_s=SIMULATED_LOOK_S if settings.simulated else NVML_LOOK_S,
@@ -105,6 +106,9 @@ async def node_agent(
             cleaning=preparing,
             clock=clock,
         )
+        with contextlib.suppress(UnavailableError):  # the agent looks again, and says so
+            await agent.look()
+        yield agent
 
 
 @contextlib.asynccontextmanager

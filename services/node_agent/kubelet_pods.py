@@ -84,14 +84,11 @@ class KubeletPods:
         return tuple(_pod(pod) for pod in listed.items or ())
 
     async def _read(self, path: str, kind: type[T]) -> T:
-        """Read; a kubelet that came back on another port is found there."""
+        """Read, and once more if the connection broke: the kubelet may be back, elsewhere even."""
         try:
             return await self.kubelet.read(path, kind)
         except UnreachableError:
-            now = self._described()
-            if now.server == self.kubelet.credentials.server:
-                raise
-            self.kubelet.credentials = now
+            self.kubelet.credentials = self._described()
             return await self.kubelet.read(path, kind)
 
     async def list_running(self) -> frozenset[PodUid]:

@@ -1,5 +1,6 @@
 """Spans and counters of the node agent."""
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -8,6 +9,8 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from shared.model.lease import Lease
 from shared.runtime import telemetry
+
+logger = logging.getLogger(__name__)
 
 ALLOCATIONS = Counter(
     "leasehold_allocations", "Allocate calls of the kubelet, by outcome.", ["resource", "outcome"]
@@ -30,9 +33,18 @@ class Spanned:
 
     context: str
     span: Span | None
+    facts: Mapping[str, str]
 
     def end(self, error: str = "") -> None:
-        """End it, as failed if there is an error."""
+        """End it, as failed if there is an error; either is logged."""
+        logger.info(
+            "container %s of %s/%s %s",
+            self.facts.get("k8s.container.name"),
+            self.facts.get("k8s.namespace.name"),
+            self.facts.get("k8s.pod.name"),
+            f"is refused: {error}" if error else "has its shares",
+            extra={"pod": self.facts.get("k8s.pod.uid"), "trace": self.context},
+        )
         if self.span is not None:
             telemetry.end([self.span], RuntimeError(error) if error else None)
 
@@ -51,8 +63,9 @@ class Telemetry:
             "k8s.namespace.name": lease.namespace,
             "k8s.node.name": lease.node,
         }
-        span = self.tracing.span("node-agent allocate", lease.trace, {**pod, **facts})
-        return Spanned(lease.trace if span is None else telemetry.context_of(span), span)
+        known = {**pod, **facts}
+        span = self.tracing.span("node-agent allocate", lease.trace, known)
+        return Spanned(lease.trace if span is None else telemetry.context_of(span), span, known)
 
     def counted(self, resource: str, outcome: str, seconds: float) -> None:
         """Count one Allocate."""

@@ -1,9 +1,13 @@
 """NVML, the NVIDIA driver's own account of its GPUs. The only door to `pynvml`.
 
-NVML blocks, and a sick driver blocks for long: every question runs in a thread, under a time limit.
+NVML blocks, and a sick driver blocks for ever: a question runs in a thread of its own, under a time
+limit, and no second one is put before the first has come back.
 """
 
 import asyncio
+import contextlib
+import functools
+import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -22,6 +26,9 @@ T = TypeVar("T")
 class NvmlGpus:
     """The GPUs of this machine."""
 
+    def __init__(self) -> None:
+        self._asked: asyncio.Future[tuple[Gpu, ...]] | None = None
+
     async def discover(self) -> tuple[Gpu, ...]:
         """Return all GPUs with their health.
 
@@ -29,7 +36,9 @@ class NvmlGpus:
         """
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                return await asyncio.to_thread(_discover)
+                if self._asked is None or self._asked.done():
+                    self._asked = _in_own_thread(_discover)
+                return await asyncio.shield(self._asked)
         except TimeoutError as error:
             raise UnavailableError(
                 f"the NVIDIA driver did not answer within {TIMEOUT_S:g} s: look at `nvidia-smi` "
@@ -40,6 +49,35 @@ class NvmlGpus:
                 f"NVML: {error}. Install the NVIDIA driver on this node and mount its libraries "
                 "here, or give --gpus a layout such as 8xA100-80GB to simulate GPUs"
             ) from error
+
+
+def _in_own_thread(question: Callable[[], T]) -> asyncio.Future[T]:
+    """Begin in a thread that keeps neither the other threads busy nor the process alive."""
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[T] = loop.create_future()
+
+    def ask() -> None:
+        try:
+            found = question()
+        except pynvml.NVMLError as error:
+            settle = functools.partial(_settle_wrong, answer, error)
+        else:
+            settle = functools.partial(_settle, answer, found)
+        with contextlib.suppress(RuntimeError):  # the loop ended in the meantime
+            loop.call_soon_threadsafe(settle)
+
+    threading.Thread(target=ask, name="nvml", daemon=True).start()
+    return answer
+
+
+def _settle(answer: asyncio.Future[T], found: T) -> None:
+    if not answer.done():
+        answer.set_result(found)
+
+
+def _settle_wrong(answer: asyncio.Future[T], error: Exception) -> None:
+    if not answer.done():
+        answer.set_exception(error)
 
 
 def _discover() -> tuple[Gpu, ...]:

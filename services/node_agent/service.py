@@ -199,12 +199,19 @@ class NodeAgent:
         """Look at the GPUs all the time; wait, and say so, while they cannot be asked."""
         while True:
             try:
-                found = await self.gpus.discover()
-                await self._take(found)
-                self._say(None)
+                await self.look()
             except LeaseholdError as error:
                 self._say(str(error))
             await self.clock.sleep(self.look_s)
+
+    async def look(self) -> None:
+        """Look at the GPUs once, and show what changed.
+
+        Raises UnavailableError while they cannot be asked, RequestError if the settings make
+        lists of them that no kubelet takes.
+        """
+        await self._take(await self.gpus.discover())
+        self._say(None)
 
     async def _take(self, found: Sequence[Gpu]) -> None:
         devices = devices_of(found, self.division, self.devices)

@@ -337,3 +337,52 @@ async def _settled(at: Site) -> None:
 
 def _key(at: Site, name: str) -> tuple[PodUid, str, str]:
     return PodUid(at.node.pod(name)["metadata"]["uid"]), "main", NUMBER
+
+
+async def test_refused_pods_that_the_kubelet_still_lists_do_not_confuse_it_about_others() -> None:
+    async with site() as at, at.running():
+        for n in range(6):
+            at.node.create(pod(f"stray{n}", limits={NUMBER: 1}))
+            at.bind(pod(f"p{n}", limits={NUMBER: 1}), share(0, 1000 + n, slot=n, fence=n + 1))
+        for n in range(6):
+            await at.node.phase(f"p{n}", "Running")
+            await at.node.phase(f"stray{n}", "Failed")
+
+            assert at.env(f"p{n}")["CUDA_DEVICE_MEMORY_LIMIT_0"] == f"{1000 + n}m"
+
+
+async def test_17_a_strategy_that_no_kubelet_takes_ends_the_start_with_the_factor_needed() -> None:
+    async with site("8xA100-80GB", gpu_strategy="share") as at:
+        with pytest.raises(RequestError, match=r"use a memory factor of \d or more"):
+            async with at.running():
+                pass
+
+
+async def test_without_a_driver_it_waits_and_says_so() -> None:
+    async with site("nvml") as at, at.running(registered=False) as agent:
+        await eventually(lambda: "not asked yet" not in (agent.trouble or ""))
+
+        assert "Install the NVIDIA driver" in (agent.trouble or "")
+        assert at.reported == []
+
+
+async def test_memory_too_long_for_a_list_is_asked_for_by_a_trigger() -> None:
+    async with site("8xA100-80GB") as at, at.running():
+        lease = share(3, 40960, slotted=False, slot=None, cores_percent=0)
+        limits = {MEMORY: 40960, "leasehold.dev/share": 1}
+        await at.node.allocatable(MEMORY, 8 * 81920)
+        at.bind(pod("one", limits=limits), lease, dialect="volcano-gpushare")
+        await at.node.phase("one", "Running")
+
+        assert at.env("one")["NVIDIA_VISIBLE_DEVICES"] == "3"
+        assert at.env("one")["VOLCANO_GPU_ALLOCATED"] == "40960"
+
+
+async def test_a_fence_older_than_one_honoured_for_the_slot_is_refused() -> None:
+    async with site() as at, at.running():
+        at.bind(pod("one", limits={NUMBER: 1}), share(0, 1000, slot=3, fence=5))
+        await at.node.phase("one", "Running")
+        at.bind(pod("old", limits={NUMBER: 1}), share(0, 1000, slot=3, fence=4))
+        await at.node.phase("old", "Failed")
+
+        assert "fence 4" in at.message("old")

@@ -5,6 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from services.node_agent.allocation import Fence, Node, grant, prefer, refusal_text, slot_key
 from services.node_agent.identity import Candidate, KubeletContainer, KubeletPod
@@ -78,7 +80,7 @@ def candidate(*variables: str, prefixes: tuple[str, ...] = ()) -> Candidate:
     return Candidate(pod=pod, container=container)
 
 
-def given(
+def granted(
     held: Lease | None = None,
     *ids: str,
     resource: str = NUMBER,
@@ -98,7 +100,7 @@ def given(
 
 
 def test_35_a_container_gets_the_variables_and_mounts_of_its_lease() -> None:
-    setup = given()
+    setup = granted()
 
     assert setup.environment["NVIDIA_VISIBLE_DEVICES"] == A
     assert setup.environment["CUDA_DEVICE_MEMORY_LIMIT_0"] == "3000m"
@@ -152,45 +154,45 @@ def test_08_gpushare_gets_three_variables_in_mib_whatever_the_factor() -> None:
 )
 def test_a_lease_that_does_not_hold_here_gives_nothing(changes: dict[str, Any], text: str) -> None:
     with pytest.raises(RequestError, match=text):
-        given(lease(**changes))
+        granted(lease(**changes))
 
 
 def test_devices_other_than_the_leased_ones_are_refused() -> None:
     with pytest.raises(RequestError, match=r"chose 1 of GPU-bbbb, and the lease is for 1 of GPU"):
-        given(lease(), f"{B}-0")
+        granted(lease(), f"{B}-0")
     with pytest.raises(RequestError, match="not one that this node serves"):
-        given(lease(), "GPU-cccc-0")
+        granted(lease(), "GPU-cccc-0")
 
 
 def test_another_slot_of_the_leased_device_will_do() -> None:
-    assert given(lease(), f"{A}-0") == given(lease(), f"{A}-2")
+    assert granted(lease(), f"{A}-0") == granted(lease(), f"{A}-2")
 
 
 def test_devices_handed_on_by_an_init_container_will_do() -> None:
-    assert given(lease(), f"{B}-0", reusable=(f"{B}-0",)) == given()
+    assert granted(lease(), f"{B}-0", reusable=(f"{B}-0",)) == granted()
 
 
 def test_the_trigger_stands_for_any_device() -> None:
     held = lease(share(slotted=False, slot=None), dialect="volcano-gpushare")
 
-    assert given(held, "share-3", resource=TRIGGER).environment["NVIDIA_VISIBLE_DEVICES"] == "0"
+    assert granted(held, "share-3", resource=TRIGGER).environment["NVIDIA_VISIBLE_DEVICES"] == "0"
 
 
 def test_memory_by_the_unit_must_be_as_much_as_leased() -> None:
     held = lease(share(memory_mib=3, slotted=False, slot=None), dialect="volcano-gpushare")
 
-    assert given(held, "0-0", "0-1", "0-2", resource=MEMORY)
+    assert granted(held, "0-0", "0-1", "0-2", resource=MEMORY)
     with pytest.raises(RequestError, match="2 of GPU-aaaa, and the lease is for 3 of GPU-aaaa"):
-        given(held, "0-0", "0-1", resource=MEMORY)
+        granted(held, "0-0", "0-1", resource=MEMORY)
 
 
 def test_an_older_fence_than_one_honoured_is_refused() -> None:
     key = slot_key(share(), PodUid("uid"))
 
     with pytest.raises(RequestError, match=r"fence 7 for slot 2 .* older than 8"):
-        given(honoured={key: Fence(fence=8, pod=PodUid("later"))})
-    assert given(honoured={key: Fence(fence=6, pod=PodUid("earlier"))})
-    assert given(honoured={key: Fence(fence=8, pod=PodUid("uid"))}), "containers of one pod"
+        granted(honoured={key: Fence(fence=8, pod=PodUid("later"))})
+    assert granted(honoured={key: Fence(fence=6, pod=PodUid("earlier"))})
+    assert granted(honoured={key: Fence(fence=8, pod=PodUid("uid"))}), "containers of one pod"
 
 
 @pytest.mark.parametrize(
@@ -208,7 +210,7 @@ def test_an_older_fence_than_one_honoured_is_refused() -> None:
 )
 def test_a_pod_that_sets_a_reserved_variable_is_refused(variable: str) -> None:
     with pytest.raises(RequestError, match=f"container main of pod default/pod sets {variable}"):
-        given(who=candidate("PATH", variable))
+        granted(who=candidate("PATH", variable))
 
 
 def test_ordinary_variables_are_nobodys_business() -> None:
@@ -219,7 +221,7 @@ def test_ordinary_variables_are_nobodys_business() -> None:
 
 def test_a_prefix_under_which_reserved_variables_come_is_refused() -> None:
     with pytest.raises(RequestError, match="CUDA_DEVICE_"):
-        given(who=candidate(prefixes=("CUDA_DEVICE_",)))
+        granted(who=candidate(prefixes=("CUDA_DEVICE_",)))
 
 
 def chosen(held: Lease, resource: str, size: int, **changes: Any) -> list[str]:
@@ -259,3 +261,18 @@ def test_a_refusal_names_node_resource_and_ids() -> None:
     assert text == (
         "Leasehold refuses 5 of volcano.sh/gpu-memory on node node-0 (0-0, 0-1, 0-2 and 2 more): no"
     )
+
+
+@given(st.data())
+def test_21_what_is_preferred_is_exactly_as_many_of_the_free_ids(data: st.DataObject) -> None:
+    ids = list(NODE_FACTS.served[NUMBER])
+    available = data.draw(st.lists(st.sampled_from(ids), unique=True))
+    size = data.draw(st.integers(1, 3))
+    must = data.draw(st.lists(st.sampled_from(ids), unique=True, max_size=size))
+    devices = data.draw(st.lists(st.sampled_from([A, B]), min_size=size, max_size=size))
+    held = lease(*(share(device, slot=n) for n, device in enumerate(devices)))
+
+    found = chosen(held, NUMBER, size, available=available, must_include=must)
+
+    assert not found or len(found) == size
+    assert not found or set(must) <= set(found) <= {*available, *must}
