@@ -5,7 +5,8 @@ from services.placer.mirrored import NodeState
 from services.placer.node_filters import Blocked, preference, unfulfilled
 from shared.model.request import NodeDemands
 
-REMEMBERED_DEMANDS = 256
+REMEMBERED_DEMANDS = 64
+WELCOME: tuple[Blocked | None, int] = (None, 0)
 
 
 class Eligibility:
@@ -31,7 +32,8 @@ class Eligibility:
         answer = answers.get(node)
         if answer is None:
             facts = node.facts
-            answer = answers[node] = (unfulfilled(demands, facts), preference(demands, facts))
+            answer = (unfulfilled(demands, facts), preference(demands, facts))
+            answers[node] = answer = WELCOME if answer == WELCOME else answer
         return answer
 
     def _catch_up(self) -> None:

@@ -7,13 +7,13 @@ from services.placer.ranking import Kind, ranking_of
 from services.placer.verdicts import Verdicts
 from shared.model.request import PodRequest
 
-KEPT_LANES = 128
-KEPT_VERDICTS = 128
+KEPT_LANES = 64
+KEPT_VERDICTS = 32
 STRICT_USES = 256
 
 
 class Index:
-    """Lanes by kind, and verdicts by exact request; the least used go when there are too many."""
+    """Lanes by kind, and verdicts by exact request; the oldest lanes and the least used verdicts go when there are too many."""
 
     def __init__(self, mirror: Mirror) -> None:
         self.mirror = mirror

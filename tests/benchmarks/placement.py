@@ -2,12 +2,13 @@
 
     python -m tests.benchmarks.placement [--quick] [--json]
 
-Method: nodes of eight devices of 80 GiB. Half of all device memory is filled through the index;
-from there on each placement is timed: `place` (up to three candidates with their shares), `hold`
-of the first one, and keeping the index up to date with everything that changed. Between batches,
-not timed, the mirror hears the totals as from the ledger, and above 80 % the oldest pods leave.
+Method: nodes of eight devices of 80 GiB; three in four devices carry one to four shares. Each
+placement is timed: `place` (up to three candidates with their shares), `hold` of the first one, and
+keeping the index up to date with everything that changed. Between batches, not timed, the mirror
+hears the totals as from the ledger, and the oldest pods leave once there are 1,024.
 Pods come from twelve templates: three memory sizes, no or 25 % of the cores, one or two
-GPUs, all with cpu, memory and pod count. The naive scan looks at every device of every node.
+GPUs, all with cpu, memory and pod count. The naive scan, written for clarity, looks at every
+device of every node.
 CPU time of this process, median of batches of 64; the time of `sum(range(1000))` on the same
 machine beside it tells how quick, or how busy, the machine is.
 """
@@ -36,12 +37,16 @@ from shared.model.request import GpuRequest, NodeOrder, PodRequest
 DEVICES = 8
 DEVICE_MIB = 81_920
 BATCH = 64
+PODS = 1_024
+"""So many of the placed pods stay; the oldest leave."""
+MEMORIES = (5_000, 10_000, 20_000)
+CORES = (0, 25)
 TRIGGER = "volcano.sh/vgpu-number"
 _IDLE = DeviceUse()
 
 
-def cluster(nodes: int) -> list[LedgerNode]:
-    """Idle nodes of eight devices."""
+def cluster(nodes: int, dice: random.Random) -> list[LedgerNode]:
+    """Nodes of eight devices, of which three in four have shares on them."""
     allocatable = {"cpu": 256_000, "memory": 1 << 40, "pods": 250}
     return [
         LedgerNode(
@@ -56,7 +61,7 @@ def cluster(nodes: int) -> list[LedgerNode]:
                         memory_mib=DEVICE_MIB,
                         slots=16,
                     ),
-                    _IDLE,
+                    half_used(dice),
                 )
                 for index in range(DEVICES)
             ),
@@ -64,6 +69,15 @@ def cluster(nodes: int) -> list[LedgerNode]:
         )
         for number in range(nodes)
     ]
+
+
+def half_used(dice: random.Random) -> DeviceUse:
+    """Nothing at all, or up to four shares."""
+    if dice.random() < 0.25:
+        return _IDLE
+    held = [dice.choice(MEMORIES) for _ in range(dice.randrange(1, 5))]
+    cores = sum(dice.choice(CORES) for _ in held)
+    return DeviceUse(memory_mib=sum(held), cores_percent=min(cores, 75), shares=len(held), fence=1)
 
 
 def templates(order: NodeOrder) -> list[PodRequest]:
@@ -78,8 +92,8 @@ def templates(order: NodeOrder) -> list[PodRequest]:
             resources={"cpu": 500, "memory": 1 << 30, "pods": 1},
             node_order=order,
         )
-        for memory in (5_000, 10_000, 20_000)
-        for cores in (0, 25)
+        for memory in MEMORIES
+        for cores in CORES
         for gpus in (1, 2)
     ]
 
@@ -88,16 +102,15 @@ class Load:
     """A mirror that pods come to and leave, and the totals that a ledger would tell."""
 
     def __init__(self, nodes: int, order: NodeOrder) -> None:
-        self.mirror = Mirror()
-        self.mirror.reset(cluster(nodes))
-        self.index = Index(self.mirror)
         self.dice = random.Random(1)  # noqa: S311
+        held = cluster(nodes, self.dice)
+        self.mirror = Mirror()
+        self.mirror.reset(held)
+        self.index = Index(self.mirror)
         self.templates = templates(order)
-        self.totals: dict[DeviceUuid, DeviceUse] = {}
+        self.totals = {device.uuid: use for node in held for device, use in node.devices}
         self.pods: deque[tuple[PodUid, tuple[Share, ...]]] = deque()
         self.untold: list[tuple[PodUid, tuple[Share, ...]]] = []
-        self.total_mib = nodes * DEVICES * DEVICE_MIB
-        self.used_mib = 0
         self.number = 0
         self.refused = 0
 
@@ -115,7 +128,7 @@ class Load:
     def tell(self) -> None:
         """Let the mirror hear the totals with what was placed, as from the ledger's feed."""
         for pod, shares in self.untold:
-            fences = {s.device: self.totals.get(s.device, _IDLE).fence + 1 for s in shares}
+            fences = {s.device: self.totals[s.device].fence + 1 for s in shares}
             node = NodeName("node-" + shares[0].device.split("-")[1])
             fenced = tuple(replace(s, fence=fences[s.device]) for s in shares)
             self.mirror.settle(
@@ -126,21 +139,20 @@ class Load:
         self.pods.extend(self.untold)
         self.untold.clear()
 
-    def drain(self, share: float) -> None:
-        """Let the oldest pods leave until no more than `share` of the memory is in use."""
-        while self.used_mib > share * self.total_mib:
+    def drain(self) -> None:
+        """Let the oldest pods leave."""
+        while len(self.pods) > PODS:
             self._add(self.pods.popleft()[1], -1)
 
     def _add(self, shares: tuple[Share, ...], sign: int) -> None:
         for share in shares:
-            before = self.totals.get(share.device, _IDLE)
+            before = self.totals[share.device]
             total = self.totals[share.device] = DeviceUse(
                 memory_mib=before.memory_mib + sign * share.memory_mib,
                 cores_percent=before.cores_percent + sign * share.cores_percent,
                 shares=before.shares + sign,
                 fence=before.fence + 1,
             )
-            self.used_mib += sign * share.memory_mib
             self.mirror.learn_use(share.device, total)
 
     def batch(self) -> list[PodRequest]:
@@ -151,10 +163,8 @@ class Load:
 def index_us(nodes: int, order: NodeOrder, seconds: float) -> tuple[float, int]:
     """Return the median time of a placement, and the number of pods refused meanwhile."""
     load = Load(nodes, order)
-    while load.used_mib < load.total_mib // 2:
-        for one in load.batch():
-            load.step(one)
-        load.tell()
+    for one in load.templates:
+        load.step(one)
     figures: list[float] = []
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -164,13 +174,13 @@ def index_us(nodes: int, order: NodeOrder, seconds: float) -> tuple[float, int]:
             load.step(one)
         figures.append((time.process_time() - began) / BATCH * 1e6)
         load.tell()
-        load.drain(0.8)
+        load.drain()
     return statistics.median(figures), load.refused
 
 
 def naive_us(nodes: int, order: NodeOrder, seconds: float) -> float:
     """Return the median time of a scan over all nodes."""
-    held, wanted = cluster(nodes), templates(order)
+    held, wanted = cluster(nodes, random.Random(1)), templates(order)  # noqa: S311
     figures: list[float] = []
     end = time.monotonic() + seconds
     while time.monotonic() < end or not figures:
