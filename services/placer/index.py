@@ -13,7 +13,10 @@ STRICT_USES = 256
 
 
 class Index:
-    """Lanes by kind, and verdicts by exact request; the oldest lanes and the least used verdicts go when there are too many."""
+    """Lanes by kind, and verdicts by exact request.
+
+    Where there are too many, the oldest lane or the least used verdicts go.
+    """
 
     def __init__(self, mirror: Mirror) -> None:
         self.mirror = mirror
