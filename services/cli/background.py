@@ -47,6 +47,7 @@ def _show(reader: int) -> bool:
 
 def _detached(run: Callable[[Callable[[str], None]], int], directory: StateDir, writer: int) -> int:
     os.setsid()
+    sys.excepthook = sys.__excepthook__  # a bug's traceback belongs into the log
     _log_to(directory.log("supervisor"))
     pipe: int | None = writer
 

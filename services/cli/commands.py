@@ -10,6 +10,7 @@ exit codes:
   1  it did not work; for audit: there are differences; for explain and trace: nothing found
   2  the command line or the request cannot be right
   3  something we need (Valkey, the API server) cannot be reached
+  70 a bug of ours; LEASEHOLD_DEBUG=1 shows where
 """
 EXAMPLES = """\
 examples:

@@ -100,7 +100,7 @@ def _waiting(pod: PodSeen, waiting: Waiting, now: float) -> Answer:
         verdict="waiting",
         headline=f"{pod.namespace}/{pod.name} has waited for {age(now - since)}: {refusal.reason}",
         lines=tuple(_nearest(refusal)),
-        next=refusal.hint or "leasehold gpus",
+        next="; ".join(filter(None, (refusal.hint, "`leasehold gpus` shows who holds what"))),
         extra=(("refusal", refusal_shape(refusal)),),
     )
 

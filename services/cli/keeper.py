@@ -117,16 +117,19 @@ class Keeper:
         await _end(process)
 
     async def _spawn(self) -> Process:
-        with self.log.open("ab") as log:
-            process = await asyncio.create_subprocess_exec(
-                *self.part.argv,
-                stdin=DEVNULL,
-                stdout=log,
-                stderr=STDOUT,
-                env={**os.environ, **self.part.environment, MARK: str(self.directory.root)},
-                start_new_session=True,
-                preexec_fn=dies_with_us(),
-            )
+        try:
+            with self.log.open("ab") as log:
+                process = await asyncio.create_subprocess_exec(
+                    *self.part.argv,
+                    stdin=DEVNULL,
+                    stdout=log,
+                    stderr=STDOUT,
+                    env={**os.environ, **self.part.environment, MARK: str(self.directory.root)},
+                    start_new_session=True,
+                    preexec_fn=dies_with_us(),
+                )
+        except OSError as error:
+            raise StartError(f"{self.part.name} cannot be started: {error}") from error
         self.pid = process.pid
         self.changed()
         return process

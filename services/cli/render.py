@@ -51,7 +51,7 @@ def audit(facts: Facts, wrong: Sequence[Difference]) -> RenderableType:
     nodes, devices, leases = account_numbers(facts.accounts)
     checked = (
         f"{leases} leases on {devices} devices of {nodes} nodes, {len(facts.pods)} pods, "
-        f"{len(facts.activations)} agents"
+        f"checkpoints of {len(facts.activations)} agents"
     )
     if not wrong:
         return Text(f"clean: {checked} agree", style="green")

@@ -6,19 +6,22 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 import msgspec
 
 from services.cli.facts import Facts, PodSeen
 from services.cli.statedir import StateDir, holder, load_state
-from shared.clients.kube import Kube, pod_path
 from shared.clients.kube_errors import NotFoundError
-from shared.clients.kubeconfig import load_credentials
 from shared.clients.leases import RedisLeases
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.events import Activation
 from shared.model.ledger import NodeAccount
 from shared.model.names import Namespace, NodeName, PodUid
+
+if TYPE_CHECKING:
+    from shared.clients.kube import Kube
 
 PAGE = 500
 
@@ -92,10 +95,17 @@ class _Pod(msgspec.Struct, frozen=True):
 class Reader:
     """Everything the views read."""
 
-    def __init__(self, where: Where, ledger: RedisLeases, kube: Kube) -> None:
+    def __init__(self, where: Where, ledger: RedisLeases, kube: "Kube | None") -> None:
         self.where = where
         self.ledger = ledger
-        self.kube = kube
+        self._kube = kube
+
+    @property
+    def kube(self) -> "Kube":
+        """The API server, if it was opened."""
+        if self._kube is None:
+            raise AssertionError("this view did not open the API server")
+        return self._kube
 
     async def accounts(self) -> tuple[NodeAccount, ...]:
         """Return every node's totals and leases."""
@@ -117,8 +127,9 @@ class Reader:
 
     async def pod(self, namespace: str, name: str) -> PodSeen | None:
         """Return one pod, or None."""
+        path = f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(name, safe='')}"
         try:
-            return _seen(await self.kube.read(pod_path(namespace, name), _Pod))
+            return _seen(await self.kube.read(path, _Pod))
         except NotFoundError:
             return None
 
@@ -136,18 +147,24 @@ class Reader:
 
 
 @asynccontextmanager
-async def opened(where: Where) -> AsyncIterator[Reader]:
-    """Open the ledger and the API server; what cannot be reached says what to try."""
+async def opened(where: Where, *, pods: bool) -> AsyncIterator[Reader]:
+    """Open the ledger, and the API server if `pods` are wanted; errors say what to try."""
     async with AsyncExitStack() as stack:
         try:
-            credentials = load_credentials(where.kubeconfig)
-            kube = await stack.enter_async_context(Kube(credentials))
+            kube = await stack.enter_async_context(_kube(where)) if pods else None
             ledger = await stack.enter_async_context(RedisLeases.connect(where.redis_url))
             yield Reader(where, ledger, kube)
         except UnavailableError as error:
             if where.hint:
                 raise UnavailableError(f"{where.hint} ({error})") from error
             raise
+
+
+def _kube(where: Where) -> "Kube":
+    from shared.clients.kube import Kube  # noqa: PLC0415 - start-up time
+    from shared.clients.kubeconfig import load_credentials  # noqa: PLC0415 - start-up time
+
+    return Kube(load_credentials(where.kubeconfig))
 
 
 def told_by_agents(agents: Path | None) -> Mapping[NodeName, tuple[Activation, ...]]:

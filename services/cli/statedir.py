@@ -81,6 +81,7 @@ class StateDir:
     def make(self) -> None:
         """Make the directories. Raises RequestError if they cannot be made."""
         try:
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
             for name in ("logs", "traces", "run", "nats", "valkey", "agents"):
                 (self.root / name).mkdir(parents=True, exist_ok=True)
         except OSError as error:

@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -141,7 +142,11 @@ async def _supervise(
     started_at = time.time()
 
     def save(states: tuple[PartState, ...], ready: bool) -> None:
-        save_state(directory, _state(plan, directory, states, ready=ready, started_at=started_at))
+        state = _state(plan, directory, states, ready=ready, started_at=started_at)
+        try:
+            save_state(directory, state)
+        except OSError as error:
+            say(f"  {directory.state} could not be written ({error.strerror}); the parts go on")
 
     def on_ready() -> None:
         say(f"ready in {time.monotonic() - began:.1f} s\n\n{next_steps(directory)}")
@@ -179,4 +184,5 @@ def _rotate(parts: list[Part], directory: StateDir) -> None:
 
 
 def _print(text: str) -> None:
-    print(text, flush=True)
+    with contextlib.suppress(OSError):  # nobody reads any more; the parts go on
+        print(text, flush=True)

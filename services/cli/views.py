@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import json
+import shutil
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -15,11 +16,13 @@ from services.cli.facts import Facts
 from services.cli.sources import Reader, Where
 
 AUDIT_AGAIN_S = 1.0
+PLAIN_WIDTH = 120
+UNBROKEN_WIDTH = 4_000
 
 
 def gpus(flags: argparse.Namespace) -> int:
     """Show every device and its leases."""
-    accounts = _read(flags, lambda reader: reader.accounts())
+    accounts = _read(flags, lambda reader: reader.accounts(), pods=False)
     if flags.json:
         return _dump(shapes.gpus(accounts))
     from services.cli import render  # noqa: PLC0415 - start-up time
@@ -29,7 +32,7 @@ def gpus(flags: argparse.Namespace) -> int:
 
 def ps(flags: argparse.Namespace) -> int:
     """Show leases and waiting pods."""
-    facts = _read(flags, lambda reader: reader.facts(now=time.time(), pods=False))
+    facts = _read(flags, lambda reader: reader.facts(now=time.time(), pods=False), pods=False)
     if flags.json:
         return _dump(shapes.ps(facts))
     from services.cli import render  # noqa: PLC0415 - start-up time
@@ -90,9 +93,8 @@ def trace(flags: argparse.Namespace) -> int:
         return 1
     if flags.json:
         return _dump(waterfall.shape(spans))
-    width = _console().width
     print(f"trace {spans[0].trace} of {flags.namespace}/{flags.pod}")
-    print("\n".join(waterfall.waterfall(spans, width)))
+    print("\n".join(waterfall.waterfall(spans, _width())))
     return 0
 
 
@@ -127,9 +129,11 @@ async def _audited(
         await asyncio.sleep(AUDIT_AGAIN_S)
 
 
-def _read(flags: argparse.Namespace, read: Callable[[Reader], Awaitable[Any]]) -> Any:
+def _read(
+    flags: argparse.Namespace, read: Callable[[Reader], Awaitable[Any]], *, pods: bool = True
+) -> Any:
     async def reading(where: Where) -> Any:
-        async with sources.opened(where) as reader:
+        async with sources.opened(where, pods=pods) as reader:
             return await read(reader)
 
     where = sources.find(flags.state, redis_url=flags.redis_url, kubeconfig=flags.kubeconfig)
@@ -145,14 +149,14 @@ def _dump(shape: Any) -> int:
     return 0
 
 
-def _console() -> Any:
-    from rich.console import Console  # noqa: PLC0415 - start-up time
-
-    console = Console(highlight=False, soft_wrap=False)
-    return console if console.is_terminal else Console(highlight=False, width=160)
+def _width() -> int:
+    return shutil.get_terminal_size((PLAIN_WIDTH, 24)).columns
 
 
 def _show(draw: Callable[[int], Any]) -> int:
-    console = _console()
-    console.print(draw(console.width))
+    """Print for a terminal in colour and in its width; otherwise plain, lines never broken."""
+    from rich.console import Console  # noqa: PLC0415 - start-up time
+
+    width = None if sys.stdout.isatty() else UNBROKEN_WIDTH
+    Console(highlight=False, width=width).print(draw(_width()))
     return 0

@@ -152,6 +152,13 @@ async def test_a_part_that_never_gets_ready_is_given_up_with_the_end_of_its_log(
     assert not is_alive(watched.pids["good"][0])
 
 
+async def test_a_program_that_is_not_there_is_named(directory: StateDir) -> None:
+    watched = Watched(directory, [Part(name="none", argv=("/no/such/program",))])
+
+    with pytest.raises(StartError, match=r"none cannot be started: .*/no/such/program"):
+        await watched.run()
+
+
 async def test_a_part_that_is_too_slow_is_named(directory: StateDir) -> None:
     slow = dummy(directory, "slow", before="import time; time.sleep(600)")
     watched = Watched(directory, [slow], ready_s=0.3)
