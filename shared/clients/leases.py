@@ -25,6 +25,7 @@ present in milliseconds: above whatever was handed out before. A version is neve
 that a lease of an earlier life of the same pod is always recognised as stale.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -99,15 +100,29 @@ class RedisLeases:
     ) -> list[Outcome]:
         """Reserve for each pod the first candidate that still fits, until `now + ttl_s`.
 
-        A pod that has a live lease keeps it. Groups of 64 are atomic, in the order given.
+        A pod that has a live lease keeps it. Each 64 are one atomic group; the next is packed while
+        the server works on the one before. If one group gets no answer, the call raises; repeat it.
         """
+        answers = await asyncio.gather(
+            *(self._reserve_group(group, now, now + ttl_s) for group in _groups(wanted)),
+            return_exceptions=True,
+        )
         outcomes: list[Outcome] = []
-        for group in _groups(wanted):
-            texts, rows = reservation_rows(group)
-            answers = await self._connection.run("reserve", now, now + ttl_s, texts, rows)
-            for reservation, answer in zip(group, answers, strict=True):
-                outcomes.append(_outcome(reservation, answer, now, now + ttl_s))
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+            outcomes += answer
         return outcomes
+
+    async def _reserve_group(
+        self, group: Sequence[Reservation], now: float, expires_at: float
+    ) -> list[Outcome]:
+        texts, rows = reservation_rows(group)
+        answers = await self._connection.run("reserve", now, expires_at, texts, rows)
+        return [
+            _outcome(reservation, answer, now, expires_at)
+            for reservation, answer in zip(group, answers, strict=True)
+        ]
 
     async def bind(self, leases: Sequence[Lease]) -> list[Lease | StaleLeaseError]:
         """Commit reservations to their nodes; from here only a release ends them.

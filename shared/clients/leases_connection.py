@@ -88,7 +88,7 @@ class LedgerConnection:
         return self._loaded[name]
 
     def _translated(self, error: Exception) -> Exception:
-        said = str(error) or type(error).__name__
+        said, untranslated = str(error) or type(error).__name__, error
         if isinstance(error, ResponseError):
             if said.startswith("NOTREADY"):
                 return UnavailableError(
@@ -98,7 +98,7 @@ class LedgerConnection:
             if said.startswith("STALETOKEN"):
                 return ConflictError("another rebuild of the ledger has begun since")
             if not isinstance(error, _AWAY) and not said.startswith("NOREPLICAS"):
-                return error
+                return untranslated
         return UnavailableError(
             f"the ledger at {self._where} did not take the call: {said}; "
             "check that the server runs, is the primary and has memory"

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from shared.clients.leases import RedisLeases
 from shared.model.device import Device
 from shared.model.events import DeviceReported
-from shared.model.ledger import Reservation, Reserved
 from shared.model.lease import Share
+from shared.model.ledger import Reservation, Reserved
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
 from shared.model.placement import Placement

@@ -74,6 +74,10 @@ async def aclose(changes: AsyncIterator[list[LedgerChange]]) -> None:
     await changes.aclose()  # type: ignore[attr-defined]
 
 
+async def first_of(changes: AsyncIterator[list[LedgerChange]]) -> list[LedgerChange]:
+    return await anext(changes)
+
+
 async def disturb(leases: RedisLeases, seed: int) -> None:
     chance = random.Random(seed)  # noqa: S311
     for step in range(60):
@@ -151,7 +155,7 @@ async def test_a_change_is_heard_as_soon_as_it_happens(url: str) -> None:
     async with ledger(url) as leases:
         changes = leases.changes((await leases.snapshot()).position)
         async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
-            heard = tasks.create_task(anext(changes))  # type: ignore[arg-type]
+            heard = tasks.create_task(first_of(changes))
             await asyncio.sleep(0)
             await reserve(leases, wish("p", share("a")))
 
