@@ -33,7 +33,7 @@ class Driver:
             "nvmlDeviceGetUtilizationRates": self.utilisation,
         }
         for name, answer in answers.items():
-            monkeypatch.setattr(nvml.pynvml, name, answer)
+            monkeypatch.setattr(pynvml, name, answer)
 
     def handle(self, number: int) -> int:
         if number in self.lost:
@@ -78,7 +78,7 @@ async def test_without_a_driver_it_says_what_to_do(monkeypatch: pytest.MonkeyPat
     def absent() -> None:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 
-    monkeypatch.setattr(nvml.pynvml, "nvmlInit", absent)
+    monkeypatch.setattr(pynvml, "nvmlInit", absent)
 
     with pytest.raises(UnavailableError, match="Install the NVIDIA driver"):
         await NvmlGpus().discover()
@@ -86,9 +86,9 @@ async def test_without_a_driver_it_says_what_to_do(monkeypatch: pytest.MonkeyPat
 
 async def test_a_driver_that_hangs_is_given_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvml, "TIMEOUT_S", 0.05)
-    monkeypatch.setattr(nvml.pynvml, "nvmlInit", lambda: __import__("time").sleep(0.3))
-    monkeypatch.setattr(nvml.pynvml, "nvmlDeviceGetCount", lambda: 0)
-    monkeypatch.setattr(nvml.pynvml, "nvmlShutdown", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: __import__("time").sleep(0.3))
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 0)
+    monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
 
     with pytest.raises(UnavailableError, match=r"did not answer within 0\.05 s"):
         await NvmlGpus().discover()
