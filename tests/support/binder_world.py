@@ -292,7 +292,7 @@ class FakeAgents:
 class FakeTally(Counter[str]):
     """Counters in a dictionary."""
 
-    def count(self, what: str, by: int = 1) -> None:  # type: ignore[override]
+    def count(self, what: str, by: int = 1) -> None:
         self[what] += by
 
 

@@ -1,6 +1,7 @@
 """Why a pod waits is written into its condition and its Events: soon, once, and never too often."""
 
 from dataclasses import replace
+from typing import Any
 
 from services.binder.condition_writer import ConditionWriter
 from services.binder.event_writer import WAITING_MAX, EventWriter
@@ -32,7 +33,7 @@ def refused(text: str = "0/3 nodes are available: 3 full.", name: str = "p1") ->
     )
 
 
-def seen(name: str = "p1", **changes: str) -> ConditionSeen:
+def seen(name: str = "p1", **changes: Any) -> ConditionSeen:
     return replace(
         ConditionSeen(uid=PodUid(f"uid-{name}"), node="", resource_version="7"), **changes
     )
