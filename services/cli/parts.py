@@ -114,9 +114,9 @@ def _simcluster(plan: Plan, directory: StateDir) -> Part:
             *("--nodes", str(len(plan.nodes))),
         ),
         checks=(
-            Answers(port=port),
             Exists(path=directory.kubeconfig),
             *(Exists(path=directory.node(node) / "kubelet.json") for node in plan.nodes),
+            Answers(port=port),
         ),
         address=f"https://{servers.HOST}:{port}",
     )
