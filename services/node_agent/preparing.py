@@ -14,7 +14,11 @@ SHARED = 0o777
 
 
 class HostPreparing:
-    """Directories and files of one node. With `simulated`, the library is an empty stand-in."""
+    """Directories and files of one node.
+
+    With `simulated`, the library is an empty stand-in, and nothing is preloaded: a dynamic linker
+    that is told to preload an empty file complains in every process.
+    """
 
     def __init__(self, layout: Layout, *, simulated: bool) -> None:
         self.layout = layout
@@ -40,7 +44,8 @@ class HostPreparing:
         try:
             Path(self.layout.containers).mkdir(parents=True, exist_ok=True)
             _make_shared(Path(self.layout.paths.locks))
-            _write_once(Path(self.layout.paths.preload), LIBRARY_IN_CONTAINER.encode())
+            preloaded = b"" if self.simulated else LIBRARY_IN_CONTAINER.encode()
+            _keep(Path(self.layout.paths.preload), preloaded)
             if self.simulated:
                 _write_once(Path(self.layout.library), b"")
         except OSError as error:
@@ -77,9 +82,19 @@ def _make_shared(directory: Path) -> None:
 
 
 def _write_once(path: Path, content: bytes) -> None:
-    """Make a file unless it is there; it appears whole, and an existing one keeps its inode."""
-    if path.is_file():
-        return
+    """Make a file unless it is there."""
+    if not path.is_file():
+        _write(path, content)
+
+
+def _keep(path: Path, content: bytes) -> None:
+    """Make a file unless it is there with this content; containers keep the one they have open."""
+    if not path.is_file() or path.read_bytes() != content:
+        _write(path, content)
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a file that appears whole, with an inode of its own."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.write_bytes(content)

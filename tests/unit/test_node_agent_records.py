@@ -162,8 +162,17 @@ async def test_everything_mounted_is_there_and_open_to_any_user(tmp_path: Path) 
 
     assert (tmp_path / "state/containers/u1_main").stat().st_mode & 0o777 == 0o777
     assert (tmp_path / "state/lock").stat().st_mode & 0o777 == 0o777
-    assert (tmp_path / "state/ld.so.preload").read_text() == "/usr/local/vgpu/libvgpu.so"
+    assert (tmp_path / "state/ld.so.preload").is_file()
     assert (tmp_path / "library/libvgpu.so").is_file()
+
+
+async def test_the_library_is_preloaded_only_where_it_is_a_real_one(tmp_path: Path) -> None:
+    simulated, real = host(tmp_path), host(tmp_path, simulated=False)
+
+    await simulated.begin()
+    assert (tmp_path / "state/ld.so.preload").read_text() == ""
+    await real.begin()
+    assert (tmp_path / "state/ld.so.preload").read_text() == "/usr/local/vgpu/libvgpu.so"
 
 
 async def test_41_a_file_that_is_mounted_keeps_its_inode(tmp_path: Path) -> None:
