@@ -3,6 +3,7 @@
 Nothing is tried twice here, except that a server which has forgotten a script is given it again.
 """
 
+import asyncio
 import hashlib
 from collections.abc import Mapping
 from importlib import resources
@@ -38,7 +39,8 @@ class LedgerConnection:
         self._redis = redis.asyncio.Redis.from_url(
             url,
             protocol=2,
-            socket_timeout=timeout_s,
+            # Ours, around each call: the library's own may swallow a cancellation (`wait_for`).
+            socket_timeout=None,
             socket_connect_timeout=timeout_s,
             retry=Retry(NoBackoff(), 0),
         )
@@ -59,10 +61,11 @@ class LedgerConnection:
         sha, source = self._script(script)
         sent = (0, self.prefix, msgspec.msgpack.encode(args), state, self.feed_length)
         try:
-            try:
-                answer = await self._redis.evalsha(sha, *sent)
-            except NoScriptError:
-                answer = await self._redis.eval(source, *sent)
+            async with asyncio.timeout(self.timeout_s):
+                try:
+                    answer = await self._redis.evalsha(sha, *sent)
+                except NoScriptError:
+                    answer = await self._redis.eval(source, *sent)
         except (RedisError, OSError, TimeoutError) as error:
             raise self._translated(error) from error
         return msgspec.msgpack.decode(answer)
@@ -74,7 +77,8 @@ class LedgerConnection:
         block_ms = max(1, int(min(block_s, self.timeout_s / 2) * 1000))
         key = f"{self.prefix}feed"
         try:
-            found = await self._redis.xread({key: f"{after}-0"}, count=count, block=block_ms)
+            async with asyncio.timeout(self.timeout_s):
+                found = await self._redis.xread({key: f"{after}-0"}, count=count, block=block_ms)
         except (RedisError, OSError, TimeoutError) as error:
             raise self._translated(error) from error
         entries = found[0][1] if found else []
