@@ -153,7 +153,7 @@ class NodeState:
         self.facts = node.facts
         self.version = node.version
         self.used = node.used
-        self.served = frozenset(node.served)
+        self.served = node.serving
         self.devices = tuple(sorted(devices, key=lambda device: device.index))
         self.open = is_open(node.facts)
         self.soft = has_soft_taint(node.facts)

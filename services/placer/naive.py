@@ -34,7 +34,7 @@ def place_naive(request: PodRequest, nodes: Iterable[LedgerNode]) -> Placement |
 def fit_on_node(request: PodRequest, node: LedgerNode) -> tuple[Share, ...] | None:
     """Return the shares that the pod would get on this node, or None if it does not fit."""
     free = free_resources(node.facts, node.used)
-    if node_blocked(request, node.facts, free, frozenset(node.served)) is not None:
+    if node_blocked(request, node.facts, free, node.serving) is not None:
         return None
     if not request.containers:
         return ()

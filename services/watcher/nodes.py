@@ -20,6 +20,7 @@ def read(node: Node) -> NodeFacts:
         ),
         unschedulable=node.spec.unschedulable,
         allocatable={key: n for key, n in allocatable.items() if key not in OWN_RESOURCES},
+        unserved=tuple(sorted(key for key in OWN_RESOURCES if allocatable.get(key) == 0)),
         closed_devices=tuple(
             int(index)
             for text in node.metadata.annotations.get(volcano_gpushare.UNHEALTHY, "").split(",")

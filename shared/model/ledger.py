@@ -75,6 +75,11 @@ class LedgerNode:
     served: tuple[str, ...] = ()
     """Resources that the node agent's device plugin serves."""
 
+    @property
+    def serving(self) -> frozenset[str]:
+        """Resources that a kubelet would really ask the device plugin for at this moment."""
+        return frozenset(self.served).difference(self.facts.unserved)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerChange:

@@ -34,3 +34,5 @@ class NodeFacts:
     """`protocol/port` in use by any live pod of the node, ours included."""
     closed_devices: tuple[int, ...] = ()
     """Indices of devices that the node's annotations close to new shares."""
+    unserved: tuple[str, ...] = ()
+    """Dialects' resources that the kubelet shows as 0: it would refuse a pod that asks for them."""

@@ -144,6 +144,7 @@ FACTS = NodeFacts(
     occupied={"cpu": 100, "pods": 1},
     host_ports=("TCP/80",),
     closed_devices=(3,),
+    unserved=("volcano.sh/gpu-memory",),
 )
 WHO: dict[str, Any] = {"pod": POD, "namespace": NS, "name": "train"}
 BOUND = BoundPod(pod=POD, namespace=NS, name="train", node=NODE, lease="{}")

@@ -41,15 +41,15 @@ gpus = st.integers(0, GPUS - 1)
 @st.composite
 def candidates(draw: st.DrawFn) -> tuple[str, list[Share]]:
     node = draw(st.sampled_from(NODES))
-    count = draw(st.integers(0, 3))
+    count = draw(st.sampled_from((1, 1, 1, 2, 3, 0)))
     return node, [
         share(
             node,
             draw(gpus),
-            mib=draw(st.sampled_from((1, 4_000, 9_000, 16_000))),
-            cores=draw(st.sampled_from((0, 0, 30, 50, 100))),
+            mib=draw(st.sampled_from((1, 1, 4_000, 9_000, 16_000))),
+            cores=draw(st.sampled_from((0, 0, 0, 30, 100))),
             container=f"c{number}",
-            slotted=draw(st.booleans()),
+            slotted=draw(st.sampled_from((True, True, False))),
             init=number == 0 and draw(st.booleans()),
         )
         for number in range(count)
@@ -143,7 +143,11 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(
         wanted=st.lists(
-            st.tuples(pods, st.lists(candidates(), max_size=3), st.sampled_from(("", "", "red"))),
+            st.tuples(
+                pods,
+                st.lists(candidates(), min_size=1, max_size=3),
+                st.sampled_from(("", "", "red")),
+            ),
             min_size=1,
             max_size=4,
         )
@@ -277,8 +281,8 @@ class LedgerMachine(RuleBasedStateMachine):
 
 
 LedgerMachine.TestCase.settings = settings(
-    max_examples=15,
-    stateful_step_count=30,
+    max_examples=30,
+    stateful_step_count=40,
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )

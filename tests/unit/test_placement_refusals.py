@@ -1,5 +1,7 @@
 """What a refused pod's owner reads, and how nodes beside the common path are found."""
 
+from dataclasses import replace
+
 import pytest
 
 from services.placer.index import Index
@@ -190,3 +192,12 @@ def test_three_candidates_are_on_three_nodes() -> None:
     index = index_of(*(ledger_node(f"n{n}", device(f"GPU-{n}")) for n in range(50)))
 
     assert len(set(chosen(request(gpu(memory=1)), index))) == 3
+
+
+def test_a_node_whose_kubelet_shows_none_of_the_resource_gets_no_pod() -> None:
+    served = ledger_node("a", device())
+    away = replace(served, facts=replace(served.facts, unserved=("volcano.sh/vgpu-number",)))
+    wanted = request(gpu(), triggers=("volcano.sh/vgpu-number",))
+
+    assert chosen(wanted, index_of(served)) == ["a"]
+    assert refused(wanted, away).counts == refused(wanted, replace(served, served=())).counts

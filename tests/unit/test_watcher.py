@@ -219,6 +219,13 @@ def test_item_6_cards_that_the_annotation_lists_are_closed() -> None:
     assert nodes.read(node).closed_devices == (0, 1, 3)
 
 
+def test_a_resource_that_the_kubelet_shows_as_0_is_not_served() -> None:
+    shown = {"volcano.sh/vgpu-number": "0", "volcano.sh/gpu-memory": "5", "x/y": "0"}
+    node = msgspec.convert({"metadata": {"name": "n"}, "status": {"allocatable": shown}}, Node)
+
+    assert nodes.read(node).unserved == ("volcano.sh/vgpu-number",)
+
+
 @pytest.mark.parametrize(
     ("notes", "number", "devices"),
     [
