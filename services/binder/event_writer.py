@@ -82,7 +82,7 @@ class EventWriter:
         if once and (note in lane or note in self._counts):
             return
         now = self.clock.now()
-        if self._bucket_of(note.pod, now).take(now):
+        if once or self._bucket_of(note.pod, now).take(now):
             self._add(note, _Tale(1, now, now))
         else:
             self.tally.count("events_dropped")
