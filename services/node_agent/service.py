@@ -143,6 +143,7 @@ class NodeAgent:
         self.trouble: str | None = "the GPUs were not asked yet"
         self._report = asyncio.Event()
         self._settle_now = asyncio.Event()
+        self._settled = False
 
     # What it hears
 
@@ -266,6 +267,7 @@ class NodeAgent:
             logger.debug("the node's leases are not told: %s", error)
             return False
         self.leases.settle(told.leases, asked_at=asked_at)
+        self._settled = True
         if self.record.lost:
             await self._rebuild()
         return not self.record.lost
@@ -290,9 +292,15 @@ class NodeAgent:
 
     @loops
     async def tidy(self) -> None:
-        """Forget pods that are gone, and remove what was made for them."""
+        """Forget pods that are gone, and remove what was made for them.
+
+        Not before the ledger has told which leases live: a kubelet that has just started shows
+        nothing of pods that run.
+        """
         while True:
             await self.clock.sleep(TIDY_S)
+            if not self._settled:
+                continue
             pods = await self.answering.finding.pods.list_pods()
             held = await self.answering.finding.held.list_held()
             gone = ended_pods(self.record.activations, pods, held, self.leases.leases)

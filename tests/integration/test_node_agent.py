@@ -386,3 +386,23 @@ async def test_a_fence_older_than_one_honoured_for_the_slot_is_refused() -> None
         await at.node.phase("old", "Failed")
 
         assert "fence 4" in at.message("old")
+
+
+async def test_nothing_is_forgotten_before_the_ledger_has_told_which_leases_live(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with site() as at:
+        async with at.running():
+            lease = at.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
+            await at.node.phase("one", "Running")
+        at.node.store.delete("pods", "default", "one", grace_s=0)
+        at.ledger.silent = True
+        monkeypatch.setattr("services.node_agent.service.TIDY_S", 0.02)
+        async with at.running() as agent:
+            await asyncio.sleep(0.3)
+            kept = agent.record.pods
+            del at.ledger.leases[lease.pod]
+            at.ledger.silent = False
+            await eventually(lambda: not agent.record.pods)
+
+    assert kept == {lease.pod}
