@@ -285,7 +285,7 @@ class RedisLeases:
             await self._connection.run("wait", "forget", group)
 
     async def offers(
-        self, *, now: float, limit: int = 256, spare: int = 32, retry_s: float = 60.0
+        self, *, now: float, limit: int = 128, spare: int = 32, retry_s: float = 60.0
     ) -> list[PodQueued]:
         """Choose waiting pods that freed capacity may suffice for, to be decided again.
 

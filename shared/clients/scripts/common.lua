@@ -245,20 +245,30 @@ local function leave_waiting(pods)
   end
 end
 
+local needs, uuids_here = {}, {}
+
+local function need_of(group)
+  if not needs[group] then
+    local need = {}
+    for part in string.gmatch(group, '%d+') do need[#need + 1] = tonumber(part) end
+    needs[group] = need
+  end
+  return unpack(needs[group])
+end
+
 -- Could a pod of the group fit on the node, by its smallest need alone? Says how often.
 local function room_for(group, name)
-  local gpus, units, percent, cores, alone, slotted =
-    string.match(group, '^(%d+):(%d+):(%d+):(%d+):(%d):(%d)$')
-  gpus, units, percent = tonumber(gpus), tonumber(units), tonumber(percent)
-  cores, alone, slotted = tonumber(cores), alone == '1', slotted == '1'
+  local gpus, units, percent, cores, alone, slotted = need_of(group)
   if gpus == 0 then return 1 end
+  if not uuids_here[name] then
+    uuids_here[name] = uuids_on(name)
+    fetch('device', uuids_here[name])
+  end
   local times, fitting = 0, 0
-  local uuids = uuids_on(name)
-  fetch('device', uuids)
-  for _, uuid in ipairs(uuids) do
+  for _, uuid in ipairs(uuids_here[name]) do
     local device = devices[uuid]
     if device and device[D_OK] == 1 and device[D_NODE] == name and device[D_CORES] < 100
-      and not (alone and device[D_SHARES] > 0) then
+      and not (alone == 1 and device[D_SHARES] > 0) then
       local unit, need = device[D_UNIT], device[D_MEMORY]
       if percent > 0 then
         need = math.floor(math.floor(device[D_MEMORY] / unit) * percent / 100) * unit
@@ -267,7 +277,7 @@ local function room_for(group, name)
       end
       local n = need > 0 and math.floor((device[D_MEMORY] - device[D_USED]) / need) or 64
       if cores > 0 then n = math.min(n, math.floor((100 - device[D_CORES]) / cores)) end
-      if slotted then n = math.min(n, device[D_SLOTS] - device[D_SHARES]) end
+      if slotted == 1 then n = math.min(n, device[D_SLOTS] - device[D_SHARES]) end
       if n > 0 then
         fitting = fitting + 1
         times = times + n
