@@ -101,6 +101,11 @@ class Pods:
             or (not pod.explained and pod.created_at < unexplained_before)
         ]
 
+    def tell(self, pods: Iterable[PodUid], number: int) -> list[PodQueued | PodRejected]:
+        """Tell of those of `pods` that still wait, as telling `number`."""
+        waiting = [self.waiting[pod] for pod in pods if pod in self.waiting]
+        return [announcement(pod, offer=-number) for pod in waiting]
+
     def carried(self, node: NodeFacts) -> NodeFacts:
         """Complete a node's facts with what its pods take."""
         return replace(

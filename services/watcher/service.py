@@ -7,6 +7,7 @@ from typing import Protocol
 
 from services.watcher.changes import ForeignDevices, Nodes, PodEvent, Pods, PodSeen
 from shared.model.events import (
+    BindingFailed,
     DeviceReported,
     LedgerRebuilt,
     ListingWanted,
@@ -27,6 +28,8 @@ ToldAgain = PodsListed | NodeChanged | DeviceReported | PodEvent
 
 OCCUPATION_S = 0.2
 """Changes of what pods take of a node are gathered for this long."""
+AGAIN_S = 0.5
+"""A pod whose binding failed is placed again no faster than this."""
 UNEXPLAINED_S = 10.0
 """A pod that waits longer than this without a word is told of again."""
 
@@ -151,6 +154,15 @@ class Watcher:
             logger.info("everything is told again: %s", event)
         self.listing_wanted.set()
         return []
+
+    @handles
+    async def queue_again(self, events: Sequence[BindingFailed]) -> list[PodQueued | PodRejected]:
+        """Tell again, after a moment, of pods whose binding came to nothing and who still wait."""
+        await self.clock.sleep(AGAIN_S)
+        self.tellings += 1
+        return self.pods.tell(
+            {event.pod for event in events}, int(self.clock.now() * 1000) + self.tellings
+        )
 
     def _again(self, *, unexplained_before: float | None = None) -> list[PodEvent]:
         self.tellings += 1

@@ -12,6 +12,7 @@ from shared.clients.kube import Kube
 from shared.clients.kubeconfig import load_credentials
 from shared.dialects.dialect import Rules
 from shared.model.events import (
+    BindingFailed,
     Event,
     ListingWanted,
     NodeChanged,
@@ -125,6 +126,23 @@ async def test_a_listing_is_told_at_the_start_and_whenever_it_is_wanted() -> Non
         assert first.pods == ()
         assert [(p.name, p.node, p.lease) for p in second.pods] == [("one", "n", "x")]
         assert [getattr(event, "name", "") for event in again] == ["two"]
+
+
+async def test_a_pod_whose_binding_failed_is_queued_again() -> None:
+    async with api_server() as api, watching(api) as bus, api.client() as client:
+        inbox = await bus.hear([PodQueued], durable="test")
+        await client.post("/api/v1/namespaces/default/pods", json=pod("unlucky"))
+        (first,) = await heard(inbox, 1)
+        assert isinstance(first, PodQueued)
+
+        failed = BindingFailed(
+            pod=first.pod, namespace=first.namespace, name=first.name, reason="a test"
+        )
+        await bus.publish([failed])
+
+        (again,) = await heard(inbox, 1)
+        assert isinstance(again, PodQueued)
+        assert again.pod == first.pod
 
 
 async def test_a_node_is_told_with_what_its_other_pods_take() -> None:

@@ -147,6 +147,17 @@ def test_unexplained_pods_are_told_again_and_the_ids_differ() -> None:
     assert known.again(2, unexplained_before=99.0) == []
 
 
+def test_a_pod_whose_binding_failed_is_told_again_if_it_still_waits() -> None:
+    known = Pods()
+    (first,) = known.see(WAITING, None)
+
+    (again,) = known.tell([WAITING.pod, PodUid("gone")], 7)
+
+    assert isinstance(again, PodQueued)
+    assert (again.pod, again.event_id) != (first.pod, first.event_id)
+    assert again.pod == WAITING.pod
+
+
 def test_init_containers_count_by_their_largest_and_sidecars_add_up() -> None:
     def container(cpu: str, **more: str) -> dict[str, object]:
         return {"name": "c", "resources": {"requests": {"cpu": cpu}}, **more}
