@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from opentelemetry import trace
-from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
@@ -185,8 +184,7 @@ def open_tracing(service: str, settings: ServiceSettings) -> Tracing:
         settings.trace_dir.mkdir(parents=True, exist_ok=True)
         exporters.append(SpanFile(settings.trace_dir / f"{instance_of(service, settings)}.jsonl"))
     if settings.otlp_endpoint:
-        insecure = not settings.otlp_endpoint.startswith("https")
-        exporters.append(OTLPSpanExporter(endpoint=settings.otlp_endpoint, insecure=insecure))
+        exporters.append(_otlp_exporter(settings.otlp_endpoint))
     if not exporters:
         return Tracing(service, None)
     provider = TracerProvider(
@@ -202,6 +200,14 @@ def open_tracing(service: str, settings: ServiceSettings) -> Tracing:
     for exporter in exporters:
         provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=500))
     return Tracing(service, provider)
+
+
+def _otlp_exporter(endpoint: str) -> SpanExporter:
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import (  # noqa: PLC0415 - 0.1 s
+        OTLPSpanExporter,
+    )
+
+    return OTLPSpanExporter(endpoint=endpoint, insecure=not endpoint.startswith("https"))
 
 
 def instance_of(service: str, settings: ServiceSettings) -> str:
