@@ -16,7 +16,7 @@ from services.node_agent.identity import (
 from services.node_agent.leases_known import LeasesKnown
 from shared.model.errors import UnavailableError
 from shared.model.events import LeasesAsked, LeasesTold
-from shared.model.lease import Lease
+from shared.model.lease import Lease, LeaseState
 from shared.model.names import NodeName, PodUid
 from shared.runtime.clock import Clock
 
@@ -109,7 +109,11 @@ class Finding:
             await self.clock.sleep(LOOK_AGAIN_S)
 
     async def lease_of(self, who: Candidate) -> Lease | None:
-        """Return the pod's lease; ask for it, and again if nobody answers, for `ASKING_S`."""
+        """Return the pod's lease, asking for it if need be.
+
+        For `ASKING_S` it is asked for again if nobody answers, and if the lease is only reserved:
+        its binder is about to say more.
+        """
         pod = who.pod.uid
         until = self.clock.now() + ASKING_S
         while True:
@@ -128,6 +132,7 @@ class Finding:
             else:
                 self.leases.note(answer.leases)
                 found = next((one for one in answer.leases if one.pod == pod), None)
-                if found is None or found.state in HONOURED or self.clock.now() > until:
+                waits = found is not None and found.state is LeaseState.RESERVED
+                if not waits or self.clock.now() > until:
                     return self.leases.find(pod)
             await self.clock.sleep(ASK_PAUSE_S)
