@@ -5,11 +5,13 @@ from dataclasses import dataclass
 
 from services.placer.service import Placer
 from services.placer.tallying import PrometheusTally, watch_mirror
+from services.placer.tracing import TracedLedger
 from shared.clients.bus import Bus
 from shared.clients.leases import RedisLeases
 from shared.runtime.clock import SystemClock
 from shared.runtime.run import run, serve
 from shared.runtime.settings import ServiceSettings, load_or_exit, setting
+from shared.runtime.telemetry import open_tracing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,12 +29,17 @@ async def place(settings: PlacerSettings) -> None:
         Bus.connect(settings.nats_url, name="placer") as bus,
     ):
         draw = random.Random().random  # noqa: S311 - spreads placers, guards nothing
+        tracing = open_tracing("placer", settings)
         placer = Placer(
-            ledger, SystemClock(), PrometheusTally(), draw, ttl_s=settings.reservation_ttl
+            TracedLedger(ledger, tracing) if tracing.tracer else ledger,
+            SystemClock(),
+            PrometheusTally(),
+            draw,
+            ttl_s=settings.reservation_ttl,
         )
         watch_mirror(placer.mirror)
         probes = {"ledger": placer.missing}
-        await serve("placer", placer, bus=bus, settings=settings, probes=probes)
+        await serve("placer", placer, bus=bus, settings=settings, tracing=tracing, probes=probes)
 
 
 def main() -> None:

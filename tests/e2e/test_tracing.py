@@ -8,6 +8,7 @@ from tests.support.stack import gpu_pod, running, stack, vgpu
 STEPS = (
     "watcher watch_pods",
     "placer place_pods",
+    "placer reserve",
     "binder bind_pods",
     "node-agent allocate",
 )
@@ -26,8 +27,12 @@ async def test_o1_one_trace_leads_from_watch_to_allocate() -> None:
         by_name = spans.of(trace_id)
         assert by_name[STEPS[0]].parent_span_id == b""
         assert by_name["placer place_pods"].parent_span_id == by_name[STEPS[0]].span_id
-        for below in STEPS[2:]:
-            assert by_name[below].parent_span_id == by_name["placer place_pods"].span_id
+        for below, above in (
+            ("placer reserve", "placer place_pods"),
+            ("binder bind_pods", "placer place_pods"),
+            ("node-agent allocate", "placer reserve"),
+        ):
+            assert by_name[below].parent_span_id == by_name[above].span_id
         for span in by_name.values():
             facts = {a.key: a.value.string_value for a in span.attributes}
             assert facts["k8s.pod.uid"] == uid
