@@ -4,6 +4,7 @@ The grammar is the one of the Kubernetes API reference for `Quantity`: a decimal
 binary suffix, a decimal suffix or an exponent. Fractions round up, as the scheduler's do.
 """
 
+import functools
 import math
 import re
 from collections.abc import Mapping
@@ -21,6 +22,8 @@ _SUFFIXES: Mapping[str, Fraction] = {
     },
     **{f"{s}i": Fraction(1024**power) for power, s in enumerate("KMGTPE", start=1)},
 }
+REMEMBERED = 4096
+"""Quantities whose reading is remembered: a cluster writes few different ones, very often."""
 _NUMBER = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))(?:[eE]([+-]?\d{1,3})|([numkMGTPE]|[KMGTPE]i|))")
 
 
@@ -37,6 +40,7 @@ def parse_quantity(text: str | float) -> Fraction:
     return Fraction(number) * _SUFFIXES[suffix]
 
 
+@functools.lru_cache(REMEMBERED)
 def parse_count(text: str | float) -> int:
     """Read a quantity as a whole number, rounded up (extended resources, bytes, pods)."""
     if isinstance(text, int):
@@ -46,6 +50,7 @@ def parse_count(text: str | float) -> int:
     return math.ceil(parse_quantity(text))
 
 
+@functools.lru_cache(REMEMBERED)
 def parse_cpu_m(text: str | float) -> int:
     """Read a cpu quantity as thousandths of a core, rounded up."""
     return math.ceil(parse_quantity(text) * 1000)
