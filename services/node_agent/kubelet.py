@@ -127,8 +127,9 @@ class Endpoint:
         """Serve and register, again and again."""
         self._remove_left_over()
         pause_s = 0.0
+        before: SocketMark | None = None
         while True:
-            await asyncio.sleep(pause_s)
+            await self._pause(pause_s, before)
             before = await self._kubelet_socket()
             why, lasted = await self._serve_once(before)
             replaced = mark_of(self._kubelet) != before
@@ -138,6 +139,15 @@ class Endpoint:
             else:
                 longer = min(max(2 * pause_s, SETTLING_S), LONGEST_PAUSE_S)
                 pause_s = SETTLING_S if lasted else longer
+
+    async def _pause(self, pause_s: float, before: SocketMark | None) -> None:
+        """Wait; a kubelet whose socket is a new one is not kept waiting."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + pause_s
+        while (left_s := until - loop.time()) > 0:
+            await asyncio.sleep(min(LOOK_S, left_s))
+            if mark_of(self._kubelet) != before:
+                return
 
     def _remove_left_over(self) -> None:
         for path in self._plugins.directory.glob(f"{self._stem}-*.sock"):
@@ -171,16 +181,27 @@ class Endpoint:
             await server.stop()
 
     async def _register(self, server: PluginServer, before: SocketMark) -> None:
-        """Register, patiently while the socket is there and nobody listens on it yet."""
+        """Register, patiently while the socket is there and nobody listens on it yet.
+
+        A kubelet that starts empties the directory, then listens. Asked to dial a socket that it
+        has removed, it would try for ten seconds, so it is never left with such a request.
+        """
+        own = mark_of(server.socket)
         deadline = asyncio.get_running_loop().time() + REGISTER_S
-        while True:
+        while mark_of(self._kubelet) == before and mark_of(server.socket) == own:
+            call = asyncio.create_task(register(self._kubelet, server.socket.name, self.resource))
             try:
-                return await register(self._kubelet, server.socket.name, self.resource)
+                while not call.done() and mark_of(server.socket) == own:
+                    await asyncio.wait({call}, timeout=LOOK_S)
+                if call.done():
+                    return call.result()
             except UnavailableError:
-                late = asyncio.get_running_loop().time() > deadline
-                if late or mark_of(self._kubelet) != before:
+                if asyncio.get_running_loop().time() > deadline:
                     raise
                 await asyncio.sleep(LOOK_S)
+            finally:
+                call.cancel()
+        raise UnavailableError("the kubelet's socket was replaced, or ours removed")
 
     async def _watch(self, server: PluginServer, before: SocketMark) -> str:
         loop = asyncio.get_running_loop()

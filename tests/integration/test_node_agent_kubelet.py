@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+import socket
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -65,7 +66,9 @@ class ScriptedKubelet(api_pb2_grpc.RegistrationServicer):  # type: ignore[misc]
             ),
         )
         plugin = self.plugin = api_pb2_grpc.DevicePluginStub(channel)
-        self.options.append(await plugin.GetDevicePluginOptions(api_pb2.Empty(), timeout=5))
+        self.options.append(
+            await plugin.GetDevicePluginOptions(api_pb2.Empty(), timeout=10, wait_for_ready=True)
+        )
         self.endpoints.append(request.endpoint)
         task = asyncio.create_task(self._follow(plugin.ListAndWatch(api_pb2.Empty())))
         self._streams.append((channel, task))
@@ -161,6 +164,17 @@ async def test_17_registers_within_a_second_of_the_kubelets_socket_being_replace
             await within(1, lambda: second.lists)
 
     assert first.endpoints[0] != second.endpoints[0]
+
+
+async def test_17_registers_within_a_second_with_a_kubelet_that_was_killed_and_started_again(
+    directory: Path,
+) -> None:
+    with socket.socket(socket.AF_UNIX) as left_behind:
+        left_behind.bind(str(directory / "kubelet.sock"))
+    async with plugins_in(directory):
+        await within(5, lambda: list(directory.glob("leasehold-*.sock")))
+        async with ScriptedKubelet(directory) as kubelet:
+            await within(1, lambda: kubelet.lists)
 
 
 async def test_17_registers_again_after_its_own_socket_was_deleted(directory: Path) -> None:
