@@ -10,7 +10,8 @@ import asyncio
 import contextlib
 import hashlib
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -35,8 +36,12 @@ ACK_WAIT_S = 5.0
 WATCH_S = 2.0
 DUPLICATES_S = 60.0
 MAX_AGE_S = 24 * 3600.0
-MAX_PENDING = 1024
+MAX_PENDING = 256
+"""Messages of work that all replicas together hold at once; the rest waits in the stream."""
+NEWS_KEPT = 65_536
 EVENTS_PER_MESSAGE = 256
+HEADERS_BYTES = 1024
+"""Kept free for headers in a message of the size that the server takes."""
 
 E = TypeVar("E", bound=Event)
 
@@ -82,19 +87,36 @@ class Delivered:
 
 @dataclass(slots=True)
 class Inbox:
-    """Messages that have arrived for one handler, read a batch at a time."""
+    """Messages that have arrived for one handler, read a batch at a time.
 
-    queue: asyncio.Queue[Delivered]
+    Work that waits here is not handed to another replica meanwhile, however long the line is. Of
+    news, the oldest is lost when the line is full.
+    """
+
+    arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    waiting: deque[Delivered] = field(default_factory=lambda: deque(maxlen=NEWS_KEPT))
     subscriptions: list[Subscription] = field(default_factory=list)
+
+    def put(self, delivered: Delivered) -> None:
+        """Add a message to the line."""
+        self.waiting.append(delivered)
+        self.arrived.set()
 
     async def batch(self, limit: int = EVENTS_PER_MESSAGE) -> list[Delivered]:
         """Wait for one message, then take what else is there, up to about `limit` events."""
-        first = await self.queue.get()
-        batch, size = [first], len(first.events)
-        while size < limit and not self.queue.empty():
-            batch.append(self.queue.get_nowait())
+        while not self.waiting:
+            self.arrived.clear()
+            await self.arrived.wait()
+        batch, size = [], 0
+        while size < limit and self.waiting:
+            batch.append(self.waiting.popleft())
             size += len(batch[-1].events)
         return batch
+
+    async def keep(self) -> None:
+        """Keep the work that waits in line ours for another `ACK_WAIT_S`."""
+        for delivered in list(self.waiting):
+            await delivered.busy()
 
     async def close(self) -> None:
         """Hear no more."""
@@ -116,6 +138,7 @@ class Bus:
         self.stream = stream
         self.replicas = replicas
         self.durables: dict[str, _Durable] = {}
+        self.inboxes: list[Inbox] = []
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -168,15 +191,18 @@ class Bus:
         """Publish events, many in a message; return once the stream has the work among them.
 
         Order is kept within one type and route. Raises UnavailableError if it could not be
-        confirmed: the caller may publish again, since repeated facts are dropped or harmless.
+        confirmed: the caller may publish again, since repeated facts are dropped or harmless. An
+        event that is larger than what the server takes is logged and left out, so that it holds up
+        nobody else's.
         """
         groups: dict[tuple[type[Event], str], list[Event]] = {}
         for event in events:
             groups.setdefault((type(event), event.route), []).append(event)
         sending = [
-            self._send(kind, route, group[at : at + EVENTS_PER_MESSAGE], traceparent)
+            self._send(kind, route, some, data, traceparent)
             for (kind, route), group in groups.items()
             for at in range(0, len(group), EVENTS_PER_MESSAGE)
+            for some, data in self._messages(group[at : at + EVENTS_PER_MESSAGE])
         ]
         try:
             if len(sending) == 1:
@@ -224,7 +250,8 @@ class Bus:
 
         With a `route`, only news for that route is heard.
         """
-        inbox = Inbox(queue=asyncio.Queue(maxsize=MAX_PENDING))
+        inbox = Inbox()
+        self.inboxes.append(inbox)
         work = [kind for kind in kinds if kind.delivery is Delivery.WORK]
         news = [kind for kind in kinds if kind.delivery is Delivery.NEWS]
         if work:
@@ -257,11 +284,27 @@ class Bus:
         except (nats.errors.Error, TimeoutError) as error:
             raise UnavailableError(f"NATS made no consumer {durable}: {error!r}") from error
 
-    async def _send(
-        self, kind: type[Event], route: str, events: list[Event], traceparent: str
+    def _messages(self, events: list[Event]) -> Iterator[tuple[list[Event], bytes]]:
+        """Encode events of one type, in one message if the server takes it."""
+        data = wire.encode(events)
+        if len(data) <= self.client.max_payload - HEADERS_BYTES:
+            yield events, data
+        elif len(events) > 1:
+            half = len(events) // 2
+            yield from self._messages(events[:half])
+            yield from self._messages(events[half:])
+        else:
+            logger.error(
+                "left out: %d bytes, and NATS takes %d; raise its max_payload: %.200r",
+                len(data),
+                self.client.max_payload,
+                events[0],
+            )
+
+    async def _send(  # noqa: PLR0917 - one message, as `publish` puts it together
+        self, kind: type[Event], route: str, events: list[Event], data: bytes, traceparent: str
     ) -> None:
         headers = {"traceparent": traceparent} if traceparent else None
-        data = wire.encode(events)
         if kind.delivery is Delivery.NEWS:
             subject = f"leasehold.news.{kind.subject}{_token(route)}"
             await self.client.publish(subject, data, headers=headers)
@@ -278,6 +321,8 @@ class Bus:
         while True:
             await asyncio.sleep(WATCH_S)
             try:
+                for inbox in self.inboxes:
+                    await inbox.keep()
                 await self._ensure(first=False)
             except UnavailableError as error:
                 logger.debug("%s", error)
@@ -336,7 +381,7 @@ def _into(inbox: Inbox, kinds: dict[str, type[Event]], *, work: bool) -> Callabl
             if work:
                 await message.term()
             return
-        await inbox.queue.put(Delivered(events, message, work))
+        inbox.put(Delivered(events, message, work))
 
     return heard
 

@@ -7,6 +7,7 @@ traceback, tried a few times and then set aside.
 
 import asyncio
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -30,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 PAUSE_S = 1.0
 ATTEMPTS = 5
+GC_THRESHOLD = (20_000, 20, 50)
+"""Collections are rare: a batch makes tens of thousands of objects, and hardly any cycles."""
 
 HANDLED = Counter(
     "leasehold_events_handled",
@@ -295,6 +298,7 @@ async def _announce(
 def run(entry: Callable[[], Coroutine[Any, Any, None]], *, service: str, log_level: str) -> None:
     """Run a service's `entry` to its end; a known error is one line and exit code 1."""
     telemetry.open_logs(service, log_level)
+    gc.set_threshold(*GC_THRESHOLD)
     try:
         _runner()(entry())
     except KeyboardInterrupt:
