@@ -13,7 +13,6 @@ from typing import Any
 from shared.model.events import PlacementRefused, PodRejected, ShareRefused
 from shared.model.lease import Lease
 from shared.model.names import Namespace, PodUid
-from shared.model.placement import Refusal
 
 COMPONENT = "leasehold"
 MAX_MESSAGE = 1024
@@ -60,14 +59,9 @@ class ConditionSeen:
     message: str = ""
 
 
-def text_of(refusal: Refusal) -> str:
-    """Return a refusal in one line: the numbers, then the next thing to try."""
-    return cut(f"{refusal.reason} {refusal.hint}".strip())
-
-
 def explain(event: PlacementRefused | PodRejected) -> Explanation:
     """Say why the pod waits."""
-    message = text_of(event.refusal) if isinstance(event, PlacementRefused) else event.reason
+    message = event.refusal.text if isinstance(event, PlacementRefused) else event.reason
     return Explanation(
         pod=event.pod, namespace=event.namespace, name=event.name, message=cut(message)
     )

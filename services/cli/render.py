@@ -39,9 +39,8 @@ def ps(facts: Facts) -> RenderableType:
         waiting.columns[2].no_wrap = False
         for one in facts.waiting:
             since = one.waiting_since or one.queued.created_at
-            verdict = " ".join(filter(None, (one.refusal.reason, one.refusal.hint)))
             pod = f"{one.queued.namespace}/{one.queued.name}"
-            waiting.add_row(pod, age(facts.read_at - since), verdict)
+            waiting.add_row(pod, age(facts.read_at - since), one.refusal.text)
         blocks += [Text(), waiting]
     return Group(*blocks)
 

@@ -88,7 +88,7 @@ def _device(gpu: Gpu, division: Division) -> Device:
         uuid=gpu.uuid,
         index=gpu.index,
         model=gpu.model,
-        memory_mib=gpu.memory_mib // division.unit_mib * division.unit_mib,
+        memory_mib=gpu.memory_mib,
         slots=division.split_count,
         unit_mib=division.unit_mib,
         healthy=gpu.healthy,

@@ -24,11 +24,14 @@ NODE_TEXTS: Mapping[str, str] = {
     "GpuUuidExcluded": "node(s) had no GPU with an allowed UUID",
 }
 
+EXCLUSIONS = frozenset({"GpuTypeExcluded", "GpuUuidExcluded", "GpuClosed"})
+"""Why a device was never in question: named only where no device was."""
+
 CLOSED = DeviceRefusal("GpuClosed", "an annotation of its node closes it to new shares")
 
 
 def why_no_devices(request: PodRequest, node: NodeState) -> Blocked:
-    """Return the reason that most of the node's devices share."""
+    """Return the reason that most of the node's devices in question share."""
     if not node.devices:
         return Blocked("NoGpus", "node(s) had no GPU")
     if mode_differs(request.selection, (device.device for device in node.devices)):
@@ -42,7 +45,8 @@ def why_no_devices(request: PodRequest, node: NodeState) -> Blocked:
     counts = Counter(refusal.code for refusal in refusals.values())
     if not counts:
         return Blocked("GpusDoNotFitTogether", "node(s) had no GPUs for all containers at once")
-    code = counts.most_common(1)[0][0]
+    in_question = Counter({code: n for code, n in counts.items() if code not in EXCLUSIONS})
+    code = (in_question or counts).most_common(1)[0][0]
     fitting = len(node.devices) - len(refusals)
     return Blocked(code, NODE_TEXTS[code], f"{most} GPUs wanted, {fitting} of those there fit")
 

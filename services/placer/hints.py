@@ -28,8 +28,7 @@ def _for_memory(request: PodRequest, nearest: Near) -> str:
     for node, _ in nearest:
         for device in node.devices:
             free = device.total - device.memory
-            allowed = device.healthy and device_excluded(request.selection, device.device) is None
-            if allowed and (widest is None or free > widest[0]):
+            if _allowed(request, device) and (widest is None or free > widest[0]):
                 widest = (free, node, device)
     if widest is None:
         return "no device that the pod allows is healthy"
@@ -48,8 +47,15 @@ def _for_count(request: PodRequest, nearest: Near) -> str:
 
 
 def _for_cores(request: PodRequest, nearest: Near) -> str:
-    free = max((100 - d.cores for node, _ in nearest for d in node.devices if d.healthy), default=0)
-    return f"ask for at most {max(free, 0)} % of a device's cores, or wait"
+    allowed = [d for node, _ in nearest for d in node.devices if _allowed(request, d)]
+    free = max((100 - device.cores for device in allowed), default=0)
+    if free < 1:
+        return "wait for a device's cores to be given back"
+    return f"ask for at most {free} % of a device's cores, or wait"
+
+
+def _allowed(request: PodRequest, device: DeviceState) -> bool:
+    return device.healthy and device_excluded(request.selection, device.device) is None
 
 
 def _for_trigger(request: PodRequest, nearest: Near) -> str:

@@ -47,3 +47,11 @@ class Refusal:
     """The next thing to try."""
     permanent: bool = False
     """No freed capacity could ever help; only a changed pod or cluster can."""
+
+    @property
+    def text(self) -> str:
+        """The refusal in whole sentences: the numbers, then the next thing to try."""
+        if not self.hint:
+            return self.reason
+        end = "" if self.hint.endswith((".", "?")) else "."
+        return f"{self.reason} {self.hint[0].upper()}{self.hint[1:]}{end}".strip()

@@ -160,7 +160,7 @@ def test_ps_lists_leases_and_waiting_pods() -> None:
     text = drawn(render.ps(replace(HELD, waiting=(WAITING,))), 160)
 
     assert "team/first  node-0  2        3000  30%    active  2m   volcano-vgpu" in text
-    assert "ask for at most 4 MiB" in text
+    assert "Ask for at most 4 MiB." in text
 
 
 def test_the_json_of_gpus_names_each_share_of_each_device() -> None:
