@@ -1,7 +1,7 @@
 """The forms in which objects are answered: as they are, their metadata only, or as table rows."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -30,6 +30,10 @@ class View(Protocol):
         ...
 
 
+EMPTY: Mapping[str, Json] = {"Pod": {"spec": {"containers": None}, "status": {}}}
+"""What a bookmark's object says besides its metadata: fields that are never left out."""
+
+
 class PlainView:
     """Objects as they are; list items go without their type, which the list names."""
 
@@ -51,9 +55,8 @@ class PlainView:
 
     def bookmark(self, meta: Json) -> bytes:
         """Return an empty object with the metadata."""
-        return encode(
-            {"kind": self.kind.kind, "apiVersion": self.kind.api_version, "metadata": meta}
-        )
+        kind = {"kind": self.kind.kind, "apiVersion": self.kind.api_version}
+        return encode({**kind, "metadata": meta, **EMPTY.get(self.kind.kind, {})})
 
 
 class MetadataView:

@@ -19,6 +19,7 @@ from shared.clients.known_objects import Change, KnownObjects
 from shared.clients.kube import Kube
 from shared.clients.kube_errors import ExpiredError, KubeError, Status, answer_of, error_for
 from shared.clients.watch_events import (
+    Bookmark,
     EventReader,
     Lines,
     Resource,
@@ -219,10 +220,10 @@ class Reflector(Generic[R]):
 
     def _take_line(self, line: bytes) -> tuple[Change[R], ...]:
         event = self._reader.read_event(line)
+        if isinstance(event, Bookmark):
+            self._known.advance(event.resource_version)
+            return ()
         if isinstance(event, WatchEvent):
-            if event.kind == "BOOKMARK":
-                self._known.advance(event.item.metadata.resource_version)
-                return ()
             if event.kind == "DELETED":
                 return self._known.remove(event.item.metadata, event.item)
             return self._known.upsert(event.item)

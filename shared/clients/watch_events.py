@@ -24,10 +24,19 @@ R = TypeVar("R", bound=Resource)
 
 
 class WatchEvent(msgspec.Struct, Generic[R], frozen=True, gc=False):
-    """One line of a watch; `kind` is ADDED, MODIFIED, DELETED, BOOKMARK or ERROR."""
+    """One line of a watch that tells of an object; `kind` is ADDED, MODIFIED or DELETED."""
 
     item: R = msgspec.field(name="object")
     kind: str = msgspec.field(name="type", default="")
+
+
+class Bookmark(msgspec.Struct, frozen=True):
+    """How far the watch has come. The API server hangs it on an object that is none.
+
+    That of a Pod has no containers, not even an empty list, so it is never read as a Pod.
+    """
+
+    resource_version: str
 
 
 class Named(msgspec.Struct, frozen=True, rename="camel"):
@@ -96,7 +105,7 @@ class EventReader(Generic[R]):
         self._events = msgspec.json.Decoder(WatchEvent[kind])  # type: ignore[valid-type]
         self._items = msgspec.json.Decoder(kind)
 
-    def read_event(self, line: bytes) -> WatchEvent[R] | Undecodable | Status:
+    def read_event(self, line: bytes) -> WatchEvent[R] | Bookmark | Undecodable | Status:
         """Read one line of a watch; a Status is the API server ending the watch with an error."""
         try:
             event: WatchEvent[R] = self._events.decode(line)
@@ -104,6 +113,8 @@ class EventReader(Generic[R]):
             return self._read_loosely(line, str(error))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise UnreadableLineError(f"a line of a watch is not JSON: {error}") from error
+        if event.kind == "BOOKMARK":
+            return Bookmark(event.item.metadata.resource_version)
         return _read_status(line) if event.kind == "ERROR" else event
 
     def read_item(self, item: msgspec.Raw) -> R | Undecodable:
@@ -117,8 +128,10 @@ class EventReader(Generic[R]):
                 named = Named()
             return Undecodable("LISTED", named, str(error))
 
-    def _read_loosely(self, line: bytes, why: str) -> Undecodable | Status:
+    def _read_loosely(self, line: bytes, why: str) -> Bookmark | Undecodable | Status:
         event = _decode(line, _NamedEvent)
+        if event.kind == "BOOKMARK":
+            return Bookmark(event.item.metadata.resource_version)
         if event.kind == "ERROR":
             return _read_status(line)
         return Undecodable(event.kind, event.item.metadata, why)

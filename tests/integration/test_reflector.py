@@ -202,6 +202,7 @@ async def test_an_hour_of_bookmarks_tells_nothing_and_advances_the_version() -> 
     assert told == ["=7"]
     assert followed.watched_from() == ["7", "159"]
     assert followed.reflector.resource_version == "159"
+    assert followed.reflector.counts.undecodable == 0
 
 
 GAP = lists(pod("kept", 1), pod("moved", 12), pod("new", 11), version=20)

@@ -257,7 +257,13 @@ def deleted(item: Object) -> Object:
 def bookmark(version: int) -> Object:
     return {
         "type": "BOOKMARK",
-        "object": {"kind": "Pod", "metadata": {"resourceVersion": str(version)}},
+        "object": {
+            "kind": "Pod",
+            "apiVersion": "v1",
+            "metadata": {"resourceVersion": str(version)},
+            "spec": {"containers": None},
+            "status": {},
+        },
     }
 
 
