@@ -55,13 +55,13 @@ class Reconciler:
         found = compare(leases, pods, listed_at=listed_at)
         self._report(found)
         suspects = [*found.orphans, *(lease for lease, _ in found.moved)]
-        judged = await asyncio.gather(*(self._look_after(lease) for lease in suspects))
+        judged = await asyncio.gather(*(self._look_after(lease, listed_at) for lease in suspects))
         return [event for event in judged if event is not None]
 
-    async def _look_after(self, lease: Lease) -> PodGone | PlacementChosen | None:
+    async def _look_after(self, lease: Lease, listed_at: float) -> PodGone | PlacementChosen | None:
         async with self._gate:
             seen = await self.pods.look(lease.namespace, lease.name)
-        return answer_to(lease, seen)
+        return answer_to(lease, seen, listed_at=listed_at)
 
     def _report(self, found: Differences) -> None:
         texts = [
@@ -86,7 +86,9 @@ def _slim(piece: PodsListed) -> PodsListed:
     return replace(piece, pods=pods)
 
 
-def answer_to(lease: Lease, seen: PodSeen | None) -> PodGone | PlacementChosen | None:
+def answer_to(
+    lease: Lease, seen: PodSeen | None, *, listed_at: float
+) -> PodGone | PlacementChosen | None:
     """Say what a lease needs whose pod was missing from the listing, given the pod as it is now.
 
     A committed lease whose pod is still unbound has lost its Binding: it is sent for again.
@@ -105,4 +107,5 @@ def answer_to(lease: Lease, seen: PodSeen | None) -> PodGone | PlacementChosen |
         node=lease.node,
         phase="Failed" if over else "",
         trace=lease.trace,
+        noticed_at=listed_at,
     )

@@ -5,6 +5,7 @@ ledger, and the ledger checks that what was decided still fits.
 """
 
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from services.placer.batch import Decided, decide
@@ -212,7 +213,12 @@ class Placer:
         stale = set(
             await self.ledger.wait(
                 [
-                    Waiting(queued=event, refusal=refusal, capacity=capacity, waiting_since=now)
+                    Waiting(
+                        queued=replace(event, unexplained=False),
+                        refusal=refusal,
+                        capacity=capacity,
+                        waiting_since=now,
+                    )
                     for event, refusal in decided.refused
                 ]
             )
@@ -220,7 +226,7 @@ class Placer:
         self.tally.count("stale", len(stale))
         self.tally.count("refused", len(decided.refused) - len(stale))
         for event, refusal in decided.refused:
-            if event.pod not in stale and self._is_news(event.pod, refusal):
+            if event.pod not in stale and self._is_news(event, refusal):
                 answers.append(
                     PlacementRefused(
                         pod=event.pod,
@@ -232,9 +238,10 @@ class Placer:
                 )
         return [event for event, _ in decided.refused if event.pod in stale]
 
-    def _is_news(self, pod: PodUid, refusal: Refusal) -> bool:
-        """Say whether the pod was told another verdict before, or none."""
-        if self._told.pop(pod, None) == refusal.reason:
+    def _is_news(self, event: PodQueued, refusal: Refusal) -> bool:
+        """Say whether the pod was told another verdict before, or none, or none that arrived."""
+        pod = event.pod
+        if self._told.pop(pod, None) == refusal.reason and not event.unexplained:
             self._told[pod] = refusal.reason
             return False
         if len(self._told) >= REMEMBERED_VERDICTS:

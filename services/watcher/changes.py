@@ -1,5 +1,6 @@
 """What is worth saying about pods and nodes, given what was known and what is seen now."""
 
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -11,6 +12,8 @@ from shared.model.request import PodRequest
 
 PodEvent = PodQueued | PodRejected | PodGone
 TERMINAL = frozenset({"Succeeded", "Failed"})
+TURNS = 24
+"""Explained pods are told of again in so many turns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +108,14 @@ class Pods:
         """Tell of those of `pods` that still wait, as telling `number`."""
         waiting = [self.waiting[pod] for pod in pods if pod in self.waiting]
         return [announcement(pod, offer=-number) for pod in waiting]
+
+    def take_turn(self, number: int, turn: int) -> list[PodQueued | PodRejected]:
+        """Tell of those waiting and explained pods whose turn it is, as telling `number`."""
+        return [
+            announcement(pod, offer=-number)
+            for pod in self.waiting.values()
+            if pod.explained and zlib.crc32(pod.pod.encode()) % TURNS == turn % TURNS
+        ]
 
     def carried(self, node: NodeFacts) -> NodeFacts:
         """Complete a node's facts with what its pods take."""
@@ -209,6 +220,7 @@ def announcement(pod: PodSeen, *, offer: int = 0) -> PodQueued | PodRejected:
         request=pod.request,
         created_at=pod.created_at,
         offer=offer,
+        unexplained=bool(offer) and not pod.explained,
     )
 
 

@@ -1,11 +1,13 @@
 """The watcher: the only reader of the API server's streams. It tells; it never decides."""
 
 import asyncio
+import itertools
 import logging
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 from services.watcher.changes import ForeignDevices, Nodes, PodEvent, Pods, PodSeen
+from shared.model.errors import LeaseholdError
 from shared.model.events import (
     BindingFailed,
     DeviceReported,
@@ -30,6 +32,7 @@ OCCUPATION_S = 0.2
 """Changes of what pods take of a node are gathered for this long."""
 AGAIN_S = 0.5
 """A pod whose binding failed is placed again no faster than this."""
+LIST_AGAIN_S = 1.0
 UNEXPLAINED_S = 10.0
 """A pod that waits longer than this without a word is told of again."""
 
@@ -124,8 +127,20 @@ class Watcher:
             if await self._wanted():
                 devices = self.devices.all(now_s=self.clock.now())
                 yield [*self.nodes.all(), *devices, *self._again()]
-            async for piece in self.listing.pieces():
+            async for piece in self._list_surely():
                 yield [piece]
+
+    async def _list_surely(self) -> AsyncIterator[PodsListed]:
+        """Yield one complete listing, however often it has to be asked for."""
+        while True:
+            try:
+                async for piece in self.listing.pieces():
+                    yield piece
+            except LeaseholdError as error:
+                logger.warning("no listing: %s; again in %g s", error, LIST_AGAIN_S)
+                await self.clock.sleep(LIST_AGAIN_S)
+            else:
+                return
 
     async def _wanted(self) -> bool:
         """Wait until somebody wants a listing, or one is due; say whether somebody did."""
@@ -139,12 +154,17 @@ class Watcher:
 
     @emits
     async def remind(self) -> AsyncIterator[Sequence[PodEvent]]:
-        """Tell again of pods that have waited without a word: the first telling may be lost."""
-        while True:
+        """Tell again of pods that have waited without a word: the first telling may be lost.
+
+        The others have their turn every two minutes: whatever was lost, no pod is forgotten.
+        """
+        for turn in itertools.count():
             await self.clock.sleep(UNEXPLAINED_S / 2)
             events = self._again(unexplained_before=self.clock.now() - UNEXPLAINED_S)
             if events:
                 logger.info("telling again of %d pods that nobody explained", len(events))
+            events += self.pods.take_turn(self._number(), turn)
+            if events:
                 yield events
 
     @handles
@@ -159,12 +179,12 @@ class Watcher:
     async def queue_again(self, events: Sequence[BindingFailed]) -> list[PodQueued | PodRejected]:
         """Tell again, after a moment, of pods whose binding came to nothing and who still wait."""
         await self.clock.sleep(AGAIN_S)
-        self.tellings += 1
-        return self.pods.tell(
-            {event.pod for event in events}, int(self.clock.now() * 1000) + self.tellings
-        )
+        return self.pods.tell({event.pod for event in events}, self._number())
 
     def _again(self, *, unexplained_before: float | None = None) -> list[PodEvent]:
+        return self.pods.again(self._number(), unexplained_before=unexplained_before)
+
+    def _number(self) -> int:
+        """Return what no telling was numbered with before."""
         self.tellings += 1
-        number = int(self.clock.now() * 1000) + self.tellings
-        return self.pods.again(number, unexplained_before=unexplained_before)
+        return int(self.clock.now() * 1000) + self.tellings

@@ -3,7 +3,7 @@
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -25,6 +25,10 @@ from shared.model.node import NodeFacts
 logger = logging.getLogger(__name__)
 
 PAGE = 500
+PIECE_BYTES = 256 * 1024
+"""Leases' texts in one piece of a listing: a message must hold it."""
+LEASE_BYTES = 64 * 1024
+"""A lease's text is never this long; the pod's owner may have written something else there."""
 
 
 @dataclass(slots=True)
@@ -122,13 +126,13 @@ class FreshListing:
             token = page.metadata.continue_
             if not token:
                 break
-        pieces = max(1, -(-len(bound) // PAGE))
-        for piece in range(pieces):
+        pieces = _pieces(bound)
+        for number, piece in enumerate(pieces):
             yield PodsListed(
                 listing=listing,
-                piece=piece,
-                pieces=pieces,
-                pods=tuple(bound[piece * PAGE : (piece + 1) * PAGE]),
+                piece=number,
+                pieces=len(pieces),
+                pods=tuple(piece),
                 listed_at=began,
             )
 
@@ -137,10 +141,24 @@ class FreshListing:
         return pod.spec.scheduler_name in self.schedulers and not over
 
     def _bound(self, pod: Pod) -> BoundPod:
+        lease = pod.metadata.annotations.get(ANNOTATION, "")
         return BoundPod(
             pod=PodUid(pod.metadata.uid),
             namespace=Namespace(pod.metadata.namespace),
             name=pod.metadata.name,
             node=NodeName(pod.spec.node_name),
-            lease=pod.metadata.annotations.get(ANNOTATION, ""),
+            lease=lease if len(lease) <= LEASE_BYTES else "",
         )
+
+
+def _pieces(pods: Iterable[BoundPod]) -> list[list[BoundPod]]:
+    """Cut a listing into pieces that fit a message each; there is always one."""
+    pieces: list[list[BoundPod]] = [[]]
+    size = 0
+    for pod in pods:
+        if len(pieces[-1]) >= PAGE or (pieces[-1] and size + len(pod.lease) > PIECE_BYTES):
+            pieces.append([])
+            size = 0
+        pieces[-1].append(pod)
+        size += len(pod.lease)
+    return pieces

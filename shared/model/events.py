@@ -60,7 +60,12 @@ class PodQueued(Event):
     created_at: float = 0.0
     """Creation of the pod, Unix seconds."""
     offer: int = 0
-    """0 when the watcher saw it; else the ledger's capacity number it is offered again for."""
+    """0 when the watcher saw it; else the ledger's capacity number it is offered again for.
+
+    Negative: the number of a telling that repeats what the watcher said before.
+    """
+    unexplained: bool = False
+    """It has waited a while, and nobody has said why yet: what was said of it may be lost."""
 
     @property
     def event_id(self) -> str:
@@ -100,10 +105,12 @@ class PodGone(Event):
     phase: str
     """`Succeeded` or `Failed` as its kubelet said; anything else: deleted without such a word."""
     trace: str = ""
+    noticed_at: float = 0.0
+    """0 when the watcher saw it; else when the listing began that showed a lease without a pod."""
 
     @property
     def event_id(self) -> str:
-        return f"{self.pod}:gone:{self.phase}"
+        return f"{self.pod}:gone:{self.phase}:{self.noticed_at or ''}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -220,3 +221,21 @@ async def test_a_server_that_is_not_there_is_named() -> None:
     with pytest.raises(UnavailableError, match=r"127\.0\.0\.1:1 "):
         async with Bus.connect("nats://127.0.0.1:1", name="test", patience_s=0.3):
             pass
+
+
+async def test_events_too_large_for_one_message_travel_in_several_and_one_too_large_holds_up_none(
+    server: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Bus.connect(server.url, name="test") as bus:
+        third = bus.client.max_payload // 3
+        events = [replace(queued(n), name=f"{n}" * third) for n in range(4)]
+        events[2] = replace(events[2], name="x" * bus.client.max_payload)
+        recorder = Recorder()
+        task = await running("placer", recorder, bus)
+
+        await bus.publish(events)
+
+        await until(lambda: len(recorder.seen) == 3)
+        assert sorted(name[0] for name in recorder.seen) == ["0", "1", "3"]
+        assert "raise its max_payload" in caplog.text
+        task.cancel()

@@ -253,7 +253,8 @@ async def test_a_lease_whose_pod_is_not_listed_is_ended_like_a_deleted_pods() ->
 
     (said,) = await world.binder.compare_listing([listing()])
 
-    assert said == replace(gone(), trace="")
+    assert said == replace(gone(), trace="", noticed_at=NOW)
+    assert said.event_id != gone().event_id, "the stream would drop it as told already"
 
 
 async def test_a_listing_counts_only_when_it_is_complete() -> None:

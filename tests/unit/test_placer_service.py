@@ -230,6 +230,17 @@ async def test_an_unchanged_verdict_is_written_but_not_told_again() -> None:
         assert len(it.ledger.waiting) == 2
 
 
+async def test_an_unchanged_verdict_is_told_again_to_a_pod_that_nobody_explained() -> None:
+    async with Running(ledger_node("n1", device())) as it:
+        impossible = pod_queued("uid-1", request(gpu(gpus=2)))
+        await it.placer.place_pods([impossible])
+
+        answers = await it.placer.place_pods([replace(impossible, offer=-1, unexplained=True)])
+
+        assert [type(one) for one in answers] == [PlacementRefused]
+        assert not any(waiting.queued.unexplained for waiting in it.ledger.waiting)
+
+
 async def test_a_changed_verdict_is_told() -> None:
     async with Running(ledger_node("n1", device())) as it:
         impossible = request(gpu(gpus=2))

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from services.watcher import nodes, pods
-from services.watcher.changes import ForeignDevices, Nodes, Pods, PodSeen
+from services.watcher.changes import TURNS, ForeignDevices, Nodes, Pods, PodSeen
 from shared.clients.kube_types import Node, Pod
 from shared.dialects.dialect import Rules
 from shared.model.device import Device
@@ -145,6 +145,29 @@ def test_unexplained_pods_are_told_again_and_the_ids_differ() -> None:
 
     assert first.event_id != second.event_id
     assert known.again(2, unexplained_before=99.0) == []
+
+
+def test_explained_pods_have_their_turn_to_be_told_again_once_in_a_round() -> None:
+    known = Pods()
+    for number in range(50):
+        pod = replace(WAITING, pod=PodUid(f"u{number}"), explained=number > 0)
+        known.see(pod, None)
+
+    told = [event for turn in range(TURNS) for event in known.take_turn(turn + 1, turn)]
+
+    assert sorted(event.pod for event in told) == sorted(f"u{n}" for n in range(1, 50))
+    assert not any(getattr(event, "unexplained", True) for event in told)
+
+
+def test_a_pod_that_nobody_explained_is_told_again_as_such() -> None:
+    known = Pods()
+    (first,) = known.see(WAITING, None)
+
+    (again,) = known.again(1)
+
+    assert isinstance(first, PodQueued)
+    assert isinstance(again, PodQueued)
+    assert (first.unexplained, again.unexplained) == (False, True)
 
 
 def test_a_pod_whose_binding_failed_is_told_again_if_it_still_waits() -> None:
