@@ -48,6 +48,8 @@ class Shown:
     """By resource and ID, in the order of the list."""
     patched: Mapping[str, int] = field(default_factory=dict)
     annotations: Mapping[str, str | None] = field(default_factory=dict)
+    lists: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Our entries in annotations that others write too."""
 
     @property
     def healthy_counts(self) -> dict[str, int]:
@@ -104,6 +106,7 @@ def shown_by(dialects: Iterable[Dialect], devices: Sequence[Device], strategy: s
     served: dict[str, Mapping[str, ServedId]] = {}
     patched: dict[str, int] = {}
     annotations: dict[str, str | None] = {AGENT_ANNOTATION: "true"}
+    lists: dict[str, tuple[str, ...]] = {}
     for dialect in dialects:
         advertised = dialect.advertised(devices, strategy)
         for resource, ids in advertised.served.items():
@@ -111,7 +114,8 @@ def shown_by(dialects: Iterable[Dialect], devices: Sequence[Device], strategy: s
             served[resource] = {entry.text: entry for entry in ids}
         patched |= advertised.patched
         annotations |= advertised.annotations
-    return Shown(served=served, patched=patched, annotations=annotations)
+        lists |= advertised.lists
+    return Shown(served=served, patched=patched, annotations=annotations, lists=lists)
 
 
 def check_list(resource: str, ids: Sequence[ServedId]) -> None:

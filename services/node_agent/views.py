@@ -12,6 +12,7 @@ from urllib.parse import quote
 import msgspec
 
 from services.node_agent.inventory import Shown
+from services.node_agent.shared_lists import with_ours
 from shared.clients.kube import Kube, pod_path
 from shared.clients.kube_errors import KubeConflictError, NotFoundError
 from shared.dialects import DIALECTS
@@ -30,6 +31,7 @@ LONGEST_PAUSE_S = 30.0
 
 class _Metadata(msgspec.Struct):
     annotations: dict[str, str] | None = None
+    version: str = msgspec.field(name="resourceVersion", default="")
 
 
 class _Status(msgspec.Struct):
@@ -104,6 +106,7 @@ class Views:
 
     async def _write_node(self, shown: Shown) -> None:
         node = await self.kube.read(self.path, _Node)
+        await self._write_annotations(node.metadata, shown)
         missing = {
             part: {
                 name: str(amount)
@@ -117,10 +120,16 @@ class Views:
         }
         if any(missing.values()):
             await self.kube.patch_strategic(f"{self.path}/status", {"status": missing})
-        present = node.metadata.annotations or {}
+
+    async def _write_annotations(self, seen: _Metadata, shown: Shown) -> None:
+        present = seen.annotations or {}
         stale = {key: text for key, text in shown.annotations.items() if present.get(key) != text}
-        if stale:
-            await self.kube.patch_merge(self.path, {"metadata": {"annotations": stale}})
+        entries = with_ours(present, shown.lists)
+        if stale or entries:
+            metadata: dict[str, object] = {"annotations": {**stale, **entries}}
+            if entries:  # only on what was read, or another's entry made meanwhile would be lost
+                metadata["resourceVersion"] = seen.version
+            await self.kube.patch_merge(self.path, {"metadata": metadata})
 
     async def _keep_pods(self) -> None:
         pause_s = PAUSE_S

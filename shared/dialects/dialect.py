@@ -95,6 +95,8 @@ class Advertised:
     """Resources written into node status."""
     annotations: Mapping[str, str | None] = field(default_factory=dict)
     """Of the node; None: the key is to be absent."""
+    lists: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Our entries in node annotations that are lists with commas, and that others write too."""
 
 
 class Strategy:

@@ -181,24 +181,23 @@ def advertised(devices: Sequence[Device], strategy: str) -> Advertised:
     """
     healthy = [device for device in devices if device.healthy]
     units = sum(device.memory_mib // device.unit_mib for device in healthy)
-    sick = ",".join(str(device.index) for device in devices if not device.healthy)
-    notes = {UNHEALTHY: sick or None}
+    lists = {UNHEALTHY: tuple(str(device.index) for device in devices if not device.healthy)}
     if strategy == Strategy.NUMBER:
         cards = tuple(ServedId(text=d.uuid, healthy=d.healthy, device=d.uuid) for d in devices)
-        return Advertised(served={NUMBER: cards}, patched={MEMORY: 0}, annotations=notes)
+        return Advertised(served={NUMBER: cards}, patched={MEMORY: 0}, lists=lists)
     if strategy == Strategy.SHARE:
         check_list(devices)
     if list_bytes(devices) <= MAX_LIST_BYTES:
         return Advertised(
             served={MEMORY: _unit_ids(devices)},
             patched={NUMBER: len(healthy)},
-            annotations=notes,
+            lists=lists,
         )
     slots = sum(device.slots for device in devices)
     return Advertised(
         served={TRIGGER: tuple(ServedId(text=f"share-{n}", healthy=True) for n in range(slots))},
         patched={MEMORY: units, NUMBER: len(healthy)},
-        annotations=notes,
+        lists=lists,
     )
 
 
