@@ -140,7 +140,9 @@ class Mirror:
         """Replace a hold by the lease it became, until the totals have reached its fences."""
         hold, node = self._holds.get(lease.pod), self.nodes.get(lease.node)
         confirmed = hold is not None and hold.node is node and hold.confirm(lease)
-        if hold is not None and confirmed and lease.shares and not hold.is_counted():
+        if hold is not None and confirmed and lease.shares:
+            if hold.is_counted():
+                self.drop(lease.pod)
             return
         self.drop(lease.pod)
         if node is None or not lease.shares:

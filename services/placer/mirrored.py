@@ -98,6 +98,12 @@ class DeviceState:
         self.slotted_room = room if self.shares < self.slots else -1
         """The same for a share that takes a slot."""
 
+    def give_back(self, part: "Part") -> None:
+        """Count a hold's part, no longer among `parts`, as taken no more."""
+        self.take(-part.memory, -part.cores, -part.shares)
+        if part.tag:
+            self.tags = self.base.tags | {other.tag for other in self.parts if other.tag}
+
     def use(self) -> DeviceUse:
         """Return the sum as the model's value."""
         return DeviceUse(
@@ -178,6 +184,12 @@ class NodeState:
         for name, amount in resources.items():
             free[name] = free.get(name, 0) - amount
 
+    def give_back(self, resources: Mapping[str, int]) -> None:
+        """Add what a hold took."""
+        free = self.free
+        for name, amount in resources.items():
+            free[name] = free.get(name, 0) + amount
+
 
 class Part:
     """What a hold takes of one device."""
@@ -249,10 +261,10 @@ class Hold:
         for part in self.parts:
             if part in part.device.parts:
                 part.device.parts.remove(part)
-                part.device.sum_up()
+                part.device.give_back(part)
         if self in self.node.holds:
             self.node.holds.remove(self)
-            self.node.sum_up()
+            self.node.give_back(self.resources)
 
 
 def _parts(

@@ -61,7 +61,7 @@ def pod_event(number: int, run: str, version: int) -> bytes:
             "namespace": "bench",
             "uid": f"{abs(hash(run)) % 16**8:08x}-0000-4000-8000-{number:012x}",
             "resourceVersion": str(version),
-            "creationTimestamp": "2026-01-01T00:00:00Z",
+            "creationTimestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "managedFields": FILLER,
         },
         "spec": {
@@ -84,7 +84,37 @@ class TrivialApi:
     version: int = 10
     bound: dict[str, float] = field(default_factory=dict)
     posts: int = 0
+    created: dict[str, bytes] = field(default_factory=dict)
+    """The watch line of every pod that was fed and is not bound yet."""
+    news: list[bytes] = field(default_factory=list)
     lists: dict[str, bytes] = field(default_factory=dict)
+
+    def create(self, number: int, run: str) -> bytes:
+        self.version += 1
+        line = pod_event(number, run, self.version)
+        self.created[f"p-{run}-{number}"] = line
+        return line
+
+    def bind(self, name: str) -> None:
+        """Note the time, and tell the watch of the bound pod as an API server does."""
+        self.bound[name] = time.perf_counter()
+        line = self.created.pop(name, None)
+        if line is None:
+            return
+        self.version += 1
+        old = b'"resourceVersion": "'
+        at = line.index(old) + len(old)
+        line = line[:at] + b"%d" % self.version + line[line.index(b'"', at) :]
+        line = line.replace(b'"ADDED"', b'"MODIFIED"', 1)
+        line = line.replace(b'"spec": {', b'"spec": {"nodeName": "node-0", ', 1)
+        if not self.news:
+            asyncio.get_running_loop().call_later(0.002, self.tell)
+        self.news.append(line)
+
+    def tell(self) -> None:
+        if self.watcher is not None:
+            self.watcher.feed(b"".join(self.news))
+        self.news.clear()
 
     def page(self, path: str, query: dict[str, list[str]]) -> bytes:
         if not path.endswith("/nodes"):
@@ -125,7 +155,7 @@ class Connection(asyncio.Protocol):
         url = urlsplit(target)
         query = parse_qs(url.query)
         if method == "POST" and url.path.endswith("/binding"):
-            self.api.bound[url.path.split("/")[-2]] = time.perf_counter()
+            self.api.bind(url.path.split("/")[-2])
             self.respond(b'{"kind":"Status","status":"Success"}', status=b"201 Created")
         elif method == "GET" and "watch" in query:
             self.stream(url.path)
