@@ -13,7 +13,7 @@ from services.placer.index import Index
 from services.placer.mirror import Mirror
 from shared.model.errors import ConflictError, UnavailableError
 from shared.model.events import PlacementChosen, PlacementRefused, PodQueued
-from shared.model.lease import LeaseState
+from shared.model.lease import Lease, LeaseState
 from shared.model.ledger import (
     FeedLostError,
     Full,
@@ -23,6 +23,7 @@ from shared.model.ledger import (
     Reservation,
     Reserved,
     Snapshot,
+    Waited,
     Waiting,
 )
 from shared.model.names import PodUid
@@ -48,8 +49,8 @@ class Ledger(Protocol):
         """Reserve a group; each reservation takes the first of its candidates that fits."""
         ...
 
-    async def wait(self, verdicts: Sequence[Waiting]) -> list[PodUid]:
-        """Write down who waits; return those whose verdict is older than freed capacity."""
+    async def wait(self, verdicts: Sequence[Waiting]) -> Waited:
+        """Write down who waits; return those whose verdict is too old, or who hold a lease."""
         ...
 
     async def snapshot(self) -> Snapshot:
@@ -185,13 +186,12 @@ class Placer:
                     first = lease.node == candidates[0].node
                     decided.is_disturbed |= not first
                     self.tally.count("reserved" if first else "reserved_other")
-                    answers.append(self._chosen(event, outcome))
+                    answers.append(self._chosen(event, lease))
                 case Held(lease=lease):
                     self.mirror.drop(event.pod)
                     decided.is_disturbed = True
                     self.tally.count("held")
-                    if lease.state is not LeaseState.ACTIVE:
-                        answers.append(self._chosen(event, outcome))
+                    answers += self._answer_held(event, lease)
                 case Full():
                     self._learn_full(outcome)
                     decided.is_disturbed = True
@@ -199,9 +199,13 @@ class Placer:
                     again.append(event)
         return again
 
-    def _chosen(self, event: PodQueued, outcome: Reserved | Held) -> PlacementChosen:
+    def _answer_held(self, event: PodQueued, lease: Lease) -> list[PlacementChosen]:
+        """Say again which lease the pod holds, until its node has taken it up."""
+        return [] if lease.state is LeaseState.ACTIVE else [self._chosen(event, lease)]
+
+    def _chosen(self, event: PodQueued, lease: Lease) -> PlacementChosen:
         self._told.pop(event.pod, None)
-        return PlacementChosen(lease=outcome.lease, trace=event.trace)
+        return PlacementChosen(lease=lease, trace=event.trace)
 
     async def _write_refusals(
         self, decided: Decided, capacity: int, answers: list[Answer]
@@ -210,23 +214,25 @@ class Placer:
         if not decided.refused:
             return []
         now = self.clock.now()
-        stale = set(
-            await self.ledger.wait(
-                [
-                    Waiting(
-                        queued=replace(event, unexplained=False),
-                        refusal=refusal,
-                        capacity=capacity,
-                        waiting_since=now,
-                    )
-                    for event, refusal in decided.refused
-                ]
-            )
+        waited = await self.ledger.wait(
+            [
+                Waiting(
+                    queued=replace(event, unexplained=False),
+                    refusal=refusal,
+                    capacity=capacity,
+                    waiting_since=now,
+                )
+                for event, refusal in decided.refused
+            ]
         )
+        stale, held = set(waited.stale), {lease.pod: lease for lease in waited.held}
         self.tally.count("stale", len(stale))
-        self.tally.count("refused", len(decided.refused) - len(stale))
+        self.tally.count("held", len(held))
+        self.tally.count("refused", len(decided.refused) - len(stale) - len(held))
         for event, refusal in decided.refused:
-            if event.pod not in stale and self._is_news(event, refusal):
+            if event.pod in held:
+                answers += self._answer_held(event, held[event.pod])
+            elif event.pod not in stale and self._is_news(event, refusal):
                 answers.append(
                     PlacementRefused(
                         pod=event.pod,

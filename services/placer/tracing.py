@@ -4,8 +4,15 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 
 from services.placer.service import Ledger
-from shared.model.ledger import LedgerChange, Outcome, Reservation, Reserved, Snapshot, Waiting
-from shared.model.names import PodUid
+from shared.model.ledger import (
+    LedgerChange,
+    Outcome,
+    Reservation,
+    Reserved,
+    Snapshot,
+    Waited,
+    Waiting,
+)
 from shared.runtime import telemetry
 
 
@@ -38,7 +45,7 @@ class TracedLedger:
                     telemetry.end([span])
         return outcomes
 
-    async def wait(self, verdicts: Sequence[Waiting]) -> list[PodUid]:
+    async def wait(self, verdicts: Sequence[Waiting]) -> Waited:
         """Write down who waits."""
         return await self.ledger.wait(verdicts)
 

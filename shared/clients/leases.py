@@ -55,6 +55,7 @@ from shared.model.ledger import (
     Reservation,
     Reserved,
     Snapshot,
+    Waited,
     Waiting,
 )
 from shared.model.names import NodeName, PodUid
@@ -252,17 +253,22 @@ class RedisLeases:
                 heard.append(change_of(f"{epoch}:{at}", fields))
             yield heard
 
-    async def wait(self, verdicts: Sequence[Waiting]) -> list[PodUid]:
-        """Remember pods that fit nowhere; return those to be decided again at once instead.
+    async def wait(self, verdicts: Sequence[Waiting]) -> Waited:
+        """Remember pods that fit nowhere; return those that do not wait.
 
-        These are the pods for which something was freed after the state they were decided on, on a
-        node that may now have room for them. A pod that holds a lease does not wait.
+        To be decided again are those for which something was freed after the state they were
+        decided on, on a node that may now have room for them. A pod that holds a lease (reserved by
+        a call whose answer was lost, say) keeps it.
         """
         stale: list[PodUid] = []
+        held: list[PodUid] = []
         for group in _groups(verdicts):
             rows = [waiting_row(waiting) for waiting in group]
-            stale += [PodUid(pod) for pod in await self._connection.run("wait", "wait", rows)]
-        return stale
+            again, leased = await self._connection.run("wait", "wait", rows)
+            stale += [PodUid(pod) for pod in again]
+            held += [PodUid(pod) for pod in leased]
+        leases = await self.load(held) if held else []
+        return Waited(stale=tuple(stale), held=tuple(lease for lease in leases if lease))
 
     async def waiting(self, pods: Sequence[PodUid] | None = None) -> list[Waiting]:
         """Return the pods that wait: all, or those among `pods`."""

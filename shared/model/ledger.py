@@ -121,6 +121,16 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Waited:
+    """Pods of a call to `wait` that do not wait."""
+
+    stale: tuple[PodUid, ...] = ()
+    """To be decided again: something was freed since."""
+    held: tuple[Lease, ...] = ()
+    """Live leases of those that hold one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeAccount:
     """One node's stored totals and the leases they must be the sum of, read at one moment."""
 

@@ -7,7 +7,7 @@ import pytest
 
 from shared.clients.leases import RedisLeases
 from shared.model.events import PodQueued
-from shared.model.ledger import Waiting
+from shared.model.ledger import Waited, Waiting
 from shared.model.names import PodUid
 from shared.model.placement import Refusal
 from tests.support.ledger import (
@@ -45,7 +45,7 @@ async def fill(leases: RedisLeases) -> None:
 async def let_wait(leases: RedisLeases, *events: PodQueued) -> None:
     await leases.offers(now=NOW)
     capacity = await leases.capacity()
-    assert await leases.wait([verdict(event, capacity) for event in events]) == []
+    assert await leases.wait([verdict(event, capacity) for event in events]) == Waited()
 
 
 async def offered(leases: RedisLeases, now: float = NOW, spare: int = 0) -> list[str]:
@@ -99,11 +99,11 @@ async def test_a_verdict_that_freed_capacity_may_change_is_stale(url: str) -> No
         before = await leases.capacity()
         await leases.release([PodUid("full-0")], reason="test")
 
-        stale = await leases.wait(
+        waited = await leases.wait(
             [verdict(queued("fits"), before), verdict(queued("large", units=9_000), before)]
         )
 
-        assert stale == ["fits"]
+        assert waited == Waited(stale=(PodUid("fits"),))
         [waiting] = await leases.waiting()
         assert waiting.queued.pod == "large"
         assert waiting.capacity == await leases.capacity()
@@ -179,8 +179,9 @@ async def test_a_pod_that_holds_a_lease_waits_no_longer(url: str) -> None:
         assert len(first) == 1
 
         await reserve(leases, wish("p", share("a")))
-        await let_wait(leases, queued("p"))
+        waited = await leases.wait([verdict(queued("p"), await leases.capacity())])
 
+        assert [lease.pod for lease in waited.held] == ["p"]
         assert [waiting.queued.pod for waiting in await leases.waiting()] == ["q"]
         await leases.forget_waiting([PodUid("q"), PodUid("unknown")])
         assert await leases.waiting() == []

@@ -22,6 +22,7 @@ from shared.model.ledger import (
     Reservation,
     Reserved,
     Snapshot,
+    Waited,
     Waiting,
 )
 from shared.model.names import DeviceUuid, NodeName, PodUid
@@ -51,6 +52,7 @@ class Ledger:
         self.groups: list[list[Reservation]] = []
         self.waiting: list[Waiting] = []
         self.stale_once: set[PodUid] = set()
+        self.held: list[Lease] = []
         self.outcomes: list[Outcome] = []
         """Told once each, in order, instead of granting."""
         self.feed: asyncio.Queue[list[LedgerChange] | Exception] = asyncio.Queue()
@@ -62,11 +64,14 @@ class Ledger:
         self.groups.append(list(wanted))
         return [self.outcomes.pop(0) if self.outcomes else granted(one, 0) for one in wanted]
 
-    async def wait(self, verdicts: Sequence[Waiting]) -> list[PodUid]:
+    async def wait(self, verdicts: Sequence[Waiting]) -> Waited:
+        held = tuple(lease for lease in self.held if lease.pod in {v.queued.pod for v in verdicts})
+        if held:
+            return Waited(held=held)
         self.waiting += verdicts
         stale = [v.queued.pod for v in verdicts if v.queued.pod in self.stale_once]
         self.stale_once.clear()
-        return stale
+        return Waited(stale=tuple(stale))
 
     async def snapshot(self) -> Snapshot:
         self.snapshots += 1
@@ -216,6 +221,23 @@ async def test_a_pod_that_holds_a_lease_is_answered_until_it_is_active(
         answers = await it.placer.place_pods([pod_queued("uid-1")])
 
         assert len(answers) == answered
+
+
+async def test_a_pod_whose_own_unanswered_reservation_fills_the_node_is_not_refused() -> None:
+    async with Running(ledger_node("n1", (device(), use(32768)))) as it:
+        wanted = pod_queued("uid-1")
+        lease = Lease(
+            pod=wanted.pod,
+            namespace=wanted.namespace,
+            name=wanted.name,
+            node=NodeName("n1"),
+            shares=(),
+        )
+        it.ledger.held = [lease]
+
+        answers = await it.placer.place_pods([wanted])
+
+        assert answers == [PlacementChosen(lease=lease)]
 
 
 async def test_an_unchanged_verdict_is_written_but_not_told_again() -> None:

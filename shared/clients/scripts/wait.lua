@@ -1,9 +1,10 @@
 -- Remember pods that fit nowhere, or forget them. Arguments: {'forget', pods} or {'wait', rows of
 -- {pod, group ('' if no freed capacity can help), order, capacity number decided on, record, since}}.
--- Answers the pods for which what was freed since the decision may be enough: decide again.
+-- Answers the pods for which what was freed since the decision may be enough: decide again; and
+-- those that hold a lease and need not wait.
 if A[1] == 'forget' then
   leave_waiting(A[2])
-  return pack({})
+  return pack({{}, {}})
 end
 
 local LOOK_AT = 64
@@ -24,10 +25,12 @@ local pods = {}
 for i, row in ipairs(A[2]) do pods[i] = row[1] end
 fetch('lease', pods)
 
-local stale = {}
+local stale, held = {}, {}
 for _, row in ipairs(A[2]) do
   local pod, group, order = row[1], row[2], row[3]
-  if not leases[pod] then
+  if leases[pod] then
+    held[#held + 1] = pod
+  else
     if is_stale(group, row[4]) then
       stale[#stale + 1] = pod
     else
@@ -42,4 +45,4 @@ for _, row in ipairs(A[2]) do
     end
   end
 end
-return pack(stale)
+return pack({stale, held})
