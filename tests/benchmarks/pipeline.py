@@ -20,7 +20,7 @@ import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from tests.benchmarks.trivial_apiserver import Connection, TrivialApi, pod_event
+from tests.benchmarks.trivial_apiserver import Connection, TrivialApi
 from tests.support.nats import nats_server
 from tests.support.valkey import valkey_server
 
@@ -78,8 +78,7 @@ async def at_rate(api: TrivialApi, per_s: int, seconds: float) -> tuple[list[flo
         due = min(total, int((time.perf_counter() - began) * per_s) + 1)
         lines = b""
         for number in range(len(sent), due):
-            api.version += 1
-            lines += pod_event(number, run, api.version)
+            lines += api.create(number, run)
         now = time.perf_counter()
         sent |= {f"p-{run}-{number}": now for number in range(len(sent), due)}
         if lines and api.watcher is not None:
@@ -92,8 +91,7 @@ async def at_rate(api: TrivialApi, per_s: int, seconds: float) -> tuple[list[flo
 async def burst(api: TrivialApi, count: int) -> tuple[float, int]:
     """Feed `count` pods at once; return pods per second, and how many never came."""
     run = uuid.uuid4().hex[:6]
-    lines = [pod_event(n, run, api.version + n + 1) for n in range(count)]
-    api.version += count
+    lines = [api.create(n, run) for n in range(count)]
     assert api.watcher is not None
     began = time.perf_counter()
     api.watcher.feed(b"".join(lines))
@@ -101,6 +99,12 @@ async def burst(api: TrivialApi, count: int) -> tuple[float, int]:
     missing = await wait_bound(api, names, 120)
     last = max((api.bound[name] for name in names if name in api.bound), default=began)
     return (count - missing) / max(last - began, 1e-9), missing
+
+
+def cpu_s(pid: int) -> float:
+    """User and system time of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def resident_mib(pid: int) -> float:
@@ -119,9 +123,12 @@ async def measure(options: argparse.Namespace, placers: int) -> None:
         directory = Path(folder)
         kubeconfig = directory / "kubeconfig"
         kubeconfig.write_text(KUBECONFIG.format(port=server.sockets[0].getsockname()[1]))
+        stack = contextlib.AsyncExitStack()
+        valkey = stack.enter_context(valkey_server(durable=True))
+        await valkey.ready()
         async with (
+            stack,
             nats_server() as nats,
-            valkey_server() as valkey,
             services(kubeconfig, nats.url, valkey.url, placers, directory) as pids,
         ):
             while api.watcher is None:
@@ -136,10 +143,16 @@ async def measure(options: argparse.Namespace, placers: int) -> None:
                     "max_ms": round(max(latencies), 2),
                     "missing": missing,
                 }
+            servers = {"nats": nats.process, "valkey": valkey.process}
+            everyone = {**pids, "api server and load": os.getpid()}
+            everyone |= {n: server.pid for n, server in servers.items() if server is not None}
+            before = {name: cpu_s(pid) for name, pid in everyone.items()}
             pods_per_s, missing = await burst(api, options.burst)
+            spent = {name: cpu_s(pid) - before[name] for name, pid in everyone.items()}
             report[f"burst of {options.burst}"] = {
                 "pods_per_s": round(pods_per_s),
                 "missing": missing,
+                "cpu_us_per_pod": {n: round(s / options.burst * 1e6) for n, s in spent.items()},
             }
             report["resident_mib"] = {n: round(resident_mib(p)) for n, p in pids.items()}
             print(json.dumps(report, indent=1))
