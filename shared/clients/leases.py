@@ -26,13 +26,13 @@ that a lease of an earlier life of the same pod is always recognised as stale.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, Self, TypeVar
 from uuid import uuid4
 
-from shared.clients.leases_connection import LedgerConnection
+from shared.clients.leases_connection import LedgerConnection, unpacked
 from shared.clients.ledger_nodes import (
     account_of,
     change_of,
@@ -41,7 +41,13 @@ from shared.clients.ledger_nodes import (
     is_known,
     report_row,
 )
-from shared.clients.ledger_rows import granted, lease_of, lease_row, reservation_rows
+from shared.clients.ledger_rows import (
+    joined,
+    lease_of,
+    lease_value,
+    reservation_pieces,
+    reserved,
+)
 from shared.clients.ledger_waiting import waiting_of, waiting_row
 from shared.model.errors import UnavailableError
 from shared.model.events import DeviceReported, PodQueued
@@ -53,7 +59,6 @@ from shared.model.ledger import (
     NodeAccount,
     Outcome,
     Reservation,
-    Reserved,
     Snapshot,
     Waited,
     Waiting,
@@ -118,12 +123,14 @@ class RedisLeases:
     async def _reserve_group(
         self, group: Sequence[Reservation], now: float, expires_at: float
     ) -> list[Outcome]:
-        texts, rows = reservation_rows(group)
-        answers = await self._connection.run("reserve", now, expires_at, texts, rows)
-        return [
-            _outcome(reservation, answer, now, expires_at)
-            for reservation, answer in zip(group, answers, strict=True)
-        ]
+        pods = [reservation.pod for reservation in group]
+        counts = [len(reservation.candidates) for reservation in group]
+        bounds, pieces = joined(reservation_pieces(group))
+        packed, *others = await self._connection.run_raw(
+            "reserve", now, expires_at, pods, counts, bounds, tail=pieces
+        )
+        numbers, following = iter(unpacked(packed)), iter(others)
+        return [_outcome(reservation, numbers, following, now, expires_at) for reservation in group]
 
     async def bind(self, leases: Sequence[Lease]) -> list[Lease | StaleLeaseError]:
         """Commit reservations to their nodes; from here only a release ends them.
@@ -137,22 +144,27 @@ class RedisLeases:
                 (lease.pod, lease.version, lease.shares[0].fence if lease.shares else -1)
                 for lease in group
             ]
-            answers = await self._connection.run("advance", "bound", rows)
-            for lease, answer in zip(group, answers, strict=True):
-                if isinstance(answer, int):
-                    bound.append(
-                        StaleLeaseError(lease.pod, read=lease.version, stored=answer or None)
-                    )
+            packed, *moved = await self._connection.run_raw("advance", "bound", rows)
+            following = iter(moved)
+            for lease, stored in zip(group, unpacked(packed), strict=True):
+                if stored == -1:
+                    bound.append(lease_of(next(following)))
                 else:
-                    bound.append(lease_of(answer))
+                    bound.append(
+                        StaleLeaseError(lease.pod, read=lease.version, stored=stored or None)
+                    )
         return bound
 
     async def activate(self, pods: Sequence[PodUid]) -> list[Lease | None]:
         """Note that the kubelet was told; None for a pod without a lease that is bound."""
         active: list[Lease | None] = []
         for group in _groups(pods):
-            answers = await self._connection.run("advance", "active", [(pod,) for pod in group])
-            active += [None if isinstance(answer, int) else lease_of(answer) for answer in answers]
+            rows = [(pod,) for pod in group]
+            packed, *moved = await self._connection.run_raw("advance", "active", rows)
+            following = iter(moved)
+            active += [
+                lease_of(next(following)) if stored == -1 else None for stored in unpacked(packed)
+            ]
         return active
 
     async def release(
@@ -164,10 +176,10 @@ class RedisLeases:
         """
         ended: list[Lease] = []
         for group in _groups(pods):
-            rows, _ = await self._connection.run(
+            _, *values = await self._connection.run_raw(
                 "finish", "released", group, version if version is not None else False, reason
             )
-            ended += [lease_of(row) for row in rows]
+            ended += map(lease_of, values)
         return ended
 
     async def expire(self, now: float) -> list[Lease]:
@@ -175,30 +187,37 @@ class RedisLeases:
         expired: list[Lease] = []
         more = True
         while more:
-            rows, more = await self._connection.run("finish", "expired", now, EXPIRE_GROUPS)
-            expired += [lease_of(row) for row in rows]
+            packed, *values = await self._connection.run_raw(
+                "finish", "expired", now, EXPIRE_GROUPS
+            )
+            more = unpacked(packed)
+            expired += map(lease_of, values)
         return expired
 
     async def load(self, pods: Sequence[PodUid]) -> list[Lease | None]:
         """Return each pod's live lease, or None."""
-        rows = await self._connection.run("read", pods, [])
-        return [lease_of(row) if row else None for row in rows]
+        values = await self._connection.run_raw("read", pods, [])
+        return [lease_of(value) if value else None for value in values]
 
     async def load_node(self, node: NodeName) -> list[Lease]:
         """Return the live leases of a node."""
-        rows = await self._connection.run("read", [], [node])
-        return [lease_of(row) for row in rows if row]
+        values = await self._connection.run_raw("read", [], [node])
+        return [lease_of(value) for value in values if value]
 
     async def load_all(self) -> AsyncIterator[list[Lease]]:
         """Yield all live leases, in pages of nodes; one that comes meanwhile may be missing."""
-        _, _, _, names, _ = await self._connection.run("survey", [], False)
+        (_, _, _, names, _), _ = await self._survey([])
         for page in _groups(sorted(names), PAGE):
-            rows = await self._connection.run("read", [], page)
-            yield [lease_of(row) for row in rows if row]
+            values = await self._connection.run_raw("read", [], page)
+            yield [lease_of(value) for value in values if value]
 
-    async def save_node(self, facts: NodeFacts) -> bool:
-        """Write what the API server says of a node; also possible during a rebuild."""
-        return bool(await self._connection.run("save_node", *facts_row(facts), state="open"))
+    async def save_node(self, facts: NodeFacts, *, seen_at: float = 0.0) -> bool:
+        """Write what the API server says of a node; also possible during a rebuild.
+
+        Facts that were seen before the stored ones were are passed over.
+        """
+        row = facts_row(facts)
+        return bool(await self._connection.run("save_node", *row, seen_at, state="open"))
 
     async def save_devices(self, report: DeviceReported) -> bool:
         """Write what a node's agent reports; also possible during a rebuild.
@@ -220,13 +239,13 @@ class RedisLeases:
 
     async def snapshot(self) -> Snapshot:
         """Return all nodes that the API server has told of, and where to go on in the feed."""
-        epoch, feed, capacity, names, _ = await self._connection.run("survey", [], False)
+        (epoch, feed, capacity, names, _), _ = await self._survey([])
         nodes = []
         for page in _groups(sorted(names), PAGE):
-            now_epoch, _, _, _, rows = await self._connection.run("survey", page, False)
+            (now_epoch, _, _, _, rows), none = await self._survey(page)
             if now_epoch != epoch:
                 raise UnavailableError("the ledger was rebuilt while it was read; read it again")
-            nodes += [account_of(row).node for row in rows if is_known(row)]
+            nodes += [account_of(row, none).node for row in rows if is_known(row)]
         return Snapshot(position=f"{epoch}:{feed}", capacity=capacity, nodes=tuple(nodes))
 
     async def changes(self, position: str) -> AsyncIterator[list[LedgerChange]]:
@@ -239,7 +258,7 @@ class RedisLeases:
         while True:
             entries = await self._connection.read_feed(at, count=200, block_s=BLOCK_S)
             if not entries:
-                now_epoch, feed, _, _, _ = await self._connection.run("survey", [], False)
+                (now_epoch, feed, _, _, _), _ = await self._survey([])
                 if now_epoch != epoch or int(feed) < at:
                     raise FeedLostError(position, "the ledger was rebuilt")
                 continue
@@ -334,8 +353,10 @@ class RedisLeases:
         """
         refused: list[tuple[Lease, str]] = []
         for group in _groups(leases):
-            rows = [lease_row(lease) for lease in group]
-            answers = await self._connection.run("restore", token, now, lock_s, rows, state="open")
+            bounds, values = joined([lease_value(lease) for lease in group])
+            answers = await self._connection.run(
+                "restore", token, now, lock_s, bounds, state="open", tail=values
+            )
             refused += [
                 (lease, reason) for lease, reason in zip(group, answers, strict=True) if reason
             ]
@@ -347,21 +368,32 @@ class RedisLeases:
 
     async def totals(self) -> AsyncIterator[list[NodeAccount]]:
         """Yield every node's totals with the leases they are the sum of, read at one moment."""
-        _, _, _, names, _ = await self._connection.run("survey", [], False)
+        (_, _, _, names, _), _ = await self._survey([])
         for page in _groups(sorted(names), PAGE):
-            _, _, _, _, rows = await self._connection.run("survey", page, True)
-            yield [account_of(row) for row in rows]
+            (_, _, _, _, rows), leases = await self._survey(page, with_leases=True)
+            yield [account_of(row, leases) for row in rows]
+
+    async def _survey(
+        self, names: Sequence[str], *, with_leases: bool = False
+    ) -> tuple[list[Any], Iterator[bytes]]:
+        packed, *values = await self._connection.run_raw("survey", names, with_leases)
+        return unpacked(packed), iter(values)
 
 
 def _groups(items: Sequence[T], size: int = GROUP) -> list[Sequence[T]]:
     return [items[start : start + size] for start in range(0, len(items), size)]
 
 
-def _outcome(wanted: Reservation, answer: list[Any], now: float, expires_at: float) -> Outcome:
-    match answer:
-        case [0, list() as row]:
-            return Held(lease=lease_of(row))
-        case [-1, *_]:
-            return full_of(wanted.pod, answer)
-        case _:
-            return Reserved(lease=granted(wanted, answer, now, expires_at))
+def _outcome(
+    wanted: Reservation,
+    numbers: Iterator[int],
+    following: Iterator[bytes],
+    now: float,
+    expires_at: float,
+) -> Outcome:
+    number = next(numbers)
+    if number > 0:
+        return reserved(wanted, number, numbers, now, expires_at)
+    if number == 0:
+        return Held(lease=lease_of(next(following)))
+    return full_of(wanted.pod, next(following))

@@ -27,6 +27,10 @@ from shared.model.errors import ConflictError, UnavailableError
 _AWAY = (MasterDownError, OutOfMemoryError, ReadOnlyError)
 """Answers after which the same call may succeed later."""
 _SCRIPTS = resources.files("shared.clients") / "scripts"
+_COMMON = ("layout", "rules", "queue", "writing")
+"""What is put before every script."""
+unpacked = msgspec.msgpack.Decoder().decode
+"""Reads what a script has packed."""
 
 
 class LedgerConnection:
@@ -45,21 +49,28 @@ class LedgerConnection:
             retry=Retry(NoBackoff(), 0),
         )
         self._where = _without_password(url)
-        self._common = (_SCRIPTS / "common.lua").read_text()
+        self._common = "".join((_SCRIPTS / f"{part}.lua").read_text() for part in _COMMON)
         self._loaded: dict[str, tuple[str, str]] = {}
 
     async def close(self) -> None:
         """Close all connections."""
         await self._redis.aclose()
 
-    async def run(self, script: str, *args: object, state: str = "ready") -> Any:
-        """Run a script and return its answer.
+    async def run(self, script: str, *args: object, state: str = "ready", tail: bytes = b"") -> Any:
+        """Run a script and return its answer, as `run_raw` does, but unpacked."""
+        return unpacked(await self.run_raw(script, *args, state=state, tail=tail))
 
-        The ledger must be `ready`, or `open` (ready or being rebuilt); `any` does not ask. Raises
-        UnavailableError if it is not, or if the server does not answer or refuses to write.
+    async def run_raw(
+        self, script: str, *args: object, state: str = "ready", tail: bytes = b""
+    ) -> Any:
+        """Run a script and return its answer: bytes, or a list of them.
+
+        `tail` is what the script may store as it comes. The ledger must be `ready`, or `open`
+        (ready or being rebuilt); `any` does not ask. Raises UnavailableError if it is not, or if
+        the server does not answer or refuses to write.
         """
         sha, source = self._script(script)
-        sent = (0, self.prefix, msgspec.msgpack.encode(args), state, self.feed_length)
+        sent = (0, self.prefix, msgspec.msgpack.encode(args), state, self.feed_length, tail)
         try:
             async with asyncio.timeout(self.timeout_s):
                 try:
@@ -68,7 +79,7 @@ class LedgerConnection:
                     answer = await self._redis.eval(source, *sent)
         except (RedisError, OSError, TimeoutError) as error:
             raise self._translated(error) from error
-        return msgspec.msgpack.decode(answer)
+        return answer
 
     async def read_feed(
         self, after: int, *, count: int, block_s: float

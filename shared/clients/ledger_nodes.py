@@ -1,34 +1,40 @@
 """Nodes, devices, totals and feed entries, as the ledger's scripts tell them."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import msgspec
 
 from shared.clients.ledger_rows import lease_of, text
-from shared.model.device import Device, DeviceUse
+from shared.clients.ledger_states import (
+    DeviceState,
+    device_state,
+    device_states,
+    node_use,
+    node_uses,
+)
+from shared.model.device import Device
 from shared.model.events import DeviceReported
 from shared.model.ledger import Full, LedgerChange, LedgerNode, NodeAccount, NodeUse
-from shared.model.names import DeviceUuid, NodeName, PodUid
+from shared.model.names import NodeName, PodUid
 from shared.model.node import NodeFacts
 
 _facts_of = msgspec.json.Decoder(NodeFacts).decode
 _devices_of = msgspec.json.Decoder(tuple[Device, ...]).decode
 _served_of = msgspec.json.Decoder(tuple[str, ...]).decode
 
-NO_TAGS: frozenset[str] = frozenset()
-
 
 def facts_row(facts: NodeFacts) -> list[Any]:
-    """Pack a node's facts: whole, what decides placing besides amounts, and the room."""
+    """Pack a node's facts: whole, what decides besides amounts, the room, what is closed."""
     rules = replace(facts, allocatable={}, occupied={})
     room = [
         part
         for name, amount in facts.allocatable.items()
         for part in (name, amount - facts.occupied.get(name, 0))
     ]
-    return [facts.name, text(facts), text(rules), room]
+    return [facts.name, text(facts), text(rules), room, facts.closed_devices]
 
 
 def report_row(report: DeviceReported) -> list[Any]:
@@ -42,7 +48,14 @@ def report_row(report: DeviceReported) -> list[Any]:
         text(report.devices),
         text(report.served),
         [
-            [device.uuid, device.memory_mib, device.slots, int(device.healthy), device.unit_mib]
+            [
+                device.uuid,
+                device.memory_mib,
+                device.slots,
+                int(device.healthy),
+                device.unit_mib,
+                device.index,
+            ]
             for device in report.devices
         ],
         [part for item in fences.items() for part in item],
@@ -50,73 +63,50 @@ def report_row(report: DeviceReported) -> list[Any]:
     ]
 
 
-def used_of(node: Sequence[Any]) -> dict[str, int]:
-    """Read what is taken of a node's ordinary resources."""
-    names = node[2].split("\n")[:-1]
-    return {name: used for name, used in zip(names, node[4::2], strict=True) if used}
-
-
-def use_of(state: Sequence[Any]) -> DeviceUse:
-    """Read what is taken of a device."""
-    return DeviceUse(
-        memory_mib=state[5],
-        cores_percent=state[6],
-        shares=state[7],
-        fence=state[8],
-        tags=frozenset(state[10].strip("\n").split("\n")) if state[10] else NO_TAGS,
-    )
-
-
-def full_of(pod: PodUid, row: Sequence[Any]) -> Full:
+def full_of(pod: PodUid, packed: bytes) -> Full:
     """Read why no candidate fits."""
-    _, reason, nodes, devices = row
+    reason, nodes, devices = msgspec.msgpack.decode(packed)
+    states = map(device_state, devices)
     return Full(
         pod=pod,
         reason=reason,
-        devices={DeviceUuid(uuid): use_of(state) for uuid, state in devices},
-        nodes={
-            NodeName(name): NodeUse(version=node[0], used=used_of(node)) for name, node in nodes
-        },
+        devices={state.uuid: state.use for state in states},
+        nodes=dict(map(node_use, nodes)),
     )
 
 
 def node_of(
-    node: Sequence[Any],
-    facts: NodeFacts,
-    told: tuple[str, str],
-    states: Iterable[tuple[str, Sequence[Any]]],
+    facts: NodeFacts, use: NodeUse, told: tuple[str, str], states: Iterable[DeviceState]
 ) -> LedgerNode:
-    """Put a node together from its state, facts, devices and services (`told`), and uses.
+    """Put a node together from its facts, its use, devices and services (`told`), and their uses.
 
     A device that leases hold and its agent no longer reports is there, unhealthy.
     """
     devices, served = told
     reported = {device.uuid: device for device in _devices_of(devices)}
-    pairs = [
-        (reported.get(DeviceUuid(uuid)) or _missing(uuid, state), use_of(state))
-        for uuid, state in states
-    ]
+    pairs = [(reported.get(state.uuid) or _missing(state), state.use) for state in states]
     return LedgerNode(
         facts=facts,
-        version=node[0],
-        used=used_of(node),
+        version=use.version,
+        used=use.used,
         devices=tuple(sorted(pairs, key=lambda pair: (pair[0].index, pair[0].uuid))),
         served=_served_of(served),
     )
 
 
-def account_of(row: Sequence[Any]) -> NodeAccount:
-    """Read one row of a survey."""
-    name, node, facts, devices, served, uuids, states, leases, stray = row
-    pairs = zip(uuids, states, strict=True)
+def account_of(row: Sequence[Any], leases: Iterator[bytes]) -> NodeAccount:
+    """Read one row of a survey, and as many of the leases that follow as it says."""
+    name, node, facts, devices, served, _, rows, count, stray = row
+    states = [device_state(state) for state in rows if state]
+    _, use = node_use(node)
     return NodeAccount(
         node=node_of(
-            node,
             _facts_of(facts) if facts else NodeFacts(name=NodeName(name)),
+            use,
             (devices, served),
-            ((uuid, state) for uuid, state in pairs if state and state[0] == name),
+            [state for state in states if state.node == name],
         ),
-        leases=tuple(lease_of(lease) for lease in leases),
+        leases=tuple(map(lease_of, islice(leases, count))),
         stray=tuple(stray),
     )
 
@@ -128,48 +118,38 @@ def is_known(row: Sequence[Any]) -> bool:
 
 def change_of(position: str, fields: Mapping[bytes, bytes]) -> LedgerChange:
     """Read one entry of the feed."""
-    cause, capacity = "", 0
-    parts: dict[str, dict[str, bytes]] = {kind: {} for kind in "ndfgsx"}
+    uses, states = node_uses(fields[b"n"]), device_states(fields[b"d"])
+    parts: dict[str, dict[NodeName, str]] = {kind: {} for kind in "fgsx"}
     for key, value in fields.items():
-        kind, name = chr(key[0]), key[1:].decode()
-        if kind == "c":
-            capacity = int(value)
-        elif kind == "w":
-            cause = value.decode()
-        elif kind in parts:
-            parts[kind][name] = value
-    nodes = {name: msgspec.msgpack.decode(value) for name, value in parts["n"].items()}
-    devices = {uuid: msgspec.msgpack.decode(value) for uuid, value in parts["d"].items()}
+        if len(key) > 1:
+            parts[chr(key[0])][NodeName(key[1:].decode())] = value.decode()
     return LedgerChange(
         position=position,
-        cause=cause,
-        capacity=capacity,
+        cause=fields[b"w"].decode(),
+        capacity=int(fields[b"c"]),
         nodes=tuple(
             node_of(
-                nodes[name],
                 _facts_of(facts),
-                (parts["g"][name].decode(), parts["s"][name].decode()),
-                (pair for pair in devices.items() if pair[1][0] == name),
+                uses[name],
+                (parts["g"][name], parts["s"][name]),
+                [state for state in states.values() if state.node == name],
             )
             for name, facts in parts["f"].items()
-            if facts and name in nodes
+            if facts and name in uses
         ),
-        removed=tuple(NodeName(name) for name in parts["x"]),
-        used={
-            NodeName(name): NodeUse(version=node[0], used=used_of(node))
-            for name, node in nodes.items()
-        },
-        devices={DeviceUuid(uuid): use_of(state) for uuid, state in devices.items()},
+        removed=tuple(parts["x"]),
+        used=uses,
+        devices={uuid: state.use for uuid, state in states.items()},
     )
 
 
-def _missing(uuid: str, state: Sequence[Any]) -> Device:
+def _missing(state: DeviceState) -> Device:
     return Device(
-        uuid=DeviceUuid(uuid),
+        uuid=state.uuid,
         index=-1,
         model="",
-        memory_mib=state[1],
-        slots=state[2],
-        unit_mib=state[4],
+        memory_mib=state.memory_mib,
+        slots=state.slots,
+        unit_mib=state.unit_mib,
         healthy=False,
     )

@@ -1,13 +1,21 @@
 """Reservations, leases and waiting pods in the form in which the ledger's scripts keep them."""
 
-from dataclasses import replace
+from dataclasses import FrozenInstanceError, replace
 
+import msgspec
 import pytest
 
-from shared.clients.ledger_rows import granted, lease_of, lease_row, reservation_rows, takes_of
+from shared.clients.ledger_rows import (
+    joined,
+    lease_of,
+    lease_value,
+    reservation_pieces,
+    reserved,
+    takes_of,
+)
 from shared.clients.ledger_waiting import group_of, order_of, waiting_of, waiting_row
 from shared.model.lease import Lease, LeaseState, Share
-from shared.model.ledger import counted_use
+from shared.model.ledger import Reserved, counted_use
 from shared.model.names import NodeName
 from shared.model.request import GpuRequest, PodRequest
 from tests.support.ledger import NOW, queued, share, uuid, verdict, wish, wish_among
@@ -42,13 +50,29 @@ def test_an_init_container_takes_the_slot_of_a_later_one() -> None:
     assert rest[12:] == [1, 1, 1, 1, 1, 2, 2, 0]
 
 
-def test_equal_resources_are_sent_once_per_group() -> None:
-    texts, rows = reservation_rows(
-        [wish("p", share("a")), wish("q", share("a")), wish("r", share("a"), cpu=7)]
+def test_a_reservation_is_what_it_says_and_what_its_candidates_take() -> None:
+    several = [share("b", 0, mib=9), share("b", 1, whole=True)]
+    pieces = reservation_pieces(
+        [
+            wish_among("p", [("a", [share("a", 1, mib=700)]), ("b", several)], tag="red"),
+            wish("q", share("a"), cpu=7),
+        ]
     )
 
-    assert texts == ['["cpu",100,"pods",1]', '["cpu",7,"pods",1]']
-    assert [row[3] for row in rows] == [1, 1, 2]
+    says, first, second, *other = map(msgspec.msgpack.decode, pieces)
+    assert says[:4] == ["red", '["cpu",100,"pods",1]', "p", "default"]
+    assert first[:6] == ["a", uuid("a", 1), 700, 0, True, False]
+    assert second[:3] == ["b", False, takes_of(NodeName("b"), several)]
+    assert other[0][:3] == ["", '["cpu",7,"pods",1]', "q"]
+
+
+def test_an_array_begins_one_byte_after_its_piece_because_scripts_skip_so_much() -> None:
+    for piece in reservation_pieces([wish("p", share("a"), node="a" * 253)]):
+        assert piece[0] & 0xF0 == 0x90, "a short array: its length is in its first byte"
+
+
+def test_joined_pieces_can_be_told_apart() -> None:
+    assert joined([b"ab", b"", b"c"]) == ([0, 2, 2, 3], b"abc")
 
 
 def test_a_lease_is_read_as_it_was_written() -> None:
@@ -57,20 +81,32 @@ def test_a_lease_is_read_as_it_was_written() -> None:
         [("b", [share("b")]), ("a", [share("a", 0), share("a", 1, slotted=False)])],
         tag="red",
     )
-    lease = granted(wanted, (2, 17, [3, 40, -1, 41]), NOW, NOW + 30)
+    lease = reserved(wanted, 2, iter([17, 3, 40, -1, 41]), NOW, NOW + 30).lease
 
     assert [(s.device, s.slot, s.fence) for s in lease.shares] == [
         (uuid("a", 0), 3, 40),
         (uuid("a", 1), None, 41),
     ]
-    assert lease_of(lease_row(lease)) == lease
+    assert lease_of(lease_value(lease)) == lease
     bound = replace(lease, state=LeaseState.BOUND, expires_at=0.0, version=18)
-    assert lease_of(lease_row(bound)) == bound
+    assert lease_of(lease_value(bound)) == bound
+
+
+def test_a_new_lease_is_as_frozen_as_any_other() -> None:
+    outcome = reserved(wish("p", share("a")), 1, iter([17, 3, 40]), NOW, NOW + 30)
+    lease = outcome.lease
+
+    assert outcome == Reserved(lease=replace(lease))
+    assert [type(thing) for thing in (outcome, lease, lease.shares[0])] == [Reserved, Lease, Share]
+    for thing, name in ((outcome, "lease"), (lease, "pod"), (lease.shares[0], "slot")):
+        with pytest.raises(FrozenInstanceError):
+            setattr(thing, name, None)
 
 
 def test_what_leases_take_is_added_up() -> None:
     def lease(pod: str, *shares: Share, tag: str = "") -> Lease:
-        return granted(wish(pod, *shares, tag=tag), (1, 1, [0, 5] * len(shares)), NOW, NOW)
+        numbers = iter([1] + [0, 5] * len(shares))
+        return reserved(wish(pod, *shares, tag=tag), 1, numbers, NOW, NOW).lease
 
     devices, nodes = counted_use(
         [lease("p", share("a", mib=10, cores=5), tag="red"), lease("q", share("a", mib=4))]

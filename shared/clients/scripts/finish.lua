@@ -1,6 +1,6 @@
 -- End leases and give back what they hold. Arguments: 'released' or 'expired'; for the former the
 -- pods, the version read or false, the reason; for the latter now and how many groups at most.
--- Answers the leases that ended, and whether there may be more.
+-- Answers whether there may be more, and the leases that ended.
 local to = A[1]
 local pods, cause, batches = A[2], to, {}
 if to == 'expired' then
@@ -12,13 +12,32 @@ if to == 'expired' then
 else
   cause = to .. ': ' .. A[4]
 end
-fetch('lease', pods)
-local takes_of = {}
 
-local function give_back(pod, lease)
-  local takes, grants = takes_of[pod], lease[L_GRANTS]
-  local last, g = takes[2], 1
-  count(takes, parse(lease[L_RESOURCES]), lease[L_TAG], -1)
+local function is_meant(lease)
+  if to == 'expired' then return lease[L_STATE] == RESERVED and lease[L_EXPIRES] <= A[2] end
+  return not A[3] or lease[L_VERSION] == A[3]
+end
+
+local meant, taken, ending, names, uuids = {}, {}, {}, {}, {}
+fetch('leases', pods)
+for _, pod in ipairs(pods) do
+  local value = leases[pod]
+  local lease = value and opened(value)
+  if lease and not meant[pod] and is_meant(lease) then
+    local takes = takes_of(lease, value)
+    meant[pod], taken[pod] = lease, takes
+    ending[#ending + 1] = pod
+    names[#names + 1] = takes[1]
+    for h = TAKES, takes[2], HOLD do uuids[#uuids + 1] = takes[h] end
+  end
+end
+fetch('nodes', names)
+fetch('devices', uuids)
+
+local function give_back(pod, lease, takes, value)
+  local grants, last, g = grants_of(lease, value), takes[2], 1
+  local tag, resources = about(lease, value)
+  count(takes, resources, tag, -1)
   for p = last + 1, #takes, 2 do
     local device = devices[takes[TAKES + (takes[p] - 1) * HOLD]]
     if grants[g] >= 0 then device[D_TAKEN] = with_slot(device[D_TAKEN], grants[g], '0') end
@@ -28,42 +47,21 @@ local function give_back(pod, lease)
     local device = devices[takes[h]]
     device[D_TAKEN] = string.gsub(device[D_TAKEN], '0+$', '')
   end
-  free_on(lease[L_NODE])
-  lease[L_STATE], lease[L_VERSION] = to, next_version()
-  call('DEL', P .. 'lease:' .. pod)
-  call('SREM', P .. 'on:' .. lease[L_NODE], pod)
+  free_on(takes[1])
+  lease[L_STATE], lease[L_VERSION] = to == 'expired' and EXPIRED or RELEASED, next_version()
   leases[pod] = false
+  return packed(LEASE, unpack(lease, 1, L_LENGTH)) .. string.sub(value, LEASE_BYTES + 1)
 end
 
-local function is_meant(lease)
-  if not lease then return false end
-  if to == 'expired' then return lease[L_STATE] == 'reserved' and lease[L_EXPIRES] <= A[2] end
-  return not A[3] or lease[L_VERSION] == A[3]
+local followed = {pack(to == 'expired' and #batches == A[3])}
+for _, pod in ipairs(ending) do
+  followed[#followed + 1] = give_back(pod, meant[pod], taken[pod], leases[pod])
 end
-
-local out = {}
-local names, uuids = {}, {}
-for _, pod in ipairs(pods) do
-  local lease = leases[pod]
-  if lease then
-    local takes = parse(lease[L_TAKES])
-    takes_of[pod] = takes
-    names[#names + 1] = lease[L_NODE]
-    for h = TAKES, takes[2], HOLD do uuids[#uuids + 1] = takes[h] end
-  end
-end
-fetch('node', names)
-fetch('device', uuids)
-for _, pod in ipairs(pods) do
-  local lease = leases[pod]
-  if is_meant(lease) then
-    give_back(pod, lease)
-    out[#out + 1] = lease
-  end
-end
-if #out > 0 then
+if #ending > 0 then
+  call('HDEL', P .. 'leases', unpack(ending))
+  call('ZREM', P .. 'on', unpack(ending))
   drop_gone()
   flush(cause)
 end
 if #batches > 0 then call('ZREM', P .. 'due', unpack(batches)) end
-return pack({out, to == 'expired' and #batches == A[3]})
+return followed

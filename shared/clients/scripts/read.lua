@@ -1,9 +1,12 @@
--- Read leases. Arguments: pods, or nodes. Answers per pod its lease or false, or all of the nodes'.
+-- Read leases. Arguments: pods, or nodes. Answers per pod its lease or '', or all of the nodes'.
 local pods = A[1]
-for _, node in ipairs(A[2]) do
-  for _, pod in ipairs(call('SMEMBERS', P .. 'on:' .. node)) do pods[#pods + 1] = pod end
+fetch('nodes', A[2])
+for _, name in ipairs(A[2]) do
+  if nodes[name] then
+    for _, pod in ipairs(pods_on(nodes[name])) do pods[#pods + 1] = pod end
+  end
 end
-fetch('lease', pods)
+fetch('leases', pods)
 local out = {}
-for i, pod in ipairs(pods) do out[i] = leases[pod] end
-return pack(out)
+for i, pod in ipairs(pods) do out[i] = leases[pod] or '' end
+return out

@@ -13,7 +13,8 @@ for _, uuid in ipairs(uuids_on(name)) do
     changed_devices[uuid] = true
   end
 end
-call('HDEL', P .. 'facts:' .. name, 'facts', 'rules', 'devices', 'served', 'reported')
+call('HDEL', P .. 'facts:' .. name, 'facts', 'rules', 'closed', 'devices', 'served',
+  'reported')
 drop_gone()
 flush('node removed')
 return pack(true)

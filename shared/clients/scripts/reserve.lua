@@ -1,23 +1,28 @@
--- Reserve for a group of pods. Arguments: now, expires_at, texts of the resources that occur, rows of
--- {pod, body, tag, number of its resources, and per candidate the texts of its takes and shares}.
--- Answers per pod: {candidate (from 1), version, grants}, {0, lease} for a pod that has one,
--- {-1, reason, nodes, devices} if nothing fits.
-local now, expires_at, texts, rows = A[1], A[2], A[3], A[4]
+-- Reserve for a group of pods. Arguments: now, expires_at, pods, number of candidates of each, and
+-- where in ARGV[5] each piece begins and ends: per pod what its lease will say of it whatever it
+-- takes, then what each candidate takes (see L_*).
+-- Answers numbers, and what they point to. Per pod: candidate (from 1), version, and per share slot
+-- and fence; or 0 for a pod that has a lease, which follows; or -1 if nothing fits: {reason, nodes,
+-- devices} follows.
+local now, expires_at, pods, counts, bounds, joined = A[1], A[2], A[3], A[4], A[5], ARGV[5]
 
-local resources_of, takes_of, pods, first_nodes, first_devices = {}, {}, {}, {}, {}
-for i, text in ipairs(texts) do resources_of[i] = parse(text) end
-for i, row in ipairs(rows) do
-  pods[i] = row[1]
-  if row[5] then
-    local takes = parse(row[5])
-    takes_of[i] = takes
-    first_nodes[#first_nodes + 1] = takes[1]
-    for h = TAKES, takes[2], HOLD do first_devices[#first_devices + 1] = takes[h] end
+local first_nodes, first_devices = {}, {}
+local piece = 1
+for i = 1, #pods do
+  if counts[i] > 0 then
+    local _, node, uuid, takes = pieces(joined, 3, bounds[piece + 1] + 1)
+    first_nodes[#first_nodes + 1] = node
+    if uuid then
+      first_devices[#first_devices + 1] = uuid
+    else
+      for h = TAKES, takes[2], HOLD do first_devices[#first_devices + 1] = takes[h] end
+    end
   end
+  piece = piece + 1 + counts[i]
 end
-fetch('lease', pods)
-fetch('node', first_nodes)
-fetch('device', first_devices)
+fetch('leases', pods)
+fetch('nodes', first_nodes)
+fetch('devices', first_devices)
 
 local function take_slot(device)
   local slot = lowest_slot(device[D_TAKEN])
@@ -32,10 +37,6 @@ end
 
 local function grants_for(takes)
   local last = takes[2]
-  if #takes == TAKES + HOLD + 1 then
-    local device = devices[takes[TAKES]]
-    return {takes[TAKES + 4] > 0 and take_slot(device) or -1, raise_fence(device)}
-  end
   local grants, slots = {}, {}
   for h = TAKES, last, HOLD do
     local device, given = devices[takes[h]], {}
@@ -50,50 +51,73 @@ local function grants_for(takes)
   return grants
 end
 
-local function full(row, reasons)
-  local told_nodes, told_devices = {}, {}
-  for c = 5, #row, 2 do
-    local takes = parse(row[c])
-    local node = nodes[takes[1]]
-    if node then told_nodes[#told_nodes + 1] = {takes[1], node} end
-    for h = TAKES, takes[2], HOLD do
-      local device = device_of(takes[h])
-      if device then told_devices[#told_devices + 1] = {takes[h], device} end
-    end
-  end
-  return {-1, table.concat(reasons, '; '), told_nodes, told_devices}
+local out, followed, reserved, used = {}, {''}, {}, 0
+
+local function tell(number)
+  used = used + 1
+  out[used] = number
 end
 
-local out, reserved = {}, {}
-for i, row in ipairs(rows) do
-  local pod, tag, resources = row[1], row[3], resources_of[row[4]]
-  if leases[pod] then
-    out[i] = {0, leases[pod]}
-  else
-    local reasons
-    for c = 5, #row, 2 do
-      local takes = c == 5 and takes_of[i] or parse(row[c])
-      local node = takes[1]
-      local why = fits(takes, resources, tag)
-      if not why then
-        local grants = grants_for(takes)
-        local version = next_version()
-        leases[pod] = {'reserved', version, version, node, now, expires_at, tag, texts[row[4]],
-          row[c], grants, pod, row[2], row[c + 1]}
-        count(takes, resources, tag, 1)
-        index_lease(pod, node, expires_at)
-        reserved[#reserved + 1] = pod
-        out[i] = {(c - 3) / 2, version, grants}
-        break
-      end
-      reasons = reasons or {}
-      reasons[#reasons + 1] = node .. ': ' .. why
+local function full(reasons, first, last)
+  local told_nodes, told_devices = {}, {}
+  for p = first, last do
+    local takes = takes_at(joined, bounds[p])
+    local node = nodes[takes[1]]
+    if node then told_nodes[#told_nodes + 1] = node_row(node) end
+    for h = TAKES, takes[2], HOLD do
+      local device = device_of(takes[h])
+      if device then told_devices[#told_devices + 1] = device_row(device) end
     end
-    if not out[i] then out[i] = full(row, reasons or {'no candidate'}) end
   end
+  tell(-1)
+  followed[#followed + 1] = pack({table.concat(reasons, '; '), told_nodes, told_devices})
+end
+
+-- Write a lease for the first of the pieces `first` to `last` that fits; what it says besides is in
+-- the piece before them. Says whether there was one.
+local function reserve(pod, first, last)
+  local from, to = bounds[first - 1], bounds[first]
+  local _, tag, text = pieces(joined, 2, from + 1)
+  local resources, reasons = resources_in(text)
+  for p = first, last do
+    local begin, finish = to, bounds[p + 1]
+    to = finish
+    local takes = takes_at(joined, begin)
+    local why = fits(takes, resources, tag)
+    if not why then
+      local grants, version = grants_for(takes), next_version()
+      local shares = #grants / 2
+      put_lease(pod, packed(LEASE .. string.rep(GRANT, shares), RESERVED, version, version, now,
+        expires_at, shares, finish - begin, unpack(grants))
+        .. string.sub(joined, begin + 1, finish)
+        .. string.sub(joined, from + 1, bounds[first]))
+      count(takes, resources, tag, 1)
+      index_lease(pod, nodes[takes[1]], expires_at)
+      tell(p - first + 1)
+      tell(version)
+      for g = 1, #grants do tell(grants[g]) end
+      return true
+    end
+    reasons = reasons or {}
+    reasons[#reasons + 1] = takes[1] .. ': ' .. why
+  end
+  full(reasons or {'no candidate'}, first, last)
+end
+
+piece = 1
+for i = 1, #pods do
+  local pod = pods[i]
+  if leases[pod] then
+    tell(0)
+    followed[#followed + 1] = leases[pod]
+  elseif reserve(pod, piece + 1, piece + counts[i]) then
+    reserved[#reserved + 1] = pod
+  end
+  piece = piece + 1 + counts[i]
 end
 if #reserved > 0 then
   leave_waiting(reserved)
   flush('reserved')
 end
-return pack(out)
+followed[1] = pack(out)
+return followed

@@ -1,28 +1,23 @@
 -- Write leases that the cluster implies, with their slots and fences, unless they would over-commit
--- a device. Arguments: token ('' while ready), now, seconds the rebuild's lock is prolonged by, rows
--- of leases. Answers per lease: '' or why it was not written.
-local token, now, lock_s, rows = A[1], A[2], A[3], A[4]
+-- a device. Arguments: token ('' while ready), now, seconds the rebuild's lock is prolonged by, where
+-- in ARGV[5] each lease begins and ends. Answers per lease: '' or why it was not written.
+local token, now, lock_s, bounds = A[1], A[2], A[3], A[4]
 if meta[1] ~= '1' then
   if call('HGET', P .. 'meta', 'epoch') ~= token then return redis.error_reply('STALETOKEN') end
   call('HSET', P .. 'meta', 'until', now + lock_s)
 end
 
-local RANK = {reserved = 1, bound = 2, active = 3}
-
-local function device_for(lease, uuid)
-  local device = device_of(uuid)
-  if not device then
-    device = {lease[L_NODE], 0, 0, 0, 1, 0, 0, 0, floor, '', ''}
-    devices[uuid] = device
-    local uuids = uuids_on(lease[L_NODE])
+local function put_unknown_device(uuid, node)
+  if not device_of(uuid) then
+    new_device(uuid, node, 1, 0)
+    local uuids = uuids_on(node)
     uuids[#uuids + 1] = uuid
-    call('HSET', P .. 'facts:' .. lease[L_NODE], 'uuids', pack(uuids))
+    call('HSET', P .. 'facts:' .. node, 'uuids', pack(uuids))
   end
-  return device
 end
 
-local function clash(lease, takes)
-  local grants, last = lease[L_GRANTS], takes[2]
+local function clash(takes, grants, tag)
+  local last = takes[2]
   for h = TAKES, last, HOLD do
     local device = device_of(takes[h])
     if device then
@@ -31,7 +26,7 @@ local function clash(lease, takes)
       if device[D_CORES] + takes[h + 2] > 100 then return 'cores' end
       if takes[h + 5] == 1 and device[D_SHARES] > 0 then return 'alone' end
       if device[D_CORES] >= 100 then return 'held-alone' end
-      if lease[L_TAG] ~= '' and has_tag(device, lease[L_TAG]) then return 'tag' end
+      if tag ~= '' and has_tag(device, tag) then return 'tag' end
     end
   end
   for p = last + 1, #takes, 2 do
@@ -43,13 +38,10 @@ local function clash(lease, takes)
   end
 end
 
-local function write(lease, takes)
-  local grants, last = lease[L_GRANTS], takes[2]
-  if not node_of(lease[L_NODE]) then
-    nodes[lease[L_NODE]] = {0, 0, ''}
-    call('SADD', P .. 'nodes', lease[L_NODE])
-  end
-  for h = TAKES, last, HOLD do device_for(lease, takes[h]) end
+local function restore(value, lease, takes, grants, pod)
+  local last = takes[2]
+  local node = node_of(takes[1]) or new_node(takes[1])
+  for h = TAKES, last, HOLD do put_unknown_device(takes[h], takes[1]) end
   for p = last + 1, #takes, 2 do
     local device = devices[takes[TAKES + (takes[p] - 1) * HOLD]]
     local slot, fence = grants[p - last], grants[p - last + 1]
@@ -57,38 +49,44 @@ local function write(lease, takes)
     device[D_FENCE] = math.max(device[D_FENCE], fence)
   end
   seq = math.max(seq, lease[L_VERSION])
-  leases[lease[L_POD]] = lease
-  count(takes, parse(lease[L_RESOURCES]), lease[L_TAG], 1)
-  index_lease(lease[L_POD], lease[L_NODE], lease[L_EXPIRES])
+  put_lease(pod, value)
+  local tag, resources = about(lease, value)
+  count(takes, resources, tag, 1)
+  index_lease(pod, node, lease[L_EXPIRES])
 end
 
-local function meet(known, lease)
-  if known[L_NODE] ~= lease[L_NODE] or known[L_GRANTS][2] ~= lease[L_GRANTS][2] then
+local function meet(known, lease, takes, grants, pod)
+  local value = known
+  known = opened(value)
+  if takes_of(known, value)[1] ~= takes[1] or grants_of(known, value)[2] ~= grants[2] then
     return 'the pod has another lease'
   end
-  if RANK[lease[L_STATE]] > RANK[known[L_STATE]] then
+  if lease[L_STATE] > known[L_STATE] then
     known[L_STATE], known[L_EXPIRES] = lease[L_STATE], 0
     known[L_VERSION] = math.max(next_version(), lease[L_VERSION])
     seq = known[L_VERSION]
-    changed_leases[known[L_POD]] = true
+    put_changed(pod, known, value)
   end
   return ''
 end
 
 local out, restored = {}, {}
-for i, lease in ipairs(rows) do
-  local known = lease_of(lease[L_POD])
+for i = 1, #bounds - 1 do
+  local value = string.sub(ARGV[5], bounds[i] + 1, bounds[i + 1])
+  local lease = opened(value)
+  local takes, grants = takes_of(lease, value), grants_of(lease, value)
+  local tag, _, pod = about(lease, value)
+  local known = lease_of(pod)
   if known then
-    out[i] = meet(known, lease)
+    out[i] = meet(known, lease, takes, grants, pod)
   else
-    local takes = parse(lease[L_TAKES])
-    out[i] = clash(lease, takes) or ''
+    out[i] = clash(takes, grants, tag) or ''
     if out[i] == '' then
-      write(lease, takes)
-      restored[#restored + 1] = lease[L_POD]
+      restore(value, lease, takes, grants, pod)
+      restored[#restored + 1] = pod
     end
   end
 end
 leave_waiting(restored)
-if next(changed_leases) then flush('restored') end
+if #written > 0 then flush('restored') end
 return pack(out)

@@ -1,8 +1,8 @@
 -- Write all devices of a node. Arguments: name, devices and served resources (as text), rows of
--- {uuid, MiB, slots, ok, unit}, {uuid, fence at least, ...}, reported_at. A device that is missing
+-- {uuid, MiB, slots, ok, unit, index}, {uuid, fence at least, ...}, reported_at. A device that is missing
 -- keeps what leases hold of it and takes nothing new. Answers whether anything changed.
 local name, devices_text, served, rows, fences, reported = A[1], A[2], A[3], A[4], A[5], A[6]
-local stored = call('HMGET', P .. 'facts:' .. name, 'devices', 'served', 'reported')
+local stored = call('HMGET', P .. 'facts:' .. name, 'devices', 'served', 'reported', 'closed')
 if stored[3] and tonumber(stored[3]) > reported then return pack(false) end
 
 local before, reported_here, uuids = uuids_on(name), {}, {}
@@ -10,8 +10,8 @@ for i, row in ipairs(rows) do
   uuids[i] = row[1]
   reported_here[row[1]] = true
 end
-fetch('device', uuids)
-fetch('device', before)
+fetch('devices', uuids)
+fetch('devices', before)
 
 local function raise_fences()
   local raised = false
@@ -47,16 +47,18 @@ local function leave_other_node(uuid, other)
   end
 end
 
+local closed = {}
+for _, index in ipairs(stored[4] and decode(stored[4]) or {}) do closed[index] = true end
 for _, row in ipairs(rows) do
   local uuid, memory, slots, ok, unit = row[1], row[2], row[3], row[4], row[5]
   local device = devices[uuid]
   if not device then
-    device = {name, 0, 0, 0, unit, 0, 0, 0, floor, '', ''}
-    devices[uuid] = device
+    device = new_device(uuid, name, unit, 0)
   elseif device[D_NODE] ~= name then
     leave_other_node(uuid, device[D_NODE])
   end
-  if ok == 1 and (device[D_OK] == 0 or memory > device[D_MEMORY] or slots > device[D_SLOTS]) then
+  if ok == 1 and closed[row[6]] then ok = 2 end
+  if ok == 1 and (device[D_OK] ~= 1 or memory > device[D_MEMORY] or slots > device[D_SLOTS]) then
     free_on(name)
   end
   device[D_NODE], device[D_MEMORY], device[D_SLOTS] = name, memory, slots
@@ -73,17 +75,16 @@ for _, uuid in ipairs(before) do
     else
       floor = math.max(floor, device[D_FENCE])
       devices[uuid] = false
-      call('DEL', P .. 'device:' .. uuid)
+      call('HDEL', P .. 'devices', uuid)
     end
   end
 end
 raise_fences()
 if stored[2] ~= served then free_on(name) end
-if not node_of(name) then nodes[name] = {0, 0, ''} end
+if not node_of(name) then new_node(name) end
 touch_node(name)
 inventories[name] = true
 call('HSET', P .. 'facts:' .. name, 'devices', devices_text, 'served', served,
   'reported', reported, 'uuids', pack(uuids))
-call('SADD', P .. 'nodes', name)
 flush('devices reported')
 return pack(true)

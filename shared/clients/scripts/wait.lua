@@ -23,7 +23,7 @@ end
 
 local pods = {}
 for i, row in ipairs(A[2]) do pods[i] = row[1] end
-fetch('lease', pods)
+fetch('leases', pods)
 
 local stale, held = {}, {}
 for _, row in ipairs(A[2]) do

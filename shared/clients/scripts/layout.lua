@@ -1,0 +1,223 @@
+-- Put before every script of the ledger, with rules.lua, queue.lua and writing.lua: loads what is
+-- asked for, keeps it for the script's duration, and writes everything at the end, so that a script
+-- that is refused writes nothing.
+--
+-- Keys are computed, all under one prefix: a single server or one with replicas, no cluster.
+-- ARGV[1] prefix, ARGV[2] arguments (MessagePack array), ARGV[3] the state the ledger must be in
+-- ('ready', 'open': ready or being rebuilt, 'any'), ARGV[4] the feed's length, ARGV[5] what is
+-- stored as it comes (joined).
+--
+--   meta          hash   epoch, ready, seq (versions), capacity, feed (last entry), floor (fences),
+--                        numbered (nodes)
+--   nodes         hash   name -> see N_*
+--   devices       hash   uuid -> see D_*
+--   leases        hash   pod -> see L_*
+--   on            zset   pod -> number of the node that it has a lease on
+--   facts:NAME    hash   facts, rules, seen, closed, devices, uuids, served, reported
+--   due           zset   {version, pods} packed -> instant at which their reservations end
+--   freed         zset   node -> capacity number at which something on it was freed last
+--   waiting       hash   pod -> {group, order, verdict's capacity, record}
+--   groups        hash   group of equal smallest needs -> number of pods that wait in it
+--   group:GROUP   zset   order|pod, all of score 0: highest priority first, then oldest
+--   verdicts      zset   order|pod -> capacity number last decided or offered at
+--   offered       zset   order|pod -> instant of an offer that has had no answer
+--   feed          stream absolute totals, one entry per script, numbered without gaps
+--
+-- Nodes, devices and leases are many and change often, so that every microsecond on one of them
+-- counts: they are fields of few hashes (one call reads or writes all that a script needs, and no
+-- key has to be put together) and packed with `struct` (half the time of `cmsgpack` here).
+local P = ARGV[1]
+local A = cmsgpack.unpack(ARGV[2])
+local call, pack, decode, parse = redis.call, cmsgpack.pack, cmsgpack.unpack, cjson.decode
+local packed, unpacked, pieces = struct.pack, struct.unpack, cmsgpack.unpack_limit
+
+-- A device. D_OK: 1 takes new shares, 0 unhealthy, 2 closed by the node's annotations. D_TAGS: '' or
+-- tags, each between line feeds.
+local DEVICE = '<I4I4BI4I4I4I4dBc0Bc0Hc0Hc0'
+local D_MEMORY, D_SLOTS, D_OK, D_UNIT, D_USED, D_CORES, D_SHARES, D_FENCE = 1, 2, 3, 4, 5, 6, 7, 8
+local D_UUID, D_NODE, D_TAKEN, D_TAGS = 9, 10, 11, 12
+
+-- A node. N_COUNT: number of resources. N_KNOWN: 1; 0: devices only; -1: gone. N_NAMES: the
+-- resources' names, each before a line feed. From N_AMOUNTS on: room and used of each.
+local N_COUNT, N_VERSION, N_KNOWN, N_NUMBER, N_NAME, N_NAMES, N_AMOUNTS = 1, 2, 3, 4, 5, 6, 7
+
+-- A lease: these numbers, a slot (-1: none) and a fence per share, and two MessagePack arrays: what
+-- it takes (see takes_at), L_LENGTH bytes; and tag, resources as JSON {name, amount, ...}, pod, and
+-- what no script looks at.
+local LEASE, LEASE_BYTES, GRANT, GRANT_BYTES = '<BddddHH', 37, 'i4d', 12
+local L_STATE, L_VERSION, L_ORIGIN, L_CREATED, L_EXPIRES, L_COUNT, L_LENGTH = 1, 2, 3, 4, 5, 6, 7
+local RESERVED, BOUND, ACTIVE, RELEASED, EXPIRED = 1, 2, 3, 4, 5
+
+-- What a reservation takes: {node, position of the last hold, holds (from TAKES: uuid, MiB, cores,
+-- shares, slots, alone per device), places (number of the hold and of the slot within it per share)}.
+local TAKES, HOLD, MAX_ARGS = 3, 6, 4000
+
+local meta =
+  call('HMGET', P .. 'meta', 'ready', 'epoch', 'seq', 'capacity', 'feed', 'floor', 'numbered')
+if ARGV[3] ~= 'any' and (not meta[2] or (ARGV[3] == 'ready' and meta[1] ~= '1')) then
+  return redis.error_reply('NOTREADY')
+end
+local epoch = meta[2] or ''
+local seq, capacity = tonumber(meta[3] or 0), tonumber(meta[4] or 0)
+local feed, floor, numbered = tonumber(meta[5] or 0), tonumber(meta[6] or 0), tonumber(meta[7] or 0)
+local first_seq, first_capacity = seq, capacity
+
+local caches = {nodes = {}, devices = {}, leases = {}}
+local nodes, devices, leases = caches.nodes, caches.devices, caches.leases
+local changed_nodes, changed_devices, inventories = {}, {}, {}
+local freed, due, on, written = {}, {}, {}, {}
+
+local node_formats = {}
+local function node_format(count)
+  local format = node_formats[count]
+  if not format then
+    format = '<BdbI4Bc0Hc0' .. string.rep('dd', count)
+    node_formats[count] = format
+  end
+  return format
+end
+
+local function node_value(node)
+  local name, names, count = node[N_NAME], node[N_NAMES], node[N_COUNT]
+  return packed(node_format(count), count, node[N_VERSION], node[N_KNOWN], node[N_NUMBER], #name,
+    name, #names, names, unpack(node, N_AMOUNTS, N_AMOUNTS + 2 * count - 1))
+end
+
+local function device_value(device)
+  local memory, slots, ok, unit, used, cores, shares, fence, uuid, node, taken, tags =
+    unpack(device, 1, 12)
+  return packed(DEVICE, memory, slots, ok, unit, used, cores, shares, fence, #uuid, uuid, #node,
+    node, #taken, taken, #tags, tags)
+end
+
+-- Leases stay packed until somebody looks at them.
+local readers = {
+  nodes = function(value) return {unpacked(node_format(string.byte(value)), value)} end,
+  devices = function(value) return {unpacked(DEVICE, value)} end,
+  leases = function(value) return value end,
+}
+
+local function fetch(kind, names)
+  local cache, read, asked = caches[kind], readers[kind], {}
+  for i = 1, #names do
+    local name = names[i]
+    if cache[name] == nil then
+      cache[name] = false
+      asked[#asked + 1] = name
+    end
+  end
+  for from = 1, #asked, MAX_ARGS do
+    local found = call('HMGET', P .. kind, unpack(asked, from, math.min(from + MAX_ARGS - 1, #asked)))
+    for i = 1, #found do
+      if found[i] then cache[asked[from + i - 1]] = read(found[i]) end
+    end
+  end
+end
+
+local function node_of(name)
+  if nodes[name] == nil then fetch('nodes', {name}) end
+  return nodes[name]
+end
+
+local function device_of(uuid)
+  if devices[uuid] == nil then fetch('devices', {uuid}) end
+  return devices[uuid]
+end
+
+local function lease_of(pod)
+  if leases[pod] == nil then fetch('leases', {pod}) end
+  return leases[pod]
+end
+
+local function new_node(name)
+  numbered = numbered + 1
+  nodes[name] = {0, 0, 0, numbered, name, ''}
+  return nodes[name]
+end
+
+local function new_device(uuid, node, unit, ok)
+  devices[uuid] = {0, 0, ok, unit, 0, 0, 0, floor, uuid, node, '', ''}
+  return devices[uuid]
+end
+
+-- Rows of nodes and devices without what `struct` leaves behind, to be answered with.
+local function node_row(node)
+  return {unpack(node, 1, N_AMOUNTS + 2 * node[N_COUNT] - 1)}
+end
+
+local function device_row(device)
+  return {unpack(device, 1, D_TAGS)}
+end
+
+local function uuids_on(name)
+  local uuids = call('HGET', P .. 'facts:' .. name, 'uuids')
+  return uuids and decode(uuids) or {}
+end
+
+local function pods_on(node)
+  return call('ZRANGEBYSCORE', P .. 'on', node[N_NUMBER], node[N_NUMBER])
+end
+
+local function touch_node(name)
+  changed_nodes[name] = true
+end
+
+local function next_version()
+  seq = seq + 1
+  return seq
+end
+
+local function free_on(name)
+  freed[name] = true
+end
+
+local function opened(value)
+  return {unpacked(LEASE, value)}
+end
+
+local function put_lease(pod, value)
+  leases[pod] = value
+  written[#written + 1] = pod
+  written[#written + 1] = value
+end
+
+-- Write a lease whose numbers have changed, and return it.
+local function put_changed(pod, lease, value)
+  value = packed(LEASE, unpack(lease, 1, L_LENGTH)) .. string.sub(value, LEASE_BYTES + 1)
+  put_lease(pod, value)
+  return value
+end
+
+local function grants_of(lease, value)
+  return {unpacked('<' .. string.rep(GRANT, lease[L_COUNT]), value, LEASE_BYTES + 1)}
+end
+
+-- What the array at `at` (from 0) takes. One share: node, uuid, MiB, cores, slotted, whole, and what
+-- no script looks at. Else: node, false, all that it takes.
+local function takes_at(text, at)
+  local _, node, uuid, memory, cores, slotted, whole = pieces(text, 6, at + 1)
+  if not uuid then return memory end
+  local slot = slotted and 1 or 0
+  return {node, 8, uuid, memory, cores, 1, slot, (whole or cores == 100) and 1 or 0, 1, slot}
+end
+
+local function takes_of(lease, value)
+  return takes_at(value, LEASE_BYTES + GRANT_BYTES * lease[L_COUNT])
+end
+
+local texts = {}
+local function resources_in(text)
+  local resources = texts[text]
+  if not resources then
+    resources = parse(text)
+    texts[text] = resources
+  end
+  return resources
+end
+
+-- Its tag, resources and pod.
+local function about(lease, value)
+  local _, tag, text, pod =
+    pieces(value, 3, LEASE_BYTES + GRANT_BYTES * lease[L_COUNT] + lease[L_LENGTH] + 1)
+  return tag, resources_in(text), pod
+end

@@ -1,0 +1,62 @@
+-- Pods that wait: how they leave, and what room there is for them.
+
+local function leave_waiting(pods)
+  if #pods == 0 or call('EXISTS', P .. 'waiting') == 0 then return end
+  local found = call('HMGET', P .. 'waiting', unpack(pods))
+  for i, pod in ipairs(pods) do
+    if found[i] then
+      local record = decode(found[i])
+      local member = record[2] .. '|' .. pod
+      call('HDEL', P .. 'waiting', pod)
+      call('ZREM', P .. 'group:' .. record[1], member)
+      call('ZREM', P .. 'verdicts', member)
+      call('ZREM', P .. 'offered', member)
+      if call('HINCRBY', P .. 'groups', record[1], -1) <= 0 then
+        call('HDEL', P .. 'groups', record[1])
+      end
+    end
+  end
+end
+
+local needs, uuids_here = {}, {}
+
+local function need_of(group)
+  if not needs[group] then
+    local need = {}
+    for part in string.gmatch(group, '%d+') do need[#need + 1] = tonumber(part) end
+    needs[group] = need
+  end
+  return unpack(needs[group])
+end
+
+-- Could a pod of the group fit on the node, by its smallest need alone? Says how often.
+local function room_for(group, name)
+  local gpus, units, percent, cores, alone, slotted = need_of(group)
+  if gpus == 0 then return 1 end
+  if not uuids_here[name] then
+    uuids_here[name] = uuids_on(name)
+    fetch('devices', uuids_here[name])
+  end
+  local times, fitting = 0, 0
+  for _, uuid in ipairs(uuids_here[name]) do
+    local device = devices[uuid]
+    if device and device[D_OK] == 1 and device[D_NODE] == name and device[D_CORES] < 100
+      and not (alone == 1 and device[D_SHARES] > 0) then
+      local unit, need = device[D_UNIT], device[D_MEMORY]
+      if percent > 0 then
+        need = math.floor(math.floor(device[D_MEMORY] / unit) * percent / 100) * unit
+      elseif units > 0 then
+        need = units * unit
+      end
+      local n = need > 0 and math.floor((device[D_MEMORY] - device[D_USED]) / need) or 64
+      if cores > 0 then n = math.min(n, math.floor((100 - device[D_CORES]) / cores)) end
+      if slotted == 1 then n = math.min(n, device[D_SLOTS] - device[D_SHARES]) end
+      if n > 0 then
+        fitting = fitting + 1
+        times = times + n
+      end
+    end
+  end
+  if fitting < gpus then return 0 end
+  return math.max(1, math.floor(times / gpus))
+end

@@ -1,0 +1,140 @@
+-- What fits where, and what a lease changes in totals and indexes.
+
+-- Slots: a string of 0 and 1, one character per slot number, cut off after the last one used.
+
+local function lowest_slot(taken)
+  local at = string.find(taken, '0', 1, true)
+  return at and at - 1 or #taken
+end
+
+local function with_slot(taken, slot, mark)
+  if slot == #taken then return taken .. mark end
+  if slot >= #taken then taken = taken .. string.rep('0', slot + 1 - #taken) end
+  return string.sub(taken, 1, slot) .. mark .. string.sub(taken, slot + 2)
+end
+
+local function has_tag(device, tag)
+  return string.find(device[D_TAGS], '\n' .. tag .. '\n', 1, true)
+end
+
+local function with_tag(device, tag, sign)
+  local tags = device[D_TAGS]
+  if sign > 0 then return (tags == '' and '\n' or tags) .. tag .. '\n' end
+  local from, to = has_tag(device, tag)
+  if not from then return tags end
+  local left = string.sub(tags, 1, from) .. string.sub(tags, to + 1)
+  return left == '\n' and '' or left
+end
+
+-- Where the room of each of a node's resources is; what is used of it is behind it.
+local schemas = {}
+local function schema_of(node)
+  local names = node[N_NAMES]
+  local schema = schemas[names]
+  if not schema then
+    schema = {}
+    local at = N_AMOUNTS
+    for name in string.gmatch(names, '[^\n]+') do
+      schema[name] = at
+      at = at + 2
+    end
+    schemas[names] = schema
+  end
+  return schema
+end
+
+local function add_resource(node, name, room, used)
+  local at = N_AMOUNTS + 2 * node[N_COUNT]
+  node[at], node[at + 1] = room, used
+  node[N_COUNT] = node[N_COUNT] + 1
+  node[N_NAMES] = node[N_NAMES] .. name .. '\n'
+  return at
+end
+
+-- Positions of the room for `resources` (0: there is none), each before its amount.
+local positions = {}
+local function places_of(resources, node)
+  local known, names = positions[resources], node[N_NAMES]
+  if not known then
+    known = {}
+    positions[resources] = known
+  end
+  local places = known[names]
+  if not places then
+    local schema = schema_of(node)
+    places = {}
+    for i = 1, #resources, 2 do
+      places[i], places[i + 1] = schema[resources[i]] or 0, resources[i + 1]
+    end
+    known[names] = places
+  end
+  return places
+end
+
+-- Count in the node's and its devices' totals (sign 1) or take out again (sign -1).
+local function count(takes, resources, tag, sign)
+  local name = takes[1]
+  local node = nodes[name]
+  local places = places_of(resources, node)
+  for i = 1, #places, 2 do
+    local at = places[i]
+    if at == 0 then at = add_resource(node, resources[i], 0, 0) end
+    node[at + 1] = node[at + 1] + sign * places[i + 1]
+  end
+  changed_nodes[name] = true
+  for h = TAKES, takes[2], HOLD do
+    local uuid = takes[h]
+    local device = devices[uuid]
+    device[D_USED] = device[D_USED] + sign * takes[h + 1]
+    device[D_CORES] = device[D_CORES] + sign * takes[h + 2]
+    device[D_SHARES] = device[D_SHARES] + sign * takes[h + 3]
+    if tag ~= '' then device[D_TAGS] = with_tag(device, tag, sign) end
+    changed_devices[uuid] = true
+  end
+end
+
+-- Why a device cannot take a hold, or nil. The order is that of shared.model.device.refusal_of.
+local function device_refusal(device, node_name, holds, h, tag)
+  if not device then return 'device-unknown' end
+  if device[D_NODE] ~= node_name then return 'device-moved' end
+  if device[D_OK] ~= 1 then
+    return device[D_OK] == 2 and 'device-closed' or 'device-unhealthy'
+  end
+  if holds[h + 4] > 0 and device[D_SHARES] + holds[h + 3] > device[D_SLOTS] then return 'slots' end
+  if tag ~= '' and has_tag(device, tag) then return 'tag' end
+  if device[D_USED] + holds[h + 1] > device[D_MEMORY] then return 'memory' end
+  if device[D_CORES] + holds[h + 2] > 100 then return 'cores' end
+  if holds[h + 5] == 1 and device[D_SHARES] > 0 then return 'alone' end
+  if device[D_CORES] >= 100 then return 'held-alone' end
+end
+
+local function fits(takes, resources, tag)
+  local name = takes[1]
+  local node = node_of(name)
+  if not node or node[N_KNOWN] ~= 1 then return 'node-unknown' end
+  local places = places_of(resources, node)
+  for i = 1, #places, 2 do
+    local at, amount = places[i], places[i + 1]
+    if amount > 0 and (at == 0 or node[at + 1] + amount > node[at]) then
+      return 'resource:' .. resources[i]
+    end
+  end
+  for h = TAKES, takes[2], HOLD do
+    local why = device_refusal(device_of(takes[h]), name, takes, h, tag)
+    if why then return why .. ' of ' .. takes[h] end
+  end
+end
+
+-- Note a new lease in the indexes.
+local function index_lease(pod, node, expires_at)
+  on[#on + 1] = node[N_NUMBER]
+  on[#on + 1] = pod
+  if expires_at > 0 then
+    local pods = due[expires_at]
+    if not pods then
+      pods = {}
+      due[expires_at] = pods
+    end
+    pods[#pods + 1] = pod
+  end
+end
