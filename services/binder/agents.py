@@ -14,9 +14,11 @@ class BusAgents:
         self.bus = bus
 
     async def has_ended(self, node: NodeName, pod: PodUid) -> bool:
-        """Tell whether the pod's last container has ended.
+        """Tell whether the pod's last container has ended; while nobody can be asked, it has not.
 
         Raises UnavailableError if the node's agent does not answer.
         """
+        if not self.bus.connected:
+            return False
         question = EndAsked(node=node, pod=pod)
         return (await self.bus.ask(question, EndTold, timeout_s=ANSWER_S)).ended

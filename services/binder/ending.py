@@ -17,6 +17,8 @@ from shared.runtime.clock import Clock
 ASK_EVERY_S = 1.0
 SILENCE_S = 25.0
 """An agent that says nothing for this long is taken for dead, and its pods with it."""
+SILENCES = 10
+"""So many questions must have had no answer: a binder that slept heard nobody."""
 ASKING_MAX = 64
 
 
@@ -33,10 +35,12 @@ class Agents(Protocol):
 
 @dataclass(slots=True)
 class Vanishing:
-    """A lease whose pod is gone, and when its agent was last heard, or first asked."""
+    """A lease whose pod is gone, when its agent was last heard (or first asked), and since then."""
 
     lease: Lease
     heard_at: float
+    unanswered: int = 0
+    """Questions that had no answer."""
 
 
 class Endings:
@@ -70,6 +74,11 @@ class Endings:
             try:
                 ended = await self.agents.has_ended(lease.node, lease.pod)
             except UnavailableError:
-                return self.clock.now() - vanishing.heard_at >= self.silence_s
-        vanishing.heard_at = self.clock.now()
+                return self._is_silent(vanishing)
+        vanishing.heard_at, vanishing.unanswered = self.clock.now(), 0
         return ended
+
+    def _is_silent(self, vanishing: Vanishing) -> bool:
+        vanishing.unanswered += 1
+        silent_s = self.clock.now() - vanishing.heard_at
+        return vanishing.unanswered >= SILENCES and silent_s >= self.silence_s

@@ -85,11 +85,11 @@ class Keeper:
         for lease in await self.ledger.load(pods):
             if lease is None:
                 continue
-            if lease.state is LeaseState.ACTIVE:
-                self.endings.await_end(lease)
-            else:
+            if lease.state is LeaseState.RESERVED:
                 ending.append(lease)
-        return await self.release_unmoved(ending, reason="the pod was deleted before it started")
+            else:  # the kubelet may have been told, and the word of it may be on its way
+                self.endings.await_end(lease)
+        return await self.release_unmoved(ending, reason="the pod was deleted before it was bound")
 
     async def release_unmoved(self, leases: Sequence[Lease], *, reason: str) -> list[Lease]:
         """End leases as they were read. Raises ConflictError if one of them has moved on since."""

@@ -24,6 +24,7 @@ from shared.model.events import (
     LeaseChanged,
     LeasesAsked,
     LeasesTold,
+    ListingWanted,
     NodeChanged,
     PlacementChosen,
     PlacementRefused,
@@ -39,6 +40,7 @@ from shared.runtime.clock import Clock
 from shared.runtime.service import answers, handles, loops
 
 ASK_S = 1.0
+ENDED = "the reservation had ended before it was bound"
 REBUILD_S = 0.5
 
 
@@ -86,16 +88,21 @@ class Binder:
     ) -> list[PodBound | BindingFailed | LeaseChanged]:
         """Commit the leases, tell their nodes, bind the pods; give back what cannot be bound.
 
-        A lease that expired or moved on is dropped: nothing is sent for it. Pods whose outcome
-        nobody knows yet bring the batch back after a pause; what is known by then is said at once.
+        A lease that moved on is dropped: nothing is sent for it; one that has ended has failed, and
+        its pod, if it still waits, is told of again. Pods whose outcome nobody knows yet bring the
+        batch back after a pause; what is known by then is said at once.
         """
         chosen = {event.lease.pod: event for event in events}
         committed = await self.ledger.bind([event.lease for event in chosen.values()])
         leases = [lease for lease in committed if isinstance(lease, Lease)]
+        late = [
+            stale.pod for stale in committed if not isinstance(stale, Lease) and not stale.stored
+        ]
         await self.bus.publish([LeaseChanged(lease=lease) for lease in leases])
         traces = [chosen[lease.pod].trace or lease.trace for lease in leases]
         verdicts = await self.poster.post(list(zip(leases, traces, strict=True)))
         said = await self._say(leases, traces, verdicts)
+        said += [_failure(chosen[pod].lease, ENDED, chosen[pod].trace) for pod in late]
         unknown = [v.reason for v in verdicts if v.outcome is Outcome.UNKNOWN]
         if unknown:
             await self.bus.publish(said)
@@ -117,7 +124,7 @@ class Binder:
                 self.events.note(bound_note(lease), once=True)
             elif verdict.failed:
                 failed.append(lease)
-                said.append(_failure(lease, verdict, trace))
+                said.append(_failure(lease, verdict.reason, trace))
                 self.events.note(lease_note(lease, "FailedBinding", verdict.reason))
         if failed:
             pods = [lease.pod for lease in failed]
@@ -218,21 +225,30 @@ class Binder:
 
     @loops
     async def expire_reservations(self) -> None:
-        """End reservations that nobody bound in time."""
+        """End reservations that nobody bound in time.
+
+        Whenever this or an offer had no answer, all waiting pods are told of again.
+        """
         while True:
-            failures = await self.sweeper.expire()
-            if failures:
-                await self.bus.publish(failures)
+            if self.sweeper.in_doubt:
+                await self.ledger.epoch()
+                await self.bus.publish([ListingWanted(reason="the ledger or NATS was away")])
+                self.sweeper.in_doubt = False
+            with self.sweeper.doubting():
+                failures = await self.sweeper.expire()
+                if failures:
+                    await self.bus.publish(failures)
             await self.clock.sleep(SWEEP_S)
 
     @loops
     async def offer_capacity(self) -> None:
         """Offer what was freed to the pods that wait for it."""
         while True:
-            offers = await self.sweeper.offer()
-            if offers:
-                await self.bus.publish(offers)
-            else:
+            with self.sweeper.doubting():
+                offers = await self.sweeper.offer()
+                if offers:
+                    await self.bus.publish(offers)
+            if not offers:
                 await self.sweeper.wait()
 
     @loops
@@ -261,11 +277,11 @@ class Binder:
         return ended
 
 
-def _failure(lease: Lease, verdict: Verdict, trace: str) -> BindingFailed:
+def _failure(lease: Lease, reason: str, trace: str) -> BindingFailed:
     return BindingFailed(
         pod=lease.pod,
         namespace=lease.namespace,
         name=lease.name,
-        reason=verdict.reason,
+        reason=reason,
         trace=trace,
     )

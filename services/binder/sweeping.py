@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+from collections.abc import Iterator
 
 from services.binder.ledger import Ledger
+from shared.model.errors import UnavailableError
 from shared.model.events import BindingFailed, PodQueued
 from shared.runtime.clock import Clock
 
@@ -23,6 +25,17 @@ class Sweeper:
         self._freed = asyncio.Event()
         self._offered_for = -1
         self._offered_at = 0.0
+        self.in_doubt = False
+        """Something may have been ended or offered, and nobody was told."""
+
+    @contextlib.contextmanager
+    def doubting(self) -> Iterator[None]:
+        """Note it if what is done here has no answer: it may have been done all the same."""
+        try:
+            yield
+        except UnavailableError:
+            self.in_doubt = True
+            raise
 
     def freed(self) -> None:
         """Say that something was freed here: it is offered without delay."""

@@ -25,7 +25,7 @@ from nats.js import JetStreamContext
 from nats.js.api import ConsumerConfig, DeliverPolicy, RetentionPolicy, StorageType, StreamConfig
 
 from shared.clients import wire
-from shared.model.errors import RequestError, UnavailableError
+from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.events import Delivery, Event, ListingWanted
 
 logger = logging.getLogger(__name__)
@@ -237,7 +237,7 @@ class Bus:
         async def heard(message: Msg) -> None:
             try:
                 answered = await reply(wire.decode(message.data, kind)[0])
-            except (RequestError, UnavailableError) as error:
+            except LeaseholdError as error:
                 logger.warning("no answer to %s: %s", kind.subject, error)
                 return
             await message.respond(wire.encode([answered]))
@@ -301,7 +301,7 @@ class Bus:
                 events[0],
             )
 
-    async def _send(  # noqa: PLR0917 - one message, as `publish` puts it together
+    async def _send(
         self, kind: type[Event], route: str, events: list[Event], data: bytes, traceparent: str
     ) -> None:
         headers = {"traceparent": traceparent} if traceparent else None

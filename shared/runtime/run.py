@@ -102,6 +102,11 @@ class Runner:
             )
             try:
                 answer: Event = await method(inside)
+            except LeaseholdError:
+                raise
+            except Exception as error:
+                logger.exception("%s met a bug", role.method)
+                raise UnavailableError(f"{role.method} met a bug: {error!r}") from error
             finally:
                 telemetry.end(spans)
             return answer

@@ -206,6 +206,25 @@ async def test_a_question_reaches_the_node_it_is_for(server: NatsServer) -> None
         task.cancel()
 
 
+async def test_a_bug_in_an_answer_is_logged_and_the_next_question_answered(
+    server: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Buggy(Ending):
+        @answers
+        async def ended(self, event: EndAsked) -> EndTold:
+            return EndTold(ended=bool(1 / len(event.pod)))
+
+    async with Bus.connect(server.url, name="test") as bus:
+        task = await running("node-agent", Buggy(), bus)
+
+        with pytest.raises(UnavailableError):
+            await bus.ask(EndAsked(node=NodeName("node-a"), pod=PodUid("")), EndTold, timeout_s=0.5)
+
+        assert "ended met a bug" in caplog.text
+        assert (await bus.ask(EndAsked(node=NodeName("node-a"), pod=PodUid("p")), EndTold)).ended
+        task.cancel()
+
+
 async def test_nested_maps_and_sets_survive_the_wire(server: NatsServer) -> None:
     async with Bus.connect(server.url, name="test") as bus:
         facts = NodeFacts(name=NodeName("a.b"), allocatable={"cpu": 4000}, labels={"x": "y"})

@@ -40,13 +40,13 @@ async def test_the_node_hears_of_the_lease_before_the_post() -> None:
     assert heard == [LeaseState.BOUND]
 
 
-async def test_an_expired_lease_is_never_posted() -> None:
+async def test_an_expired_lease_is_never_posted_and_its_pod_told_of_again() -> None:
     world = World()
 
     async with running(world.binder.post_bindings):
         said = await world.binder.bind_pods(chosen(lease()))
 
-    assert not said
+    assert [type(event) for event in said] == [BindingFailed]
     assert not world.pods.posts
     assert not world.bus.published
 

@@ -1,12 +1,13 @@
 """The binder keeps the ledger in step: ends, activations, inventory, sweeps, listings, rebuild."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from services.binder.binding import PodSeen
 from services.binder.service import Binder
-from shared.model.errors import ConflictError
+from shared.model.errors import ConflictError, UnavailableError
 from shared.model.events import (
     Activation,
     BindingFailed,
@@ -92,15 +93,17 @@ async def test_a_pod_that_is_over_ends_its_lease_at_once(phase: str) -> None:
     assert not world.agents.asked
 
 
-@pytest.mark.parametrize("state", [LeaseState.RESERVED, LeaseState.BOUND])
-async def test_a_pod_deleted_before_it_started_ends_its_lease_at_once(state: LeaseState) -> None:
-    world = World(in_state(state))
+async def test_a_pod_deleted_before_it_was_bound_ends_its_lease_at_once() -> None:
+    world = World(in_state(LeaseState.RESERVED))
 
     assert len(await world.binder.end_leases([gone()])) == 1
 
 
-async def test_a_pod_deleted_by_force_keeps_its_lease_until_its_agent_says_it_ended() -> None:
-    world = World(in_state(LeaseState.ACTIVE))
+@pytest.mark.parametrize("state", [LeaseState.BOUND, LeaseState.ACTIVE])
+async def test_a_pod_deleted_by_force_keeps_its_lease_until_its_agent_says_it_ended(
+    state: LeaseState,
+) -> None:
+    world = World(in_state(state))
     pod = lease().pod
     world.agents.answers[pod] = False
 
@@ -126,15 +129,46 @@ async def test_an_agent_that_stays_silent_is_waited_for_25_s() -> None:
     world = World(in_state(LeaseState.ACTIVE))
     await world.binder.end_leases([gone()])
 
-    world.clock.advance(24.0)
-    assert not await world.binder.keeper.end_asked()
+    for _ in range(24):
+        world.clock.advance(1.0)
+        assert not await world.binder.keeper.end_asked()
     world.clock.advance(1.0)
 
     assert len(await world.binder.keeper.end_asked()) == 1
 
 
+async def test_a_binder_that_slept_does_not_take_its_agents_for_dead() -> None:
+    world = World(in_state(LeaseState.ACTIVE))
+    await world.binder.end_leases([gone()])
+
+    world.clock.advance(60.0)
+    assert not await world.binder.keeper.end_asked()
+    world.agents.answers[lease().pod] = True
+
+    assert len(await world.binder.keeper.end_asked()) == 1
+
+
+@pytest.mark.parametrize("loop", ["expire_reservations", "offer_capacity"])
+async def test_after_a_call_without_an_answer_all_waiting_pods_are_told_again(loop: str) -> None:
+    world = World()
+    answers = world.ledger.capacity, world.ledger.expire
+
+    async def silence(*_: object) -> Any:
+        raise UnavailableError("no answer")
+
+    world.ledger.capacity = world.ledger.expire = silence  # type: ignore[method-assign]
+    with pytest.raises(UnavailableError):
+        await getattr(world.binder, loop)()
+    world.ledger.capacity, world.ledger.expire = answers  # type: ignore[method-assign]
+
+    async with running(world.binder.expire_reservations):
+        await until(lambda: world.clock.sleepers)
+
+    assert [type(event) for event in world.bus.published] == [ListingWanted]
+
+
 async def test_the_end_of_a_lease_wakes_those_that_wait() -> None:
-    world = World(in_state(LeaseState.BOUND))
+    world = World(in_state(LeaseState.RESERVED))
     waiting = PodQueued(
         pod=PodUid("uid-w"),
         namespace=Namespace("default"),
