@@ -49,14 +49,19 @@ def audit(facts: Facts, wrong: Sequence[Difference]) -> RenderableType:
     """Say what was checked and list what does not add up."""
     nodes, devices, leases = account_numbers(facts.accounts)
     checked = (
-        f"{leases} leases on {devices} devices of {nodes} nodes, {len(facts.pods)} pods, "
-        f"checkpoints of {len(facts.activations)} agents"
+        f"{_count(leases, 'lease')} on {_count(devices, 'device')} of {_count(nodes, 'node')}, "
+        f"{_count(len(facts.pods), 'pod')}, the checkpoints of "
+        f"{_count(len(facts.activations), 'agent')}"
     )
     if not wrong:
         return Text(f"clean: {checked} agree", style="green")
-    lines = [Text(f"{len(wrong)} differences among {checked}", style="bold red")]
+    lines = [Text(f"{_count(len(wrong), 'difference')} among {checked}", style="bold red")]
     lines += [Text(f"{one.invariant}  {one.subject}: {one.text}") for one in wrong]
     return Group(*lines)
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
 def explanation(answer: Answer) -> RenderableType:

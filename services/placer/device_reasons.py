@@ -48,7 +48,9 @@ def why_no_devices(request: PodRequest, node: NodeState) -> Blocked:
     in_question = Counter({code: n for code, n in counts.items() if code not in EXCLUSIONS})
     code = (in_question or counts).most_common(1)[0][0]
     fitting = len(node.devices) - len(refusals)
-    return Blocked(code, NODE_TEXTS[code], f"{most} GPUs wanted, {fitting} of those there fit")
+    return Blocked(
+        code, NODE_TEXTS[code], f"{most} GPU{'s' * (most > 1)} wanted, {fitting} of those there fit"
+    )
 
 
 def verdicts_on(request: PodRequest, node: NodeState) -> tuple[DeviceVerdict, ...]:

@@ -19,7 +19,7 @@ def hint_for(request: PodRequest, nearest: Near) -> str:
     if code in _HINTS:
         return _HINTS[code](request, nearest)
     if code.startswith(("Insufficient", "TooMany")):
-        return f"the nearest node is {nearest[0][0].name}: {nearest[0][1].numbers}"
+        return f"ask for less: {nearest[0][1].numbers} on the nearest node"
     return f"look at node {nearest[0][0].name} first"
 
 
@@ -61,7 +61,9 @@ def _allowed(request: PodRequest, device: DeviceState) -> bool:
 def _for_trigger(request: PodRequest, nearest: Near) -> str:
     missing = [name for name in request.triggers if name not in nearest[0][0].served]
     name = missing[0] if missing else "the resource"
-    return f"no fitting node serves {name}: is a node agent running there?"
+    return (
+        f"run a node agent whose --dialects and --gpu-strategy serve {name}: no fitting node does"
+    )
 
 
 def _saying(text: str) -> Callable[[PodRequest, Near], str]:
@@ -74,7 +76,9 @@ _HINTS: Mapping[str, Callable[[PodRequest, Near], str]] = {
     "NotEnoughGpus": _for_count,
     "ResourceNotServed": _for_trigger,
     "NoGpus": _saying("no node that the pod may use has a GPU: is a node agent running there?"),
-    "GpuSlotsTaken": _saying("wait for a share to end, or let the agent cut devices into more"),
+    "GpuSlotsTaken": _saying(
+        "wait for a share to end, or raise --device-split-count of the node agents"
+    ),
     "GpuGroupSpread": _saying("add a device, or take the spread policy off the pod group"),
     "GpuNotIdle": _saying("ask for less than 100 % of the cores, or wait for a device to be idle"),
     "GpuHeldAlone": _saying("wait for a device that is held alone to be given back"),

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from shared.model.node import NodeFacts, Taint
+from shared.model.quantity import amount_text
 from shared.model.request import NodeDemands, NodeTerm, PodRequest, Toleration
 
 UNSCHEDULABLE = Taint(key="node.kubernetes.io/unschedulable", effect="NoSchedule")
@@ -158,7 +159,8 @@ def lacks(free: Mapping[str, int], wanted: Iterable[tuple[str, int]]) -> bool:
 
 
 def _insufficient(name: str, amount: int, there: int) -> Blocked:
-    numbers = f"{amount} of {name} wanted, {max(there, 0)} free"
+    free = amount_text(name, max(there, 0))
+    numbers = f"{amount_text(name, amount)} of {name} wanted, {free} free"
     if name == "pods":
         return Blocked("TooManyPods", "Too many pods", numbers)
     words = name.replace("/", "-").replace(".", "-").split("-")

@@ -75,7 +75,8 @@ def _widest(node: NodeState) -> int:
 
 
 def _spelled_out(request: PodRequest, node: NodeState, blocked: Blocked) -> NodeVerdict:
-    reason = f"{blocked.text} ({blocked.numbers})" if blocked.numbers else blocked.text
+    text = blocked.text.replace("node(s) were ", "it was ").replace("node(s) ", "it ")
+    reason = f"{text} ({blocked.numbers})" if blocked.numbers else text
     devices = verdicts_on(request, node) if "Gpu" in blocked.code and request.containers else ()
     return NodeVerdict(node=node.name, reason=reason, devices=devices)
 

@@ -22,6 +22,7 @@ _SUFFIXES: Mapping[str, Fraction] = {
     },
     **{f"{s}i": Fraction(1024**power) for power, s in enumerate("KMGTPE", start=1)},
 }
+_BYTES = frozenset({"memory", "ephemeral-storage"})
 REMEMBERED = 4096
 """Quantities whose reading is remembered: a cluster writes few different ones, very often."""
 _NUMBER = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))(?:[eE]([+-]?\d{1,3})|([numkMGTPE]|[KMGTPE]i|))")
@@ -62,3 +63,15 @@ def parse_resources(resources: Mapping[str, str | int | float]) -> dict[str, int
         name: parse_cpu_m(text) if name == "cpu" else parse_count(text)
         for name, text in resources.items()
     }
+
+
+def amount_text(name: str, amount: int) -> str:
+    """Write an amount as `parse_resources` counts it, as people do: 1500m, 64, 251.4Gi."""
+    if name == "cpu":
+        return f"{amount}m" if amount % 1000 else str(amount // 1000)
+    if name not in _BYTES and not name.startswith("hugepages-"):
+        return str(amount)
+    for power, suffix in ((3, "Gi"), (2, "Mi"), (1, "Ki")):
+        if amount >= 1024**power:
+            return f"{amount / 1024**power:.1f}".removesuffix(".0") + suffix
+    return str(amount)

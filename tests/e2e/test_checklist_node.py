@@ -69,6 +69,35 @@ async def up(whole: Stack) -> AsyncIterator[Stack]:
     await cleared(whole)
 
 
+async def test_item_40_restarts_of_agent_and_kubelet_leave_pods_alone_and_pending_ones_are_honoured(
+    up: Stack,
+) -> None:
+    async with agent(up) as process:
+        await node_shows(up, SPARE, {VGPU: 80})
+        kept = await runs(up, asking("kept", vgpu(memory=1000), node=SPARE))
+        before, answer = state_of(up, kept), await told(up, kept)
+        process.kill()
+        await process.wait()
+    await node_shows(up, SPARE, {VGPU: 0})
+
+    text = await refused(up, asking("late", vgpu(memory=2000), node=SPARE))
+    await restart_kubelet(up, SPARE)
+    async with agent(up):
+        late = await up.until("late", running)
+        await restart_kubelet(up, SPARE)
+        await node_shows(up, SPARE, {VGPU: 80})
+        after = await runs(up, asking("after", vgpu(memory=3000), node=SPARE))
+
+        assert (await up.pod("kept"))["status"]["phase"] == "Running"
+        assert state_of(up, kept) == before
+        assert await told(up, kept) == answer
+        assert (await told(up, late)).envs["CUDA_DEVICE_MEMORY_LIMIT_0"] == "2000m"
+        assert (await told(up, after)).envs["CUDA_DEVICE_MEMORY_LIMIT_0"] == "3000m"
+        await up.audit()
+        await cleared(up)
+    assert "1 node(s) did not serve volcano.sh/vgpu-number" in text
+
+
 async def test_item_8_a_gpushare_container_gets_exactly_three_variables(up: Stack) -> None:
     pod = await runs(up, asking("one", {MEMORY: 1024}))
 
@@ -258,35 +287,6 @@ async def shows_note(up: Stack, node: str, key: str, text: str) -> None:
     async with asyncio.timeout(20):
         while notes_of(json.loads(await up.kube.read(f"/api/v1/nodes/{node}"))).get(key) != text:
             await asyncio.sleep(0.05)
-
-
-async def test_item_40_restarts_of_agent_and_kubelet_leave_pods_alone_and_pending_ones_are_honoured(
-    up: Stack,
-) -> None:
-    async with agent(up) as process:
-        await node_shows(up, SPARE, {VGPU: 80})
-        kept = await runs(up, asking("kept", vgpu(memory=1000), node=SPARE))
-        before, answer = state_of(up, kept), await told(up, kept)
-        process.kill()
-        await process.wait()
-    await node_shows(up, SPARE, {VGPU: 0})
-
-    text = await refused(up, asking("late", vgpu(memory=2000), node=SPARE))
-    await restart_kubelet(up, SPARE)
-    async with agent(up):
-        late = await up.until("late", running)
-        await restart_kubelet(up, SPARE)
-        await node_shows(up, SPARE, {VGPU: 80})
-        after = await runs(up, asking("after", vgpu(memory=3000), node=SPARE))
-
-        assert (await up.pod("kept"))["status"]["phase"] == "Running"
-        assert state_of(up, kept) == before
-        assert await told(up, kept) == answer
-        assert (await told(up, late)).envs["CUDA_DEVICE_MEMORY_LIMIT_0"] == "2000m"
-        assert (await told(up, after)).envs["CUDA_DEVICE_MEMORY_LIMIT_0"] == "3000m"
-        await up.audit()
-        await cleared(up)
-    assert "1 node(s) did not serve volcano.sh/vgpu-number" in text
 
 
 async def test_item_17_a_list_that_no_kubelet_takes_ends_the_agent_with_the_factor_needed(

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from shared.model.errors import ConflictError, RequestError
 from shared.model.lease import LIVE, TRANSITIONS, LeaseState, Share, bookings, step
 from shared.model.names import DeviceUuid
-from shared.model.quantity import parse_count, parse_cpu_m, parse_resources
+from shared.model.quantity import amount_text, parse_count, parse_cpu_m, parse_resources
 
 
 @pytest.mark.parametrize(
@@ -39,6 +39,21 @@ def test_cpu_is_read_in_thousandths_rounded_up(text: str | int, thousandths: int
 def test_what_is_no_quantity_is_named(text: str) -> None:
     with pytest.raises(RequestError, match="quantity"):
         parse_count(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "amount", "text"),
+    [
+        ("cpu", 64_000, "64"),
+        ("cpu", 1500, "1500m"),
+        ("memory", 400 * 2**30, "400Gi"),
+        ("ephemeral-storage", 1536 * 2**20, "1.5Gi"),
+        ("memory", 10, "10"),
+        ("pods", 110, "110"),
+    ],
+)
+def test_amounts_are_written_as_people_write_them(name: str, amount: int, text: str) -> None:
+    assert amount_text(name, amount) == text
 
 
 def test_a_resource_list_knows_which_entry_is_cpu() -> None:

@@ -153,7 +153,7 @@ def test_resources_count_what_leases_and_other_pods_take() -> None:
     assert insufficient({"cpu": 500, "pods": 1}, free) is None
     assert not lacks(free, {"cpu": 500, "pods": 1}.items())
     assert insufficient({"cpu": 501}, free) == Blocked(
-        "InsufficientCpu", "Insufficient cpu", "501 of cpu wanted, 500 free"
+        "InsufficientCpu", "Insufficient cpu", "501m of cpu wanted, 500m free"
     )
     assert lacks(free, {"cpu": 501}.items())
 

@@ -65,7 +65,7 @@ def test_the_nearest_nodes_are_spelled_out_with_numbers_and_a_hint() -> None:
 
     assert refusal.nearest[0] == NodeVerdict(
         node=NodeName("near"),
-        reason="Insufficient GPU memory (1 GPUs wanted, 0 of those there fit)",
+        reason="Insufficient GPU memory (1 GPU wanted, 0 of those there fit)",
         devices=(
             DeviceVerdict(
                 device=device("GPU-near").uuid,
@@ -96,9 +96,10 @@ def test_a_refusal_is_permanent_where_no_end_of_other_pods_helps(
 def test_a_resource_that_nobody_serves_points_at_the_agent() -> None:
     refusal = refused(request(gpu(memory=1)), ledger_node("n1", device(), served=()))
 
-    assert (
-        refusal.hint
-        == "no fitting node serves volcano.sh/vgpu-number: is a node agent running there?"
+    assert refusal.nearest[0].reason == "it did not serve volcano.sh/vgpu-number"
+    assert refusal.hint == (
+        "run a node agent whose --dialects and --gpu-strategy serve volcano.sh/vgpu-number: no "
+        "fitting node does"
     )
 
 
