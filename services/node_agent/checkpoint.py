@@ -40,7 +40,7 @@ class Checkpoint:
         self.entries: dict[tuple[PodUid, str, str], Entry] = {}
         self.fences: dict[str, Fence] = {}
         self.lost = False
-        """A file was there and could not be read: what it held must be found elsewhere."""
+        """There is no file, or none that can be read: what the kubelet holds is found elsewhere."""
         self._writing = asyncio.Lock()
 
     async def load(self) -> None:
@@ -109,6 +109,7 @@ class Checkpoint:
         try:
             data = self.path.read_bytes()
         except FileNotFoundError:
+            self.lost = True
             return Content()
         try:
             content = msgspec.json.decode(data, type=Content)

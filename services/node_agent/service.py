@@ -273,7 +273,7 @@ class NodeAgent:
         return not self.record.lost
 
     async def _rebuild(self) -> None:
-        """Write the lost checkpoint anew from PodResources and leases."""
+        """Write the lost checkpoint anew from PodResources and leases; a new node's is empty."""
         facts = self.answering.facts
         if facts is None:
             return
@@ -284,10 +284,12 @@ class NodeAgent:
             await self.answering.finding.held.list_held(),
             now=self.clock.now(),
         )
-        for entry in entries:
+        lost = [entry for entry in entries if entry.activation.pod not in self.record.pods]
+        for entry in lost:
             await self.record.save(entry)
         self.record.lost = False
-        logger.warning("the checkpoint was rebuilt with %d entries", len(entries))
+        if lost:
+            logger.warning("the checkpoint was rebuilt with %d entries", len(lost))
         self._report.set()
 
     @loops

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -220,6 +221,19 @@ async def test_a_damaged_checkpoint_is_rebuilt_from_the_kubelet_and_the_leases()
 
             assert agent.record.activations[0].name == "one"
             assert (at.root / "agent" / "checkpoint.damaged").exists()
+
+
+async def test_a_checkpoint_that_was_deleted_is_rebuilt_and_restarts_are_agreed_to() -> None:
+    async with site() as at:
+        async with at.running():
+            at.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
+            await at.node.phase("one", "Running")
+        ids = list((await at.node.held())["one", "main"])
+        shutil.rmtree(at.root / "agent")
+        async with at.running() as agent:
+            await eventually(lambda: agent.record.activations)
+
+            await agent.answering.pre_start(NUMBER, ids)
 
 
 async def test_23_the_same_question_gets_the_same_answer_also_after_a_restart() -> None:

@@ -59,6 +59,15 @@ async def test_a_damaged_checkpoint_is_set_aside(tmp_path: Path) -> None:
     assert record.activations == ()
 
 
+async def test_a_checkpoint_that_is_not_there_may_have_been_lost(tmp_path: Path) -> None:
+    record = Checkpoint(tmp_path / "agent" / "checkpoint.json", "node-0")
+
+    await record.load()
+
+    assert record.lost
+    assert not list(tmp_path.iterdir())
+
+
 async def test_a_checkpoint_of_another_node_is_set_aside(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.json"
     await Checkpoint(path, "node-1").save(entry())
