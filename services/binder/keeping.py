@@ -29,13 +29,17 @@ class Keeper:
 
     async def save_nodes(self, events: Sequence[NodeChanged]) -> None:
         """Save the newest facts of each node, or take it out."""
-        newest = {event.facts.name: event for event in events}
+        newest: dict[NodeName, NodeChanged] = {}
+        for event in events:
+            known = newest.get(event.facts.name)
+            if known is None or known.seen_at <= event.seen_at:
+                newest[event.facts.name] = event
         for name, event in newest.items():
             if event.gone:
                 await self.ledger.remove_node(name)
                 self._activated.pop(name, None)
             else:
-                await self.ledger.save_node(event.facts)
+                await self.ledger.save_node(event.facts, seen_at=event.seen_at)
 
     async def save_devices(self, events: Sequence[DeviceReported]) -> None:
         """Save each node's newest report, and activate what its agent says it has activated."""

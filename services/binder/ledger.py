@@ -50,8 +50,8 @@ class Ledger(Protocol):
         """Take in what a node's agent reports; tell whether anything changed."""
         ...
 
-    async def save_node(self, facts: NodeFacts) -> bool:
-        """Take in a node's facts; tell whether anything changed."""
+    async def save_node(self, facts: NodeFacts, *, seen_at: float = 0.0) -> bool:
+        """Take in a node's facts, unless newer ones are there; tell whether anything changed."""
         ...
 
     async def remove_node(self, name: NodeName) -> bool:

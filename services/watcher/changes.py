@@ -145,35 +145,37 @@ class Nodes:
         self.seen: dict[NodeName, NodeFacts] = {}
         self.told: dict[NodeName, NodeFacts] = {}
 
-    def see(self, node: NodeFacts) -> list[NodeChanged]:
+    def see(self, node: NodeFacts, *, now_s: float) -> list[NodeChanged]:
         """Take in a node's state; return it as an event if it differs from what was told."""
         self.seen[node.name] = node
-        return self._tell([node.name])
+        return self._tell([node.name], now_s)
 
-    def miss(self, name: NodeName) -> list[NodeChanged]:
+    def miss(self, name: NodeName, *, now_s: float) -> list[NodeChanged]:
         """Take in that a node no longer exists."""
         self.seen.pop(name, None)
         last = self.told.pop(name, None)
-        return [NodeChanged(facts=last, gone=True)] if last is not None else []
+        if last is None:
+            return []
+        return [NodeChanged(facts=last, gone=True, seen_at=now_s)]
 
-    def occupied(self) -> list[NodeChanged]:
+    def occupied(self, *, now_s: float) -> list[NodeChanged]:
         """Tell of the nodes whose pods changed what they take."""
         dirty = [name for name in self.pods.dirty if name in self.seen]
         self.pods.dirty.clear()
-        return self._tell(dirty)
+        return self._tell(dirty, now_s)
 
-    def all(self) -> list[NodeChanged]:
+    def all(self, *, now_s: float) -> list[NodeChanged]:
         """Tell of every node again."""
         self.told.clear()
-        return self._tell(list(self.seen))
+        return self._tell(list(self.seen), now_s)
 
-    def _tell(self, names: Iterable[NodeName]) -> list[NodeChanged]:
+    def _tell(self, names: Iterable[NodeName], now_s: float) -> list[NodeChanged]:
         changes = []
         for name in names:
             facts = self.pods.carried(self.seen[name])
             if self.told.get(name) != facts:
                 self.told[name] = facts
-                changes.append(NodeChanged(facts=facts))
+                changes.append(NodeChanged(facts=facts, seen_at=now_s))
         return changes
 
 

@@ -105,8 +105,12 @@ class Watcher:
         """Tell of nodes, and of devices that another device plugin registered there."""
         async for batch in self.node_source.batches():
             events: list[NodeChanged | DeviceReported] = []
+            now_s = self.clock.now()
             for name, facts, devices in batch:
-                events += self.nodes.see(facts) if facts else self.nodes.miss(name)
+                if facts:
+                    events += self.nodes.see(facts, now_s=now_s)
+                else:
+                    events += self.nodes.miss(name, now_s=now_s)
                 events += self.devices.see(name, devices)
             if events:
                 yield events
@@ -116,7 +120,7 @@ class Watcher:
         """Tell of nodes whose other pods take more or less than before."""
         while True:
             await self.clock.sleep(OCCUPATION_S)
-            changes = self.nodes.occupied()
+            changes = self.nodes.occupied(now_s=self.clock.now())
             if changes:
                 yield changes
 
@@ -125,8 +129,9 @@ class Watcher:
         """Tell all bound pods at the start, when somebody wants them, and now and then."""
         while True:
             if await self._wanted():
-                devices = self.devices.all(now_s=self.clock.now())
-                yield [*self.nodes.all(), *devices, *self._again()]
+                now_s = self.clock.now()
+                nodes, devices = self.nodes.all(now_s=now_s), self.devices.all(now_s=now_s)
+                yield [*nodes, *devices, *self._again()]
             async for piece in self._list_surely():
                 yield [piece]
 

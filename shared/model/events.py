@@ -122,6 +122,8 @@ class NodeChanged(Event):
 
     facts: NodeFacts
     gone: bool = False
+    seen_at: float = 0.0
+    """When the watcher saw it, Unix seconds: what was seen earlier is passed over; 0: unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -153,7 +153,7 @@ SAMPLES: tuple[Event, ...] = (
     PodQueued(**WHO, resource_version="5", request=REQUEST, trace=TRACE, created_at=1.5, offer=4),
     PodRejected(**WHO, resource_version="5", reason="cores 101", trace=TRACE),
     PodGone(**WHO, node=NODE, phase="Failed", trace=TRACE),
-    NodeChanged(facts=FACTS, gone=True),
+    NodeChanged(facts=FACTS, gone=True, seen_at=1.25),
     PodsListed(listing="l1", piece=0, pieces=1, pods=(BOUND,), listed_at=2.5),
     PlacementChosen(lease=LEASE, trace=TRACE),
     PlacementRefused(**WHO, refusal=REFUSAL, trace=TRACE),

@@ -130,7 +130,7 @@ class FakeLedger:
         self.devices[report.node] = report
         return True
 
-    async def save_node(self, facts: NodeFacts) -> bool:
+    async def save_node(self, facts: NodeFacts, *, seen_at: float = 0.0) -> bool:
         self.nodes[facts.name] = facts
         return True
 

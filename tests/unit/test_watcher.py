@@ -99,16 +99,16 @@ def test_pods_that_want_nothing_from_us_are_not_queued(pod: PodSeen) -> None:
 def test_only_pods_without_a_lease_occupy_their_node() -> None:
     known = Pods()
     told = Nodes(known)
-    told.see(NodeFacts(name=NodeName("a")))
+    told.see(NodeFacts(name=NodeName("a")), now_s=1.0)
     known.see(BOUND, None)
     known.see(FOREIGN, None)
 
-    (change,) = told.occupied()
+    (change,) = told.occupied(now_s=2.0)
 
     assert change.facts.occupied == {"cpu": 500, "pods": 1}
-    assert told.occupied() == []
+    assert told.occupied(now_s=2.0) == []
     known.miss(FOREIGN)
-    assert [c.facts.occupied for c in told.occupied()] == [{}]
+    assert [c.facts.occupied for c in told.occupied(now_s=2.0)] == [{}]
 
 
 def test_devices_of_another_plugin_are_told_when_they_come_change_and_go() -> None:
@@ -131,10 +131,11 @@ def test_a_node_is_told_only_when_it_differs() -> None:
     told = Nodes(Pods())
     facts = NodeFacts(name=NodeName("a"), labels={"x": "1"})
 
-    assert len(told.see(facts)) == 1
-    assert told.see(facts) == []
-    assert [change.gone for change in told.miss(facts.name)] == [True]
-    assert told.miss(facts.name) == []
+    assert [change.seen_at for change in told.see(facts, now_s=1.0)] == [1.0]
+    assert told.see(facts, now_s=2.0) == [], "when it was seen is no difference"
+    gone = told.miss(facts.name, now_s=3.0)
+    assert [(change.gone, change.seen_at) for change in gone] == [(True, 3.0)]
+    assert told.miss(facts.name, now_s=4.0) == []
 
 
 def test_unexplained_pods_are_told_again_and_the_ids_differ() -> None:

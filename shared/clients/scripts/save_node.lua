@@ -1,12 +1,13 @@
 -- Write a node's facts. Arguments: name, facts, what of them decides placing besides amounts (both
 -- as text), room ({name, allocatable less occupied, ...}), indices of closed devices, when this was
--- seen. Answers whether anything changed.
+-- seen (0: unknown). Answers whether anything changed.
 local name, facts, rules, room, closed, seen = A[1], A[2], A[3], A[4], A[5], A[6]
 local node = node_of(name)
 local stored = call('HMGET', P .. 'facts:' .. name, 'facts', 'rules', 'seen', 'devices')
 local known = node and node[N_KNOWN] == 1
-if known and seen < tonumber(stored[3] or 0) then return pack(false) end
-call('HSET', P .. 'facts:' .. name, 'seen', seen)
+local seen_before = tonumber(stored[3] or 0)
+if known and seen > 0 and seen < seen_before then return pack(false) end
+call('HSET', P .. 'facts:' .. name, 'seen', string.format('%.6f', math.max(seen, seen_before)))
 if known and stored[1] == facts then return pack(false) end
 
 local better = not known or stored[2] ~= rules
