@@ -2,7 +2,9 @@
 
 An agent's activation is what the kubelet was told, so it comes first; a bound pod's annotation is a
 copy that anybody could have edited, so it counts only where no agent speaks, and only if it names
-this very pod and its node. The ledger itself refuses what would not fit.
+this very pod and its node. What an agent says of a pod that is not listed comes last: the pod may
+still run, or it is over and its place is another's by now. The ledger itself refuses what would not
+fit.
 """
 
 from collections.abc import Iterable, Mapping
@@ -53,7 +55,9 @@ def recover(evidence: Evidence) -> Recovery:
             case problem:
                 problems.append(problem)
     bound.sort(key=lambda lease: lease.created_at)
-    return Recovery(leases=(*active.values(), *bound), problems=tuple(problems))
+    listed = [lease for lease in active.values() if lease.pod in nodes]
+    unlisted = [lease for lease in active.values() if lease.pod not in nodes]
+    return Recovery(leases=(*listed, *bound, *unlisted), problems=tuple(problems))
 
 
 def _told_by_agents(

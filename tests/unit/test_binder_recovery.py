@@ -1,0 +1,48 @@
+"""Which leases an emptied ledger gets back, and in which order they claim their place."""
+
+from dataclasses import replace
+
+from services.binder.recovery import Evidence, recover
+from shared.model.events import Activation, BoundPod
+from shared.model.lease import Lease, LeaseState
+from shared.model.lease_copy import dump_lease
+from tests.support.binder_world import lease
+
+
+def activation(held: Lease) -> Activation:
+    return Activation(
+        pod=held.pod,
+        namespace=held.namespace,
+        name=held.name,
+        container="c",
+        resource="volcano.sh/vgpu-number",
+        device_ids=("GPU-n1-0-0",),
+        lease=held,
+    )
+
+
+def bound(held: Lease) -> BoundPod:
+    return BoundPod(
+        pod=held.pod,
+        namespace=held.namespace,
+        name=held.name,
+        node=held.node,
+        lease=dump_lease(held),
+    )
+
+
+def test_a_pod_that_is_not_listed_claims_its_place_after_all_that_are() -> None:
+    over, runs, starts = lease("over"), lease("runs"), replace(lease("starts"), created_at=2.0)
+    evidence = Evidence(
+        pods=(bound(runs), bound(starts)),
+        activations={over.node: (activation(over), activation(runs))},
+    )
+
+    recovery = recover(evidence)
+
+    assert [(each.name, each.state) for each in recovery.leases] == [
+        ("runs", LeaseState.ACTIVE),
+        ("starts", LeaseState.BOUND),
+        ("over", LeaseState.ACTIVE),
+    ]
+    assert recovery.problems == ()
