@@ -12,12 +12,12 @@ Near = Sequence[tuple[NodeState, Blocked]]
 
 
 def hint_for(request: PodRequest, nearest: Near) -> str:
-    """Return advice for what blocks the nearest node."""
+    """Return advice for what blocks the nearest node, and others for the same reason."""
     if not nearest:
         return "no node is known: is a watcher running, and does it reach the API server?"
     code = nearest[0][1].code
     if code in _HINTS:
-        return _HINTS[code](request, nearest)
+        return _HINTS[code](request, [near for near in nearest if near[1].code == code])
     if code.startswith(("Insufficient", "TooMany")):
         return f"ask for less: {nearest[0][1].numbers} on the nearest node"
     return f"look at node {nearest[0][0].name} first"

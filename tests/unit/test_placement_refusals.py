@@ -77,6 +77,16 @@ def test_the_nearest_nodes_are_spelled_out_with_numbers_and_a_hint() -> None:
     assert refusal.hint == "ask for at most 2768 MiB: the largest gap is on node near device 3"
 
 
+def test_a_hint_looks_only_at_nodes_that_are_blocked_for_that_reason() -> None:
+    refusal = refused(
+        request(gpu(memory=5000)),
+        ledger_node("full", (device("GPU-full"), use(30000))),
+        ledger_node("closed", device("GPU-empty"), unschedulable=True),
+    )
+
+    assert refusal.hint == "ask for at most 2768 MiB: the largest gap is on node full device 0"
+
+
 @pytest.mark.parametrize(
     ("wanted", "permanent"),
     [
