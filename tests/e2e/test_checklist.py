@@ -9,6 +9,7 @@ import json
 import re
 import tempfile
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,7 @@ from tests.support.checklist import (
     on,
     refused,
     runs,
+    said_of,
     shares,
     uuid,
     waits,
@@ -53,6 +55,7 @@ tiers:
         arguments: {deviceshare.SchedulePolicy: %s}
 """
 REGISTER = "volcano.sh/node-vgpu-register"
+VGPU = "volcano.sh/vgpu-number"
 GROUP = {
     "volcano.sh/vgpu-podgroup-policy": "spread",
     "scheduling.k8s.io/group-name": "gang",
@@ -112,24 +115,33 @@ async def test_item_34_a_node_without_device_data_never_gets_a_vgpu_pod(up: Stac
     assert free["spec"]["nodeName"] == NODE
 
 
+@asynccontextmanager
+async def registered(up: Stack, record: str) -> AsyncIterator[None]:
+    """Have the second node show what Volcano's own device plugin would."""
+    path, amounts = f"/api/v1/nodes/{SPARE}", {VGPU: "10", "volcano.sh/vgpu-memory": "15360"}
+    shown: dict[str, str | None] = dict(amounts)
+    gone: dict[str, str | None] = dict.fromkeys(amounts)
+    await up.kube.patch_merge(
+        f"{path}/status", {"status": {"capacity": shown, "allocatable": shown}}
+    )
+    await annotate(up, SPARE, {REGISTER: f"{record}:"})
+    try:
+        yield
+    finally:
+        await annotate(up, SPARE, {REGISTER: None})
+        await up.kube.patch_merge(
+            f"{path}/status", {"status": {"capacity": gone, "allocatable": gone}}
+        )
+
+
 async def test_item_15_five_fields_say_nothing_of_health_and_six_are_believed(up: Stack) -> None:
-    amounts = {"volcano.sh/vgpu-number": "10", "volcano.sh/vgpu-memory": "15360"}
-    status = {"status": {"capacity": amounts, "allocatable": amounts}}
-    await up.kube.patch_merge(f"/api/v1/nodes/{SPARE}/status", status)
-    for name, record in (("five", "false"), ("six", "false,hami-core")):
-        await annotate(up, SPARE, {REGISTER: f"GPU-{name},10,15360,NVIDIA-Tesla T4,{record}:"})
-        await up.create(asking(name, vgpu(memory=1000), node=SPARE))
+    async with registered(up, "GPU-five,10,15360,NVIDIA-Tesla T4,false"):
+        five = await bound(up, asking("five", vgpu(memory=1000), node=SPARE))
+    async with registered(up, "GPU-six,10,15360,NVIDIA-Tesla T4,false,hami-core"):
+        await up.create(asking("six", vgpu(memory=1000), node=SPARE))
+        await up.until("six", lambda pod: "unhealthy" in said_of(pod))
 
-        if name == "five":
-            pod = await up.until(name, lambda p: p["spec"].get("nodeName"))
-            assert note(pod, IDS) == "GPU-five,NVIDIA,1000,0:"
-        else:
-            assert "unhealthy" in await waits(up, name)
-
-    none = dict.fromkeys(amounts)
-    status = {"status": {"capacity": none, "allocatable": none}}
-    await up.kube.patch_merge(f"/api/v1/nodes/{SPARE}/status", status)
-    await annotate(up, SPARE, {REGISTER: None})
+    assert note(five, IDS) == "GPU-five,NVIDIA,1000,0:"
 
 
 async def test_item_3_successive_pods_share_card_0_and_carry_nanoseconds(up: Stack) -> None:
@@ -195,24 +207,22 @@ async def test_item_18_two_cards_are_one_element_with_two_devices(up: Stack) -> 
     assert [share.memory_mib for share in lease.shares] == [3000, 3000]
 
 
-@pytest.mark.parametrize(
-    ("limits", "memory_mib"),
-    [
-        pytest.param({}, CARD_MIB, id="item_19_all_of_a_card"),
-        pytest.param({"memory-percentage": 20}, 2235, id="item_20_a_percentage_fits_and_runs"),
-        pytest.param(
-            {"memory-percentage": 33, "memory": 3000}, 3688, id="item_21_percentage_over_memory"
-        ),
-    ],
-)
-async def test_items_19_to_21_memory_is_exact_and_cores_are_0(
-    up: Stack, limits: dict[str, int], memory_mib: int
-) -> None:
-    asked = {f"volcano.sh/vgpu-{key}": amount for key, amount in limits.items()}
+async def given(up: Stack, **limits: int) -> list[tuple[int, int, int]]:
+    """Run a pod with these limits on one GPU; return its shares."""
+    asked = {f"volcano.sh/vgpu-{key.replace('_', '-')}": amount for key, amount in limits.items()}
+    return shares(await runs(up, asking("one", {**vgpu(), **asked})))
 
-    pod = await runs(up, asking("one", {**vgpu(), **asked}))
 
-    assert shares(pod) == [(7, memory_mib, 0)]
+async def test_item_19_a_number_alone_is_all_of_a_cards_memory_and_no_cores(up: Stack) -> None:
+    assert await given(up) == [(7, CARD_MIB, 0)]
+
+
+async def test_item_20_a_percentage_is_exact_and_fits_and_runs(up: Stack) -> None:
+    assert await given(up, memory_percentage=20) == [(7, 2235, 0)]
+
+
+async def test_item_21_a_percentage_wins_over_memory(up: Stack) -> None:
+    assert await given(up, memory_percentage=33, memory=3000) == [(7, 3688, 0)]
 
 
 async def test_item_22_all_cores_need_an_idle_card_and_close_it(up: Stack) -> None:
@@ -284,6 +294,10 @@ async def test_item_27_a_demanded_mode_must_be_the_nodes(up: Stack) -> None:
 
     text = await refused(up, asking("mig", vgpu(memory=10), {mode: "mig"}))
     await bound(up, asking("core", vgpu(memory=10), {mode: "hami-core"}))
+    async with registered(up, "GPU-m,10,15360,NVIDIA-A100,true,mig"):
+        pod = asking("other", vgpu(memory=10), {mode: "hami-core"}, node=SPARE)
+        await up.create(pod)
+        await up.until("other", lambda p: "in another mode than 'hami-core'" in said_of(p))
 
     assert "1 node(s) had GPUs in another mode than 'mig'" in text
 

@@ -1,7 +1,7 @@
 """Volcano's acceptance checklist, end to end: what nodes show and what containers are given.
 
 The items that placing decides are in `test_checklist.py`. One stack serves all tests: its first
-node is as `up` starts it, the second one's agent is started by the tests, each with its own flags.
+node is as `up` starts it, the others' agents are started by the tests, with flags of their own.
 """
 
 import asyncio
@@ -23,6 +23,7 @@ from tests.support.checklist import (
     NEVER,
     NODE,
     NUMBER,
+    OTHER,
     SPARE,
     agent,
     agent_flags,
@@ -48,6 +49,7 @@ from tests.support.stack import Stack, run, running, stack, vgpu
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 VGPU = "volcano.sh/vgpu-number"
+UNITS_OF_10 = 8 * (CARD_MIB // 10)
 LEFT, PHASE, TIME = (
     "volcano.sh/devices-to-allocate",
     "volcano.sh/bind-phase",
@@ -57,7 +59,8 @@ LEFT, PHASE, TIME = (
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def whole() -> AsyncIterator[Stack]:
-    options = ("--nodes", "2", "--gpus", GPUS, "--without", f"agent-{SPARE}")
+    own = f"agent-{SPARE},agent-{OTHER}"
+    options = ("--nodes", "3", "--gpus", GPUS, "--without", own)
     async with stack(*options) as started:
         yield started
 
@@ -227,41 +230,54 @@ async def test_item_37_elements_are_emptied_one_by_one_and_the_last_ends_the_pha
     assert note(done, IDS) == f"{uuid(7)},NVIDIA,1000,0:;{uuid(7)},NVIDIA,2000,0:"
 
 
-async def test_item_2_and_7_in_number_mode_whole_idle_cards_are_given_in_ascending_order(
+async def test_item_2_in_number_mode_the_node_still_shows_memory_of_0(up: Stack) -> None:
+    async with agent(up, "--gpu-strategy", "number", node=OTHER):
+        node = await node_shows(up, OTHER, {NUMBER: 8, MEMORY: 0, VGPU: 80})
+
+    assert node["status"]["capacity"][MEMORY] == "0"
+
+
+async def test_item_7_whole_cards_are_idle_distinct_and_written_in_ascending_order(
     up: Stack,
 ) -> None:
-    async with agent(up, "--gpu-strategy", "number"):
-        node = await node_shows(up, SPARE, {NUMBER: 8, MEMORY: 0, VGPU: 80})
-        shared = await runs(up, asking("shared", vgpu(memory=10), node=SPARE))
-        whole = [await runs(up, asking(f"whole-{n}", {NUMBER: 2}, node=SPARE)) for n in range(3)]
-        text = await refused(up, asking("too-many", {NUMBER: 2}, node=SPARE))
+    async with agent(up, "--gpu-strategy", "number", node=OTHER):
+        await node_shows(up, OTHER, {NUMBER: 8, VGPU: 80})
+        shared = await runs(up, asking("shared", vgpu(memory=10), node=OTHER))
+        whole = [await runs(up, asking(f"whole-{n}", {NUMBER: 2}, node=OTHER)) for n in range(3)]
+        text = await refused(up, asking("too-many", {NUMBER: 2}, node=OTHER))
         answer = await told(up, whole[1])
         await cleared(up)
 
-    assert node["status"]["capacity"][MEMORY] == "0"
-    assert note(shared, IDS).startswith(uuid(7, SPARE))
+    assert note(shared, IDS).startswith(uuid(7, OTHER))
     assert [note(pod, INDEX) for pod in whole] == ["0,1", "2,3", "4,5"]
     assert answer.envs["NVIDIA_VISIBLE_DEVICES"] == "2,3"
-    assert text.startswith("0/2 nodes are available:")
+    assert text.startswith("0/3 nodes are available:")
 
 
-async def test_item_8_and_13_units_of_ten_mib_are_counted_and_told_in_mib(up: Stack) -> None:
+async def test_item_8_with_a_factor_of_10_a_limit_of_1024_is_10240_mib(up: Stack) -> None:
     async with agent(up, "--memory-factor", "10"):
-        vgpu_memory, cores = "volcano.sh/vgpu-memory", "volcano.sh/vgpu-cores"
-        units = 8 * (CARD_MIB // 10)
-        await node_shows(up, SPARE, {MEMORY: units, vgpu_memory: units, VGPU: 80, cores: 800})
-        share = await runs(up, asking("share", {MEMORY: 1024}, node=SPARE))
-        core = await runs(up, asking("core", vgpu(memory=300), node=SPARE))
-        told_share, told_core = await told(up, share), await told(up, core)
+        await node_shows(up, SPARE, {MEMORY: UNITS_OF_10})
+        pod = await runs(up, asking("share", {MEMORY: 1024}, node=SPARE))
+        answer = await told(up, pod)
         await cleared(up)
 
-    assert dict(told_share.envs) == {
+    assert dict(answer.envs) == {
         "NVIDIA_VISIBLE_DEVICES": "0",
         "VOLCANO_GPU_ALLOCATED": "10240",
         "VOLCANO_GPU_MEMORY_TOTAL": "11178",
     }
-    assert note(core, IDS) == f"{uuid(7, SPARE)},NVIDIA,300,0:"
-    assert told_core.envs["CUDA_DEVICE_MEMORY_LIMIT_0"] == "3000m"
+
+
+async def test_item_13_allocatable_counts_slots_cores_and_whole_units(up: Stack) -> None:
+    async with agent(up, "--memory-factor", "10", "--device-split-count", "4"):
+        amounts = {VGPU: 32, "volcano.sh/vgpu-cores": 800, "volcano.sh/vgpu-memory": UNITS_OF_10}
+        await node_shows(up, SPARE, amounts)
+        pod = await runs(up, asking("core", vgpu(memory=300), node=SPARE))
+        answer = await told(up, pod)
+        await cleared(up)
+
+    assert note(pod, IDS) == f"{uuid(7, SPARE)},NVIDIA,300,0:"
+    assert answer.envs["CUDA_DEVICE_MEMORY_LIMIT_0"] == "3000m"
 
 
 async def test_item_6_the_agent_adds_its_own_ill_cards_and_leaves_the_operators(

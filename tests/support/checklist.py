@@ -21,8 +21,8 @@ from tests.support.stack import PODS, Stack, gpu_pod, running
 
 GPUS = "8xGTX1080Ti"
 CARD_MIB = 11178
-NODE, SPARE = "node-0", "node-1"
-"""The second node's agent is started by the tests that need one."""
+NODE, SPARE, OTHER = "node-0", "node-1", "node-2"
+"""The agents of all but the first node are started by the tests that need them."""
 
 MEMORY, NUMBER = "volcano.sh/gpu-memory", "volcano.sh/gpu-number"
 INDEX, IDS = "volcano.sh/gpu-index", "volcano.sh/vgpu-ids-new"
@@ -244,10 +244,12 @@ async def service(
 
 
 @asynccontextmanager
-async def agent(up: Stack, *flags: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run the second node's agent."""
-    name = f"agent-{SPARE}"
-    async with service(up, "node_agent", name, *agent_flags(up), *flags) as process:
+async def agent(
+    up: Stack, *flags: str, node: str = SPARE
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run another node's agent."""
+    name = f"agent-{node}"
+    async with service(up, "node_agent", name, *agent_flags(up, node), *flags) as process:
         yield process
 
 
