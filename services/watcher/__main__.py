@@ -1,5 +1,6 @@
 """Runs the watcher: `python -m services.watcher --help`."""
 
+from services.watcher.pods import PodReader
 from services.watcher.service import Watcher
 from services.watcher.settings import WatcherSettings, load_rules
 from services.watcher.sources import FreshListing, NodeReflector, PodReflector
@@ -18,7 +19,8 @@ async def watch(settings: WatcherSettings) -> None:
         Kube(load_credentials(settings.kubeconfig)) as kube,
         Bus.connect(settings.nats_url, name="watcher") as bus,
     ):
-        pods, nodes = PodReflector(kube, schedulers, rules), NodeReflector(kube)
+        pods = PodReflector(kube, PodReader(schedulers, rules))
+        nodes = NodeReflector(kube)
         watcher = Watcher(pods, nodes, FreshListing(kube, schedulers), SystemClock())
         probes = {
             "pods": lambda: None if pods.synced else "not listed yet",

@@ -5,13 +5,15 @@ side by side adds up, what runs one after the other counts by its largest.
 https://kubernetes.io/docs/concepts/workloads/pods/init-containers/#resource-sharing-within-containers
 """
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+
+import msgspec
 
 from services.watcher.changes import PodSeen
 from shared.clients.kube_types import Affinity, Container, NodeSelectorTerm, Pod
-from shared.dialects import OWN_RESOURCES, read_pod
+from shared.dialects import OWN_RESOURCES, READ_ANNOTATIONS, read_pod
 from shared.dialects.dialect import ContainerAsks, PodAsks, Rules
 from shared.model.errors import RequestError
 from shared.model.lease_copy import ANNOTATION
@@ -19,46 +21,99 @@ from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.quantity import parse_resources
 from shared.model.request import NodeDemands, NodeTerm, PodRequest, Toleration
 
+TEMPLATES = 4096
+"""Templates whose request is remembered."""
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
-def read(pod: Pod, *, schedulers: frozenset[str], rules: Rules) -> PodSeen:
-    """Read one pod. A request that cannot be read becomes the pod's `fault`, not an error."""
-    seen = _identity(pod, ours=pod.spec.scheduler_name in schedulers)
-    try:
-        seen = replace(seen, resources=pod_resources(pod))
-        if seen.waits:
-            seen = replace(seen, request=_request(pod, seen.resources, rules))
-    except RequestError as error:
-        seen = replace(seen, fault=str(error))
-    return seen
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What all pods made from one template ask for."""
+
+    resources: Mapping[str, int]
+    host_ports: tuple[str, ...]
+    request: PodRequest | None = None
+    fault: str = ""
 
 
-def _identity(pod: Pod, *, ours: bool) -> PodSeen:
-    meta, spec, status = pod.metadata, pod.spec, pod.status
-    return PodSeen(
-        pod=PodUid(meta.uid),
-        namespace=Namespace(meta.namespace),
-        name=meta.name,
-        resource_version=meta.resource_version,
-        ours=ours,
-        node=NodeName(spec.node_name) if spec.node_name else None,
-        phase=status.phase or "Pending",
-        deleting=meta.deletion_timestamp is not None,
-        gated=bool(spec.scheduling_gates),
-        explained=any(c.type == "PodScheduled" and c.status == "False" for c in status.conditions),
-        leased=ANNOTATION in meta.annotations,
-        created_at=meta.creation_timestamp.timestamp() if meta.creation_timestamp else 0.0,
-        host_ports=tuple(
+class PodReader:
+    """Reads pods. What a template asks for is read once, however many pods are made from it."""
+
+    def __init__(self, schedulers: frozenset[str], rules: Rules) -> None:
+        self.schedulers = schedulers
+        self.rules = rules
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._asked: OrderedDict[bytes, _Asked] = OrderedDict()
+
+    def read(self, pod: Pod) -> PodSeen:
+        """Read one pod. A request that cannot be read becomes the pod's `fault`, not an error."""
+        meta, spec, status = pod.metadata, pod.spec, pod.status
+        ours = spec.scheduler_name in self.schedulers
+        asked = self._remembered(pod, ours=ours)
+        return PodSeen(
+            pod=PodUid(meta.uid),
+            namespace=Namespace(meta.namespace),
+            name=meta.name,
+            resource_version=meta.resource_version,
+            ours=ours,
+            node=NodeName(spec.node_name) if spec.node_name else None,
+            phase=status.phase or "Pending",
+            deleting=meta.deletion_timestamp is not None,
+            gated=bool(spec.scheduling_gates),
+            explained=any(
+                c.type == "PodScheduled" and c.status == "False" for c in status.conditions
+            ),
+            leased=ANNOTATION in meta.annotations,
+            created_at=meta.creation_timestamp.timestamp() if meta.creation_timestamp else 0.0,
+            resources=asked.resources,
+            host_ports=asked.host_ports,
+            request=asked.request,
+            fault=asked.fault,
+        )
+
+    def _remembered(self, pod: Pod, *, ours: bool) -> _Asked:
+        spec, notes = pod.spec, pod.metadata.annotations
+        key = self._encode(
+            (
+                ours,
+                pod.metadata.namespace,
+                {name: notes[name] for name in READ_ANNOTATIONS if name in notes},
+                spec.containers,
+                spec.init_containers,
+                spec.overhead,
+                spec.node_selector,
+                spec.affinity,
+                spec.tolerations,
+                spec.topology_spread_constraints,
+                spec.priority,
+            )
+        )
+        asked = self._asked.get(key)
+        if asked is None:
+            asked = self._asked[key] = self._ask(pod, ours=ours)
+            if len(self._asked) > TEMPLATES:
+                self._asked.popitem(last=False)
+        return asked
+
+    def _ask(self, pod: Pod, *, ours: bool) -> _Asked:
+        ports = tuple(
             f"{port.protocol}/{port.host_port}"
-            for container in spec.containers
+            for container in pod.spec.containers
             for port in container.ports
             if port.host_port
-        ),
-    )
+        )
+        resources: Mapping[str, int] = {}
+        try:
+            resources = pod_resources(pod)
+            request = _request(pod, resources, ports, self.rules) if ours else None
+        except RequestError as error:
+            return _Asked(resources, ports, fault=str(error))
+        return _Asked(resources, ports, request)
 
 
-def _request(pod: Pod, resources: Mapping[str, int], rules: Rules) -> PodRequest:
+def _request(
+    pod: Pod, resources: Mapping[str, int], host_ports: tuple[str, ...], rules: Rules
+) -> PodRequest:
     asked = [
         ContainerAsks(
             name=container.name,
@@ -78,7 +133,10 @@ def _request(pod: Pod, resources: Mapping[str, int], rules: Rules) -> PodRequest
         rules,
     )
     return replace(
-        request, resources=resources, demands=demands_of(pod), priority=pod.spec.priority or 0
+        request,
+        resources=resources,
+        demands=demands_of(pod, host_ports),
+        priority=pod.spec.priority or 0,
     )
 
 
@@ -115,7 +173,7 @@ def _raise_to(largest: dict[str, int], wanted: Mapping[str, int]) -> None:
         largest[key] = max(largest.get(key, 0), amount)
 
 
-def demands_of(pod: Pod) -> NodeDemands:
+def demands_of(pod: Pod, host_ports: tuple[str, ...]) -> NodeDemands:
     """Return what the pod demands of its node besides resources."""
     spec = pod.spec
     affinity = spec.affinity or Affinity()
@@ -129,12 +187,7 @@ def demands_of(pod: Pod) -> NodeDemands:
             Toleration(key=t.key, operator=t.operator or "Equal", value=t.value, effect=t.effect)
             for t in spec.tolerations
         ),
-        host_ports=tuple(
-            f"{port.protocol}/{port.host_port}"
-            for container in spec.containers
-            for port in container.ports
-            if port.host_port
-        ),
+        host_ports=host_ports,
         unsupported=tuple(_unsupported(pod, affinity)),
     )
 

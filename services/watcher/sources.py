@@ -15,7 +15,6 @@ from shared.clients.known_objects import Appeared, Changed, Gone
 from shared.clients.kube import Kube
 from shared.clients.kube_types import Node, Pod
 from shared.clients.reflector import Reflector
-from shared.dialects.dialect import Rules
 from shared.model.errors import RequestError
 from shared.model.events import BoundPod, DeviceReported, PodsListed
 from shared.model.lease_copy import ANNOTATION
@@ -36,8 +35,7 @@ class PodReflector:
     """Pods through a reflector."""
 
     kube: Kube
-    schedulers: frozenset[str]
-    rules: Rules
+    reader: pods.PodReader
     synced: bool = False
     last: dict[PodUid, PodSeen] = field(default_factory=dict)
 
@@ -58,14 +56,14 @@ class PodReflector:
                 yield seen
 
     def _seen(self, pod: Pod) -> tuple[PodSeen, PodSeen | None]:
-        now = pods.read(pod, schedulers=self.schedulers, rules=self.rules)
+        now = self.reader.read(pod)
         before = self.last.get(now.pod)
         self.last[now.pod] = now
         return now, before
 
     def _forget(self, pod: Pod) -> PodSeen:
         known = self.last.pop(PodUid(pod.metadata.uid), None)
-        return known or pods.read(pod, schedulers=self.schedulers, rules=self.rules)
+        return known or self.reader.read(pod)
 
 
 @dataclass(slots=True)

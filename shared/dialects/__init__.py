@@ -15,6 +15,10 @@ OWN_RESOURCES = frozenset({TRIGGER}).union(*(d.resources for d in DIALECTS.value
 """Resource names that are no ordinary resources of a node: the ledger accounts for them."""
 
 
+READ_ANNOTATIONS = frozenset().union(*(d.annotations for d in DIALECTS.values()))
+"""Annotations of a pod that change how its request is read."""
+
+
 def enabled(rules: Rules) -> Sequence[Dialect]:
     """Return the dialects spoken. Raises RequestError naming an unknown one."""
     for name in rules.enabled:

@@ -115,6 +115,8 @@ class Dialect:
     name: str
     resources: frozenset[str]
     """All resource names that belong to it: they are no ordinary resources of the pod."""
+    annotations: frozenset[str]
+    """All annotations of the pod that `read` looks at."""
     read: Callable[[PodAsks, Rules], PodRequest | None]
     """The GPU part of a request, or None if the pod asks for nothing here."""
     binding: Callable[[Lease, float], dict[str, str]]

@@ -212,6 +212,7 @@ def _unit_ids(devices: Sequence[Device]) -> tuple[ServedId, ...]:
 DIALECT = Dialect(
     name=NAME,
     resources=frozenset({MEMORY, NUMBER}),
+    annotations=frozenset(),
     read=read,
     binding=binding,
     after=after,

@@ -283,6 +283,9 @@ def _containers(lease: Lease) -> tuple[str, ...]:
 DIALECT = Dialect(
     name=NAME,
     resources=frozenset({NUMBER, MEMORY, PERCENTAGE, CORES}),
+    annotations=frozenset(
+        {MODE, GROUP_POLICY, *GROUPS, USE_TYPES, NOT_TYPES, USE_UUIDS, NOT_UUIDS}
+    ),
     read=read,
     binding=binding,
     after=after,

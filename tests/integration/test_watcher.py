@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+from services.watcher.pods import PodReader
 from services.watcher.service import Watcher
 from services.watcher.sources import FreshListing, NodeReflector, PodReflector
 from shared.clients.bus import Bus, Inbox
@@ -52,7 +53,7 @@ async def watching(api: ApiUnderTest) -> AsyncIterator[Bus]:
         Kube(load_credentials(api.kubeconfig)) as kube,
     ):
         watcher = Watcher(
-            PodReflector(kube, OURS, Rules()),
+            PodReflector(kube, PodReader(OURS, Rules())),
             NodeReflector(kube),
             FreshListing(kube, OURS),
             SystemClock(),

@@ -29,13 +29,16 @@ BOUND = replace(WAITING, node=NodeName("a"), leased=True, resource_version="6")
 FOREIGN = replace(BOUND, pod=PodUid("u2"), ours=False, leased=False)
 
 
+READER = pods.PodReader(frozenset({"volcano"}), Rules())
+
+
 def read(text: dict[str, object], **meta: object) -> PodSeen:
     whole = {
         "metadata": {"name": "p", "namespace": "ns", "uid": "u1", "resourceVersion": "1", **meta},
         **text,
     }
     pod = msgspec.json.decode(msgspec.json.encode(whole), type=Pod)
-    return pods.read(pod, schedulers=frozenset({"volcano"}), rules=Rules())
+    return READER.read(pod)
 
 
 def test_a_waiting_pod_is_told_once_however_often_its_status_changes() -> None:
@@ -221,6 +224,22 @@ def test_a_gpu_pod_is_read_with_what_it_demands_of_its_node() -> None:
     assert seen.request.demands.selector == (("a", "1"), ("b", "2"))
     assert seen.request.demands.required == ((NodeTerm(key="zone", operator="In", values=("a",)),),)
     assert seen.request.demands.host_ports == ("TCP/80",)
+
+
+def test_pods_of_one_template_are_read_alike_and_other_annotations_make_a_difference() -> None:
+    limits = {"volcano.sh/vgpu-number": 1}
+    spec = {
+        "schedulerName": "volcano",
+        "containers": [{"name": "c", "resources": {"limits": limits}}],
+    }
+
+    one, two = (read({"spec": spec}, uid=uid, name=uid) for uid in ("one", "two"))
+    other = read({"spec": spec}, annotations={"volcano.sh/vgpu-mode": "mig"})
+
+    assert one.request == two.request
+    assert (one.pod, two.pod) == ("one", "two")
+    assert other.request is not None
+    assert other.request.selection.mode == "mig"
 
 
 def test_constraints_that_placing_does_not_weigh_are_named() -> None:
