@@ -1,5 +1,7 @@
 """Node agents, asked over the bus."""
 
+from collections.abc import Sequence
+
 from shared.clients.bus import Bus
 from shared.model.events import EndAsked, EndTold
 from shared.model.names import NodeName, PodUid
@@ -13,12 +15,13 @@ class BusAgents:
     def __init__(self, bus: Bus) -> None:
         self.bus = bus
 
-    async def has_ended(self, node: NodeName, pod: PodUid) -> bool:
-        """Tell whether the pod's last container has ended; while nobody can be asked, it has not.
+    async def which_ended(self, node: NodeName, pods: Sequence[PodUid]) -> set[PodUid]:
+        """Tell which pods' last containers have ended; while nobody can be asked, none has.
 
         Raises UnavailableError if the node's agent does not answer.
         """
         if not self.bus.connected:
-            return False
-        question = EndAsked(node=node, pod=pod)
-        return (await self.bus.ask(question, EndTold, timeout_s=ANSWER_S)).ended
+            return set()
+        question = EndAsked(node=node, pod=pods[0], more=tuple(pods[1:]))
+        told = await self.bus.ask(question, EndTold, timeout_s=ANSWER_S)
+        return {*told.more, *(pods[:1] if told.ended else ())}

@@ -20,13 +20,15 @@ SILENCE_S = 25.0
 SILENCES = 10
 """So many questions must have had no answer: a binder that slept heard nobody."""
 ASKING_MAX = 64
+PODS_MAX = 1000
+"""Pods in one question."""
 
 
 class Agents(Protocol):
     """The node agents, on the bus."""
 
-    async def has_ended(self, node: NodeName, pod: PodUid) -> bool:
-        """Tell whether the pod's last container has ended.
+    async def which_ended(self, node: NodeName, pods: Sequence[PodUid]) -> set[PodUid]:
+        """Tell which pods' last containers have ended.
 
         Raises UnavailableError if the node's agent does not answer.
         """
@@ -63,20 +65,28 @@ class Endings:
             self._vanishing.pop(pod, None)
 
     async def ask(self) -> list[Lease]:
-        """Ask once about each, and return the leases that can end now."""
-        asked = list(self._vanishing.values())
-        ended = await asyncio.gather(*(self._ended(vanishing) for vanishing in asked))
-        return [vanishing.lease for vanishing, end in zip(asked, ended, strict=True) if end]
+        """Ask each node once, and return the leases that can end now."""
+        by_node: dict[NodeName, list[Vanishing]] = {}
+        for vanishing in self._vanishing.values():
+            by_node.setdefault(vanishing.lease.node, []).append(vanishing)
+        asked = await asyncio.gather(
+            *(
+                self._ended(node, gone[at : at + PODS_MAX])
+                for node, gone in by_node.items()
+                for at in range(0, len(gone), PODS_MAX)
+            )
+        )
+        return [lease for ended in asked for lease in ended]
 
-    async def _ended(self, vanishing: Vanishing) -> bool:
-        lease = vanishing.lease
+    async def _ended(self, node: NodeName, asked: Sequence[Vanishing]) -> list[Lease]:
         async with self._gate:
             try:
-                ended = await self.agents.has_ended(lease.node, lease.pod)
+                ended = await self.agents.which_ended(node, [each.lease.pod for each in asked])
             except UnavailableError:
-                return self._is_silent(vanishing)
-        vanishing.heard_at, vanishing.unanswered = self.clock.now(), 0
-        return ended
+                return [each.lease for each in asked if self._is_silent(each)]
+        for each in asked:
+            each.heard_at, each.unanswered = self.clock.now(), 0
+        return [each.lease for each in asked if each.lease.pod in ended]
 
     def _is_silent(self, vanishing: Vanishing) -> bool:
         vanishing.unanswered += 1

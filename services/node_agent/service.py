@@ -162,11 +162,15 @@ class NodeAgent:
 
     @answers
     async def end(self, event: EndAsked) -> EndTold:
-        """Say whether the pod's last container has ended, as the kubelet shows it."""
+        """Say which of the pods' last containers have ended, as the kubelet shows it."""
         pods = await self.answering.finding.pods.list_pods()
-        if any(pod.uid == event.pod and not pod.final for pod in pods):
-            return EndTold(ended=False)
-        return EndTold(ended=event.pod not in await self.answering.finding.pods.list_running())
+        going_on = {pod.uid for pod in pods if not pod.final}
+        if not going_on.issuperset({event.pod, *event.more}):
+            going_on |= await self.answering.finding.pods.list_running()
+        return EndTold(
+            ended=event.pod not in going_on,
+            more=tuple(pod for pod in event.more if pod not in going_on),
+        )
 
     # What it says
 

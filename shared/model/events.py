@@ -346,13 +346,15 @@ class LeasesTold(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndAsked(Event):
-    """A question of the binder to a node's agent: has this pod's last container ended?"""
+    """A question of the binder to a node's agent: has the last container of these pods ended?"""
 
     subject: ClassVar[str] = "end.asked.v1"
     delivery: ClassVar[Delivery] = Delivery.NEWS
 
     node: NodeName
     pod: PodUid
+    more: tuple[PodUid, ...] = ()
+    """Asked for at the same time: what an agent has to look at is the same for all."""
 
     @property
     def route(self) -> str:
@@ -367,3 +369,5 @@ class EndTold(Event):
     delivery: ClassVar[Delivery] = Delivery.NEWS
 
     ended: bool
+    more: tuple[PodUid, ...] = ()
+    """Those of the others that have ended."""

@@ -315,8 +315,10 @@ async def test_a_pod_that_is_gone_is_forgotten_once_its_lease_has_ended(
     async with site() as at, at.running() as agent:
         lease = at.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
         await at.node.phase("one", "Running")
-        asked = EndAsked(node=NodeName(NODE), pod=lease.pod)
+        never = PodUid("never-here")
+        asked = EndAsked(node=NodeName(NODE), pod=lease.pod, more=(never, lease.pod))
         running = await agent.end(asked)
+        assert running.more == (never,)
         at.node.store.delete("pods", "default", "one", grace_s=0)
         await eventually(lambda: not at.node.exists("one"))
         await asyncio.sleep(0.2)

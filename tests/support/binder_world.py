@@ -281,12 +281,14 @@ class FakeAgents:
     def __init__(self) -> None:
         self.answers: dict[PodUid, bool] = {}
         self.asked: list[PodUid] = []
+        self.questions = 0
 
-    async def has_ended(self, node: NodeName, pod: PodUid) -> bool:
-        self.asked.append(pod)
-        if pod not in self.answers:
+    async def which_ended(self, node: NodeName, pods: Sequence[PodUid]) -> set[PodUid]:
+        self.questions += 1
+        self.asked += pods
+        if not self.answers.keys() >= set(pods):
             raise UnavailableError("nobody answers")
-        return self.answers[pod]
+        return {pod for pod in pods if self.answers[pod]}
 
 
 class FakeTally(Counter[str]):

@@ -137,6 +137,19 @@ async def test_an_agent_that_stays_silent_is_waited_for_25_s() -> None:
     assert len(await world.binder.keeper.end_asked()) == 1
 
 
+async def test_a_node_is_asked_once_about_all_pods_that_vanished_from_it() -> None:
+    names = [f"p{number}" for number in range(50)]
+    world = World(*(in_state(LeaseState.ACTIVE, name) for name in names))
+    await world.binder.end_leases([gone(name) for name in names])
+    world.agents.answers = {lease(name).pod: name != "p7" for name in names}
+
+    ended = await world.binder.keeper.end_asked()
+
+    assert len(ended) == 49
+    assert world.agents.questions == 1
+    assert list(world.ledger.leases) == [lease("p7").pod]
+
+
 async def test_a_binder_that_slept_does_not_take_its_agents_for_dead() -> None:
     world = World(in_state(LeaseState.ACTIVE))
     await world.binder.end_leases([gone()])
