@@ -1,7 +1,7 @@
 """Reservations and leases as bytes: what the ledger's scripts read of them, and what they keep.
 
 The layout of a lease is that of `L_…` in `scripts/layout.lua`: numbers, a slot and a fence per
-share, what it takes, and what it says. Scripts look at the beginning of the last two only.
+share, what it says, and what it takes. Scripts look at the beginning of the last two only.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -184,7 +184,7 @@ def _granted(candidate: Placement, numbers: Iterator[int]) -> tuple[Share, ...]:
 
 def lease_value(lease: Lease) -> bytes:
     """Pack a lease as it stands, with its slots and fences."""
-    takes = taken(lease.node, lease.shares)
+    says = said(lease, {})
     head = _HEAD.pack(
         _NUMBER_OF[lease.state],
         lease.version,
@@ -192,13 +192,13 @@ def lease_value(lease: Lease) -> bytes:
         lease.created_at,
         lease.expires_at,
         len(lease.shares),
-        len(takes),
+        len(says),
     )
     grants = [
         Struct("<" + _GRANT).pack(-1 if share.slot is None else share.slot, share.fence)
         for share in lease.shares
     ]
-    return b"".join((head, *grants, takes, said(lease, {})))
+    return b"".join((head, *grants, says, taken(lease.node, lease.shares)))
 
 
 def lease_of(value: bytes) -> Lease:
@@ -206,8 +206,8 @@ def lease_of(value: bytes) -> Lease:
     number, version, _, created_at, expires_at, count, length = _HEAD.unpack_from(value)
     grants = unpack_from("<" + _GRANT * count, value, _HEAD.size)
     at = _HEAD.size + _GRANT_BYTES * count
-    node, *takes = _unpack(value[at : at + length])
-    tag, resources, pod, namespace, name, dialect, trace = _unpack(value[at + length :])
+    tag, resources, pod, namespace, name, dialect, trace = _unpack(value[at : at + length])
+    node, *takes = _unpack(value[at + length :])
     amounts = _amounts_of(resources)
     parts = takes[2] if takes[0] is False else [takes]
     shares = tuple(map(_share_of, parts, grants[::2], grants[1::2]))

@@ -41,9 +41,9 @@ local D_UUID, D_NODE, D_TAKEN, D_TAGS = 9, 10, 11, 12
 -- resources' names, each before a line feed. From N_AMOUNTS on: room and used of each.
 local N_COUNT, N_VERSION, N_KNOWN, N_NUMBER, N_NAME, N_NAMES, N_AMOUNTS = 1, 2, 3, 4, 5, 6, 7
 
--- A lease: these numbers, a slot (-1: none) and a fence per share, and two MessagePack arrays: what
--- it takes (see takes_at), L_LENGTH bytes; and tag, resources as JSON {name, amount, ...}, pod, and
--- what no script looks at.
+-- A lease: these numbers, a slot (-1: none) and a fence per share, and two MessagePack arrays: tag,
+-- resources as JSON {name, amount, ...}, pod and what no script looks at, L_LENGTH bytes; and what it
+-- takes (see takes_at).
 local LEASE, LEASE_BYTES, GRANT, GRANT_BYTES = '<BddddHH', 37, 'i4d', 12
 local L_STATE, L_VERSION, L_ORIGIN, L_CREATED, L_EXPIRES, L_COUNT, L_LENGTH = 1, 2, 3, 4, 5, 6, 7
 local RESERVED, BOUND, ACTIVE, RELEASED, EXPIRED = 1, 2, 3, 4, 5
@@ -202,7 +202,7 @@ local function takes_at(text, at)
 end
 
 local function takes_of(lease, value)
-  return takes_at(value, LEASE_BYTES + GRANT_BYTES * lease[L_COUNT])
+  return takes_at(value, LEASE_BYTES + GRANT_BYTES * lease[L_COUNT] + lease[L_LENGTH])
 end
 
 local texts = {}
@@ -217,7 +217,6 @@ end
 
 -- Its tag, resources and pod.
 local function about(lease, value)
-  local _, tag, text, pod =
-    pieces(value, 3, LEASE_BYTES + GRANT_BYTES * lease[L_COUNT] + lease[L_LENGTH] + 1)
+  local _, tag, text, pod = pieces(value, 3, LEASE_BYTES + GRANT_BYTES * lease[L_COUNT] + 1)
   return tag, resources_in(text), pod
 end

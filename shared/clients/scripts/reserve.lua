@@ -4,6 +4,7 @@
 -- Answers numbers, and what they point to. Per pod: candidate (from 1), version, and per share slot
 -- and fence; or 0 for a pod that has a lease, which follows; or -1 if nothing fits: {reason, nodes,
 -- devices} follows.
+local LEASE_OF_ONE = LEASE .. GRANT
 local now, expires_at, pods, counts, bounds, joined = A[1], A[2], A[3], A[4], A[5], ARGV[5]
 
 local first_nodes, first_devices = {}, {}
@@ -51,12 +52,7 @@ local function grants_for(takes)
   return grants
 end
 
-local out, followed, reserved, used = {}, {''}, {}, 0
-
-local function tell(number)
-  used = used + 1
-  out[used] = number
-end
+local out, followed, reserved = {}, {''}, {}
 
 local function full(reasons, first, last)
   local told_nodes, told_devices = {}, {}
@@ -69,8 +65,38 @@ local function full(reasons, first, last)
       if device then told_devices[#told_devices + 1] = device_row(device) end
     end
   end
-  tell(-1)
+  out[#out + 1] = -1
   followed[#followed + 1] = pack({table.concat(reasons, '; '), told_nodes, told_devices})
+end
+
+-- One share, as nearly always: the same as below, without tables in between.
+local function take_one(name, uuid, memory, cores, slotted, whole, resources, tag)
+  local node = node_of(name)
+  local why = node_refusal(node, resources)
+  if why then return why end
+  local device = device_of(uuid)
+  why = device_refusal(device, name, memory, cores, 1, slotted, whole or cores == 100, tag)
+  if why then return why .. ' of ' .. uuid end
+  count_on_node(node, resources, 1)
+  count_on_device(device, memory, cores, 1, tag, 1)
+  return nil, {slotted and take_slot(device) or -1, raise_fence(device)}
+end
+
+local function take_several(takes, resources, tag)
+  local why = refusal(takes, resources, tag)
+  if why then return why end
+  count(takes, resources, tag, 1)
+  return nil, grants_for(takes)
+end
+
+local function grant(pod, name, number, said, takes, length, grants)
+  local version, shares, at = next_version(), #grants / 2, #out + 2
+  local format = shares == 1 and LEASE_OF_ONE or LEASE .. string.rep(GRANT, shares)
+  put_lease(pod, packed(format, RESERVED, version, version, now, expires_at, shares, length,
+    unpack(grants)) .. said .. takes)
+  index_lease(pod, nodes[name], expires_at)
+  out[at - 1], out[at] = number, version
+  for g = 1, #grants do out[at + g] = grants[g] end
 end
 
 -- Write a lease for the first of the pieces `first` to `last` that fits; what it says besides is in
@@ -78,28 +104,23 @@ end
 local function reserve(pod, first, last)
   local from, to = bounds[first - 1], bounds[first]
   local _, tag, text = pieces(joined, 2, from + 1)
-  local resources, reasons = resources_in(text)
+  local resources, reasons = resources_in(text), nil
   for p = first, last do
-    local begin, finish = to, bounds[p + 1]
-    to = finish
-    local takes = takes_at(joined, begin)
-    local why = fits(takes, resources, tag)
+    local name, uuid, memory, cores, slotted, whole, why, grants
+    _, name, uuid, memory, cores, slotted, whole = pieces(joined, 6, bounds[p] + 1)
+    if uuid then
+      why, grants = take_one(name, uuid, memory, cores, slotted, whole, resources, tag)
+    else
+      why, grants = take_several(memory, resources, tag)
+    end
     if not why then
-      local grants, version = grants_for(takes), next_version()
-      local shares = #grants / 2
-      put_lease(pod, packed(LEASE .. string.rep(GRANT, shares), RESERVED, version, version, now,
-        expires_at, shares, finish - begin, unpack(grants))
-        .. string.sub(joined, begin + 1, finish)
-        .. string.sub(joined, from + 1, bounds[first]))
-      count(takes, resources, tag, 1)
-      index_lease(pod, nodes[takes[1]], expires_at)
-      tell(p - first + 1)
-      tell(version)
-      for g = 1, #grants do tell(grants[g]) end
+      local said, takes = string.sub(joined, from + 1, p == first and bounds[p + 1] or to), ''
+      if p > first then takes = string.sub(joined, bounds[p] + 1, bounds[p + 1]) end
+      grant(pod, name, p - first + 1, said, takes, to - from, grants)
       return true
     end
     reasons = reasons or {}
-    reasons[#reasons + 1] = takes[1] .. ': ' .. why
+    reasons[#reasons + 1] = name .. ': ' .. why
   end
   full(reasons or {'no candidate'}, first, last)
 end
@@ -108,7 +129,7 @@ piece = 1
 for i = 1, #pods do
   local pod = pods[i]
   if leases[pod] then
-    tell(0)
+    out[#out + 1] = 0
     followed[#followed + 1] = leases[pod]
   elseif reserve(pod, piece + 1, piece + counts[i]) then
     reserved[#reserved + 1] = pod

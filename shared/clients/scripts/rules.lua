@@ -71,46 +71,33 @@ local function places_of(resources, node)
   return places
 end
 
--- Count in the node's and its devices' totals (sign 1) or take out again (sign -1).
-local function count(takes, resources, tag, sign)
-  local name = takes[1]
-  local node = nodes[name]
+local function count_on_node(node, resources, sign)
   local places = places_of(resources, node)
   for i = 1, #places, 2 do
     local at = places[i]
     if at == 0 then at = add_resource(node, resources[i], 0, 0) end
     node[at + 1] = node[at + 1] + sign * places[i + 1]
   end
-  changed_nodes[name] = true
+  changed_nodes[node[N_NAME]] = true
+end
+
+local function count_on_device(device, memory, cores, shares, tag, sign)
+  device[D_USED] = device[D_USED] + sign * memory
+  device[D_CORES] = device[D_CORES] + sign * cores
+  device[D_SHARES] = device[D_SHARES] + sign * shares
+  if tag ~= '' then device[D_TAGS] = with_tag(device, tag, sign) end
+  changed_devices[device[D_UUID]] = true
+end
+
+-- Count in the node's and its devices' totals (sign 1) or take out again (sign -1).
+local function count(takes, resources, tag, sign)
+  count_on_node(nodes[takes[1]], resources, sign)
   for h = TAKES, takes[2], HOLD do
-    local uuid = takes[h]
-    local device = devices[uuid]
-    device[D_USED] = device[D_USED] + sign * takes[h + 1]
-    device[D_CORES] = device[D_CORES] + sign * takes[h + 2]
-    device[D_SHARES] = device[D_SHARES] + sign * takes[h + 3]
-    if tag ~= '' then device[D_TAGS] = with_tag(device, tag, sign) end
-    changed_devices[uuid] = true
+    count_on_device(devices[takes[h]], takes[h + 1], takes[h + 2], takes[h + 3], tag, sign)
   end
 end
 
--- Why a device cannot take a hold, or nil. The order is that of shared.model.device.refusal_of.
-local function device_refusal(device, node_name, holds, h, tag)
-  if not device then return 'device-unknown' end
-  if device[D_NODE] ~= node_name then return 'device-moved' end
-  if device[D_OK] ~= 1 then
-    return device[D_OK] == 2 and 'device-closed' or 'device-unhealthy'
-  end
-  if holds[h + 4] > 0 and device[D_SHARES] + holds[h + 3] > device[D_SLOTS] then return 'slots' end
-  if tag ~= '' and has_tag(device, tag) then return 'tag' end
-  if device[D_USED] + holds[h + 1] > device[D_MEMORY] then return 'memory' end
-  if device[D_CORES] + holds[h + 2] > 100 then return 'cores' end
-  if holds[h + 5] == 1 and device[D_SHARES] > 0 then return 'alone' end
-  if device[D_CORES] >= 100 then return 'held-alone' end
-end
-
-local function fits(takes, resources, tag)
-  local name = takes[1]
-  local node = node_of(name)
+local function node_refusal(node, resources)
   if not node or node[N_KNOWN] ~= 1 then return 'node-unknown' end
   local places = places_of(resources, node)
   for i = 1, #places, 2 do
@@ -119,8 +106,30 @@ local function fits(takes, resources, tag)
       return 'resource:' .. resources[i]
     end
   end
+end
+
+-- Why a device cannot take a hold, or nil. The order is that of shared.model.device.refusal_of.
+local function device_refusal(device, node_name, memory, cores, shares, slotted, alone, tag)
+  if not device then return 'device-unknown' end
+  if device[D_NODE] ~= node_name then return 'device-moved' end
+  if device[D_OK] ~= 1 then
+    return device[D_OK] == 2 and 'device-closed' or 'device-unhealthy'
+  end
+  if slotted and device[D_SHARES] + shares > device[D_SLOTS] then return 'slots' end
+  if tag ~= '' and has_tag(device, tag) then return 'tag' end
+  if device[D_USED] + memory > device[D_MEMORY] then return 'memory' end
+  if device[D_CORES] + cores > 100 then return 'cores' end
+  if alone and device[D_SHARES] > 0 then return 'alone' end
+  if device[D_CORES] >= 100 then return 'held-alone' end
+end
+
+local function refusal(takes, resources, tag)
+  local name = takes[1]
+  local why = node_refusal(node_of(name), resources)
+  if why then return why end
   for h = TAKES, takes[2], HOLD do
-    local why = device_refusal(device_of(takes[h]), name, takes, h, tag)
+    why = device_refusal(device_of(takes[h]), name, takes[h + 1], takes[h + 2], takes[h + 3],
+      takes[h + 4] > 0, takes[h + 5] == 1, tag)
     if why then return why .. ' of ' .. takes[h] end
   end
 end
