@@ -17,7 +17,8 @@ ENDED_KEPT = 4096
 class LeasesKnown:
     """By pod, the newest that was said of its lease.
 
-    A pod's leases follow one another in `created_at`, and the states of one lease in `version`.
+    A pod's leases follow one another in `created_at`, and the states of one lease in `version`; the
+    clocks of two placers may differ, so that a higher version is newer whatever its `created_at`.
     """
 
     node: NodeName
@@ -37,7 +38,8 @@ class LeasesKnown:
         known = self.leases.get(lease.pod)
         seen = [self.ended.get(lease.pod, (-1.0, -1))]
         seen += [(known.created_at, known.version)] if known else []
-        if lease.node != self.node or stamp <= max(seen):
+        is_old = any(stamp <= each and lease.version <= each[1] for each in seen)
+        if lease.node != self.node or is_old:
             return False
         self.news += 1
         if lease.state in LIVE:

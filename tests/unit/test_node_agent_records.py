@@ -113,6 +113,18 @@ def test_a_new_lease_of_the_same_pod_is_news_although_its_version_is_low() -> No
     assert leases.find(PodUid("u1")) is not None
 
 
+def test_a_new_lease_of_the_same_pod_is_news_although_its_placers_clock_is_behind() -> None:
+    leases = LeasesKnown(NodeName("node-0"))
+    leases.note([lease_of("u1", version=8, created_at=5.0)])
+    leases.note([lease_of("u1", version=9, state=LeaseState.RELEASED, created_at=5.0)])
+
+    leases.note([lease_of("u1", version=12, created_at=3.0)])
+
+    found = leases.find(PodUid("u1"))
+    assert found is not None
+    assert found.version == 12
+
+
 def test_a_lease_of_another_node_is_not_ours() -> None:
     leases = LeasesKnown(NodeName("node-0"))
 
