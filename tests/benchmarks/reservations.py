@@ -97,7 +97,7 @@ def server_cpu_s(server: ValkeyServer) -> float:
 
 
 async def measure(
-    server: ValkeyServer, leases: RedisLeases, nodes: int, group: int, callers: int, count: int
+    server: ValkeyServer, leases: RedisLeases, nodes: int, *, group: int, callers: int, count: int
 ) -> None:
     parts = [wishes(nodes, count // callers, f"{group}-{n}-{callers}") for n in range(callers)]
     began, cpu, serving = time.perf_counter(), time.process_time(), server_cpu_s(server)
@@ -125,7 +125,7 @@ async def run(nodes: int, count: int) -> None:
             for group in (1, 16, 64, 256):
                 for callers in (1, 4):
                     share = count if group > 1 else count // 4
-                    await measure(server, leases, nodes, group, callers, share)
+                    await measure(server, leases, nodes, group=group, callers=callers, count=share)
 
 
 def main() -> None:
