@@ -44,14 +44,15 @@ def assemble(
     events_per_s: float = event_writer.PER_S,
 ) -> Binder:
     """Return a binder of these parts."""
+    poster = Poster(pods, clock, concurrency=concurrency, patience_s=patience_s)
     return Binder(
         ledger=ledger,
         bus=bus,
-        poster=Poster(pods, clock, concurrency=concurrency, patience_s=patience_s),
+        poster=poster,
         keeper=Keeper(ledger, Endings(agents, clock), tally),
         sweeper=Sweeper(ledger, clock),
         reconciler=Reconciler(ledger, staging, pods, tally),
-        rebuild=Rebuild(ledger, staging, bus, clock, tally),
+        rebuild=Rebuild(ledger, staging, bus, clock, tally, flights=poster),
         events=EventWriter(pods, clock, tally, per_s=events_per_s),
         conditions=ConditionWriter(pods, clock, tally),
         clock=clock,

@@ -90,6 +90,11 @@ class Poster:
             for landed in landings
         ]
 
+    @property
+    def under_way(self) -> int:
+        """How many Bindings the API server has not answered yet."""
+        return sum(not flight.landed.done() for flight in self._flights.values())
+
     async def work(self) -> None:
         """Send what is asked for until cancelled."""
         try:

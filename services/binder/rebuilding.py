@@ -28,7 +28,9 @@ from shared.runtime.clock import Clock
 logger = logging.getLogger(__name__)
 
 SETTLE_S = 1.0
-"""Bindings that were under way when the ledger was lost land within this, or soon after."""
+"""Other replicas' Bindings that were under way when the ledger was lost land within this."""
+LAND_S = 10.0
+"""Our own are waited for, but not longer than this."""
 PATIENCE_S = 10.0
 """A node that does not report its devices within this is restored from its pods alone."""
 LOOK_S = 0.2
@@ -94,6 +96,15 @@ class Asking(Protocol):
         ...
 
 
+class Flights(Protocol):
+    """Bindings on their way to the API server: a listing does not show them yet."""
+
+    @property
+    def under_way(self) -> int:
+        """How many have had no answer."""
+        ...
+
+
 class Rebuild:
     """One rebuild at a time, by one replica; others stage what they hear."""
 
@@ -105,11 +116,13 @@ class Rebuild:
         clock: Clock,
         tally: Tally,
         *,
+        flights: Flights,
         patience_s: float = PATIENCE_S,
     ) -> None:
         self.ledger = ledger
         self.staging = staging
         self.bus = bus
+        self.flights = flights
         self.clock = clock
         self.tally = tally
         self.patience_s = patience_s
@@ -158,13 +171,12 @@ class Rebuild:
     async def _collect(self, token: str) -> Evidence:
         """Ask for everything and wait for it; a silent node is waited for only so long."""
         await self.staging.clear_staged()
-        await self.clock.sleep(SETTLE_S)
+        await self._let_land(token)
         began = self.clock.now()
         asked = -1.0
         while True:
             now = self.clock.now()
-            if not await self.staging.hold_rebuild(token, now=now, lock_s=LOCK_S):
-                raise ConflictError("another replica has taken the rebuild over")
+            await self._hold(token)
             if now - asked >= ASK_AGAIN_S:
                 await self.bus.publish([ListingWanted(reason="the ledger is being rebuilt")])
                 asked = now
@@ -183,6 +195,18 @@ class Rebuild:
                     )
                     return evidence
             await self.clock.sleep(LOOK_S)
+
+    async def _let_land(self, token: str) -> None:
+        """Wait for the Bindings under way: what they bind has to be listed."""
+        until = self.clock.now() + LAND_S
+        await self.clock.sleep(SETTLE_S)
+        while self.flights.under_way and self.clock.now() < until:
+            await self._hold(token)
+            await self.clock.sleep(LOOK_S)
+
+    async def _hold(self, token: str) -> None:
+        if not await self.staging.hold_rebuild(token, now=self.clock.now(), lock_s=LOCK_S):
+            raise ConflictError("another replica has taken the rebuild over")
 
 
 def _misfit(lease: Lease, why: str) -> str:

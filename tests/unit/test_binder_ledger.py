@@ -1,5 +1,6 @@
 """The binder keeps the ledger in step: ends, activations, inventory, sweeps, listings, rebuild."""
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -31,7 +32,7 @@ from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
 from shared.model.request import PodRequest
 from shared.runtime.service import roles_of
-from tests.support.binder_world import NOW, World, lease, running, until
+from tests.support.binder_world import NOW, World, chosen, lease, running, until
 
 
 def gone(name: str = "p1", phase: str = "") -> PodGone:
@@ -366,6 +367,25 @@ async def test_an_emptied_ledger_gets_back_what_agents_and_pods_say() -> None:
 
     states = [(each.name, each.state) for each in world.ledger.restored]
     assert states == [("p1", LeaseState.ACTIVE), ("p2", LeaseState.BOUND)]
+
+
+async def test_a_rebuild_lists_pods_only_when_the_bindings_under_way_have_landed() -> None:
+    world = World(lease())
+    world.pods.hanging["p1"] = asyncio.Event()
+
+    async with running(world.binder.post_bindings, world.binder.rebuild_ledger):
+        binding = asyncio.create_task(world.binder.bind_pods(chosen(lease())))
+        await until(lambda: world.pods.posts)
+        world.ledger.is_ready = False
+        for _ in range(20):
+            world.clock.advance(0.25)
+            await until(lambda: world.clock.sleepers)
+        early = [type(event) for event in world.bus.published]
+        world.pods.hanging["p1"].set()
+        await binding
+        await wanted(world)
+
+    assert ListingWanted not in early
 
 
 async def test_a_silent_node_delays_the_rebuild_10_s_at_most() -> None:
