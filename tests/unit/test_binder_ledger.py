@@ -170,7 +170,7 @@ async def test_after_a_call_without_an_answer_all_waiting_pods_are_told_again(lo
     async def silence(*_: object) -> Any:
         raise UnavailableError("no answer")
 
-    world.ledger.capacity = world.ledger.expire = silence  # type: ignore[method-assign]
+    world.ledger.capacity = world.ledger.expire = silence  # type: ignore[method-assign, assignment]
     with pytest.raises(UnavailableError):
         await getattr(world.binder, loop)()
     world.ledger.capacity, world.ledger.expire = answers  # type: ignore[method-assign]

@@ -27,9 +27,9 @@ def asks(*containers: ContainerAsks, **annotations: str) -> PodAsks:
     return PodAsks(namespace=Namespace("ns"), containers=containers, annotations=annotations)
 
 
-def vgpu(name: str = "c", *, init: bool = False, **amounts: int) -> ContainerAsks:
+def vgpu(name: str = "c", /, **amounts: int) -> ContainerAsks:
     limits = {f"volcano.sh/vgpu-{key.replace('_', '-')}": n for key, n in amounts.items()}
-    return ContainerAsks(name=name, limits=limits, init=init)
+    return ContainerAsks(name=name, limits=limits)
 
 
 def gpushare(name: str = "c", *, init: bool = False, **amounts: int) -> ContainerAsks:
