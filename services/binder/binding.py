@@ -76,13 +76,18 @@ def judge(lease: Lease, error: LeaseholdError, seen: PodSeen | None) -> Verdict:
     pod = f"{lease.namespace}/{lease.name}"
     if seen is None:
         return Verdict(Outcome.GONE, f"pod {pod} was deleted before it was bound")
-    if seen.uid == lease.pod and seen.node == lease.node:
+    if seen.uid == lease.pod and seen.node == lease.node and not seen.over:
         return BOUND
     reasons = (
         (
             seen.uid != lease.pod,
             Outcome.GONE,
             f"pod {pod} was replaced: its uid was {lease.pod} and is {seen.uid} now",
+        ),
+        (
+            seen.over,
+            Outcome.GONE,
+            f"pod {pod} has ended: this lease was made from news older than its end",
         ),
         (
             seen.node is not None,

@@ -82,6 +82,7 @@ async def test_a_batch_another_replica_has_bound_already_is_a_success() -> None:
         (PodSeen(lease().pod, NodeName("n2")), "n2 already"),
         (PodSeen(lease().pod, None, ending=True), "being deleted"),
         (PodSeen(lease().pod, None), "scheduling gates"),
+        (PodSeen(lease().pod, NodeName("n1"), over=True), "has ended"),
     ],
 )
 async def test_a_pod_that_cannot_be_bound_gives_its_lease_back(
