@@ -76,7 +76,7 @@ class Reflector(Generic[R]):
         *,
         label_selector: str = "",
         field_selector: str = "",
-        silence_s: float = 90.0,
+        silence_s: float = 150.0,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
         uniform: Uniform = _UNIFORM,
     ) -> None:

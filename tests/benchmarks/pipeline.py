@@ -124,7 +124,7 @@ async def measure(options: argparse.Namespace, placers: int) -> None:
         kubeconfig = directory / "kubeconfig"
         kubeconfig.write_text(KUBECONFIG.format(port=server.sockets[0].getsockname()[1]))
         stack = contextlib.AsyncExitStack()
-        valkey = stack.enter_context(valkey_server(durable=True))
+        valkey = stack.enter_context(valkey_server(durable=options.durable))
         await valkey.ready()
         async with (
             stack,
@@ -180,6 +180,12 @@ def main() -> None:
     parser.add_argument("--rates", type=int, nargs="*", default=[100, 1000])
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--burst", type=int, default=20000)
+    parser.add_argument(
+        "--durable",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="valkey with appendfsync always, as in `leasehold up` (default), or no file at all",
+    )
     options = parser.parse_args()
     for placers in options.placers:
         asyncio.run(measure(options, placers))
