@@ -92,7 +92,7 @@ async def test_the_two_gpushare_pods_share_card_0_and_see_the_guides_variables(
 
     pods = [await guide.pod(name) for name in ("gpu-pod1", "gpu-pod2")]
     shown = await guide.kubectl("get", "pod", "gpu-pod1", "-oyaml")
-    environment = await guide.kubectl("exec", "gpu-pod1", "--", "env")
+    environment = await guide.exec("gpu-pod1", "env")
 
     for pod in pods:
         notes = pod["metadata"]["annotations"]
@@ -146,7 +146,7 @@ async def test_the_vgpu_pod_gets_two_cards_and_its_limits(guide: Stack) -> None:
         lambda p: p["metadata"]["annotations"]["volcano.sh/bind-phase"] == "success",
     )
 
-    environment = (await guide.kubectl("exec", "gpu-pod1", "--", "env")).out.splitlines()
+    environment = (await guide.exec("gpu-pod1", "env")).out.splitlines()
     described = await guide.kubectl("describe", "pod", "gpu-pod1")
 
     notes = pod["metadata"]["annotations"]

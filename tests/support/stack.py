@@ -16,9 +16,12 @@ from typing import Any
 
 from shared.clients.kube import Kube
 from shared.clients.kubeconfig import load_credentials
+from tests.support.websocket_exec import websocket_exec
 
 LEASEHOLD = (sys.executable, "-P", "-m", "services.cli")
 KUBECTL = shutil.which("kubectl")
+WEBSOCKET_MINOR = 31
+"""kubectl speaks WebSocket to `exec` from this minor version on."""
 PODS = "/api/v1/namespaces/default/pods"
 
 
@@ -78,6 +81,16 @@ class Stack:
     async def kubectl(self, *arguments: str, stdin: str = "") -> Done:
         assert KUBECTL is not None
         return await run(KUBECTL, *arguments, stdin=stdin, env={"KUBECONFIG": self.kubeconfig})
+
+    async def exec(self, pod: str, *command: str) -> Done:
+        """Run a command in a pod through kubectl, or by hand where kubectl is too old for it."""
+        if await self._kubectl_minor() >= WEBSOCKET_MINOR:
+            return await self.kubectl("exec", pod, "--", *command)
+        return Done(*await websocket_exec(load_credentials(Path(self.kubeconfig)), pod, command))
+
+    async def _kubectl_minor(self) -> int:
+        told = json.loads((await self.kubectl("version", "--client", "-ojson")).out)
+        return int("".join(filter(str.isdecimal, told["clientVersion"]["minor"])))
 
     async def create(self, pod: Mapping[str, Any]) -> dict[str, Any]:
         self.names.append(pod["metadata"]["name"])
