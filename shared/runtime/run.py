@@ -143,6 +143,7 @@ class Runner:
         except Exception as raised:  # noqa: BLE001 - the runtime's one loop
             error = raised
         telemetry.end(spans, error)
+        _log(role, inside, error)
         HANDLING.labels(self.name, role.method).observe(time.perf_counter() - began)
         BATCH.labels(self.name, role.method).observe(len(events))
         return error
@@ -202,6 +203,19 @@ class Runner:
             except Exception:
                 logger.exception("%s ended by a bug; again in %g s", role.method, PAUSE_S)
             await asyncio.sleep(PAUSE_S)
+
+
+def _log(role: Role, events: Sequence[Event], error: Exception | None) -> None:
+    """Write a line per event, with its pod and trace, where such lines are wanted."""
+    if not logger.isEnabledFor(logging.DEBUG):
+        return
+    outcome = "is done" if error is None else f"failed: {error}"
+    for event in events:
+        about = {
+            "pod": telemetry.facts_of(event).get("k8s.pod.uid", ""),
+            "trace": getattr(event, "trace", ""),
+        }
+        logger.debug("%s of %s %s", role.method, event.subject, outcome, extra=about)
 
 
 async def _settle(batch: list[Delivered], role: Role, error: Exception | None) -> str:

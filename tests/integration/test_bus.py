@@ -1,6 +1,7 @@
 """The bus on a real nats-server."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
@@ -146,6 +147,24 @@ async def test_work_is_asked_for_again_after_a_pause_when_something_is_away(
         await bus.publish([queued(1)])
 
         await until(lambda: recorder.seen == ["p1"])
+        task.cancel()
+
+
+async def test_each_event_is_a_log_line_with_its_pod_and_trace(
+    server: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, logger="shared.runtime.run")
+    async with Bus.connect(server.url, name="test") as bus:
+        recorder = Recorder()
+        task = await running("placer", recorder, bus)
+
+        await bus.publish([replace(queued(1), trace="00-a-b-01"), queued(2)])
+
+        await until(lambda: recorder.seen == ["p1", "p2"])
+        await until(lambda: any("is done" in text for text in caplog.messages))
+        lines = [(r.__dict__.get("pod"), r.__dict__.get("trace")) for r in caplog.records]
+        assert ("pod-1", "00-a-b-01") in lines
+        assert ("pod-2", "") in lines
         task.cancel()
 
 
