@@ -25,6 +25,7 @@ from nats.js import JetStreamContext
 from nats.js.api import ConsumerConfig, DeliverPolicy, RetentionPolicy, StorageType, StreamConfig
 
 from shared.clients import wire
+from shared.clients.cancelling import end
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.events import Delivery, Event, ListingWanted
 
@@ -174,9 +175,7 @@ class Bus:
             await bus._ensure(first=True)
             yield bus
         finally:
-            watch.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await watch
+            await end(watch)
             with contextlib.suppress(nats.errors.Error, TimeoutError):
                 async with asyncio.timeout(3):
                     await client.drain()

@@ -6,7 +6,6 @@ traceback, tried a few times and then set aside.
 """
 
 import asyncio
-import contextlib
 import gc
 import json
 import logging
@@ -21,6 +20,7 @@ from opentelemetry.trace import SpanKind
 from prometheus_client import Counter, Histogram
 
 from shared.clients.bus import ACK_WAIT_S, Bus, Delivered, Inbox
+from shared.clients.cancelling import end
 from shared.model.errors import ConflictError, LeaseholdError, RequestError, UnavailableError
 from shared.model.events import Event
 from shared.runtime import health, telemetry
@@ -63,6 +63,7 @@ class Runner:
         self.bus = bus
         self.tracing = tracing
         self.route = str(getattr(service, "route", ""))
+        self.tasks: list[asyncio.Task[None]] = []
 
     async def run(self, started: asyncio.Event) -> None:
         """Run every role of the service until cancelled."""
@@ -76,12 +77,12 @@ class Runner:
                         await self._answer(role)
                 for role, inbox in inboxes:
                     for _ in range(role.concurrency):
-                        tasks.create_task(self._handle(role, inbox))
+                        self.tasks.append(tasks.create_task(self._handle(role, inbox)))
                 for role in roles_of(self.service):
                     if role.kind == "emits":
-                        tasks.create_task(self._forever(role, self._emit))
+                        self.tasks.append(tasks.create_task(self._forever(role, self._emit)))
                     elif role.kind == "loops":
-                        tasks.create_task(self._forever(role, self._loop))
+                        self.tasks.append(tasks.create_task(self._forever(role, self._loop)))
                 started.set()
                 await asyncio.get_running_loop().create_future()
             finally:
@@ -291,10 +292,9 @@ async def _until(
         if running.done():
             running.result()
     finally:
-        for task in (announcing, stopping, running):
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        await end(announcing)
+        await end(running, runner.tasks)
+        await end(stopping)
 
 
 async def _announce(

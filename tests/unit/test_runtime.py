@@ -1,5 +1,7 @@
 """Settings, roles and telemetry of the runtime."""
 
+import asyncio
+import contextlib
 import json
 import logging
 from collections.abc import AsyncIterator, Sequence
@@ -9,6 +11,7 @@ from pathlib import Path
 import pytest
 from opentelemetry.trace import SpanKind
 
+from shared.clients.cancelling import end
 from shared.model.errors import RequestError
 from shared.model.events import EndAsked, EndTold, LedgerRebuilt, ListingWanted, PodGone
 from shared.model.names import Namespace, NodeName, PodUid
@@ -155,3 +158,26 @@ def test_logs_are_json_lines_that_carry_pod_and_trace() -> None:
         "t1",
         "placer",
     )
+
+
+async def test_a_task_that_lets_a_cancellation_pass_is_ended_all_the_same() -> None:
+    started = asyncio.Event()
+
+    async def deaf() -> None:
+        started.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(3600)
+        await asyncio.sleep(3600)
+
+    async def parent() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            children.append(tasks.create_task(deaf()))
+
+    children: list[asyncio.Task[None]] = []
+    task = asyncio.create_task(parent())
+    await started.wait()
+
+    async with asyncio.timeout(10):
+        await end(task, children)
+
+    assert task.cancelled()
