@@ -134,17 +134,16 @@ class _Durable:
 class Bus:
     """A connection that heals itself. Publishing raises UnavailableError while it is away."""
 
-    def __init__(self, client: Client, stream: JetStreamContext, *, replicas: int) -> None:
+    def __init__(self, client: Client, stream: JetStreamContext) -> None:
         self.client = client
         self.stream = stream
-        self.replicas = replicas
         self.durables: dict[str, _Durable] = {}
         self.inboxes: list[Inbox] = []
 
     @classmethod
     @contextlib.asynccontextmanager
     async def connect(
-        cls, url: str, *, name: str, replicas: int = 1, patience_s: float = 30.0
+        cls, url: str, *, name: str, patience_s: float = 30.0
     ) -> AsyncIterator["Bus"]:
         """Connect, and keep connected until the context ends.
 
@@ -169,7 +168,7 @@ class Bus:
                 f"NATS at {url} did not answer within {patience_s:g} s: is nats-server running, "
                 "and is LEASEHOLD_NATS_URL right?"
             ) from error
-        bus = cls(client, client.jetstream(timeout=5.0), replicas=replicas)
+        bus = cls(client, client.jetstream(timeout=5.0))
         watch = asyncio.create_task(bus._watch_stream())
         try:
             await bus._ensure(first=True)
@@ -352,7 +351,6 @@ class Bus:
                     storage=StorageType.FILE,
                     max_age=MAX_AGE_S,
                     duplicate_window=DUPLICATES_S,
-                    num_replicas=self.replicas,
                 )
             )
             return True

@@ -56,7 +56,6 @@ class Stack:
 
     root: Path
     kube: Kube
-    asked: int = 0
     names: list[str] = field(default_factory=list)
 
     @property
