@@ -5,7 +5,7 @@ after the other while the system works, so only what stays is wrong.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from services.cli.facts import Facts, PodSeen, shares_on
@@ -15,6 +15,7 @@ from shared.model.lease import Lease, LeaseState, Share, bookings
 from shared.model.lease_copy import ANNOTATION
 from shared.model.ledger import NodeAccount, counted_use
 from shared.model.names import DeviceUuid
+from shared.model.request import Company
 
 BIND_S = 3.0
 EXPLAIN_S = 15.0
@@ -77,7 +78,7 @@ def over_commitment(facts: Facts) -> Iterator[Difference]:
             for what, taken, limit in (
                 ("MiB", sum(b.memory_mib for b in booked), device.memory_mib),
                 ("% of its cores", sum(b.cores_percent for b in booked), 100),
-                ("slots", sum(b.slots for b in booked), device.slots),
+                ("slots", sum(b.slots for b in booked), _slots(device, held)),
             ):
                 if taken > limit:
                     yield _over(device, f"leases take {taken} {what}, it has {limit}")
@@ -195,6 +196,9 @@ def _compare(uuid: str, stored: DeviceUse | None, summed: DeviceUse) -> Iterator
         ("% of its cores", stored.cores_percent, summed.cores_percent),
         ("shares", stored.shares, summed.shares),
         ("tags", ",".join(sorted(stored.tags)), ",".join(sorted(summed.tags))),
+        ("leases that keep it to themselves", int(stored.alone), int(summed.alone)),
+        ("as MIG layout", stored.layout or "none", summed.layout or "none"),
+        ("as slots taken", stored.taken or "none", summed.taken or "none"),
     ):
         if counted != added:
             text = f"the ledger counts {counted} {what}, its leases sum up to {added}"
@@ -209,8 +213,17 @@ def _same_slots(device: Device, held: list[tuple[Lease, Share]]) -> Iterator[Dif
     for slot, holders in sorted(slots.items()):
         if len(holders) > 1:
             yield _over(device, f"slot {slot} is held by {len(holders)} containers")
-        if not 0 <= slot < device.slots:
-            yield _over(device, f"slot {slot} is held, it has {device.slots}")
+        if not 0 <= slot < _slots(device, held):
+            yield _over(device, f"slot {slot} is held, it has {_slots(device, held)}")
+    layouts = sorted({share.mig.layout if share.mig else "no MIG layout" for _, share in held})
+    if len(layouts) > 1:
+        yield _over(device, f"leases hold it in different ways: {', '.join(layouts)}")
+
+
+def _slots(device: Device, held: Sequence[tuple[Lease, Share]]) -> int:
+    """Return how many slots leases may hold: the device's, the dialect's, or the positions."""
+    positions = [len(layout.positions) for layout in device.layouts]
+    return max([device.slots, *positions, *(share.slots for _, share in held)])
 
 
 def _not_alone(device: Device, holders: list[Lease]) -> Iterator[Difference]:
@@ -218,8 +231,7 @@ def _not_alone(device: Device, holders: list[Lease]) -> Iterator[Difference]:
         lease
         for lease in holders
         if any(
-            share.device == device.uuid and (share.whole or share.cores_percent == 100)
-            for share in lease.shares
+            share.device == device.uuid and share.company is Company.ALONE for share in lease.shares
         )
     ]
     if alone and len(holders) > 1:

@@ -31,6 +31,6 @@ def decide(
         if isinstance(answer, Refusal):
             decided.refused.append((event, answer))
         else:
-            mirror.hold(event.pod, answer[0], request.resources, request.tag)
+            mirror.hold(event.pod, answer[0], request.resources, request.tags)
             decided.chosen.append((event, answer))
     return decided

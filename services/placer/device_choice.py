@@ -1,13 +1,13 @@
 """Which devices of one node a pod gets, container by container, in the order its author chose."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from services.placer.device_filters import device_excluded, is_selective, mode_differs
+from services.placer.device_filters import device_excluded, is_selective
 from services.placer.mirrored import DeviceState, NodeState
-from shared.model.device import needed_cores
-from shared.model.lease import Share
-from shared.model.request import DeviceOrder, GpuRequest, PodRequest
+from shared.model.device import IDLE_BEFORE, Device, needed_cores, needed_mib
+from shared.model.lease import Share, Terms
+from shared.model.request import Company, DeviceOrder, GpuRequest, PodRequest
 
 Pick = tuple[GpuRequest, DeviceState, int]
 """A container, a device for it, and the MiB that its share takes there."""
@@ -20,6 +20,7 @@ class Own:
     memory: int = 0
     cores: int = 0
     shares: int = 0
+    alone: bool = False
 
 
 Owns = Mapping[DeviceState, Own]
@@ -38,13 +39,11 @@ def choose_devices(request: PodRequest, node: NodeState) -> list[Pick] | None:
     selection = request.selection
     devices: Sequence[DeviceState] = node.devices
     if is_selective(selection):
-        if mode_differs(selection, (device.device for device in devices)):
-            return None
         devices = [d for d in devices if device_excluded(selection, d.device) is None]
     if len(request.containers) == 1:
         return chosen_for(request.containers[0], request, devices, NOTHING_OWN)
     if request.same_device:
-        for device in in_order(request.device_order, devices, {}):
+        for device in in_order(request, devices, {}):
             picks = in_turn(request, (device,))
             if picks is not None:
                 return picks
@@ -74,18 +73,21 @@ def chosen_for(
     wanted = container.gpus
     if wanted > len(devices):
         return None
-    tag, cores = request.tag, 100 if container.whole else container.cores_percent
-    slotted, chosen = container.slotted, []
+    tags, room, idle = request.tags, room_for(container), container.company in IDLE_BEFORE
+    slotted, slots, chosen = container.slotted, container.slots, []
     seen = NOTHING_OWN if container.init else owns
-    for device in in_order(request.device_order, devices, owns):
+    if request.distinct and owns:
+        devices = [device for device in devices if device not in owns]
+    for device in in_order(request, devices, owns):
         # What the pod's own containers took is looked at only where the rest would fit.
-        if (device.slotted_room if slotted else device.room) < cores:
+        if (device.slotted_room if slotted and not slots else device.room) < room or device.mig:
             continue
         memory = share_mib(container, device)
         if (
             device.memory + memory <= device.total
-            and (cores != 100 or not device.shares)
-            and not (tag and tag in device.tags)
+            and not (idle and device.shares)
+            and not (tags and not device.tags.isdisjoint(tags))
+            and not (slots and device.shares >= slots)
             and (not seen or _fits_beside(container, device, memory, seen.get(device)))
         ):
             chosen.append((container, device, memory))
@@ -101,13 +103,14 @@ def chosen_for(
 def _fits_beside(container: GpuRequest, device: DeviceState, memory: int, own: Own | None) -> bool:
     if own is None:
         return True
-    wanted, cores = needed_cores(container), device.cores + own.cores
     return (
-        device.memory + own.memory + memory <= device.total
-        and cores + wanted <= 100
-        and cores < 100
-        and (wanted != 100 or not own.shares)
-        and (not container.slotted or device.shares + own.shares < device.slots)
+        not own.alone
+        and device.memory + own.memory + memory <= device.total
+        and device.cores + own.cores + room_for(container) <= 100
+        and not (container.company in IDLE_BEFORE and own.shares)
+        and (
+            not container.slotted or device.shares + own.shares < (container.slots or device.slots)
+        )
     )
 
 
@@ -118,46 +121,76 @@ def note_given(chosen: Sequence[Pick], owns: dict[DeviceState, Own]) -> None:
         own.memory += memory
         own.cores += needed_cores(container)
         own.shares += 1
+        own.alone |= container.company is Company.ALONE
+
+
+def room_for(container: GpuRequest) -> int:
+    """Return the percent of a device's cores that must be unreserved for a share to come.
+
+    One without cores still does not join where all of them are reserved, unless it may.
+    """
+    if container.whole:
+        return 100
+    return container.cores_percent or int(container.company is not Company.ANY)
 
 
 def share_mib(container: GpuRequest, device: DeviceState) -> int:
     """Return what a share takes of the device: `shared.model.device.needed_mib` on the mirror."""
-    if container.whole:
-        return device.total
-    if container.memory_percent is not None:
-        return device.total // device.unit * container.memory_percent // 100 * device.unit
-    if container.memory_units is not None:
-        return container.memory_units * device.unit
-    return device.total
+    if container.memory_units is not None and container.memory_percent is None:
+        return device.everything if container.whole else container.memory_units * device.unit
+    return needed_mib(container, device.device)
 
 
 def in_order(
-    order: DeviceOrder, devices: Sequence[DeviceState], owns: Owns
+    request: PodRequest, devices: Sequence[DeviceState], owns: Owns
 ) -> Sequence[DeviceState]:
     """Sort devices, given by ascending index, into the order in which they are tried."""
+    order = request.device_order
     if order is DeviceOrder.LAST:
         return devices[::-1]
     if order is DeviceOrder.FIRST:
         return devices
-    own = {device: owns.get(device, _NOTHING) for device in devices} if owns else None
-    if order is DeviceOrder.BINPACK:
-        if own is None:
-            return sorted(devices, key=_fullness)
-        return sorted(devices, key=lambda d: -(d.memory + own[d].memory))
-    if own is None:
-        return sorted(devices, key=_share_count)
-    return sorted(devices, key=lambda d: d.shares + own[d].shares)
+    if not owns:
+        plain = _PLAIN.get(order)
+        if plain is not None:
+            return sorted(devices, key=plain)
+    rank = _RANKS[order]
+    return sorted(
+        devices, key=lambda device: rank(device, owns.get(device, _NOTHING), request.weights)
+    )
 
+
+Weights = tuple[int, int, int]
 
 _NOTHING = Own()
 
+_PLAIN: Mapping[DeviceOrder, Callable[[DeviceState], int]] = {
+    DeviceOrder.BINPACK: lambda device: -device.memory,
+    DeviceOrder.SPREAD: lambda device: device.shares,
+}
+"""Where the pod has nothing of its own yet, and nothing needs weighing."""
 
-def _fullness(device: DeviceState) -> int:
-    return -device.memory
+
+def _allocated(device: DeviceState, own: Own, weights: Weights) -> int:
+    """Return the weighted part of a device that is in use, in millionths."""
+    slots, cores, memory = weights
+    return (
+        slots * 1_000_000 * (device.shares + own.shares) // max(device.slots, 1)
+        + cores * 10_000 * (device.cores + own.cores)
+        + memory * 1_000_000 * (device.memory + own.memory) // max(device.total, 1)
+    )
 
 
-def _share_count(device: DeviceState) -> int:
-    return device.shares
+_RANKS: Mapping[DeviceOrder, Callable[[DeviceState, Own, Weights], tuple[int, int]]] = {
+    DeviceOrder.BINPACK: lambda device, own, _: (0, -device.memory - own.memory),
+    DeviceOrder.SPREAD: lambda device, own, _: (0, device.shares + own.shares),
+    DeviceOrder.TIGHTEST: lambda device, own, _: (
+        -device.cores - own.cores,
+        -device.memory - own.memory,
+    ),
+    DeviceOrder.MOST_ALLOCATED: lambda *facts: (0, -_allocated(*facts)),
+    DeviceOrder.LEAST_ALLOCATED: lambda *facts: (0, _allocated(*facts)),
+}
 
 
 KNOWN_SHARES = 16
@@ -171,12 +204,15 @@ def shares_of(picks: Sequence[Pick]) -> tuple[Share, ...]:
 
 def _share(container: GpuRequest, device: DeviceState, memory: int) -> Share:
     key = (
-        container.container,
         memory,
+        container.container,
         container.cores_percent,
+        container.company,
         container.whole,
         container.slotted,
+        container.slots,
         container.init,
+        container.keeps_terms and (container.memory_bytes, container.memory_percent),
     )
     share = device.known_shares.get(key)
     if share is None:
@@ -192,5 +228,18 @@ def _share(container: GpuRequest, device: DeviceState, memory: int) -> Share:
             whole=container.whole,
             slotted=container.slotted,
             init=container.init,
+            company=container.company,
+            slots=container.slots,
+            terms=terms_of(container, device.device, memory) if container.keeps_terms else None,
         )
     return share
+
+
+def terms_of(container: GpuRequest, device: Device, memory_mib: int) -> Terms:
+    """Return in which terms a container asked, for the dialects that must repeat them."""
+    return Terms(
+        memory_mib=memory_mib,
+        device_mib=device.memory_mib,
+        memory_bytes=None if container.whole else container.memory_bytes,
+        memory_percent=None if container.whole else container.memory_percent,
+    )

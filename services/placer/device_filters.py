@@ -1,7 +1,5 @@
 """Which devices a pod's author allows, whatever is free on them."""
 
-from collections.abc import Iterable
-
 from shared.model.device import Device, DeviceRefusal
 from shared.model.request import DeviceSelection
 
@@ -22,6 +20,8 @@ def is_selective(selection: DeviceSelection) -> bool:
 
 def device_excluded(selection: DeviceSelection, device: Device) -> DeviceRefusal | None:
     """Say why the author excludes the device, or None. A denied UUID stays denied if allowed."""
+    if selection.mode is not None and device.mode.value != selection.mode:
+        return DeviceRefusal("GpuModeMismatch", f"it is in {device.mode} mode")
     if selection.uuids and device.uuid not in selection.uuids:
         return DeviceRefusal("GpuUuidExcluded", "its UUID is not among those the pod allows")
     if device.uuid in selection.not_uuids:
@@ -34,9 +34,3 @@ def device_excluded(selection: DeviceSelection, device: Device) -> DeviceRefusal
     if denied:
         return DeviceRefusal("GpuTypeExcluded", f"the pod denies {denied[0]}: {device.model}")
     return None
-
-
-def mode_differs(selection: DeviceSelection, devices: Iterable[Device]) -> bool:
-    """Say whether some device of the node is not in exactly the demanded mode."""
-    mode = selection.mode
-    return mode is not None and any(device.mode.value != mode for device in devices)

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from services.placer.device_choice import Own, Owns, chosen_for, note_given, share_mib
-from services.placer.device_filters import device_excluded, mode_differs
+from services.placer.device_filters import device_excluded
 from services.placer.mirrored import DeviceState, NodeState
 from services.placer.node_filters import Blocked
 from shared.model.device import DeviceRefusal, DeviceUse, device_refusal
@@ -20,11 +20,12 @@ NODE_TEXTS: Mapping[str, str] = {
     "GpuHeldAlone": "node(s) had only GPUs that other pods hold alone",
     "GpuClosed": "node(s) had GPUs closed to new shares",
     "GpuUnhealthy": "node(s) had unhealthy GPUs",
+    "GpuModeMismatch": "node(s) had only GPUs in another mode",
     "GpuTypeExcluded": "node(s) had no GPU of an allowed type",
     "GpuUuidExcluded": "node(s) had no GPU with an allowed UUID",
 }
 
-EXCLUSIONS = frozenset({"GpuTypeExcluded", "GpuUuidExcluded", "GpuClosed"})
+EXCLUSIONS = frozenset({"GpuTypeExcluded", "GpuUuidExcluded", "GpuModeMismatch", "GpuClosed"})
 """Why a device was never in question: named only where no device was."""
 
 CLOSED = DeviceRefusal("GpuClosed", "an annotation of its node closes it to new shares")
@@ -34,9 +35,6 @@ def why_no_devices(request: PodRequest, node: NodeState) -> Blocked:
     """Return the reason that most of the node's devices in question share."""
     if not node.devices:
         return Blocked("NoGpus", "node(s) had no GPU")
-    if mode_differs(request.selection, (device.device for device in node.devices)):
-        mode = request.selection.mode
-        return Blocked("GpuModeMismatch", f"node(s) had GPUs in another mode than {mode!r}")
     most = max(container.gpus for container in request.containers)
     if most > len(node.devices):
         numbers = f"{most} different GPUs wanted, {len(node.devices)} there"
@@ -79,7 +77,7 @@ def device_refusals(request: PodRequest, node: NodeState) -> dict[DeviceState, D
         if container is None:
             continue
         for device in devices:
-            refusal = _refusal(container, device, request.tag, owns)
+            refusal = _refusal(container, device, request.tags, owns)
             if refusal is not None:
                 refusals[device] = refusal
     return dict(sorted(refusals.items(), key=lambda entry: entry[0].index))
@@ -99,7 +97,7 @@ def _first_unserved(
 
 
 def _refusal(
-    container: GpuRequest, device: DeviceState, tag: str, owns: Owns
+    container: GpuRequest, device: DeviceState, tags: tuple[str, ...], owns: Owns
 ) -> DeviceRefusal | None:
     own, use = owns.get(device, Own()), device.use()
     seen = DeviceUse(
@@ -108,6 +106,7 @@ def _refusal(
         shares=use.shares + own.shares,
         fence=use.fence,
         tags=use.tags,
+        alone=use.alone or own.alone,
     )
     memory_mib = share_mib(container, device)
-    return device_refusal(container, device.device, seen, memory_mib=memory_mib, tag=tag)
+    return device_refusal(container, device.device, seen, memory_mib=memory_mib, tags=tags)

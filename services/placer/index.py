@@ -30,11 +30,11 @@ class Index:
 
         So the number of lanes to keep does not grow with the number of percentages asked for.
         """
-        if kind.cores in {0, 100}:
+        if kind.cores in {0, 1, 100}:
             return self.lane(kind)
         uses = self._strict.get(kind, 0)
         if not uses:
-            return self.lane(kind._replace(cores=0))
+            return self.lane(kind._replace(cores=1))
         self._strict[kind] = uses - 1
         return self.lane(kind)
 
@@ -77,7 +77,11 @@ def shape_of(request: PodRequest) -> object:
         request.same_device,
         request.triggers,
         request.selection,
-        request.tag,
+        request.distinct,
+        request.tags,
+        request.scope,
+        request.links,
+        request.weights,
         request.device_order,
         request.node_order,
         tuple(sorted(request.resources.items())),

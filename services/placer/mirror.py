@@ -119,14 +119,18 @@ class Mirror:
                 self.changes.add(node)
 
     def hold(
-        self, pod: PodUid, placement: Placement, resources: Mapping[str, int], tag: str = ""
+        self,
+        pod: PodUid,
+        placement: Placement,
+        resources: Mapping[str, int],
+        tags: tuple[str, ...] = (),
     ) -> None:
         """Count a choice as taken until the ledger has spoken of it."""
         node = self.nodes.get(placement.node)
         if pod in self._holds:
             self.drop(pod)
         if node is not None:
-            self._holds[pod] = Hold.of(node, self._devices, placement.shares, resources, tag)
+            self._holds[pod] = Hold.of(node, self._devices, placement.shares, resources, tags)
             self.changes.add(node)
 
     def drop(self, pod: PodUid) -> None:
@@ -147,7 +151,7 @@ class Mirror:
         self.drop(lease.pod)
         if node is None or not lease.shares:
             return
-        hold = Hold.of(node, self._devices, lease.shares, lease.resources, lease.tag)
+        hold = Hold.of(node, self._devices, lease.shares, lease.resources, lease.tags)
         if hold.is_counted():
             hold.end()
         else:

@@ -3,11 +3,12 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from services.placer.node_filters import free_resources, has_soft_taint, is_open
-from shared.model.device import Device, DeviceUse
+from shared.model.device import Device, DeviceMode, DeviceUse
 from shared.model.lease import Lease, Share, bookings
 from shared.model.ledger import LedgerNode
 from shared.model.names import DeviceUuid, NodeName
 from shared.model.node import NodeFacts
+from shared.model.request import Company
 
 NO_USE = DeviceUse()
 
@@ -16,14 +17,17 @@ class DeviceState:
     """One device: what the ledger counted, the holds on top, and the sum of both."""
 
     __slots__ = (
+        "alone",
         "base",
         "cores",
         "device",
+        "everything",
         "free_units",
         "healthy",
         "index",
         "known_shares",
         "memory",
+        "mig",
         "node",
         "parts",
         "room",
@@ -45,6 +49,7 @@ class DeviceState:
         self.cores = 0
         self.shares = 0
         self.tags: frozenset[str] = frozenset()
+        self.alone = False
         self.describe(device)
 
     def describe(self, device: Device, *, closed: bool = False) -> None:
@@ -55,6 +60,8 @@ class DeviceState:
         self.total = device.memory_mib
         self.unit = device.unit_mib
         self.slots = device.slots
+        self.everything = device.memory_mib // device.unit_mib * device.unit_mib
+        self.mig = device.mode is DeviceMode.MIG
         self.healthy = device.healthy and not closed
         self.known_shares: dict[object, Share] = {}
         self.take(0, 0, 0)
@@ -66,23 +73,29 @@ class DeviceState:
         """
         if use.fence < self.base.fence:
             return False
-        before = (self.memory, self.cores, self.shares, self.tags)
+        before = (self.memory, self.cores, self.shares, self.tags, self.alone)
         self.base = use
         if self.parts:
             self.parts = [part for part in self.parts if not part.is_counted()]
         self.sum_up()
-        return before != (self.memory, self.cores, self.shares, self.tags)
+        return before != (self.memory, self.cores, self.shares, self.tags, self.alone)
 
     def sum_up(self) -> None:
         """Add the holds to the ledger's totals."""
         use, parts = self.base, self.parts
-        tags = {part.tag for part in parts if part.tag}
-        self.tags = use.tags | tags if tags else use.tags
+        self.note_manners()
         self.take(
             use.memory_mib + sum(part.memory for part in parts) - self.memory,
             use.cores_percent + sum(part.cores for part in parts) - self.cores,
             use.shares + sum(part.shares for part in parts) - self.shares,
         )
+
+    def note_manners(self) -> None:
+        """Work out which groups are on the device, and whether somebody keeps it to himself."""
+        parts = self.parts
+        tags = {tag for part in parts for tag in part.tags}
+        self.tags = self.base.tags | tags if tags else self.base.tags
+        self.alone = self.base.alone or any(part.alone for part in parts)
 
     def take(self, memory: int, cores: int, shares: int) -> None:
         """Count so much more as taken."""
@@ -93,16 +106,16 @@ class DeviceState:
         self.shares += shares
         free = self.total - self.memory
         self.free_units = free // self.unit if free > 0 else 0
-        self.room = room = 100 - self.cores if self.healthy and self.cores < 100 else -1
+        self.room = room = 100 - self.cores if self.healthy and not self.alone else -1
         """Percent of the cores that another share may reserve; -1: none may come."""
         self.slotted_room = room if self.shares < self.slots else -1
         """The same for a share that takes a slot."""
 
     def give_back(self, part: "Part") -> None:
         """Count a hold's part, no longer among `parts`, as taken no more."""
+        if part.tags or part.alone:
+            self.note_manners()
         self.take(-part.memory, -part.cores, -part.shares)
-        if part.tag:
-            self.tags = self.base.tags | {other.tag for other in self.parts if other.tag}
 
     def use(self) -> DeviceUse:
         """Return the sum as the model's value."""
@@ -112,6 +125,9 @@ class DeviceState:
             shares=self.shares,
             fence=self.base.fence,
             tags=self.tags,
+            alone=self.alone,
+            taken=self.base.taken,
+            layout=self.base.layout,
         )
 
 
@@ -194,16 +210,25 @@ class NodeState:
 class Part:
     """What a hold takes of one device."""
 
-    __slots__ = ("cores", "device", "fence", "memory", "shares", "tag")
+    __slots__ = ("alone", "cores", "device", "fence", "memory", "shares", "tags")
 
     def __init__(
-        self, device: DeviceState, memory: int, cores: int, shares: int, *, tag: str, fence: int
+        self,
+        device: DeviceState,
+        memory: int,
+        cores: int,
+        shares: int,
+        *,
+        alone: bool,
+        tags: tuple[str, ...],
+        fence: int,
     ) -> None:
         self.device = device
         self.memory = memory
         self.cores = cores
         self.shares = shares
-        self.tag = tag
+        self.alone = alone
+        self.tags = tags
         self.fence = fence
         """The device's fence once the lease counts; 0 while the ledger has not answered."""
 
@@ -229,16 +254,16 @@ class Hold:
         devices: Mapping[DeviceUuid, DeviceState],
         shares: Sequence[Share],
         resources: Mapping[str, int],
-        tag: str,
+        tags: tuple[str, ...],
     ) -> "Hold":
         """Make a hold for `shares` and lay it on the node and its devices."""
-        hold = cls(node, list(_parts(devices, shares, tag)), resources)
+        hold = cls(node, list(_parts(devices, shares, tags)), resources)
         for part in hold.parts:
             device = part.device
             device.parts.append(part)
+            if tags or part.alone:
+                device.note_manners()
             device.take(part.memory, part.cores, part.shares)
-            if tag:
-                device.tags |= {tag}
         node.holds.append(hold)
         node.take(resources)
         return hold
@@ -268,7 +293,7 @@ class Hold:
 
 
 def _parts(
-    devices: Mapping[DeviceUuid, DeviceState], shares: Sequence[Share], tag: str
+    devices: Mapping[DeviceUuid, DeviceState], shares: Sequence[Share], tags: tuple[str, ...]
 ) -> Iterable[Part]:
     if len({share.device for share in shares}) == len(shares):
         for share in shares:
@@ -277,9 +302,10 @@ def _parts(
                 yield Part(
                     device,
                     share.memory_mib,
-                    share.cores_percent,
+                    share.booked_cores,
                     1,
-                    tag=tag,
+                    alone=share.company is Company.ALONE,
+                    tags=tags,
                     fence=share.fence,
                 )
         return
@@ -292,6 +318,7 @@ def _parts(
                 booking.memory_mib,
                 booking.cores_percent,
                 booking.shares,
-                tag=tag,
+                alone=booking.company is Company.ALONE,
+                tags=tags,
                 fence=fences[booking.device],
             )

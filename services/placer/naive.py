@@ -5,13 +5,14 @@ It says whether and how a pod fits a node by the same rules, written a second ti
 
 from collections.abc import Iterable, Sequence
 
-from services.placer.device_filters import device_excluded, mode_differs
+from services.placer.device_choice import terms_of
+from services.placer.device_filters import device_excluded
 from services.placer.node_filters import free_resources, node_blocked
 from shared.model.device import Device, DeviceUse, fits, needed_cores, needed_mib
 from shared.model.lease import Share
 from shared.model.ledger import LedgerNode
 from shared.model.placement import Placement
-from shared.model.request import DeviceOrder, GpuRequest, NodeOrder, PodRequest
+from shared.model.request import Company, DeviceOrder, GpuRequest, NodeOrder, PodRequest
 
 
 def place_naive(request: PodRequest, nodes: Iterable[LedgerNode]) -> Placement | None:
@@ -38,8 +39,6 @@ def fit_on_node(request: PodRequest, node: LedgerNode) -> tuple[Share, ...] | No
         return None
     if not request.containers:
         return ()
-    if mode_differs(request.selection, (device for device, _ in node.devices)):
-        return None
     allowed = [
         (device, use)
         for device, use in node.devices
@@ -47,7 +46,7 @@ def fit_on_node(request: PodRequest, node: LedgerNode) -> tuple[Share, ...] | No
         and device.index not in node.facts.closed_devices
     ]
     if request.same_device:
-        for device, use in _ordered(request.device_order, allowed, ()):
+        for device, use in _ordered(request, allowed, ()):
             shares = _in_turn(request, [(device, use)])
             if shares is not None:
                 return shares
@@ -61,10 +60,12 @@ def _in_turn(
     given: tuple[Share, ...] = ()
     for container in request.containers:
         chosen = []
-        for device, use in _ordered(request.device_order, devices, given):
+        for device, use in _ordered(request, devices, given):
+            if request.distinct and any(share.device == device.uuid for share in given):
+                continue
             seen = use if container.init else _with_own(device, use, given)
             memory_mib = needed_mib(container, device)
-            if fits(container, device, seen, memory_mib=memory_mib, tag=request.tag):
+            if fits(container, device, seen, memory_mib=memory_mib, tags=request.tags):
                 chosen.append(_share(container, device, memory_mib))
         if len(chosen) < container.gpus:
             return None
@@ -86,6 +87,9 @@ def _share(container: GpuRequest, device: Device, memory_mib: int) -> Share:
         whole=container.whole,
         slotted=container.slotted,
         init=container.init,
+        company=container.company,
+        slots=container.slots,
+        terms=terms_of(container, device, memory_mib) if container.keeps_terms else None,
     )
 
 
@@ -97,20 +101,35 @@ def _with_own(device: Device, use: DeviceUse, given: tuple[Share, ...]) -> Devic
         shares=use.shares + len(own),
         fence=use.fence,
         tags=use.tags,
+        alone=use.alone or any(share.company is Company.ALONE for share in own),
     )
 
 
 def _ordered(
-    order: DeviceOrder, devices: Iterable[tuple[Device, DeviceUse]], given: tuple[Share, ...]
+    request: PodRequest, devices: Iterable[tuple[Device, DeviceUse]], given: tuple[Share, ...]
 ) -> list[tuple[Device, DeviceUse]]:
-    def key(entry: tuple[Device, DeviceUse]) -> tuple[int, int]:
+    order = request.device_order
+
+    def key(entry: tuple[Device, DeviceUse]) -> tuple[int, int, int]:
         device, use = entry
         use = _with_own(device, use, given)
+        allocated = sum(
+            weight * 1_000_000 * used // max(there, 1)
+            for weight, used, there in zip(
+                request.weights,
+                (use.shares, use.cores_percent, use.memory_mib),
+                (device.slots, 100, device.memory_mib),
+                strict=True,
+            )
+        )
         return {
-            DeviceOrder.FIRST: (0, device.index),
-            DeviceOrder.LAST: (0, -device.index),
-            DeviceOrder.BINPACK: (-use.memory_mib, device.index),
-            DeviceOrder.SPREAD: (use.shares, device.index),
+            DeviceOrder.FIRST: (0, 0, device.index),
+            DeviceOrder.LAST: (0, 0, -device.index),
+            DeviceOrder.BINPACK: (0, -use.memory_mib, device.index),
+            DeviceOrder.SPREAD: (0, use.shares, device.index),
+            DeviceOrder.MOST_ALLOCATED: (0, -allocated, device.index),
+            DeviceOrder.LEAST_ALLOCATED: (0, allocated, device.index),
+            DeviceOrder.TIGHTEST: (-use.cores_percent, -use.memory_mib, device.index),
         }[order]
 
     return sorted(devices, key=key)

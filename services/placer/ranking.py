@@ -9,7 +9,9 @@ SPREAD the emptiest node first and then the widest gap.
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from services.placer.device_choice import room_for
 from services.placer.mirrored import DeviceState, NodeState
+from shared.model.device import IDLE_BEFORE, MIB
 from shared.model.request import GpuRequest, NodeOrder, PodRequest
 
 LEVEL_BITS = 6
@@ -24,7 +26,7 @@ Rank = int
 Ranking = Callable[[NodeState], Rank | None]
 
 
-UNITS, PERCENT, WHOLE, NONE = "units", "percent", "whole", "none"
+UNITS, MIBS, PERCENT, WHOLE, NONE = "units", "mib", "percent", "whole", "none"
 """In what the gap is counted, so that it compares with what the pod wrote. WHOLE: 1 where nothing
 is taken, else 0. NONE: no device is asked for."""
 
@@ -35,6 +37,9 @@ class Kind(NamedTuple):
     measure: str
     gpus: int
     cores: int
+    """Percent of a device's cores that must be unreserved: see `device_choice.room_for`."""
+    idle: bool
+    """The device must be idle."""
     slotted: bool
     packs: bool
     """BINPACK, not SPREAD."""
@@ -49,23 +54,21 @@ def kind_of(request: PodRequest) -> tuple[Kind, int]:
     packs = request.node_order is NodeOrder.BINPACK
     containers = request.containers
     if not containers:
-        return Kind(NONE, 0, 0, False, packs), 0
+        return Kind(NONE, 0, 0, False, False, packs), 0
     lead = containers[0] if len(containers) == 1 else max(containers, key=_demand)
     measure, need = _need(lead)
     if request.same_device and measure == UNITS:
         need = max(need, sum(c.memory_units or 0 for c in containers if not c.init))
-    cores = 100 if lead.whole else lead.cores_percent
-    return Kind(measure, lead.gpus, cores, lead.slotted, packs), need
+    idle, slotted = lead.company in IDLE_BEFORE, lead.slotted and not lead.slots
+    return Kind(measure, lead.gpus, room_for(lead), idle, slotted, packs), need
 
 
 def _demand(container: GpuRequest) -> tuple[int, bool, int, int]:
-    everything = container.whole or (
-        container.memory_percent is None and container.memory_units is None
-    )
+    measure, need = _need(container)
     return (
         container.gpus,
-        everything,
-        container.memory_units or container.memory_percent or 0,
+        measure == WHOLE,
+        need,
         container.cores_percent,
     )
 
@@ -74,6 +77,8 @@ def _need(container: GpuRequest) -> tuple[str, int]:
     if not container.whole:
         if container.memory_percent is not None:
             return PERCENT, container.memory_percent
+        if container.memory_bytes is not None:
+            return MIBS, -(-container.memory_bytes // MIB)
         if container.memory_units is not None:
             return UNITS, container.memory_units
     return WHOLE, 1
@@ -128,18 +133,23 @@ def _gap_of(kind: Kind) -> Callable[[NodeState], int]:
 
 def _gaps_of(kind: Kind) -> Callable[[Sequence[DeviceState]], list[int]]:
     cores = kind.cores
-    if kind.measure == UNITS and kind.slotted and cores != 100:
+    if kind.measure == UNITS and kind.slotted and not kind.idle:
         return lambda devices: [d.free_units for d in devices if d.slotted_room >= cores]
-    measure, slotted, alone = _MEASURES[kind.measure], kind.slotted, cores == 100
+    measure, slotted, idle = _MEASURES[kind.measure], kind.slotted, kind.idle
     return lambda devices: [
         measure(d)
         for d in devices
-        if (d.slotted_room if slotted else d.room) >= cores and not (alone and d.shares)
+        if (d.slotted_room if slotted else d.room) >= cores
+        and not (idle and d.shares and not d.mig)
     ]
 
 
 def _free_units(device: DeviceState) -> int:
     return device.free_units
+
+
+def _free_mib(device: DeviceState) -> int:
+    return device.total - device.memory
 
 
 def _free_percent(device: DeviceState) -> int:
@@ -154,6 +164,7 @@ def _is_untouched(device: DeviceState) -> int:
 
 _MEASURES: Mapping[str, Callable[[DeviceState], int]] = {
     UNITS: _free_units,
+    MIBS: _free_mib,
     PERCENT: _free_percent,
     WHOLE: _is_untouched,
 }

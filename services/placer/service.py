@@ -167,7 +167,8 @@ class Placer:
                 candidates=candidates,
                 dialect=event.request.dialect,
                 resources=event.request.resources,
-                tag=event.request.tag,
+                tags=event.request.tags,
+                gang=event.request.gang.name if event.request.gang else "",
                 trace=event.trace,
             )
             for event, candidates in decided.chosen

@@ -13,7 +13,7 @@ import msgspec
 
 from services.watcher.changes import PodSeen
 from shared.clients.kube_types import Affinity, Container, NodeSelectorTerm, Pod
-from shared.dialects import OWN_RESOURCES, READ_ANNOTATIONS, read_pod
+from shared.dialects import OWN_RESOURCES, READ_ANNOTATIONS, READ_LABELS, read_pod
 from shared.dialects.dialect import ContainerAsks, PodAsks, Rules
 from shared.model.errors import RequestError
 from shared.model.lease_copy import ANNOTATION
@@ -72,12 +72,14 @@ class PodReader:
         )
 
     def _remembered(self, pod: Pod, *, ours: bool) -> _Asked:
-        spec, notes = pod.spec, pod.metadata.annotations
+        spec, notes, labels = pod.spec, pod.metadata.annotations, pod.metadata.labels
         key = self._encode(
             (
                 ours,
                 pod.metadata.namespace,
                 {name: notes[name] for name in READ_ANNOTATIONS if name in notes},
+                {name: labels[name] for name in READ_LABELS if name in labels},
+                spec.scheduler_name if ours else "",
                 spec.containers,
                 spec.init_containers,
                 spec.overhead,
@@ -129,13 +131,17 @@ def _request(
             namespace=Namespace(pod.metadata.namespace),
             containers=tuple(asked),
             annotations=pod.metadata.annotations,
+            labels=pod.metadata.labels,
+            scheduler=pod.spec.scheduler_name,
         ),
         rules,
     )
+    demands = demands_of(pod, host_ports)
+    selector = sorted({*demands.selector, *request.demands.selector})
     return replace(
         request,
         resources=resources,
-        demands=demands_of(pod, host_ports),
+        demands=replace(demands, selector=tuple(selector)),
         priority=pod.spec.priority or 0,
     )
 

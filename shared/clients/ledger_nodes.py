@@ -15,7 +15,7 @@ from shared.clients.ledger_states import (
     node_use,
     node_uses,
 )
-from shared.model.device import Device
+from shared.model.device import Device, DeviceMode
 from shared.model.events import DeviceReported
 from shared.model.ledger import Full, LedgerChange, LedgerNode, NodeAccount, NodeUse
 from shared.model.names import NodeName, PodUid
@@ -55,6 +55,7 @@ def report_row(report: DeviceReported) -> list[Any]:
                 int(device.healthy),
                 device.unit_mib,
                 device.index,
+                int(device.mode is DeviceMode.MIG),
             ]
             for device in report.devices
         ],

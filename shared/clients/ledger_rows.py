@@ -13,19 +13,22 @@ from typing import Any, cast
 
 import msgspec
 
-from shared.model.lease import Booking, Lease, LeaseState, Share, bookings
+from shared.model.lease import Booking, Lease, LeaseState, MigPlace, Share, Terms, bookings
 from shared.model.ledger import Reservation, Reserved
 from shared.model.names import NodeName
 from shared.model.placement import Placement
+from shared.model.request import Company
 
-HOLD = 6
-"""Entries per device in `holds`: uuid, MiB, cores, shares, slots, alone."""
+HOLD = 8
+"""Entries per device in `holds`: uuid, MiB, cores, shares, new slots, company, slots that there are
+in the dialect, MIG layout."""
 
 _HEAD = Struct("<BddddHH")
 _GRANT = "id"
 _GRANT_BYTES = 12
 _NUMBER_OF = {state: number for number, state in enumerate(LeaseState, start=1)}
 _STATES = dict(enumerate(LeaseState, start=1))
+_COMPANIES = tuple(Company)
 
 _json = msgspec.json.Encoder(order="deterministic").encode
 _pack = msgspec.msgpack.Encoder().encode
@@ -37,13 +40,17 @@ _share_parts = attrgetter(
     "memory_mib",
     "cores_percent",
     "slotted",
-    "whole",
+    "slots",
+    "company",
     "container",
     "index",
     "unit_mib",
     "init",
+    "whole",
+    "mig",
+    "terms",
 )
-_says = attrgetter("pod", "namespace", "name", "dialect", "trace")
+_says = attrgetter("pod", "gang", "namespace", "name", "dialect", "trace")
 
 # A frozen dataclass sets each field through `object.__setattr__`, which takes seven times as long
 # as an assignment. What is made 50,000 times a second is made as an unfrozen twin with the same
@@ -78,22 +85,27 @@ def takes_of(node: NodeName, shares: Sequence[Share]) -> list[Any]:
 
 
 def _hold(booking: Booking, shares: Sequence[Share]) -> list[Any]:
-    here = [share for share in shares if share.device == booking.device]
-    beside = sum(share.slotted and not share.init for share in here)
-    before = any(share.slotted and share.init for share in here)
-    alone = any(share.whole or share.cores_percent == 100 for share in here)
+    slotted = [s for s in shares if s.device == booking.device and s.slotted and not s.mig]
+    beside = sum(not share.init for share in slotted)
     return [
         booking.device,
         booking.memory_mib,
         booking.cores_percent,
         booking.shares,
-        max(beside, int(before)),
-        int(alone),
+        max(beside, int(bool(slotted))),
+        booking.company,
+        min((share.slots for share in slotted), default=0),
+        booking.layout,
     ]
 
 
 def _place(share: Share, given: dict[str, int]) -> int:
-    """Number the slot of a share among those its pod gets of the device; 0: it takes none."""
+    """Number the slot of a share among those its pod gets of the device; 0: it takes none.
+
+    Of a MIG instance, say its position in the layout: -1 for 0, -2 for 1, ...
+    """
+    if share.mig:
+        return -1 - share.mig.position
     if not share.slotted:
         return 0
     if share.init:
@@ -104,7 +116,7 @@ def _place(share: Share, given: dict[str, int]) -> int:
 
 def taken(node: NodeName, shares: Sequence[Share]) -> bytes:
     """Pack what shares take: of one share its parts, of several also what they add up to."""
-    if len(shares) == 1:
+    if len(shares) == 1 and shares[0].mig is None:
         return _pack((node, *_share_parts(shares[0])))
     return _pack((node, False, takes_of(node, shares), [_share_parts(share) for share in shares]))
 
@@ -115,7 +127,7 @@ def said(of: Reservation | Lease, texts: dict[tuple[Any, ...], str]) -> bytes:
     known = texts.get(resources)
     if known is None:
         known = texts[resources] = resources_text(of.resources)
-    return _pack((of.tag, known, *_says(of)))
+    return _pack(("\n".join(of.tags), known, *_says(of)))
 
 
 def resources_text(resources: Mapping[str, int]) -> str:
@@ -146,7 +158,8 @@ def reserved(
         (),
         wanted.dialect,
         wanted.resources,
-        wanted.tag,
+        wanted.tags,
+        wanted.gang,
         wanted.trace,
         LeaseState.RESERVED,
         next(numbers),
@@ -176,6 +189,10 @@ def _granted(candidate: Placement, numbers: Iterator[int]) -> tuple[Share, ...]:
             share.init,
             None if slot < 0 else slot,
             next(numbers),
+            share.company,
+            share.slots,
+            share.mig,
+            share.terms,
         )
         granted.__class__ = Share
         shares.append(granted)
@@ -206,7 +223,7 @@ def lease_of(value: bytes) -> Lease:
     number, version, _, created_at, expires_at, count, length = _HEAD.unpack_from(value)
     grants = unpack_from("<" + _GRANT * count, value, _HEAD.size)
     at = _HEAD.size + _GRANT_BYTES * count
-    tag, resources, pod, namespace, name, dialect, trace = _unpack(value[at : at + length])
+    tags, resources, pod, gang, namespace, name, dialect, trace = _unpack(value[at : at + length])
     node, *takes = _unpack(value[at + length :])
     amounts = _amounts_of(resources)
     parts = takes[2] if takes[0] is False else [takes]
@@ -219,7 +236,8 @@ def lease_of(value: bytes) -> Lease:
         shares,
         dialect,
         dict(zip(amounts[::2], amounts[1::2], strict=True)),
-        tag,
+        tuple(tags.split("\n")) if tags else (),
+        gang,
         trace,
         _STATES[number],
         int(version),
@@ -231,7 +249,8 @@ def lease_of(value: bytes) -> Lease:
 
 
 def _share_of(parts: Sequence[Any], slot: int, fence: float) -> Share:
-    device, memory_mib, cores_percent, slotted, whole, container, index, unit_mib, init = parts
+    device, memory_mib, cores_percent, slotted, slots, company, container, *others = parts
+    index, unit_mib, init, whole, mig, terms = others
     share = _Share(
         container,
         device,
@@ -244,6 +263,10 @@ def _share_of(parts: Sequence[Any], slot: int, fence: float) -> Share:
         init,
         None if slot < 0 else slot,
         int(fence),
+        _COMPANIES[company],
+        slots,
+        MigPlace(**mig) if mig else None,
+        Terms(**terms) if terms else None,
     )
     share.__class__ = Share
     return cast(Share, share)

@@ -15,7 +15,7 @@ from shared.model.ledger import NodeUse
 from shared.model.names import DeviceUuid, NodeName
 
 _NODE = Struct("<BdbIB")
-_DEVICE = Struct("<IIBIIIIdB")
+_DEVICE = Struct("<IIBIIIIdBBB")
 _LENGTH = Struct("<H")
 _DOUBLE_BYTES = 8
 
@@ -44,7 +44,8 @@ def node_use(row: Sequence[Any]) -> tuple[NodeName, NodeUse]:
 
 def device_state(row: Sequence[Any]) -> DeviceState:
     """Read a device's state."""
-    memory_mib, slots, _, unit_mib, used_mib, cores, shares, fence, uuid, node, _, tags = row
+    memory_mib, slots, _, unit_mib, used_mib, cores, shares, fence, alone, *others = row
+    _, uuid, node, taken, tags, layout = others
     return DeviceState(
         DeviceUuid(uuid),
         NodeName(node),
@@ -57,6 +58,9 @@ def device_state(row: Sequence[Any]) -> DeviceState:
             shares=shares,
             fence=int(fence),
             tags=frozenset(tags.strip("\n").split("\n")) if tags else NO_TAGS,
+            alone=bool(alone),
+            taken=taken,
+            layout=layout,
         ),
     )
 
@@ -90,7 +94,8 @@ def _device_rows(values: bytes) -> Iterator[tuple[Any, ...]]:
         node, at = _string(values, at + 1, values[at])
         taken, at = _long_string(values, at)
         tags, at = _long_string(values, at)
-        yield (*numbers, uuid, node, taken, tags)
+        layout, at = _string(values, at + 1, values[at])
+        yield (*numbers, uuid, node, taken, tags, layout)
 
 
 def _string(values: bytes, at: int, length: int) -> tuple[str, int]:

@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 
 from shared.clients.ledger_rows import text
+from shared.model.device import MIB
 from shared.model.events import PodQueued
 from shared.model.ledger import Waiting
 from shared.model.placement import Refusal
@@ -20,12 +21,12 @@ def group_of(request: PodRequest) -> str:
     """Name the group of pods that a node must have the same room for, at the least.
 
     Every container's need must be met, so the one that asks for most decides; the others are the
-    placer's business. `gpus:units:percent:cores:alone:slotted`.
+    placer's business. `gpus:units:percent:cores:company:slotted:mib:slots`.
     """
     needs = [_need(container) for container in request.containers if not container.init]
     if not needs:
         needs = [_need(container) for container in request.containers]
-    largest = max(needs, default=(0, 0, 0, 0, 0, 0))
+    largest = max(needs, default=(0,) * 8)
     return ":".join(str(part) for part in largest)
 
 
@@ -53,15 +54,18 @@ def waiting_of(capacity: int, since: float, record: str) -> Waiting:
     return Waiting(queued=queued, refusal=refusal, capacity=capacity, waiting_since=float(since))
 
 
-def _need(request: GpuRequest) -> tuple[int, int, int, int, int, int]:
+def _need(request: GpuRequest) -> tuple[int, ...]:
     percent = 0 if request.whole else request.memory_percent or 0
-    units = 0 if request.whole or percent else request.memory_units or 0
-    alone = request.whole or request.cores_percent == 100
+    amount = not request.whole and not percent
+    units = request.memory_units or 0 if amount else 0
+    mib = -(-(request.memory_bytes or 0) // MIB) if amount else 0
     return (
         request.gpus,
         units,
         percent,
         request.cores_percent,
-        int(alone),
+        int(request.company),
         int(request.slotted),
+        mib,
+        request.slots,
     )

@@ -18,6 +18,9 @@ OWN_RESOURCES = frozenset({TRIGGER}).union(*(d.resources for d in DIALECTS.value
 READ_ANNOTATIONS = frozenset().union(*(d.annotations for d in DIALECTS.values()))
 """Annotations of a pod that change how its request is read."""
 
+READ_LABELS = frozenset().union(*(d.labels for d in DIALECTS.values()))
+"""Labels of a pod that change how its request is read."""
+
 
 def enabled(rules: Rules) -> Sequence[Dialect]:
     """Return the dialects spoken. Raises RequestError naming an unknown one."""

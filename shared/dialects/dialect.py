@@ -30,6 +30,9 @@ class PodAsks:
     containers: tuple[ContainerAsks, ...]
     """In spec order, init containers first."""
     annotations: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    scheduler: str = ""
+    """`spec.schedulerName`: two dialects may share a resource name, and mean different things."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +98,8 @@ class Advertised:
     """Resources written into node status."""
     annotations: Mapping[str, str | None] = field(default_factory=dict)
     """Of the node; None: the key is to be absent."""
+    labels: Mapping[str, str | None] = field(default_factory=dict)
+    """Of the node; None: the key is to be absent."""
     lists: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Our entries in node annotations that are lists with commas, and that others write too."""
 
@@ -117,6 +122,8 @@ class Dialect:
     """All resource names that belong to it: they are no ordinary resources of the pod."""
     annotations: frozenset[str]
     """All annotations of the pod that `read` looks at."""
+    labels: frozenset[str] = frozenset()
+    """All labels of the pod that `read` looks at."""
     read: Callable[[PodAsks, Rules], PodRequest | None]
     """The GPU part of a request, or None if the pod asks for nothing here."""
     binding: Callable[[Lease, float], dict[str, str]]

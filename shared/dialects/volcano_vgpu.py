@@ -22,7 +22,14 @@ from shared.model.device import Device, DeviceMode
 from shared.model.errors import RequestError
 from shared.model.lease import Lease, Share
 from shared.model.names import DeviceUuid, Namespace
-from shared.model.request import DeviceOrder, DeviceSelection, GpuRequest, NodeOrder, PodRequest
+from shared.model.request import (
+    Company,
+    DeviceOrder,
+    DeviceSelection,
+    GpuRequest,
+    NodeOrder,
+    PodRequest,
+)
 
 NAME = "volcano-vgpu"
 NUMBER = "volcano.sh/vgpu-number"
@@ -53,6 +60,8 @@ ORDERS: Mapping[str, DeviceOrder] = {
     "binpack": DeviceOrder.BINPACK,
     "spread": DeviceOrder.SPREAD,
 }
+WHOLE = 100
+"""Percent of a GPU's cores at which a share wants the GPU to itself."""
 _CACHES = uuid.UUID("6d0e1f2a-5b3c-4f58-9a39-6f1f0a7f5c11")
 
 
@@ -68,7 +77,7 @@ def read(asks: PodAsks, rules: Rules) -> PodRequest | None:
         containers=containers,
         triggers=(NUMBER,),
         selection=_read_selection(asks.annotations),
-        tag=_read_tag(asks.namespace, asks.annotations),
+        tags=_read_tags(asks.namespace, asks.annotations),
         device_order=ORDERS[rules.policy],
         node_order=NodeOrder.SPREAD if rules.policy == "spread" else NodeOrder.BINPACK,
     )
@@ -102,6 +111,8 @@ def _read_container(asked: ContainerAsks) -> GpuRequest | None:
         memory_units=memory or None,
         memory_percent=percent,
         cores_percent=cores,
+        company=Company.ALONE if cores == WHOLE else Company.ORDINARY,
+        instances=True,
     )
 
 
@@ -119,10 +130,10 @@ def _read_selection(annotations: Mapping[str, str]) -> DeviceSelection:
     )
 
 
-def _read_tag(namespace: Namespace, annotations: Mapping[str, str]) -> str:
+def _read_tags(namespace: Namespace, annotations: Mapping[str, str]) -> tuple[str, ...]:
     group = next((annotations[key] for key in GROUPS if annotations.get(key)), "")
     spread = annotations.get(GROUP_POLICY) == "spread"
-    return f"{namespace}/{group}" if spread and group else ""
+    return (f"{namespace}/{group}",) if spread and group else ()
 
 
 def _entries(text: str) -> tuple[str, ...]:

@@ -1,10 +1,11 @@
 """Devices: what a node agent reports, and what the ledger says is taken of each."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from shared.model.names import DeviceUuid
-from shared.model.request import GpuRequest
+from shared.model.request import Company, GpuRequest
 
 
 class DeviceMode(StrEnum):
@@ -12,6 +13,30 @@ class DeviceMode(StrEnum):
 
     HAMI_CORE = "hami-core"
     MIG = "mig"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigProfile:
+    """The shape of a MIG instance, and how many of it a layout has."""
+
+    name: str
+    """NVIDIA's name, such as `1g.10gb`."""
+    memory_mib: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigLayout:
+    """All MIG instances of one device. Positions count through its profiles in their order."""
+
+    name: str
+    """Volcano's group name; appears in annotations."""
+    profiles: tuple[MigProfile, ...]
+
+    @property
+    def positions(self) -> tuple[MigProfile, ...]:
+        """The profile at each position."""
+        return tuple(profile for profile in self.profiles for _ in range(profile.count))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +57,15 @@ class Device:
     mode: DeviceMode = DeviceMode.HAMI_CORE
     healthy: bool = True
     numa: int | None = None
+    pcie: str = ""
+    """PCIe root complex, such as `pci0000:3a`; empty: unknown."""
+    bus: str = ""
+    """PCI address, such as `0000:3b:00.0`; empty: unknown."""
+    links: Mapping[DeviceUuid, int] = field(default_factory=dict)
+    """How well other devices of the node are linked to it: HAMi's pair score (10 across sockets to
+    60 on one board, plus 100 per NVLink); absent: unknown."""
+    layouts: tuple[MigLayout, ...] = ()
+    """What it can be partitioned into, in order of preference; MIG mode only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,21 +77,33 @@ class DeviceUse:
     shares: int = 0
     fence: int = 0
     tags: frozenset[str] = field(default_factory=frozenset)
-    """Pod groups that must not meet on one device; see `Lease.tag`."""
+    """Pod groups that must not meet on one device; see `Lease.tags`."""
+    alone: bool = False
+    """Some share keeps the device to itself."""
+    taken: str = ""
+    """Slots, or positions of the layout: a `1` for each that is taken, by number."""
+    layout: str = ""
+    """Name of the MIG layout that live instances pin; empty: none is live."""
+
+
+MIB = 1 << 20
 
 
 def needed_mib(request: GpuRequest, device: Device) -> int:
     """Return the memory, in MiB, that one share for `request` takes of `device`.
 
-    A percentage counts whole units of the device's registered memory, rounded down, and wins over
-    an amount; neither means all of it.
+    A percentage counts whole units of the device's registered memory (or whole MiB, where the
+    dialect says so), rounded down, and wins over an amount; bytes are rounded up; nothing asked for
+    means all of it.
     """
+    unit = 1 if request.percent_of_mib else device.unit_mib
     everything = device.memory_mib // device.unit_mib * device.unit_mib
     if request.whole:
         return everything
     if request.memory_percent is not None:
-        units = device.memory_mib // device.unit_mib * request.memory_percent // 100
-        return units * device.unit_mib
+        return device.memory_mib // unit * request.memory_percent // 100 * unit
+    if request.memory_bytes is not None:
+        return -(-request.memory_bytes // MIB)
     if request.memory_units is not None:
         return request.memory_units * device.unit_mib
     return everything
@@ -66,6 +112,11 @@ def needed_mib(request: GpuRequest, device: Device) -> int:
 def needed_cores(request: GpuRequest) -> int:
     """Return the percent of a device's cores that one share for `request` books."""
     return 100 if request.whole else request.cores_percent
+
+
+def slots_of(request: GpuRequest, device: Device) -> int:
+    """Return how many shares of any kind may be on the device before one for `request`."""
+    return request.slots or device.slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,51 +128,70 @@ class DeviceRefusal:
 
 
 def fits(
-    request: GpuRequest, device: Device, use: DeviceUse, *, memory_mib: int, tag: str = ""
+    request: GpuRequest,
+    device: Device,
+    use: DeviceUse,
+    *,
+    memory_mib: int,
+    tags: Iterable[str] = (),
 ) -> bool:
-    """Say whether `device` can take a share for `request`: `refusal_of` without the words."""
+    """Say whether `device` can take a share for `request`: `device_refusal` without the words.
+
+    A share that HAMi-core holds to, that is; instances of a MIG device are chosen elsewhere.
+    """
     cores = needed_cores(request)
     return (
         device.healthy
+        and device.mode is DeviceMode.HAMI_CORE
         and use.memory_mib + memory_mib <= device.memory_mib
         and use.cores_percent + cores <= 100
-        and use.cores_percent < 100
-        and (cores != 100 or use.shares == 0)
-        and (not request.slotted or use.shares < device.slots)
-        and not (tag and tag in use.tags)
+        and not use.alone
+        and (use.cores_percent < 100 or request.company is Company.ANY)
+        and (request.company not in IDLE_BEFORE or use.shares == 0)
+        and (not request.slotted or use.shares < slots_of(request, device))
+        and not any(tag in use.tags for tag in tags)
     )
 
 
-def refusal_of(
-    request: GpuRequest, device: Device, use: DeviceUse, *, memory_mib: int, tag: str = ""
-) -> str | None:
-    """Say in words why `device` cannot take a share for `request`, or None if it can."""
-    refusal = device_refusal(request, device, use, memory_mib=memory_mib, tag=tag)
-    return None if refusal is None else refusal.text
+IDLE_BEFORE = frozenset({Company.ALONE, Company.IDLE})
+"""Manners of a share that needs its device idle."""
 
 
 def device_refusal(
-    request: GpuRequest, device: Device, use: DeviceUse, *, memory_mib: int, tag: str = ""
+    request: GpuRequest,
+    device: Device,
+    use: DeviceUse,
+    *,
+    memory_mib: int,
+    tags: Iterable[str] = (),
 ) -> DeviceRefusal | None:
     """Say why `device` cannot take a share for `request`, or None if it can.
 
     The order of the checks is the one Volcano's users know, so that the first reason named is the
     one they expect. `use` includes what earlier containers of the same pod were given.
     """
-    if fits(request, device, use, memory_mib=memory_mib, tag=tag):
+    tags = tuple(tags)
+    if fits(request, device, use, memory_mib=memory_mib, tags=tags):
         return None
     cores = needed_cores(request)
+    slots = slots_of(request, device)
+    met = sorted(use.tags.intersection(tags))
     reasons = (
         (not device.healthy, "GpuUnhealthy", "it is unhealthy"),
         (
-            request.slotted and use.shares >= device.slots,
-            "GpuSlotsTaken",
-            f"all {device.slots} share slots are taken",
+            device.mode is not DeviceMode.HAMI_CORE,
+            "GpuModeMismatch",
+            f"it is in {device.mode} mode, and the pod cannot use an instance",
         ),
         (
-            bool(tag) and tag in use.tags,
+            request.slotted and use.shares >= slots,
+            "GpuSlotsTaken",
+            f"all {slots} share slots are taken",
+        ),
+        (
+            bool(met),
             "GpuGroupSpread",
-            f"it already carries a pod of group {tag}",
+            f"it already carries a pod of group {', '.join(met)}",
         ),
         (
             use.memory_mib + memory_mib > device.memory_mib,
@@ -135,10 +205,11 @@ def device_refusal(
             f"{cores} % of its cores are wanted, {100 - use.cores_percent} % are free",
         ),
         (
-            cores == 100 and use.shares > 0,
+            request.company in IDLE_BEFORE and use.shares > 0,
             "GpuNotIdle",
             f"the pod wants it alone and {use.shares} shares are on it",
         ),
-        (use.cores_percent >= 100, "GpuHeldAlone", "another pod holds all of its cores"),
+        (use.alone, "GpuHeldAlone", "another pod holds it alone"),
+        (use.cores_percent >= 100, "GpuHeldAlone", "all of its cores are reserved"),
     )
     return next(DeviceRefusal(code, text) for refused, code, text in reasons if refused)

@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from shared.model.errors import ConflictError
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
+from shared.model.request import Company
 
 
 class LeaseState(StrEnum):
@@ -29,6 +30,8 @@ TRANSITIONS: Mapping[LeaseState, frozenset[LeaseState]] = {
     LeaseState.EXPIRED: frozenset(),
 }
 
+MIB = 1 << 20
+
 LIVE = frozenset({LeaseState.RESERVED, LeaseState.BOUND, LeaseState.ACTIVE})
 """States in which a lease holds something."""
 
@@ -41,6 +44,27 @@ class StaleLeaseError(ConflictError):
         self.pod = pod
         self.read = read
         self.stored = stored
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """In which terms a share was asked for, where its dialect must repeat them."""
+
+    memory_mib: int
+    """Asked for; the share of a MIG device books all of its instance."""
+    device_mib: int
+    """All memory of the device when the share was placed."""
+    memory_bytes: int | None = None
+    memory_percent: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigPlace:
+    """Which instance of a device's layout a share is."""
+
+    layout: str
+    position: int
+    profile: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +85,23 @@ class Share:
     """Number of the device's slot, given by the ledger when the share is slotted."""
     fence: int = 0
     """The device's fence, raised by the ledger for this share: a larger one is newer."""
+    company: Company = Company.ORDINARY
+    slots: int = 0
+    """See `GpuRequest.slots`."""
+    mig: MigPlace | None = None
+    """The share is this MIG instance, and `slot` its position; None: HAMi-core holds it."""
+    terms: Terms | None = None
+
+    @property
+    def booked_cores(self) -> int:
+        """Percent of the device's cores that the share reserves; an instance has its own."""
+        return 0 if self.mig else self.cores_percent
+
+    @property
+    def limit_bytes(self) -> int:
+        """Memory that the container may use of the device."""
+        asked = self.terms.memory_bytes if self.terms else None
+        return self.memory_mib * MIB if asked is None or self.mig else asked
 
     @property
     def memory_units(self) -> int:
@@ -77,6 +118,9 @@ class Booking:
     cores_percent: int
     shares: int
     slots: int
+    company: Company
+    layout: str
+    """MIG layout that the lease pins; empty: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +139,9 @@ class Lease:
     dialect: str = ""
     resources: Mapping[str, int] = field(default_factory=dict)
     """Ordinary resources, in the units of `PodRequest.resources`."""
-    tag: str = ""
+    tags: tuple[str, ...] = ()
+    gang: str = ""
+    """Name of the pod's gang; empty: none."""
     trace: str = ""
     """W3C traceparent of the span that made the lease."""
     state: LeaseState = LeaseState.RESERVED
@@ -137,8 +183,19 @@ def _booking(device: DeviceUuid, shares: list[Share]) -> Booking:
             sum(s.memory_mib for s in app), max((s.memory_mib for s in init), default=0)
         ),
         cores_percent=max(
-            sum(s.cores_percent for s in app), max((s.cores_percent for s in init), default=0)
+            sum(s.booked_cores for s in app), max((s.booked_cores for s in init), default=0)
         ),
         shares=max(len(app), 1),
         slots=sum(s.slotted for s in app),
+        company=_company(shares),
+        layout=next((share.mig.layout for share in shares if share.mig), ""),
     )
+
+
+def _company(shares: Iterable[Share]) -> Company:
+    """Return the manner of several shares of one pod: the most demanding of theirs."""
+    manners = {share.company for share in shares}
+    for manner in (Company.ALONE, Company.IDLE, Company.ORDINARY):
+        if manner in manners:
+            return manner
+    return Company.ANY

@@ -8,8 +8,9 @@ import json
 from typing import Any
 
 from shared.model.errors import RequestError
-from shared.model.lease import Lease, LeaseState, Share
+from shared.model.lease import Lease, LeaseState, MigPlace, Share, Terms
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
+from shared.model.request import Company
 
 ANNOTATION = "leasehold.dev/lease"
 FORMAT = 1
@@ -42,8 +43,9 @@ def dump_lease(lease: Lease) -> str:
                 for share in lease.shares
             ],
             "resources": dict(lease.resources),
-            "tag": lease.tag,
+            "tag": "\n".join(lease.tags),
             "trace": lease.trace,
+            **_more(lease),
         },
         separators=(",", ":"),
     )
@@ -60,10 +62,14 @@ def load_lease(text: str, *, namespace: Namespace, name: str) -> Lease:
             namespace=namespace,
             name=name,
             node=NodeName(copy["node"]),
-            shares=tuple(_share(row) for row in copy["shares"]),
+            shares=tuple(
+                _share(row, copy.get("more", {}).get(str(number), {}))
+                for number, row in enumerate(copy["shares"])
+            ),
             dialect=copy["dialect"],
             resources={str(key): int(amount) for key, amount in copy["resources"].items()},
-            tag=copy["tag"],
+            tags=tuple(copy["tag"].split("\n")) if copy["tag"] else (),
+            gang=copy.get("gang", ""),
             trace=copy["trace"],
             state=LeaseState.BOUND,
             version=int(copy["version"]),
@@ -73,7 +79,34 @@ def load_lease(text: str, *, namespace: Namespace, name: str) -> Lease:
         raise RequestError(f"{ANNOTATION} of {namespace}/{name} is no lease: {error!r}") from error
 
 
-def _share(row: list[Any]) -> Share:
+def _more(lease: Lease) -> dict[str, Any]:
+    """Write what few leases have; a reader that does not know it loses nothing it could use."""
+    more = {str(n): said for n, share in enumerate(lease.shares) if (said := _unusual(share))}
+    return (
+        {"more": more} | ({"gang": lease.gang} if lease.gang else {}) if more or lease.gang else {}
+    )
+
+
+def _unusual(share: Share) -> dict[str, Any]:
+    said: dict[str, Any] = {}
+    if share.company != _usual_company(share.whole, share.cores_percent):
+        said["company"] = int(share.company)
+    if share.slots:
+        said["slots"] = share.slots
+    if share.mig:
+        said["mig"] = [share.mig.layout, share.mig.position, share.mig.profile]
+    if share.terms:
+        terms = share.terms
+        said["terms"] = [
+            terms.memory_mib,
+            terms.device_mib,
+            terms.memory_bytes,
+            terms.memory_percent,
+        ]
+    return said
+
+
+def _share(row: list[Any], more: dict[str, Any]) -> Share:
     container, device, index, memory, cores, unit, whole, slotted, init, slot, fence = row
     return Share(
         container=str(container),
@@ -87,4 +120,32 @@ def _share(row: list[Any]) -> Share:
         init=bool(init),
         slot=None if slot is None else int(slot),
         fence=int(fence),
+        company=Company(more.get("company", _usual_company(bool(whole), int(cores)))),
+        slots=int(more.get("slots", 0)),
+        mig=_mig(more.get("mig")),
+        terms=_terms(more.get("terms")),
+    )
+
+
+def _usual_company(whole: bool, cores_percent: int) -> Company:
+    """Return what goes without saying: who has all the cores has them alone."""
+    return Company.ALONE if whole or cores_percent == 100 else Company.ORDINARY
+
+
+def _mig(row: list[Any] | None) -> MigPlace | None:
+    if row is None:
+        return None
+    layout, position, profile = row
+    return MigPlace(layout=str(layout), position=int(position), profile=str(profile))
+
+
+def _terms(row: list[Any] | None) -> Terms | None:
+    if row is None:
+        return None
+    memory_mib, device_mib, memory_bytes, percent = row
+    return Terms(
+        memory_mib=int(memory_mib),
+        device_mib=int(device_mib),
+        memory_bytes=None if memory_bytes is None else int(memory_bytes),
+        memory_percent=None if percent is None else int(percent),
     )

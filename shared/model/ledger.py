@@ -10,6 +10,7 @@ from shared.model.lease import Lease, bookings
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
 from shared.model.placement import Placement, Refusal
+from shared.model.request import Company
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +24,8 @@ class Reservation:
     dialect: str = ""
     resources: Mapping[str, int] = field(default_factory=dict)
     """Ordinary resources, in the units of `PodRequest.resources`."""
-    tag: str = ""
+    tags: tuple[str, ...] = ()
+    gang: str = ""
     trace: str = ""
 
 
@@ -166,9 +168,18 @@ def counted_use(
                 cores_percent=use.cores_percent + booking.cores_percent,
                 shares=use.shares + booking.shares,
                 fence=max(use.fence, fences[booking.device]),
-                tags=use.tags | ({lease.tag} if lease.tag else frozenset()),
+                tags=use.tags | frozenset(lease.tags),
+                alone=use.alone or booking.company is Company.ALONE,
+                taken=_with_slots(use.taken, booking.device, lease),
+                layout=booking.layout or use.layout,
             )
         used = nodes.setdefault(lease.node, {})
         for resource, amount in lease.resources.items():
             used[resource] = used.get(resource, 0) + amount
     return devices, nodes
+
+
+def _with_slots(taken: str, device: DeviceUuid, lease: Lease) -> str:
+    slots = {s.slot for s in lease.shares if s.device == device and s.slot is not None}
+    slots.update(number for number, mark in enumerate(taken) if mark == "1")
+    return "".join("1" if n in slots else "0" for n in range(max(slots, default=-1) + 1))

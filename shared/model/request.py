@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 
 
 class DeviceOrder(StrEnum):
@@ -16,6 +16,35 @@ class DeviceOrder(StrEnum):
     """Most memory in use, then lowest index."""
     SPREAD = "spread"
     """Fewest shares, then lowest index."""
+    MOST_ALLOCATED = "most-allocated"
+    """Largest weighted part in use (`PodRequest.weights`), then lowest index."""
+    LEAST_ALLOCATED = "least-allocated"
+    """Smallest weighted part in use, then lowest index."""
+    TIGHTEST = "tightest"
+    """Most cores in use, then most memory, then lowest index (gpu-manager)."""
+
+
+class Company(IntEnum):
+    """How a share takes to others on its device. The numbers are those of the ledger's scripts."""
+
+    ORDINARY = 0
+    """Joins while some of the device's cores are unreserved."""
+    ALONE = 1
+    """Wants the device idle, and keeps it to itself."""
+    ANY = 2
+    """Joins even where all cores are reserved, if nobody holds the device alone."""
+    IDLE = 3
+    """Wants the device idle; others may join later as with ORDINARY."""
+
+
+class Scope(StrEnum):
+    """Within what the devices of one pod must lie."""
+
+    NODE = "node"
+    NUMA = "numa"
+    """One NUMA node of it."""
+    PCIE = "pcie"
+    """One PCIe root of it."""
 
 
 class NodeOrder(StrEnum):
@@ -36,15 +65,31 @@ class GpuRequest:
     memory_units: int | None = None
     """Units of the node's `unit_mib`, per device; None: see `memory_percent`."""
     memory_percent: int | None = None
-    """Percent of each device's memory; wins over `memory_units`; neither: all of it."""
+    """Percent of each device's memory; wins over the amounts; none of the three: all of it."""
     cores_percent: int = 0
-    """Percent of each device's compute; 0 is neither limited nor reserved, 100 wants it alone."""
+    """Percent of each device's compute; 0 is neither limited nor reserved."""
     whole: bool = False
     """The devices are held whole: idle before, closed to others after."""
     slotted: bool = True
     """The share takes one of the device's slots (the kubelet is told of slots, not of MiB)."""
     init: bool = False
     """An init container: it runs before the others and uses what they will use."""
+    memory_bytes: int | None = None
+    """Bytes per device, for dialects that ask in bytes; the share books them in whole MiB, rounded
+    up, and its container is limited to exactly this."""
+    percent_of_mib: bool = False
+    """`memory_percent` is of MiB rounded down, whatever the node's unit (Koordinator's ratio)."""
+    company: Company = Company.ORDINARY
+    slots: int = 0
+    """Slots that a device has in the dialect, where that is not `Device.slots`; 0: it is."""
+    instances: bool = False
+    """A MIG instance will do as well as a share that HAMi-core holds to."""
+    keeps_terms: bool = False
+    """The lease must tell in which terms it was asked for (`Share.terms`)."""
+
+    def __post_init__(self) -> None:
+        if self.whole and self.company is not Company.ALONE:
+            object.__setattr__(self, "company", Company.ALONE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +103,7 @@ class DeviceSelection:
     uuids: tuple[str, ...] = ()
     not_uuids: tuple[str, ...] = ()
     mode: str | None = None
-    """Demanded `DeviceMode` of the whole node, exactly as written by the author."""
+    """Demanded `DeviceMode` of each device, exactly as written by the author."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +147,15 @@ class NodeDemands:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Gang:
+    """The group of pods that a pod belongs to: it runs with `min_member` of them, or not at all."""
+
+    name: str
+    """`namespace/name` of the pod group."""
+    min_member: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PodRequest:
     """Everything placing needs to know of a pod."""
 
@@ -114,8 +168,17 @@ class PodRequest:
     triggers: tuple[str, ...] = ()
     """Resources a node must serve through its device plugin, or Allocate would never be called."""
     selection: DeviceSelection = field(default_factory=DeviceSelection)
-    tag: str = ""
-    """Group whose pods must not meet on one device; empty: none."""
+    distinct: bool = False
+    """No two containers share a device."""
+    tags: tuple[str, ...] = ()
+    """Groups whose pods must not meet on one device."""
+    scope: Scope = Scope.NODE
+    """Within what all devices of one container must lie."""
+    links: bool = True
+    """Of several devices, those that are linked best are preferred (a score, never a filter)."""
+    weights: tuple[int, int, int] = (0, 0, 1)
+    """Of slots, cores and memory, for orders by allocated part."""
+    gang: Gang | None = None
     device_order: DeviceOrder = DeviceOrder.LAST
     node_order: NodeOrder = NodeOrder.BINPACK
     resources: Mapping[str, int] = field(default_factory=dict)

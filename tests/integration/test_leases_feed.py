@@ -144,6 +144,7 @@ async def test_a_change_carries_totals_and_its_cause(url: str) -> None:
                 shares=1,
                 fence=lease.shares[0].fence,
                 tags=frozenset({"red"}),
+                taken="1",
             )
         }
         assert ended.devices[DeviceUuid("GPU-a-0")].memory_mib == 0

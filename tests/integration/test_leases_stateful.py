@@ -16,6 +16,7 @@ from shared.model.device import Device
 from shared.model.lease import Lease, LeaseState, Share, StaleLeaseError, bookings
 from shared.model.ledger import Full, Held, Reservation, Reserved
 from shared.model.names import DeviceUuid, PodUid
+from shared.model.request import Company
 from tests.support.ledger import (
     NOW,
     assert_sound,
@@ -50,6 +51,8 @@ def candidates(draw: st.DrawFn) -> tuple[str, list[Share]]:
             cores=draw(st.sampled_from((0, 0, 0, 30, 100))),
             container=f"c{number}",
             slotted=draw(st.sampled_from((True, True, False))),
+            company=draw(st.sampled_from((Company.ORDINARY, Company.ORDINARY, *Company))),
+            slots=draw(st.sampled_from((0, 0, 100, 2))),
             init=number == 0 and draw(st.booleans()),
         )
         for number in range(count)
@@ -89,13 +92,15 @@ class Model:
         count = sum(other.shares for _, other in held)
         cores = sum(other.cores_percent for _, other in held)
         memory = sum(other.memory_mib for _, other in held)
+        slots = min((s.slots for s in mine if s.slotted), default=0) or known.slots
         return not (
-            (any(s.slotted for s in mine) and count + booking.shares > known.slots)
-            or (wanted.tag and any(lease.tag == wanted.tag for lease, _ in held))
+            (any(s.slotted for s in mine) and count + booking.shares > slots)
+            or any(set(wanted.tags) & set(lease.tags) for lease, _ in held)
             or memory + booking.memory_mib > known.memory_mib
             or cores + booking.cores_percent > 100
-            or (any(s.cores_percent == 100 for s in mine) and count > 0)
-            or cores >= 100
+            or (booking.company in {Company.ALONE, Company.IDLE} and count > 0)
+            or any(other.company is Company.ALONE for _, other in held)
+            or (cores >= 100 and booking.company is not Company.ANY)
         )
 
     def lowest_slots(self, where: DeviceUuid) -> Iterator[int]:

@@ -12,7 +12,7 @@ from shared.model.ledger import Reservation, Reserved, Waiting, counted_use
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
 from shared.model.placement import Placement, Refusal
-from shared.model.request import GpuRequest, PodRequest
+from shared.model.request import Company, GpuRequest, PodRequest
 
 NOW = 1_787_000_000.0
 _prefixes = count()
@@ -53,6 +53,7 @@ def share(node: str, gpu: int = 0, mib: int = 4_000, cores: int = 0, **more: obj
         "index": gpu,
         "memory_mib": mib,
         "cores_percent": cores,
+        "company": Company.ALONE if cores == 100 or more.get("whole") else Company.ORDINARY,
     }
     return Share(**{**known, **more})  # type: ignore[arg-type]
 
@@ -74,7 +75,7 @@ def wish_among(
         name=f"name-of-{pod}",
         dialect="volcano-vgpu",
         resources={"cpu": cpu, "pods": 1},
-        tag=tag,
+        tags=(tag,) if tag else (),
         trace="00-trace",
         candidates=tuple(
             Placement(node=NodeName(node), shares=tuple(shares)) for node, shares in candidates

@@ -12,6 +12,7 @@ from shared.model.lease_copy import ANNOTATION
 from shared.model.ledger import LedgerNode, NodeAccount, counted_use
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
+from shared.model.request import Company
 
 NODE = NodeName("node-0")
 GPU = DeviceUuid("GPU-0")
@@ -26,6 +27,7 @@ def share(*, memory_mib: int = 3_000, cores: int = 30, slot: int = 0, fence: int
         index=0,
         memory_mib=memory_mib,
         cores_percent=cores,
+        company=Company.ALONE if cores == 100 else Company.ORDINARY,
         slot=slot,
         fence=fence,
     )
@@ -91,7 +93,8 @@ def test_a_sound_ledger_has_no_differences() -> None:
 
 def test_a_total_that_is_not_the_sum_of_its_leases_is_found_with_both_numbers() -> None:
     sound = account(lease("a"))
-    wrong = with_use(sound, DeviceUse(memory_mib=4_000, cores_percent=30, shares=1, fence=1))
+    use = DeviceUse(memory_mib=4_000, cores_percent=30, shares=1, fence=1, taken="1")
+    wrong = with_use(sound, use)
 
     assert found(facts(wrong)) == [
         ("S1", "the ledger counts 4000 MiB, its leases sum up to 3000"),

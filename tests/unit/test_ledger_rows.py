@@ -14,7 +14,7 @@ from shared.clients.ledger_rows import (
     takes_of,
 )
 from shared.clients.ledger_waiting import group_of, order_of, waiting_of, waiting_row
-from shared.model.lease import Lease, LeaseState, Share
+from shared.model.lease import Lease, LeaseState, MigPlace, Share
 from shared.model.ledger import Reserved, counted_use
 from shared.model.names import NodeName
 from shared.model.request import GpuRequest, PodRequest
@@ -26,7 +26,7 @@ A = NodeName("a")
 def test_one_share_takes_one_slot() -> None:
     taken = takes_of(A, [share("a", 1, mib=700, cores=30)])
 
-    assert taken == ["a", 8, uuid("a", 1), 700, 30, 1, 1, 0, 1, 1]
+    assert taken == ["a", 10, uuid("a", 1), 700, 30, 1, 1, 0, 0, "", 1, 1]
 
 
 @pytest.mark.parametrize("wanted", [share("a", whole=True), share("a", cores=100)])
@@ -44,10 +44,18 @@ def test_an_init_container_takes_the_slot_of_a_later_one() -> None:
 
     node, last, *rest = takes_of(A, shares)
 
-    assert (node, last) == ("a", 14)
-    assert rest[:6] == [uuid("a", 0), 9, 0, 2, 2, 0]
-    assert rest[6:12] == [uuid("a", 1), 5, 0, 1, 0, 0]
-    assert rest[12:] == [1, 1, 1, 1, 1, 2, 2, 0]
+    assert (node, last) == ("a", 18)
+    assert rest[:8] == [uuid("a", 0), 9, 0, 2, 2, 0, 0, ""]
+    assert rest[8:16] == [uuid("a", 1), 5, 0, 1, 0, 0, 0, ""]
+    assert rest[16:] == [1, 1, 1, 1, 1, 2, 2, 0]
+
+
+def test_an_instance_takes_its_position_of_a_layout_that_it_pins() -> None:
+    place = MigPlace(layout="group2", position=3, profile="1g.5gb")
+
+    taken = takes_of(A, [share("a", 0, mib=5_120, cores=60, mig=place)])
+
+    assert taken == ["a", 10, uuid("a", 0), 5_120, 0, 1, 0, 0, 0, "group2", 1, -4]
 
 
 def test_a_reservation_is_what_it_says_and_what_its_candidates_take() -> None:
@@ -60,8 +68,8 @@ def test_a_reservation_is_what_it_says_and_what_its_candidates_take() -> None:
     )
 
     says, first, second, *other = map(msgspec.msgpack.decode, pieces)
-    assert says[:4] == ["red", '["cpu",100,"pods",1]', "p", "default"]
-    assert first[:6] == ["a", uuid("a", 1), 700, 0, True, False]
+    assert says[:5] == ["red", '["cpu",100,"pods",1]', "p", "", "default"]
+    assert first[:7] == ["a", uuid("a", 1), 700, 0, True, 0, 0]
     assert second[:3] == ["b", False, takes_of(NodeName("b"), several)]
     assert other[0][:3] == ["", '["cpu",7,"pods",1]', "q"]
 
@@ -122,11 +130,11 @@ def test_pods_wait_in_the_group_of_their_largest_container() -> None:
     small = GpuRequest(container="one", gpus=1, memory_units=100, init=True)
     large = GpuRequest(container="two", gpus=2, memory_percent=25, cores_percent=10)
 
-    assert group_of(PodRequest()) == "0:0:0:0:0:0"
-    assert group_of(PodRequest(containers=(small,))) == "1:100:0:0:0:1"
-    assert group_of(PodRequest(containers=(small, large))) == "2:0:25:10:0:1"
+    assert group_of(PodRequest()) == "0:0:0:0:0:0:0:0"
+    assert group_of(PodRequest(containers=(small,))) == "1:100:0:0:0:1:0:0"
+    assert group_of(PodRequest(containers=(small, large))) == "2:0:25:10:0:1:0:0"
     whole = GpuRequest(container="w", gpus=1, whole=True, memory_units=5, slotted=False)
-    assert group_of(PodRequest(containers=(whole,))) == "1:0:0:0:1:0"
+    assert group_of(PodRequest(containers=(whole,))) == "1:0:0:0:1:0:0:0"
 
 
 def test_pods_are_sorted_by_priority_and_age() -> None:

@@ -12,7 +12,7 @@ from shared.model.device import DeviceMode
 from shared.model.ledger import LedgerNode
 from shared.model.names import PodUid
 from shared.model.placement import Placement, Refusal
-from shared.model.request import DeviceOrder, DeviceSelection, NodeOrder, PodRequest
+from shared.model.request import Company, DeviceOrder, DeviceSelection, NodeOrder, PodRequest
 from tests.support.build import V100_MIB, device, devices, dice, gpu, ledger_node, request, use
 
 SHARED = {"slotted": False}
@@ -32,7 +32,7 @@ class Cluster:
         if isinstance(answer, Refusal):
             return answer
         self.pods += 1
-        self.mirror.hold(PodUid(f"uid-{self.pods}"), answer[0], wanted.resources, wanted.tag)
+        self.mirror.hold(PodUid(f"uid-{self.pods}"), answer[0], wanted.resources, wanted.tags)
         return answer[0]
 
     def indices(self, wanted: PodRequest) -> list[int]:
@@ -150,7 +150,7 @@ def test_memory_units_and_percentages_count_in_units_of_the_node() -> None:
 def test_item_22_all_cores_need_an_idle_card_and_close_it() -> None:
     cluster = Cluster(ledger_node("n1", device()))
 
-    assert cluster.indices(request(gpu(memory=10, cores_percent=100))) == [0]
+    assert cluster.indices(request(gpu(memory=10, cores_percent=100, company=Company.ALONE))) == [0]
     assert cluster.indices(request(gpu(memory=10, cores_percent=0))) == []
     assert cluster.indices(request(gpu(memory=10, cores_percent=1))) == []
 
@@ -158,7 +158,7 @@ def test_item_22_all_cores_need_an_idle_card_and_close_it() -> None:
 def test_item_22_all_cores_do_not_join_another_share() -> None:
     cluster = Cluster(ledger_node("n1", (device(), use(10))))
 
-    refusal = cluster.place(request(gpu(memory=10, cores_percent=100)))
+    refusal = cluster.place(request(gpu(memory=10, cores_percent=100, company=Company.ALONE)))
 
     assert isinstance(refusal, Refusal)
     assert refusal.counts == (("GpuNotIdle", 1),)
@@ -233,7 +233,6 @@ def test_item_26_uuids_match_exactly_and_deny_wins(
         ("", DeviceMode.HAMI_CORE, False),
         ("hami-core", DeviceMode.HAMI_CORE, True),
         (None, DeviceMode.HAMI_CORE, True),
-        (None, DeviceMode.MIG, True),
     ],
 )
 def test_item_27_a_demanded_mode_must_be_the_nodes(
@@ -246,7 +245,7 @@ def test_item_27_a_demanded_mode_must_be_the_nodes(
 
 def test_item_28_a_spread_group_never_meets_on_a_card() -> None:
     cluster = Cluster(two_cards())
-    wanted = request(gpu(memory=1), tag="default/group")
+    wanted = request(gpu(memory=1), tags=("default/group",))
 
     assert [cluster.indices(wanted) for _ in range(3)] == [[1], [0], []]
 

@@ -17,6 +17,7 @@ from shared.model.names import NodeName, PodUid
 from shared.model.node import Taint
 from shared.model.placement import Placement, Refusal
 from shared.model.request import (
+    Company,
     DeviceOrder,
     DeviceSelection,
     NodeDemands,
@@ -82,6 +83,11 @@ def requests(draw: Any) -> PodRequest:
             cores_percent=draw(st.sampled_from([0, 0, 30, 70, 100, 101])),
             whole=draw(st.integers(0, 9)) == 0,
             slotted=draw(st.booleans()),
+            memory_bytes=draw(st.sampled_from([None, None, 1, (7 << 20) + 1, 30 << 20])),
+            percent_of_mib=draw(st.booleans()),
+            company=draw(st.sampled_from(Company)),
+            slots=draw(st.sampled_from([0, 0, 1, 100])),
+            keeps_terms=draw(st.booleans()),
         )
         for number in range(draw(st.integers(0, 3)))
     )
@@ -93,6 +99,8 @@ def requests(draw: Any) -> PodRequest:
     return request(
         *containers,
         same_device=same_device,
+        distinct=not same_device and draw(st.booleans()),
+        weights=draw(st.sampled_from([(0, 0, 1), (1, 1, 1), (0, 2, 1)])),
         triggers=draw(st.sampled_from([(), ("t",)])),
         selection=draw(
             st.sampled_from(
@@ -104,7 +112,7 @@ def requests(draw: Any) -> PodRequest:
                 ]
             )
         ),
-        tag=draw(st.sampled_from(["", "", "g"])),
+        tags=draw(st.sampled_from([(), (), ("g",), ("g", "h")])),
         device_order=draw(st.sampled_from(DeviceOrder)),
         node_order=draw(st.sampled_from(NodeOrder)),
         resources={"cpu": draw(st.sampled_from([0, 100, 200])), "pods": 1},
@@ -154,7 +162,7 @@ def _with_taken(node: LedgerNode, placement: Placement, wanted: PodRequest) -> L
         if booking is None:
             held.append((card, before))
             continue
-        tags = {wanted.tag} if wanted.tag else set()
+        tags = set(wanted.tags)
         held.append(
             (
                 card,
@@ -193,7 +201,7 @@ def test_after_any_changes_the_index_answers_as_one_built_anew(
             _check(step, mirror, index, list(truth.values()))
             answer = place(step, index, dice(number))
             if not isinstance(answer, Refusal):
-                mirror.hold(PodUid(str(number)), answer[0], step.resources, step.tag)
+                mirror.hold(PodUid(str(number)), answer[0], step.resources, step.tags)
                 node = truth[answer[0].node]
                 truth[node.facts.name] = _with_taken(node, answer[0], step)
             continue

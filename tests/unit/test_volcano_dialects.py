@@ -295,7 +295,7 @@ def test_item_28_a_spread_pod_group_becomes_a_tag() -> None:
     notes = {"volcano.sh/vgpu-podgroup-policy": "spread", "scheduling.k8s.io/group-name": "g"}
     request = read_pod(asks(vgpu(number=1), **notes), Rules())
 
-    assert request.tag == "ns/g"
+    assert request.tags == ("ns/g",)
 
 
 def test_item_29_the_policy_decides_the_order_of_devices() -> None:

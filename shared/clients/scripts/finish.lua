@@ -36,8 +36,8 @@ fetch('devices', uuids)
 
 local function give_back(pod, lease, takes, value)
   local grants, last, g = grants_of(lease, value), takes[2], 1
-  local tag, resources = about(lease, value)
-  count(takes, resources, tag, -1)
+  local tags, resources = about(lease, value)
+  count(takes, resources, tags, -1)
   for p = last + 1, #takes, 2 do
     local device = devices[takes[TAKES + (takes[p] - 1) * HOLD]]
     if grants[g] >= 0 then device[D_TAKEN] = with_slot(device[D_TAKEN], grants[g], '0') end

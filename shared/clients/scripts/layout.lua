@@ -31,26 +31,32 @@ local A = cmsgpack.unpack(ARGV[2])
 local call, pack, decode, parse = redis.call, cmsgpack.pack, cmsgpack.unpack, cjson.decode
 local packed, unpacked, pieces = struct.pack, struct.unpack, cmsgpack.unpack_limit
 
--- A device. D_OK: 1 takes new shares, 0 unhealthy, 2 closed by the node's annotations. D_TAGS: '' or
--- tags, each between line feeds.
-local DEVICE = '<I4I4BI4I4I4I4dBc0Bc0Hc0Hc0'
+-- A device. D_OK: 1 takes new shares, 0 unhealthy, 2 closed by the node's annotations. D_ALONE: 1
+-- while a share keeps it to itself. D_MODE: 0 shares, 1 MIG instances. D_TAGS: '' or tags, each between
+-- line feeds. D_TAKEN: slots, or positions of D_LAYOUT, the MIG layout that live leases pin ('': none).
+local DEVICE = '<I4I4BI4I4I4I4dBBBc0Bc0Hc0Hc0Bc0'
 local D_MEMORY, D_SLOTS, D_OK, D_UNIT, D_USED, D_CORES, D_SHARES, D_FENCE = 1, 2, 3, 4, 5, 6, 7, 8
-local D_UUID, D_NODE, D_TAKEN, D_TAGS = 9, 10, 11, 12
+local D_ALONE, D_MODE, D_UUID, D_NODE, D_TAKEN, D_TAGS, D_LAYOUT = 9, 10, 11, 12, 13, 14, 15
+
+-- How a share takes to others: shared.model.request.Company.
+local ALONE, ANY, IDLE = 1, 2, 3
 
 -- A node. N_COUNT: number of resources. N_KNOWN: 1; 0: devices only; -1: gone. N_NAMES: the
 -- resources' names, each before a line feed. From N_AMOUNTS on: room and used of each.
 local N_COUNT, N_VERSION, N_KNOWN, N_NUMBER, N_NAME, N_NAMES, N_AMOUNTS = 1, 2, 3, 4, 5, 6, 7
 
--- A lease: these numbers, a slot (-1: none) and a fence per share, and two MessagePack arrays: tag,
--- resources as JSON {name, amount, ...}, pod and what no script looks at, L_LENGTH bytes; and what it
--- takes (see takes_at).
+-- A lease: these numbers, a slot (-1: none) and a fence per share, and two MessagePack arrays: tags
+-- (each but the last before a line feed), resources as JSON {name, amount, ...}, pod, gang and what
+-- no script looks at, L_LENGTH bytes; and what it takes (see takes_at).
 local LEASE, LEASE_BYTES, GRANT, GRANT_BYTES = '<BddddHH', 37, 'i4d', 12
 local L_STATE, L_VERSION, L_ORIGIN, L_CREATED, L_EXPIRES, L_COUNT, L_LENGTH = 1, 2, 3, 4, 5, 6, 7
 local RESERVED, BOUND, ACTIVE, RELEASED, EXPIRED = 1, 2, 3, 4, 5
 
 -- What a reservation takes: {node, position of the last hold, holds (from TAKES: uuid, MiB, cores,
--- shares, slots, alone per device), places (number of the hold and of the slot within it per share)}.
-local TAKES, HOLD, MAX_ARGS = 3, 6, 4000
+-- shares, new slots, company, slots there are in its dialect (0: D_SLOTS), MIG layout per device),
+-- places (per share: number of the hold, and of the slot among its new ones; 0: none; below 0: it is
+-- the position -1 - place of the layout)}.
+local TAKES, HOLD, MAX_ARGS = 3, 8, 4000
 
 local meta =
   call('HMGET', P .. 'meta', 'ready', 'epoch', 'seq', 'capacity', 'feed', 'floor', 'numbered')
@@ -84,10 +90,10 @@ local function node_value(node)
 end
 
 local function device_value(device)
-  local memory, slots, ok, unit, used, cores, shares, fence, uuid, node, taken, tags =
-    unpack(device, 1, 12)
-  return packed(DEVICE, memory, slots, ok, unit, used, cores, shares, fence, #uuid, uuid, #node,
-    node, #taken, taken, #tags, tags)
+  local memory, slots, ok, unit, used, cores, shares, fence, alone, mode, uuid, node, taken, tags,
+    layout = unpack(device, 1, 15)
+  return packed(DEVICE, memory, slots, ok, unit, used, cores, shares, fence, alone, mode, #uuid,
+    uuid, #node, node, #taken, taken, #tags, tags, #layout, layout)
 end
 
 -- Leases stay packed until somebody looks at them.
@@ -136,7 +142,7 @@ local function new_node(name)
 end
 
 local function new_device(uuid, node, unit, ok)
-  devices[uuid] = {0, 0, ok, unit, 0, 0, 0, floor, uuid, node, '', ''}
+  devices[uuid] = {0, 0, ok, unit, 0, 0, 0, floor, 0, 0, uuid, node, '', '', ''}
   return devices[uuid]
 end
 
@@ -146,7 +152,7 @@ local function node_row(node)
 end
 
 local function device_row(device)
-  return {unpack(device, 1, D_TAGS)}
+  return {unpack(device, 1, D_LAYOUT)}
 end
 
 local function uuids_on(name)
@@ -192,13 +198,13 @@ local function grants_of(lease, value)
   return {unpacked('<' .. string.rep(GRANT, lease[L_COUNT]), value, LEASE_BYTES + 1)}
 end
 
--- What the array at `at` (from 0) takes. One share: node, uuid, MiB, cores, slotted, whole, and what
--- no script looks at. Else: node, false, all that it takes.
+-- What the array at `at` (from 0) takes. One share: node, uuid, MiB, cores, slotted, slots, company,
+-- and what no script looks at. Else: node, false, all that it takes.
 local function takes_at(text, at)
-  local _, node, uuid, memory, cores, slotted, whole = pieces(text, 6, at + 1)
+  local _, node, uuid, memory, cores, slotted, slots, company = pieces(text, 7, at + 1)
   if not uuid then return memory end
   local slot = slotted and 1 or 0
-  return {node, 8, uuid, memory, cores, 1, slot, (whole or cores == 100) and 1 or 0, 1, slot}
+  return {node, 10, uuid, memory, cores, 1, slot, company, slots, '', 1, slot}
 end
 
 local function takes_of(lease, value)
@@ -215,8 +221,9 @@ local function resources_in(text)
   return resources
 end
 
--- Its tag, resources and pod.
+-- Its tags, resources, pod and gang.
 local function about(lease, value)
-  local _, tag, text, pod = pieces(value, 3, LEASE_BYTES + GRANT_BYTES * lease[L_COUNT] + 1)
-  return tag, resources_in(text), pod
+  local _, tags, text, pod, gang =
+    pieces(value, 4, LEASE_BYTES + GRANT_BYTES * lease[L_COUNT] + 1)
+  return tags, resources_in(text), pod, gang
 end

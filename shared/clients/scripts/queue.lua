@@ -31,7 +31,7 @@ end
 
 -- Could a pod of the group fit on the node, by its smallest need alone? Says how often.
 local function room_for(group, name)
-  local gpus, units, percent, cores, alone, slotted = need_of(group)
+  local gpus, units, percent, cores, company, slotted, mib, slots = need_of(group)
   if gpus == 0 then return 1 end
   if not uuids_here[name] then
     uuids_here[name] = uuids_on(name)
@@ -40,17 +40,24 @@ local function room_for(group, name)
   local times, fitting = 0, 0
   for _, uuid in ipairs(uuids_here[name]) do
     local device = devices[uuid]
-    if device and device[D_OK] == 1 and device[D_NODE] == name and device[D_CORES] < 100
-      and not (alone == 1 and device[D_SHARES] > 0) then
+    if device and device[D_OK] == 1 and device[D_NODE] == name and device[D_ALONE] == 0
+      and (device[D_CORES] < 100 or company == ANY)
+      and not ((company == ALONE or company == IDLE) and device[D_SHARES] > 0) then
       local unit, need = device[D_UNIT], device[D_MEMORY]
       if percent > 0 then
         need = math.floor(math.floor(device[D_MEMORY] / unit) * percent / 100) * unit
+      elseif mib > 0 then
+        need = mib
       elseif units > 0 then
         need = units * unit
       end
       local n = need > 0 and math.floor((device[D_MEMORY] - device[D_USED]) / need) or 64
-      if cores > 0 then n = math.min(n, math.floor((100 - device[D_CORES]) / cores)) end
-      if slotted == 1 then n = math.min(n, device[D_SLOTS] - device[D_SHARES]) end
+      if cores > 0 and device[D_MODE] == 0 then
+        n = math.min(n, math.floor((100 - device[D_CORES]) / cores))
+      end
+      if slotted == 1 then
+        n = math.min(n, (slots > 0 and slots or device[D_SLOTS]) - device[D_SHARES])
+      end
       if n > 0 then
         fitting = fitting + 1
         times = times + n

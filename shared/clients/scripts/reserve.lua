@@ -46,8 +46,15 @@ local function grants_for(takes)
   end
   for p = last + 1, #takes, 2 do
     local hold, place = takes[p], takes[p + 1]
-    grants[#grants + 1] = place > 0 and slots[hold][place] or -1
-    grants[#grants + 1] = raise_fence(devices[takes[TAKES + (hold - 1) * HOLD]])
+    local device, slot = devices[takes[TAKES + (hold - 1) * HOLD]], -1
+    if place > 0 then
+      slot = slots[hold][place]
+    elseif place < 0 then
+      slot = -1 - place
+      device[D_TAKEN] = with_slot(device[D_TAKEN], slot, '1')
+    end
+    grants[#grants + 1] = slot
+    grants[#grants + 1] = raise_fence(device)
   end
   return grants
 end
@@ -70,22 +77,22 @@ local function full(reasons, first, last)
 end
 
 -- One share, as nearly always: the same as below, without tables in between.
-local function take_one(name, uuid, memory, cores, slotted, whole, resources, tag)
+local function take_one(name, uuid, memory, cores, slotted, slots, company, resources, tags)
   local node = node_of(name)
   local why = node_refusal(node, resources)
   if why then return why end
   local device = device_of(uuid)
-  why = device_refusal(device, name, memory, cores, 1, slotted, whole or cores == 100, tag)
+  why = device_refusal(device, name, memory, cores, 1, slotted, company, slots, '', tags)
   if why then return why .. ' of ' .. uuid end
   count_on_node(node, resources, 1)
-  count_on_device(device, memory, cores, 1, tag, 1)
+  count_on_device(device, memory, cores, 1, company, '', tags, 1)
   return nil, {slotted and take_slot(device) or -1, raise_fence(device)}
 end
 
-local function take_several(takes, resources, tag)
-  local why = refusal(takes, resources, tag)
+local function take_several(takes, resources, tags)
+  local why = refusal(takes, resources, tags)
   if why then return why end
-  count(takes, resources, tag, 1)
+  count(takes, resources, tags, 1)
   return nil, grants_for(takes)
 end
 
@@ -103,15 +110,15 @@ end
 -- the piece before them. Says whether there was one.
 local function reserve(pod, first, last)
   local from, to = bounds[first - 1], bounds[first]
-  local _, tag, text = pieces(joined, 2, from + 1)
+  local _, tags, text = pieces(joined, 2, from + 1)
   local resources, reasons = resources_in(text), nil
   for p = first, last do
-    local name, uuid, memory, cores, slotted, whole, why, grants
-    _, name, uuid, memory, cores, slotted, whole = pieces(joined, 6, bounds[p] + 1)
+    local name, uuid, memory, cores, slotted, slots, company, why, grants
+    _, name, uuid, memory, cores, slotted, slots, company = pieces(joined, 7, bounds[p] + 1)
     if uuid then
-      why, grants = take_one(name, uuid, memory, cores, slotted, whole, resources, tag)
+      why, grants = take_one(name, uuid, memory, cores, slotted, slots, company, resources, tags)
     else
-      why, grants = take_several(memory, resources, tag)
+      why, grants = take_several(memory, resources, tags)
     end
     if not why then
       local said, takes = string.sub(joined, from + 1, p == first and bounds[p + 1] or to), ''

@@ -16,7 +16,7 @@ local function put_unknown_device(uuid, node)
   end
 end
 
-local function clash(takes, grants, tag)
+local function clash(takes, grants, tags)
   local last = takes[2]
   for h = TAKES, last, HOLD do
     local device = device_of(takes[h])
@@ -24,17 +24,17 @@ local function clash(takes, grants, tag)
       local told = device[D_MEMORY] > 0
       if told and device[D_USED] + takes[h + 1] > device[D_MEMORY] then return 'memory' end
       if device[D_CORES] + takes[h + 2] > 100 then return 'cores' end
-      if takes[h + 5] == 1 and device[D_SHARES] > 0 then return 'alone' end
-      if device[D_CORES] >= 100 then return 'held-alone' end
-      if tag ~= '' and has_tag(device, tag) then return 'tag' end
+      if takes[h + 5] == ALONE and device[D_SHARES] > 0 then return 'alone' end
+      if device[D_ALONE] == 1 then return 'held-alone' end
+      if device[D_CORES] >= 100 and takes[h + 5] ~= ANY then return 'held-alone' end
+      if device[D_SHARES] > 0 and device[D_LAYOUT] ~= takes[h + 7] then return 'layout' end
+      if has_tag(device, tags) then return 'tag' end
     end
   end
   for p = last + 1, #takes, 2 do
     local device = device_of(takes[TAKES + (takes[p] - 1) * HOLD])
     local slot = grants[p - last]
-    if device and slot >= 0 and string.sub(device[D_TAKEN], slot + 1, slot + 1) == '1' then
-      return 'slot ' .. slot
-    end
+    if device and slot >= 0 and is_taken(device, slot) then return 'slot ' .. slot end
   end
 end
 
@@ -50,8 +50,8 @@ local function restore(value, lease, takes, grants, pod)
   end
   seq = math.max(seq, lease[L_VERSION])
   put_lease(pod, value)
-  local tag, resources = about(lease, value)
-  count(takes, resources, tag, 1)
+  local tags, resources = about(lease, value)
+  count(takes, resources, tags, 1)
   index_lease(pod, node, lease[L_EXPIRES])
 end
 
@@ -75,12 +75,12 @@ for i = 1, #bounds - 1 do
   local value = string.sub(ARGV[5], bounds[i] + 1, bounds[i + 1])
   local lease = opened(value)
   local takes, grants = takes_of(lease, value), grants_of(lease, value)
-  local tag, _, pod = about(lease, value)
+  local tags, _, pod = about(lease, value)
   local known = lease_of(pod)
   if known then
     out[i] = meet(known, lease, takes, grants, pod)
   else
-    out[i] = clash(takes, grants, tag) or ''
+    out[i] = clash(takes, grants, tags) or ''
     if out[i] == '' then
       restore(value, lease, takes, grants, pod)
       restored[#restored + 1] = pod

@@ -13,17 +13,29 @@ local function with_slot(taken, slot, mark)
   return string.sub(taken, 1, slot) .. mark .. string.sub(taken, slot + 2)
 end
 
-local function has_tag(device, tag)
-  return string.find(device[D_TAGS], '\n' .. tag .. '\n', 1, true)
+local function found_tag(tags, tag)
+  return string.find(tags, '\n' .. tag .. '\n', 1, true)
 end
 
-local function with_tag(device, tag, sign)
-  local tags = device[D_TAGS]
-  if sign > 0 then return (tags == '' and '\n' or tags) .. tag .. '\n' end
-  local from, to = has_tag(device, tag)
-  if not from then return tags end
-  local left = string.sub(tags, 1, from) .. string.sub(tags, to + 1)
-  return left == '\n' and '' or left
+local function has_tag(device, tags)
+  if tags == '' or device[D_TAGS] == '' then return false end
+  for tag in string.gmatch(tags, '[^\n]+') do
+    if found_tag(device[D_TAGS], tag) then return true end
+  end
+  return false
+end
+
+local function with_tags(known, tags, sign)
+  for tag in string.gmatch(tags, '[^\n]+') do
+    if sign > 0 then
+      known = (known == '' and '\n' or known) .. tag .. '\n'
+    else
+      local from, to = found_tag(known, tag)
+      if from then known = string.sub(known, 1, from) .. string.sub(known, to + 1) end
+      if known == '\n' then known = '' end
+    end
+  end
+  return known
 end
 
 -- Where the room of each of a node's resources is; what is used of it is behind it.
@@ -81,19 +93,28 @@ local function count_on_node(node, resources, sign)
   changed_nodes[node[N_NAME]] = true
 end
 
-local function count_on_device(device, memory, cores, shares, tag, sign)
+local function count_on_device(device, memory, cores, shares, company, layout, tags, sign)
   device[D_USED] = device[D_USED] + sign * memory
   device[D_CORES] = device[D_CORES] + sign * cores
   device[D_SHARES] = device[D_SHARES] + sign * shares
-  if tag ~= '' then device[D_TAGS] = with_tag(device, tag, sign) end
+  if company == ALONE then device[D_ALONE] = sign > 0 and 1 or 0 end
+  if layout ~= '' then
+    if sign > 0 then
+      device[D_LAYOUT] = layout
+    elseif device[D_SHARES] == 0 then
+      device[D_LAYOUT] = ''
+    end
+  end
+  if tags ~= '' then device[D_TAGS] = with_tags(device[D_TAGS], tags, sign) end
   changed_devices[device[D_UUID]] = true
 end
 
 -- Count in the node's and its devices' totals (sign 1) or take out again (sign -1).
-local function count(takes, resources, tag, sign)
+local function count(takes, resources, tags, sign)
   count_on_node(nodes[takes[1]], resources, sign)
   for h = TAKES, takes[2], HOLD do
-    count_on_device(devices[takes[h]], takes[h + 1], takes[h + 2], takes[h + 3], tag, sign)
+    count_on_device(devices[takes[h]], takes[h + 1], takes[h + 2], takes[h + 3], takes[h + 5],
+      takes[h + 7], tags, sign)
   end
 end
 
@@ -108,29 +129,45 @@ local function node_refusal(node, resources)
   end
 end
 
--- Why a device cannot take a hold, or nil. The order is that of shared.model.device.refusal_of.
-local function device_refusal(device, node_name, memory, cores, shares, slotted, alone, tag)
+-- Why a device cannot take a hold, or nil. The order is that of shared.model.device.device_refusal.
+local function device_refusal(device, node_name, memory, cores, shares, slotted, company, slots,
+    layout, tags)
   if not device then return 'device-unknown' end
   if device[D_NODE] ~= node_name then return 'device-moved' end
   if device[D_OK] ~= 1 then
     return device[D_OK] == 2 and 'device-closed' or 'device-unhealthy'
   end
-  if slotted and device[D_SHARES] + shares > device[D_SLOTS] then return 'slots' end
-  if tag ~= '' and has_tag(device, tag) then return 'tag' end
+  if (device[D_MODE] == 1) ~= (layout ~= '') then return 'mode' end
+  if slotted and device[D_SHARES] + shares > (slots > 0 and slots or device[D_SLOTS]) then
+    return 'slots'
+  end
+  if tags ~= '' and has_tag(device, tags) then return 'tag' end
   if device[D_USED] + memory > device[D_MEMORY] then return 'memory' end
   if device[D_CORES] + cores > 100 then return 'cores' end
-  if alone and device[D_SHARES] > 0 then return 'alone' end
-  if device[D_CORES] >= 100 then return 'held-alone' end
+  if (company == ALONE or company == IDLE) and device[D_SHARES] > 0 then return 'alone' end
+  if device[D_ALONE] == 1 then return 'held-alone' end
+  if device[D_CORES] >= 100 and company ~= ANY then return 'held-alone' end
+  if layout ~= '' and device[D_LAYOUT] ~= '' and device[D_LAYOUT] ~= layout then return 'layout' end
 end
 
-local function refusal(takes, resources, tag)
-  local name = takes[1]
+local function is_taken(device, slot)
+  return string.sub(device[D_TAKEN], slot + 1, slot + 1) == '1'
+end
+
+local function refusal(takes, resources, tags)
+  local name, last = takes[1], takes[2]
   local why = node_refusal(node_of(name), resources)
   if why then return why end
-  for h = TAKES, takes[2], HOLD do
+  for h = TAKES, last, HOLD do
     why = device_refusal(device_of(takes[h]), name, takes[h + 1], takes[h + 2], takes[h + 3],
-      takes[h + 4] > 0, takes[h + 5] == 1, tag)
+      takes[h + 4] > 0, takes[h + 5], takes[h + 6], takes[h + 7], tags)
     if why then return why .. ' of ' .. takes[h] end
+  end
+  for p = last + 1, #takes, 2 do
+    local uuid, position = takes[TAKES + (takes[p] - 1) * HOLD], -1 - takes[p + 1]
+    if position >= 0 and is_taken(devices[uuid], position) then
+      return 'position ' .. position .. ' of ' .. uuid
+    end
   end
 end
 

@@ -1,5 +1,5 @@
 -- Write all devices of a node. Arguments: name, devices and served resources (as text), rows of
--- {uuid, MiB, slots, ok, unit, index}, {uuid, fence at least, ...}, reported_at. A device that is missing
+-- {uuid, MiB, slots, ok, unit, index, mode}, {uuid, fence at least, ...}, reported_at. A device that is missing
 -- keeps what leases hold of it and takes nothing new. Answers whether anything changed.
 local name, devices_text, served, rows, fences, reported = A[1], A[2], A[3], A[4], A[5], A[6]
 local stored = call('HMGET', P .. 'facts:' .. name, 'devices', 'served', 'reported', 'closed')
@@ -58,11 +58,12 @@ for _, row in ipairs(rows) do
     leave_other_node(uuid, device[D_NODE])
   end
   if ok == 1 and closed[row[6]] then ok = 2 end
-  if ok == 1 and (device[D_OK] ~= 1 or memory > device[D_MEMORY] or slots > device[D_SLOTS]) then
+  if ok == 1 and (device[D_OK] ~= 1 or memory > device[D_MEMORY] or slots > device[D_SLOTS]
+      or row[7] ~= device[D_MODE]) then
     free_on(name)
   end
   device[D_NODE], device[D_MEMORY], device[D_SLOTS] = name, memory, slots
-  device[D_OK], device[D_UNIT] = ok, unit
+  device[D_OK], device[D_UNIT], device[D_MODE] = ok, unit, row[7]
   changed_devices[uuid] = true
 end
 for _, uuid in ipairs(before) do
