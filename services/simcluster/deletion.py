@@ -26,7 +26,7 @@ def decide(kind: Resource, obj: Json, *, grace_s: int | None) -> Deletion:
     """
     meta = metadata(obj)
     marked = bool(meta.get("deletionTimestamp"))
-    wanted = _pod_grace_s(obj, grace_s) if kind.plural == "pods" else 0
+    wanted = _pod_grace_s(obj, grace_s) if kind.table == "pods" else 0
     if marked and grace_s is None:
         wanted = int(meta.get("deletionGracePeriodSeconds") or 0)
     if wanted == 0 and not (meta.get("finalizers") or _spec_finalizers(kind, obj)):
@@ -45,4 +45,4 @@ def _pod_grace_s(pod: Json, asked_s: int | None) -> int:
 
 
 def _spec_finalizers(kind: Resource, obj: Json) -> bool:
-    return kind.plural == "namespaces" and bool(at_path(obj, "spec.finalizers"))
+    return kind.table == "namespaces" and bool(at_path(obj, "spec.finalizers"))

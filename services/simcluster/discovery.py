@@ -2,8 +2,10 @@
 
 from collections.abc import Iterable
 
+from services.simcluster.custom_kinds import rank
+from services.simcluster.kinds import Kinds
 from services.simcluster.objects import Json
-from services.simcluster.resources import RESOURCES, Resource
+from services.simcluster.resources import Resource
 
 VERSION = "v1.36.0"
 AGGREGATED = "apidiscovery.k8s.io"
@@ -41,42 +43,56 @@ def core_versions(address: str) -> Json:
     return {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": [client]}
 
 
-def group_list() -> Json:
+def group_list(kinds: Kinds) -> Json:
     """Answer `/apis`."""
-    groups = [group(name) for name in group_names()]
+    groups = [group(kinds, name) for name in group_names(kinds)]
     return {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}
 
 
-def group_names() -> list[str]:
+def group_names(kinds: Kinds) -> list[str]:
     """Return the named groups, in the order of the table."""
-    return list(dict.fromkeys(kind.group for kind in RESOURCES.values() if kind.group))
+    return list(dict.fromkeys(kind.group for kind in kinds if kind.group))
 
 
-def group(name: str) -> Json:
+def versions(kinds: Kinds, name: str) -> list[str]:
+    """Return a group's versions, best first."""
+    return sorted({kind.version for kind in kinds if kind.group == name}, key=rank)
+
+
+def group_versions(kinds: Kinds) -> list[str]:
+    """Return the path of every group and version: `api/v1`, `apis/{group}/{version}`."""
+    named = [f"apis/{name}/{v}" for name in group_names(kinds) for v in versions(kinds, name)]
+    return ["api/v1", *named]
+
+
+def group(kinds: Kinds, name: str) -> Json:
     """Answer `/apis/{group}`."""
-    served = {"groupVersion": f"{name}/v1", "version": "v1"}
+    served = [
+        {"groupVersion": f"{name}/{version}", "version": version}
+        for version in versions(kinds, name)
+    ]
     return {
         "kind": "APIGroup",
         "apiVersion": "v1",
         "name": name,
-        "versions": [served],
-        "preferredVersion": served,
+        "versions": served,
+        "preferredVersion": served[0],
     }
 
 
-def resource_list(name: str) -> Json:
-    """Answer `/api/v1` (empty name) and `/apis/{group}/v1`."""
-    entries = [entry for kind in _kinds_of(name) for entry in _entries(kind)]
+def resource_list(kinds: Kinds, name: str, version: str) -> Json:
+    """Answer `/api/v1` (empty name) and `/apis/{group}/{version}`."""
+    entries = [entry for kind in _kinds_of(kinds, name, version) for entry in _entries(kind)]
     return {
         "kind": "APIResourceList",
         "apiVersion": "v1",
-        "groupVersion": f"{name}/v1" if name else "v1",
+        "groupVersion": f"{name}/{version}" if name else version,
         "resources": entries,
     }
 
 
-def _kinds_of(name: str) -> Iterable[Resource]:
-    return (kind for kind in RESOURCES.values() if kind.group == name)
+def _kinds_of(kinds: Kinds, name: str, version: str) -> Iterable[Resource]:
+    return (kind for kind in kinds if kind.group == name and kind.version == version)
 
 
 def _subresources(kind: Resource) -> tuple[str, ...]:
@@ -110,32 +126,35 @@ def _entries(kind: Resource) -> Iterable[Json]:
         yield below
 
 
-def aggregated(*, core: bool, form: str) -> Json:
+def aggregated(kinds: Kinds, *, core: bool, form: str) -> Json:
     """Answer `/api` or `/apis` for clients that ask for all kinds at once, in v2 or v2beta1."""
     return {
         "kind": "APIGroupDiscoveryList",
         "apiVersion": f"{AGGREGATED}/{form}",
         "metadata": {},
-        "items": [_aggregated_group(name) for name in ([""] if core else group_names())],
+        "items": [
+            _aggregated_group(kinds, name) for name in ([""] if core else group_names(kinds))
+        ],
     }
 
 
-def _aggregated_group(name: str) -> Json:
+def _aggregated_group(kinds: Kinds, name: str) -> Json:
     return {
         "metadata": {"name": name, "creationTimestamp": None},
         "versions": [
             {
-                "version": "v1",
+                "version": version,
                 "freshness": "Current",
-                "resources": [_aggregated_kind(kind) for kind in _kinds_of(name)],
+                "resources": [_aggregated_kind(kind) for kind in _kinds_of(kinds, name, version)],
             }
+            for version in versions(kinds, name)
         ],
     }
 
 
 def _aggregated_kind(kind: Resource) -> Json:
     def response(name: str, group_name: str) -> Json:
-        return {"group": group_name, "version": "v1", "kind": name}
+        return {"group": group_name, "version": kind.version, "kind": name}
 
     below = []
     for subresource in _subresources(kind):

@@ -105,8 +105,8 @@ class Disruptions:
         return [pod for pod in pods if selects(budget, pod)]
 
     def _on_change(self, kind: Resource, change: Change) -> None:
-        if kind.plural not in _WATCHED or (
-            change.after is None and kind.plural == "poddisruptionbudgets"
+        if kind.table not in _WATCHED or (
+            change.after is None and kind.table == "poddisruptionbudgets"
         ):
             return
         for budget in self._budgets(namespace_of(change.last.obj)):

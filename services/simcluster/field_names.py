@@ -6,9 +6,11 @@ the containers and their resources. Everything else is taken as it comes.
 
 from collections.abc import Iterator, Mapping
 
+from services.simcluster.custom_kinds import CustomKind
 from services.simcluster.errors import ApiError
 from services.simcluster.objects import Json
 from services.simcluster.resources import Resource
+from services.simcluster.schema_shape import pruned
 
 
 def _words(text: str) -> frozenset[str]:
@@ -54,6 +56,8 @@ def drop_unknown(kind: Resource, obj: Json, query: Mapping[str, str]) -> list[st
         for name in [name for name in below if name not in known]:
             dropped.append(f'unknown field "{path}{name}"')
             del below[name]
+    if isinstance(kind, CustomKind):
+        dropped += [f'unknown field "{path}"' for path in pruned(kind.schema, obj)]
     if dropped and mode == "Strict":
         raise ApiError.bad_request(
             f'{kind.kind} in version "{kind.version}" cannot be handled as a {kind.kind}: '
@@ -65,7 +69,7 @@ def drop_unknown(kind: Resource, obj: Json, query: Mapping[str, str]) -> list[st
 def _known(kind: Resource, obj: Json) -> Iterator[tuple[str, Json, frozenset[str]]]:
     if isinstance(obj.get("metadata"), dict):
         yield "metadata.", obj["metadata"], _METADATA
-    if kind.plural != "pods":
+    if kind.table != "pods":
         return
     yield "", obj, _POD
     spec = obj.get("spec")

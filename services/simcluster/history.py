@@ -62,6 +62,7 @@ class History:
     def __init__(self, *, window: int, floor: int) -> None:
         self.window = window
         self.floor = floor
+        self.is_over = False
         self._changes: list[Change] = []
         self._versions: list[int] = []
         self._dropped = 0
@@ -83,6 +84,13 @@ class History:
                 del self._waiting[waiter]
                 if not waiter.done():
                     waiter.set_result(None)
+
+    def end_watches(self) -> None:
+        """Let nobody wait any longer: there is nothing more to come."""
+        self.is_over = True
+        for waiter in self._waiting:
+            if not waiter.done():
+                waiter.set_result(None)
 
     def drop(self, count: int) -> None:
         """Forget the oldest `count` changes; watchers still before them get 410."""
@@ -124,7 +132,7 @@ class History:
 
         Also returns when the time is over, and sometimes without a reason.
         """
-        if self.end() > position:
+        if self.end() > position or self.is_over:
             return
         waiter = asyncio.get_running_loop().create_future()
         self._waiting[waiter] = chosen
@@ -145,6 +153,11 @@ class Subscription:
         self._chosen = chosen
         self._position = position
         self._initial = initial
+
+    @property
+    def is_over(self) -> bool:
+        """True when the kind is no longer served: take what is left, then stop."""
+        return self._history.is_over
 
     def take(self) -> list[WatchEvent]:
         """Return what has happened since the last call; raises 410 when that is forgotten."""

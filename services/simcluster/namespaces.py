@@ -33,7 +33,7 @@ class Namespaces:
                 self._empty(name_of(namespace))
 
     def _on_change(self, kind: Resource, change: Change) -> None:
-        if kind.plural == "namespaces":
+        if kind.table == "namespaces":
             self._on_namespace(change)
         elif change.after is None and kind.namespaced:
             self._finish(namespace_of(change.last.obj))
@@ -52,8 +52,8 @@ class Namespaces:
 
     def _empty(self, name: str) -> None:
         for kind, obj in self._store.everything_in(name):
-            if not self._store.gone(kind.plural, obj):
-                self._store.delete(kind.plural, name, name_of(obj))
+            if not self._store.gone(kind.table, obj):
+                self._store.delete(kind.table, name, name_of(obj))
         self._finish(name)
 
     def _finish(self, name: str) -> None:

@@ -7,9 +7,11 @@ find there. Newer ones look in version 3 whether the server takes `fieldValidati
 import hashlib
 from collections.abc import Iterator
 
-from services.simcluster.discovery import VERSION, group_names
+from services.simcluster.custom_kinds import CustomKind
+from services.simcluster.discovery import VERSION, group_versions
+from services.simcluster.kinds import Kinds
 from services.simcluster.objects import Json, encode
-from services.simcluster.resources import RESOURCES, Resource
+from services.simcluster.resources import Resource
 
 PROTOBUF_V2 = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf"
 _TITLE = "Kubernetes"
@@ -37,24 +39,24 @@ def _field(number: int, content: bytes) -> bytes:
     return bytes((number << 3 | 2, len(content))) + content
 
 
-def index_v3() -> Json:
+def index_v3(kinds: Kinds) -> Json:
     """Return the list of version 3 documents, one per group and version."""
     paths = {}
-    for path in ("api/v1", *(f"apis/{name}/v1" for name in group_names())):
-        digest = hashlib.sha256(encode(document_v3(path))).hexdigest()[:32].upper()
+    for path in group_versions(kinds):
+        digest = hashlib.sha256(encode(document_v3(kinds, path))).hexdigest()[:32].upper()
         paths[path] = {"serverRelativeURL": f"/openapi/v3/{path}?hash={digest}"}
     return {"paths": paths}
 
 
-def document_v3(path: str) -> Json:
-    """Return the document of one group and version, `api/v1` or `apis/{group}/v1`."""
-    name = "" if path == "api/v1" else path.split("/")[1]
-    kinds = [kind for kind in RESOURCES.values() if kind.group == name]
+def document_v3(kinds: Kinds, path: str) -> Json:
+    """Return the document of one group and version, `api/v1` or `apis/{group}/{version}`."""
+    api_version = path.removeprefix("apis/").removeprefix("api/")
+    chosen = [kind for kind in kinds if kind.api_version == api_version]
     return {
         "openapi": "3.0.0",
         "info": {"title": _TITLE, "version": VERSION},
-        "paths": {url: item for kind in kinds for url, item in _paths(f"/{path}", kind)},
-        "components": {"schemas": {_schema_name(kind): _schema(kind) for kind in kinds}},
+        "paths": {url: item for kind in chosen for url, item in _paths(f"/{path}", kind)},
+        "components": {"schemas": {_schema_name(kind): _schema(kind) for kind in chosen}},
     }
 
 
@@ -63,14 +65,19 @@ def _type(kind: Resource) -> Json:
 
 
 def _schema_name(kind: Resource) -> str:
+    if isinstance(kind, CustomKind):
+        return ".".join((*reversed(kind.group.split(".")), kind.version, kind.kind))
     group = kind.group.split(".")[0] or "core"
     return f"io.k8s.api.{group}.{kind.version}.{kind.kind}"
 
 
 def _schema(kind: Resource) -> Json:
+    own = kind.schema if isinstance(kind, CustomKind) else {}
     return {
+        **own,
         "type": "object",
         "properties": {
+            **(own.get("properties") or {}),
             "apiVersion": {"type": "string"},
             "kind": {"type": "string"},
             "metadata": {"type": "object"},

@@ -7,9 +7,11 @@ import jsonpatch
 import jsonpointer
 import yaml
 
-from services.simcluster import merge, strategic
+from services.simcluster import merge, schema_merge, strategic
+from services.simcluster.custom_kinds import CustomKind
 from services.simcluster.errors import ApiError
 from services.simcluster.objects import Json
+from services.simcluster.resources import Resource
 
 Patcher = Callable[[Json], Json]
 
@@ -20,14 +22,17 @@ APPLY_PATCH = "application/apply-patch+yaml"
 CONTENT_TYPES = (JSON_PATCH, MERGE_PATCH, STRATEGIC_PATCH, APPLY_PATCH)
 
 
-def patcher(content_type: str, body: Any) -> Patcher:
-    """Return the patch as a function; 415 for a content type that is not served."""
-    if content_type not in CONTENT_TYPES:
+def patcher(kind: Resource, content_type: str, body: Any) -> Patcher:
+    """Return the patch as a function; 415 for a content type that the kind does not take."""
+    taken: tuple[str, ...] = CONTENT_TYPES
+    if isinstance(kind, CustomKind):
+        taken = tuple(each for each in CONTENT_TYPES if each != STRATEGIC_PATCH)
+    if content_type not in taken:
         raise ApiError(
             415,
             "UnsupportedMediaType",
             "the body of the request was in an unknown format - accepted media types include: "
-            + ", ".join(CONTENT_TYPES),
+            + ", ".join(taken),
         )
     if content_type == JSON_PATCH:
         return lambda old: _json_patched(old, body)
@@ -35,6 +40,9 @@ def patcher(content_type: str, body: Any) -> Patcher:
         raise ApiError.bad_request("a patch of this type is a map")
     if content_type == MERGE_PATCH:
         return lambda old: merge.merged(old, body)
+    if isinstance(kind, CustomKind):
+        schema = kind.schema
+        return lambda old: schema_merge.applied(schema, old, body)
     return lambda old: strategic.merged(old, body)
 
 

@@ -27,6 +27,10 @@ class Resource:
     has_status: bool = False
     selectable: tuple[str, ...] = ()
     subresources: tuple[str, ...] = ()
+    singular_name: str = ""
+    list_name: str = ""
+    stored_as: str = ""
+    status_alone: bool = False
 
     @property
     def api_version(self) -> str:
@@ -41,7 +45,17 @@ class Resource:
     @property
     def singular(self) -> str:
         """The singular name that kubectl also accepts."""
-        return self.kind.lower()
+        return self.singular_name or self.kind.lower()
+
+    @property
+    def list_kind(self) -> str:
+        """The kind of its lists."""
+        return self.list_name or f"{self.kind}List"
+
+    @property
+    def table(self) -> str:
+        """Where the store keeps its objects: one table for all versions of a kind."""
+        return self.stored_as or self.plural
 
 
 _ROWS = (
@@ -67,6 +81,11 @@ _ROWS = (
              namespaced=False, short_names=("pc",)),
     Resource(plural="poddisruptionbudgets", kind="PodDisruptionBudget", group="policy",
              short_names=("pdb",), has_status=True),
+    Resource(plural="endpoints", kind="Endpoints", short_names=("ep",)),
+    Resource(plural="endpointslices", kind="EndpointSlice", group="discovery.k8s.io"),
+    Resource(plural="customresourcedefinitions", kind="CustomResourceDefinition",
+             group="apiextensions.k8s.io", namespaced=False, short_names=("crd", "crds"),
+             categories=("api-extensions",), has_status=True),
     Resource(plural="runtimeclasses", kind="RuntimeClass", group="node.k8s.io", namespaced=False),
 )  # fmt: skip
 

@@ -13,6 +13,8 @@ import msgspec
 from aiohttp import web
 
 from services.simcluster import patches, protobuf_bodies
+from services.simcluster.conversions import shown as in_version
+from services.simcluster.definitions import DefinedKinds
 from services.simcluster.disruption import Disruptions
 from services.simcluster.errors import ApiError
 from services.simcluster.exec_socket import serve_exec
@@ -75,6 +77,7 @@ class ApiServer:
         self.runtime = runtime
         self.faults = Faults()
         self.metrics = Metrics()
+        self._definitions = DefinedKinds(store)
         self._namespaces = Namespaces(store)
         self._writer = Writer(store, Disruptions(store))
         self._expected = f"Bearer {settings.token}".encode()
@@ -110,11 +113,11 @@ class ApiServer:
         path = request.path
         if path.startswith("/debug/") or path == "/metrics":
             return await self._debug(request)
-        static = static_answer(request)
+        static = static_answer(request, self.store.kinds)
         if static is not None:
             return static
-        target = parse(path)
-        seen.resource, seen.subresource = target.kind.plural, target.subresource
+        target = parse(path, self.store.kinds)
+        seen.resource, seen.subresource = target.kind.table, target.subresource
         if target.subresource in {"exec", "attach", "portforward", "log"}:
             return await self._reach_in(request, target)
         if request.method == "GET":
@@ -146,17 +149,17 @@ class ApiServer:
         options = ListOptions.of(query)
         fields = options.fields
         if target.name and not options.watch:
-            record = self.store.record(target.kind.plural, target.namespace, target.name)
+            record = self.store.record(target.kind.table, target.namespace, target.name)
             return _json(shown.one(record))
         if target.name:
             fields = ",".join(filter(None, (fields, f"metadata.name={target.name}")))
         chosen = selection(target.kind, target.namespace, options.labels, fields)
         if not options.watch:
-            found = listing(self.store, target.kind.plural, chosen, options)
+            found = listing(self.store, target.kind.table, chosen, options)
             return _json(shown.many(found.records, found.meta))
         seen.verb = "WATCH"
-        watched = Watched(target.kind.plural, chosen, shown, options)
-        with self.metrics.watches.labels(target.kind.plural).track_inprogress():
+        watched = Watched(target.kind.table, chosen, shown, options)
+        with self.metrics.watches.labels(target.kind.table).track_inprogress():
             return await serve_watch(
                 request, self.store, watched, bookmark_s=self.settings.bookmark_s
             )
@@ -187,9 +190,10 @@ class ApiServer:
         """Encode what was written: what is stored was encoded before, a Status was not."""
         if obj.get("kind") == target.kind.kind:
             name = obj["metadata"]["name"]
-            record = self.store.find(target.kind.plural, target.namespace, name)
+            record = self.store.find(target.kind.table, target.namespace, name)
             if record is not None and record.obj is obj:
                 return shown.one(record)
+            obj = in_version(target.kind, obj)
         return encode(obj)
 
     async def _debug(self, request: web.BaseRequest) -> web.StreamResponse:

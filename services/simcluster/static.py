@@ -7,6 +7,7 @@ from typing import Any
 from aiohttp import web
 
 from services.simcluster import discovery, openapi
+from services.simcluster.kinds import Kinds
 from services.simcluster.objects import encode
 from services.simcluster.target import UNKNOWN
 from services.simcluster.writing import not_allowed
@@ -19,32 +20,32 @@ _AGGREGATED = re.compile(
 )
 
 
-def static_answer(request: web.BaseRequest) -> web.Response | None:
+def static_answer(request: web.BaseRequest, kinds: Kinds) -> web.Response | None:
     """Answer what needs no store; None for what does."""
     path = request.path.rstrip("/")
     if path in _HEALTH or path.startswith(("/livez/", "/readyz/", "/healthz/")):
         return web.Response(text="ok")
     if path.startswith("/openapi/"):
-        return _openapi(request, path)
-    found = _discovery(request, path)
+        return _openapi(request, path, kinds)
+    found = _discovery(request, path, kinds)
     if found is not None and request.method != "GET":
         raise not_allowed(request.method)
     return found
 
 
-def _discovery(request: web.BaseRequest, path: str) -> web.Response | None:
+def _discovery(request: web.BaseRequest, path: str, kinds: Kinds) -> web.Response | None:
     simple: dict[str, Callable[[], Any]] = {
         "/version": discovery.version,
         "/api": lambda: discovery.core_versions(request.host),
-        "/apis": discovery.group_list,
-        "/api/v1": lambda: discovery.resource_list(""),
+        "/apis": lambda: discovery.group_list(kinds),
+        "/api/v1": lambda: discovery.resource_list(kinds, "", "v1"),
         "": lambda: {"paths": ["/api", "/apis", "/healthz", "/openapi/v2", "/version"]},
     }
     if path in {"/api", "/apis"}:
         match = _AGGREGATED.search(request.headers.get("Accept", "").replace(" ", ""))
         if match is not None:
             form = match[1]
-            body = discovery.aggregated(core=path == "/api", form=form)
+            body = discovery.aggregated(kinds, core=path == "/api", form=form)
             content_type = (
                 f"application/json;g={discovery.AGGREGATED};v={form};as=APIGroupDiscoveryList"
             )
@@ -53,25 +54,26 @@ def _discovery(request: web.BaseRequest, path: str) -> web.Response | None:
         return _answer(encode(simple[path]()))
     parts = path.split("/")
     if len(parts) in {3, 4} and parts[1] == "apis":
-        if parts[2] not in discovery.group_names() or parts[3:] not in ([], ["v1"]):
+        served = discovery.versions(kinds, parts[2])
+        if not served or (parts[3:] and parts[3] not in served):
             raise UNKNOWN
-        found = discovery.resource_list(parts[2]) if parts[3:] else discovery.group(parts[2])
-        return _answer(encode(found))
+        if parts[3:]:
+            return _answer(encode(discovery.resource_list(kinds, parts[2], parts[3])))
+        return _answer(encode(discovery.group(kinds, parts[2])))
     return None
 
 
-def _openapi(request: web.BaseRequest, path: str) -> web.Response:
+def _openapi(request: web.BaseRequest, path: str, kinds: Kinds) -> web.Response:
     if path == "/openapi/v2":
         if "proto-openapi.spec.v2" in request.headers.get("Accept", ""):
             return _answer(openapi.document_v2_protobuf(), openapi.PROTOBUF_V2)
         return _answer(encode(openapi.document_v2()))
     if path == "/openapi/v3":
-        return _answer(encode(openapi.index_v3()))
+        return _answer(encode(openapi.index_v3(kinds)))
     below = path.removeprefix("/openapi/v3/")
-    known = {"api/v1", *(f"apis/{name}/v1" for name in discovery.group_names())}
-    if below not in known:
+    if below not in discovery.group_versions(kinds):
         raise UNKNOWN
-    return _answer(encode(openapi.document_v3(below)))
+    return _answer(encode(openapi.document_v3(kinds, below)))
 
 
 def _answer(body: bytes, content_type: str = "application/json") -> web.Response:

@@ -27,14 +27,17 @@ finished one goes at once.
 
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 
+from services.simcluster.custom_kinds import kinds_of
+from services.simcluster.definition_strategy import TABLE as DEFINITIONS
+from services.simcluster.definition_strategy import is_established
 from services.simcluster.deletion import Deletion, decide
 from services.simcluster.errors import ApiError, Cause
 from services.simcluster.history import Change, History, Record, Subscription, WatchEvent
+from services.simcluster.kinds import Kinds
 from services.simcluster.merge import merged
-from services.simcluster.names import metadata_causes
 from services.simcluster.objects import (
     Json,
     Objects,
@@ -46,7 +49,8 @@ from services.simcluster.objects import (
     rfc3339,
 )
 from services.simcluster.persistence import Disk, NoDisk
-from services.simcluster.resources import RESOURCES, Resource
+from services.simcluster.preconditions import check_preconditions, refuse_invalid
+from services.simcluster.resources import Resource
 from services.simcluster.selectors import Selection, selection
 from services.simcluster.strategies import strategy_of
 from services.simcluster.updates import carried_over, generated_name, named
@@ -82,13 +86,45 @@ class Store:
         self.writes = WriteCounter()
         self.listeners: list[Callable[[Resource, Change], None]] = []
         self._disk = NoDisk() if disk is None else disk
+        self._window = window
         self.version = max(self._disk.last_version(), 1)
-        self._records: dict[str, dict[str, Record]] = {name: {} for name in RESOURCES}
-        for row in self._disk.rows():
+        self.kinds = Kinds()
+        self._records: dict[str, dict[str, Record]] = {}
+        self._histories: dict[str, History] = {}
+        for kind in self.kinds.stored():
+            self._make_table(kind.table)
+        self._load()
+
+    def _make_table(self, table: str) -> None:
+        if table not in self._records:
+            self._records[table] = {}
+            self._histories[table] = History(window=self._window, floor=self.version)
+
+    def _load(self) -> None:
+        """Read what is on disk: definitions first, for they say what else there may be."""
+        rows = sorted(self._disk.rows(), key=lambda row: row.resource != DEFINITIONS)
+        for row in rows:
             if row.resource in self._records:
                 record = Record(decode(row.body), row.version, row.body)
                 self._records[row.resource][row.key] = record
-        self._histories = {name: History(window=window, floor=self.version) for name in RESOURCES}
+                if row.resource == DEFINITIONS and is_established(record.obj):
+                    self.serve(record.obj)
+
+    def serve(self, definition: Json) -> None:
+        """Serve the kinds of a definition, keeping what is stored of them."""
+        stored, served = kinds_of(definition)
+        self.kinds.install(stored.table, stored, served)
+        self._make_table(stored.table)
+
+    def withdraw(self, table: str) -> None:
+        """Serve a defined kind no longer; what is stored of it is lost, its watches end."""
+        for key in self._records.pop(table, {}):
+            self.version += 1
+            self._disk.write(table, key, self.version, None)
+        history = self._histories.pop(table, None)
+        if history is not None:
+            history.end_watches()
+        self.kinds.remove(table)
 
     def close(self) -> None:
         """Release the disk."""
@@ -102,13 +138,13 @@ class Store:
 
     def find(self, resource: str, namespace: str | None, name: str) -> Record | None:
         """Return the current version of an object, or None."""
-        return self._records[resource].get(_key(resource, namespace, name))
+        return self._records[resource].get(self._key(resource, namespace, name))
 
     def record(self, resource: str, namespace: str | None, name: str) -> Record:
         """Return the current version of an object; 404 if there is none."""
         found = self.find(resource, namespace, name)
         if found is None:
-            raise ApiError.not_found(RESOURCES[resource].qualified, name)
+            raise ApiError.not_found(self.kinds[resource].qualified, name)
         return found
 
     def read(self, resource: str, namespace: str | None, name: str) -> Json:
@@ -119,7 +155,7 @@ class Store:
         self, resource: str, namespace: str | None = None, *, labels: str = "", fields: str = ""
     ) -> Objects:
         """Return the selected objects in the order of their names."""
-        chosen = selection(RESOURCES[resource], namespace, labels, fields)
+        chosen = selection(self.kinds[resource], namespace, labels, fields)
         return [record.obj for record in self.page(resource, chosen).records]
 
     def page(
@@ -180,12 +216,15 @@ class Store:
         labels: str = "",
         fields: str = "",
     ) -> AsyncIterator[WatchEvent]:
-        """Yield changes for ever; 410 at the start or later when they are forgotten."""
-        chosen = selection(RESOURCES[resource], namespace, labels, fields)
+        """Yield changes while the kind is served; 410 at once or later when they are forgotten."""
+        chosen = selection(self.kinds[resource], namespace, labels, fields)
         subscription = self.subscribe(resource, chosen, since_rv)
         while True:
+            is_over = subscription.is_over
             for event in subscription.take():
                 yield event
+            if is_over:
+                return
             await subscription.wait()
 
     def compact(self) -> None:
@@ -200,7 +239,7 @@ class Store:
         self, resource: str, obj: Json, *, dry_run: bool = False, subresource: str = ""
     ) -> Json:
         """Store a new object and return it, completed with defaults."""
-        kind = RESOURCES[resource]
+        kind = self.kinds.of(resource, obj.get("apiVersion"))
         new = named(copied(obj), kind)
         if "name" not in new["metadata"] and new["metadata"].get("generateName"):
             new["metadata"]["name"] = generated_name(new["metadata"]["generateName"])
@@ -215,8 +254,9 @@ class Store:
             meta["generation"] = 1
         strategy.begin(new, self)
         strategy.complete(new, self)
-        self._refuse_invalid(kind, new, strategy.check(new))
-        key = _key(resource, namespace_of(new), name_of(new))
+        refuse_invalid(kind, new, strategy.check(new))
+        new["apiVersion"] = self.kinds[resource].api_version
+        key = self._key(resource, namespace_of(new), name_of(new))
         if key in self._records[resource]:
             raise ApiError.already_exists(kind.qualified, name_of(new))
         counted = f"create/{subresource}".rstrip("/")
@@ -227,24 +267,24 @@ class Store:
         verb: str = "update",
     ) -> Json:  # fmt: skip
         """Replace an object; 409 if it carries an older resourceVersion or another uid."""
-        kind = RESOURCES[resource]
+        kind = self.kinds.of(resource, obj.get("apiVersion"))
         new = named(copied(obj), kind)
         old = self.record(resource, namespace_of(new), name_of(new))
-        self._check_preconditions(kind, old.obj, metadata(new), self.version_of(metadata(new)))
+        check_preconditions(kind, old.obj, metadata(new))
         strategy = strategy_of(kind)
         new = carried_over(kind, new, old.obj, subresource)
         if not subresource:
             strategy.complete(new, self)
-            causes = [*strategy.check(new), *strategy.check_update(new, old.obj)]
-            self._refuse_invalid(kind, new, causes)
-        elif new["metadata"] != old.obj["metadata"]:
-            self._refuse_invalid(kind, new, metadata_causes(new))
-        key = _key(resource, namespace_of(new), name_of(new))
+            refuse_invalid(kind, new, strategy.check_change(new, old.obj))
+        else:
+            refuse_invalid(kind, new, strategy.check_part(new, old.obj))
+        new["apiVersion"] = self.kinds[resource].api_version
+        key = self._key(resource, namespace_of(new), name_of(new))
         if new == old.obj:
             self.writes.count(resource, key, f"{verb}/{subresource}".rstrip("/"))
             return old.obj
         main = not subresource and strategy.counts_generations
-        if main and new.get("spec") != old.obj.get("spec"):
+        if main and strategy.is_new_generation(new, old.obj):
             new["metadata"]["generation"] = int(old.obj["metadata"].get("generation") or 0) + 1
         counted = f"{verb}/{subresource}".rstrip("/")
         meta = new["metadata"]
@@ -270,11 +310,11 @@ class Store:
 
         Returns the object as marked, or as it last was; `gone` tells which of the two happened.
         """
-        kind = RESOURCES[resource]
+        kind = self.kinds[resource]
         old = self.record(resource, namespace, name)
         wanted = {"uid": uid, "resourceVersion": resource_version}
-        self._check_preconditions(kind, old.obj, wanted, resource_version)
-        key = _key(resource, namespace, name)
+        check_preconditions(kind, old.obj, wanted)
+        key = self._key(resource, namespace, name)
         counted = f"delete/{subresource}".rstrip("/")
         strategy_of(kind).check_delete(old.obj, self)
         match decide(kind, old.obj, grace_s=grace_s):
@@ -297,16 +337,11 @@ class Store:
     def everything_in(self, namespace: str) -> Iterator[tuple[Resource, Json]]:
         """Iterate over all objects of a namespace."""
         prefix = f"{namespace}/"
-        for kind in RESOURCES.values():
+        for kind in list(self.kinds.stored()):
             if kind.namespaced:
-                for key, record in list(self._records[kind.plural].items()):
+                for key, record in list(self._records[kind.table].items()):
                     if key.startswith(prefix):
                         yield kind, record.obj
-
-    @staticmethod
-    def version_of(meta: Json) -> str | None:
-        """Return the resourceVersion an object carries as a precondition, if it carries one."""
-        return meta.get("resourceVersion") or None
 
     def _check_namespace(self, kind: Resource, new: Json) -> None:
         if not kind.namespaced:
@@ -325,27 +360,6 @@ class Store:
                           "metadata.namespace")  # fmt: skip
             raise ApiError.forbidden(kind.qualified, name_of(new), why, [cause])
 
-    @staticmethod
-    def _check_preconditions(kind: Resource, old: Json, wanted: Json, version: str | None) -> None:
-        meta = old["metadata"]
-        if wanted.get("uid") and wanted["uid"] != meta["uid"]:
-            why = (
-                f"Precondition failed: UID in precondition: {wanted['uid']}, "
-                f"UID in object meta: {meta['uid']}"
-            )
-            raise ApiError.conflict(kind.qualified, name_of(old), why)
-        if version and version != meta["resourceVersion"]:
-            why = (
-                "the object has been modified; please apply your changes to the latest version "
-                "and try again"
-            )
-            raise ApiError.conflict(kind.qualified, name_of(old), why)
-
-    @staticmethod
-    def _refuse_invalid(kind: Resource, obj: Json, causes: Sequence[Cause]) -> None:
-        if causes:
-            raise ApiError.invalid(kind.kind, kind.group, name_of(obj), causes)
-
     def _commit(
         self, kind: Resource, key: str, old: Record | None, new: Json, *, verb: str, dry_run: bool
     ) -> Json:
@@ -354,9 +368,9 @@ class Store:
         version = self.version + 1
         new["metadata"]["resourceVersion"] = str(version)
         record = Record(new, version)
-        self._disk.write(kind.plural, key, version, record.encoded)
+        self._disk.write(kind.table, key, version, record.encoded)
         self.version = version
-        self._records[kind.plural][key] = record
+        self._records[kind.table][key] = record
         self._tell(kind, key, Change(version, key, old, record, record), verb)
         return new
 
@@ -364,19 +378,18 @@ class Store:
         if dry_run:
             return old.obj
         version = self.version + 1
-        self._disk.write(kind.plural, key, version, None)
+        self._disk.write(kind.table, key, version, None)
         self.version = version
-        before = self._records[kind.plural].pop(key)
+        before = self._records[kind.table].pop(key)
         last = old.at_version(version)
         self._tell(kind, key, Change(version, key, before, None, last), verb)
         return last.obj
 
     def _tell(self, kind: Resource, key: str, change: Change, verb: str) -> None:
-        self.writes.count(kind.plural, key, verb)
-        self._histories[kind.plural].append(change)
+        self.writes.count(kind.table, key, verb)
+        self._histories[kind.table].append(change)
         for listener in self.listeners:
             listener(kind, change)
 
-
-def _key(resource: str, namespace: str | None, name: str) -> str:
-    return f"{namespace}/{name}" if RESOURCES[resource].namespaced else name
+    def _key(self, resource: str, namespace: str | None, name: str) -> str:
+        return f"{namespace}/{name}" if self.kinds[resource].namespaced else name

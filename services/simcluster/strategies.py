@@ -1,59 +1,17 @@
 """Per kind: what is filled in, what is checked, what an update may not touch."""
 
 from collections.abc import Mapping
-from typing import Protocol
 
 from services.simcluster import pod_defaults, pod_updates, pod_validation
 from services.simcluster.budget_validation import budget_causes
+from services.simcluster.custom_kinds import CustomKind
+from services.simcluster.custom_objects import CustomObjects
+from services.simcluster.definition_strategy import Definitions
 from services.simcluster.errors import ApiError, Cause
-from services.simcluster.history import Record
 from services.simcluster.names import metadata_causes
-from services.simcluster.objects import Json, Objects, name_of
+from services.simcluster.objects import Json, name_of
 from services.simcluster.resources import Resource
-
-
-class Lookup(Protocol):
-    """What a strategy may ask of the cluster."""
-
-    def now(self) -> str:
-        """Return the cluster's time as a `metav1.Time`."""
-        ...
-
-    def find(self, resource: str, namespace: str | None, name: str) -> Record | None:
-        """Return the current version of an object, or None."""
-        ...
-
-    def list(
-        self, resource: str, namespace: str | None = None, *, labels: str = "", fields: str = ""
-    ) -> Objects:
-        """Return the selected objects."""
-        ...
-
-
-class Strategy:
-    """The behaviour of a kind that has nothing special about it."""
-
-    counts_generations = False
-
-    def begin(self, obj: Json, cluster: Lookup) -> None:
-        """Bring a new object to its initial state."""
-
-    def complete(self, obj: Json, cluster: Lookup) -> None:
-        """Fill in defaults, at creation and at every update."""
-
-    def check(self, obj: Json) -> list[Cause]:
-        """Say what is wrong with the object as it is."""
-        return metadata_causes(obj)
-
-    def check_update(self, new: Json, old: Json) -> list[Cause]:
-        """Say what is wrong with the change from `old` to `new`."""
-        return []
-
-    def check_delete(self, obj: Json, cluster: Lookup) -> None:
-        """Raise `ApiError` where the object may not be deleted."""
-
-    def mark_deleted(self, obj: Json) -> None:
-        """Change what else changes when the object is marked as being deleted."""
+from services.simcluster.strategy import Lookup, Strategy
 
 
 class Pods(Strategy):
@@ -165,9 +123,12 @@ _STRATEGIES: Mapping[str, Strategy] = {
     "services": Services(),
     "priorityclasses": PriorityClasses(),
     "poddisruptionbudgets": DisruptionBudgets(),
+    "customresourcedefinitions": Definitions(),
 }
 
 
 def strategy_of(kind: Resource) -> Strategy:
     """Return the behaviour of a kind."""
-    return _STRATEGIES.get(kind.plural, _PLAIN)
+    if isinstance(kind, CustomKind):
+        return CustomObjects(kind)
+    return _STRATEGIES.get(kind.table, _PLAIN)

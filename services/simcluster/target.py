@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from urllib.parse import unquote
 
 from services.simcluster.errors import ApiError
-from services.simcluster.resources import BY_PATH, Resource
+from services.simcluster.kinds import Kinds
+from services.simcluster.resources import Resource
 
 UNKNOWN = ApiError(404, "NotFound", "the server could not find the requested resource", details={})
 
@@ -24,7 +25,7 @@ class Target:
         return f"{self.namespace}/{self.name}" if self.kind.namespaced else self.name
 
 
-def parse(path: str) -> Target:
+def parse(path: str, kinds: Kinds) -> Target:
     """Read `/api/v1/...` and `/apis/{group}/{version}/...`; 404 for what is not served."""
     parts = [unquote(part) for part in path.strip("/").split("/")]
     if parts[0] == "api":
@@ -39,12 +40,12 @@ def parse(path: str) -> Target:
     name = rest[1] if len(rest) > 1 else ""
     subresource = rest[2] if len(rest) > 2 else ""
     if (group, version, rest[0]) == ("", "v1", "bindings"):
-        return Target(BY_PATH["", "v1", "pods"], namespace, name, "binding")
-    kind = BY_PATH.get((group, version, rest[0]))
+        return Target(kinds["pods"], namespace, name, "binding")
+    kind = kinds.find(group, version, rest[0])
     if kind is None or (namespace and not kind.namespaced):
         raise UNKNOWN
     served = (*kind.subresources, *(("status",) if kind.has_status else ()))
-    if kind.plural == "namespaces":
+    if kind.table == "namespaces":
         served = (*served, "finalize")
     if (subresource and subresource not in served) or (name and kind.namespaced and not namespace):
         raise UNKNOWN

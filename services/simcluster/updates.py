@@ -37,6 +37,10 @@ def named(obj: Json, kind: Resource) -> Json:
 
 def carried_over(kind: Resource, new: Json, old: Json, subresource: str) -> Json:
     """Return what is stored when `new` is written over `old` through a subresource, or none."""
+    if subresource == "status" and kind.status_alone:
+        result = {**copied(old), "apiVersion": kind.api_version}
+        _replace(result, "status", new.get("status"))
+        return result
     if subresource == "status":
         result = copied(old)
         result["status"] = new.get("status") or {}

@@ -5,7 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from services.simcluster.columns import COLUMNS, GENERIC
+from services.simcluster.columns import COLUMNS, GENERIC, Column
+from services.simcluster.conversions import shown
+from services.simcluster.custom_kinds import CustomKind
 from services.simcluster.errors import ApiError
 from services.simcluster.history import Record
 from services.simcluster.objects import Json, encode
@@ -42,14 +44,19 @@ class PlainView:
         self._prefix = encode({"apiVersion": kind.api_version, "kind": kind.kind})[:-1] + b","
 
     def one(self, record: Record) -> bytes:
-        """Return the bytes that were encoded when the object was written."""
-        return record.encoded
+        """Return the bytes that were encoded when the object was written, if in this version."""
+        if record.encoded.startswith(self._prefix):
+            return record.encoded
+        return encode(shown(self.kind, record.obj))
 
     def many(self, records: Sequence[Record], meta: Json) -> bytes:
         """Join the encoded objects."""
         skip = len(self._prefix)
-        head = {"kind": f"{self.kind.kind}List", "apiVersion": self.kind.api_version}
-        items = b",".join([b"{" + record.encoded[skip:] for record in records])
+        head = {"kind": self.kind.list_kind, "apiVersion": self.kind.api_version}
+        if isinstance(self.kind, CustomKind):
+            items = b",".join([self.one(record) for record in records])
+        else:
+            items = b",".join([b"{" + self.one(record)[skip:] for record in records])
         start = encode({**head, "metadata": meta})[:-1]
         return b'%b,"items":[%b]}\n' % (start, items)
 
@@ -97,7 +104,7 @@ class TableView:
 
     def many(self, records: Sequence[Record], meta: Json) -> bytes:
         """Return a table with a row per object."""
-        columns = COLUMNS.get(self.kind.plural, GENERIC)
+        columns = columns_of(self.kind)
         return encode(
             {
                 "kind": "Table",
@@ -115,10 +122,10 @@ class TableView:
                 ],
                 "rows": [
                     {
-                        "cells": [column.cell(record.obj, self.now) for column in columns],
-                        "object": self._object(record.obj),
+                        "cells": [column.cell(obj, self.now) for column in columns],
+                        "object": self._object(obj),
                     }
-                    for record in records
+                    for obj in (shown(self.kind, record.obj) for record in records)
                 ],
             }
         )
@@ -131,6 +138,11 @@ class TableView:
         if self.include == "None":
             return None
         return obj if self.include == "Object" else partial(obj)
+
+
+def columns_of(kind: Resource) -> Sequence[Column]:
+    """Return the columns of a kind: its own where its definition gives it some."""
+    return kind.columns if isinstance(kind, CustomKind) else COLUMNS.get(kind.table, GENERIC)
 
 
 def partial(obj: Json) -> Json:

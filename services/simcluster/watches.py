@@ -59,7 +59,10 @@ async def _stream(
     ends_at = time.monotonic() + timeout_s
     bookmark_at = time.monotonic() + bookmark_s
     while (now := time.monotonic()) < ends_at:
+        is_over = subscription.is_over
         await _tell(response, subscription, watched)
+        if is_over:
+            return
         if options.bookmarks and now >= bookmark_at:
             meta = {"resourceVersion": str(store.version)}
             await response.write(_bookmark(watched.view, meta))

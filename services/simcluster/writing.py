@@ -6,6 +6,8 @@ from typing import Any
 
 from services.simcluster import patches
 from services.simcluster.binding import bind
+from services.simcluster.conversions import shown
+from services.simcluster.custom_kinds import CustomKind
 from services.simcluster.disruption import Disruptions
 from services.simcluster.errors import ApiError, Cause
 from services.simcluster.field_names import drop_unknown
@@ -80,7 +82,7 @@ class Writer:
 
     def _create(self, request: WriteRequest, body: Json) -> Written:
         warnings = self._prepare(request, body)
-        plural = request.target.kind.plural
+        plural = request.target.kind.table
         obj = self._store.create(plural, body, dry_run=dry_run(request.query))
         return Written(201, obj, warnings)
 
@@ -97,21 +99,22 @@ class Writer:
 
     def _patch(self, request: WriteRequest) -> Written:
         target = request.target
-        patch = patches.patcher(request.content_type, request.body)
+        patch = patches.patcher(target.kind, request.content_type, request.body)
         applies = request.content_type == patches.APPLY_PATCH
         if applies and not request.query.get("fieldManager"):
             cause = Cause("FieldValueRequired", "Required value: is required for apply patch",
                           "fieldManager")  # fmt: skip
             raise ApiError.invalid("PatchOptions", "meta.k8s.io", "", [cause])
-        if applies and self._store.find(target.kind.plural, target.namespace, target.name) is None:
+        if applies and self._store.find(target.kind.table, target.namespace, target.name) is None:
             return self._create(request, _object(request.body))
-        new = patch(copied(self._store.read(target.kind.plural, target.namespace, target.name)))
+        old = copied(self._store.read(target.kind.table, target.namespace, target.name))
+        new = patch(shown(target.kind, old))
         warnings = self._prepare(request, new)
         return Written(200, self._update(request, new, "patch"), warnings)
 
     def _update(self, request: WriteRequest, obj: Json, verb: str) -> Json:
         return self._store.update(
-            request.target.kind.plural,
+            request.target.kind.table,
             obj,
             subresource=request.target.subresource,
             dry_run=dry_run(request.query),
@@ -122,7 +125,7 @@ class Writer:
         target = request.target
         options = _object(request.body) if request.body else {}
         obj = self._delete_one(target, target.name, request, options)
-        if target.kind.plural in _ANSWERED_WHOLE or not self._store.gone(target.kind.plural, obj):
+        if target.kind.table in _ANSWERED_WHOLE or not self._store.gone(target.kind.table, obj):
             return Written(200, obj)
         details = {
             "name": target.name,
@@ -136,7 +139,7 @@ class Writer:
         wanted = options.get("preconditions") or {}
         grace_s = options.get("gracePeriodSeconds")
         return self._store.delete(
-            target.kind.plural,
+            target.kind.table,
             target.namespace,
             name,
             grace_s=whole(request.query, "gracePeriodSeconds") if grace_s is None else int(grace_s),
@@ -155,14 +158,14 @@ class Writer:
             query.get("fieldSelector", ""),
         )
         deleted = []
-        for record in self._store.page(target.kind.plural, chosen).records:
-            if not self._store.gone(target.kind.plural, record.obj):
+        for record in self._store.page(target.kind.table, chosen).records:
+            if not self._store.gone(target.kind.table, record.obj):
                 where = Target(target.kind, record.obj["metadata"].get("namespace", ""))
                 deleted.append(self._delete_one(where, name_of(record.obj), request, options))
         return Written(
             200,
             {
-                "kind": f"{target.kind.kind}List",
+                "kind": target.kind.list_kind,
                 "apiVersion": target.kind.api_version,
                 "metadata": {"resourceVersion": str(self._store.version)},
                 "items": deleted,
@@ -172,7 +175,11 @@ class Writer:
     def _prepare(self, request: WriteRequest, body: Json) -> Sequence[str]:
         """Give the object the URL's namespace and drop unknown fields; returns the warnings."""
         self._place(request.target, body)
-        return drop_unknown(request.target.kind, body, request.query)
+        kind = request.target.kind
+        warnings = drop_unknown(kind, body, request.query)
+        if isinstance(kind, CustomKind) and kind.warning:
+            return [kind.warning, *warnings]
+        return warnings
 
     def _place(self, target: Target, body: Json) -> None:
         meta = body.get("metadata")

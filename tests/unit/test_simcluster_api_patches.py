@@ -5,6 +5,7 @@ import pytest
 from services.simcluster import merge, strategic
 from services.simcluster.errors import ApiError
 from services.simcluster.patches import CONTENT_TYPES, JSON_PATCH, MERGE_PATCH, patcher
+from services.simcluster.resources import RESOURCES
 
 
 @pytest.mark.parametrize(
@@ -128,7 +129,7 @@ def test_an_item_without_its_key_is_refused() -> None:
 
 
 def test_json_patch_is_applied_or_refused_as_unprocessable() -> None:
-    add = patcher(JSON_PATCH, [{"op": "add", "path": "/a/b", "value": 1}])
+    add = patcher(RESOURCES["pods"], JSON_PATCH, [{"op": "add", "path": "/a/b", "value": 1}])
 
     assert add({"a": {}}) == {"a": {"b": 1}}
     with pytest.raises(ApiError) as refused:
@@ -138,7 +139,7 @@ def test_json_patch_is_applied_or_refused_as_unprocessable() -> None:
 
 def test_unknown_content_types_are_named_unsupported() -> None:
     with pytest.raises(ApiError) as refused:
-        patcher("text/plain", {})
+        patcher(RESOURCES["pods"], "text/plain", {})
 
     assert refused.value.code == 415
     assert all(known in refused.value.message for known in CONTENT_TYPES)
@@ -146,4 +147,4 @@ def test_unknown_content_types_are_named_unsupported() -> None:
 
 def test_a_merge_patch_must_be_a_map() -> None:
     with pytest.raises(ApiError):
-        patcher(MERGE_PATCH, [])
+        patcher(RESOURCES["pods"], MERGE_PATCH, [])

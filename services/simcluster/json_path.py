@@ -1,0 +1,99 @@
+"""Kubernetes' JSONPath as columns and selectable fields use it: names, indices, `*`, filters."""
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+_STEP = re.compile(
+    r"""\.(?P<name>(?:\\.|[^.\[\]\\])+)
+    |\[(?P<index>-?\d+)\]
+    |\[(?P<quote>['"])(?P<quoted>(?:\\.|(?!(?P=quote)).)*)(?P=quote)\]
+    |(?P<every>\.?\[\*\]|\.\*)
+    |\[\?\(\s*@(?P<field>[^=!<>\s]*)\s*(?:(?P<op>==|!=)\s*(?P<value>'[^']*'|"[^"]*"|[\w.-]+))?\s*\)\]
+    """,
+    re.VERBOSE,
+)
+_LITERALS: dict[str, Any] = {"true": True, "false": False, "null": None}
+
+Step = Callable[[Any], Iterator[Any]]
+
+
+def compiled(path: str) -> Callable[[Any], list[Any]]:
+    """Return a function that finds all values at a path; `ValueError` for a path of other form."""
+    steps = list(_steps(path))
+
+    def find(obj: Any) -> list[Any]:
+        found = [obj]
+        for step in steps:
+            found = [below for each in found for below in step(each)]
+        return found
+
+    return find
+
+
+def _steps(path: str) -> Iterator[Step]:
+    at = 0
+    while at < len(path):
+        match = _STEP.match(path, at)
+        if match is None:
+            raise ValueError(f"unrecognized path {path!r} at {at}")
+        yield _step(match)
+        at = match.end()
+
+
+def _step(match: re.Match[str]) -> Step:
+    if match["every"]:
+        return _every
+    if match["index"]:
+        return _item(int(match["index"]))
+    if match["field"] is not None:
+        return _filter(match["field"], match["op"], match["value"])
+    name = match["name"] if match["name"] is not None else match["quoted"]
+    return _child(re.sub(r"\\(.)", r"\1", name))
+
+
+def _every(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        yield from value.values()
+    elif isinstance(value, list):
+        yield from value
+
+
+def _item(index: int) -> Step:
+    def step(value: Any) -> Iterator[Any]:
+        if isinstance(value, list) and -len(value) <= index < len(value):
+            yield value[index]
+
+    return step
+
+
+def _child(name: str) -> Step:
+    def step(value: Any) -> Iterator[Any]:
+        if isinstance(value, dict) and name in value:
+            yield value[name]
+
+    return step
+
+
+def _filter(path: str, operator: str | None, text: str | None) -> Step:
+    find = compiled(path)
+    wanted = None if text is None else _literal(text)
+
+    def holds(item: Any) -> bool:
+        found = find(item)
+        if operator is None:
+            return bool(found)
+        return bool(found) and (found[0] == wanted) is (operator == "==")
+
+    return lambda value: (each for each in _every(value) if holds(each))
+
+
+def _literal(text: str) -> Any:
+    if text[0] in "'\"":
+        return text[1:-1]
+    if text in _LITERALS:
+        return _LITERALS[text]
+    try:
+        return int(text) if text.lstrip("-").isdigit() else float(text)
+    except ValueError:
+        return text

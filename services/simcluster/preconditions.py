@@ -1,0 +1,31 @@
+"""The refusals of writes that would hit another object than the one meant, or a bad one."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from services.simcluster.errors import ApiError, Cause
+from services.simcluster.objects import Json, name_of
+from services.simcluster.resources import Resource
+
+
+def check_preconditions(kind: Resource, old: Json, wanted: Mapping[str, Any]) -> None:
+    """Refuse with 409 where `wanted` names another uid or resourceVersion than `old` has."""
+    meta = old["metadata"]
+    if wanted.get("uid") and wanted["uid"] != meta["uid"]:
+        why = (
+            f"Precondition failed: UID in precondition: {wanted['uid']}, "
+            f"UID in object meta: {meta['uid']}"
+        )
+        raise ApiError.conflict(kind.qualified, name_of(old), why)
+    if wanted.get("resourceVersion") and wanted["resourceVersion"] != meta["resourceVersion"]:
+        why = (
+            "the object has been modified; please apply your changes to the latest version "
+            "and try again"
+        )
+        raise ApiError.conflict(kind.qualified, name_of(old), why)
+
+
+def refuse_invalid(kind: Resource, obj: Json, causes: Sequence[Cause]) -> None:
+    """Refuse with 422 where there are causes to."""
+    if causes:
+        raise ApiError.invalid(kind.kind, kind.group, name_of(obj), causes)
