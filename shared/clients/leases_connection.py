@@ -27,7 +27,7 @@ from shared.model.errors import ConflictError, UnavailableError
 _AWAY = (MasterDownError, OutOfMemoryError, ReadOnlyError)
 """Answers after which the same call may succeed later."""
 _SCRIPTS = resources.files("shared.clients") / "scripts"
-_COMMON = ("layout", "rules", "queue", "writing")
+_COMMON = ("layout", "rules", "queue", "writing", "tenures")
 """What is put before every script."""
 unpacked = msgspec.msgpack.Decoder().decode
 """Reads what a script has packed."""

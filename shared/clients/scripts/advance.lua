@@ -25,7 +25,7 @@ local function active(lease)
   if lease[L_STATE] == ACTIVE then return false end
 end
 
-local out, followed, moved = {}, {''}, false
+local out, followed, moved, held = {}, {''}, false, {}
 for i, row in ipairs(rows) do
   local pod = row[1]
   local value, lease, move = leases[pod], nil, nil
@@ -42,6 +42,10 @@ for i, row in ipairs(rows) do
     lease[L_EXPIRES] = 0
     value = put_changed(pod, lease, value)
     moved = true
+    if to == 'bound' then
+      held[#held + 1] = pod
+      held[#held + 1] = value
+    end
   end
   out[i] = lease and lease[L_VERSION] or 0
   if move ~= nil then
@@ -50,5 +54,6 @@ for i, row in ipairs(rows) do
   end
 end
 if moved then flush(to) end
+journal('held', held)
 followed[1] = pack(out)
 return followed

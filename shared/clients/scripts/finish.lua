@@ -53,9 +53,15 @@ local function give_back(pod, lease, takes, value)
   return packed(LEASE, unpack(lease, 1, L_LENGTH)) .. string.sub(value, LEASE_BYTES + 1)
 end
 
-local followed = {pack(to == 'expired' and #batches == A[3])}
+local followed, ended = {pack(to == 'expired' and #batches == A[3])}, {}
 for _, pod in ipairs(ending) do
-  followed[#followed + 1] = give_back(pod, meant[pod], taken[pod], leases[pod])
+  local was = meant[pod][L_STATE]
+  local value = give_back(pod, meant[pod], taken[pod], leases[pod])
+  followed[#followed + 1] = value
+  if was ~= RESERVED then
+    ended[#ended + 1] = pod
+    ended[#ended + 1] = value
+  end
 end
 if #ending > 0 then
   call('HDEL', P .. 'leases', unpack(ending))
@@ -63,5 +69,6 @@ if #ending > 0 then
   drop_gone()
   flush(cause)
 end
+journal('ended', ended)
 if #batches > 0 then call('ZREM', P .. 'due', unpack(batches)) end
 return followed

@@ -53,6 +53,7 @@ local function restore(value, lease, takes, grants, pod)
   local tags, resources = about(lease, value)
   count(takes, resources, tags, 1)
   index_lease(pod, node, lease[L_EXPIRES])
+  if lease[L_STATE] ~= RESERVED then journal('restored', {pod, value}) end
 end
 
 local function meet(known, lease, takes, grants, pod)
@@ -62,10 +63,12 @@ local function meet(known, lease, takes, grants, pod)
     return 'the pod has another lease'
   end
   if lease[L_STATE] > known[L_STATE] then
+    local was = known[L_STATE]
     known[L_STATE], known[L_EXPIRES] = lease[L_STATE], 0
     known[L_VERSION] = math.max(next_version(), lease[L_VERSION])
     seq = known[L_VERSION]
-    put_changed(pod, known, value)
+    value = put_changed(pod, known, value)
+    if was == RESERVED then journal('held', {pod, value}) end
   end
   return ''
 end
