@@ -42,6 +42,7 @@ class PodReader:
     def __init__(self, schedulers: frozenset[str], rules: Rules) -> None:
         self.schedulers = schedulers
         self.rules = rules
+        self.labels = READ_LABELS.union(*(dict(rule) for rule in rules.exclusive))
         self._encode = msgspec.msgpack.Encoder().encode
         self._asked: OrderedDict[bytes, _Asked] = OrderedDict()
 
@@ -78,7 +79,7 @@ class PodReader:
                 ours,
                 pod.metadata.namespace,
                 {name: notes[name] for name in READ_ANNOTATIONS if name in notes},
-                {name: labels[name] for name in READ_LABELS if name in labels},
+                {name: labels[name] for name in self.labels if name in labels},
                 spec.scheduler_name if ours else "",
                 spec.containers,
                 spec.init_containers,

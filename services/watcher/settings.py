@@ -1,5 +1,6 @@
 """The watcher's settings, and the rules that a Volcano scheduler configuration gives."""
 
+import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from shared.dialects import enabled, volcano_rules
 from shared.dialects.dialect import Rules
 from shared.model.errors import RequestError
 from shared.runtime.settings import ServiceSettings, setting
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +27,8 @@ class WatcherSettings(ServiceSettings):
     )
     dialects: tuple[str, ...] = setting((), "dialects spoken, with commas; none named: all")
     volcano_conf: Path | None = setting(
-        None, "a volcano-scheduler.conf whose deviceshare arguments are obeyed"
+        None,
+        "a volcano-scheduler.conf, or the ConfigMap with it, whose deviceshare arguments count",
     )
 
 
@@ -32,7 +36,10 @@ def load_rules(settings: WatcherSettings) -> Rules:
     """Return the rules of the settings. Raises RequestError for any that contradict."""
     rules = Rules()
     if settings.volcano_conf is not None:
-        rules = volcano_rules.rules_of(_arguments(settings.volcano_conf))
+        arguments = _arguments(settings.volcano_conf)
+        rules = volcano_rules.rules_of(arguments)
+        for warning in volcano_rules.warnings_about(arguments):
+            logger.warning("%s: %s", settings.volcano_conf, warning)
     if settings.dialects:
         rules = replace(rules, enabled=settings.dialects)
     enabled(rules)
@@ -43,10 +50,12 @@ def _arguments(path: Path) -> dict[str, Any]:
     """Return the arguments of the plugins `deviceshare` and `predicates` of the file."""
     try:
         conf = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if conf.get("kind") == "ConfigMap":
+            conf = yaml.safe_load(conf["data"]["volcano-scheduler.conf"])
         plugins = [plugin for tier in conf["tiers"] for plugin in tier["plugins"]]
     except OSError as error:
         raise RequestError(f"{path}: {error.strerror}") from error
-    except (yaml.YAMLError, KeyError, TypeError) as error:
+    except (yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
         raise RequestError(f"{path} is no volcano-scheduler.conf: {error}") from error
     named = {"deviceshare", "predicates"}
     return {

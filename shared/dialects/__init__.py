@@ -27,7 +27,7 @@ def enabled(rules: Rules) -> Sequence[Dialect]:
     for name in rules.enabled:
         if name not in DIALECTS:
             raise RequestError(f"there is no dialect {name!r}; there are {', '.join(DIALECTS)}")
-    return [DIALECTS[name] for name in rules.enabled or DIALECTS]
+    return [DIALECTS[n] for n in rules.enabled or DIALECTS if n not in rules.disabled]
 
 
 def read_pod(asks: PodAsks, rules: Rules) -> PodRequest:

@@ -41,8 +41,12 @@ class Rules:
 
     enabled: tuple[str, ...] = ()
     """Names of the dialects spoken; empty: all."""
+    disabled: tuple[str, ...] = ()
+    """Names of dialects that are not, of those."""
     policy: str = ""
     """Volcano's `deviceshare.SchedulePolicy`: empty, `binpack` or `spread`."""
+    exclusive: tuple[tuple[tuple[str, str], ...], ...] = ()
+    """Volcano's `deviceshare.GPUExclusiveRules`: labels; pods with all of a rule's never meet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

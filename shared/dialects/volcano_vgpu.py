@@ -77,7 +77,7 @@ def read(asks: PodAsks, rules: Rules) -> PodRequest | None:
         containers=containers,
         triggers=(NUMBER,),
         selection=_read_selection(asks.annotations),
-        tags=_read_tags(asks.namespace, asks.annotations),
+        tags=_read_tags(asks, rules),
         device_order=ORDERS[rules.policy],
         node_order=NodeOrder.SPREAD if rules.policy == "spread" else NodeOrder.BINPACK,
     )
@@ -130,7 +130,18 @@ def _read_selection(annotations: Mapping[str, str]) -> DeviceSelection:
     )
 
 
-def _read_tags(namespace: Namespace, annotations: Mapping[str, str]) -> tuple[str, ...]:
+def _read_tags(asks: PodAsks, rules: Rules) -> tuple[str, ...]:
+    """Name the groups whose pods it must not meet: its pod group, and those of label rules."""
+    annotations = asks.annotations
+    labels = asks.labels.items()
+    matched = [rule for rule in rules.exclusive if labels >= set(rule)]
+    return (
+        *_spread_group(asks.namespace, annotations),
+        *("labels " + ",".join(f"{key}={value}" for key, value in rule) for rule in matched),
+    )
+
+
+def _spread_group(namespace: Namespace, annotations: Mapping[str, str]) -> tuple[str, ...]:
     group = next((annotations[key] for key in GROUPS if annotations.get(key)), "")
     spread = annotations.get(GROUP_POLICY) == "spread"
     return (f"{namespace}/{group}",) if spread and group else ()

@@ -7,7 +7,6 @@ import pytest
 from shared.dialects import DIALECTS, read_pod
 from shared.dialects.dialect import ContainerAsks, Paths, PodAsks, Rules, Strategy
 from shared.dialects.volcano_gpushare import list_bytes
-from shared.dialects.volcano_rules import rules_of
 from shared.dialects.volcano_vgpu import encode_register, parse_register
 from shared.model.device import Device, DeviceMode, needed_mib
 from shared.model.errors import RequestError
@@ -158,23 +157,6 @@ def test_item_10_memory_wins_where_both_are_asked_for() -> None:
     request = read_pod(asks(gpushare(memory=1024, number=2)), Rules())
 
     assert [(c.gpus, c.memory_units) for c in request.containers] == [(1, 1024)]
-
-
-@pytest.mark.parametrize("other", ["deviceshare.GPUSharingEnable", "deviceshare.GPUNumberEnable"])
-def test_item_11_sharing_or_number_together_with_vgpu_is_refused(other: str) -> None:
-    with pytest.raises(RequestError, match="are both true"):
-        rules_of({other: True, "deviceshare.VGPUEnable": "true"})
-
-
-def test_the_guides_older_spelling_of_the_switches_is_understood() -> None:
-    rules = rules_of({"predicate.GPUSharingEnable": True})
-
-    assert rules.enabled == ("volcano-gpushare",)
-
-
-def test_a_switched_off_dialect_is_refused_by_name() -> None:
-    with pytest.raises(RequestError, match="volcano-vgpu, which is not enabled"):
-        read_pod(asks(vgpu(number=1)), rules_of({"deviceshare.GPUSharingEnable": True}))
 
 
 def test_item_12_the_register_annotation_of_two_t4_is_the_published_one() -> None:
