@@ -87,7 +87,7 @@ def chosen_for(
             device.memory + memory <= device.total
             and not (idle and device.shares)
             and not (tags and not device.tags.isdisjoint(tags))
-            and not (slots and device.shares >= slots)
+            and not (slots and slotted and device.shares >= slots)
             and (not seen or _fits_beside(container, device, memory, seen.get(device)))
         ):
             chosen.append((container, device, memory))
@@ -136,9 +136,10 @@ def room_for(container: GpuRequest) -> int:
 
 def share_mib(container: GpuRequest, device: DeviceState) -> int:
     """Return what a share takes of the device: `shared.model.device.needed_mib` on the mirror."""
-    if container.memory_units is not None and container.memory_percent is None:
-        return device.everything if container.whole else container.memory_units * device.unit
-    return needed_mib(container, device.device)
+    units = container.memory_units
+    if units is None or container.memory_percent is not None or container.memory_bytes is not None:
+        return needed_mib(container, device.device)
+    return device.everything if container.whole else units * device.unit
 
 
 def in_order(

@@ -61,7 +61,8 @@ def _in_turn(
     for container in request.containers:
         chosen = []
         for device, use in _ordered(request, devices, given):
-            if request.distinct and any(share.device == device.uuid for share in given):
+            beside = any(share.device == device.uuid and not share.init for share in given)
+            if request.distinct and beside:
                 continue
             seen = use if container.init else _with_own(device, use, given)
             memory_mib = needed_mib(container, device)

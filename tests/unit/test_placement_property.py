@@ -172,6 +172,7 @@ def _with_taken(node: LedgerNode, placement: Placement, wanted: PodRequest) -> L
                     shares=before.shares + booking.shares,
                     fence=before.fence + 1,
                     tags=before.tags | tags,
+                    alone=before.alone or booking.company is Company.ALONE,
                 ),
             )
         )
