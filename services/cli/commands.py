@@ -75,9 +75,12 @@ def _views(command: Callable[..., argparse.ArgumentParser]) -> None:
         _view("explain"),
         "my-pod",
         "my-pod -n team-a --json",
+        "--request pod.yaml                 how it is read; needs no cluster",
+        "--request - --gpu H100-80GB < deployment.yaml",
     )
     _flags_of_view(explain)
-    _flags_of_pod(explain)
+    _flags_of_pod(explain, needed=False)
+    _flags_of_request(explain)
     _flag_of_schedulers(explain)
     trace = command(
         "trace",
@@ -129,8 +132,32 @@ def _flags_of_view(command: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="for programs; keys stay as they are")
 
 
-def _flags_of_pod(command: argparse.ArgumentParser) -> None:
-    command.add_argument("pod", metavar="POD", help="the pod's name")
+def _flags_of_request(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--request",
+        default="",
+        metavar="FILE",
+        help="read this manifest (- for standard input) instead: what it asks for, what its "
+        "Binding would carry, what its containers would get",
+    )
+    command.add_argument(
+        "--gpu",
+        default="A100-80GB",
+        metavar="MODEL",
+        help="with --request: the GPUs of the example node (default: A100-80GB)",
+    )
+    command.add_argument(
+        "--volcano-conf",
+        default="",
+        metavar="FILE",
+        help="with --request: the volcano-scheduler.conf that the watcher obeys",
+    )
+
+
+def _flags_of_pod(command: argparse.ArgumentParser, *, needed: bool = True) -> None:
+    command.add_argument(
+        "pod", metavar="POD", nargs=None if needed else "?", default="", help="the pod's name"
+    )
     command.add_argument("-n", "--namespace", default="default", help="default: default")
 
 

@@ -14,6 +14,7 @@ from services.cli import shapes, sources
 from services.cli.audit import Difference, differences, lasting, unexplained
 from services.cli.facts import Facts
 from services.cli.sources import Reader, Where
+from shared.model.errors import RequestError
 
 AUDIT_AGAIN_S = 1.0
 PLAIN_WIDTH = 120
@@ -44,6 +45,11 @@ def explain(flags: argparse.Namespace) -> int:
     """Say why a pod runs where it runs, or why it waits."""
     from services.cli import explain as explaining  # noqa: PLC0415 - start-up time
 
+    if bool(flags.request) == bool(flags.pod):
+        raise RequestError("name either a POD or, with --request, a manifest")
+    if flags.request:
+        return _explain_request(flags)
+
     async def read(reader: Reader) -> tuple[Any, Facts]:
         pod = await reader.pod(flags.namespace, flags.pod)
         return pod, await reader.facts(now=time.time(), pods=False)
@@ -62,6 +68,25 @@ def explain(flags: argparse.Namespace) -> int:
     from services.cli import render  # noqa: PLC0415 - start-up time
 
     return _show(lambda _: render.explanation(answer))
+
+
+def _explain_request(flags: argparse.Namespace) -> int:
+    """Say how a manifest is read; return 1 if one of its pods could not be granted as written."""
+    from services.cli import manifests, reading, render_reading  # noqa: PLC0415 - start-up time
+
+    source, text = manifests.load(flags.request, sys.stdin)
+    example = reading.example_of(flags.gpu, now_s=time.time())
+    rules = reading.rules_of(flags.volcano_conf)
+    schedulers = _schedulers(flags)
+    readings = [
+        reading.read_written(written, rules, schedulers, example)
+        for written in manifests.pods_in(text, source)
+    ]
+    if flags.json:
+        _dump(render_reading.shape(readings))
+    else:
+        _show(lambda _: render_reading.text(readings))
+    return 1 if any(one.fault or one.refusal for one in readings) else 0
 
 
 def audit(flags: argparse.Namespace) -> int:
