@@ -15,7 +15,10 @@ VGPU = """
       - name: cuda
         image: nvidia/cuda
         resources:
-          limits: {volcano.sh/vgpu-number: 2, volcano.sh/vgpu-memory: 3000, volcano.sh/vgpu-cores: 50}
+          limits:
+            volcano.sh/vgpu-number: 2
+            volcano.sh/vgpu-memory: 3000
+            volcano.sh/vgpu-cores: 50
 """
 DEPLOYMENT = f"""\
 apiVersion: apps/v1
