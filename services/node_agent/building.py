@@ -12,6 +12,7 @@ from services.node_agent import measuring
 from services.node_agent.answering import Answering
 from services.node_agent.checkpoint import Checkpoint
 from services.node_agent.finding import Asking, Finding
+from services.node_agent.handshake import Handshake
 from services.node_agent.isolation import Layout
 from services.node_agent.kubelet import DevicePlugins
 from services.node_agent.kubelet_pod_resources import KubeletPodResources
@@ -72,6 +73,7 @@ async def node_agent(
             KubeletPodResources(settings.kubelet_dir / "pod-resources" / "kubelet.sock")
         )
         views = Views(kube, node)
+        handshake = Handshake(kube, views.path, clock) if settings.volcano_handshake else None
         answering = Answering(
             node,
             finding=Finding(
@@ -102,6 +104,7 @@ async def node_agent(
             answering=answering,
             plugins=plugins,
             views=views,
+            handshake=handshake,
             record=record,
             cleaning=preparing,
             clock=clock,

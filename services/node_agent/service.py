@@ -74,6 +74,14 @@ class NodeViews(Protocol):
         ...
 
 
+class Reporting(Protocol):
+    """Something that tells somebody regularly that the agent lives."""
+
+    async def run(self) -> None:
+        """Report until cancelled."""
+        ...
+
+
 class Records(Protocol):
     """The checkpoint."""
 
@@ -121,6 +129,7 @@ class NodeAgent:
         answering: Answering,
         plugins: Plugins,
         views: NodeViews,
+        handshake: Reporting | None = None,
         record: Records,
         cleaning: Cleaning,
         clock: Clock,
@@ -135,6 +144,7 @@ class NodeAgent:
         self.answering = answering
         self.plugins = plugins
         self.views = views
+        self.handshake = handshake
         self.record = record
         self.cleaning = cleaning
         self.clock = clock
@@ -250,7 +260,10 @@ class NodeAgent:
     @loops
     async def keep_views(self) -> None:
         """Keep the node's and the pods' views."""
-        await self.views.run()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.views.run())
+            if self.handshake is not None:
+                group.create_task(self.handshake.run())
 
     @loops
     async def settle_leases(self) -> None:

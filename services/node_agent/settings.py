@@ -70,6 +70,9 @@ class AgentSettings(ServiceSettings):
         "gpu-memory: share (a device per unit), number (whole GPUs), auto (share where it fits)",
     )
     dialects: tuple[str, ...] = setting((), "dialects spoken; default: all")
+    volcano_handshake: bool = setting(
+        False, "report to schedulers before Volcano 1.14.3 every 20 s, by annotation of the node"
+    )
 
     @property
     def node_name(self) -> NodeName:

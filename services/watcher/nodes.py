@@ -1,7 +1,7 @@
 """Reads the API server's nodes as facts of ours, and devices that another plugin registered."""
 
 from shared.clients.kube_types import Node
-from shared.dialects import OWN_RESOURCES, volcano_gpushare, volcano_vgpu
+from shared.dialects import OWN_RESOURCES, volcano_gpushare, volcano_handshake, volcano_vgpu
 from shared.model.events import DeviceReported
 from shared.model.names import NodeName
 from shared.model.node import AGENT_ANNOTATION, NodeFacts, Taint
@@ -32,13 +32,15 @@ def read(node: Node) -> NodeFacts:
 def foreign_devices(node: Node, *, now_s: float) -> DeviceReported | None:
     """Return what Volcano's own device plugin registered; None where an agent of ours reports.
 
-    Such a node fails closed: no annotation, or no slot in allocatable, is no device.
+    Such a node fails closed: no annotation, no slot in allocatable, or a plugin that a scheduler of
+    the older generation has found silent, is no device.
     """
     notes = node.metadata.annotations
     if AGENT_ANNOTATION in notes:
         return None
     slots = parse_resources(node.status.allocatable).get(volcano_vgpu.NUMBER)
-    register = notes.get(volcano_vgpu.REGISTER, "") if slots else ""
+    gone = volcano_handshake.is_gone(notes.get(volcano_handshake.HANDSHAKE), now_s)
+    register = notes.get(volcano_vgpu.REGISTER, "") if slots and not gone else ""
     return DeviceReported(
         node=NodeName(node.metadata.name),
         devices=volcano_vgpu.parse_register(register),

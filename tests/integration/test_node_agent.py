@@ -308,6 +308,21 @@ async def test_the_register_annotation_and_patched_amounts_come_back_if_they_are
         await eventually(lambda: at.node.node()["metadata"]["annotations"].get(key))
 
 
+async def test_item_14_a_handshake_is_reported_over_what_a_scheduler_made_of_it() -> None:
+    key = "volcano.sh/node-vgpu-handshake"
+
+    def said() -> str:
+        return str(at.node.node()["metadata"].get("annotations", {}).get(key, ""))
+
+    async with site(volcano_handshake=True) as at:
+        async with at.running():
+            await eventually(lambda: said().startswith("Reported "))
+        deleted = {"metadata": {"annotations": {key: "Deleted_2026.08.20 10:00:00"}}}
+        at.node.store.patch("nodes", None, NODE, deleted)
+        async with at.running():
+            await eventually(lambda: said().startswith("Reported "))
+
+
 async def test_a_pod_that_is_gone_is_forgotten_once_its_lease_has_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -295,8 +295,23 @@ def test_a_resource_that_the_kubelet_shows_as_0_is_not_served() -> None:
             None,
         ),
         ({}, "10", 0),
+        (
+            {
+                "volcano.sh/node-vgpu-register": "GPU-a,10,15360,NVIDIA-T4,false:",
+                "volcano.sh/node-vgpu-handshake": "Deleted_2026.08.20 10:00:00",
+            },
+            "10",
+            0,
+        ),
     ],
-    ids=["item 15", "item 34: no slots", "item 34: unreadable", "our agent", "no annotation"],
+    ids=[
+        "item 15",
+        "item 34: no slots",
+        "item 34: unreadable",
+        "our agent",
+        "no annotation",
+        "item 16",
+    ],
 )
 def test_devices_of_volcanos_own_plugin_are_taken_from_its_annotation(
     notes: dict[str, str], number: str, devices: int | None
