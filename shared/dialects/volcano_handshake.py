@@ -1,7 +1,7 @@
 """`volcano.sh/node-vgpu-handshake`: how schedulers before Volcano 1.14.3 learn that a plugin lives.
 
 The plugin writes `Reported <time>`; such a scheduler turns it into `Requesting_<time>`, and into
-`Deleted_<time>` when no new report came for a minute. All times here are UTC; those schedulers write
+`Deleted_<time>` when no new report came for a minute. Times here are UTC; those schedulers write
 their local time and read it as UTC, which only they can mend.
 """
 
