@@ -12,6 +12,8 @@ def is_selective(selection: DeviceSelection) -> bool:
     return bool(
         selection.types
         or selection.not_types
+        or selection.models
+        or selection.not_models
         or selection.uuids
         or selection.not_uuids
         or selection.mode is not None
@@ -26,11 +28,19 @@ def device_excluded(selection: DeviceSelection, device: Device) -> DeviceRefusal
         return DeviceRefusal("GpuUuidExcluded", "its UUID is not among those the pod allows")
     if device.uuid in selection.not_uuids:
         return DeviceRefusal("GpuUuidExcluded", "the pod denies its UUID")
+    return _model_excluded(selection, device)
+
+
+def _model_excluded(selection: DeviceSelection, device: Device) -> DeviceRefusal | None:
     kind = f"{TYPE_PREFIX}{device.model}".lower()
-    if selection.types and not any(part.lower() in kind for part in selection.types):
-        wanted = ", ".join(selection.types)
-        return DeviceRefusal("GpuTypeExcluded", f"{device.model} is none of {wanted}")
+    label = device.model_label if selection.models or selection.not_models else ""
+    allowed = selection.types + selection.models
+    if (selection.types and not any(part.lower() in kind for part in selection.types)) or (
+        selection.models and label not in selection.models
+    ):
+        return DeviceRefusal("GpuTypeExcluded", f"{device.model} is none of {', '.join(allowed)}")
     denied = [part for part in selection.not_types if part.lower() in kind]
+    denied += [name for name in selection.not_models if name == label]
     if denied:
         return DeviceRefusal("GpuTypeExcluded", f"the pod denies {denied[0]}: {device.model}")
     return None

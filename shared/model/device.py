@@ -1,11 +1,15 @@
 """Devices: what a node agent reports, and what the ledger says is taken of each."""
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from shared.model.names import DeviceUuid
 from shared.model.request import Company, GpuRequest
+
+LABEL_LENGTH = 63
+_NO_LABEL = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
 class DeviceMode(StrEnum):
@@ -66,6 +70,12 @@ class Device:
     60 on one board, plus 100 per NVLink); absent: unknown."""
     layouts: tuple[MigLayout, ...] = ()
     """What it can be partitioned into, in order of preference; MIG mode only."""
+
+    @property
+    def model_label(self) -> str:
+        """The model as a label's value: without `NVIDIA` before it, dashes for blanks."""
+        name = _NO_LABEL.sub("-", self.model.removeprefix("NVIDIA "))
+        return name[:LABEL_LENGTH].strip("-_.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -100,6 +100,9 @@ class DeviceSelection:
     """The model must contain one of these, whatever the letter case."""
     not_types: tuple[str, ...] = ()
     """The model may contain none of these."""
+    models: tuple[str, ...] = ()
+    """`Device.model_label` must be one of these, exactly."""
+    not_models: tuple[str, ...] = ()
     uuids: tuple[str, ...] = ()
     not_uuids: tuple[str, ...] = ()
     mode: str | None = None
