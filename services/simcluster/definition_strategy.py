@@ -30,7 +30,9 @@ class Definitions(Strategy):
     def begin(self, obj: Json, cluster: Lookup) -> None:
         """Begin without a status, and with the finalizer that waits for the objects."""
         obj["status"] = {}
-        obj["metadata"]["finalizers"] = [*(obj["metadata"].get("finalizers") or ()), FINALIZER]
+        finalizers = obj["metadata"].setdefault("finalizers", [])
+        if FINALIZER not in finalizers:
+            finalizers.append(FINALIZER)
 
     def complete(self, obj: Json, cluster: Lookup) -> None:
         """Fill in names, versions and the status."""

@@ -6,7 +6,7 @@ other watcher: when the log has moved past its position it gets 410, as from a r
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
@@ -124,6 +124,16 @@ class History:
         """Iterate backwards over the changes later than `version`."""
         first = self.position_after(version) - self._dropped
         return (self._changes[at] for at in range(len(self._changes) - 1, first - 1, -1))
+
+    def as_of(self, version: int, present: Mapping[str, Record]) -> dict[str, Record]:
+        """Return the records there were at a version, by undoing what changed since."""
+        records = dict(present)
+        for change in self.undone(version):
+            if change.before is None:
+                records.pop(change.key, None)
+            else:
+                records[change.key] = change.before
+        return records
 
     async def wait_beyond(
         self, position: int, chosen: Selection, timeout_s: float | None = None

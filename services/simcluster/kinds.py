@@ -37,6 +37,10 @@ class Kinds:
         versions = self._added.get(table, ())
         return next((k for k in versions if k.api_version == api_version), self._stored[table])
 
+    def versions(self, table: str) -> Sequence[Resource]:
+        """Return a table's kind in every version that is served."""
+        return self._added.get(table) or (self._stored[table],)
+
     def install(self, table: str, stored: Resource, served: Sequence[Resource]) -> None:
         """Serve a table in these versions from now on, and in no others."""
         self._forget_paths(table)

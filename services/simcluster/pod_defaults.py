@@ -32,7 +32,7 @@ def containers_of(pod: Json) -> Iterator[Json]:
 
 
 def admit(pod: Json, priority_classes: Iterable[Json]) -> None:
-    """Bring a new pod to its initial state: Pending, with its priority and tolerations."""
+    """Give a new pod its priority, tolerations and service account; 403 where it has others."""
     spec = pod.get("spec")
     if not isinstance(spec, dict):
         return
@@ -40,6 +40,10 @@ def admit(pod: Json, priority_classes: Iterable[Json]) -> None:
     _tolerate_lost_nodes(spec)
     spec.setdefault("serviceAccountName", "default")
     spec.setdefault("serviceAccount", spec["serviceAccountName"])
+
+
+def begin(pod: Json) -> None:
+    """Bring a new pod to its initial state: Pending, with its quality of service."""
     pod["status"] = {"phase": "Pending"}
     complete(pod)
     pod["status"]["qosClass"] = qos_class(pod)

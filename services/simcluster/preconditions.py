@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from services.simcluster.errors import ApiError, Cause
-from services.simcluster.objects import Json, name_of
+from services.simcluster.history import Record
+from services.simcluster.objects import Json, metadata, name_of, namespace_of
 from services.simcluster.resources import Resource
 
 
@@ -29,3 +30,17 @@ def refuse_invalid(kind: Resource, obj: Json, causes: Sequence[Cause]) -> None:
     """Refuse with 422 where there are causes to."""
     if causes:
         raise ApiError.invalid(kind.kind, kind.group, name_of(obj), causes)
+
+
+def check_namespace(kind: Resource, new: Json, found: Record | None) -> None:
+    """Refuse a new object whose namespace is not there, or is on its way out."""
+    namespace = namespace_of(new)
+    if found is None:
+        raise ApiError.not_found("namespaces", namespace)
+    if metadata(found.obj).get("deletionTimestamp"):
+        why = (
+            f"unable to create new content in namespace {namespace} because it is being terminated"
+        )
+        cause = Cause("NamespaceTerminating", f"namespace {namespace} is being terminated",
+                      "metadata.namespace")  # fmt: skip
+        raise ApiError.forbidden(kind.qualified, name_of(new), why, [cause])

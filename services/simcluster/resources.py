@@ -86,6 +86,12 @@ _ROWS = (
     Resource(plural="customresourcedefinitions", kind="CustomResourceDefinition",
              group="apiextensions.k8s.io", namespaced=False, short_names=("crd", "crds"),
              categories=("api-extensions",), has_status=True),
+    Resource(plural="mutatingwebhookconfigurations", kind="MutatingWebhookConfiguration",
+             group="admissionregistration.k8s.io", namespaced=False,
+             categories=("api-extensions",)),
+    Resource(plural="validatingwebhookconfigurations", kind="ValidatingWebhookConfiguration",
+             group="admissionregistration.k8s.io", namespaced=False,
+             categories=("api-extensions",)),
     Resource(plural="runtimeclasses", kind="RuntimeClass", group="node.k8s.io", namespaced=False),
 )  # fmt: skip
 

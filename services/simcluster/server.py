@@ -13,6 +13,7 @@ import msgspec
 from aiohttp import web
 
 from services.simcluster import patches, protobuf_bodies
+from services.simcluster.admission_chain import AdmissionChain
 from services.simcluster.conversions import shown as in_version
 from services.simcluster.definitions import DefinedKinds
 from services.simcluster.disruption import Disruptions
@@ -79,9 +80,14 @@ class ApiServer:
         self.metrics = Metrics()
         self._definitions = DefinedKinds(store)
         self._namespaces = Namespaces(store)
-        self._writer = Writer(store, Disruptions(store))
+        self._admission = AdmissionChain(store)
+        self._writer = Writer(store, Disruptions(store), self._admission)
         self._expected = f"Bearer {settings.token}".encode()
         prepare(store)
+
+    async def close(self) -> None:
+        """Close the connections to webhooks."""
+        await self._admission.client.close()
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request, whatever it is."""
@@ -137,6 +143,7 @@ class ApiServer:
                 "NotImplemented",
                 f"pods/{target.subresource} is not simulated; exec and log are",
             )
+        await self._writer.may_connect(target, request.query)
         return await serve_exec(request, self.runtime, pod)
 
     async def _read(
@@ -174,7 +181,7 @@ class ApiServer:
         body = await _body(request)
         content_type = request.content_type
         try:
-            written = self._writer.write(
+            written = await self._writer.write(
                 request.method, WriteRequest(target, request.query, content_type, body)
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -257,6 +264,7 @@ async def listening(server: ApiServer, certificates: Certificates) -> AsyncItera
         yield f"https://{settings.host}:{port}"
     finally:
         await runner.cleanup()
+        await server.close()
 
 
 def _web_server(

@@ -26,7 +26,6 @@ finished one goes at once.
 """
 
 import time
-import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 
@@ -34,7 +33,7 @@ from services.simcluster.custom_kinds import kinds_of
 from services.simcluster.definition_strategy import TABLE as DEFINITIONS
 from services.simcluster.definition_strategy import is_established
 from services.simcluster.deletion import Deletion, decide
-from services.simcluster.errors import ApiError, Cause
+from services.simcluster.errors import ApiError
 from services.simcluster.history import Change, History, Record, Subscription, WatchEvent
 from services.simcluster.kinds import Kinds
 from services.simcluster.merge import merged
@@ -49,11 +48,11 @@ from services.simcluster.objects import (
     rfc3339,
 )
 from services.simcluster.persistence import Disk, NoDisk
-from services.simcluster.preconditions import check_preconditions, refuse_invalid
+from services.simcluster.preconditions import check_namespace, check_preconditions, refuse_invalid
 from services.simcluster.resources import Resource
 from services.simcluster.selectors import Selection, selection
 from services.simcluster.strategies import strategy_of
-from services.simcluster.updates import carried_over, generated_name, named
+from services.simcluster.updates import carried_over, identify, named
 from services.simcluster.writes import WriteCounter
 
 DEFAULT_WINDOW = 5000
@@ -173,7 +172,7 @@ class Store:
         """
         records = self._records[resource]
         if version is not None and version != self.version:
-            records = self._as_of(resource, version)
+            records = self._histories[resource].as_of(version, records)
         prefix = f"{chosen.namespace}/" if chosen.namespace else ""
         found: list[Record] = []
         keys = sorted(key for key in records if key >= start and key.startswith(prefix))
@@ -183,15 +182,6 @@ class Store:
             if chosen.matches(records[key].obj):
                 found.append(records[key])
         return Page(found, version or self.version, None, 0)
-
-    def _as_of(self, resource: str, version: int) -> dict[str, Record]:
-        records = dict(self._records[resource])
-        for change in self._histories[resource].undone(version):
-            if change.before is None:
-                records.pop(change.key, None)
-            else:
-                records[change.key] = change.before
-        return records
 
     # Watching
 
@@ -235,23 +225,35 @@ class Store:
 
     # Writing
 
-    def create(
-        self, resource: str, obj: Json, *, dry_run: bool = False, subresource: str = ""
-    ) -> Json:
+    def create(self, resource: str, obj: Json, *, dry_run: bool = False) -> Json:
         """Store a new object and return it, completed with defaults."""
+        return self.insert(resource, self.draft(resource, obj), dry_run=dry_run)
+
+    def draft(self, resource: str, obj: Json) -> Json:
+        """Return a new object as the built-in admission leaves it: named, with its uid."""
         kind = self.kinds.of(resource, obj.get("apiVersion"))
         new = named(copied(obj), kind)
-        if "name" not in new["metadata"] and new["metadata"].get("generateName"):
-            new["metadata"]["name"] = generated_name(new["metadata"]["generateName"])
+        identify(new["metadata"], now=self.now())
+        self._check_namespace(kind, new)
+        self.admit(kind, new)
+        return new
+
+    def admit(self, kind: Resource, draft: Json) -> None:
+        """Run the built-in admission over a draft, in place."""
+        strategy_of(kind).admit(draft, self)
+
+    def complete(self, kind: Resource, obj: Json) -> None:
+        """Fill in the defaults of a kind, in place."""
+        strategy_of(kind).complete(obj, self)
+
+    def insert(self, resource: str, draft: Json, *, dry_run: bool = False) -> Json:
+        """Complete, check and store a draft."""
+        kind = self.kinds.of(resource, draft.get("apiVersion"))
+        new = copied(draft) if dry_run else draft
         self._check_namespace(kind, new)
         strategy = strategy_of(kind)
-        meta = new["metadata"]
-        meta.update(uid=str(uuid.uuid4()), creationTimestamp=self.now())
-        for absent in ("resourceVersion", "deletionTimestamp", "deletionGracePeriodSeconds",
-                       "selfLink", "managedFields"):  # fmt: skip
-            meta.pop(absent, None)
         if strategy.counts_generations:
-            meta["generation"] = 1
+            new["metadata"]["generation"] = 1
         strategy.begin(new, self)
         strategy.complete(new, self)
         refuse_invalid(kind, new, strategy.check(new))
@@ -259,29 +261,38 @@ class Store:
         key = self._key(resource, namespace_of(new), name_of(new))
         if key in self._records[resource]:
             raise ApiError.already_exists(kind.qualified, name_of(new))
-        counted = f"create/{subresource}".rstrip("/")
-        return self._commit(kind, key, None, new, verb=counted, dry_run=dry_run)
+        return self._commit(kind, key, None, new, verb="create", dry_run=dry_run)
+
+    def draft_update(self, resource: str, obj: Json, *, subresource: str = "") -> tuple[Json, Json]:
+        """Return what an update would store, completed but not checked, and what is there.
+
+        409 if it carries an older resourceVersion or another uid.
+        """
+        kind = self.kinds.of(resource, obj.get("apiVersion"))
+        new = named(copied(obj), kind)
+        old = self.read(resource, namespace_of(new), name_of(new))
+        check_preconditions(kind, old, metadata(new))
+        new = carried_over(kind, new, old, subresource)
+        if not subresource:
+            self.complete(kind, new)
+        return new, old
 
     def update(
         self, resource: str, obj: Json, *, subresource: str = "", dry_run: bool = False,
         verb: str = "update",
     ) -> Json:  # fmt: skip
         """Replace an object; 409 if it carries an older resourceVersion or another uid."""
-        kind = self.kinds.of(resource, obj.get("apiVersion"))
-        new = named(copied(obj), kind)
+        new, _ = self.draft_update(resource, obj, subresource=subresource)
+        kind = self.kinds.of(resource, new.get("apiVersion"))
         old = self.record(resource, namespace_of(new), name_of(new))
-        check_preconditions(kind, old.obj, metadata(new))
         strategy = strategy_of(kind)
-        new = carried_over(kind, new, old.obj, subresource)
-        if not subresource:
-            strategy.complete(new, self)
-            refuse_invalid(kind, new, strategy.check_change(new, old.obj))
-        else:
-            refuse_invalid(kind, new, strategy.check_part(new, old.obj))
+        check = strategy.check_part if subresource else strategy.check_change
+        refuse_invalid(kind, new, check(new, old.obj))
         new["apiVersion"] = self.kinds[resource].api_version
         key = self._key(resource, namespace_of(new), name_of(new))
         if new == old.obj:
-            self.writes.count(resource, key, f"{verb}/{subresource}".rstrip("/"))
+            if not dry_run:
+                self.writes.count(resource, key, f"{verb}/{subresource}".rstrip("/"))
             return old.obj
         main = not subresource and strategy.counts_generations
         if main and strategy.is_new_generation(new, old.obj):
@@ -344,21 +355,10 @@ class Store:
                         yield kind, record.obj
 
     def _check_namespace(self, kind: Resource, new: Json) -> None:
-        if not kind.namespaced:
+        if kind.namespaced:
+            check_namespace(kind, new, self.find("namespaces", None, namespace_of(new)))
+        else:
             new["metadata"].pop("namespace", None)
-            return
-        namespace = namespace_of(new)
-        found = self.find("namespaces", None, namespace)
-        if found is None:
-            raise ApiError.not_found("namespaces", namespace)
-        if metadata(found.obj).get("deletionTimestamp"):
-            why = (
-                f"unable to create new content in namespace {namespace} because it is being "
-                "terminated"
-            )
-            cause = Cause("NamespaceTerminating", f"namespace {namespace} is being terminated",
-                          "metadata.namespace")  # fmt: skip
-            raise ApiError.forbidden(kind.qualified, name_of(new), why, [cause])
 
     def _commit(
         self, kind: Resource, key: str, old: Record | None, new: Json, *, verb: str, dry_run: bool

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from services.simcluster import pod_defaults, pod_updates, pod_validation
+from services.simcluster.admission_configs import WebhookConfigurations
 from services.simcluster.budget_validation import budget_causes
 from services.simcluster.custom_kinds import CustomKind
 from services.simcluster.custom_objects import CustomObjects
@@ -19,9 +20,13 @@ class Pods(Strategy):
 
     counts_generations = True
 
-    def begin(self, obj: Json, cluster: Lookup) -> None:
-        """Reset the status and fill in what admission does on a cluster: priority, tolerations."""
+    def admit(self, obj: Json, cluster: Lookup) -> None:
+        """Fill in priority, tolerations and the service account."""
         pod_defaults.admit(obj, cluster.list("priorityclasses"))
+
+    def begin(self, obj: Json, cluster: Lookup) -> None:
+        """Begin as Pending."""
+        pod_defaults.begin(obj)
 
     def complete(self, obj: Json, cluster: Lookup) -> None:
         """Fill in the defaults of the API."""
@@ -124,6 +129,8 @@ _STRATEGIES: Mapping[str, Strategy] = {
     "priorityclasses": PriorityClasses(),
     "poddisruptionbudgets": DisruptionBudgets(),
     "customresourcedefinitions": Definitions(),
+    "mutatingwebhookconfigurations": WebhookConfigurations(mutating=True),
+    "validatingwebhookconfigurations": WebhookConfigurations(mutating=False),
 }
 
 

@@ -34,6 +34,9 @@ class Strategy:
     def begin(self, obj: Json, cluster: Lookup) -> None:
         """Bring a new object to its initial state."""
 
+    def admit(self, obj: Json, cluster: Lookup) -> None:
+        """Do to a new object what the built-in admission does; raises `ApiError` to refuse it."""
+
     def complete(self, obj: Json, cluster: Lookup) -> None:
         """Fill in defaults, at creation and at every update."""
 

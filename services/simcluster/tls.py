@@ -1,7 +1,7 @@
 """The cluster's own certificate authority and the server's certificate, made at the first start."""
 
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
@@ -34,15 +34,20 @@ class Certificates:
 
 
 def certificates(directory: Path) -> Certificates:
-    """Return the certificates in `directory`, made there first if there are none."""
+    """Return the API server's certificates in `directory`, made there first if there are none."""
+    return certificates_for(directory, *_NAMES)
+
+
+def certificates_for(directory: Path, *names: str) -> Certificates:
+    """Return certificates for these names and this machine's own addresses, made if missing."""
     paths = Certificates(directory / "ca.crt", directory / "server.crt", directory / "server.key")
     if not all(path.exists() for path in (paths.ca, paths.certificate, paths.key)):
         directory.mkdir(parents=True, exist_ok=True)
-        _make(paths)
+        _make(paths, names)
     return paths
 
 
-def _make(paths: Certificates) -> None:
+def _make(paths: Certificates, dns_names: Sequence[str]) -> None:
     now = datetime.now(UTC)
     ca_key = ec.generate_private_key(ec.SECP256R1())
     ca_name = _name("leasehold-simcluster-ca")
@@ -55,7 +60,7 @@ def _make(paths: Certificates) -> None:
         .sign(ca_key, hashes.SHA256())
     )
     key = ec.generate_private_key(ec.SECP256R1())
-    names: list[x509.GeneralName] = [x509.DNSName(name) for name in _NAMES]
+    names: list[x509.GeneralName] = [x509.DNSName(name) for name in dns_names]
     names += [x509.IPAddress(ip_address(address)) for address in _ADDRESSES]
     certificate = (
         _builder(_name("leasehold-simcluster"), ca_name, now)

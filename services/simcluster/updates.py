@@ -1,6 +1,7 @@
 """What an update may change: system fields, status and identity stay as they were."""
 
 import secrets
+import uuid
 
 from services.simcluster.errors import ApiError
 from services.simcluster.objects import Json, copied, metadata
@@ -17,6 +18,16 @@ _WITH_STATUS = ("labels", "annotations", "finalizers")
 def generated_name(prefix: str) -> str:
     """Return the prefix with five random letters, cut so that the whole stays below 64."""
     return prefix[:58] + "".join(secrets.choice(_ALPHABET) for _ in range(5))
+
+
+def identify(meta: Json, *, now: str) -> None:
+    """Give a new object's metadata what makes it one: name, uid, the time of its creation."""
+    if "name" not in meta and meta.get("generateName"):
+        meta["name"] = generated_name(meta["generateName"])
+    meta.update(uid=str(uuid.uuid4()), creationTimestamp=now)
+    for absent in ("resourceVersion", "deletionTimestamp", "deletionGracePeriodSeconds",
+                   "selfLink", "managedFields"):  # fmt: skip
+        meta.pop(absent, None)
 
 
 def named(obj: Json, kind: Resource) -> Json:

@@ -1,17 +1,19 @@
 """Create, replace, patch, delete: the requests that change objects."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from services.simcluster import patches
+from services.simcluster.admission_chain import AdmissionChain
+from services.simcluster.admitted_writes import AdmittedWrites
 from services.simcluster.binding import bind
 from services.simcluster.conversions import shown
 from services.simcluster.custom_kinds import CustomKind
 from services.simcluster.disruption import Disruptions
 from services.simcluster.errors import ApiError, Cause
 from services.simcluster.field_names import drop_unknown
-from services.simcluster.objects import Json, copied, name_of
+from services.simcluster.objects import Json, copied, metadata, name_of
 from services.simcluster.query import dry_run, whole
 from services.simcluster.selectors import selection
 from services.simcluster.store import Store
@@ -41,52 +43,64 @@ class WriteRequest:
 
 
 class Writer:
-    """Applies writes to the store."""
+    """Applies writes to the store; where webhooks have a say, after they have had it."""
 
-    def __init__(self, store: Store, disruptions: Disruptions) -> None:
+    def __init__(self, store: Store, disruptions: Disruptions, chain: AdmissionChain) -> None:
         self._store = store
         self._disruptions = disruptions
+        self._chain = chain
+        self._admitted = AdmittedWrites(store, chain)
 
-    def write(self, method: str, request: WriteRequest) -> Written:
+    async def write(self, method: str, request: WriteRequest) -> Written:
         """Do what the method says; 405 where the target does not take it."""
         target = request.target
         if method == "POST":
-            return self._post(request)
+            return await self._post(request)
         if target.subresource not in {"", "status", "finalize"}:
             raise not_allowed(method)
         if method == "DELETE" and not target.subresource:
             if target.name:
-                return self._delete(request)
-            return self._delete_collection(request)
+                return await self._delete(request)
+            return await self._delete_collection(request)
         if method == "PUT" and target.name:
-            return self._put(request)
+            return await self._put(request)
         if method == "PATCH" and target.name:
-            return self._patch(request)
+            return await self._patch(request)
         raise not_allowed(method)
 
-    def _post(self, request: WriteRequest) -> Written:
+    async def may_connect(self, target: Target, query: Mapping[str, str]) -> None:
+        """Ask whether a command may be run in a pod."""
+        if not self._chain.is_idle:
+            await self._admitted.may_connect(target, query)
+
+    async def _post(self, request: WriteRequest) -> Written:
         target = request.target
         body = _object(request.body)
-        dry = dry_run(request.query)
+        if target.subresource not in {"binding", "eviction"}:
+            if target.name:
+                raise not_allowed("POST")
+            return await self._create(request, body)
+        warnings: list[str] = []
+        target = replace(target, name=target.name or name_of(body))
+        if not self._chain.is_idle:
+            body = await self._admitted.admitted_body(target, body, request.query, warnings)
+        dry = dry_run(request.query, body.get("deleteOptions"))
         if target.subresource == "binding":
-            name = target.name or name_of(body)
-            bind(self._store, target.namespace, name, body, dry_run=dry)
-            return Written(201, success())
-        if target.subresource == "eviction":
-            dry = dry_run(request.query, body.get("deleteOptions"))
+            bind(self._store, target.namespace, target.name, body, dry_run=dry)
+        else:
             self._disruptions.evict(target.namespace, target.name, body, dry_run=dry)
-            return Written(201, success())
-        if target.name:
-            raise not_allowed("POST")
-        return self._create(request, body)
+        return Written(201, success(), warnings)
 
-    def _create(self, request: WriteRequest, body: Json) -> Written:
+    async def _create(self, request: WriteRequest, body: Json) -> Written:
         warnings = self._prepare(request, body)
-        plural = request.target.kind.table
-        obj = self._store.create(plural, body, dry_run=dry_run(request.query))
+        target = request.target
+        if self._chain.is_idle:
+            obj = self._store.create(target.kind.table, body, dry_run=dry_run(request.query))
+        else:
+            obj = await self._admitted.create(target, body, request.query, warnings)
         return Written(201, obj, warnings)
 
-    def _put(self, request: WriteRequest) -> Written:
+    async def _put(self, request: WriteRequest) -> Written:
         target = request.target
         body = _object(request.body)
         warnings = self._prepare(request, body)
@@ -95,49 +109,70 @@ class Writer:
                 f"the name of the object ({name_of(body)}) does not match the name on the URL "
                 f"({target.name})"
             )
-        return Written(200, self._update(request, body, "update"), warnings)
+        return await self._update(request, lambda: body, "update", warnings)
 
-    def _patch(self, request: WriteRequest) -> Written:
+    async def _patch(self, request: WriteRequest) -> Written:
         target = request.target
+        table = target.kind.table
         patch = patches.patcher(target.kind, request.content_type, request.body)
         applies = request.content_type == patches.APPLY_PATCH
         if applies and not request.query.get("fieldManager"):
             cause = Cause("FieldValueRequired", "Required value: is required for apply patch",
                           "fieldManager")  # fmt: skip
             raise ApiError.invalid("PatchOptions", "meta.k8s.io", "", [cause])
-        if applies and self._store.find(target.kind.table, target.namespace, target.name) is None:
-            return self._create(request, _object(request.body))
-        old = copied(self._store.read(target.kind.table, target.namespace, target.name))
-        new = patch(shown(target.kind, old))
-        warnings = self._prepare(request, new)
-        return Written(200, self._update(request, new, "patch"), warnings)
+        if applies and self._store.find(table, target.namespace, target.name) is None:
+            return await self._create(request, _object(request.body))
+        warnings: list[str] = []
 
-    def _update(self, request: WriteRequest, obj: Json, verb: str) -> Json:
-        return self._store.update(
-            request.target.kind.table,
-            obj,
-            subresource=request.target.subresource,
-            dry_run=dry_run(request.query),
-            verb=verb,
-        )
+        def make() -> Json:
+            old = copied(self._store.read(table, target.namespace, target.name))
+            version = old["metadata"]["resourceVersion"]
+            new = patch(shown(target.kind, old))
+            warnings[:] = self._prepare(request, new)
+            if metadata(new).get("resourceVersion") == version:
+                del new["metadata"]["resourceVersion"]
+            return new
 
-    def _delete(self, request: WriteRequest) -> Written:
+        return await self._update(request, make, "patch", warnings)
+
+    async def _update(
+        self, request: WriteRequest, make: Callable[[], Json], verb: str, warnings: list[str]
+    ) -> Written:
+        target, query = request.target, request.query
+        if self._chain.is_idle:
+            obj = self._store.update(
+                target.kind.table,
+                make(),
+                subresource=target.subresource,
+                dry_run=dry_run(query),
+                verb=verb,
+            )
+        else:
+            obj = await self._admitted.update(target, make, query, warnings, verb=verb)
+        return Written(200, obj, warnings)
+
+    async def _delete(self, request: WriteRequest) -> Written:
         target = request.target
         options = _object(request.body) if request.body else {}
-        obj = self._delete_one(target, target.name, request, options)
+        warnings: list[str] = []
+        obj = await self._delete_one(target, target.name, request, options, warnings)
         if target.kind.table in _ANSWERED_WHOLE or not self._store.gone(target.kind.table, obj):
-            return Written(200, obj)
+            return Written(200, obj, warnings)
         details = {
             "name": target.name,
             "group": target.kind.group,
             "kind": target.kind.plural,
             "uid": obj["metadata"]["uid"],
         }
-        return Written(200, success(details))
+        return Written(200, success(details), warnings)
 
-    def _delete_one(self, target: Target, name: str, request: WriteRequest, options: Json) -> Json:
+    async def _delete_one(
+        self, target: Target, name: str, request: WriteRequest, options: Json, warnings: list[str]
+    ) -> Json:
         wanted = options.get("preconditions") or {}
         grace_s = options.get("gracePeriodSeconds")
+        if not self._chain.is_idle:
+            await self._admitted.may_delete(target, name, request.query, options, warnings)
         return self._store.delete(
             target.kind.table,
             target.namespace,
@@ -148,7 +183,7 @@ class Writer:
             dry_run=dry_run(request.query, options),
         )
 
-    def _delete_collection(self, request: WriteRequest) -> Written:
+    async def _delete_collection(self, request: WriteRequest) -> Written:
         target, query = request.target, request.query
         options = _object(request.body) if request.body else {}
         chosen = selection(
@@ -157,22 +192,22 @@ class Writer:
             query.get("labelSelector", ""),
             query.get("fieldSelector", ""),
         )
-        deleted = []
+        deleted: list[Json] = []
+        warnings: list[str] = []
         for record in self._store.page(target.kind.table, chosen).records:
             if not self._store.gone(target.kind.table, record.obj):
                 where = Target(target.kind, record.obj["metadata"].get("namespace", ""))
-                deleted.append(self._delete_one(where, name_of(record.obj), request, options))
-        return Written(
-            200,
-            {
-                "kind": target.kind.list_kind,
-                "apiVersion": target.kind.api_version,
-                "metadata": {"resourceVersion": str(self._store.version)},
-                "items": deleted,
-            },
-        )
+                name = name_of(record.obj)
+                deleted.append(await self._delete_one(where, name, request, options, warnings))
+        body = {
+            "kind": target.kind.list_kind,
+            "apiVersion": target.kind.api_version,
+            "metadata": {"resourceVersion": str(self._store.version)},
+            "items": deleted,
+        }
+        return Written(200, body, warnings)
 
-    def _prepare(self, request: WriteRequest, body: Json) -> Sequence[str]:
+    def _prepare(self, request: WriteRequest, body: Json) -> list[str]:
         """Give the object the URL's namespace and drop unknown fields; returns the warnings."""
         self._place(request.target, body)
         kind = request.target.kind
