@@ -1,5 +1,6 @@
 """May a container have these devices, and what is it given? Its lease alone decides; pure."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -7,7 +8,7 @@ from services.node_agent.device_ids import compact, devices_named, preferred_ids
 from services.node_agent.identity import Candidate
 from services.node_agent.reserved import reserved_variable
 from shared.dialects import DIALECTS
-from shared.dialects.dialect import ContainerSetup, Paths, ServedId
+from shared.dialects.dialect import ContainerSetup, Dialect, Paths, ServedId
 from shared.model.device import Device
 from shared.model.errors import RequestError
 from shared.model.lease import Lease, LeaseState, Share
@@ -71,16 +72,42 @@ def shares_for(lease: Lease | None, candidate: Candidate, node: NodeName) -> tup
     return shares
 
 
+def dialect_of(lease: Lease) -> Dialect:
+    """Return the dialect in which the pod asked. Raises RequestError for one nobody knows."""
+    dialect = DIALECTS.get(lease.dialect)
+    if dialect is None:
+        raise RequestError(
+            f"the lease of pod {lease.namespace}/{lease.name} speaks {lease.dialect!r}, which this "
+            f"agent does not: it speaks {', '.join(DIALECTS)}"
+        )
+    return dialect
+
+
 def prefer(
-    shares: Sequence[Share],
-    served: Mapping[str, ServedId],
+    lease: Lease | None,
+    candidate: Candidate,
+    node: Node,
     *,
+    resource: str,
     available: Sequence[str],
     must_include: Sequence[str],
     size: int,
 ) -> list[str]:
-    """Choose device IDs for the shares; an empty list leaves the choice to the kubelet."""
-    return preferred_ids(shares, served, available=available, must_include=must_include, size=size)
+    """Choose device IDs for a container; an empty list leaves the choice to the kubelet.
+
+    Raises RequestError where its lease gives it nothing.
+    """
+    shares = shares_for(lease, candidate, node.name)
+    if lease is None:
+        raise AssertionError("shares_for refuses pods without a lease")
+    return preferred_ids(
+        shares,
+        node.served.get(resource, {}),
+        dialect_of(lease).ids_of,
+        available=available,
+        must_include=must_include,
+        size=size,
+    )
 
 
 def grant(
@@ -99,15 +126,12 @@ def grant(
     says: the container's limits come from its lease, not from the names of IDs.
     """
     shares = shares_for(lease, candidate, node.name)
+    dialect = dialect_of(lease)
     _check_fences(shares, lease.pod, honoured)
-    _check_ids(shares, node.served.get(resource, {}), device_ids, set(reusable))
+    asked = devices_named(device_ids, node.served.get(resource, {}))
+    if None not in asked and not set(reusable).intersection(device_ids):
+        _check_ids(asked, wanted_counts(shares, dialect.ids_of))
     _check_devices(shares, node.devices)
-    dialect = DIALECTS.get(lease.dialect)
-    if dialect is None:
-        raise RequestError(
-            f"the lease of pod {candidate} speaks {lease.dialect!r}, which this agent does not: "
-            f"it speaks {', '.join(DIALECTS)}"
-        )
     return dialect.environment(lease, candidate.container.name, node.devices, node.paths)
 
 
@@ -121,16 +145,7 @@ def _check_fences(shares: Sequence[Share], pod: PodUid, honoured: Mapping[str, F
             )
 
 
-def _check_ids(
-    shares: Sequence[Share],
-    served: Mapping[str, ServedId],
-    device_ids: Sequence[str],
-    reusable: set[str],
-) -> None:
-    asked = devices_named(device_ids, served)
-    if None in asked or reusable.intersection(device_ids):
-        return
-    wanted = wanted_counts(shares)
+def _check_ids(asked: Counter[DeviceUuid | None], wanted: Counter[DeviceUuid]) -> None:
     if asked != wanted:
         raise RequestError(
             f"the kubelet chose {_counted(asked)}, and the lease is for {_counted(wanted)}"

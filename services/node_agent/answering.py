@@ -160,10 +160,12 @@ class Answering:
             who = await self.finding.who(resource, size, self._told(resource))
             if isinstance(who, Unknown):
                 return []
-            shares = shares_for(await self.finding.lease_of(who), who, self.node)
+            lease = await self.finding.lease_of(who)
         return prefer(
-            shares,
-            facts.served.get(resource, {}),
+            lease,
+            who,
+            facts,
+            resource=resource,
             available=available,
             must_include=must_include,
             size=size,

@@ -1,12 +1,15 @@
 """Device IDs of a device-plugin list: which device each names, many of them in few words; pure."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from shared.dialects.dialect import ServedId
 from shared.model.errors import RequestError
 from shared.model.lease import Share
 from shared.model.names import DeviceUuid
+
+IdsOf = Callable[[Share], int]
+"""How many IDs a share takes in its dialect: `Dialect.ids_of`."""
 
 MAX_PLAIN = 64
 """More IDs than this are kept as runs."""
@@ -54,20 +57,18 @@ def devices_named(ids: Iterable[str], served: Mapping[str, ServedId]) -> Counter
     return devices
 
 
-def wanted_counts(shares: Iterable[Share]) -> Counter[DeviceUuid]:
-    """Return how many IDs of each device a container's shares take.
-
-    A slot, or a whole card, is one ID; memory served by the unit has one ID per unit.
-    """
+def wanted_counts(shares: Iterable[Share], ids_of: IdsOf) -> Counter[DeviceUuid]:
+    """Return how many IDs of each device a container's shares take."""
     counts: Counter[DeviceUuid] = Counter()
     for share in shares:
-        counts[share.device] += 1 if share.slotted or share.whole else share.memory_units
+        counts[share.device] += ids_of(share)
     return counts
 
 
 def preferred_ids(
     shares: Sequence[Share],
     served: Mapping[str, ServedId],
+    ids_of: IdsOf,
     *,
     available: Sequence[str],
     must_include: Sequence[str],
@@ -75,10 +76,10 @@ def preferred_ids(
 ) -> list[str]:
     """Choose the IDs of a container's shares: the leased slots if free, else others of the device.
 
-    Of memory by the unit, the lowest numbers are taken first, so that many IDs make few runs.
+    Where a share takes many, the lowest numbers are taken first, so that many IDs make few runs.
     Returns exactly `size` IDs with `must_include` among them, or none at all if that cannot be.
     """
-    wanted = wanted_counts(shares)
+    wanted = wanted_counts(shares, ids_of)
     for text in must_include:
         if text in served and (device := served[text].device) is not None:
             wanted[device] -= 1

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shared.model.device import Device
-from shared.model.lease import Lease
+from shared.model.lease import Lease, Share
 from shared.model.names import DeviceUuid, Namespace
 from shared.model.request import PodRequest
 
@@ -20,6 +20,8 @@ class ContainerAsks:
     limits: Mapping[str, int] = field(default_factory=dict)
     requests: Mapping[str, int] = field(default_factory=dict)
     init: bool = False
+    sidecar: bool = False
+    """An init container that stays: it runs beside those that follow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +110,19 @@ class Advertised:
     """Our entries in node annotations that are lists with commas, and that others write too."""
 
 
+def one_id(_: Share) -> int:
+    """Return how many device IDs a share takes where an ID is a slot."""
+    return 1
+
+
+def runs_before(asked: ContainerAsks, asking: Sequence[ContainerAsks]) -> bool:
+    """Say whether a container ends before any other that asks for a GPU starts.
+
+    An init container does, unless a sidecar of the pod asks as well, which may run beside it.
+    """
+    return asked.init and not any(other.sidecar for other in asking)
+
+
 class Strategy:
     """How gpushare's resources reach the kubelet: Volcano's `--gpu-strategy`, and `auto`."""
 
@@ -124,6 +139,10 @@ class Dialect:
     name: str
     resources: frozenset[str]
     """All resource names that belong to it: they are no ordinary resources of the pod."""
+    served: frozenset[str]
+    """Which of them (or `TRIGGER`) the device plugin serves, whatever the `Strategy`."""
+    patched: frozenset[str]
+    """Which of them are written into node status. What is in neither is only ever read."""
     annotations: frozenset[str]
     """All annotations of the pod that `read` looks at."""
     labels: frozenset[str] = frozenset()
@@ -140,3 +159,5 @@ class Dialect:
     """What one container of the lease is given."""
     advertised: Callable[[Sequence[Device], str], Advertised]
     """What the node shows, given its devices and the `Strategy`."""
+    ids_of: Callable[[Share], int] = one_id
+    """How many device IDs of a served resource a share takes."""

@@ -18,10 +18,11 @@ from shared.dialects.dialect import (
     Rules,
     ServedId,
     Strategy,
+    runs_before,
 )
 from shared.model.device import Device
 from shared.model.errors import RequestError
-from shared.model.lease import Lease
+from shared.model.lease import Lease, Share
 from shared.model.names import DeviceUuid
 from shared.model.request import DeviceOrder, GpuRequest, PodRequest
 
@@ -68,7 +69,7 @@ def _read_memory(containers: Sequence[ContainerAsks]) -> PodRequest:
                 gpus=1,
                 memory_units=asked.limits[MEMORY],
                 slotted=False,
-                init=asked.init,
+                init=runs_before(asked, containers),
             )
             for asked in containers
         ),
@@ -132,6 +133,11 @@ def environment(
             "VOLCANO_GPU_MEMORY_TOTAL": str(devices[shares[0].device].memory_mib),
         }
     )
+
+
+def ids_of(share: Share) -> int:
+    """Return how many device IDs a share takes: a whole card one, memory one per unit."""
+    return 1 if share.whole else share.memory_units
 
 
 def unit_id(index: int, number: int) -> str:
@@ -212,6 +218,8 @@ def _unit_ids(devices: Sequence[Device]) -> tuple[ServedId, ...]:
 DIALECT = Dialect(
     name=NAME,
     resources=frozenset({MEMORY, NUMBER}),
+    served=frozenset({MEMORY, NUMBER, TRIGGER}),
+    patched=frozenset({MEMORY, NUMBER}),
     annotations=frozenset(),
     read=read,
     binding=binding,
@@ -219,4 +227,5 @@ DIALECT = Dialect(
     failed=failed,
     environment=environment,
     advertised=advertised,
+    ids_of=ids_of,
 )

@@ -305,6 +305,8 @@ def _containers(lease: Lease) -> tuple[str, ...]:
 DIALECT = Dialect(
     name=NAME,
     resources=frozenset({NUMBER, MEMORY, PERCENTAGE, CORES}),
+    served=frozenset({NUMBER}),
+    patched=frozenset({MEMORY, CORES}),
     annotations=frozenset(
         {MODE, GROUP_POLICY, *GROUPS, USE_TYPES, NOT_TYPES, USE_UUIDS, NOT_UUIDS}
     ),

@@ -227,7 +227,7 @@ def test_a_prefix_under_which_reserved_variables_come_is_refused() -> None:
 def chosen(held: Lease, resource: str, size: int, **changes: Any) -> list[str]:
     ids = NODE_FACTS.served[resource]
     facts: dict[str, Any] = {"available": list(ids), "must_include": []}
-    return prefer(held.shares, ids, size=size, **(facts | changes))
+    return prefer(held, candidate(), NODE_FACTS, resource=resource, size=size, **(facts | changes))
 
 
 def test_the_leased_slot_is_preferred() -> None:
@@ -250,7 +250,7 @@ def test_what_must_be_included_is() -> None:
 
 
 def test_memory_is_preferred_on_the_leased_device() -> None:
-    held = lease(share(B, memory_mib=3, slotted=False, slot=None))
+    held = lease(share(B, memory_mib=3, slotted=False, slot=None), dialect="volcano-gpushare")
 
     assert chosen(held, MEMORY, 3) == ["1-0", "1-1", "1-2"]
 
