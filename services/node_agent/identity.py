@@ -38,6 +38,8 @@ class KubeletPod:
     phase: str = "Pending"
     containers: tuple[KubeletContainer, ...] = ()
     """In the order in which the kubelet serves them: init containers first."""
+    container_ids: Mapping[str, str] = field(default_factory=dict)
+    """Names of its containers by the runtime's id, as far as they have been made."""
 
     @property
     def final(self) -> bool:

@@ -46,8 +46,16 @@ class _Spec(msgspec.Struct, rename="camel"):
     init_containers: list[_Container] | None = None
 
 
-class _Status(msgspec.Struct):
+class _Made(msgspec.Struct):
+    name: str
+    container_id: str = msgspec.field(name="containerID", default="")
+
+
+class _Status(msgspec.Struct, rename="camel"):
     phase: str = ""
+    container_statuses: list[_Made] | None = None
+    init_container_statuses: list[_Made] | None = None
+    ephemeral_container_statuses: list[_Made] | None = None
 
 
 class _Pod(msgspec.Struct):
@@ -111,7 +119,19 @@ def _pod(pod: _Pod) -> KubeletPod:
         name=pod.metadata.name,
         phase=pod.status.phase or "Pending",
         containers=(*init, *(_container(one, init=False) for one in pod.spec.containers)),
+        container_ids={made.container_id.rpartition("/")[2]: made.name for made in _made(pod)},
     )
+
+
+def _made(pod: _Pod) -> list[_Made]:
+    """Return the containers that the runtime has made; ids look like `containerd://0123...`."""
+    status = pod.status
+    lists = (
+        status.container_statuses,
+        status.init_container_statuses,
+        status.ephemeral_container_statuses,
+    )
+    return [made for told in lists for made in told or () if made.container_id]
 
 
 def _init(pod: _Pod) -> list[_Container]:

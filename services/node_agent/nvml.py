@@ -37,7 +37,7 @@ class NvmlGpus:
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 if self._asked is None or self._asked.done():
-                    self._asked = _in_own_thread(_discover)
+                    self._asked = in_own_thread(_discover)
                 return await asyncio.shield(self._asked)
         except TimeoutError as error:
             raise UnavailableError(
@@ -51,7 +51,7 @@ class NvmlGpus:
             ) from error
 
 
-def _in_own_thread(question: Callable[[], T]) -> asyncio.Future[T]:
+def in_own_thread(question: Callable[[], T]) -> asyncio.Future[T]:
     """Begin in a thread that keeps neither the other threads busy nor the process alive."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[T] = loop.create_future()

@@ -1,0 +1,257 @@
+"""Looks at what containers use every few seconds, keeps what it saw, and puts limits back.
+
+The page of metrics is written from the last look: a scrape asks neither the driver, nor the
+kubelet, nor the API server, and a driver that hangs leaves the page readable, with its age on it.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, Metric, generate_latest
+from prometheus_client.registry import Collector
+
+from services.node_agent.entry import Entry
+from services.node_agent.identity import KubeletPod
+from services.node_agent.region import Region, Tampered
+from services.node_agent.region_control import restore
+from services.node_agent.region_image import altered, place_of, seed_of
+from services.node_agent.region_reading import read_region
+from services.node_agent.usage import DeviceSample, Picture, Tenant, Violation, picture
+from services.node_agent.usage_cgroups import Origin, origin_of
+from services.node_agent.usage_series import DESCRIPTION, families
+from shared.model.errors import LeaseholdError, RequestError
+from shared.model.lease import Lease
+from shared.model.names import NodeName, PodUid
+from shared.runtime.clock import Clock
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 5.0
+TOLD_KEPT = 256
+PAGE = "/metrics"
+
+Regions = dict[tuple[PodUid, str], Region | Tampered | None]
+
+
+class Usage(Protocol):
+    """The driver's account of who uses its devices."""
+
+    async def look(self) -> tuple[DeviceSample, ...]:
+        """Return all devices; UnavailableError while the driver cannot be asked."""
+        ...
+
+
+class Pods(Protocol):
+    """The kubelet's own list."""
+
+    async def list_pods(self) -> tuple[KubeletPod, ...]:
+        """Return every pod the kubelet knows."""
+        ...
+
+
+class Known(Protocol):
+    """What the agent knows of its leases."""
+
+    def entries(self) -> Iterable[Entry]:
+        """Return what the kubelet was told of."""
+        ...
+
+    def leases(self) -> Mapping[PodUid, Lease]:
+        """Return the live leases, by pod."""
+        ...
+
+    def complete(self) -> bool:
+        """Say whether both are all there are."""
+        ...
+
+
+class Monitor(Collector):
+    """What the containers of one node use."""
+
+    def __init__(
+        self,
+        node: NodeName,
+        *,
+        usage: Usage,
+        pods: Pods,
+        known: Known,
+        clock: Clock,
+        proc: Path = Path("/proc"),
+    ) -> None:
+        self.node = node
+        self.usage = usage
+        self.pods = pods
+        self.known = known
+        self.clock = clock
+        self.proc = proc
+        self.seen = Picture()
+        self.restored = 0
+        self._told: frozenset[Violation] = frozenset()
+        self._new: asyncio.Queue[list[Violation]] = asyncio.Queue(TOLD_KEPT)
+        self._trouble = ""
+
+    async def run(self) -> None:
+        """Look again and again until cancelled."""
+        while True:
+            await self.look()
+            await self.clock.sleep(LOOK_S)
+
+    async def violations(self) -> list[Violation]:
+        """Wait for violations that were not there at the look before."""
+        return await self._new.get()
+
+    def collect(self) -> Iterator[Metric]:
+        """Return what the last look has shown."""
+        return families(self.seen, self.node, now=self.clock.now(), restored=self.restored)
+
+    async def look(self) -> None:
+        """Look once.
+
+        The driver is asked before the regions are read: a process is in its region before the
+        driver knows it.
+        """
+        began = self.clock.now()
+        complete = self.known.complete()
+        devices = await self._devices()
+        tenants = tenants_of(self.known.entries(), self.known.leases(), complete=complete)
+        pids = {process.pid for sample in devices for process in sample.processes}
+        regions, origins = await asyncio.to_thread(self._read, tenants, pids)
+        pods = await self._pods(origins.values())
+        seen = picture(
+            tenants,
+            regions,
+            devices,
+            origins,
+            pods or {},
+            complete=complete and pods is not None,
+            seen_at=began,
+        )
+        await asyncio.to_thread(self._restore, tenants, regions)
+        self.seen = replace(seen, took_s=max(0.0, self.clock.now() - began))
+        self._tell(seen.violations)
+
+    async def _devices(self) -> tuple[DeviceSample, ...]:
+        try:
+            devices = await self.usage.look()
+        except LeaseholdError as error:
+            self._say(str(error))
+            return ()
+        self._say("")
+        return devices
+
+    async def _pods(self, origins: Iterable[Origin]) -> dict[PodUid, KubeletPod] | None:
+        """Return the kubelet's pods if a process is in one; None if they cannot be had."""
+        if not any(origin.pod for origin in origins):
+            return {}
+        try:
+            return {pod.uid: pod for pod in await self.pods.list_pods()}
+        except LeaseholdError as error:
+            self._say(str(error))
+            return None
+
+    def _read(
+        self, tenants: Sequence[Tenant], pids: Iterable[int]
+    ) -> tuple[Regions, dict[int, Origin]]:
+        regions = {
+            tenant.key: read_region(tenant.place) for tenant in tenants if tenant.place is not None
+        }
+        found = ((pid, origin_of(pid, self.proc)) for pid in pids)
+        return regions, {pid: origin for pid, origin in found if origin is not None}
+
+    def _restore(self, tenants: Sequence[Tenant], regions: Regions) -> None:
+        for tenant in tenants:
+            region = regions.get(tenant.key)
+            if tenant.place is None or tenant.seed is None or not isinstance(region, Region):
+                continue
+            if not altered(region, tenant.seed):
+                continue
+            try:
+                restore(tenant.place, tenant.seed)
+                self.restored += 1
+            except LeaseholdError as error:
+                logger.warning("limits stay altered: %s", error)
+
+    def _tell(self, violations: Sequence[Violation]) -> None:
+        new = [violation for violation in violations if violation not in self._told]
+        self._told = frozenset(violations)
+        for violation in new:
+            logger.warning(
+                "%s/%s: %s: %s",
+                violation.namespace,
+                violation.name,
+                violation.rule,
+                violation.text,
+                extra={"pod": violation.pod},
+            )
+        if new:
+            with contextlib.suppress(asyncio.QueueFull):  # nobody listens; the page shows them
+                self._new.put_nowait(new)
+
+    def _say(self, trouble: str) -> None:
+        if trouble and trouble != self._trouble:
+            logger.warning("not all usage can be seen: %s", trouble)
+        self._trouble = trouble
+
+
+class Unused:
+    """Simulated GPUs: there are processes on none of them."""
+
+    def __init__(self, devices: Callable[[], Iterable[DeviceSample]]) -> None:
+        self.devices = devices
+
+    async def look(self) -> tuple[DeviceSample, ...]:
+        """Return the devices, idle."""
+        return tuple(self.devices())
+
+
+def tenants_of(
+    entries: Iterable[Entry], leases: Mapping[PodUid, Lease], *, complete: bool
+) -> tuple[Tenant, ...]:
+    """Return the containers that the kubelet was told to give shares.
+
+    Those whose lease has ended are none any more; unless the leases are complete, nobody knows.
+    """
+    found: dict[tuple[PodUid, str], Tenant] = {}
+    for entry in entries:
+        told = entry.activation
+        lease = leases.get(told.pod)
+        if lease is None and complete:
+            continue
+        tenant = _tenant(entry, lease or told.lease)
+        before = found.get(tenant.key)
+        if before is None or before.place is None:
+            found[tenant.key] = tenant
+    return tuple(found.values())
+
+
+def _tenant(entry: Entry, lease: Lease) -> Tenant:
+    try:
+        place = place_of(entry.setup)
+        seed = seed_of(entry.setup.environment) if place is not None else None
+    except RequestError as error:  # told by another version of the agent
+        logger.debug("container %s of %s: %s", entry.activation.container, lease.pod, error)
+        place = seed = None
+    return Tenant(lease=lease, container=entry.activation.container, place=place, seed=seed)
+
+
+def page(monitor: Collector) -> bytes:
+    """Write the page of metrics; its one counter keeps its published name."""
+    text = generate_latest(monitor)
+    return text.replace(f"{DESCRIPTION}_total ".encode(), f"{DESCRIPTION} ".encode())
+
+
+def pages(monitor: Collector) -> web.Application:
+    """Build the pages."""
+
+    async def metrics(_: web.Request) -> web.Response:
+        return web.Response(body=page(monitor), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    application = web.Application()
+    application.router.add_get(PAGE, metrics)
+    return application

@@ -1,0 +1,403 @@
+"""The monitor over real files and a made-up driver, scraped over HTTP."""
+
+import asyncio
+import os
+import struct
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import aiohttp
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from services.node_agent.entry import Entry
+from services.node_agent.identity import KubeletPod
+from services.node_agent.isolation import Layout
+from services.node_agent.monitor import Monitor, page, pages, tenants_of
+from services.node_agent.region import Region
+from services.node_agent.region_layouts import V1_2
+from services.node_agent.region_reading import read_region
+from services.node_agent.region_seeding import seed_region
+from services.node_agent.usage import DeviceSample, Process, Rule, Tenant
+from shared.dialects import DIALECTS
+from shared.model.errors import UnavailableError
+from shared.model.events import Activation
+from shared.model.lease import Lease
+from shared.model.names import NodeName, PodUid
+from shared.runtime.health import served
+from tests.support.clock import FakeClock
+from tests.support.node_agent import NUMBER, lease_of, share
+from tests.support.regions import path_of, process
+
+MIB = 1 << 20
+UID = "0b7a4d0e-7f0c-4d55-9f5b-2f2f0f9d7a11"
+ID = "e" * 64
+GPU = share(0).device
+HAMI = {
+    "zone": "vGPU", "namespace": "default", "pod": "pod", "container": "main",
+    "vdevice_index": "0", "device_uuid": GPU,
+}  # fmt: skip
+VOLCANO = {
+    "zone": "vGPU", "podnamespace": "default", "podname": "pod", "ctrname": "main",
+    "vdeviceid": "0", "deviceuuid": GPU,
+}  # fmt: skip
+HOST = {"zone": "vGPU", "device_index": "0", "device_uuid": GPU, "device_type": "Tesla T4"}
+DESCRIBED = {**VOLCANO, "context": "0", "module": "0", "data": str(300 * MIB), "offset": "0"}
+NUMBERS = {
+    "HostGPUMemoryUsage": ({"zone": "vGPU", "deviceidx": "0", "deviceuuid": GPU}, 700 * MIB),
+    "HostCoreUtilization": ({"zone": "vGPU", "deviceidx": "0", "deviceuuid": GPU}, 40),
+    "vGPU_device_memory_usage_in_bytes": (VOLCANO, 300 * MIB),
+    "vGPU_device_memory_limit_in_bytes": (VOLCANO, 1000 * MIB),
+    "Device_memory_desc_of_container": (DESCRIBED, 300 * MIB),
+    "Device_utilization_desc_of_container": (VOLCANO, 25),
+    "Device_last_kernel_of_container": (VOLCANO, 30),
+    "hami_host_gpu_memory_used_bytes": ({**HOST, "node": "node-0"}, 700 * MIB),
+    "hami_host_gpu_utilization_ratio": ({**HOST, "node": "node-0"}, 40),
+    "hami_host_gpu_memory_controller_utilization_ratio": (HOST, 12),
+    "hami_vgpu_memory_used_bytes": (HAMI, 300 * MIB),
+    "hami_vgpu_memory_limit_bytes": (HAMI, 1000 * MIB),
+    "hami_container_device_memory_bytes": (HAMI, 300 * MIB),
+    "hami_vgpu_memory_context_bytes": (HAMI, 0),
+    "hami_vgpu_memory_module_bytes": (HAMI, 0),
+    "hami_vgpu_memory_buffer_bytes": (HAMI, 300 * MIB),
+    "hami_container_device_utilization_ratio": (HAMI, 25),
+    "hami_container_last_kernel_elapsed_seconds": (HAMI, 30),
+}
+OURS = {"namespace": "default", "pod": "pod", "container": "main", "device_uuid": GPU}
+OWN_NUMBERS = {
+    "leasehold_container_memory_leased_bytes": 1000 * MIB,
+    "leasehold_container_memory_measured_bytes": 350 * MIB,
+    "leasehold_container_memory_overrun_bytes": 0,
+    "leasehold_container_memory_enforced_bytes": 300 * MIB,
+    "leasehold_container_memory_drift_bytes": 50 * MIB,
+    "leasehold_container_cores_leased_ratio": 0.1,
+    "leasehold_container_cores_measured_ratio": 0.35,
+}
+
+
+@dataclass
+class Driver:
+    """Says what a test says."""
+
+    samples: tuple[DeviceSample, ...] = ()
+    broken: bool = False
+
+    async def look(self) -> tuple[DeviceSample, ...]:
+        if self.broken:
+            raise UnavailableError("NVML: GPU is lost")
+        return self.samples
+
+
+@dataclass
+class Kubelet:
+    pods: tuple[KubeletPod, ...] = ()
+    asked: int = 0
+
+    async def list_pods(self) -> tuple[KubeletPod, ...]:
+        self.asked += 1
+        return self.pods
+
+
+@dataclass
+class Knows:
+    told: list[Entry] = field(default_factory=list)
+    held: dict[PodUid, Lease] = field(default_factory=dict)
+    whole: bool = True
+
+    def entries(self) -> Iterable[Entry]:
+        return self.told
+
+    def leases(self) -> Mapping[PodUid, Lease]:
+        return self.held
+
+    def complete(self) -> bool:
+        return self.whole
+
+
+@dataclass
+class World:
+    root: Path
+    monitor: Monitor
+    driver: Driver
+    kubelet: Kubelet
+    known: Knows
+    clock: FakeClock
+
+    def give(self, lease: Lease) -> Tenant:
+        """Have the kubelet told of a container, and its region seeded."""
+        layout = Layout(state_dir=self.root, library=self.root / "libvgpu.so")  # type: ignore[arg-type]
+        setup = DIALECTS[lease.dialect].environment(lease, "main", {}, layout.paths)
+        activation = Activation(
+            pod=lease.pod,
+            namespace=lease.namespace,
+            name=lease.name,
+            container="main",
+            resource=NUMBER,
+            device_ids=("x",),
+            lease=lease,
+        )
+        self.known.told.append(Entry(activation=activation, setup=setup))
+        self.known.held[lease.pod] = lease
+        (tenant,) = tenants_of(self.known.told[-1:], self.known.held, complete=True)
+        assert tenant.place is not None
+        assert tenant.seed is not None
+        Path(tenant.place.directory).mkdir(parents=True)
+        seed_region(tenant.place, tenant.seed, starting=True)
+        return tenant
+
+    def runs(self, tenant: Tenant, pid: int, *, inner: int, mib: int = 350) -> None:
+        """Have a process run on GPU 0."""
+        directory = self.root / "proc" / str(pid)
+        directory.mkdir(parents=True)
+        (directory / "cgroup").write_text(f"0::/kubepods/pod{tenant.lease.pod}/{ID}\n")
+        (directory / "status").write_text(f"NSpid:\t{pid}\t{inner}\n")
+        (before,) = self.driver.samples
+        one = Process(pid=pid, memory_bytes=mib * MIB, busy_percent=35)
+        self.driver.samples = (replace(before, processes=(*before.processes, one)),)
+
+    def change(self, tenant: Tenant, at: int, data: bytes) -> None:
+        assert tenant.place is not None
+        with path_of(tenant.place).open("r+b") as file:
+            file.seek(at)
+            file.write(data)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    idle = DeviceSample(
+        device=GPU,
+        index=0,
+        model="Tesla T4",
+        used_bytes=700 * MIB,
+        busy_percent=40,
+        memory_busy_percent=12,
+    )
+    driver, kubelet, known, clock = Driver((idle,)), Kubelet(), Knows(), FakeClock()
+    monitor = Monitor(
+        NodeName("node-0"),
+        usage=driver,
+        pods=kubelet,
+        known=known,
+        clock=clock,
+        proc=tmp_path / "proc",
+    )
+    return World(tmp_path, monitor, driver, kubelet, known, clock)
+
+
+def computing(world: World) -> Tenant:
+    """Have a container whose process has used its GPU 30 s ago."""
+    tenant = world.give(lease_of(UID))
+    assert tenant.place is not None
+    image = bytearray(path_of(tenant.place).read_bytes())
+    process(image, 0, 7, totals=(300 * MIB,))
+    struct.pack_into("<Q", image, V1_2.slots + 1160 + 16, 25)
+    struct.pack_into("<Q", image, 2008912, int(world.clock.now()) - 30)
+    path_of(tenant.place).write_bytes(bytes(image))
+    world.runs(tenant, 70, inner=7)
+    return tenant
+
+
+def read(text: str) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
+    found: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
+    for family in text_string_to_metric_families(text):
+        for one in family.samples:
+            found.setdefault(one.name, {})[tuple(sorted(one.labels.items()))] = one.value
+    return found
+
+
+async def scraped(monitor: Monitor) -> str:
+    async with (
+        served(pages(monitor), "127.0.0.1:0") as address,
+        aiohttp.ClientSession() as client,
+        client.get(f"http://{address}/metrics") as answer,
+    ):
+        assert answer.status == 200
+        return await answer.text()
+
+
+async def test_item_49_every_published_series_has_its_name_labels_and_value(world: World) -> None:
+    computing(world)
+    await world.monitor.look()
+
+    text = await scraped(world.monitor)
+
+    found = read(text)
+    for name, (labels, value) in NUMBERS.items():
+        counter = name == "Device_memory_desc_of_container"
+        parsed = f"{name}_total" if counter else name  # the parser's own idea of counters
+        assert found[parsed] == {tuple(sorted(labels.items())): value}, name
+        assert f"# TYPE {name} {'counter' if counter else 'gauge'}\n{name}{{" in text
+    for name, own in OWN_NUMBERS.items():
+        assert found[name] == {tuple(sorted(OURS.items())): pytest.approx(own)}, name
+    assert not [name for name in found if name.startswith(("python_", "process_"))]
+
+
+async def test_hami_core_39_series_end_with_the_lease(world: World) -> None:
+    computing(world)
+    await world.monitor.look()
+    before = read(page(world.monitor).decode())
+    world.known.held.clear()
+    world.driver.samples = (replace(world.driver.samples[0], processes=()),)
+    await world.monitor.look()
+
+    after = read(page(world.monitor).decode())
+
+    assert "vGPU_device_memory_usage_in_bytes" in before
+    assert not [name for name, rows in after.items() if any("pod" in dict(row) for row in rows)]
+    assert "HostGPUMemoryUsage" in after
+
+
+async def test_hami_core_9_nothing_that_a_container_writes_becomes_a_label(world: World) -> None:
+    tenant = computing(world)
+    world.change(tenant, V1_2.uuids, b'GPU-1"} 5\nevil{x="\xff')
+    await world.monitor.look()
+
+    text = page(world.monitor).decode()
+
+    assert "evil" not in text
+    assert read(text)["hami_vgpu_memory_used_bytes"] == {tuple(sorted(HAMI.items())): 300 * MIB}
+
+
+async def test_hami_core_44_our_own_names_carry_units_and_no_values_as_labels(world: World) -> None:
+    computing(world)
+    await world.monitor.look()
+
+    for family in world.monitor.collect():
+        for one in family.samples:
+            if one.name.startswith("leasehold_"):
+                assert set(one.labels) <= {*OURS, "reason"}
+                if one.name.endswith("_ratio"):
+                    assert 0 <= one.value <= 1
+
+
+async def test_altered_limits_are_told_once_and_set_again_in_place(world: World) -> None:
+    tenant = computing(world)
+    await world.monitor.look()
+    world.change(tenant, V1_2.memory_limits, struct.pack("<Q", 80_000 * MIB))
+
+    await world.monitor.look()
+    (violation,) = await world.monitor.violations()
+    await world.monitor.look()
+
+    assert tenant.place is not None
+    region = read_region(tenant.place)
+    assert isinstance(region, Region)
+    assert region.memory_limits[0] == 1000 * MIB
+    assert region.pids == {7}
+    assert (violation.rule, violation.pod) == (Rule.TAMPERED, UID)
+    found = read(page(world.monitor).decode())
+    assert found["leasehold_limits_restored_total"] == {(): 1}
+    assert "leasehold_violations" not in found
+
+
+async def test_hami_core_38_a_switch_that_was_turned_off_is_on_again_after_a_look(
+    world: World,
+) -> None:
+    tenant = computing(world)
+    world.change(tenant, V1_2.switch, struct.pack("<i", 0))
+
+    await world.monitor.look()
+
+    assert tenant.place is not None
+    region = read_region(tenant.place)
+    assert isinstance(region, Region)
+    assert region.utilization_switch == 1
+
+
+async def test_hami_core_35_a_bypass_is_told_once_until_it_has_ended(world: World) -> None:
+    tenant = computing(world)
+    world.runs(tenant, 71, inner=8)
+
+    await world.monitor.look()
+    (violation,) = await world.monitor.violations()
+    await world.monitor.look()
+
+    assert violation.rule is Rule.ISOLATION_LOST
+    row = {key: OURS[key] for key in ("namespace", "pod", "container")}
+    found = read(page(world.monitor).decode())
+    assert found["leasehold_container_isolation_lost"] == {tuple(sorted(row.items())): 1}
+    assert found["leasehold_violations"] == {(("reason", "GpuIsolationLost"),): 1}
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await world.monitor.violations()
+
+
+@pytest.mark.parametrize("what", ["fifo", "link", "short", "gone"])
+async def test_whatever_lies_where_the_region_was_the_page_is_written(
+    world: World, what: str
+) -> None:
+    tenant = computing(world)
+    assert tenant.place is not None
+    path = path_of(tenant.place)
+    path.unlink()
+    if what == "link":
+        path.symlink_to("/etc/passwd")
+    elif what == "short":
+        path.write_bytes(b"x")
+    elif what == "fifo":
+        os.mkfifo(path)
+
+    await world.monitor.look()
+
+    found = read(page(world.monitor).decode())
+    assert "hami_vgpu_memory_used_bytes" not in found
+    assert list(found["leasehold_container_isolation_lost"].values()) == [1]
+    assert list(found["leasehold_container_memory_measured_bytes"].values()) == [350 * MIB]
+    assert list(found["leasehold_container_region_tampered"].values()) == [what != "gone"]
+
+
+async def test_without_a_driver_regions_are_still_seen(world: World) -> None:
+    computing(world)
+    world.driver.broken = True
+
+    await world.monitor.look()
+
+    found = read(page(world.monitor).decode())
+    assert list(found["hami_vgpu_memory_used_bytes"].values()) == [300 * MIB]
+    assert "leasehold_container_memory_drift_bytes" not in found
+    assert "HostGPUMemoryUsage" not in found
+
+
+async def test_nobody_is_said_to_be_without_a_lease_before_leases_are_known(world: World) -> None:
+    tenant = computing(world)
+    world.known.told.clear()
+    world.known.whole = False
+    await world.monitor.look()
+    early = world.monitor.seen
+    world.known.whole = True
+    world.known.held.clear()
+
+    await world.monitor.look()
+
+    assert not early.violations
+    assert [(one.rule, one.pod) for one in world.monitor.seen.violations] == [
+        (Rule.UNLEASED, tenant.lease.pod)
+    ]
+
+
+async def test_a_scrape_asks_nobody(world: World) -> None:
+    computing(world)
+    await world.monitor.look()
+    asked = world.kubelet.asked
+    world.driver.broken = True
+
+    for _ in range(3):
+        page(world.monitor)
+
+    assert world.kubelet.asked == asked == 1
+
+
+async def test_the_scan_of_50_containers_is_quick(world: World) -> None:
+    for number in range(50):
+        world.give(lease_of(f"{number:08d}-7f0c-4d55-9f5b-2f2f0f9d7a11", name=f"p{number}"))
+
+    took = []
+    for _ in range(3):
+        began = time.perf_counter()
+        await world.monitor.look()
+        took.append(time.perf_counter() - began)
+
+    assert len(world.monitor.seen.containers) == 50
+    assert min(took) < 1.0
