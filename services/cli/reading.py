@@ -116,6 +116,7 @@ def read_written(
         node=node.facts.name,
         shares=answer,
         dialect=wanted.dialect,
+        memo=wanted.memo,
         created_at=example.now_s,
     )
     devices = {device.uuid: device for device, _ in node.devices}

@@ -9,6 +9,15 @@ from dataclasses import replace
 from typing import Protocol
 
 from services.placer.batch import Decided, decide
+from services.placer.gangs import (
+    COUNTED,
+    Unit,
+    decide_gang,
+    lacking,
+    leaders,
+    too_few,
+    units_of,
+)
 from services.placer.index import Index
 from services.placer.mirror import Mirror
 from shared.model.errors import ConflictError, UnavailableError
@@ -47,6 +56,16 @@ class Ledger(Protocol):
         self, wanted: Sequence[Reservation], *, now: float, ttl_s: float
     ) -> list[Outcome]:
         """Reserve a group; each reservation takes the first of its candidates that fits."""
+        ...
+
+    async def reserve_gang(
+        self, gang: Gang, wanted: Sequence[Reservation], *, now: float, ttl_s: float
+    ) -> list[Outcome]:
+        """Reserve for all of the pods, `gang.min_member` of the gang holding leases then, or none."""
+        ...
+
+    async def muster(self, gang: Gang, enrolled: Sequence[Waiting]) -> Muster:
+        """Let pods of a gang wait, and count the gang."""
         ...
 
     async def wait(self, verdicts: Sequence[Waiting]) -> Waited:
@@ -114,8 +133,14 @@ class Placer:
             raise UnavailableError(missing)
         self.mirror.forget_counted()
         newest = {event.pod: event for event in events}
+        answers: list[Answer] = []
         try:
-            return await self._decide(newest.values())
+            for unit in units_of(newest.values()):
+                if unit.gang is None:
+                    await self._decide(unit.pods, answers)
+                else:
+                    await self._decide_gang(unit.gang, unit.pods, answers)
+            return answers
         except BaseException:
             # The events come again, and what was to be said of them must then be said.
             for pod in newest:
@@ -139,13 +164,11 @@ class Placer:
             if self._blind_since is None:
                 self._blind_since = self.clock.now()
 
-    async def _decide(self, events: Iterable[PodQueued]) -> list[Answer]:
-        undecided = sorted(events, key=lambda event: -event.request.priority)
-        answers: list[Answer] = []
+    async def _decide(self, undecided: Sequence[PodQueued], answers: list[Answer]) -> None:
         for _ in range(ROUNDS):
             undecided = await self._round(undecided, answers)
             if not undecided:
-                return answers
+                return
             await self.clock.sleep(PAUSE_S)
         raise ConflictError(f"{len(undecided)} pods found the ledger changed {ROUNDS} times")
 
@@ -158,6 +181,57 @@ class Placer:
             return [*again, *(event for event, _ in decided.refused)]
         return [*again, *await self._write_refusals(decided, capacity, answers)]
 
+    async def _decide_gang(
+        self, gang: Gang, events: Sequence[PodQueued], answers: list[Answer]
+    ) -> None:
+        """Decide for all waiting pods of a gang, a few of which have just been told of.
+
+        Those that the gang can do without are decided one by one, once it runs.
+        """
+        told: set[PodUid] = set()
+        for _ in range(ROUNDS):
+            capacity, now = self.capacity, self.clock.now()
+            muster = await self.ledger.muster(
+                gang, [_waiting(event, COUNTED, capacity, now, leads=False) for event in events]
+            )
+            leased = [lease for lease in muster.leases if lease.pod not in told]
+            told.update(lease.pod for lease in leased)
+            answers += [PlacementChosen(lease=lease, trace=lease.trace) for lease in leased]
+            pods = {waiting.queued.pod: waiting.queued for waiting in muster.waiting}
+            pods |= {event.pod: event for event in events if event.pod not in told}
+            if gang.min_member <= muster.live:
+                await self._decide(list(pods.values()), answers)
+                return
+            spare = await self._round_of_gang(gang, muster, pods, answers)
+            if spare is not None:
+                await self._decide(spare, answers)
+                return
+            await self.clock.sleep(PAUSE_S)
+        raise ConflictError(f"gang {gang.name} found the ledger changed {ROUNDS} times")
+
+    async def _round_of_gang(
+        self,
+        gang: Gang,
+        muster: Muster,
+        pods: Mapping[PodUid, PodQueued],
+        answers: list[Answer],
+    ) -> list[PodQueued] | None:
+        """Decide once for a gang; return the pods it runs without, or None to do it again."""
+        capacity, live, here = self.capacity, muster.live, muster.here
+        if live + here < gang.min_member:
+            why = too_few(gang, live=live, here=here)
+            refused = Decided(refused=[(event, why) for event in pods.values()])
+            return [] if await self._write_refusals(refused, capacity, answers, set()) else None
+        members = list(pods.values())
+        found = decide_gang(members, gang.min_member - live, self.mirror, self.index, self.draw)
+        if found.refusal is None:
+            decided = Decided(chosen=found.chosen)
+            if await self._reserve(decided, answers, gang):
+                return None
+            chosen = {event.pod for event, _ in found.chosen}
+            return [event for event in members if event.pod not in chosen]
+        why = lacking(gang, live=live, fitting=found.fitting, refusal=found.refusal)
+        
     async def _reserve(self, decided: Decided, answers: list[Answer]) -> list[PodQueued]:
         wanted = [
             Reservation(
@@ -169,6 +243,7 @@ class Placer:
                 resources=event.request.resources,
                 tags=event.request.tags,
                 gang=event.request.gang.name if event.request.gang else "",
+                memo=event.request.memo,
                 trace=event.trace,
             )
             for event, candidates in decided.chosen

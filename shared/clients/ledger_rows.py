@@ -50,7 +50,7 @@ _share_parts = attrgetter(
     "mig",
     "terms",
 )
-_says = attrgetter("pod", "gang", "namespace", "name", "dialect", "trace")
+_says = attrgetter("pod", "gang", "namespace", "name", "dialect", "memo", "trace")
 
 # A frozen dataclass sets each field through `object.__setattr__`, which takes seven times as long
 # as an assignment. What is made 50,000 times a second is made as an unfrozen twin with the same
@@ -160,6 +160,7 @@ def reserved(
         wanted.resources,
         wanted.tags,
         wanted.gang,
+        wanted.memo,
         wanted.trace,
         LeaseState.RESERVED,
         next(numbers),
@@ -223,7 +224,9 @@ def lease_of(value: bytes) -> Lease:
     number, version, _, created_at, expires_at, count, length = _HEAD.unpack_from(value)
     grants = unpack_from("<" + _GRANT * count, value, _HEAD.size)
     at = _HEAD.size + _GRANT_BYTES * count
-    tags, resources, pod, gang, namespace, name, dialect, trace = _unpack(value[at : at + length])
+    tags, resources, pod, gang, namespace, name, dialect, memo, trace = _unpack(
+        value[at : at + length]
+    )
     node, *takes = _unpack(value[at + length :])
     amounts = _amounts_of(resources)
     parts = takes[2] if takes[0] is False else [takes]
@@ -238,6 +241,7 @@ def lease_of(value: bytes) -> Lease:
         dict(zip(amounts[::2], amounts[1::2], strict=True)),
         tuple(tags.split("\n")) if tags else (),
         gang,
+        memo,
         trace,
         _STATES[number],
         int(version),

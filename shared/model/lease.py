@@ -142,6 +142,8 @@ class Lease:
     tags: tuple[str, ...] = ()
     gang: str = ""
     """Name of the pod's gang; empty: none."""
+    memo: str = ""
+    """See `PodRequest.memo`."""
     trace: str = ""
     """W3C traceparent of the span that made the lease."""
     state: LeaseState = LeaseState.RESERVED

@@ -70,6 +70,7 @@ def load_lease(text: str, *, namespace: Namespace, name: str) -> Lease:
             resources={str(key): int(amount) for key, amount in copy["resources"].items()},
             tags=tuple(copy["tag"].split("\n")) if copy["tag"] else (),
             gang=copy.get("gang", ""),
+            memo=copy.get("memo", ""),
             trace=copy["trace"],
             state=LeaseState.BOUND,
             version=int(copy["version"]),
@@ -81,10 +82,9 @@ def load_lease(text: str, *, namespace: Namespace, name: str) -> Lease:
 
 def _more(lease: Lease) -> dict[str, Any]:
     """Write what few leases have; a reader that does not know it loses nothing it could use."""
-    more = {str(n): said for n, share in enumerate(lease.shares) if (said := _unusual(share))}
-    return (
-        {"more": more} | ({"gang": lease.gang} if lease.gang else {}) if more or lease.gang else {}
-    )
+    shares = {str(n): said for n, share in enumerate(lease.shares) if (said := _unusual(share))}
+    more = {"more": shares, "gang": lease.gang, "memo": lease.memo}
+    return {key: said for key, said in more.items() if said}
 
 
 def _unusual(share: Share) -> dict[str, Any]:

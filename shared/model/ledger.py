@@ -26,6 +26,7 @@ class Reservation:
     """Ordinary resources, in the units of `PodRequest.resources`."""
     tags: tuple[str, ...] = ()
     gang: str = ""
+    memo: str = ""
     trace: str = ""
 
 

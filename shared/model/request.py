@@ -178,6 +178,8 @@ class PodRequest:
     scope: Scope = Scope.NODE
     """Within what all devices of one container must lie."""
     links: bool = True
+    memo: str = ""
+    """What the dialect will want to know of the pod when it answers; nobody else reads it."""
     """Of several devices, those that are linked best are preferred (a score, never a filter)."""
     weights: tuple[int, int, int] = (0, 0, 1)
     """Of slots, cores and memory, for orders by allocated part."""
