@@ -4,15 +4,14 @@ Wire forms are those of Volcano's scheduler plugin `deviceshare` and of the Volc
 plugin, in the generation without handshakes.
 """
 
-import uuid
 from collections.abc import Mapping, Sequence
 
+from shared.dialects import hami_core
 from shared.dialects.dialect import (
     Advertised,
     ContainerAsks,
     ContainerSetup,
     Dialect,
-    Mount,
     Paths,
     PodAsks,
     Rules,
@@ -62,7 +61,6 @@ ORDERS: Mapping[str, DeviceOrder] = {
 }
 WHOLE = 100
 """Percent of a GPU's cores at which a share wants the GPU to itself."""
-_CACHES = uuid.UUID("6d0e1f2a-5b3c-4f58-9a39-6f1f0a7f5c11")
 
 
 def read(asks: PodAsks, rules: Rules) -> PodRequest | None:
@@ -196,44 +194,16 @@ def failed(_: Lease) -> dict[str, str]:
 def environment(
     lease: Lease, container: str, _: Mapping[DeviceUuid, Device], paths: Paths
 ) -> ContainerSetup:
-    """Return HAMi-core's variables and mounts.
-
-    HAMi-core counts devices as CUDA does, by PCI address, whatever the order of the variable: so
-    both the devices and their limits come in the order of their index. Raises RequestError for
-    a share without memory, which the library would take for one without limit.
-    """
-    shares = sorted(lease.shares_of(container), key=lambda share: share.index)
-    if not shares or any(share.memory_mib <= 0 for share in shares):
-        raise RequestError(f"container {container} of pod {lease.pod} has no memory leased")
-    cache = uuid.uuid5(_CACHES, f"{lease.pod}/{container}")
-    limits = {
-        f"CUDA_DEVICE_MEMORY_LIMIT_{i}": f"{share.memory_mib}m" for i, share in enumerate(shares)
-    }
-    return ContainerSetup(
-        environment={
-            "NVIDIA_VISIBLE_DEVICES": ",".join(share.device for share in shares),
-            **limits,
-            "CUDA_DEVICE_SM_LIMIT": str(shares[0].cores_percent),
-            "CUDA_DEVICE_MEMORY_SHARED_CACHE": f"/tmp/vgpu/{cache}.cache",  # noqa: S108 - inside
+    """Return HAMi-core's variables and mounts, and those that Volcano's plugin adds."""
+    return hami_core.limited(
+        lease,
+        container,
+        paths,
+        more={
             "NVIDIA_GDRCOPY": "enabled",
             "NVIDIA_GDS": "enabled",
             "NVIDIA_MOFED": "enabled",
         },
-        mounts=(
-            _mount("/usr/local/vgpu/libvgpu.so", paths.library, read_only=True),
-            _mount("/tmp/vgpu", f"{paths.containers}/{lease.pod}_{container}"),  # noqa: S108
-            _mount("/tmp/vgpulock", paths.locks),  # noqa: S108 - inside the container
-            _mount("/etc/ld.so.preload", paths.preload, read_only=True),
-        ),
-    )
-
-
-def _mount(container_path: str, host_path: str, *, read_only: bool = False) -> Mount:
-    return Mount(
-        container_path=container_path,
-        host_path=host_path,
-        read_only=read_only,
-        directory=not read_only,
     )
 
 

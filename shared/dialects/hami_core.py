@@ -1,0 +1,93 @@
+"""What a container gets that HAMi-core holds to its shares: the library's variables and mounts."""
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from shared.dialects.dialect import ContainerSetup, Mount, Paths
+from shared.model.errors import RequestError
+from shared.model.lease import MIB, Lease, Share
+
+VISIBLE = "NVIDIA_VISIBLE_DEVICES"
+LIBRARY = "/usr/local/vgpu/libvgpu.so"
+REGIONS = "/tmp/vgpu"  # noqa: S108 - inside the container
+"""Where the container sees the directory of its region file, in Volcano's plugin and ours."""
+_CACHES = uuid.UUID("6d0e1f2a-5b3c-4f58-9a39-6f1f0a7f5c11")
+
+
+def limited(
+    lease: Lease,
+    container: str,
+    paths: Paths,
+    *,
+    regions: str = REGIONS,
+    more: Mapping[str, str] | None = None,
+) -> ContainerSetup:
+    """Return the container's devices, their limits, and what makes the library hold to them.
+
+    `regions` is where the container sees the directory of its region file, `more` are further
+    variables of the dialect. HAMi-core counts devices as CUDA does, by PCI address, whatever the
+    order of the variable: so both the devices and their limits come in the order of their index.
+    Raises RequestError for a share without memory, which the library would take for one without
+    limit.
+    """
+    shares = held(lease, container)
+    if any(share.limit_bytes <= 0 for share in shares):
+        raise RequestError(f"container {container} of pod {lease.pod} has no memory leased")
+    cache = uuid.uuid5(_CACHES, f"{lease.pod}/{container}")
+    setup = visible(lease, container)
+    return replace(
+        setup,
+        environment={
+            **setup.environment,
+            **{f"CUDA_DEVICE_MEMORY_LIMIT_{i}": _size(share) for i, share in enumerate(shares)},
+            "CUDA_DEVICE_SM_LIMIT": str(shares[0].cores_percent),
+            "CUDA_DEVICE_MEMORY_SHARED_CACHE": f"{regions}/{cache}.cache",
+            **(more or {}),
+        },
+        mounts=(
+            *_library_and_region(paths, regions, f"{paths.containers}/{lease.pod}_{container}"),
+            _mount("/tmp/vgpulock", paths.locks),  # noqa: S108 - inside the container
+            _mount("/etc/ld.so.preload", paths.preload, read_only=True),
+        ),
+    )
+
+
+def visible(lease: Lease, container: str) -> ContainerSetup:
+    """Return the container's devices and no limits: it has them whole.
+
+    Raises RequestError if it holds none.
+    """
+    return ContainerSetup(
+        environment={VISIBLE: ",".join(share.device for share in held(lease, container))}
+    )
+
+
+def held(lease: Lease, container: str) -> Sequence[Share]:
+    """Return a container's shares by device index. Raises RequestError if there are none."""
+    shares = sorted(lease.shares_of(container), key=lambda share: share.index)
+    if not shares:
+        raise RequestError(f"container {container} of pod {lease.pod} has no memory leased")
+    return shares
+
+
+def _size(share: Share) -> str:
+    """Write a limit as the library reads sizes: in MiB, or where that is not exact in bytes."""
+    mib, rest = divmod(share.limit_bytes, MIB)
+    return str(share.limit_bytes) if rest else f"{mib}m"
+
+
+def _library_and_region(paths: Paths, regions: str, directory: str) -> tuple[Mount, Mount]:
+    """Return both mounts; one that lies inside the other comes after it."""
+    library = _mount(LIBRARY, paths.library, read_only=True)
+    region = _mount(regions, directory)
+    return (region, library) if LIBRARY.startswith(f"{regions}/") else (library, region)
+
+
+def _mount(container_path: str, host_path: str, *, read_only: bool = False) -> Mount:
+    return Mount(
+        container_path=container_path,
+        host_path=host_path,
+        read_only=read_only,
+        directory=not read_only,
+    )
