@@ -3,6 +3,7 @@
 Examples:
   python -m services.simcluster --state .leasehold/cluster --nodes 3
   python -m services.simcluster --state /tmp/cluster --port 6443 --nodes 1 --node-cpu 8
+  python -m services.simcluster --state /cluster --host 0.0.0.0 --name simcluster --port 6443
   kubectl --kubeconfig /tmp/cluster/kubeconfig get nodes
 """
 
@@ -13,6 +14,7 @@ import secrets
 import signal
 import socket
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import uvloop
 
@@ -37,6 +39,7 @@ def parser() -> argparse.ArgumentParser:
     add = made.add_argument
     add("--state", type=Path, required=True, help="directory of all state and the kubeconfig")
     add("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
+    add("--name", default="", help="name by which clients reach it; default: the address")
     add("--port", type=int, default=0, help="port of the API server; 0 takes a free one")
     add("--nodes", type=int, default=0, help="simulated nodes, each with a kubelet (%(default)s)")
     add("--node-prefix", default="node-", help="nodes are called so, and a number (%(default)s)")
@@ -74,7 +77,8 @@ async def serve(options: argparse.Namespace) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    certs = certificates(state / "tls")
+    names = (options.name,) if options.name else ()
+    certs = certificates(state / "tls", *names)
     token = kept_secret(state / "token", lambda: secrets.token_urlsafe(32))
     store = Store(SqliteDisk(state / "objects.sqlite"), window=options.window)
     settings = ApiSettings(
@@ -90,8 +94,9 @@ async def serve(options: argparse.Namespace) -> None:
     server = ApiServer(store, settings, runtime=fleet)
     try:
         async with fleet, listening(server, certs) as url:
-            write_kubeconfig(state / "kubeconfig", url, certs.ca.read_bytes(), token)
-            log.info("listening on %s, nodes %d", url, options.nodes)
+            known_as = f"https://{options.name}:{urlsplit(url).port}" if options.name else url
+            write_kubeconfig(state / "kubeconfig", known_as, certs.ca.read_bytes(), token)
+            log.info("listening on %s as %s, nodes %d", url, known_as, options.nodes)
             await stop.wait()
     finally:
         store.close()

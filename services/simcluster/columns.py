@@ -110,6 +110,20 @@ def _ports(service: Json, _now: float) -> str:
     return ",".join(f"{each.get('port')}/{each.get('protocol', 'TCP')}" for each in ports) or _NONE
 
 
+def _quota(part: str) -> Callable[[Json, float], str]:
+    """Show used and hard amounts: of the limits, or of all the rest."""
+
+    def cell(quota: Json, _now: float) -> str:
+        hard, used = at_path(quota, "status.hard") or {}, at_path(quota, "status.used") or {}
+        return ", ".join(
+            f"{name}: {used.get(name, '0')}/{hard[name]}"
+            for name in sorted(hard)
+            if name.startswith("limits.") is (part == "limits")
+        )
+
+    return cell
+
+
 def _created(obj: Json, now: float) -> str:
     return age(metadata(obj).get("creationTimestamp"), now)
 
@@ -178,6 +192,15 @@ COLUMNS: Mapping[str, tuple[Column, ...]] = {
         Column("StorageClass", _path("spec.storageClassName", "")),
         AGE,
     ),
+    "resourcequotas": (
+        NAME,
+        Column("Request", _quota("requests")),
+        Column("Limit", _quota("limits")),
+        AGE,
+    ),
+    "customresourcedefinitions": (NAME, Column("Created At", _path("metadata.creationTimestamp"))),
+    "mutatingwebhookconfigurations": (NAME, Column("Webhooks", _size("webhooks")), AGE),
+    "validatingwebhookconfigurations": (NAME, Column("Webhooks", _size("webhooks")), AGE),
     "leases": (NAME, Column("Holder", _path("spec.holderIdentity", "")), AGE),
     "priorityclasses": (
         NAME,

@@ -44,6 +44,16 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
+class Page:
+    """Part of a list as of one version; `rest` is where the next part starts, None at the end."""
+
+    records: list[Record]
+    version: int
+    rest: str | None
+    remaining: int
+
+
+@dataclass(frozen=True, slots=True)
 class WatchEvent:
     """One line of a watch: ADDED, MODIFIED or DELETED, and the object at that version."""
 

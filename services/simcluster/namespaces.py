@@ -4,12 +4,9 @@ from services.simcluster.history import Change
 from services.simcluster.objects import Json, at_path, copied, metadata, name_of, namespace_of
 from services.simcluster.resources import Resource
 from services.simcluster.store import Store
+from services.simcluster.strategies import SYSTEM_PRIORITIES
 
 INITIAL = ("default", "kube-system", "kube-public", "kube-node-lease")
-_SYSTEM_PRIORITIES = {
-    "system-cluster-critical": 2_000_000_000,
-    "system-node-critical": 2_000_001_000,
-}
 
 
 def prepare(store: Store) -> None:
@@ -17,7 +14,7 @@ def prepare(store: Store) -> None:
     for name in INITIAL:
         if store.find("namespaces", None, name) is None:
             store.create("namespaces", {"metadata": {"name": name}})
-    for name, value in _SYSTEM_PRIORITIES.items():
+    for name, value in SYSTEM_PRIORITIES.items():
         if store.find("priorityclasses", None, name) is None:
             store.create("priorityclasses", {"metadata": {"name": name}, "value": value})
 

@@ -114,7 +114,8 @@ def _give_priority(pod: Json, spec: Json, classes: Iterable[Json]) -> None:
         raise ApiError.forbidden("pods", name_of(pod), why)
     chosen = known.get(wanted) if wanted else None
     if chosen is None:
-        chosen = next((each for each in known.values() if each.get("globalDefault")), None)
+        defaults = [each for each in known.values() if each.get("globalDefault")]
+        chosen = min(defaults, key=lambda each: int(each["value"]), default=None)
     if chosen is not None:
         spec["priorityClassName"] = name_of(chosen)
     value = int(chosen["value"]) if chosen else 0
@@ -126,7 +127,14 @@ def _give_priority(pod: Json, spec: Json, classes: Iterable[Json]) -> None:
         raise ApiError.forbidden("pods", name_of(pod), why)
     spec["priority"] = value
     policy = (chosen or {}).get("preemptionPolicy") or "PreemptLowerPriority"
-    spec.setdefault("preemptionPolicy", policy)
+    if spec.get("preemptionPolicy") not in (None, policy):
+        why = (
+            f"the string value of PreemptionPolicy ({spec['preemptionPolicy']}) must not be "
+            f"provided in pod spec; priority admission controller computed {policy} from the given "
+            "PriorityClass name"
+        )
+        raise ApiError.forbidden("pods", name_of(pod), why)
+    spec["preemptionPolicy"] = policy
 
 
 def _tolerate_lost_nodes(spec: Json) -> None:

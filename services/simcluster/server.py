@@ -27,6 +27,7 @@ from services.simcluster.objects import Json, decode, encode
 from services.simcluster.pod_access import serve_log
 from services.simcluster.ports import ContainerRuntime
 from services.simcluster.query import ListOptions
+from services.simcluster.quotas import Quotas
 from services.simcluster.selectors import selection
 from services.simcluster.static import OPEN_PATHS, static_answer
 from services.simcluster.store import Store
@@ -80,6 +81,7 @@ class ApiServer:
         self.metrics = Metrics()
         self._definitions = DefinedKinds(store)
         self._namespaces = Namespaces(store)
+        self._quotas = Quotas(store)
         self._admission = AdmissionChain(store)
         self._writer = Writer(store, Disruptions(store), self._admission)
         self._expected = f"Bearer {settings.token}".encode()

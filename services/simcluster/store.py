@@ -27,14 +27,13 @@ finished one goes at once.
 
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
 
 from services.simcluster.custom_kinds import kinds_of
 from services.simcluster.definition_strategy import TABLE as DEFINITIONS
 from services.simcluster.definition_strategy import is_established
 from services.simcluster.deletion import Deletion, decide
 from services.simcluster.errors import ApiError
-from services.simcluster.history import Change, History, Record, Subscription, WatchEvent
+from services.simcluster.history import Change, History, Page, Record, Subscription, WatchEvent
 from services.simcluster.kinds import Kinds
 from services.simcluster.merge import merged
 from services.simcluster.objects import (
@@ -58,17 +57,8 @@ from services.simcluster.writes import WriteCounter
 DEFAULT_WINDOW = 5000
 
 Patcher = Callable[[Json], Json]
-Removed = Callable[[Resource, Json], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """Part of a list as of one version; `rest` is where the next part starts, None at the end."""
-
-    records: list[Record]
-    version: int
-    rest: str | None
-    remaining: int
+Gate = Callable[[Resource, Json | None, Json], None]
+"""Asked before a write, with the object as it was and as it would be; raises to refuse it."""
 
 
 class Store:
@@ -84,6 +74,7 @@ class Store:
         self.clock = clock
         self.writes = WriteCounter()
         self.listeners: list[Callable[[Resource, Change], None]] = []
+        self.gates: list[Gate] = []
         self._disk = NoDisk() if disk is None else disk
         self._window = window
         self.version = max(self._disk.last_version(), 1)
@@ -261,6 +252,8 @@ class Store:
         key = self._key(resource, namespace_of(new), name_of(new))
         if key in self._records[resource]:
             raise ApiError.already_exists(kind.qualified, name_of(new))
+        for gate in self.gates:
+            gate(self.kinds[resource], None, new)
         return self._commit(kind, key, None, new, verb="create", dry_run=dry_run)
 
     def draft_update(self, resource: str, obj: Json, *, subresource: str = "") -> tuple[Json, Json]:
@@ -294,6 +287,8 @@ class Store:
             if not dry_run:
                 self.writes.count(resource, key, f"{verb}/{subresource}".rstrip("/"))
             return old.obj
+        for gate in self.gates if not subresource else ():
+            gate(self.kinds[resource], old.obj, new)
         main = not subresource and strategy.counts_generations
         if main and strategy.is_new_generation(new, old.obj):
             new["metadata"]["generation"] = int(old.obj["metadata"].get("generation") or 0) + 1

@@ -11,6 +11,7 @@ from services.simcluster.definition_strategy import Definitions
 from services.simcluster.errors import ApiError, Cause
 from services.simcluster.names import metadata_causes
 from services.simcluster.objects import Json, name_of
+from services.simcluster.quota_validation import quota_causes
 from services.simcluster.resources import Resource
 from services.simcluster.strategy import Lookup, Strategy
 
@@ -84,12 +85,25 @@ class Services(Strategy):
             port.setdefault("targetPort", port.get("port"))
 
 
+SYSTEM_PRIORITIES: Mapping[str, int] = {
+    "system-cluster-critical": 2_000_000_000,
+    "system-node-critical": 2_000_001_000,
+}
+
+
 class PriorityClasses(Strategy):
     """A priority class is its value."""
 
     def complete(self, obj: Json, cluster: Lookup) -> None:
-        """Preempt lower priorities unless told otherwise."""
+        """Preempt lower priorities unless told otherwise; 403 for a second default."""
         obj.setdefault("preemptionPolicy", "PreemptLowerPriority")
+        others = [each for each in cluster.list("priorityclasses") if each.get("globalDefault")]
+        if obj.get("globalDefault") and any(name_of(each) != name_of(obj) for each in others):
+            why = (
+                f"PriorityClass {name_of(others[0])} is already marked as default. "
+                "Only one default can exist"
+            )
+            raise ApiError.forbidden("priorityclasses.scheduling.k8s.io", name_of(obj), why)
 
     def check(self, obj: Json) -> list[Cause]:
         """A value must be there, and leave the highest ones to the system."""
@@ -97,9 +111,17 @@ class PriorityClasses(Strategy):
         value = obj.get("value")
         if not isinstance(value, int):
             causes.append(Cause("FieldValueRequired", "Required value", "value"))
-        elif value > 1_000_000_000 and not name_of(obj).startswith("system-"):
-            text = f"Invalid value: {value}: maximum allowed value is 1000000000"
-            causes.append(Cause("FieldValueInvalid", text, "value"))
+        elif SYSTEM_PRIORITIES.get(name_of(obj)) == value:
+            return causes
+        elif value > 1_000_000_000:
+            text = "Forbidden: maximum allowed value of a user defined priority is 1000000000"
+            causes.append(Cause("FieldValueForbidden", text, "value"))
+        if name_of(obj).startswith("system-"):
+            text = (
+                "Forbidden: priority class names with 'system-' prefix are reserved for system "
+                "use only"
+            )
+            causes.append(Cause("FieldValueForbidden", text, "metadata.name"))
         return causes
 
     def check_update(self, new: Json, old: Json) -> list[Cause]:
@@ -108,6 +130,14 @@ class PriorityClasses(Strategy):
             text = "Forbidden: may not be changed in an update."
             return [Cause("FieldValueForbidden", text, "value")]
         return []
+
+
+class ResourceQuotas(Strategy):
+    """Quotas must be readable, for every write in their namespace reads them."""
+
+    def check(self, obj: Json) -> list[Cause]:
+        """Check names, amounts and scopes."""
+        return [*metadata_causes(obj), *quota_causes(obj)]
 
 
 class DisruptionBudgets(Strategy):
@@ -128,6 +158,7 @@ _STRATEGIES: Mapping[str, Strategy] = {
     "services": Services(),
     "priorityclasses": PriorityClasses(),
     "poddisruptionbudgets": DisruptionBudgets(),
+    "resourcequotas": ResourceQuotas(),
     "customresourcedefinitions": Definitions(),
     "mutatingwebhookconfigurations": WebhookConfigurations(mutating=True),
     "validatingwebhookconfigurations": WebhookConfigurations(mutating=False),

@@ -33,9 +33,9 @@ class Certificates:
         return context
 
 
-def certificates(directory: Path) -> Certificates:
-    """Return the API server's certificates in `directory`, made there first if there are none."""
-    return certificates_for(directory, *_NAMES)
+def certificates(directory: Path, *names: str) -> Certificates:
+    """Return the API server's certificates, for its usual names and these, made if missing."""
+    return certificates_for(directory, *_NAMES, *names)
 
 
 def certificates_for(directory: Path, *names: str) -> Certificates:
