@@ -1,31 +1,22 @@
-"""Which devices of one node a pod gets, container by container, in the order its author chose."""
+"""Which devices of one node a pod gets, container by container, in the order its author chose.
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+All devices of a pod are of one mode: shares that HAMi-core holds to, or MIG instances. Where both
+will do, `PodRequest.instances_first` says which are tried first.
+"""
+
+from collections.abc import Callable, Sequence
 
 from services.placer.device_filters import device_excluded, is_selective
+from services.placer.device_order import NOTHING, NOTHING_OWN, Own, Owns, in_order
+from services.placer.instances import find_instance, instance_mib
 from services.placer.mirrored import DeviceState, NodeState
-from shared.model.device import IDLE_BEFORE, Device, needed_cores, needed_mib
-from shared.model.lease import Share, Terms
-from shared.model.request import Company, DeviceOrder, GpuRequest, PodRequest
+from services.placer.shares import Pick
+from services.placer.topology import best_set, matters, place_in
+from shared.model.device import IDLE_BEFORE, DeviceMode, needed_cores, needed_mib
+from shared.model.request import Company, GpuRequest, PodRequest, Scope
 
-Pick = tuple[GpuRequest, DeviceState, int]
-"""A container, a device for it, and the MiB that its share takes there."""
-
-
-@dataclass(slots=True)
-class Own:
-    """What earlier containers of the same pod were given of one device."""
-
-    memory: int = 0
-    cores: int = 0
-    shares: int = 0
-    alone: bool = False
-
-
-Owns = Mapping[DeviceState, Own]
-
-NOTHING_OWN: Owns = {}
+Finder = Callable[[GpuRequest, PodRequest, Sequence[DeviceState], Owns], list[Pick] | None]
+"""Returns a device for every share of one container, or None if too few can take one."""
 
 
 def choose_devices(request: PodRequest, node: NodeState) -> list[Pick] | None:
@@ -40,28 +31,67 @@ def choose_devices(request: PodRequest, node: NodeState) -> list[Pick] | None:
     devices: Sequence[DeviceState] = node.devices
     if is_selective(selection):
         devices = [d for d in devices if device_excluded(selection, d.device) is None]
+    if not node.mig:
+        return _chosen(request, devices, chosen_for)
+    for mode in modes_of(request):
+        picks = _chosen(request, of_mode(devices, mode), FINDERS[mode])
+        if picks is not None:
+            return picks
+    return None
+
+
+def modes_of(request: PodRequest) -> tuple[DeviceMode, ...]:
+    """Return the modes of devices that will do, in the order in which they are tried."""
+    if not takes_instances(request):
+        return _SHARES_ONLY
+    return _INSTANCES_FIRST if request.instances_first else _SHARES_FIRST
+
+
+def takes_instances(request: PodRequest) -> bool:
+    """Say whether MIG instances will do: for every container, and none wants devices whole."""
+    return bool(request.containers) and all(
+        container.instances and not container.whole for container in request.containers
+    )
+
+
+def of_mode(devices: Sequence[DeviceState], mode: DeviceMode) -> list[DeviceState]:
+    """Return those devices that are in a mode."""
+    instances = mode is DeviceMode.MIG
+    return [device for device in devices if device.mig is instances]
+
+
+_SHARES_ONLY = (DeviceMode.HAMI_CORE,)
+_SHARES_FIRST = (DeviceMode.HAMI_CORE, DeviceMode.MIG)
+_INSTANCES_FIRST = (DeviceMode.MIG, DeviceMode.HAMI_CORE)
+
+
+def _chosen(
+    request: PodRequest, devices: Sequence[DeviceState], finder: Finder
+) -> list[Pick] | None:
     if len(request.containers) == 1:
-        return chosen_for(request.containers[0], request, devices, NOTHING_OWN)
-    if request.same_device:
-        for device in in_order(request, devices, {}):
-            picks = in_turn(request, (device,))
-            if picks is not None:
-                return picks
-        return None
-    return in_turn(request, devices)
+        return finder(request.containers[0], request, devices, NOTHING_OWN)
+    if not request.same_device:
+        return in_turn(request, devices, finder)
+    for device in in_order(request, devices, NOTHING_OWN):
+        picks = in_turn(request, (device,), finder)
+        if picks is not None:
+            return picks
+    return None
 
 
-def in_turn(request: PodRequest, devices: Sequence[DeviceState]) -> list[Pick] | None:
+def in_turn(
+    request: PodRequest, devices: Sequence[DeviceState], finder: Finder
+) -> list[Pick] | None:
     """Give every container its devices, one container after the other."""
     picks: list[Pick] = []
     owns: dict[DeviceState, Own] = {}
     several = len(request.containers) > 1
     for container in request.containers:
-        chosen = chosen_for(container, request, devices, owns)
+        chosen = finder(container, request, devices, owns)
         if chosen is None:
             return None
         picks += chosen
-        if several and not container.init:
+        if several:
             note_given(chosen, owns)
     return picks
 
@@ -69,18 +99,19 @@ def in_turn(request: PodRequest, devices: Sequence[DeviceState]) -> list[Pick] |
 def chosen_for(
     container: GpuRequest, request: PodRequest, devices: Sequence[DeviceState], owns: Owns
 ) -> list[Pick] | None:
-    """Return a device for every share of one container, or None if too few can take one."""
+    """Find devices whose shares HAMi-core holds to."""
     wanted = container.gpus
     if wanted > len(devices):
         return None
     tags, room, idle = request.tags, room_for(container), container.company in IDLE_BEFORE
-    slotted, slots, chosen = container.slotted, container.slots, []
+    slotted, slots, chosen = container.slotted, container.slots, list[Pick]()
     seen = NOTHING_OWN if container.init else owns
-    if request.distinct and owns:
-        devices = [device for device in devices if device not in owns]
+    if owns or request.scope is not Scope.NODE:
+        devices = _in_question(request, devices, owns)
+    enough = len(devices) if wanted > 1 and matters(container, request, devices) else wanted
     for device in in_order(request, devices, owns):
         # What the pod's own containers took is looked at only where the rest would fit.
-        if (device.slotted_room if slotted and not slots else device.room) < room or device.mig:
+        if (device.slotted_room if slotted and not slots else device.room) < room:
             continue
         memory = share_mib(container, device)
         if (
@@ -90,11 +121,69 @@ def chosen_for(
             and not (slots and slotted and device.shares >= slots)
             and (not seen or _fits_beside(container, device, memory, seen.get(device)))
         ):
-            chosen.append((container, device, memory))
-            if len(chosen) == wanted:
+            chosen.append((container, device, memory, None))
+            if len(chosen) == enough:
                 break
-    if len(chosen) < wanted:
+    if wanted > 1:
+        return _together(container, request, chosen)
+    return chosen or None
+
+
+def instances_for(
+    container: GpuRequest, request: PodRequest, devices: Sequence[DeviceState], owns: Owns
+) -> list[Pick] | None:
+    """Find MIG instances. They have cores of their own, and nobody meets anybody in one."""
+    wanted, tags, chosen = container.gpus, request.tags, list[Pick]()
+    devices = _in_question(request, devices, owns)
+    enough = len(devices) if matters(container, request, devices) else wanted
+    for device in in_order(request, devices, owns):
+        need = instance_mib(container, device.device, device.largest)
+        if device.instance < need or not need or (tags and not device.tags.isdisjoint(tags)):
+            continue
+        layout, taken, free = held_of(device, owns)
+        found = find_instance(device.tables, layout, taken, need_mib=need, free_mib=free)
+        if found is not None:
+            chosen.append((container, device, found[1], found[0]))
+            if len(chosen) == enough:
+                break
+    return _together(container, request, chosen)
+
+
+FINDERS = {DeviceMode.HAMI_CORE: chosen_for, DeviceMode.MIG: instances_for}
+
+
+def held_of(device: DeviceState, owns: Owns) -> tuple[str, int, int]:
+    """Return the layout that is pinned, the positions taken and the MiB free, the pod's included.
+
+    What init containers had is free again, but the layout stays.
+    """
+    own = owns.get(device, NOTHING)
+    free = device.total - device.memory - own.memory
+    return device.layout or own.layout, device.positions | own.positions, free
+
+
+def _in_question(
+    request: PodRequest, devices: Sequence[DeviceState], owns: Owns
+) -> Sequence[DeviceState]:
+    """Leave out devices that the pod has already, or that lie nobody knows where."""
+    if request.distinct and owns:
+        devices = [device for device in devices if not owns.get(device, NOTHING).shares]
+    if request.scope is not Scope.NODE:
+        devices = [device for device in devices if place_in(device, request.scope) is not None]
+    return devices
+
+
+def _together(container: GpuRequest, request: PodRequest, fitting: list[Pick]) -> list[Pick] | None:
+    """Of the devices that fit, in the order they were tried, take those that go best together."""
+    wanted = container.gpus
+    if len(fitting) < wanted:
         return None
+    chosen = fitting[:wanted]
+    if wanted > 1 and matters(container, request, [fitting[0][1]]):
+        places = best_set(request, [pick[1] for pick in fitting], wanted)
+        if places is None:
+            return None
+        chosen = [fitting[place] for place in places]
     if container.whole:
         chosen.sort(key=lambda pick: pick[1].index)
     return chosen
@@ -115,13 +204,22 @@ def _fits_beside(container: GpuRequest, device: DeviceState, memory: int, own: O
 
 
 def note_given(chosen: Sequence[Pick], owns: dict[DeviceState, Own]) -> None:
-    """Add to what the pod's containers were given so far."""
-    for container, device, memory in chosen:
+    """Add to what the pod's containers were given so far; of init containers, a layout is left."""
+    for container, device, memory, place in chosen:
+        if container.init and place is None:
+            continue
         own = owns.setdefault(device, Own())
+        if place is not None:
+            own.layout = place.layout
+        if container.init:
+            continue
         own.memory += memory
-        own.cores += needed_cores(container)
         own.shares += 1
-        own.alone |= container.company is Company.ALONE
+        if place is not None:
+            own.positions |= 1 << place.position
+        else:
+            own.cores += needed_cores(container)
+            own.alone |= container.company is Company.ALONE
 
 
 def room_for(container: GpuRequest) -> int:
@@ -140,107 +238,3 @@ def share_mib(container: GpuRequest, device: DeviceState) -> int:
     if units is None or container.memory_percent is not None or container.memory_bytes is not None:
         return needed_mib(container, device.device)
     return device.everything if container.whole else units * device.unit
-
-
-def in_order(
-    request: PodRequest, devices: Sequence[DeviceState], owns: Owns
-) -> Sequence[DeviceState]:
-    """Sort devices, given by ascending index, into the order in which they are tried."""
-    order = request.device_order
-    if order is DeviceOrder.LAST:
-        return devices[::-1]
-    if order is DeviceOrder.FIRST:
-        return devices
-    if not owns:
-        plain = _PLAIN.get(order)
-        if plain is not None:
-            return sorted(devices, key=plain)
-    rank = _RANKS[order]
-    return sorted(
-        devices, key=lambda device: rank(device, owns.get(device, _NOTHING), request.weights)
-    )
-
-
-Weights = tuple[int, int, int]
-
-_NOTHING = Own()
-
-_PLAIN: Mapping[DeviceOrder, Callable[[DeviceState], int]] = {
-    DeviceOrder.BINPACK: lambda device: -device.memory,
-    DeviceOrder.SPREAD: lambda device: device.shares,
-}
-"""Where the pod has nothing of its own yet, and nothing needs weighing."""
-
-
-def _allocated(device: DeviceState, own: Own, weights: Weights) -> int:
-    """Return the weighted part of a device that is in use, in millionths."""
-    slots, cores, memory = weights
-    return (
-        slots * 1_000_000 * (device.shares + own.shares) // max(device.slots, 1)
-        + cores * 10_000 * (device.cores + own.cores)
-        + memory * 1_000_000 * (device.memory + own.memory) // max(device.total, 1)
-    )
-
-
-_RANKS: Mapping[DeviceOrder, Callable[[DeviceState, Own, Weights], tuple[int, int]]] = {
-    DeviceOrder.BINPACK: lambda device, own, _: (0, -device.memory - own.memory),
-    DeviceOrder.SPREAD: lambda device, own, _: (0, device.shares + own.shares),
-    DeviceOrder.TIGHTEST: lambda device, own, _: (
-        -device.cores - own.cores,
-        -device.memory - own.memory,
-    ),
-    DeviceOrder.MOST_ALLOCATED: lambda *facts: (0, -_allocated(*facts)),
-    DeviceOrder.LEAST_ALLOCATED: lambda *facts: (0, _allocated(*facts)),
-}
-
-
-KNOWN_SHARES = 16
-"""Shares kept per device: a share is a value, and pods of one template ask for equal ones."""
-
-
-def shares_of(picks: Sequence[Pick]) -> tuple[Share, ...]:
-    """Return the shares that a choice amounts to."""
-    return tuple([_share(*pick) for pick in picks])
-
-
-def _share(container: GpuRequest, device: DeviceState, memory: int) -> Share:
-    key = (
-        memory,
-        container.container,
-        container.cores_percent,
-        container.company,
-        container.whole,
-        container.slotted,
-        container.slots,
-        container.init,
-        container.keeps_terms and (container.memory_bytes, container.memory_percent),
-    )
-    share = device.known_shares.get(key)
-    if share is None:
-        if len(device.known_shares) >= KNOWN_SHARES:
-            device.known_shares.clear()
-        share = device.known_shares[key] = Share(
-            container=container.container,
-            device=device.uuid,
-            index=device.index,
-            memory_mib=memory,
-            cores_percent=needed_cores(container),
-            unit_mib=device.unit,
-            whole=container.whole,
-            slotted=container.slotted,
-            init=container.init,
-            company=container.company,
-            slots=container.slots,
-            terms=terms_of(container, device.device, memory) if container.keeps_terms else None,
-        )
-    return share
-
-
-def terms_of(container: GpuRequest, device: Device, memory_mib: int) -> Terms:
-    """Return in which terms a container asked, for the dialects that must repeat them."""
-    return Terms(
-        memory_mib=memory_mib,
-        device_mib=device.memory_mib,
-        memory_bytes=None if container.whole else container.memory_bytes,
-        memory_percent=None if container.whole else container.memory_percent,
-    )

@@ -3,13 +3,24 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from services.placer.device_choice import Own, Owns, chosen_for, note_given, share_mib
+from services.placer.device_choice import (
+    FINDERS,
+    held_of,
+    modes_of,
+    note_given,
+    of_mode,
+    share_mib,
+    takes_instances,
+)
 from services.placer.device_filters import device_excluded
+from services.placer.device_order import Own, Owns
+from services.placer.instances import instance_mib, instance_refusal
 from services.placer.mirrored import DeviceState, NodeState
 from services.placer.node_filters import Blocked
-from shared.model.device import DeviceRefusal, DeviceUse, device_refusal
+from services.placer.topology import place_in
+from shared.model.device import DeviceMode, DeviceRefusal, DeviceUse, device_refusal
 from shared.model.placement import DeviceVerdict
-from shared.model.request import GpuRequest, PodRequest
+from shared.model.request import GpuRequest, PodRequest, Scope
 
 NODE_TEXTS: Mapping[str, str] = {
     "InsufficientGpuMemory": "Insufficient GPU memory",
@@ -23,7 +34,14 @@ NODE_TEXTS: Mapping[str, str] = {
     "GpuModeMismatch": "node(s) had only GPUs in another mode",
     "GpuTypeExcluded": "node(s) had no GPU of an allowed type",
     "GpuUuidExcluded": "node(s) had no GPU with an allowed UUID",
+    "GpuInstancesTaken": "node(s) had no free MIG instance that is large enough",
+    "GpuInstanceTooSmall": "node(s) had only GPUs whose MIG instances are too small",
+    "NoGpuInstances": "node(s) had GPUs in mig mode without a known layout",
+    "GpuNotPartitioned": "node(s) had GPUs that shares keep from being partitioned",
+    "GpuPlaceUnknown": "node(s) had GPUs of which nobody knows where they lie",
 }
+
+SCOPES: Mapping[Scope, str] = {Scope.NUMA: "NUMA node", Scope.PCIE: "PCIe root"}
 
 EXCLUSIONS = frozenset({"GpuTypeExcluded", "GpuUuidExcluded", "GpuModeMismatch", "GpuClosed"})
 """Why a device was never in question: named only where no device was."""
@@ -42,7 +60,9 @@ def why_no_devices(request: PodRequest, node: NodeState) -> Blocked:
     refusals = device_refusals(request, node)
     counts = Counter(refusal.code for refusal in refusals.values())
     if not counts:
-        return Blocked("GpusDoNotFitTogether", "node(s) had no GPUs for all containers at once")
+        where = f" on one {SCOPES[request.scope]}" if request.scope in SCOPES else ""
+        text = f"node(s) had no GPUs for all containers at once{where}"
+        return Blocked("GpusDoNotFitTogether", text)
     in_question = Counter({code: n for code, n in counts.items() if code not in EXCLUSIONS})
     code = (in_question or counts).most_common(1)[0][0]
     fitting = len(node.devices) - len(refusals)
@@ -71,35 +91,44 @@ def device_refusals(request: PodRequest, node: NodeState) -> dict[DeviceState, D
             allowed.append(device)
         else:
             refusals[device] = excluded
-    groups = [(device,) for device in allowed] if request.same_device else [tuple(allowed)]
-    for devices in groups:
-        container, owns = _first_unserved(request, devices)
-        if container is None:
-            continue
-        for device in devices:
-            refusal = _refusal(container, device, request.tags, owns)
-            if refusal is not None:
-                refusals[device] = refusal
+    modes = modes_of(request)
+    for mode in DeviceMode:
+        inside = of_mode(allowed, mode)
+        for devices in [(d,) for d in inside] if request.same_device else [tuple(inside)]:
+            unserved: tuple[GpuRequest, Owns] | None = request.containers[0], {}
+            if mode in modes:
+                unserved = _first_unserved(request, devices, mode)
+            if unserved is None:
+                continue
+            container, owns = unserved
+            for device in devices:
+                refusal = _refusal(container, request, device, owns)
+                if refusal is not None:
+                    refusals[device] = refusal
     return dict(sorted(refusals.items(), key=lambda entry: entry[0].index))
 
 
 def _first_unserved(
-    request: PodRequest, devices: Sequence[DeviceState]
-) -> tuple[GpuRequest | None, Owns]:
+    request: PodRequest, devices: Sequence[DeviceState], mode: DeviceMode
+) -> tuple[GpuRequest, Owns] | None:
+    """Return the container and what those before it were given, None if all are served."""
     owns: dict[DeviceState, Own] = {}
     for container in request.containers:
-        chosen = chosen_for(container, request, devices, owns)
+        chosen = FINDERS[mode](container, request, devices, owns)
         if chosen is None:
-            return container, {} if container.init else owns
-        if not container.init:
-            note_given(chosen, owns)
-    return None, owns
+            return container, owns
+        note_given(chosen, owns)
+    return None
 
 
 def _refusal(
-    container: GpuRequest, device: DeviceState, tags: tuple[str, ...], owns: Owns
+    container: GpuRequest, request: PodRequest, device: DeviceState, owns: Owns
 ) -> DeviceRefusal | None:
-    own, use = owns.get(device, Own()), device.use()
+    if request.scope in SCOPES and place_in(device, request.scope) is None:
+        place = SCOPES[request.scope]
+        text = f"its {place} is not known, and the pod wants all its GPUs on one"
+        return DeviceRefusal("GpuPlaceUnknown", text)
+    own, use = Own() if container.init else owns.get(device, Own()), device.use()
     seen = DeviceUse(
         memory_mib=use.memory_mib + own.memory,
         cores_percent=use.cores_percent + own.cores,
@@ -108,5 +137,24 @@ def _refusal(
         tags=use.tags,
         alone=use.alone or own.alone,
     )
+    if device.mig and takes_instances(request):
+        return _instance_refusal(container, request, device, owns)
     memory_mib = share_mib(container, device)
-    return device_refusal(container, device.device, seen, memory_mib=memory_mib, tags=tags)
+    return device_refusal(container, device.device, seen, memory_mib=memory_mib, tags=request.tags)
+
+
+def _instance_refusal(
+    container: GpuRequest, request: PodRequest, device: DeviceState, owns: Owns
+) -> DeviceRefusal | None:
+    met = sorted(device.tags.intersection(request.tags))
+    if not device.healthy:
+        return DeviceRefusal("GpuUnhealthy", "it is unhealthy")
+    if met:
+        text = f"it already carries a pod of group {', '.join(met)}"
+        return DeviceRefusal("GpuGroupSpread", text)
+    if device.shares and not device.layout:
+        text = f"{device.shares} shares from before mig mode keep it from being partitioned"
+        return DeviceRefusal("GpuNotPartitioned", text)
+    layout, taken, free_mib = held_of(device, owns)
+    need_mib = instance_mib(container, device.device, device.largest)
+    return instance_refusal(device.tables, layout, taken, need_mib=need_mib, free_mib=free_mib)

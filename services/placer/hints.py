@@ -27,7 +27,7 @@ def _for_memory(request: PodRequest, nearest: Near) -> str:
     widest: tuple[int, NodeState, DeviceState] | None = None
     for node, _ in nearest:
         for device in node.devices:
-            free = device.total - device.memory
+            free = device.instance if device.mig else device.total - device.memory
             if _allowed(request, device) and (widest is None or free > widest[0]):
                 widest = (free, node, device)
     if widest is None:

@@ -57,14 +57,14 @@ class Index:
         """Say whether verdicts on an equal request are kept."""
         return shape_of(request) in self._verdicts
 
-    def verdicts(self, request: PodRequest, kind: Kind) -> Verdicts:
+    def verdicts(self, request: PodRequest) -> Verdicts:
         """Return the verdicts on a request, up to date."""
         shape = shape_of(request)
         verdicts = self._verdicts.pop(shape, None)
         if verdicts is None:
             if len(self._verdicts) >= KEPT_VERDICTS:
                 del self._verdicts[next(iter(self._verdicts))]
-            verdicts = Verdicts(self.mirror, self.eligibility, request, kind)
+            verdicts = Verdicts(self.mirror, self.eligibility, request)
         self._verdicts[shape] = verdicts
         verdicts.catch_up()
         return verdicts
@@ -81,6 +81,7 @@ def shape_of(request: PodRequest) -> object:
         request.tags,
         request.scope,
         request.links,
+        request.instances_first,
         request.weights,
         request.device_order,
         request.node_order,

@@ -54,6 +54,8 @@ class Mirror:
         """Changes of more than what is taken: facts, devices, services."""
         self.soft_nodes = 0
         """Nodes with a taint that only says what should rather not happen."""
+        self.mig_nodes = 0
+        """Nodes with devices in MIG mode."""
         self._devices: dict[DeviceUuid, DeviceState] = {}
         self._holds: dict[PodUid, Hold] = {}
 
@@ -76,6 +78,7 @@ class Mirror:
         if state is None:
             state = self.nodes[name] = NodeState(name)
         self.soft_nodes -= state.soft
+        self.mig_nodes -= state.mig
         before = {device.uuid: device for device in state.devices}
         devices = []
         for device, use in node.devices:
@@ -87,6 +90,7 @@ class Mirror:
         self._forget_devices(before.values())
         state.describe(node, devices)
         self.soft_nodes += state.soft
+        self.mig_nodes += state.mig
         self.changes.add(state)
         self.inventory_changes.add(state)
 
@@ -97,6 +101,7 @@ class Mirror:
             return
         state.gone = True
         self.soft_nodes -= state.soft
+        self.mig_nodes -= state.mig
         self._forget_devices(state.devices)
         self.changes.add(state)
         self.inventory_changes.add(state)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from services.placer.instances import Tables, largest_free, largest_of, positions_in, tables_of
 from services.placer.node_filters import free_resources, has_soft_taint, is_open
 from shared.model.device import Device, DeviceMode, DeviceUse
 from shared.model.lease import Lease, Share, bookings
@@ -25,15 +26,20 @@ class DeviceState:
         "free_units",
         "healthy",
         "index",
+        "instance",
         "known_shares",
+        "largest",
+        "layout",
         "memory",
         "mig",
         "node",
         "parts",
+        "positions",
         "room",
         "shares",
         "slots",
         "slotted_room",
+        "tables",
         "tags",
         "total",
         "unit",
@@ -50,6 +56,10 @@ class DeviceState:
         self.shares = 0
         self.tags: frozenset[str] = frozenset()
         self.alone = False
+        self.layout = ""
+        """MIG layout that live instances pin; empty: none is live."""
+        self.positions = 0
+        """Its positions that are taken, as bits."""
         self.describe(device)
 
     def describe(self, device: Device, *, closed: bool = False) -> None:
@@ -62,6 +72,9 @@ class DeviceState:
         self.slots = device.slots
         self.everything = device.memory_mib // device.unit_mib * device.unit_mib
         self.mig = device.mode is DeviceMode.MIG
+        self.tables: Tables = tables_of(device.layouts) if self.mig else {}
+        self.largest = largest_of(self.tables)
+        """MiB of the largest instance that the device can have; 0 outside MIG mode."""
         self.healthy = device.healthy and not closed
         self.known_shares: dict[object, Share] = {}
         self.take(0, 0, 0)
@@ -73,12 +86,16 @@ class DeviceState:
         """
         if use.fence < self.base.fence:
             return False
-        before = (self.memory, self.cores, self.shares, self.tags, self.alone)
+        before = self._summed()
         self.base = use
         if self.parts:
             self.parts = [part for part in self.parts if not part.is_counted()]
         self.sum_up()
-        return before != (self.memory, self.cores, self.shares, self.tags, self.alone)
+        return before != self._summed()
+
+    def _summed(self) -> tuple[object, ...]:
+        manners = (self.tags, self.alone, self.layout, self.positions)
+        return (self.memory, self.cores, self.shares, manners)
 
     def sum_up(self) -> None:
         """Add the holds to the ledger's totals."""
@@ -91,11 +108,17 @@ class DeviceState:
         )
 
     def note_manners(self) -> None:
-        """Work out which groups are on the device, and whether somebody keeps it to himself."""
-        parts = self.parts
+        """Work out who is on the device, whether he keeps it to himself, and in which instances."""
+        base, parts = self.base, self.parts
         tags = {tag for part in parts for tag in part.tags}
-        self.tags = self.base.tags | tags if tags else self.base.tags
-        self.alone = self.base.alone or any(part.alone for part in parts)
+        self.tags = base.tags | tags if tags else base.tags
+        self.alone = base.alone or any(part.alone for part in parts)
+        if self.mig:
+            self.layout = base.layout or next((part.layout for part in parts if part.layout), "")
+            self.positions = positions_in(base.taken) if base.layout else 0
+            for part in parts:
+                if part.layout == self.layout:
+                    self.positions |= part.positions
 
     def take(self, memory: int, cores: int, shares: int) -> None:
         """Count so much more as taken."""
@@ -106,14 +129,23 @@ class DeviceState:
         self.shares += shares
         free = self.total - self.memory
         self.free_units = free // self.unit if free > 0 else 0
-        self.room = room = 100 - self.cores if self.healthy and not self.alone else -1
+        usable = self.healthy and not self.alone
+        self.room = room = 100 - self.cores if usable and not self.mig else -1
         """Percent of the cores that another share may reserve; -1: none may come."""
         self.slotted_room = room if self.shares < self.slots else -1
         """The same for a share that takes a slot."""
+        self.instance = self._largest_free(free) if self.mig and usable else 0
+        """MiB of the largest MIG instance that is free, 0 if none is."""
+
+    def _largest_free(self, free: int) -> int:
+        """Shares from before it was partitioned keep a device from being partitioned at all."""
+        if self.shares and not self.layout:
+            return 0
+        return largest_free(self.tables, self.layout, self.positions, free)
 
     def give_back(self, part: "Part") -> None:
         """Count a hold's part, no longer among `parts`, as taken no more."""
-        if part.tags or part.alone:
+        if part.has_manners:
             self.note_manners()
         self.take(-part.memory, -part.cores, -part.shares)
 
@@ -126,8 +158,8 @@ class DeviceState:
             fence=self.base.fence,
             tags=self.tags,
             alone=self.alone,
-            taken=self.base.taken,
-            layout=self.base.layout,
+            taken=f"{self.positions:b}"[::-1] if self.mig else self.base.taken,
+            layout=self.layout,
         )
 
 
@@ -140,9 +172,12 @@ class NodeState:
         "free",
         "gone",
         "holds",
+        "linked",
+        "mig",
         "name",
         "open",
         "served",
+        "sets",
         "shares",
         "soft",
         "taken",
@@ -157,7 +192,7 @@ class NodeState:
         self.version = 0
         self.used: Mapping[str, int] = {}
         self.served: frozenset[str] = frozenset()
-        self.devices: tuple[DeviceState, ...] = ()
+        self.put_devices(())
         self.holds: list[Hold] = []
         self.gone = False
         self.open = True
@@ -170,13 +205,25 @@ class NodeState:
         """Shares on all its devices."""
         self.free: dict[str, int] = {}
 
+    def put_devices(self, devices: Iterable[DeviceState]) -> None:
+        """Take over which devices there are."""
+        self.devices = tuple(sorted(devices, key=lambda device: device.index))
+        self.mig = any(device.mig for device in self.devices)
+        """Some are in MIG mode."""
+        self.linked = any(
+            device.device.links or device.device.numa is not None for device in self.devices
+        )
+        """It is known how they lie to each other."""
+        self.sets: dict[object, tuple[int, tuple[int, ...]]] = {}
+        """Which sets of them are linked best, as far as it was asked: see `topology`."""
+
     def describe(self, node: LedgerNode, devices: Sequence[DeviceState]) -> None:
         """Take over everything the ledger says of the node."""
         self.facts = node.facts
         self.version = node.version
         self.used = node.used
         self.served = node.serving
-        self.devices = tuple(sorted(devices, key=lambda device: device.index))
+        self.put_devices(devices)
         self.open = is_open(node.facts)
         self.soft = has_soft_taint(node.facts)
         self.total = sum(device.total for device in devices)
@@ -210,7 +257,18 @@ class NodeState:
 class Part:
     """What a hold takes of one device."""
 
-    __slots__ = ("alone", "cores", "device", "fence", "memory", "shares", "tags")
+    __slots__ = (
+        "alone",
+        "cores",
+        "device",
+        "fence",
+        "has_manners",
+        "layout",
+        "memory",
+        "positions",
+        "shares",
+        "tags",
+    )
 
     def __init__(
         self,
@@ -222,6 +280,8 @@ class Part:
         alone: bool,
         tags: tuple[str, ...],
         fence: int,
+        layout: str = "",
+        positions: int = 0,
     ) -> None:
         self.device = device
         self.memory = memory
@@ -229,6 +289,10 @@ class Part:
         self.shares = shares
         self.alone = alone
         self.tags = tags
+        self.layout = layout
+        self.positions = positions
+        self.has_manners = bool(tags or alone or layout)
+        """It says more of the device than amounts."""
         self.fence = fence
         """The device's fence once the lease counts; 0 while the ledger has not answered."""
 
@@ -261,7 +325,7 @@ class Hold:
         for part in hold.parts:
             device = part.device
             device.parts.append(part)
-            if tags or part.alone:
+            if part.has_manners:
                 device.note_manners()
             device.take(part.memory, part.cores, part.shares)
         node.holds.append(hold)
@@ -307,6 +371,8 @@ def _parts(
                     alone=share.company is Company.ALONE,
                     tags=tags,
                     fence=share.fence,
+                    layout=share.mig.layout if share.mig else "",
+                    positions=1 << share.mig.position if share.mig else 0,
                 )
         return
     fences = {share.device: share.fence for share in shares}
@@ -321,4 +387,14 @@ def _parts(
                 alone=booking.company is Company.ALONE,
                 tags=tags,
                 fence=fences[booking.device],
+                layout=booking.layout,
+                positions=_positions(booking.device, shares),
             )
+
+
+def _positions(device: DeviceUuid, shares: Sequence[Share]) -> int:
+    positions = 0
+    for share in shares:
+        if share.mig and share.device == device:
+            positions |= 1 << share.mig.position
+    return positions

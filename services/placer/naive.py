@@ -4,15 +4,18 @@ It says whether and how a pod fits a node by the same rules, written a second ti
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import combinations
 
-from services.placer.device_choice import terms_of
 from services.placer.device_filters import device_excluded
 from services.placer.node_filters import free_resources, node_blocked
-from shared.model.device import Device, DeviceUse, fits, needed_cores, needed_mib
-from shared.model.lease import Share
+from services.placer.shares import held_share, instance_share
+from shared.model.device import Device, DeviceMode, DeviceUse, fits, needed_mib
+from shared.model.lease import MigPlace, Share
 from shared.model.ledger import LedgerNode
 from shared.model.placement import Placement
-from shared.model.request import Company, DeviceOrder, GpuRequest, NodeOrder, PodRequest
+from shared.model.request import Company, DeviceOrder, GpuRequest, NodeOrder, PodRequest, Scope
+
+Held = tuple[Device, DeviceUse]
 
 
 def place_naive(request: PodRequest, nodes: Iterable[LedgerNode]) -> Placement | None:
@@ -45,60 +48,122 @@ def fit_on_node(request: PodRequest, node: LedgerNode) -> tuple[Share, ...] | No
         if device_excluded(request.selection, device) is None
         and device.index not in node.facts.closed_devices
     ]
-    if request.same_device:
-        for device, use in _ordered(request, allowed, ()):
-            shares = _in_turn(request, [(device, use)])
+    modes = [DeviceMode.HAMI_CORE, DeviceMode.MIG]
+    for mode in reversed(modes) if request.instances_first else modes:
+        of_mode = [(device, use) for device, use in allowed if device.mode is mode]
+        groups = [of_mode]
+        if request.same_device:
+            groups = [[held] for held in _ordered(request, of_mode, ())]
+        for devices in groups:
+            shares = _in_turn(request, devices)
             if shares is not None:
                 return shares
-        return None
-    return _in_turn(request, allowed)
+    return None
 
 
-def _in_turn(
-    request: PodRequest, devices: Sequence[tuple[Device, DeviceUse]]
-) -> tuple[Share, ...] | None:
+def _in_turn(request: PodRequest, devices: Sequence[Held]) -> tuple[Share, ...] | None:
     given: tuple[Share, ...] = ()
     for container in request.containers:
-        chosen = []
+        fitting = []
         for device, use in _ordered(request, devices, given):
             beside = any(share.device == device.uuid and not share.init for share in given)
-            if request.distinct and beside:
+            if (request.distinct and beside) or _where(request.scope, device) is None:
                 continue
-            seen = use if container.init else _with_own(device, use, given)
-            memory_mib = needed_mib(container, device)
-            if fits(container, device, seen, memory_mib=memory_mib, tags=request.tags):
-                chosen.append(_share(container, device, memory_mib))
-        if len(chosen) < container.gpus:
+            share = (_instance if device.mode is DeviceMode.MIG else _held)(
+                container, request, device, use, given
+            )
+            if share is not None:
+                fitting.append((device, share))
+        chosen = _together(container.gpus, request, fitting)
+        if chosen is None:
             return None
-        chosen = chosen[: container.gpus]
         if container.whole:
             chosen.sort(key=lambda share: share.index)
         given += tuple(chosen)
     return given
 
 
-def _share(container: GpuRequest, device: Device, memory_mib: int) -> Share:
-    return Share(
-        container=container.container,
-        device=device.uuid,
-        index=device.index,
-        memory_mib=memory_mib,
-        cores_percent=needed_cores(container),
-        unit_mib=device.unit_mib,
-        whole=container.whole,
-        slotted=container.slotted,
-        init=container.init,
-        company=container.company,
-        slots=container.slots,
-        terms=terms_of(container, device, memory_mib) if container.keeps_terms else None,
-    )
+def _held(
+    container: GpuRequest,
+    request: PodRequest,
+    device: Device,
+    use: DeviceUse,
+    given: tuple[Share, ...],
+) -> Share | None:
+    seen = use if container.init else _with_own(device, use, given)
+    memory_mib = needed_mib(container, device)
+    if not fits(container, device, seen, memory_mib=memory_mib, tags=request.tags):
+        return None
+    return held_share(container, device, memory_mib)
+
+
+def _instance(
+    container: GpuRequest,
+    request: PodRequest,
+    device: Device,
+    use: DeviceUse,
+    given: tuple[Share, ...],
+) -> Share | None:
+    """Return the smallest free instance that is large enough, of the first layout that has one."""
+    wanted = all(asked.instances and not asked.whole for asked in request.containers)
+    if not (wanted and device.healthy) or use.alone or use.tags.intersection(request.tags):
+        return None
+    if use.shares and not use.layout:
+        return None
+    own = [share for share in given if share.device == device.uuid]
+    pinned = use.layout or next((share.mig.layout for share in own if share.mig), "")
+    taken = {place for place, mark in enumerate(use.taken) if mark == "1" and use.layout}
+    taken |= {share.mig.position for share in own if share.mig and not share.init}
+    left = device.memory_mib - _with_own(device, use, given).memory_mib
+    need = needed_mib(container, device)
+    nothing_said = container.memory_units is None and container.memory_bytes is None
+    if (container.memory_percent or 100) >= 100 and (nothing_said or container.memory_percent):
+        need = max((p.memory_mib for a in device.layouts for p in a.profiles), default=0)
+    for layout in device.layouts:
+        free = [
+            (profile.memory_mib, position, profile.name)
+            for position, profile in enumerate(layout.positions)
+            if position not in taken and need <= profile.memory_mib <= left
+        ]
+        if free and pinned in {"", layout.name}:
+            memory_mib, position, profile_name = min(free)
+            place = MigPlace(layout=layout.name, position=position, profile=profile_name)
+            return instance_share(container, device, memory_mib, place)
+    return None
+
+
+def _together(
+    wanted: int, request: PodRequest, fitting: list[tuple[Device, Share]]
+) -> list[Share] | None:
+    """Return the first of the sets that have the best links, then the most of one NUMA node."""
+
+    def score(chosen: tuple[tuple[Device, Share], ...]) -> tuple[int, int]:
+        pairs = [(one, other) for (one, _), (other, _) in combinations(chosen, 2)]
+        links = [(a.links.get(b.uuid, 0), b.links.get(a.uuid, 0)) for a, b in pairs]
+        near = sum(a.numa is not None and a.numa == b.numa for a, b in pairs)
+        return (sum(one for one, other in links if one == other), near) if request.links else (0, 0)
+
+    # Groups in order of their first device, as the sets of the first come first among equals.
+    places = list(dict.fromkeys(_where(request.scope, device) for device, _ in fitting))
+    sets = [
+        chosen
+        for place in places
+        for chosen in combinations(
+            [f for f in fitting if _where(request.scope, f[0]) == place], wanted
+        )
+    ]
+    return [share for _, share in max(sets, key=score)] if sets else None
+
+
+def _where(scope: Scope, device: Device) -> str | int | None:
+    return {Scope.NODE: "", Scope.NUMA: device.numa, Scope.PCIE: device.pcie or None}[scope]
 
 
 def _with_own(device: Device, use: DeviceUse, given: tuple[Share, ...]) -> DeviceUse:
     own = [share for share in given if share.device == device.uuid and not share.init]
     return DeviceUse(
         memory_mib=use.memory_mib + sum(share.memory_mib for share in own),
-        cores_percent=use.cores_percent + sum(share.cores_percent for share in own),
+        cores_percent=use.cores_percent + sum(share.booked_cores for share in own),
         shares=use.shares + len(own),
         fence=use.fence,
         tags=use.tags,
@@ -106,12 +171,10 @@ def _with_own(device: Device, use: DeviceUse, given: tuple[Share, ...]) -> Devic
     )
 
 
-def _ordered(
-    request: PodRequest, devices: Iterable[tuple[Device, DeviceUse]], given: tuple[Share, ...]
-) -> list[tuple[Device, DeviceUse]]:
+def _ordered(request: PodRequest, devices: Iterable[Held], given: tuple[Share, ...]) -> list[Held]:
     order = request.device_order
 
-    def key(entry: tuple[Device, DeviceUse]) -> tuple[int, int, int]:
+    def key(entry: Held) -> tuple[int, int, int]:
         device, use = entry
         use = _with_own(device, use, given)
         allocated = sum(
@@ -131,6 +194,7 @@ def _ordered(
             DeviceOrder.MOST_ALLOCATED: (0, -allocated, device.index),
             DeviceOrder.LEAST_ALLOCATED: (0, allocated, device.index),
             DeviceOrder.TIGHTEST: (-use.cores_percent, -use.memory_mib, device.index),
+            DeviceOrder.LEAST_LINKED: (0, sum(device.links.values()), device.index),
         }[order]
 
     return sorted(devices, key=key)

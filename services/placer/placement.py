@@ -2,13 +2,15 @@
 
 from collections.abc import Callable, Iterator
 
-from services.placer.device_choice import choose_devices, shares_of
+from services.placer.device_choice import choose_devices, modes_of
 from services.placer.index import Index
 from services.placer.lanes import CANDIDATES, Lane
 from services.placer.mirrored import NodeState
 from services.placer.node_filters import is_plain, lacks
 from services.placer.ranking import Kind, kind_of
 from services.placer.refusals import refuse
+from services.placer.shares import shares_of
+from shared.model.device import DeviceMode
 from shared.model.placement import Placement, Refusal
 from shared.model.request import PodRequest
 
@@ -16,6 +18,8 @@ DRAWS = 8
 """Nodes drawn from the best ones before they are tried in order."""
 WALKED_NODES = 64
 """Nodes tried in order before every node is judged exactly."""
+
+_SHARES = (DeviceMode.HAMI_CORE,)
 
 
 def place(
@@ -25,14 +29,16 @@ def place(
 
     The first choice is drawn from the best few nodes, so that placers that do not know of each
     other rarely want the same device; all candidates are on different nodes. Nodes are ranked by
-    the pod's own preferences first, then by its node order.
+    the pod's own preferences first, then by its node order. Where both shares and MIG instances
+    will do, all nodes are asked for those that come first before any is asked for the others.
     """
-    kind, need = kind_of(request)
     if not index.eligibility.is_wanting(request.demands):
-        placements = _quickly(request, index, kind, need, draw)
-        if placements:
-            return placements
-    verdicts = index.verdicts(request, kind)
+        for mode in modes_of(request) if index.mirror.mig_nodes else _SHARES:
+            kind, need = kind_of(request, mode)
+            placements = _quickly(request, index, kind, need, draw)
+            if placements:
+                return placements
+    verdicts = index.verdicts(request)
     placements = tuple(_fitting(request, index, _drawn(verdicts, 0, draw)))
     return placements or refuse(request, index.mirror, verdicts)
 

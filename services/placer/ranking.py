@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from services.placer.device_choice import room_for
+from services.placer.instances import asks_all
 from services.placer.mirrored import DeviceState, NodeState
-from shared.model.device import IDLE_BEFORE, MIB
+from shared.model.device import IDLE_BEFORE, MIB, DeviceMode
 from shared.model.request import GpuRequest, NodeOrder, PodRequest
 
 LEVEL_BITS = 6
@@ -43,10 +44,12 @@ class Kind(NamedTuple):
     slotted: bool
     packs: bool
     """BINPACK, not SPREAD."""
+    instances: bool = False
+    """Of MIG devices, the gap being their largest free instance; else of all others."""
 
 
-def kind_of(request: PodRequest) -> tuple[Kind, int]:
-    """Return the kind of a request and the gap it needs at least.
+def kind_of(request: PodRequest, mode: DeviceMode = DeviceMode.HAMI_CORE) -> tuple[Kind, int]:
+    """Return the kind of a request, for devices of one mode, and the gap it needs at least.
 
     Of several containers the most demanding one stands for all; whether the others fit beside it
     is for the exact choice to say.
@@ -57,6 +60,10 @@ def kind_of(request: PodRequest) -> tuple[Kind, int]:
         return Kind(NONE, 0, 0, False, False, packs), 0
     lead = containers[0] if len(containers) == 1 else max(containers, key=_demand)
     measure, need = _need(lead)
+    if mode is DeviceMode.MIG:
+        if asks_all(lead):
+            measure, need = WHOLE, 1
+        return Kind(measure, lead.gpus, 0, False, False, packs, instances=True), need
     if request.same_device and measure == UNITS:
         need = max(need, sum(c.memory_units or 0 for c in containers if not c.init))
     idle, slotted = lead.company in IDLE_BEFORE, lead.slotted and not lead.slots
@@ -133,14 +140,16 @@ def _gap_of(kind: Kind) -> Callable[[NodeState], int]:
 
 def _gaps_of(kind: Kind) -> Callable[[Sequence[DeviceState]], list[int]]:
     cores = kind.cores
+    if kind.instances:
+        instance = _INSTANCE_MEASURES[kind.measure]
+        return lambda devices: [instance(d) for d in devices if d.instance]
     if kind.measure == UNITS and kind.slotted and not kind.idle:
         return lambda devices: [d.free_units for d in devices if d.slotted_room >= cores]
     measure, slotted, idle = _MEASURES[kind.measure], kind.slotted, kind.idle
     return lambda devices: [
         measure(d)
         for d in devices
-        if (d.slotted_room if slotted else d.room) >= cores
-        and not (idle and d.shares and not d.mig)
+        if (d.slotted_room if slotted else d.room) >= cores and not (idle and d.shares)
     ]
 
 
@@ -167,6 +176,21 @@ _MEASURES: Mapping[str, Callable[[DeviceState], int]] = {
     MIBS: _free_mib,
     PERCENT: _free_percent,
     WHOLE: _is_untouched,
+}
+
+
+def _instance_percent(device: DeviceState) -> int:
+    """Return the largest percentage of the device's memory for which an instance is free."""
+    return min(
+        99, (100 * (device.instance // device.unit + 1) - 1) // (device.total // device.unit)
+    )
+
+
+_INSTANCE_MEASURES: Mapping[str, Callable[[DeviceState], int]] = {
+    UNITS: lambda device: device.instance // device.unit,
+    MIBS: lambda device: device.instance,
+    PERCENT: _instance_percent,
+    WHOLE: lambda device: int(device.instance >= device.largest),
 }
 
 

@@ -12,7 +12,7 @@ from services.placer.mirrored import DeviceState, NodeState
 from services.placer.node_filters import Blocked, insufficient
 from services.placer.verdicts import Verdicts
 from shared.model.placement import NodeVerdict, Refusal
-from shared.model.request import PodRequest
+from shared.model.request import PodRequest, Scope
 
 NEAREST = 3
 LOOKED_AT = 32
@@ -71,7 +71,8 @@ def _stage(code: str) -> int:
 
 
 def _widest(node: NodeState) -> int:
-    return max((d.total - d.memory for d in node.devices if d.healthy), default=0)
+    gaps = (d.instance if d.mig else d.total - d.memory for d in node.devices if d.healthy)
+    return max(gaps, default=0)
 
 
 def _spelled_out(request: PodRequest, node: NodeState, blocked: Blocked) -> NodeVerdict:
@@ -114,12 +115,14 @@ def _build_of(device: DeviceState, request: PodRequest) -> object:
     """Return what decides whether a share fits the device when it is empty."""
     known = device.device
     named = known.uuid if request.selection.uuids or request.selection.not_uuids else ""
-    return (device.total, device.unit, device.slots, known.model, known.mode, named)
+    place = (known.numa, known.pcie) if request.scope is not Scope.NODE else None
+    modes = (known.mode, known.layouts)
+    return (device.total, device.unit, device.slots, known.model, modes, named, place)
 
 
 def _emptied(node: NodeState) -> NodeState:
     empty = NodeState(node.name)
-    empty.devices = tuple(
+    empty.put_devices(
         DeviceState(empty, replace(device.device, healthy=True)) for device in node.devices
     )
     return empty

@@ -4,16 +4,16 @@ Asked when the quick index led nowhere: after the first look at all nodes, only 
 looked at again. So pods that wait cost little however often they are offered.
 """
 
-from services.placer.device_choice import choose_devices
+from services.placer.device_choice import choose_devices, modes_of
 from services.placer.device_reasons import why_no_devices
 from services.placer.eligibility import Eligibility
 from services.placer.lanes import Lane
 from services.placer.mirror import Mirror
 from services.placer.mirrored import NodeState
 from services.placer.node_filters import Blocked, insufficient, not_served
-from services.placer.ranking import Kind, Rank, preferred_rank, ranking_of
+from services.placer.ranking import Rank, kind_of, preferred_rank, ranking_of
 from shared.model.placement import Refusal
-from shared.model.request import PodRequest
+from shared.model.request import NodeOrder, PodRequest
 
 Reason = tuple[str, str]
 """Code and text, without numbers: what nodes are counted by."""
@@ -22,10 +22,8 @@ Reason = tuple[str, str]
 class Verdicts(Lane):
     """A lane of the nodes that fit, and the reason of each that does not."""
 
-    def __init__(
-        self, mirror: Mirror, eligibility: Eligibility, request: PodRequest, kind: Kind
-    ) -> None:
-        super().__init__(mirror, self._rank, packs=kind.packs)
+    def __init__(self, mirror: Mirror, eligibility: Eligibility, request: PodRequest) -> None:
+        super().__init__(mirror, self._rank, packs=request.node_order is NodeOrder.BINPACK)
         self.request = request
         self.blocked: dict[Reason, dict[NodeState, Blocked]] = {}
         self.refusal: tuple[int, Refusal] | None = None
@@ -34,7 +32,7 @@ class Verdicts(Lane):
         """Whether no freed capacity could ever help, and the inventory's position then."""
         self._reason_of: dict[NodeState, Reason] = {}
         self._eligibility = eligibility
-        self._gap_rank = ranking_of(kind)
+        self._gap_ranks = [ranking_of(kind_of(request, mode)[0]) for mode in modes_of(request)]
 
     def update(self, node: NodeState) -> None:
         """Judge one node afresh."""
@@ -47,10 +45,12 @@ class Verdicts(Lane):
         super().update(node)
 
     def _rank(self, node: NodeState) -> Rank | None:
-        rank = self._gap_rank(node)
         blocked, liking = judge(self.request, node, self._eligibility)
-        if blocked is None and rank is not None:
-            return preferred_rank(rank, liking)
+        if blocked is None:
+            for mode, gap_rank in enumerate(self._gap_ranks):
+                rank = gap_rank(node)
+                if rank is not None:
+                    return preferred_rank(rank, 2 * liking - mode)
         blocked = blocked or Blocked("NoGap", "node(s) had no fitting GPU")
         reason = (blocked.code, blocked.text)
         self._reason_of[node] = reason

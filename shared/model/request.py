@@ -22,6 +22,9 @@ class DeviceOrder(StrEnum):
     """Smallest weighted part in use, then lowest index."""
     TIGHTEST = "tightest"
     """Most cores in use, then most memory, then lowest index (gpu-manager)."""
+    LEAST_LINKED = "least-linked"
+    """Least sum of `Device.links`, then lowest index (HAMi's `topology-aware`): what is linked well
+    is left for who wants several."""
 
 
 class Company(IntEnum):
@@ -175,12 +178,14 @@ class PodRequest:
     """No two containers share a device."""
     tags: tuple[str, ...] = ()
     """Groups whose pods must not meet on one device."""
+    memo: str = ""
+    """What the dialect will want to know of the pod when it answers; nobody else reads it."""
     scope: Scope = Scope.NODE
     """Within what all devices of one container must lie."""
     links: bool = True
-    memo: str = ""
-    """What the dialect will want to know of the pod when it answers; nobody else reads it."""
     """Of several devices, those that are linked best are preferred (a score, never a filter)."""
+    instances_first: bool = False
+    """Where both will do, MIG instances are tried before shares that HAMi-core holds to."""
     weights: tuple[int, int, int] = (0, 0, 1)
     """Of slots, cores and memory, for orders by allocated part."""
     gang: Gang | None = None

@@ -1,0 +1,121 @@
+"""Which MIG instance of a device a container gets, and why none.
+
+A device that holds nothing may be partitioned anew: of its layouts, in their order, the first that
+has an instance large enough is taken, and of that layout the smallest such instance. A device with
+live instances keeps its layout: the smallest free one that is large enough is taken.
+"""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import NamedTuple
+
+from shared.model.device import Device, DeviceRefusal, MigLayout, needed_mib
+from shared.model.lease import MigPlace
+from shared.model.request import GpuRequest
+
+ALL_PERCENT = 100
+
+
+class Shape(NamedTuple):
+    """The instances of one profile in a layout."""
+
+    memory_mib: int
+    profile: str
+    positions: int
+    """A bit for each position."""
+
+
+Tables = Mapping[str, tuple[Shape, ...]]
+"""By layout, in order of preference: its profiles, the smallest first."""
+
+
+@lru_cache(maxsize=256)
+def tables_of(layouts: tuple[MigLayout, ...]) -> Tables:
+    """Return what a device can be partitioned into."""
+    return {layout.name: _shapes_of(layout) for layout in layouts}
+
+
+def _shapes_of(layout: MigLayout) -> tuple[Shape, ...]:
+    shapes, first = [], 0
+    for profile in layout.profiles:
+        positions = ((1 << profile.count) - 1) << first
+        shapes.append(Shape(profile.memory_mib, profile.name, positions))
+        first += profile.count
+    return tuple(sorted(shapes, key=lambda shape: shape.memory_mib))
+
+
+def largest_of(tables: Tables) -> int:
+    """Return the MiB of the largest instance that a device can have, 0 if none."""
+    return max((shape.memory_mib for shapes in tables.values() for shape in shapes), default=0)
+
+
+def positions_in(taken: str) -> int:
+    """Return the positions of a string of 0 and 1 as bits."""
+    return int(taken[::-1], 2) if taken else 0
+
+
+def asks_all(container: GpuRequest) -> bool:
+    """Say whether a container asks for all memory of a device."""
+    if container.memory_percent is not None:
+        return container.memory_percent >= ALL_PERCENT
+    return container.memory_units is None and container.memory_bytes is None
+
+
+def instance_mib(container: GpuRequest, device: Device, largest_mib: int) -> int:
+    """Return how large an instance must be at least.
+
+    No instance has all of a device's memory: who asks for that gets the largest there is.
+    """
+    return largest_mib if asks_all(container) else needed_mib(container, device)
+
+
+def find_instance(
+    tables: Tables, layout: str, taken: int, *, need_mib: int, free_mib: int
+) -> tuple[MigPlace, int] | None:
+    """Return a free instance and its MiB, or None.
+
+    `layout` is the one that live instances pin (empty: none is live), `taken` the positions that
+    are not free; an instance takes no more of the device than is free of its memory.
+    """
+    for name in (layout,) if layout else tables:
+        for shape in tables.get(name, ()):
+            free = shape.positions & ~taken
+            if free and need_mib <= shape.memory_mib <= free_mib:
+                position = (free & -free).bit_length() - 1
+                place = MigPlace(layout=name, position=position, profile=shape.profile)
+                return place, shape.memory_mib
+    return None
+
+
+def largest_free(tables: Tables, layout: str, taken: int, free_mib: int) -> int:
+    """Return the MiB of the largest instance that is free, 0 if none is."""
+    return max(
+        (
+            shape.memory_mib
+            for name in ((layout,) if layout else tables)
+            for shape in tables.get(name, ())
+            if shape.positions & ~taken and shape.memory_mib <= free_mib
+        ),
+        default=0,
+    )
+
+
+def instance_refusal(
+    tables: Tables, layout: str, taken: int, *, need_mib: int, free_mib: int
+) -> DeviceRefusal | None:
+    """Say why no instance of a device does, or None if one does."""
+    if find_instance(tables, layout, taken, need_mib=need_mib, free_mib=free_mib):
+        return None
+    wanted, largest = f"an instance of {need_mib} MiB or more is wanted", largest_of(tables)
+    if not largest:
+        return DeviceRefusal("NoGpuInstances", "it is in mig mode, and no layout for it is known")
+    if largest < need_mib:
+        text = f"{wanted}, the largest that its layouts have is one of {largest} MiB"
+        return DeviceRefusal("GpuInstanceTooSmall", text)
+    free = largest_free(tables, layout, taken, free_mib)
+    if layout:
+        pinned = f"live instances keep it in layout {layout}"
+        left = f"the largest free instance there has {free} MiB" if free else "none is free there"
+        return DeviceRefusal("GpuInstancesTaken", f"{wanted}, {pinned}, and {left}")
+    text = f"{wanted}, but only {free_mib} MiB of the device are free"
+    return DeviceRefusal("GpuInstancesTaken", text)
