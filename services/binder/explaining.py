@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shared.model.events import PlacementRefused, PodRejected, ShareRefused
+from shared.model.events import PlacementRefused, PodRejected, ShareRefused, ViolationFound
 from shared.model.lease import Lease
 from shared.model.names import Namespace, PodUid
 
@@ -110,6 +110,17 @@ def share_note(event: ShareRefused) -> Note | None:
         name=event.name,
         reason="ShareRefused",
         message=cut(f"node {event.node} refused container {event.container}: {event.reason}"),
+    )
+
+
+def violation_note(event: ViolationFound) -> Note:
+    """Return the Event of a container that breaks a rule of its node."""
+    return Note(
+        pod=event.pod,
+        namespace=event.namespace,
+        name=event.name,
+        reason=event.reason,
+        message=cut(f"node {event.node}: {event.message}"),
     )
 
 

@@ -9,7 +9,14 @@ from typing import Never, Protocol
 from services.binder.binding import Outcome, Verdict
 from services.binder.condition_writer import ConditionWriter
 from services.binder.event_writer import EventWriter
-from services.binder.explaining import bound_note, explain, lease_note, share_note, waiting_note
+from services.binder.explaining import (
+    bound_note,
+    explain,
+    lease_note,
+    share_note,
+    violation_note,
+    waiting_note,
+)
 from services.binder.keeping import Keeper, told
 from services.binder.ledger import Ledger
 from services.binder.posting import Poster
@@ -34,6 +41,7 @@ from shared.model.events import (
     PodsListed,
     ShareActivated,
     ShareRefused,
+    ViolationFound,
 )
 from shared.model.lease import Lease, LeaseState
 from shared.runtime.clock import Clock
@@ -165,6 +173,13 @@ class Binder:
         ]
         ended = await self.keeper.release_unmoved(leases, reason="its node refused the pod")
         return self._freed(told(ended))
+
+    @handles
+    async def tell_violations(self, events: Sequence[ViolationFound]) -> list[Never]:
+        """Have an Event say which rule a pod's container breaks."""
+        for event in events:
+            self.events.note(violation_note(event))
+        return []
 
     @loops
     async def write_events(self) -> None:

@@ -18,6 +18,7 @@ from services.node_agent.kubelet import DevicePlugins
 from services.node_agent.kubelet_pod_resources import KubeletPodResources
 from services.node_agent.kubelet_pods import KubeletPods
 from services.node_agent.leases_known import LeasesKnown
+from services.node_agent.monitor import PAGE, Idle, Monitor, Usage, pages
 from services.node_agent.preparing import HostPreparing
 from services.node_agent.service import Gpus, NodeAgent
 from services.node_agent.settings import (
@@ -34,6 +35,7 @@ from shared.dialects import enabled
 from shared.dialects.dialect import Rules
 from shared.model.errors import UnavailableError
 from shared.runtime.clock import SystemClock
+from shared.runtime.health import served
 from shared.runtime.telemetry import Tracing
 
 logger = logging.getLogger(__name__)
@@ -46,6 +48,15 @@ def gpus_of(settings: AgentSettings) -> Gpus:
     from services.node_agent.nvml import NvmlGpus  # noqa: PLC0415 - not for simulated GPUs
 
     return NvmlGpus()
+
+
+def usage_of(settings: AgentSettings, gpus: Gpus) -> Usage:
+    """Return who knows what runs on the node's GPUs."""
+    if settings.simulated:
+        return Idle(gpus)
+    from services.node_agent.usage_nvml import NvmlUsage  # noqa: PLC0415 - as above
+
+    return NvmlUsage()
 
 
 @contextlib.asynccontextmanager
@@ -93,10 +104,25 @@ async def node_agent(
         plugins = DevicePlugins(
             settings.kubelet_dir / "device-plugins", answering, views.allocatable
         )
+        gpus = gpus_of(settings)
+        monitor = Monitor(
+            node,
+            usage=usage_of(settings, gpus),
+            pods=answering.finding.pods,
+            record=record,
+            leases=leases,
+            clock=clock,
+            proc=settings.proc_dir,
+        )
+        if settings.monitor_address is not None:
+            address = await stack.enter_async_context(
+                served(pages(monitor), settings.monitor_address, flag="--monitor-http")
+            )
+            logger.info("what containers use is shown at http://%s%s", address, PAGE)
         measuring.watch(lambda: len(leases.leases), lambda: plugins.trouble() is not None)
         agent = NodeAgent(
             node,
-            gpus=gpus_of(settings),
+            gpus=gpus,
             look_s=SIMULATED_LOOK_S if settings.simulated else NVML_LOOK_S,
             division=settings.division,
             dialects=enabled(Rules(enabled=settings.dialects)),
@@ -107,6 +133,7 @@ async def node_agent(
             handshake=handshake,
             record=record,
             cleaning=preparing,
+            usage=monitor,
             clock=clock,
         )
         with contextlib.suppress(UnavailableError):  # the agent looks again, and says so

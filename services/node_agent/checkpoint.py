@@ -94,6 +94,11 @@ class Checkpoint:
         return tuple(entry.activation for entry in self.entries.values())
 
     @property
+    def answers(self) -> tuple[Entry, ...]:
+        """All answers that are not over."""
+        return tuple(self.entries.values())
+
+    @property
     def pods(self) -> frozenset[PodUid]:
         """Pods with an entry."""
         return frozenset(key[0] for key in self.entries)

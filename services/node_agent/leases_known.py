@@ -28,6 +28,8 @@ class LeasesKnown:
     news: int = 0
     heard: dict[PodUid, int] = field(default_factory=dict)
     """Number of the news in which each live lease came."""
+    settled: bool = False
+    """The complete list has been told at least once."""
 
     def note(self, leases: Iterable[Lease]) -> list[Lease]:
         """Take news; return what was new in them."""
@@ -63,6 +65,7 @@ class LeasesKnown:
         A lease that was known before the question, and is not in the answer, has ended.
         """
         complete = tuple(told)
+        self.settled = True
         self.note(complete)
         there = {lease.pod for lease in complete}
         for pod, heard in list(self.heard.items()):

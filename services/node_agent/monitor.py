@@ -7,7 +7,7 @@ kubelet, nor the API server, and a driver that hangs leaves the page readable, w
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -18,6 +18,8 @@ from prometheus_client.registry import Collector
 
 from services.node_agent.entry import Entry
 from services.node_agent.identity import KubeletPod
+from services.node_agent.inventory import Gpu
+from services.node_agent.leases_known import LeasesKnown
 from services.node_agent.region import Region, Tampered
 from services.node_agent.region_control import restore
 from services.node_agent.region_image import altered, place_of, seed_of
@@ -55,19 +57,14 @@ class Pods(Protocol):
         ...
 
 
-class Known(Protocol):
-    """What the agent knows of its leases."""
+class Records(Protocol):
+    """What the kubelet was told."""
 
-    def entries(self) -> Iterable[Entry]:
-        """Return what the kubelet was told of."""
-        ...
+    lost: bool
 
-    def leases(self) -> Mapping[PodUid, Lease]:
-        """Return the live leases, by pod."""
-        ...
-
-    def complete(self) -> bool:
-        """Say whether both are all there are."""
+    @property
+    def answers(self) -> tuple[Entry, ...]:
+        """Every answer that is not over."""
         ...
 
 
@@ -80,14 +77,16 @@ class Monitor(Collector):
         *,
         usage: Usage,
         pods: Pods,
-        known: Known,
+        record: Records,
+        leases: LeasesKnown,
         clock: Clock,
         proc: Path = Path("/proc"),
     ) -> None:
         self.node = node
         self.usage = usage
         self.pods = pods
-        self.known = known
+        self.record = record
+        self.leases = leases
         self.clock = clock
         self.proc = proc
         self.seen = Picture()
@@ -117,9 +116,9 @@ class Monitor(Collector):
         driver knows it.
         """
         began = self.clock.now()
-        complete = self.known.complete()
+        complete = self.leases.settled and not self.record.lost
         devices = await self._devices()
-        tenants = tenants_of(self.known.entries(), self.known.leases(), complete=complete)
+        tenants = tenants_of(self.record.answers, self.leases.leases, complete=complete)
         pids = {process.pid for sample in devices for process in sample.processes}
         regions, origins = await asyncio.to_thread(self._read, tenants, pids)
         pods = await self._pods(origins.values())
@@ -199,15 +198,33 @@ class Monitor(Collector):
         self._trouble = trouble
 
 
-class Unused:
-    """Simulated GPUs: there are processes on none of them."""
+class Gpus(Protocol):
+    """The GPUs of the node."""
 
-    def __init__(self, devices: Callable[[], Iterable[DeviceSample]]) -> None:
-        self.devices = devices
+    async def discover(self) -> tuple[Gpu, ...]:
+        """Return all GPUs."""
+        ...
+
+
+class Idle:
+    """The driver of simulated GPUs: nothing ever runs on them."""
+
+    def __init__(self, gpus: Gpus) -> None:
+        self.gpus = gpus
 
     async def look(self) -> tuple[DeviceSample, ...]:
         """Return the devices, idle."""
-        return tuple(self.devices())
+        found = await self.gpus.discover()
+        return tuple(
+            DeviceSample(
+                device=gpu.uuid,
+                index=gpu.index,
+                model=gpu.model,
+                busy_percent=0,
+                memory_busy_percent=0,
+            )
+            for gpu in found
+        )
 
 
 def tenants_of(

@@ -10,6 +10,7 @@ from services.node_agent.answering import Answering
 from services.node_agent.entry import Entry
 from services.node_agent.inventory import Division, Gpu, Shown, devices_of, shown_by
 from services.node_agent.rebuilding import ended_pods, rebuilt
+from services.node_agent.usage import Violation
 from shared.dialects.dialect import Dialect, Paths, ServedId
 from shared.model.device import Device
 from shared.model.errors import LeaseholdError, UnavailableError
@@ -24,6 +25,7 @@ from shared.model.events import (
     ListingWanted,
     ShareActivated,
     ShareRefused,
+    ViolationFound,
 )
 from shared.model.names import NodeName, PodUid
 from shared.runtime.clock import Clock
@@ -43,6 +45,34 @@ class Gpus(Protocol):
 
     async def discover(self) -> tuple[Gpu, ...]:
         """Return all GPUs; UnavailableError, saying what to do, while they cannot be asked."""
+        ...
+
+
+class Configuring(Protocol):
+    """How the operator wants devices divided."""
+
+    async def division(self) -> Division:
+        """Return what holds now."""
+        ...
+
+
+class MigLayouts(Protocol):
+    """Devices in MIG mode."""
+
+    def found(self, gpus: Iterable[Gpu], devices: Iterable[Device]) -> None:
+        """Take what there is."""
+        ...
+
+    def leases_changed(self) -> None:
+        """Make ready what leases are for."""
+        ...
+
+    async def run(self) -> None:
+        """Lay devices out."""
+        ...
+
+    async def listed(self) -> dict[DeviceUuid, tuple[MigInstance, ...]]:
+        """Return what devices have."""
         ...
 
 
@@ -106,6 +136,18 @@ class Records(Protocol):
         ...
 
 
+class Watching(Protocol):
+    """What containers use of the GPUs."""
+
+    async def run(self) -> None:
+        """Look at it all the time."""
+        ...
+
+    async def violations(self) -> list[Violation]:
+        """Wait for rules that are broken anew."""
+        ...
+
+
 class Cleaning(Protocol):
     """The host's disk."""
 
@@ -123,7 +165,8 @@ class NodeAgent:
         *,
         gpus: Gpus,
         look_s: float,
-        division: Division,
+        configuring: Configuring,
+        instances: MigLayouts,
         dialects: Sequence[Dialect],
         paths: Paths,
         answering: Answering,
@@ -132,12 +175,14 @@ class NodeAgent:
         handshake: Reporting | None = None,
         record: Records,
         cleaning: Cleaning,
+        usage: Watching,
         clock: Clock,
     ) -> None:
         self.route = node
         self.gpus = gpus
         self.look_s = look_s
-        self.division = division
+        self.configuring = configuring
+        self.instances = instances
         self.dialects = tuple(dialects)
         self.paths = paths
         self.leases = answering.finding.leases
@@ -147,9 +192,11 @@ class NodeAgent:
         self.handshake = handshake
         self.record = record
         self.cleaning = cleaning
+        self.usage = usage
         self.clock = clock
         self.devices: tuple[Device, ...] = ()
         self.shown = Shown()
+        self.notes: tuple[str, ...] = ()
         self.trouble: str | None = "the GPUs were not asked yet"
         self._report = asyncio.Event()
         self._settle_now = asyncio.Event()
@@ -161,6 +208,7 @@ class NodeAgent:
     async def note_leases(self, events: Sequence[LeaseChanged]) -> list[ShareActivated]:
         """Remember what the ledger says of this node's leases."""
         self.leases.note(event.lease for event in events)
+        self.instances.leases_changed()
         return []
 
     @handles
@@ -207,7 +255,31 @@ class NodeAgent:
         while True:
             yield await self.answering.said.take()
 
+    @emits
+    async def violations(self) -> AsyncIterator[Sequence[ViolationFound]]:
+        """Say which rules containers break, once when it is first seen."""
+        while True:
+            yield [
+                ViolationFound(
+                    node=self.route,
+                    pod=found.pod,
+                    namespace=found.namespace,
+                    name=found.name,
+                    container=found.container,
+                    reason=found.rule,
+                    message=found.text,
+                    found_at=self.clock.now(),
+                )
+                for found in await self.usage.violations()
+                if found.name
+            ]
+
     # What it keeps doing
+
+    @loops
+    async def watch_usage(self) -> None:
+        """Look at what containers use, and put limits back."""
+        await self.usage.run()
 
     @loops
     async def watch_gpus(self) -> None:
@@ -225,14 +297,19 @@ class NodeAgent:
         Raises UnavailableError while they cannot be asked, RequestError if the settings make
         lists of them that no kubelet takes.
         """
-        await self._take(await self.gpus.discover())
+        await self._take(await self.gpus.discover(), await self.configuring.division())
         self._say(None)
 
-    async def _take(self, found: Sequence[Gpu]) -> None:
-        devices = devices_of(found, self.division, self.devices)
+    async def _take(self, found: Sequence[Gpu], division: Division) -> None:
+        devices = devices_of(found, division, self.devices)
+        self.instances.found(found, devices)
+        for note in notes_on(found, division):
+            if note not in self.notes:
+                logger.warning(note)
+        self.notes = notes_on(found, division)
         if devices == self.devices and self.answering.facts is not None:
             return
-        shown = await asyncio.to_thread(shown_by, self.dialects, devices, self.division.strategy)
+        shown = await asyncio.to_thread(shown_by, self.dialects, devices, division.strategy)
         self.devices, self.shown = devices, shown
         self.answering.facts = Node(
             name=self.route,
@@ -251,6 +328,11 @@ class NodeAgent:
             elif self.devices:
                 logger.info("%d GPUs: %s", len(self.devices), _models(self.devices))
         self.trouble = trouble
+
+    @loops
+    async def lay_out(self) -> None:
+        """Partition devices in MIG mode as leases want it."""
+        await self.instances.run()
 
     @loops
     async def serve_kubelet(self) -> None:
@@ -284,6 +366,7 @@ class NodeAgent:
             logger.debug("the node's leases are not told: %s", error)
             return False
         self.leases.settle(told.leases, asked_at=asked_at)
+        self.instances.leases_changed()
         self._settled = True
         if self.record.lost:
             await self._rebuild()
@@ -299,6 +382,7 @@ class NodeAgent:
             self.leases.leases,
             await self.answering.finding.pods.list_pods(),
             await self.answering.finding.held.list_held(),
+            instances=await self.instances.listed(),
             now=self.clock.now(),
         )
         lost = [entry for entry in entries if entry.activation.pod not in self.record.pods]
@@ -325,7 +409,8 @@ class NodeAgent:
             gone = ended_pods(self.record.activations, pods, held, self.leases.leases)
             await self.record.forget(gone)
             self.answering.refused &= {pod.uid for pod in pods if not pod.final}
-            await self.cleaning.clean({pod.uid for pod in pods} | self.record.pods)
+            live = {pod.uid for pod in pods} | self.record.pods | set(self.leases.leases)
+            await self.cleaning.clean(live)
 
 
 def _models(devices: Iterable[Device]) -> str:

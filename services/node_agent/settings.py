@@ -2,7 +2,7 @@
 
 import json
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ from shared.runtime.settings import ServiceSettings, setting
 ABOUT = """Reports a node's GPUs, answers its kubelet, and prepares isolation.
 
 One runs on every node. It needs the kubelet's directory, the right to read the kubelet's pods
-(nodes/proxy), and the right to patch its node's status and its pods' annotations."""
+(nodes/proxy), and the right to patch its node's status and its pods' annotations, and to get the
+ConfigMaps of Volcano's vGPU plugin."""
 
 EXAMPLES = (
     "python -m services.node_agent --node node-0 --gpus 8xA100-80GB \\",
@@ -31,6 +32,8 @@ EXAMPLES = (
 
 SERVICE_ACCOUNT_TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 NVML = "nvml"
+MONITOR = "0.0.0.0:9394"
+"""Where HAMi's and Volcano's monitors are scraped."""
 NVML_LOOK_S = 5.0
 SIMULATED_LOOK_S = 1.0
 
@@ -54,21 +57,50 @@ class AgentSettings(ServiceSettings):
     kubeconfig: Path | None = setting(
         None, "API server; default: as kubectl finds it, or in-cluster"
     )
-    gpus: str = setting(NVML, "nvml, or a layout of simulated GPUs such as 8xA100-80GB, 4xT4+2xA10")
+    gpus: str = setting(
+        NVML,
+        "nvml, or a layout of simulated GPUs such as 8xA100-80GB, 4xT4+2xA10, 4xA100-40GB:mig",
+    )
     fault_file: Path | None = setting(
-        None, 'faults of simulated GPUs: {"0": "unhealthy"}, by index or UUID, read each second'
+        None, 'faults of simulated GPUs: {"0": "unhealthy"}, by index or UUID, read each second; '
+        "others: create-fails, compute-fails, create-nothing, create-hangs, busy"
+    )  # fmt: skip
+    mig_file: Path | None = setting(
+        None, "MIG instances of simulated GPUs; default: STATE_DIR/simulated-mig.json"
     )
     state_dir: Path = setting(Path("/var/lib/leasehold"), "checkpoint and containers' directories")
     library_dir: Path | None = setting(
         None, "directory of this version's libvgpu.so; default: STATE_DIR/library/simulated for "
         "simulated GPUs, else /usr/local/vgpu"
     )  # fmt: skip
-    device_split_count: int = setting(10, "slots per GPU")
-    memory_factor: int = setting(1, "MiB per unit in which pods ask for memory")
+    device_split_count: int | None = setting(
+        None, "slots per GPU; default: deviceSplitCount of the device configuration, else 10"
+    )
+    memory_factor: int | None = setting(
+        None, "MiB per unit in which pods ask for memory; default: gpuMemoryFactor of the device "
+        "configuration, else 1"
+    )  # fmt: skip
+    device_config: Path | None = setting(
+        None, "device-config.yaml; default: of ConfigMap volcano-vgpu-device-config in "
+        "kube-system or volcano-system, if there is one"
+    )  # fmt: skip
+    node_config: Path | None = setting(
+        None, "config.json, whose entry for this node wins over flags; default: of ConfigMap "
+        "volcano-vgpu-node-config, likewise"
+    )  # fmt: skip
+    partition: bool = setting(
+        True, "change the MIG layout of devices that nobody uses as leases want it; otherwise what "
+        "is on a device is all that it offers"
+    )  # fmt: skip
     gpu_strategy: str = setting(
         Strategy.AUTO,
         "gpu-memory: share (a device per unit), number (whole GPUs), auto (share where it fits)",
     )
+    monitor_http: str = setting(
+        "", "HOST:PORT of the page of what containers use, for Prometheus; default: 0.0.0.0:9394, "
+        "and none for simulated GPUs"
+    )  # fmt: skip
+    proc_dir: Path = setting(Path("/proc"), "the node's processes; in a pod: /proc with hostPID")
     dialects: tuple[str, ...] = setting((), "dialects spoken; default: all")
     volcano_handshake: bool = setting(
         False, "report to schedulers before Volcano 1.14.3 every 20 s, by annotation of the node"
@@ -86,14 +118,17 @@ class AgentSettings(ServiceSettings):
 
     @property
     def division(self) -> Division:
-        """How GPUs are shared; raises RequestError naming the flag that cannot be."""
-        division = Division(
-            split_count=self.device_split_count,
-            unit_mib=self.memory_factor,
-            strategy=self.gpu_strategy,
-        )
+        """How GPUs are shared as flags say; raises RequestError naming the one that cannot be."""
+        division = Division(strategy=self.gpu_strategy, partition=self.partition)
+        given = {"split_count": self.device_split_count, "unit_mib": self.memory_factor}
+        division = replace(division, **{n: v for n, v in given.items() if v is not None})
         check_division(division, Strategy.ALL)
         return division
+
+    @property
+    def monitor_address(self) -> str | None:
+        """Where what containers use is shown; None: nowhere."""
+        return self.monitor_http or (None if self.simulated else MONITOR)
 
     @property
     def library(self) -> Path:

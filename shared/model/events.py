@@ -299,6 +299,28 @@ class ShareRefused(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ViolationFound(Event):
+    """A container uses a device beyond its lease, or does not keep to how it is held."""
+
+    subject: ClassVar[str] = "violation.found.v1"
+    delivery: ClassVar[Delivery] = Delivery.WORK
+
+    node: NodeName
+    pod: PodUid
+    namespace: Namespace
+    name: str
+    container: str
+    reason: str
+    """For machines: in CamelCase, as the reason of a Kubernetes Event."""
+    message: str
+    found_at: float = 0.0
+
+    @property
+    def route(self) -> str:
+        return self.node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerRebuilt(Event):
     """The ledger was empty and holds everything again; whoever knows of waiting pods says so."""
 
@@ -371,3 +393,36 @@ class EndTold(Event):
     ended: bool
     more: tuple[PodUid, ...] = ()
     """Those of the others that have ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetChanged(Event):
+    """How a namespace's budget stands; told when that changes, and again every minute."""
+
+    subject: ClassVar[str] = "budget.changed.v1"
+    delivery: ClassVar[Delivery] = Delivery.NEWS
+
+    namespace: Namespace
+    state: str
+    """ok, warning, exhausted or overdrawn."""
+    previous: str
+    """The state before; the same when this is only told again."""
+    lease_class: str
+    """Of all of the namespace's leases: guaranteed, reclaimable or expired."""
+    new_pods: str = "admit"
+    """admit, queue or deny."""
+    evict_after_minutes: int | None = None
+    """Running leases are to end so long after `since`; None: they are not."""
+    warned_percent: int = 0
+    share: int = 1
+    since: float = 0.0
+    """When the state was entered, Unix seconds."""
+    at: float = 0.0
+    window: str = ""
+    used_units: int = 0
+    """Milli-GPU-milliseconds."""
+    remaining_units: int | None = None
+    """None: there is no limit."""
+    burn_milli_gpu: int = 0
+    exhausted_at: float | None = None
+    """When nothing will be left if nothing changes."""

@@ -44,14 +44,16 @@ def application(probes: Mapping[str, Probe]) -> web.Application:
 
 
 @contextlib.asynccontextmanager
-async def served(pages: web.Application, address: str) -> AsyncIterator[str]:
+async def served(
+    pages: web.Application, address: str, *, flag: str = "--http"
+) -> AsyncIterator[str]:
     """Serve the pages on `HOST:PORT` (port 0: any free one) and yield the real address.
 
-    Raises RequestError if the address cannot be had.
+    Raises RequestError, naming the flag it came from, if the address cannot be had.
     """
     host, _, port = address.rpartition(":")
     if not port.isdecimal():
-        raise RequestError(f"--http {address!r} is not HOST:PORT")
+        raise RequestError(f"{flag} {address!r} is not HOST:PORT")
     runner = web.AppRunner(pages, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     try:
@@ -59,7 +61,7 @@ async def served(pages: web.Application, address: str) -> AsyncIterator[str]:
         try:
             await site.start()
         except OSError as error:
-            raise RequestError(f"--http {address}: {error.strerror}; give a free port") from error
+            raise RequestError(f"{flag} {address}: {error.strerror}; give a free port") from error
         bound = runner.addresses[0]
         yield f"{bound[0]}:{bound[1]}"
     finally:

@@ -18,6 +18,7 @@ from shared.model.events import (
     Activation,
     BindingFailed,
     BoundPod,
+    BudgetChanged,
     DeviceReported,
     EndAsked,
     EndTold,
@@ -37,6 +38,7 @@ from shared.model.events import (
     PodsListed,
     ShareActivated,
     ShareRefused,
+    ViolationFound,
 )
 from shared.model.lease import Lease, LeaseState, Share
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
@@ -169,12 +171,37 @@ SAMPLES: tuple[Event, ...] = (
     ),
     ShareActivated(node=NODE, activation=ACTIVATION, trace=TRACE),
     ShareRefused(node=NODE, reason="no lease", pod=POD, namespace=NS, name="t", container="c"),
+    ViolationFound(
+        node=NODE,
+        pod=POD,
+        namespace=NS,
+        name="train",
+        container="cuda",
+        reason="GpuIsolationLost",
+        message="container cuda has no region file any more",
+        found_at=4.5,
+    ),
     LedgerRebuilt(epoch="e2"),
     ListingWanted(reason="a test"),
     LeasesAsked(node=NODE, pods=(POD,)),
     LeasesTold(leases=(LEASE,)),
     EndAsked(node=NODE, pod=POD),
     EndTold(ended=True),
+    BudgetChanged(
+        namespace=NS,
+        state="exhausted",
+        previous="warning",
+        lease_class="reclaimable",
+        warned_percent=95,
+        share=2,
+        since=5.5,
+        at=6.5,
+        window="2031-05",
+        used_units=72_000_000_000,
+        remaining_units=0,
+        burn_milli_gpu=1500,
+        exhausted_at=6.5,
+    ),
 )
 
 

@@ -126,7 +126,7 @@ class Site:
             ]
             tasks += [
                 asyncio.create_task(self._listen(source))
-                for source in (agent.shares, agent.reports)
+                for source in (agent.shares, agent.reports, agent.violations)
             ]
             try:
                 if registered:

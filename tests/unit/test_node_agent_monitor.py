@@ -4,7 +4,6 @@ import asyncio
 import os
 import struct
 import time
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from services.node_agent.entry import Entry
 from services.node_agent.identity import KubeletPod
 from services.node_agent.isolation import Layout
+from services.node_agent.leases_known import LeasesKnown
 from services.node_agent.monitor import Monitor, page, pages, tenants_of
 from services.node_agent.region import Region
 from services.node_agent.region_layouts import V1_2
@@ -25,9 +25,10 @@ from shared.dialects import DIALECTS
 from shared.model.errors import UnavailableError
 from shared.model.events import Activation
 from shared.model.lease import Lease
-from shared.model.names import NodeName, PodUid
+from shared.model.names import NodeName
 from shared.runtime.health import served
 from tests.support.clock import FakeClock
+from tests.support.kubelet import NODE
 from tests.support.node_agent import NUMBER, lease_of, share
 from tests.support.regions import path_of, process
 
@@ -53,8 +54,8 @@ NUMBERS = {
     "Device_memory_desc_of_container": (DESCRIBED, 300 * MIB),
     "Device_utilization_desc_of_container": (VOLCANO, 25),
     "Device_last_kernel_of_container": (VOLCANO, 30),
-    "hami_host_gpu_memory_used_bytes": ({**HOST, "node": "node-0"}, 700 * MIB),
-    "hami_host_gpu_utilization_ratio": ({**HOST, "node": "node-0"}, 40),
+    "hami_host_gpu_memory_used_bytes": ({**HOST, "node": NODE}, 700 * MIB),
+    "hami_host_gpu_utilization_ratio": ({**HOST, "node": NODE}, 40),
     "hami_host_gpu_memory_controller_utilization_ratio": (HOST, 12),
     "hami_vgpu_memory_used_bytes": (HAMI, 300 * MIB),
     "hami_vgpu_memory_limit_bytes": (HAMI, 1000 * MIB),
@@ -101,19 +102,13 @@ class Kubelet:
 
 
 @dataclass
-class Knows:
+class Record:
     told: list[Entry] = field(default_factory=list)
-    held: dict[PodUid, Lease] = field(default_factory=dict)
-    whole: bool = True
+    lost: bool = False
 
-    def entries(self) -> Iterable[Entry]:
-        return self.told
-
-    def leases(self) -> Mapping[PodUid, Lease]:
-        return self.held
-
-    def complete(self) -> bool:
-        return self.whole
+    @property
+    def answers(self) -> tuple[Entry, ...]:
+        return tuple(self.told)
 
 
 @dataclass
@@ -122,7 +117,8 @@ class World:
     monitor: Monitor
     driver: Driver
     kubelet: Kubelet
-    known: Knows
+    record: Record
+    known: LeasesKnown
     clock: FakeClock
 
     def give(self, lease: Lease) -> Tenant:
@@ -138,9 +134,9 @@ class World:
             device_ids=("x",),
             lease=lease,
         )
-        self.known.told.append(Entry(activation=activation, setup=setup))
-        self.known.held[lease.pod] = lease
-        (tenant,) = tenants_of(self.known.told[-1:], self.known.held, complete=True)
+        self.record.told.append(Entry(activation=activation, setup=setup))
+        self.known.note([lease])
+        (tenant,) = tenants_of(self.record.told[-1:], self.known.leases, complete=True)
         assert tenant.place is not None
         assert tenant.seed is not None
         Path(tenant.place.directory).mkdir(parents=True)
@@ -174,16 +170,18 @@ def world(tmp_path: Path) -> World:
         busy_percent=40,
         memory_busy_percent=12,
     )
-    driver, kubelet, known, clock = Driver((idle,)), Kubelet(), Knows(), FakeClock()
+    driver, kubelet, record, clock = Driver((idle,)), Kubelet(), Record(), FakeClock()
+    known = LeasesKnown(NodeName(NODE), settled=True)
     monitor = Monitor(
-        NodeName("node-0"),
+        NodeName(NODE),
         usage=driver,
         pods=kubelet,
-        known=known,
+        record=record,
+        leases=known,
         clock=clock,
         proc=tmp_path / "proc",
     )
-    return World(tmp_path, monitor, driver, kubelet, known, clock)
+    return World(tmp_path, monitor, driver, kubelet, record, known, clock)
 
 
 def computing(world: World) -> Tenant:
@@ -238,7 +236,7 @@ async def test_hami_core_39_series_end_with_the_lease(world: World) -> None:
     computing(world)
     await world.monitor.look()
     before = read(page(world.monitor).decode())
-    world.known.held.clear()
+    world.known.settle([], asked_at=world.known.news)
     world.driver.samples = (replace(world.driver.samples[0], processes=()),)
     await world.monitor.look()
 
@@ -362,12 +360,12 @@ async def test_without_a_driver_regions_are_still_seen(world: World) -> None:
 
 async def test_nobody_is_said_to_be_without_a_lease_before_leases_are_known(world: World) -> None:
     tenant = computing(world)
-    world.known.told.clear()
-    world.known.whole = False
+    world.record.told.clear()
+    world.record.lost = True
     await world.monitor.look()
     early = world.monitor.seen
-    world.known.whole = True
-    world.known.held.clear()
+    world.record.lost = False
+    world.known.settle([], asked_at=world.known.news)
 
     await world.monitor.look()
 
