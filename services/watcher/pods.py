@@ -24,6 +24,8 @@ from shared.model.request import NodeDemands, NodeTerm, PodRequest, Toleration
 TEMPLATES = 4096
 """Templates whose request is remembered."""
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+SIDECAR = "Always"
+"""`restartPolicy` of an init container that stays beside those that follow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +125,7 @@ def _request(
             limits=parse_resources(container.resources.limits),
             requests=parse_resources(container.resources.requests),
             init=init,
+            sidecar=init and container.restart_policy == SIDECAR,
         )
         for containers, init in ((pod.spec.init_containers, True), (pod.spec.containers, False))
         for container in containers
@@ -156,7 +159,7 @@ def pod_resources(pod: Pod) -> dict[str, int]:
     largest: dict[str, int] = {}
     for container in pod.spec.init_containers:
         wanted = _requests(container)
-        if container.restart_policy == "Always":
+        if container.restart_policy == SIDECAR:
             beside.update(wanted)
             wanted = dict(beside)
         else:

@@ -2,14 +2,21 @@
 
 from collections.abc import Mapping, Sequence
 
-from shared.dialects import volcano_gpushare, volcano_vgpu
-from shared.dialects.dialect import TRIGGER, Dialect, PodAsks, Rules
+from shared.dialects import tencent, volcano_gpushare, volcano_vgpu
+from shared.dialects.dialect import TRIGGER, ContainerAsks, Dialect, PodAsks, Rules
 from shared.model.errors import RequestError
 from shared.model.request import PodRequest
 
 DIALECTS: Mapping[str, Dialect] = {
-    dialect.name: dialect for dialect in (volcano_vgpu.DIALECT, volcano_gpushare.DIALECT)
+    dialect.name: dialect
+    for dialect in (volcano_vgpu.DIALECT, volcano_gpushare.DIALECT, tencent.DIALECT)
 }
+
+_OWNERS: Mapping[str, tuple[str, ...]] = {
+    resource: tuple(d.name for d in DIALECTS.values() if resource in d.resources)
+    for resource in frozenset().union(*(d.resources for d in DIALECTS.values()))
+}
+"""The dialects that know a resource name, by the name."""
 
 OWN_RESOURCES = frozenset({TRIGGER}).union(*(d.resources for d in DIALECTS.values()))
 """Resource names that are no ordinary resources of a node: the ledger accounts for them."""
@@ -33,30 +40,56 @@ def enabled(rules: Rules) -> Sequence[Dialect]:
 def read_pod(asks: PodAsks, rules: Rules) -> PodRequest:
     """Read what a pod asks for, in whichever dialect; no GPU asked for is a request without one.
 
-    Raises RequestError, naming container, field, value and rule, for a malformed request and for
-    one that mixes dialects.
+    Raises RequestError, naming container, field, value and rule, for a malformed request, for one
+    that mixes dialects, and for one in words that nobody here reads.
     """
-    spoken = {
-        dialect.name: request
-        for dialect in enabled(rules)
-        if (request := dialect.read(asks, rules)) is not None
-    }
-    if len(spoken) > 1:
+    _check_mixed(asks)
+    requests = [
+        request for dialect in enabled(rules) if (request := dialect.read(asks, rules)) is not None
+    ]
+    if len(requests) > 1:
+        named = " and ".join(request.dialect for request in requests)
+        raise RequestError(f"the pod mixes {named}: ask in one vocabulary for all its containers")
+    request = requests[0] if requests else PodRequest()
+    _check_silent(asks, rules, request)
+    return request
+
+
+def _check_mixed(asks: PodAsks) -> None:
+    """Refuse a pod that uses words of several dialects, whatever else may be wrong with it.
+
+    Words that several dialects know prove nothing.
+    """
+    words: dict[str, str] = {}
+    for asked in asks.containers:
+        for resource in _named(asked):
+            owners = _OWNERS[resource]
+            if len(owners) == 1:
+                words.setdefault(owners[0], f"container {asked.name} asks for {resource}")
+    if len(words) > 1:
         raise RequestError(
-            f"the pod mixes {' and '.join(spoken)}: ask in one vocabulary for all its containers"
+            f"the pod mixes {' and '.join(words)}: {', '.join(words.values())}; ask in one "
+            "vocabulary for all its containers"
         )
-    _check_silent(asks, rules)
-    return next(iter(spoken.values()), PodRequest())
 
 
-def _check_silent(asks: PodAsks, rules: Rules) -> None:
-    """Refuse what a dialect that is switched off would have read: nobody would ever serve it."""
+def _check_silent(asks: PodAsks, rules: Rules, request: PodRequest) -> None:
+    """Refuse words that no dialect has read for this pod: nobody would ever serve them."""
+    read = DIALECTS[request.dialect].resources if request.dialect else frozenset()
     spoken = {dialect.name for dialect in enabled(rules)}
-    for dialect in DIALECTS.values():
-        for asked in asks.containers:
-            named = sorted(dialect.resources.intersection(asked.limits))
-            if named and dialect.name not in spoken:
-                raise RequestError(
-                    f"container {asked.name}: {named[0]} belongs to {dialect.name}, "
-                    "which is not enabled here"
+    for asked in asks.containers:
+        for resource in _named(asked):
+            owners = _OWNERS[resource]
+            if resource not in read:
+                fault = (
+                    f"means nothing by itself in {' or '.join(owners)}"
+                    if spoken.intersection(owners)
+                    else f"belongs to {' and '.join(owners)}, which is not enabled here"
                 )
+                raise RequestError(f"container {asked.name}: {resource} {fault}")
+
+
+def _named(asked: ContainerAsks) -> list[str]:
+    """Return the dialects' resources of which a container asks for some, sorted."""
+    amounts = {**asked.requests, **asked.limits}
+    return sorted(name for name, amount in amounts.items() if amount > 0 and name in _OWNERS)

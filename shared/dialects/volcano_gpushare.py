@@ -4,7 +4,6 @@ Wire forms are those of Volcano's GPU sharing guide and its share plugin. Memory
 enforced: containers are told which card is theirs and how much of it, and nothing else.
 """
 
-import string
 from collections.abc import Mapping, Sequence
 
 from shared.dialects.dialect import (
@@ -20,6 +19,7 @@ from shared.dialects.dialect import (
     Strategy,
     runs_before,
 )
+from shared.dialects.numbering import base36
 from shared.model.device import Device
 from shared.model.errors import RequestError
 from shared.model.lease import Lease, Share
@@ -36,7 +36,6 @@ UNHEALTHY = "volcano.sh/gpu-unhealthy-ids"
 
 MAX_LIST_BYTES = 4_000_000
 """The kubelet receives at most 4 MiB in one list of devices."""
-_DIGITS = string.digits + string.ascii_lowercase
 
 
 def read(asks: PodAsks, _: Rules) -> PodRequest | None:
@@ -142,16 +141,7 @@ def ids_of(share: Share) -> int:
 
 def unit_id(index: int, number: int) -> str:
     """Return the device-plugin ID of one unit of memory: short, for a list has many of them."""
-    return f"{_base36(index)}-{_base36(number)}"
-
-
-def _base36(number: int) -> str:
-    digits = ""
-    while True:
-        number, digit = divmod(number, 36)
-        digits = _DIGITS[digit] + digits
-        if not number:
-            return digits
+    return f"{base36(index)}-{base36(number)}"
 
 
 def list_bytes(devices: Sequence[Device]) -> int:

@@ -1,0 +1,84 @@
+"""Pods, devices and leases for the tests of dialects: what is not said is of no interest."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from shared.dialects import read_pod
+from shared.dialects.dialect import ContainerAsks, Paths, PodAsks, Rules
+from shared.model.device import Device, needed_cores, needed_mib
+from shared.model.lease import Lease, Share
+from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
+from shared.model.request import GpuRequest, PodRequest
+
+PATHS = Paths(
+    library="/opt/l/libvgpu.so", preload="/opt/l/preload", containers="/var/c", locks="/var/lock"
+)
+RULES = Rules()
+
+
+def asking(name: str = "c", /, **facts: Any) -> ContainerAsks:
+    """A container; its limits are `limits` or, short of that, nothing."""
+    return ContainerAsks(name=name, **facts)
+
+
+def pod(
+    *containers: ContainerAsks, notes: Mapping[str, str] | None = None, scheduler: str = ""
+) -> PodAsks:
+    """A pod, init containers first."""
+    return PodAsks(
+        namespace=Namespace("ns"),
+        containers=containers,
+        annotations=notes or {},
+        scheduler=scheduler,
+    )
+
+
+def device(index: int = 0, memory_mib: int = 16384, **facts: Any) -> Device:
+    """A device whose UUID ends in its index."""
+    known: dict[str, Any] = {"model": "Tesla T4", "slots": 10}
+    return Device(
+        uuid=DeviceUuid(f"GPU-{index}"), index=index, memory_mib=memory_mib, **(known | facts)
+    )
+
+
+def share_of(request: GpuRequest, on: Device, **facts: Any) -> Share:
+    """The share of one device that a placer would make of a container's request."""
+    return Share(
+        container=request.container,
+        device=on.uuid,
+        index=on.index,
+        memory_mib=needed_mib(request, on),
+        cores_percent=needed_cores(request),
+        unit_mib=on.unit_mib,
+        whole=request.whole,
+        slotted=request.slotted,
+        init=request.init,
+        company=request.company,
+        **facts,
+    )
+
+
+def leased(asks: PodAsks, *places: tuple[int, ...], rules: Rules = RULES) -> Lease:
+    """A pod's lease, with its containers' devices by index, one tuple for each that asked."""
+    wanted = read_pod(asks, rules)
+    return lease_of(
+        wanted,
+        *(
+            share_of(request, device(index))
+            for request, indices in zip(wanted.containers, places, strict=True)
+            for index in indices
+        ),
+    )
+
+
+def lease_of(wanted: PodRequest, *shares: Share) -> Lease:
+    """The lease for a request."""
+    return Lease(
+        pod=PodUid("u1"),
+        namespace=Namespace("ns"),
+        name="train",
+        node=NodeName("gpu-a"),
+        shares=shares,
+        dialect=wanted.dialect,
+        memo=wanted.memo,
+    )
