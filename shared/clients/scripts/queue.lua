@@ -40,9 +40,10 @@ local function room_for(group, name)
   local times, fitting = 0, 0
   for _, uuid in ipairs(uuids_here[name]) do
     local device = devices[uuid]
+    local mig = device and device[D_MODE] == 1
     if device and device[D_OK] == 1 and device[D_NODE] == name and device[D_ALONE] == 0
-      and (device[D_CORES] < 100 or company == ANY)
-      and not ((company == ALONE or company == IDLE) and device[D_SHARES] > 0) then
+      and (mig or ((device[D_CORES] < 100 or company == ANY)
+      and not ((company == ALONE or company == IDLE) and device[D_SHARES] > 0))) then
       local unit, need = device[D_UNIT], device[D_MEMORY]
       if percent > 0 then
         need = math.floor(math.floor(device[D_MEMORY] / unit) * percent / 100) * unit
@@ -52,11 +53,14 @@ local function room_for(group, name)
         need = units * unit
       end
       local n = need > 0 and math.floor((device[D_MEMORY] - device[D_USED]) / need) or 64
-      if cores > 0 and device[D_MODE] == 0 then
-        n = math.min(n, math.floor((100 - device[D_CORES]) / cores))
-      end
-      if slotted == 1 then
-        n = math.min(n, (slots > 0 and slots or device[D_SLOTS]) - device[D_SHARES])
+      if mig then
+        -- Who asks for all of it gets the largest instance, which may be any part.
+        if need > device[D_MEMORY] - unit and device[D_USED] < need then n = 1 end
+      else
+        if cores > 0 then n = math.min(n, math.floor((100 - device[D_CORES]) / cores)) end
+        if slotted == 1 then
+          n = math.min(n, (slots > 0 and slots or device[D_SLOTS]) - device[D_SHARES])
+        end
       end
       if n > 0 then
         fitting = fitting + 1
