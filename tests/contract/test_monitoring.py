@@ -1,0 +1,71 @@
+"""Dashboards and alerts ask only for metrics that exist, and every service is scraped."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prometheus_client import REGISTRY
+
+import shared.runtime.run  # noqa: F401 - like the others: imported for the metrics it registers
+from services.node_agent.usage import Picture
+from services.node_agent.usage_series import families
+from shared.model.names import NodeName
+
+MONITORING = Path(__file__).parents[2] / "k8s" / "monitoring"
+DASHBOARDS = sorted((MONITORING / "grafana" / "dashboards").glob("*.json"))
+NAME = re.compile(r"\b((?:leasehold|hami|vGPU|Host|Device)_?[A-Za-z_]+)\b")
+
+
+def existing() -> set[str]:
+    """The names under which Prometheus stores what our processes expose."""
+    exposed = [*REGISTRY.collect(), *families(Picture(), NodeName("n"), now=0.0)]
+    names: set[str] = set()
+    for family in exposed:
+        suffixes = {
+            "counter": ("_total",),
+            "histogram": ("_bucket", "_sum", "_count"),
+        }.get(family.type, ("",))
+        names.update(f"{family.name}{suffix}" for suffix in suffixes)
+    return names
+
+
+def asked(expression: str) -> set[str]:
+    return set(NAME.findall(expression))
+
+
+def alerts() -> list[dict[str, Any]]:
+    groups = yaml.safe_load((MONITORING / "alerts.yaml").read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+@pytest.mark.parametrize("alert", alerts(), ids=lambda alert: str(alert["alert"]))
+def test_an_alert_asks_for_what_exists_and_says_what_to_do(alert: dict[str, Any]) -> None:
+    assert asked(alert["expr"]) <= existing()
+    assert alert["annotations"].keys() == {"summary", "next"}
+    assert alert["labels"]["severity"] in {"critical", "warning"}
+
+
+@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: str(path.name))
+def test_a_panel_asks_for_what_exists(path: Path) -> None:
+    panels = json.loads(path.read_text())["panels"]
+    expressions = [target["expr"] for panel in panels for target in panel["targets"]]
+
+    wanted = set().union(*map(asked, expressions))
+    assert wanted
+    assert wanted <= existing()
+
+
+def test_every_service_of_the_compose_file_is_scraped() -> None:
+    compose = yaml.safe_load((MONITORING.parents[1] / "compose.yaml").read_text())
+    scrapes = yaml.safe_load((MONITORING / "prometheus.yaml").read_text())["scrape_configs"]
+    jobs = {scrape["job_name"] for scrape in scrapes}
+
+    modules = {
+        service["command"][0].removeprefix("services.").replace("_", "-")
+        for service in compose["services"].values()
+        if str(service.get("command", [""])[0]).startswith("services.")
+    }
+    assert modules - {"simcluster"} == jobs
