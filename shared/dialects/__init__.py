@@ -2,14 +2,19 @@
 
 from collections.abc import Mapping, Sequence
 
-from shared.dialects import tencent, volcano_gpushare, volcano_vgpu
+from shared.dialects import koordinator, tencent, volcano_gpushare, volcano_vgpu
 from shared.dialects.dialect import TRIGGER, ContainerAsks, Dialect, PodAsks, Rules
 from shared.model.errors import RequestError
 from shared.model.request import PodRequest
 
 DIALECTS: Mapping[str, Dialect] = {
     dialect.name: dialect
-    for dialect in (volcano_vgpu.DIALECT, volcano_gpushare.DIALECT, tencent.DIALECT)
+    for dialect in (
+        volcano_vgpu.DIALECT,
+        volcano_gpushare.DIALECT,
+        tencent.DIALECT,
+        koordinator.DIALECT,
+    )
 }
 
 _OWNERS: Mapping[str, tuple[str, ...]] = {

@@ -49,6 +49,8 @@ class Rules:
     """Volcano's `deviceshare.SchedulePolicy`: empty, `binpack` or `spread`."""
     exclusive: tuple[tuple[tuple[str, str], ...], ...] = ()
     """Volcano's `deviceshare.GPUExclusiveRules`: labels; pods with all of a rule's never meet."""
+    scoring: str = "LeastAllocated"
+    """Koordinator's `DeviceShareArgs.scoringStrategy`: `LeastAllocated` or `MostAllocated`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +97,29 @@ class ServedId:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """What an agent knows of its machine besides devices."""
+
+    driver: str = ""
+    """Version of the GPUs' driver; empty: unknown."""
+    isolates: bool = False
+    """HAMi-core's library is there, and a process of this machine could load it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeObject:
+    """A custom object without a namespace that shows a node's devices; it has the node's name."""
+
+    collection: str
+    """Path of all objects of its kind, such as `/apis/GROUP/VERSION/PLURAL`."""
+    kind: str
+    labels: Mapping[str, str | None] = field(default_factory=dict)
+    """None: the key is to be absent; keys of others stay as they are."""
+    devices: tuple[Mapping[str, object], ...] = ()
+    """`spec.devices`. The time of a condition is added by whoever writes the object."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Advertised:
     """What a node shows for a dialect."""
 
@@ -108,6 +133,7 @@ class Advertised:
     """Of the node; None: the key is to be absent."""
     lists: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Our entries in node annotations that are lists with commas, and that others write too."""
+    objects: tuple[NodeObject, ...] = ()
 
 
 def one_id(_: Share) -> int:
@@ -121,6 +147,11 @@ def runs_before(asked: ContainerAsks, asking: Sequence[ContainerAsks]) -> bool:
     An init container does, unless a sidecar of the pod asks as well, which may run beside it.
     """
     return asked.init and not any(other.sidecar for other in asking)
+
+
+def nothing(_: Sequence[Device], __: Host) -> Advertised:
+    """Show nothing more."""
+    return Advertised()
 
 
 class Strategy:
@@ -159,5 +190,9 @@ class Dialect:
     """What one container of the lease is given."""
     advertised: Callable[[Sequence[Device], str], Advertised]
     """What the node shows, given its devices and the `Strategy`."""
+    described: Callable[[Sequence[Device], Host], Advertised] = nothing
+    """What the node shows besides: labels and objects that depend on its host."""
     ids_of: Callable[[Share], int] = one_id
     """How many device IDs of a served resource a share takes."""
+    besides: Mapping[str, str] = field(default_factory=dict)
+    """Variables of a container that has MIG instances, besides the one that names them."""

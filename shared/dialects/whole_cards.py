@@ -19,5 +19,5 @@ def read_as_koordinator(asks: PodAsks, rules: Rules) -> bool:
     Where that dialect is switched off, the NVIDIA dialect reads such pods too, so that no pod with
     the resource is ever taken for one without a GPU.
     """
-    spoken = not rules.enabled or KOORDINATOR in rules.enabled
+    spoken = KOORDINATOR in (rules.enabled or {KOORDINATOR}) and KOORDINATOR not in rules.disabled
     return spoken and asks.scheduler == KOORD_SCHEDULER

@@ -1,0 +1,208 @@
+"""What one container asks for in Koordinator's resources: cards, and its part of each.
+
+The rules are those of Koordinator's mutating webhook and of its scheduler plugin `DeviceShare`, put
+to each container by itself. Upstream adds up all containers of a pod first and gives every one of
+them all its cards; here two containers never share a card, and each is held to its own part.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from shared.dialects.whole_cards import CARDS
+from shared.model.errors import RequestError
+
+PREFIX = "koordinator.sh/"
+DEPRECATED = "kubernetes.io/"
+"""Names of before Koordinator 1.0; they are read, and never written."""
+
+GPU = "gpu"
+SHARED = "gpu.shared"
+CORE = "gpu-core"
+MEMORY = "gpu-memory"
+RATIO = "gpu-memory-ratio"
+HYPHEN = "koordinator.sh/gpu-shared"
+"""Printed by some tutorials; Koordinator never had it."""
+NPUS = "huawei.com/npu-"
+
+FULL = 100
+"""Percent of one card, and shares that it is served in."""
+
+_ALIASES: Mapping[str, str] = {
+    **{PREFIX + name: name for name in (GPU, SHARED, CORE, MEMORY, RATIO)},
+    **{DEPRECATED + name: name for name in (GPU, CORE, MEMORY, RATIO)},
+}
+RESOURCES = frozenset({*_ALIASES, HYPHEN})
+
+LEGAL = frozenset(
+    {
+        frozenset({GPU}),
+        frozenset({MEMORY}),
+        frozenset({RATIO}),
+        frozenset({CORE, MEMORY}),
+        frozenset({CORE, RATIO}),
+        frozenset({SHARED, MEMORY}),
+        frozenset({SHARED, RATIO}),
+        frozenset({SHARED, CORE, MEMORY}),
+        frozenset({SHARED, CORE, RATIO}),
+    }
+)
+"""Names that may stand together in one container."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What a container wants: `cards` different cards, and the same of each."""
+
+    cards: int
+    core_percent: int | None = None
+    """None: not asked for; compute is then neither reserved nor limited."""
+    ratio_percent: int | None = None
+    """Percent of the card's memory; None: bytes are asked for."""
+    memory_bytes: int | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether the cards are to be its own: all of their compute and of their memory."""
+        return self.core_percent == FULL and self.ratio_percent == FULL
+
+    @property
+    def limited(self) -> bool:
+        """Whether the container must be held to less than the card has."""
+        partly = self.core_percent is not None and self.core_percent < FULL
+        return partly or self.ratio_percent != FULL
+
+
+def part_of(container: str, limits: Mapping[str, int]) -> Part | None:
+    """Read one container's limits, shorthand and missing card count included; None: no GPU here.
+
+    Amounts of zero count as not written. Raises RequestError naming container, resource, value and
+    rule.
+    """
+    where = f"container {container}"
+    amounts = _amounts(where, limits)
+    vendor = limits.get(CARDS, 0)
+    if not amounts:
+        return Part(cards=vendor, core_percent=FULL, ratio_percent=FULL) if vendor > 0 else None
+    _check_company(where, limits, amounts)
+    _check_names(where, amounts)
+    _check_cards(where, amounts)
+    full = _completed(amounts)
+    cards = full[SHARED]
+    for name in (CORE, RATIO):
+        _check_divides(where, name, full.get(name), cards)
+    if MEMORY in full and full[MEMORY] < cards:
+        raise RequestError(
+            f"{where}: {PREFIX}{MEMORY} {full[MEMORY]} over {cards} cards is less than a byte each"
+        )
+    return Part(
+        cards=cards,
+        core_percent=full[CORE] // cards if CORE in full else None,
+        ratio_percent=full[RATIO] // cards if RATIO in full else None,
+        memory_bytes=full[MEMORY] // cards if MEMORY in full else None,
+    )
+
+
+def complete(limits: Mapping[str, int]) -> dict[str, int | None]:
+    """Return what admission changes in a container's requests and limits; None: it is taken away.
+
+    The shorthand `koordinator.sh/gpu` becomes core and memory ratio, and a missing card count is
+    added: without it the kubelet would not be asked for a device. What names no GPU, or names it
+    illegally, stays as it is.
+    """
+    amounts = {
+        name: amount
+        for key, name in _ALIASES.items()
+        if (amount := limits.get(key, 0)) > 0
+    }  # fmt: skip
+    if frozenset(amounts) not in LEGAL:
+        return {}
+    full = _completed(amounts)
+    if GPU not in amounts:
+        return {} if SHARED in amounts else {PREFIX + SHARED: full[SHARED]}
+    added: dict[str, int | None] = {PREFIX + name: amount for name, amount in full.items()}
+    return {key: None for key, name in _ALIASES.items() if name == GPU and key in limits} | added
+
+
+def _completed(amounts: Mapping[str, int]) -> dict[str, int]:
+    """Write out the shorthand and the card count that follows from ratio, or else from core."""
+    full = dict(amounts)
+    if GPU in full:
+        full[CORE] = full[RATIO] = full.pop(GPU)
+    if SHARED not in full:
+        said = full.get(RATIO, full.get(CORE, 0))
+        full[SHARED] = said // FULL if said > FULL and said % FULL == 0 else 1
+    return full
+
+
+def _amounts(where: str, limits: Mapping[str, int]) -> dict[str, int]:
+    if limits.get(HYPHEN):
+        raise RequestError(
+            f"{where}: there is no {HYPHEN}; the name has a dot: {PREFIX}{SHARED}"
+        )  # fmt: skip
+    amounts: dict[str, int] = {}
+    for key, name in _ALIASES.items():
+        amount = limits.get(key, 0)
+        if amount < 0:
+            raise RequestError(f"{where}: {key} must not be negative, got {amount}")
+        if amount and name in amounts:
+            raise RequestError(f"{where}: {key} repeats {PREFIX}{name}; leave the old name out")
+        if amount:
+            amounts[name] = amount
+    return amounts
+
+
+def _check_company(where: str, limits: Mapping[str, int], amounts: Mapping[str, int]) -> None:
+    other = next((key for key in limits if key == CARDS or key.startswith(NPUS)), None)
+    if other is None or not limits[other]:
+        return
+    rule = (
+        "whole cards are asked for by the one or the other, never by both"
+        if other == CARDS
+        else "memory of NPUs is not shared here"
+    )
+    raise RequestError(f"{where}: {other} {limits[other]} beside {_listed(amounts)}: {rule}")
+
+
+def _check_names(where: str, amounts: Mapping[str, int]) -> None:
+    if frozenset(amounts) in LEGAL:
+        return
+    named = _listed(amounts)
+    if GPU in amounts:
+        rule = f"{PREFIX}{GPU} stands for core and memory, and stands alone"
+    elif MEMORY in amounts and RATIO in amounts:
+        rule = f"memory is asked for in bytes or as a ratio, so leave {PREFIX}{MEMORY} or "
+        rule += f"{PREFIX}{RATIO} out"
+    else:
+        rule = f"memory is missing, so add {PREFIX}{RATIO} or {PREFIX}{MEMORY}"
+    raise RequestError(f"{where}: {named}: {rule}")
+
+
+def _check_cards(where: str, amounts: Mapping[str, int]) -> None:
+    """Check what stands without a card count: a part of one card, or whole ones."""
+    if SHARED in amounts:
+        return
+    for name in (GPU, CORE, RATIO):
+        amount = amounts.get(name, 0)
+        if amount > FULL and amount % FULL:
+            raise RequestError(
+                f"{where}: {PREFIX}{name} must be 1 to {FULL} percent of a card or a multiple of "
+                f"{FULL}, got {amount}"
+            )
+
+
+def _check_divides(where: str, name: str, amount: int | None, cards: int) -> None:
+    if amount is None:
+        return
+    if amount % cards:
+        raise RequestError(
+            f"{where}: {PREFIX}{name} must be a multiple of {PREFIX}{SHARED} {cards}, got {amount}"
+        )
+    if amount // cards > FULL:
+        raise RequestError(
+            f"{where}: {PREFIX}{name} {amount} over {PREFIX}{SHARED} {cards} is "
+            f"{amount // cards} percent of each card, and a card has {FULL}"
+        )
+
+
+def _listed(amounts: Mapping[str, int]) -> str:
+    return " and ".join(f"{PREFIX}{name} {amount}" for name, amount in sorted(amounts.items()))
