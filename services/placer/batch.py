@@ -9,12 +9,15 @@ from services.placer.placement import place
 from shared.model.events import PodQueued
 from shared.model.placement import Placement, Refusal
 
+Chosen = tuple[PodQueued, tuple[Placement, ...]]
+"""A pod, and where it may go, best first."""
+
 
 @dataclass(slots=True)
 class Decided:
     """What one round decided, before the ledger has spoken."""
 
-    chosen: list[tuple[PodQueued, tuple[Placement, ...]]] = field(default_factory=list)
+    chosen: list[Chosen] = field(default_factory=list)
     refused: list[tuple[PodQueued, Refusal]] = field(default_factory=list)
     is_disturbed: bool = False
     """The ledger decided otherwise somewhere: refusals may rest on choices that came to nothing."""

@@ -4,19 +4,19 @@ Replicas share one queue and know nothing of each other: each decides on its own
 ledger, and the ledger checks that what was decided still fits.
 """
 
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
 from services.placer.batch import Decided, decide
 from services.placer.gangs import (
     COUNTED,
-    Unit,
     decide_gang,
     lacking,
     leaders,
     too_few,
     units_of,
+    unwritten,
 )
 from services.placer.index import Index
 from services.placer.mirror import Mirror
@@ -28,15 +28,18 @@ from shared.model.ledger import (
     Full,
     Held,
     LedgerChange,
+    Muster,
     Outcome,
     Reservation,
     Reserved,
     Snapshot,
     Waited,
     Waiting,
+    Withheld,
 )
 from shared.model.names import PodUid
 from shared.model.placement import Refusal
+from shared.model.request import Gang
 from shared.runtime.clock import Clock
 from shared.runtime.service import handles, loops
 
@@ -61,7 +64,7 @@ class Ledger(Protocol):
     async def reserve_gang(
         self, gang: Gang, wanted: Sequence[Reservation], *, now: float, ttl_s: float
     ) -> list[Outcome]:
-        """Reserve for all of the pods, `gang.min_member` of the gang holding leases then, or none."""
+        """Reserve for all of the pods or none; `gang.min_member` of it must hold leases then."""
         ...
 
     async def muster(self, gang: Gang, enrolled: Sequence[Waiting]) -> Muster:
@@ -140,12 +143,12 @@ class Placer:
                     await self._decide(unit.pods, answers)
                 else:
                     await self._decide_gang(unit.gang, unit.pods, answers)
-            return answers
         except BaseException:
             # The events come again, and what was to be said of them must then be said.
             for pod in newest:
                 self._told.pop(pod, None)
             raise
+        return answers
 
     @loops
     async def follow(self) -> None:
@@ -179,7 +182,8 @@ class Placer:
         again = await self._reserve(decided, answers) if decided.chosen else []
         if decided.is_disturbed:
             return [*again, *(event for event, _ in decided.refused)]
-        return [*again, *await self._write_refusals(decided, capacity, answers)]
+        waited = await self._write_refusals(decided.refused, capacity, answers)
+        return [*again, *(event for event, _ in decided.refused if event.pod in waited.stale)]
 
     async def _decide_gang(
         self, gang: Gang, events: Sequence[PodQueued], answers: list[Answer]
@@ -217,22 +221,27 @@ class Placer:
         answers: list[Answer],
     ) -> list[PodQueued] | None:
         """Decide once for a gang; return the pods it runs without, or None to do it again."""
-        capacity, live, here = self.capacity, muster.live, muster.here
-        if live + here < gang.min_member:
-            why = too_few(gang, live=live, here=here)
-            refused = Decided(refused=[(event, why) for event in pods.values()])
-            return [] if await self._write_refusals(refused, capacity, answers, set()) else None
-        members = list(pods.values())
-        found = decide_gang(members, gang.min_member - live, self.mirror, self.index, self.draw)
-        if found.refusal is None:
-            decided = Decided(chosen=found.chosen)
-            if await self._reserve(decided, answers, gang):
-                return None
-            chosen = {event.pod for event, _ in found.chosen}
-            return [event for event in members if event.pod not in chosen]
-        why = lacking(gang, live=live, fitting=found.fitting, refusal=found.refusal)
-        
-    async def _reserve(self, decided: Decided, answers: list[Answer]) -> list[PodQueued]:
+        capacity, live, members = self.capacity, muster.live, list(pods.values())
+        if live + muster.here < gang.min_member:
+            why, leading = too_few(gang, live=live, here=muster.here), set[PodUid]()
+        else:
+            needed = gang.min_member - live
+            found = decide_gang(members, needed, self.mirror, self.index, self.draw)
+            if found.refusal is None:
+                if await self._reserve(Decided(chosen=found.chosen), answers, gang):
+                    return None
+                chosen = {event.pod for event, _ in found.chosen}
+                return [event for event in members if event.pod not in chosen]
+            why = lacking(gang, live=live, fitting=found.fitting, refusal=found.refusal)
+            leading = leaders(members)
+        refused = [(event, why) for event in unwritten(members, muster, why, leading)]
+        waited = await self._write_refusals(refused, capacity, answers, leading)
+        return None if waited.stale or waited.held else []
+
+    async def _reserve(
+        self, decided: Decided, answers: list[Answer], gang: Gang | None = None
+    ) -> list[PodQueued]:
+        """Reserve for the chosen, with a `gang` all or nothing; return those who got nothing."""
         wanted = [
             Reservation(
                 pod=event.pod,
@@ -248,8 +257,12 @@ class Placer:
             )
             for event, candidates in decided.chosen
         ]
+        now, ttl_s = self.clock.now(), self.ttl_s
         try:
-            outcomes = await self.ledger.reserve(wanted, now=self.clock.now(), ttl_s=self.ttl_s)
+            if gang is None:
+                outcomes = await self.ledger.reserve(wanted, now=now, ttl_s=ttl_s)
+            else:
+                outcomes = await self.ledger.reserve_gang(gang, wanted, now=now, ttl_s=ttl_s)
         except BaseException:
             for event, _ in decided.chosen:
                 self.mirror.drop(event.pod)
@@ -273,6 +286,10 @@ class Placer:
                     decided.is_disturbed = True
                     self.tally.count("full")
                     again.append(event)
+                case Withheld():
+                    self.mirror.drop(event.pod)
+                    self.tally.count("withheld")
+                    again.append(event)
         return again
 
     def _answer_held(self, event: PodQueued, lease: Lease) -> list[PlacementChosen]:
@@ -284,28 +301,30 @@ class Placer:
         return PlacementChosen(lease=lease, trace=event.trace)
 
     async def _write_refusals(
-        self, decided: Decided, capacity: int, answers: list[Answer]
-    ) -> list[PodQueued]:
-        """Write down who waits and answer them; return those whom freed capacity may help."""
-        if not decided.refused:
-            return []
+        self,
+        refused: Sequence[tuple[PodQueued, Refusal]],
+        capacity: int,
+        answers: list[Answer],
+        leading: Collection[PodUid] | None = None,
+    ) -> Waited:
+        """Write down who waits and answer them, unless freed capacity may help by now.
+
+        What is freed is offered to those `leading`; None: to all.
+        """
+        if not refused:
+            return Waited()
         now = self.clock.now()
         waited = await self.ledger.wait(
             [
-                Waiting(
-                    queued=replace(event, unexplained=False),
-                    refusal=refusal,
-                    capacity=capacity,
-                    waiting_since=now,
-                )
-                for event, refusal in decided.refused
+                _waiting(event, why, capacity, now, leads=leading is None or event.pod in leading)
+                for event, why in refused
             ]
         )
         stale, held = set(waited.stale), {lease.pod: lease for lease in waited.held}
         self.tally.count("stale", len(stale))
         self.tally.count("held", len(held))
-        self.tally.count("refused", len(decided.refused) - len(stale) - len(held))
-        for event, refusal in decided.refused:
+        self.tally.count("refused", len(refused) - len(stale) - len(held))
+        for event, refusal in refused:
             if event.pod in held:
                 answers += self._answer_held(event, held[event.pod])
             elif event.pod not in stale and self._is_news(event, refusal):
@@ -318,7 +337,7 @@ class Placer:
                         trace=event.trace,
                     )
                 )
-        return [event for event, _ in decided.refused if event.pod in stale]
+        return waited
 
     def _is_news(self, event: PodQueued, refusal: Refusal) -> bool:
         """Say whether the pod was told another verdict before, or none, or none that arrived."""
@@ -348,3 +367,15 @@ class Placer:
         for name, node_use in change.used.items():
             self.mirror.learn_used(name, node_use.used, node_use.version)
         self.capacity = change.capacity
+
+
+def _waiting(
+    event: PodQueued, refusal: Refusal, capacity: int, now: float, *, leads: bool
+) -> Waiting:
+    return Waiting(
+        queued=replace(event, unexplained=False),
+        refusal=refusal,
+        capacity=capacity,
+        waiting_since=now,
+        leads=leads,
+    )

@@ -1,11 +1,12 @@
 """The ledger as the placer asks it, with a span for each pod's reservation."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
 from services.placer.service import Ledger
 from shared.model.ledger import (
     LedgerChange,
+    Muster,
     Outcome,
     Reservation,
     Reserved,
@@ -13,6 +14,7 @@ from shared.model.ledger import (
     Waited,
     Waiting,
 )
+from shared.model.request import Gang
 from shared.runtime import telemetry
 
 
@@ -27,6 +29,23 @@ class TracedLedger:
         self, wanted: Sequence[Reservation], *, now: float, ttl_s: float
     ) -> list[Outcome]:
         """Reserve a group inside the spans `placer reserve`."""
+        return await self._inside(
+            wanted, lambda inside: self.ledger.reserve(inside, now=now, ttl_s=ttl_s)
+        )
+
+    async def reserve_gang(
+        self, gang: Gang, wanted: Sequence[Reservation], *, now: float, ttl_s: float
+    ) -> list[Outcome]:
+        """Reserve a gang inside the same spans, one for each pod."""
+        return await self._inside(
+            wanted, lambda inside: self.ledger.reserve_gang(gang, inside, now=now, ttl_s=ttl_s)
+        )
+
+    async def _inside(
+        self,
+        wanted: Sequence[Reservation],
+        reserve: Callable[[Sequence[Reservation]], Awaitable[list[Outcome]]],
+    ) -> list[Outcome]:
         spans = [self.tracing.span("placer reserve", one.trace, _facts(one)) for one in wanted]
         inside = [
             one if span is None else replace(one, trace=telemetry.context_of(span))
@@ -34,7 +53,7 @@ class TracedLedger:
         ]
         outcomes: list[Outcome] = []
         try:
-            outcomes = await self.ledger.reserve(inside, now=now, ttl_s=ttl_s)
+            outcomes = await reserve(inside)
         finally:
             for number, span in enumerate(spans):
                 if span is not None:
@@ -44,6 +63,10 @@ class TracedLedger:
                     )
                     telemetry.end([span])
         return outcomes
+
+    async def muster(self, gang: Gang, enrolled: Sequence[Waiting]) -> Muster:
+        """Count a gang."""
+        return await self.ledger.muster(gang, enrolled)
 
     async def wait(self, verdicts: Sequence[Waiting]) -> Waited:
         """Write down who waits."""

@@ -10,6 +10,7 @@ the server does not answer or refuses to write, and while the ledger is not read
     async with RedisLeases.connect("redis://127.0.0.1:6379") as leases:
 
     reserve(wanted, now, ttl_s) -> Reserved | Held | Full per pod: the first candidate that fits
+    muster(gang, pods), reserve_gang(gang, wanted, now, ttl_s)      all or nothing
     bind(leases)                -> per lease: the bound lease, or StaleLeaseError (a value)
     activate(pods)              -> per pod: the active lease, or None if none is bound
     release(pods, reason)       -> the leases that ended;   expire(now) -> the same for reservations
@@ -18,7 +19,7 @@ the server does not answer or refuses to write, and while the ledger is not read
     snapshot(), changes(position), capacity()               for mirrors
     wait(verdicts), waiting(), forget_waiting(pods), offers(now)    pods that fit nowhere yet
     epoch(), begin_rebuild(now), restore(leases, ...), finish_rebuild(token)
-    totals()                                                for the auditor
+    totals(), gangs()                                       for the auditor
 
 Versions, fences and the capacity number only rise, also across a rebuild, which starts them at the
 present in milliseconds: above whatever was handed out before. A version is never used twice, so
@@ -28,11 +29,11 @@ that a lease of an earlier life of the same pod is always recognised as stale.
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 from uuid import uuid4
 
-from shared.clients.leases_connection import LedgerConnection, unpacked
+from shared.clients.leases_connection import LedgerConnection, in_groups, unpacked
+from shared.clients.leases_waiting import WaitingPods
 from shared.clients.ledger_nodes import (
     account_of,
     change_of,
@@ -48,9 +49,8 @@ from shared.clients.ledger_rows import (
     reservation_pieces,
     reserved,
 )
-from shared.clients.ledger_waiting import waiting_of, waiting_row
 from shared.model.errors import UnavailableError
-from shared.model.events import DeviceReported, PodQueued
+from shared.model.events import DeviceReported
 from shared.model.lease import Lease, StaleLeaseError
 from shared.model.ledger import (
     FeedLostError,
@@ -60,29 +60,23 @@ from shared.model.ledger import (
     Outcome,
     Reservation,
     Snapshot,
-    Waited,
-    Waiting,
+    Withheld,
 )
 from shared.model.names import NodeName, PodUid
 from shared.model.node import NodeFacts
+from shared.model.request import Gang
 
-T = TypeVar("T")
-
-GROUP = 64
-"""Reservations or leases per script call: long enough to be cheap, short enough to share Redis."""
 EXPIRE_GROUPS = 4
 """Groups that were reserved together, per script call that ends them."""
 PAGE = 100
 """Nodes per page of a survey."""
+_WITHHELD = -2
 BLOCK_S = 1.0
 """How long a reader of the feed waits before it looks whether the ledger is still the same."""
 
 
-class RedisLeases:
+class RedisLeases(WaitingPods):
     """The ledger, as everybody who may write it sees it."""
-
-    def __init__(self, connection: LedgerConnection) -> None:
-        self._connection = connection
 
     @classmethod
     @asynccontextmanager
@@ -110,7 +104,7 @@ class RedisLeases:
         the server works on the one before. If one group gets no answer, the call raises; repeat it.
         """
         answers = await asyncio.gather(
-            *(self._reserve_group(group, now, now + ttl_s) for group in _groups(wanted)),
+            *(self._reserve_group(group, now, now + ttl_s) for group in in_groups(wanted)),
             return_exceptions=True,
         )
         outcomes: list[Outcome] = []
@@ -120,14 +114,28 @@ class RedisLeases:
             outcomes += answer
         return outcomes
 
+    async def reserve_gang(
+        self, gang: Gang, wanted: Sequence[Reservation], *, now: float, ttl_s: float
+    ) -> list[Outcome]:
+        """Reserve for all of the pods or, as one atomic step, for none, until `now + ttl_s`.
+
+        None: one fits nowhere (Full; the others are Withheld), or fewer than `gang.min_member` of
+        the gang would hold a lease then.
+        """
+        return await self._reserve_group(wanted, now, now + ttl_s, gang)
+
     async def _reserve_group(
-        self, group: Sequence[Reservation], now: float, expires_at: float
+        self,
+        group: Sequence[Reservation],
+        now: float,
+        expires_at: float,
+        together: Gang | None = None,
     ) -> list[Outcome]:
         pods = [reservation.pod for reservation in group]
         counts = [len(reservation.candidates) for reservation in group]
         bounds, pieces = joined(reservation_pieces(group))
         packed, *others = await self._connection.run_raw(
-            "reserve", now, expires_at, pods, counts, bounds, tail=pieces
+            "reserve", now, expires_at, pods, counts, bounds, _needs(together), tail=pieces
         )
         numbers, following = iter(unpacked(packed)), iter(others)
         return [_outcome(reservation, numbers, following, now, expires_at) for reservation in group]
@@ -139,7 +147,7 @@ class RedisLeases:
         gone, expired, or another reservation's is answered with StaleLeaseError.
         """
         bound: list[Lease | StaleLeaseError] = []
-        for group in _groups(leases):
+        for group in in_groups(leases):
             rows = [
                 (lease.pod, lease.version, lease.shares[0].fence if lease.shares else -1)
                 for lease in group
@@ -158,7 +166,7 @@ class RedisLeases:
     async def activate(self, pods: Sequence[PodUid]) -> list[Lease | None]:
         """Note that the kubelet was told; None for a pod without a lease that is bound."""
         active: list[Lease | None] = []
-        for group in _groups(pods):
+        for group in in_groups(pods):
             rows = [(pod,) for pod in group]
             packed, *moved = await self._connection.run_raw("advance", "active", rows)
             following = iter(moved)
@@ -175,7 +183,7 @@ class RedisLeases:
         With `version`, a lease of any other version stays.
         """
         ended: list[Lease] = []
-        for group in _groups(pods):
+        for group in in_groups(pods):
             _, *values = await self._connection.run_raw(
                 "finish", "released", group, version if version is not None else False, reason
             )
@@ -207,7 +215,7 @@ class RedisLeases:
     async def load_all(self) -> AsyncIterator[list[Lease]]:
         """Yield all live leases, in pages of nodes; one that comes meanwhile may be missing."""
         (_, _, _, names, _), _ = await self._survey([])
-        for page in _groups(sorted(names), PAGE):
+        for page in in_groups(sorted(names), PAGE):
             values = await self._connection.run_raw("read", [], page)
             yield [lease_of(value) for value in values if value]
 
@@ -241,7 +249,7 @@ class RedisLeases:
         """Return all nodes that the API server has told of, and where to go on in the feed."""
         (epoch, feed, capacity, names, _), _ = await self._survey([])
         nodes = []
-        for page in _groups(sorted(names), PAGE):
+        for page in in_groups(sorted(names), PAGE):
             (now_epoch, _, _, _, rows), none = await self._survey(page)
             if now_epoch != epoch:
                 raise UnavailableError("the ledger was rebuilt while it was read; read it again")
@@ -271,56 +279,6 @@ class RedisLeases:
                 at = entry
                 heard.append(change_of(f"{epoch}:{at}", fields))
             yield heard
-
-    async def wait(self, verdicts: Sequence[Waiting]) -> Waited:
-        """Remember pods that fit nowhere; return those that do not wait.
-
-        To be decided again are those for which something was freed after the state they were
-        decided on, on a node that may now have room for them. A pod that holds a lease (reserved by
-        a call whose answer was lost, say) keeps it.
-        """
-        stale: list[PodUid] = []
-        held: list[PodUid] = []
-        for group in _groups(verdicts):
-            rows = [waiting_row(waiting) for waiting in group]
-            again, leased = await self._connection.run("wait", "wait", rows)
-            stale += [PodUid(pod) for pod in again]
-            held += [PodUid(pod) for pod in leased]
-        leases = await self.load(held) if held else []
-        return Waited(stale=tuple(stale), held=tuple(lease for lease in leases if lease))
-
-    async def waiting(self, pods: Sequence[PodUid] | None = None) -> list[Waiting]:
-        """Return the pods that wait: all, or those among `pods`."""
-        if pods is not None:
-            _, rows = await self._connection.run("waiting", "pods", pods)
-            return [waiting_of(*row) for row in rows]
-        found: dict[PodUid, Waiting] = {}
-        cursor = "0"
-        while True:
-            cursor, rows = await self._connection.run("waiting", "scan", cursor, 500)
-            found.update(
-                (waiting.queued.pod, waiting) for waiting in (waiting_of(*r) for r in rows)
-            )
-            if cursor == "0":
-                return list(found.values())
-
-    async def forget_waiting(self, pods: Sequence[PodUid]) -> None:
-        """Let pods wait no longer, because they are gone."""
-        for group in _groups(pods):
-            await self._connection.run("wait", "forget", group)
-
-    async def offers(
-        self, *, now: float, limit: int = 128, spare: int = 32, retry_s: float = 60.0
-    ) -> list[PodQueued]:
-        """Choose waiting pods that freed capacity may suffice for, to be decided again.
-
-        First those whose smallest need fits a node on which something was freed since the last
-        call, as many as it could hold; then up to `spare` whose verdicts are the oldest, so that
-        nobody is forgotten. Highest priority first, then oldest. A pod is offered once per capacity
-        number, and again if there was no answer for `retry_s`.
-        """
-        capacity, records = await self._connection.run("offers", now, limit, spare, retry_s)
-        return [replace(waiting_of(0, 0.0, record).queued, offer=capacity) for record in records]
 
     async def epoch(self) -> str | None:
         """Return the name of the ledger's present life, or None while it is not ready."""
@@ -352,7 +310,7 @@ class RedisLeases:
         twice. Raises ConflictError if another rebuild has begun since `token` was given.
         """
         refused: list[tuple[Lease, str]] = []
-        for group in _groups(leases):
+        for group in in_groups(leases):
             bounds, values = joined([lease_value(lease) for lease in group])
             answers = await self._connection.run(
                 "restore", token, now, lock_s, bounds, state="open", tail=values
@@ -369,9 +327,16 @@ class RedisLeases:
     async def totals(self) -> AsyncIterator[list[NodeAccount]]:
         """Yield every node's totals with the leases they are the sum of, read at one moment."""
         (_, _, _, names, _), _ = await self._survey([])
-        for page in _groups(sorted(names), PAGE):
+        for page in in_groups(sorted(names), PAGE):
             (_, _, _, _, rows), leases = await self._survey(page, with_leases=True)
             yield [account_of(row, leases) for row in rows]
+
+    async def gangs(self) -> dict[str, frozenset[PodUid]]:
+        """Return, by gang, the pods that are counted as holding a live lease of it."""
+        counted: dict[str, set[PodUid]] = {}
+        for gang, pod in await self._connection.run("gangs"):
+            counted.setdefault(gang, set()).add(PodUid(pod))
+        return {gang: frozenset(pods) for gang, pods in counted.items()}
 
     async def _survey(
         self, names: Sequence[str], *, with_leases: bool = False
@@ -380,8 +345,8 @@ class RedisLeases:
         return unpacked(packed), iter(values)
 
 
-def _groups(items: Sequence[T], size: int = GROUP) -> list[Sequence[T]]:
-    return [items[start : start + size] for start in range(0, len(items), size)]
+def _needs(together: Gang | None) -> tuple[str, int] | bool:
+    return (together.name, together.min_member) if together else False
 
 
 def _outcome(
@@ -396,4 +361,6 @@ def _outcome(
         return reserved(wanted, number, numbers, now, expires_at)
     if number == 0:
         return Held(lease=lease_of(next(following)))
+    if number == _WITHHELD:
+        return Withheld(pod=wanted.pod)
     return full_of(wanted.pod, next(following))

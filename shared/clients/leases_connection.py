@@ -5,9 +5,9 @@ Nothing is tried twice here, except that a server which has forgotten a script i
 
 import asyncio
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import resources
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import redis.asyncio
@@ -24,6 +24,10 @@ from redis.exceptions import (
 
 from shared.model.errors import ConflictError, UnavailableError
 
+T = TypeVar("T")
+
+GROUP = 64
+"""Things per script call: enough to be cheap, few enough to share Redis."""
 _AWAY = (MasterDownError, OutOfMemoryError, ReadOnlyError)
 """Answers after which the same call may succeed later."""
 _SCRIPTS = resources.files("shared.clients") / "scripts"
@@ -118,6 +122,11 @@ class LedgerConnection:
             f"the ledger at {self._where} did not take the call: {said}; "
             "check that the server runs, is the primary and has memory"
         )
+
+
+def in_groups(items: Sequence[T], size: int = GROUP) -> list[Sequence[T]]:
+    """Cut items into pieces of at most `size`."""
+    return [items[start : start + size] for start in range(0, len(items), size)]
 
 
 def _without_password(url: str) -> str:

@@ -13,6 +13,7 @@ from shared.model.request import GpuRequest, PodRequest
 
 _record_of = msgspec.json.Decoder(tuple[PodQueued, Refusal]).decode
 
+_QUIET = "-"
 _LOWEST_PRIORITY = -(2**31)
 _PRIORITIES = 2**32
 
@@ -40,18 +41,43 @@ def waiting_row(waiting: Waiting) -> list[Any]:
     """Pack a waiting pod."""
     return [
         waiting.queued.pod,
-        "" if waiting.refusal.permanent else group_of(waiting.queued.request),
+        _group(waiting),
         order_of(waiting.queued),
         waiting.capacity,
         text((waiting.queued, waiting.refusal)),
         waiting.waiting_since,
+        gang_of(waiting.queued),
+        waiting.leads,
     ]
 
 
-def waiting_of(capacity: int, since: float, record: str) -> Waiting:
+def enrolled_row(waiting: Waiting) -> list[Any]:
+    """Pack a pod of a gang that is only counted so far."""
+    record = text((waiting.queued, waiting.refusal))
+    order, since = order_of(waiting.queued), waiting.waiting_since
+    return [waiting.queued.pod, _group(waiting), order, record, since]
+
+
+def gang_of(queued: PodQueued) -> str:
+    """Name the gang that the pod waits with; empty: it may run alone."""
+    gang = queued.request.gang
+    return gang.name if gang and gang.min_member > 1 else ""
+
+
+def waiting_of(capacity: int, since: float, record: str, group: str = "") -> Waiting:
     """Read a waiting pod."""
     queued, refusal = _record_of(record)
-    return Waiting(queued=queued, refusal=refusal, capacity=capacity, waiting_since=float(since))
+    return Waiting(
+        queued=queued,
+        refusal=refusal,
+        capacity=capacity,
+        waiting_since=float(since),
+        leads=group != _QUIET,
+    )
+
+
+def _group(waiting: Waiting) -> str:
+    return "" if waiting.refusal.permanent else group_of(waiting.queued.request)
 
 
 def _need(request: GpuRequest) -> tuple[int, ...]:

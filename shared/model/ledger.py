@@ -63,7 +63,14 @@ class Full:
     nodes: Mapping[NodeName, NodeUse] = field(default_factory=dict)
 
 
-Outcome = Reserved | Held | Full
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Withheld:
+    """The pod fits, but not all of its gang do: nothing is held for any of them."""
+
+    pod: PodUid
+
+
+Outcome = Reserved | Held | Full | Withheld
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +128,23 @@ class Waiting:
     capacity: int
     """The capacity number of the state on which the verdict was reached."""
     waiting_since: float = 0.0
+    leads: bool = True
+    """What is freed is offered to it; False: to another of its gang, or to nobody yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Muster:
+    """A gang, counted at one moment, some pods of it just enrolled among those that wait."""
+
+    live: int
+    """Its pods that hold a live lease."""
+    here: int
+    """Its pods that wait."""
+    waiting: tuple[Waiting, ...] = ()
+    """Those pods, highest priority first, then oldest; none while they are too few to begin, and
+    none once the gang runs."""
+    leases: tuple[Lease, ...] = ()
+    """If a pod enrolled holds a lease already: all leases of the gang that are not active yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

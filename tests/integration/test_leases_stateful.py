@@ -14,9 +14,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from shared.clients.leases import RedisLeases
 from shared.model.device import Device
 from shared.model.lease import Lease, LeaseState, Share, StaleLeaseError, bookings
-from shared.model.ledger import Full, Held, Reservation, Reserved
+from shared.model.ledger import Full, Held, Outcome, Reservation, Reserved
 from shared.model.names import DeviceUuid, PodUid
-from shared.model.request import Company
+from shared.model.request import Company, Gang
 from tests.support.ledger import (
     NOW,
     assert_sound,
@@ -165,7 +165,51 @@ class LedgerMachine(RuleBasedStateMachine):
         for wish, outcome in zip(group, outcomes, strict=True):
             self.compare(wish, outcome)
 
-    def compare(self, wish: Reservation, outcome: Reserved | Held | Full) -> None:
+    @rule(
+        wanted=st.dictionaries(
+            pods, st.lists(candidates(), min_size=1, max_size=2), min_size=1, max_size=4
+        ),
+        gang=st.sampled_from(("ns/g", "ns/h")),
+        least=st.integers(1, 4),
+    )
+    def reserve_gang(
+        self, wanted: dict[str, list[tuple[str, list[Share]]]], gang: str, least: int
+    ) -> None:
+        group = [replace(wish_among(pod, among), gang=gang) for pod, among in wanted.items()]
+        before, fences = dict(self.model.leases), dict(self.model.fences)
+
+        outcomes = self.run(
+            self.leases.reserve_gang(
+                Gang(name=gang, min_member=least), group, now=self.model.now, ttl_s=TTL_S
+            )
+        )
+
+        if any(isinstance(outcome, Reserved) for outcome in outcomes):
+            for wish, outcome in zip(group, outcomes, strict=True):
+                self.compare(wish, outcome)
+            assert sum(lease.gang == gang for lease in self.model.leases.values()) >= least
+            return
+        live = sum(lease.gang == gang for lease in before.values())
+        fitting = all(self.would_reserve(wish) for wish in group if wish.pod not in before)
+        self.model.leases, self.model.fences = before, fences
+        new = sum(wish.pod not in before for wish in group)
+        assert new == 0 or not fitting or live + new < least
+
+    def would_reserve(self, wish: Reservation) -> bool:
+        """Count the first candidate that fits in the model, as the ledger would."""
+        fits = [c for c in wish.candidates if self.model.fits(wish, c.node, c.shares)]
+        if fits:
+            self.model.leases[wish.pod] = Lease(
+                pod=wish.pod,
+                namespace=wish.namespace,
+                name=wish.name,
+                node=fits[0].node,
+                shares=fits[0].shares,
+                tags=wish.tags,
+            )
+        return bool(fits)
+
+    def compare(self, wish: Reservation, outcome: Outcome) -> None:
         if wish.pod in self.model.leases:
             assert outcome == Held(lease=self.model.leases[wish.pod])
             return
@@ -193,8 +237,22 @@ class LedgerMachine(RuleBasedStateMachine):
                 )
                 assert answer.version > lease.version
                 self.model.leases[pod] = answer
+                self.expect_committed(answer.gang)
             else:
                 assert answer == lease
+
+    def expect_committed(self, gang: str) -> None:
+        """With the first of a gang that is bound, all its reservations are."""
+        peers = [
+            lease
+            for lease in self.model.leases.values()
+            if gang and lease.gang == gang and lease.state is LeaseState.RESERVED
+        ]
+        for peer, now in zip(
+            peers, self.run(self.leases.load([p.pod for p in peers])), strict=True
+        ):
+            assert now == replace(peer, state=LeaseState.BOUND, expires_at=0.0, version=now.version)
+            self.model.leases[peer.pod] = now
 
     @rule(pod=pods)
     def activate(self, pod: str) -> None:

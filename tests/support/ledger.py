@@ -159,4 +159,6 @@ async def assert_sound(leases: RedisLeases) -> list[Lease]:
         (s.device, s.slot, lease.pod) for lease in found for s in lease.shares if s.slot is not None
     }
     assert len({(where, slot) for where, slot, _ in taken}) == len(taken), taken
+    counted = {(gang, pod) for gang, pods in (await leases.gangs()).items() for pod in pods}
+    assert counted == {(lease.gang, lease.pod) for lease in found if lease.gang}
     return found

@@ -17,6 +17,7 @@ from shared.model.ledger import (
     Held,
     LedgerChange,
     LedgerNode,
+    Muster,
     NodeUse,
     Outcome,
     Reservation,
@@ -26,6 +27,7 @@ from shared.model.ledger import (
     Waiting,
 )
 from shared.model.names import DeviceUuid, NodeName, PodUid
+from shared.model.request import Gang
 from tests.support.build import device, dice, gpu, ledger_node, pod_queued, request, use
 from tests.support.clock import FakeClock
 
@@ -50,6 +52,7 @@ class Ledger:
     def __init__(self, *nodes: LedgerNode) -> None:
         self.nodes = nodes
         self.groups: list[list[Reservation]] = []
+        self.gangs: list[Gang] = []
         self.waiting: list[Waiting] = []
         self.stale_once: set[PodUid] = set()
         self.held: list[Lease] = []
@@ -63,6 +66,15 @@ class Ledger:
     ) -> list[Outcome]:
         self.groups.append(list(wanted))
         return [self.outcomes.pop(0) if self.outcomes else granted(one, 0) for one in wanted]
+
+    async def reserve_gang(
+        self, gang: Gang, wanted: Sequence[Reservation], *, now: float, ttl_s: float
+    ) -> list[Outcome]:
+        self.gangs.append(gang)
+        return await self.reserve(wanted, now=now, ttl_s=ttl_s)
+
+    async def muster(self, gang: Gang, enrolled: Sequence[Waiting]) -> Muster:
+        return Muster(live=0, here=len(enrolled), waiting=tuple(enrolled))
 
     async def wait(self, verdicts: Sequence[Waiting]) -> Waited:
         held = tuple(lease for lease in self.held if lease.pod in {v.queued.pod for v in verdicts})

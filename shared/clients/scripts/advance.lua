@@ -25,7 +25,35 @@ local function active(lease)
   if lease[L_STATE] == ACTIVE then return false end
 end
 
-local out, followed, moved, held = {}, {''}, false, {}
+local out, followed, moved, held, gangs = {}, {''}, false, {}, {}
+
+local function step(pod, lease, value, state)
+  lease[L_STATE], lease[L_VERSION], lease[L_EXPIRES] = state, next_version(), 0
+  value = put_changed(pod, lease, value)
+  moved = true
+  if state == BOUND then
+    held[#held + 1] = pod
+    held[#held + 1] = value
+    local _, _, _, gang = about(lease, value)
+    if gang ~= '' then gangs[gang] = true end
+  end
+  return value
+end
+
+-- A gang is committed as a whole: from the first binding on, none of its reservations ends by itself.
+local function commit(gang)
+  local pods = {}
+  for _, entry in ipairs(call('ZRANGEBYLEX', P .. 'ganged', gang_range(gang))) do
+    pods[#pods + 1] = string.match(entry, '([^|]*)$')
+  end
+  fetch('leases', pods)
+  for _, pod in ipairs(pods) do
+    local value = leases[pod]
+    local lease = value and opened(value)
+    if lease and lease[L_STATE] == RESERVED then step(pod, lease, value, BOUND) end
+  end
+end
+
 for i, row in ipairs(rows) do
   local pod = row[1]
   local value, lease, move = leases[pod], nil, nil
@@ -38,14 +66,7 @@ for i, row in ipairs(rows) do
     end
   end
   if move then
-    lease[L_STATE], lease[L_VERSION] = to == 'bound' and BOUND or ACTIVE, next_version()
-    lease[L_EXPIRES] = 0
-    value = put_changed(pod, lease, value)
-    moved = true
-    if to == 'bound' then
-      held[#held + 1] = pod
-      held[#held + 1] = value
-    end
+    value = step(pod, lease, value, to == 'bound' and BOUND or ACTIVE)
   end
   out[i] = lease and lease[L_VERSION] or 0
   if move ~= nil then
@@ -53,6 +74,7 @@ for i, row in ipairs(rows) do
     followed[#followed + 1] = value
   end
 end
+for gang in pairs(gangs) do commit(gang) end
 if moved then flush(to) end
 journal('held', held)
 followed[1] = pack(out)

@@ -34,9 +34,12 @@ end
 fetch('nodes', names)
 fetch('devices', uuids)
 
+local leaving = {}
+
 local function give_back(pod, lease, takes, value)
   local grants, last, g = grants_of(lease, value), takes[2], 1
-  local tags, resources = about(lease, value)
+  local tags, resources, _, gang = about(lease, value)
+  if gang ~= '' then leaving[#leaving + 1] = gang .. '|' .. pod end
   count(takes, resources, tags, -1)
   for p = last + 1, #takes, 2 do
     local device = devices[takes[TAKES + (takes[p] - 1) * HOLD]]
@@ -64,8 +67,9 @@ for _, pod in ipairs(ending) do
   end
 end
 if #ending > 0 then
-  call('HDEL', P .. 'leases', unpack(ending))
-  call('ZREM', P .. 'on', unpack(ending))
+  write('HDEL', 'leases', ending)
+  write('ZREM', 'on', ending)
+  write('ZREM', 'ganged', leaving)
   drop_gone()
   flush(cause)
 end

@@ -13,12 +13,15 @@
 --   devices       hash   uuid -> see D_*
 --   leases        hash   pod -> see L_*
 --   on            zset   pod -> number of the node that it has a lease on
+--   ganged        zset   gang|pod of every live lease of a gang, all of score 0
 --   facts:NAME    hash   facts, rules, seen, closed, devices, uuids, served, reported
 --   due           zset   {version, pods} packed -> instant at which their reservations end
 --   freed         zset   node -> capacity number at which something on it was freed last
---   waiting       hash   pod -> {group, order, verdict's capacity, record}
+--   waiting       hash   pod -> {group (see QUIET), order, verdict's capacity, since, record,
+--                        gang, group}
 --   groups        hash   group of equal smallest needs -> number of pods that wait in it
 --   group:GROUP   zset   order|pod, all of score 0: highest priority first, then oldest
+--   mustering     zset   gang|order|pod of every waiting pod of a gang, all of score 0
 --   verdicts      zset   order|pod -> capacity number last decided or offered at
 --   offered       zset   order|pod -> instant of an offer that has had no answer
 --   feed          stream absolute totals, one entry per script, numbered without gaps
@@ -71,7 +74,7 @@ local first_seq, first_capacity = seq, capacity
 local caches = {nodes = {}, devices = {}, leases = {}}
 local nodes, devices, leases = caches.nodes, caches.devices, caches.leases
 local changed_nodes, changed_devices, inventories = {}, {}, {}
-local freed, due, on, written = {}, {}, {}, {}
+local freed, due, on, written, joining = {}, {}, {}, {}, {}
 
 local node_formats = {}
 local function node_format(count)

@@ -1,20 +1,69 @@
 -- Pods that wait: how they leave, and what room there is for them.
 
+-- In place of a group: nothing is offered to this pod, but to another of its gang, if to any.
+local QUIET = '-'
+
+-- The range of all members of a gang in a set of {gang|...}.
+local function gang_range(gang)
+  return '[' .. gang .. '|', '(' .. gang .. '}'
+end
+
+-- How many pods of the gang hold a live lease; how many wait.
+local function held_by(gang)
+  return call('ZLEXCOUNT', P .. 'ganged', gang_range(gang))
+end
+
+local function mustered(gang)
+  return call('ZLEXCOUNT', P .. 'mustering', gang_range(gang))
+end
+
+local function records_of(pods)
+  local found = {}
+  for from = 1, #pods, MAX_ARGS do
+    local part =
+      call('HMGET', P .. 'waiting', unpack(pods, from, math.min(from + MAX_ARGS - 1, #pods)))
+    for i = 1, #part do found[from + i - 1] = part[i] end
+  end
+  return found
+end
+
 local function leave_waiting(pods)
   if #pods == 0 or call('EXISTS', P .. 'waiting') == 0 then return end
-  local found = call('HMGET', P .. 'waiting', unpack(pods))
+  local found = records_of(pods)
   for i, pod in ipairs(pods) do
     if found[i] then
       local record = decode(found[i])
-      local member = record[2] .. '|' .. pod
+      local group, order, gang = record[1], record[2], record[6]
+      local member = order .. '|' .. pod
       call('HDEL', P .. 'waiting', pod)
-      call('ZREM', P .. 'group:' .. record[1], member)
-      call('ZREM', P .. 'verdicts', member)
       call('ZREM', P .. 'offered', member)
-      if call('HINCRBY', P .. 'groups', record[1], -1) <= 0 then
-        call('HDEL', P .. 'groups', record[1])
+      if gang ~= '' then call('ZREM', P .. 'mustering', gang .. '|' .. member) end
+      if group ~= QUIET then
+        call('ZREM', P .. 'group:' .. group, member)
+        call('ZREM', P .. 'verdicts', member)
+        if call('HINCRBY', P .. 'groups', group, -1) <= 0 then
+          call('HDEL', P .. 'groups', group)
+        end
       end
     end
+  end
+end
+
+-- Write down a pod that waits, as decided on at the capacity number `verdict`; how long it does is
+-- counted from its first verdict.
+local function put_waiting(pod, group, order, verdict, record, since, gang, leads)
+  local before = call('HGET', P .. 'waiting', pod)
+  if before then
+    since = decode(before)[4]
+    leave_waiting({pod})
+  end
+  local member, place = order .. '|' .. pod, leads and group or QUIET
+  call('HSET', P .. 'waiting', pod, pack({place, order, verdict, since, record, gang, group}))
+  if gang ~= '' then call('ZADD', P .. 'mustering', 0, gang .. '|' .. member) end
+  if leads then
+    call('ZADD', P .. 'verdicts', verdict, member)
+    call('HINCRBY', P .. 'groups', group, 1)
+    call('ZADD', P .. 'group:' .. group, 0, member)
   end
 end
 

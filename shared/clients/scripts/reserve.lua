@@ -1,11 +1,13 @@
 -- Reserve for a group of pods. Arguments: now, expires_at, pods, number of candidates of each, and
 -- where in ARGV[5] each piece begins and ends: per pod what its lease will say of it whatever it
 -- takes, then what each candidate takes (see L_*).
+-- With {gang, how many of it must hold leases after this} as a sixth argument, all or nothing.
 -- Answers numbers, and what they point to. Per pod: candidate (from 1), version, and per share slot
 -- and fence; or 0 for a pod that has a lease, which follows; or -1 if nothing fits: {reason, nodes,
--- devices} follows.
+-- devices} follows; or -2 if it fits, but not all of its gang do.
 local LEASE_OF_ONE = LEASE .. GRANT
 local now, expires_at, pods, counts, bounds, joined = A[1], A[2], A[3], A[4], A[5], ARGV[5]
+local together = A[6]
 
 local first_nodes, first_devices = {}, {}
 local piece = 1
@@ -65,7 +67,7 @@ local function full(reasons, first, last)
   local told_nodes, told_devices = {}, {}
   for p = first, last do
     local takes = takes_at(joined, bounds[p])
-    local node = nodes[takes[1]]
+    local node = node_of(takes[1])
     if node then told_nodes[#told_nodes + 1] = node_row(node) end
     for h = TAKES, takes[2], HOLD do
       local device = device_of(takes[h])
@@ -96,21 +98,21 @@ local function take_several(takes, resources, tags)
   return nil, grants_for(takes)
 end
 
-local function grant(pod, name, number, said, takes, length, grants)
+local function grant(pod, gang, name, number, said, takes, length, grants)
   local version, shares, at = next_version(), #grants / 2, #out + 2
   local format = shares == 1 and LEASE_OF_ONE or LEASE .. string.rep(GRANT, shares)
   put_lease(pod, packed(format, RESERVED, version, version, now, expires_at, shares, length,
     unpack(grants)) .. said .. takes)
-  index_lease(pod, nodes[name], expires_at)
+  index_lease(pod, nodes[name], expires_at, gang)
   out[at - 1], out[at] = number, version
   for g = 1, #grants do out[at + g] = grants[g] end
 end
 
 -- Write a lease for the first of the pieces `first` to `last` that fits; what it says besides is in
--- the piece before them. Says whether there was one.
+-- the piece before them. Answers nothing, or why none does.
 local function reserve(pod, first, last)
   local from, to = bounds[first - 1], bounds[first]
-  local _, tags, text = pieces(joined, 2, from + 1)
+  local _, tags, text, _, gang = pieces(joined, 4, from + 1)
   local resources, reasons = resources_in(text), nil
   for p = first, last do
     local name, uuid, memory, cores, slotted, slots, company, why, grants
@@ -123,25 +125,62 @@ local function reserve(pod, first, last)
     if not why then
       local said, takes = string.sub(joined, from + 1, p == first and bounds[p + 1] or to), ''
       if p > first then takes = string.sub(joined, bounds[p] + 1, bounds[p + 1]) end
-      grant(pod, name, p - first + 1, said, takes, to - from, grants)
-      return true
+      grant(pod, gang, name, p - first + 1, said, takes, to - from, grants)
+      return nil
     end
     reasons = reasons or {}
     reasons[#reasons + 1] = name .. ': ' .. why
   end
-  full(reasons or {'no candidate'}, first, last)
+  return reasons or {'no candidate'}
 end
 
+local function held(value)
+  out[#out + 1] = 0
+  followed[#followed + 1] = value
+end
+
+-- Nothing of what was counted above is written: tell the totals as they are stored.
+local function withhold(held_before, refused)
+  for _, cache in ipairs({nodes, devices}) do
+    for name in pairs(cache) do cache[name] = nil end
+  end
+  out, followed = {}, {''}
+  local at = 1
+  for i = 1, #pods do
+    if held_before[i] then
+      held(held_before[i])
+    elseif refused[i] then
+      full(refused[i], at + 1, at + counts[i])
+    else
+      out[#out + 1] = -2
+    end
+    at = at + 1 + counts[i]
+  end
+  followed[1] = pack(out)
+  return followed
+end
+
+local held_before, refused = {}, {}
 piece = 1
 for i = 1, #pods do
   local pod = pods[i]
   if leases[pod] then
-    out[#out + 1] = 0
-    followed[#followed + 1] = leases[pod]
-  elseif reserve(pod, piece + 1, piece + counts[i]) then
-    reserved[#reserved + 1] = pod
+    held_before[i] = leases[pod]
+    held(leases[pod])
+  else
+    local reasons = reserve(pod, piece + 1, piece + counts[i])
+    if not reasons then
+      reserved[#reserved + 1] = pod
+    elseif together then
+      refused[i] = reasons
+    else
+      full(reasons, piece + 1, piece + counts[i])
+    end
   end
   piece = piece + 1 + counts[i]
+end
+if together and (next(refused) or held_by(together[1]) + #reserved < together[2]) then
+  return withhold(held_before, refused)
 end
 if #reserved > 0 then
   leave_waiting(reserved)

@@ -50,9 +50,9 @@ local function restore(value, lease, takes, grants, pod)
   end
   seq = math.max(seq, lease[L_VERSION])
   put_lease(pod, value)
-  local tags, resources = about(lease, value)
+  local tags, resources, _, gang = about(lease, value)
   count(takes, resources, tags, 1)
-  index_lease(pod, node, lease[L_EXPIRES])
+  index_lease(pod, node, lease[L_EXPIRES], gang)
   if lease[L_STATE] ~= RESERVED then journal('restored', {pod, value}) end
 end
 

@@ -172,7 +172,11 @@ local function refusal(takes, resources, tags)
 end
 
 -- Note a new lease in the indexes.
-local function index_lease(pod, node, expires_at)
+local function index_lease(pod, node, expires_at, gang)
+  if gang ~= '' then
+    joining[#joining + 1] = 0
+    joining[#joining + 1] = gang .. '|' .. pod
+  end
   on[#on + 1] = node[N_NUMBER]
   on[#on + 1] = pod
   if expires_at > 0 then

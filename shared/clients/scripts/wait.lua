@@ -1,9 +1,24 @@
 -- Remember pods that fit nowhere, or forget them. Arguments: {'forget', pods} or {'wait', rows of
--- {pod, group ('' if no freed capacity can help), order, capacity number decided on, record, since}}.
+-- {pod, group ('' if no freed capacity can help), order, capacity number decided on, record, since,
+-- gang ('' if none), whether what is freed is offered to it}}.
 -- Answers the pods for which what was freed since the decision may be enough: decide again; and
 -- those that hold a lease and need not wait.
 if A[1] == 'forget' then
+  local leaderless = {}
+  for _, value in ipairs(records_of(A[2])) do
+    local record = value and decode(value)
+    if record and record[6] ~= '' and record[1] ~= QUIET then leaderless[record[6]] = record[3] end
+  end
   leave_waiting(A[2])
+  for gang, verdict in pairs(leaderless) do
+    local from, to = gang_range(gang)
+    local first = call('ZRANGEBYLEX', P .. 'mustering', from, to, 'LIMIT', 0, 1)[1]
+    local pod = first and string.match(first, '([^|]*)$')
+    if pod then
+      local record = decode(call('HGET', P .. 'waiting', pod))
+      put_waiting(pod, record[7], record[2], verdict, record[5], record[4], gang, true)
+    end
+  end
   return pack({{}, {}})
 end
 
@@ -31,17 +46,10 @@ for _, row in ipairs(A[2]) do
   if leases[pod] then
     held[#held + 1] = pod
   else
-    if is_stale(group, row[4]) then
+    if row[8] and is_stale(group, row[4]) then
       stale[#stale + 1] = pod
     else
-      local before = call('HGET', P .. 'waiting', pod)
-      local since = before and decode(before)[4] or row[6]
-      leave_waiting({pod})
-      local member = order .. '|' .. pod
-      call('HSET', P .. 'waiting', pod, pack({group, order, capacity, since, row[5]}))
-      call('ZADD', P .. 'verdicts', capacity, member)
-      call('HINCRBY', P .. 'groups', group, 1)
-      call('ZADD', P .. 'group:' .. group, 0, member)
+      put_waiting(pod, group, order, capacity, row[5], row[6], row[7], row[8])
     end
   end
 end

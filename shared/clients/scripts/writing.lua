@@ -82,6 +82,7 @@ local function flush(cause)
   write('HSET', 'devices', device_parts)
   write('HSET', 'leases', written)
   write('ZADD', 'on', on)
+  write('ZADD', 'ganged', joining)
   for at, pods in pairs(due) do call('ZADD', P .. 'due', at, pack({seq, pods})) end
   for name in pairs(freed) do call('ZADD', P .. 'freed', capacity, name) end
   if seq ~= first_seq or capacity ~= first_capacity then
