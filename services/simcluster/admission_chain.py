@@ -3,9 +3,11 @@
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from services.simcluster.admission_conditions import holds, variables_of
+from services.simcluster.admission_policies import Policies
 from services.simcluster.admission_review import (
     Verdict,
     WebhookError,
@@ -18,13 +20,11 @@ from services.simcluster.admission_review import (
 )
 from services.simcluster.admission_rules import (
     Attributes,
-    in_version,
     matching,
-    request_of,
     selected,
 )
 from services.simcluster.errors import ApiError
-from services.simcluster.expressions import ExpressionError, compiled
+from services.simcluster.expressions import ExpressionError
 from services.simcluster.history import Change
 from services.simcluster.objects import Json, copied, metadata, name_of
 from services.simcluster.resources import Resource
@@ -57,6 +57,7 @@ class AdmissionChain:
     def __init__(self, store: Store) -> None:
         self._store = store
         self.client = WebhookClient(store)
+        self._policies = Policies(store)
         self._hooks: dict[str, list[Hook]] = {MUTATING: [], VALIDATING: []}
         store.listeners.append(self._on_change)
         for table in self._hooks:
@@ -65,7 +66,7 @@ class AdmissionChain:
     @property
     def is_idle(self) -> bool:
         """True while nobody has a say, so that nobody needs to be asked."""
-        return not any(self._hooks.values())
+        return self._policies.is_idle and not any(self._hooks.values())
 
     def _on_change(self, kind: Resource, _change: Change) -> None:
         if kind.table in self._hooks:
@@ -116,9 +117,10 @@ class AdmissionChain:
         return request
 
     async def validate(self, request: Attributes, warnings: list[str]) -> None:
-        """Ask all validating webhooks at once; the first refusal in their order counts."""
+        """Hear the policies, then ask all validating webhooks at once; the first refusal counts."""
         if request.is_exempt:
             return
+        self._policies.validate(request, warnings)
         concerned = [(hook, self._concerned(hook, request)) for hook in self._hooks[VALIDATING]]
         calls = [
             self._outcome(hook, kind, request, warnings)
@@ -191,47 +193,16 @@ class AdmissionChain:
         )
         if kind is None or not selected(hook.spec, request, self.namespace_labels):
             return None
-        conditions = hook.spec.get("matchConditions") or ()
-        strict = hook.spec.get("failurePolicy") != "Ignore"
-        if not conditions or holds(conditions, request, kind, hook.name, strict=strict):
-            return kind
-        return None
+        try:
+            concerned = holds(hook.spec.get("matchConditions") or (), variables_of(request, kind))
+        except ExpressionError as error:
+            if hook.spec.get("failurePolicy") == "Ignore":
+                return None
+            name = request.name or (name_of(request.obj) if request.obj else "")
+            raise ApiError.forbidden(request.kind.qualified, name, str(error)) from error
+        return kind if concerned else None
 
     def namespace_labels(self, name: str) -> Json | None:
         """Return a namespace's labels, None where it is gone."""
         found = self._store.find("namespaces", None, name)
         return None if found is None else metadata(found.obj).get("labels")
-
-
-def variables_of(request: Attributes, kind: Resource) -> Json:
-    """Return what expressions may speak of."""
-    obj, old = in_version(request, kind)
-    described = request_of(request, kind, uid="")
-    return {"object": obj, "oldObject": old, "request": described}
-
-
-def holds(
-    conditions: Iterable[Json], request: Attributes, kind: Resource, name: str, *, strict: bool
-) -> bool:
-    """Tell whether all conditions hold; one that is false decides, whatever else cannot be told.
-
-    What cannot be told at all is a refusal where `strict`, else it does not hold.
-    """
-    variables = variables_of(request, kind)
-    errors: list[str] = []
-    for condition in conditions:
-        try:
-            if compiled(condition["expression"]).evaluate(variables) is False:
-                return False
-        except ExpressionError as error:
-            errors.append(f"expression '{condition['expression']}' resulted in error: {error}")
-    if errors and strict:
-        raise _unmatched(request, name, errors)
-    return not errors
-
-
-def _unmatched(request: Attributes, name: str, errors: Sequence[str]) -> ApiError:
-    listed = errors[0] if len(errors) == 1 else f"[{', '.join(errors)}]"
-    which = request.name or (name_of(request.obj) if request.obj else "")
-    log.info("match conditions of %s: %s", name, listed)
-    return ApiError.forbidden(request.kind.qualified, which, listed)

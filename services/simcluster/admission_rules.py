@@ -54,6 +54,7 @@ def _rule(rule: Json, kind: Resource, request: Attributes) -> bool:
         and _named(rule.get("apiGroups"), kind.group)
         and _named(rule.get("apiVersions"), kind.version)
         and any(_resource(each, kind, request) for each in rule.get("resources") or ())
+        and (not rule.get("resourceNames") or request.name in rule["resourceNames"])
     )
 
 

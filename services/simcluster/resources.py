@@ -92,6 +92,12 @@ _ROWS = (
     Resource(plural="validatingwebhookconfigurations", kind="ValidatingWebhookConfiguration",
              group="admissionregistration.k8s.io", namespaced=False,
              categories=("api-extensions",)),
+    Resource(plural="validatingadmissionpolicies", kind="ValidatingAdmissionPolicy",
+             singular_name="validatingadmissionpolicy", group="admissionregistration.k8s.io",
+             namespaced=False, categories=("api-extensions",), has_status=True),
+    Resource(plural="validatingadmissionpolicybindings", kind="ValidatingAdmissionPolicyBinding",
+             group="admissionregistration.k8s.io", namespaced=False,
+             categories=("api-extensions",)),
     Resource(plural="runtimeclasses", kind="RuntimeClass", group="node.k8s.io", namespaced=False),
 )  # fmt: skip
 

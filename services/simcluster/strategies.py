@@ -11,6 +11,7 @@ from services.simcluster.definition_strategy import Definitions
 from services.simcluster.errors import ApiError, Cause
 from services.simcluster.names import metadata_causes
 from services.simcluster.objects import Json, name_of
+from services.simcluster.policy_configs import AdmissionPolicies, PolicyBindings
 from services.simcluster.quota_validation import quota_causes
 from services.simcluster.resources import Resource
 from services.simcluster.strategy import Lookup, Strategy
@@ -160,6 +161,8 @@ _STRATEGIES: Mapping[str, Strategy] = {
     "poddisruptionbudgets": DisruptionBudgets(),
     "resourcequotas": ResourceQuotas(),
     "customresourcedefinitions": Definitions(),
+    "validatingadmissionpolicies": AdmissionPolicies(),
+    "validatingadmissionpolicybindings": PolicyBindings(),
     "mutatingwebhookconfigurations": WebhookConfigurations(mutating=True),
     "validatingwebhookconfigurations": WebhookConfigurations(mutating=False),
 }
