@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from shared.model.events import (
     BindingFailed,
+    BudgetChanged,
     EndAsked,
     Event,
     LeaseChanged,
@@ -56,6 +57,12 @@ SERVICES: tuple[ServiceListed, ...] = (
         module="services.node_agent.service",
         cls="NodeAgent",
         also_says=(LeasesAsked,),
+    ),
+    ServiceListed(
+        name="timekeeper",
+        module="services.timekeeper.service",
+        cls="Timekeeper",
+        also_says=(BudgetChanged,),
     ),
 )
 

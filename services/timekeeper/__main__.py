@@ -1,0 +1,73 @@
+"""Runs the timekeeper: `python -m services.timekeeper --help`."""
+
+from contextlib import AsyncExitStack
+
+from services.timekeeper.access import load_access
+from services.timekeeper.configuration import read_factors
+from services.timekeeper.rest import Pages
+from services.timekeeper.service import Timekeeper
+from services.timekeeper.settings import TimekeeperSettings
+from services.timekeeper.sources import BudgetFile, BudgetObjects, Configured
+from services.timekeeper.telling import Told
+from shared.clients.budgets import Budgets
+from shared.clients.bus import Bus
+from shared.clients.kube import Kube
+from shared.clients.kubeconfig import load_credentials
+from shared.clients.leases import RedisLeases
+from shared.runtime import health
+from shared.runtime.clock import SystemClock
+from shared.runtime.run import run, serve
+from shared.runtime.settings import load_or_exit
+
+
+async def keep_time(settings: TimekeeperSettings) -> None:
+    """Build the timekeeper from real parts and serve it until told to stop."""
+    access, factors = load_access(settings.tokens), read_factors(settings.model_factors)
+    file = BudgetFile(settings.budgets) if settings.budgets else None
+    if file is not None:
+        file.load()
+    async with AsyncExitStack() as stack:
+        kube = None
+        if settings.objects:
+            kube = await stack.enter_async_context(Kube(load_credentials(settings.kubeconfig)))
+        bus = await stack.enter_async_context(Bus.connect(settings.nats_url, name="timekeeper"))
+        ledger = await stack.enter_async_context(RedisLeases.connect(settings.redis_url))
+        store = await stack.enter_async_context(Budgets.connect(settings.redis_url))
+        objects = BudgetObjects(kube) if kube else None
+        configured = Configured(file=file, objects=objects)
+        keeper = Timekeeper(
+            store=store,
+            ledger=ledger,
+            configuration=configured,
+            bus=bus,
+            telling=Told(objects),
+            clock=SystemClock(),
+            factors=factors,
+            tick_s=settings.tick_s,
+            charge_every_s=settings.charge_every_s,
+            keep_days=settings.keep_days,
+        )
+        pages = Pages(
+            keeper, store, configured, access, kube=kube, old_reports=settings.old_reports
+        )
+        await stack.enter_async_context(health.served(pages.application(), settings.api))
+        await serve("timekeeper", keeper, bus=bus, settings=settings)
+
+
+def main() -> None:
+    """Read the settings and run."""
+    settings = load_or_exit(
+        TimekeeperSettings,
+        "python -m services.timekeeper",
+        about="Count GPU time per namespace from leases. Any number of replicas may run.",
+        examples=(
+            "python -m services.timekeeper --kubeconfig .leasehold/kubeconfig "
+            "--redis-url redis://redis:6379 --nats-url nats://nats:4222",
+            "python -m services.timekeeper --no-objects --budgets budgets.yaml --api :8090",
+        ),
+    )
+    run(lambda: keep_time(settings), service="timekeeper", log_level=settings.log_level)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""Who may ask for what: bearer tokens from a file, each for one namespace or for all."""
+
+import hmac
+from dataclasses import dataclass
+from pathlib import Path
+
+from shared.model.errors import RequestError
+
+EVERYTHING = "*"
+
+
+class ForbiddenError(RequestError):
+    """The caller may not do this; `known` says whether it is known at all."""
+
+    def __init__(self, reason: str, *, known: bool) -> None:
+        super().__init__(reason)
+        self.known = known
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """The tokens; without any, everybody may read and nobody may write."""
+
+    tokens: tuple[tuple[bytes, str], ...] = ()
+    open_reading: bool = True
+
+    def check(self, header: str, namespace: str, *, write: bool = False) -> str:
+        """Return who asks. Raises ForbiddenError if they may not; `*` is all namespaces."""
+        if not self.tokens and self.open_reading and not write:
+            return "anybody"
+        if not self.tokens:
+            raise ForbiddenError("granting needs a token; start with --tokens FILE", known=False)
+        kind, _, given = header.partition(" ")
+        found = [
+            scope
+            for token, scope in self.tokens
+            if kind.lower() == "bearer" and hmac.compare_digest(token, given.strip().encode())
+        ]
+        if not found:
+            raise ForbiddenError("a known token is wanted: Authorization: Bearer ...", known=False)
+        if EVERYTHING in found:
+            return "administrator"
+        if write or namespace not in found:
+            what = "grant" if write else f"read namespace {namespace}"
+            raise ForbiddenError(
+                f"this token is for {', '.join(found)}: no right to {what}", known=True
+            )
+        return f"member of {namespace}"
+
+
+def load_access(path: Path | None) -> Access:
+    """Read a file of tokens. Raises RequestError for a line that is none, never showing it."""
+    if path is None:
+        return Access()
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"--tokens {path} cannot be read: {error}") from error
+    tokens = []
+    for number, line in enumerate(lines, start=1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        if len(words) != 2:
+            raise RequestError(f"--tokens {path}, line {number}: TOKEN NAMESPACE is wanted")
+        tokens.append((words[0].encode(), words[1]))
+    return Access(tokens=tuple(tokens), open_reading=False)

@@ -1,0 +1,371 @@
+"""The timekeeper: takes in the journal of leases, charges namespaces, says how budgets stand.
+
+Any number of replicas may run: every step is decided on a revision and refused on any other, and
+all time is the ledger's own clock, so that neither pauses nor clocks of hosts change a total.
+"""
+
+import logging
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from fractions import Fraction
+from typing import Protocol
+
+from services.timekeeper.accrual import advance, applied, restored, trimmed
+from services.timekeeper.budget import balance, consequence
+from services.timekeeper.intake import Intake, intake, reconcile
+from services.timekeeper.weights import Card, Weighed, weigh
+from shared.model.budget import (
+    Account,
+    Balance,
+    Budget,
+    Journal,
+    PolicyType,
+    Standing,
+    Taken,
+    Update,
+    Window,
+)
+from shared.model.errors import ConflictError
+from shared.model.events import BudgetChanged, Event
+from shared.model.lease import Lease
+from shared.model.ledger import Snapshot
+from shared.model.names import DeviceUuid, Namespace
+from shared.runtime.clock import Clock
+from shared.runtime.service import loops
+
+logger = logging.getLogger(__name__)
+
+TELL_AGAIN_MS = 60_000
+TAKE_IN = 200
+"""Entries of the journal taken in at once."""
+ALL = 200_000
+
+
+class Store(Protocol):
+    """The accounts; `shared.clients.budgets.Budgets` is it."""
+
+    async def unread(self, most: int = TAKE_IN) -> Journal:
+        """Read what happened to leases since it was taken in last."""
+        ...
+
+    async def take_in(self, journal: Journal, taken: Iterable[Taken]) -> bool:
+        """Write what that means; False if another did."""
+        ...
+
+    async def revisions(self) -> dict[Namespace, int]:
+        """Return every account's revision."""
+        ...
+
+    async def load(self, wanted: Mapping[Namespace, int | None]) -> list[Account]:
+        """Load accounts, with windows begun since an instant besides the open one."""
+        ...
+
+    async def save(self, update: Update, *, keep_days: int | None = None) -> bool:
+        """Write one step; False if the account has moved on."""
+        ...
+
+    async def turn(self, name: str, *, every_ms: int) -> bool:
+        """Return whether the caller is the first to ask by this name within the time."""
+        ...
+
+
+class Ledger(Protocol):
+    """Live leases and the devices they are on."""
+
+    def load_all(self) -> AsyncIterator[list[Lease]]:
+        """Yield all live leases."""
+        ...
+
+    async def snapshot(self) -> Snapshot:
+        """Return all nodes with their devices."""
+        ...
+
+
+class Copy(Protocol):
+    """What an account's last copy outside the store says."""
+
+    @property
+    def window(self) -> Window:
+        """The window that was open, with its use and its level."""
+        ...
+
+    @property
+    def at_ms(self) -> int:
+        """When it was written."""
+        ...
+
+
+class Configuration(Protocol):
+    """The budgets as configured now."""
+
+    def budget_of(self, namespace: Namespace) -> Budget:
+        """Return a namespace's budget; without any it has no limit."""
+        ...
+
+    def namespaces(self) -> Iterable[Namespace]:
+        """Return the namespaces that have budgets of their own."""
+        ...
+
+    def copies(self) -> Mapping[Namespace, Copy]:
+        """Return the copies of accounts that were seen."""
+        ...
+
+    async def ready(self) -> None:
+        """Return once everything that can be known is known."""
+        ...
+
+    async def follow(self) -> None:
+        """Keep it as it is configured, for ever."""
+        ...
+
+
+class Publishing(Protocol):
+    """The bus."""
+
+    async def publish(self, events: Sequence[Event]) -> None:
+        """Publish events."""
+        ...
+
+
+class Telling(Protocol):
+    """Who is told how budgets stand, besides the bus: objects' statuses, metrics."""
+
+    async def tell(self, budget: Budget, account: Account, seen: Balance, *, changed: bool) -> None:
+        """Hear how a budget stands."""
+        ...
+
+    def late(self, behind_ms: int) -> None:
+        """Hear how much later than usual something was charged."""
+        ...
+
+    def mistake(self, kind: str, count: int) -> None:
+        """Hear of something that must not happen."""
+        ...
+
+
+class Timekeeper:
+    """Keeps a copy of every account, and drops it where another replica has written."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        ledger: Ledger,
+        configuration: Configuration,
+        bus: Publishing,
+        telling: Telling,
+        clock: Clock,
+        factors: Mapping[str, Fraction],
+        tick_s: float,
+        charge_every_s: float,
+        keep_days: int,
+    ) -> None:
+        self.store = store
+        self.ledger = ledger
+        self.configuration = configuration
+        self.bus = bus
+        self.telling = telling
+        self.clock = clock
+        self.factors = factors
+        self.tick_s = tick_s
+        self.charge_every_ms = round(charge_every_s * 1000)
+        self.keep_days = keep_days
+        self.accounts: dict[Namespace, Account] = {}
+        self.cards: dict[DeviceUuid, Card] = {}
+        self.horizon_ms = 0
+        self.has_counted = False
+
+    @loops
+    async def follow_configuration(self) -> None:
+        """Keep the budgets as they are configured."""
+        await self.configuration.follow()
+
+    @loops
+    async def keep_time(self) -> None:
+        """Count, again and again."""
+        await self.configuration.ready()
+        while True:
+            events = await self.count()
+            if events:
+                await self.bus.publish(events)
+            await self.clock.sleep(self.tick_s)
+
+    async def count(self) -> list[BudgetChanged]:
+        """Take in what happened, bring every account up to it, return what to say about it."""
+        await self._restore_lost()
+        now_ms = await self._take_in()
+        await self._load(now_ms)
+        again = await self.store.turn("tell", every_ms=TELL_AGAIN_MS)
+        events: list[BudgetChanged] = []
+        for namespace in sorted(self.accounts):
+            event = await self._advance(namespace, now_ms, again=again)
+            if event is not None:
+                events.append(event)
+        self.horizon_ms, self.has_counted = now_ms, True
+        return events
+
+    def balance_of(self, namespace: Namespace) -> Balance:
+        """Return how a namespace stood when it was last counted.
+
+        Raises ConflictError before the first count is complete.
+        """
+        if not self.has_counted:
+            raise ConflictError("nothing was counted yet; ask again in some seconds")
+        budget = self.configuration.budget_of(namespace)
+        account = self.accounts.get(namespace)
+        if account is None or not account.windows:
+            empty = Account(namespace=namespace)
+            first = advance(empty, budget, self.horizon_ms, charge_every_ms=self.charge_every_ms)
+            account = applied(empty, first) if first else empty
+        return balance(account, budget, self.horizon_ms)
+
+    async def _restore_lost(self) -> None:
+        """Open accounts that the store has lost as their last copies say."""
+        copies = self.configuration.copies()
+        if not copies:
+            return
+        known = await self.store.revisions()
+        for namespace, copy in copies.items():
+            if namespace in known:
+                continue
+            budget = self.configuration.budget_of(namespace)
+            update = restored(
+                Account(namespace=namespace), budget, window=copy.window, at_ms=copy.at_ms
+            )
+            if await self.store.save(update):
+                logger.warning(
+                    "the account of %s was lost; it goes on from its status of %d ms",
+                    namespace,
+                    copy.at_ms,
+                )
+
+    async def _take_in(self) -> int:
+        """Take in the journal to its end; return the instant up to which all is known."""
+        while True:
+            journal = await self.store.unread(TAKE_IN)
+            if journal.lost or journal.known_epoch != journal.epoch:
+                await self._begin_anew()
+                continue
+            if journal.moments:
+                await self._write_intake(journal, await self._intake(journal))
+            elif journal.horizon_ms is not None:
+                return journal.horizon_ms
+
+    async def _intake(self, journal: Journal) -> dict[Namespace, Intake]:
+        leases = [lease for moment in journal.moments for lease in moment.leases]
+        await self._know_cards(leases)
+        restored_ms = {
+            name: account.standing.restored_ms for name, account in self.accounts.items()
+        }
+        if any(moment.kind == "restored" for moment in journal.moments):
+            loaded = await self.store.load({lease.namespace: None for lease in leases})
+            restored_ms = {each.namespace: each.standing.restored_ms for each in loaded}
+        return intake(journal.moments, self._weigh, restored_ms)
+
+    async def _begin_anew(self) -> None:
+        """Compare with all live leases, because the journal began anew or was cut."""
+        live = [lease async for page in self.ledger.load_all() for lease in page]
+        journal = await self.store.unread(ALL)
+        if journal.lost:
+            logger.error("the journal was cut before it was taken in: leases that ended are lost")
+            self.telling.mistake("journal-cut", 1)
+        await self._know_cards(live)
+        found = await self._intake(journal)
+        accounts = await self.store.load(dict.fromkeys(await self.store.revisions()))
+        reconcile(found, live, accounts, self._weigh, seen_ms=self.horizon_ms)
+        await self._write_intake(journal, found)
+
+    async def _write_intake(self, journal: Journal, found: Mapping[Namespace, Intake]) -> None:
+        taken = [
+            Taken(namespace=name, held=tuple(each.held.values()), ended=each.ended)
+            for name, each in found.items()
+            if each.held or each.ended
+        ]
+        await self.store.take_in(journal, taken)
+
+    async def _know_cards(self, leases: Iterable[Lease]) -> None:
+        wanted = {share.device for lease in leases for share in lease.shares}
+        if wanted <= self.cards.keys():
+            return
+        snapshot = await self.ledger.snapshot()
+        for node in snapshot.nodes:
+            for device, _ in node.devices:
+                self.cards[device.uuid] = Card(memory_mib=device.memory_mib, model=device.model)
+
+    def _weigh(self, lease: Lease) -> Weighed:
+        budget = self.configuration.budget_of(lease.namespace)
+        return weigh(lease, self.cards, budget, self.factors)
+
+    async def _load(self, now_ms: int) -> None:
+        """Have every account as of its newest revision."""
+        found = await self.store.revisions()
+        names = {*found, *self.configuration.namespaces()}
+        stale = {
+            name: self._windows_since(name, now_ms)
+            for name in names
+            if name not in self.accounts or self.accounts[name].revision != found.get(name, 0)
+        }
+        self.accounts = {name: each for name, each in self.accounts.items() if name in names}
+        for account in await self.store.load(stale):
+            self.accounts[account.namespace] = account
+
+    def _windows_since(self, namespace: Namespace, now_ms: int) -> int | None:
+        policy = self.configuration.budget_of(namespace).policy
+        if policy.type is not PolicyType.SLIDING:
+            return None
+        return now_ms - policy.length_ms - policy.bucket_ms
+
+    async def _advance(
+        self, namespace: Namespace, now_ms: int, *, again: bool
+    ) -> BudgetChanged | None:
+        budget, before = self.configuration.budget_of(namespace), self.accounts[namespace]
+        account = before
+        update = advance(account, budget, now_ms, charge_every_ms=self.charge_every_ms)
+        if update is not None:
+            self._report_late(account, now_ms)
+            if not await self.store.save(update, keep_days=self.keep_days):
+                del self.accounts[namespace]
+                return None
+            account = self.accounts[namespace] = trimmed(applied(account, update), budget, now_ms)
+        seen = balance(account, budget, now_ms)
+        changed = _differs(before.standing, account.standing)
+        await self.telling.tell(budget, account, seen, changed=changed)
+        if changed or (again and budget.limit_units is not None):
+            return told(budget, account, seen, previous=before.standing)
+        return None
+
+    def _report_late(self, account: Account, now_ms: int) -> None:
+        behind = [now_ms - each.charged_ms for each in account.tenures]
+        backwards = sum(
+            each.ended_ms is not None and each.ended_ms < each.charged_ms
+            for each in account.tenures
+        )
+        if backwards:
+            self.telling.mistake("ended-before-charged", backwards)
+        self.telling.late(max(0, max(behind, default=0) - self.charge_every_ms))
+
+
+def _differs(before: Standing, after: Standing) -> bool:
+    return (before.state, before.warned_percent) != (after.state, after.warned_percent)
+
+
+def told(budget: Budget, account: Account, seen: Balance, *, previous: Standing) -> BudgetChanged:
+    """Return the event that says how a budget stands."""
+    follows = consequence(budget, seen.state)
+    exhausted = seen.exhausted_at_ms
+    return BudgetChanged(
+        namespace=account.namespace,
+        state=str(seen.state),
+        previous=str(previous.state),
+        lease_class=str(follows.lease_class),
+        new_pods=follows.new_pods,
+        evict_after_minutes=follows.evict_after_minutes,
+        warned_percent=seen.warned_percent,
+        share=budget.share,
+        since=account.standing.since_ms / 1000,
+        at=seen.at_ms / 1000,
+        window=seen.window.id,
+        used_units=seen.used_units,
+        remaining_units=seen.remaining_units,
+        burn_milli_gpu=seen.burn_milli_gpu,
+        exhausted_at=None if exhausted is None else exhausted / 1000,
+    )

@@ -1,0 +1,128 @@
+"""Who is told how budgets stand: metrics, the objects' statuses, and Kubernetes Events."""
+
+import hashlib
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote
+
+from prometheus_client import Counter, Gauge, Histogram
+
+from services.timekeeper.budget import consequence
+from services.timekeeper.configuration import API_VERSION, KIND
+from services.timekeeper.sources import PATH, BudgetObjects
+from services.timekeeper.statuses import minutes, stamp, status_of
+from shared.model.budget import UNITS_PER_GPU_MINUTE, Account, Balance, Budget, BudgetState
+from shared.model.errors import ConflictError, RequestError, UnavailableError
+from shared.model.names import Namespace
+
+logger = logging.getLogger(__name__)
+
+CHECKPOINT_MS = 60_000
+EVENTS = "/api/v1/namespaces/default/events"
+"""Where Events about objects of the whole cluster belong."""
+
+REMAINING = Gauge(
+    "leasehold_budget_remaining_gpu_minutes", "GPU-minutes left; none: no limit.", ["namespace"]
+)
+USED = Gauge("leasehold_budget_used_gpu_minutes", "GPU-minutes used.", ["namespace"])
+BURN = Gauge("leasehold_budget_burn_milli_gpu", "Milli-GPU held now.", ["namespace"])
+STATE = Gauge("leasehold_budget_state", "1 for the state that it is in.", ["namespace", "state"])
+LATE = Histogram(
+    "leasehold_budget_late_charge_seconds",
+    "How much later than usual held time was charged.",
+    buckets=(1, 5, 15, 60, 300, 900, 3600),
+)
+MISTAKES = Counter(
+    "leasehold_ledger_invariant_violations", "What must not happen in the accounts.", ["kind"]
+)
+REPORTS = Counter(
+    "leasehold_budget_ignored_reports", "Calls of the proof of concept's /report and /increase."
+)
+
+
+@dataclass(slots=True)
+class Told:
+    """Metrics always; statuses and Events where there are objects."""
+
+    objects: BudgetObjects | None = None
+    _written: dict[Namespace, int] = field(default_factory=dict)
+
+    def late(self, behind_ms: int) -> None:
+        """Hear how much later than usual something was charged."""
+        LATE.observe(behind_ms / 1000)
+
+    def mistake(self, kind: str, count: int) -> None:
+        """Hear of something that must not happen."""
+        MISTAKES.labels(kind).inc(count)
+
+    async def tell(self, budget: Budget, account: Account, seen: Balance, *, changed: bool) -> None:
+        """Set the metrics, and write the status when something changed, or every minute.
+
+        An API server that is away costs a status, never the counting.
+        """
+        name = account.namespace
+        _measure(budget, seen)
+        if self.objects is None or name not in self.objects.uids:
+            return
+        if not changed and seen.at_ms - self._written.get(name, 0) < CHECKPOINT_MS:
+            return
+        self._written[name] = seen.at_ms
+        status = status_of(account, seen, problem=self.objects.problems.get(name, ""))
+        try:
+            await self.objects.kube.patch_merge(
+                f"{PATH}/{quote(name, safe='')}/status", {"status": status}
+            )
+            if changed:
+                body = event_body(self.objects.uids[name], budget, account, seen)
+                await self.objects.kube.create(EVENTS, body)
+        except ConflictError:
+            return
+        except (RequestError, UnavailableError) as error:
+            logger.warning("the status of %s %s was not written: %s", KIND, name, error)
+
+
+def _measure(budget: Budget, seen: Balance) -> None:
+    name = seen.namespace
+    USED.labels(name).set(seen.used_units / UNITS_PER_GPU_MINUTE)
+    BURN.labels(name).set(seen.burn_milli_gpu)
+    if seen.remaining_units is not None:
+        REMAINING.labels(name).set(seen.remaining_units / UNITS_PER_GPU_MINUTE)
+    for state in BudgetState:
+        STATE.labels(name, state).set(int(state is seen.state))
+
+
+def event_body(uid: str, budget: Budget, account: Account, seen: Balance) -> Mapping[str, Any]:
+    """Return the core/v1 Event of a change; its name is the same whoever writes it."""
+    follows = consequence(budget, seen.state)
+    left = "no limit" if seen.remaining_units is None else f"{minutes(seen.remaining_units)} left"
+    message = (
+        f"the GPU budget of namespace {account.namespace} is {seen.state}: "
+        f"{minutes(seen.used_units)} GPU-minutes used in {seen.window.id}, {left}; its leases are "
+        f"{follows.lease_class}, new pods: {follows.new_pods}"
+    )
+    told = f"{account.standing.since_ms} {seen.state} {seen.warned_percent} {seen.window.id}"
+    digest = hashlib.blake2s(told.encode(), digest_size=8).hexdigest()
+    at = stamp(seen.at_ms)
+    calm = seen.state is BudgetState.OK
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": f"{account.namespace}.{digest}", "namespace": "default"},
+        "involvedObject": {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "name": account.namespace,
+            "uid": uid,
+        },
+        "reason": f"Budget{str(seen.state).capitalize()}",
+        "message": message,
+        "type": "Normal" if calm else "Warning",
+        "source": {"component": "leasehold"},
+        "reportingComponent": "leasehold",
+        "reportingInstance": "",
+        "count": 1,
+        "firstTimestamp": at,
+        "lastTimestamp": at,
+    }

@@ -1,0 +1,102 @@
+"""Where windows begin and end.
+
+A boundary is computed once, when its window is opened, and stored as an instant: what a time zone
+does later (daylight saving, new tables) moves no window that is there.
+"""
+
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time, timedelta
+from zoneinfo import ZoneInfo
+
+from shared.model.budget import HOUR_MS, Budget, Period, Policy, PolicyType, Window
+
+_IDS = {Period.DAY: "%Y-%m-%d", Period.WEEK: "%G-W%V", Period.MONTH: "%Y-%m"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """A natural period: the one that holds an instant."""
+
+    id: str
+    start_ms: int
+    end_ms: int | None
+
+
+def span_at(policy: Policy, at_ms: int) -> Span:
+    """Return the period of the policy that holds the instant."""
+    if policy.type is PolicyType.NONE:
+        return Span(id="lifetime", start_ms=0, end_ms=None)
+    if policy.type is PolicyType.BUCKET:
+        return Span(id="bucket", start_ms=0, end_ms=None)
+    if policy.type is PolicyType.SLIDING:
+        start = at_ms - at_ms % policy.bucket_ms
+        stamp = datetime.fromtimestamp(start / 1000, UTC).strftime("%Y-%m-%dT%H:%MZ")
+        return Span(id=stamp, start_ms=start, end_ms=start + policy.bucket_ms)
+    zone = ZoneInfo(policy.time_zone)
+    local = datetime.fromtimestamp(at_ms // 1000, zone)
+    if policy.period is Period.HOUR:
+        start = at_ms - (local.minute * 60 + local.second) * 1000 - at_ms % 1000
+        return Span(id=local.strftime("%Y-%m-%dT%H%z"), start_ms=start, end_ms=start + HOUR_MS)
+    first, after = _days(policy.period, local.date())
+    return Span(
+        id=first.strftime(_IDS[policy.period]),
+        start_ms=_midnight_ms(first, zone),
+        end_ms=_midnight_ms(after, zone),
+    )
+
+
+def _days(period: Period, day: date) -> tuple[date, date]:
+    """Return the first day of the period and the first of the next."""
+    if period is Period.DAY:
+        return day, day + timedelta(days=1)
+    if period is Period.WEEK:
+        first = day - timedelta(days=day.weekday())
+        return first, first + timedelta(days=7)
+    first = day.replace(day=1)
+    return first, (first + timedelta(days=32)).replace(day=1)
+
+
+def _midnight_ms(day: date, zone: ZoneInfo) -> int:
+    """Return when a day begins; where midnight is skipped, that is the moment of skipping."""
+    return int(datetime.combine(day, time(), zone).timestamp()) * 1000
+
+
+def open_window(
+    budget: Budget, at_ms: int, *, natural: bool = False, rolled_units: int = 0
+) -> Window:
+    """Return a new window that begins at the instant; a `natural` one begins with its period.
+
+    One that begins inside its period has the instant in its id, so that no id comes twice.
+    """
+    policy = budget.policy
+    span = span_at(policy, at_ms)
+    start = span.start_ms if natural else at_ms
+    full = policy.type is PolicyType.BUCKET and budget.limit_units is not None
+    return Window(
+        id=span.id if start == span.start_ms else f"{span.id}+{start}",
+        start_ms=start,
+        end_ms=span.end_ms,
+        limit_units=budget.limit_units,
+        rolled_units=rolled_units,
+        level_scaled=(budget.limit_units or 0) * HOUR_MS if full else 0,
+        level_ms=at_ms if full else 0,
+    )
+
+
+def shape_of(policy: Policy) -> str:
+    """Return what of a policy decides its windows: a window goes on while this stays."""
+    if policy.type is PolicyType.FIXED:
+        return f"fixed {policy.period} {policy.time_zone}"
+    if policy.type is PolicyType.SLIDING:
+        return f"sliding {policy.bucket_ms}"
+    return str(policy.type)
+
+
+def rollover_units(policy: Policy, closed: Window) -> int:
+    """Return how much of what a window left unused is granted to the next one."""
+    if policy.type is not PolicyType.FIXED or closed.allowed_units is None:
+        return 0
+    unused = max(0, closed.allowed_units - closed.used_units)
+    granted = unused * policy.rollover_percent // 100
+    most = policy.rollover_max_units
+    return granted if most is None else min(granted, most)
