@@ -9,11 +9,12 @@ from services.node_agent.identity import Candidate
 from services.node_agent.reserved import reserved_variable
 from shared.dialects import DIALECTS
 from shared.dialects.dialect import ContainerSetup, Dialect, Paths, ServedId
-from shared.model.device import Device
+from shared.model.device import Device, DeviceMode
 from shared.model.errors import RequestError
 from shared.model.lease import Lease, LeaseState, Share
 from shared.model.names import DeviceUuid, NodeName, PodUid
 
+VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 HONOURED = frozenset({LeaseState.BOUND, LeaseState.ACTIVE})
 """States in which a lease may be told to the kubelet: a reservation alone may still expire."""
 
@@ -119,8 +120,11 @@ def grant(
     device_ids: Sequence[str],
     honoured: Mapping[str, Fence],
     reusable: Iterable[str] = (),
+    instances: Mapping[tuple[DeviceUuid, int], str] | None = None,
 ) -> ContainerSetup:
     """Return what the container is given. Raises RequestError saying why it gets nothing.
+
+    `instances` are the UUIDs of its MIG instances, by device and position.
 
     `reusable` are IDs of the pod's init containers, which the kubelet hands on whatever the lease
     says: the container's limits come from its lease, not from the names of IDs.
@@ -132,7 +136,30 @@ def grant(
     if None not in asked and not set(reusable).intersection(device_ids):
         _check_ids(asked, wanted_counts(shares, dialect.ids_of))
     _check_devices(shares, node.devices)
-    return dialect.environment(lease, candidate.container.name, node.devices, node.paths)
+    return given(lease, candidate.container.name, node, instances or {})
+
+
+def given(
+    lease: Lease, container: str, node: Node, instances: Mapping[tuple[DeviceUuid, int], str]
+) -> ContainerSetup:
+    """Return what holds a container to its shares.
+
+    MIG instances are given by name alone: hardware holds to their limits. Raises RequestError for
+    an instance that is not there, and for instances beside shares that are none.
+    """
+    dialect, shares = dialect_of(lease), lease.shares_of(container)
+    if not any(share.mig for share in shares):
+        return dialect.environment(lease, container, node.devices, node.paths)
+    uuids = [
+        instances.get((share.device, share.mig.position), "") if share.mig else ""
+        for share in shares
+    ]
+    if not all(uuids):
+        raise RequestError(
+            "the lease is for MIG instances and others, which no container can use at once, or "
+            "for an instance that is not there"
+        )
+    return ContainerSetup(environment={VISIBLE: ",".join(uuids), **dialect.besides})
 
 
 def _check_fences(shares: Sequence[Share], pod: PodUid, honoured: Mapping[str, Fence]) -> None:
@@ -157,6 +184,11 @@ def _check_devices(shares: Sequence[Share], devices: Mapping[DeviceUuid, Device]
         device = devices.get(share.device)
         if device is None:
             raise RequestError(f"the lease is for device {share.device}, which is not here")
+        if (device.mode is DeviceMode.MIG) != (share.mig is not None):
+            raise RequestError(
+                f"device {share.device} is in {device.mode} mode, and the lease is for "
+                f"{'an instance' if share.mig else 'a part'} of it"
+            )
         if share.memory_mib <= 0:
             raise RequestError(
                 f"the lease is for {share.memory_mib} MiB of device {share.device}: without a "

@@ -31,7 +31,7 @@ from shared.dialects.dialect import ContainerSetup
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.events import Activation, ShareActivated, ShareRefused
 from shared.model.lease import Lease
-from shared.model.names import NodeName, PodUid
+from shared.model.names import DeviceUuid, NodeName, PodUid
 from shared.runtime.clock import Clock
 
 SAID_KEPT = 4096
@@ -64,6 +64,14 @@ class Preparing(Protocol):
 
     async def prepare(self, setup: ContainerSetup) -> None:
         """Make what one container mounts."""
+        ...
+
+
+class MigInstances(Protocol):
+    """Instances of devices in MIG mode."""
+
+    async def of(self, lease: Lease, container: str) -> dict[tuple[DeviceUuid, int], str]:
+        """Return the UUIDs of a container's, by device and position, once they are there."""
         ...
 
 
@@ -134,6 +142,7 @@ class Answering:
         finding: Finding,
         record: Record,
         preparing: Preparing,
+        instances: MigInstances,
         views: PodViews,
         measuring: Measuring,
         clock: Clock,
@@ -142,6 +151,7 @@ class Answering:
         self.finding = finding
         self.record = record
         self.preparing = preparing
+        self.instances = instances
         self.views = views
         self.measuring = measuring
         self.clock = clock
@@ -223,7 +233,20 @@ class Answering:
                 )
             )
         for entry in fitting:
-            await self.preparing.prepare(entry.setup)
+            await self._prepare_again(entry)
+
+    async def _prepare_again(self, entry: Entry) -> None:
+        """Make sure that what was told is there; MIG instances are lost when a device is reset."""
+        told = entry.activation
+        if entry.instances:
+            there = await self.instances.of(told.lease, told.container)
+            if tuple(there.values()) != entry.instances:
+                raise RequestError(
+                    f"container {told.container} of pod {told.namespace}/{told.name} was given "
+                    f"{', '.join(entry.instances)}, and its lease is for "
+                    f"{', '.join(there.values())}: delete the pod"
+                )
+        await self.preparing.prepare(entry.setup)
 
     async def _holders(self, resource: str, ids: tuple[str, ...]) -> set[tuple[str, str, str]]:
         held = await self.finding.held.list_held()
@@ -268,7 +291,7 @@ class Answering:
         if lease is None:
             raise AssertionError("shares_for refuses pods without a lease")
         if before is not None and before.activation.device_ids == ids:
-            await self.preparing.prepare(before.setup)
+            await self._prepare_again(before)
             return before.setup
         span = self.measuring.begin(
             lease, {"k8s.container.name": who.container.name, "leasehold.resource": resource}
@@ -293,6 +316,7 @@ class Answering:
         device_ids: Sequence[str],
         ids: tuple[str, ...],
     ) -> Entry:
+        instances = await self.instances.of(lease, who.container.name)
         setup = grant(
             lease,
             who,
@@ -301,6 +325,7 @@ class Answering:
             device_ids=device_ids,
             honoured=self.record.fences,
             reusable=self._of_init_containers(lease.pod, resource),
+            instances=instances,
         )
         await self.preparing.prepare(setup)
         activation = Activation(
@@ -313,7 +338,12 @@ class Answering:
             lease=lease,
             activated_at=self.clock.now(),
         )
-        entry = Entry(activation=activation, setup=setup, init=who.container.init)
+        entry = Entry(
+            activation=activation,
+            setup=setup,
+            init=who.container.init,
+            instances=tuple(instances.values()),
+        )
         await self.record.save(entry)
         return entry
 

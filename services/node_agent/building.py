@@ -7,18 +7,22 @@ import logging
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path, PurePosixPath
+from typing import Protocol
 
 from services.node_agent import measuring
 from services.node_agent.answering import Answering
 from services.node_agent.checkpoint import Checkpoint
+from services.node_agent.configuring import Configuring
 from services.node_agent.finding import Asking, Finding
 from services.node_agent.handshake import Handshake
+from services.node_agent.instances import Instances
 from services.node_agent.isolation import Layout
 from services.node_agent.kubelet import DevicePlugins
 from services.node_agent.kubelet_pod_resources import KubeletPodResources
 from services.node_agent.kubelet_pods import KubeletPods
 from services.node_agent.leases_known import LeasesKnown
 from services.node_agent.monitor import PAGE, Idle, Monitor, Usage, pages
+from services.node_agent.partitioning import Driver, Partitioner
 from services.node_agent.preparing import HostPreparing
 from services.node_agent.service import Gpus, NodeAgent
 from services.node_agent.settings import (
@@ -41,10 +45,15 @@ from shared.runtime.telemetry import Tracing
 logger = logging.getLogger(__name__)
 
 
-def gpus_of(settings: AgentSettings) -> Gpus:
+class Hardware(Gpus, Driver, Protocol):
+    """The node's GPUs."""
+
+
+def gpus_of(settings: AgentSettings) -> Hardware:
     """Return the node's GPUs; NVML's library is loaded only if it is meant."""
     if settings.simulated:
-        return SimulatedGpus(settings.node_name, settings.gpus, settings.fault_file)
+        mig_file = settings.mig_file or settings.state_dir / "simulated-mig.json"
+        return SimulatedGpus(settings.node_name, settings.gpus, settings.fault_file, mig_file)
     from services.node_agent.nvml import NvmlGpus  # noqa: PLC0415 - not for simulated GPUs
 
     return NvmlGpus()
@@ -83,28 +92,32 @@ async def node_agent(
         held = await stack.enter_async_context(
             KubeletPodResources(settings.kubelet_dir / "pod-resources" / "kubelet.sock")
         )
-        views = Views(kube, node)
+        views = Views(kube, node, clock)
         handshake = Handshake(kube, views.path, clock) if settings.volcano_handshake else None
+        gpus, counting = gpus_of(settings), measuring.Telemetry(tracing)
+        pods = KubeletPods(kubelet, lambda: kubelet_credentials(settings))
+        instances = Instances(
+            gpus,
+            Partitioner(gpus) if settings.partition else None,
+            leases=leases,
+            record=record,
+            pods=pods,
+            counting=counting,
+            clock=clock,
+        )
         answering = Answering(
             node,
-            finding=Finding(
-                node,
-                leases=leases,
-                pods=KubeletPods(kubelet, lambda: kubelet_credentials(settings)),
-                held=held,
-                asking=asking,
-                clock=clock,
-            ),
+            finding=Finding(node, leases=leases, pods=pods, held=held, asking=asking, clock=clock),
             record=record,
             preparing=preparing,
+            instances=instances,
             views=views,
-            measuring=measuring.Telemetry(tracing),
+            measuring=counting,
             clock=clock,
         )
         plugins = DevicePlugins(
             settings.kubelet_dir / "device-plugins", answering, views.allocatable
         )
-        gpus = gpus_of(settings)
         monitor = Monitor(
             node,
             usage=usage_of(settings, gpus),
@@ -124,7 +137,18 @@ async def node_agent(
             node,
             gpus=gpus,
             look_s=SIMULATED_LOOK_S if settings.simulated else NVML_LOOK_S,
-            division=settings.division,
+            configuring=Configuring(
+                kube,
+                node,
+                flags=settings.division,
+                split=settings.device_split_count,
+                unit=settings.memory_factor,
+                device_file=settings.device_config,
+                node_file=settings.node_config,
+                kept=settings.state_dir / "device-config.json",
+                clock=clock,
+            ),
+            instances=instances,
             dialects=enabled(Rules(enabled=settings.dialects)),
             paths=layout.paths,
             answering=answering,

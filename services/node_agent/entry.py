@@ -14,6 +14,8 @@ class Entry:
     activation: Activation
     setup: ContainerSetup
     init: bool = False
+    instances: tuple[str, ...] = ()
+    """UUIDs of the MIG instances that the container has."""
 
     @property
     def key(self) -> tuple[PodUid, str, str]:

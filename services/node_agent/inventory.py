@@ -3,8 +3,10 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from shared.dialects.dialect import Dialect, ServedId
-from shared.model.device import Device
+from services.node_agent.geometry import KNOWN, Geometry, layouts_for, present
+from services.node_agent.mig import MigInstance, MigState
+from shared.dialects.dialect import Dialect, Host, NodeObject, ServedId
+from shared.model.device import Device, DeviceMode, MigLayout
 from shared.model.errors import RequestError
 from shared.model.names import DeviceUuid
 from shared.model.node import AGENT_ANNOTATION
@@ -12,6 +14,7 @@ from shared.model.node import AGENT_ANNOTATION
 MAX_LIST_BYTES = 4_000_000
 """The kubelet receives at most 4 MiB in one message; a little room is left."""
 MAX_ID_LENGTH = 63
+NO_HOST = Host()
 _HEALTH_LENGTHS = {True: len("Healthy"), False: len("Unhealthy")}
 
 
@@ -26,6 +29,17 @@ class Gpu:
     memory_mib: int
     healthy: bool = True
     numa: int | None = None
+    driver: str = ""
+    """Version of its driver; empty: unknown."""
+    mig: MigState | None = None
+    """None: the model has no MIG."""
+    instances: tuple[MigInstance, ...] = ()
+    """What it is partitioned into at present; MIG mode only."""
+
+    @property
+    def mode(self) -> DeviceMode:
+        """How it is divided: MIG's own mode decides, which only an operator changes."""
+        return DeviceMode.MIG if self.mig is not None and self.mig.enabled else DeviceMode.HAMI_CORE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +52,14 @@ class Division:
     """MiB per unit in which pods ask for memory."""
     strategy: str = "auto"
     """How gpushare's memory reaches the kubelet; see `Strategy`."""
+    tables: tuple[Geometry, ...] = KNOWN
+    """MIG layouts by model; the first table that is about a model counts."""
+    partition: bool = True
+    """Layouts may be changed; otherwise what is on a device is all there is."""
+    hidden: frozenset[str] = frozenset()
+    """UUIDs, and indices as text, of devices that are not served."""
+    wanted_mode: DeviceMode | None = None
+    """The mode that the configuration expects of the node's devices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +70,10 @@ class Shown:
     """By resource and ID, in the order of the list."""
     patched: Mapping[str, int] = field(default_factory=dict)
     annotations: Mapping[str, str | None] = field(default_factory=dict)
+    labels: Mapping[str, str | None] = field(default_factory=dict)
     lists: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Our entries in annotations that others write too."""
+    objects: tuple[NodeObject, ...] = ()
 
     @property
     def healthy_counts(self) -> dict[str, int]:
@@ -80,42 +104,95 @@ def devices_of(
     A known device that is not found any more stays, unhealthy: the kubelet may have given its IDs
     to pods that still run, and an ID must never come to mean another device.
     """
-    found = {gpu.uuid: _device(gpu, division) for gpu in gpus}
+    found = {gpu.uuid: _device(gpu, division) for gpu in served_of(gpus, division)}
     lost = {device.uuid: replace(device, healthy=False) for device in known}
     return tuple(sorted((lost | found).values(), key=lambda device: (device.index, device.uuid)))
 
 
+def served_of(gpus: Iterable[Gpu], division: Division) -> list[Gpu]:
+    """Leave out the GPUs that the configuration hides."""
+    return [gpu for gpu in gpus if not division.hidden & {gpu.uuid, str(gpu.index)}]
+
+
+def notes_on(gpus: Iterable[Gpu], division: Division) -> tuple[str, ...]:
+    """Say what an operator should know of the GPUs' modes and layouts, a sentence each."""
+    notes: list[str] = []
+    for gpu in served_of(gpus, division):
+        where = f"GPU {gpu.index} ({gpu.model})"
+        if division.wanted_mode not in {None, gpu.mode}:
+            remedy = (
+                f"`nvidia-smi -i {gpu.index} -mig 1` turns it on once nothing uses the GPU"
+                if gpu.mig is not None and gpu.mode is DeviceMode.HAMI_CORE
+                else "the mode of the hardware counts"
+            )
+            notes.append(
+                f"{where} is in {gpu.mode} mode, and operatingmode is {division.wanted_mode}: "
+                f"{remedy}"
+            )
+        if gpu.mig is not None and gpu.mig.enabled != gpu.mig.pending:
+            to = "on" if gpu.mig.pending else "off"
+            notes.append(f"{where}: MIG goes {to} with the next reset of the GPU")
+        if gpu.mig is not None and gpu.mode is DeviceMode.MIG:
+            _, said = layouts_for(gpu.model, gpu.mig.profiles, division.tables)
+            notes += said
+    return tuple(dict.fromkeys(notes))
+
+
 def _device(gpu: Gpu, division: Division) -> Device:
+    layouts = _layouts(gpu, division)
     return Device(
         uuid=gpu.uuid,
         index=gpu.index,
         model=gpu.model,
         memory_mib=gpu.memory_mib,
-        slots=division.split_count,
+        slots=max([division.split_count, *(len(layout.positions) for layout in layouts)]),
         unit_mib=division.unit_mib,
+        mode=gpu.mode,
         healthy=gpu.healthy,
         numa=gpu.numa,
+        layouts=layouts,
     )
 
 
-def shown_by(dialects: Iterable[Dialect], devices: Sequence[Device], strategy: str) -> Shown:
-    """Put together what all dialects show of the devices.
+def _layouts(gpu: Gpu, division: Division) -> tuple[MigLayout, ...]:
+    if gpu.mig is None or gpu.mode is not DeviceMode.MIG:
+        return ()
+    layouts, _ = layouts_for(gpu.model, gpu.mig.profiles, division.tables)
+    return layouts if division.partition else present(gpu.instances, layouts, gpu.mig.profiles)
+
+
+def shown_by(
+    dialects: Iterable[Dialect], devices: Sequence[Device], strategy: str, host: Host = NO_HOST
+) -> Shown:
+    """Put together what all dialects show of the devices and their host.
 
     Raises RequestError where a list is too long for the kubelet or an ID is.
     """
     served: dict[str, Mapping[str, ServedId]] = {}
     patched: dict[str, int] = {}
     annotations: dict[str, str | None] = {AGENT_ANNOTATION: "true"}
+    labels: dict[str, str | None] = {}
     lists: dict[str, tuple[str, ...]] = {}
+    objects: list[NodeObject] = []
     for dialect in dialects:
-        advertised = dialect.advertised(devices, strategy)
-        for resource, ids in advertised.served.items():
-            check_list(resource, ids)
-            served[resource] = {entry.text: entry for entry in ids}
-        patched |= advertised.patched
-        annotations |= advertised.annotations
-        lists |= advertised.lists
-    return Shown(served=served, patched=patched, annotations=annotations, lists=lists)
+        described = dialect.described(devices, host)
+        for advertised in (dialect.advertised(devices, strategy), described):
+            for resource, ids in advertised.served.items():
+                check_list(resource, ids)
+                served[resource] = {entry.text: entry for entry in ids}
+            patched |= advertised.patched
+            annotations |= advertised.annotations
+            labels |= advertised.labels
+            lists |= advertised.lists
+            objects += advertised.objects
+    return Shown(
+        served=served,
+        patched=patched,
+        annotations=annotations,
+        labels=labels,
+        lists=lists,
+        objects=tuple(objects),
+    )
 
 
 def check_list(resource: str, ids: Sequence[ServedId]) -> None:

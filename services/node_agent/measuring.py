@@ -21,6 +21,14 @@ ALLOCATING = Histogram(
     ["resource"],
     buckets=(0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10),
 )
+PARTITIONS = Counter(
+    "leasehold_mig_partitions", "Changes of the MIG layout of a device, by outcome.", ["outcome"]
+)
+PARTITIONING = Histogram(
+    "leasehold_mig_partition_seconds",
+    "Time to change the MIG layout of a device.",
+    buckets=(0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20),
+)
 LEASES = Gauge("leasehold_agent_leases", "Live leases of this node that its agent knows.")
 UNREGISTERED = Gauge(
     "leasehold_agent_unregistered", "1 while a resource is not registered with the kubelet."
@@ -71,6 +79,11 @@ class Telemetry:
         """Count one Allocate."""
         ALLOCATIONS.labels(resource, outcome).inc()
         ALLOCATING.labels(resource).observe(seconds)
+
+    def partitioned(self, outcome: str, seconds: float) -> None:
+        """Count one change of a layout: `done` or `failed`."""
+        PARTITIONS.labels(outcome).inc()
+        PARTITIONING.observe(seconds)
 
 
 def watch(leases: Callable[[], int], unregistered: Callable[[], bool]) -> None:

@@ -13,7 +13,9 @@ from typing import Any, TypeVar
 
 import pynvml
 
+from services.node_agent import nvml_mig
 from services.node_agent.inventory import Gpu
+from services.node_agent.mig import MigInstance
 from shared.model.errors import UnavailableError
 from shared.model.names import DeviceUuid
 
@@ -28,6 +30,7 @@ class NvmlGpus:
 
     def __init__(self) -> None:
         self._asked: asyncio.Future[tuple[Gpu, ...]] | None = None
+        self._last: dict[DeviceUuid, asyncio.Future[Any]] = {}
 
     async def discover(self) -> tuple[Gpu, ...]:
         """Return all GPUs with their health.
@@ -49,6 +52,54 @@ class NvmlGpus:
                 f"NVML: {error}. Install the NVIDIA driver on this node and mount its libraries "
                 "here, or give --gpus a layout such as 8xA100-80GB to simulate GPUs"
             ) from error
+
+    async def instances(self, device: DeviceUuid) -> tuple[MigInstance, ...]:
+        """Return the instances of a device in MIG mode."""
+        return await self._ask(device, lambda: nvml_mig.instances(device))
+
+    async def create_instance(self, device: DeviceUuid, profile: int, start: int) -> int:
+        """Make an instance at a place; return its id."""
+        return await self._ask(device, lambda: nvml_mig.create_instance(device, profile, start))
+
+    async def create_compute(self, device: DeviceUuid, gi: int) -> None:
+        """Make the compute instance that takes all of an instance."""
+        await self._ask(device, lambda: nvml_mig.create_compute(device, gi))
+
+    async def destroy_compute(self, device: DeviceUuid, gi: int, compute: int) -> None:
+        """Remove a compute instance."""
+        await self._ask(device, lambda: nvml_mig.destroy_compute(device, gi, compute))
+
+    async def destroy_instance(self, device: DeviceUuid, gi: int) -> None:
+        """Remove an instance without compute instances."""
+        await self._ask(device, lambda: nvml_mig.destroy_instance(device, gi))
+
+    async def _ask(self, device: DeviceUuid, question: Callable[[], T]) -> T:
+        """Put a question about one device, after the last one has come back.
+
+        Raises UnavailableError in NVML's words, or if it takes longer than `TIMEOUT_S`.
+        """
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                last = self._last.get(device)
+                if last is not None and not last.done():
+                    await asyncio.wait([last])
+                asked = in_own_thread(lambda: _initialised(question))
+                self._last[device] = asked
+                return await asyncio.shield(asked)
+        except TimeoutError as error:
+            raise UnavailableError(
+                f"the NVIDIA driver did not answer within {TIMEOUT_S:g} s"
+            ) from error
+        except pynvml.NVMLError as error:
+            raise UnavailableError(f"NVML: {error}") from error
+
+
+def _initialised(question: Callable[[], T]) -> T:
+    pynvml.nvmlInit()
+    try:
+        return question()
+    finally:
+        pynvml.nvmlShutdown()
 
 
 def in_own_thread(question: Callable[[], T]) -> asyncio.Future[T]:
@@ -101,6 +152,7 @@ def _discover() -> tuple[Gpu, ...]:
 def _gpu(number: int) -> Gpu:
     handle = pynvml.nvmlDeviceGetHandleByIndex(number)
     numa = _asked(lambda: pynvml.nvmlDeviceGetNumaNodeId(handle), None)
+    mig = nvml_mig.state_of(handle)
     return Gpu(
         uuid=DeviceUuid(_text(pynvml.nvmlDeviceGetUUID(handle))),
         index=_asked(lambda: int(pynvml.nvmlDeviceGetMinorNumber(handle)), number),
@@ -108,6 +160,10 @@ def _gpu(number: int) -> Gpu:
         memory_mib=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) // MIB,
         healthy=_is_healthy(handle),
         numa=numa,
+        mig=mig,
+        instances=_asked(lambda: nvml_mig.instances_of(handle, mig.profiles), ())
+        if mig is not None and mig.enabled
+        else (),
     )
 
 

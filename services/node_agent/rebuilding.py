@@ -2,14 +2,16 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from services.node_agent.allocation import Node
+from services.node_agent.allocation import Node, given
 from services.node_agent.device_ids import compact
 from services.node_agent.entry import Entry
 from services.node_agent.identity import KubeletPod, PodResources
+from services.node_agent.mig import MigInstance, instances_of
 from shared.dialects import DIALECTS
+from shared.model.errors import RequestError
 from shared.model.events import Activation
 from shared.model.lease import Lease
-from shared.model.names import PodUid
+from shared.model.names import DeviceUuid, PodUid
 
 
 def rebuilt(
@@ -18,11 +20,13 @@ def rebuilt(
     pods: Iterable[KubeletPod],
     shown: PodResources,
     *,
+    instances: Mapping[DeviceUuid, Sequence[MigInstance]],
     now: float,
 ) -> list[Entry]:
     """Return an entry for each container that holds devices of ours and has a lease.
 
     Init containers that have ended hold nothing; who still waits for Allocate is not among them.
+    `instances` are those of devices in MIG mode: who had one has the one at its place.
     """
     by_name = {(pod.namespace, pod.name): pod for pod in pods if not pod.final}
     entries = []
@@ -33,7 +37,11 @@ def rebuilt(
             continue
         if not lease.shares_of(held.container):
             continue
-        setup = DIALECTS[lease.dialect].environment(lease, held.container, node.devices, node.paths)
+        try:
+            uuids = instances_of(lease, held.container, node.devices, instances)
+            setup = given(lease, held.container, node, uuids)
+        except RequestError:
+            continue
         activation = Activation(
             pod=lease.pod,
             namespace=lease.namespace,
@@ -44,7 +52,7 @@ def rebuilt(
             lease=lease,
             activated_at=now,
         )
-        entries.append(Entry(activation=activation, setup=setup))
+        entries.append(Entry(activation=activation, setup=setup, instances=tuple(uuids.values())))
     return entries
 
 

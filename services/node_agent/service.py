@@ -8,7 +8,8 @@ from typing import Protocol
 from services.node_agent.allocation import Node
 from services.node_agent.answering import Answering
 from services.node_agent.entry import Entry
-from services.node_agent.inventory import Division, Gpu, Shown, devices_of, shown_by
+from services.node_agent.inventory import Division, Gpu, Shown, devices_of, notes_on, shown_by
+from services.node_agent.mig import MigInstance
 from services.node_agent.rebuilding import ended_pods, rebuilt
 from services.node_agent.usage import Violation
 from shared.dialects.dialect import Dialect, Paths, ServedId
@@ -27,7 +28,7 @@ from shared.model.events import (
     ShareRefused,
     ViolationFound,
 )
-from shared.model.names import NodeName, PodUid
+from shared.model.names import DeviceUuid, NodeName, PodUid
 from shared.runtime.clock import Clock
 from shared.runtime.service import answers, emits, handles, loops
 

@@ -2,7 +2,7 @@
 
 import json
 import platform
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -119,9 +119,14 @@ class AgentSettings(ServiceSettings):
     @property
     def division(self) -> Division:
         """How GPUs are shared as flags say; raises RequestError naming the one that cannot be."""
-        division = Division(strategy=self.gpu_strategy, partition=self.partition)
-        given = {"split_count": self.device_split_count, "unit_mib": self.memory_factor}
-        division = replace(division, **{n: v for n, v in given.items() if v is not None})
+        usual = Division()
+        split, unit = self.device_split_count, self.memory_factor
+        division = Division(
+            split_count=usual.split_count if split is None else split,
+            unit_mib=usual.unit_mib if unit is None else unit,
+            strategy=self.gpu_strategy,
+            partition=self.partition,
+        )
         check_division(division, Strategy.ALL)
         return division
 

@@ -1,39 +1,65 @@
-"""GPUs for a machine that has none: a layout, stable UUIDs, and faults read from a file."""
+"""GPUs for a machine that has none: a layout, stable UUIDs, MIG, and faults read from a file."""
 
 import asyncio
 import json
 import re
 import uuid
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from services.node_agent.gpu_profiles import PROFILES, GpuProfile
 from services.node_agent.inventory import Gpu
-from shared.model.errors import RequestError
+from services.node_agent.mig import MigInstance, MigState
+from services.node_agent.simulated_mig import SimulatedMig
+from shared.model.errors import RequestError, UnavailableError
 from shared.model.names import DeviceUuid, NodeName
 
 UNHEALTHY = "unhealthy"
+CREATE_FAILS = "create-fails"
+COMPUTE_FAILS = "compute-fails"
+CREATE_NOTHING = "create-nothing"
+CREATE_HANGS = "create-hangs"
+BUSY = "busy"
+FAULTS = (UNHEALTHY, CREATE_FAILS, COMPUTE_FAILS, CREATE_NOTHING, CREATE_HANGS, BUSY)
+"""Sick; no instance is made, no compute instance is, none is although NVML says so, NVML does not
+come back from making one; processes use all instances."""
 _NAMESPACE = uuid.UUID("0b7a4d0e-7f0c-4d55-9f5b-2f2f0f9d7a11")
-_PART = re.compile(r"(\d+)x(.+)")
+_PART = re.compile(r"(\d+)x(.+?)(:mig)?")
+_SAID_OF_NONE = 99
+"""An id that NVML gives for an instance it has not made."""
 
 
-def parse_layout(text: str) -> tuple[GpuProfile, ...]:
-    """Read `8xA100-80GB` or `4xT4+2xA10`, one profile per GPU in order.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedGpu:
+    """One GPU of a layout."""
+
+    profile: GpuProfile
+    mig: bool = False
+    """MIG mode is on."""
+
+
+def parse_layout(text: str) -> tuple[SimulatedGpu, ...]:
+    """Read `8xA100-80GB`, `4xT4+2xA10` or `4xA100-40GB:mig`, one entry per GPU in order.
 
     Raises RequestError naming the part that is none, and the models there are.
     """
-    return tuple(profile for part in text.split("+") for profile in _parse_part(part.strip()))
+    return tuple(gpu for part in text.split("+") for gpu in _parse_part(part.strip()))
 
 
-def _parse_part(part: str) -> Iterator[GpuProfile]:
+def _parse_part(part: str) -> Iterator[SimulatedGpu]:
     match = _PART.fullmatch(part)
     profile = PROFILES.get(match[2]) if match else None
     if match is None or profile is None or not 1 <= int(match[1]) <= 64:
         raise RequestError(
-            f"{part!r} is no GPU layout: write COUNTxMODEL, such as 8xA100-80GB or 4xT4+2xA10, "
-            f"with a count of 1 to 64 and a model of {', '.join(PROFILES)}"
+            f"{part!r} is no GPU layout: write COUNTxMODEL, such as 8xA100-80GB or 4xT4+2xA10 (or "
+            f"4xA100-40GB:mig for GPUs in MIG mode), with a count of 1 to 64 and a model of "
+            f"{', '.join(PROFILES)}"
         )
-    yield from [profile] * int(match[1])
+    if match[3] and not profile.mig:
+        able = ", ".join(name for name, one in PROFILES.items() if one.mig)
+        raise RequestError(f"{part!r}: {match[2]} has no MIG mode; {able} have")
+    yield from [SimulatedGpu(profile=profile, mig=bool(match[3]))] * int(match[1])
 
 
 def uuid_of(node: NodeName, index: int) -> DeviceUuid:
@@ -42,26 +68,90 @@ def uuid_of(node: NodeName, index: int) -> DeviceUuid:
 
 
 class SimulatedGpus:
-    """Behind the same door as NVML. The fault file maps a UUID or an index to `unhealthy`."""
+    """Behind the same door as NVML. The fault file maps a UUID or an index to one of `FAULTS`."""
 
-    def __init__(self, node: NodeName, layout: str, fault_file: Path | None = None) -> None:
+    def __init__(
+        self,
+        node: NodeName,
+        layout: str,
+        fault_file: Path | None = None,
+        mig_file: Path | None = None,
+    ) -> None:
         self.node = node
-        self.profiles = parse_layout(layout)
+        self.gpus = parse_layout(layout)
         self.fault_file = fault_file
+        self.mig = SimulatedMig(
+            mig_file or Path("simulated-mig.json"),
+            {
+                uuid_of(node, index): gpu.profile.mig
+                for index, gpu in enumerate(self.gpus)
+                if gpu.mig
+            },
+        )
 
     async def discover(self) -> tuple[Gpu, ...]:
         """Return all GPUs. Raises RequestError if the fault file is not what it should be."""
-        faults = await asyncio.to_thread(self._faults)
+        return await asyncio.to_thread(self._discover)
+
+    async def instances(self, device: DeviceUuid) -> tuple[MigInstance, ...]:
+        """Return the instances of a GPU in MIG mode."""
+        return await asyncio.to_thread(self._instances, device)
+
+    async def create_instance(self, device: DeviceUuid, profile: int, start: int) -> int:
+        """Make an instance at a place; return its id."""
+        fault = await self._fault(device)
+        if fault == CREATE_HANGS:
+            await asyncio.Event().wait()
+        if fault == CREATE_FAILS:
+            raise UnavailableError("NVML: Unknown Error")
+        if fault == CREATE_NOTHING:
+            return _SAID_OF_NONE
+        return await asyncio.to_thread(self.mig.create_instance, device, profile, start)
+
+    async def create_compute(self, device: DeviceUuid, gi: int) -> None:
+        """Make the compute instance that takes all of an instance."""
+        if gi == _SAID_OF_NONE:
+            return
+        if await self._fault(device) == COMPUTE_FAILS:
+            raise UnavailableError("NVML: Insufficient Resources")
+        await asyncio.to_thread(self.mig.create_compute, device, gi)
+
+    async def destroy_compute(self, device: DeviceUuid, gi: int, compute: int) -> None:
+        """Remove a compute instance; NVML refuses if a process uses it."""
+        if await self._fault(device) == BUSY:
+            raise UnavailableError("NVML: In use by another client")
+        await asyncio.to_thread(self.mig.destroy_compute, device, gi, compute)
+
+    async def destroy_instance(self, device: DeviceUuid, gi: int) -> None:
+        """Remove an instance without compute instances."""
+        await asyncio.to_thread(self.mig.destroy_instance, device, gi)
+
+    def _discover(self) -> tuple[Gpu, ...]:
+        faults = self._faults()
         return tuple(
             Gpu(
                 uuid=(name := uuid_of(self.node, index)),
                 index=index,
-                model=profile.product,
-                memory_mib=profile.memory_mib,
+                model=gpu.profile.product,
+                memory_mib=gpu.profile.memory_mib,
                 healthy=UNHEALTHY not in {faults.get(name), faults.get(str(index))},
+                mig=_state(gpu),
+                instances=self._instances(name) if gpu.mig else (),
             )
-            for index, profile in enumerate(self.profiles)
+            for index, gpu in enumerate(self.gpus)
         )
+
+    def _instances(self, device: DeviceUuid) -> tuple[MigInstance, ...]:
+        busy = self._fault_of(device) == BUSY
+        return tuple(replace(one, busy=busy) for one in self.mig.instances(device))
+
+    async def _fault(self, device: DeviceUuid) -> str | None:
+        return await asyncio.to_thread(self._fault_of, device)
+
+    def _fault_of(self, device: DeviceUuid) -> str | None:
+        names = [uuid_of(self.node, index) for index in range(len(self.gpus))]
+        faults = self._faults()
+        return faults.get(device) or faults.get(str(names.index(device)))
 
     def _faults(self) -> dict[str, str]:
         if self.fault_file is None:
@@ -75,3 +165,9 @@ class SimulatedGpus:
         if not isinstance(faults, dict):
             raise RequestError(f'{self.fault_file} must look like {{"0": "{UNHEALTHY}"}}')
         return {str(device): str(state) for device, state in faults.items()}
+
+
+def _state(gpu: SimulatedGpu) -> MigState | None:
+    if not gpu.profile.mig:
+        return None
+    return MigState(enabled=gpu.mig, pending=gpu.mig, profiles=gpu.profile.mig if gpu.mig else ())

@@ -61,6 +61,12 @@ ORDERS: Mapping[str, DeviceOrder] = {
 }
 WHOLE = 100
 """Percent of a GPU's cores at which a share wants the GPU to itself."""
+SWITCHES: Mapping[str, str] = {
+    "NVIDIA_GDRCOPY": "enabled",
+    "NVIDIA_GDS": "enabled",
+    "NVIDIA_MOFED": "enabled",
+}
+"""What Volcano's plugin has the container runtime add."""
 
 
 def read(asks: PodAsks, rules: Rules) -> PodRequest | None:
@@ -150,10 +156,24 @@ def _entries(text: str) -> tuple[str, ...]:
 
 
 def encode_element(shares: Sequence[Share]) -> str:
-    """Write one container's devices: `uuid,NVIDIA,units,cores:` for each."""
+    """Write one container's devices: `id,NVIDIA,units,cores:` for each.
+
+    The id of a MIG instance is `uuid[layout-position]`, and its units are those asked for, not
+    those of the instance.
+    """
     return "".join(
-        f"{share.device},NVIDIA,{share.memory_units},{share.cores_percent}:" for share in shares
+        f"{_id_of(share)},NVIDIA,{_asked_units(share)},{share.cores_percent}:" for share in shares
     )
+
+
+def _id_of(share: Share) -> str:
+    place = f"[{share.mig.layout}-{share.mig.position}]" if share.mig else ""
+    return f"{share.device}{place}"
+
+
+def _asked_units(share: Share) -> int:
+    asked = share.terms if share.mig else None
+    return share.memory_units if asked is None else asked.memory_mib // share.unit_mib
 
 
 def encode_ids(lease: Lease, done: frozenset[str] = frozenset()) -> str:
@@ -199,11 +219,7 @@ def environment(
         lease,
         container,
         paths,
-        more={
-            "NVIDIA_GDRCOPY": "enabled",
-            "NVIDIA_GDS": "enabled",
-            "NVIDIA_MOFED": "enabled",
-        },
+        more=SWITCHES,
     )
 
 
@@ -286,4 +302,5 @@ DIALECT = Dialect(
     failed=failed,
     environment=environment,
     advertised=advertised,
+    besides=SWITCHES,
 )

@@ -20,7 +20,7 @@ from shared.dialects.dialect import ContainerSetup, Paths
 from shared.model.errors import RequestError
 from shared.model.events import ShareActivated, ShareRefused
 from shared.model.lease import Lease, LeaseState
-from shared.model.names import Namespace, NodeName, PodUid
+from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.runtime.clock import SystemClock
 from tests.support.kubelet import NODE
 from tests.support.node_agent import NUMBER, Ledger, lease_of, share
@@ -70,6 +70,9 @@ class Around:
     async def prepare(self, setup: ContainerSetup) -> None:
         self.happened.append("prepared")
 
+    async def of(self, lease: Lease, container: str) -> dict[tuple[DeviceUuid, int], str]:
+        return {}
+
     def allocated(self, lease: Lease, containers: frozenset[str]) -> None:
         self.happened.append(f"shown {sorted(containers)}")
 
@@ -103,6 +106,7 @@ class Desk:
             finding=finding,
             record=self.record,
             preparing=self.around,
+            instances=self.around,
             views=self.around,
             measuring=self.around,
             clock=SystemClock(),

@@ -134,7 +134,7 @@ def test_a_division_that_cannot_be_is_refused_by_its_flag() -> None:
 def test_layouts_mix_models() -> None:
     layout = parse_layout("4xT4+2xA10")
 
-    assert [profile.product for profile in layout] == ["Tesla T4"] * 4 + ["NVIDIA A10"] * 2
+    assert [gpu.profile.product for gpu in layout] == ["Tesla T4"] * 4 + ["NVIDIA A10"] * 2
     for text in ("", "8xB1", "xT4", "0xT4", "8 T4"):
         with pytest.raises(RequestError, match="is no GPU layout"):
             parse_layout(text)

@@ -29,6 +29,7 @@ class Driver:
             "nvmlDeviceGetName": lambda _: "Tesla T4",
             "nvmlDeviceGetMemoryInfo": lambda _: SimpleNamespace(total=15360 * 1024 * 1024 + 5),
             "nvmlDeviceGetNumaNodeId": self.unsupported,
+            "nvmlDeviceGetMigMode": self.unsupported,
             "nvmlDeviceGetRemappedRows": self.unsupported,
             "nvmlDeviceGetUtilizationRates": self.utilisation,
         }

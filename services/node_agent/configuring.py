@@ -1,0 +1,153 @@
+"""Finds Volcano's ConfigMaps, in files or at the API server, and reads them again now and then."""
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import yaml
+
+from services.node_agent.device_config import divided, read_config
+from services.node_agent.inventory import Division, check_division
+from shared.clients.kube import Kube
+from shared.clients.kube_errors import NotFoundError
+from shared.dialects.dialect import Strategy
+from shared.model.errors import LeaseholdError, RequestError
+from shared.model.names import NodeName
+from shared.runtime.clock import Clock
+
+logger = logging.getLogger(__name__)
+
+READ_AGAIN_S = 60.0
+ASK_S = 3.0
+NAMESPACES = ("kube-system", "volcano-system")
+DEVICE_MAP, DEVICE_KEY = "volcano-vgpu-device-config", "device-config.yaml"
+NODE_MAP, NODE_KEY = "volcano-vgpu-node-config", "config.json"
+
+
+class _ConfigMap(msgspec.Struct):
+    data: dict[str, str] | None = None
+
+
+class Configuring:
+    """How the node's devices are divided, as flags and both ConfigMaps say together.
+
+    What the API server said is kept in a file, so that an agent that starts without it divides
+    devices as before.
+    """
+
+    def __init__(
+        self,
+        kube: Kube,
+        node: NodeName,
+        *,
+        flags: Division,
+        split: int | None,
+        unit: int | None,
+        device_file: Path | None,
+        node_file: Path | None,
+        kept: Path,
+        clock: Clock,
+    ) -> None:
+        self.kube = kube
+        self.node = node
+        self.flags = flags
+        self.split = split
+        self.unit = unit
+        self.files = {DEVICE_MAP: device_file, NODE_MAP: node_file}
+        self.kept = kept
+        self.clock = clock
+        self._division: Division | None = None
+        self._read_at = 0.0
+        self._texts: dict[str, str | None] = {}
+        self._said: tuple[str, ...] = ()
+
+    async def division(self) -> Division:
+        """Return it, as of at most `READ_AGAIN_S` ago.
+
+        Raises RequestError if a file that a flag names cannot be read when it is first wanted, or
+        if the settings divide nothing.
+        """
+        if self._division is None or self.clock.now() >= self._read_at + READ_AGAIN_S:
+            texts = {
+                DEVICE_MAP: await self._text(DEVICE_MAP, DEVICE_KEY),
+                NODE_MAP: await self._text(NODE_MAP, NODE_KEY),
+            }
+            self._read_at = self.clock.now()
+            if self._division is None or texts != self._texts:
+                self._division = self._understood(texts)
+                self._texts = texts
+                await asyncio.to_thread(self._keep, texts)
+        return self._division
+
+    async def _text(self, name: str, key: str) -> str | None:
+        file = self.files[name]
+        if file is None:
+            return await self._from_cluster(name, key)
+        try:
+            return await asyncio.to_thread(file.read_text)
+        except (OSError, UnicodeDecodeError) as error:
+            if self._division is None:
+                raise RequestError(f"{file} cannot be read: {error}") from error
+            logger.warning("%s cannot be read, and counts as it was: %s", file, error)
+            return self._texts.get(name)
+
+    async def _from_cluster(self, name: str, key: str) -> str | None:
+        try:
+            async with asyncio.timeout(ASK_S):
+                for namespace in NAMESPACES:
+                    try:
+                        found = await self.kube.read(
+                            f"/api/v1/namespaces/{namespace}/configmaps/{name}", _ConfigMap
+                        )
+                    except NotFoundError:
+                        continue
+                    return (found.data or {}).get(key)
+                return None
+        except (LeaseholdError, TimeoutError) as error:
+            before = self._texts or await asyncio.to_thread(self._load)
+            logger.info(
+                "ConfigMap %s cannot be read, and counts as it was (%s)",
+                *(name, error or f"no answer within {ASK_S:g} s"),
+            )
+            return before.get(name)
+
+    def _understood(self, texts: dict[str, str | None]) -> Division:
+        said: list[str] = []
+        config = read_config(
+            _document(texts[DEVICE_MAP], DEVICE_KEY, yaml.safe_load, said),
+            _document(texts[NODE_MAP], NODE_KEY, json.loads, said),
+            self.node,
+        )
+        for text in (*said, *config.said):
+            if text not in self._said:
+                logger.warning("configuration: %s", text)
+        self._said = (*said, *config.said)
+        division = divided(config, self.flags, split=self.split, unit=self.unit)
+        check_division(division, Strategy.ALL)
+        return division
+
+    def _keep(self, texts: dict[str, str | None]) -> None:
+        draft = self.kept.with_suffix(".new")
+        draft.write_text(json.dumps(texts))
+        draft.replace(self.kept)
+
+    def _load(self) -> dict[str, str | None]:
+        try:
+            kept: dict[str, str | None] = json.loads(self.kept.read_text())
+        except (OSError, ValueError):
+            return {}
+        return kept
+
+
+def _document(
+    text: str | None, where: str, load: Callable[[str], object], said: list[str]
+) -> object:
+    """Return what a text says; None for none, or for one that is not in its language."""
+    try:
+        return load(text) if text and text.strip() else None
+    except (yaml.YAMLError, ValueError) as error:
+        said.append(f"{where} cannot be read, and says nothing: {error}")
+        return None
