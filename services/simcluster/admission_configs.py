@@ -8,8 +8,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from services.simcluster.errors import ApiError, Cause
-from services.simcluster.expressions import ExpressionError, compiled
-from services.simcluster.names import is_qualified, is_subdomain, metadata_causes
+from services.simcluster.expression_checks import condition_causes
+from services.simcluster.names import is_subdomain, metadata_causes
 from services.simcluster.objects import Json
 from services.simcluster.schema_check import shown
 from services.simcluster.strategy import Lookup, Strategy
@@ -112,25 +112,6 @@ def rule_causes(rules: Any, path: str) -> Iterator[Cause]:
         for operation in rule.get("operations") or ():
             if operation not in _OPERATIONS:
                 yield from _one_of(f"{path}[{at}].operations", operation, tuple(_OPERATIONS))
-
-
-def condition_causes(conditions: Any, path: str) -> Iterator[Cause]:
-    """Check that conditions have names and compile."""
-    for at, condition in enumerate(conditions):
-        if not is_qualified(str(condition.get("name") or "")):
-            yield _required(f"{path}[{at}].name")
-        yield from expression_causes(condition.get("expression"), f"{path}[{at}].expression")
-
-
-def expression_causes(text: object, path: str) -> Iterator[Cause]:
-    """Check that an expression is there and compiles."""
-    if not isinstance(text, str) or not text.strip():
-        yield _required(path)
-        return
-    try:
-        compiled(text)
-    except ExpressionError as error:
-        yield _wrong(path, text, str(error))
 
 
 def _client_causes(hook: Json, path: str) -> Iterator[Cause]:

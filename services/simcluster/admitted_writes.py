@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from services.simcluster.admission_chain import AdmissionChain
 from services.simcluster.admission_rules import Attributes, kind_of
-from services.simcluster.conversions import shown
+from services.simcluster.conversions import shown, stored
 from services.simcluster.errors import ApiError
 from services.simcluster.objects import Json, copied, metadata, name_of
 from services.simcluster.query import dry_run
@@ -40,15 +40,16 @@ class AdmittedWrites:
         table = target.kind.table
         kind = target.kind
         draft = self.store.draft(table, body)
-        request = self._attributes("CREATE", replace(target, name=name_of(draft)), query, draft)
         self.store.complete(kind, draft)
+        named = replace(target, name=name_of(draft))
+        request = self._attributes("CREATE", named, query, shown(kind, draft))
         request = await self.chain.mutate(
             request,
             warnings,
             complete=lambda obj: self.store.complete(kind, obj),
             admit=lambda obj: self.store.admit(kind, obj),
         )
-        final = request.obj or draft
+        final = stored(kind, request.obj or draft)
         checked = self.store.insert(table, final, dry_run=True)
         await self.chain.validate(replace(request, obj=shown(kind, checked)), warnings)
         return self.store.insert(table, final, dry_run=request.dry_run)
@@ -89,14 +90,16 @@ class AdmittedWrites:
         table, part = target.kind.table, target.subresource
         kind = target.kind
         draft, old = self.store.draft_update(table, wanted, subresource=part)
-        request = self._attributes("UPDATE", target, query, draft, old=shown(kind, old))
+        request = self._attributes(
+            "UPDATE", target, query, shown(kind, draft), old=shown(kind, old)
+        )
         request = await self.chain.mutate(
             request,
             warnings,
             complete=lambda obj: self.store.complete(kind, obj),
             admit=lambda _obj: None,
         )
-        final = copied(request.obj or draft)
+        final = copied(stored(kind, request.obj or draft))
         final["metadata"]["resourceVersion"] = old["metadata"]["resourceVersion"]
         checked = self.store.update(table, final, subresource=part, dry_run=True, verb=verb)
         await self.chain.validate(replace(request, obj=shown(kind, checked)), warnings)

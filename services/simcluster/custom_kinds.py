@@ -9,6 +9,7 @@ from services.simcluster import json_path
 from services.simcluster.columns import AGE, NAME, Column, age
 from services.simcluster.objects import Json, at_path, encode, name_of
 from services.simcluster.resources import Resource
+from services.simcluster.schema_rules import has_rules
 
 _VERSION = re.compile(r"v(\d+)(?:(alpha|beta)(\d+))?")
 
@@ -19,6 +20,8 @@ class CustomKind(Resource):
 
     schema: Json
     columns: tuple[Column, ...]
+    rules: bool = False
+    """Whether the schema has rules in CEL."""
     warning: str = ""
     """What every answer in this version warns of; empty unless it is deprecated."""
 
@@ -45,6 +48,7 @@ def rank(version: str) -> tuple[int, int, int, str]:
 def _kind(definition: Json, version: Json) -> CustomKind:
     spec, names = definition["spec"], definition["spec"]["names"]
     group = spec["group"]
+    schema = at_path(version, "schema.openAPIV3Schema") or {}
     said = version.get("deprecationWarning") or (
         f"{group}/{version['name']} {names['kind']} is deprecated"
     )
@@ -64,7 +68,8 @@ def _kind(definition: Json, version: Json) -> CustomKind:
         list_name=names["listKind"],
         stored_as=name_of(definition),
         status_alone=True,
-        schema=at_path(version, "schema.openAPIV3Schema") or {},
+        schema=schema,
+        rules=has_rules(schema),
         columns=_columns(version),
         warning=said if version.get("deprecated") else "",
     )

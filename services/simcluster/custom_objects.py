@@ -5,6 +5,7 @@ from services.simcluster.errors import ApiError, Cause
 from services.simcluster.names import metadata_causes
 from services.simcluster.objects import Json, metadata
 from services.simcluster.schema_check import ABSENT, violations
+from services.simcluster.schema_rules import rule_violations
 from services.simcluster.schema_shape import fill_defaults, pruned
 from services.simcluster.strategy import Lookup, Strategy
 
@@ -62,4 +63,7 @@ class CustomObjects(Strategy):
         schema = self.kind.schema
         own = {key: value for key, value in (schema.get("properties") or {}).items()
                if key not in _UNCOUNTED}  # fmt: skip
-        return list(violations({**schema, "properties": own}, obj, "", old))
+        causes = list(violations({**schema, "properties": own}, obj, "", old))
+        if self.kind.rules and not causes:
+            causes = list(rule_violations(schema, obj, "", old))
+        return causes

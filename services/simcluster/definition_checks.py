@@ -7,9 +7,11 @@ from typing import Any
 from services.simcluster import json_path
 from services.simcluster.custom_kinds import COLUMN_TYPES
 from services.simcluster.errors import Cause
+from services.simcluster.expression_checks import expression_causes
 from services.simcluster.names import is_label, is_subdomain
 from services.simcluster.objects import Json, at_path, metadata, name_of
 from services.simcluster.schema_check import pattern_of, shown, violations
+from services.simcluster.schema_rules import RULES
 
 _APPROVED = "api-approved.kubernetes.io"
 _TYPES = ("array", "boolean", "integer", "number", "object", "string")
@@ -125,6 +127,8 @@ def _schema_causes(schema: Json, path: str, *, combined: bool = False) -> Iterat
     if not combined and "default" in schema:
         for cause in violations(schema, schema["default"], "default"):
             yield Cause(cause.reason, cause.message, f"{path}.{cause.field}")
+    for at, rule in enumerate(schema.get(RULES) or ()):
+        yield from expression_causes(rule.get("rule"), f"{path}.{RULES}[{at}].rule")
     yield from _below(schema, path, combined=combined)
 
 

@@ -41,6 +41,11 @@ class Expression:
         except ValueError as error:
             raise ExpressionError(f"compilation failed: {error}") from error
 
+    @property
+    def names(self) -> frozenset[str]:
+        """The variables of which it speaks."""
+        return frozenset(self._program.variables())
+
     def evaluate(self, variables: Mapping[str, Any]) -> Any:
         """Return the value; `ExpressionError` for missing fields and the like."""
         try:

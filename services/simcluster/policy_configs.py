@@ -2,12 +2,9 @@
 
 from collections.abc import Iterator
 
-from services.simcluster.admission_configs import (
-    condition_causes,
-    expression_causes,
-    rule_causes,
-)
+from services.simcluster.admission_configs import rule_causes
 from services.simcluster.errors import ApiError, Cause
+from services.simcluster.expression_checks import condition_causes, expression_causes
 from services.simcluster.names import metadata_causes
 from services.simcluster.objects import Json, at_path
 from services.simcluster.schema_check import shown

@@ -12,6 +12,12 @@ _EVENT_FIELDS = (
     "involvedObject.fieldPath", "reason", "reportingComponent", "source", "type",
 )  # fmt: skip
 
+_NEW_EVENT_FIELDS = (
+    "regarding.kind", "regarding.namespace", "regarding.name", "regarding.uid",
+    "regarding.apiVersion", "regarding.resourceVersion", "regarding.fieldPath", "reason",
+    "reportingController", "type",
+)  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resource:
@@ -67,6 +73,8 @@ _ROWS = (
              selectable=_POD_FIELDS,
              subresources=("binding", "eviction", "exec", "attach", "portforward", "log")),
     Resource(plural="events", kind="Event", short_names=("ev",), selectable=_EVENT_FIELDS),
+    Resource(plural="events", kind="Event", group="events.k8s.io", short_names=("ev",),
+             stored_as="events", selectable=_NEW_EVENT_FIELDS),
     Resource(plural="configmaps", kind="ConfigMap", short_names=("cm",)),
     Resource(plural="secrets", kind="Secret", selectable=("type",)),
     Resource(plural="serviceaccounts", kind="ServiceAccount", short_names=("sa",)),
@@ -101,5 +109,5 @@ _ROWS = (
     Resource(plural="runtimeclasses", kind="RuntimeClass", group="node.k8s.io", namespaced=False),
 )  # fmt: skip
 
-RESOURCES = {row.plural: row for row in _ROWS}
+RESOURCES = {row.table: row for row in _ROWS if not row.stored_as}
 BY_PATH = {(row.group, row.version, row.plural): row for row in _ROWS}

@@ -65,7 +65,8 @@ def _bad(path: str, value: Any, text: str) -> Cause:
     return Cause("FieldValueInvalid", f"Invalid value: {shown(value)}: {_in(path)} {text}", path)
 
 
-def _child(path: str, key: str) -> str:
+def child_path(path: str, key: str) -> str:
+    """Return the path of a field below another."""
     return f"{path}.{key}" if path else key
 
 
@@ -158,7 +159,7 @@ def _required(schema: Json, value: Any, path: str) -> Iterator[Cause]:
     if isinstance(value, dict):
         for key in schema["required"]:
             if key not in value:
-                yield Cause("FieldValueRequired", "Required value", _child(path, key))
+                yield Cause("FieldValueRequired", "Required value", child_path(path, key))
 
 
 def _list_type(schema: Json, value: Any, path: str) -> Iterator[Cause]:
@@ -220,14 +221,14 @@ def _children(schema: Json, value: Any, path: str, old: Any) -> Iterator[Cause]:
         for key, item in value.items():
             below = properties.get(key, others)
             if isinstance(below, dict):
-                yield from violations(below, item, _child(path, key), before.get(key, ABSENT))
+                yield from violations(below, item, child_path(path, key), before.get(key, ABSENT))
     elif isinstance(value, list) and isinstance(schema.get("items"), dict):
-        partner = _partners(schema, old)
+        partner = partners(schema, old)
         for at, item in enumerate(value):
             yield from violations(schema["items"], item, f"{path}[{at}]", partner(item))
 
 
-def _partners(schema: Json, old: Any) -> Callable[[Any], Any]:
+def partners(schema: Json, old: Any) -> Callable[[Any], Any]:
     """Return who was a list's item before: known for lists that are maps, unknown for others."""
     keys = schema.get("x-kubernetes-list-map-keys")
     if not keys or not isinstance(old, list):

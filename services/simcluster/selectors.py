@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from services.simcluster.conversions import stored_path
 from services.simcluster.errors import ApiError
 from services.simcluster.objects import Json
 from services.simcluster.resources import Resource
@@ -120,7 +121,8 @@ def field_terms(text: str, resource: Resource) -> tuple[FieldRequirement, ...]:
                 f"{match['path']}"
             )
         equal = match["op"] != "!="
-        terms.append(_field_requirement(match["path"], match["value"], equal=equal))
+        path = stored_path(resource, match["path"])
+        terms.append(_field_requirement(path, match["value"], equal=equal))
     return tuple(terms)
 
 

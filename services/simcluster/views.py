@@ -122,10 +122,10 @@ class TableView:
                 ],
                 "rows": [
                     {
-                        "cells": [column.cell(obj, self.now) for column in columns],
-                        "object": self._object(obj),
+                        "cells": [column.cell(record.obj, self.now) for column in columns],
+                        "object": self._object(shown(self.kind, record.obj)),
                     }
-                    for obj in (shown(self.kind, record.obj) for record in records)
+                    for record in records
                 ],
             }
         )

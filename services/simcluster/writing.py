@@ -8,7 +8,7 @@ from services.simcluster import patches
 from services.simcluster.admission_chain import AdmissionChain
 from services.simcluster.admitted_writes import AdmittedWrites
 from services.simcluster.binding import bind
-from services.simcluster.conversions import shown
+from services.simcluster.conversions import shown, stored
 from services.simcluster.custom_kinds import CustomKind
 from services.simcluster.disruption import Disruptions
 from services.simcluster.errors import ApiError, Cause
@@ -94,6 +94,7 @@ class Writer:
     async def _create(self, request: WriteRequest, body: Json) -> Written:
         warnings = self._prepare(request, body)
         target = request.target
+        body = stored(target.kind, body)
         if self._chain.is_idle:
             obj = self._store.create(target.kind.table, body, dry_run=dry_run(request.query))
         else:
@@ -109,6 +110,7 @@ class Writer:
                 f"the name of the object ({name_of(body)}) does not match the name on the URL "
                 f"({target.name})"
             )
+        body = stored(target.kind, body)
         return await self._update(request, lambda: body, "update", warnings)
 
     async def _patch(self, request: WriteRequest) -> Written:
@@ -131,7 +133,7 @@ class Writer:
             warnings[:] = self._prepare(request, new)
             if metadata(new).get("resourceVersion") == version:
                 del new["metadata"]["resourceVersion"]
-            return new
+            return stored(target.kind, new)
 
         return await self._update(request, make, "patch", warnings)
 

@@ -392,3 +392,59 @@ async def test_a_namespace_takes_its_custom_objects_along(
 
     assert api.store.list("podgroups.scheduling.volcano.sh") == []
     assert (await client.get("/api/v1/namespaces/team")).status == 404
+
+
+async def test_rules_of_a_schema_are_kept(client: aiohttp.ClientSession) -> None:
+    rules = [
+        {"rule": "self.used <= self.limit", "messageExpression": "'at most ' + string(self.limit)"},
+        {"rule": "self.limit >= oldSelf.limit", "message": "never less", "fieldPath": ".limit"},
+    ]
+    numbers = {"limit": {"type": "integer"}, "used": {"type": "integer"}}
+    spec = {"type": "object", "properties": numbers, "x-kubernetes-validations": rules}
+    await body_of(
+        await client.post(
+            DEFINITIONS, json=definition("Box", "boxes", "example.com", {"spec": spec})
+        ),
+        201,
+    )
+    url = "/apis/example.com/v1/namespaces/default/boxes"
+    box = {"metadata": {"name": "b"}, "spec": {"limit": 5, "used": 9}}
+
+    too_much = await body_of(await client.post(url, json=box), 422)
+    box["spec"] = {"limit": 5, "used": 4}
+    await body_of(await client.post(url, json=box), 201)
+    less = await body_of(
+        await client.patch(f"{url}/b", json={"spec": {"limit": 4}}, headers=MERGE), 422
+    )
+
+    assert too_much["message"] == 'Box.example.com "b" is invalid: spec: Invalid value: at most 5'
+    assert (
+        less["message"] == 'Box.example.com "b" is invalid: spec.limit: Invalid value: never less'
+    )
+
+
+async def test_events_are_one_kind_in_two_groups(client: aiohttp.ClientSession) -> None:
+    new, old = ("/apis/events.k8s.io/v1/namespaces/default/events",
+                "/api/v1/namespaces/default/events")  # fmt: skip
+    event = {"apiVersion": "events.k8s.io/v1", "kind": "Event", "metadata": {"name": "e"},
+             "regarding": {"kind": "Pod", "name": "web", "namespace": "default"},
+             "note": "0/3 nodes are available", "reason": "FailedScheduling", "type": "Warning",
+             "action": "Scheduling", "reportingController": "leasehold",
+             "reportingInstance": "leasehold-0",
+             "eventTime": "2026-01-01T00:00:00.000000Z"}  # fmt: skip
+
+    created = await body_of(await client.post(new, json=event), 201)
+    shown = await body_of(await client.get(f"{old}/e"))
+    chosen = await body_of(await client.get(new, params={"fieldSelector": "regarding.name=web"}))
+    patched = await body_of(await client.patch(f"{new}/e", json={"note": "bound"}, headers=MERGE))
+
+    assert (created["apiVersion"], created["note"]) == ("events.k8s.io/v1", event["note"])
+    assert (shown["apiVersion"], shown["message"]) == ("v1", event["note"])
+    assert (shown["involvedObject"], shown["reportingComponent"]) == (
+        event["regarding"],
+        "leasehold",
+    )
+    assert [item["regarding"]["name"] for item in chosen["items"]] == ["web"]
+    assert patched["note"] == "bound"
+    table = await body_of(await client.get(new, headers=TABLE))
+    assert table["rows"][0]["cells"][1:4] == ["Warning", "FailedScheduling", "pod/web"]
