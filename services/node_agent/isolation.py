@@ -4,6 +4,7 @@ Every file that is mounted keeps its inode for as long as a container may have i
 lives in a directory named after its version and is never written again.
 """
 
+import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -12,6 +13,12 @@ from shared.dialects.dialect import ContainerSetup, Paths
 from shared.model.names import PodUid
 
 LIBRARY_IN_CONTAINER = "/usr/local/vgpu/libvgpu.so"
+
+ELF_HEAD = 20
+"""Bytes at the start of a library that tell for which machine it is."""
+_SHARED_OBJECT = 3
+_MACHINES = {"x86_64": 62, "aarch64": 183}
+"""ELF's numbers, by the machine's own name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,3 +75,14 @@ def deserted(directories: Iterable[str], keep: Iterable[PodUid]) -> list[str]:
         for directory in directories
         if (pod := owner_of(directory)) is not None and pod not in kept
     ]
+
+
+def is_loadable(head: bytes, machine: str) -> bool:
+    """Say whether a file that begins so is a shared library for a 64-bit machine of this name.
+
+    What it needs besides is not asked: libcuda is there in containers, and seldom beside the agent.
+    """
+    if len(head) < ELF_HEAD or head[:6] != b"\x7fELF\x02\x01":
+        return False
+    kind, built_for = struct.unpack_from("<HH", head, 16)
+    return bool(kind == _SHARED_OBJECT and built_for == _MACHINES.get(machine, built_for))

@@ -160,6 +160,7 @@ def _gpu(number: int) -> Gpu:
         memory_mib=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) // MIB,
         healthy=_is_healthy(handle),
         numa=numa,
+        driver=_asked(lambda: _text(pynvml.nvmlSystemGetDriverVersion()), ""),
         mig=mig,
         instances=_asked(lambda: nvml_mig.instances_of(handle, mig.profiles), ())
         if mig is not None and mig.enabled

@@ -2,10 +2,18 @@
 
 import asyncio
 import os
+import platform
 import shutil
 from pathlib import Path
 
-from services.node_agent.isolation import LIBRARY_IN_CONTAINER, Layout, deserted, needed_for
+from services.node_agent.isolation import (
+    ELF_HEAD,
+    LIBRARY_IN_CONTAINER,
+    Layout,
+    deserted,
+    is_loadable,
+    needed_for,
+)
 from shared.dialects.dialect import ContainerSetup
 from shared.model.errors import UnavailableError
 from shared.model.names import PodUid
@@ -36,6 +44,10 @@ class HostPreparing:
         """
         await asyncio.to_thread(self._prepare, setup)
 
+    async def isolates(self) -> bool:
+        """Say whether the library is there, and one that a process of this machine could load."""
+        return await asyncio.to_thread(self._isolates)
+
     async def clean(self, keep: set[PodUid]) -> None:
         """Remove the directories of pods that are gone."""
         await asyncio.to_thread(self._clean, keep)
@@ -53,6 +65,13 @@ class HostPreparing:
                 f"{error.filename or self.layout.state_dir}: {error.strerror}; --state-dir and "
                 "--library-dir must be writable by the node agent"
             ) from error
+
+    def _isolates(self) -> bool:
+        try:
+            with Path(self.layout.library).open("rb") as library:
+                return self.simulated or is_loadable(library.read(ELF_HEAD), platform.machine())
+        except OSError:
+            return False
 
     def _prepare(self, setup: ContainerSetup) -> None:
         self._begin()

@@ -79,6 +79,8 @@ def seed_of(environment: Mapping[str, str]) -> Seed:
     memory: list[int] = []
     while (name := f"{MEMORY}_{len(memory)}") in environment:
         memory.append(_amount(name, environment[name]))
+    if not memory and MEMORY in environment:  # the library gives it to every position
+        memory = [_amount(MEMORY, environment[MEMORY])] * DEVICES
     if not 1 <= len(memory) <= DEVICES:
         raise RequestError(f"{MEMORY}_<i> is set for {len(memory)} devices, not for 1 to {DEVICES}")
     others = _percent(CORES, environment.get(CORES, "100"))

@@ -12,7 +12,7 @@ from services.node_agent.inventory import Division, Gpu, Shown, devices_of, note
 from services.node_agent.mig import MigInstance
 from services.node_agent.rebuilding import ended_pods, rebuilt
 from services.node_agent.usage import Violation
-from shared.dialects.dialect import Dialect, Paths, ServedId
+from shared.dialects.dialect import Dialect, Host, Paths, ServedId
 from shared.model.device import Device
 from shared.model.errors import LeaseholdError, UnavailableError
 from shared.model.events import (
@@ -152,6 +152,10 @@ class Watching(Protocol):
 class Cleaning(Protocol):
     """The host's disk."""
 
+    async def isolates(self) -> bool:
+        """Say whether HAMi-core's library is there and could be loaded."""
+        ...
+
     async def clean(self, keep: set[PodUid]) -> None:
         """Remove the directories of other pods."""
         ...
@@ -196,6 +200,7 @@ class NodeAgent:
         self.usage = usage
         self.clock = clock
         self.devices: tuple[Device, ...] = ()
+        self.host = Host()
         self.shown = Shown()
         self.notes: tuple[str, ...] = ()
         self.trouble: str | None = "the GPUs were not asked yet"
@@ -298,20 +303,23 @@ class NodeAgent:
         Raises UnavailableError while they cannot be asked, RequestError if the settings make
         lists of them that no kubelet takes.
         """
-        await self._take(await self.gpus.discover(), await self.configuring.division())
+        found, division = await self.gpus.discover(), await self.configuring.division()
+        driver = next((gpu.driver for gpu in found if gpu.driver), "")
+        host = Host(driver=driver, isolates=await self.cleaning.isolates())
+        await self._take(found, division, host)
         self._say(None)
 
-    async def _take(self, found: Sequence[Gpu], division: Division) -> None:
+    async def _take(self, found: Sequence[Gpu], division: Division, host: Host) -> None:
         devices = devices_of(found, division, self.devices)
         self.instances.found(found, devices)
         for note in notes_on(found, division):
             if note not in self.notes:
                 logger.warning(note)
         self.notes = notes_on(found, division)
-        if devices == self.devices and self.answering.facts is not None:
+        if (devices, host) == (self.devices, self.host) and self.answering.facts is not None:
             return
-        shown = await asyncio.to_thread(shown_by, self.dialects, devices, division.strategy)
-        self.devices, self.shown = devices, shown
+        shown = await asyncio.to_thread(shown_by, self.dialects, devices, division.strategy, host)
+        self.devices, self.host, self.shown = devices, host, shown
         self.answering.facts = Node(
             name=self.route,
             devices={device.uuid: device for device in devices},

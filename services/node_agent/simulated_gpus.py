@@ -16,6 +16,8 @@ from shared.model.errors import RequestError, UnavailableError
 from shared.model.names import DeviceUuid, NodeName
 
 UNHEALTHY = "unhealthy"
+DRIVER = "simulated"
+"""What stands where the driver's version does."""
 CREATE_FAILS = "create-fails"
 COMPUTE_FAILS = "compute-fails"
 CREATE_NOTHING = "create-nothing"
@@ -135,6 +137,7 @@ class SimulatedGpus:
                 model=gpu.profile.product,
                 memory_mib=gpu.profile.memory_mib,
                 healthy=UNHEALTHY not in {faults.get(name), faults.get(str(index))},
+                driver=DRIVER,
                 mig=_state(gpu),
                 instances=self._instances(name) if gpu.mig else (),
             )

@@ -12,6 +12,7 @@ from urllib.parse import quote
 import msgspec
 
 from services.node_agent.inventory import Shown
+from services.node_agent.node_objects import NodeObjects
 from services.node_agent.shared_lists import with_ours
 from shared.clients.kube import Kube, pod_path
 from shared.clients.kube_errors import KubeConflictError, NotFoundError
@@ -20,6 +21,7 @@ from shared.model.errors import LeaseholdError, RequestError
 from shared.model.lease import Lease
 from shared.model.names import NodeName, PodUid
 from shared.model.quantity import parse_count
+from shared.runtime.clock import Clock
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +32,9 @@ LONGEST_PAUSE_S = 30.0
 
 
 class _Metadata(msgspec.Struct):
+    uid: str = ""
     annotations: dict[str, str] | None = None
+    labels: dict[str, str] | None = None
     version: str = msgspec.field(name="resourceVersion", default="")
 
 
@@ -47,8 +51,9 @@ class _Node(msgspec.Struct):
 class Views:
     """The views of one node."""
 
-    def __init__(self, kube: Kube, node: NodeName) -> None:
+    def __init__(self, kube: Kube, node: NodeName, clock: Clock) -> None:
         self.kube = kube
+        self.objects = NodeObjects(kube, node, clock)
         self.path = f"/api/v1/nodes/{quote(node, safe='')}"
         self.shown: Shown | None = None
         self.pods: dict[PodUid, tuple[Lease, dict[str, str]]] = {}
@@ -106,7 +111,7 @@ class Views:
 
     async def _write_node(self, shown: Shown) -> None:
         node = await self.kube.read(self.path, _Node)
-        await self._write_annotations(node.metadata, shown)
+        await self._write_metadata(node.metadata, shown)
         missing = {
             part: {
                 name: str(amount)
@@ -120,13 +125,17 @@ class Views:
         }
         if any(missing.values()):
             await self.kube.patch_strategic(f"{self.path}/status", {"status": missing})
+        await self.objects.write(shown.objects, node.metadata.uid)
 
-    async def _write_annotations(self, seen: _Metadata, shown: Shown) -> None:
+    async def _write_metadata(self, seen: _Metadata, shown: Shown) -> None:
         present = seen.annotations or {}
         stale = {key: text for key, text in shown.annotations.items() if present.get(key) != text}
         entries = with_ours(present, shown.lists)
-        if stale or entries:
-            metadata: dict[str, object] = {"annotations": {**stale, **entries}}
+        labels = {
+            key: text for key, text in shown.labels.items() if (seen.labels or {}).get(key) != text
+        }
+        if stale or entries or labels:
+            metadata: dict[str, object] = {"annotations": {**stale, **entries}, "labels": labels}
             if entries:  # only on what was read, or another's entry made meanwhile would be lost
                 metadata["resourceVersion"] = seen.version
             await self.kube.patch_merge(self.path, {"metadata": metadata})

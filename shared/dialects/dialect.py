@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from shared.model.device import Device
 from shared.model.lease import Lease, Share
@@ -115,7 +116,7 @@ class NodeObject:
     kind: str
     labels: Mapping[str, str | None] = field(default_factory=dict)
     """None: the key is to be absent; keys of others stay as they are."""
-    devices: tuple[Mapping[str, object], ...] = ()
+    devices: tuple[Mapping[str, Any], ...] = ()
     """`spec.devices`. The time of a condition is added by whoever writes the object."""
 
 

@@ -5,6 +5,7 @@ the object takes nothing from anybody: bookings are leases, and the agent writes
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from shared.dialects.dialect import Advertised, Host, NodeObject
 from shared.dialects.koordinator_amounts import CORE, FULL, MEMORY, PREFIX, RATIO
@@ -68,7 +69,7 @@ def card_resources(device: Device) -> dict[str, int]:
     }
 
 
-def _entry(device: Device) -> dict[str, object]:
+def _entry(device: Device) -> dict[str, Any]:
     amounts = card_resources(device)
     return {
         "type": "gpu",
@@ -85,7 +86,7 @@ def _entry(device: Device) -> dict[str, object]:
     }
 
 
-def _topology(device: Device) -> Mapping[str, object]:
+def _topology(device: Device) -> Mapping[str, Any]:
     """Return where the card is plugged in, or nothing: a guess would mislead whoever reads it."""
     if not device.pcie:
         return {}

@@ -385,5 +385,5 @@ def test_koordinator_20_an_unhealthy_card_says_so_in_its_object() -> None:
     shown = described((card(0, healthy=False), card(1)), Host()).objects[0].devices
 
     assert shown[0]["health"] is False
-    assert shown[0]["conditions"][0]["type"] == "Healthy"  # type: ignore[index]
+    assert shown[0]["conditions"][0]["type"] == "Healthy"
     assert "conditions" not in shown[1]
