@@ -4,7 +4,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from services.node_agent.device_ids import compact, devices_named, preferred_ids, wanted_counts
+from services.node_agent.device_ids import (
+    IdsOf,
+    compact,
+    devices_named,
+    preferred_ids,
+    wanted_counts,
+)
 from services.node_agent.identity import Candidate
 from services.node_agent.reserved import reserved_variable
 from shared.dialects import DIALECTS
@@ -84,6 +90,11 @@ def dialect_of(lease: Lease) -> Dialect:
     return dialect
 
 
+def _ids_of(lease: Lease, resource: str) -> IdsOf:
+    dialect = dialect_of(lease)
+    return lambda share: dialect.ids_of(share, resource)
+
+
 def prefer(
     lease: Lease | None,
     candidate: Candidate,
@@ -104,7 +115,7 @@ def prefer(
     return preferred_ids(
         shares,
         node.served.get(resource, {}),
-        dialect_of(lease).ids_of,
+        _ids_of(lease, resource),
         available=available,
         must_include=must_include,
         size=size,
@@ -130,11 +141,11 @@ def grant(
     says: the container's limits come from its lease, not from the names of IDs.
     """
     shares = shares_for(lease, candidate, node.name)
-    dialect = dialect_of(lease)
+    ids_of = _ids_of(lease, resource)
     _check_fences(shares, lease.pod, honoured)
     asked = devices_named(device_ids, node.served.get(resource, {}))
     if None not in asked and not set(reusable).intersection(device_ids):
-        _check_ids(asked, wanted_counts(shares, dialect.ids_of))
+        _check_ids(asked, wanted_counts(shares, ids_of))
     _check_devices(shares, node.devices)
     return given(lease, candidate.container.name, node, instances or {})
 

@@ -1,7 +1,15 @@
 """Reads the API server's nodes as facts of ours, and devices that another plugin registered."""
 
+from collections.abc import Mapping
+
 from shared.clients.kube_types import Node
-from shared.dialects import OWN_RESOURCES, volcano_gpushare, volcano_handshake, volcano_vgpu
+from shared.dialects import (
+    OWN_RESOURCES,
+    nvidia_views,
+    volcano_gpushare,
+    volcano_handshake,
+    volcano_vgpu,
+)
 from shared.model.events import DeviceReported
 from shared.model.names import NodeName
 from shared.model.node import AGENT_ANNOTATION, NodeFacts, Taint
@@ -21,12 +29,15 @@ def read(node: Node) -> NodeFacts:
         unschedulable=node.spec.unschedulable,
         allocatable={key: n for key, n in allocatable.items() if key not in OWN_RESOURCES},
         unserved=tuple(sorted(key for key in OWN_RESOURCES if allocatable.get(key) == 0)),
-        closed_devices=tuple(
-            int(index)
-            for text in node.metadata.annotations.get(volcano_gpushare.UNHEALTHY, "").split(",")
-            if (index := text.strip()).isdecimal()
-        ),
+        closed_devices=_closed(node.metadata.annotations),
     )
+
+
+def _closed(notes: Mapping[str, str]) -> tuple[int, ...]:
+    """Return the devices that the node's annotations close, in Volcano's words and in HAMi's."""
+    unhealthy = notes.get(volcano_gpushare.UNHEALTHY, "").split(",")
+    listed = {int(index) for text in unhealthy if (index := text.strip()).isdecimal()}
+    return tuple(sorted(listed.union(nvidia_views.cordoned(notes))))
 
 
 def foreign_devices(node: Node, *, now_s: float) -> DeviceReported | None:

@@ -7,8 +7,9 @@ from typing import Any
 
 import yaml
 
-from shared.dialects import enabled, volcano_rules
+from shared.dialects import enabled, koordinator, volcano_rules
 from shared.dialects.dialect import Rules
+from shared.dialects.nvidia_choice import check_policies
 from shared.model.errors import RequestError
 from shared.runtime.settings import ServiceSettings, setting
 
@@ -23,26 +24,49 @@ class WatcherSettings(ServiceSettings):
         None, "kubeconfig; default: $KUBECONFIG, in-cluster, ~/.kube/config"
     )
     schedulers: tuple[str, ...] = setting(
-        ("leasehold", "volcano"), "pods with these schedulerName values are ours"
+        ("leasehold", "volcano", "koord-scheduler", "hami-scheduler"),
+        "pods with these schedulerName values are ours",
+    )
+    koordinator_scoring: str = setting(
+        "LeastAllocated",
+        "Koordinator's scoringStrategy for its pods: LeastAllocated, the emptier devices and nodes "
+        "first, or MostAllocated",
     )
     dialects: tuple[str, ...] = setting((), "dialects spoken, with commas; none named: all")
     volcano_conf: Path | None = setting(
         None,
         "a volcano-scheduler.conf, or the ConfigMap with it, whose deviceshare arguments count",
     )
+    node_scheduler_policy: str = setting(
+        "binpack", "nodes for pods that ask in HAMi's words: binpack or spread"
+    )
+    gpu_scheduler_policy: str = setting(
+        "spread", "GPUs for them: with commas, of binpack, spread, numa, mutex, topology-aware"
+    )
 
 
 def load_rules(settings: WatcherSettings) -> Rules:
     """Return the rules of the settings. Raises RequestError for any that contradict."""
+    if settings.koordinator_scoring not in koordinator.ORDERS:
+        raise RequestError(
+            f"--koordinator-scoring must be {' or '.join(koordinator.ORDERS)}, got "
+            f"{settings.koordinator_scoring!r}"
+        )
     rules = Rules()
     if settings.volcano_conf is not None:
         arguments = _arguments(settings.volcano_conf)
         rules = volcano_rules.rules_of(arguments)
         for warning in volcano_rules.warnings_about(arguments):
             logger.warning("%s: %s", settings.volcano_conf, warning)
-    if settings.dialects:
-        rules = replace(rules, enabled=settings.dialects)
+    rules = replace(
+        rules,
+        enabled=settings.dialects,
+        node_policy=settings.node_scheduler_policy,
+        gpu_policy=settings.gpu_scheduler_policy,
+        scoring=settings.koordinator_scoring,
+    )
     enabled(rules)
+    check_policies(rules)
     return rules
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from shared.dialects import koordinator, tencent, volcano_gpushare, volcano_vgpu
+from shared.dialects import koordinator, nvidia, tencent, volcano_gpushare, volcano_vgpu
 from shared.dialects.dialect import TRIGGER, ContainerAsks, Dialect, PodAsks, Rules
 from shared.model.errors import RequestError
 from shared.model.request import PodRequest
@@ -13,6 +13,7 @@ DIALECTS: Mapping[str, Dialect] = {
         volcano_vgpu.DIALECT,
         volcano_gpushare.DIALECT,
         tencent.DIALECT,
+        nvidia.DIALECT,
         koordinator.DIALECT,
     )
 }

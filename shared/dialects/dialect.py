@@ -4,13 +4,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from shared.model.device import Device
+from shared.model.device import Device, DeviceMode
 from shared.model.lease import Lease, Share
 from shared.model.names import DeviceUuid, Namespace
 from shared.model.request import PodRequest
 
 TRIGGER = "leasehold.dev/share"
 """Served where a dialect's own resource cannot be: it makes the kubelet call Allocate."""
+TRIGGERS = 100
+"""IDs of it per device: as many shares can be on one device in any dialect that needs it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +52,10 @@ class Rules:
     """Volcano's `deviceshare.SchedulePolicy`: empty, `binpack` or `spread`."""
     exclusive: tuple[tuple[tuple[str, str], ...], ...] = ()
     """Volcano's `deviceshare.GPUExclusiveRules`: labels; pods with all of a rule's never meet."""
+    node_policy: str = "binpack"
+    """HAMi's `--node-scheduler-policy`: `binpack` or `spread`."""
+    gpu_policy: str = "spread"
+    """HAMi's `--gpu-scheduler-policy`: a chain of words, see `nvidia_choice`."""
     scoring: str = "LeastAllocated"
     """Koordinator's `DeviceShareArgs.scoringStrategy`: `LeastAllocated` or `MostAllocated`."""
 
@@ -137,7 +143,17 @@ class Advertised:
     objects: tuple[NodeObject, ...] = ()
 
 
-def one_id(_: Share) -> int:
+def trigger_ids(devices: Sequence[Device]) -> tuple[ServedId, ...]:
+    """Return the list of `TRIGGER`, the same for all dialects that serve it."""
+    return tuple(
+        ServedId(text=f"{device.uuid}-{n}", healthy=device.healthy, device=device.uuid)
+        for device in devices
+        if device.mode is DeviceMode.HAMI_CORE
+        for n in range(TRIGGERS)
+    )
+
+
+def one_id(_: Share, __: str) -> int:
     """Return how many device IDs a share takes where an ID is a slot."""
     return 1
 
@@ -193,7 +209,7 @@ class Dialect:
     """What the node shows, given its devices and the `Strategy`."""
     described: Callable[[Sequence[Device], Host], Advertised] = nothing
     """What the node shows besides: labels and objects that depend on its host."""
-    ids_of: Callable[[Share], int] = one_id
+    ids_of: Callable[[Share, str], int] = one_id
     """How many device IDs of a served resource a share takes."""
     besides: Mapping[str, str] = field(default_factory=dict)
     """Variables of a container that has MIG instances, besides the one that names them."""

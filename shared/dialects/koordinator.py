@@ -37,8 +37,8 @@ from shared.dialects.dialect import (
     Paths,
     PodAsks,
     Rules,
-    ServedId,
     runs_before,
+    trigger_ids,
 )
 from shared.dialects.koordinator_amounts import (
     CORE,
@@ -269,13 +269,7 @@ def advertised(devices: Sequence[Device], _: str) -> Advertised:
             patched[name] += amount
     patched[PREFIX + GPU] = patched[PREFIX + CORE]
     return Advertised(
-        served={
-            TRIGGER: tuple(
-                ServedId(text=f"{device.uuid}-{n}", healthy=device.healthy, device=device.uuid)
-                for device in usable
-                for n in range(FULL)
-            )
-        },
+        served={TRIGGER: trigger_ids(usable)},
         patched=patched,
     )
 

@@ -144,7 +144,7 @@ def _by_index(lease: Lease, container: str) -> list[Share]:
     return sorted(lease.shares_of(container), key=lambda share: share.index)
 
 
-def ids_of(share: Share) -> int:
+def ids_of(share: Share, _: str) -> int:
     """Return how many device IDs a share takes: one per hundredth of the card."""
     return share.cores_percent
 

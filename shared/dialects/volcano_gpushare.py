@@ -18,6 +18,7 @@ from shared.dialects.dialect import (
     ServedId,
     Strategy,
     runs_before,
+    trigger_ids,
 )
 from shared.dialects.numbering import base36
 from shared.model.device import Device
@@ -134,9 +135,9 @@ def environment(
     )
 
 
-def ids_of(share: Share) -> int:
-    """Return how many device IDs a share takes: a whole card one, memory one per unit."""
-    return 1 if share.whole else share.memory_units
+def ids_of(share: Share, resource: str) -> int:
+    """Return how many device IDs a share takes: one per unit where units of memory are served."""
+    return share.memory_units if resource == MEMORY else 1
 
 
 def unit_id(index: int, number: int) -> str:
@@ -189,9 +190,8 @@ def advertised(devices: Sequence[Device], strategy: str) -> Advertised:
             patched={NUMBER: len(healthy)},
             lists=lists,
         )
-    slots = sum(device.slots for device in devices)
     return Advertised(
-        served={TRIGGER: tuple(ServedId(text=f"share-{n}", healthy=True) for n in range(slots))},
+        served={TRIGGER: trigger_ids(devices)},
         patched={MEMORY: units, NUMBER: len(healthy)},
         lists=lists,
     )

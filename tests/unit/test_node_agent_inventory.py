@@ -86,7 +86,7 @@ def test_memory_too_long_for_a_list_is_written_into_the_status_and_shares_are_se
     shown = shown_by(DIALECTS.values(), devices_of(many, Division()), Strategy.AUTO)
 
     assert shown.patched[MEMORY] == 8 * 81920
-    assert shown.healthy_counts["leasehold.dev/share"] == 80
+    assert shown.healthy_counts["leasehold.dev/share"] == 800
 
 
 def test_the_size_of_a_list_is_computed_exactly() -> None:

@@ -247,7 +247,7 @@ def test_what_is_leased_is_what_was_asked_for(asked: list[tuple[int, int]], unit
     shares = [share_of(r, card) for r in wanted.containers for _ in range(r.gpus)]
 
     assert sum(share.cores_percent for share in shares) == sum(core for core, _ in asked)
-    assert sum(TENCENT.ids_of(share) for share in shares) == sum(core for core, _ in asked)
+    assert sum(TENCENT.ids_of(share, CORE) for share in shares) == sum(core for core, _ in asked)
     assert sum(s.limit_bytes for s in shares if not s.whole) == sum(
         memory * 256 * MIB for core, memory in asked if core < 100
     )

@@ -202,7 +202,7 @@ def test_item_17_a_list_that_is_too_long_names_the_factor_needed() -> None:
 def test_auto_serves_a_trigger_where_the_list_would_be_too_long() -> None:
     shown = SHARE.advertised([device(n, 81920) for n in range(8)], Strategy.AUTO)
 
-    assert len(shown.served["leasehold.dev/share"]) == 80
+    assert len(shown.served["leasehold.dev/share"]) == 800
     assert shown.patched == {"volcano.sh/gpu-memory": 655360, "volcano.sh/gpu-number": 8}
 
 

@@ -1,0 +1,155 @@
+"""HAMi's annotations that say which devices and nodes a pod likes, and the policies behind them.
+
+Policies are those of HAMi's scheduler. A chain such as `numa,binpack` is read so: the first of
+`binpack` and `spread` orders devices by how much of them is in use; `topology-aware` and `numa`
+prefer devices that are linked well (for one GPU, `topology-aware` leaves those to others); `mutex`
+wants idle devices. A word that is none of these is refused: upstream it would mean nothing.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from shared.dialects.dialect import Rules
+from shared.model.device import DeviceMode
+from shared.model.errors import RequestError
+from shared.model.request import DeviceOrder, DeviceSelection, NodeOrder, Scope
+
+USE_TYPES = "nvidia.com/use-gputype"
+NOT_TYPES = "nvidia.com/nouse-gputype"
+USE_UUIDS = "nvidia.com/use-gpuuuid"
+NOT_UUIDS = "nvidia.com/nouse-gpuuuid"
+NUMA_BIND = "nvidia.com/numa-bind"
+MODE = "nvidia.com/vgpu-mode"
+NODE_POLICY = "hami.io/node-scheduler-policy"
+GPU_POLICY = "hami.io/gpu-scheduler-policy"
+WEIGHTS = "hami.io/device-scoring-weights"
+ANNOTATIONS = frozenset(
+    {
+        *(USE_TYPES, NOT_TYPES, USE_UUIDS, NOT_UUIDS, NUMA_BIND, MODE),
+        *(NODE_POLICY, GPU_POLICY, WEIGHTS),
+    }
+)
+
+MUTEX, NUMA, TOPOLOGY = "mutex", "numa", "topology-aware"
+ORDERS: Mapping[str, DeviceOrder] = {
+    "binpack": DeviceOrder.MOST_ALLOCATED,
+    "spread": DeviceOrder.LEAST_ALLOCATED,
+}
+NODE_ORDERS: Mapping[str, NodeOrder] = {"binpack": NodeOrder.BINPACK, "spread": NodeOrder.SPREAD}
+WORDS = (*ORDERS, NUMA, MUTEX, TOPOLOGY)
+PARTS = ("slot", "core", "memory")
+TRUTHS: Mapping[str, bool] = {
+    **dict.fromkeys(("1", "t", "T", "true", "True", "TRUE"), True),
+    **dict.fromkeys(("", "0", "f", "F", "false", "False", "FALSE"), False),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Where a pod would like to go."""
+
+    selection: DeviceSelection
+    node_order: NodeOrder
+    device_order: DeviceOrder
+    weights: tuple[int, int, int]
+    scope: Scope
+    linked: bool
+    """Devices that are linked well are preferred."""
+    idle: bool
+    """Devices must be idle."""
+
+    @property
+    def instances_only(self) -> bool:
+        """The pod wants MIG instances."""
+        return self.selection.mode == DeviceMode.MIG
+
+
+def read_choice(annotations: Mapping[str, str], rules: Rules, *, gpus: int) -> Choice:
+    """Read the annotations, and the operator's policies for what they leave open.
+
+    `gpus` is the most that one container asks for. Raises RequestError naming annotation and value.
+    """
+    chain = _chain(GPU_POLICY, annotations.get(GPU_POLICY, ""))
+    default = _chain("--gpu-scheduler-policy", rules.gpu_policy)
+    words = chain or default
+    node_policy = annotations.get(NODE_POLICY, "").strip() or rules.node_policy
+    if node_policy not in NODE_ORDERS:
+        raise RequestError(f"{NODE_POLICY} must be binpack or spread, got {node_policy!r}")
+    order = next(ORDERS[word] for word in (*words, *default, "spread") if word in ORDERS)
+    return Choice(
+        selection=_selection(annotations),
+        node_order=NODE_ORDERS[node_policy],
+        device_order=DeviceOrder.LEAST_LINKED if TOPOLOGY in words and gpus == 1 else order,
+        weights=_weights(annotations.get(WEIGHTS, "")),
+        scope=Scope.NUMA if _truth(NUMA_BIND, annotations.get(NUMA_BIND, "")) else Scope.NODE,
+        linked=TOPOLOGY in words or NUMA in words,
+        idle=MUTEX in words,
+    )
+
+
+def check_policies(rules: Rules) -> None:
+    """Raise RequestError naming the watcher's setting that is no policy."""
+    if rules.node_policy not in NODE_ORDERS:
+        raise RequestError(
+            f"--node-scheduler-policy must be binpack or spread, got {rules.node_policy!r}"
+        )
+    _chain("--gpu-scheduler-policy", rules.gpu_policy)
+
+
+def _chain(name: str, text: str) -> tuple[str, ...]:
+    words = _entries(text)
+    for word in words:
+        if word not in WORDS:
+            raise RequestError(f"{name}: {word!r} is none of {', '.join(WORDS)}")
+    return words
+
+
+def _selection(annotations: Mapping[str, str]) -> DeviceSelection:
+    """Read what is allowed and what is denied; what is denied stays so if it is allowed too."""
+    return DeviceSelection(
+        types=_entries(annotations.get(USE_TYPES, "")),
+        not_types=_entries(annotations.get(NOT_TYPES, "")),
+        uuids=_entries(annotations.get(USE_UUIDS, "")),
+        not_uuids=_entries(annotations.get(NOT_UUIDS, "")),
+        mode=_mode(annotations.get(MODE, "")),
+    )
+
+
+def _mode(text: str) -> str | None:
+    modes = set(_entries(text))
+    for mode in sorted(modes):
+        if mode not in set(DeviceMode):
+            raise RequestError(
+                f"{MODE} must be {' or '.join(DeviceMode)}, got {mode!r}: no device here is in "
+                "that mode"
+            )
+    return modes.pop() if len(modes) == 1 else None
+
+
+def _weights(text: str) -> tuple[int, int, int]:
+    """Read `slot=1,core=1,memory=3`; what is not named weighs 1. Only their ratio counts."""
+    weights = dict.fromkeys(PARTS, 1.0)
+    for entry in _entries(text):
+        part, _, amount = (piece.strip() for piece in entry.partition("="))
+        try:
+            weight = float(amount)
+        except ValueError:
+            weight = -1.0
+        if part not in weights or not 0 <= weight <= 1000:
+            raise RequestError(
+                f"{WEIGHTS} must look like slot=1,core=1,memory=3, each 0 to 1000, got {entry!r}"
+            )
+        weights[part] = weight
+    scale = 1 if all(weight.is_integer() for weight in weights.values()) else 1000
+    slot, core, memory = (round(weights[part] * scale) for part in PARTS)
+    return slot, core, memory
+
+
+def _truth(name: str, text: str) -> bool:
+    if text.strip() not in TRUTHS:
+        raise RequestError(f"{name} must be true or false, got {text!r}")
+    return TRUTHS[text.strip()]
+
+
+def _entries(text: str) -> tuple[str, ...]:
+    return tuple(entry.strip() for entry in text.split(",") if entry.strip())
