@@ -63,6 +63,8 @@ class Configuring:
         self._read_at = 0.0
         self._texts: dict[str, str | None] = {}
         self._said: tuple[str, ...] = ()
+        self._unread: dict[str, str] = {}
+        """Why a ConfigMap could not be read when it was last tried."""
 
     async def division(self) -> Division:
         """Return it, as of at most `READ_AGAIN_S` ago.
@@ -104,14 +106,16 @@ class Configuring:
                         )
                     except NotFoundError:
                         continue
+                    self._unread.pop(name, None)
                     return (found.data or {}).get(key)
+                self._unread.pop(name, None)
                 return None
         except (LeaseholdError, TimeoutError) as error:
             before = self._texts or await asyncio.to_thread(self._load)
-            logger.info(
-                "ConfigMap %s cannot be read, and counts as it was (%s)",
-                *(name, error or f"no answer within {ASK_S:g} s"),
-            )
+            why = str(error) or f"no answer within {ASK_S:g} s"
+            if self._unread.get(name) != why:
+                logger.warning("ConfigMap %s cannot be read, and counts as it was: %s", name, why)
+            self._unread[name] = why
             return before.get(name)
 
     def _understood(self, texts: dict[str, str | None]) -> Division:
