@@ -3,7 +3,7 @@
 from services.watcher.pods import PodReader
 from services.watcher.service import Watcher
 from services.watcher.settings import WatcherSettings, load_rules
-from services.watcher.sources import FreshListing, NodeReflector, PodReflector
+from services.watcher.sources import FreshListing, GroupReflectors, NodeReflector, PodReflector
 from shared.clients.bus import Bus
 from shared.clients.kube import Kube
 from shared.clients.kubeconfig import load_credentials
@@ -21,7 +21,8 @@ async def watch(settings: WatcherSettings) -> None:
     ):
         pods = PodReflector(kube, PodReader(schedulers, rules))
         nodes = NodeReflector(kube)
-        watcher = Watcher(pods, nodes, FreshListing(kube, schedulers), SystemClock())
+        groups, listing = GroupReflectors(kube), FreshListing(kube, schedulers)
+        watcher = Watcher(pods, nodes, groups, listing, SystemClock())
         probes = {
             "pods": lambda: None if pods.synced else "not listed yet",
             "nodes": lambda: None if nodes.synced else "not listed yet",

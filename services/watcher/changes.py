@@ -3,59 +3,17 @@
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
+from services.watcher.groups import GroupNews, Groups
+from services.watcher.seen import PodSeen
 from shared.model.events import DeviceReported, NodeChanged, PodGone, PodQueued, PodRejected
-from shared.model.names import Namespace, NodeName, PodUid
+from shared.model.names import NodeName, PodUid
 from shared.model.node import NodeFacts
-from shared.model.request import PodRequest
 
 PodEvent = PodQueued | PodRejected | PodGone
-TERMINAL = frozenset({"Succeeded", "Failed"})
 TURNS = 24
 """Explained pods are told of again in so many turns."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodSeen:
-    """One pod as the API server last told it, read as far as it concerns us."""
-
-    pod: PodUid
-    namespace: Namespace
-    name: str
-    resource_version: str
-    ours: bool
-    """One of our scheduler names is on it."""
-    node: NodeName | None = None
-    phase: str = "Pending"
-    deleting: bool = False
-    gated: bool = False
-    explained: bool = False
-    """Its condition says why it is not scheduled."""
-    leased: bool = False
-    """It carries a lease of ours: the ledger counts it."""
-    created_at: float = 0.0
-    resources: Mapping[str, int] = field(default_factory=dict)
-    host_ports: tuple[str, ...] = ()
-    request: PodRequest | None = None
-    """What it asks for; None if that cannot be read, or if it is not ours."""
-    fault: str = ""
-    """Why its request cannot be read."""
-
-    @property
-    def over(self) -> bool:
-        """Its containers no longer run."""
-        return self.phase in TERMINAL
-
-    @property
-    def waits(self) -> bool:
-        """It wants a node from us now."""
-        return self.ours and not (self.node or self.over or self.deleting or self.gated)
-
-    @property
-    def occupies(self) -> bool:
-        """It uses a node's ordinary resources, and no lease of ours says so."""
-        return self.node is not None and not self.over and not (self.ours and self.leased)
 
 
 class Pods:
@@ -63,6 +21,9 @@ class Pods:
 
     def __init__(self) -> None:
         self.waiting: dict[PodUid, PodSeen] = {}
+        self.groups = Groups()
+        self._grouped: dict[PodUid, PodSeen] = {}
+        """Waiting pods that name a group, as they were seen: without its gang."""
         self.occupied: dict[NodeName, Counter[str]] = {}
         self.ports: dict[NodeName, Counter[str]] = {}
         self.dirty: set[NodeName] = set()
@@ -73,14 +34,8 @@ class Pods:
         self._count(before, -1)
         self._count(now, +1)
         if now.waits:
-            known = self.waiting.get(now.pod)
-            self.waiting[now.pod] = now
-            told_already = known is not None and (known.request, known.fault) == (
-                now.request,
-                now.fault,
-            )
-            return [] if told_already else [announcement(now)]
-        self.waiting.pop(now.pod, None)
+            return self._see_waiting(now)
+        self._forget(now.pod)
         if now.ours and now.over and not (before is not None and before.over):
             return [_gone(now)]
         return []
@@ -88,8 +43,19 @@ class Pods:
     def miss(self, last: PodSeen) -> list[PodEvent]:
         """Take in that a pod no longer exists; return what is new about that."""
         self._count(last, -1)
-        self.waiting.pop(last.pod, None)
+        self._forget(last.pod)
         return [_gone(last)] if last.ours and not last.over else []
+
+    def hear_groups(self, news: GroupNews) -> list[PodEvent]:
+        """Take in news of PodGroups; return what is new about waiting pods that name them."""
+        names = self.groups.hear(news)
+        return [
+            event
+            for pod in list(self._grouped.values())
+            if pod.group and pod.group.kind is news.kind
+            if names is None or pod.group.name in names
+            for event in self._see_waiting(pod)
+        ]
 
     def again(self, number: int, *, unexplained_before: float | None = None) -> list[PodEvent]:
         """Tell of waiting pods once more, as telling `number`.
@@ -124,6 +90,24 @@ class Pods:
             occupied={key: n for key, n in self.occupied.get(node.name, {}).items() if n},
             host_ports=tuple(sorted(key for key, n in self.ports.get(node.name, {}).items() if n)),
         )
+
+    def _see_waiting(self, seen: PodSeen) -> list[PodEvent]:
+        if seen.group is not None:
+            self._grouped[seen.pod] = seen
+        now = self.groups.joined(seen)
+        if now is None:
+            return []
+        known = self.waiting.get(now.pod)
+        self.waiting[now.pod] = now
+        told_already = known is not None and (known.request, known.fault) == (
+            now.request,
+            now.fault,
+        )
+        return [] if told_already else [announcement(now)]
+
+    def _forget(self, pod: PodUid) -> None:
+        self.waiting.pop(pod, None)
+        self._grouped.pop(pod, None)
 
     def _count(self, pod: PodSeen | None, sign: int) -> None:
         if pod is None or pod.node is None or pod.over:

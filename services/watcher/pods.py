@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from services.watcher.changes import PodSeen
+from services.watcher.seen import PodSeen
 from shared.clients.kube_types import Affinity, Container, NodeSelectorTerm, Pod
-from shared.dialects import OWN_RESOURCES, READ_ANNOTATIONS, READ_LABELS, read_pod
+from shared.dialects import OWN_RESOURCES, READ_ANNOTATIONS, READ_LABELS, pod_groups, read_pod
 from shared.dialects.dialect import ContainerAsks, PodAsks, Rules
 from shared.model.errors import RequestError
 from shared.model.lease_copy import ANNOTATION
@@ -36,6 +36,7 @@ class _Asked:
     host_ports: tuple[str, ...]
     request: PodRequest | None = None
     fault: str = ""
+    group: pod_groups.GroupNamed | None = None
 
 
 class PodReader:
@@ -44,7 +45,10 @@ class PodReader:
     def __init__(self, schedulers: frozenset[str], rules: Rules) -> None:
         self.schedulers = schedulers
         self.rules = rules
-        self.labels = READ_LABELS.union(*(dict(rule) for rule in rules.exclusive))
+        self.annotations = READ_ANNOTATIONS | pod_groups.READ_ANNOTATIONS
+        self.labels = (READ_LABELS | pod_groups.READ_LABELS).union(
+            *(dict(rule) for rule in rules.exclusive)
+        )
         self._encode = msgspec.msgpack.Encoder().encode
         self._asked: OrderedDict[bytes, _Asked] = OrderedDict()
 
@@ -72,6 +76,7 @@ class PodReader:
             host_ports=asked.host_ports,
             request=asked.request,
             fault=asked.fault,
+            group=asked.group,
         )
 
     def _remembered(self, pod: Pod, *, ours: bool) -> _Asked:
@@ -80,7 +85,7 @@ class PodReader:
             (
                 ours,
                 pod.metadata.namespace,
-                {name: notes[name] for name in READ_ANNOTATIONS if name in notes},
+                {name: notes[name] for name in self.annotations if name in notes},
                 {name: labels[name] for name in self.labels if name in labels},
                 spec.scheduler_name if ours else "",
                 spec.containers,
@@ -111,9 +116,15 @@ class PodReader:
         try:
             resources = pod_resources(pod)
             request = _request(pod, resources, ports, self.rules) if ours else None
+            group = _group(pod) if ours else None
         except RequestError as error:
             return _Asked(resources, ports, fault=str(error))
-        return _Asked(resources, ports, request)
+        return _Asked(resources, ports, request, group=group)
+
+
+def _group(pod: Pod) -> pod_groups.GroupNamed | None:
+    meta = pod.metadata
+    return pod_groups.read_group(Namespace(meta.namespace), meta.annotations, meta.labels)
 
 
 def _request(

@@ -6,7 +6,9 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
-from services.watcher.changes import ForeignDevices, Nodes, PodEvent, Pods, PodSeen
+from services.watcher.changes import ForeignDevices, Nodes, PodEvent, Pods
+from services.watcher.groups import GroupNews
+from services.watcher.seen import PodSeen
 from shared.model.errors import LeaseholdError
 from shared.model.events import (
     BindingFailed,
@@ -55,6 +57,14 @@ class NodeSource(Protocol):
         ...
 
 
+class GroupSource(Protocol):
+    """PodGroups as the API server tells them."""
+
+    def batches(self) -> AsyncIterator[GroupNews]:
+        """Yield changes for ever; of each kind first everything that exists."""
+        ...
+
+
 class Listing(Protocol):
     """A list of bound pods as fresh as the API server can give it."""
 
@@ -70,6 +80,7 @@ class Watcher:
         self,
         pods: PodSource,
         nodes: NodeSource,
+        groups: GroupSource,
         listing: Listing,
         clock: Clock,
         *,
@@ -77,6 +88,7 @@ class Watcher:
     ) -> None:
         self.pod_source = pods
         self.node_source = nodes
+        self.group_source = groups
         self.listing = listing
         self.clock = clock
         self.listing_s = listing_s
@@ -97,6 +109,14 @@ class Watcher:
                     events += self.pods.see(now, before)
                 elif before is not None:
                     events += self.pods.miss(before)
+            if events:
+                yield events
+
+    @emits
+    async def watch_groups(self) -> AsyncIterator[Sequence[PodQueued | PodRejected | PodGone]]:
+        """Tell again of waiting pods whose gang has become known, or another."""
+        async for news in self.group_source.batches():
+            events = self.pods.hear_groups(news)
             if events:
                 yield events
 

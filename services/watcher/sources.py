@@ -1,5 +1,6 @@
 """The watcher's sources: two reflectors and a fresh list, read into the watcher's own values."""
 
+import asyncio
 import logging
 import time
 import uuid
@@ -10,11 +11,14 @@ from dataclasses import dataclass, field
 import msgspec
 
 from services.watcher import nodes, pods
-from services.watcher.changes import PodSeen
+from services.watcher.groups import GroupNews, cannot_read
+from services.watcher.seen import PodSeen
 from shared.clients.known_objects import Appeared, Changed, Gone
 from shared.clients.kube import Kube
-from shared.clients.kube_types import Node, Pod
+from shared.clients.kube_errors import NotFoundError
+from shared.clients.kube_types import Node, Pod, PodGroup
 from shared.clients.reflector import Reflector
+from shared.dialects.pod_groups import PATHS, GroupKind
 from shared.model.errors import RequestError
 from shared.model.events import BoundPod, DeviceReported, PodsListed
 from shared.model.lease_copy import ANNOTATION
@@ -24,6 +28,8 @@ from shared.model.node import NodeFacts
 logger = logging.getLogger(__name__)
 
 PAGE = 500
+LOOK_S = 30.0
+"""How often a kind that the API server does not know is looked for again."""
 PIECE_BYTES = 256 * 1024
 """Leases' texts in one piece of a listing: a message must hold it."""
 LEASE_BYTES = 64 * 1024
@@ -98,6 +104,62 @@ class NodeReflector:
         except RequestError as error:
             logger.warning("node %s is passed over: %s", node.metadata.name, error)
             return []
+
+
+@dataclass(slots=True)
+class GroupReflectors:
+    """PodGroups of every kind that the API server knows; one that it does not is asked for again.
+
+    CustomResourceDefinitions come and go; looking for one costs a request every `look_s` seconds.
+    """
+
+    kube: Kube
+    look_s: float = LOOK_S
+
+    async def batches(self) -> AsyncIterator[GroupNews]:
+        """Yield every change of how many pods of a group run together."""
+        news: asyncio.Queue[GroupNews] = asyncio.Queue(maxsize=1)
+        async with asyncio.TaskGroup() as tasks:
+            for kind in PATHS:
+                tasks.create_task(self._follow(kind, news))
+            while True:
+                yield await news.get()
+
+    async def _follow(self, kind: GroupKind, news: asyncio.Queue[GroupNews]) -> None:
+        told: GroupNews | None = None
+        while True:
+            try:
+                await self._reflect(kind, news)
+            except NotFoundError:
+                found = GroupNews(kind=kind, absent=True)
+            except RequestError as error:
+                found = cannot_read(kind, str(error))
+            if found != told:
+                if found.unreadable:
+                    logger.warning("%s; looking again every %g s", found.unreadable, self.look_s)
+                await news.put(found)
+                told = found
+            await asyncio.sleep(self.look_s)
+
+    async def _reflect(self, kind: GroupKind, news: asyncio.Queue[GroupNews]) -> None:
+        """Tell of changes for ever. Raises RequestError if there can be no first list."""
+        reflector = Reflector(self.kube, PATHS[kind], PodGroup)
+        async with aclosing(reflector.batches()) as batches:
+            async for batch in batches:
+                listed, sizes = False, dict[str, int | None]()
+                for change in batch:
+                    match change:
+                        case Appeared(item=item) | Changed(item=item):
+                            sizes[_key(item)] = item.spec.min_member
+                        case Gone(item=item):
+                            sizes[_key(item)] = None
+                        case _:
+                            listed = True
+                await news.put(GroupNews(kind=kind, sizes=tuple(sizes.items()), listed=listed))
+
+
+def _key(group: PodGroup) -> str:
+    return f"{group.metadata.namespace}/{group.metadata.name}"
 
 
 @dataclass(slots=True)

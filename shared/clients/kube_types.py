@@ -218,3 +218,16 @@ class Node(Struct, frozen=True, gc=False):
     metadata: ObjectMeta = ObjectMeta()
     spec: NodeSpec = NodeSpec()
     status: NodeStatus = NodeStatus()
+
+
+class PodGroupSpec(Struct, frozen=True, rename="camel", gc=False):
+    """Volcano's and coscheduling's agree in this field."""
+
+    min_member: int = 1
+
+
+class PodGroup(Struct, frozen=True, gc=False):
+    """A group of pods of which some number runs together."""
+
+    metadata: ObjectMeta = ObjectMeta()
+    spec: PodGroupSpec = PodGroupSpec()

@@ -3,11 +3,14 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from services.watcher.pods import PodReader
 from services.watcher.service import Watcher
-from services.watcher.sources import FreshListing, NodeReflector, PodReflector
+from services.watcher.sources import FreshListing, GroupReflectors, NodeReflector, PodReflector
 from shared.clients.bus import Bus, Inbox
 from shared.clients.kube import Kube
 from shared.clients.kubeconfig import load_credentials
@@ -22,6 +25,7 @@ from shared.model.events import (
     PodRejected,
     PodsListed,
 )
+from shared.model.request import Gang
 from shared.runtime.clock import SystemClock
 from shared.runtime.run import Runner
 from shared.runtime.telemetry import Tracing
@@ -55,6 +59,7 @@ async def watching(api: ApiUnderTest) -> AsyncIterator[Bus]:
         watcher = Watcher(
             PodReflector(kube, PodReader(OURS, Rules())),
             NodeReflector(kube),
+            GroupReflectors(kube, look_s=0.1),
             FreshListing(kube, OURS),
             SystemClock(),
         )
@@ -164,3 +169,40 @@ async def test_a_node_is_told_with_what_its_other_pods_take() -> None:
         assert bare.facts.occupied == {}
         assert "volcano.sh/vgpu-number" not in bare.facts.allocatable
         assert carrying.facts.occupied == {"cpu": 500, "pods": 1}
+
+
+def group_definition() -> dict[str, Any]:
+    text = (Path(__file__).parents[1] / "support/crds/volcano_podgroup.yaml").read_text()
+    definition: dict[str, Any] = yaml.safe_load(text)
+    return definition
+
+
+async def test_a_pod_of_a_group_is_queued_with_its_gang_once_the_group_is_there() -> None:
+    async with api_server() as api, watching(api) as bus, api.client() as client:
+        inbox = await bus.hear([PodQueued, PodRejected], durable="test")
+        pods = "/api/v1/namespaces/default/pods"
+        member = pod("p")
+        member["metadata"]["annotations"] = {"scheduling.k8s.io/group-name": "g"}
+
+        await client.post(pods, json=member)
+        (alone,) = await heard(inbox, 1)
+        definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+        answer = await client.post(definitions, json=group_definition())
+        assert answer.status == 201
+        (rejected,) = await heard(inbox, 1)
+        groups = "/apis/scheduling.volcano.sh/v1beta1/namespaces/default/podgroups"
+        group = {
+            "apiVersion": "scheduling.volcano.sh/v1beta1",
+            "kind": "PodGroup",
+            "metadata": {"name": "g"},
+            "spec": {"minMember": 3},
+        }
+        assert (await client.post(groups, json=group)).status == 201
+        (queued,) = await heard(inbox, 1)
+
+        assert isinstance(alone, PodQueued)
+        assert alone.request.gang is None
+        assert isinstance(rejected, PodRejected)
+        assert "there is none of that name" in rejected.reason
+        assert isinstance(queued, PodQueued)
+        assert queued.request.gang == Gang(name="default/g", min_member=3)

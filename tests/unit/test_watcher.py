@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from services.watcher import nodes, pods
-from services.watcher.changes import TURNS, ForeignDevices, Nodes, Pods, PodSeen
+from services.watcher.changes import TURNS, ForeignDevices, Nodes, Pods
+from services.watcher.seen import PodSeen
 from shared.clients.kube_types import Node, Pod
 from shared.dialects.dialect import Rules
 from shared.model.device import Device

@@ -1,0 +1,94 @@
+"""The words in which a pod says which gang it belongs to: Volcano's, coscheduling's, Koordinator's.
+
+Volcano names a PodGroup in an annotation and coscheduling one in a label; how many pods of it run
+together is the PodGroup's `spec.minMember`. Koordinator may say both on the pod itself, in two
+annotations or (its lightweight form, coscheduling's first) in two labels.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from shared.model.errors import RequestError
+from shared.model.names import Namespace
+
+VOLCANO_GROUPS = ("scheduling.k8s.io/group-name", "scheduling.volcano.sh/group-name")
+COSCHEDULING_GROUPS = ("scheduling.x-k8s.io/pod-group", "pod-group.scheduling.sigs.k8s.io")
+KOORDINATOR = (
+    "gang.scheduling.koordinator.sh/name",
+    "gang.scheduling.koordinator.sh/min-available",
+)
+LIGHTWEIGHT = (
+    "pod-group.scheduling.sigs.k8s.io/name",
+    "pod-group.scheduling.sigs.k8s.io/min-available",
+)
+
+READ_ANNOTATIONS = frozenset({*VOLCANO_GROUPS, *KOORDINATOR})
+READ_LABELS = frozenset({*COSCHEDULING_GROUPS, *LIGHTWEIGHT})
+
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+_NUMBER = re.compile(r"[0-9]{1,6}")
+
+
+class GroupKind(StrEnum):
+    """Whose PodGroup it is: the API group that serves it."""
+
+    VOLCANO = "scheduling.volcano.sh"
+    COSCHEDULING = "scheduling.x-k8s.io"
+
+
+PATHS: Mapping[GroupKind, str] = {
+    GroupKind.VOLCANO: "/apis/scheduling.volcano.sh/v1beta1/podgroups",
+    GroupKind.COSCHEDULING: "/apis/scheduling.x-k8s.io/v1alpha1/podgroups",
+}
+"""Where the API server lists the PodGroups of all namespaces."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupNamed:
+    """The group that a pod names."""
+
+    name: str
+    """`namespace/name`."""
+    kind: GroupKind | None = None
+    """Whose PodGroup says how many run together; None: the pod does."""
+    min_member: int = 1
+    """What the pod says."""
+
+
+def read_group(
+    namespace: Namespace, annotations: Mapping[str, str], labels: Mapping[str, str]
+) -> GroupNamed | None:
+    """Read a pod's group; what carries its own number wins.
+
+    Raises RequestError, where the pod says the number itself, for a name that no group can have and
+    for a number that is none.
+    """
+    for (name_key, number_key), said in ((KOORDINATOR, annotations), (LIGHTWEIGHT, labels)):
+        if said.get(name_key) and said.get(number_key):
+            name = _name(namespace, name_key, said[name_key])
+            number = _number(number_key, said[number_key])
+            return GroupNamed(name=name, min_member=number)
+    for keys, said, kind in (
+        (VOLCANO_GROUPS, annotations, GroupKind.VOLCANO),
+        (COSCHEDULING_GROUPS, labels, GroupKind.COSCHEDULING),
+    ):
+        key = next((key for key in keys if said.get(key)), None)
+        if key is not None:
+            return GroupNamed(name=f"{namespace}/{said[key]}", kind=kind)
+    return None
+
+
+def _name(namespace: Namespace, key: str, name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise RequestError(
+            f"{key} is {name!r}, which no group can be called: small letters, digits, '-' and '.'"
+        )
+    return f"{namespace}/{name}"
+
+
+def _number(key: str, text: str) -> int:
+    if not _NUMBER.fullmatch(text) or int(text) < 1:
+        raise RequestError(f"{key} is {text!r}: it must be a whole number from 1 to 999999")
+    return int(text)
