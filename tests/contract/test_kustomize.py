@@ -1,0 +1,88 @@
+"""The manifests for a cluster: what kubectl builds of them, and that rights are only those used."""
+
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+K8S = Path(__file__).parents[2] / "k8s"
+
+pytestmark = [
+    pytest.mark.kubectl,
+    pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed"),
+]
+
+
+@cache
+def built(directory: str) -> list[dict[str, Any]]:
+    text = subprocess.run(
+        ["kubectl", "kustomize", str(K8S / directory)], capture_output=True, text=True, check=True
+    ).stdout
+    return [found for found in yaml.safe_load_all(text) if found]
+
+
+def kinds(directory: str, *wanted: str) -> list[dict[str, Any]]:
+    return [found for found in built(directory) if found["kind"] in wanted]
+
+
+def pods(directory: str) -> list[dict[str, Any]]:
+    return [w["spec"]["template"]["spec"] for w in kinds(directory, *WORKLOADS)]
+
+
+WORKLOADS = ("Deployment", "DaemonSet", "StatefulSet")
+
+
+@pytest.mark.parametrize("directory", ["base", "overlays/dev"])
+def test_every_workload_selects_the_pods_it_makes_and_is_of_our_namespace(directory: str) -> None:
+    found = kinds(directory, *WORKLOADS)
+
+    assert found
+    for workload in found:
+        labels = workload["spec"]["template"]["metadata"]["labels"]
+        assert workload["spec"]["selector"]["matchLabels"].items() <= labels.items()
+        assert workload["metadata"]["namespace"] == "leasehold-system"
+
+
+def test_nobody_may_do_everything_or_read_secrets() -> None:
+    for role in kinds("base", "ClusterRole", "Role"):
+        for rule in role["rules"]:
+            assert "*" not in [*rule["verbs"], *rule["resources"], *rule["apiGroups"]]
+            assert "secrets" not in rule["resources"]
+
+
+def test_whoever_has_a_token_has_a_role_and_the_others_have_none() -> None:
+    bound = {s["name"] for b in kinds("base", "ClusterRoleBinding") for s in b["subjects"]}
+    tokens = {
+        pod.get("serviceAccountName", "")
+        for pod in pods("base")
+        if pod.get("automountServiceAccountToken", True)
+    }
+
+    assert tokens == bound
+
+
+def test_only_the_node_agent_is_root_and_sees_the_host() -> None:
+    for pod in pods("base"):
+        agent = pod.get("serviceAccountName") == "node-agent"
+        host = any("hostPath" in volume for volume in pod.get("volumes", ()))
+        assert (host, pod.get("hostPID", False)) == (agent, agent)
+        for container in pod["containers"]:
+            inside = container["securityContext"]
+            assert inside["readOnlyRootFilesystem"] is True
+            assert inside["allowPrivilegeEscalation"] is False
+            assert inside["capabilities"] == {"drop": ["ALL"]}
+            assert inside.get("runAsUser", 65532) == (0 if agent else 65532)
+
+
+def test_the_binder_alone_may_bind() -> None:
+    binding = [
+        role["metadata"]["name"]
+        for role in kinds("base", "ClusterRole")
+        if any("pods/binding" in rule["resources"] for rule in role["rules"])
+    ]
+
+    assert binding == ["leasehold-binder"]
