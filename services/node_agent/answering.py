@@ -62,8 +62,8 @@ class Record(Protocol):
 class Preparing(Protocol):
     """The host's disk."""
 
-    async def prepare(self, setup: ContainerSetup) -> None:
-        """Make what one container mounts."""
+    async def prepare(self, setup: ContainerSetup, *, starting: bool = False) -> None:
+        """Make what one container mounts; none of its processes runs if it is `starting`."""
         ...
 
 
@@ -233,9 +233,9 @@ class Answering:
                 )
             )
         for entry in fitting:
-            await self._prepare_again(entry)
+            await self._prepare_again(entry, starting=True)
 
-    async def _prepare_again(self, entry: Entry) -> None:
+    async def _prepare_again(self, entry: Entry, *, starting: bool = False) -> None:
         """Make sure that what was told is there; MIG instances are lost when a device is reset."""
         told = entry.activation
         if entry.instances:
@@ -246,7 +246,7 @@ class Answering:
                     f"{', '.join(entry.instances)}, and its lease is for "
                     f"{', '.join(there.values())}: delete the pod"
                 )
-        await self.preparing.prepare(entry.setup)
+        await self.preparing.prepare(entry.setup, starting=starting)
 
     async def _holders(self, resource: str, ids: tuple[str, ...]) -> set[tuple[str, str, str]]:
         held = await self.finding.held.list_held()

@@ -1,9 +1,11 @@
 """Makes on disk what containers mount, and removes what pods left behind."""
 
 import asyncio
+import contextlib
 import os
 import platform
 import shutil
+import time
 from pathlib import Path
 
 from services.node_agent.isolation import (
@@ -14,11 +16,15 @@ from services.node_agent.isolation import (
     is_loadable,
     needed_for,
 )
+from services.node_agent.region_image import place_of, seed_of
+from services.node_agent.region_seeding import seed_region
 from shared.dialects.dialect import ContainerSetup
 from shared.model.errors import UnavailableError
 from shared.model.names import PodUid
 
 SHARED = 0o777
+NEW_S = 300.0
+"""What was made or changed within this time stays, whoever it is for: its pod may be on its way."""
 
 
 class HostPreparing:
@@ -36,20 +42,22 @@ class HostPreparing:
         """Make what all containers share. Raises UnavailableError naming what is missing."""
         await asyncio.to_thread(self._begin)
 
-    async def prepare(self, setup: ContainerSetup) -> None:
-        """Make what one container mounts, if it is missing; what is there stays as it is.
+    async def prepare(self, setup: ContainerSetup, *, starting: bool = False) -> None:
+        """Make what one container mounts, if it is missing, and see that its limits are set.
 
-        Raises UnavailableError naming a file that is missing and is not ours to make: a runtime
-        would make a directory of its name.
+        What is there stays as it is; only what an earlier run of the container left in its region
+        is replaced when it is `starting`. Raises UnavailableError naming a file that is missing
+        and is not ours to make (a runtime would make a directory of its name), or a region that
+        cannot be made; RequestError if the limits are none.
         """
-        await asyncio.to_thread(self._prepare, setup)
+        await asyncio.to_thread(self._prepare, setup, starting=starting)
 
     async def isolates(self) -> bool:
         """Say whether the library is there, and one that a process of this machine could load."""
         return await asyncio.to_thread(self._isolates)
 
     async def clean(self, keep: set[PodUid]) -> None:
-        """Remove the directories of pods that are gone."""
+        """Remove the directories, and left drafts, of pods that are gone."""
         await asyncio.to_thread(self._clean, keep)
 
     def _begin(self) -> None:
@@ -73,7 +81,7 @@ class HostPreparing:
         except OSError:
             return False
 
-    def _prepare(self, setup: ContainerSetup) -> None:
+    def _prepare(self, setup: ContainerSetup, *, starting: bool) -> None:
         self._begin()
         needed = needed_for(setup)
         for file in needed.files:
@@ -87,11 +95,22 @@ class HostPreparing:
                 _make_shared(Path(directory))
         except OSError as error:
             raise UnavailableError(f"{error.filename}: {error.strerror}") from error
+        place = place_of(setup)
+        if place is not None:
+            seed_region(place, seed_of(setup.environment), starting=starting)
 
     def _clean(self, keep: set[PodUid]) -> None:
         root = Path(self.layout.containers)
-        for directory in deserted((entry.name for entry in root.iterdir()), keep):
-            shutil.rmtree(root / directory, ignore_errors=True)
+        before = time.time() - NEW_S
+        for name in deserted((entry.name for entry in root.iterdir()), keep):
+            entry = root / name
+            with contextlib.suppress(OSError):
+                if entry.lstat().st_mtime > before:
+                    continue
+                if entry.is_dir() and not entry.is_symlink():
+                    shutil.rmtree(entry, ignore_errors=True)
+                else:
+                    entry.unlink()
 
 
 def _make_shared(directory: Path) -> None:

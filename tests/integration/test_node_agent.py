@@ -327,6 +327,7 @@ async def test_a_pod_that_is_gone_is_forgotten_once_its_lease_has_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("services.node_agent.service.TIDY_S", 0.05)
+    monkeypatch.setattr("services.node_agent.preparing.NEW_S", -1.0)
     async with site() as at, at.running() as agent:
         lease = at.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
         await at.node.phase("one", "Running")

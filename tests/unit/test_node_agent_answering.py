@@ -67,8 +67,8 @@ class Around:
     def __init__(self) -> None:
         self.happened: list[str] = []
 
-    async def prepare(self, setup: ContainerSetup) -> None:
-        self.happened.append("prepared")
+    async def prepare(self, setup: ContainerSetup, *, starting: bool = False) -> None:
+        self.happened.append("prepared for a start" if starting else "prepared")
 
     async def of(self, lease: Lease, container: str) -> dict[tuple[DeviceUuid, int], str]:
         return {}
@@ -219,7 +219,7 @@ async def test_27_a_start_is_refused_when_another_container_holds_the_devices(de
 
     desk.kubelet.hold("a", "main", SLOT)
     await desk.answering.pre_start(NUMBER, [SLOT])
-    assert desk.around.happened[-1] == "prepared"
+    assert desk.around.happened[-1] == "prepared for a start"
 
 
 async def test_27_an_init_container_starts_although_the_kubelet_does_not_show_it(

@@ -1,5 +1,8 @@
 """What the agent remembers: leases, answers, directories."""
 
+import os
+import time
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -12,12 +15,14 @@ from services.node_agent.isolation import Layout, deserted
 from services.node_agent.leases_known import LeasesKnown
 from services.node_agent.preparing import HostPreparing
 from services.node_agent.rebuilding import ended_pods
+from services.node_agent.region_image import Seed, image_of
 from shared.dialects.dialect import ContainerSetup, Mount
-from shared.model.errors import UnavailableError
+from shared.model.errors import RequestError, UnavailableError
 from shared.model.events import Activation
 from shared.model.lease import LeaseState
 from shared.model.names import Namespace, NodeName, PodUid
 from tests.support.node_agent import lease_of, share
+from tests.support.regions import process
 
 
 def entry(uid: str = "u1", **changes: Any) -> Entry:
@@ -215,14 +220,86 @@ async def test_a_missing_library_is_named_and_never_made_up(tmp_path: Path) -> N
         await preparing.prepare(setup_for(preparing))
 
 
-async def test_directories_of_pods_that_are_gone_are_removed(tmp_path: Path) -> None:
+async def test_directories_of_pods_that_are_gone_are_removed_once_they_are_five_minutes_old(
+    tmp_path: Path,
+) -> None:
     preparing = host(tmp_path)
     await preparing.prepare(setup_for(preparing))
+    containers = tmp_path / "state/containers"
+    (containers / ".u2_main.seed").write_bytes(b"left by a crash")
+    (containers / "u3_main").symlink_to(tmp_path)
 
+    def age(seconds: float) -> None:
+        for name in ("u1_main", ".u2_main.seed", "u3_main"):
+            at = time.time() - seconds
+            os.utime(containers / name, (at, at), follow_symlinks=False)
+
+    age(299)
+    await preparing.clean(set())
+    young = sorted(entry.name for entry in containers.iterdir())
+    age(310)
     await preparing.clean({PodUid("u1")})
-    kept = (tmp_path / "state/containers/u1_main").exists()
+    kept = [entry.name for entry in containers.iterdir()]
     await preparing.clean(set())
 
-    assert kept
-    assert not (tmp_path / "state/containers/u1_main").exists()
+    assert young == [".u2_main.seed", "u1_main", "u3_main"]
+    assert kept == ["u1_main"]
+    assert not list(containers.iterdir())
+    assert tmp_path.is_dir()
     assert deserted(["stranger", "u1_main"], []) == ["u1_main"]
+
+
+def limited(preparing: HostPreparing, **changes: str) -> ContainerSetup:
+    told = {
+        "CUDA_DEVICE_MEMORY_SHARED_CACHE": "/tmp/vgpu/r.cache",
+        "CUDA_DEVICE_MEMORY_LIMIT_0": "3000m",
+        "CUDA_DEVICE_SM_LIMIT": "50",
+    }
+    return replace(setup_for(preparing), environment=told | changes)
+
+
+async def test_the_limits_of_a_container_lie_where_it_looks_before_it_starts(
+    tmp_path: Path,
+) -> None:
+    preparing = host(tmp_path)
+
+    await preparing.prepare(limited(preparing))
+
+    seeded = Seed(memory_bytes=(3000 << 20,), cores_percent=(50,), other_cores_percent=50)
+    assert (tmp_path / "state/containers/u1_main/r.cache").read_bytes() == image_of(seeded)
+
+
+@pytest.mark.parametrize("limit", ["0", "3000MB"])
+async def test_a_container_whose_limits_cannot_be_set_is_refused(
+    tmp_path: Path, limit: str
+) -> None:
+    preparing = host(tmp_path)
+
+    with pytest.raises(RequestError, match="CUDA_DEVICE_MEMORY_LIMIT_0"):
+        await preparing.prepare(limited(preparing, CUDA_DEVICE_MEMORY_LIMIT_0=limit))
+    (tmp_path / "state/containers/u1_main/r.cache/full").mkdir(parents=True)
+    with pytest.raises(
+        UnavailableError, match=r"limits of the container cannot be set: .*r\.cache"
+    ):
+        await preparing.prepare(limited(preparing))
+
+
+async def test_hami_core_27_what_a_container_left_is_replaced_only_when_it_starts(
+    tmp_path: Path,
+) -> None:
+    preparing = host(tmp_path)
+    setup = limited(preparing)
+    await preparing.prepare(setup)
+    region = tmp_path / "state/containers/u1_main/r.cache"
+    image = bytearray(region.read_bytes())
+    process(image, 0, 7, totals=(5,))
+    region.write_bytes(image)
+
+    await preparing.prepare(setup)
+    again = region.read_bytes()
+    await preparing.prepare(setup, starting=True)
+
+    assert again == image
+    assert region.read_bytes() == image_of(
+        Seed(memory_bytes=(3000 << 20,), cores_percent=(50,), other_cores_percent=50)
+    )

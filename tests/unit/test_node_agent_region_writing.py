@@ -70,6 +70,7 @@ def test_limits_come_from_what_the_container_is_told() -> None:
         priority=0,
     )
     assert seed_of({"CUDA_DEVICE_MEMORY_LIMIT_0": "7"}).core_limits == (100,) * 16
+    assert seed_of({"CUDA_DEVICE_MEMORY_LIMIT": "7g"}).memory_limits == (7 << 30,) * 16
 
 
 @pytest.mark.parametrize("text", ["0", "", "0m", "010m", "0x10m", "1.5g", "1Gi", "-1", "9" * 20])
