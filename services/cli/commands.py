@@ -4,6 +4,8 @@ import argparse
 import os
 from collections.abc import Callable
 
+from shared.model.names import SCHEDULERS
+
 EXIT_CODES = """\
 exit codes:
   0  done; for audit: no difference
@@ -164,8 +166,8 @@ def _flags_of_pod(command: argparse.ArgumentParser, *, needed: bool = True) -> N
 def _flag_of_schedulers(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--schedulers",
-        default=os.environ.get("LEASEHOLD_SCHEDULERS", "leasehold,volcano"),
-        help="our schedulerName values [LEASEHOLD_SCHEDULERS; default: leasehold,volcano]",
+        default=os.environ.get("LEASEHOLD_SCHEDULERS", ",".join(SCHEDULERS)),
+        help=f"our schedulerName values [LEASEHOLD_SCHEDULERS; default: {','.join(SCHEDULERS)}]",
     )
 
 

@@ -8,6 +8,7 @@ from services.cli.shapes import lease_shape, refusal_shape
 from shared.model.lease import Lease, LeaseState, Share
 from shared.model.lease_copy import ANNOTATION
 from shared.model.ledger import Waiting
+from shared.model.names import OWN_SCHEDULER
 from shared.model.placement import Refusal
 
 STATES = {
@@ -119,6 +120,10 @@ def _nearest(refusal: Refusal) -> list[str]:
     return lines
 
 
+def _usual(schedulers: frozenset[str]) -> str:
+    return OWN_SCHEDULER if OWN_SCHEDULER in schedulers else min(schedulers)
+
+
 def _without_either(pod: PodSeen, schedulers: frozenset[str]) -> Answer:
     name = f"{pod.namespace}/{pod.name}"
     if pod.scheduler not in schedulers:
@@ -126,7 +131,7 @@ def _without_either(pod: PodSeen, schedulers: frozenset[str]) -> Answer:
         return Answer(
             verdict="foreign",
             headline=f"{name} is not ours: its schedulerName is {pod.scheduler!r}, not {ours}",
-            next=f"set spec.schedulerName to {min(schedulers)} and create the pod anew",
+            next=f"set spec.schedulerName to {_usual(schedulers)} and create the pod anew",
         )
     if not pod.lives:
         return Answer(

@@ -11,6 +11,7 @@ from shared.dialects import enabled, koordinator, volcano_rules
 from shared.dialects.dialect import Rules
 from shared.dialects.nvidia_choice import check_policies
 from shared.model.errors import RequestError
+from shared.model.names import SCHEDULERS
 from shared.runtime.settings import ServiceSettings, setting
 
 logger = logging.getLogger(__name__)
@@ -24,8 +25,7 @@ class WatcherSettings(ServiceSettings):
         None, "kubeconfig; default: $KUBECONFIG, in-cluster, ~/.kube/config"
     )
     schedulers: tuple[str, ...] = setting(
-        ("leasehold", "volcano", "koord-scheduler", "hami-scheduler"),
-        "pods with these schedulerName values are ours",
+        SCHEDULERS, "pods with these schedulerName values are ours"
     )
     koordinator_scoring: str = setting(
         "LeastAllocated",

@@ -7,3 +7,7 @@ NodeName = NewType("NodeName", str)
 Namespace = NewType("Namespace", str)
 DeviceUuid = NewType("DeviceUuid", str)
 """NVML's UUID of a physical GPU, `GPU-…`: the only key a device has (indices move)."""
+
+OWN_SCHEDULER = "leasehold"
+SCHEDULERS = (OWN_SCHEDULER, "volcano", "koord-scheduler", "hami-scheduler")
+"""`spec.schedulerName` of pods that are ours unless the operator says otherwise."""

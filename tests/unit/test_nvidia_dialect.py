@@ -23,8 +23,8 @@ def limits_of(**amounts: int) -> dict[str, int]:
     return {f"nvidia.com/{key.replace('_', '-')}": amount for key, amount in amounts.items()}
 
 
-def gpus(name: str = "c", /, *, init: bool = False, **amounts: int) -> ContainerAsks:
-    return asking(name, limits=limits_of(**amounts), init=init)
+def gpus(name: str = "c", /, **amounts: int) -> ContainerAsks:
+    return asking(name, limits=limits_of(**amounts))
 
 
 def read_one(notes: dict[str, str] | None = None, /, **amounts: int) -> GpuRequest:

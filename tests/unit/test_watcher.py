@@ -274,6 +274,17 @@ def test_item_6_cards_that_the_annotation_lists_are_closed() -> None:
     assert nodes.read(node).closed_devices == (0, 1, 3)
 
 
+def test_hami_cordoned_cards_are_closed_beside_those_that_volcanos_annotation_lists() -> None:
+    notes = {
+        "volcano.sh/gpu-unhealthy-ids": "3",
+        "hami.io/device-cordon": "GPU-b",
+        "hami.io/node-nvidia-register": '[{"id":"GPU-a"},{"id":"GPU-b","index":1}]',
+    }
+    node = msgspec.convert({"metadata": {"name": "n", "annotations": notes}}, Node)
+
+    assert nodes.read(node).closed_devices == (1, 3)
+
+
 def test_a_resource_that_the_kubelet_shows_as_0_is_not_served() -> None:
     shown = {"volcano.sh/vgpu-number": "0", "volcano.sh/gpu-memory": "5", "x/y": "0"}
     node = msgspec.convert({"metadata": {"name": "n"}, "status": {"allocatable": shown}}, Node)
