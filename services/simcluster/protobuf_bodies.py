@@ -22,7 +22,8 @@ _MAGIC = b"k8s\0"
 class Field:
     """One field: its JSON name, and how it is read.
 
-    `form` is text, bytes, number, flag, map (of text), bytesmap, or the name of a message.
+    `form` is text, bytes, number, flag, map (of text), bytesmap, quantities (a map of them), or
+    the name of a message.
     """
 
     name: str
@@ -64,6 +65,18 @@ _MESSAGES: Mapping[str, Mapping[int, Field]] = {
         3: Field("globalDefault", "flag"),
         4: Field("description"),
         5: Field("preemptionPolicy"),
+    },
+    "ResourceQuota": {1: Field("metadata", "ObjectMeta"), 2: Field("spec", "ResourceQuotaSpec")},
+    "ResourceQuotaSpec": {
+        1: Field("hard", "quantities"),
+        2: Field("scopes", repeated=True),
+        3: Field("scopeSelector", "ScopeSelector"),
+    },
+    "ScopeSelector": {1: Field("matchExpressions", "ScopeRequirement", repeated=True)},
+    "ScopeRequirement": {
+        1: Field("scopeName"),
+        2: Field("operator"),
+        3: Field("values", repeated=True),
     },
     "PodDisruptionBudget": {
         1: Field("metadata", "ObjectMeta"),
@@ -121,7 +134,7 @@ def _message(name: str, data: bytes) -> Json:
         if field is None:
             continue
         read = _value(field, value)
-        if field.form in {"map", "bytesmap"}:
+        if field.form in {"map", "bytesmap", "quantities"}:
             result.setdefault(field.name, {}).update(read)
         elif field.repeated:
             result.setdefault(field.name, []).append(read)
@@ -142,6 +155,10 @@ def _value(field: Field, value: Any) -> Any:
             return bool(value)
         case "map" | "bytesmap":
             return _entry(value, binary=field.form == "bytesmap")
+        case "quantities":
+            parts = dict(_fields(value))
+            amount = dict(_fields(parts.get(2, b""))).get(1, b"0")
+            return {parts.get(1, b"").decode(): amount.decode()}
         case message:
             read = _message(message, value)
             return read[""] if message == "IntOrString" else read

@@ -62,6 +62,10 @@ def carried_over(kind: Resource, new: Json, old: Json, subresource: str) -> Json
         _replace(new["metadata"], field, old["metadata"].get(field))
     new["metadata"].pop("managedFields", None)
     new["metadata"].pop("selfLink", None)
+    if kind.table == "pods" and isinstance(new.get("spec"), dict):
+        for field in ("priority", "preemptionPolicy"):  # given at creation, kept by admission
+            if new["spec"].get(field) is None and field in old["spec"]:
+                new["spec"][field] = old["spec"][field]
     if kind.has_status and not subresource:
         _replace(new, "status", old.get("status"))
     return new

@@ -12,8 +12,10 @@ from services.simcluster.conversions import shown, stored
 from services.simcluster.custom_kinds import CustomKind
 from services.simcluster.disruption import Disruptions
 from services.simcluster.errors import ApiError, Cause
+from services.simcluster.event_checks import new_event_causes
 from services.simcluster.field_names import drop_unknown
 from services.simcluster.objects import Json, copied, metadata, name_of
+from services.simcluster.preconditions import refuse_invalid
 from services.simcluster.query import dry_run, whole
 from services.simcluster.selectors import selection
 from services.simcluster.store import Store
@@ -94,6 +96,8 @@ class Writer:
     async def _create(self, request: WriteRequest, body: Json) -> Written:
         warnings = self._prepare(request, body)
         target = request.target
+        if target.kind.group == "events.k8s.io":
+            refuse_invalid(target.kind, body, list(new_event_causes(body)))
         body = stored(target.kind, body)
         if self._chain.is_idle:
             obj = self._store.create(target.kind.table, body, dry_run=dry_run(request.query))

@@ -446,5 +446,8 @@ async def test_events_are_one_kind_in_two_groups(client: aiohttp.ClientSession) 
     )
     assert [item["regarding"]["name"] for item in chosen["items"]] == ["web"]
     assert patched["note"] == "bound"
+    old_fashioned = {**event, "metadata": {"name": "f"}, "deprecatedCount": 1, "action": ""}
+    refused = await body_of(await client.post(new, json=old_fashioned), 422)
+    assert {cause["field"] for cause in refused["details"]["causes"]} == {"action", "count"}
     table = await body_of(await client.get(new, headers=TABLE))
     assert table["rows"][0]["cells"][1:4] == ["Warning", "FailedScheduling", "pod/web"]

@@ -1,4 +1,4 @@
-"""Stock kubectl and custom kinds: definitions and objects are applied, shown, waited for."""
+"""Stock kubectl and custom kinds, webhooks, policies, quotas: applied, shown, waited for."""
 
 import json
 import shutil
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.admission_webhook import configuration, deny, webhook_server
 from tests.support.apiserver import api_server
 from tests.support.definitions import DEVICES, POD_GROUPS, device, pod_group
 from tests.support.kubectl import BINARIES, Kubectl
@@ -73,3 +74,53 @@ async def test_objects_of_a_kind_that_is_not_installed_are_refused(kubectl: Kube
 
     assert 'no matches for kind "Device" in version "scheduling.koordinator.sh/v1alpha1"' in said
     assert "doesn't have a resource type" in await kubectl.run("get devices", code=1)
+
+
+async def test_quotas_and_classes_are_created_and_shown(kubectl: Kubectl) -> None:
+    await kubectl.run("create quota gpus --hard=pods=1,requests.nvidia.com/gpu=4")
+    await kubectl.run("create priorityclass high --value=10")
+    await kubectl.run("run first --image=example/image:1")
+
+    said = await kubectl.run("run second --image=example/image:1", code=1)
+    described = await kubectl.run("describe quota gpus")
+
+    assert "exceeded quota: gpus, requested: pods=1, used: pods=1, limited: pods=1" in said
+    assert ["requests.nvidia.com/gpu", "0", "4"] in [
+        line.split() for line in described.splitlines()
+    ]
+    assert "pods: 1/1" in await kubectl.run("get quota")
+    assert "high" in await kubectl.run("get priorityclasses")
+
+
+async def test_a_webhook_is_installed_and_its_denial_read(kubectl: Kubectl) -> None:
+    async with webhook_server() as hooks:
+        config = configuration("Validating", "guard", hooks.hook("guard", deny("not today")))
+        await kubectl.run("apply -f -", json.dumps(config))
+        version = kubectl.api.store.version
+        await kubectl.run("apply -f -", json.dumps(config))
+        assert kubectl.api.store.version == version
+
+        said = await kubectl.run("run web --image=example/image:1", code=1)
+
+        assert 'admission webhook "guard.leasehold.dev" denied the request: not today' in said
+        await kubectl.run("delete validatingwebhookconfiguration guard")
+        await kubectl.run("run web --image=example/image:1")
+        assert "web" in await kubectl.run("get events.events.k8s.io,pods")
+
+
+async def test_a_policy_is_installed_and_warns(kubectl: Kubectl) -> None:
+    rule = {"operations": ["CREATE"], "apiGroups": [""], "apiVersions": ["v1"],
+            "resources": ["pods"]}  # fmt: skip
+    head = "admissionregistration.k8s.io/v1"
+    policy = {"apiVersion": head, "kind": "ValidatingAdmissionPolicy", "metadata": {"name": "p"},
+              "spec": {"matchConstraints": {"resourceRules": [rule]},
+                       "validations": [{"expression": "false", "message": "mind"}]}}  # fmt: skip
+    binding = {"apiVersion": head, "kind": "ValidatingAdmissionPolicyBinding",
+               "metadata": {"name": "b"},
+               "spec": {"policyName": "p", "validationActions": ["Warn"]}}  # fmt: skip
+    for each in (policy, binding):
+        await kubectl.run("apply -f -", json.dumps(each))
+
+    said = await kubectl.run("run web --image=example/image:1")
+
+    assert "Validation failed for ValidatingAdmissionPolicy 'p' with binding 'b': mind" in said

@@ -185,3 +185,16 @@ async def test_priorities_come_from_classes_alone(client: aiohttp.ClientSession)
     assert second.endswith("PriorityClass usual is already marked as default. "
                            "Only one default can exist")  # fmt: skip
     assert system.status == 422
+
+
+async def test_a_pod_that_is_replaced_keeps_its_priority(client: aiohttp.ClientSession) -> None:
+    created = await (
+        await client.post(PODS, json=a_pod("web", priorityClassName="system-node-critical"))
+    ).json()
+    again = {**created, "metadata": {"name": "web", "labels": {"a": "b"}}}
+    del again["spec"]["priority"], again["spec"]["preemptionPolicy"]
+
+    replaced = await (await client.put(f"{PODS}/web", json=again)).json()
+
+    assert replaced["spec"]["priority"] == 2_000_001_000
+    assert replaced["metadata"]["labels"] == {"a": "b"}

@@ -30,6 +30,22 @@ def test_a_configmap_is_read_with_its_maps() -> None:
     }
 
 
+def test_a_quota_is_read_with_its_amounts_and_scopes() -> None:
+    hard = b"".join(
+        field(1, field(1, name) + field(2, field(1, amount)))
+        for name, amount in ((b"pods", b"2"), (b"requests.nvidia.com/gpu", b"4"))
+    )
+    chosen = field(1, field(1, b"PriorityClass") + field(2, b"In") + field(3, b"high"))
+    spec = hard + field(2, b"BestEffort") + field(3, chosen)
+
+    assert decoded(body("ResourceQuota", field(2, spec)))["spec"] == {
+        "hard": {"pods": "2", "requests.nvidia.com/gpu": "4"},
+        "scopes": ["BestEffort"],
+        "scopeSelector": {"matchExpressions": [
+            {"scopeName": "PriorityClass", "operator": "In", "values": ["high"]}]},
+    }  # fmt: skip
+
+
 def test_bytes_become_base64_and_numbers_or_percentages_stay_apart() -> None:
     secret = decoded(body("Secret", field(2, field(1, b"p") + field(2, b"q"))))
     spec = field(1, field(1, 1) + field(3, b"50%")) + field(3, field(2, 2))
