@@ -86,11 +86,12 @@ def _check_silent(asks: PodAsks, rules: Rules, request: PodRequest) -> None:
     for asked in asks.containers:
         for resource in _named(asked):
             owners = _OWNERS[resource]
+            silent = [name for name in owners if name not in spoken]
             if resource not in read:
                 fault = (
-                    f"means nothing by itself in {' or '.join(owners)}"
-                    if spoken.intersection(owners)
-                    else f"belongs to {' and '.join(owners)}, which is not enabled here"
+                    f"belongs to {' and '.join(silent)}, which is not enabled here"
+                    if silent
+                    else f"means nothing by itself in {' or '.join(owners)}"
                 )
                 raise RequestError(f"container {asked.name}: {resource} {fault}")
 

@@ -12,7 +12,7 @@ from shared.model.request import PodRequest
 TRIGGER = "leasehold.dev/share"
 """Served where a dialect's own resource cannot be: it makes the kubelet call Allocate."""
 TRIGGERS = 100
-"""IDs of it per device: as many shares can be on one device in any dialect that needs it."""
+"""IDs per device of a resource that only makes the kubelet ask: as many shares fit a device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +144,7 @@ class Advertised:
 
 
 def trigger_ids(devices: Sequence[Device]) -> tuple[ServedId, ...]:
-    """Return the list of `TRIGGER`, the same for all dialects that serve it."""
+    """Return the list of a resource that only makes the kubelet ask: `TRIGGER`, or a dialect's."""
     return tuple(
         ServedId(text=f"{device.uuid}-{n}", healthy=device.healthy, device=device.uuid)
         for device in devices

@@ -1,0 +1,178 @@
+"""What every dialect promises: who serves which resource, and lists that a kubelet takes."""
+
+import pytest
+
+from services.node_agent.inventory import MAX_ID_LENGTH, check_list, list_bytes, shown_by
+from shared.dialects import DIALECTS, OWN_RESOURCES, READ_ANNOTATIONS, read_pod
+from shared.dialects.dialect import TRIGGER, Advertised, ContainerAsks, PodAsks, Rules, Strategy
+from shared.model.device import Device, DeviceMode, MigLayout, MigProfile
+from shared.model.errors import RequestError
+from shared.model.names import DeviceUuid, Namespace
+
+KUBELETS_LIMIT_BYTES = 4 * 1024 * 1024
+LARGEST = tuple(
+    Device(
+        uuid=DeviceUuid(f"GPU-{n:08x}-0000-0000-0000-000000000000"),
+        index=n,
+        model="NVIDIA H200",
+        memory_mib=196_608,
+        slots=10,
+    )
+    for n in range(16)
+)
+LAYOUT = MigLayout(name="g", profiles=(MigProfile(name="1g.18gb", memory_mib=16384, count=7),))
+SMALL = (
+    *(
+        Device(uuid=DeviceUuid(f"GPU-{n}"), index=n, model="Tesla T4", memory_mib=4096, slots=10)
+        for n in range(2)
+    ),
+    Device(
+        uuid=DeviceUuid("GPU-2"),
+        index=2,
+        model="NVIDIA H200",
+        memory_mib=143771,
+        slots=10,
+        mode=DeviceMode.MIG,
+        layouts=(LAYOUT,),
+    ),
+)
+
+
+def shown(name: str) -> list[Advertised]:
+    """All that a dialect may show: by strategy, with short lists and with long ones."""
+    advertised = DIALECTS[name].advertised
+    small = [advertised(SMALL, strategy) for strategy in Strategy.ALL]
+    large = [advertised(LARGEST, strategy) for strategy in (Strategy.AUTO, Strategy.NUMBER)]
+    return [*small, *large]
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_a_dialect_shows_what_it_says_it_serves_and_patches(name: str) -> None:
+    dialect = DIALECTS[name]
+
+    assert set().union(*(each.served for each in shown(name))) == dialect.served
+    assert set().union(*(each.patched for each in shown(name))) == dialect.patched
+    assert dialect.served - {TRIGGER} <= dialect.resources
+    assert dialect.patched <= dialect.resources
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_no_resource_is_served_and_patched_at_once(name: str) -> None:
+    assert not any(each.served.keys() & each.patched.keys() for each in shown(name))
+
+
+def test_resources_that_two_dialects_serve_have_one_list() -> None:
+    for strategy in (Strategy.AUTO, Strategy.NUMBER):
+        lists: dict[str, set[tuple[str, ...]]] = {}
+        for dialect in DIALECTS.values():
+            for resource, ids in dialect.advertised(LARGEST, strategy).served.items():
+                lists.setdefault(resource, set()).add(tuple(entry.text for entry in ids))
+        assert all(len(different) == 1 for different in lists.values())
+
+
+def test_no_two_dialects_write_one_amount_or_one_annotation_of_a_node() -> None:
+    for written in ("patched", "annotations"):
+        keys = [
+            key
+            for dialect in DIALECTS.values()
+            for key in getattr(dialect.advertised(SMALL, Strategy.AUTO), written)
+        ]
+        assert len(keys) == len(set(keys))
+
+
+@pytest.mark.parametrize("strategy", [Strategy.AUTO, Strategy.NUMBER])
+@pytest.mark.parametrize("name", DIALECTS)
+def test_no_list_of_sixteen_devices_of_192_gib_nears_the_kubelets_limit(
+    name: str, strategy: str
+) -> None:
+    for resource, ids in DIALECTS[name].advertised(LARGEST, strategy).served.items():
+        check_list(resource, ids)
+        assert list_bytes(ids) < KUBELETS_LIMIT_BYTES // 4
+        assert len({entry.text for entry in ids}) == len(ids)
+        assert all(len(entry.text) <= MAX_ID_LENGTH for entry in ids)
+
+
+def test_a_node_of_all_dialects_serves_every_resource_that_one_of_them_needs() -> None:
+    served = shown_by(DIALECTS.values(), LARGEST, Strategy.AUTO).served
+
+    needed = [d.served for d in DIALECTS.values()]
+    assert all(served.keys() & each for each in needed)
+    assert all(served[resource] for resource in served)
+
+
+def test_ids_are_never_renumbered_when_a_device_falls_ill_or_another_comes() -> None:
+    ill = (LARGEST[0], *LARGEST[2:])
+    for dialect in DIALECTS.values():
+        before = dialect.advertised(LARGEST, Strategy.AUTO).served
+        after = dialect.advertised(ill, Strategy.AUTO).served
+        for resource, ids in after.items():
+            kept = {entry.text: entry.device for entry in before[resource]}
+            assert all(kept[entry.text] == entry.device for entry in ids)
+
+
+ONE_OF_EACH = {
+    "volcano-vgpu": {"volcano.sh/vgpu-number": 1, "volcano.sh/vgpu-memory": 1000},
+    "volcano-gpushare": {"volcano.sh/gpu-memory": 1000},
+    "tencent": {"tencent.com/vcuda-core": 30, "tencent.com/vcuda-memory": 4},
+    "nvidia": {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 1000},
+    "koordinator": {
+        "koordinator.sh/gpu-core": 30,
+        "koordinator.sh/gpu-memory-ratio": 30,
+        "koordinator.sh/gpu.shared": 1,
+    },
+}
+
+
+def asked(*limits: dict[str, int]) -> PodAsks:
+    containers = (ContainerAsks(name=f"c{n}", limits=each) for n, each in enumerate(limits))
+    return PodAsks(namespace=Namespace("ns"), containers=tuple(containers))
+
+
+def test_every_dialect_reads_its_own_words_and_no_other_does() -> None:
+    assert ONE_OF_EACH.keys() == DIALECTS.keys()
+    for name, limits in ONE_OF_EACH.items():
+        read = {
+            dialect.name
+            for dialect in DIALECTS.values()
+            if dialect.read(asked(limits), Rules()) is not None
+        }
+        assert read == {name}
+        assert limits.keys() <= OWN_RESOURCES
+
+
+@pytest.mark.parametrize("one", ONE_OF_EACH)
+@pytest.mark.parametrize("other", ONE_OF_EACH)
+def test_a_pod_that_mixes_two_is_told_which_and_where(one: str, other: str) -> None:
+    if one == other:
+        return
+    for limits in (
+        (ONE_OF_EACH[one], ONE_OF_EACH[other]),
+        (ONE_OF_EACH[one] | ONE_OF_EACH[other],),
+    ):
+        with pytest.raises(RequestError) as refused:
+            read_pod(asked(*limits), Rules())
+
+        text = str(refused.value)
+        assert text.startswith(
+            (f"the pod mixes {one} and {other}: ", f"the pod mixes {other} and {one}: ")
+        )
+        assert f"container c0 asks for {_word(one)}" in text
+        assert f"container c{len(limits) - 1} asks for {_word(other)}" in text
+
+
+def _word(name: str) -> str:
+    """The first word, sorted, that only this dialect knows."""
+    known = [d.resources for d in DIALECTS.values() if d.name != name]
+    return min(word for word in ONE_OF_EACH[name] if not any(word in words for words in known))
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_words_of_a_dialect_that_is_switched_off_are_refused(name: str) -> None:
+    others = tuple(other for other in DIALECTS if other != name)
+
+    with pytest.raises(RequestError, match=f"belongs to {name}, which is not enabled here"):
+        read_pod(asked(ONE_OF_EACH[name]), Rules(enabled=others))
+
+
+def test_annotations_that_a_dialect_reads_decide_which_pods_are_read_alike() -> None:
+    assert all(dialect.annotations <= READ_ANNOTATIONS for dialect in DIALECTS.values())
