@@ -12,9 +12,9 @@ from services.node_agent.device_ids import (
     wanted_counts,
 )
 from services.node_agent.identity import Candidate
-from services.node_agent.reserved import reserved_variable
 from shared.dialects import DIALECTS
 from shared.dialects.dialect import ContainerSetup, Dialect, Paths, ServedId
+from shared.dialects.reserved import reserved_among
 from shared.model.device import Device, DeviceMode
 from shared.model.errors import RequestError
 from shared.model.lease import Lease, LeaseState, Share
@@ -70,7 +70,7 @@ def shares_for(lease: Lease | None, candidate: Candidate, node: NodeName) -> tup
     shares = lease.shares_of(candidate.container.name)
     if not shares:
         raise RequestError(f"the lease of pod {candidate} has no share for this container")
-    variable = reserved_variable(candidate.container)
+    variable = reserved_among(candidate.container.variables, candidate.container.prefixes)
     if variable is not None:
         raise RequestError(
             f"container {candidate.container.name} of pod {pod.namespace}/{pod.name} sets "

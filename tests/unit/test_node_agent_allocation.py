@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from services.node_agent.allocation import Fence, Node, grant, prefer, refusal_text, slot_key
 from services.node_agent.identity import Candidate, KubeletContainer, KubeletPod
-from services.node_agent.reserved import is_reserved, reserved_variable
 from shared.dialects.dialect import ContainerSetup, Paths, ServedId
+from shared.dialects.reserved import is_reserved, reserved_among
 from shared.model.device import Device
 from shared.model.errors import RequestError
 from shared.model.lease import Lease, LeaseState, Share
@@ -216,7 +216,7 @@ def test_a_pod_that_sets_a_reserved_variable_is_refused(variable: str) -> None:
 def test_ordinary_variables_are_nobodys_business() -> None:
     assert not is_reserved("CUDA_VISIBLE_DEVICES")
     assert not is_reserved("PATH")
-    assert reserved_variable(candidate("PATH", prefixes=("APP_",)).container) is None
+    assert reserved_among(["PATH"], ["APP_"]) is None
 
 
 def test_a_prefix_under_which_reserved_variables_come_is_refused() -> None:

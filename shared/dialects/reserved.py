@@ -1,0 +1,81 @@
+"""What only a lease may say of a pod: environment variables, annotations, host paths; pure.
+
+The kubelet puts a pod's own variables after those of the device plugin, so that the pod's win: a
+pod that sets one of these would choose its own limits. Annotations grant nothing here, but other
+vendors' components may still read theirs.
+"""
+
+from collections.abc import Iterable
+
+PREFIXES = ("CUDA_DEVICE_", "VOLCANO_GPU_")
+NAMES = frozenset(
+    {
+        "CUDA_DISABLE_CONTROL",
+        "CUDA_REDIRECT",
+        "GPU_CORE_UTILIZATION_POLICY",
+        "LD_PRELOAD",
+        "NVIDIA_VISIBLE_DEVICES",
+    }
+)
+LIBRARY_DIRECTORY = "/usr/local/vgpu"
+"""Where the isolation library lies inside containers."""
+LIBRARY_SEARCH = "LD_LIBRARY_PATH"
+
+DENIED_ANNOTATIONS = ("leasehold.dev/",)
+"""Prefixes of annotations that a new pod cannot have any reason to carry."""
+STRIPPED_ANNOTATIONS = (
+    "volcano.sh/vgpu-node",
+    "volcano.sh/vgpu-time",
+    "volcano.sh/vgpu-ids-new",
+    "volcano.sh/devices-to-allocate",
+    "volcano.sh/bind-phase",
+    "volcano.sh/bind-time",
+    "volcano.sh/gpu-index",
+    "volcano.sh/gpu-assigned",
+    "volcano.sh/predicate-time",
+    "tencent.com/predicate-",
+    "tencent.com/gpu-assigned",
+    "scheduling.koordinator.sh/device-allocated",
+    "scheduling.koordinator.sh/gpu-minors",
+    "scheduling.koordinator.sh/bind-timestamp",
+    "hami.io/vgpu-",
+    "hami.io/bind-",
+)
+"""Prefixes of annotations that a scheduler writes; on a new pod they are left-overs or forged."""
+
+HOST_PATHS = ("/dev/nvidia", "/etc/ld.so.preload", LIBRARY_DIRECTORY)
+"""Host paths, and all below them, that open a device or replace the library."""
+
+
+def is_reserved(variable: str) -> bool:
+    """Tell whether a pod may not set this variable."""
+    return variable in NAMES or variable.startswith(PREFIXES)
+
+
+def may_reserve(prefix: str) -> bool:
+    """Tell whether variables with this prefix, whatever follows, are all reserved."""
+    return prefix.startswith(PREFIXES)
+
+
+def reserved_among(variables: Iterable[str], prefixes: Iterable[str]) -> str | None:
+    """Say which of a container's variables is reserved, or None.
+
+    What a config map or a secret adds is seen by its prefix only.
+    """
+    for variable in variables:
+        if is_reserved(variable):
+            return variable
+    for prefix in prefixes:
+        if may_reserve(prefix):
+            return f"{prefix}* (from envFrom)"
+    return None
+
+
+def opens_devices(host_path: str) -> bool:
+    """Tell whether a pod that asks for a GPU may not mount this path of its node."""
+    path = "/" + "/".join(part for part in host_path.split("/") if part not in {"", "."})
+    if path in {"/", "/dev", "/etc", "/usr", "/usr/local"} or "/.." in path:
+        return True
+    return path.startswith("/dev/nvidia") or any(
+        path == reserved or path.startswith(f"{reserved}/") for reserved in HOST_PATHS[1:]
+    )
