@@ -58,12 +58,58 @@ def parser() -> argparse.ArgumentParser:
             "",
             "--nodes 4 --gpus 8xA100-80GB --placers 4",
             "--headless --state /tmp/demo",
+            "--budgets budgets.yaml",
             "--nats-url nats://10.0.0.5:4222 --redis-url redis://10.0.0.6:6379/0",
         )
     )
     _flag_of_state(command("down", "end what `up` started, and wait for it", _down, ""))
     _views(command)
+    _about_time(command)
     return whole
+
+
+def _about_time(command: Callable[..., argparse.ArgumentParser]) -> None:
+    budget = command(
+        "budget",
+        "show GPU-time budgets, or grant to one",
+        _budget("budget"),
+        "",
+        "team-a --json",
+        'grant team-a 120 --reason "deadline on Friday"',
+    )
+    budget.add_argument(
+        "words",
+        nargs="*",
+        metavar="NAMESPACE",
+        help="a namespace; or: grant NAMESPACE MINUTES",
+    )
+    budget.add_argument("--reason", default="", help="why it is granted; stays in the ledger")
+    _flags_of_view(budget)
+    report = command(
+        "report",
+        "add up who used how much GPU time",
+        _budget("report"),
+        "--window 2031-05 --csv",
+        "--from 2031-05-01T00:00:00Z --to 2031-05-08T00:00:00Z --group-by namespace",
+    )
+    report.add_argument("--window", default="", help="one window's id; default: all that there is")
+    report.add_argument("--from", dest="begin", default="", metavar="TIME", help="RFC 3339")
+    report.add_argument("--to", dest="end", default="", metavar="TIME", help="RFC 3339, exclusive")
+    report.add_argument(
+        "--group-by", default="", metavar="NAME,..", help="of namespace, model, class; default: all"
+    )
+    report.add_argument("--csv", action="store_true", help="with a header, exact units last")
+    _flags_of_view(report)
+
+
+def _budget(name: str) -> Run:
+    def run(flags: argparse.Namespace) -> int:
+        from services.cli import budget  # noqa: PLC0415 - start-up time
+
+        code: int = getattr(budget, name)(flags)
+        return code
+
+    return run
 
 
 def _views(command: Callable[..., argparse.ArgumentParser]) -> None:
@@ -196,6 +242,7 @@ def _flags_of_up(command: argparse.ArgumentParser) -> None:
     add("--nodes", type=int, help="simulated nodes (default: as before, else 2)")
     add("--gpus", default="", metavar="LAYOUT", help="devices of every node; with commas, of each")
     add("--placers", type=int, default=2, help="placer replicas (default: 2)")
+    add("--budgets", default="", metavar="FILE", help="YAML of GPUBudget objects to obey")
     add("--headless", action="store_true", help="return when ready; `leasehold down` ends it")
     add("--fresh", action="store_true", help="forget what the state directory holds")
     add("--nats-url", default="", help="use this NATS (with JetStream) instead of starting one")

@@ -65,6 +65,8 @@ class Plan:
     """Starts one of our modules when its name is added."""
     log_level: str = "info"
     otlp_endpoint: str = ""
+    budgets: Path | None = None
+    """A file of GPUBudget objects."""
 
 
 def parts_of(plan: Plan, directory: StateDir) -> tuple[Part, ...]:
@@ -125,6 +127,7 @@ def _simcluster(plan: Plan, directory: StateDir) -> Part:
 def _services(plan: Plan, directory: StateDir) -> list[Part]:
     kube = ("--kubeconfig", str(directory.kubeconfig))
     redis = ("--redis-url", plan.redis_url)
+    budgets = ("--budgets", str(plan.budgets)) if plan.budgets else ()
     return [
         _service("watcher", "watcher", plan, directory, kube),
         *(
@@ -132,6 +135,7 @@ def _services(plan: Plan, directory: StateDir) -> list[Part]:
             for number in range(plan.placers)
         ),
         _service("binder", "binder", plan, directory, (*kube, *redis)),
+        _service("timekeeper", "timekeeper", plan, directory, (*kube, *redis, *budgets)),
     ]
 
 

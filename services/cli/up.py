@@ -42,6 +42,7 @@ class UpSettings:
     nodes: int | None
     gpus: str
     placers: int
+    budgets: Path | None
     headless: bool
     fresh: bool
     nats_url: str
@@ -59,6 +60,7 @@ def settings_of(flags: argparse.Namespace) -> UpSettings:
     values = vars(flags) | {
         "without": tuple(name for name in flags.without.split(",") if name),
         "state": Path(flags.state),
+        "budgets": Path(flags.budgets).absolute() if flags.budgets else None,
     }
     if not 1 <= flags.placers <= 64:
         raise RequestError(f"--placers {flags.placers}: 1 to 64 can be started")
@@ -69,6 +71,10 @@ def up(settings: UpSettings) -> int:
     """Run until told to stop, or with `headless` until ready; return the exit code."""
     from services.node_agent.simulated_gpus import parse_layout  # noqa: PLC0415 - start-up time
 
+    if settings.budgets is not None:
+        from services.timekeeper.sources import load_file  # noqa: PLC0415 - start-up time
+
+        load_file(settings.budgets)
     directory = StateDir.at(settings.state)
     before = load_state(directory)
     nodes = layouts_of(
@@ -116,6 +122,7 @@ def plan_of(settings: UpSettings, nodes: dict[str, str], before: State | None) -
         python=(sys.executable, "-P", "-m"),
         log_level=settings.log_level,
         otlp_endpoint=settings.otlp_endpoint,
+        budgets=settings.budgets,
     )
 
 

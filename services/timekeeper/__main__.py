@@ -1,5 +1,6 @@
 """Runs the timekeeper: `python -m services.timekeeper --help`."""
 
+import logging
 from contextlib import AsyncExitStack
 
 from services.timekeeper.access import load_access
@@ -18,6 +19,8 @@ from shared.runtime import health
 from shared.runtime.clock import SystemClock
 from shared.runtime.run import run, serve
 from shared.runtime.settings import load_or_exit
+
+logger = logging.getLogger(__name__)
 
 
 async def keep_time(settings: TimekeeperSettings) -> None:
@@ -50,7 +53,8 @@ async def keep_time(settings: TimekeeperSettings) -> None:
         pages = Pages(
             keeper, store, configured, access, kube=kube, old_reports=settings.old_reports
         )
-        await stack.enter_async_context(health.served(pages.application(), settings.api))
+        address = await stack.enter_async_context(health.served(pages.application(), settings.api))
+        logger.info("/budget and /v1 are served on http://%s", address)
         await serve("timekeeper", keeper, bus=bus, settings=settings)
 
 

@@ -190,11 +190,11 @@ def _finished(step: _Step, now_ms: int) -> Update:
     )
     seen = balance(applied(account, update), step.budget, now_ms)
     before = account.standing
-    same = (seen.state, seen.window.id) == (before.state, before.window)
+    known = bool(before.since_ms)
     standing = Standing(
         state=seen.state,
         warned_percent=seen.warned_percent,
-        since_ms=before.since_ms if same or seen.state is before.state else now_ms,
+        since_ms=before.since_ms if known and seen.state is before.state else now_ms,
         window=seen.window.id,
         shape=shape_of(step.budget.policy),
         restored_ms=before.restored_ms,

@@ -196,6 +196,10 @@ class Budgets:
             found += page
         return found
 
+    async def now_ms(self) -> int:
+        """Return the instant by the server's clock."""
+        return int(await self._look("now"))
+
     async def turn(self, name: str, *, every_ms: int) -> bool:
         """Return whether the caller is the first to ask by this name within the time."""
         return bool(await self._look("turn", name, every_ms))

@@ -100,6 +100,7 @@ def test_the_plan_holds_every_service_once_each_placer_and_an_agent_per_node() -
         "placer-1",
         "placer-2",
         "binder",
+        "timekeeper",
         "agent-node-0",
         "agent-node-1",
     ]
@@ -129,12 +130,12 @@ def test_a_server_that_runs_elsewhere_is_not_started_and_its_url_reaches_the_ser
     )
 
 
-def test_only_the_binder_and_the_placers_are_told_of_redis() -> None:
+def test_only_who_keeps_or_reads_the_ledger_is_told_of_redis() -> None:
     parts = parts_of(plan(), StateDir(Path("/s")))
 
     told = {part.name for part in parts if "--redis-url" in part.argv}
 
-    assert told == {"placer-0", "placer-1", "placer-2", "binder"}
+    assert told == {"placer-0", "placer-1", "placer-2", "binder", "timekeeper"}
 
 
 def test_an_agent_is_told_its_own_node_and_layout() -> None:

@@ -1,9 +1,13 @@
 -- Look around. Arguments: prefix of the budgets and 'revisions' (answers namespaces, each before its
--- revision), or 'entries', namespace, from (exclusive, '' for the first), most (answers rows of
+-- revision), or 'now' (answers ms), or 'entries', namespace, from (exclusive, '' for the first), most (answers rows of
 -- {id, text}), or 'windows', namespace (answers texts), or 'turn', name, milliseconds (answers
 -- whether the caller is the first within that time).
 local B, what = A[1], A[2]
 if what == 'revisions' then return pack(call('HGETALL', B .. 'revisions')) end
+if what == 'now' then
+  local time = call('TIME')
+  return pack(string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000)))
+end
 if what == 'windows' then return pack(call('HVALS', B .. 'windows:' .. A[3])) end
 if what == 'turn' then
   return pack(call('SET', B .. 'turn:' .. A[3], 1, 'NX', 'PX', A[4]) ~= false)
