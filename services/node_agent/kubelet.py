@@ -150,7 +150,7 @@ class Endpoint:
                 return
 
     def _remove_left_over(self) -> None:
-        for path in self._plugins.directory.glob(f"{self._stem}-*.sock"):
+        for path in self._plugins.directory.glob(f"{self._stem}-{6 * '[0-9a-f]'}.sock"):
             path.unlink(missing_ok=True)
 
     async def _kubelet_socket(self) -> SocketMark:

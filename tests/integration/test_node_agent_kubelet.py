@@ -294,13 +294,16 @@ async def test_a_directory_too_long_for_a_socket_is_refused_with_the_flag_to_cha
 
 async def test_sockets_that_an_earlier_agent_left_are_removed(directory: Path) -> None:
     left = directory / "leasehold-vgpu-number-0a0b0c.sock"
+    other = directory / "leasehold-vgpu-number-of-another-0a0b0c.sock"
     left.touch()
     async with ScriptedKubelet(directory) as kubelet:
         left.touch()
+        other.touch()
         async with plugins_in(directory):
             await within(5, lambda: kubelet.lists)
 
             assert not left.exists()
+            assert other.exists(), "it is a resource's whose name only begins alike"
 
 
 @asynccontextmanager
