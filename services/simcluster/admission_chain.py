@@ -68,6 +68,17 @@ class AdmissionChain:
         """True while nobody has a say, so that nobody needs to be asked."""
         return self._policies.is_idle and not any(self._hooks.values())
 
+    def concerns(self, kind: Resource, operation: str, subresource: str, namespace: str) -> bool:
+        """Tell whether anybody may have a say in such a request, going by their rules alone."""
+        if self.is_idle:
+            return False
+        request = Attributes(operation=operation, kind=kind, body_kind={}, options={},
+                             subresource=subresource, namespace=namespace)  # fmt: skip
+        versions = self._store.kinds.versions(kind.table)
+        rules = [hook.spec.get("rules") or () for hooks in self._hooks.values() for hook in hooks]
+        rules += self._policies.rules()
+        return any(matching(each, request, versions, exact=False) is not None for each in rules)
+
     def _on_change(self, kind: Resource, _change: Change) -> None:
         if kind.table in self._hooks:
             self._load(kind.table)

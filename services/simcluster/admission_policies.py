@@ -44,6 +44,12 @@ class Policies:
         """True while no policy is bound."""
         return not self._bound
 
+    def rules(self) -> list[Sequence[Json]]:
+        """Return the rules of each bound policy, without the names to which they are limited."""
+        return [
+            [{**rule, "resourceNames": []} for rule in _rules(policy)] for policy, _ in self._bound
+        ]
+
     def _on_change(self, kind: Resource, _change: Change) -> None:
         if kind.table in {POLICIES, BINDINGS}:
             self._load()
@@ -148,6 +154,10 @@ class Policies:
                 "no params found for policy binding with `Deny` parameterNotFoundAction"
             )
         return found
+
+
+def _rules(policy: Json) -> Sequence[Json]:
+    return at_path(policy, "spec.matchConstraints.resourceRules") or ()
 
 
 def _judged(spec: Json, given: Json) -> Iterator[tuple[Denial, bool]]:

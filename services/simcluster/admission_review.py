@@ -53,7 +53,7 @@ def read(body: Any, *, uid: str, mutating: bool) -> Verdict:
         )
     return Verdict(
         allowed=response.get("allowed") is True,
-        status=response.get("status") or response.get("result"),
+        status=response.get("status"),
         patch=_patch(response, mutating=mutating),
         warnings=[str(each) for each in response.get("warnings") or ()],
     )

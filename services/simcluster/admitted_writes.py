@@ -131,9 +131,9 @@ class AdmittedWrites:
         await self.chain.validate(request, warnings)
         return request.obj or body
 
-    async def may_connect(self, target: Target, query: Mapping[str, str]) -> None:
+    async def may_connect(self, target: Target, options: Json) -> None:
         """Ask whether a command may be run in a pod."""
-        body = {"kind": "PodExecOptions", "apiVersion": "v1", **query}
+        body = {"kind": "PodExecOptions", "apiVersion": "v1", **options}
         request = replace(self._attributes("CONNECT", target, {}, body), options={})
         request = await self.chain.mutate(request, [], complete=_nothing, admit=_nothing)
         await self.chain.validate(request, [])

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Mapping
 
 from aiohttp import WSMsgType, web
+from multidict import MultiMapping
 
 from services.simcluster.errors import ApiError
 from services.simcluster.objects import Json, encode, metadata
@@ -68,6 +69,14 @@ class Streams:
                 await self._input.put(data)
             elif channel == _CLOSE and data[:1] == bytes([_STDIN]):
                 await self._input.put(b"")
+
+
+def exec_options(query: MultiMapping[str]) -> Json:
+    """Return a session's query as the `PodExecOptions` that admission is shown."""
+    flags = {name: True for name in ("stdin", "stdout", "stderr", "tty") if flag(query, name)}
+    container = query.get("container", "")
+    named = {"container": container} if container else {}
+    return {**named, **flags, "command": query.getall("command", [])}
 
 
 async def serve_exec(

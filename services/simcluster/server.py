@@ -18,7 +18,7 @@ from services.simcluster.conversions import shown as in_version
 from services.simcluster.definitions import DefinedKinds
 from services.simcluster.disruption import Disruptions
 from services.simcluster.errors import ApiError
-from services.simcluster.exec_socket import serve_exec
+from services.simcluster.exec_socket import exec_options, serve_exec
 from services.simcluster.faults import Faults
 from services.simcluster.lists import listing
 from services.simcluster.metrics import Metrics
@@ -145,7 +145,7 @@ class ApiServer:
                 "NotImplemented",
                 f"pods/{target.subresource} is not simulated; exec and log are",
             )
-        await self._writer.may_connect(target, request.query)
+        await self._writer.may_connect(target, exec_options(request.query))
         return await serve_exec(request, self.runtime, pod)
 
     async def _read(

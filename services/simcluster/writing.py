@@ -70,10 +70,14 @@ class Writer:
             return await self._patch(request)
         raise not_allowed(method)
 
-    async def may_connect(self, target: Target, query: Mapping[str, str]) -> None:
+    async def may_connect(self, target: Target, options: Json) -> None:
         """Ask whether a command may be run in a pod."""
-        if not self._chain.is_idle:
-            await self._admitted.may_connect(target, query)
+        if self._concerns(target, "CONNECT"):
+            await self._admitted.may_connect(target, options)
+
+    def _concerns(self, target: Target, operation: str) -> bool:
+        """Tell whether somebody has to be asked."""
+        return self._chain.concerns(target.kind, operation, target.subresource, target.namespace)
 
     async def _post(self, request: WriteRequest) -> Written:
         target = request.target
@@ -84,7 +88,7 @@ class Writer:
             return await self._create(request, body)
         warnings: list[str] = []
         target = replace(target, name=target.name or name_of(body))
-        if not self._chain.is_idle:
+        if self._concerns(target, "CREATE"):
             body = await self._admitted.admitted_body(target, body, request.query, warnings)
         dry = dry_run(request.query, body.get("deleteOptions"))
         if target.subresource == "binding":
@@ -99,10 +103,10 @@ class Writer:
         if target.kind.group == "events.k8s.io":
             refuse_invalid(target.kind, body, list(new_event_causes(body)))
         body = stored(target.kind, body)
-        if self._chain.is_idle:
-            obj = self._store.create(target.kind.table, body, dry_run=dry_run(request.query))
-        else:
+        if self._concerns(target, "CREATE"):
             obj = await self._admitted.create(target, body, request.query, warnings)
+        else:
+            obj = self._store.create(target.kind.table, body, dry_run=dry_run(request.query))
         return Written(201, obj, warnings)
 
     async def _put(self, request: WriteRequest) -> Written:
@@ -145,7 +149,7 @@ class Writer:
         self, request: WriteRequest, make: Callable[[], Json], verb: str, warnings: list[str]
     ) -> Written:
         target, query = request.target, request.query
-        if self._chain.is_idle:
+        if not self._concerns(target, "UPDATE"):
             obj = self._store.update(
                 target.kind.table,
                 make(),
@@ -177,7 +181,7 @@ class Writer:
     ) -> Json:
         wanted = options.get("preconditions") or {}
         grace_s = options.get("gracePeriodSeconds")
-        if not self._chain.is_idle:
+        if self._concerns(target, "DELETE"):
             await self._admitted.may_delete(target, name, request.query, options, warnings)
         return self._store.delete(
             target.kind.table,

@@ -425,3 +425,21 @@ async def test_a_dry_run_with_side_effects_is_refused(
     patched = base64.b64encode(b"not a patch").decode()
     hooks.answers["/effects"] = lambda _r: {"allowed": True, "patch": patched}
     assert (await client.post(PODS, json=a_pod())).status == 500
+
+
+async def test_a_command_in_a_pod_is_a_request_to_connect(
+    api: ApiUnderTest, client: aiohttp.ClientSession, hooks: WebhookUnderTest
+) -> None:
+    rules = [rule("pods/exec", operations=["CONNECT"])]
+    await install(client, "Validating", hooks.hook("door", deny("locked"), rules=rules))
+    await client.post(PODS, json=a_pod())
+    api.store.patch("pods", "default", "web", {"spec": {"nodeName": "n"}}, subresource="binding")
+
+    query = [("command", "sh"), ("command", "-c"), ("stdin", "true")]
+    said = await refused(await client.get(f"{PODS}/web/exec", params=query), 400)
+
+    assert said.endswith("denied the request: locked")
+    [seen] = hooks.requests("/door")
+    assert (seen["operation"], seen["subResource"]) == ("CONNECT", "exec")
+    assert seen["object"] == {"kind": "PodExecOptions", "apiVersion": "v1", "stdin": True,
+                              "command": ["sh", "-c"]}  # fmt: skip
