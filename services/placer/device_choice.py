@@ -4,11 +4,11 @@ All devices of a pod are of one mode: shares that HAMi-core holds to, or MIG ins
 will do, `PodRequest.instances_first` says which are tried first.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from services.placer.device_filters import device_excluded, is_selective
 from services.placer.device_order import NOTHING, NOTHING_OWN, Own, Owns, in_order
-from services.placer.instances import find_instance, instance_mib
+from services.placer.instances import find_instance, instance_mib, largest_first
 from services.placer.mirrored import DeviceState, NodeState
 from services.placer.shares import Pick
 from services.placer.topology import best_set, matters, place_in
@@ -71,28 +71,44 @@ def _chosen(
     if len(request.containers) == 1:
         return finder(request.containers[0], request, devices, NOTHING_OWN)
     if not request.same_device:
-        return in_turn(request, devices, finder)
+        return _for_all(request, devices, finder)
     for device in in_order(request, devices, NOTHING_OWN):
-        picks = in_turn(request, (device,), finder)
+        picks = _for_all(request, (device,), finder)
         if picks is not None:
             return picks
     return None
 
 
-def in_turn(
+def _for_all(
     request: PodRequest, devices: Sequence[DeviceState], finder: Finder
 ) -> list[Pick] | None:
-    """Give every container its devices, one container after the other."""
+    """Serve the containers as they come; of instances, where that fails, the largest need first.
+
+    For the first instance decides on the layout, and one for little may leave none for much.
+    """
+    containers = request.containers
+    picks = _in_turn(containers, request, devices, finder)
+    if picks is None and finder is instances_for:
+        picks = _in_turn(largest_first(containers), request, devices, finder)
+        if picks is not None:
+            picks.sort(key=lambda pick: containers.index(pick[0]))
+    return picks
+
+
+def _in_turn(
+    containers: Iterable[GpuRequest],
+    request: PodRequest,
+    devices: Sequence[DeviceState],
+    finder: Finder,
+) -> list[Pick] | None:
     picks: list[Pick] = []
     owns: dict[DeviceState, Own] = {}
-    several = len(request.containers) > 1
-    for container in request.containers:
+    for container in containers:
         chosen = finder(container, request, devices, owns)
         if chosen is None:
             return None
         picks += chosen
-        if several:
-            note_given(chosen, owns)
+        note_given(chosen, owns)
     return picks
 
 
@@ -138,9 +154,9 @@ def instances_for(
     enough = len(devices) if matters(container, request, devices) else wanted
     for device in in_order(request, devices, owns):
         need = instance_mib(container, device.device, device.largest)
-        if device.instance < need or not need or (tags and not device.tags.isdisjoint(tags)):
+        if not device.instance or device.instance < need or not device.tags.isdisjoint(tags):
             continue
-        layout, taken, free = held_of(device, owns)
+        layout, taken, free = held_of(device, container, owns)
         found = find_instance(device.tables, layout, taken, need_mib=need, free_mib=free)
         if found is not None:
             chosen.append((container, device, found[1], found[0]))
@@ -152,14 +168,17 @@ def instances_for(
 FINDERS = {DeviceMode.HAMI_CORE: chosen_for, DeviceMode.MIG: instances_for}
 
 
-def held_of(device: DeviceState, owns: Owns) -> tuple[str, int, int]:
-    """Return the layout that is pinned, the positions taken and the MiB free, the pod's included.
+def held_of(device: DeviceState, container: GpuRequest, owns: Owns) -> tuple[str, int, int]:
+    """Return, for a container, the layout that is pinned, the positions taken and the MiB free.
 
-    What init containers had is free again, but the layout stays.
+    What the pod's own containers have counts too. Init containers may have the same instances as
+    the others, whom they do not meet, but there is one layout for all.
     """
-    own = owns.get(device, NOTHING)
-    free = device.total - device.memory - own.memory
-    return device.layout or own.layout, device.positions | own.positions, free
+    own, free = owns.get(device, NOTHING), device.total - device.memory
+    layout = device.layout or own.layout
+    if container.init:
+        return layout, device.positions, free
+    return layout, device.positions | own.positions, free - own.memory
 
 
 def _in_question(

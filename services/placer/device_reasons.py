@@ -37,6 +37,7 @@ NODE_TEXTS: Mapping[str, str] = {
     "GpuInstancesTaken": "node(s) had no free MIG instance that is large enough",
     "GpuInstanceTooSmall": "node(s) had only GPUs whose MIG instances are too small",
     "NoGpuInstances": "node(s) had GPUs in mig mode without a known layout",
+    "GpuInstancesLive": "node(s) had only GPUs with live MIG instances",
     "GpuNotPartitioned": "node(s) had GPUs that shares keep from being partitioned",
     "GpuPlaceUnknown": "node(s) had GPUs of which nobody knows where they lie",
 }
@@ -136,6 +137,7 @@ def _refusal(
         fence=use.fence,
         tags=use.tags,
         alone=use.alone or own.alone,
+        layout=use.layout,
     )
     if device.mig and takes_instances(request):
         return _instance_refusal(container, request, device, owns)
@@ -155,6 +157,6 @@ def _instance_refusal(
     if device.shares and not device.layout:
         text = f"{device.shares} shares from before mig mode keep it from being partitioned"
         return DeviceRefusal("GpuNotPartitioned", text)
-    layout, taken, free_mib = held_of(device, owns)
+    layout, taken, free_mib = held_of(device, container, owns)
     need_mib = instance_mib(container, device.device, device.largest)
     return instance_refusal(device.tables, layout, taken, need_mib=need_mib, free_mib=free_mib)

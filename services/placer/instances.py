@@ -5,7 +5,7 @@ has an instance large enough is taken, and of that layout the smallest such inst
 live instances keeps its layout: the smallest free one that is large enough is taken.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -67,6 +67,16 @@ def instance_mib(container: GpuRequest, device: Device, largest_mib: int) -> int
     No instance has all of a device's memory: who asks for that gets the largest there is.
     """
     return largest_mib if asks_all(container) else needed_mib(container, device)
+
+
+def largest_first(containers: Iterable[GpuRequest]) -> list[GpuRequest]:
+    """Sort containers so that those who need the largest instances come first."""
+
+    def size(asked: GpuRequest) -> tuple[int, ...]:
+        amounts = (asked.memory_percent, asked.memory_bytes, asked.memory_units)
+        return (-asks_all(asked), *(-(amount or 0) for amount in amounts))
+
+    return sorted(containers, key=size)
 
 
 def find_instance(

@@ -36,6 +36,7 @@ class DeviceState:
         "parts",
         "positions",
         "room",
+        "shared",
         "shares",
         "slots",
         "slotted_room",
@@ -77,6 +78,9 @@ class DeviceState:
         """MiB of the largest instance that the device can have; 0 outside MIG mode."""
         self.healthy = device.healthy and not closed
         self.known_shares: dict[object, Share] = {}
+        self.instance = 0
+        """MiB of the largest MIG instance that is free, 0 if none is."""
+        self.note_manners()
         self.take(0, 0, 0)
 
     def learn(self, use: DeviceUse) -> bool:
@@ -113,12 +117,14 @@ class DeviceState:
         tags = {tag for part in parts for tag in part.tags}
         self.tags = base.tags | tags if tags else base.tags
         self.alone = base.alone or any(part.alone for part in parts)
+        self.layout = base.layout or next((part.layout for part in parts if part.layout), "")
         if self.mig:
-            self.layout = base.layout or next((part.layout for part in parts if part.layout), "")
             self.positions = positions_in(base.taken) if base.layout else 0
             for part in parts:
                 if part.layout == self.layout:
                     self.positions |= part.positions
+        self.shared = not (self.mig or self.layout or self.alone) and self.healthy
+        """Shares that HAMi-core holds to may come, as far as manners go."""
 
     def take(self, memory: int, cores: int, shares: int) -> None:
         """Count so much more as taken."""
@@ -129,17 +135,16 @@ class DeviceState:
         self.shares += shares
         free = self.total - self.memory
         self.free_units = free // self.unit if free > 0 else 0
-        usable = self.healthy and not self.alone
-        self.room = room = 100 - self.cores if usable and not self.mig else -1
+        self.room = room = 100 - self.cores if self.shared else -1
         """Percent of the cores that another share may reserve; -1: none may come."""
         self.slotted_room = room if self.shares < self.slots else -1
         """The same for a share that takes a slot."""
-        self.instance = self._largest_free(free) if self.mig and usable else 0
-        """MiB of the largest MIG instance that is free, 0 if none is."""
+        if self.mig:
+            self.instance = self._largest_free(free)
 
     def _largest_free(self, free: int) -> int:
         """Shares from before it was partitioned keep a device from being partitioned at all."""
-        if self.shares and not self.layout:
+        if not self.healthy or self.alone or (self.shares and not self.layout):
             return 0
         return largest_free(self.tables, self.layout, self.positions, free)
 

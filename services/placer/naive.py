@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from itertools import combinations
 
 from services.placer.device_filters import device_excluded
+from services.placer.instances import largest_first
 from services.placer.node_filters import free_resources, node_blocked
 from services.placer.shares import held_share, instance_share
 from shared.model.device import Device, DeviceMode, DeviceUse, fits, needed_mib
@@ -55,15 +56,20 @@ def fit_on_node(request: PodRequest, node: LedgerNode) -> tuple[Share, ...] | No
         if request.same_device:
             groups = [[held] for held in _ordered(request, of_mode, ())]
         for devices in groups:
-            shares = _in_turn(request, devices)
+            shares = _in_turn(request.containers, request, devices)
+            if shares is None and mode is DeviceMode.MIG:
+                shares = _in_turn(largest_first(request.containers), request, devices)
             if shares is not None:
-                return shares
+                names = [container.container for container in request.containers]
+                return tuple(sorted(shares, key=lambda share: names.index(share.container)))
     return None
 
 
-def _in_turn(request: PodRequest, devices: Sequence[Held]) -> tuple[Share, ...] | None:
+def _in_turn(
+    containers: Iterable[GpuRequest], request: PodRequest, devices: Sequence[Held]
+) -> tuple[Share, ...] | None:
     given: tuple[Share, ...] = ()
-    for container in request.containers:
+    for container in containers:
         fitting = []
         for device, use in _ordered(request, devices, given):
             beside = any(share.device == device.uuid and not share.init for share in given)
@@ -113,8 +119,10 @@ def _instance(
     own = [share for share in given if share.device == device.uuid]
     pinned = use.layout or next((share.mig.layout for share in own if share.mig), "")
     taken = {place for place, mark in enumerate(use.taken) if mark == "1" and use.layout}
-    taken |= {share.mig.position for share in own if share.mig and not share.init}
-    left = device.memory_mib - _with_own(device, use, given).memory_mib
+    if not container.init:
+        taken |= {share.mig.position for share in own if share.mig and not share.init}
+        use = _with_own(device, use, given)
+    left = device.memory_mib - use.memory_mib
     need = needed_mib(container, device)
     nothing_said = container.memory_units is None and container.memory_bytes is None
     if (container.memory_percent or 100) >= 100 and (nothing_said or container.memory_percent):
@@ -168,6 +176,7 @@ def _with_own(device: Device, use: DeviceUse, given: tuple[Share, ...]) -> Devic
         fence=use.fence,
         tags=use.tags,
         alone=use.alone or any(share.company is Company.ALONE for share in own),
+        layout=use.layout,
     )
 
 

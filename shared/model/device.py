@@ -156,6 +156,7 @@ def fits(
         and use.memory_mib + memory_mib <= device.memory_mib
         and use.cores_percent + cores <= 100
         and not use.alone
+        and not use.layout
         and (use.cores_percent < 100 or request.company is Company.ANY)
         and (request.company not in IDLE_BEFORE or use.shares == 0)
         and (not request.slotted or use.shares < slots_of(request, device))
@@ -219,6 +220,7 @@ def device_refusal(
             "GpuNotIdle",
             f"the pod wants it alone and {use.shares} shares are on it",
         ),
+        (bool(use.layout), "GpuInstancesLive", "live MIG instances are on it"),
         (use.alone, "GpuHeldAlone", "another pod holds it alone"),
         (use.cores_percent >= 100, "GpuHeldAlone", "all of its cores are reserved"),
     )

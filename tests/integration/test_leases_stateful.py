@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from shared.clients.leases import RedisLeases
-from shared.model.device import Device
-from shared.model.lease import Lease, LeaseState, Share, StaleLeaseError, bookings
+from shared.model.device import Device, DeviceMode, MigLayout, MigProfile
+from shared.model.lease import Lease, LeaseState, MigPlace, Share, StaleLeaseError, bookings
 from shared.model.ledger import Full, Held, Outcome, Reservation, Reserved
 from shared.model.names import DeviceUuid, PodUid
 from shared.model.request import Company, Gang
@@ -36,14 +36,35 @@ PODS = tuple(f"p{n}" for n in range(7))
 TTL_S = 30
 
 pods = st.sampled_from(PODS)
-gpus = st.integers(0, GPUS - 1)
+gpus = st.integers(0, GPUS)
+MIG = GPUS
+"""Number of the device of each node that is in MIG mode, unless it is told otherwise."""
+LAYOUTS = tuple(
+    MigLayout(
+        name=name,
+        profiles=tuple(
+            MigProfile(name=f"{mib}mib", memory_mib=mib, count=count) for mib, count in profiles
+        ),
+    )
+    for name, profiles in {"thirds": [(4_000, 3)], "mixed": [(9_000, 1), (3_000, 2)]}.items()
+)
+
+
+def described(node: str, gpu: int, *, flipped: bool = False, **told: object) -> Device:
+    """A device of a node: the last is in MIG mode and the others are not, or the reverse."""
+    mode = DeviceMode.MIG if (gpu == MIG) != flipped else DeviceMode.HAMI_CORE
+    return device(node, gpu, mode=mode, layouts=LAYOUTS, **told)
 
 
 @st.composite
 def candidates(draw: st.DrawFn) -> tuple[str, list[Share]]:
+    """Shares of devices, all of one layout where they are instances, each in its own position."""
     node = draw(st.sampled_from(NODES))
     count = draw(st.sampled_from((1, 1, 1, 2, 3, 0)))
-    return node, [
+    layout = draw(st.sampled_from(LAYOUTS))
+    positions = draw(st.permutations(range(3)))
+    instances = draw(st.sampled_from(({MIG}, {MIG}, {MIG}, {0, MIG}, set())))
+    shares = [
         share(
             node,
             draw(gpus),
@@ -57,6 +78,22 @@ def candidates(draw: st.DrawFn) -> tuple[str, list[Share]]:
         )
         for number in range(count)
     ]
+    if shares and shares[0].init:
+        positions[0] = draw(st.sampled_from(positions))
+    return node, [
+        as_instance(one, layout, positions[number]) if one.index in instances else one
+        for number, one in enumerate(shares)
+    ]
+
+
+def as_instance(share: Share, layout: MigLayout, position: int) -> Share:
+    profile = layout.positions[position]
+    return replace(
+        share,
+        memory_mib=profile.memory_mib,
+        company=Company.ORDINARY,
+        mig=MigPlace(layout=layout.name, position=position, profile=profile.name),
+    )
 
 
 class Model:
@@ -64,7 +101,9 @@ class Model:
 
     def __init__(self) -> None:
         self.leases: dict[str, Lease] = {}
-        self.devices = {uuid(node, gpu): device(node, gpu) for node in NODES for gpu in range(GPUS)}
+        self.devices = {
+            uuid(node, gpu): described(node, gpu) for node in NODES for gpu in range(GPUS + 1)
+        }
         self.pods_allowed = dict.fromkeys(NODES, 110)
         self.fences: dict[DeviceUuid, int] = {}
         self.now = NOW
@@ -88,19 +127,35 @@ class Model:
         if known is None or not known.healthy:
             return False
         mine = [s for s in shares if s.device == booking.device]
+        if not self.positions_fit(known, mine):
+            return False
         held = self.held(booking.device)
         count = sum(other.shares for _, other in held)
         cores = sum(other.cores_percent for _, other in held)
         memory = sum(other.memory_mib for _, other in held)
-        slots = min((s.slots for s in mine if s.slotted), default=0) or known.slots
+        slotted = [s for s in mine if s.slotted and not s.mig]
+        slots = min((s.slots for s in slotted), default=0) or known.slots
         return not (
-            (any(s.slotted for s in mine) and count + booking.shares > slots)
+            (slotted and count + booking.shares > slots)
             or any(set(wanted.tags) & set(lease.tags) for lease, _ in held)
             or memory + booking.memory_mib > known.memory_mib
             or cores + booking.cores_percent > 100
             or (booking.company in {Company.ALONE, Company.IDLE} and count > 0)
             or any(other.company is Company.ALONE for _, other in held)
             or (cores >= 100 and booking.company is not Company.ANY)
+        )
+
+    def positions_fit(self, known: Device, mine: list[Share]) -> bool:
+        """Instances are on devices in MIG mode, of one layout, none of them taken."""
+        there = [
+            s for lease in self.leases.values() for s in lease.shares if s.device == known.uuid
+        ]
+        layouts = {s.mig.layout if s.mig else "" for s in (*mine, *there)}
+        taken = {s.mig.position for s in there if s.mig}
+        return (
+            (known.mode is DeviceMode.MIG) == any(s.mig for s in mine)
+            and len(layouts) == 1
+            and not any(s.mig and s.mig.position in taken for s in mine)
         )
 
     def lowest_slots(self, where: DeviceUuid) -> Iterator[int]:
@@ -114,7 +169,8 @@ class Model:
         for where in {s.device for s in lease.shares}:
             mine = [s for s in lease.shares if s.device == where]
             free = self.lowest_slots(where)
-            wanted = {s.slot for s in mine if s.slotted}
+            assert all(s.slot == s.mig.position for s in mine if s.mig)
+            wanted = {s.slot for s in mine if s.slotted and not s.mig}
             assert wanted == {next(free) for _ in wanted}
             beside = [s.slot for s in mine if s.slotted and not s.init]
             assert len(set(beside)) == len(beside)
@@ -136,8 +192,11 @@ class LedgerMachine(RuleBasedStateMachine):
         self.model = Model()
         self.old: list[Lease] = []
         self.at = 0.0
-        opened = ledger(self.url, dict.fromkeys(NODES, GPUS))
+        opened = ledger(self.url, dict.fromkeys(NODES, 0))
         self.leases: RedisLeases = self.run(self.stack.enter_async_context(opened))
+        for node in NODES:
+            here = [described(node, gpu) for gpu in range(GPUS + 1)]
+            self.run(self.leases.save_devices(report(node, here)))
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return self.runner.run(work)
@@ -297,17 +356,23 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(
         node=st.sampled_from(NODES),
         told=st.lists(
-            st.tuples(st.booleans(), st.booleans(), st.sampled_from((1_000, 16_000, 20_000))),
-            min_size=GPUS,
-            max_size=GPUS,
+            st.tuples(
+                st.booleans(),
+                st.booleans(),
+                st.sampled_from((1_000, 16_000, 20_000)),
+                st.sampled_from((False, False, True)),
+            ),
+            min_size=GPUS + 1,
+            max_size=GPUS + 1,
         ),
     )
-    def report(self, node: str, told: list[tuple[bool, bool, int]]) -> None:
+    def report(self, node: str, told: list[tuple[bool, bool, int, bool]]) -> None:
         found: list[Device] = []
-        for gpu, (there, healthy, memory_mib) in enumerate(told):
+        for gpu, (there, healthy, memory_mib, flipped) in enumerate(told):
             self.model.devices.pop(uuid(node, gpu), None)
             if there:
-                found.append(device(node, gpu, healthy=healthy, memory_mib=memory_mib))
+                told_of = {"healthy": healthy, "memory_mib": memory_mib}
+                found.append(described(node, gpu, flipped=flipped, **told_of))
                 self.model.devices[uuid(node, gpu)] = found[-1]
 
         self.run(self.leases.save_devices(report(node, found)))
@@ -332,7 +397,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert await self.leases.restore(kept, now=now, token=token) == []
         for node in NODES:
             await self.leases.save_node(facts(node, pods=self.model.pods_allowed[node]))
-            here = [self.model.devices.get(uuid(node, gpu)) for gpu in range(GPUS)]
+            here = [self.model.devices.get(uuid(node, gpu)) for gpu in range(GPUS + 1)]
             await self.leases.save_devices(report(node, [d for d in here if d]))
         assert await self.leases.restore(kept, now=now, token=token) == []
         assert await self.leases.finish_rebuild(token)

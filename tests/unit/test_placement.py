@@ -4,41 +4,15 @@ from typing import Any
 
 import pytest
 
-from services.placer.index import Index
-from services.placer.mirror import Mirror
-from services.placer.placement import place
 from services.placer.scores import pod_score
 from shared.model.device import DeviceMode
 from shared.model.ledger import LedgerNode
-from shared.model.names import PodUid
 from shared.model.placement import Placement, Refusal
 from shared.model.request import Company, DeviceOrder, DeviceSelection, NodeOrder, PodRequest
-from tests.support.build import V100_MIB, device, devices, dice, gpu, ledger_node, request, use
+from tests.support.build import V100_MIB, device, devices, gpu, ledger_node, request, use
+from tests.support.placing import Cluster
 
 SHARED = {"slotted": False}
-
-
-class Cluster:
-    """A mirror with its index; what is placed stays placed."""
-
-    def __init__(self, *nodes: LedgerNode) -> None:
-        self.mirror = Mirror()
-        self.mirror.reset(nodes)
-        self.index = Index(self.mirror)
-        self.pods = 0
-
-    def place(self, wanted: PodRequest) -> Placement | Refusal:
-        answer = place(wanted, self.index, dice(7))
-        if isinstance(answer, Refusal):
-            return answer
-        self.pods += 1
-        self.mirror.hold(PodUid(f"uid-{self.pods}"), answer[0], wanted.resources, wanted.tags)
-        return answer[0]
-
-    def indices(self, wanted: PodRequest) -> list[int]:
-        """Indices of the devices a pod gets; empty if it is refused."""
-        answer = self.place(wanted)
-        return [] if isinstance(answer, Refusal) else [share.index for share in answer.shares]
 
 
 def gpushare(*memories: int, init: tuple[int, ...] = (), **fields: Any) -> PodRequest:

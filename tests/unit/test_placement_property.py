@@ -1,6 +1,7 @@
 """The index against the naive scan, over random clusters, requests and changes."""
 
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 from hypothesis import given, settings
@@ -10,10 +11,10 @@ from services.placer.index import Index
 from services.placer.mirror import Mirror
 from services.placer.naive import fit_on_node, place_naive
 from services.placer.placement import place
-from shared.model.device import DeviceMode, DeviceUse
-from shared.model.lease import bookings
+from shared.model.device import Device, DeviceMode, DeviceUse, MigLayout, MigProfile
+from shared.model.lease import Share, bookings
 from shared.model.ledger import LedgerNode
-from shared.model.names import NodeName, PodUid
+from shared.model.names import DeviceUuid, NodeName, PodUid
 from shared.model.node import Taint
 from shared.model.placement import Placement, Refusal
 from shared.model.request import (
@@ -24,6 +25,7 @@ from shared.model.request import (
     NodeOrder,
     NodeTerm,
     PodRequest,
+    Scope,
     Toleration,
 )
 from tests.support.build import device, dice, gpu, ledger_node, request, use
@@ -33,12 +35,63 @@ SOFT = Taint(key="slow", effect="PreferNoSchedule")
 memories = st.sampled_from([0, 10, 25, 40, 60, 100])
 
 
+def layout(name: str, *profiles: tuple[int, int]) -> MigLayout:
+    return MigLayout(
+        name=name,
+        profiles=tuple(
+            MigProfile(name=f"{memory_mib}mib", memory_mib=memory_mib, count=count)
+            for memory_mib, count in profiles
+        ),
+    )
+
+
+LAYOUTS = (
+    (),
+    (layout("small", (7, 3)), layout("mixed", (21, 1), (7, 2)), layout("whole", (45, 1))),
+    (layout("odd", (2, 1), (14, 2)), layout("large", (30, 3))),
+)
+
+
+@st.composite
+def _uses(draw: Any, card: Device) -> DeviceUse:
+    """Nothing, a share of HAMi-core's, or instances of a layout."""
+    tags = draw(st.sampled_from([(), ("g",)]))
+    likely = 2 if card.mode is DeviceMode.MIG else 9
+    if card.layouts and draw(st.integers(1, likely)) == 1:
+        pinned = draw(st.sampled_from(card.layouts))
+        taken = draw(st.sets(st.integers(0, len(pinned.positions) - 1), min_size=1))
+        sizes = [profile.memory_mib for profile in pinned.positions]
+        return DeviceUse(
+            memory_mib=sum(sizes[position] for position in taken),
+            shares=len(taken),
+            fence=1,
+            tags=frozenset(tags),
+            taken="".join("01"[n in taken] for n in range(max(taken) + 1)),
+            layout=pinned.name,
+        )
+    taken = draw(st.one_of(st.none(), st.tuples(memories, st.sampled_from([0, 30, 100]))))
+    if taken is None:
+        return DeviceUse()
+    return use(min(taken[0], card.memory_mib), taken[1], 1, 1, *tags)
+
+
+def _linked(cards: list[Device], scores: list[int]) -> list[Device]:
+    """Link every pair of devices; of some, the one direction is not known."""
+    links: dict[DeviceUuid, dict[DeviceUuid, int]] = {card.uuid: {} for card in cards}
+    for one, other in combinations(cards, 2):
+        score = scores.pop()
+        links[one.uuid][other.uuid] = score
+        if score != 50:
+            links[other.uuid][one.uuid] = score
+    return [replace(card, links=links[card.uuid]) for card in cards]
+
+
 @st.composite
 def _nodes(draw: Any, name: str) -> LedgerNode:
-    held = []
     unit = draw(st.sampled_from([1, 1, 7]))
-    for index in range(draw(st.integers(0, 3))):
-        card = device(
+    modes = draw(st.sampled_from([[*DeviceMode], [DeviceMode.HAMI_CORE], [DeviceMode.MIG]]))
+    cards = [
+        device(
             f"GPU-{name}-{index}",
             index,
             memory_mib=draw(st.sampled_from([14, 56, 98])) // unit * unit,
@@ -46,14 +99,18 @@ def _nodes(draw: Any, name: str) -> LedgerNode:
             slots=draw(st.integers(1, 3)),
             healthy=draw(st.integers(0, 5)) > 0,
             model=draw(st.sampled_from(["Tesla T4", "NVIDIA A100"])),
-            mode=draw(st.sampled_from([DeviceMode.HAMI_CORE] * 4 + [DeviceMode.MIG])),
+            mode=draw(st.sampled_from(modes)),
+            layouts=draw(st.sampled_from(LAYOUTS)),
+            numa=draw(st.sampled_from([None, 0, 0, 1])),
+            pcie=draw(st.sampled_from(["", "pci0000:3a", "pci0000:85"])),
         )
-        taken = draw(st.one_of(st.none(), st.tuples(memories, st.sampled_from([0, 30, 100]))))
-        tags = draw(st.sampled_from([(), ("g",)]))
-        if taken is None:
-            held.append((card, DeviceUse()))
-        else:
-            held.append((card, use(min(taken[0], card.memory_mib), taken[1], 1, 1, *tags)))
+        for index in range(draw(st.integers(0, 4)))
+    ]
+    if draw(st.booleans()):
+        cards = _linked(
+            cards, draw(st.lists(st.sampled_from([10, 40, 50, 150]), min_size=6, max_size=6))
+        )
+    held = [(card, draw(_uses(card))) for card in cards]
     return ledger_node(
         name,
         *held,
@@ -88,6 +145,7 @@ def requests(draw: Any) -> PodRequest:
             company=draw(st.sampled_from(Company)),
             slots=draw(st.sampled_from([0, 0, 1, 100])),
             keeps_terms=draw(st.booleans()),
+            instances=draw(st.integers(0, 3)) > 0,
         )
         for number in range(draw(st.integers(0, 3)))
     )
@@ -101,6 +159,9 @@ def requests(draw: Any) -> PodRequest:
         same_device=same_device,
         distinct=not same_device and draw(st.booleans()),
         weights=draw(st.sampled_from([(0, 0, 1), (1, 1, 1), (0, 2, 1)])),
+        scope=draw(st.sampled_from([Scope.NODE, Scope.NODE, *Scope])),
+        links=draw(st.booleans()),
+        instances_first=draw(st.booleans()),
         triggers=draw(st.sampled_from([(), ("t",)])),
         selection=draw(
             st.sampled_from(
@@ -109,6 +170,7 @@ def requests(draw: Any) -> PodRequest:
                     DeviceSelection(),
                     DeviceSelection(types=("a100",)),
                     DeviceSelection(not_uuids=("GPU-n0-0",), mode="hami-core"),
+                    DeviceSelection(mode="mig"),
                 ]
             )
         ),
@@ -173,6 +235,8 @@ def _with_taken(node: LedgerNode, placement: Placement, wanted: PodRequest) -> L
                     fence=before.fence + 1,
                     tags=before.tags | tags,
                     alone=before.alone or booking.company is Company.ALONE,
+                    taken=_with_positions(before.taken, card.uuid, placement.shares),
+                    layout=booking.layout or before.layout,
                 ),
             )
         )
@@ -180,6 +244,12 @@ def _with_taken(node: LedgerNode, placement: Placement, wanted: PodRequest) -> L
     for name, amount in wanted.resources.items():
         used[name] = used.get(name, 0) + amount
     return replace(node, devices=tuple(held), used=used, version=node.version + 1)
+
+
+def _with_positions(taken: str, where: DeviceUuid, shares: tuple[Share, ...]) -> str:
+    positions = {n for n, mark in enumerate(taken) if mark == "1"}
+    positions |= {s.mig.position for s in shares if s.device == where and s.mig}
+    return "".join("01"[n in positions] for n in range(max(positions, default=-1) + 1))
 
 
 @settings(max_examples=60, deadline=None)
@@ -220,6 +290,50 @@ def test_after_any_changes_the_index_answers_as_one_built_anew(
             mirror.remove_node(name)
             mirror.put_node(node)
             truth[name] = node
+
+
+@st.composite
+def _partitioned(draw: Any) -> LedgerNode:
+    cards = [
+        device(f"GPU-{n}", n, memory_mib=98, mode=DeviceMode.MIG, layouts=draw(layouts))
+        for n in range(draw(st.integers(1, 2)))
+    ]
+    return ledger_node("n0", *((card, draw(_uses(card))) for card in cards), served=("t",))
+
+
+layouts = st.sampled_from(LAYOUTS[1:])
+asked = st.builds(
+    lambda sizes, inits, order: request(
+        *(gpu(f"c{n}", 1, size, instances=True, init=n < inits) for n, size in enumerate(sizes)),
+        device_order=order,
+        triggers=(),
+        resources={},
+    ),
+    st.lists(st.sampled_from([None, 1, 7, 14, 21, 30]), min_size=1, max_size=3),
+    st.sampled_from([0, 0, 1]),
+    st.sampled_from(DeviceOrder),
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(_partitioned(), st.lists(asked, min_size=2, max_size=7))
+def test_instances_given_one_after_the_other_are_those_of_the_naive_scan(
+    node: LedgerNode, steps: list[PodRequest]
+) -> None:
+    mirror = Mirror()
+    mirror.reset([node])
+    index = Index(mirror)
+
+    for number, step in enumerate(steps):
+        _check(step, mirror, index, [node])
+        answer = place(step, index, dice(number))
+        if not isinstance(answer, Refusal):
+            mirror.hold(PodUid(str(number)), answer[0], step.resources)
+            taken = {card.uuid: held.taken for card, held in node.devices}
+            for share in answer[0].shares:
+                assert share.mig is not None
+                assert taken[share.device][share.mig.position : share.mig.position + 1] != "1"
+            node = _with_taken(node, answer[0], step)
 
 
 def test_a_hold_and_the_total_that_contains_it_are_counted_once() -> None:

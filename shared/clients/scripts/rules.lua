@@ -147,7 +147,7 @@ local function device_refusal(device, node_name, memory, cores, shares, slotted,
   if (company == ALONE or company == IDLE) and device[D_SHARES] > 0 then return 'alone' end
   if device[D_ALONE] == 1 then return 'held-alone' end
   if device[D_CORES] >= 100 and company ~= ANY then return 'held-alone' end
-  if layout ~= '' and device[D_LAYOUT] ~= layout and device[D_SHARES] > 0 then return 'layout' end
+  if device[D_LAYOUT] ~= layout and device[D_SHARES] > 0 then return 'layout' end
 end
 
 local function is_taken(device, slot)
