@@ -9,7 +9,6 @@ import logging
 from collections.abc import Mapping
 
 from aiohttp import WSMsgType, web
-from multidict import MultiMapping
 
 from services.simcluster.errors import ApiError
 from services.simcluster.objects import Json, encode, metadata
@@ -71,8 +70,9 @@ class Streams:
                 await self._input.put(b"")
 
 
-def exec_options(query: MultiMapping[str]) -> Json:
+def exec_options(request: web.BaseRequest) -> Json:
     """Return a session's query as the `PodExecOptions` that admission is shown."""
+    query = request.query
     flags = {name: True for name in ("stdin", "stdout", "stderr", "tty") if flag(query, name)}
     container = query.get("container", "")
     named = {"container": container} if container else {}

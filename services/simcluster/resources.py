@@ -36,7 +36,9 @@ class Resource:
     singular_name: str = ""
     list_name: str = ""
     stored_as: str = ""
+    """Its table, where that is not its plural: other kinds have that name, or share the table."""
     status_alone: bool = False
+    """Whether nothing but the status is written through `status`, not even labels."""
 
     @property
     def api_version(self) -> str:

@@ -145,7 +145,7 @@ class ApiServer:
                 "NotImplemented",
                 f"pods/{target.subresource} is not simulated; exec and log are",
             )
-        await self._writer.may_connect(target, exec_options(request.query))
+        await self._writer.may_connect(target, exec_options(request))
         return await serve_exec(request, self.runtime, pod)
 
     async def _read(
