@@ -1,6 +1,6 @@
 """Every way of asking for a GPU that Leasehold understands: one file each, one table."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from shared.dialects import koordinator, nvidia, tencent, volcano_gpushare, volcano_vgpu
 from shared.dialects.dialect import TRIGGER, ContainerAsks, Dialect, PodAsks, Rules
@@ -54,8 +54,7 @@ def read_pod(asks: PodAsks, rules: Rules) -> PodRequest:
         request for dialect in enabled(rules) if (request := dialect.read(asks, rules)) is not None
     ]
     if len(requests) > 1:
-        named = " and ".join(request.dialect for request in requests)
-        raise RequestError(f"the pod mixes {named}: ask in one vocabulary for all its containers")
+        raise _mixed(asks, [request.dialect for request in requests])
     request = requests[0] if requests else PodRequest()
     _check_silent(asks, rules, request)
     return request
@@ -66,17 +65,29 @@ def _check_mixed(asks: PodAsks) -> None:
 
     Words that several dialects know prove nothing.
     """
-    words: dict[str, str] = {}
-    for asked in asks.containers:
-        for resource in _named(asked):
-            owners = _OWNERS[resource]
-            if len(owners) == 1:
-                words.setdefault(owners[0], f"container {asked.name} asks for {resource}")
-    if len(words) > 1:
-        raise RequestError(
-            f"the pod mixes {' and '.join(words)}: {', '.join(words.values())}; ask in one "
-            "vocabulary for all its containers"
-        )
+    words = [word for asked in asks.containers for word in _named(asked)]
+    owners = dict.fromkeys(_OWNERS[word][0] for word in words if len(_OWNERS[word]) == 1)
+    if len(owners) > 1:
+        raise _mixed(asks, owners)
+
+
+def _mixed(asks: PodAsks, names: Collection[str]) -> RequestError:
+    uses = ", ".join(_use(asks, DIALECTS[name].resources) for name in names)
+    return RequestError(
+        f"the pod mixes {' and '.join(names)}: {uses}; ask in one vocabulary for all its containers"
+    )
+
+
+def _use(asks: PodAsks, words: frozenset[str]) -> str:
+    """Say where the pod uses one of the words, preferably one that no other dialect knows."""
+    uses = [
+        (len(_OWNERS[word]), place, word, asked.name)
+        for place, asked in enumerate(asks.containers)
+        for word in _named(asked)
+        if word in words
+    ]
+    _, _, word, container = min(uses)
+    return f"container {container} asks for {word}"
 
 
 def _check_silent(asks: PodAsks, rules: Rules, request: PodRequest) -> None:
