@@ -54,6 +54,11 @@ def positions_in(taken: str) -> int:
     return int(taken[::-1], 2) if taken else 0
 
 
+def taken_by(positions: int) -> str:
+    """Write positions as a string of 0 and 1, cut off after the last that is taken."""
+    return f"{positions:b}"[::-1] if positions else ""
+
+
 def asks_all(container: GpuRequest) -> bool:
     """Say whether a container asks for all memory of a device."""
     if container.memory_percent is not None:

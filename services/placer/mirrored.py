@@ -2,7 +2,14 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from services.placer.instances import Tables, largest_free, largest_of, positions_in, tables_of
+from services.placer.instances import (
+    Tables,
+    largest_free,
+    largest_of,
+    positions_in,
+    tables_of,
+    taken_by,
+)
 from services.placer.node_filters import free_resources, has_soft_taint, is_open
 from shared.model.device import Device, DeviceMode, DeviceUse
 from shared.model.lease import Lease, Share, bookings
@@ -163,7 +170,7 @@ class DeviceState:
             fence=self.base.fence,
             tags=self.tags,
             alone=self.alone,
-            taken=f"{self.positions:b}"[::-1] if self.mig else self.base.taken,
+            taken=taken_by(self.positions) if self.mig else self.base.taken,
             layout=self.layout,
         )
 

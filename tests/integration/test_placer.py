@@ -1,19 +1,22 @@
 """Placers on a real ledger: several at once, without knowing of each other."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+import random
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
 
 from services.placer.service import Placer
 from shared.clients.leases import RedisLeases
-from shared.model.device import DeviceUse
+from shared.model.device import DeviceMode, DeviceUse, MigLayout, MigProfile
 from shared.model.events import PlacementChosen, PlacementRefused, PodQueued
+from shared.model.lease import Lease
 from shared.model.names import NodeName, PodUid
+from shared.model.request import DeviceSelection
 from shared.runtime.clock import SystemClock
 from tests.support.build import dice, gpu, pod_queued, request
-from tests.support.ledger import assert_sound, facts, ledger, uses
+from tests.support.ledger import assert_sound, device, facts, ledger, report, uses
 from tests.support.valkey import ValkeyServer, valkey_server
 
 SHARE = request(gpu(memory=4_000), resources={"cpu": 100, "pods": 1})
@@ -108,7 +111,7 @@ async def test_freed_capacity_reaches_a_placer_and_the_pod_that_waits(url: str) 
         assert [type(one) for one in await placer.place_pods(pods(1, 4))] == [PlacementRefused]
 
         await leases.release([PodUid("uid-0")], reason="gone")
-        offered = await leases.offers(now=0.0)
+        offered = (await leases.offers(now=0.0)).pods
         answers = await placer.place_pods(offered)
 
         assert [event.pod for event in offered] == ["uid-4"]
@@ -137,3 +140,77 @@ async def test_a_cordoned_node_gets_no_more_pods(url: str) -> None:
                 await asyncio.sleep(0.01)
 
         assert [type(one) for one in await placer.place_pods(pods(1))] == [PlacementRefused]
+
+
+LAYOUTS = tuple(
+    MigLayout(
+        name=name,
+        profiles=tuple(
+            MigProfile(name=f"{mib}mib", memory_mib=mib, count=count) for mib, count in profiles
+        ),
+    )
+    for name, profiles in {
+        "sevenths": [(5_120, 7)],
+        "mixed": [(10_240, 3), (5_120, 1)],
+        "halves": [(20_480, 2)],
+        "whole": [(40_960, 1)],
+    }.items()
+)
+
+
+def instance_pods(chance: random.Random, first: int, count: int) -> list[PodQueued]:
+    """Pods of one to three containers that take instances, or shares where they may."""
+    wanted = []
+    for number in range(count):
+        containers = [
+            gpu(f"c{n}", 1, chance.choice([3_000, 5_000, 8_000, 15_000, None]), instances=True)
+            for n in range(chance.choice([1, 1, 1, 2, 3]))
+        ]
+        asked = request(
+            *containers,
+            resources={"cpu": 10, "pods": 1},
+            instances_first=chance.random() < 0.5,
+            selection=DeviceSelection(mode=chance.choice([None, "mig", "mig"])),
+        )
+        wanted.append(pod_queued(f"uid-{first + number}", asked))
+    return wanted
+
+
+def assert_instances_disjoint(leases: Iterable[Lease]) -> int:
+    """Check that no position is held twice and no device has two layouts; count the instances."""
+    held = [(lease.pod, s) for lease in leases for s in lease.shares if s.mig]
+    positions = {(s.device, s.slot) for _, s in held}
+    assert len(positions) == len(held)
+    assert all(s.mig and s.slot == s.mig.position for _, s in held)
+    layouts = {(s.device, s.mig.layout) for _, s in held if s.mig}
+    assert len(layouts) == len({s.device for _, s in held})
+    return len(held)
+
+
+async def test_item_44_placers_that_do_not_know_of_each_other_never_give_a_position_twice(
+    url: str,
+) -> None:
+    chance = random.Random(44)  # noqa: S311
+    async with ledger(url, {"a": 1, "b": 1}) as leases:
+        for name in ("a", "b"):
+            cards = [
+                device(name, n, memory_mib=40_960, mode=DeviceMode.MIG, layouts=LAYOUTS)
+                for n in range(1, 4)
+            ]
+            await leases.save_devices(report(name, [device(name, 0), *cards]))
+        async with placers(leases, 4) as several:
+            given = 0
+            for turn in range(6):
+                batches = [instance_pods(chance, 100 * turn + 10 * n, 5) for n in range(4)]
+                answers = await asyncio.gather(
+                    *(p.place_pods(batch) for p, batch in zip(several, batches, strict=True))
+                )
+                assert sum(map(len, answers)) == 20, "every pod was placed or explained"
+                held = await assert_sound(leases)
+                given += assert_instances_disjoint(held)
+                await until_mirrored(leases, several)
+                leaving = chance.sample([lease.pod for lease in held], k=2 * len(held) // 3)
+                await leases.release(leaving, reason="done")
+                await until_mirrored(leases, several)
+
+            assert given > 30, "the mix fills the devices"
