@@ -3,8 +3,9 @@
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
-from shared.model.events import BoundPod, DeviceReported, PodQueued, PodsListed
+from shared.model.events import BoundPod, DeviceReported, PodsListed
 from shared.model.lease import Lease, StaleLeaseError
+from shared.model.ledger import Offers
 from shared.model.names import NodeName, PodUid
 from shared.model.node import NodeFacts
 
@@ -62,7 +63,7 @@ class Ledger(Protocol):
         """Return the number that rises whenever something is freed or added."""
         ...
 
-    async def offers(self, *, now: float) -> list[PodQueued]:
+    async def offers(self, *, now: float) -> Offers:
         """Return waiting pods that what was freed since their verdict may help."""
         ...
 

@@ -263,8 +263,7 @@ class Binder:
                 offers = await self.sweeper.offer()
                 if offers:
                     await self.bus.publish(offers)
-            if not offers:
-                await self.sweeper.wait()
+            await self.sweeper.wait()
 
     @loops
     async def ask_endings(self) -> None:

@@ -12,6 +12,8 @@ from shared.runtime.clock import Clock
 SWEEP_S = 1.0
 OFFER_S = 0.25
 """How often the capacity number is looked at; hardly more is done while it stands still."""
+PASS_ON_S = 0.05
+"""What is offered is decided in about this time; if it is refused, others are offered the same."""
 OFFER_AGAIN_S = 30.0
 """How often offers that had no answer are looked for although nothing was freed."""
 
@@ -25,6 +27,7 @@ class Sweeper:
         self._freed = asyncio.Event()
         self._offered_for = -1
         self._offered_at = 0.0
+        self._settled = True
         self.in_doubt = False
         """Something may have been ended or offered, and nobody was told."""
 
@@ -69,12 +72,13 @@ class Sweeper:
         if capacity == self._offered_for and now < self._offered_at + OFFER_AGAIN_S:
             return []
         offers = await self.ledger.offers(now=now)
-        if not offers:
+        self._settled = offers.settled
+        if offers.settled:
             self._offered_for, self._offered_at = capacity, now
-        return offers
+        return list(offers.pods)
 
     async def wait(self) -> None:
         """Return when something was freed here, or after a moment."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(OFFER_S):
+            async with asyncio.timeout(OFFER_S if self._settled else PASS_ON_S):
                 await self._freed.wait()

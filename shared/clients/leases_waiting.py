@@ -6,8 +6,7 @@ from dataclasses import replace
 from shared.clients.leases_connection import LedgerConnection, in_groups, unpacked
 from shared.clients.ledger_rows import lease_of
 from shared.clients.ledger_waiting import enrolled_row, waiting_of, waiting_row
-from shared.model.events import PodQueued
-from shared.model.ledger import Muster, Waited, Waiting
+from shared.model.ledger import Muster, Offers, Waited, Waiting
 from shared.model.names import PodUid
 from shared.model.request import Gang
 
@@ -57,16 +56,20 @@ class WaitingPods:
 
     async def offers(
         self, *, now: float, limit: int = 128, spare: int = 32, retry_s: float = 60.0
-    ) -> list[PodQueued]:
+    ) -> Offers:
         """Choose waiting pods that freed capacity may suffice for, to be decided again.
 
-        First those whose smallest need fits a node on which something was freed since the last
-        call, as many as it could hold; then up to `spare` whose verdicts are the oldest, so that
-        nobody is forgotten. Highest priority first, then oldest. A pod is offered once per capacity
+        Those whose smallest need fits a node on which something was freed since their verdict, as
+        many as it could hold; if the capacity is still there once they have answered, those after
+        them, twice as many each time. Of those that only a changed cluster can help, up to `spare`
+        when it has changed. Highest priority first, then oldest. A pod is offered once per capacity
         number, and again if there was no answer for `retry_s`.
         """
-        capacity, records = await self._connection.run("offers", now, limit, spare, retry_s)
-        return [replace(waiting_of(0, 0.0, record).queued, offer=capacity) for record in records]
+        capacity, records, settled = await self._connection.run(
+            "offers", now, limit, spare, retry_s
+        )
+        pods = (replace(waiting_of(0, 0.0, record).queued, offer=capacity) for record in records)
+        return Offers(pods=tuple(pods), settled=settled)
 
     async def muster(self, gang: Gang, enrolled: Sequence[Waiting]) -> Muster:
         """Let pods of a gang wait, nothing being offered to them, and count the gang.

@@ -167,6 +167,15 @@ class NodeAccount:
     """What the indexes hold without its counterpart, in words; empty in a sound ledger."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offers:
+    """Waiting pods to be decided again."""
+
+    pods: tuple[PodQueued, ...] = ()
+    settled: bool = True
+    """All that was freed so far has been offered; else ask again once these have been decided."""
+
+
 class FeedLostError(ConflictError):
     """The feed no longer goes back to the position: a new snapshot is needed."""
 

@@ -204,8 +204,8 @@ async def test_freed_capacity_is_offered_to_one_pod_of_a_gang(url: str) -> None:
 
         await leases.release([PodUid(f"full-{n}") for n in range(6)], reason="test")
 
-        assert [event.pod for event in await leases.offers(now=NOW)] == ["p0"]
-        assert await leases.offers(now=NOW) == []
+        assert [event.pod for event in (await leases.offers(now=NOW)).pods] == ["p0"]
+        assert (await leases.offers(now=NOW)).pods == ()
 
 
 async def test_a_gang_whose_leader_is_gone_has_another(url: str) -> None:
@@ -216,7 +216,7 @@ async def test_a_gang_whose_leader_is_gone_has_another(url: str) -> None:
 
         await leases.release([PodUid("full-0")], reason="test")
 
-        assert [event.pod for event in await leases.offers(now=NOW)] == ["p1"]
+        assert [event.pod for event in (await leases.offers(now=NOW)).pods] == ["p1"]
 
 
 async def test_a_rebuilt_ledger_counts_gangs_again(url: str) -> None:

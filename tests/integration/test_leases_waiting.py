@@ -49,7 +49,7 @@ async def let_wait(leases: RedisLeases, *events: PodQueued) -> None:
 
 
 async def offered(leases: RedisLeases, now: float = NOW, spare: int = 0) -> list[str]:
-    return [event.pod for event in await leases.offers(now=now, spare=spare)]
+    return [event.pod for event in (await leases.offers(now=now, spare=spare)).pods]
 
 
 async def test_a_freed_share_is_offered_to_a_pod_that_fits_once(url: str) -> None:
@@ -60,7 +60,7 @@ async def test_a_freed_share_is_offered_to_a_pod_that_fits_once(url: str) -> Non
 
         await leases.release([PodUid("full-0")], reason="test")
 
-        [event] = await leases.offers(now=NOW, spare=0)
+        [event] = (await leases.offers(now=NOW, spare=0)).pods
         assert event.pod == "small"
         assert event.offer == await leases.capacity()
         assert await offered(leases) == []
@@ -76,7 +76,7 @@ async def test_the_highest_priority_comes_first_then_the_oldest(url: str) -> Non
         order = []
         for n in range(4):
             await leases.release([PodUid(f"full-{n}")], reason="test")
-            [pod] = (await offered(leases))[:1]
+            [pod] = [event.pod for event in (await leases.offers(now=NOW, limit=1)).pods]
             await leases.forget_waiting([PodUid(pod)])
             order.append(pod)
 
@@ -109,17 +109,52 @@ async def test_a_verdict_that_freed_capacity_may_change_is_stale(url: str) -> No
         assert waiting.capacity == await leases.capacity()
 
 
-async def test_old_verdicts_are_offered_in_the_end_a_few_at_a_time(url: str) -> None:
+async def test_what_was_freed_is_passed_on_while_it_is_refused_to_ever_more_pods(
+    url: str,
+) -> None:
+    async with ledger(url) as leases:
+        await fill(leases)
+        await let_wait(leases, *(queued(f"w{n:02d}") for n in range(10)))
+        await leases.release([PodUid("full-0")], reason="test")
+
+        rounds = []
+        for _ in range(5):
+            found = await leases.offers(now=NOW)
+            rounds.append([event.pod for event in found.pods])
+            assert found.settled == (not found.pods)
+            capacity = await leases.capacity()
+            await leases.wait([verdict(event, capacity) for event in found.pods])
+
+        assert [len(found) for found in rounds] == [1, 2, 4, 3, 0]
+        assert [pod for found in rounds for pod in found] == [f"w{n:02d}" for n in range(10)]
+
+
+async def test_while_an_offer_is_under_way_nobody_else_is_offered_the_same(url: str) -> None:
+    async with ledger(url) as leases:
+        await fill(leases)
+        await let_wait(leases, queued("first"), queued("second"), queued("third"))
+        await leases.release([PodUid("full-0")], reason="test")
+        assert await offered(leases) == ["first"]
+
+        second = await leases.offers(now=NOW + 1)
+        late = await leases.offers(now=NOW + 3)
+        await reserve(leases, wish("first", share("a")))
+        third = await leases.offers(now=NOW + 3)
+
+        assert (second.pods, second.settled) == ((), False)
+        assert [event.pod for event in late.pods] == ["second", "third"]
+        assert (third.pods, third.settled) == ((), True)
+
+
+async def test_pods_that_cannot_fit_what_was_freed_are_left_alone(url: str) -> None:
     async with ledger(url) as leases:
         await fill(leases)
         await let_wait(leases, *(queued(f"w{n:02d}", units=16_000) for n in range(20)))
-        assert await offered(leases, spare=8) == []
 
         await leases.release([PodUid("full-0")], reason="test")
 
-        rounds = [await offered(leases, spare=8) for _ in range(4)]
-        assert [len(found) for found in rounds] == [8, 8, 4, 0]
-        assert [pod for found in rounds for pod in found] == [f"w{n:02d}" for n in range(20)]
+        found = await leases.offers(now=NOW + 100)
+        assert (found.pods, found.settled) == ((), True)
 
 
 async def test_an_offer_without_an_answer_is_repeated(url: str) -> None:
@@ -159,7 +194,7 @@ async def test_a_pod_without_gpu_is_offered_any_freed_node(url: str) -> None:
         assert await offered(leases) == ["plain"]
 
 
-async def test_a_verdict_for_good_is_not_disturbed_by_a_freed_share(url: str) -> None:
+async def test_a_verdict_for_good_is_disturbed_by_a_changed_cluster_only(url: str) -> None:
     async with ledger(url) as leases:
         await fill(leases)
         await leases.offers(now=NOW)
@@ -168,8 +203,11 @@ async def test_a_verdict_for_good_is_not_disturbed_by_a_freed_share(url: str) ->
 
         await leases.release([PodUid("full-0")], reason="test")
 
-        assert await offered(leases) == []
-        assert await offered(leases, spare=1) == ["never"]
+        assert await offered(leases, spare=8) == []
+        await leases.save_node(facts("b"))
+        await leases.save_devices(report("b", [device("b", 0)]))
+        assert await offered(leases, spare=8) == ["never"]
+        assert await offered(leases, spare=8) == []
 
 
 async def test_a_pod_that_holds_a_lease_waits_no_longer(url: str) -> None:

@@ -22,6 +22,7 @@ from shared.model.events import (
     PodsListed,
 )
 from shared.model.lease import Lease, LeaseState, Share, StaleLeaseError
+from shared.model.ledger import Offers
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
 from tests.support.clock import FakeClock
@@ -140,11 +141,11 @@ class FakeLedger:
     async def capacity(self) -> int:
         return self.number
 
-    async def offers(self, *, now: float) -> list[PodQueued]:
+    async def offers(self, *, now: float) -> Offers:
         self.scans += 1
-        offered = [replace(pod, offer=self.number) for pod in self.waiting]
+        offered = tuple(replace(pod, offer=self.number) for pod in self.waiting)
         self.waiting = []
-        return offered
+        return Offers(pods=offered, settled=not offered)
 
     async def forget_waiting(self, pods: Sequence[PodUid]) -> None:
         self.waiting = [pod for pod in self.waiting if pod.pod not in pods]

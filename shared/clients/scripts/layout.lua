@@ -8,7 +8,9 @@
 -- stored as it comes (joined).
 --
 --   meta          hash   epoch, ready, seq (versions), capacity, feed (last entry), floor (fences),
---                        numbered (nodes)
+--                        numbered (nodes), grown (capacity number at which the inventory last became
+--                        better), offered (number up to which what was freed has been offered), round
+--                        (how often what was freed after that was offered)
 --   nodes         hash   name -> see N_*
 --   devices       hash   uuid -> see D_*
 --   leases        hash   pod -> see L_*
@@ -176,8 +178,15 @@ local function next_version()
   return seq
 end
 
+local grown = false
+
 local function free_on(name)
   freed[name] = true
+end
+
+-- Something is there that was not: what could never fit may fit now.
+local function grow_on(name)
+  freed[name], grown = true, true
 end
 
 local function opened(value)

@@ -1,10 +1,13 @@
 -- Choose waiting pods to be decided again. Arguments: now, how many at most, how many of them may be
--- chosen only because their verdict is old, seconds after which an unanswered offer is repeated.
--- Answers the capacity number and the records; each pod once per capacity number.
+-- pods whose verdict only a changed cluster can change, seconds after which an unanswered offer is
+-- repeated. Answers the capacity number, the records, and whether nothing is left to be offered of
+-- what was freed so far; each pod once per capacity number.
+--
+-- Of each group as many are offered as what was freed could hold, the first in order first. While
+-- there is room left once they have answered, the following are offered, twice as many each time.
 local now, limit, spare, retry_s = A[1], A[2], A[3], A[4]
-local MAX_NODES, MAX_PASSED = 32, 256
-local current = string.format('%.0f', capacity)
-local chosen, members = {}, {}
+local MAX_NODES, MAX_PAGES, CHUNK, MAX_PASSED, ROUNDS, AWAITED_S = 32, 16, 256, 8192, 8, 2
+local chosen, members, under_way = {}, {}, false
 
 local function choose(member)
   if not chosen[member] then
@@ -13,66 +16,90 @@ local function choose(member)
   end
 end
 
-local function is_due(member)
-  local at = call('ZSCORE', P .. 'verdicts', member)
-  return at and tonumber(at) < capacity
+-- Choose up to `count` of the group whose verdict is older than the number `newest`. An offer that is
+-- under way counts as one.
+local function choose_due(group, count, newest)
+  for from = 0, MAX_PASSED - 1, CHUNK do
+    local found = call('ZRANGE', P .. 'group:' .. group, from, from + CHUNK - 1)
+    if #found == 0 then return end
+    local verdicts = call('ZMSCORE', P .. 'verdicts', unpack(found))
+    local offered = call('ZMSCORE', P .. 'offered', unpack(found))
+    for i, member in ipairs(found) do
+      local awaited = offered[i] and tonumber(offered[i]) > now - AWAITED_S
+      if awaited then
+        under_way = true
+        count = count - 1
+      elseif verdicts[i] and tonumber(verdicts[i]) < newest then
+        choose(member)
+        count = count - 1
+      end
+      if count <= 0 then return end
+    end
+  end
 end
 
--- Nodes on which something was freed since the last look, and how far that look reaches.
+-- Nodes on which something was freed after `done`, each before the number at which it was, and how
+-- far this reaches.
 local function freed_since(done)
   local found = call('ZRANGEBYSCORE', P .. 'freed', '(' .. done, '+inf', 'WITHSCORES',
     'LIMIT', 0, MAX_NODES)
-  if #found < 2 * MAX_NODES then
-    local names = {}
-    for i = 1, #found, 2 do names[#names + 1] = found[i] end
-    return names, current
-  end
+  if #found < 2 * MAX_NODES then return found, string.format('%.0f', capacity) end
   local last = string.format('%.0f', tonumber(found[#found]))
-  return call('ZRANGEBYSCORE', P .. 'freed', '(' .. done, last), last
+  return call('ZRANGEBYSCORE', P .. 'freed', '(' .. done, last, 'WITHSCORES'), last
 end
 
-local function offer_freed(names)
-  for _, group in ipairs(call('HKEYS', P .. 'groups')) do
-    local quota = 0
-    for _, name in ipairs(names) do
-      if group ~= '' and quota < limit then quota = quota + room_for(group, name) end
-    end
-    quota = math.min(quota, limit)
-    if quota > 0 then
-      for _, member in ipairs(call('ZRANGE', P .. 'group:' .. group, 0, quota + MAX_PASSED - 1)) do
-        if quota > 0 and is_due(member) then
-          choose(member)
-          quota = quota - 1
-        end
+local groups = call('HKEYS', P .. 'groups')
+local awaiting = call('ZCOUNT', P .. 'offered', '(' .. now - AWAITED_S, '+inf') > 0
+
+local function offer_freed(freed_here, round)
+  for _, group in ipairs(groups) do
+    local room, newest = 0, 0
+    for i = 1, group == '' and 0 or #freed_here, 2 do
+      local here = room < limit and room_for(group, freed_here[i]) or 0
+      if here > 0 then
+        room = room + here
+        newest = math.max(newest, tonumber(freed_here[i + 1]))
       end
     end
+    local times = 2 ^ (awaiting and math.max(round - 1, 0) or round)
+    if room > 0 then choose_due(group, math.min(room * times, limit), newest) end
   end
 end
 
-local done = call('HGET', P .. 'meta', 'offered') or '0'
-local names, reached = freed_since(done)
-if #names > 0 then offer_freed(names) end
-table.sort(members)
-local cut = #members > limit
-while #members > limit do table.remove(members) end
-if not cut and reached ~= done then call('HSET', P .. 'meta', 'offered', reached) end
-
-if #members < limit then
-  local room = math.min(spare, limit - #members)
-  local old = call('ZRANGEBYSCORE', P .. 'verdicts', '-inf', '(' .. current, 'LIMIT', 0, room)
-  for _, member in ipairs(old) do choose(member) end
-  local unanswered = call('ZRANGEBYSCORE', P .. 'offered', '-inf', now - retry_s, 'LIMIT', 0, room)
-  for _, member in ipairs(unanswered) do choose(member) end
+local known = call('HMGET', P .. 'meta', 'offered', 'round', 'grown')
+local done, round, grown = known[1] or '0', tonumber(known[2] or 0), tonumber(known[3] or 0)
+local settled = false
+for _ = 1, MAX_PAGES do
+  local freed_here, reached = freed_since(done)
+  if #groups > 0 and #freed_here > 0 and round < ROUNDS then offer_freed(freed_here, round) end
+  if #members > 0 or under_way then break end
+  done, round = reached, 0
+  settled = tonumber(reached) >= capacity
+  if settled then break end
 end
+if #members > 0 and not awaiting then round = round + 1 end
+if done ~= known[1] or round ~= tonumber(known[2] or 0) then
+  call('HSET', P .. 'meta', 'offered', done, 'round', round)
+end
+if spare > 0 then
+  local before = #members
+  choose_due('', spare, grown)
+  settled = settled and #members == before
+end
+if #members < limit then
+  for _, member in ipairs(call('ZRANGEBYSCORE', P .. 'offered', '-inf', now - retry_s, 'LIMIT', 0,
+    math.min(spare, limit - #members))) do choose(member) end
+end
+table.sort(members)
 
 local records = {}
-for _, member in ipairs(members) do
-  local pod = string.match(member, '|(.*)$')
-  local record = call('HGET', P .. 'waiting', pod)
+for i = 1, math.min(#members, limit) do
+  local member = members[i]
+  local record = call('HGET', P .. 'waiting', string.match(member, '|(.*)$'))
   if record then
     records[#records + 1] = decode(record)[5]
     call('ZADD', P .. 'verdicts', capacity, member)
     call('ZADD', P .. 'offered', now, member)
   end
 end
-return pack({capacity, records})
+return pack({capacity, records, settled and #records == 0})

@@ -60,7 +60,7 @@ for _, row in ipairs(rows) do
   if ok == 1 and closed[row[6]] then ok = 2 end
   if ok == 1 and (device[D_OK] ~= 1 or memory > device[D_MEMORY] or slots > device[D_SLOTS]
       or row[7] ~= device[D_MODE]) then
-    free_on(name)
+    grow_on(name)
   end
   device[D_NODE], device[D_MEMORY], device[D_SLOTS] = name, memory, slots
   device[D_OK], device[D_UNIT], device[D_MODE] = ok, unit, row[7]
@@ -81,7 +81,7 @@ for _, uuid in ipairs(before) do
   end
 end
 raise_fences()
-if stored[2] ~= served then free_on(name) end
+if stored[2] ~= served then grow_on(name) end
 if not node_of(name) then new_node(name) end
 touch_node(name)
 inventories[name] = true

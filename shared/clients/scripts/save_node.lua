@@ -10,12 +10,12 @@ if known and seen > 0 and seen < seen_before then return pack(false) end
 call('HSET', P .. 'facts:' .. name, 'seen', string.format('%.6f', math.max(seen, seen_before)))
 if known and stored[1] == facts then return pack(false) end
 
-local better = not known or stored[2] ~= rules
+local changed, more = not known or stored[2] ~= rules, false
 local number = node and node[N_NUMBER] or new_node(name)[N_NUMBER]
 local fresh, schema, there = {0, 0, 1, number, name, ''}, node and schema_of(node) or {}, {}
 for i = 1, #room, 2 do
   local at = schema[room[i]]
-  if known and room[i + 1] > (at and node[at] or 0) then better = true end
+  if known and room[i + 1] > (at and node[at] or 0) then more = true end
   add_resource(fresh, room[i], room[i + 1], at and node[at + 1] or 0)
   there[room[i]] = true
 end
@@ -39,6 +39,10 @@ for _, reported in ipairs(stored[4] and parse(stored[4]) or {}) do
     device[D_OK] = is_closed[reported.index] and 2 or 1
   end
 end
-if better then free_on(name) end
+if changed then
+  grow_on(name)
+elseif more then
+  free_on(name)
+end
 flush('node changed')
 return pack(true)
