@@ -7,7 +7,8 @@ the fence of its lease is part of the totals and is dropped.
 
 from collections.abc import Iterable, Mapping
 
-from services.placer.mirrored import DeviceState, Hold, NodeState
+from services.placer.holds import Hold
+from services.placer.mirrored import DeviceState, NodeState
 from shared.model.device import DeviceUse
 from shared.model.lease import Lease
 from shared.model.ledger import LedgerNode
