@@ -103,6 +103,8 @@ class Instances:
         self._locks: dict[DeviceUuid, asyncio.Lock] = {}
         self._brought: dict[DeviceUuid, int] = {}
         """Fence of the newest lease for which each device was looked at."""
+        self._waiting_for: dict[DeviceUuid, str] = {}
+        """What was in the way when a device was last to change its layout."""
 
     def found(self, gpus: Iterable[Gpu], devices: Iterable[Device]) -> None:
         """Take what there is."""
@@ -151,8 +153,10 @@ class Instances:
             async with asyncio.timeout(READY_S):
                 there = await self._bring(share.device, layout)
         except TimeoutError as error:
+            why = self._waiting_for.get(share.device, "the driver takes longer")
             raise UnavailableError(
-                f"device {share.device} was not laid out as {layout.name} within {READY_S:g} s"
+                f"device {share.device} was not laid out as {layout.name} within {READY_S:g} s: "
+                f"{why}"
             ) from error
         instance = instance_at(layout, position, there)
         await self._check_free(instance, lease.pod)
@@ -210,7 +214,11 @@ class Instances:
             async with asyncio.timeout(READY_S):
                 await self._bring(share.device, self._layout(share))
         except TimeoutError:
-            logger.warning("device %s is not laid out after %g s", share.device, READY_S)
+            logger.warning(
+                "device %s is not laid out for pod %s/%s after %g s: %s",
+                *(share.device, lease.namespace, lease.name, READY_S),
+                self._waiting_for.get(share.device, "the driver takes longer"),
+            )
         except LeaseholdError as error:
             logger.warning(
                 "device %s is not ready for pod %s/%s: %s",
@@ -229,6 +237,7 @@ class Instances:
                 )
             began = self.clock.now()
             outcome = "failed"
+            self._waiting_for.pop(device, None)
             try:
                 there = await self._partition(self.partitioning, device, layout)
                 outcome = "done"
@@ -239,17 +248,15 @@ class Instances:
     async def _partition(
         self, partitioning: Partitioning, device: DeviceUuid, layout: MigLayout
     ) -> tuple[MigInstance, ...]:
-        """Partition; while somebody uses what is in the way, again until `READY_S` are over."""
-        until = self.clock.now() + READY_S - 2 * LOOK_AGAIN_S
+        """Partition; while somebody uses what is in the way, again until the caller gives up."""
         while True:
             held = await self._held(device)
             try:
                 return await partitioning.partition(
                     device, layout, self.profiles.get(device, ()), held
                 )
-            except InUseError:
-                if self.clock.now() > until:
-                    raise
+            except InUseError as error:
+                self._waiting_for[device] = str(error)
             await self.clock.sleep(LOOK_AGAIN_S)
 
     async def _held(self, device: DeviceUuid) -> frozenset[str]:
