@@ -70,6 +70,7 @@ def encode_setup(setup: ContainerSetup) -> bytes:
             )
             for mount in setup.mounts
         ],
+        annotations=dict(setup.annotations),
     )
     encoded: bytes = api_pb2.AllocateResponse(container_responses=[answer]).SerializeToString(
         deterministic=True

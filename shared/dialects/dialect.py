@@ -91,6 +91,8 @@ class ContainerSetup:
 
     environment: Mapping[str, str]
     mounts: tuple[Mount, ...] = ()
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    """Of the container in its runtime, not of the pod."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ refuse a value that is no number. GPUSharing always sets it to `vcuda-core`, whi
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from shared.dialects import hami_core
 from shared.dialects.dialect import (
@@ -42,6 +43,8 @@ GPU_INDEX = "tencent.com/predicate-gpu-idx-"
 TIME = "tencent.com/predicate-time"
 NODE = "tencent.com/predicate-node"
 ASSIGNED = "tencent.com/gpu-assigned"
+DEVICES = "tencent.com/vcuda-device"
+"""On containers in their runtime, with `CORE` and, in bytes, `MEMORY`."""
 
 WHOLE = 100
 """`vcuda-core` of one card."""
@@ -132,12 +135,23 @@ def environment(
 ) -> ContainerSetup:
     """Return HAMi-core's variables and mounts for a share, and only the devices for whole cards.
 
-    gpu-manager's driver directory and its `LD_LIBRARY_PATH` are left out: the NVIDIA runtime puts
-    the driver where the loader finds it, and the variable would displace the image's own.
+    Both with gpu-manager's annotations of the container. Its driver directory and `LD_LIBRARY_PATH`
+    are left out: the NVIDIA runtime puts the driver where the loader finds it, and the variable
+    would displace the image's own.
     """
-    if all(share.whole for share in hami_core.held(lease, container)):
-        return hami_core.visible(lease, container)
-    return hami_core.limited(lease, container, paths)
+    shares = hami_core.held(lease, container)
+    whole = all(share.whole for share in shares)
+    setup = (
+        hami_core.visible(lease, container) if whole else hami_core.limited(lease, container, paths)
+    )
+    return replace(
+        setup,
+        annotations={
+            CORE: str(sum(share.cores_percent for share in shares)),
+            MEMORY: str(sum(share.limit_bytes for share in shares)),
+            DEVICES: ",".join(f"/dev/nvidia{share.index}" for share in shares),
+        },
+    )
 
 
 def _by_index(lease: Lease, container: str) -> list[Share]:

@@ -242,6 +242,9 @@ async def test_gpusharing_4_200_cores_are_two_whole_cards_to_the_kubelet_too(up:
     given = await told(up, pod)
 
     assert dict(given.envs) == {"NVIDIA_VISIBLE_DEVICES": f"{uuid(first)},{uuid(second)}"}
+    assert (
+        given.annotations["tencent.com/vcuda-device"] == f"/dev/nvidia{first},/dev/nvidia{second}"
+    )
     assert Counter(text.rpartition("-")[0] for text in ids_given(up, pod, CORE)) == {
         uuid(first): 100,
         uuid(second): 100,

@@ -189,6 +189,23 @@ def test_a_share_is_held_to_its_cores_whatever_the_limit_annotation_allows() -> 
     ]
 
 
+@pytest.mark.parametrize(
+    ("core", "memory", "told"),
+    [
+        (30, 4, ("30", str(1024 * MIB), "/dev/nvidia1")),
+        (200, 0, ("200", str(2 * 16384 * MIB), "/dev/nvidia1,/dev/nvidia3")),
+    ],
+)
+def test_the_runtime_is_told_what_gpu_manager_told_it(
+    core: int, memory: int, told: tuple[str, str, str]
+) -> None:
+    held = leased(pod(vcuda(core=core, memory=memory)), (3, 1) if core > 100 else (1,))
+
+    given = TENCENT.environment(held, "nvidia", {}, PATHS).annotations
+
+    assert dict(given) == dict(zip((CORE, MEMORY, "tencent.com/vcuda-device"), told, strict=True))
+
+
 def test_a_limit_annotation_that_is_no_number_is_refused() -> None:
     notes = {"tencent.com/vcuda-core-limit": "half"}
 
