@@ -121,6 +121,7 @@ async def node_agent(
         monitor = Monitor(
             node,
             usage=usage_of(settings, gpus),
+            mig=gpus,
             pods=answering.finding.pods,
             record=record,
             leases=leases,

@@ -20,6 +20,7 @@ from services.node_agent.entry import Entry
 from services.node_agent.identity import KubeletPod
 from services.node_agent.inventory import Gpu
 from services.node_agent.leases_known import LeasesKnown
+from services.node_agent.mig import MigInstance
 from services.node_agent.region import Region, Tampered
 from services.node_agent.region_control import restore
 from services.node_agent.region_image import altered, place_of, seed_of
@@ -29,7 +30,7 @@ from services.node_agent.usage_cgroups import Origin, origin_of
 from services.node_agent.usage_series import DESCRIPTION, families
 from shared.model.errors import LeaseholdError, RequestError
 from shared.model.lease import Lease
-from shared.model.names import NodeName, PodUid
+from shared.model.names import DeviceUuid, NodeName, PodUid
 from shared.runtime.clock import Clock
 
 logger = logging.getLogger(__name__)
@@ -46,6 +47,14 @@ class Usage(Protocol):
 
     async def look(self) -> tuple[DeviceSample, ...]:
         """Return all devices; UnavailableError while the driver cannot be asked."""
+        ...
+
+
+class Instances(Protocol):
+    """The devices in MIG mode."""
+
+    async def instances(self, device: DeviceUuid) -> tuple[MigInstance, ...]:
+        """Return the instances of a device; UnavailableError while it cannot be asked."""
         ...
 
 
@@ -76,6 +85,7 @@ class Monitor(Collector):
         node: NodeName,
         *,
         usage: Usage,
+        mig: Instances,
         pods: Pods,
         record: Records,
         leases: LeasesKnown,
@@ -84,6 +94,7 @@ class Monitor(Collector):
     ) -> None:
         self.node = node
         self.usage = usage
+        self.mig = mig
         self.pods = pods
         self.record = record
         self.leases = leases
@@ -122,6 +133,7 @@ class Monitor(Collector):
         pids = {process.pid for sample in devices for process in sample.processes}
         regions, origins = await asyncio.to_thread(self._read, tenants, pids)
         pods = await self._pods(origins.values())
+        instances = await self._instances(tenants)
         seen = picture(
             tenants,
             regions,
@@ -130,6 +142,7 @@ class Monitor(Collector):
             pods or {},
             complete=complete and pods is not None,
             seen_at=began,
+            instances=instances,
         )
         await asyncio.to_thread(self._restore, tenants, regions)
         self.seen = replace(seen, took_s=max(0.0, self.clock.now() - began))
@@ -143,6 +156,17 @@ class Monitor(Collector):
             return ()
         self._say("")
         return devices
+
+    async def _instances(self, tenants: Sequence[Tenant]) -> dict[str, MigInstance]:
+        """Return the instances of the devices that containers have instances of, by UUID."""
+        shares = (share for tenant in tenants if tenant.instances for share in tenant.shares)
+        found: dict[str, MigInstance] = {}
+        for device in sorted({share.device for share in shares if share.mig is not None}):
+            try:
+                found |= {one.uuid: one for one in await self.mig.instances(device) if one.uuid}
+            except LeaseholdError as error:
+                self._say(str(error))
+        return found
 
     async def _pods(self, origins: Iterable[Origin]) -> dict[PodUid, KubeletPod] | None:
         """Return the kubelet's pods if a process is in one; None if they cannot be had."""
@@ -254,7 +278,13 @@ def _tenant(entry: Entry, lease: Lease) -> Tenant:
     except RequestError as error:  # told by another version of the agent
         logger.debug("container %s of %s: %s", entry.activation.container, lease.pod, error)
         place = seed = None
-    return Tenant(lease=lease, container=entry.activation.container, place=place, seed=seed)
+    return Tenant(
+        lease=lease,
+        container=entry.activation.container,
+        place=place,
+        seed=seed,
+        instances=entry.instances,
+    )
 
 
 def page(monitor: Collector) -> bytes:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from services.node_agent.identity import KubeletPod
+from services.node_agent.mig import MigInstance
 from services.node_agent.region import DeviceSums, Region, RegionPlace, Tampered, sums
 from services.node_agent.region_image import Seed, altered
 from services.node_agent.usage_cgroups import Origin
@@ -52,6 +53,16 @@ class Tenant:
     """Where its region lies; None: HAMi-core does not hold it."""
     seed: Seed | None = None
     """What its region was made with."""
+    instances: tuple[str, ...] = ()
+    """UUIDs of its MIG instances, in the order of the lease's shares that are instances."""
+
+    def instance_of(self, share: Share) -> str:
+        """Return the UUID of the instance that a share is; empty: it is none, or not known."""
+        own = (one for one in self.lease.shares_of(self.container) if one.mig is not None)
+        known = {
+            (one.device, one.mig): uuid for one, uuid in zip(own, self.instances, strict=False)
+        }
+        return known.get((share.device, share.mig), "")
 
     @property
     def shares(self) -> tuple[Share, ...]:
@@ -78,6 +89,8 @@ class ShareUse:
     """None: the driver was not asked, or does not say."""
     driver_percent: int | None = None
     processes: int = 0
+    instance: MigInstance | None = None
+    """The MIG instance that the share is."""
 
     @property
     def measured_bytes(self) -> int:
@@ -166,11 +179,13 @@ def picture(
     *,
     complete: bool,
     seen_at: float = 0.0,
+    instances: Mapping[str, MigInstance] | None = None,
 ) -> Picture:
     """Join the witnesses.
 
-    `origins` lacks processes that have ended since the driver named them. Unless `complete`, more
-    containers may have leases than `tenants` tells, and nobody is said to be without.
+    `instances` are MIG's, by UUID. `origins` lacks processes that have ended since the driver named
+    them. Unless `complete`, more containers may have leases than `tenants` tells, and nobody is
+    said to be without.
     """
     held, unleased, unknown = _attribute(tenants, devices, origins, pods)
     containers = tuple(
@@ -179,6 +194,7 @@ def picture(
             regions.get(tenant.key),
             [one for one in held if one.tenant is tenant],
             {sample.device for sample in devices},
+            instances or {},
         )
         for tenant in tenants
     )
@@ -255,6 +271,7 @@ def _container_use(
     region: Region | Tampered | None,
     held: Sequence[_Held],
     sampled: set[DeviceUuid],
+    instances: Mapping[str, MigInstance],
 ) -> ContainerUse:
     places = _positions(region, tenant.shares) if isinstance(region, Region) else ()
     uses = []
@@ -273,6 +290,7 @@ def _container_use(
                 if share.device in sampled
                 else None,
                 processes=len(own),
+                instance=instances.get(tenant.instance_of(share)),
             )
         )
     return ContainerUse(

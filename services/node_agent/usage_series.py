@@ -73,6 +73,27 @@ def _volcano(of: _Of) -> Labels:
     }
 
 
+def _mig(of: _Of) -> Labels:
+    there = of.share.instance
+    if there is None:
+        return {}
+    return _hami(of) | {
+        "mig_uuid": there.uuid,
+        "profile": there.profile,
+        "gpu_instance_id": str(there.gi),
+        "compute_instance_id": str(there.computes[0]) if there.computes else "",
+    }
+
+
+def _mig_legacy(of: _Of) -> Labels:
+    there = of.share.instance
+    return {} if there is None else _volcano(of) | {"instanceid": str(there.gi)}
+
+
+def _is_instance(of: _Of) -> float | None:
+    return None if of.share.instance is None else 1
+
+
 def _described(of: _Of) -> Labels:
     used = of.share.region
     if used is None:
@@ -159,6 +180,8 @@ _SHARES: Sequence[_Series] = (
     _Series(
         "hami_container_last_kernel_elapsed_seconds", "Time since a kernel.", _since_kernel, _hami
     ),
+    _Series("hami_mig_device_info", "The MIG instance that a device is.", _is_instance, _mig),
+    _Series("MigInfo", "The MIG instance that a device is.", _is_instance, _mig_legacy),
     _Series("vGPU_device_memory_usage_in_bytes", "Memory that processes use.", _used, _volcano),
     _Series("vGPU_device_memory_limit_in_bytes", "Memory limit.", _limit, _volcano),
     _Series("Device_utilization_desc_of_container", "SM use in percent.", _sm, _volcano),

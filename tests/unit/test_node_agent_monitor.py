@@ -15,6 +15,7 @@ from services.node_agent.entry import Entry
 from services.node_agent.identity import KubeletPod
 from services.node_agent.isolation import Layout
 from services.node_agent.leases_known import LeasesKnown
+from services.node_agent.mig import MigInstance
 from services.node_agent.monitor import Monitor, page, pages, tenants_of
 from services.node_agent.region import Region
 from services.node_agent.region_layouts import V1_2
@@ -22,10 +23,11 @@ from services.node_agent.region_reading import read_region
 from services.node_agent.region_seeding import seed_region
 from services.node_agent.usage import DeviceSample, Process, Rule, Tenant
 from shared.dialects import DIALECTS
+from shared.dialects.dialect import ContainerSetup
 from shared.model.errors import UnavailableError
 from shared.model.events import Activation
-from shared.model.lease import Lease
-from shared.model.names import NodeName
+from shared.model.lease import Lease, MigPlace
+from shared.model.names import DeviceUuid, NodeName
 from shared.runtime.health import served
 from tests.support.clock import FakeClock
 from tests.support.kubelet import NODE
@@ -89,6 +91,17 @@ class Driver:
         if self.broken:
             raise UnavailableError("NVML: GPU is lost")
         return self.samples
+
+
+@dataclass
+class Hardware:
+    async def instances(self, device: DeviceUuid) -> tuple[MigInstance, ...]:
+        assert device == GPU
+        one = MigInstance(
+            gi=3, profile="1g.10gb", start=0, memory_slices=1, compute_slices=1,
+            computes=(0,), uuid="MIG-a",
+        )  # fmt: skip
+        return (replace(one, gi=4, uuid="MIG-b", start=1), one)
 
 
 @dataclass
@@ -175,6 +188,7 @@ def world(tmp_path: Path) -> World:
     monitor = Monitor(
         NodeName(NODE),
         usage=driver,
+        mig=Hardware(),
         pods=kubelet,
         record=record,
         leases=known,
@@ -230,6 +244,28 @@ async def test_item_49_every_published_series_has_its_name_labels_and_value(worl
     for name, own in OWN_NUMBERS.items():
         assert found[name] == {tuple(sorted(OURS.items())): pytest.approx(own)}, name
     assert not [name for name in found if name.startswith(("python_", "process_"))]
+
+
+async def test_a_mig_instance_is_named_by_its_ids(world: World) -> None:
+    place = MigPlace(layout="all-1g", position=0, profile="1g.10gb")
+    lease = lease_of(UID, share(0, 9728, mig=place))
+    activation = Activation(
+        pod=lease.pod, namespace=lease.namespace, name=lease.name, container="main",
+        resource=NUMBER, device_ids=("x",), lease=lease,
+    )  # fmt: skip
+    setup = ContainerSetup(environment={"NVIDIA_VISIBLE_DEVICES": "MIG-a"})
+    world.record.told.append(Entry(activation=activation, setup=setup, instances=("MIG-a",)))
+    world.known.note([lease])
+
+    await world.monitor.look()
+
+    found = read(page(world.monitor).decode())
+    ids = {"profile": "1g.10gb", "gpu_instance_id": "3", "compute_instance_id": "0"}
+    wanted = HAMI | ids | {"mig_uuid": "MIG-a"}
+    assert found["hami_mig_device_info"] == {tuple(sorted(wanted.items())): 1}
+    assert found["MigInfo"] == {tuple(sorted((VOLCANO | {"instanceid": "3"}).items())): 1}
+    assert "hami_vgpu_memory_used_bytes" not in found
+    assert "leasehold_container_isolation_lost" not in found
 
 
 async def test_hami_core_39_series_end_with_the_lease(world: World) -> None:
