@@ -10,6 +10,7 @@ import yaml
 from shared.dialects import enabled, koordinator, volcano_rules
 from shared.dialects.dialect import Rules
 from shared.dialects.nvidia_choice import check_policies
+from shared.model.device import DeviceMode
 from shared.model.errors import RequestError
 from shared.model.names import SCHEDULERS
 from shared.runtime.settings import ServiceSettings, setting
@@ -33,6 +34,10 @@ class WatcherSettings(ServiceSettings):
         "first, or MostAllocated",
     )
     dialects: tuple[str, ...] = setting((), "dialects spoken, with commas; none named: all")
+    mode_first: str = setting(
+        DeviceMode.HAMI_CORE.value,
+        "devices tried first for pods that may have either: hami-core, or mig for instances",
+    )
     volcano_conf: Path | None = setting(
         None,
         "a volcano-scheduler.conf, or the ConfigMap with it, whose deviceshare arguments count",
@@ -52,6 +57,10 @@ def load_rules(settings: WatcherSettings) -> Rules:
             f"--koordinator-scoring must be {' or '.join(koordinator.ORDERS)}, got "
             f"{settings.koordinator_scoring!r}"
         )
+    if settings.mode_first not in {mode.value for mode in DeviceMode}:
+        raise RequestError(
+            f"--mode-first must be {' or '.join(DeviceMode)}, got {settings.mode_first!r}"
+        )
     rules = Rules()
     if settings.volcano_conf is not None:
         arguments = _arguments(settings.volcano_conf)
@@ -64,6 +73,7 @@ def load_rules(settings: WatcherSettings) -> Rules:
         node_policy=settings.node_scheduler_policy,
         gpu_policy=settings.gpu_scheduler_policy,
         scoring=settings.koordinator_scoring,
+        instances_first=settings.mode_first == DeviceMode.MIG,
     )
     enabled(rules)
     check_policies(rules)

@@ -1,6 +1,7 @@
 """Every way of asking for a GPU that Leasehold understands: one file each, one table."""
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from shared.dialects import koordinator, nvidia, tencent, volcano_gpushare, volcano_vgpu
 from shared.dialects.dialect import TRIGGER, ContainerAsks, Dialect, PodAsks, Rules
@@ -57,7 +58,7 @@ def read_pod(asks: PodAsks, rules: Rules) -> PodRequest:
         raise _mixed(asks, [request.dialect for request in requests])
     request = requests[0] if requests else PodRequest()
     _check_silent(asks, rules, request)
-    return request
+    return replace(request, instances_first=True) if rules.instances_first else request
 
 
 def _check_mixed(asks: PodAsks) -> None:

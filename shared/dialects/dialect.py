@@ -58,6 +58,8 @@ class Rules:
     """HAMi's `--gpu-scheduler-policy`: a chain of words, see `nvidia_choice`."""
     scoring: str = "LeastAllocated"
     """Koordinator's `DeviceShareArgs.scoringStrategy`: `LeastAllocated` or `MostAllocated`."""
+    instances_first: bool = False
+    """Pods for which both will do get MIG instances before shares of devices in hami-core mode."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

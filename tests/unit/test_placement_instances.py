@@ -5,10 +5,15 @@ from typing import Any
 import pytest
 
 from services.placer.shares import instance_share
-from shared.dialects.volcano_vgpu import encode_element
+from services.watcher.settings import WatcherSettings, load_rules
+from shared.dialects import read_pod
+from shared.dialects.dialect import ContainerAsks, PodAsks
+from shared.dialects.volcano_vgpu import MEMORY, NUMBER, encode_element
 from shared.model.device import DeviceMode, MigLayout, MigProfile
+from shared.model.errors import RequestError
 from shared.model.lease import MigPlace, Terms
 from shared.model.ledger import LedgerNode
+from shared.model.names import Namespace
 from shared.model.placement import Placement, Refusal
 from shared.model.request import (
     Company,
@@ -331,3 +336,17 @@ def test_a_share_of_an_instance_books_all_of_it_and_no_cores() -> None:
 
     assert (share.memory_mib, share.booked_cores, share.cores_percent) == (10240, 0, 40)
     assert share.limit_bytes == 10240 << 20
+
+
+def test_the_operator_says_which_mode_is_tried_first() -> None:
+    limits = {NUMBER: 1, MEMORY: 1000}
+    pod = PodAsks(
+        namespace=Namespace("default"), containers=(ContainerAsks(name="c", limits=limits),)
+    )
+
+    def first(**told: Any) -> bool:
+        return read_pod(pod, load_rules(WatcherSettings(**told))).instances_first
+
+    assert [first(), first(mode_first="hami-core"), first(mode_first="mig")] == [False, False, True]
+    with pytest.raises(RequestError, match="--mode-first must be hami-core or mig, got 'both'"):
+        first(mode_first="both")
