@@ -53,7 +53,8 @@ def gpus_of(settings: AgentSettings) -> Hardware:
     """Return the node's GPUs; NVML's library is loaded only if it is meant."""
     if settings.simulated:
         mig_file = settings.mig_file or settings.state_dir / "simulated-mig.json"
-        return SimulatedGpus(settings.node_name, settings.gpus, settings.fault_file, mig_file)
+        fault_file = settings.fault_file or settings.state_dir / "faults.json"
+        return SimulatedGpus(settings.node_name, settings.gpus, fault_file, mig_file)
     from services.node_agent.nvml import NvmlGpus  # noqa: PLC0415 - not for simulated GPUs
 
     return NvmlGpus()

@@ -63,7 +63,8 @@ class AgentSettings(ServiceSettings):
     )
     fault_file: Path | None = setting(
         None, 'faults of simulated GPUs: {"0": "unhealthy"}, by index or UUID, read each second; '
-        "others: create-fails, compute-fails, create-nothing, create-hangs, busy"
+        "others: create-fails, compute-fails, create-nothing, create-hangs, busy; default: "
+        "STATE_DIR/faults.json"
     )  # fmt: skip
     mig_file: Path | None = setting(
         None, "MIG instances of simulated GPUs; default: STATE_DIR/simulated-mig.json"
