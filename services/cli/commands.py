@@ -19,6 +19,7 @@ examples:
   leasehold up                                  two simulated nodes, four T4 each
   leasehold up --nodes 3 --gpus 8xA100-80GB --headless
   leasehold up --gpus 4xT4,2xA10                a layout for each node
+  leasehold up --gpus 4xA100-40GB:mig+2xT4      four GPUs in MIG mode and two that are not
   leasehold gpus                                every device and its leases
   leasehold explain my-pod -n team-a            why it waits, or why it runs where it runs
   leasehold audit --json
@@ -240,7 +241,12 @@ def _flags_of_up(command: argparse.ArgumentParser) -> None:
     _flag_of_state(command)
     add = command.add_argument
     add("--nodes", type=int, help="simulated nodes (default: as before, else 2)")
-    add("--gpus", default="", metavar="LAYOUT", help="devices of every node; with commas, of each")
+    add(
+        "--gpus",
+        default="",
+        metavar="LAYOUT",
+        help="devices of every node, e.g. 4xT4+2xA100-40GB:mig (in MIG mode); commas: of each",
+    )
     add("--placers", type=int, default=2, help="placer replicas (default: 2)")
     add("--budgets", default="", metavar="FILE", help="YAML of GPUBudget objects to obey")
     add("--headless", action="store_true", help="return when ready; `leasehold down` ends it")

@@ -9,8 +9,8 @@ from rich.text import Text
 from services.cli.audit import Difference, account_numbers
 from services.cli.explain import Answer, age
 from services.cli.facts import Facts, shares_on
-from shared.model.device import Device, DeviceUse
-from shared.model.lease import Lease
+from shared.model.device import Device, DeviceMode, DeviceUse
+from shared.model.lease import Lease, Share
 from shared.model.ledger import NodeAccount
 
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
@@ -91,22 +91,40 @@ def _devices(account: NodeAccount, width: int) -> list[RenderableType]:
         line.append("." * free + "]" + tail, style=None if device.healthy else "red")
         lines.append(line)
         for lease, share in held:
-            slot = "" if share.slot is None else f"  slot {share.slot}"
-            cores = f"{share.cores_percent} %" if share.cores_percent else "any cores"
             text = (
                 f"      {letter[lease.pod]} {lease.namespace}/{lease.name} {share.container}  "
-                f"{share.memory_mib} MiB  {cores}{slot}  {lease.state}"
+                f"{share.memory_mib} MiB  {_place(share)}  {lease.state}"
             )
             lines.append(Text(text, style=style[lease.pod]))
     return lines
 
 
+def _place(share: Share) -> str:
+    """Say which part of its device a share is: an instance, or cores and a slot."""
+    if share.mig is not None:
+        return f"{share.mig.profile}  position {share.mig.position}"
+    slot = "" if share.slot is None else f"  slot {share.slot}"
+    return f"{share.cores_percent} %{slot}" if share.cores_percent else f"any cores{slot}"
+
+
 def _tail(device: Device, use: DeviceUse) -> str:
     health = "" if device.healthy else "  UNHEALTHY"
+    if device.mode is DeviceMode.MIG:
+        memory = f" {use.memory_mib}/{device.memory_mib} MiB  "
+        return f"{memory}MIG: {_layout(device, use)}{health}"
     return (
         f" {use.memory_mib}/{device.memory_mib} MiB  {use.cores_percent} % cores  "
         f"{use.shares}/{device.slots} shares{health}"
     )
+
+
+def _layout(device: Device, use: DeviceUse) -> str:
+    """Name the instances that a device has while some are held."""
+    layout = next((one for one in device.layouts if one.name == use.layout), None)
+    if layout is None:
+        return f"idle, {len(device.layouts)} possible layouts"
+    instances = " + ".join(f"{one.count} x {one.name}" for one in layout.profiles)
+    return f"{layout.name} ({instances}), {use.shares}/{len(layout.positions)} instances"
 
 
 def _letter(number: int) -> str:
@@ -117,7 +135,7 @@ def _lease_row(lease: Lease, now: float) -> tuple[str, ...]:
     app = [share for share in lease.shares if not share.init] or list(lease.shares)
     devices = sorted({share.index for share in app})
     memory = [str(share.memory_mib) for share in app]
-    cores = [f"{share.cores_percent}%" if share.cores_percent else "any" for share in app]
+    cores = [_cores(share) for share in app]
     return (
         f"{lease.namespace}/{lease.name}",
         lease.node,
@@ -128,6 +146,12 @@ def _lease_row(lease: Lease, now: float) -> tuple[str, ...]:
         age(now - lease.created_at),
         lease.dialect or "-",
     )
+
+
+def _cores(share: Share) -> str:
+    if share.mig is not None:
+        return share.mig.profile
+    return f"{share.cores_percent}%" if share.cores_percent else "any"
 
 
 def _table(*titles: str) -> Table:

@@ -1,0 +1,124 @@
+"""Devices in MIG mode from the pod's limits to its instance, on one stack with three nodes."""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from services.node_agent.simulated_gpus import uuid_of
+from shared.model.device import DeviceMode
+from shared.model.names import NodeName
+from tests.support.stack import Stack, gpu_pod, running, stack, vgpu
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+IDS = "volcano.sh/vgpu-ids-new"
+MODE = "volcano.sh/vgpu-mode"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def up() -> AsyncIterator[Stack]:
+    async with stack("--gpus", "1xA100-40GB:mig,1xA100-80GB:mig+1xT4", "--placers", "1") as one:
+        yield one
+
+
+async def run(
+    up: Stack, name: str, memory: int = 0, *, node: str = "node-0", mode: DeviceMode | None = None
+) -> dict[str, Any]:
+    """Run a pod on a node; return it with the variables of its container under `env`."""
+    await start(up, name, memory, node=node, mode=mode)
+    pod = await up.until(name, running)
+    printed = (await up.exec(name, "env")).out
+    pod["env"] = dict(line.split("=", 1) for line in printed.splitlines() if "=" in line)
+    return pod
+
+
+async def start(
+    up: Stack, name: str, memory: int = 0, *, node: str = "node-0", mode: DeviceMode | None = None
+) -> None:
+    wanted = {MODE: str(mode)} if mode is not None else {}
+    spec = {"nodeSelector": {"kubernetes.io/hostname": node}}
+    await up.create(gpu_pod(name, vgpu(memory=memory), annotations=wanted, **spec))
+
+
+def device_of(pod: dict[str, Any]) -> str:
+    return str(pod["metadata"]["annotations"][IDS]).split(",")[0].partition("[")[2].rstrip("]")
+
+
+async def devices(up: Stack) -> dict[str, list[dict[str, Any]]]:
+    told = json.loads((await up.leasehold("gpus", "--json")).out)["nodes"]
+    return {node["node"]: node["devices"] for node in told}
+
+
+async def test_item_45_pods_get_instances_by_their_memory(up: Stack) -> None:
+    first = await run(up, "small", 3000)
+    uuid = uuid_of(NodeName("node-0"), 0)
+    ps = (await up.leasehold("ps")).out
+    (device,) = (await devices(up))["node-0"]
+
+    assert first["metadata"]["annotations"][IDS] == f"{uuid}[group1-0],NVIDIA,3000,0:"
+    assert first["env"]["NVIDIA_VISIBLE_DEVICES"].startswith("MIG-")
+    assert not [name for name in first["env"] if name.startswith("CUDA_")]
+    assert "1g.5gb" in ps
+    assert (device["mode"], device["layout"], device["used_memory_mib"]) == ("mig", "group1", 5120)
+    await up.clear()
+
+
+async def test_item_43_one_device_serves_what_its_layout_has_and_no_more(up: Stack) -> None:
+    pods = [await run(up, f"p{n}", memory) for n, memory in enumerate((8000, 3000, 8000, 8000))]
+    await start(up, "late", 8000)
+    late = await up.until(
+        "late", lambda p: [c for c in p["status"].get("conditions", []) if c.get("message")]
+    )
+    seen = [pod["env"]["NVIDIA_VISIBLE_DEVICES"] for pod in pods]
+
+    assert [device_of(pod) for pod in pods] == ["group2-0", "group2-3", "group2-1", "group2-2"]
+    assert len(set(seen)) == 4
+    assert not late["spec"].get("nodeName")
+    await up.clear()
+    await up.audit()
+
+
+async def test_item_46_a_device_without_pods_changes_its_layout_at_once(up: Stack) -> None:
+    one = await run(up, "before", 20000)
+    await up.clear()
+    two = await run(up, "after", 0)
+
+    assert (device_of(one), device_of(two)) == ("group3-0", "group4-0")
+    await up.clear()
+
+
+async def test_item_48_no_memory_on_an_80_gb_device_is_its_largest_instance(up: Stack) -> None:
+    pod = await run(up, "whole", node="node-1", mode=DeviceMode.MIG)
+
+    assert device_of(pod) == "group4-0"
+    await up.clear()
+
+
+async def test_a_node_with_both_modes_serves_both(up: Stack) -> None:
+    instance = await run(up, "instance", 9000, node="node-1", mode=DeviceMode.MIG)
+    share = await run(up, "share", 9000, node="node-1", mode=DeviceMode.HAMI_CORE)
+
+    assert instance["env"]["NVIDIA_VISIBLE_DEVICES"].startswith("MIG-")
+    assert share["env"]["CUDA_DEVICE_MEMORY_LIMIT_0"] == "9000m"
+    assert [each["mode"] for each in (await devices(up))["node-1"]] == ["mig", "hami-core"]
+    await up.clear()
+
+
+async def test_item_47_a_failed_partition_fails_one_pod_with_its_reason(up: Stack) -> None:
+    faults = up.root / "agents" / "node-0" / "faults.json"
+    await run(up, "beside", 9000, node="node-1", mode=DeviceMode.MIG)
+    faults.write_text(json.dumps({"0": "create-fails"}))
+    await start(up, "unlucky", 3000)
+    failed = await up.until("unlucky", lambda p: p["status"].get("phase") == "Failed")
+    faults.unlink()
+    again = await run(up, "again", 3000)
+    beside = await up.pod("beside")
+
+    assert "the driver did not make 1g.5gb" in failed["status"]["message"]
+    assert device_of(again).startswith("group1-")
+    assert running(beside)
+    await up.clear()
+    await up.audit()
