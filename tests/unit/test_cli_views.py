@@ -11,14 +11,14 @@ from rich.console import Console, RenderableType
 from services.cli import render, shapes, waterfall
 from services.cli.explain import age, explain, shape
 from services.cli.facts import Facts, PodSeen
-from shared.model.device import Device, DeviceUse
+from shared.model.device import Device, DeviceMode, DeviceUse, MigLayout, MigProfile
 from shared.model.events import PodQueued
-from shared.model.lease import Lease, LeaseState, Share
+from shared.model.lease import Lease, LeaseState, MigPlace, Share
 from shared.model.ledger import LedgerNode, NodeAccount, Waiting
-from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
+from shared.model.names import SCHEDULERS, DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
 from shared.model.placement import DeviceVerdict, NodeVerdict, Refusal
-from shared.model.request import PodRequest
+from shared.model.request import Gang, PodRequest
 
 OURS = frozenset({"volcano", "leasehold"})
 GPU = DeviceUuid("GPU-0")
@@ -137,6 +137,14 @@ def test_explain_says_why_there_is_neither_lease_nor_verdict(pod: PodSeen, verdi
     assert answer.next
 
 
+def test_explain_names_our_own_scheduler_to_pods_of_another() -> None:
+    foreign = replace(POD, scheduler="default-scheduler")
+
+    answer = explain(foreign, Facts(read_at=1_000.0), frozenset(SCHEDULERS))
+
+    assert "set spec.schedulerName to leasehold" in answer.next
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"), [(-1, "0s"), (119, "119s"), (120, "2m"), (7_200, "2h"), (200_000, "2d")]
 )
@@ -150,6 +158,51 @@ def test_gpus_draws_a_bar_that_fits_the_width() -> None:
     assert all(len(line) <= 80 for line in narrow.splitlines())
     assert wide.count("A") == 1 + round(3_000 * 48 / 15_000)
     assert "team/first main  3000 MiB  30 %  slot 1  active" in wide
+
+
+def with_an_instance() -> NodeAccount:
+    profiles = (
+        MigProfile(name="2g.10gb", memory_mib=10_240, count=3),
+        MigProfile(name="1g.5gb", memory_mib=5_120, count=1),
+    )
+    device = replace(
+        DEVICE,
+        memory_mib=40_960,
+        mode=DeviceMode.MIG,
+        layouts=(MigLayout(name="group2", profiles=profiles),),
+    )
+    place = MigPlace(layout="group2", position=1, profile="2g.10gb")
+    held = replace(LEASE.shares[0], memory_mib=10_240, cores_percent=0, mig=place)
+    use = DeviceUse(memory_mib=10_240, shares=1, fence=5, layout="group2", taken="0100")
+    return NodeAccount(
+        node=LedgerNode(facts=ACCOUNT.node.facts, devices=((device, use),)),
+        leases=(replace(LEASE, shares=(held,)),),
+    )
+
+
+def test_an_instance_is_shown_with_its_profile_and_real_size() -> None:
+    account = with_an_instance()
+    facts = Facts(read_at=1_000.0, accounts=(account,))
+
+    text = drawn(render.gpus([account], 160), 160)
+    row = drawn(render.ps(facts), 160).splitlines()[1]
+    (node,) = shapes.gpus([account])["nodes"]
+
+    assert "10240/40960 MiB  MIG: group2 (3 x 2g.10gb + 1 x 1g.5gb), 1/4 instances" in text
+    assert "team/first main  10240 MiB  2g.10gb  position 1  active" in text
+    assert row.split()[:5] == ["team/first", "node-0", "2", "10240", "2g.10gb"]
+    assert (node["devices"][0]["mode"], node["devices"][0]["layout"]) == ("mig", "group2")
+    assert node["devices"][0]["shares"][0]["mig"] == {
+        "layout": "group2", "position": 1, "profile": "2g.10gb"
+    }  # fmt: skip
+
+
+def test_an_idle_device_in_mig_mode_says_so() -> None:
+    account = with_an_instance()
+    ((device, _),) = account.node.devices
+    idle = replace(account, node=replace(account.node, devices=((device, DeviceUse()),)), leases=())
+
+    assert "MIG: idle, 1 possible layouts" in drawn(render.gpus([idle], 160), 160)
 
 
 def test_gpus_without_a_device_says_what_to_look_at() -> None:
@@ -234,3 +287,30 @@ def test_the_waterfall_indents_children_and_shows_times_and_failures(tmp_path: P
     assert drawn_lines[1].endswith("10.0 +30.0 ms")
     assert drawn_lines[2].endswith("40.0 +60.0 ms  failed: x")
     assert waterfall.shape(spans)["spans"][2]["duration_s"] == pytest.approx(0.06)
+
+
+def test_explain_shows_the_whole_gang_of_a_pod_that_waits_and_of_one_that_runs() -> None:
+    gang = Gang(name="team/g", min_member=3)
+    queued = PodQueued(
+        pod=POD.pod,
+        namespace=POD.namespace,
+        name="first",
+        resource_version="1",
+        request=PodRequest(gang=gang),
+    )
+    waiting = Waiting(queued=queued, refusal=Refusal(reason="2 of 3 pods are here"), capacity=1)
+    peer = replace(LEASE, pod=PodUid("other"), name="second", gang=gang.name)
+    account = replace(ACCOUNT, leases=(peer,))
+    facts = Facts(read_at=1_000.0, accounts=(account,), waiting=(waiting,))
+
+    first = explain(POD, facts, OURS)
+    second = explain(replace(POD, pod=PodUid("other"), name="second"), facts, OURS)
+
+    expected = (
+        "gang        team/g, 3 run together or none does: 1 of its pods hold a lease, 1 wait",
+        "            hold: second",
+        "            wait: first",
+    )
+    assert first.lines[:3] == expected == second.lines[:3]
+    assert shape(POD, first)["gang"]["holding"] == ["second"]
+    assert "gang" not in shape(POD, explain(POD, Facts(read_at=1.0, accounts=(ACCOUNT,)), OURS))

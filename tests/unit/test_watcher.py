@@ -8,9 +8,11 @@ import pytest
 from services.watcher import nodes, pods
 from services.watcher.changes import TURNS, ForeignDevices, Nodes, Pods
 from services.watcher.seen import PodSeen
+from services.watcher.settings import WatcherSettings, load_rules
 from shared.clients.kube_types import Node, Pod
 from shared.dialects.dialect import Rules
 from shared.model.device import Device
+from shared.model.errors import RequestError
 from shared.model.events import DeviceReported, PodGone, PodQueued, PodRejected
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
@@ -272,6 +274,34 @@ def test_item_6_cards_that_the_annotation_lists_are_closed() -> None:
     )
 
     assert nodes.read(node).closed_devices == (0, 1, 3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        (
+            WatcherSettings(gpu_scheduler_policy="spraed"),
+            "--gpu-scheduler-policy: 'spraed' is none",
+        ),
+        (WatcherSettings(node_scheduler_policy="numa"), "--node-scheduler-policy must be binpack"),
+        (WatcherSettings(dialects=("nvida",)), "there is no dialect 'nvida'"),
+    ],
+    ids=["gpu policy", "node policy", "dialect"],
+)
+def test_settings_that_mean_nothing_are_refused_at_the_start(
+    settings: WatcherSettings, text: str
+) -> None:
+    with pytest.raises(RequestError, match=text):
+        load_rules(settings)
+
+
+def test_pods_of_four_schedulers_are_ours_by_default() -> None:
+    assert WatcherSettings().schedulers == (
+        "leasehold",
+        "volcano",
+        "koord-scheduler",
+        "hami-scheduler",
+    )
 
 
 def test_hami_cordoned_cards_are_closed_beside_those_that_volcanos_annotation_lists() -> None:
