@@ -64,6 +64,7 @@ SERVICES: tuple[ServiceListed, ...] = (
         cls="Timekeeper",
         also_says=(BudgetChanged,),
     ),
+    ServiceListed(name="webhook", module="services.webhook.service", cls="Webhook"),
 )
 
 NOBODY = "(whoever listens)"

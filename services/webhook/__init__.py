@@ -1,0 +1,1 @@
+"""Admission: refuses pods that could not be granted or would free themselves, completes others."""

@@ -1,0 +1,51 @@
+"""Runs the webhook: `python -m services.webhook --help`."""
+
+from datetime import UTC, datetime
+
+from services.webhook import metrics
+from services.webhook.reading import ClusterKeys
+from services.webhook.registering import Registration
+from services.webhook.registration import PATH
+from services.webhook.server import listening
+from services.webhook.service import Webhook
+from services.webhook.settings import ABOUT, EXAMPLES, WebhookSettings
+from services.webhook.showing import Shown
+from services.webhook.stores import DirectoryStore, SecretStore
+from shared.clients.bus import Bus
+from shared.clients.kube import Kube
+from shared.clients.kubeconfig import load_credentials
+from shared.runtime.clock import SystemClock
+from shared.runtime.run import run, serve
+from shared.runtime.settings import load_or_exit
+
+
+async def admit(settings: WebhookSettings) -> None:
+    """Build the webhook from real parts and serve it until told to stop."""
+    policy, tls_dir = settings.policy, settings.tls_dir
+    async with (
+        Kube(load_credentials(settings.kubeconfig)) as kube,
+        Bus.connect(settings.nats_url, name="webhook") as bus,
+    ):
+        store = DirectoryStore(tls_dir) if tls_dir else SecretStore(kube, *settings.secret_name)
+        registration = Registration(kube)
+        shown = Shown(store, registration, settings.names, lambda: datetime.now(UTC))
+        clock, tally = SystemClock(), metrics.PrometheusTally()
+        webhook = Webhook(policy, ClusterKeys(kube), shown, tally, clock)
+        metrics.watch(lambda: shown.expires_at)
+        async with listening(webhook.review, settings.listen, shown.context) as (_, port):
+            if settings.url:
+                registration.url = f"{settings.url.rstrip('/')}:{port}{PATH}"
+            probes = {"certificate": shown.missing}
+            await serve("webhook", webhook, bus=bus, settings=settings, probes=probes)
+
+
+def main() -> None:
+    """Read the settings and run."""
+    settings = load_or_exit(
+        WebhookSettings, "python -m services.webhook", about=ABOUT, examples=EXAMPLES
+    )
+    run(lambda: admit(settings), service="webhook", log_level=settings.log_level)
+
+
+if __name__ == "__main__":
+    main()

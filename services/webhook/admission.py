@@ -1,0 +1,242 @@
+"""The decision: whether a new pod may be created, and what is added to it; pure.
+
+Every container of every kind is looked at, and one that breaks a rule denies the pod. What a pod
+may not say is in `shared.dialects.reserved`; what it asks for is read by the code that the watcher
+reads it with, so that nothing is admitted that would then be refused for how it is written.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from services.webhook.patches import Patch, add_annotation, add_variable, complete_limits, remove
+from services.webhook.pods import ContainerSeen, PodSeen, Source
+from shared.dialects import OWN_RESOURCES, koordinator_amounts, nvidia, read_pod, tencent
+from shared.dialects.dialect import ContainerAsks, PodAsks, Rules
+from shared.dialects.reserved import (
+    DENIED_ANNOTATIONS,
+    LIBRARY_DIRECTORY,
+    LIBRARY_SEARCH,
+    STRIPPED_ANNOTATIONS,
+    is_reserved,
+    may_reserve,
+    opens_devices,
+)
+from shared.model.errors import RequestError
+from shared.model.names import Namespace
+
+VISIBLE = "NVIDIA_VISIBLE_DEVICES"
+NOTHING_VISIBLE = "void"
+"""NVIDIA's container runtime then leaves the container as it is."""
+DEFAULT_SCHEDULER = "default-scheduler"
+WHOLE_CARD = 100
+BAD_REQUEST, FORBIDDEN = 400, 403
+OLD_TEXT = "Must supply both tencent.com/vcuda-core AND tencent.com/vcuda-memory"
+"""What GPUSharing's webhook said; clients of it look for these very words."""
+
+Keys = Callable[[Source], frozenset[str] | None]
+"""The keys of a config map or secret of the pod's namespace; None: they cannot be read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """The operator's choices."""
+
+    scheduler: str = "leasehold"
+    """Given to pods that ask for a GPU and name no scheduler of their own."""
+    schedulers: frozenset[str] = frozenset({"leasehold"})
+    """Ours."""
+    rules: Rules = field(default_factory=Rules)
+    old_texts: bool = False
+    """Refuse as GPUSharing's webhook did, word by word, where it did."""
+    runtime_class: str = ""
+    """Given to GPU pods that name none; empty: none is given."""
+    in_budget_class: str = ""
+    """Priority class of GPU pods whose namespace has budget left; empty: none is given."""
+    out_of_budget_class: str = ""
+    privileged: bool = False
+    """GPU pods may have privileged containers, which see every device whatever they lease."""
+    unread_secrets: bool = False
+    """Variables may come from secrets and config maps whose keys cannot be read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What is answered."""
+
+    allowed: bool
+    message: str = ""
+    code: int = 200
+    patches: tuple[Patch, ...] = ()
+    warnings: tuple[str, ...] = ()
+    asks: bool = False
+    """The pod asks for a GPU, and its request is admitted."""
+
+
+def decide(pod: PodSeen, policy: Policy, keys: Keys, *, has_budget: bool = True) -> Decision:
+    """Decide on one new pod."""
+    patches, warnings = _stripped(pod)
+    denied = _denied_annotation(pod)
+    if denied:
+        return Decision(allowed=False, message=denied, code=FORBIDDEN)
+    asking = [container for container in pod.containers if _asks(container)]
+    if not asking:
+        return Decision(allowed=True, patches=tuple(patches), warnings=tuple(warnings))
+    if pod.scheduler not in {"", DEFAULT_SCHEDULER, *policy.schedulers}:
+        warnings.append(
+            f"schedulerName is {pod.scheduler}: Leasehold leaves the pod alone, and its node "
+            "agents refuse containers that no lease is for"
+        )
+        return Decision(allowed=True, patches=tuple(patches), warnings=tuple(warnings))
+    faults = list(_forbidden(pod, asking, policy, keys))
+    if faults:
+        return Decision(allowed=False, message="; ".join(faults), code=FORBIDDEN)
+    completed = {container.path: _completed(container) for container in asking}
+    try:
+        read_pod(_asks_of(pod, completed), policy.rules)
+    except RequestError as error:
+        return Decision(allowed=False, message=_text(pod, policy, str(error)), code=BAD_REQUEST)
+    patches += _completions(pod, asking, completed, policy, has_budget=has_budget)
+    return Decision(allowed=True, patches=tuple(patches), warnings=tuple(warnings), asks=True)
+
+
+def _asks(container: ContainerSeen) -> bool:
+    amounts = {**container.requests, **container.limits}
+    return any(name in OWN_RESOURCES for name in amounts)
+
+
+def _stripped(pod: PodSeen) -> tuple[list[Patch], list[str]]:
+    found = sorted(key for key in pod.annotations if key.startswith(STRIPPED_ANNOTATIONS))
+    warnings = [
+        f"annotation {key} is written by schedulers only, and was taken away" for key in found
+    ]
+    return [remove("/metadata/annotations", key) for key in found], warnings
+
+
+def _denied_annotation(pod: PodSeen) -> str:
+    found = sorted(key for key in pod.annotations if key.startswith(DENIED_ANNOTATIONS))
+    if not found:
+        return ""
+    return f"annotation {found[0]} is written by Leasehold only: create the pod without it"
+
+
+def _forbidden(
+    pod: PodSeen, asking: list[ContainerSeen], policy: Policy, keys: Keys
+) -> Iterator[str]:
+    """Say what would free the pod from its limits."""
+    if pod.node:
+        yield (
+            f"nodeName is preset to {pod.node}, which passes by every scheduler: use a node "
+            "selector or affinity"
+        )
+    for volume, path in pod.host_paths.items():
+        if opens_devices(path):
+            yield (
+                f"volume {volume} mounts {path} of the node, which opens devices or the isolation "
+                "library: leave it out, devices come with the lease"
+            )
+    for container in pod.containers:
+        if container.privileged and not policy.privileged:
+            yield (
+                f"container {container.name} is privileged and would see every device: use the "
+                "capabilities that it needs"
+            )
+    for container in asking:
+        yield from _variables(container, policy, keys)
+
+
+def _variables(container: ContainerSeen, policy: Policy, keys: Keys) -> Iterator[str]:
+    where = f"container {container.name}"
+    for name, value in container.variables.items():
+        if is_reserved(name):
+            yield f"{where}: variable {name} is set by its lease only: leave it out"
+        elif name == LIBRARY_SEARCH and LIBRARY_DIRECTORY in value:
+            yield f"{where}: {name} leads into {LIBRARY_DIRECTORY}: leave that directory out of it"
+    for source in container.sources:
+        if may_reserve(source.prefix):
+            yield f"{where}: envFrom with prefix {source.prefix} sets variables of its lease"
+            continue
+        known = keys(source)
+        if known is None and not policy.unread_secrets:
+            yield (
+                f"{where}: envFrom takes whatever {source.kind} {source.name} holds, and that "
+                "cannot be looked at: name its variables one by one with valueFrom"
+            )
+        taken = sorted(key for key in known or () if is_reserved(source.prefix + key))
+        if taken:
+            name = source.prefix + taken[0]
+            yield f"{where}: envFrom {source.kind} {source.name} sets {name}, which its lease sets"
+
+
+def _completed(container: ContainerSeen) -> Mapping[str, int | None]:
+    """Return what is added to a container's amounts, as the vendors' own webhooks would."""
+    limits = {**container.requests, **container.limits}
+    added = koordinator_amounts.complete(limits)
+    counted = nvidia.complete(limits)
+    return {**{k: v for k, v in counted.items() if k not in limits}, **added}
+
+
+def _asks_of(pod: PodSeen, completed: Mapping[str, Mapping[str, int | None]]) -> PodAsks:
+    return PodAsks(
+        namespace=Namespace(pod.namespace),
+        containers=tuple(
+            ContainerAsks(
+                name=container.name,
+                limits=_with(container.limits, completed.get(container.path, {})),
+                requests=_with(container.requests, completed.get(container.path, {})),
+                init=container.init,
+            )
+            for container in pod.containers
+        ),
+        annotations=pod.annotations,
+        labels=pod.labels,
+        scheduler=pod.scheduler,
+    )
+
+
+def _with(amounts: Mapping[str, int], added: Mapping[str, int | None]) -> dict[str, int]:
+    merged = {**amounts, **added}
+    return {name: amount for name, amount in merged.items() if amount is not None}
+
+
+def _text(pod: PodSeen, policy: Policy, text: str) -> str:
+    """Say it in the words of GPUSharing's webhook where its clients wait for them."""
+    if not policy.old_texts:
+        return text
+    one_of_two = any(
+        (tencent.CORE in container.limits) != (tencent.MEMORY in container.limits)
+        for container in pod.containers
+    )
+    return OLD_TEXT if one_of_two else text
+
+
+def _completions(
+    pod: PodSeen,
+    asking: list[ContainerSeen],
+    completed: Mapping[str, Mapping[str, int | None]],
+    policy: Policy,
+    *,
+    has_budget: bool,
+) -> Iterator[Patch]:
+    for container in asking:
+        yield from complete_limits(container, completed[container.path])
+    for container in pod.containers:
+        if not _asks(container) and VISIBLE not in container.variables:
+            yield from add_variable(container, VISIBLE, NOTHING_VISIBLE)
+    if pod.scheduler in {"", DEFAULT_SCHEDULER}:
+        yield Patch(op="add", path="/spec/schedulerName", value=policy.scheduler)
+    yield from _core_limit(pod, asking)
+    if policy.runtime_class and "runtimeClassName" not in pod.has:
+        yield Patch(op="add", path="/spec/runtimeClassName", value=policy.runtime_class)
+    wanted = policy.in_budget_class if has_budget else policy.out_of_budget_class
+    if wanted and not pod.priority_class:
+        yield Patch(op="add", path="/spec/priorityClassName", value=wanted)
+        # Both were filled in from the class before, and are again after us.
+        for filled in ("priority", "preemptionPolicy"):
+            if filled in pod.has:
+                yield Patch(op="remove", path=f"/spec/{filled}")
+
+
+def _core_limit(pod: PodSeen, asking: list[ContainerSeen]) -> Iterator[Patch]:
+    cores = [container.limits.get(tencent.CORE, 0) for container in asking]
+    if tencent.CORE_LIMIT not in pod.annotations and 0 < max(cores) < WHOLE_CARD:
+        yield from add_annotation(pod, tencent.CORE_LIMIT, str(max(cores)))

@@ -1,0 +1,68 @@
+"""JSON Patch operations (RFC 6902), made so that they apply whatever the object has already."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from services.webhook.pods import ContainerSeen, PodSeen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patch:
+    """One operation."""
+
+    op: str
+    path: str
+    value: Any = None
+
+    def operation(self) -> dict[str, Any]:
+        """Return it as JSON wants it."""
+        head = {"op": self.op, "path": self.path}
+        return head if self.op == "remove" else {**head, "value": self.value}
+
+
+def pointer(key: str) -> str:
+    """Write a key as part of a JSON pointer (RFC 6901)."""
+    return key.replace("~", "~0").replace("/", "~1")
+
+
+def remove(path: str, key: str) -> Patch:
+    """Remove a key of an object."""
+    return Patch(op="remove", path=f"{path}/{pointer(key)}")
+
+
+def add_annotation(pod: PodSeen, key: str, value: str) -> Iterator[Patch]:
+    """Add an annotation beside those that there are."""
+    if not pod.has_annotations:
+        yield Patch(op="add", path="/metadata/annotations", value={key: value})
+    else:
+        yield Patch(op="add", path=f"/metadata/annotations/{pointer(key)}", value=value)
+
+
+def add_variable(container: ContainerSeen, name: str, value: str) -> Iterator[Patch]:
+    """Add a variable beside those that there are."""
+    entry = {"name": name, "value": value}
+    if "env" in container.parts:
+        yield Patch(op="add", path=f"{container.path}/env/-", value=entry)
+    else:
+        yield Patch(op="add", path=f"{container.path}/env", value=[entry])
+
+
+def complete_limits(container: ContainerSeen, added: Mapping[str, int | None]) -> Iterator[Patch]:
+    """Add amounts to a container's limits and requests, or take them away (None).
+
+    The API server wants both equal for extended resources, and fills requests from limits only
+    before webhooks are asked.
+    """
+    for part, amounts in (("limits", container.limits), ("requests", container.requests)):
+        path = f"{container.path}/resources/{part}"
+        there = part in container.parts
+        if not there and part == "requests":
+            continue
+        if not there:
+            yield Patch(op="add", path=path, value={})
+        for name, amount in added.items():
+            if amount is not None:
+                yield Patch(op="add", path=f"{path}/{pointer(name)}", value=str(amount))
+            elif name in amounts:
+                yield remove(path, name)

@@ -1,0 +1,35 @@
+"""Reads which variables config maps would set; secrets are never read."""
+
+from urllib.parse import quote
+
+import msgspec
+
+from services.webhook.pods import Source
+from shared.clients.kube import Kube
+from shared.clients.kube_errors import NotFoundError
+from shared.model.errors import RequestError
+
+
+class _ConfigMap(msgspec.Struct):
+    data: dict[str, str] | None = None
+
+
+class ClusterKeys:
+    """Keys of config maps, from the API server."""
+
+    def __init__(self, kube: Kube) -> None:
+        self.kube = kube
+
+    async def keys(self, namespace: str, source: Source) -> frozenset[str] | None:
+        """Return a config map's keys, none if it does not exist (yet); None for a secret."""
+        if source.kind != "config map":
+            return None
+        path = f"/api/v1/namespaces/{quote(namespace, safe='')}/configmaps/"
+        try:
+            found = await self.kube.read(path + quote(source.name, safe=""), _ConfigMap)
+        except NotFoundError:
+            # What is not there yet can be made later, with any key: only an optional one may miss.
+            return frozenset() if source.optional else None
+        except RequestError:
+            return None
+        return frozenset(found.data or {})

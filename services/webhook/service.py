@@ -1,0 +1,122 @@
+"""The webhook: reviews in over TLS, decisions out; budgets as the timekeeper tells of them."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from services.webhook.admission import FORBIDDEN, Decision, Policy, decide
+from services.webhook.pods import PodSeen, Source, read_pod
+from services.webhook.reviewing import answered, is_new_pod, request_of
+from shared.model.errors import RequestError
+from shared.model.events import BudgetChanged
+from shared.model.names import Namespace
+from shared.runtime.clock import Clock
+from shared.runtime.service import handles, loops
+
+logger = logging.getLogger(__name__)
+
+STALE_S = 120.0
+"""A budget of which nothing was heard for so long counts as not spent."""
+ALLOWED = Decision(allowed=True)
+UNREADABLE = 422
+
+
+class Keys(Protocol):
+    """Config maps and secrets of the cluster."""
+
+    async def keys(self, namespace: str, source: Source) -> frozenset[str] | None:
+        """Return the keys of one, none if it does not exist; None if it may not be read."""
+        ...
+
+
+class Showing(Protocol):
+    """The certificate."""
+
+    def missing(self) -> str | None:
+        """Say what keeps the webhook from being called, or None."""
+        ...
+
+    async def keep(self, pause: Any) -> None:
+        """Keep it valid."""
+        ...
+
+
+class Tally(Protocol):
+    """Counts decisions."""
+
+    def count(self, outcome: str, seconds: float) -> None:
+        """Note one decision and how long it took."""
+        ...
+
+
+class Webhook:
+    """Stateless but for what it heard of budgets: any number of replicas may run."""
+
+    def __init__(
+        self, policy: Policy, keys: Keys, showing: Showing, tally: Tally, clock: Clock
+    ) -> None:
+        self.policy = policy
+        self.keys = keys
+        self.showing = showing
+        self.tally = tally
+        self.clock = clock
+        self.budgets: dict[Namespace, BudgetChanged] = {}
+
+    @handles
+    async def note_budgets(self, events: Sequence[BudgetChanged]) -> None:
+        """Remember how namespaces stand."""
+        for event in events:
+            self.budgets[event.namespace] = event
+
+    @loops
+    async def keep_certificate(self) -> None:
+        """Keep the certificate valid and trusted."""
+        await self.showing.keep(self.clock.sleep)
+
+    async def review(self, body: Any) -> dict[str, Any]:
+        """Answer one AdmissionReview. Raises RequestError for a body that is none."""
+        began = time.perf_counter()
+        request = request_of(body)
+        decision = await self._decision(request) if is_new_pod(request) else ALLOWED
+        outcome = "allowed" if decision.allowed else "denied"
+        self.tally.count(outcome, time.perf_counter() - began)
+        return answered(request["uid"], decision)
+
+    async def _decision(self, request: Any) -> Decision:
+        namespace = Namespace(str(request.get("namespace") or "default"))
+        try:
+            pod = read_pod(request.get("object") or {}, namespace)
+        except RequestError as error:
+            return Decision(allowed=False, message=str(error), code=UNREADABLE)
+        known = await self._known_keys(pod)
+        budget = self._budget(namespace)
+        decision = decide(
+            pod,
+            self.policy,
+            known.get,
+            has_budget=budget is None or budget.lease_class == "guaranteed",
+        )
+        if decision.allowed and decision.asks and budget is not None and budget.new_pods == "deny":
+            text = (
+                f"namespace {namespace} has used up its GPU time: its budget is {budget.state}, "
+                "and denies new GPU pods until it is refilled; `leasehold budget` shows when"
+            )
+            return Decision(allowed=False, message=text, code=FORBIDDEN)
+        return decision
+
+    async def _known_keys(self, pod: PodSeen) -> dict[Source, frozenset[str]]:
+        sources = {source for container in pod.containers for source in container.sources}
+        if not sources:
+            return {}
+        found = await asyncio.gather(*(self.keys.keys(pod.namespace, one) for one in sources))
+        return {
+            source: keys for source, keys in zip(sources, found, strict=True) if keys is not None
+        }
+
+    def _budget(self, namespace: Namespace) -> BudgetChanged | None:
+        budget = self.budgets.get(namespace)
+        if budget is None or self.clock.now() - budget.at > STALE_S:
+            return None
+        return budget

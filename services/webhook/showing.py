@@ -1,0 +1,93 @@
+"""Keeps the certificate: made at the first start, replaced half way through, shown at once.
+
+What the API server trusts is written before a new certificate is shown, and the authority before
+stays trusted: so no call fails while replicas change over one after the other.
+"""
+
+import asyncio
+import logging
+import ssl
+import tempfile
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Protocol
+
+from services.webhook.certificates import Bundle, ends_at, is_due, is_valid, make
+from services.webhook.stores import Store
+from shared.model.errors import LeaseholdError
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 10.0
+PAUSE_S = 1.0
+
+
+class Registering(Protocol):
+    """The registration in the cluster."""
+
+    async def trust(self, authorities: bytes) -> None:
+        """Have the API server trust these authorities (PEM) when it calls the webhook."""
+        ...
+
+
+class Shown:
+    """The certificate that this replica shows; its context serves every new connection."""
+
+    def __init__(
+        self,
+        store: Store,
+        registering: Registering,
+        names: Sequence[str],
+        now: Callable[[], datetime],
+    ) -> None:
+        self.store = store
+        self.registering = registering
+        self.names = tuple(names)
+        self.now = now
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
+        self.bundle: Bundle | None = None
+
+    def missing(self) -> str | None:
+        """Say what keeps the webhook from being called, or None."""
+        if self.bundle is None:
+            return "no certificate yet"
+        return None if is_valid(self.bundle, self.now()) else "the certificate has expired"
+
+    @property
+    def expires_at(self) -> float:
+        """Return when the certificate that is shown ends, Unix seconds; 0 without one."""
+        return ends_at(self.bundle) if self.bundle else 0.0
+
+    async def look(self) -> None:
+        """Make, replace or take over the bundle where that is due, and have it trusted."""
+        stored = await self.store.load()
+        now = self.now()
+        if stored is None or is_due(stored, self.names, now):
+            fresh = await asyncio.to_thread(make, self.names, now, after=stored)
+            if await self.store.save(fresh, after=stored):
+                logger.info("a new certificate was made for %s", ", ".join(self.names))
+            stored = await self.store.load() or fresh
+        await self.registering.trust(stored.trusted)
+        if stored != self.bundle:
+            await asyncio.to_thread(self._show, stored)
+
+    def _show(self, bundle: Bundle) -> None:
+        with tempfile.TemporaryDirectory() as directory:
+            chain = Path(directory) / "tls.pem"  # ssl reads files only
+            chain.touch(mode=0o600)
+            chain.write_bytes(bundle.key + bundle.certificate)
+            self.context.load_cert_chain(chain)
+        self.bundle = bundle
+
+    async def keep(self, pause: Callable[[float], Awaitable[None]]) -> None:
+        """Look again and again, until cancelled."""
+        while True:
+            try:
+                await self.look()
+            except LeaseholdError as error:
+                logger.warning("the certificate is looked at again in %g s: %s", PAUSE_S, error)
+                await pause(PAUSE_S)
+                continue
+            await pause(LOOK_S)

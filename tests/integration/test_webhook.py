@@ -1,0 +1,276 @@
+"""The webhook beside an API server that calls it over TLS, as it registered itself."""
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from services.webhook.admission import Policy
+from services.webhook.certificates import LIFE_DAYS, Bundle, make
+from services.webhook.metrics import PrometheusTally
+from services.webhook.reading import ClusterKeys
+from services.webhook.registering import CONFIGURATIONS, Registration
+from services.webhook.registration import NAME, PATH
+from services.webhook.server import listening
+from services.webhook.service import Webhook
+from services.webhook.showing import Shown
+from services.webhook.stores import DirectoryStore, SecretStore
+from shared.clients.kube import Kube
+from shared.clients.kubeconfig import load_credentials
+from shared.model.errors import UnavailableError
+from shared.model.events import BudgetChanged
+from shared.model.names import Namespace
+from shared.runtime.clock import SystemClock
+from tests.support.apiserver import ApiUnderTest, api_server
+
+NAMES = ("127.0.0.1", "localhost")
+PODS = "/api/v1/namespaces/default/pods"
+NOW = datetime(2026, 11, 21, tzinfo=UTC)
+
+
+@dataclass
+class Time:
+    now: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+    def __call__(self) -> datetime:
+        return self.now
+
+
+@dataclass
+class Replica:
+    webhook: Webhook
+    shown: Shown
+    registration: Registration
+
+
+@asynccontextmanager
+async def replica(
+    api: ApiUnderTest, kube: Kube, directory: Path, time: Time | None = None, **policy: Any
+) -> AsyncIterator[Replica]:
+    """Run a webhook with a certificate of its own; it has registered itself."""
+    registration = Registration(kube)
+    shown = Shown(DirectoryStore(directory), registration, NAMES, time or Time())
+    webhook = Webhook(Policy(**policy), ClusterKeys(kube), shown, PrometheusTally(), SystemClock())
+    async with listening(webhook.review, "127.0.0.1:0", shown.context) as (_, port):
+        registration.url = f"https://127.0.0.1:{port}{PATH}"
+        await shown.look()
+        yield Replica(webhook, shown, registration)
+
+
+@asynccontextmanager
+async def cluster() -> AsyncIterator[tuple[ApiUnderTest, Kube, aiohttp.ClientSession]]:
+    async with (
+        api_server() as api,
+        Kube(load_credentials(api.kubeconfig, environ={})) as kube,
+        api.client() as client,
+    ):
+        yield api, kube, client
+
+
+def pod(name: str = "pod", limits: dict[str, str] | None = None, **spec: Any) -> dict[str, Any]:
+    main: dict[str, Any] = {"name": "main", "image": "app"}
+    if limits:
+        main["resources"] = {"limits": limits}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name},
+        "spec": {"containers": [main], **spec},
+    }
+
+
+VGPU = {"volcano.sh/vgpu-number": "1", "volcano.sh/vgpu-memory": "3000"}
+
+
+async def created(client: aiohttp.ClientSession, obj: dict[str, Any]) -> tuple[int, Any]:
+    async with client.post(PODS, json=obj) as response:
+        return response.status, await response.json()
+
+
+async def test_a_pod_is_completed_on_its_way_into_the_cluster(tmp_path: Path) -> None:
+    async with cluster() as (api, kube, client), replica(api, kube, tmp_path):
+        status, made = await created(client, pod(limits=VGPU))
+
+    assert status == 201
+    assert made["spec"]["schedulerName"] == "leasehold"
+
+
+async def test_gpusharing_2_a_malformed_pod_is_denied_in_the_api_servers_words(
+    tmp_path: Path,
+) -> None:
+    limits = {"tencent.com/vcuda-core": "150", "tencent.com/vcuda-memory": "4"}
+    async with cluster() as (api, kube, client), replica(api, kube, tmp_path):
+        status, said = await created(client, pod(limits=limits))
+
+    assert status == 400
+    assert said["message"].startswith('admission webhook "pods.leasehold.dev" denied the request: ')
+    assert "150 must be 1..99 or a multiple of 100" in said["message"]
+
+
+async def test_pods_that_do_not_concern_us_never_reach_the_webhook(tmp_path: Path) -> None:
+    async with cluster() as (api, kube, client):
+        async with replica(api, kube, tmp_path):
+            pass
+
+        status, _ = await created(client, pod("plain", {"cpu": "1"}))
+        refused, said = await created(client, pod("gpu", VGPU))
+
+    assert status == 201, "the webhook is away, and the pod is none of its business"
+    assert refused == 500, "a GPU pod is not let in unseen"
+    assert 'failed calling webhook "pods.leasehold.dev"' in said["message"]
+
+
+async def test_variables_from_a_config_map_are_seen(tmp_path: Path) -> None:
+    maps = "/api/v1/namespaces/default/configmaps"
+    async with cluster() as (api, kube, client), replica(api, kube, tmp_path):
+        for name, key in (("bad", "LD_PRELOAD"), ("good", "MODE")):
+            body = {"metadata": {"name": name}, "data": {key: "x"}}
+            async with client.post(maps, json=body) as response:
+                assert response.status == 201
+        answers = {}
+        for name in ("bad", "good", "missing"):
+            obj = pod(name, VGPU)
+            obj["spec"]["containers"][0]["envFrom"] = [{"configMapRef": {"name": name}}]
+            answers[name] = await created(client, obj)
+
+    assert {name: status for name, (status, _) in answers.items()} == {
+        "bad": 403,
+        "good": 201,
+        "missing": 403,
+    }
+    assert "config map bad sets LD_PRELOAD" in answers["bad"][1]["message"]
+
+
+async def test_a_spent_budget_denies_new_gpu_pods_where_it_says_so(tmp_path: Path) -> None:
+    def told(new_pods: str, state: str = "exhausted") -> BudgetChanged:
+        return BudgetChanged(
+            namespace=Namespace("default"),
+            state=state,
+            previous=state,
+            lease_class="reclaimable",
+            new_pods=new_pods,
+            at=datetime.now(UTC).timestamp(),
+        )
+
+    async with cluster() as (api, kube, client), replica(api, kube, tmp_path) as one:
+        await one.webhook.note_budgets([told("deny")])
+        denied, said = await created(client, pod("one", VGPU))
+        plain, _ = await created(client, pod("plain"))
+        await one.webhook.note_budgets([told("admit")])
+        admitted, _ = await created(client, pod("two", VGPU))
+
+    assert (denied, plain, admitted) == (403, 201, 201)
+    assert "has used up its GPU time" in said["message"]
+
+
+async def test_gpusharing_36_no_admission_fails_while_the_certificate_is_replaced(
+    tmp_path: Path,
+) -> None:
+    time = Time(datetime.now(UTC) - timedelta(days=60))
+    async with cluster() as (api, kube, client), replica(api, kube, tmp_path, time) as one:
+        before = one.shown.bundle
+        stop = asyncio.Event()
+        statuses: list[int] = []
+
+        async def keep_creating() -> None:
+            while not stop.is_set() or len(statuses) < 20:
+                status, _ = await created(client, pod(f"p{len(statuses)}", VGPU))
+                statuses.append(status)
+
+        creating = asyncio.create_task(keep_creating())
+        time.now += timedelta(days=LIFE_DAYS / 2 + 1)
+        await one.shown.look()
+        stop.set()
+        await creating
+
+    assert one.shown.bundle is not None
+    assert before is not None
+    assert one.shown.bundle.certificate != before.certificate
+    assert set(statuses) == {201}
+
+
+async def test_a_second_replica_takes_over_the_certificate_and_both_are_trusted(
+    tmp_path: Path,
+) -> None:
+    async with cluster() as (_, kube, client):
+        async with client.post("/api/v1/namespaces", json={"metadata": {"name": "lh"}}) as made:
+            assert made.status == 201
+        time = Time()
+        registration = Registration(kube, url="https://127.0.0.1:1/mutate")
+        first, second = (
+            Shown(SecretStore(kube, "lh", "webhook"), registration, NAMES, time) for _ in range(2)
+        )
+        await first.look()
+        await second.look()
+        shared = first.bundle
+        time.now += timedelta(days=LIFE_DAYS / 2 + 1)
+        await second.look()
+        trusted = await trusted_by(client)
+
+        assert shared == first.bundle != second.bundle
+        assert first.bundle is not None
+        assert second.bundle is not None
+        assert first.bundle.authority in trusted
+        assert second.bundle.authority in trusted
+
+        await first.look()
+        assert first.bundle == second.bundle
+
+
+async def trusted_by(client: aiohttp.ClientSession) -> bytes:
+    async with client.get(f"{CONFIGURATIONS}/{NAME}") as response:
+        [webhook] = (await response.json())["webhooks"]
+    return base64.b64decode(webhook["clientConfig"]["caBundle"])
+
+
+async def test_two_replicas_that_start_at_once_agree_on_one_certificate() -> None:
+    async with cluster() as (_, kube, client):
+        async with client.post("/api/v1/namespaces", json={"metadata": {"name": "lh"}}) as made:
+            assert made.status == 201
+        stores = [SecretStore(kube, "lh", "webhook") for _ in range(2)]
+        assert [await store.load() for store in stores] == [None, None]
+        bundles = [make(NAMES, NOW) for _ in stores]
+
+        written = [
+            await store.save(bundle, after=None)
+            for store, bundle in zip(stores, bundles, strict=True)
+        ]
+
+        assert written == [True, False]
+        assert [await store.load() for store in stores] == [bundles[0], bundles[0]]
+
+
+async def test_without_its_registration_it_says_what_to_apply(tmp_path: Path) -> None:
+    async with cluster() as (_, kube, _):
+        shown = Shown(DirectoryStore(tmp_path), Registration(kube), NAMES, Time())
+
+        with pytest.raises(UnavailableError, match="apply k8s/base/webhook"):
+            await shown.look()
+
+        assert shown.missing() == "no certificate yet"
+
+
+async def test_an_expired_certificate_is_not_ready(tmp_path: Path) -> None:
+    time = Time(NOW)
+    async with cluster() as (api, kube, _), replica(api, kube, tmp_path, time) as one:
+        assert one.shown.missing() is None
+        time.now += timedelta(days=LIFE_DAYS + 1)
+        assert one.shown.missing() == "the certificate has expired"
+
+
+def test_a_bundle_is_kept_in_files_that_only_its_owner_reads(tmp_path: Path) -> None:
+    store, bundle = DirectoryStore(tmp_path / "tls"), make(NAMES, NOW)
+
+    async def stored() -> Bundle | None:
+        await store.save(bundle, after=None)
+        return await store.load()
+
+    assert asyncio.run(stored()) == bundle
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "tls").iterdir()} == {0o600}
