@@ -14,7 +14,7 @@ from shared.model.events import Activation
 from shared.model.lease import Lease, LeaseState, Share, bookings
 from shared.model.lease_copy import ANNOTATION
 from shared.model.ledger import NodeAccount, counted_use
-from shared.model.names import DeviceUuid
+from shared.model.names import DeviceUuid, PodUid
 from shared.model.request import Company
 
 BIND_S = 3.0
@@ -155,6 +155,19 @@ def outlived(facts: Facts) -> Iterator[Difference]:
             yield Difference(invariant="P2", subject=_leased(lease), text=text, settles_s=EXPIRE_S)
 
 
+def gangs(facts: Facts) -> Iterator[Difference]:
+    """P5: the pods that are counted with a gang are those that hold a lease of it."""
+    held: dict[str, set[PodUid]] = {}
+    for lease in facts.leases:
+        if lease.gang:
+            held.setdefault(lease.gang, set()).add(lease.pod)
+    for gang in sorted(held.keys() | facts.gangs.keys()):
+        counted, holding = facts.gangs.get(gang, frozenset()), held.get(gang, set())
+        if counted != holding:
+            text = f"the ledger counts {len(counted)} pods of it, {len(holding)} hold a lease"
+            yield Difference(invariant="P5", subject=f"gang {gang}", text=text, settles_s=BIND_S)
+
+
 CHECKS: tuple[Callable[[Facts], Iterator[Difference]], ...] = (
     device_totals,
     node_totals,
@@ -164,6 +177,7 @@ CHECKS: tuple[Callable[[Facts], Iterator[Difference]], ...] = (
     fences,
     agents,
     outlived,
+    gangs,
 )
 
 

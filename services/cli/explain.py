@@ -1,9 +1,10 @@
 """Why a pod runs where it runs, or why it waits: facts put in order, numbers included."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from services.cli.facts import Facts, PodSeen
+from services.cli.gangs import GangSeen, gang_of
 from services.cli.shapes import lease_shape, refusal_shape
 from shared.model.lease import Lease, LeaseState, Share
 from shared.model.lease_copy import ANNOTATION
@@ -33,12 +34,21 @@ class Answer:
 def explain(pod: PodSeen, facts: Facts, schedulers: frozenset[str]) -> Answer:
     """Answer for one pod that exists."""
     lease = next((lease for lease in facts.leases if lease.pod == pod.pod), None)
+    gang = gang_of(pod.pod, facts)
     if lease is not None:
-        return _running(pod, lease, facts)
+        return _with(_running(pod, lease, facts), gang)
     waiting = next((w for w in facts.waiting if w.queued.pod == pod.pod), None)
     if waiting is not None:
-        return _waiting(pod, waiting, facts.read_at)
+        return _with(_waiting(pod, waiting, facts.read_at), gang)
     return _without_either(pod, schedulers)
+
+
+def _with(answer: Answer, gang: GangSeen | None) -> Answer:
+    if gang is None:
+        return answer
+    return replace(
+        answer, lines=(*gang.lines, *answer.lines), extra=(*answer.extra, ("gang", gang.shape))
+    )
 
 
 def shape(pod: PodSeen, answer: Answer) -> dict[str, Any]:

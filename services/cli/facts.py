@@ -42,6 +42,8 @@ class Facts:
     pods: tuple[PodSeen, ...] = ()
     activations: Mapping[NodeName, tuple[Activation, ...]] = field(default_factory=dict)
     """Only of nodes whose agent's checkpoint could be read here."""
+    gangs: Mapping[str, frozenset[PodUid]] = field(default_factory=dict)
+    """The pods that the ledger counts as holding a lease of each gang."""
 
     @property
     def leases(self) -> tuple[Lease, ...]:

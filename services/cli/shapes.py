@@ -1,12 +1,13 @@
 """What `--json` prints: plain dictionaries whose keys stay as they are.
 
-`gpus`:    {"nodes": [{"node", "devices": [{"uuid", "index", "model", "healthy", "memory_mib",
-           "used_memory_mib", "used_cores_percent", "slots", "used_shares", "fence",
-           "shares": [{"pod", "namespace", "name", "container", "memory_mib", "cores_percent",
-           "slot", "fence", "state"}]}]}]}
+`gpus`:    {"nodes": [{"node", "devices": [{"uuid", "index", "model", "mode", "healthy",
+           "memory_mib", "used_memory_mib", "used_cores_percent", "slots", "used_shares", "fence",
+           "layout", "shares": [{"pod", "namespace", "name", "container", "memory_mib",
+           "cores_percent", "slot", "mig", "fence", "state"}]}]}]}; "layout" is that of a device in
+           MIG mode of which instances are held, "mig" {"layout", "position", "profile"} or null.
 `ps`:      {"leases": [{"pod", "namespace", "name", "node", "state", "version", "dialect",
            "created_at", "expires_at", "shares": [{"container", "device", "index", "memory_mib",
-           "cores_percent", "slot", "fence", "init"}]}],
+           "cores_percent", "slot", "mig", "fence", "init"}]}],
            "waiting": [{"pod", "namespace", "name", "since", "reason", "hint", "permanent"}]}
 `audit`:   {"clean", "checked": {"nodes", "devices", "leases", "pods", "agents"},
            "differences": [{"invariant", "subject", "text"}]}
@@ -25,7 +26,7 @@ from typing import Any
 
 from services.cli.audit import Difference, account_numbers
 from services.cli.facts import Facts, shares_on
-from shared.model.lease import Lease
+from shared.model.lease import Lease, MigPlace
 from shared.model.ledger import NodeAccount, Waiting
 from shared.model.placement import Refusal
 
@@ -72,6 +73,7 @@ def lease_shape(lease: Lease) -> Shape:
         "state": str(lease.state),
         "version": lease.version,
         "dialect": lease.dialect,
+        "gang": lease.gang,
         "created_at": lease.created_at,
         "expires_at": lease.expires_at,
         "shares": [
@@ -82,6 +84,7 @@ def lease_shape(lease: Lease) -> Shape:
                 "memory_mib": share.memory_mib,
                 "cores_percent": share.cores_percent,
                 "slot": share.slot,
+                "mig": _mig(share.mig),
                 "fence": share.fence,
                 "init": share.init,
             }
@@ -111,6 +114,12 @@ def refusal_shape(refusal: Refusal) -> Shape:
     }
 
 
+def _mig(place: MigPlace | None) -> Shape | None:
+    if place is None:
+        return None
+    return {"layout": place.layout, "position": place.position, "profile": place.profile}
+
+
 def _node(account: NodeAccount) -> Shape:
     return {
         "node": account.node.facts.name,
@@ -119,6 +128,7 @@ def _node(account: NodeAccount) -> Shape:
                 "uuid": device.uuid,
                 "index": device.index,
                 "model": device.model,
+                "mode": str(device.mode),
                 "healthy": device.healthy,
                 "memory_mib": device.memory_mib,
                 "used_memory_mib": use.memory_mib,
@@ -126,6 +136,7 @@ def _node(account: NodeAccount) -> Shape:
                 "slots": device.slots,
                 "used_shares": use.shares,
                 "fence": use.fence,
+                "layout": use.layout,
                 "shares": [
                     {
                         "pod": lease.pod,
@@ -135,6 +146,7 @@ def _node(account: NodeAccount) -> Shape:
                         "memory_mib": share.memory_mib,
                         "cores_percent": share.cores_percent,
                         "slot": share.slot,
+                        "mig": _mig(share.mig),
                         "fence": share.fence,
                         "state": str(lease.state),
                     }
@@ -153,6 +165,7 @@ def _waiting(waiting: Waiting) -> Shape:
         "namespace": queued.namespace,
         "name": queued.name,
         "since": waiting.waiting_since or queued.created_at,
+        "gang": queued.request.gang.name if queued.request.gang else "",
         "reason": refusal.reason,
         "hint": refusal.hint,
         "permanent": refusal.permanent,

@@ -143,6 +143,7 @@ class Reader:
             activations=told,
             accounts=await self.accounts(),
             waiting=tuple(await self.ledger.waiting()),
+            gangs=await self.ledger.gangs(),
         )
 
 

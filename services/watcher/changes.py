@@ -46,15 +46,18 @@ class Pods:
         self._forget(last.pod)
         return [_gone(last)] if last.ours and not last.over else []
 
-    def hear_groups(self, news: GroupNews) -> list[PodEvent]:
-        """Take in news of PodGroups; return what is new about waiting pods that name them."""
+    def hear_groups(self, news: GroupNews, number: int) -> list[PodEvent]:
+        """Take in news of PodGroups; return what is new about waiting pods that name them.
+
+        It is said as telling `number`: the pods themselves have not changed.
+        """
         names = self.groups.hear(news)
         return [
             event
             for pod in list(self._grouped.values())
             if pod.group and pod.group.kind is news.kind
             if names is None or pod.group.name in names
-            for event in self._see_waiting(pod)
+            for event in self._see_waiting(pod, offer=-number)
         ]
 
     def again(self, number: int, *, unexplained_before: float | None = None) -> list[PodEvent]:
@@ -91,7 +94,7 @@ class Pods:
             host_ports=tuple(sorted(key for key, n in self.ports.get(node.name, {}).items() if n)),
         )
 
-    def _see_waiting(self, seen: PodSeen) -> list[PodEvent]:
+    def _see_waiting(self, seen: PodSeen, *, offer: int = 0) -> list[PodEvent]:
         if seen.group is not None:
             self._grouped[seen.pod] = seen
         now = self.groups.joined(seen)
@@ -103,7 +106,7 @@ class Pods:
             now.request,
             now.fault,
         )
-        return [] if told_already else [announcement(now)]
+        return [] if told_already else [announcement(now, offer=offer)]
 
     def _forget(self, pod: PodUid) -> None:
         self.waiting.pop(pod, None)

@@ -1,5 +1,6 @@
 """What is known of PodGroups, and what it makes of the pods that name one."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from services.watcher.seen import PodSeen
@@ -54,6 +55,19 @@ class Groups:
         self._unreadable.pop(kind, None)
         self._listed.add(kind)
         return None
+
+    def absent(self, pods: Iterable[PodSeen | None]) -> frozenset[GroupKind]:
+        """Return the kinds that waiting pods among these name and that are not installed."""
+        return frozenset(
+            pod.group.kind
+            for pod in pods
+            if pod and pod.waits and pod.group and pod.group.kind
+            if self._unreadable.get(pod.group.kind) == ""
+        )
+
+    def expect(self, kind: GroupKind) -> None:
+        """Make pods that name groups of this kind wait for news of it: it is there after all."""
+        self._listed.discard(kind)
 
     def joined(self, pod: PodSeen) -> PodSeen | None:
         """Return the pod with its gang, or with the fault that there is none; None: not known yet.

@@ -9,6 +9,7 @@ from typing import Protocol
 from services.watcher.changes import ForeignDevices, Nodes, PodEvent, Pods
 from services.watcher.groups import GroupNews
 from services.watcher.seen import PodSeen
+from shared.dialects.pod_groups import GroupKind
 from shared.model.errors import LeaseholdError
 from shared.model.events import (
     BindingFailed,
@@ -64,6 +65,10 @@ class GroupSource(Protocol):
         """Yield changes for ever; of each kind first everything that exists."""
         ...
 
+    async def appeared(self, kinds: frozenset[GroupKind]) -> set[GroupKind]:
+        """Look whether kinds that were absent have appeared; their news follow."""
+        ...
+
 
 class Listing(Protocol):
     """A list of bound pods as fresh as the API server can give it."""
@@ -104,6 +109,9 @@ class Watcher:
         """Tell of pods that wait and of pods that are gone."""
         async for batch in self.pod_source.batches():
             events: list[PodEvent] = []
+            absent = self.pods.groups.absent(now for now, _ in batch)
+            for kind in await self.group_source.appeared(absent) if absent else ():
+                self.pods.groups.expect(kind)
             for now, before in batch:
                 if now is not None:
                     events += self.pods.see(now, before)
@@ -116,7 +124,7 @@ class Watcher:
     async def watch_groups(self) -> AsyncIterator[Sequence[PodQueued | PodRejected | PodGone]]:
         """Tell again of waiting pods whose gang has become known, or another."""
         async for news in self.group_source.batches():
-            events = self.pods.hear_groups(news)
+            events = self.pods.hear_groups(news, self._number())
             if events:
                 yield events
 

@@ -1,6 +1,7 @@
 """The watcher's sources: two reflectors and a fresh list, read into the watcher's own values."""
 
 import asyncio
+import contextlib
 import logging
 import time
 import uuid
@@ -19,7 +20,7 @@ from shared.clients.kube_errors import NotFoundError
 from shared.clients.kube_types import Node, Pod, PodGroup
 from shared.clients.reflector import Reflector
 from shared.dialects.pod_groups import PATHS, GroupKind
-from shared.model.errors import RequestError
+from shared.model.errors import LeaseholdError, RequestError
 from shared.model.events import BoundPod, DeviceReported, PodsListed
 from shared.model.lease_copy import ANNOTATION
 from shared.model.names import Namespace, NodeName, PodUid
@@ -30,6 +31,8 @@ logger = logging.getLogger(__name__)
 PAGE = 500
 LOOK_S = 30.0
 """How often a kind that the API server does not know is looked for again."""
+GLANCE_S = 1.0
+"""How often at the most, if pods name its groups."""
 PIECE_BYTES = 256 * 1024
 """Leases' texts in one piece of a listing: a message must hold it."""
 LEASE_BYTES = 64 * 1024
@@ -110,11 +113,16 @@ class NodeReflector:
 class GroupReflectors:
     """PodGroups of every kind that the API server knows; one that it does not is asked for again.
 
-    CustomResourceDefinitions come and go; looking for one costs a request every `look_s` seconds.
+    CustomResourceDefinitions come and go; looking for one costs a request every `look_s` seconds,
+    and one a second while pods come that name such a group.
     """
 
     kube: Kube
     look_s: float = LOOK_S
+    _looked_at: float = -GLANCE_S
+    _seen: dict[GroupKind, asyncio.Event] = field(
+        default_factory=lambda: {kind: asyncio.Event() for kind in PATHS}
+    )
 
     async def batches(self) -> AsyncIterator[GroupNews]:
         """Yield every change of how many pods of a group run together."""
@@ -125,9 +133,26 @@ class GroupReflectors:
             while True:
                 yield await news.get()
 
+    async def appeared(self, kinds: frozenset[GroupKind]) -> set[GroupKind]:
+        """Return which of these kinds, absent so far, are there by now: news of them follow."""
+        now = time.monotonic()
+        if now < self._looked_at + GLANCE_S:
+            return set()
+        self._looked_at = now
+        return {kind for kind in kinds if await self._is_there(kind)}
+
+    async def _is_there(self, kind: GroupKind) -> bool:
+        try:
+            await self.kube.list_page(PATHS[kind], query={}, limit=1, continue_token="")
+        except LeaseholdError:
+            return False
+        self._seen[kind].set()
+        return True
+
     async def _follow(self, kind: GroupKind, news: asyncio.Queue[GroupNews]) -> None:
         told: GroupNews | None = None
         while True:
+            self._seen[kind].clear()
             try:
                 await self._reflect(kind, news)
             except NotFoundError:
@@ -139,7 +164,9 @@ class GroupReflectors:
                     logger.warning("%s; looking again every %g s", found.unreadable, self.look_s)
                 await news.put(found)
                 told = found
-            await asyncio.sleep(self.look_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.look_s):
+                    await self._seen[kind].wait()
 
     async def _reflect(self, kind: GroupKind, news: asyncio.Queue[GroupNews]) -> None:
         """Tell of changes for ever. Raises RequestError if there can be no first list."""

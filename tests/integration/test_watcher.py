@@ -59,7 +59,7 @@ async def watching(api: ApiUnderTest) -> AsyncIterator[Bus]:
         watcher = Watcher(
             PodReflector(kube, PodReader(OURS, Rules())),
             NodeReflector(kube),
-            GroupReflectors(kube, look_s=0.1),
+            GroupReflectors(kube, look_s=0.5),
             FreshListing(kube, OURS),
             SystemClock(),
         )

@@ -269,3 +269,17 @@ def test_the_json_form_counts_what_was_checked() -> None:
 
     assert shape["clean"] is True
     assert shape["checked"] == {"nodes": 1, "devices": 1, "leases": 1, "pods": 1, "agents": 0}
+
+
+def test_a_gang_that_is_counted_otherwise_than_its_leases_say_is_found() -> None:
+    member = replace(lease("a"), gang="default/g")
+    sound = Facts(
+        read_at=NOW, accounts=(account(member),), gangs={"default/g": frozenset({member.pod})}
+    )
+    wrong = replace(sound, gangs={"default/other": frozenset({member.pod})})
+
+    assert [d for d in differences(sound) if d.invariant == "P5"] == []
+    assert [d.text for d in differences(wrong) if d.invariant == "P5"] == [
+        "the ledger counts 0 pods of it, 1 hold a lease",
+        "the ledger counts 1 pods of it, 0 hold a lease",
+    ]

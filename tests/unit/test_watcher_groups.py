@@ -31,6 +31,10 @@ def group(size: int | None) -> GroupNews:
     return GroupNews(kind=VOLCANO, sizes=(("ns/g", size),))
 
 
+def hear(known: Pods, news: GroupNews) -> list[PodEvent]:
+    return known.hear_groups(news, 7)
+
+
 def gangs(events: list[PodEvent]) -> list[Gang | str | None]:
     return [e.request.gang if isinstance(e, PodQueued) else type(e).__name__ for e in events]
 
@@ -92,7 +96,7 @@ def test_a_pod_waits_untold_until_pod_groups_have_been_listed() -> None:
     known = Pods()
 
     first = known.see(WAITING, None)
-    listed = known.hear_groups(replace(group(4), listed=True))
+    listed = hear(known, replace(group(4), listed=True))
 
     assert first == []
     assert gangs(listed) == [Gang(name="ns/g", min_member=4)]
@@ -101,30 +105,33 @@ def test_a_pod_waits_untold_until_pod_groups_have_been_listed() -> None:
 
 def test_a_pod_of_a_missing_group_is_told_why_it_waits_and_queued_once_the_group_is_there() -> None:
     known = Pods()
-    known.hear_groups(NONE_LISTED)
+    hear(known, NONE_LISTED)
 
     (missing,) = known.see(WAITING, None)
 
     assert isinstance(missing, PodRejected)
     assert "PodGroup g (scheduling.volcano.sh), and there is none" in missing.reason
-    assert gangs(known.hear_groups(group(2))) == [Gang(name="ns/g", min_member=2)]
+    [there] = hear(known, group(2))
+    assert gangs([there]) == [Gang(name="ns/g", min_member=2)]
+    assert isinstance(there, PodQueued)
+    assert there.offer == -7
 
 
 def test_where_the_kind_is_not_installed_pods_are_placed_one_by_one() -> None:
     known = Pods()
     known.see(WAITING, None)
 
-    events = known.hear_groups(GroupNews(kind=VOLCANO, absent=True))
+    events = hear(known, GroupNews(kind=VOLCANO, absent=True))
 
     assert gangs(events) == [None]
-    assert gangs(known.hear_groups(NONE_LISTED)) == ["PodRejected"]
+    assert gangs(hear(known, NONE_LISTED)) == ["PodRejected"]
 
 
 def test_a_group_that_cannot_be_read_is_no_reason_to_place_its_pods_one_by_one() -> None:
     known = Pods()
     known.see(WAITING, None)
 
-    (told,) = known.hear_groups(cannot_read(VOLCANO, "403 Forbidden"))
+    (told,) = hear(known, cannot_read(VOLCANO, "403 Forbidden"))
 
     assert isinstance(told, PodRejected)
     assert told.reason.endswith("cannot be read: 403 Forbidden")
@@ -132,18 +139,18 @@ def test_a_group_that_cannot_be_read_is_no_reason_to_place_its_pods_one_by_one()
 
 def test_a_changed_minimum_queues_the_waiting_members_again() -> None:
     known = Pods()
-    known.hear_groups(replace(group(4), listed=True))
+    hear(known, replace(group(4), listed=True))
     other = replace(WAITING, pod=PodUid("u2"), group=GroupNamed(name="ns/other", kind=VOLCANO))
     for pod in (WAITING, replace(WAITING, pod=PodUid("u3")), other):
         known.see(pod, None)
     known.see(replace(WAITING, pod=PodUid("u3"), deleting=True), WAITING)
 
-    events = known.hear_groups(group(2))
+    events = hear(known, group(2))
 
     assert [(getattr(e, "pod", ""), g) for e, g in zip(events, gangs(events), strict=True)] == [
         ("u1", Gang(name="ns/g", min_member=2))
     ]
-    assert known.hear_groups(group(2)) == []
+    assert hear(known, group(2)) == []
 
 
 def test_a_pod_that_carries_its_number_needs_no_pod_group() -> None:
@@ -159,3 +166,16 @@ def test_a_pod_whose_request_cannot_be_read_hears_that_first() -> None:
 
     assert isinstance(told, PodRejected)
     assert told.reason == "cores 101"
+
+
+def test_a_kind_that_was_absent_is_looked_for_when_a_pod_names_its_group() -> None:
+    known = Pods()
+    hear(known, GroupNews(kind=VOLCANO, absent=True))
+    assert known.groups.absent([WAITING, None]) == {VOLCANO}
+    assert known.groups.absent([replace(WAITING, group=None)]) == frozenset()
+
+    known.groups.expect(VOLCANO)
+
+    assert known.see(WAITING, None) == []
+    assert gangs(hear(known, replace(group(2), listed=True))) == [Gang(name="ns/g", min_member=2)]
+    assert known.groups.absent([WAITING]) == frozenset()
