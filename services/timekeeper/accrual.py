@@ -174,11 +174,11 @@ def _relimit(step: _Step, window: Window, now_ms: int) -> None:
 
 def _finished(step: _Step, now_ms: int) -> Update:
     account = step.account
-    over = tuple(
-        each.id
+    over = {
+        each.id: each.charged_ms
         for each in step.tenures()
         if each.ended_ms is not None and each.charged_ms >= each.ended_ms
-    )
+    }
     update = Update(
         namespace=account.namespace,
         revision=account.revision,

@@ -36,9 +36,9 @@ def created_ms(lease: Lease) -> int:
 
 
 def intake(
-    happened: Iterable[Moment], weigh: Weigh, restored_ms: Mapping[Namespace, int]
+    happened: Iterable[Moment], weigh: Weigh, counted_ms: Mapping[str, int]
 ) -> dict[Namespace, Intake]:
-    """Read the journal. `restored_ms` says up to when an account's lost time is counted already."""
+    """Read the journal. `counted_ms`: up to when tenures that come again are charged already."""
     found: dict[Namespace, Intake] = {}
     for moment in happened:
         for lease in moment.leases:
@@ -48,13 +48,14 @@ def intake(
                 continue
             since = moment.at_ms
             if moment.kind == "restored":
-                since = _restored_since(lease, restored_ms)
+                since = _restored_since(lease, counted_ms)
+            taken.ended.pop(tenure_id(lease), None)
             taken.held.setdefault(tenure_id(lease), _tenure(lease, weigh(lease), since))
     return found
 
 
-def _restored_since(lease: Lease, restored_ms: Mapping[Namespace, int]) -> int:
-    return max(created_ms(lease), restored_ms.get(lease.namespace, 0))
+def _restored_since(lease: Lease, counted_ms: Mapping[str, int]) -> int:
+    return max(created_ms(lease), counted_ms.get(tenure_id(lease), 0))
 
 
 def _tenure(lease: Lease, weighed: Weighed, since_ms: int) -> Tenure:
@@ -76,6 +77,7 @@ def reconcile(
     live: Iterable[Lease],
     accounts: Iterable[Account],
     weigh: Weigh,
+    counted_ms: Mapping[str, int],
     *,
     seen_ms: int,
 ) -> None:
@@ -86,9 +88,7 @@ def reconcile(
     """
     holding = {tenure_id(lease): lease for lease in live if lease.state in HELD_STATES}
     known: set[str] = set()
-    restored_ms: dict[Namespace, int] = {}
     for account in accounts:
-        restored_ms[account.namespace] = account.standing.restored_ms
         taken = found.setdefault(account.namespace, Intake())
         for tenure in account.tenures:
             known.add(tenure.id)
@@ -97,5 +97,5 @@ def reconcile(
     for id_, lease in holding.items():
         taken = found.setdefault(lease.namespace, Intake())
         if id_ not in known and id_ not in taken.ended:
-            since = _restored_since(lease, restored_ms)
+            since = _restored_since(lease, counted_ms)
             taken.held.setdefault(id_, _tenure(lease, weigh(lease), since))

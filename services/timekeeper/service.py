@@ -11,7 +11,7 @@ from typing import Protocol
 
 from services.timekeeper.accrual import advance, applied, restored, trimmed
 from services.timekeeper.budget import balance, consequence
-from services.timekeeper.intake import Intake, intake, reconcile
+from services.timekeeper.intake import Intake, intake, reconcile, tenure_id
 from services.timekeeper.weights import Card, Weighed, weigh
 from shared.model.budget import (
     Account,
@@ -57,6 +57,10 @@ class Store(Protocol):
 
     async def load(self, wanted: Mapping[Namespace, int | None]) -> list[Account]:
         """Load accounts, with windows begun since an instant besides the open one."""
+        ...
+
+    async def charged_until(self, tenures: Sequence[str]) -> dict[str, int]:
+        """Return up to when tenures that ended lately are charged."""
         ...
 
     async def save(self, update: Update, *, keep_days: int | None = None) -> bool:
@@ -246,20 +250,18 @@ class Timekeeper:
                 await self._begin_anew()
                 continue
             if journal.moments:
-                await self._write_intake(journal, await self._intake(journal))
+                await self._take_moments(journal)
             elif journal.horizon_ms is not None:
                 return journal.horizon_ms
 
-    async def _intake(self, journal: Journal) -> dict[Namespace, Intake]:
-        leases = [lease for moment in journal.moments for lease in moment.leases]
-        await self._know_cards(leases)
-        restored_ms = {
-            name: account.standing.restored_ms for name, account in self.accounts.items()
-        }
-        if any(moment.kind == "restored" for moment in journal.moments):
-            loaded = await self.store.load({lease.namespace: None for lease in leases})
-            restored_ms = {each.namespace: each.standing.restored_ms for each in loaded}
-        return intake(journal.moments, self._weigh, restored_ms)
+    async def _take_moments(self, journal: Journal) -> None:
+        again = [
+            lease for each in journal.moments if each.kind == "restored" for lease in each.leases
+        ]
+        accounts, counted_ms = await self._counted(again) if again else ({}, {})
+        await self._know_cards(lease for each in journal.moments for lease in each.leases)
+        found = intake(journal.moments, self._weigh, counted_ms)
+        await self._write_intake(journal, found, accounts)
 
     async def _begin_anew(self) -> None:
         """Compare with all live leases, because the journal began anew or was cut."""
@@ -268,15 +270,40 @@ class Timekeeper:
         if journal.lost:
             logger.error("the journal was cut before it was taken in: leases that ended are lost")
             self.telling.mistake("journal-cut", 1)
-        await self._know_cards(live)
-        found = await self._intake(journal)
-        accounts = await self.store.load(dict.fromkeys(await self.store.revisions()))
-        reconcile(found, live, accounts, self._weigh, seen_ms=self.horizon_ms)
-        await self._write_intake(journal, found)
+        told = [lease for each in journal.moments for lease in each.leases]
+        await self._know_cards([*live, *told])
+        accounts, counted_ms = await self._counted([*live, *told])
+        found = intake(journal.moments, self._weigh, counted_ms)
+        reconcile(found, live, accounts.values(), self._weigh, counted_ms, seen_ms=self.horizon_ms)
+        await self._write_intake(journal, found, accounts)
 
-    async def _write_intake(self, journal: Journal, found: Mapping[Namespace, Intake]) -> None:
+    async def _counted(
+        self, leases: Sequence[Lease]
+    ) -> tuple[dict[Namespace, Account], dict[str, int]]:
+        """Return all accounts, and up to when these leases are charged if they come again."""
+        names = {*await self.store.revisions(), *(lease.namespace for lease in leases)}
+        accounts = {each.namespace: each for each in await self.store.load(dict.fromkeys(names))}
+        ids = {tenure_id(lease): lease.namespace for lease in leases}
+        done = await self.store.charged_until(list(ids))
+        counted_ms = {
+            id_: max(accounts[name].standing.restored_ms, done.get(id_, 0))
+            for id_, name in ids.items()
+        }
+        return accounts, counted_ms
+
+    async def _write_intake(
+        self,
+        journal: Journal,
+        found: Mapping[Namespace, Intake],
+        accounts: Mapping[Namespace, Account],
+    ) -> None:
         taken = [
-            Taken(namespace=name, held=tuple(each.held.values()), ended=each.ended)
+            Taken(
+                namespace=name,
+                held=tuple(each.held.values()),
+                ended=each.ended,
+                revision=accounts[name].revision if name in accounts else None,
+            )
             for name, each in found.items()
             if each.held or each.ended
         ]

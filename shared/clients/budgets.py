@@ -13,6 +13,7 @@ the server does not answer.
     windows:NS  hash   window -> JSON;   starts:NS  zset  window -> start
     entries:NS  stream append only, its ids are instants of the server's clock
     grants:NS   hash   the caller's name of a grant -> its window
+    done:TENURE        for a day: up to when a tenure that ended was charged
 """
 
 import json
@@ -45,6 +46,8 @@ R = TypeVar("R")
 PAGE = 500
 FAR_MS = 1 << 52
 DAY_MS = 86_400_000
+DONE_KEPT_S = 86_400
+"""A lease that was given back may come again from its pod's copy; it is not charged twice."""
 
 
 class Budgets:
@@ -98,24 +101,29 @@ class Budgets:
     async def take_in(self, journal: Journal, taken: Iterable[Taken]) -> bool:
         """Write what the journal means and move the cursor past it; False if another did."""
         commands: list[list[str]] = []
+        guards: list[list[str]] = []
+        revisions = f"{self._prefix}revisions"
         for one in taken:
             name = one.namespace
+            if one.revision is not None:
+                guards.append([revisions, name, str(one.revision) if one.revision else ""])
             for tenure in one.held:
                 commands += [
                     ["HSETNX", self._key("held", name), tenure.id, _held_text(tenure)],
                     ["HSETNX", self._key("charged", name), tenure.id, str(tenure.charged_ms)],
+                    ["HDEL", self._key("ended", name), tenure.id],
                 ]
             commands += [
                 ["HSET", self._key("ended", name), id_, str(at)] for id_, at in one.ended.items()
             ]
-            commands.append(["HINCRBY", f"{self._prefix}revisions", name, "1"])
+            commands.append(["HINCRBY", revisions, name, "1"])
         meta = f"{self._prefix}meta"
         commands += [
             ["HSET", meta, "epoch", journal.epoch, "cursor", journal.last],
             ["XTRIM", f"{self._connection.prefix}tenures", "MINID", journal.last],
         ]
         before = journal.cursor if journal.known_epoch == journal.epoch else None
-        guards = [[meta, "epoch", journal.known_epoch]]
+        guards.append([meta, "epoch", journal.known_epoch])
         if before is not None:
             guards.append([meta, "cursor", before])
         return await self._write(guards, commands)
@@ -141,6 +149,12 @@ class Budgets:
             accounts += [_account(row) for row in found]
         return accounts
 
+    async def charged_until(self, tenures: Sequence[str]) -> dict[str, int]:
+        """Return up to when those of the tenures are charged that ended during the last day."""
+        keys = [self._key("done", id_) for id_ in tenures]
+        found = await self._look("done", keys) if keys else []
+        return {id_: int(at) for id_, at in zip(tenures, found, strict=True) if at}
+
     async def windows(self, namespace: Namespace) -> list[Window]:
         """Return all windows of a namespace, by start."""
         found = [_read(Window, text) for text in await self._look("windows", namespace)]
@@ -161,6 +175,10 @@ class Budgets:
             ]
         commands += [["HSET", charged, id_, str(at)] for id_, at in update.charged.items()]
         commands += [["HDEL", key, id_] for id_ in update.ended for key in (held, charged, ended)]
+        commands += [
+            ["SET", self._key("done", id_), str(at), "EX", str(DONE_KEPT_S)]
+            for id_, at in update.ended.items()
+        ]
         entries = self._key("entries", name)
         commands += [["XADD", entries, "*", "e", _text(entry)] for entry in update.entries]
         if keep_days is not None and update.entries:

@@ -222,8 +222,8 @@ class Update:
     """As they are now, by start."""
     charged: Mapping[str, int] = field(default_factory=dict)
     """Tenure and the instant it is now charged up to."""
-    ended: tuple[str, ...] = ()
-    """Tenures that are over and wholly charged."""
+    ended: Mapping[str, int] = field(default_factory=dict)
+    """Tenures that are over and wholly charged, and until when."""
     entries: tuple[Entry, ...] = ()
     standing: Standing | None = None
     """None: as it was."""
@@ -288,3 +288,5 @@ class Taken:
     held: tuple[Tenure, ...] = ()
     """New tenures; those that are there already stay as they are."""
     ended: Mapping[str, int] = field(default_factory=dict)
+    revision: int | None = None
+    """Of the account, where that was looked at: another one and nothing is written."""

@@ -113,6 +113,9 @@ class Timeline:
     async def load(self, wanted: Mapping[Namespace, int | None]) -> list[Account]:
         return await self.store.load(wanted)
 
+    async def charged_until(self, tenures: Sequence[str]) -> dict[str, int]:
+        return await self.store.charged_until(tenures)
+
     async def turn(self, name: str, *, every_ms: int) -> bool:
         return await self.store.turn(name, every_ms=every_ms)
 
