@@ -1,0 +1,320 @@
+"""Koordinator's acceptance checklist, end to end, with the guide's own manifest through kubectl.
+
+One stack serves all tests: its first node is as `up` starts it, the second one's agent is started
+by the tests that need it.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import yaml
+
+from tests.support.checklist import (
+    NODE,
+    SPARE,
+    agent_flags,
+    bound,
+    cleared,
+    container,
+    leases,
+    node_shows,
+    note,
+    notes_of,
+    refused,
+    runs,
+    service,
+    told,
+    uuid,
+)
+from tests.support.stack import KUBECTL, Stack, gpu_pod, running, stack
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+CRD = Path(__file__).parents[2] / "k8s/base/crds/koordinator-device.yaml"
+DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+DEVICES = "/apis/scheduling.koordinator.sh/v1alpha1/devices"
+ALLOCATED = "scheduling.koordinator.sh/device-allocated"
+ISOLATION = "koordinator.sh/gpu-isolation-provider"
+T4_MIB = 15360
+MIB = 1 << 20
+
+GUIDE = """
+apiVersion: v1
+kind: Pod
+metadata:
+  name: pod-example
+  namespace: default
+  labels:
+    koordinator.sh/gpu-isolation-provider: hami-core
+spec:
+  schedulerName: koord-scheduler
+  containers:
+  - command:
+    - sleep
+    - 365d
+    image: busybox
+    imagePullPolicy: IfNotPresent
+    name: curlimage
+    resources:
+      limits:
+        cpu: 40m
+        memory: 40Mi
+        koordinator.sh/gpu.shared: 1
+        koordinator.sh/gpu-core: 50
+        koordinator.sh/gpu-memory-ratio: 50
+      requests:
+        cpu: 40m
+        memory: 40Mi
+        koordinator.sh/gpu.shared: 1
+        koordinator.sh/gpu-core: 50
+        koordinator.sh/gpu-memory-ratio: 50
+    terminationMessagePath: /dev/termination-log
+    terminationMessagePolicy: File
+  restartPolicy: Always
+"""
+
+
+def koord(**amounts: int | str) -> dict[str, int | str]:
+    """Limits: `shared=1, core=50, ratio=50, memory="8Gi"` or `gpu=50`."""
+    names = {
+        "gpu": "gpu",
+        "shared": "gpu.shared",
+        "core": "gpu-core",
+        "ratio": "gpu-memory-ratio",
+        "memory": "gpu-memory",
+    }
+    return {f"koordinator.sh/{names[name]}": amount for name, amount in amounts.items()}
+
+
+def asking(
+    name: str, limits: Mapping[str, Any], *, node: str | None = NODE, **more: Any
+) -> dict[str, Any]:
+    """Return a pod for Koordinator's scheduler that may only go to `node`."""
+    spec: dict[str, Any] = {
+        "schedulerName": "koord-scheduler",
+        "terminationGracePeriodSeconds": 0,
+        "nodeSelector": {"kubernetes.io/hostname": node} if node else {},
+    }
+    return gpu_pod(name, limits, **(spec | more))
+
+
+def cards(pod: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the GPUs of a pod's allocation."""
+    found: list[dict[str, Any]] = json.loads(note(pod, ALLOCATED))["gpu"]
+    return found
+
+
+async def variables(up: Stack, pod: Mapping[str, Any], container: str = "cuda") -> dict[str, str]:
+    return dict((await told(up, pod, container)).envs)
+
+
+@asynccontextmanager
+async def spare_agent(up: Stack, *flags: str) -> AsyncIterator[None]:
+    """Run the second node's agent, with the cards of the first."""
+    known = agent_flags(up, SPARE, "2xT4")
+    async with service(up, "node_agent", f"agent-{SPARE}", *known, *flags):
+        yield
+        await cleared(up)  # while it can still say that their containers have ended
+
+
+async def labels(up: Stack, node: str) -> dict[str, str]:
+    found = json.loads(await up.kube.read(f"/api/v1/nodes/{node}"))
+    return dict(found["metadata"].get("labels", {}))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def whole() -> AsyncIterator[Stack]:
+    """Everything but the second node's agent, and Koordinator's kind `Device`."""
+    async with stack("--nodes", "2", "--gpus", "2xT4", "--without", f"agent-{SPARE}") as started:
+        await started.kube.create(DEFINITIONS, yaml.safe_load(CRD.read_text()))
+        await node_shows(started, NODE, {"koordinator.sh/gpu.shared": 200})
+        yield started
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def up(whole: Stack) -> AsyncIterator[Stack]:
+    """With no pod left over."""
+    yield whole
+    await cleared(whole)
+
+
+@pytest.mark.kubectl
+@pytest.mark.skipif(KUBECTL is None, reason="no kubectl on PATH: the guide's commands need one")
+async def test_koordinator_10_the_guides_pod_runs_and_shows_its_allocation(up: Stack) -> None:
+    applied = await up.kubectl("apply", "-f", "-", stdin=GUIDE)
+    assert applied.code == 0, applied.err
+    pod = await up.until("pod-example", running)
+    shown = await up.kubectl("get", "pod", "-n", "default", "pod-example", "-o", "yaml")
+    environment = (await up.exec("pod-example", "env")).out.splitlines()
+
+    card = cards(pod)[0]
+    assert note(pod, ALLOCATED) == (
+        f'{{"gpu":[{{"minor":{card["minor"]},"resources":{{"koordinator.sh/gpu-core":"50",'
+        '"koordinator.sh/gpu-memory":"7680Mi","koordinator.sh/gpu-memory-ratio":"50"},'
+        f'"id":"{uuid(card["minor"], pod["spec"]["nodeName"])}"}}]}}'
+    )
+    assert ALLOCATED in shown.out
+    assert f"CUDA_DEVICE_MEMORY_LIMIT={7680 * MIB}" in environment
+    assert "CUDA_DEVICE_SM_LIMIT=50" in environment
+    assert f"NVIDIA_VISIBLE_DEVICES={card['id']}" in environment
+
+
+async def test_koordinator_24_the_annotation_comes_with_the_node(up: Stack) -> None:
+    pods = [asking(f"pod-{n}", koord(shared=1, ratio=10)) for n in range(8)]
+    for pod in pods:
+        await up.create(pod)
+    for pod in pods:
+        seen = await up.until(pod["metadata"]["name"], lambda p: p["spec"].get("nodeName"))
+        assert len(cards(seen)) == 1
+
+
+async def test_koordinator_26_half_a_card_gets_the_published_variables_and_mounts(
+    up: Stack,
+) -> None:
+    pod = await runs(up, asking("half", koord(shared=1, core=50, ratio=50)))
+    answer = await told(up, pod)
+
+    own = f"{pod['metadata']['uid']}_cuda"
+    assert dict(answer.envs) == {
+        "NVIDIA_VISIBLE_DEVICES": cards(pod)[0]["id"],
+        "CUDA_DEVICE_MEMORY_LIMIT": str(7680 * MIB),
+        "CUDA_DEVICE_SM_LIMIT": "50",
+        "LD_PRELOAD": "/usr/local/vgpu/libvgpu.so",
+        "CUDA_DEVICE_MEMORY_SHARED_CACHE": f"/usr/local/vgpu/{own}.cache",
+    }
+    mounts = {mount.container_path: mount.read_only for mount in answer.mounts}
+    assert mounts == {
+        "/usr/local/vgpu": False,
+        "/usr/local/vgpu/libvgpu.so": True,
+        "/tmp/vgpulock": False,
+    }
+
+
+@pytest.mark.parametrize(
+    "limits", [koord(shared=2, core=200, ratio=200), {"nvidia.com/gpu": 2}], ids=["own", "vendor"]
+)
+async def test_koordinator_27_whole_cards_get_only_the_visible_devices(
+    up: Stack, limits: dict[str, int | str]
+) -> None:
+    pod = await runs(up, asking("cards", limits))
+
+    assert [card["resources"]["koordinator.sh/gpu-memory"] for card in cards(pod)] == ["15Gi"] * 2
+    found = await variables(up, pod)
+    assert set(found) == {"NVIDIA_VISIBLE_DEVICES"}
+    assert set(found["NVIDIA_VISIBLE_DEVICES"].split(",")) == {uuid(0), uuid(1)}
+
+
+async def test_koordinator_31_containers_have_cards_and_limits_of_their_own(up: Stack) -> None:
+    both = [container(n, koord(shared=1, core=50, ratio=r)) for n, r in (("a", 20), ("b", 30))]
+    pod = await runs(up, asking("pair", {}, containers=both))
+    lease = (await leases(up))["pair"]
+
+    found = [await variables(up, pod, name) for name in ("a", "b")]
+
+    limits = [int(each["CUDA_DEVICE_MEMORY_LIMIT"]) for each in found]
+    assert limits == [T4_MIB * MIB // 5, T4_MIB * 3 * MIB // 10]
+    assert sum(limits) <= sum(share.memory_mib for share in lease.shares) * MIB
+    assert {each["NVIDIA_VISIBLE_DEVICES"] for each in found} == {uuid(0), uuid(1)}
+
+
+async def test_a_container_without_a_card_count_is_told_what_to_add(up: Stack) -> None:
+    text = await refused(up, asking("bare", koord(core=50, ratio=50)))
+
+    assert "container cuda: koordinator.sh/gpu.shared is missing" in text
+    assert "add koordinator.sh/gpu.shared: 1" in text
+
+
+async def test_koordinator_25_a_forged_allocation_grants_nothing(up: Stack) -> None:
+    forged = {ALLOCATED: json.dumps({"gpu": [{"minor": 0, "id": uuid(0)}]})}
+    pod = await runs(up, asking("forger", {}, annotations=forged))
+    real = await runs(up, asking("honest", koord(shared=1, ratio=10), annotations=forged))
+
+    assert not (await leases(up))["forger"].shares
+    environment = (await up.exec("forger", "env")).out
+    assert "NVIDIA_VISIBLE_DEVICES" not in environment
+    assert notes_of(pod)[ALLOCATED] == forged[ALLOCATED]
+    assert cards(real)[0]["resources"]["koordinator.sh/gpu-memory-ratio"] == "10"
+
+
+async def test_koordinator_19_and_29_pods_follow_the_library(up: Stack) -> None:
+    wanted = koord(shared=1, core=10, ratio=10)
+    library = up.root / "agents" / SPARE / "library" / "simulated" / "libvgpu.so"
+    async with spare_agent(up):
+        await node_shows(up, SPARE, {"koordinator.sh/gpu.shared": 200})
+        async with asyncio.timeout(30):
+            while (await labels(up, SPARE)).get(ISOLATION) != "HAMi-core":
+                await asyncio.sleep(0.05)
+        library.unlink()
+        async with asyncio.timeout(30):
+            while ISOLATION in await labels(up, SPARE):
+                await asyncio.sleep(0.05)
+
+        text = await refused(up, asking("waits", wanted, node=SPARE))
+        others = [await bound(up, asking(f"goes-{n}", wanted, node=None)) for n in range(3)]
+        await runs(up, asking("whole", koord(shared=1, core=100, ratio=100), node=SPARE))
+        library.touch()
+        await up.until("waits", running)
+
+    assert "node affinity/selector" in text
+    assert {pod["spec"]["nodeName"] for pod in others} == {NODE}
+
+
+async def test_koordinator_20_an_unhealthy_card_gets_no_pod_and_keeps_what_it_has(
+    up: Stack, tmp_path: Path
+) -> None:
+    faults = tmp_path / "faults.json"
+    wanted = koord(shared=1, core=10, ratio=10)
+    async with spare_agent(up, "--fault-file", str(faults)):
+        await node_shows(up, SPARE, {"koordinator.sh/gpu-core": 200})
+        first = await runs(up, asking("first", wanted, node=SPARE))
+        ill = cards(first)[0]["minor"]
+        faults.write_text(json.dumps({str(ill): "unhealthy"}))
+        await node_shows(up, SPARE, {"koordinator.sh/gpu-core": 100})
+        others = [await bound(up, asking(f"next-{n}", wanted, node=SPARE)) for n in range(4)]
+        object_now = json.loads(await up.kube.read(f"{DEVICES}/{SPARE}"))
+        kept = (await leases(up))["first"]
+        faults.write_text("{}")
+        await node_shows(up, SPARE, {"koordinator.sh/gpu-core": 200})
+
+    assert {cards(pod)[0]["minor"] for pod in others} == {1 - ill}
+    assert [share.index for share in kept.shares] == [ill]
+    assert [one["health"] for one in object_now["spec"]["devices"]] == [ill != 0, ill != 1]
+
+
+async def test_koordinator_21_a_deleted_device_object_takes_no_booking_and_comes_again(
+    up: Stack,
+) -> None:
+    await runs(up, asking("holder", koord(shared=1, core=60, ratio=60)))
+    async with asyncio.timeout(80):
+        while not (found := await device_object(up)):
+            await asyncio.sleep(0.1)
+    before = (await leases(up))["holder"]
+
+    await up.kube.delete(f"{DEVICES}/{NODE}")
+    async with asyncio.timeout(30):
+        while not (again := await device_object(up)):
+            await asyncio.sleep(0.1)
+
+    assert (await leases(up))["holder"].shares == before.shares
+    assert again["spec"] == found["spec"]
+    assert again["metadata"]["uid"] != found["metadata"]["uid"]
+
+
+async def device_object(up: Stack) -> dict[str, Any] | None:
+    listed = json.loads(await up.kube.read(DEVICES))["items"]
+    return next((one for one in listed if one["metadata"]["name"] == NODE), None)
+
+
+async def test_koordinator_18_most_allocated_is_a_setting_and_least_the_default(up: Stack) -> None:
+    await runs(up, asking("one", koord(shared=1, ratio=40)))
+    await runs(up, asking("two", koord(shared=1, ratio=10)))
+
+    pods = [await up.pod(name) for name in ("one", "two")]
+
+    assert sorted(cards(pod)[0]["minor"] for pod in pods) == [0, 1]
