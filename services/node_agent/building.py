@@ -23,8 +23,9 @@ from services.node_agent.kubelet_pods import KubeletPods
 from services.node_agent.leases_known import LeasesKnown
 from services.node_agent.monitor import PAGE, Idle, Monitor, Usage, pages
 from services.node_agent.partitioning import Driver, Partitioner
+from services.node_agent.ports import Gpus
 from services.node_agent.preparing import HostPreparing
-from services.node_agent.service import Gpus, NodeAgent
+from services.node_agent.service import NodeAgent
 from services.node_agent.settings import (
     NVML_LOOK_S,
     SIMULATED_LOOK_S,

@@ -2,21 +2,27 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import AsyncIterator, Iterable, Sequence
 
 from services.node_agent.allocation import Node
 from services.node_agent.answering import Answering
-from services.node_agent.entry import Entry
 from services.node_agent.inventory import Division, Gpu, Shown, devices_of, notes_on, shown_by
-from services.node_agent.mig import MigInstance
+from services.node_agent.ports import (
+    Cleaning,
+    Configuring,
+    Gpus,
+    MigLayouts,
+    NodeViews,
+    Plugins,
+    Records,
+    Reporting,
+    Watching,
+)
 from services.node_agent.rebuilding import ended_pods, rebuilt
-from services.node_agent.usage import Violation
-from shared.dialects.dialect import Dialect, Host, Paths, ServedId
+from shared.dialects.dialect import Dialect, Host, Paths
 from shared.model.device import Device
 from shared.model.errors import LeaseholdError, UnavailableError
 from shared.model.events import (
-    Activation,
     DeviceReported,
     EndAsked,
     EndTold,
@@ -28,7 +34,7 @@ from shared.model.events import (
     ShareRefused,
     ViolationFound,
 )
-from shared.model.names import DeviceUuid, NodeName, PodUid
+from shared.model.names import NodeName
 from shared.runtime.clock import Clock
 from shared.runtime.service import answers, emits, handles, loops
 
@@ -39,126 +45,6 @@ TIDY_S = 10.0
 SETTLE_S = 30.0
 SETTLE_SOON_S = 1.0
 ASK_S = 2.0
-
-
-class Gpus(Protocol):
-    """The GPUs of the node, real or simulated."""
-
-    async def discover(self) -> tuple[Gpu, ...]:
-        """Return all GPUs; UnavailableError, saying what to do, while they cannot be asked."""
-        ...
-
-
-class Configuring(Protocol):
-    """How the operator wants devices divided."""
-
-    async def division(self) -> Division:
-        """Return what holds now."""
-        ...
-
-
-class MigLayouts(Protocol):
-    """Devices in MIG mode."""
-
-    def found(self, gpus: Iterable[Gpu], devices: Iterable[Device]) -> None:
-        """Take what there is."""
-        ...
-
-    def leases_changed(self) -> None:
-        """Make ready what leases are for."""
-        ...
-
-    async def run(self) -> None:
-        """Lay devices out."""
-        ...
-
-    async def listed(self) -> dict[DeviceUuid, tuple[MigInstance, ...]]:
-        """Return what devices have."""
-        ...
-
-
-class Plugins(Protocol):
-    """Our device plugins."""
-
-    def show(self, served: Mapping[str, Mapping[str, ServedId]]) -> None:
-        """Serve these lists."""
-        ...
-
-    async def run(self) -> None:
-        """Keep them registered."""
-        ...
-
-    def trouble(self) -> str | None:
-        """Say which are not registered."""
-        ...
-
-
-class NodeViews(Protocol):
-    """What Kubernetes shows of the node."""
-
-    def show(self, shown: Shown) -> None:
-        """Have the node show this."""
-        ...
-
-    async def run(self) -> None:
-        """Keep the views."""
-        ...
-
-
-class Reporting(Protocol):
-    """Something that tells somebody regularly that the agent lives."""
-
-    async def run(self) -> None:
-        """Report until cancelled."""
-        ...
-
-
-class Records(Protocol):
-    """The checkpoint."""
-
-    lost: bool
-
-    @property
-    def activations(self) -> tuple[Activation, ...]:
-        """Everything the kubelet was told and that is not over."""
-        ...
-
-    @property
-    def pods(self) -> frozenset[PodUid]:
-        """Pods with an entry."""
-        ...
-
-    async def save(self, entry: Entry) -> None:
-        """Record an answer."""
-        ...
-
-    async def forget(self, pods: Iterable[PodUid]) -> None:
-        """Drop pods that are gone."""
-        ...
-
-
-class Watching(Protocol):
-    """What containers use of the GPUs."""
-
-    async def run(self) -> None:
-        """Look at it all the time."""
-        ...
-
-    async def violations(self) -> list[Violation]:
-        """Wait for rules that are broken anew."""
-        ...
-
-
-class Cleaning(Protocol):
-    """The host's disk."""
-
-    async def isolates(self) -> bool:
-        """Say whether HAMi-core's library is there and could be loaded."""
-        ...
-
-    async def clean(self, keep: set[PodUid]) -> None:
-        """Remove the directories of other pods."""
-        ...
 
 
 class NodeAgent:
