@@ -245,6 +245,23 @@ def test_pods_of_one_template_are_read_alike_and_other_annotations_make_a_differ
     assert other.request.selection.mode == "mig"
 
 
+def test_a_sidecar_that_asks_for_a_gpu_is_booked_beside_the_others() -> None:
+    limits = {"limits": {"tencent.com/vcuda-core": 10, "tencent.com/vcuda-memory": 1}}
+    ends: dict[str, object] = {"name": "ends", "resources": limits}
+    stays: dict[str, object] = {"name": "stays", "restartPolicy": "Always"}
+    main = {"name": "main", "resources": limits}
+
+    def init_of(*init: dict[str, object]) -> list[bool]:
+        seen = read(
+            {"spec": {"schedulerName": "volcano", "containers": [main], "initContainers": init}}
+        )
+        assert seen.request is not None
+        return [container.init for container in seen.request.containers]
+
+    assert init_of(ends, stays) == [True, False], "a sidecar without a GPU changes nothing"
+    assert init_of(ends, {**stays, "resources": limits}) == [False, False, False]
+
+
 def test_constraints_that_placing_does_not_weigh_are_named() -> None:
     spread = {"topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}
     seen = read({"spec": {"schedulerName": "volcano", "topologySpreadConstraints": [spread]}})
