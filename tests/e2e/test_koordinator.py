@@ -290,25 +290,27 @@ async def test_koordinator_20_an_unhealthy_card_gets_no_pod_and_keeps_what_it_ha
 async def test_koordinator_21_a_deleted_device_object_takes_no_booking_and_comes_again(
     up: Stack,
 ) -> None:
-    await runs(up, asking("holder", koord(shared=1, core=60, ratio=60)))
-    async with asyncio.timeout(80):
-        while not (found := await device_object(up)):
-            await asyncio.sleep(0.1)
-    before = (await leases(up))["holder"]
+    async with spare_agent(up):
+        await runs(up, asking("holder", koord(shared=1, core=60, ratio=60), node=SPARE))
+        found, before = await device_object(up), (await leases(up))["holder"]
+        await up.kube.delete(f"{DEVICES}/{SPARE}")
+        again = await device_object(up)
+        after = (await leases(up))["holder"]
 
-    await up.kube.delete(f"{DEVICES}/{NODE}")
-    async with asyncio.timeout(30):
-        while not (again := await device_object(up)):
-            await asyncio.sleep(0.1)
-
-    assert (await leases(up))["holder"].shares == before.shares
+    assert after.shares == before.shares
     assert again["spec"] == found["spec"]
     assert again["metadata"]["uid"] != found["metadata"]["uid"]
 
 
-async def device_object(up: Stack) -> dict[str, Any] | None:
-    listed = json.loads(await up.kube.read(DEVICES))["items"]
-    return next((one for one in listed if one["metadata"]["name"] == NODE), None)
+async def device_object(up: Stack) -> dict[str, Any]:
+    """Wait until the second node's object is there."""
+    async with asyncio.timeout(30):
+        while True:
+            listed = json.loads(await up.kube.read(DEVICES))["items"]
+            for one in listed:
+                if one["metadata"]["name"] == SPARE:
+                    return dict(one)
+            await asyncio.sleep(0.1)
 
 
 async def test_koordinator_18_most_allocated_is_a_setting_and_least_the_default(up: Stack) -> None:
