@@ -13,7 +13,7 @@ from services.placer.mirrored import DeviceState, NodeState
 from services.placer.shares import Pick
 from services.placer.topology import best_set, matters, place_in
 from shared.model.device import IDLE_BEFORE, DeviceMode, needed_cores, needed_mib
-from shared.model.request import Company, GpuRequest, PodRequest, Scope
+from shared.model.request import Company, DeviceOrder, GpuRequest, PodRequest, Scope
 
 Finder = Callable[[GpuRequest, PodRequest, Sequence[DeviceState], Owns], list[Pick] | None]
 """Returns a device for every share of one container, or None if too few can take one."""
@@ -38,6 +38,59 @@ def choose_devices(request: PodRequest, node: NodeState) -> list[Pick] | None:
         if picks is not None:
             return picks
     return None
+
+
+Chooser = Callable[[NodeState], list[Pick] | None]
+
+
+def chooser_of(request: PodRequest) -> Chooser:
+    """Return `choose_devices` for one request and many nodes.
+
+    What most pods ask for, units of memory and perhaps cores of the first or last devices that
+    have them, is looked for directly; it comes to the same.
+    """
+    if not _is_simple(request):
+        return lambda node: choose_devices(request, node)
+    [container] = request.containers
+    gpus, units, room = container.gpus, container.memory_units or 0, room_for(container)
+    slotted, last = container.slotted, request.device_order is DeviceOrder.LAST
+    matched = gpus > 1 and request.links
+
+    def choose(node: NodeState) -> list[Pick] | None:
+        if node.mig or (matched and node.linked):
+            return choose_devices(request, node)
+        chosen = list[Pick]()
+        for device in reversed(node.devices) if last else node.devices:
+            if (
+                device.free_units >= units
+                and (device.slotted_room if slotted else device.room) >= room
+            ):
+                chosen.append((container, device, units * device.unit, None))
+                if len(chosen) == gpus:
+                    return chosen
+        return None
+
+    return choose
+
+
+def _is_simple(request: PodRequest) -> bool:
+    if len(request.containers) != 1:
+        return False
+    [container] = request.containers
+    return (
+        request.device_order in _BY_INDEX
+        and not request.tags
+        and request.scope is Scope.NODE
+        and not is_selective(request.selection)
+        and bool(container.memory_units)
+        and container.memory_percent is None
+        and container.memory_bytes is None
+        and not container.slots
+        and container.company not in IDLE_BEFORE
+    )
+
+
+_BY_INDEX = (DeviceOrder.FIRST, DeviceOrder.LAST)
 
 
 def modes_of(request: PodRequest) -> tuple[DeviceMode, ...]:

@@ -113,7 +113,7 @@ class Hold:
 def _parts(
     devices: Mapping[DeviceUuid, DeviceState], shares: Sequence[Share], tags: tuple[str, ...]
 ) -> Iterable[Part]:
-    if len({share.device for share in shares}) == len(shares):
+    if len(shares) == 1 or len({share.device for share in shares}) == len(shares):
         for share in shares:
             device = devices.get(share.device)
             if device is not None:

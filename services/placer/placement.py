@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-from services.placer.device_choice import choose_devices, modes_of
+from services.placer.device_choice import chooser_of, modes_of
 from services.placer.index import Index
 from services.placer.lanes import CANDIDATES, Lane
 from services.placer.mirrored import NodeState
@@ -57,14 +57,14 @@ def _quickly(
 def _fitting(request: PodRequest, index: Index, nodes: Iterator[NodeState]) -> Iterator[Placement]:
     plain, demands = is_plain(request.demands), request.demands
     eligibility, triggers = index.eligibility, request.triggers
-    wanted = request.resources.items()
+    wanted, choose = request.resources.items(), chooser_of(request)
     left = CANDIDATES
     for node in nodes:
         if not (plain and node.open) and eligibility.answer(demands, node)[0] is not None:
             continue
         if lacks(node.free, wanted) or not node.served.issuperset(triggers):
             continue
-        picks = choose_devices(request, node)
+        picks = choose(node)
         if picks is None:
             continue
         yield Placement(node=node.name, shares=shares_of(picks), node_version=node.version)
