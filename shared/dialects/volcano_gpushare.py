@@ -21,7 +21,7 @@ from shared.dialects.dialect import (
     trigger_ids,
 )
 from shared.dialects.numbering import base36
-from shared.model.device import Device
+from shared.model.device import Device, DeviceMode
 from shared.model.errors import RequestError
 from shared.model.lease import Lease, Share
 from shared.model.names import DeviceUuid
@@ -174,11 +174,13 @@ def advertised(devices: Sequence[Device], strategy: str) -> Advertised:
     """Serve memory by the unit (share), cards (number), or what fits (auto).
 
     With `auto`, memory that makes too long a list is written into node status, and the trigger
-    resource is served in its place. Raises RequestError if `share` makes too long a list.
+    resource is served in its place. A device in MIG mode has neither memory nor a card to give.
+    Raises RequestError if `share` makes too long a list.
     """
+    lists = {UNHEALTHY: tuple(str(device.index) for device in devices if not device.healthy)}
+    devices = [device for device in devices if device.mode is DeviceMode.HAMI_CORE]
     healthy = [device for device in devices if device.healthy]
     units = sum(device.memory_mib // device.unit_mib for device in healthy)
-    lists = {UNHEALTHY: tuple(str(device.index) for device in devices if not device.healthy)}
     if strategy == Strategy.NUMBER:
         cards = tuple(ServedId(text=d.uuid, healthy=d.healthy, device=d.uuid) for d in devices)
         return Advertised(served={NUMBER: cards}, patched={MEMORY: 0}, lists=lists)

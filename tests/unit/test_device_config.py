@@ -11,9 +11,11 @@ import yaml
 from services.node_agent.configuring import READ_AGAIN_S, Configuring
 from services.node_agent.device_config import divided, read_config
 from services.node_agent.geometry import KNOWN
-from services.node_agent.inventory import Division, Gpu, devices_of, notes_on
+from services.node_agent.inventory import Division, Gpu, devices_of, notes_on, shown_by
 from services.node_agent.simulated_gpus import SimulatedGpus
 from shared.clients.kube_errors import Answer, NotFoundError, UnreachableError
+from shared.dialects import DIALECTS
+from shared.dialects.dialect import Strategy
 from shared.model.device import DeviceMode
 from shared.model.errors import RequestError
 from shared.model.names import NodeName
@@ -181,6 +183,16 @@ async def test_devices_of_both_modes_stand_side_by_side(tmp_path: Path) -> None:
     assert [str(device.mode) for device in devices] == ["hami-core", "hami-core", "mig"]
     assert [device.slots for device in devices] == [5, 5, 7], "an ID for every position"
     assert [len(device.layouts) for device in devices] == [0, 0, 4]
+
+
+async def test_a_device_in_mig_mode_gives_no_memory_by_the_unit() -> None:
+    gpus = await found("1xT4+1xA100-40GB:mig")
+
+    shown = shown_by(DIALECTS.values(), devices_of(gpus, Division()), Strategy.AUTO)
+
+    assert shown.healthy_counts["volcano.sh/gpu-memory"] == 15360
+    assert shown.patched["volcano.sh/gpu-number"] == 1
+    assert shown.healthy_counts["volcano.sh/vgpu-number"] == 20
 
 
 async def test_hidden_devices_are_not_served() -> None:
