@@ -316,6 +316,21 @@ async def test_hami_an_init_container_hands_its_device_on(up: Stack) -> None:
     assert (await use_of(up, 2)).memory_mib == 5000
 
 
+async def test_gpusharing_7_an_init_container_hands_its_hundredths_on(up: Stack) -> None:
+    await bound(up, asking("beside", vcuda(60, 4)))
+    init = container("warm", vcuda(30, 2), command=["true"])
+    main = container("main", vcuda(50, 8))
+    pod = await runs(up, asking("warmed", {}, initContainers=[init], containers=[main]))
+    held = (await leases(up))["warmed"]
+    given = await told(up, pod, "main")
+
+    devices = {share.container: share.device for share in held.shares}
+    assert devices["warm"] != devices["main"], "30 fit beside 60, and 50 do not"
+    assert given.envs["NVIDIA_VISIBLE_DEVICES"] == devices["main"]
+    assert given.envs["CUDA_DEVICE_MEMORY_LIMIT_0"] == "2048m"
+    assert uuid(int(note(pod, f"{INDEX}0"))) == devices["main"]
+
+
 async def test_hami_devices_are_spread_unless_the_pod_says_otherwise(up: Stack) -> None:
     policy = {"hami.io/gpu-scheduler-policy": "binpack"}
     spread = [await bound(up, asking(f"s{n}", hami(gpu=1, gpumem=100))) for n in range(3)]
