@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from services.cli.facts import Facts, PodSeen, shares_on
+from shared.dialects import DIALECTS
 from shared.model.device import Device, DeviceUse
 from shared.model.events import Activation
 from shared.model.lease import Lease, LeaseState, Share, bookings
@@ -166,6 +167,19 @@ def gangs(facts: Facts) -> Iterator[Difference]:
         if counted != holding:
             text = f"the ledger counts {len(counted)} pods of it, {len(holding)} hold a lease"
             yield Difference(invariant="P5", subject=f"gang {gang}", text=text, settles_s=BIND_S)
+
+
+def views(facts: Facts) -> Iterator[Difference]:
+    """O2: what a pod's annotations claim is what its lease says."""
+    pods = {pod.pod: pod for pod in facts.pods}
+    for lease in facts.leases:
+        pod, dialect = pods.get(lease.pod), DIALECTS.get(lease.dialect)
+        if pod is not None and pod.node and pod.lives and dialect is not None:
+            text = dialect.differs(lease, pod.annotations)
+            if text:
+                yield Difference(
+                    invariant="O2", subject=_leased(lease), text=text, settles_s=BIND_S
+                )
 
 
 CHECKS: tuple[Callable[[Facts], Iterator[Difference]], ...] = (

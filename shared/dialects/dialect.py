@@ -175,6 +175,11 @@ def nothing(_: Sequence[Device], __: Host) -> Advertised:
     return Advertised()
 
 
+def no_difference(_: Lease, __: Mapping[str, str]) -> str:
+    """Find nothing."""
+    return ""
+
+
 class Strategy:
     """How gpushare's resources reach the kubelet: Volcano's `--gpu-strategy`, and `auto`."""
 
@@ -211,6 +216,9 @@ class Dialect:
     """What one container of the lease is given."""
     advertised: Callable[[Sequence[Device], str], Advertised]
     """What the node shows, given its devices and the `Strategy`."""
+    differs: Callable[[Lease, Mapping[str, str]], str] = no_difference
+    """What a bound pod's annotations say otherwise than its lease, for the audit; empty: nothing.
+    Only of dialects whose annotations stay as the Binding brought them."""
     described: Callable[[Sequence[Device], Host], Advertised] = nothing
     """What the node shows besides: labels and objects that depend on its host."""
     ids_of: Callable[[Share, str], int] = one_id

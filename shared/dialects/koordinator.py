@@ -53,7 +53,7 @@ from shared.dialects.koordinator_amounts import (
     complete,
     part_of,
 )
-from shared.dialects.koordinator_annotation import ALLOCATED, encode_allocated
+from shared.dialects.koordinator_annotation import ALLOCATED, difference, encode_allocated
 from shared.dialects.koordinator_device import (
     HAMI_CORE,
     ISOLATION_LABEL,
@@ -290,4 +290,5 @@ DIALECT = Dialect(
     environment=environment,
     advertised=advertised,
     described=described,
+    differs=difference,
 )

@@ -105,6 +105,18 @@ def _text(number: int, base: int, suffixes: Iterable[str]) -> str:
     return f"{number}{last}"
 
 
+def difference(lease: Lease, annotations: Mapping[str, str]) -> str:
+    """Say what a bound pod's annotation claims otherwise than its lease; empty: nothing."""
+    try:
+        claimed = parse_allocated(annotations.get(ALLOCATED, "{}"))
+    except RequestError as error:
+        return str(error)
+    if claimed == parse_allocated(encode_allocated(lease)):
+        return ""
+    cards = ", ".join(f"GPU {card.minor} ({card.id})" for card in claimed) or "no GPU"
+    return f"{ALLOCATED} claims {cards} and not what the lease says: {encode_allocated(lease)}"
+
+
 def parse_allocated(text: str) -> tuple[Allocated, ...]:
     """Read the GPUs of an annotation, whoever wrote it; unknown keys are ignored.
 

@@ -1,11 +1,14 @@
 """The Koordinator dialect, what is written: annotation, environment, node, `Device`."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.cli import audit
+from services.cli.facts import Facts, PodSeen
 from shared.dialects import koordinator
 from shared.dialects.dialect import Host, Paths
 from shared.dialects.koordinator_annotation import (
@@ -19,8 +22,9 @@ from shared.dialects.koordinator_annotation import (
 from shared.dialects.koordinator_device import described
 from shared.model.device import Device, DeviceMode, needed_cores, needed_mib
 from shared.model.errors import RequestError
-from shared.model.lease import MIB, Lease, Share, Terms
+from shared.model.lease import MIB, Lease, LeaseState, Share, Terms
 from shared.model.lease_copy import dump_lease, load_lease
+from shared.model.ledger import NodeAccount
 from shared.model.names import Namespace
 from shared.model.quantity import parse_count
 from shared.model.request import GpuRequest
@@ -387,3 +391,28 @@ def test_koordinator_20_an_unhealthy_card_says_so_in_its_object() -> None:
     assert shown[0]["health"] is False
     assert shown[0]["conditions"][0]["type"] == "Healthy"
     assert "conditions" not in shown[1]
+
+
+def test_the_audit_tells_when_somebody_changed_an_allocation() -> None:
+    held = leased(card(3, uuid="GPU-x"), shared=1, core=50, ratio=50)
+    held = replace(held, dialect="koordinator", state=LeaseState.ACTIVE)
+    true = koordinator.binding(held, 1.0)
+    forged = {key: text.replace("GPU-x", "GPU-y") for key, text in true.items()}
+
+    def found(annotations: dict[str, str]) -> list[str]:
+        pod = PodSeen(
+            pod=held.pod,
+            namespace=held.namespace,
+            name=held.name,
+            node=held.node,
+            phase="Running",
+            annotations=annotations,
+        )
+        account = NodeAccount(node=build.ledger_node(held.node), leases=(held,))
+        facts = Facts(read_at=0.0, accounts=(account,), pods=(pod,))
+        return [one.text for one in audit.views(facts)]
+
+    assert found(true) == []
+    assert "claims GPU 3 (GPU-y) and not what the lease says" in found(forged)[0]
+    assert "claims no GPU" in found({})[0]
+    assert "is none" in found(dict.fromkeys(true, "x"))[0]
