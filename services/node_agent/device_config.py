@@ -184,9 +184,9 @@ def _read_node(config: DeviceConfig, document: object, name: str, said: list[str
 
 
 def _mode(value: object, said: list[str]) -> DeviceMode | None:
-    if value in {None, ""}:
+    if value in (None, ""):
         return None
-    if value not in set(DeviceMode):
+    if value not in tuple(DeviceMode):
         said.append(f"operatingmode is {value!r}, and can be {' or '.join(DeviceMode)}")
         return None
     return DeviceMode(str(value))
@@ -244,5 +244,5 @@ def _name_idle(
     section: Mapping[str, object], without_effect: Mapping[str, object], said: list[str]
 ) -> None:
     for key, usual in without_effect.items():
-        if section.get(key) not in {None, usual, ""}:
+        if section.get(key) not in (None, usual, ""):
             said.append(f"{key} is {section[key]!r}, and has no effect in Leasehold")

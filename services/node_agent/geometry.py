@@ -8,7 +8,7 @@ are and in which order; what an instance really has, NVML says.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from services.node_agent.mig import InstanceProfile, MigInstance, most_of
+from services.node_agent.mig import InstanceProfile, MigInstance, fits_alone
 from shared.model.device import MigLayout, MigProfile
 
 NEAR_PERCENT = 12
@@ -105,7 +105,7 @@ def layouts_for(
         real = _as_nvml_says(layout, model, profiles, said)
         if not real.profiles:
             continue
-        if most_of(profiles, _instances(real, profiles)):
+        if fits_alone(profiles, _instances(real, profiles)):
             found.append(real)
         else:
             said.append(f"layout {layout.name} of {model} does not fit on the device")
@@ -214,7 +214,7 @@ def _filled(
 ) -> MigLayout:
     chosen: list[InstanceProfile] = []
     for one, most in ((profile, profile.count), (smallest, smallest.count)):
-        while chosen.count(one) < most and most_of(profiles, [*chosen, one]):
+        while chosen.count(one) < most and fits_alone(profiles, [*chosen, one]):
             chosen.append(one)
     kinds = dict.fromkeys(chosen)
     return MigLayout(

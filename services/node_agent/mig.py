@@ -232,7 +232,7 @@ def _search(
     return None
 
 
-def most_of(profiles: Sequence[InstanceProfile], layout: Sequence[InstanceProfile]) -> bool:
+def fits_alone(profiles: Sequence[InstanceProfile], layout: Sequence[InstanceProfile]) -> bool:
     """Tell whether all instances of a layout fit on an empty device."""
     return arrange(layout, (), _compute_slices(profiles)) is not None
 

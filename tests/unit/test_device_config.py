@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from services.node_agent.configuring import READ_AGAIN_S, Configuring
 from services.node_agent.device_config import divided, read_config
@@ -157,6 +159,33 @@ def test_a_group_with_an_impossible_instance_is_left_out(profile: dict[str, obje
 
     assert config.tables == ()
     assert "group g is left out" in config.said[-1]
+
+
+KEYS = st.sampled_from(
+    [
+        *("nvidia", "deviceSplitCount", "gpuMemoryFactor", "knownMigGeometries", "models"),
+        *("allowedGeometries", "group", "geometries", "name", "memory", "count", "nodeconfig"),
+        *("operatingmode", "devicesplitcount", "filterdevices", "uuid", "deviceCoreScaling"),
+        NODE,
+    ]
+)
+DOCUMENTS = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 12) | st.floats() | KEYS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=5),
+    max_leaves=25,
+)
+
+
+@given(DOCUMENTS, DOCUMENTS)
+def test_no_document_whatever_ends_the_agent(device: object, node: object) -> None:
+    config = read_config(
+        {"nvidia": device}, {"nodeconfig": [{"name": NODE, "operatingmode": node}, node]}, NODE
+    )
+
+    division = divided(config, Division(), split=None, unit=None)
+    assert division.split_count >= 1
+    assert division.unit_mib >= 1
+    read_config(device, node, NODE)
 
 
 def test_flags_win_over_the_file_for_all_nodes_and_the_nodes_own_entry_over_both() -> None:
