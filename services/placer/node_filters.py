@@ -84,7 +84,13 @@ def unselected(demands: NodeDemands, facts: NodeFacts) -> Blocked | None:
     )
     if chosen:
         return None
-    return Blocked("NodeAffinity", "node(s) didn't match Pod's node affinity/selector")
+    labels = (
+        f"{key}={value} is wanted, it has {facts.labels.get(key, 'no such label')}"
+        for key, value in demands.selector
+        if facts.labels.get(key) != value
+    )
+    text = "node(s) didn't match Pod's node affinity/selector"
+    return Blocked("NodeAffinity", text, next(labels, ""))
 
 
 def term_holds(term: tuple[NodeTerm, ...], facts: NodeFacts) -> bool:

@@ -73,7 +73,11 @@ def test_a_node_selector_must_match_every_label() -> None:
 
     assert unfulfilled(NodeDemands(selector=(("gpu", "t4"), ("zone", "a"))), node) is None
     missed = unfulfilled(NodeDemands(selector=(("gpu", "t4"), ("zone", "b"))), node)
-    assert missed == Blocked("NodeAffinity", "node(s) didn't match Pod's node affinity/selector")
+    assert missed == Blocked(
+        "NodeAffinity",
+        "node(s) didn't match Pod's node affinity/selector",
+        "zone=b is wanted, it has a",
+    )
 
 
 @pytest.mark.parametrize(
