@@ -25,7 +25,7 @@ _OWNERS: Mapping[str, tuple[str, ...]] = {
 }
 """The dialects that know a resource name, by the name."""
 
-OWN_RESOURCES = frozenset({TRIGGER}).union(*(d.resources for d in DIALECTS.values()))
+OWN_RESOURCES = frozenset({TRIGGER}).union(*(d.resources - d.summed for d in DIALECTS.values()))
 """Resource names that are no ordinary resources of a node: the ledger accounts for them."""
 
 

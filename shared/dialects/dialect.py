@@ -200,6 +200,9 @@ class Dialect:
     """Which of them (or `TRIGGER`) the device plugin serves, whatever the `Strategy`."""
     patched: frozenset[str]
     """Which of them are written into node status. What is in neither is only ever read."""
+    summed: frozenset[str] = frozenset()
+    """Which of these count as ordinary resources of the node too: a pod may ask for more of them
+    than its shares book, and the kubelet refuses what goes beyond the node's sum."""
     annotations: frozenset[str]
     """All annotations of the pod that `read` looks at."""
     labels: frozenset[str] = frozenset()

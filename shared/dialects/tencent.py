@@ -2,7 +2,8 @@
 
 Wire forms are those of tkestack's gpu-admission and gpu-manager, which GPUSharing builds on. Less
 than 100 of `vcuda-core` is a share of one card and needs `vcuda-memory` beside it; 100 and its
-multiples are whole cards, and memory beside them means nothing. What those programs let through and
+multiples are whole cards, and memory beside them is not looked at, except that the node as a whole
+must have it: the kubelet would refuse the pod. What those programs let through and
 then run without a GPU, or fail in the kubelet, is refused here with the reason.
 
 `tencent.com/vcuda-core-limit` would let a share use idle cores beyond those it asked for. HAMi-core
@@ -192,6 +193,7 @@ DIALECT = Dialect(
     resources=frozenset({CORE, MEMORY}),
     served=frozenset({CORE}),
     patched=frozenset({MEMORY}),
+    summed=frozenset({MEMORY}),
     annotations=frozenset({CORE_LIMIT}),
     read=read,
     binding=binding,

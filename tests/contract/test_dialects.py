@@ -54,6 +54,7 @@ def test_a_dialect_shows_what_it_says_it_serves_and_patches(name: str) -> None:
     assert set().union(*(each.patched for each in shown(name))) == dialect.patched
     assert dialect.served - {TRIGGER} <= dialect.resources
     assert dialect.patched <= dialect.resources
+    assert dialect.summed <= dialect.patched
 
 
 @pytest.mark.parametrize("name", DIALECTS)
@@ -137,7 +138,7 @@ def test_every_dialect_reads_its_own_words_and_no_other_does() -> None:
             if dialect.read(asked(limits), Rules()) is not None
         }
         assert read == {name}
-        assert limits.keys() <= OWN_RESOURCES
+        assert limits.keys() <= OWN_RESOURCES | DIALECTS[name].summed
 
 
 @pytest.mark.parametrize("one", ONE_OF_EACH)

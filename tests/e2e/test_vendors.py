@@ -252,6 +252,18 @@ async def test_gpusharing_4_200_cores_are_two_whole_cards_to_the_kubelet_too(up:
     assert (await use_of(up, first)).memory_mib == CARD_MIB
 
 
+async def test_memory_beside_whole_cards_is_no_more_than_the_kubelet_lets_the_node_give(
+    up: Stack,
+) -> None:
+    blocks = 3 * CARD_MIB // 256
+    await runs(up, asking("large", vcuda(100, blocks - 20)))
+
+    said = await refused(up, asking("further", vcuda(100, 21)))
+    await runs(up, asking("beside", vcuda(100, 20)))
+
+    assert f"Insufficient {MEMORY}" in said
+
+
 @pytest.mark.parametrize(
     ("limits", "text"),
     [

@@ -245,6 +245,22 @@ def test_pods_of_one_template_are_read_alike_and_other_annotations_make_a_differ
     assert other.request.selection.mode == "mig"
 
 
+def test_vcuda_memory_is_summed_as_the_kubelet_sums_it() -> None:
+    limits = {"tencent.com/vcuda-core": 100, "tencent.com/vcuda-memory": 70}
+    spec = {
+        "schedulerName": "volcano",
+        "containers": [{"name": "c", "resources": {"limits": limits}}],
+    }
+    shown = {"allocatable": {"tencent.com/vcuda-core": "100", "tencent.com/vcuda-memory": "60"}}
+
+    request = read({"spec": spec}).request
+    facts = nodes.read(msgspec.convert({"metadata": {"name": "n"}, "status": shown}, Node))
+
+    assert request is not None
+    assert request.resources == {"tencent.com/vcuda-memory": 70, "pods": 1}
+    assert facts.allocatable == {"tencent.com/vcuda-memory": 60}
+
+
 def test_a_sidecar_that_asks_for_a_gpu_is_booked_beside_the_others() -> None:
     limits = {"limits": {"tencent.com/vcuda-core": 10, "tencent.com/vcuda-memory": 1}}
     ends: dict[str, object] = {"name": "ends", "resources": limits}
