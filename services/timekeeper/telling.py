@@ -1,5 +1,6 @@
 """Who is told how budgets stand: metrics, the objects' statuses, and Kubernetes Events."""
 
+import asyncio
 import hashlib
 import logging
 from collections.abc import Mapping
@@ -20,6 +21,9 @@ from shared.model.names import Namespace
 logger = logging.getLogger(__name__)
 
 CHECKPOINT_MS = 60_000
+PATIENCE_S = 2.0
+AGAIN_MS = 30_000
+"""After an API server was silent, so long nothing is written to it: counting must not wait."""
 EVENTS = "/api/v1/namespaces/default/events"
 """Where Events about objects of the whole cluster belong."""
 
@@ -48,6 +52,7 @@ class Told:
 
     objects: BudgetObjects | None = None
     _written: dict[Namespace, int] = field(default_factory=dict)
+    _silent_until_ms: int = 0
 
     def late(self, behind_ms: int) -> None:
         """Hear how much later than usual something was charged."""
@@ -66,20 +71,26 @@ class Told:
         _measure(budget, seen)
         if self.objects is None or name not in self.objects.uids:
             return
-        if not changed and seen.at_ms - self._written.get(name, 0) < CHECKPOINT_MS:
+        fresh = seen.at_ms - self._written.get(name, 0) < CHECKPOINT_MS
+        if (fresh and not changed) or seen.at_ms < self._silent_until_ms:
             return
         self._written[name] = seen.at_ms
         status = status_of(account, seen, problem=self.objects.problems.get(name, ""))
         try:
-            await self.objects.kube.patch_merge(
-                f"{PATH}/{quote(name, safe='')}/status", {"status": status}
-            )
-            if changed:
-                body = event_body(self.objects.uids[name], budget, account, seen)
-                await self.objects.kube.create(EVENTS, body)
+            async with asyncio.timeout(PATIENCE_S):
+                await self.objects.kube.patch_merge(
+                    f"{PATH}/{quote(name, safe='')}/status", {"status": status}
+                )
+                if changed:
+                    body = event_body(self.objects.uids[name], budget, account, seen)
+                    await self.objects.kube.create(EVENTS, body)
         except ConflictError:
             return
-        except (RequestError, UnavailableError) as error:
+        except (UnavailableError, TimeoutError) as error:
+            self._written.pop(name)
+            self._silent_until_ms = seen.at_ms + AGAIN_MS
+            logger.warning("the status of %s %s was not written: %r", KIND, name, error)
+        except RequestError as error:
             logger.warning("the status of %s %s was not written: %s", KIND, name, error)
 
 

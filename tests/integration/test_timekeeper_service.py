@@ -364,15 +364,21 @@ async def test_killed_as_a_process_it_goes_on_where_it_was(
     file, run_file = tmp_path / "budgets.yaml", tmp_path / "run.json"
     file.write_text(yaml.safe_dump(manifest(limitGPUMinutes=100)).replace("team-a", "'*'"))
 
-    async def started(nats: str) -> asyncio.subprocess.Process:
+    @asynccontextmanager
+    async def started(nats: str) -> AsyncIterator[asyncio.subprocess.Process]:
         run_file.unlink(missing_ok=True)
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "services.timekeeper", "--no-objects", "--nats-url", nats),
             *("--redis-url", server.url, "--budgets", str(file), "--run-file", str(run_file)),
             *("--tick-s", "0.1", "--charge-every-s", "0.5", "--log-level", "warning"),
         )
-        await until(run_file.exists, limit_s=40)
-        return process
+        try:
+            await until(run_file.exists, limit_s=40)
+            yield process
+        finally:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
 
     async with nats_server() as nats, RedisLeases.connect(server.url) as leases:
         token = await leases.begin_rebuild(now=0.0)
@@ -380,15 +386,14 @@ async def test_killed_as_a_process_it_goes_on_where_it_was(
         await leases.save_node(facts("a"))
         await leases.save_devices(report("a", [device("a", 0)]))
         await leases.finish_rebuild(token)
-        first = await started(nats.url)
-        (bound,) = await reserve(leases, wish("p", share("a", 0, mib=16_000)))
-        await leases.bind([bound])
-        held_ms = int((await leases._connection._redis.time())[0]) * 1000
-        first.send_signal(signal.SIGKILL)
-        await first.wait()
+        async with started(nats.url) as first:
+            (bound,) = await reserve(leases, wish("p", share("a", 0, mib=16_000)))
+            await leases.bind([bound])
+            held_ms = int((await leases._connection._redis.time())[0]) * 1000
+            first.send_signal(signal.SIGKILL)
+            await first.wait()
         await leases.release([bound.pod], reason="a test")
-        second = await started(nats.url)
-        try:
+        async with started(nats.url) as second:
             entries: list[Any] = []
             async with asyncio.timeout(20):
                 while not entries:
@@ -396,7 +401,6 @@ async def test_killed_as_a_process_it_goes_on_where_it_was(
                     entries = [json.loads(fields[b"e"]) for _, fields in rows]
                     entries = [each for each in entries if each["kind"] == "charge"]
                     await asyncio.sleep(0.05)
-        finally:
             second.terminate()
             assert await second.wait() == 0
 

@@ -108,22 +108,25 @@ class Accounts(RuleBasedStateMachine):
             self.run(self.books.count(self.now, keeper=keeper))
         self.keepers[replica] = self.books.timekeeper(charge_every_s=1800)
 
-    @rule(replica=st.integers(0, 1))
-    def old_decision(self, replica: int) -> None:
+    @rule(replica=st.integers(0, 1), what=st.sampled_from(("save", "take_in")))
+    def old_decision(self, replica: int, what: str) -> None:
         """A replica decides, sleeps while the other counts, and only then writes."""
+        self.bind(8_000, 0)
+        self.now += HOUR_MS
         keeper, other = self.keepers[replica], self.keepers[1 - replica]
         timeline = keeper.store
         assert isinstance(timeline, Timeline)
-        saved = timeline.save
+        written = getattr(timeline, what)
 
-        async def late(update: Any, **more: Any) -> bool:
-            timeline.save = saved  # type: ignore[method-assign]
+        async def late(*decided: Any, **more: Any) -> bool:
+            setattr(timeline, what, written)
             await self.books.count(self.now, keeper=other)
-            return await saved(update, **more)
+            done: bool = await written(*decided, **more)
+            return done
 
-        timeline.save = late  # type: ignore[method-assign]
+        setattr(timeline, what, late)
         self.run(self.books.count(self.now, keeper=keeper))
-        timeline.save = saved  # type: ignore[method-assign]
+        setattr(timeline, what, written)
 
     @rule(policy=st.sampled_from(POLICIES), limit=st.sampled_from((None, 1, 100)))
     def reconfigure(self, policy: dict[str, Any], limit: int | None) -> None:
