@@ -1,6 +1,8 @@
 """NVML's MIG calls, with a stand-in for the driver's own functions below pynvml."""
 
 import ctypes
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,8 @@ class Driver:
         self.named = named
         self.busy: list[int] = []
         self.initialised = 0
+        self.own = threading.local()
+        """A thread that another test has left behind may shut NVML down at any time."""
         self.hangs = False
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,13 +79,16 @@ class Driver:
 
     def _init(self) -> None:
         self.initialised += 1
+        self.own.initialised = True
 
     def _shutdown(self) -> None:
-        self.initialised -= 1
+        if getattr(self.own, "initialised", False):
+            self.initialised -= 1
+            self.own.initialised = False
 
     def _by_uuid(self, uuid: str) -> str:
         assert uuid == GPU
-        assert self.initialised > 0
+        assert self.own.initialised
         return "gpu"
 
     def _uuid(self, handle: Any) -> bytes:
@@ -117,7 +124,7 @@ class Driver:
 
     def _create(self, _: str, profile: int, place: Any) -> Any:
         if self.hangs:
-            __import__("time").sleep(0.5)
+            time.sleep(0.5)
         return _handle(self._do("create_instance", profile, int(place._obj.start)))
 
     def _instances(self, _: str, profile: int, found: Any, count: Any) -> None:
