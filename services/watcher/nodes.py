@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from shared.clients.kube_types import Node
 from shared.dialects import (
-    OWN_RESOURCES,
+    BOOKED_RESOURCES,
     nvidia_views,
     volcano_gpushare,
     volcano_handshake,
@@ -27,8 +27,8 @@ def read(node: Node) -> NodeFacts:
             for taint in node.spec.taints
         ),
         unschedulable=node.spec.unschedulable,
-        allocatable={key: n for key, n in allocatable.items() if key not in OWN_RESOURCES},
-        unserved=tuple(sorted(key for key in OWN_RESOURCES if allocatable.get(key) == 0)),
+        allocatable={key: n for key, n in allocatable.items() if key not in BOOKED_RESOURCES},
+        unserved=tuple(sorted(key for key in BOOKED_RESOURCES if allocatable.get(key) == 0)),
         closed_devices=_closed(node.metadata.annotations),
     )
 

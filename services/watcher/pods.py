@@ -13,7 +13,7 @@ import msgspec
 
 from services.watcher.seen import PodSeen
 from shared.clients.kube_types import Affinity, Container, NodeSelectorTerm, Pod
-from shared.dialects import OWN_RESOURCES, READ_ANNOTATIONS, READ_LABELS, pod_groups, read_pod
+from shared.dialects import BOOKED_RESOURCES, READ_ANNOTATIONS, READ_LABELS, pod_groups, read_pod
 from shared.dialects.dialect import ContainerAsks, PodAsks, Rules
 from shared.model.errors import RequestError
 from shared.model.lease_copy import ANNOTATION
@@ -186,7 +186,7 @@ def pod_resources(pod: Pod) -> dict[str, int]:
 
 def _requests(container: Container) -> dict[str, int]:
     said = {**container.resources.limits, **container.resources.requests}
-    return {key: n for key, n in parse_resources(said).items() if key not in OWN_RESOURCES}
+    return {key: n for key, n in parse_resources(said).items() if key not in BOOKED_RESOURCES}
 
 
 def _raise_to(largest: dict[str, int], wanted: Mapping[str, int]) -> None:

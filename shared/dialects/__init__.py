@@ -25,8 +25,11 @@ _OWNERS: Mapping[str, tuple[str, ...]] = {
 }
 """The dialects that know a resource name, by the name."""
 
-OWN_RESOURCES = frozenset({TRIGGER}).union(*(d.resources - d.summed for d in DIALECTS.values()))
-"""Resource names that are no ordinary resources of a node: the ledger accounts for them."""
+OWN_RESOURCES = frozenset({TRIGGER}).union(*(d.resources for d in DIALECTS.values()))
+"""Resource names that some dialect knows."""
+
+BOOKED_RESOURCES = OWN_RESOURCES.difference(*(d.summed for d in DIALECTS.values()))
+"""Those that are no ordinary resources of a node: the ledger accounts for them by device."""
 
 
 READ_ANNOTATIONS = frozenset().union(*(d.annotations for d in DIALECTS.values()))
@@ -97,15 +100,17 @@ def _check_silent(asks: PodAsks, rules: Rules, request: PodRequest) -> None:
     spoken = {dialect.name for dialect in enabled(rules)}
     for asked in asks.containers:
         for resource in _named(asked):
+            if resource in read:
+                continue
             owners = _OWNERS[resource]
             silent = [name for name in owners if name not in spoken]
-            if resource not in read:
-                fault = (
-                    f"belongs to {' and '.join(silent)}, which is not enabled here"
-                    if silent
-                    else f"means nothing by itself in {' or '.join(owners)}"
-                )
-                raise RequestError(f"container {asked.name}: {resource} {fault}")
+            if silent:
+                fault = f"belongs to {' and '.join(silent)}, which is not enabled here"
+            elif request.dialect:
+                fault = f"is a word of {owners[0]}, and this pod is read as {request.dialect}"
+            else:
+                fault = f"means nothing in pods for the scheduler {asks.scheduler!r}"
+            raise RequestError(f"container {asked.name}: {resource} {fault}")
 
 
 def _named(asked: ContainerAsks) -> list[str]:

@@ -316,6 +316,20 @@ def test_pods_of_all_schedulers_but_koordinators_are_read_here(scheduler: str) -
     assert koordinators.dialect == "koordinator"
 
 
+@pytest.mark.parametrize(
+    ("amounts", "text"),
+    [
+        ({"gpu": 1, "gpumem": 3000}, "gpumem is a word of nvidia, and this pod is read as koordin"),
+        ({"gpumem": 3000}, "gpumem means nothing in pods for the scheduler 'koord-scheduler'"),
+    ],
+)
+def test_hamis_words_in_pods_for_koordinators_scheduler_are_refused(
+    amounts: dict[str, int], text: str
+) -> None:
+    with pytest.raises(RequestError, match=text):
+        read_pod(pod(gpus(**amounts), scheduler="koord-scheduler"), RULES)
+
+
 amounts = st.fixed_dictionaries(
     {"gpu": st.integers(1, 4)},
     optional={
