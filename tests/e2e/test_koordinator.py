@@ -223,6 +223,18 @@ async def test_koordinator_31_containers_have_cards_and_limits_of_their_own(up: 
     assert {each["NVIDIA_VISIBLE_DEVICES"] for each in found} == {uuid(0), uuid(1)}
 
 
+async def test_an_init_container_gets_its_limits_before_the_others(up: Stack) -> None:
+    first = container("first", koord(shared=1, ratio=60), command=["true"])
+    main = container("cuda", koord(shared=1, core=20, ratio=30))
+    pod = await runs(up, asking("staged", {}, initContainers=[first], containers=[main]))
+
+    found = [await variables(up, pod, name) for name in ("first", "cuda")]
+
+    limits = [int(each["CUDA_DEVICE_MEMORY_LIMIT"]) for each in found]
+    assert limits == [T4_MIB * MIB * 6 // 10, T4_MIB * MIB * 3 // 10]
+    assert "CUDA_DEVICE_SM_LIMIT" not in found[0]
+
+
 async def test_a_container_without_a_card_count_is_told_what_to_add(up: Stack) -> None:
     text = await refused(up, asking("bare", koord(core=50, ratio=50)))
 
