@@ -128,6 +128,7 @@ def _services(plan: Plan, directory: StateDir) -> list[Part]:
     kube = ("--kubeconfig", str(directory.kubeconfig))
     redis = ("--redis-url", plan.redis_url)
     budgets = ("--budgets", str(plan.budgets)) if plan.budgets else ()
+    webhook = ("--tls-dir", str(directory.root / "webhook"), "--url", f"https://{servers.HOST}")
     return [
         _service("watcher", "watcher", plan, directory, kube),
         *(
@@ -136,6 +137,7 @@ def _services(plan: Plan, directory: StateDir) -> list[Part]:
         ),
         _service("binder", "binder", plan, directory, (*kube, *redis)),
         _service("timekeeper", "timekeeper", plan, directory, (*kube, *redis, *budgets)),
+        _service("webhook", "webhook", plan, directory, (*kube, *webhook)),
     ]
 
 

@@ -15,6 +15,7 @@ CONFIGURATIONS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigura
 
 class _Client(msgspec.Struct):
     bundle: str = msgspec.field(name="caBundle", default="")
+    url: str = ""
 
 
 class _Webhook(msgspec.Struct):
@@ -54,11 +55,12 @@ class Registration:
                 ) from error
             await self.kube.create(CONFIGURATIONS, self._made(text))
             return
+        wanted = _Client(bundle=text, url=self.url)
         operations: list[dict[str, Any]] = [
             {"op": "add", "path": f"/webhooks/{number}/clientConfig/{key}", "value": value}
             for number, webhook in enumerate(found.webhooks)
             for key, value in self._client(text).items()
-            if webhook.client.bundle != text
+            if webhook.client != wanted
         ]
         if operations:
             test = {"op": "test", "path": "/metadata/resourceVersion"}

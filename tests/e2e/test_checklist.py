@@ -66,8 +66,9 @@ GROUP = {
 async def whole(conf: Path) -> AsyncIterator[Stack]:
     """Everything but the second node's agent."""
     conf.write_text(CONF % '""')
-    options = ("--nodes", "2", "--gpus", GPUS, "--without", f"agent-{SPARE}")
-    async with stack(*options, env={"LEASEHOLD_VOLCANO_CONF": str(conf)}) as started:
+    options = ("--nodes", "2", "--gpus", GPUS)
+    own = (f"agent-{SPARE}",)
+    async with stack(*options, without=own, env={"LEASEHOLD_VOLCANO_CONF": str(conf)}) as started:
         yield started
 
 

@@ -59,9 +59,8 @@ LEFT, PHASE, TIME = (
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def whole() -> AsyncIterator[Stack]:
-    own = f"agent-{SPARE},agent-{OTHER}"
-    options = ("--nodes", "3", "--gpus", GPUS, "--without", own)
-    async with stack(*options) as started:
+    own = (f"agent-{SPARE}", f"agent-{OTHER}")
+    async with stack("--nodes", "3", "--gpus", GPUS, without=own) as started:
         yield started
 
 

@@ -131,7 +131,7 @@ async def labels(up: Stack, node: str) -> dict[str, str]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def whole() -> AsyncIterator[Stack]:
     """Everything but the second node's agent, and Koordinator's kind `Device`."""
-    async with stack("--nodes", "2", "--gpus", "2xT4", "--without", f"agent-{SPARE}") as started:
+    async with stack("--nodes", "2", "--gpus", "2xT4", without=(f"agent-{SPARE}",)) as started:
         await started.kube.create(DEFINITIONS, yaml.safe_load(CRD.read_text()))
         await node_shows(started, NODE, {"koordinator.sh/gpu.shared": 200})
         yield started

@@ -198,11 +198,21 @@ def vgpu(number: int = 1, memory: int = 0, cores: int = 0) -> dict[str, int]:
 
 
 @contextlib.asynccontextmanager
-async def stack(*options: str, env: Mapping[str, str] | None = None) -> AsyncIterator[Stack]:
-    """Bring Leasehold up, and down again; its logs are shown if it does not come up."""
+async def stack(
+    *options: str,
+    without: Sequence[str] = (),
+    webhook: bool = False,
+    env: Mapping[str, str] | None = None,
+) -> AsyncIterator[Stack]:
+    """Bring Leasehold up, and down again; its logs are shown if it does not come up.
+
+    The webhook is left out unless it is wanted: tests try what it would keep out of the cluster.
+    """
     root = Path(tempfile.mkdtemp(prefix="lh-e2e-"))
     try:
-        up = await run(*LEASEHOLD, "up", "--headless", "--state", str(root), *options, env=env)
+        left_out = ",".join((*without, *(() if webhook else ("webhook",))))
+        flags = ("--headless", "--state", str(root), "--without", left_out)
+        up = await run(*LEASEHOLD, "up", *flags, *options, env=env)
         assert up.code == 0, f"{up.out}{up.err}{_logs(root)}"
         async with Kube(load_credentials(root / "kubeconfig")) as kube:
             yield Stack(root, kube)

@@ -101,6 +101,7 @@ def test_the_plan_holds_every_service_once_each_placer_and_an_agent_per_node() -
         "placer-2",
         "binder",
         "timekeeper",
+        "webhook",
         "agent-node-0",
         "agent-node-1",
     ]

@@ -1,0 +1,63 @@
+"""Admission end to end: the stack as a user starts it, webhook included."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from shared.model.errors import RequestError
+from tests.support.stack import Stack, stack, vgpu
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def up() -> AsyncIterator[Stack]:
+    async with stack("--nodes", "1", "--gpus", "2xT4", webhook=True) as started:
+        yield started
+
+
+def asking(name: str, limits: dict[str, int], **spec: object) -> dict[str, object]:
+    main = {"name": "main", "image": "app", "command": ["sleep", "100000"]}
+    amounts = {resource: str(amount) for resource, amount in limits.items()}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name},
+        "spec": {"containers": [{**main, "resources": {"limits": amounts}}], **spec},
+    }
+
+
+async def denied(up: Stack, pod: dict[str, object]) -> str:
+    try:
+        await up.create(pod)
+    except RequestError as error:
+        return str(error)
+    raise AssertionError("the pod was admitted")
+
+
+async def test_a_pod_of_the_default_scheduler_runs_because_admission_makes_it_ours(
+    up: Stack,
+) -> None:
+    await up.create(asking("train", vgpu(memory=3000)))
+
+    pod = await up.until("train", lambda found: found["status"].get("phase") == "Running")
+
+    assert pod["spec"]["schedulerName"] == "leasehold"
+
+
+async def test_a_manifest_that_could_not_be_granted_never_gets_in(up: Stack) -> None:
+    text = await denied(up, asking("wrong", {"tencent.com/vcuda-core": 150}))
+
+    assert 'admission webhook "pods.leasehold.dev" denied the request' in text
+    assert "150 must be 1..99 or a multiple of 100" in text
+
+
+async def test_koordinators_shorthand_is_completed_and_runs(up: Stack) -> None:
+    await up.create(asking("short", {"koordinator.sh/gpu": 50}, schedulerName="koord-scheduler"))
+
+    pod = await up.until("short", lambda found: found["status"].get("phase") == "Running")
+
+    limits = pod["spec"]["containers"][0]["resources"]["limits"]
+    assert "koordinator.sh/gpu" not in limits
+    assert limits["koordinator.sh/gpu.shared"] == "1"
