@@ -1,16 +1,20 @@
 """Deciding for a batch of pods at once: each sees what was chosen for those before it."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from services.placer.index import Index
 from services.placer.mirror import Mirror
 from services.placer.placement import place
 from shared.model.events import PodQueued
+from shared.model.ledger import Waiting
 from shared.model.placement import Placement, Refusal
 
 Chosen = tuple[PodQueued, tuple[Placement, ...]]
 """A pod, and where it may go, best first."""
+
+
+KEPT = Refusal(reason="what it would take is being offered to a pod of higher priority")
 
 
 @dataclass(slots=True)
@@ -19,6 +23,8 @@ class Decided:
 
     chosen: list[Chosen] = field(default_factory=list)
     refused: list[tuple[PodQueued, Refusal]] = field(default_factory=list)
+    kept_back: list[PodQueued] = field(default_factory=list)
+    """What these would have taken is being offered to waiting pods of higher priority."""
     is_disturbed: bool = False
     """The ledger decided otherwise somewhere: refusals may rest on choices that came to nothing."""
 
@@ -37,3 +43,23 @@ def decide(
             mirror.hold(event.pod, answer[0], request.resources, request.tags)
             decided.chosen.append((event, answer))
     return decided
+
+
+def verdict_of(
+    event: PodQueued,
+    refusal: Refusal,
+    capacity: int,
+    now: float,
+    *,
+    leads: bool,
+    fewer_than: int = 0,
+) -> Waiting:
+    """Return what the ledger is to write of a pod that waits."""
+    return Waiting(
+        queued=replace(event, unexplained=False),
+        refusal=refusal,
+        capacity=capacity,
+        waiting_since=now,
+        leads=leads,
+        fewer_than=fewer_than,
+    )

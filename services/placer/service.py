@@ -5,10 +5,9 @@ ledger, and the ledger checks that what was decided still fits.
 """
 
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import Protocol
 
-from services.placer.batch import Decided, decide
+from services.placer.batch import KEPT, Decided, decide, verdict_of
 from services.placer.gangs import (
     COUNTED,
     decide_gang,
@@ -24,6 +23,7 @@ from shared.model.errors import ConflictError, UnavailableError
 from shared.model.events import PlacementChosen, PlacementRefused, PodQueued
 from shared.model.lease import Lease, LeaseState
 from shared.model.ledger import (
+    KEPT_BACK,
     FeedLostError,
     Full,
     Held,
@@ -180,6 +180,7 @@ class Placer:
         capacity = self.capacity
         decided = decide(pods, self.mirror, self.index, self.draw)
         again = await self._reserve(decided, answers) if decided.chosen else []
+        again += await self._keep_back(decided.kept_back)
         if decided.is_disturbed:
             return [*again, *(event for event, _ in decided.refused)]
         waited = await self._write_refusals(decided.refused, capacity, answers)
@@ -196,7 +197,7 @@ class Placer:
         for _ in range(ROUNDS):
             capacity, now = self.capacity, self.clock.now()
             muster = await self.ledger.muster(
-                gang, [_waiting(event, COUNTED, capacity, now, leads=False) for event in events]
+                gang, [verdict_of(event, COUNTED, capacity, now, leads=False) for event in events]
             )
             leased = [lease for lease in muster.leases if lease.pod not in told]
             told.update(lease.pod for lease in leased)
@@ -222,20 +223,26 @@ class Placer:
     ) -> list[PodQueued] | None:
         """Decide once for a gang; return the pods it runs without, or None to do it again."""
         capacity, live, members = self.capacity, muster.live, list(pods.values())
+        leading: Collection[PodUid] = ()
+        fewer_than = 0
         if live + muster.here < gang.min_member:
-            why, leading = too_few(gang, live=live, here=muster.here), set[PodUid]()
+            why, fewer_than = too_few(gang, live=live, here=muster.here), gang.min_member
         else:
             needed = gang.min_member - live
             found = decide_gang(members, needed, self.mirror, self.index, self.draw)
             if found.refusal is None:
-                if await self._reserve(Decided(chosen=found.chosen), answers, gang):
+                decided = Decided(chosen=found.chosen)
+                again = await self._reserve(decided, answers, gang)
+                if decided.kept_back:
+                    return None if await self._keep_back(decided.kept_back) else []
+                if again:
                     return None
                 chosen = {event.pod for event, _ in found.chosen}
                 return [event for event in members if event.pod not in chosen]
             why = lacking(gang, live=live, fitting=found.fitting, refusal=found.refusal)
             leading = leaders(members)
         refused = [(event, why) for event in unwritten(members, muster, why, leading)]
-        waited = await self._write_refusals(refused, capacity, answers, leading)
+        waited = await self._write_refusals(refused, capacity, answers, leading, fewer_than)
         return None if waited.stale or waited.held else []
 
     async def _reserve(
@@ -252,6 +259,7 @@ class Placer:
                 resources=event.request.resources,
                 tags=event.request.tags,
                 gang=event.request.gang.name if event.request.gang else "",
+                priority=event.request.priority,
                 memo=event.request.memo,
                 trace=event.trace,
             )
@@ -267,7 +275,7 @@ class Placer:
             for event, _ in decided.chosen:
                 self.mirror.drop(event.pod)
             raise
-        again = []
+        again: list[PodQueued] = []
         for (event, candidates), outcome in zip(decided.chosen, outcomes, strict=True):
             match outcome:
                 case Reserved(lease=lease):
@@ -284,8 +292,8 @@ class Placer:
                 case Full():
                     self._learn_full(outcome)
                     decided.is_disturbed = True
-                    self.tally.count("full")
-                    again.append(event)
+                    self.tally.count("kept" if outcome.is_kept else "full")
+                    (decided.kept_back if outcome.is_kept else again).append(event)
                 case Withheld():
                     self.mirror.drop(event.pod)
                     self.tally.count("withheld")
@@ -306,20 +314,28 @@ class Placer:
         capacity: int,
         answers: list[Answer],
         leading: Collection[PodUid] | None = None,
+        fewer_than: int = 0,
     ) -> Waited:
         """Write down who waits and answer them, unless freed capacity may help by now.
 
-        What is freed is offered to those `leading`; None: to all.
+        What is freed is offered to those `leading`; None: to all. With `fewer_than`, unless so many
+        of their gang are here by now.
         """
         if not refused:
             return Waited()
         now = self.clock.now()
-        waited = await self.ledger.wait(
-            [
-                _waiting(event, why, capacity, now, leads=leading is None or event.pod in leading)
-                for event, why in refused
-            ]
-        )
+        verdicts = [
+            verdict_of(
+                event,
+                why,
+                capacity,
+                now,
+                leads=leading is None or event.pod in leading,
+                fewer_than=fewer_than,
+            )
+            for event, why in refused
+        ]
+        waited = await self.ledger.wait(verdicts)
         stale, held = set(waited.stale), {lease.pod: lease for lease in waited.held}
         self.tally.count("stale", len(stale))
         self.tally.count("held", len(held))
@@ -338,6 +354,20 @@ class Placer:
                     )
                 )
         return waited
+
+    async def _keep_back(self, kept: Sequence[PodQueued]) -> list[PodQueued]:
+        """Let pods wait until what they would take has been offered to others; return the rest.
+
+        Nobody is told: this takes a moment, and ends with a placement or a verdict.
+        """
+        if not kept:
+            return []
+        now = self.clock.now()
+        waited = await self.ledger.wait(
+            [verdict_of(event, KEPT, KEPT_BACK, now, leads=True) for event in kept]
+        )
+        ready = {*waited.stale, *(lease.pod for lease in waited.held)}
+        return [event for event in kept if event.pod in ready]
 
     def _is_news(self, event: PodQueued, refusal: Refusal) -> bool:
         """Say whether the pod was told another verdict before, or none, or none that arrived."""
@@ -367,15 +397,3 @@ class Placer:
         for name, node_use in change.used.items():
             self.mirror.learn_used(name, node_use.used, node_use.version)
         self.capacity = change.capacity
-
-
-def _waiting(
-    event: PodQueued, refusal: Refusal, capacity: int, now: float, *, leads: bool
-) -> Waiting:
-    return Waiting(
-        queued=replace(event, unexplained=False),
-        refusal=refusal,
-        capacity=capacity,
-        waiting_since=now,
-        leads=leads,
-    )

@@ -7,8 +7,8 @@ from services.placer.mirror import Mirror
 DECISIONS = Counter(
     "leasehold_placements",
     "Decisions by outcome: reserved, reserved_other (not the first choice), held (a repeat), "
-    "full (taken meanwhile), withheld (another pod of its gang does not fit), refused, "
-    "stale (refused, but capacity was freed), feed_lost.",
+    "full (taken meanwhile), kept (for a higher priority), withheld (another pod of its gang does "
+    "not fit), refused, stale (refused, but capacity was freed), feed_lost.",
     ["outcome"],
 )
 NODES = Gauge("leasehold_placer_nodes", "Nodes in the placer's mirror.")

@@ -49,6 +49,7 @@ from shared.clients.ledger_rows import (
     reservation_pieces,
     reserved,
 )
+from shared.clients.ledger_waiting import rank_of
 from shared.model.errors import UnavailableError
 from shared.model.events import DeviceReported
 from shared.model.lease import Lease, StaleLeaseError
@@ -100,7 +101,8 @@ class RedisLeases(WaitingPods):
     ) -> list[Outcome]:
         """Reserve for each pod the first candidate that still fits, until `now + ttl_s`.
 
-        A pod that has a live lease keeps it. Each 64 are one atomic group; the next is packed while
+        A pod that has a live lease keeps it. What is being offered to a waiting pod of higher
+        priority is `kept` for that one. Each 64 are one atomic group; the next is packed while
         the server works on the one before. If one group gets no answer, the call raises; repeat it.
         """
         answers = await asyncio.gather(
@@ -134,8 +136,9 @@ class RedisLeases(WaitingPods):
         pods = [reservation.pod for reservation in group]
         counts = [len(reservation.candidates) for reservation in group]
         bounds, pieces = joined(reservation_pieces(group))
+        ranks = [rank_of(reservation.priority) for reservation in group]
         packed, *others = await self._connection.run_raw(
-            "reserve", now, expires_at, pods, counts, bounds, _needs(together), tail=pieces
+            "reserve", now, expires_at, pods, counts, bounds, _needs(together), ranks, tail=pieces
         )
         numbers, following = iter(unpacked(packed)), iter(others)
         return [_outcome(reservation, numbers, following, now, expires_at) for reservation in group]

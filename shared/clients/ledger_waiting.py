@@ -33,8 +33,12 @@ def group_of(request: PodRequest) -> str:
 
 def order_of(queued: PodQueued) -> str:
     """Return what sorts pods: highest priority first, then oldest."""
-    rank = _PRIORITIES - 1 - (queued.request.priority - _LOWEST_PRIORITY)
-    return f"{rank:010d}:{queued.created_at:014.3f}"
+    return f"{rank_of(queued.request.priority):010d}:{queued.created_at:014.3f}"
+
+
+def rank_of(priority: int) -> int:
+    """Return a number of at most ten digits that is the lower the higher the priority."""
+    return _PRIORITIES - 1 - (priority - _LOWEST_PRIORITY)
 
 
 def waiting_row(waiting: Waiting) -> list[Any]:
@@ -48,6 +52,7 @@ def waiting_row(waiting: Waiting) -> list[Any]:
         waiting.waiting_since,
         gang_of(waiting.queued),
         waiting.leads,
+        waiting.fewer_than,
     ]
 
 

@@ -28,6 +28,7 @@ class Reservation:
     gang: str = ""
     memo: str = ""
     trace: str = ""
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +62,11 @@ class Full:
     """Why, per candidate, as `node: reason`, separated by `; `."""
     devices: Mapping[DeviceUuid, DeviceUse] = field(default_factory=dict)
     nodes: Mapping[NodeName, NodeUse] = field(default_factory=dict)
+
+    @property
+    def is_kept(self) -> bool:
+        """What it would have taken is being offered to a waiting pod of higher priority."""
+        return any(reason.endswith(": kept") for reason in self.reason.split("; "))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +125,10 @@ class Snapshot:
     nodes: tuple[LedgerNode, ...]
 
 
+KEPT_BACK = -1
+"""In place of a capacity number: what the pod would take is first offered to another."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
     """A pod that fits nowhere, with the verdict that says so."""
@@ -126,10 +136,12 @@ class Waiting:
     queued: PodQueued
     refusal: Refusal
     capacity: int
-    """The capacity number of the state on which the verdict was reached."""
+    """The capacity number of the state on which the verdict was reached; `KEPT_BACK`: see there."""
     waiting_since: float = 0.0
     leads: bool = True
     """What is freed is offered to it; False: to another of its gang, or to nobody yet."""
+    fewer_than: int = 0
+    """The verdict holds while fewer of its gang than this are here; 0: whoever is here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ import pytest
 from shared.clients.leases import RedisLeases
 from shared.model.events import PodQueued
 from shared.model.lease import Lease, LeaseState
-from shared.model.ledger import Full, Held, Reservation, Reserved, Waiting, Withheld
+from shared.model.ledger import Full, Held, Reservation, Reserved, Waited, Waiting, Withheld
 from shared.model.names import PodUid
 from shared.model.placement import Refusal
 from shared.model.request import Gang
@@ -231,3 +231,13 @@ async def test_a_rebuilt_ledger_counts_gangs_again(url: str) -> None:
         await leases.finish_rebuild(token)
 
         assert await leases.gangs() == {GANG.name: {"p", "q", "r"}}
+
+
+async def test_that_pods_are_missing_is_not_written_once_they_are_there(url: str) -> None:
+    async with ledger(url) as leases:
+        await let_gang_wait(leases, waits("p"), waits("q"))
+        missing = replace(verdict(waits("p"), 0), leads=False, fewer_than=3)
+        assert await leases.wait([missing]) == Waited()
+        await muster(leases, waits("r"))
+
+        assert await leases.wait([missing]) == Waited(stale=(PodUid("p"),))

@@ -7,7 +7,7 @@ import pytest
 
 from shared.clients.leases import RedisLeases
 from shared.model.events import PodQueued
-from shared.model.ledger import Waited, Waiting
+from shared.model.ledger import KEPT_BACK, Full, Reservation, Waited, Waiting
 from shared.model.names import PodUid
 from shared.model.placement import Refusal
 from tests.support.ledger import (
@@ -232,3 +232,69 @@ async def test_how_long_a_pod_waits_is_counted_from_its_first_verdict(url: str) 
             await leases.wait([replace(verdict(queued("p"), capacity), waiting_since=since)])
 
         assert [w.waiting_since for w in await leases.waiting()] == [NOW]
+
+
+def low(pod: str, gpu: int = 0) -> Reservation:
+    return replace(wish(pod, share("a", gpu)), priority=-1)
+
+
+async def test_what_is_offered_to_a_higher_priority_is_kept_for_it(url: str) -> None:
+    async with ledger(url) as leases:
+        await fill(leases)
+        await let_wait(leases, queued("high", priority=5))
+        await leases.release([PodUid("full-0")], reason="test")
+
+        [before_the_offer] = await leases.reserve([low("low")], now=NOW, ttl_s=30)
+        assert await offered(leases) == ["high"]
+        [after_the_offer] = await leases.reserve([low("low")], now=NOW + 1, ttl_s=30)
+        [equal] = await leases.reserve(
+            [replace(wish("equal", share("a", 1)), priority=5)], now=NOW + 1, ttl_s=30
+        )
+
+        assert isinstance(before_the_offer, Full)
+        assert before_the_offer.is_kept
+        assert isinstance(after_the_offer, Full)
+        assert after_the_offer.is_kept
+        assert isinstance(equal, Full)
+        assert not equal.is_kept
+
+
+async def test_nothing_is_kept_for_a_pod_that_has_answered_or_does_not_answer(url: str) -> None:
+    async with ledger(url) as leases:
+        await fill(leases)
+        await let_wait(leases, queued("high", priority=5))
+        await leases.release([PodUid("full-0"), PodUid("full-4")], reason="test")
+        assert await offered(leases) == ["high"]
+
+        await reserve(leases, low("low"), now=NOW + 3)
+        await leases.wait([verdict(queued("high", priority=5), await leases.capacity())])
+
+        await reserve(leases, low("lower", 1), now=NOW + 3)
+
+
+async def test_what_does_not_fit_the_higher_priority_is_not_kept_for_it(url: str) -> None:
+    async with ledger(url) as leases:
+        await fill(leases)
+        await let_wait(leases, queued("high", units=16_000, priority=5))
+        await leases.release([PodUid("full-0")], reason="test")
+
+        await reserve(leases, low("low"))
+
+
+async def test_a_pod_kept_back_is_offered_what_the_higher_priority_leaves(url: str) -> None:
+    async with ledger(url) as leases:
+        await fill(leases)
+        await let_wait(leases, queued("high", priority=5))
+        await leases.release([PodUid("full-0"), PodUid("full-1")], reason="test")
+        assert await offered(leases) == ["high"]
+        kept = replace(verdict(queued("low", priority=-1), 0), capacity=KEPT_BACK)
+        assert await leases.wait([kept]) == Waited()
+
+        await reserve(leases, replace(wish("high", share("a")), priority=5))
+
+        assert await offered(leases) == ["low"]
+        await reserve(leases, low("low"))
+        assert (await leases.offers(now=NOW)).settled
+        assert [lease.pod for lease in (await leases.wait([kept])).held] == ["low"]
+        late = replace(kept, queued=queued("late", priority=-1))
+        assert await leases.wait([late]) == Waited(stale=(PodUid("late"),))

@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -214,3 +215,29 @@ async def test_item_44_placers_that_do_not_know_of_each_other_never_give_a_posit
                 await until_mirrored(leases, several)
 
             assert given > 30, "the mix fills the devices"
+
+
+async def test_a_late_pod_of_low_priority_does_not_take_what_is_offered_to_a_higher_one(
+    url: str,
+) -> None:
+    async with ledger(url, {"a": 1}) as leases, placers(leases, 2) as (one, other):
+        await one.place_pods(pods(4))
+        high = pod_queued("high", replace(SHARE, priority=9))
+        assert [type(said) for said in await one.place_pods([high])] == [PlacementRefused]
+        await leases.offers(now=SystemClock().now())
+        await leases.release([PodUid("uid-0")], reason="gone")
+        async with asyncio.timeout(5):
+            freed = await leases.capacity()
+            while min(one.capacity, other.capacity) < freed:
+                await asyncio.sleep(0.01)
+
+        late = await other.place_pods([pod_queued("late", SHARE)])
+        offered = (await leases.offers(now=SystemClock().now())).pods
+        answers = await one.place_pods(offered)
+        after = (await leases.offers(now=SystemClock().now())).pods
+
+        assert late == []
+        assert [event.pod for event in offered] == ["high"]
+        assert [type(said) for said in answers] == [PlacementChosen]
+        assert after == ()
+        assert [waiting.queued.pod for waiting in await leases.waiting()] == ["late"]

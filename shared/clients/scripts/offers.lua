@@ -6,7 +6,7 @@
 -- Of each group as many are offered as what was freed could hold, the first in order first. While
 -- there is room left once they have answered, the following are offered, twice as many each time.
 local now, limit, spare, retry_s = A[1], A[2], A[3], A[4]
-local MAX_NODES, MAX_PAGES, CHUNK, MAX_PASSED, ROUNDS, AWAITED_S = 32, 16, 256, 8192, 8, 2
+local MAX_NODES, MAX_PAGES, CHUNK, MAX_PASSED, ROUNDS = 32, 16, 256, 8192, 8
 local chosen, members, under_way = {}, {}, false
 
 local function choose(member)

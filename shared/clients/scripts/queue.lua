@@ -120,3 +120,39 @@ local function room_for(group, name)
   if fitting < gpus then return 0 end
   return math.max(1, math.floor(times / gpus))
 end
+
+-- Waiting pods to whom something that was freed is being offered, or is about to be: the first few of
+-- each group, with rank (lower: higher priority), verdict, and whether an offer is under way.
+local GUARDED_GROUPS, GUARDS, AWAITED_S = 64, 4, 2
+
+local function guards_at(now, below)
+  local guards = {}
+  if call('EXISTS', P .. 'waiting') == 0 then return guards end
+  local groups = call('HKEYS', P .. 'groups')
+  for g = 1, math.min(#groups, GUARDED_GROUPS) do
+    local members = groups[g] ~= '' and call('ZRANGE', P .. 'group:' .. groups[g], 0, GUARDS - 1) or {}
+    for _, member in ipairs(members) do
+      local rank = tonumber(string.sub(member, 1, 10))
+      if rank >= below then break end
+      local offered = tonumber(call('ZSCORE', P .. 'offered', member) or 0)
+      local verdict = tonumber(call('ZSCORE', P .. 'verdicts', member) or capacity)
+      if offered > now - AWAITED_S or verdict < capacity then
+        guards[#guards + 1] = {rank, groups[g], verdict, offered > now - AWAITED_S,
+          string.match(member, '|(.*)$')}
+      end
+    end
+  end
+  return guards
+end
+
+-- Is what is free on the node kept for a pod of higher priority than `rank`?
+local freed_at = {}
+local function is_kept(guards, pod, rank, name)
+  for _, guard in ipairs(guards) do
+    if guard[1] < rank and guard[5] ~= pod then
+      freed_at[name] = freed_at[name] or tonumber(call('ZSCORE', P .. 'freed', name) or 0)
+      if (guard[4] or guard[3] < freed_at[name]) and room_for(guard[2], name) > 0 then return true end
+    end
+  end
+  return false
+end

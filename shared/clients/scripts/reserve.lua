@@ -1,13 +1,15 @@
 -- Reserve for a group of pods. Arguments: now, expires_at, pods, number of candidates of each, and
 -- where in ARGV[5] each piece begins and ends: per pod what its lease will say of it whatever it
 -- takes, then what each candidate takes (see L_*).
--- With {gang, how many of it must hold leases after this} as a sixth argument, all or nothing.
+-- Then {gang, how many of it must hold leases after this} for all or nothing, or false; and each
+-- pod's rank, as in the order of those that wait: what is being offered to a lower one is 'kept'.
 -- Answers numbers, and what they point to. Per pod: candidate (from 1), version, and per share slot
 -- and fence; or 0 for a pod that has a lease, which follows; or -1 if nothing fits: {reason, nodes,
 -- devices} follows; or -2 if it fits, but not all of its gang do.
 local LEASE_OF_ONE = LEASE .. GRANT
 local now, expires_at, pods, counts, bounds, joined = A[1], A[2], A[3], A[4], A[5], ARGV[5]
-local together = A[6]
+local together, ranks = A[6], A[7]
+local guards = guards_at(now, math.max(0, unpack(ranks)))
 
 local first_nodes, first_devices = {}, {}
 local piece = 1
@@ -110,14 +112,16 @@ end
 
 -- Write a lease for the first of the pieces `first` to `last` that fits; what it says besides is in
 -- the piece before them. Answers nothing, or why none does.
-local function reserve(pod, first, last)
+local function reserve(pod, rank, first, last)
   local from, to = bounds[first - 1], bounds[first]
   local _, tags, text, _, gang = pieces(joined, 4, from + 1)
   local resources, reasons = resources_in(text), nil
   for p = first, last do
     local name, uuid, memory, cores, slotted, slots, company, why, grants
     _, name, uuid, memory, cores, slotted, slots, company = pieces(joined, 7, bounds[p] + 1)
-    if uuid then
+    if guards[1] and is_kept(guards, pod, rank, name) then
+      why = 'kept'
+    elseif uuid then
       why, grants = take_one(name, uuid, memory, cores, slotted, slots, company, resources, tags)
     else
       why, grants = take_several(memory, resources, tags)
@@ -168,7 +172,7 @@ for i = 1, #pods do
     held_before[i] = leases[pod]
     held(leases[pod])
   else
-    local reasons = reserve(pod, piece + 1, piece + counts[i])
+    local reasons = reserve(pod, ranks[i], piece + 1, piece + counts[i])
     if not reasons then
       reserved[#reserved + 1] = pod
     elseif together then

@@ -1,6 +1,8 @@
 -- Remember pods that fit nowhere, or forget them. Arguments: {'forget', pods} or {'wait', rows of
 -- {pod, group ('' if no freed capacity can help), order, capacity number decided on, record, since,
--- gang ('' if none), whether what is freed is offered to it}}.
+-- gang ('' if none), whether what is freed is offered to it, how few of its gang are here if that is
+-- the verdict (else 0)}}. Decided on at -1: what it would have
+-- taken is kept for another, and is offered to it after that one.
 -- Answers the pods for which what was freed since the decision may be enough: decide again; and
 -- those that hold a lease and need not wait.
 if A[1] == 'forget' then
@@ -36,6 +38,20 @@ local function is_stale(group, decided_on)
   return false
 end
 
+-- Is there still anything to be offered that a pod of the group may fit?
+local function is_pending(group)
+  local done = call('HGET', P .. 'meta', 'offered') or '0'
+  for _, name in ipairs(call('ZRANGEBYSCORE', P .. 'freed', '(' .. done, '+inf', 'LIMIT', 0, LOOK_AT)) do
+    if room_for(group, name) > 0 then return true end
+  end
+  return false
+end
+
+local function is_outdated(row)
+  if row[9] > 0 then return held_by(row[7]) + mustered(row[7]) >= row[9] end
+  return row[8] and is_stale(row[2], row[4])
+end
+
 local pods = {}
 for i, row in ipairs(A[2]) do pods[i] = row[1] end
 fetch('leases', pods)
@@ -45,12 +61,12 @@ for _, row in ipairs(A[2]) do
   local pod, group, order = row[1], row[2], row[3]
   if leases[pod] then
     held[#held + 1] = pod
+  elseif row[4] < 0 and is_pending(group) then
+    put_waiting(pod, group, order, 0, row[5], row[6], row[7], true)
+  elseif row[4] < 0 or is_outdated(row) then
+    stale[#stale + 1] = pod
   else
-    if row[8] and is_stale(group, row[4]) then
-      stale[#stale + 1] = pod
-    else
-      put_waiting(pod, group, order, capacity, row[5], row[6], row[7], row[8])
-    end
+    put_waiting(pod, group, order, capacity, row[5], row[6], row[7], row[8])
   end
 end
 return pack({stale, held})
