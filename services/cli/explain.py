@@ -88,10 +88,12 @@ def _running(pod: PodSeen, lease: Lease, facts: Facts) -> Answer:
 def _share_lines(share: Share, facts: Facts) -> list[str]:
     init = " (init)" if share.init else ""
     slot = "" if share.slot is None else f", slot {share.slot}"
+    part = f"{share.cores_percent or 'any'} % of the cores of device {share.index}{slot}"
+    if share.mig is not None:
+        place = f"position {share.mig.position} of layout {share.mig.layout}"
+        part = f"instance {share.mig.profile} at {place} of device {share.index}"
     lines = [
-        f"container   {share.container}{init}: {share.memory_mib} MiB, "
-        f"{share.cores_percent or 'any'} % of the cores of device {share.index}{slot}, "
-        f"fence {share.fence}"
+        f"container   {share.container}{init}: {share.memory_mib} MiB, {part}, fence {share.fence}"
     ]
     known = facts.devices.get(share.device)
     if known is not None:

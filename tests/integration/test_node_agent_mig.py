@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY
 
 from services.node_agent import instances as waiting
 from services.node_agent import partitioning
@@ -49,6 +50,11 @@ def given_of(env: Mapping[str, str]) -> dict[str, str]:
     """Leave out what every container of a kubelet has."""
     usual = ("PATH", "HOSTNAME", "HOME", "KUBERNETES_")
     return {name: value for name, value in env.items() if not name.startswith(usual)}
+
+
+def partitions(outcome: str) -> float:
+    found = REGISTRY.get_sample_value("leasehold_mig_partitions_total", {"outcome": outcome})
+    return found or 0.0
 
 
 def hardware(at: Site) -> SimulatedGpus:
@@ -225,6 +231,7 @@ async def test_item_46_a_process_that_nvml_shows_protects_its_instance_until_it_
 async def test_item_47_a_failed_partition_fails_its_pod_alone_with_the_reason(
     named: str, said: str
 ) -> None:
+    before = partitions("failed"), partitions("done")
     async with site("2xA100-40GB:mig") as at, at.running() as agent:
         at.bind(pod("well", limits={NUMBER: 1}), part("group1", index=1))
         await at.node.phase("well", "Running")
@@ -239,6 +246,8 @@ async def test_item_47_a_failed_partition_fails_its_pod_alone_with_the_reason(
         await at.node.phase("two", "Running")
         instances = await there(at)
 
+        assert partitions("failed") > before[0]
+        assert partitions("done") == before[1] + 2
         assert said in message
         assert said in refused[0].reason
         assert at.node.pod("well")["status"]["phase"] == "Running"

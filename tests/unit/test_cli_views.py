@@ -188,6 +188,9 @@ def test_an_instance_is_shown_with_its_profile_and_real_size() -> None:
     row = drawn(render.ps(facts), 160).splitlines()[1]
     (node,) = shapes.gpus([account])["nodes"]
 
+    told = explain(replace(POD, node="node-0", phase="Running"), facts, OURS).lines
+
+    assert "instance 2g.10gb at position 1 of layout group2 of device 2" in " ".join(told)
     assert "10240/40960 MiB  MIG: group2 (3 x 2g.10gb + 1 x 1g.5gb), 1/4 instances" in text
     assert "team/first main  10240 MiB  2g.10gb  position 1  active" in text
     assert row.split()[:5] == ["team/first", "node-0", "2", "10240", "2g.10gb"]
