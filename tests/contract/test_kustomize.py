@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.contract.registered import PAGE, text
+
 K8S = Path(__file__).parents[2] / "k8s"
 
 pytestmark = [
@@ -47,11 +49,16 @@ def test_every_workload_selects_the_pods_it_makes_and_is_of_our_namespace(direct
         assert workload["metadata"]["namespace"] == "leasehold-system"
 
 
-def test_nobody_may_do_everything_or_read_secrets() -> None:
+def test_nobody_may_do_everything_or_read_secrets_but_the_webhook_its_own() -> None:
     for role in kinds("base", "ClusterRole", "Role"):
         for rule in role["rules"]:
             assert "*" not in [*rule["verbs"], *rule["resources"], *rule["apiGroups"]]
-            assert "secrets" not in rule["resources"]
+            if "secrets" in rule["resources"]:
+                assert (role["kind"], rule["resourceNames"]) == ("Role", ["webhook-certificate"])
+
+
+def test_the_webhooks_registration_is_the_codes() -> None:
+    assert PAGE.read_text() == text(), "python -m tests.contract.registered"
 
 
 def test_whoever_has_a_token_has_a_role_and_the_others_have_none() -> None:
