@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from services.cli import audit
 from services.cli.facts import Facts, PodSeen
+from services.node_agent.region import RegionPlace
+from services.node_agent.region_image import place_of, seed_of
 from shared.dialects import koordinator
 from shared.dialects.dialect import Host, Paths
 from shared.dialects.koordinator_annotation import (
@@ -287,6 +289,17 @@ def test_a_ratio_of_unlike_cards_is_limited_by_the_smaller_one() -> None:
     variables = koordinator.environment(lease, "main", {}, PATHS).environment
 
     assert variables["CUDA_DEVICE_MEMORY_LIMIT"] == str(10000 * MIB)
+
+
+def test_the_region_that_is_made_before_the_start_holds_the_limit_of_every_card() -> None:
+    lease = leased(card(0), card(1), shared=2, core=60, memory=16 * GI)
+    setup = koordinator.environment(lease, "main", {}, PATHS)
+
+    seed, place = seed_of(setup.environment), place_of(setup)
+
+    assert set(seed.memory_limits) == {8 * GI}
+    assert set(seed.core_limits) == {30}
+    assert place == RegionPlace(directory="/var/c/uid-1_main", name="uid-1_main.cache")
 
 
 def test_a_share_without_memory_is_refused() -> None:
