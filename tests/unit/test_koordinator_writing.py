@@ -309,7 +309,7 @@ def test_a_share_without_memory_is_refused() -> None:
         koordinator.environment(bare, "main", {}, PATHS)
 
 
-def test_a_lease_survives_its_copy_with_its_annotation() -> None:
+def test_koordinator_22_a_lease_that_is_rebuilt_from_its_pod_has_the_same_annotation() -> None:
     lease = leased(card(0, 46068), card(1, 46068), shared=2, core=100, memory=16 * GI)
 
     copied = load_lease(dump_lease(lease), namespace=Namespace("default"), name="uid-1")
