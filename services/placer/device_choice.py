@@ -90,7 +90,7 @@ def _is_simple(request: PodRequest) -> bool:
     )
 
 
-_BY_INDEX = (DeviceOrder.FIRST, DeviceOrder.LAST)
+_BY_INDEX = (DeviceOrder.LAST, DeviceOrder.FIRST)
 
 
 def modes_of(request: PodRequest) -> tuple[DeviceMode, ...]:

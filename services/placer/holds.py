@@ -1,6 +1,7 @@
 """Holds: what this placer has chosen, on top of the totals, until the ledger's contain it."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from services.placer.mirrored import DeviceState, NodeState
 from shared.model.lease import Lease, Share, bookings
@@ -8,21 +9,22 @@ from shared.model.names import DeviceUuid
 from shared.model.request import Company
 
 
+@dataclass(frozen=True, slots=True)
+class Manners:
+    """What a hold says of a device besides amounts; most say nothing."""
+
+    alone: bool
+    tags: tuple[str, ...]
+    layout: str
+    """MIG layout that it pins; empty: none."""
+    positions: int
+    """Of that layout, as bits."""
+
+
 class Part:
     """What a hold takes of one device."""
 
-    __slots__ = (
-        "alone",
-        "cores",
-        "device",
-        "fence",
-        "has_manners",
-        "layout",
-        "memory",
-        "positions",
-        "shares",
-        "tags",
-    )
+    __slots__ = ("cores", "device", "fence", "manners", "memory", "shares")
 
     def __init__(
         self,
@@ -31,24 +33,16 @@ class Part:
         cores: int,
         shares: int,
         *,
-        alone: bool,
-        tags: tuple[str, ...],
         fence: int,
-        layout: str = "",
-        positions: int = 0,
+        manners: Manners | None,
     ) -> None:
         self.device = device
         self.memory = memory
         self.cores = cores
         self.shares = shares
-        self.alone = alone
-        self.tags = tags
-        self.layout = layout
-        self.positions = positions
-        self.has_manners = bool(tags or alone or layout)
-        """It says more of the device than amounts."""
         self.fence = fence
         """The device's fence once the lease counts; 0 while the ledger has not answered."""
+        self.manners = manners
 
     def is_counted(self) -> bool:
         """Say whether the device's totals contain it."""
@@ -79,7 +73,7 @@ class Hold:
         for part in hold.parts:
             device = part.device
             device.parts.append(part)
-            if part.has_manners:
+            if part.manners is not None:
                 device.note_manners()
             device.take(part.memory, part.cores, part.shares)
         node.holds.append(hold)
@@ -117,38 +111,37 @@ def _parts(
         for share in shares:
             device = devices.get(share.device)
             if device is not None:
-                yield Part(
-                    device,
-                    share.memory_mib,
-                    share.booked_cores,
-                    1,
-                    alone=share.company is Company.ALONE,
-                    tags=tags,
-                    fence=share.fence,
-                    layout=share.mig.layout if share.mig else "",
-                    positions=1 << share.mig.position if share.mig else 0,
-                )
+                cores, manners = share.cores_percent, None
+                if tags or share.mig or share.company is Company.ALONE:
+                    cores = share.booked_cores
+                    layout = share.mig.layout if share.mig else ""
+                    manners = _manners(share.device, share.company, layout, shares, tags)
+                yield Part(device, share.memory_mib, cores, 1, fence=share.fence, manners=manners)
         return
     fences = {share.device: share.fence for share in shares}
     for booking in bookings(shares):
         device = devices.get(booking.device)
         if device is not None:
+            manners = _manners(booking.device, booking.company, booking.layout, shares, tags)
             yield Part(
                 device,
                 booking.memory_mib,
                 booking.cores_percent,
                 booking.shares,
-                alone=booking.company is Company.ALONE,
-                tags=tags,
                 fence=fences[booking.device],
-                layout=booking.layout,
-                positions=_positions(booking.device, shares),
+                manners=manners,
             )
 
 
-def _positions(device: DeviceUuid, shares: Sequence[Share]) -> int:
+def _manners(
+    device: DeviceUuid,
+    company: Company,
+    layout: str,
+    shares: Sequence[Share],
+    tags: tuple[str, ...],
+) -> Manners:
     positions = 0
     for share in shares:
         if share.mig and share.device == device:
             positions |= 1 << share.mig.position
-    return positions
+    return Manners(company is Company.ALONE, tags, layout, positions)

@@ -110,18 +110,18 @@ class Lane:
             ranks: Iterable[Rank] = self.ranks[start : start + WINDOW_GROUPS]
         else:
             ranks = islice(self.walk(need), WINDOW_GROUPS)
-        first, total = -1, 0
+        first, total, near, found = -1, 0, 0, window.groups
         for rank in ranks:
             if first < 0:
                 first = rank
             group = groups[rank]
-            window.groups.append(group)
-            if window.near == total and total < limit and is_band(first, rank, packs=packs):
-                window.near += len(group)
+            found.append(group)
+            if near == total and total < limit and is_band(first, rank, packs=packs):
+                near += len(group)
             total += len(group)
             if total >= limit and total >= CANDIDATES:
                 break
-        window.total = total
+        window.near, window.total = near, total
         return window
 
     def _start(self, need: int) -> int:

@@ -19,7 +19,7 @@ from shared.model.names import NodeName
 from shared.model.node import NodeFacts
 
 if TYPE_CHECKING:
-    from services.placer.holds import Hold, Part
+    from services.placer.holds import Hold, Manners, Part
 
 NO_USE = DeviceUse()
 
@@ -123,18 +123,22 @@ class DeviceState:
 
     def note_manners(self) -> None:
         """Work out who is on the device, whether he keeps it to himself, and in which instances."""
-        base, parts = self.base, self.parts
-        tags = {tag for part in parts for tag in part.tags}
-        self.tags = base.tags | tags if tags else base.tags
-        self.alone = base.alone or any(part.alone for part in parts)
-        self.layout = base.layout or next((part.layout for part in parts if part.layout), "")
+        base = self.base
+        self.tags, self.alone, self.layout = base.tags, base.alone, base.layout
         if self.mig:
             self.positions = positions_in(base.taken) if base.layout else 0
-            for part in parts:
-                if part.layout == self.layout:
-                    self.positions |= part.positions
+        for part in self.parts:
+            if part.manners is not None:
+                self._note(part.manners)
         self.shared = not (self.mig or self.layout or self.alone) and self.healthy
         """Shares that HAMi-core holds to may come, as far as manners go."""
+
+    def _note(self, manners: "Manners") -> None:
+        self.tags = self.tags.union(manners.tags)
+        self.alone = self.alone or manners.alone
+        self.layout = self.layout or manners.layout
+        if manners.layout == self.layout:
+            self.positions |= manners.positions
 
     def take(self, memory: int, cores: int, shares: int) -> None:
         """Count so much more as taken."""
@@ -160,7 +164,7 @@ class DeviceState:
 
     def give_back(self, part: "Part") -> None:
         """Count a hold's part, no longer among `parts`, as taken no more."""
-        if part.has_manners:
+        if part.manners is not None:
             self.note_manners()
         self.take(-part.memory, -part.cores, -part.shares)
 

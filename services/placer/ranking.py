@@ -212,10 +212,9 @@ def is_band(one: Rank, other: Rank, *, packs: bool) -> bool:
     Packing never opens an idle node while a used one fits; spreading keeps to one level.
     """
     if packs:
-        return (one & TOP_LEVEL == TOP_LEVEL) == (other & TOP_LEVEL == TOP_LEVEL) and (
-            one >> PREFERENCE_SHIFT == other >> PREFERENCE_SHIFT
-        )
-    return one >> GAP_BITS == other >> GAP_BITS
+        idle = one & TOP_LEVEL == TOP_LEVEL
+        return idle == (other & TOP_LEVEL == TOP_LEVEL) and not (one ^ other) >> PREFERENCE_SHIFT
+    return not (one ^ other) >> GAP_BITS
 
 
 def preferred_rank(rank: Rank, preference: int) -> Rank:

@@ -29,7 +29,7 @@ def _share(
         memory,
         container.container,
         container.cores_percent,
-        container.company,
+        container.company is not Company.ORDINARY and container.company,
         container.whole,
         container.slotted,
         container.slots,

@@ -164,8 +164,8 @@ def fits(
     )
 
 
-IDLE_BEFORE = frozenset({Company.ALONE, Company.IDLE})
-"""Manners of a share that needs its device idle."""
+IDLE_BEFORE = (Company.ALONE, Company.IDLE)
+"""Manners of a share that needs its device idle; a tuple, as members of an enum hash slowly."""
 
 
 def device_refusal(

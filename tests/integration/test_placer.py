@@ -5,6 +5,7 @@ import random
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -12,9 +13,9 @@ from services.placer.service import Placer
 from shared.clients.leases import RedisLeases
 from shared.model.device import DeviceMode, DeviceUse, MigLayout, MigProfile
 from shared.model.events import PlacementChosen, PlacementRefused, PodQueued
-from shared.model.lease import Lease
+from shared.model.lease import Lease, MigPlace
 from shared.model.names import NodeName, PodUid
-from shared.model.request import DeviceSelection
+from shared.model.request import Company, DeviceSelection
 from shared.runtime.clock import SystemClock
 from tests.support.build import dice, gpu, pod_queued, request
 from tests.support.ledger import assert_sound, device, facts, ledger, report, uses
@@ -186,6 +187,33 @@ def assert_instances_disjoint(leases: Iterable[Lease]) -> int:
     layouts = {(s.device, s.mig.layout) for _, s in held if s.mig}
     assert len(layouts) == len({s.device for _, s in held})
     return len(held)
+
+
+async def test_a_freed_instance_is_offered_whatever_cores_the_pod_that_waits_asks_for(
+    url: str,
+) -> None:
+    def wanting(pod: str, memory: int, **fields: Any) -> PodQueued:
+        asked = gpu("main", 1, memory, instances=True, **fields)
+        return pod_queued(pod, request(asked, resources={"cpu": 100, "pods": 1}))
+
+    async with ledger(url, {"a": 0}) as leases:
+        card = device("a", 0, memory_mib=40_960, mode=DeviceMode.MIG, layouts=LAYOUTS)
+        await leases.save_devices(report("a", [card]))
+        async with placers(leases, 1) as (placer,):
+            await placer.place_pods([wanting(f"uid-{n}", 15_000) for n in range(2)])
+            alone = wanting("uid-2", 15_000, cores_percent=100, company=Company.ALONE)
+            assert [type(one) for one in await placer.place_pods([alone])] == [PlacementRefused]
+
+            await leases.release([PodUid("uid-0")], reason="gone")
+            offered = (await leases.offers(now=0.0)).pods
+            answers = await placer.place_pods(offered)
+
+            assert [event.pod for event in offered] == ["uid-2"]
+            [chosen] = answers
+            assert isinstance(chosen, PlacementChosen)
+            assert chosen.lease.shares[0].mig == MigPlace(
+                layout="halves", position=0, profile="20480mib"
+            )
 
 
 async def test_item_44_placers_that_do_not_know_of_each_other_never_give_a_position_twice(
