@@ -134,3 +134,15 @@ async def test_coschedulings_label_and_koordinators_own_number_make_gangs(cluste
     await cluster.until("k-0", lambda pod: "2 of 3 fit" in why(pod))
     await cluster.kubectl("delete", "pod", "l-0", "--now")
     await all_run(cluster, "k-0", "k-1", "k-2")
+
+
+async def test_freed_capacity_reaches_a_waiting_pod_by_an_event(cluster: Stack) -> None:
+    for number in range(4):
+        await cluster.create(gpu_pod(f"full-{number}", WHOLE))
+    await all_run(cluster, *(f"full-{number}" for number in range(4)))
+    await cluster.create(gpu_pod("patient", WHOLE))
+    await cluster.until("patient", why)
+
+    await cluster.kubectl("delete", "pod", "full-0", "--now")
+
+    await cluster.until("patient", lambda pod: pod["spec"].get("nodeName"), limit_s=5)

@@ -9,7 +9,9 @@
 local LEASE_OF_ONE = LEASE .. GRANT
 local now, expires_at, pods, counts, bounds, joined = A[1], A[2], A[3], A[4], A[5], ARGV[5]
 local together, ranks = A[6], A[7]
-local guards = guards_at(now, math.max(0, unpack(ranks)))
+local lowest = 0
+for i = 1, #ranks do lowest = math.max(lowest, ranks[i]) end
+local guards = guards_at(now, lowest)
 
 local first_nodes, first_devices = {}, {}
 local piece = 1
@@ -172,7 +174,9 @@ for i = 1, #pods do
     held_before[i] = leases[pod]
     held(leases[pod])
   else
+    local claim = lift_claim(pod)
     local reasons = reserve(pod, ranks[i], piece + 1, piece + counts[i])
+    if claim then settle_claim(pod, claim, not reasons) end
     if not reasons then
       reserved[#reserved + 1] = pod
     elseif together then
@@ -188,6 +192,7 @@ if together and (next(refused) or held_by(together[1]) + #reserved < together[2]
 end
 if #reserved > 0 then
   leave_waiting(reserved)
+  end_claims()
   flush('reserved')
 end
 followed[1] = pack(out)
