@@ -212,10 +212,11 @@ def environment(
     Exactly the variables and mounts that Koordinator's node agent injects with its monitor on, but
     the library is mounted read-only and the lock's directory is the container's own: a shared one
     would let any container stop all others (libraries up to HAMi 2.8 take the lock while they find
-    out their process's number on the host; later ones do not). So `/etc/ld.so.preload` is left alone, and a process
-    that clears its environment escapes the limit as it does upstream; the agent's measurements
-    show it. The limits are one for all cards of the container; where a ratio comes to different
-    amounts, the smallest. Raises RequestError for a share that would be unlimited by mistake.
+    out their process's number on the host; later ones do not). So `/etc/ld.so.preload` is left
+    alone, and a process that clears its environment escapes the limit as it does upstream; the
+    agent's measurements show it. The limits are one for all cards of the container; where a ratio
+    comes to different amounts, the smallest. Raises RequestError for a share that would be
+    unlimited by mistake.
     """
     shares = lease.shares_of(container)
     if not shares or any(share.limit_bytes <= 0 for share in shares):

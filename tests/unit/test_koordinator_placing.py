@@ -9,13 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.dialects.dialect import Rules
+from shared.dialects.koordinator_hints import HINT
 from shared.model.device import Device
 from shared.model.lease import MIB
 from shared.model.ledger import LedgerNode
 from shared.model.placement import Placement, Refusal
 from tests.support.build import device, devices, ledger_node
 from tests.support.placing import Cluster
-from tests.unit.test_koordinator_reading import GI, HINT, LABEL, container, read
+from tests.unit.test_koordinator_reading import GI, LABEL, container, read
 
 ISOLATES = {LABEL: "HAMi-core"}
 SERVED = ("koordinator.sh/gpu.shared",)
