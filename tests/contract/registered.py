@@ -1,21 +1,29 @@
-"""Writes `k8s/base/webhook-configuration.yaml` anew: `python -m tests.contract.registered`."""
+"""Writes what `k8s/base` has from the code anew: `python -m tests.contract.registered`."""
 
 from pathlib import Path
 
 import yaml
 
+from services.webhook.policy import policy, writers_in
 from services.webhook.registration import configuration, service_client
 
-PAGE = Path(__file__).parents[2] / "k8s" / "base" / "webhook-configuration.yaml"
-HEAD = """\
-# Generated: python -m tests.contract.registered. The webhook fills in caBundle by itself.
-"""
+BASE = Path(__file__).parents[2] / "k8s" / "base"
+HEAD = "# Generated: python -m tests.contract.registered\n"
+NAMESPACE = "leasehold-system"
 
 
-def text() -> str:
-    made = configuration(service_client("leasehold-system"))
-    return HEAD + yaml.safe_dump(made, sort_keys=False, width=1000)
+def pages() -> dict[str, str]:
+    """Return the generated files by name."""
+    found = {
+        "webhook-configuration.yaml": [configuration(service_client(NAMESPACE))],
+        "annotation-policy.yaml": policy(writers_in(NAMESPACE)),
+    }
+    return {
+        name: HEAD + yaml.safe_dump_all(objects, sort_keys=False, width=1000)
+        for name, objects in found.items()
+    }
 
 
 if __name__ == "__main__":
-    PAGE.write_text(text())
+    for name, text in pages().items():
+        (BASE / name).write_text(text)

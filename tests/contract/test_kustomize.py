@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.contract.registered import PAGE, text
+from tests.contract.registered import pages
 
 K8S = Path(__file__).parents[2] / "k8s"
 
@@ -57,8 +57,9 @@ def test_nobody_may_do_everything_or_read_secrets_but_the_webhook_its_own() -> N
                 assert (role["kind"], rule["resourceNames"]) == ("Role", ["webhook-certificate"])
 
 
-def test_the_webhooks_registration_is_the_codes() -> None:
-    assert PAGE.read_text() == text(), "python -m tests.contract.registered"
+@pytest.mark.parametrize("name", pages())
+def test_generated_manifests_are_the_codes(name: str) -> None:
+    assert (K8S / "base" / name).read_text() == pages()[name], "python -m tests.contract.registered"
 
 
 def test_whoever_has_a_token_has_a_role_and_the_others_have_none() -> None:
