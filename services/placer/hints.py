@@ -54,6 +54,12 @@ def _for_cores(request: PodRequest, nearest: Near) -> str:
     return f"ask for at most {free} % of a device's cores, or wait"
 
 
+def _for_instance(request: PodRequest, nearest: Near) -> str:
+    allowed = [d for node, _ in nearest for d in node.devices if _allowed(request, d)]
+    largest = max((device.largest for device in allowed), default=0)
+    return f"ask for at most {largest} MiB, the largest MIG instance of these nodes, or for none"
+
+
 def _allowed(request: PodRequest, device: DeviceState) -> bool:
     return device.healthy and device_excluded(request.selection, device.device) is None
 
@@ -86,6 +92,16 @@ _HINTS: Mapping[str, Callable[[PodRequest, Near], str]] = {
     "GpuUnhealthy": _saying("look at the devices of node {node}: its agent reports them ill"),
     "GpuTypeExcluded": _saying("allow more types of GPU, or add a node that has one of these"),
     "GpuUuidExcluded": _saying("allow more UUIDs, or leave the choice to the placer"),
+    "GpuInstanceTooSmall": _for_instance,
+    "GpuInstancesTaken": _saying(
+        "ask for less memory, or wait until an instance, or all of a device, is given back"
+    ),
+    "NoGpuInstances": _saying("give the agent of node {node} layouts for this model of GPU"),
+    "GpuNotPartitioned": _saying("wait for the shares on the devices of node {node} to end"),
+    "GpuInstancesLive": _saying("wait for the instances on the devices of node {node} to end"),
+    "GpuPlaceUnknown": _saying(
+        "take the topology off the pod: the agent of node {node} cannot tell where its GPUs lie"
+    ),
     "GpuModeMismatch": _saying("drop the demanded mode, or add a node in that mode"),
     "UntoleratedTaint": _saying("tolerate the taint of node {node}, or take it away"),
     "NodeUnschedulable": _saying("uncordon node {node}"),

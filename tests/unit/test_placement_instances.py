@@ -134,6 +134,7 @@ def test_item_43_a_partitioned_card_gives_its_smallest_instance_that_does() -> N
     assert isinstance(refusal, Refusal)
     assert refusal.counts == (("GpuInstancesTaken", 1),)
     assert not refusal.permanent
+    assert "wait until an instance" in refusal.hint
     assert refusal.nearest[0].devices[0].reason == (
         "an instance of 8000 MiB or more is wanted, live instances keep it in layout group2, "
         "and none is free there"
@@ -172,6 +173,7 @@ def test_item_48_more_than_the_largest_instance_never_fits() -> None:
 
     assert isinstance(refusal, Refusal)
     assert refusal.permanent
+    assert refusal.hint.startswith("ask for at most 80896 MiB")
     assert "the largest that its layouts have is one of 80896 MiB" in (
         refusal.nearest[0].devices[0].reason
     )
