@@ -1,0 +1,336 @@
+"""Random pods in every dialect, each with what it must be given, worked out without our readers.
+
+What is expected here follows the vendors' published rules and the roundings of
+`docs/compatibility.md`; nothing of it is taken from `shared.dialects` or `shared.model.device`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from hypothesis import strategies as st
+
+from shared.dialects.dialect import ContainerAsks, PodAsks
+from shared.model.device import Device
+from shared.model.names import Namespace
+
+MIB = 1 << 20
+BLOCK = 256 * MIB
+Bytes = Callable[[Device], int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What one container must get of each of its devices."""
+
+    container: str
+    gpus: int
+    memory: Bytes
+    """Bytes that it may use of a device that is not partitioned."""
+    all_memory: bool = False
+    """No amount was named: of a partitioned device, the largest instance."""
+    cores: int = 0
+    """Percent that it reserves."""
+    alone: bool = False
+    """It needs its devices idle, and keeps them to itself."""
+    idle: bool = False
+    """It needs its devices idle, and others may join."""
+    joins_reserved: bool = False
+    """It may join where all cores are reserved."""
+    slots: int | None = None
+    """Shares that a device may have with it: None any number, 0 as many as the device says."""
+    init: bool = False
+    instances: bool = False
+    """A MIG instance will do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """A pod and its parts."""
+
+    dialect: str
+    asks: PodAsks
+    parts: tuple[Part, ...]
+    one_device: bool = False
+    """All of its containers share a device."""
+    distinct: bool = False
+    """No two of its containers share a device."""
+    mode: str = ""
+    """The only mode of devices that will do; empty: see `Part.instances`."""
+
+    def part(self, container: str) -> Part:
+        return next(part for part in self.parts if part.container == container)
+
+
+def whole_units(device: Device) -> int:
+    """All of a device, in bytes: the units of it that can be leased."""
+    return device.memory_mib // device.unit_mib * device.unit_mib * MIB
+
+
+def units(amount: int) -> Bytes:
+    return lambda device: amount * device.unit_mib * MIB
+
+
+def percent_of_units(percent: int) -> Bytes:
+    """Volcano's percentage: whole units of the registered units, rounded down."""
+    return lambda device: (
+        device.memory_mib // device.unit_mib * percent // 100 * device.unit_mib * MIB
+    )
+
+
+def percent_of_mib(percent: int) -> Bytes:
+    """Koordinator's and HAMi's percentage: whole MiB, rounded down."""
+    return lambda device: device.memory_mib * percent // 100 * MIB
+
+
+def exactly(amount: int) -> Bytes:
+    return lambda _: amount
+
+
+few = st.sampled_from([1, 1, 1, 2, 3])
+sizes = st.sampled_from([1, 7, 100, 511, 700, 1024, 1500, 2000])
+cores_of = st.sampled_from([1, 10, 33, 50, 60, 99, 100])
+
+
+def _pod(
+    containers: list[ContainerAsks], notes: dict[str, str] | None = None, scheduler: str = ""
+) -> PodAsks:
+    ordered = sorted(containers, key=lambda asked: not asked.init)
+    return PodAsks(
+        namespace=Namespace("ns"),
+        containers=tuple(ordered),
+        annotations=notes or {},
+        scheduler=scheduler,
+    )
+
+
+def _names(draw: Any) -> list[str]:
+    return [f"c{n}" for n in range(draw(st.sampled_from([1, 1, 1, 2, 3])))]
+
+
+def _inits(draw: Any, names: list[str]) -> int:
+    """How many of the containers, from the first on, are init containers."""
+    return int(draw(st.sampled_from([0, 0, 0, *range(len(names))])))
+
+
+@st.composite
+def volcano_vgpu(draw: Any) -> Wish:
+    mode = draw(st.sampled_from(["", "", "", "hami-core", "mig"]))
+    containers, parts = [], []
+    for name in _names(draw):
+        number = draw(few)
+        memory = draw(st.one_of(st.none(), sizes))
+        percent = draw(st.sampled_from([None, None, None, 1, 20, 33, 100]))
+        cores = draw(st.one_of(st.none(), cores_of))
+        limits = {
+            "volcano.sh/vgpu-number": number,
+            "volcano.sh/vgpu-memory": memory,
+            "volcano.sh/vgpu-memory-percentage": percent,
+            "volcano.sh/vgpu-cores": cores,
+        }
+        containers.append(_asks(name, limits))
+        bytes_of = (
+            percent_of_units(percent)
+            if percent is not None
+            else units(memory)
+            if memory
+            else whole_units
+        )
+        parts.append(
+            Part(
+                container=name,
+                gpus=number,
+                memory=bytes_of,
+                all_memory=percent == 100 or (percent is None and not memory),
+                cores=cores or 0,
+                alone=cores == 100,
+                slots=0,
+                instances=True,
+            )
+        )
+    notes = {"volcano.sh/vgpu-mode": mode} if mode else {}
+    return Wish(
+        dialect="volcano-vgpu",
+        asks=_pod(containers, notes, "volcano"),
+        parts=tuple(parts),
+        mode=mode,
+    )
+
+
+@st.composite
+def gpushare(draw: Any) -> Wish:
+    containers, parts = [], []
+    names = _names(draw)
+    inits = _inits(draw, names)
+    for place, name in enumerate(names):
+        memory, init = draw(sizes), place < inits
+        containers.append(_asks(name, {"volcano.sh/gpu-memory": memory}, init=init))
+        parts.append(Part(container=name, gpus=1, memory=units(memory), init=init))
+    return Wish(
+        dialect="volcano-gpushare",
+        asks=_pod(containers, scheduler="volcano"),
+        parts=tuple(parts),
+        one_device=True,
+    )
+
+
+@st.composite
+def gpu_number(draw: Any) -> Wish:
+    number = draw(few)
+    part = Part(
+        container="c0", gpus=number, memory=whole_units, all_memory=True, cores=100, alone=True
+    )
+    asked = _asks("c0", {"volcano.sh/gpu-number": number})
+    return Wish(dialect="volcano-gpushare", asks=_pod([asked]), parts=(part,))
+
+
+@st.composite
+def vcuda(draw: Any) -> Wish:
+    containers, parts = [], []
+    names = _names(draw)
+    inits = _inits(draw, names)
+    for place, name in enumerate(names):
+        cards, init = draw(st.sampled_from([0, 0, 0, 0, 1, 2])), place < inits
+        core = cards * 100 or draw(st.integers(1, 99))
+        blocks = draw(st.integers(0 if cards else 1, 7))
+        limits = {"tencent.com/vcuda-core": core, "tencent.com/vcuda-memory": blocks or None}
+        containers.append(_asks(name, limits, init=init))
+        parts.append(
+            Part(
+                container=name,
+                gpus=cards or 1,
+                memory=whole_units if cards else exactly(blocks * BLOCK),
+                all_memory=bool(cards),
+                cores=100 if cards else core,
+                alone=bool(cards),
+                init=init,
+            )
+        )
+    return Wish(dialect="tencent", asks=_pod(containers), parts=tuple(parts))
+
+
+@st.composite
+def hami(draw: Any) -> Wish:
+    mode = draw(st.sampled_from(["", "", "", "hami-core", "mig"]))
+    mutex = draw(st.sampled_from([False, False, False, True]))
+    containers, parts = [], []
+    names = _names(draw)
+    inits = _inits(draw, names)
+    for place, name in enumerate(names):
+        number, init = draw(few), place < inits
+        memory = draw(st.one_of(st.none(), sizes))
+        percent = draw(st.sampled_from([None, None, 1, 33, 50, 100]))
+        cores = draw(st.one_of(st.none(), cores_of))
+        limits = {
+            "nvidia.com/gpu": number,
+            "nvidia.com/gpumem": memory,
+            "nvidia.com/gpumem-percentage": percent,
+            "nvidia.com/gpucores": cores,
+        }
+        containers.append(_asks(name, limits, init=init))
+        everything = memory is None and percent in {None, 100}
+        whole = everything and cores in {None, 100} and mode != "mig"
+        part_of = (
+            units(memory)
+            if memory
+            else percent_of_mib(percent)
+            if percent is not None
+            else whole_units
+        )
+        parts.append(
+            Part(
+                container=name,
+                gpus=number,
+                memory=whole_units if whole else part_of,
+                all_memory=everything,
+                cores=100 if whole else cores or 0,
+                alone=whole or (cores == 100 and mode != "mig"),
+                idle=mutex,
+                slots=0,
+                init=init,
+                instances=not whole,
+            )
+        )
+    notes = {"nvidia.com/vgpu-mode": mode} if mode else {}
+    if mutex:
+        notes["hami.io/gpu-scheduler-policy"] = "mutex"
+    asks = _pod(containers, notes, "hami-scheduler")
+    return Wish(dialect="nvidia", asks=asks, parts=tuple(parts), mode=mode)
+
+
+@st.composite
+def koordinator(draw: Any) -> Wish:
+    in_bytes = draw(st.booleans())
+    containers, parts = [], []
+    names = _names(draw)
+    inits = _inits(draw, names)
+    for place, name in enumerate(names):
+        cards, init = draw(few), place < inits
+        core = draw(st.one_of(st.none(), cores_of))
+        ratio = None if in_bytes else draw(st.sampled_from([1, 10, 29, 33, 50, 100]))
+        memory = draw(st.integers(cards, 3000 * MIB)) if in_bytes else None
+        limits = {
+            "koordinator.sh/gpu.shared": cards,
+            "koordinator.sh/gpu-core": None if core is None else core * cards,
+            "koordinator.sh/gpu-memory-ratio": None if ratio is None else ratio * cards,
+            "koordinator.sh/gpu-memory": memory,
+        }
+        containers.append(_asks(name, limits, init=init))
+        whole = core == 100 and ratio == 100
+        part_of = exactly((memory or 0) // cards) if in_bytes else percent_of_mib(ratio or 0)
+        parts.append(
+            Part(
+                container=name,
+                gpus=cards,
+                memory=whole_units if whole else part_of,
+                cores=core or 0,
+                alone=whole,
+                joins_reserved=core is None,
+                slots=100,
+                init=init,
+            )
+        )
+    return Wish(
+        dialect="koordinator",
+        asks=_pod(containers, scheduler="koord-scheduler"),
+        parts=tuple(parts),
+        distinct=True,
+    )
+
+
+@st.composite
+def vendor_cards(draw: Any) -> Wish:
+    """`nvidia.com/gpu` for Koordinator's scheduler, and for everybody else's."""
+    scheduler, number = draw(st.sampled_from(["koord-scheduler", "default"])), draw(few)
+    koord = scheduler == "koord-scheduler"
+    part = Part(
+        container="c0",
+        gpus=number,
+        memory=whole_units,
+        all_memory=True,
+        cores=100,
+        alone=True,
+        slots=100 if koord else 0,
+    )
+    return Wish(
+        dialect="koordinator" if koord else "nvidia",
+        asks=_pod([_asks("c0", {"nvidia.com/gpu": number})], scheduler=scheduler),
+        parts=(part,),
+    )
+
+
+def _asks(name: str, limits: dict[str, int | None], *, init: bool = False) -> ContainerAsks:
+    named = {resource: amount for resource, amount in limits.items() if amount is not None}
+    return ContainerAsks(name=name, limits=named, init=init)
+
+
+BY_NAME = {
+    "volcano vGPU": volcano_vgpu(),
+    "gpushare, memory": gpushare(),
+    "gpushare, cards": gpu_number(),
+    "gpu-manager": vcuda(),
+    "HAMi": hami(),
+    "Koordinator": koordinator(),
+    "whole cards": vendor_cards(),
+}
+mixed = st.one_of(*BY_NAME.values())
