@@ -182,7 +182,7 @@ def _finished(step: _Step, now_ms: int) -> Update:
     update = Update(
         namespace=account.namespace,
         revision=account.revision,
-        windows=tuple(sorted(step.windows.values(), key=lambda window: window.start_ms)),
+        windows=tuple(sorted(step.windows.values(), key=lambda window: window.place)),
         charged=step.charged,
         ended=over,
         entries=tuple(step.entries),
@@ -215,7 +215,7 @@ def applied(account: Account, update: Update) -> Account:
             for each in account.tenures
             if each.id not in update.ended
         ),
-        windows=tuple(sorted(windows.values(), key=lambda window: window.start_ms)),
+        windows=tuple(sorted(windows.values(), key=lambda window: window.place)),
         standing=account.standing if update.standing is None else update.standing,
         budget=account.budget if update.budget is None else update.budget,
     )

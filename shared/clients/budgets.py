@@ -11,6 +11,7 @@ the server does not answer.
     standings, budgets  hashes  namespace -> JSON
     held:NS     hash   tenure -> JSON;   charged:NS, ended:NS   hashes  tenure -> ms
     windows:NS  hash   window -> JSON;   starts:NS  zset  window -> start
+    open        hash   namespace -> its open window
     entries:NS  stream append only, its ids are instants of the server's clock
     grants:NS   hash   the caller's name of a grant -> its window
     done:TENURE        for a day: up to when a tenure that ended was charged
@@ -158,7 +159,7 @@ class Budgets:
     async def windows(self, namespace: Namespace) -> list[Window]:
         """Return all windows of a namespace, by start."""
         found = [_read(Window, text) for text in await self._look("windows", namespace)]
-        return sorted(found, key=lambda window: window.start_ms)
+        return sorted(found, key=lambda window: window.place)
 
     async def save(self, update: Update, *, keep_days: int | None = None) -> bool:
         """Write one step; False if the account has moved on since it was decided.
@@ -173,6 +174,8 @@ class Budgets:
                 ["HSET", self._key("windows", name), window.id, _text(window)],
                 ["ZADD", self._key("starts", name), str(window.start_ms), window.id],
             ]
+        if update.windows:
+            commands.append(["HSET", f"{self._prefix}open", name, update.windows[-1].id])
         commands += [["HSET", charged, id_, str(at)] for id_, at in update.charged.items()]
         commands += [["HDEL", key, id_] for id_ in update.ended for key in (held, charged, ended)]
         commands += [
@@ -282,14 +285,13 @@ def _account(row: Sequence[Any]) -> Account:
         )
         for id_, text in _pairs(held)
     )
+    known_windows = {window.id: window for window in (_read(Window, text) for text in windows)}
     stood = _read(Standing, standing) if standing else Standing()
     return Account(
         namespace=Namespace(namespace),
         revision=int(revision or 0),
         tenures=tuple(sorted(tenures, key=lambda tenure: (tenure.since_ms, tenure.id))),
-        windows=tuple(
-            sorted((_read(Window, text) for text in windows), key=lambda each: each.start_ms)
-        ),
+        windows=tuple(sorted(known_windows.values(), key=lambda each: each.place)),
         standing=replace(stood, state=BudgetState(stood.state)),
         budget=msgspec.json.decode(budget, type=Budget) if budget else None,
     )

@@ -153,6 +153,11 @@ class Window:
     closed: bool = False
 
     @property
+    def place(self) -> tuple[int, bool]:
+        """Orders windows; of two that begin at one instant, the one that is open comes last."""
+        return (self.start_ms, not self.closed)
+
+    @property
     def allowed_units(self) -> int | None:
         """Everything that may be used in the window; None: any amount."""
         if self.limit_units is None:

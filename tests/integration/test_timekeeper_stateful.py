@@ -120,6 +120,9 @@ class Accounts(RuleBasedStateMachine):
 
         async def late(*decided: Any, **more: Any) -> bool:
             setattr(timeline, what, written)
+            ended, since = self.live.pop(max(self.live))
+            await self.books.journal("ended", self.now, ended)
+            self.over[ended.pod] = (ended, since, self.now)
             await self.books.count(self.now, keeper=other)
             done: bool = await written(*decided, **more)
             return done

@@ -6,7 +6,8 @@ for i, row in ipairs(A[2]) do
   local name = row[1]
   local ids, starts = {}, B .. 'starts:' .. name
   for _, id in ipairs(call('ZRANGEBYSCORE', starts, row[2], '+inf')) do ids[#ids + 1] = id end
-  if #ids == 0 then ids = call('ZREVRANGE', starts, 0, 0) end
+  local open = call('HGET', B .. 'open', name)
+  if open then ids[#ids + 1] = open end
   local windows = {}
   for w, id in ipairs(ids) do windows[w] = call('HGET', B .. 'windows:' .. name, id) end
   out[i] = {name, call('HGET', B .. 'revisions', name) or '', call('HGETALL', B .. 'held:' .. name),
