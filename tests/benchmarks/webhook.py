@@ -1,0 +1,87 @@
+"""How long the webhook takes beside a running stack: `python -m tests.benchmarks.webhook`.
+
+Method: `leasehold up` with one node; reviews of a GPU pod that must be completed are sent to the
+webhook's own address over TLS, at a fixed rate whatever the answers take (open loop), over kept
+connections as an API server's are. The time runs from when a review was due to its answer.
+"""
+
+import argparse
+import asyncio
+import base64
+import json
+import ssl
+import time
+from typing import Any
+
+import aiohttp
+
+from services.webhook.registering import CONFIGURATIONS
+from services.webhook.registration import NAME
+from tests.support.stack import Stack, stack
+
+AIM_MS = 10.0
+WARM_UP_S = 1.0
+
+
+def review(number: int) -> dict[str, Any]:
+    limits = {"volcano.sh/vgpu-number": "1", "volcano.sh/vgpu-memory": "3000"}
+    main = {"name": "main", "image": "app", "resources": {"limits": limits, "requests": limits}}
+    side = {"name": "side", "image": "app", "env": [{"name": "A", "value": "b"}]}
+    return {
+        "apiVersion": "admission.k8s.io/v1",
+        "kind": "AdmissionReview",
+        "request": {
+            "uid": f"u-{number}",
+            "operation": "CREATE",
+            "namespace": "default",
+            "resource": {"group": "", "version": "v1", "resource": "pods"},
+            "object": {
+                "metadata": {"name": f"p-{number}", "annotations": {"a": "b"}},
+                "spec": {"schedulerName": "default-scheduler", "containers": [main, side]},
+            },
+        },
+    }
+
+
+async def measured(up: Stack, *, rate: float, seconds: float) -> list[float]:
+    [hook] = json.loads(await up.kube.read(f"{CONFIGURATIONS}/{NAME}"))["webhooks"]
+    client = hook["clientConfig"]
+    context = ssl.create_default_context(cadata=base64.b64decode(client["caBundle"]).decode())
+    took: list[float] = []
+
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context)) as session:
+
+        async def ask(number: int, due: float) -> None:
+            async with session.post(client["url"], json=review(number)) as response:
+                answer = await response.json()
+            assert answer["response"]["allowed"], answer
+            assert answer["response"]["patch"]
+            if due >= first + WARM_UP_S:
+                took.append(time.perf_counter() - due)
+
+        first = time.perf_counter()
+        async with asyncio.TaskGroup() as group:
+            for number in range(int(rate * (seconds + WARM_UP_S))):
+                due = first + number / rate
+                await asyncio.sleep(max(due - time.perf_counter(), 0))
+                group.create_task(ask(number, due))
+    return sorted(took)
+
+
+async def main() -> None:
+    flags = argparse.ArgumentParser(description=__doc__)
+    flags.add_argument("--rate", type=float, default=200.0, help="reviews per second")
+    flags.add_argument("--seconds", type=float, default=15.0)
+    told = flags.parse_args()
+    async with stack("--nodes", "1", "--gpus", "4xT4", webhook=True) as up:
+        took = await measured(up, rate=told.rate, seconds=told.seconds)
+    at = {
+        share: took[min(int(len(took) * share), len(took) - 1)] * 1e3 for share in (0.5, 0.9, 0.99)
+    }
+    print(f"{len(took)} reviews at {told.rate:g}/s, milliseconds: ", end="")
+    print(", ".join(f"p{share * 100:g} {ms:.2f}" for share, ms in at.items()), end="")
+    print(f", max {took[-1] * 1e3:.2f}; aim: p99 below {AIM_MS:g}")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
