@@ -229,6 +229,7 @@ class Instances:
         async with self._locks.setdefault(device, asyncio.Lock()):
             there = await self._list(device)
             if is_laid_out(layout, there):
+                self._waiting_for.pop(device, None)
                 return there
             if self.partitioning is None:
                 raise RequestError(
@@ -237,10 +238,10 @@ class Instances:
                 )
             began = self.clock.now()
             outcome = "failed"
-            self._waiting_for.pop(device, None)
             try:
                 there = await self._partition(self.partitioning, device, layout)
                 outcome = "done"
+                self._waiting_for.pop(device, None)
             finally:
                 self.counting.partitioned(outcome, self.clock.now() - began)
             return there

@@ -153,6 +153,20 @@ async def test_item_44_two_containers_and_two_pods_get_different_instances() -> 
     assert uuids == [instances[start].uuid for start in range(3)]
 
 
+async def test_item_44_seven_pods_at_once_each_get_an_instance_of_their_own() -> None:
+    async with site("1xA100-40GB:mig") as at, at.running():
+        for n in range(7):
+            obj = pod(f"p{n}", limits={NUMBER: 1})
+            at.bind(obj, part("group1", n, fence=n + 1), told=n % 2 == 0)
+        for n in range(7):
+            await at.node.phase(f"p{n}", "Running")
+        instances = await there(at)
+
+        given = [at.env(f"p{n}")["NVIDIA_VISIBLE_DEVICES"] for n in range(7)]
+        assert given == [instances[n].uuid for n in range(7)]
+        assert not at.refused
+
+
 async def test_an_instance_that_a_living_pod_was_given_is_given_to_nobody_else() -> None:
     async with site("1xA100-40GB:mig") as at, at.running():
         at.bind(pod("one", limits={NUMBER: 1}), part("group1", 0))
@@ -201,7 +215,7 @@ async def test_item_46_what_a_pod_still_has_stays_although_a_newer_lease_wants_a
 async def test_item_46_a_process_that_nvml_shows_protects_its_instance_until_it_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(waiting, "READY_S", 1.0)
+    monkeypatch.setattr(waiting, "READY_S", 2.0)
     async with site("1xA100-40GB:mig") as at, at.running():
         first = at.bind(pod("one", limits={NUMBER: 1}), part("group1"))
         await at.node.phase("one", "Running")
@@ -369,27 +383,3 @@ async def test_an_agent_that_may_not_partition_serves_what_is_there() -> None:
             assert names == ["group3"]
             assert len(await there(at)) == 2
             assert at.node.pod("one")["status"]["phase"] == "Running"
-
-
-async def test_config_maps_of_the_cluster_divide_the_node() -> None:
-    async with site("2xA100-40GB:mig") as at:
-        text = (
-            "nvidia:\n  deviceSplitCount: 4\n  gpuMemoryFactor: 10\n  knownMigGeometries:\n"
-            "  - models: [A100]\n    allowedGeometries:\n"
-            "    - {group: half, geometries: [{name: 3g.20gb, memory: 20480, count: 2}]}\n"
-        )
-        own = {
-            "nodeconfig": [{"name": NODE, "devicesplitcount": 2, "filterdevices": {"index": [1]}}]
-        }
-        for name, key, said in (
-            ("volcano-vgpu-device-config", "device-config.yaml", text),
-            ("volcano-vgpu-node-config", "config.json", json.dumps(own)),
-        ):
-            metadata = {"name": name, "namespace": "kube-system"}
-            at.node.store.create("configmaps", {"metadata": metadata, "data": {key: said}})
-        async with at.running() as agent:
-            (device,) = agent.devices
-
-            assert [layout.name for layout in device.layouts] == ["half"]
-            assert (device.slots, device.unit_mib) == (2, 10)
-            assert len(agent.shown.served[NUMBER]) == 2
