@@ -50,13 +50,19 @@ class ConditionWriter:
         self._said: OrderedDict[PodUid, tuple[str, float]] = OrderedDict()
         self._wake = asyncio.Event()
 
-    def explain(self, why: Explanation) -> None:
-        """Ask for a text to be written; it replaces one of the same pod that still waits."""
+    def explain(self, why: Explanation) -> bool:
+        """Ask for a text to be written; it replaces one of the same pod that still waits.
+
+        Tells whether it differs from what was asked for last.
+        """
         said, at = self._said.get(why.pod, ("", 0.0))
         if why.pod in self._waiting:
+            known = self._waiting[why.pod].message
             self._waiting[why.pod] = why
-        elif said != why.message:
+            return known != why.message
+        if said != why.message:
             self._add(why, max(self.clock.now(), at + EVERY_S))
+        return said != why.message
 
     def forget(self, pod: PodUid) -> None:
         """Say no more of this pod: it waits no longer."""

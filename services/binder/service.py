@@ -151,11 +151,11 @@ class Binder:
     async def explain_waiting(
         self, events: Sequence[PlacementRefused | PodRejected]
     ) -> list[Never]:
-        """Have the pod's condition and an Event say why it waits."""
+        """Have the pod's condition and an Event say why it waits; what was said is not repeated."""
         for event in events:
             why = explain(event)
-            self.conditions.explain(why)
-            self.events.note(waiting_note(why))
+            if self.conditions.explain(why):
+                self.events.note(waiting_note(why))
         return []
 
     @handles

@@ -178,7 +178,7 @@ async def test_many_gangs_run_one_after_the_other_and_none_is_ever_seen_in_part(
                 await it.offer()
                 await asyncio.sleep(0.01)
 
-        assert await it.leases.waiting() == []
+        assert await assert_sound(it.leases) == []
 
 
 async def test_a_gang_waits_for_its_pods_and_says_so(server: ValkeyServer) -> None:

@@ -298,3 +298,16 @@ async def test_a_pod_kept_back_is_offered_what_the_higher_priority_leaves(url: s
         assert [lease.pod for lease in (await leases.wait([kept])).held] == ["low"]
         late = replace(kept, queued=queued("late", priority=-1))
         assert await leases.wait([late]) == Waited(stale=(PodUid("late"),))
+
+
+async def test_one_free_after_the_other_never_leaves_a_pod_that_fits_without_an_offer(
+    url: str,
+) -> None:
+    async with ledger(url, {"a": 4}) as leases:
+        await reserve(leases, *(wish(f"full-{n}", share("a", n // 4, 4_000)) for n in range(16)))
+        await let_wait(leases, *(queued(f"w{n:02d}") for n in range(16)))
+
+        for n in range(16):
+            await leases.release([PodUid(f"full-{n}")], reason="test")
+            [pod] = await offered(leases, NOW + n)
+            await reserve(leases, wish(pod, share("a", n // 4, 4_000)))

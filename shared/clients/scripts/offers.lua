@@ -66,8 +66,11 @@ local function offer_freed(freed_here, round)
   end
 end
 
-local known = call('HMGET', P .. 'meta', 'offered', 'round', 'grown')
-local done, round, grown = known[1] or '0', tonumber(known[2] or 0), tonumber(known[3] or 0)
+-- The rounds are counted anew whenever more is freed.
+local known = call('HMGET', P .. 'meta', 'offered', 'round', 'round_for', 'grown')
+local done, grown = known[1] or '0', tonumber(known[4] or 0)
+local newest = call('ZREVRANGE', P .. 'freed', 0, 0, 'WITHSCORES')[2] or '0'
+local round = known[3] == newest and tonumber(known[2]) or 0
 local settled = false
 for _ = 1, MAX_PAGES do
   local freed_here, reached = freed_since(done)
@@ -78,8 +81,8 @@ for _ = 1, MAX_PAGES do
   if settled then break end
 end
 if #members > 0 and not awaiting then round = round + 1 end
-if done ~= known[1] or round ~= tonumber(known[2] or 0) then
-  call('HSET', P .. 'meta', 'offered', done, 'round', round)
+if done ~= known[1] or round ~= tonumber(known[2] or 0) or newest ~= known[3] then
+  call('HSET', P .. 'meta', 'offered', done, 'round', round, 'round_for', newest)
 end
 if spare > 0 then
   local before = #members
