@@ -155,7 +155,7 @@ def _without_either(pod: PodSeen, schedulers: frozenset[str]) -> Answer:
         return Answer(
             verdict="rejected",
             headline=f"{name} is not placed: {pod.said}",
-            next="correct the pod as said and create it anew",
+            next="do as it says; a pod whose own request is at fault has to be created anew",
         )
     if pod.gated:
         return Answer(
