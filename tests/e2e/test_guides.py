@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
+from tests.support import guides
 from tests.support.stack import KUBECTL, Stack, running, stack
 
 pytestmark = [
@@ -16,40 +17,10 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
-GPUSHARE = """
-apiVersion: v1
-kind: Pod
-metadata:
-  name: {name}
-spec:
-  schedulerName: volcano
-  containers:
-    - name: cuda-container
-      image: nvidia/cuda:9.0-devel
-      command: ["sleep"]
-      args: ["100000"]
-      resources:
-        limits:
-          volcano.sh/gpu-memory: {memory} # requesting GPU memory
-"""
-VGPU = """
-apiVersion: v1
-kind: Pod
-metadata:
-  name: {name}
-spec:
-  schedulerName: volcano
-  containers:
-    - name: cuda-container
-      image: nvidia/cuda:9.0-devel
-      command: ["sleep"]
-      args: ["100000"]
-      resources:
-        limits:
-          volcano.sh/vgpu-number: 2 # requesting 2 gpu cards
-          volcano.sh/vgpu-memory: 3000 # (optinal)each vGPU uses 3G device memory
-          volcano.sh/vgpu-cores: 50 # (optional)each vGPU uses 50% core
-"""
+
+def gpushare(name: str, memory: int) -> str:
+    """The guide's pod under another name, with other memory."""
+    return guides.VOLCANO_GPU_POD_1.replace("gpu-pod1", name).replace("1024 #", f"{memory} #")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -85,8 +56,8 @@ async def test_item_1_the_node_shows_the_guides_allocatable_lines(guide: Stack) 
 async def test_the_two_gpushare_pods_share_card_0_and_see_the_guides_variables(
     guide: Stack,
 ) -> None:
-    await apply(guide, GPUSHARE.format(name="gpu-pod1", memory=1024))
-    await apply(guide, GPUSHARE.format(name="gpu-pod2", memory=1024))
+    await apply(guide, guides.VOLCANO_GPU_POD_1)
+    await apply(guide, guides.VOLCANO_GPU_POD_2)
     for name in ("gpu-pod1", "gpu-pod2"):
         await guide.until(name, running)
 
@@ -107,7 +78,7 @@ async def test_the_two_gpushare_pods_share_card_0_and_see_the_guides_variables(
 
 
 async def test_item_9_an_allocated_pod_is_marked_assigned(guide: Stack) -> None:
-    await apply(guide, GPUSHARE.format(name="gpu-pod1", memory=1024))
+    await apply(guide, guides.VOLCANO_GPU_POD_1)
 
     await guide.until(
         "gpu-pod1",
@@ -118,11 +89,11 @@ async def test_item_9_an_allocated_pod_is_marked_assigned(guide: Stack) -> None:
 async def test_item_4_a_whole_card_goes_beside_and_too_much_waits_with_the_reason(
     guide: Stack,
 ) -> None:
-    await apply(guide, GPUSHARE.format(name="small", memory=1024))
+    await apply(guide, gpushare(name="small", memory=1024))
     await guide.until("small", running)
-    await apply(guide, GPUSHARE.format(name="large", memory=11178))
+    await apply(guide, gpushare(name="large", memory=11178))
     large = await guide.until("large", running)
-    await apply(guide, GPUSHARE.format(name="huge", memory=20000))
+    await apply(guide, gpushare(name="huge", memory=20000))
     await guide.until("huge", unscheduled)
 
     described = await guide.kubectl("describe", "pod", "huge")
@@ -139,7 +110,7 @@ def unscheduled(pod: dict[str, dict[str, list[dict[str, str]]]]) -> bool:
 
 
 async def test_the_vgpu_pod_gets_two_cards_and_its_limits(guide: Stack) -> None:
-    await apply(guide, VGPU.format(name="gpu-pod1"))
+    await apply(guide, guides.VOLCANO_VGPU_POD)
     await guide.until("gpu-pod1", running)
     pod = await guide.until(
         "gpu-pod1",
@@ -167,10 +138,10 @@ async def test_the_vgpu_pod_gets_two_cards_and_its_limits(guide: Stack) -> None:
 
 async def test_deleting_a_pod_gives_its_share_to_one_that_waits(guide: Stack) -> None:
     for card in range(8):
-        await apply(guide, GPUSHARE.format(name=f"full-{card}", memory=11178))
+        await apply(guide, gpushare(name=f"full-{card}", memory=11178))
     for card in range(8):
         await guide.until(f"full-{card}", running)
-    await apply(guide, GPUSHARE.format(name="waits", memory=5000))
+    await apply(guide, gpushare(name="waits", memory=5000))
     await guide.until("waits", unscheduled)
 
     deleted = await guide.kubectl("delete", "pod", "full-3", "--wait")
@@ -181,9 +152,9 @@ async def test_deleting_a_pod_gives_its_share_to_one_that_waits(guide: Stack) ->
 
 
 async def test_gpus_ps_explain_and_trace_show_what_is_so(guide: Stack) -> None:
-    await apply(guide, VGPU.format(name="gpu-pod1"))
+    await apply(guide, guides.VOLCANO_VGPU_POD)
     await guide.until("gpu-pod1", running)
-    await apply(guide, GPUSHARE.format(name="huge", memory=20000))
+    await apply(guide, gpushare(name="huge", memory=20000))
     await guide.until("huge", unscheduled)
 
     gpus = await guide.leasehold("gpus", "--json")
