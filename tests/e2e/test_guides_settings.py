@@ -1,0 +1,145 @@
+"""Volcano's guides from their first step: the scheduler's ConfigMap, the node's lines, the pod.
+
+Each ConfigMap goes to the API server through kubectl and comes back from there as the watcher's
+`--volcano-conf`. The nodes' agents are ours to start: with one share per card the node shows what
+the guide of vGPUs prints.
+"""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from tests.support import guides
+from tests.support.checklist import agent, cleared, node_shows, note, refused, uuid
+from tests.support.stack import KUBECTL, Stack, gpu_pod, running, stack, vgpu
+
+pytestmark = [
+    pytest.mark.kubectl,
+    pytest.mark.skipif(KUBECTL is None, reason="no kubectl on PATH: the guides' commands need one"),
+    pytest.mark.asyncio(loop_scope="module"),
+]
+
+CONF = "volcano-scheduler-configmap"
+CARDS, PARTITIONED = "node-0", "node-1"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def up(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
+    """Eight cards with one share each, a card in MIG mode; the watcher reads `conf.yaml`."""
+    conf = tmp_path_factory.mktemp("volcano") / "conf.yaml"
+    conf.write_text(guides.VOLCANO_GPU_SHARING_CONF)
+    layout = "8xGTX1080Ti,1xA100-40GB:mig"
+    env = {"LEASEHOLD_VOLCANO_CONF": str(conf)}
+    async with (
+        stack("--nodes", "2", "--gpus", layout, without=(f"agent-{CARDS}",), env=env) as started,
+        agent(started, "--device-split-count", "1", node=CARDS),
+    ):
+        await kubectl(started, "create", "namespace", "volcano-system")
+        yield started
+
+
+@pytest.fixture(scope="module")
+def conf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file that the watcher reads when it starts."""
+    return tmp_path_factory.getbasetemp() / "volcano0" / "conf.yaml"
+
+
+async def kubectl(up: Stack, *arguments: str, stdin: str = "") -> str:
+    done = await up.kubectl(*arguments, stdin=stdin)
+    assert done.code == 0, done.err
+    return done.out
+
+
+@contextlib.asynccontextmanager
+async def obeying(up: Stack, manifest: str, conf: Path) -> AsyncIterator[list[str]]:
+    """Apply a ConfigMap, start the watcher anew with it; yield what the watcher says of it."""
+    await kubectl(up, "apply", "-f", "-", stdin=manifest)
+    conf.write_text(await kubectl(up, "get", "cm", "-n", "volcano-system", CONF, "-o", "yaml"))
+    before = announced(up)
+    up.kill("watcher")
+    async with asyncio.timeout(30):
+        while announced(up) == before:
+            await asyncio.sleep(0.05)
+    said = (up.root / "logs" / "watcher.log").read_text()
+    yield [line for line in said.splitlines() if str(conf) in line]
+    await cleared(up)
+
+
+def announced(up: Stack) -> int:
+    """The process of the watcher that has said it is ready."""
+    return int(json.loads((up.root / "run" / "watcher.json").read_text())["pid"])
+
+
+async def test_item_50_the_gpu_sharing_guides_configuration_speaks_gpushare_alone(
+    up: Stack, conf: Path
+) -> None:
+    async with obeying(up, guides.VOLCANO_GPU_SHARING_CONF, conf) as warnings:
+        await kubectl(up, "apply", "-f", "-", stdin=guides.VOLCANO_GPU_POD_1)
+        pod = await up.until("gpu-pod1", running)
+        other = await refused(up, gpu_pod("other", vgpu(memory=1000)))
+
+    assert note(pod, "volcano.sh/gpu-index") == "0"
+    assert "belongs to volcano-vgpu, which is not enabled here" in other
+    assert not warnings
+
+
+async def test_the_vgpu_guides_lines_are_shown_by_a_node_with_one_share_per_card(up: Stack) -> None:
+    await node_shows(up, CARDS, {"volcano.sh/vgpu-number": 8, "volcano.sh/vgpu-memory": 89424})
+
+    shown = await kubectl(up, "get", "node", CARDS, "-o", "yaml")
+
+    assert 'volcano.sh/vgpu-memory: "89424"' in shown
+    assert 'volcano.sh/vgpu-number: "8"' in shown
+
+
+@pytest.mark.parametrize(
+    "manifest", [guides.VOLCANO_VGPU_PLUGIN_CONF, guides.VOLCANO_HAMI_CONF], ids=["plugin", "user"]
+)
+async def test_item_50_the_vgpu_guides_configurations_speak_vgpu_alone(
+    up: Stack, conf: Path, manifest: str
+) -> None:
+    async with obeying(up, manifest, conf) as warnings:
+        await kubectl(up, "apply", "-f", "-", stdin=guides.POD + guides.VOLCANO_HAMI_POD)
+        pod = await up.until("hami-pod", running)
+        environment = (await up.exec("hami-pod", "env")).out.splitlines()
+        other = await refused(up, gpu_pod("other", {"volcano.sh/gpu-memory": 1000}))
+
+    device = note(pod, "volcano.sh/vgpu-ids-new").partition(",")[0]
+    assert note(pod, "volcano.sh/vgpu-ids-new") == f"{device},NVIDIA,3000,50:"
+    assert f"NVIDIA_VISIBLE_DEVICES={device}" in environment
+    assert "CUDA_DEVICE_MEMORY_LIMIT_0=3000m" in environment
+    assert "CUDA_DEVICE_SM_LIMIT=50" in environment
+    assert "belongs to volcano-gpushare, which is not enabled here" in other
+    assert not warnings
+
+
+async def test_item_50_the_mig_guides_pod_gets_an_instance_of_5_gb_for_its_3_gb(
+    up: Stack, conf: Path
+) -> None:
+    async with obeying(up, guides.VOLCANO_MIG_CONF, conf) as warnings:
+        await kubectl(up, "apply", "-f", "-", stdin=guides.POD + guides.VOLCANO_MIG_POD)
+        pod = await up.until("mig-pod", running)
+        environment = (await up.exec("mig-pod", "env")).out.splitlines()
+        ps = (await up.leasehold("ps")).out
+
+    whole = uuid(0, PARTITIONED)
+    assert pod["spec"]["nodeName"] == PARTITIONED
+    assert note(pod, "volcano.sh/vgpu-ids-new") == f"{whole}[group1-0],NVIDIA,3000,0:"
+    assert any(line.startswith("NVIDIA_VISIBLE_DEVICES=MIG-") for line in environment)
+    assert not any(line.startswith("CUDA_DEVICE_") for line in environment)
+    assert "1g.5gb" in ps
+    assert not warnings, "the guide's spelling of KnowGeometries is no fault"
+
+
+async def test_item_50_a_key_that_the_reader_misspells_is_warned_about(
+    up: Stack, conf: Path
+) -> None:
+    wrong = guides.VOLCANO_MIG_CONF.replace("SchedulePolicy", "SchedulerPolicy")
+
+    async with obeying(up, wrong, conf) as warnings:
+        assert any("did you mean deviceshare.SchedulePolicy" in line for line in warnings)
