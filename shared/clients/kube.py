@@ -221,14 +221,26 @@ class Kube:
         await self._send("DELETE", path, self._encode(options) if options else None)
 
     async def evict(
-        self, namespace: str, name: str, *, uid: str, grace_s: int | None = None
+        self,
+        namespace: str,
+        name: str,
+        *,
+        uid: str,
+        grace_s: int | None = None,
+        dry_run: bool = False,
     ) -> None:
-        """Evict the pod; raises EvictionBlockedError while a PodDisruptionBudget forbids it."""
+        """Evict the pod; raises EvictionBlockedError while a PodDisruptionBudget forbids it.
+
+        With `dry_run`, only ask whether it would be.
+        """
+        options = _delete_options(uid, grace_s)
+        if dry_run:
+            options["dryRun"] = ["All"]
         eviction = {
             "apiVersion": "policy/v1",
             "kind": "Eviction",
             "metadata": {"name": name, "namespace": namespace},
-            "deleteOptions": _delete_options(uid, grace_s),
+            "deleteOptions": options,
         }
         await self._send("POST", f"{pod_path(namespace, name)}/eviction", self._encode(eviction))
 

@@ -334,6 +334,14 @@ class RedisLeases(WaitingPods):
             (_, _, _, _, rows), leases = await self._survey(page, with_leases=True)
             yield [account_of(row, leases) for row in rows]
 
+    async def kept(self) -> dict[NodeName, dict[str, int]]:
+        """Return what claims keep of nodes' ordinary resources, beside what leases take."""
+        kept: dict[NodeName, dict[str, int]] = {}
+        for node, name, amount in await self._connection.run("kept"):
+            amounts = kept.setdefault(NodeName(node), {})
+            amounts[name] = amounts.get(name, 0) + int(amount)
+        return kept
+
     async def gangs(self) -> dict[str, frozenset[PodUid]]:
         """Return, by gang, the pods that are counted as holding a live lease of it."""
         counted: dict[str, set[PodUid]] = {}

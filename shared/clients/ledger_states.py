@@ -61,6 +61,7 @@ def device_state(row: Sequence[Any]) -> DeviceState:
             alone=bool(alone),
             taken=taken,
             layout=layout,
+            claimed=alone > 1,
         ),
     )
 

@@ -89,11 +89,13 @@ class DeviceUse:
     tags: frozenset[str] = field(default_factory=frozenset)
     """Pod groups that must not meet on one device; see `Lease.tags`."""
     alone: bool = False
-    """Some share keeps the device to itself."""
+    """Some share keeps the device to itself, or it is claimed."""
     taken: str = ""
     """Slots, or positions of the layout: a `1` for each that is taken, by number."""
     layout: str = ""
     """Name of the MIG layout that live instances pin; empty: none is live."""
+    claimed: bool = False
+    """It is kept for a pod for which leases are being taken back."""
 
 
 MIB = 1 << 20

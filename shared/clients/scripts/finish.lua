@@ -71,6 +71,7 @@ if #ending > 0 then
   write('ZREM', 'on', ending)
   write('ZREM', 'ganged', leaving)
   drop_gone()
+  keep_freed(names)
   flush(cause)
 end
 journal('ended', ended)

@@ -10,7 +10,8 @@
 --   meta          hash   epoch, ready, seq (versions), capacity, feed (last entry), floor (fences),
 --                        numbered (nodes), grown (capacity number at which the inventory last became
 --                        better), offered (number up to which what was freed has been offered), round
---                        (how often what was freed after that was offered)
+--                        (how often what was freed after that was offered), round_for (the highest of
+--                        `freed` then), claims (how many)
 --   nodes         hash   name -> see N_*
 --   devices       hash   uuid -> see D_*
 --   leases        hash   pod -> see L_*
@@ -37,7 +38,7 @@ local call, pack, decode, parse = redis.call, cmsgpack.pack, cmsgpack.unpack, cj
 local packed, unpacked, pieces = struct.pack, struct.unpack, cmsgpack.unpack_limit
 
 -- A device. D_OK: 1 takes new shares, 0 unhealthy, 2 closed by the node's annotations. D_ALONE: 1
--- while a share keeps it to itself. D_MODE: 0 shares, 1 MIG instances. D_TAGS: '' or tags, each between
+-- while a share keeps it to itself, plus 2 while it is claimed (claiming.lua). D_MODE: 0 shares, 1 MIG instances. D_TAGS: '' or tags, each between
 -- line feeds. D_TAKEN: slots, or positions of D_LAYOUT, the MIG layout that live leases pin ('': none).
 local DEVICE = '<I4I4BI4I4I4I4dBBBc0Bc0Hc0Hc0Bc0'
 local D_MEMORY, D_SLOTS, D_OK, D_UNIT, D_USED, D_CORES, D_SHARES, D_FENCE = 1, 2, 3, 4, 5, 6, 7, 8
@@ -64,13 +65,14 @@ local RESERVED, BOUND, ACTIVE, RELEASED, EXPIRED = 1, 2, 3, 4, 5
 local TAKES, HOLD, MAX_ARGS = 3, 8, 4000
 
 local meta =
-  call('HMGET', P .. 'meta', 'ready', 'epoch', 'seq', 'capacity', 'feed', 'floor', 'numbered')
+  call('HMGET', P .. 'meta', 'ready', 'epoch', 'seq', 'capacity', 'feed', 'floor', 'numbered', 'claims')
 if ARGV[3] ~= 'any' and (not meta[2] or (ARGV[3] == 'ready' and meta[1] ~= '1')) then
   return redis.error_reply('NOTREADY')
 end
 local epoch = meta[2] or ''
 local seq, capacity = tonumber(meta[3] or 0), tonumber(meta[4] or 0)
 local feed, floor, numbered = tonumber(meta[5] or 0), tonumber(meta[6] or 0), tonumber(meta[7] or 0)
+local claimed = tonumber(meta[8] or 0)
 local first_seq, first_capacity = seq, capacity
 
 local caches = {nodes = {}, devices = {}, leases = {}}

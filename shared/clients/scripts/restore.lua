@@ -25,7 +25,7 @@ local function clash(takes, grants, tags)
       if told and device[D_USED] + takes[h + 1] > device[D_MEMORY] then return 'memory' end
       if device[D_CORES] + takes[h + 2] > 100 then return 'cores' end
       if takes[h + 5] == ALONE and device[D_SHARES] > 0 then return 'alone' end
-      if device[D_ALONE] == 1 then return 'held-alone' end
+      if device[D_ALONE] % 2 == 1 then return 'held-alone' end
       if device[D_CORES] >= 100 and takes[h + 5] ~= ANY then return 'held-alone' end
       if device[D_SHARES] > 0 and device[D_LAYOUT] ~= takes[h + 7] then return 'layout' end
       if has_tag(device, tags) then return 'tag' end

@@ -97,7 +97,10 @@ local function count_on_device(device, memory, cores, shares, company, layout, t
   device[D_USED] = device[D_USED] + sign * memory
   device[D_CORES] = device[D_CORES] + sign * cores
   device[D_SHARES] = device[D_SHARES] + sign * shares
-  if company == ALONE then device[D_ALONE] = sign > 0 and 1 or 0 end
+  if company == ALONE then
+    local alone = device[D_ALONE]
+    device[D_ALONE] = alone - alone % 2 + (sign > 0 and 1 or 0)
+  end
   if layout ~= '' then
     if sign > 0 then
       device[D_LAYOUT] = layout
@@ -145,7 +148,7 @@ local function device_refusal(device, node_name, memory, cores, shares, slotted,
   if device[D_USED] + memory > device[D_MEMORY] then return 'memory' end
   if device[D_CORES] + cores > 100 then return 'cores' end
   if (company == ALONE or company == IDLE) and device[D_SHARES] > 0 then return 'alone' end
-  if device[D_ALONE] == 1 then return 'held-alone' end
+  if device[D_ALONE] > 0 then return 'held-alone' end
   if device[D_CORES] >= 100 and company ~= ANY then return 'held-alone' end
   if device[D_LAYOUT] ~= layout and device[D_SHARES] > 0 then return 'layout' end
 end
