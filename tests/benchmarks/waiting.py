@@ -4,8 +4,8 @@ Every service is a process of its own on a real nats-server and valkey-server; t
 this process and does nothing. A cluster of `--nodes` nodes with 8 devices each is filled with pods
 that hold whole devices; then `--waiting` pods in 20 different sizes come, none of which fits.
 Measured: scripts that the ledger runs and CPU time of every process, per second, over `--seconds`
-of rest, with nobody waiting and with everybody waiting; then pods end, one at a time, and the time is
-taken from the watch event that says so to the binding of a pod that waited; then rest again.
+of rest, with nobody waiting and with everybody waiting; then pods end, one at a time, and the time
+is taken from the watch event that says so to the binding of a pod that waited; then rest again.
 """
 
 import argparse
