@@ -6,14 +6,14 @@ will do, `PodRequest.instances_first` says which are tried first.
 
 from collections.abc import Callable, Iterable, Sequence
 
-from services.placer.device_filters import device_excluded, is_selective
 from services.placer.device_order import NOTHING, NOTHING_OWN, Own, Owns, in_order
-from services.placer.instances import find_instance, instance_mib, largest_first
 from services.placer.mirrored import DeviceState, NodeState
 from services.placer.shares import Pick
 from services.placer.topology import best_set, matters, place_in
 from shared.model.device import IDLE_BEFORE, DeviceMode, needed_cores, needed_mib
 from shared.model.request import Company, DeviceOrder, GpuRequest, PodRequest, Scope
+from shared.placing.device_filters import device_excluded, is_selective
+from shared.placing.instances import find_instance, instance_mib, largest_first
 
 Finder = Callable[[GpuRequest, PodRequest, Sequence[DeviceState], Owns], list[Pick] | None]
 """Returns a device for every share of one container, or None if too few can take one."""

@@ -12,15 +12,15 @@ from services.placer.device_choice import (
     share_mib,
     takes_instances,
 )
-from services.placer.device_filters import device_excluded
 from services.placer.device_order import Own, Owns
-from services.placer.instances import instance_mib, instance_refusal
 from services.placer.mirrored import DeviceState, NodeState
-from services.placer.node_filters import Blocked
 from services.placer.topology import place_in
 from shared.model.device import DeviceMode, DeviceRefusal, DeviceUse, device_refusal
 from shared.model.placement import DeviceVerdict
 from shared.model.request import GpuRequest, PodRequest, Scope
+from shared.placing.device_filters import device_excluded
+from shared.placing.instances import instance_mib, instance_refusal
+from shared.placing.node_filters import Blocked
 
 NODE_TEXTS: Mapping[str, str] = {
     "InsufficientGpuMemory": "Insufficient GPU memory",

@@ -2,8 +2,8 @@
 
 from services.placer.mirror import Mirror
 from services.placer.mirrored import NodeState
-from services.placer.node_filters import Blocked, preference, unfulfilled
 from shared.model.request import NodeDemands
+from shared.placing.node_filters import Blocked, preference, unfulfilled
 
 REMEMBERED_DEMANDS = 64
 WELCOME: tuple[Blocked | None, int] = (None, 0)

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from services.placer.device_choice import share_mib
-from services.placer.device_filters import device_excluded
 from services.placer.mirrored import DeviceState, NodeState
-from services.placer.node_filters import Blocked
 from shared.model.request import PodRequest
+from shared.placing.device_filters import device_excluded
+from shared.placing.node_filters import Blocked
 
 Near = Sequence[tuple[NodeState, Blocked]]
 

@@ -3,7 +3,12 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from services.placer.instances import (
+from shared.model.device import Device, DeviceMode, DeviceUse
+from shared.model.lease import Share
+from shared.model.ledger import LedgerNode
+from shared.model.names import NodeName
+from shared.model.node import NodeFacts
+from shared.placing.instances import (
     Tables,
     largest_free,
     largest_of,
@@ -11,12 +16,7 @@ from services.placer.instances import (
     tables_of,
     taken_by,
 )
-from services.placer.node_filters import free_resources, has_soft_taint, is_open
-from shared.model.device import Device, DeviceMode, DeviceUse
-from shared.model.lease import Share
-from shared.model.ledger import LedgerNode
-from shared.model.names import NodeName
-from shared.model.node import NodeFacts
+from shared.placing.node_filters import free_resources, has_soft_taint, is_open
 
 if TYPE_CHECKING:
     from services.placer.holds import Hold, Manners, Part

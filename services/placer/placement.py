@@ -8,13 +8,13 @@ from services.placer.device_choice import chooser_of, modes_of
 from services.placer.index import Index
 from services.placer.lanes import CANDIDATES, Lane
 from services.placer.mirrored import NodeState
-from services.placer.node_filters import is_plain, lacks
 from services.placer.ranking import Kind, kind_of
 from services.placer.refusals import refuse
 from services.placer.shares import shares_of
 from shared.model.device import DeviceMode
 from shared.model.placement import Placement, Refusal
 from shared.model.request import PodRequest
+from shared.placing.node_filters import is_plain, lacks
 
 DRAWS = 8
 """Nodes drawn from the best ones before they are tried in order."""

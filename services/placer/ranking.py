@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from services.placer.device_choice import room_for
-from services.placer.instances import asks_all
 from services.placer.mirrored import DeviceState, NodeState
 from shared.model.device import IDLE_BEFORE, MIB, DeviceMode
 from shared.model.request import GpuRequest, NodeOrder, PodRequest
+from shared.placing.instances import asks_all
 
 LEVEL_BITS = 6
 TOP_LEVEL = (1 << LEVEL_BITS) - 1

@@ -9,10 +9,10 @@ from services.placer.device_reasons import verdicts_on
 from services.placer.hints import hint_for
 from services.placer.mirror import Mirror
 from services.placer.mirrored import DeviceState, NodeState
-from services.placer.node_filters import Blocked, insufficient
 from services.placer.verdicts import Verdicts
 from shared.model.placement import NodeVerdict, Refusal
 from shared.model.request import PodRequest, Scope
+from shared.placing.node_filters import Blocked, insufficient
 
 NEAREST = 3
 LOOKED_AT = 32

@@ -10,10 +10,10 @@ from services.placer.eligibility import Eligibility
 from services.placer.lanes import Lane
 from services.placer.mirror import Mirror
 from services.placer.mirrored import NodeState
-from services.placer.node_filters import Blocked, insufficient, not_served
 from services.placer.ranking import Rank, kind_of, preferred_rank, ranking_of
 from shared.model.placement import Refusal
 from shared.model.request import NodeOrder, PodRequest
+from shared.placing.node_filters import Blocked, insufficient, not_served
 
 Reason = tuple[str, str]
 """Code and text, without numbers: what nodes are counted by."""

@@ -24,7 +24,6 @@ from dataclasses import replace
 
 from services.placer.index import Index
 from services.placer.mirror import Mirror
-from services.placer.naive import place_naive
 from services.placer.placement import place
 from shared.model.device import Device, DeviceUse
 from shared.model.lease import Lease, Share
@@ -33,6 +32,7 @@ from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
 from shared.model.placement import Refusal
 from shared.model.request import GpuRequest, NodeOrder, PodRequest
+from shared.placing.naive import place_naive
 
 DEVICES = 8
 DEVICE_MIB = 81_920

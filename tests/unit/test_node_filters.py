@@ -2,7 +2,9 @@
 
 import pytest
 
-from services.placer.node_filters import (
+from shared.model.node import Taint
+from shared.model.request import NodeDemands, NodeTerm, Toleration
+from shared.placing.node_filters import (
     UNSCHEDULABLE,
     Blocked,
     free_resources,
@@ -16,8 +18,6 @@ from services.placer.node_filters import (
     tolerates,
     unfulfilled,
 )
-from shared.model.node import Taint
-from shared.model.request import NodeDemands, NodeTerm, Toleration
 from tests.support.build import facts, gpu, request
 
 GPU_TAINT = Taint(key="gpu", value="yes", effect="NoSchedule")

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from services.placer.shares import instance_share
 from services.watcher.settings import WatcherSettings, load_rules
 from shared.dialects import read_pod
 from shared.dialects.dialect import ContainerAsks, PodAsks
@@ -23,6 +22,7 @@ from shared.model.request import (
     PodRequest,
     Scope,
 )
+from shared.placing.shares import instance_share
 from tests.support.build import device, gpu, ledger_node, request, use
 from tests.support.placing import Cluster
 

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from services.placer.index import Index
 from services.placer.mirror import Mirror
-from services.placer.naive import fit_on_node, place_naive
 from services.placer.placement import place
 from shared.model.device import Device, DeviceMode, DeviceUse, MigLayout, MigProfile
 from shared.model.lease import Share, bookings
@@ -28,6 +27,7 @@ from shared.model.request import (
     Scope,
     Toleration,
 )
+from shared.placing.naive import fit_on_node, place_naive
 from tests.support.build import device, dice, gpu, ledger_node, request, use
 
 TAINT = Taint(key="gpu", effect="NoSchedule")

@@ -6,15 +6,15 @@ It says whether and how a pod fits a node by the same rules, written a second ti
 from collections.abc import Iterable, Sequence
 from itertools import combinations
 
-from services.placer.device_filters import device_excluded
-from services.placer.instances import largest_first
-from services.placer.node_filters import free_resources, node_blocked
-from services.placer.shares import held_share, instance_share
 from shared.model.device import Device, DeviceMode, DeviceUse, fits, needed_mib
 from shared.model.lease import MigPlace, Share
 from shared.model.ledger import LedgerNode
 from shared.model.placement import Placement
 from shared.model.request import Company, DeviceOrder, GpuRequest, NodeOrder, PodRequest, Scope
+from shared.placing.device_filters import device_excluded
+from shared.placing.instances import largest_first
+from shared.placing.node_filters import free_resources, node_blocked
+from shared.placing.shares import held_share, instance_share
 
 Held = tuple[Device, DeviceUse]
 
