@@ -3,14 +3,19 @@
 from services.binder.agents import BusAgents
 from services.binder.api_pods import ApiPods
 from services.binder.assembly import assemble
-from services.binder.metrics import PrometheusTally
+from services.binder.event_writer import EventWriter
+from services.binder.metrics import PrometheusEvictions, PrometheusTally
+from services.binder.reclaim_pods import ApiVictims
+from services.binder.reclaiming import Reclaimer
 from services.binder.settings import BinderSettings
 from shared.clients.bus import Bus
 from shared.clients.kube import Kube
 from shared.clients.kubeconfig import load_credentials
 from shared.clients.leases import RedisLeases
 from shared.clients.leases_staging import LedgerStaging
+from shared.clients.takings import Takings
 from shared.model.events import ListingWanted
+from shared.placing.naive import fit_on_node
 from shared.runtime.clock import SystemClock
 from shared.runtime.run import run, serve
 from shared.runtime.settings import load_or_exit
@@ -24,15 +29,32 @@ async def bind(settings: BinderSettings) -> None:
         Bus.connect(settings.nats_url, name="binder") as bus,
         RedisLeases.connect(settings.redis_url) as ledger,
         LedgerStaging.connect(settings.redis_url) as staging,
+        Takings.connect(settings.redis_url) as takings,
     ):
+        clock = SystemClock()
+
+        def reclaimer(events: EventWriter) -> Reclaimer:
+            return Reclaimer(
+                ledger=ledger,
+                store=takings,
+                victims=ApiVictims(kube),
+                events=events,
+                counts=PrometheusEvictions(),
+                clock=clock,
+                fit=fit_on_node,
+                rules=settings.rules,
+                enabled=settings.reclaim,
+            )
+
         binder = assemble(
             ledger=ledger,
             staging=staging,
             pods=ApiPods(kube),
             bus=bus,
             agents=BusAgents(bus),
-            clock=SystemClock(),
+            clock=clock,
             tally=PrometheusTally(),
+            reclaimer=reclaimer,
             concurrency=settings.api_concurrency,
             events_per_s=settings.events_per_s,
         )

@@ -1,5 +1,6 @@
 """Puts a binder together from its ports; what is real and what is not is the caller's choice."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 from services.binder import event_writer
@@ -12,7 +13,7 @@ from services.binder.posting import CONCURRENCY, PATIENCE_S, Poster
 from services.binder.posting import Pods as BindingPods
 from services.binder.rebuilding import Evidences, Rebuild, Restoring
 from services.binder.reconciling import Reconciler
-from services.binder.service import Binder, Publishing
+from services.binder.service import Binder, Publishing, TakingBack
 from services.binder.sweeping import Sweeper
 from services.binder.tally import Tally
 from shared.runtime.clock import Clock
@@ -39,11 +40,13 @@ def assemble(
     agents: Agents,
     clock: Clock,
     tally: Tally,
+    reclaimer: Callable[[EventWriter], TakingBack],
     concurrency: int = CONCURRENCY,
     patience_s: float = PATIENCE_S,
     events_per_s: float = event_writer.PER_S,
 ) -> Binder:
-    """Return a binder of these parts."""
+    """Return a binder of these parts; what takes leases back is made with its writer of Events."""
+    events = EventWriter(pods, clock, tally, per_s=events_per_s)
     poster = Poster(pods, clock, concurrency=concurrency, patience_s=patience_s)
     return Binder(
         ledger=ledger,
@@ -53,7 +56,8 @@ def assemble(
         sweeper=Sweeper(ledger, clock),
         reconciler=Reconciler(ledger, staging, pods, tally),
         rebuild=Rebuild(ledger, staging, bus, clock, tally, flights=poster),
-        events=EventWriter(pods, clock, tally, per_s=events_per_s),
+        events=events,
         conditions=ConditionWriter(pods, clock, tally),
+        reclaimer=reclaimer(events),
         clock=clock,
     )

@@ -2,11 +2,28 @@
 
 from prometheus_client import Counter
 
+from shared.model.reclaim import Victim
+
 COUNTED = Counter(
     "leasehold_binder_remarks",
     "What the binder had to drop, or found to differ between ledger and cluster.",
     ["what"],
 )
+
+
+EVICTED = Counter(
+    "leasehold_reclaim_evictions",
+    "Pods evicted, by their namespace, why, and the namespace of the pod that gets their devices.",
+    ["namespace", "cause", "beneficiary"],
+)
+
+
+class PrometheusEvictions:
+    """Evictions, on /metrics."""
+
+    def evicted(self, victim: Victim, beneficiary: str) -> None:
+        """Count one, for a namespace; empty: for nobody in particular."""
+        EVICTED.labels(victim.namespace, victim.cause, beneficiary).inc()
 
 
 class PrometheusTally:

@@ -26,6 +26,7 @@ from services.binder.sweeping import SWEEP_S, Sweeper
 from shared.model.errors import UnavailableError
 from shared.model.events import (
     BindingFailed,
+    BudgetChanged,
     DeviceReported,
     Event,
     LeaseChanged,
@@ -48,6 +49,7 @@ from shared.runtime.clock import Clock
 from shared.runtime.service import answers, handles, loops
 
 ASK_S = 1.0
+RECLAIM_S = 0.5
 ENDED = "the reservation had ended before it was bound"
 REBUILD_S = 0.5
 
@@ -57,6 +59,18 @@ class Publishing(Protocol):
 
     async def publish(self, events: Sequence[Event]) -> None:
         """Publish events; raises UnavailableError if that could not be confirmed."""
+        ...
+
+
+class TakingBack(Protocol):
+    """Leases taken back for pods in need; `services.binder.reclaiming.Reclaimer` is it."""
+
+    async def hear(self, events: Sequence[BudgetChanged]) -> None:
+        """Remember how budgets stand."""
+        ...
+
+    async def step(self) -> list[PlacementChosen]:
+        """Move on what is under way, begin what is due; return the leases that came of it."""
         ...
 
 
@@ -75,6 +89,7 @@ class Binder:
         rebuild: Rebuild,
         events: EventWriter,
         conditions: ConditionWriter,
+        reclaimer: TakingBack,
         clock: Clock,
     ) -> None:
         self.ledger = ledger
@@ -86,6 +101,7 @@ class Binder:
         self.rebuild = rebuild
         self.events = events
         self.conditions = conditions
+        self.reclaimer = reclaimer
         self.clock = clock
 
     # Bindings
@@ -235,6 +251,23 @@ class Binder:
         return LeasesTold(
             leases=tuple(lease for lease in found if lease and lease.node == event.node)
         )
+
+    # What is over budget
+
+    @handles
+    async def hear_budgets(self, events: Sequence[BudgetChanged]) -> list[Never]:
+        """Remember how namespaces' budgets stand."""
+        await self.reclaimer.hear(events)
+        return []
+
+    @loops
+    async def take_back(self) -> None:
+        """Take leases back for pods in need, one binder at a time."""
+        while True:
+            chosen = await self.reclaimer.step()
+            if chosen:
+                await self.bus.publish(chosen)
+            await self.clock.sleep(RECLAIM_S)
 
     # What happens by itself
 

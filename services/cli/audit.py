@@ -54,15 +54,22 @@ def device_totals(facts: Facts) -> Iterator[Difference]:
 
 
 def node_totals(facts: Facts) -> Iterator[Difference]:
-    """S1: the stored total of every node's ordinary resources is the sum of its leases."""
+    """S1: the stored total of every node's ordinary resources is the sum of its leases and claims.
+
+    Claims are read apart: one may come or go in between.
+    """
     for account in facts.accounts:
         name = account.node.facts.name
         counted = counted_use(account.leases)[1].get(name, {})
+        kept = facts.kept.get(name, {})
         for resource in sorted(counted.keys() | account.node.used.keys()):
-            stored, summed = account.node.used.get(resource, 0), counted.get(resource, 0)
+            stored = account.node.used.get(resource, 0)
+            summed = counted.get(resource, 0) + kept.get(resource, 0)
             if stored != summed:
                 text = f"the ledger counts {stored} of {resource}, its leases sum up to {summed}"
-                yield Difference(invariant="S1", subject=f"node {name}", text=text)
+                yield Difference(
+                    invariant="S1", subject=f"node {name}", text=text, settles_s=BIND_S
+                )
 
 
 def over_commitment(facts: Facts) -> Iterator[Difference]:
@@ -224,7 +231,11 @@ def _compare(uuid: str, stored: DeviceUse | None, summed: DeviceUse) -> Iterator
         ("% of its cores", stored.cores_percent, summed.cores_percent),
         ("shares", stored.shares, summed.shares),
         ("tags", ",".join(sorted(stored.tags)), ",".join(sorted(summed.tags))),
-        ("leases that keep it to themselves", int(stored.alone), int(summed.alone)),
+        (
+            "leases that keep it to themselves",
+            int(stored.alone),
+            int(summed.alone or stored.claimed),
+        ),
         ("as MIG layout", stored.layout or "none", summed.layout or "none"),
         ("as slots taken", stored.taken or "none", summed.taken or "none"),
     ):

@@ -44,6 +44,8 @@ class Facts:
     """Only of nodes whose agent's checkpoint could be read here."""
     gangs: Mapping[str, frozenset[PodUid]] = field(default_factory=dict)
     """The pods that the ledger counts as holding a lease of each gang."""
+    kept: Mapping[NodeName, Mapping[str, int]] = field(default_factory=dict)
+    """What of nodes' ordinary resources is kept for pods for which leases are being taken back."""
 
     @property
     def leases(self) -> tuple[Lease, ...]:

@@ -42,6 +42,7 @@ from shared.runtime.clock import SystemClock
 from shared.runtime.run import Runner
 from shared.runtime.telemetry import Tracing
 from tests.support.apiserver import ApiUnderTest, api_server
+from tests.support.binder_world import NoReclaimer
 from tests.support.build import devices, facts
 from tests.support.nats import nats_server
 from tests.support.valkey import valkey_server
@@ -154,6 +155,7 @@ async def staged() -> AsyncIterator[Stage]:
                 agents=BusAgents(bus),
                 clock=SystemClock(),
                 tally=PrometheusTally(),
+                reclaimer=lambda _: NoReclaimer(),
             )
             runner = Runner("binder", binder, bus, Tracing("binder", None))
             stage = Stage(api, kube, bus, ledger, binder, runner, devices(8, NODE))

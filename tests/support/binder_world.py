@@ -15,6 +15,7 @@ from shared.model.errors import ConflictError, LeaseholdError, RequestError, Una
 from shared.model.events import (
     Activation,
     BoundPod,
+    BudgetChanged,
     DeviceReported,
     Event,
     PlacementChosen,
@@ -292,6 +293,16 @@ class FakeAgents:
         return {pod for pod in pods if self.answers[pod]}
 
 
+class NoReclaimer:
+    """Takes nothing back."""
+
+    async def hear(self, events: Sequence[BudgetChanged]) -> None:
+        """Budgets are of no interest."""
+
+    async def step(self) -> list[PlacementChosen]:
+        return []
+
+
 class FakeTally(Counter[str]):
     """Counters in a dictionary."""
 
@@ -317,6 +328,7 @@ class World:
             agents=self.agents,
             clock=self.clock,
             tally=self.tally,
+            reclaimer=lambda _: NoReclaimer(),
             patience_s=patience_s,
         )
 
