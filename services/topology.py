@@ -78,10 +78,14 @@ class Edge:
     hears: str
     event: type[Event]
     question: bool = False
+    copy: bool = False
+    """Overheard: the hearer takes it from nobody."""
 
     @property
     def manner(self) -> str:
-        """How it travels: work, news or question."""
+        """How it travels: work, news, question or copy."""
+        if self.copy:
+            return "copy"
         return "question" if self.question else str(self.event.delivery)
 
 
@@ -105,12 +109,15 @@ def edges_of(
     """Join what is said with those who hear it, sorted by speaker, hearer and subject."""
     hears: dict[type[Event], set[str]] = {}
     asked: set[type[Event]] = set()
+    copied: set[tuple[str, type[Event]]] = set()
     for name, held in roles_by_name.items():
         for role in held:
             for event in role.hears:
                 hears.setdefault(event, set()).add(name)
                 if role.kind == "answers":
                     asked.add(event)
+                if role.kind == "overhears":
+                    copied.add((name, event))
     said = {
         (name, event)
         for name, held in roles_by_name.items()
@@ -120,7 +127,13 @@ def edges_of(
         )
     }
     found = [
-        Edge(says=name, hears=hearer, event=event, question=event in asked)
+        Edge(
+            says=name,
+            hears=hearer,
+            event=event,
+            question=event in asked,
+            copy=(hearer, event) in copied,
+        )
         for name, event in said
         for hearer in hears.get(event, {NOBODY})
     ]
@@ -140,8 +153,8 @@ def unsaid() -> tuple[tuple[str, type[Event]], ...]:
 
 
 def mermaid() -> str:
-    """Draw a Mermaid flowchart: work with full lines, news dotted, questions thick."""
-    arrows = {"work": "-->", "news": "-.->", "question": "==>"}
+    """Draw a Mermaid flowchart: work with full lines, news and copies dotted, questions thick."""
+    arrows = {"work": "-->", "news": "-.->", "copy": "-.->", "question": "==>"}
     names: dict[str, str] = {}
     for edge in edges():
         for name in (edge.says, edge.hears):

@@ -17,7 +17,8 @@
            "nearest": [{"node", "reason", "devices": [{"uuid", "index", "reason"}]}]}}
 `trace`:   {"trace", "spans": [{"span", "parent", "service", "name", "start_s", "duration_s",
            "ok", "text"}]}; `start_s` counts from the first span.
-`topology`: {"edges": [{"says", "event", "as": "work" | "news" | "question", "hears"}]}
+`topology`: {"edges": [{"says", "event", "as": "work" | "news" | "question" | "copy",
+           "hears"}]}
 Amounts are MiB, percent of one device and Unix seconds.
 """
 

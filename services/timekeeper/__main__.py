@@ -3,7 +3,6 @@
 import logging
 from contextlib import AsyncExitStack
 
-from services.timekeeper.access import load_access
 from services.timekeeper.configuration import read_factors
 from services.timekeeper.rest import Pages
 from services.timekeeper.service import Timekeeper
@@ -16,6 +15,7 @@ from shared.clients.kube import Kube
 from shared.clients.kubeconfig import load_credentials
 from shared.clients.leases import RedisLeases
 from shared.runtime import health
+from shared.runtime.access import load_access
 from shared.runtime.clock import SystemClock
 from shared.runtime.run import run, serve
 from shared.runtime.settings import load_or_exit

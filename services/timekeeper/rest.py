@@ -13,7 +13,6 @@ from urllib.parse import quote
 import msgspec
 from aiohttp import web
 
-from services.timekeeper.access import EVERYTHING, Access, ForbiddenError
 from services.timekeeper.budget import OUT, consequence
 from services.timekeeper.granting import Store as GrantStore
 from services.timekeeper.granting import grant
@@ -26,6 +25,7 @@ from shared.clients.kube_errors import NotFoundError
 from shared.model.budget import UNITS_PER_GPU_MINUTE, Balance, Entry
 from shared.model.errors import ConflictError, LeaseholdError, RequestError, UnavailableError
 from shared.model.names import Namespace
+from shared.runtime.access import EVERYTHING, Access, ForbiddenError
 
 PAGE_MAX = 1000
 GONE = (

@@ -263,6 +263,15 @@ class Bus:
             )
         return inbox
 
+    async def overhear(self, kinds: Sequence[type[Event]]) -> Inbox:
+        """Start hearing copies of events of `kinds`, work included, without taking any of it."""
+        inbox = Inbox()
+        for kind in kinds:
+            subject = f"leasehold.{kind.delivery}.{kind.subject}{_filter(kind, '')}"
+            callback = _into(inbox, {kind.subject: kind}, work=False)
+            inbox.subscriptions.append(await self.client.subscribe(subject, cb=callback))
+        return inbox
+
     async def _hear_work(self, inbox: Inbox, kinds: list[type[Event]], durable: str) -> None:
         deliver = f"leasehold.deliver.{durable}"
         callback = _into(inbox, {kind.subject: kind for kind in kinds}, work=True)

@@ -396,6 +396,26 @@ class EndTold(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PartReported(Event):
+    """A replica of a service runs; told again and again, so that silence is noticed."""
+
+    subject: ClassVar[str] = "part.reported.v1"
+    delivery: ClassVar[Delivery] = Delivery.NEWS
+
+    service: str
+    instance: str
+    """Name of the replica, the same as in its logs and spans."""
+    node: str = ""
+    """Where it looks after one node."""
+    every_s: float = 5.0
+    """How long until it reports again."""
+    leaving: bool = False
+    """It was told to stop, and this is its last word."""
+    missing: tuple[str, ...] = ()
+    """What keeps it from being ready, in words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetChanged(Event):
     """How a namespace's budget stands; told when that changes, and again every minute."""
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
-from opentelemetry.trace import SpanKind
+from opentelemetry.trace import Span, SpanKind
 from prometheus_client import Counter, Histogram
 
 from shared.clients.bus import ACK_WAIT_S, Bus, Delivered, Inbox
@@ -24,6 +24,7 @@ from shared.clients.cancelling import end
 from shared.model.errors import ConflictError, LeaseholdError, RequestError, UnavailableError
 from shared.model.events import Event
 from shared.runtime import health, telemetry
+from shared.runtime.reporting import reporting
 from shared.runtime.service import Role, roles_of
 from shared.runtime.settings import ServiceSettings
 
@@ -71,7 +72,7 @@ class Runner:
         async with asyncio.TaskGroup() as tasks:
             try:
                 for role in roles_of(self.service):
-                    if role.kind == "handles":
+                    if role.kind in {"handles", "overhears"}:
                         inboxes.append((role, await self._inbox(role)))
                     elif role.kind == "answers":
                         await self._answer(role)
@@ -90,6 +91,8 @@ class Runner:
                     await inbox.close()
 
     async def _inbox(self, role: Role) -> Inbox:
+        if role.kind == "overhears":
+            return await self.bus.overhear(role.hears)
         return await self.bus.hear(
             role.hears, durable=f"{self.name}-{role.method}".replace("_", "-"), route=self.route
         )
@@ -134,9 +137,12 @@ class Runner:
 
     async def _try_batch(self, role: Role, batch: list[Delivered]) -> Exception | None:
         events = [event for delivered in batch for event in delivered.events]
-        inside, spans = self.tracing.start(
-            f"{self.name} {role.method}", events, kind=SpanKind.CONSUMER
-        )
+        inside: Sequence[Event] = events
+        spans: list[Span] = []
+        if role.kind == "handles":
+            inside, spans = self.tracing.start(
+                f"{self.name} {role.method}", events, kind=SpanKind.CONSUMER
+            )
         began = time.perf_counter()
         error: Exception | None = None
         try:
@@ -268,7 +274,12 @@ async def serve(
     checks = {"nats": lambda: None if bus.connected else "not connected", **(probes or {})}
     tracing = tracing or telemetry.open_tracing(name, settings)
     try:
-        async with health.served(health.application(checks), settings.http) as address:
+        instance = telemetry.instance_of(name, settings)
+        route = str(getattr(service, "route", ""))
+        async with (
+            health.served(health.application(checks), settings.http) as address,
+            reporting(bus, checks, service=name, instance=instance, node=route),
+        ):
             await _until(stop, Runner(name, service, bus, tracing), checks, settings, address)
     finally:
         await asyncio.to_thread(tracing.close)

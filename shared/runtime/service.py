@@ -1,8 +1,9 @@
 """How a service says what it does: handlers, sources, answers and loops, read from signatures.
 
 A method marked `@handles` takes a sequence of one event type (or a union of several) and returns
-the events it answers with; `@emits` marks an async generator of batches of events; `@answers` takes
-one event and returns one; `@loops` marks what runs beside them all the time.
+the events it answers with; `@overhears` marks one that hears a copy of everything said, work
+included, and takes it from nobody; `@emits` marks an async generator of batches of events;
+`@answers` takes one event and returns one; `@loops` marks what runs beside them all the time.
 """
 
 import collections.abc
@@ -23,7 +24,7 @@ class Role:
     """What one method of a service is for."""
 
     kind: str
-    """`handles`, `emits`, `answers` or `loops`."""
+    """`handles`, `overhears`, `emits`, `answers` or `loops`."""
     method: str
     hears: tuple[type[Event], ...] = ()
     says: tuple[type[Event], ...] = ()
@@ -43,6 +44,12 @@ def handles(method: F | None = None, *, concurrency: int = 1) -> F | Callable[[F
         return function
 
     return mark if method is None else mark(method)
+
+
+def overhears(method: F) -> F:
+    """Mark a handler of batches of copies: each replica hears all, and some may be lost."""
+    setattr(method, _MARK, ("overhears", 1))
+    return method
 
 
 def emits(method: F) -> F:

@@ -29,6 +29,7 @@ from shared.model.events import (
     LedgerRebuilt,
     ListingWanted,
     NodeChanged,
+    PartReported,
     PlacementChosen,
     PlacementRefused,
     PodBound,
@@ -201,6 +202,14 @@ SAMPLES: tuple[Event, ...] = (
         remaining_units=0,
         burn_milli_gpu=1500,
         exhausted_at=6.5,
+    ),
+    PartReported(
+        service="node-agent",
+        instance="agent-gpu-a",
+        node=NODE,
+        every_s=7.5,
+        leaving=True,
+        missing=("nats: not connected",),
     ),
 )
 

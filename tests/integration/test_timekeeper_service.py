@@ -13,7 +13,6 @@ import aiohttp
 import pytest
 import yaml
 
-from services.timekeeper.access import load_access
 from services.timekeeper.rest import Pages
 from services.timekeeper.service import Timekeeper
 from services.timekeeper.sources import PATH, BudgetObjects, Configured
@@ -24,6 +23,7 @@ from shared.clients.kubeconfig import load_credentials
 from shared.clients.leases import RedisLeases
 from shared.model.events import BudgetChanged
 from shared.runtime import health
+from shared.runtime.access import load_access
 from shared.runtime.run import Runner
 from shared.runtime.telemetry import Tracing
 from tests.support.apiserver import ApiUnderTest, api_server

@@ -24,18 +24,22 @@ class Access:
     tokens: tuple[tuple[bytes, str], ...] = ()
     open_reading: bool = True
 
+    def scopes(self, header: str) -> frozenset[str]:
+        """Return the namespaces that the token of a header is for, `*` for all; none: unknown."""
+        kind, _, given = header.partition(" ")
+        return frozenset(
+            scope
+            for token, scope in self.tokens
+            if kind.lower() == "bearer" and hmac.compare_digest(token, given.strip().encode())
+        )
+
     def check(self, header: str, namespace: str, *, write: bool = False) -> str:
         """Return who asks. Raises ForbiddenError if they may not; `*` is all namespaces."""
         if not self.tokens and self.open_reading and not write:
             return "anybody"
         if not self.tokens:
             raise ForbiddenError("granting needs a token; start with --tokens FILE", known=False)
-        kind, _, given = header.partition(" ")
-        found = [
-            scope
-            for token, scope in self.tokens
-            if kind.lower() == "bearer" and hmac.compare_digest(token, given.strip().encode())
-        ]
+        found = self.scopes(header)
         if not found:
             raise ForbiddenError("a known token is wanted: Authorization: Bearer ...", known=False)
         if EVERYTHING in found:
@@ -43,7 +47,7 @@ class Access:
         if write or namespace not in found:
             what = "grant" if write else f"read namespace {namespace}"
             raise ForbiddenError(
-                f"this token is for {', '.join(found)}: no right to {what}", known=True
+                f"this token is for {', '.join(sorted(found))}: no right to {what}", known=True
             )
         return f"member of {namespace}"
 

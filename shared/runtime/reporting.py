@@ -1,0 +1,63 @@
+"""A replica's sign of life: `PartReported` while it runs, and once more when it is told to stop."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Protocol
+
+from shared.clients.cancelling import end
+from shared.model.errors import UnavailableError
+from shared.model.events import Event, PartReported
+from shared.runtime.health import Probe, unready
+
+logger = logging.getLogger(__name__)
+
+EVERY_S = 5.0
+
+
+class Publishing(Protocol):
+    """The bus."""
+
+    async def publish(self, events: Sequence[Event]) -> None:
+        """Publish events."""
+        ...
+
+
+@contextlib.asynccontextmanager
+async def reporting(
+    bus: Publishing,
+    probes: Mapping[str, Probe],
+    *,
+    service: str,
+    instance: str,
+    node: str = "",
+    every_s: float = EVERY_S,
+) -> AsyncIterator[None]:
+    """Report that the replica runs, now and every `every_s` seconds, until the context ends."""
+
+    async def tell(*, leaving: bool = False) -> None:
+        event = PartReported(
+            service=service,
+            instance=instance,
+            node=node,
+            every_s=every_s,
+            leaving=leaving,
+            missing=tuple(f"{name}: {text}" for name, text in unready(probes).items()),
+        )
+        try:
+            await bus.publish([event])
+        except UnavailableError as error:
+            logger.debug("nobody hears that this replica runs: %s", error)
+
+    async def again() -> None:
+        while True:
+            await tell()
+            await asyncio.sleep(every_s)
+
+    telling = asyncio.create_task(again())
+    try:
+        yield
+    finally:
+        await end(telling)
+        await tell(leaving=True)
