@@ -1,4 +1,4 @@
-"""The guides of GPUSharing and Koordinator with their own manifests, which need an admission.
+"""Behind the webhook: the guides of GPUSharing and Koordinator, and all dialects on one device.
 
 GPUSharing's pods name no scheduler: there, an extender of the default one knows them, and here the
 webhook gives them to Leasehold. Koordinator's guide has a card of 23040 MiB, ours 23028.
@@ -6,14 +6,16 @@ webhook gives them to Leasehold. Koordinator's guide has a card of 23040 MiB, ou
 
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 
 import pytest
 import pytest_asyncio
 
+from shared.dialects import DIALECTS
+from shared.model.ledger import counted_use
 from tests.support import guides
-from tests.support.checklist import cleared, node_shows, note, notes_of, told, uuid
-from tests.support.stack import KUBECTL, Stack, running, stack
+from tests.support.checklist import cleared, leases, node_shows, note, notes_of, told, uuid
+from tests.support.stack import KUBECTL, Stack, gpu_pod, running, stack, vgpu
 
 pytestmark = [
     pytest.mark.kubectl,
@@ -28,9 +30,9 @@ NODE = "node-0"
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def whole() -> AsyncIterator[Stack]:
-    """One node with two A10, and the webhook."""
-    async with stack("--nodes", "1", "--gpus", "2xA10", webhook=True) as started:
-        await node_shows(started, NODE, {"koordinator.sh/gpu.shared": 200})
+    """One node with one A10, and the webhook."""
+    async with stack("--nodes", "1", "--gpus", "1xA10", webhook=True) as started:
+        await node_shows(started, NODE, {"koordinator.sh/gpu.shared": 100})
         yield started
 
 
@@ -75,9 +77,9 @@ async def test_gpusharing_2_the_guides_malformed_requests_are_denied(up: Stack) 
 
 
 async def test_gpusharing_the_node_shows_gpu_managers_resources(up: Stack) -> None:
-    blocks = 2 * CARD_MIB // 256
+    blocks = CARD_MIB // 256
 
-    await node_shows(up, NODE, {"tencent.com/vcuda-core": 200, "tencent.com/vcuda-memory": blocks})
+    await node_shows(up, NODE, {"tencent.com/vcuda-core": 100, "tencent.com/vcuda-memory": blocks})
 
 
 async def test_koordinator_26_the_guides_pod_runs_and_sees_its_half_of_the_memory(
@@ -117,3 +119,64 @@ async def test_koordinator_26_the_library_is_there_without_the_guides_daemon_set
     library = mounted["/usr/local/vgpu/libvgpu.so"]
     assert library.read_only
     assert library.host_path.startswith(str(up.root / "agents" / NODE))
+
+
+EVERYBODY: Mapping[str, tuple[str, Mapping[str, int]]] = {
+    "vgpu": ("volcano", vgpu(memory=4000, cores=20)),
+    "gpushare": ("volcano", {"volcano.sh/gpu-memory": 1024}),
+    "vcuda": ("", {"tencent.com/vcuda-core": 25, "tencent.com/vcuda-memory": 15}),
+    "hami": ("hami-scheduler", {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 2000}),
+    "koord": (
+        "koord-scheduler",
+        {"koordinator.sh/gpu-core": 30, "koordinator.sh/gpu-memory": 3_000_000_000},
+    ),
+}
+
+
+async def test_pods_of_all_dialects_share_one_device_and_one_ledger_counts_them(
+    up: Stack,
+) -> None:
+    for name, (scheduler, limits) in EVERYBODY.items():
+        await up.create(gpu_pod(name, limits, schedulerName=scheduler))
+    for name in EVERYBODY:
+        await up.until(name, running)
+    held = await leases(up)
+    devices, _ = counted_use(held.values())
+    told_limits = {
+        name: int(re.sub(r"m$", "", value)) * (MIB if value.endswith("m") else 1)
+        for name in EVERYBODY
+        for key, value in dict((await told(up, await up.pod(name))).envs).items()
+        if key.startswith("CUDA_DEVICE_MEMORY_LIMIT")
+    }
+
+    assert {held[name].dialect for name in EVERYBODY} == set(DIALECTS)
+    [use] = devices.values()
+    booked_mib = {name: sum(s.memory_mib for s in held[name].shares) for name in EVERYBODY}
+    assert booked_mib == {
+        "vgpu": 4000,
+        "gpushare": 1024,
+        "vcuda": 15 * 256,
+        "hami": 2000,
+        "koord": 2862,
+    }
+    assert (use.memory_mib, use.cores_percent, use.shares) == (sum(booked_mib.values()), 75, 5)
+    assert told_limits == {
+        "vgpu": 4000 * MIB,
+        "vcuda": 15 * 256 * MIB,
+        "hami": 2000 * MIB,
+        "koord": 3_000_000_000,
+    }
+    await up.audit()
+
+
+async def test_a_pod_that_mixes_two_vocabularies_is_denied_with_both_names(up: Stack) -> None:
+    mixed = guides.GPUSHARING_POD.replace(
+        "        tencent.com/vcuda-memory",
+        "        volcano.sh/gpu-memory: 1024\n        tencent.com/vcuda-memory",
+    )
+
+    done = await up.kubectl("apply", "-f", "-", stdin=mixed)
+
+    assert done.code != 0
+    assert "the pod mixes tencent and volcano-gpushare" in done.err
+    assert "container nvidia asks for tencent.com/vcuda-core" in done.err
