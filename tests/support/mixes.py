@@ -40,6 +40,7 @@ class Part:
     slots: int | None = None
     """Shares that a device may have with it: None any number, 0 as many as the device says."""
     init: bool = False
+    """It has ended when the next container starts."""
     instances: bool = False
     """A MIG instance will do."""
 
@@ -108,9 +109,30 @@ def _names(draw: Any) -> list[str]:
     return [f"c{n}" for n in range(draw(st.sampled_from([1, 1, 1, 2, 3])))]
 
 
-def _inits(draw: Any, names: list[str]) -> int:
-    """How many of the containers, from the first on, are init containers."""
-    return int(draw(st.sampled_from([0, 0, 0, *range(len(names))])))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kinds:
+    """Which containers of a pod, from the first on, are init containers, and whether those stay."""
+
+    inits: int
+    sidecars: bool
+
+    def asks(self, place: int, name: str, limits: dict[str, int | None]) -> ContainerAsks:
+        named = {resource: amount for resource, amount in limits.items() if amount is not None}
+        init = place < self.inits
+        return ContainerAsks(name=name, limits=named, init=init, sidecar=init and self.sidecars)
+
+    def runs_before(self, place: int) -> bool:
+        """Whether a container has ended when the next one starts."""
+        return place < self.inits and not self.sidecars
+
+
+@st.composite
+def _kinds(draw: Any, names: list[str]) -> Kinds:
+    inits = draw(st.sampled_from([0, 0, 0, *range(len(names))]))
+    return Kinds(inits=inits, sidecars=draw(st.integers(0, 3)) == 0)
+
+
+ORDINARY = Kinds(inits=0, sidecars=False)
 
 
 @st.composite
@@ -128,7 +150,7 @@ def volcano_vgpu(draw: Any) -> Wish:
             "volcano.sh/vgpu-memory-percentage": percent,
             "volcano.sh/vgpu-cores": cores,
         }
-        containers.append(_asks(name, limits))
+        containers.append(ORDINARY.asks(0, name, limits))
         bytes_of = (
             percent_of_units(percent)
             if percent is not None
@@ -161,10 +183,10 @@ def volcano_vgpu(draw: Any) -> Wish:
 def gpushare(draw: Any) -> Wish:
     containers, parts = [], []
     names = _names(draw)
-    inits = _inits(draw, names)
+    kinds = draw(_kinds(names))
     for place, name in enumerate(names):
-        memory, init = draw(sizes), place < inits
-        containers.append(_asks(name, {"volcano.sh/gpu-memory": memory}, init=init))
+        memory, init = draw(sizes), kinds.runs_before(place)
+        containers.append(kinds.asks(place, name, {"volcano.sh/gpu-memory": memory}))
         parts.append(Part(container=name, gpus=1, memory=units(memory), init=init))
     return Wish(
         dialect="volcano-gpushare",
@@ -180,7 +202,7 @@ def gpu_number(draw: Any) -> Wish:
     part = Part(
         container="c0", gpus=number, memory=whole_units, all_memory=True, cores=100, alone=True
     )
-    asked = _asks("c0", {"volcano.sh/gpu-number": number})
+    asked = ORDINARY.asks(0, "c0", {"volcano.sh/gpu-number": number})
     return Wish(dialect="volcano-gpushare", asks=_pod([asked]), parts=(part,))
 
 
@@ -188,13 +210,13 @@ def gpu_number(draw: Any) -> Wish:
 def vcuda(draw: Any) -> Wish:
     containers, parts = [], []
     names = _names(draw)
-    inits = _inits(draw, names)
+    kinds = draw(_kinds(names))
     for place, name in enumerate(names):
-        cards, init = draw(st.sampled_from([0, 0, 0, 0, 1, 2])), place < inits
+        cards, init = draw(st.sampled_from([0, 0, 0, 0, 1, 2])), kinds.runs_before(place)
         core = cards * 100 or draw(st.integers(1, 99))
         blocks = draw(st.integers(0 if cards else 1, 7))
         limits = {"tencent.com/vcuda-core": core, "tencent.com/vcuda-memory": blocks or None}
-        containers.append(_asks(name, limits, init=init))
+        containers.append(kinds.asks(place, name, limits))
         parts.append(
             Part(
                 container=name,
@@ -215,9 +237,9 @@ def hami(draw: Any) -> Wish:
     mutex = draw(st.sampled_from([False, False, False, True]))
     containers, parts = [], []
     names = _names(draw)
-    inits = _inits(draw, names)
+    kinds = draw(_kinds(names))
     for place, name in enumerate(names):
-        number, init = draw(few), place < inits
+        number, init = draw(few), kinds.runs_before(place)
         memory = draw(st.one_of(st.none(), sizes))
         percent = draw(st.sampled_from([None, None, 1, 33, 50, 100]))
         cores = draw(st.one_of(st.none(), cores_of))
@@ -227,7 +249,7 @@ def hami(draw: Any) -> Wish:
             "nvidia.com/gpumem-percentage": percent,
             "nvidia.com/gpucores": cores,
         }
-        containers.append(_asks(name, limits, init=init))
+        containers.append(kinds.asks(place, name, limits))
         everything = memory is None and percent in {None, 100}
         whole = everything and cores in {None, 100} and mode != "mig"
         part_of = (
@@ -263,9 +285,9 @@ def koordinator(draw: Any) -> Wish:
     in_bytes = draw(st.booleans())
     containers, parts = [], []
     names = _names(draw)
-    inits = _inits(draw, names)
+    kinds = draw(_kinds(names))
     for place, name in enumerate(names):
-        cards, init = draw(few), place < inits
+        cards, init = draw(few), kinds.runs_before(place)
         core = draw(st.one_of(st.none(), cores_of))
         ratio = None if in_bytes else draw(st.sampled_from([1, 10, 29, 33, 50, 100]))
         memory = draw(st.integers(cards, 3000 * MIB)) if in_bytes else None
@@ -275,7 +297,7 @@ def koordinator(draw: Any) -> Wish:
             "koordinator.sh/gpu-memory-ratio": None if ratio is None else ratio * cards,
             "koordinator.sh/gpu-memory": memory,
         }
-        containers.append(_asks(name, limits, init=init))
+        containers.append(kinds.asks(place, name, limits))
         whole = core == 100 and ratio == 100
         part_of = exactly((memory or 0) // cards) if in_bytes else percent_of_mib(ratio or 0)
         parts.append(
@@ -314,14 +336,9 @@ def vendor_cards(draw: Any) -> Wish:
     )
     return Wish(
         dialect="koordinator" if koord else "nvidia",
-        asks=_pod([_asks("c0", {"nvidia.com/gpu": number})], scheduler=scheduler),
+        asks=_pod([ORDINARY.asks(0, "c0", {"nvidia.com/gpu": number})], scheduler=scheduler),
         parts=(part,),
     )
-
-
-def _asks(name: str, limits: dict[str, int | None], *, init: bool = False) -> ContainerAsks:
-    named = {resource: amount for resource, amount in limits.items() if amount is not None}
-    return ContainerAsks(name=name, limits=named, init=init)
 
 
 BY_NAME = {
