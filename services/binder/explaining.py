@@ -10,7 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shared.model.events import PlacementRefused, PodRejected, ShareRefused, ViolationFound
+from shared.model.events import (
+    HealthChanged,
+    PlacementRefused,
+    PodRejected,
+    ShareRefused,
+    ViolationFound,
+)
 from shared.model.lease import Lease
 from shared.model.names import Namespace, PodUid
 
@@ -21,7 +27,10 @@ MAX_MESSAGE = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """One thing to tell about a pod; notes that are equal are one Event with a count."""
+    """One thing to tell about a pod, or a node; equal notes are one Event with a count.
+
+    Of a node, `pod` is its name, as in the kubelet's own Events, and the namespace `default`.
+    """
 
     pod: PodUid
     namespace: Namespace
@@ -29,6 +38,7 @@ class Note:
     reason: str
     message: str
     warning: bool = True
+    kind: str = "Pod"
 
     @property
     def event_name(self) -> str:
@@ -124,6 +134,38 @@ def violation_note(event: ViolationFound) -> Note:
     )
 
 
+def health_notes(event: HealthChanged) -> list[Note]:
+    """Return the Events of a device's health: of its node, and of each pod with a lease on it."""
+    device = f"GPU {event.index} ({event.device}) of node {event.node}"
+    if event.healthy:
+        reason, message = "GpuRecovered", f"{device} is healthy again"
+        advice = ""
+    else:
+        reason, message = "GpuCordoned", f"{device} is cordoned: {event.fault}"
+        advice = "; the lease stays, and what runs there may fail: to move, delete the pod"
+    node = Note(
+        pod=PodUid(event.node),
+        namespace=Namespace("default"),
+        name=event.node,
+        reason=reason,
+        message=cut(message),
+        warning=not event.healthy,
+        kind="Node",
+    )
+    pods = [
+        Note(
+            pod=holder.pod,
+            namespace=holder.namespace,
+            name=holder.name,
+            reason=reason,
+            message=cut(message + advice),
+            warning=not event.healthy,
+        )
+        for holder in event.holders
+    ]
+    return [node, *pods]
+
+
 def cut(message: str) -> str:
     """Shorten a message to what the API server takes."""
     return message if len(message) <= MAX_MESSAGE else message[: MAX_MESSAGE - 1] + "…"
@@ -160,8 +202,8 @@ def event_body(note: Note, *, count: int, first_at: float, last_at: float) -> Ma
         "metadata": {"name": note.event_name, "namespace": note.namespace},
         "involvedObject": {
             "apiVersion": "v1",
-            "kind": "Pod",
-            "namespace": note.namespace,
+            "kind": note.kind,
+            **({"namespace": note.namespace} if note.kind == "Pod" else {}),
             "name": note.name,
             "uid": note.pod,
         },

@@ -12,6 +12,7 @@ from services.binder.event_writer import EventWriter
 from services.binder.explaining import (
     bound_note,
     explain,
+    health_notes,
     lease_note,
     share_note,
     violation_note,
@@ -29,6 +30,7 @@ from shared.model.events import (
     BudgetChanged,
     DeviceReported,
     Event,
+    HealthChanged,
     LeaseChanged,
     LeasesAsked,
     LeasesTold,
@@ -195,6 +197,14 @@ class Binder:
         """Have an Event say which rule a pod's container breaks."""
         for event in events:
             self.events.note(violation_note(event))
+        return []
+
+    @handles
+    async def tell_health(self, events: Sequence[HealthChanged]) -> list[Never]:
+        """Have Events say which device is sick, of its node and of every pod with a lease on it."""
+        for event in events:
+            for note in health_notes(event):
+                self.events.note(note)
         return []
 
     @loops

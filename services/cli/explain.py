@@ -101,7 +101,7 @@ def _share_lines(share: Share, facts: Facts) -> list[str]:
         lines.append(
             f"            {device.model} {device.uuid}: {use.memory_mib} of {device.memory_mib} "
             f"MiB, {use.cores_percent} % of its cores in {use.shares} of {device.slots} shares"
-            f"{'' if device.healthy else ', UNHEALTHY'}"
+            f"{'' if device.healthy else f', UNHEALTHY: {device.fault}'.rstrip(': ')}"
         )
     return lines
 

@@ -62,6 +62,16 @@ class Facts:
             for device, use in account.node.devices
         }
 
+    @property
+    def sick(self) -> dict[DeviceUuid, str]:
+        """What is wrong with the devices that are not healthy."""
+        return {
+            device.uuid: device.fault or "it is not healthy"
+            for account in self.accounts
+            for device, _ in account.node.devices
+            if not device.healthy
+        }
+
 
 def shares_on(account: NodeAccount, device: DeviceUuid) -> Iterator[tuple[Lease, Share]]:
     """Return the shares of one device with their leases, in the order of their slots."""

@@ -1,6 +1,6 @@
 """Leases and devices as text for a terminal, `width` columns wide; nothing here does I/O."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -12,6 +12,7 @@ from services.cli.facts import Facts, shares_on
 from shared.model.device import Device, DeviceMode, DeviceUse
 from shared.model.lease import Lease, Share
 from shared.model.ledger import NodeAccount
+from shared.model.names import DeviceUuid
 
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 
@@ -31,8 +32,9 @@ def gpus(accounts: Sequence[NodeAccount], width: int) -> RenderableType:
 def ps(facts: Facts) -> RenderableType:
     """List leases, then pods that wait and why."""
     leases = _table("POD", "NODE", "DEVICES", "MIB", "CORES", "STATE", "AGE", "DIALECT")
+    sick = facts.sick
     for lease in facts.leases:
-        leases.add_row(*_lease_row(lease, facts.read_at))
+        leases.add_row(*_lease_row(lease, facts.read_at, sick))
     blocks: list[RenderableType] = [leases if facts.leases else Text("no pod holds a lease")]
     if facts.waiting:
         waiting = _table("WAITING", "FOR", "VERDICT")
@@ -96,6 +98,8 @@ def _devices(account: NodeAccount, width: int) -> list[RenderableType]:
                 f"{share.memory_mib} MiB  {_place(share)}  {lease.state}"
             )
             lines.append(Text(text, style=style[lease.pod]))
+        if device.fault:
+            lines.append(Text(f"      {device.fault}", style="red"))
     return lines
 
 
@@ -131,9 +135,10 @@ def _letter(number: int) -> str:
     return "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[number % 26]
 
 
-def _lease_row(lease: Lease, now: float) -> tuple[str, ...]:
+def _lease_row(lease: Lease, now: float, sick: Mapping[DeviceUuid, str]) -> tuple[str, ...]:
     app = [share for share in lease.shares if not share.init] or list(lease.shares)
     devices = sorted({share.index for share in app})
+    ill = any(share.device in sick for share in lease.shares)
     memory = [str(share.memory_mib) for share in app]
     cores = [_cores(share) for share in app]
     return (
@@ -142,7 +147,7 @@ def _lease_row(lease: Lease, now: float) -> tuple[str, ...]:
         ",".join(map(str, devices)) or "-",
         "+".join(memory) or "-",
         "+".join(cores) or "-",
-        str(lease.state),
+        f"{lease.state}, on a sick device" if ill else str(lease.state),
         age(now - lease.created_at),
         lease.dialect or "-",
     )

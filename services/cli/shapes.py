@@ -1,13 +1,13 @@
 """What `--json` prints: plain dictionaries whose keys stay as they are.
 
-`gpus`:    {"nodes": [{"node", "devices": [{"uuid", "index", "model", "mode", "healthy",
+`gpus`:    {"nodes": [{"node", "devices": [{"uuid", "index", "model", "mode", "healthy", "fault",
            "memory_mib", "used_memory_mib", "used_cores_percent", "slots", "used_shares", "fence",
            "layout", "shares": [{"pod", "namespace", "name", "container", "memory_mib",
            "cores_percent", "slot", "mig", "fence", "state"}]}]}]}; "layout" is that of a device in
            MIG mode of which instances are held, "mig" {"layout", "position", "profile"} or null.
 `ps`:      {"leases": [{"pod", "namespace", "name", "node", "state", "version", "dialect",
-           "created_at", "expires_at", "shares": [{"container", "device", "index", "memory_mib",
-           "cores_percent", "slot", "mig", "fence", "init"}]}],
+           "created_at", "expires_at", "sick", "shares": [{"container", "device", "index",
+           "memory_mib", "cores_percent", "slot", "mig", "fence", "init"}]}],
            "waiting": [{"pod", "namespace", "name", "since", "reason", "hint", "permanent"}]}
 `audit`:   {"clean", "checked": {"nodes", "devices", "leases", "pods", "agents"},
            "differences": [{"invariant", "subject", "text"}]}
@@ -19,7 +19,8 @@
            "ok", "text"}]}; `start_s` counts from the first span.
 `topology`: {"edges": [{"says", "event", "as": "work" | "news" | "question" | "copy",
            "hears"}]}
-Amounts are MiB, percent of one device and Unix seconds.
+"sick" lists the devices of a lease that are not healthy. Amounts are MiB, percent of one device and
+Unix seconds.
 """
 
 from collections.abc import Iterable
@@ -41,8 +42,12 @@ def gpus(accounts: Iterable[NodeAccount]) -> Shape:
 
 def ps(facts: Facts) -> Shape:
     """Return every lease and every waiting pod."""
+    sick = facts.sick.keys()
     return {
-        "leases": [lease_shape(lease) for lease in facts.leases],
+        "leases": [
+            lease_shape(lease) | {"sick": sorted({share.device for share in lease.shares} & sick)}
+            for lease in facts.leases
+        ],
         "waiting": [_waiting(waiting) for waiting in facts.waiting],
     }
 
@@ -131,6 +136,7 @@ def _node(account: NodeAccount) -> Shape:
                 "model": device.model,
                 "mode": str(device.mode),
                 "healthy": device.healthy,
+                "fault": device.fault,
                 "memory_mib": device.memory_mib,
                 "used_memory_mib": use.memory_mib,
                 "used_cores_percent": use.cores_percent,

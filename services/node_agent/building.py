@@ -5,16 +5,19 @@ import contextlib
 import fcntl
 import logging
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
 from services.node_agent import measuring
 from services.node_agent.answering import Answering
 from services.node_agent.checkpoint import Checkpoint
+from services.node_agent.checkup import Checkup, Xids
 from services.node_agent.configuring import Configuring
+from services.node_agent.faults import DISABLE, ENABLE, XidRules
 from services.node_agent.finding import Asking, Finding
 from services.node_agent.handshake import Handshake
+from services.node_agent.health import Policy
 from services.node_agent.instances import Instances
 from services.node_agent.isolation import Layout
 from services.node_agent.kubelet import DevicePlugins
@@ -28,6 +31,7 @@ from services.node_agent.preparing import HostPreparing
 from services.node_agent.service import NodeAgent
 from services.node_agent.settings import (
     NVML_LOOK_S,
+    SIMULATED_FIRST_S,
     SIMULATED_LOOK_S,
     AgentSettings,
     kubelet_credentials,
@@ -46,7 +50,7 @@ from shared.runtime.telemetry import Tracing
 logger = logging.getLogger(__name__)
 
 
-class Hardware(Gpus, Driver, Protocol):
+class Hardware(Gpus, Driver, Xids, Protocol):
     """The node's GPUs."""
 
 
@@ -59,6 +63,15 @@ def gpus_of(settings: AgentSettings) -> Hardware:
     from services.node_agent.nvml import NvmlGpus  # noqa: PLC0415 - not for simulated GPUs
 
     return NvmlGpus()
+
+
+def xid_rules(environ: Mapping[str, str]) -> XidRules:
+    """Return which XIDs condemn a GPU, as the environment says; what it says wrongly is logged."""
+    rules = XidRules.of(environ)
+    if rules.strange:
+        words = ", ".join(rules.strange)
+        logger.warning("%s and %s list XIDs by number, not %s", DISABLE, ENABLE, words)
+    return rules
 
 
 def usage_of(settings: AgentSettings, gpus: Gpus) -> Usage:
@@ -140,6 +153,14 @@ async def node_agent(
             node,
             gpus=gpus,
             look_s=SIMULATED_LOOK_S if settings.simulated else NVML_LOOK_S,
+            checkup=Checkup(
+                node,
+                xids=gpus,
+                rules=xid_rules(os.environ),
+                policy=Policy(first_s=SIMULATED_FIRST_S) if settings.simulated else Policy(),
+                leases=leases,
+                clock=clock,
+            ),
             configuring=Configuring(
                 kube,
                 node,

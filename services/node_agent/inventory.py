@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from services.node_agent.faults import GONE, Fault
 from services.node_agent.geometry import KNOWN, Geometry, layouts_for, present
 from services.node_agent.mig import MigInstance, MigState
 from shared.dialects.dialect import Dialect, Host, NodeObject, ServedId
@@ -15,6 +16,7 @@ MAX_LIST_BYTES = 4_000_000
 """The kubelet receives at most 4 MiB in one message; a little room is left."""
 MAX_ID_LENGTH = 63
 NO_HOST = Host()
+NO_ILLS: Mapping[DeviceUuid, str] = {}
 _HEALTH_LENGTHS = {True: len("Healthy"), False: len("Unhealthy")}
 
 
@@ -27,7 +29,10 @@ class Gpu:
     """Minor number."""
     model: str
     memory_mib: int
-    healthy: bool = True
+    fault: Fault | None = None
+    """What is wrong with it now, as far as it can be seen from outside."""
+    ecc_errors: int = 0
+    """Memory errors that could not be corrected, since the driver was loaded."""
     numa: int | None = None
     driver: str = ""
     """Version of its driver; empty: unknown."""
@@ -97,15 +102,24 @@ def check_division(division: Division, strategies: Sequence[str]) -> None:
 
 
 def devices_of(
-    gpus: Iterable[Gpu], division: Division, known: Iterable[Device] = ()
+    gpus: Iterable[Gpu],
+    division: Division,
+    known: Iterable[Device] = (),
+    ills: Mapping[DeviceUuid, str] = NO_ILLS,
 ) -> tuple[Device, ...]:
-    """Divide GPUs into devices, in order of their minor number.
+    """Divide GPUs into devices, in order of their minor number; `ills` says what is wrong.
 
     A known device that is not found any more stays, unhealthy: the kubelet may have given its IDs
     to pods that still run, and an ID must never come to mean another device.
     """
-    found = {gpu.uuid: _device(gpu, division) for gpu in served_of(gpus, division)}
-    lost = {device.uuid: replace(device, healthy=False) for device in known}
+    found = {
+        gpu.uuid: _device(gpu, division, ills.get(gpu.uuid, ""))
+        for gpu in served_of(gpus, division)
+    }
+    lost = {
+        device.uuid: replace(device, healthy=False, fault=ills.get(device.uuid, str(GONE)))
+        for device in known
+    }
     return tuple(sorted((lost | found).values(), key=lambda device: (device.index, device.uuid)))
 
 
@@ -138,7 +152,7 @@ def notes_on(gpus: Iterable[Gpu], division: Division) -> tuple[str, ...]:
     return tuple(dict.fromkeys(notes))
 
 
-def _device(gpu: Gpu, division: Division) -> Device:
+def _device(gpu: Gpu, division: Division, ill: str) -> Device:
     layouts = _layouts(gpu, division)
     return Device(
         uuid=gpu.uuid,
@@ -148,7 +162,8 @@ def _device(gpu: Gpu, division: Division) -> Device:
         slots=max([division.split_count, *(len(layout.positions) for layout in layouts)]),
         unit_mib=division.unit_mib,
         mode=gpu.mode,
-        healthy=gpu.healthy,
+        healthy=not ill,
+        fault=ill,
         numa=gpu.numa,
         layouts=layouts,
     )

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from opentelemetry.trace import Span
 from prometheus_client import Counter, Gauge, Histogram
 
+from services.node_agent.health import Health
 from shared.model.lease import Lease
+from shared.model.names import DeviceUuid
 from shared.runtime import telemetry
 
 logger = logging.getLogger(__name__)
@@ -33,6 +35,17 @@ LEASES = Gauge("leasehold_agent_leases", "Live leases of this node that its agen
 UNREGISTERED = Gauge(
     "leasehold_agent_unregistered", "1 while a resource is not registered with the kubelet."
 )
+HEALTH = Gauge(
+    "leasehold_device_health",
+    "1 for the state of health that a device is in.",
+    ["device", "index", "state"],
+)
+
+
+def health_shown(device: DeviceUuid, index: int, state: Health) -> None:
+    """Show the state that a device is in now, and that it is in no other."""
+    for each in Health:
+        HEALTH.labels(device, str(index), str(each)).set(float(each is state))
 
 
 @dataclass(slots=True)

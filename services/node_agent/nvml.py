@@ -5,17 +5,18 @@ limit, and no second one is put before the first has come back.
 """
 
 import asyncio
-import contextlib
-import functools
-import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import pynvml
 
 from services.node_agent import nvml_mig
+from services.node_agent.faults import MEMORY_BROKEN, Fault, Xid, no_answer
 from services.node_agent.inventory import Gpu
+from services.node_agent.looking import Looking
 from services.node_agent.mig import MigInstance
+from services.node_agent.nvml_events import NvmlEvents
+from services.node_agent.own_thread import begun
 from shared.model.errors import UnavailableError
 from shared.model.names import DeviceUuid
 
@@ -29,29 +30,20 @@ class NvmlGpus:
     """The GPUs of this machine."""
 
     def __init__(self) -> None:
-        self._asked: asyncio.Future[tuple[Gpu, ...]] | None = None
+        self._looking = Looking(_count, _look, limit_s=TIMEOUT_S)
+        self._events = NvmlEvents()
         self._last: dict[DeviceUuid, asyncio.Future[Any]] = {}
 
     async def discover(self) -> tuple[Gpu, ...]:
-        """Return all GPUs with their health.
+        """Return all GPUs, with what is wrong with each.
 
         Raises UnavailableError, saying what to do, while there is no driver or it does not answer.
         """
-        try:
-            async with asyncio.timeout(TIMEOUT_S):
-                if self._asked is None or self._asked.done():
-                    self._asked = in_own_thread(_discover)
-                return await asyncio.shield(self._asked)
-        except TimeoutError as error:
-            raise UnavailableError(
-                f"the NVIDIA driver did not answer within {TIMEOUT_S:g} s: look at `nvidia-smi` "
-                "and at the kernel log for Xid messages"
-            ) from error
-        except pynvml.NVMLError as error:
-            raise UnavailableError(
-                f"NVML: {error}. Install the NVIDIA driver on this node and mount its libraries "
-                "here, or give --gpus a layout such as 8xA100-80GB to simulate GPUs"
-            ) from error
+        return await self._looking.look()
+
+    def xids(self) -> tuple[Xid, ...]:
+        """Return the XID events since the last call."""
+        return self._events.drain()
 
     async def instances(self, device: DeviceUuid) -> tuple[MigInstance, ...]:
         """Return the instances of a device in MIG mode."""
@@ -103,50 +95,25 @@ def _initialised(question: Callable[[], T]) -> T:
 
 
 def in_own_thread(question: Callable[[], T]) -> asyncio.Future[T]:
-    """Begin in a thread that keeps neither the other threads busy nor the process alive."""
-    loop = asyncio.get_running_loop()
-    answer: asyncio.Future[T] = loop.create_future()
-
-    def ask() -> None:
-        try:
-            found = question()
-        except pynvml.NVMLError as error:
-            settle = functools.partial(_settle_wrong, answer, error)
-        else:
-            settle = functools.partial(_settle, answer, found)
-        with contextlib.suppress(RuntimeError):  # the loop ended in the meantime
-            loop.call_soon_threadsafe(settle)
-
-    threading.Thread(target=ask, name="nvml", daemon=True).start()
-    return answer
+    """Begin; the answer may be an NVMLError."""
+    return begun(question, pynvml.NVMLError)
 
 
-def _settle(answer: asyncio.Future[T], found: T) -> None:
-    if not answer.done():
-        answer.set_result(found)
-
-
-def _settle_wrong(answer: asyncio.Future[T], error: Exception) -> None:
-    if not answer.done():
-        answer.set_exception(error)
-
-
-def _discover() -> tuple[Gpu, ...]:
-    """Ask for each GPU; one that is lost is left out as long as another answers."""
-    pynvml.nvmlInit()
-    found: list[Gpu] = []
-    lost: list[pynvml.NVMLError] = []
+def _count() -> int:
     try:
-        for number in range(pynvml.nvmlDeviceGetCount()):
-            try:
-                found.append(_gpu(number))
-            except pynvml.NVMLError as error:
-                lost.append(error)
-    finally:
-        pynvml.nvmlShutdown()
-    if lost and not found:
-        raise lost[0]
-    return tuple(found)
+        return int(_initialised(pynvml.nvmlDeviceGetCount))
+    except pynvml.NVMLError as error:
+        raise UnavailableError(
+            f"NVML: {error}. Install the NVIDIA driver on this node and mount its libraries "
+            "here, or give --gpus a layout such as 8xA100-80GB to simulate GPUs"
+        ) from error
+
+
+def _look(number: int) -> Gpu:
+    try:
+        return _initialised(lambda: _gpu(number))
+    except pynvml.NVMLError as error:
+        raise UnavailableError(f"NVML: {error}") from error
 
 
 def _gpu(number: int) -> Gpu:
@@ -158,7 +125,8 @@ def _gpu(number: int) -> Gpu:
         index=_asked(lambda: int(pynvml.nvmlDeviceGetMinorNumber(handle)), number),
         model=_text(pynvml.nvmlDeviceGetName(handle)),
         memory_mib=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) // MIB,
-        healthy=_is_healthy(handle),
+        fault=_fault_of(handle),
+        ecc_errors=_asked(lambda: _uncorrected(handle), 0),
         numa=numa,
         driver=_asked(lambda: _text(pynvml.nvmlSystemGetDriverVersion()), ""),
         mig=mig,
@@ -168,16 +136,22 @@ def _gpu(number: int) -> Gpu:
     )
 
 
-def _is_healthy(handle: Any) -> bool:
-    """Return whether the GPU answers and needs no reset: what a lost or broken one does not."""
-    pending = _asked(lambda: pynvml.nvmlDeviceGetRemappedRows(handle), None)
-    if pending is not None and pending[3]:
-        return False
+def _fault_of(handle: Any) -> Fault | None:
+    """Return what a lost or broken GPU shows: it does not answer, or its memory is broken."""
+    rows = _asked(lambda: pynvml.nvmlDeviceGetRemappedRows(handle), None)
+    if rows is not None and rows[3]:
+        return MEMORY_BROKEN
     try:
         pynvml.nvmlDeviceGetUtilizationRates(handle)
     except pynvml.NVMLError as error:
-        return bool(error.value == pynvml.NVML_ERROR_NOT_SUPPORTED)
-    return True
+        if error.value != pynvml.NVML_ERROR_NOT_SUPPORTED:
+            return no_answer(f"NVML: {error}")
+    return None
+
+
+def _uncorrected(handle: Any) -> int:
+    kind, counter = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
+    return int(pynvml.nvmlDeviceGetTotalEccErrors(handle, kind, counter))
 
 
 def _asked(question: Callable[[], T], otherwise: T) -> T:

@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 
 from services.node_agent.allocation import Node
 from services.node_agent.answering import Answering
+from services.node_agent.checkup import Checkup
+from services.node_agent.faults import Fault, no_answer
 from services.node_agent.inventory import Division, Gpu, Shown, devices_of, notes_on, shown_by
 from services.node_agent.ports import (
     Cleaning,
@@ -26,6 +28,7 @@ from shared.model.events import (
     DeviceReported,
     EndAsked,
     EndTold,
+    HealthChanged,
     LeaseChanged,
     LeasesAsked,
     LeasesTold,
@@ -56,6 +59,7 @@ class NodeAgent:
         *,
         gpus: Gpus,
         look_s: float,
+        checkup: Checkup,
         configuring: Configuring,
         instances: MigLayouts,
         dialects: Sequence[Dialect],
@@ -72,6 +76,7 @@ class NodeAgent:
         self.route = node
         self.gpus = gpus
         self.look_s = look_s
+        self.checkup = checkup
         self.configuring = configuring
         self.instances = instances
         self.dialects = tuple(dialects)
@@ -90,6 +95,7 @@ class NodeAgent:
         self.shown = Shown()
         self.notes: tuple[str, ...] = ()
         self.trouble: str | None = "the GPUs were not asked yet"
+        self._served: tuple[Device, ...] = ()
         self._report = asyncio.Event()
         self._settle_now = asyncio.Event()
         self._settled = False
@@ -166,6 +172,12 @@ class NodeAgent:
                 if found.name
             ]
 
+    @emits
+    async def health(self) -> AsyncIterator[Sequence[HealthChanged]]:
+        """Say which devices are cordoned, and which are healthy again."""
+        while True:
+            yield await self.checkup.changes()
+
     # What it keeps doing
 
     @loops
@@ -189,22 +201,41 @@ class NodeAgent:
         Raises UnavailableError while they cannot be asked, RequestError if the settings make
         lists of them that no kubelet takes.
         """
-        found, division = await self.gpus.discover(), await self.configuring.division()
+        division = await self.configuring.division()
+        try:
+            found = await self.gpus.discover()
+        except UnavailableError as error:
+            await self._take_silence(division, no_answer(str(error)))
+            raise
+        self.checkup.take(found)
         driver = next((gpu.driver for gpu in found if gpu.driver), "")
         host = Host(driver=driver, isolates=await self.cleaning.isolates())
         await self._take(found, division, host)
         self._say(None)
 
+    async def _take_silence(self, division: Division, why: Fault) -> None:
+        """Nothing can be asked: what is known stays as it is, and sickens."""
+        self.checkup.take((), why)
+        if self.devices:
+            devices = devices_of((), division, self.devices, self.checkup.ills)
+            await self._show(devices, division, self.host)
+
     async def _take(self, found: Sequence[Gpu], division: Division, host: Host) -> None:
-        devices = devices_of(found, division, self.devices)
+        devices = devices_of(found, division, self.devices, self.checkup.ills)
         self.instances.found(found, devices)
         for note in notes_on(found, division):
             if note not in self.notes:
                 logger.warning(note)
         self.notes = notes_on(found, division)
-        if (devices, host) == (self.devices, self.host) and self.answering.facts is not None:
+        await self._show(devices, division, host)
+
+    async def _show(self, devices: tuple[Device, ...], division: Division, host: Host) -> None:
+        served = self.checkup.served(devices)
+        before = (self.devices, self._served, self.host)
+        if (devices, served, host) == before and self.answering.facts is not None:
             return
-        shown = await asyncio.to_thread(shown_by, self.dialects, devices, division.strategy, host)
+        shown = await asyncio.to_thread(shown_by, self.dialects, served, division.strategy, host)
+        self._served = served
         self.devices, self.host, self.shown = devices, host, shown
         self.answering.facts = Node(
             name=self.route,

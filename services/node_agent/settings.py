@@ -36,6 +36,8 @@ MONITOR = "0.0.0.0:9394"
 """Where HAMi's and Volcano's monitors are scraped."""
 NVML_LOOK_S = 5.0
 SIMULATED_LOOK_S = 1.0
+SIMULATED_FIRST_S = 1.0
+"""How long a simulated GPU is left in peace when it is first cordoned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +65,8 @@ class AgentSettings(ServiceSettings):
     )
     fault_file: Path | None = setting(
         None, 'faults of simulated GPUs: {"0": "unhealthy"}, by index or UUID, read each second; '
-        "others: create-fails, compute-fails, create-nothing, create-hangs, busy; default: "
+        "others: hang, vanish, xid-79 (any number), memory-8192 (its MiB from now on), mode-flip, "
+        "create-fails, compute-fails, create-nothing, create-hangs, busy; default: "
         "STATE_DIR/faults.json"
     )  # fmt: skip
     mig_file: Path | None = setting(

@@ -3,19 +3,27 @@
 import asyncio
 import json
 import re
+import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from services.node_agent.faults import Fault, Xid
 from services.node_agent.gpu_profiles import PROFILES, GpuProfile
 from services.node_agent.inventory import Gpu
+from services.node_agent.looking import Looking
 from services.node_agent.mig import MigInstance, MigState
 from services.node_agent.simulated_mig import SimulatedMig
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.names import DeviceUuid, NodeName
 
 UNHEALTHY = "unhealthy"
+HANG = "hang"
+VANISH = "vanish"
+MODE_FLIP = "mode-flip"
+_XID = re.compile(r"xid-(\d+)")
+_MEMORY = re.compile(r"memory-(\d+)")
 DRIVER = "simulated"
 """What stands where the driver's version does."""
 CREATE_FAILS = "create-fails"
@@ -23,9 +31,24 @@ COMPUTE_FAILS = "compute-fails"
 CREATE_NOTHING = "create-nothing"
 CREATE_HANGS = "create-hangs"
 BUSY = "busy"
-FAULTS = (UNHEALTHY, CREATE_FAILS, COMPUTE_FAILS, CREATE_NOTHING, CREATE_HANGS, BUSY)
-"""Sick; no instance is made, no compute instance is, none is although NVML says so, NVML does not
-come back from making one; processes use all instances."""
+FAULTS = (
+    UNHEALTHY,
+    HANG,
+    VANISH,
+    MODE_FLIP,
+    CREATE_FAILS,
+    COMPUTE_FAILS,
+    CREATE_NOTHING,
+    CREATE_HANGS,
+    BUSY,
+)
+"""Sick; NVML does not come back, does not list it, says that MIG is on where it was off; no
+instance is made, no compute instance is, none is although NVML says so, NVML does not come back
+from making one; processes use all instances. Besides `xid-79`, such an event at each look, and
+`memory-8192`, its memory in MiB from now on."""
+LIMIT_S = 1.0
+"""So long a simulated GPU may take to answer."""
+HANGING_S = 0.05
 _NAMESPACE = uuid.UUID("0b7a4d0e-7f0c-4d55-9f5b-2f2f0f9d7a11")
 _PART = re.compile(r"(\d+)x(.+?)(:mig)?")
 _SAID_OF_NONE = 99
@@ -82,6 +105,7 @@ class SimulatedGpus:
         self.node = node
         self.gpus = parse_layout(layout)
         self.fault_file = fault_file
+        self._looking = Looking(self._count, self._look, limit_s=LIMIT_S)
         self.mig = SimulatedMig(
             mig_file or Path("simulated-mig.json"),
             {
@@ -93,7 +117,20 @@ class SimulatedGpus:
 
     async def discover(self) -> tuple[Gpu, ...]:
         """Return all GPUs. Raises RequestError if the fault file is not what it should be."""
-        return await asyncio.to_thread(self._discover)
+        return await self._looking.look()
+
+    def xids(self) -> tuple[Xid, ...]:
+        """Return an event of each GPU that the fault file says has some."""
+        try:
+            faults = self._faults()
+        except RequestError:  # said at the next look
+            return ()
+        return tuple(
+            Xid(name, int(match[1]))
+            for index in range(len(self.gpus))
+            if (match := _XID.fullmatch(self._named(faults, index)))
+            and (name := uuid_of(self.node, index))
+        )
 
     async def instances(self, device: DeviceUuid) -> tuple[MigInstance, ...]:
         """Return the instances of a GPU in MIG mode."""
@@ -128,33 +165,43 @@ class SimulatedGpus:
         """Remove an instance without compute instances."""
         await asyncio.to_thread(self.mig.destroy_instance, device, gi)
 
-    def _discover(self) -> tuple[Gpu, ...]:
-        faults = self._faults()
-        return tuple(
-            Gpu(
-                uuid=(name := uuid_of(self.node, index)),
-                index=index,
-                model=gpu.profile.product,
-                memory_mib=gpu.profile.memory_mib,
-                healthy=UNHEALTHY not in {faults.get(name), faults.get(str(index))},
-                driver=DRIVER,
-                mig=_state(gpu),
-                instances=self._instances(name) if gpu.mig else (),
-            )
-            for index, gpu in enumerate(self.gpus)
+    def _count(self) -> int:
+        self._faults()
+        return len(self.gpus)
+
+    def _look(self, index: int) -> Gpu | None:
+        name, gpu = uuid_of(self.node, index), self.gpus[index]
+        while (fault := self._named(self._faults(), index)) == HANG:
+            time.sleep(HANGING_S)
+        if fault == VANISH:
+            return None
+        memory = _MEMORY.fullmatch(fault)
+        return Gpu(
+            uuid=name,
+            index=index,
+            model=gpu.profile.product,
+            memory_mib=int(memory[1]) if memory else gpu.profile.memory_mib,
+            fault=Fault("Unhealthy", "the fault file says so", grave=True)
+            if fault == UNHEALTHY
+            else None,
+            driver=DRIVER,
+            mig=_state(gpu, flipped=fault == MODE_FLIP),
+            instances=self._instances(name) if gpu.mig and fault != MODE_FLIP else (),
         )
+
+    def _named(self, faults: dict[str, str], index: int) -> str:
+        return faults.get(uuid_of(self.node, index)) or faults.get(str(index), "")
 
     def _instances(self, device: DeviceUuid) -> tuple[MigInstance, ...]:
         busy = self._fault_of(device) == BUSY
         return tuple(replace(one, busy=busy) for one in self.mig.instances(device))
 
-    async def _fault(self, device: DeviceUuid) -> str | None:
+    async def _fault(self, device: DeviceUuid) -> str:
         return await asyncio.to_thread(self._fault_of, device)
 
-    def _fault_of(self, device: DeviceUuid) -> str | None:
+    def _fault_of(self, device: DeviceUuid) -> str:
         names = [uuid_of(self.node, index) for index in range(len(self.gpus))]
-        faults = self._faults()
-        return faults.get(device) or faults.get(str(names.index(device)))
+        return self._named(self._faults(), names.index(device))
 
     def _faults(self) -> dict[str, str]:
         if self.fault_file is None:
@@ -170,7 +217,8 @@ class SimulatedGpus:
         return {str(device): str(state) for device, state in faults.items()}
 
 
-def _state(gpu: SimulatedGpu) -> MigState | None:
+def _state(gpu: SimulatedGpu, *, flipped: bool) -> MigState | None:
     if not gpu.profile.mig:
         return None
-    return MigState(enabled=gpu.mig, pending=gpu.mig, profiles=gpu.profile.mig if gpu.mig else ())
+    mig = gpu.mig is not flipped
+    return MigState(enabled=mig, pending=mig, profiles=gpu.profile.mig if mig else ())

@@ -99,6 +99,6 @@ def _condition(device: Device) -> dict[str, str]:
         "type": "Healthy",
         "status": "False",
         "reason": UNHEALTHY,
-        "message": f"GPU {device.index} does not answer as a healthy one: see `leasehold gpus`, "
+        "message": f"GPU {device.index} is {device.fault or 'not healthy'}: see `leasehold gpus`, "
         "nvidia-smi and the kernel's log of the node",
     }

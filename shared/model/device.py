@@ -60,6 +60,8 @@ class Device:
     """MiB per unit in which pods on this node ask for memory (Volcano: `gpuMemoryFactor`)."""
     mode: DeviceMode = DeviceMode.HAMI_CORE
     healthy: bool = True
+    fault: str = ""
+    """What is wrong with it; empty: nothing."""
     numa: int | None = None
     pcie: str = ""
     """PCIe root complex, such as `pci0000:3a`; empty: unknown."""

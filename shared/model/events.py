@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from shared.model.device import Device
 from shared.model.lease import Lease
-from shared.model.names import Namespace, NodeName, PodUid
+from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
 from shared.model.placement import Refusal
 from shared.model.request import PodRequest
@@ -314,6 +314,36 @@ class ViolationFound(Event):
     """For machines: in CamelCase, as the reason of a Kubernetes Event."""
     message: str
     found_at: float = 0.0
+
+    @property
+    def route(self) -> str:
+        return self.node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseHolder:
+    """A pod that holds a lease."""
+
+    pod: PodUid
+    namespace: Namespace
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthChanged(Event):
+    """A device was cordoned, or is healthy again; told to the owners of what is leased of it."""
+
+    subject: ClassVar[str] = "health.changed.v1"
+    delivery: ClassVar[Delivery] = Delivery.WORK
+
+    node: NodeName
+    device: DeviceUuid
+    index: int
+    healthy: bool
+    fault: str = ""
+    """Why it was cordoned."""
+    holders: tuple[LeaseHolder, ...] = ()
+    changed_at: float = 0.0
 
     @property
     def route(self) -> str:

@@ -126,7 +126,7 @@ class Site:
             ]
             tasks += [
                 asyncio.create_task(self._listen(source))
-                for source in (agent.shares, agent.reports, agent.violations)
+                for source in (agent.shares, agent.reports, agent.violations, agent.health)
             ]
             try:
                 if registered:

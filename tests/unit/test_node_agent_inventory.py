@@ -156,7 +156,7 @@ async def test_simulated_gpus_keep_their_names_and_read_their_faults(tmp_path: P
 
     assert [gpu.uuid for gpu in before] == [uuid_of(node, 0), uuid_of(node, 1)]
     assert before == await SimulatedGpus(node, "2xT4").discover()
-    assert [gpu.healthy for gpu in after] == [True, False]
+    assert [gpu.fault is None for gpu in after] == [True, False]
     assert uuid_of(NodeName("node-1"), 0) != uuid_of(node, 0)
 
 

@@ -60,13 +60,13 @@ async def test_gpus_are_found_by_uuid_with_their_minor_number_and_whole_mib(
         ("GPU-0", 1, 15360),
         ("GPU-1", 0, 15360),
     ]
-    assert all(gpu.healthy and gpu.numa is None for gpu in gpus)
+    assert all(gpu.fault is None and gpu.numa is None for gpu in gpus)
 
 
 async def test_a_gpu_that_does_not_answer_is_unhealthy(monkeypatch: pytest.MonkeyPatch) -> None:
     Driver(sick=(1,)).install(monkeypatch)
 
-    assert [gpu.healthy for gpu in await NvmlGpus().discover()] == [True, False]
+    assert [gpu.fault is None for gpu in await NvmlGpus().discover()] == [True, False]
 
 
 async def test_a_lost_gpu_does_not_hide_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -206,7 +206,7 @@ async def test_a_device_in_mig_mode_is_found_with_its_profiles(driver: Driver) -
     (gpu,) = await NvmlGpus().discover()
 
     assert gpu.mig is not None
-    assert (gpu.mig.enabled, gpu.mig.pending, gpu.healthy) == (True, True, True)
+    assert (gpu.mig.enabled, gpu.mig.pending, gpu.fault) == (True, True, None)
     assert sorted(gpu.mig.profiles, key=lambda p: p.name) == sorted(MODEL.mig, key=lambda p: p.name)
     assert gpu.instances == ()
     assert driver.initialised == 0

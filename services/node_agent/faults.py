@@ -1,0 +1,120 @@
+"""What can be wrong with a GPU, and which of the driver's XID events mean that something is; pure.
+
+The environment variables are those of NVIDIA's device plugin and of the plugins made from it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+from shared.model.names import DeviceUuid
+
+DISABLE = "DP_DISABLE_HEALTHCHECKS"
+ENABLE = "DP_ENABLE_HEALTHCHECKS"
+APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 109})
+"""What a program does wrong; the next one finds the GPU as good as before."""
+_ALL = "all"
+_OFF = frozenset({_ALL, "xids"})
+_MEANINGS = {
+    48: "double-bit ECC error",
+    61: "internal micro-controller halted",
+    62: "internal micro-controller halted",
+    63: "a memory row was remapped or a page retired",
+    64: "a memory row could not be remapped",
+    74: "NVLink error",
+    79: "the GPU has fallen off the bus",
+    92: "many single-bit ECC errors",
+    94: "contained memory error",
+    95: "uncontained memory error",
+    119: "the GPU's system processor does not answer",
+    120: "the GPU's system processor failed",
+    140: "unrecovered memory error",
+}
+"""https://docs.nvidia.com/deploy/xid-errors/"""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something that is wrong with a GPU: for machines, and for people."""
+
+    code: str
+    """In CamelCase."""
+    text: str
+    grave: bool = False
+    """One sight of it is enough; otherwise it may have been a hiccup."""
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class Xid:
+    """An XID event of a GPU; of no one in particular, all are meant."""
+
+    device: DeviceUuid | None
+    number: int
+
+    @property
+    def fault(self) -> Fault:
+        """Return what it says about the GPU."""
+        meaning = _MEANINGS.get(self.number, "see NVIDIA's list of XID errors")
+        return Fault("XidError", f"Xid {self.number}, {meaning}", grave=True)
+
+
+def no_answer(why: str) -> Fault:
+    """Return the fault of a GPU about which the driver says nothing."""
+    return Fault("NoAnswer", why)
+
+
+MEMORY_BROKEN = Fault(
+    "MemoryBroken",
+    "a memory row could not be remapped: reset the GPU, and replace it if that stays",
+    grave=True,
+)
+GONE = Fault("Gone", "the driver does not list it any more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class XidRules:
+    """Which XIDs condemn a GPU."""
+
+    off: bool = False
+    ignored: frozenset[int] = APPLICATION_XIDS
+    counted: frozenset[int] = frozenset()
+    """These do whatever else is said."""
+    all_counted: bool = False
+    strange: tuple[str, ...] = ()
+    """Words of the environment that mean nothing."""
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str]) -> Self:
+        """Read the environment: XIDs to ignore besides the usual, and XIDs that count all the same.
+
+        Each is a list of numbers; `all` (and `xids`, among those to ignore) means every one.
+        """
+        disabled, enabled = _words(environ.get(DISABLE, "")), _words(environ.get(ENABLE, ""))
+        return cls(
+            off=bool(_OFF & disabled),
+            ignored=APPLICATION_XIDS | _numbers(disabled),
+            counted=_numbers(enabled),
+            all_counted=_ALL in enabled,
+            strange=tuple(
+                sorted(
+                    word for word in (disabled - _OFF) | (enabled - {_ALL}) if not word.isdecimal()
+                )
+            ),
+        )
+
+    def condemns(self, xid: int) -> bool:
+        """Say whether an XID means that the GPU is sick."""
+        if self.all_counted or xid in self.counted:
+            return True
+        return not self.off and xid not in self.ignored
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(word.strip().lower() for word in text.split(",") if word.strip())
+
+
+def _numbers(words: frozenset[str]) -> frozenset[int]:
+    return frozenset(int(word) for word in words if word.isdecimal())
