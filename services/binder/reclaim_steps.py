@@ -62,8 +62,9 @@ def next_step(read: Open, seen: Seen, affairs: Affairs, now: float) -> tuple[Ste
     taking = read.taking
     holds = taking.wanted is not None and seen.lease is not None
     reserved = seen.lease is not None and seen.lease.state is LeaseState.RESERVED
-    why = "" if holds or taking.stage is Stage.HANDED else _over(read, seen, affairs, now)
+    why = "" if taking.stage is Stage.HANDED else _over(read, seen, affairs, now)
     table = (
+        (holds and bool(taking.left), Step.CALL_OFF),
         (holds and reserved, Step.SAY),
         (holds or taking.stage is Stage.HANDED, Step.CLOSE),
         (bool(why), Step.CALL_OFF),
@@ -80,6 +81,8 @@ def next_step(read: Open, seen: Seen, affairs: Affairs, now: float) -> tuple[Ste
 def _over(read: Open, seen: Seen, affairs: Affairs, now: float) -> str:
     """Say why a taking has become pointless, or nothing."""
     taking, need = read.taking, need_of(read.taking)
+    if need is not None and seen.lease is not None:
+        return "the pod in need has found another place"
     if need is not None and not seen.waits:
         return "the pod in need is gone"
     if need is not None and not read.claimed:
