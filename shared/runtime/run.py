@@ -168,8 +168,8 @@ class Runner:
         finally:
             task.cancel()
 
-    async def _say(self, answering: Awaitable[Sequence[Event]]) -> None:
-        await self._publish(list(await answering))
+    async def _say(self, answering: Awaitable[Sequence[Event] | None]) -> None:
+        await self._publish(list(await answering or ()))
 
     async def _publish(self, events: Sequence[Event]) -> None:
         if not events:
