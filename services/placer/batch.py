@@ -6,8 +6,9 @@ from dataclasses import dataclass, field, replace
 from services.placer.index import Index
 from services.placer.mirror import Mirror
 from services.placer.placement import place
+from services.placer.quotas import QuotasMet
 from shared.model.events import PodQueued
-from shared.model.ledger import Waiting
+from shared.model.ledger import Reservation, Waiting
 from shared.model.placement import Placement, Refusal
 
 Chosen = tuple[PodQueued, tuple[Placement, ...]]
@@ -30,13 +31,17 @@ class Decided:
 
 
 def decide(
-    pods: Sequence[PodQueued], mirror: Mirror, index: Index, draw: Callable[[], float]
+    pods: Sequence[PodQueued],
+    mirror: Mirror,
+    index: Index,
+    draw: Callable[[], float],
+    quotas: QuotasMet,
 ) -> Decided:
     """Place every pod, counting each first choice as taken in the mirror."""
     decided = Decided()
     for event in pods:
         request = event.request
-        answer = place(request, index, draw)
+        answer = quotas.answer(event, lambda allowed: place(allowed, index, draw))
         if isinstance(answer, Refusal):
             decided.refused.append((event, answer))
         else:
@@ -62,4 +67,22 @@ def verdict_of(
         waiting_since=now,
         leads=leads,
         fewer_than=fewer_than,
+    )
+
+
+def reservation_of(event: PodQueued, candidates: tuple[Placement, ...]) -> Reservation:
+    """Return the wish for a lease on the first of the candidates that fits."""
+    request = event.request
+    return Reservation(
+        pod=event.pod,
+        namespace=event.namespace,
+        name=event.name,
+        candidates=candidates,
+        dialect=request.dialect,
+        resources=request.resources,
+        tags=request.tags,
+        gang=request.gang.name if request.gang else "",
+        priority=request.priority,
+        memo=request.memo,
+        trace=event.trace,
     )

@@ -7,6 +7,7 @@ from services.placer.batch import Chosen
 from services.placer.index import Index
 from services.placer.mirror import Mirror
 from services.placer.placement import place
+from services.placer.quotas import QuotasMet
 from shared.model.events import PodQueued
 from shared.model.ledger import Muster
 from shared.model.names import PodUid
@@ -62,16 +63,20 @@ def decide_gang(
     mirror: Mirror,
     index: Index,
     draw: Callable[[], float],
+    *,
+    quotas: QuotasMet,
 ) -> GangDecided:
     """Place `needed` of the members, counting each as taken in the mirror, or none of them.
 
     The largest go first, since the small fit between them; if that fails and there are more than
     are needed, the smallest go first.
     """
-    first = _decide(sorted(members, key=_size, reverse=True), needed, mirror, index, draw)
+    first = _decide(
+        sorted(members, key=_size, reverse=True), needed, mirror, index, draw, quotas=quotas
+    )
     if first.refusal is None or len(members) == needed:
         return first
-    second = _decide(sorted(members, key=_size), needed, mirror, index, draw)
+    second = _decide(sorted(members, key=_size), needed, mirror, index, draw, quotas=quotas)
     return second if second.fitting > first.fitting else first
 
 
@@ -127,6 +132,8 @@ def _decide(
     mirror: Mirror,
     index: Index,
     draw: Callable[[], float],
+    *,
+    quotas: QuotasMet,
 ) -> GangDecided:
     chosen: list[Chosen] = []
     refused: list[tuple[PodRequest, Refusal]] = []
@@ -135,7 +142,7 @@ def _decide(
         if refused and request == refused[-1][0]:
             refused.append(refused[-1])
             continue
-        answer = place(request, index, draw)
+        answer = quotas.answer(event, lambda allowed: place(allowed, index, draw))
         if isinstance(answer, Refusal):
             refused.append((request, answer))
             continue

@@ -7,7 +7,7 @@ ledger, and the ledger checks that what was decided still fits.
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
-from services.placer.batch import KEPT, Decided, decide, verdict_of
+from services.placer.batch import KEPT, Decided, decide, reservation_of, verdict_of
 from services.placer.gangs import (
     COUNTED,
     decide_gang,
@@ -19,6 +19,7 @@ from services.placer.gangs import (
 )
 from services.placer.index import Index
 from services.placer.mirror import Mirror
+from services.placer.quotas import QuotasMet
 from shared.model.errors import ConflictError, UnavailableError
 from shared.model.events import PlacementChosen, PlacementRefused, PodQueued
 from shared.model.lease import Lease, LeaseState
@@ -114,6 +115,7 @@ class Placer:
         self.ttl_s = ttl_s
         self.mirror = Mirror()
         self.index = Index(self.mirror)
+        self.quotas = QuotasMet()
         self.capacity = -1
         """The ledger's capacity number that the mirror has reached; -1 before any snapshot."""
         self._blind_since: float | None = None
@@ -135,6 +137,7 @@ class Placer:
         if missing is not None:
             raise UnavailableError(missing)
         self.mirror.forget_counted()
+        self.quotas.clear()
         newest = {event.pod: event for event in events}
         answers: list[Answer] = []
         try:
@@ -178,7 +181,7 @@ class Placer:
     async def _round(self, pods: Sequence[PodQueued], answers: list[Answer]) -> list[PodQueued]:
         """Decide for all once; return those for whom it must be done again."""
         capacity = self.capacity
-        decided = decide(pods, self.mirror, self.index, self.draw)
+        decided = decide(pods, self.mirror, self.index, self.draw, self.quotas)
         again = await self._reserve(decided, answers) if decided.chosen else []
         again += await self._keep_back(decided.kept_back)
         if decided.is_disturbed:
@@ -229,7 +232,9 @@ class Placer:
             why, fewer_than = too_few(gang, live=live, here=muster.here), gang.min_member
         else:
             needed = gang.min_member - live
-            found = decide_gang(members, needed, self.mirror, self.index, self.draw)
+            found = decide_gang(
+                members, needed, self.mirror, self.index, self.draw, quotas=self.quotas
+            )
             if found.refusal is None:
                 decided = Decided(chosen=found.chosen)
                 again = await self._reserve(decided, answers, gang)
@@ -249,23 +254,8 @@ class Placer:
         self, decided: Decided, answers: list[Answer], gang: Gang | None = None
     ) -> list[PodQueued]:
         """Reserve for the chosen, with a `gang` all or nothing; return those who got nothing."""
-        wanted = [
-            Reservation(
-                pod=event.pod,
-                namespace=event.namespace,
-                name=event.name,
-                candidates=candidates,
-                dialect=event.request.dialect,
-                resources=event.request.resources,
-                tags=event.request.tags,
-                gang=event.request.gang.name if event.request.gang else "",
-                priority=event.request.priority,
-                memo=event.request.memo,
-                trace=event.trace,
-            )
-            for event, candidates in decided.chosen
-        ]
-        now, ttl_s = self.clock.now(), self.ttl_s
+        wanted = [reservation_of(event, candidates) for event, candidates in decided.chosen]
+        now, ttl_s, capacity = self.clock.now(), self.ttl_s, self.capacity
         try:
             if gang is None:
                 outcomes = await self.ledger.reserve(wanted, now=now, ttl_s=ttl_s)
@@ -291,6 +281,7 @@ class Placer:
                     answers += self._answer_held(event, lease)
                 case Full():
                     self._learn_full(outcome)
+                    self.quotas.learn(event, outcome.quotas, capacity)
                     decided.is_disturbed = True
                     self.tally.count("kept" if outcome.is_kept else "full")
                     (decided.kept_back if outcome.is_kept else again).append(event)
@@ -328,7 +319,7 @@ class Placer:
             verdict_of(
                 event,
                 why,
-                capacity,
+                self.quotas.decided_at(event, capacity),
                 now,
                 leads=leading is None or event.pod in leading,
                 fewer_than=fewer_than,
@@ -336,6 +327,7 @@ class Placer:
             for event, why in refused
         ]
         waited = await self.ledger.wait(verdicts)
+        self.quotas.forget(event for event, _ in refused if event.pod in waited.stale)
         stale, held = set(waited.stale), {lease.pod: lease for lease in waited.held}
         self.tally.count("stale", len(stale))
         self.tally.count("held", len(held))

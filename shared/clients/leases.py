@@ -19,6 +19,7 @@ the server does not answer or refuses to write, and while the ledger is not read
     snapshot(), changes(position), capacity()               for mirrors
     wait(verdicts), waiting(), forget_waiting(pods), offers(now)    pods that fit nowhere yet
     epoch(), begin_rebuild(now), restore(leases, ...), finish_rebuild(token)
+    save_quotas(quotas, told_at), quota_accounts()
     totals(), gangs()                                       for the auditor
 
 Versions, fences and the capacity number only rise, also across a rebuild, which starts them at the
@@ -42,6 +43,7 @@ from shared.clients.ledger_nodes import (
     is_known,
     report_row,
 )
+from shared.clients.ledger_quotas import accounts_of, quota_row
 from shared.clients.ledger_rows import (
     joined,
     lease_of,
@@ -65,6 +67,7 @@ from shared.model.ledger import (
 )
 from shared.model.names import NodeName, PodUid
 from shared.model.node import NodeFacts
+from shared.model.quota import Quota, QuotaAccounts
 from shared.model.request import Gang
 
 EXPIRE_GROUPS = 4
@@ -334,6 +337,14 @@ class RedisLeases(WaitingPods):
             (_, _, _, _, rows), leases = await self._survey(page, with_leases=True)
             yield [account_of(row, leases) for row in rows]
 
+    async def accounts(self, names: Sequence[NodeName]) -> list[NodeAccount]:
+        """Return what `totals` yields of some nodes; one that nobody knows is left out."""
+        found: list[NodeAccount] = []
+        for page in in_groups(names, PAGE):
+            (_, _, _, _, rows), leases = await self._survey(page, with_leases=True)
+            found += [account_of(row, leases) for row in rows]
+        return found
+
     async def kept(self) -> dict[NodeName, dict[str, int]]:
         """Return what claims keep of nodes' ordinary resources, beside what leases take."""
         kept: dict[NodeName, dict[str, int]] = {}
@@ -348,6 +359,19 @@ class RedisLeases(WaitingPods):
         for gang, pod in await self._connection.run("gangs"):
             counted.setdefault(gang, set()).add(PodUid(pod))
         return {gang: frozenset(pods) for gang, pods in counted.items()}
+
+    async def save_quotas(self, quotas: Sequence[Quota], *, told_at: float) -> bool:
+        """Make these all quotas that there are; True if that is news. Older news is passed over.
+
+        Leases that are there are counted anew, in one step; none ends. Possible at any time, also
+        before the ledger was ever used: a rebuild leaves quotas alone.
+        """
+        rows = [quota_row(quota) for quota in quotas]
+        return bool(await self._connection.run("quotas", "save", rows, told_at, state="any"))
+
+    async def quota_accounts(self) -> QuotaAccounts:
+        """Return quotas, what is held and what is charged under them, read at one moment."""
+        return accounts_of(*await self._connection.run_raw("quotas", "read"))
 
     async def _survey(
         self, names: Sequence[str], *, with_leases: bool = False

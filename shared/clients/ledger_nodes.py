@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from shared.clients.ledger_quotas import excesses_of
 from shared.clients.ledger_rows import lease_of, text
 from shared.clients.ledger_states import (
     DeviceState,
@@ -66,13 +67,14 @@ def report_row(report: DeviceReported) -> list[Any]:
 
 def full_of(pod: PodUid, packed: bytes) -> Full:
     """Read why no candidate fits."""
-    reason, nodes, devices = msgspec.msgpack.decode(packed)
+    reason, nodes, devices, quotas = msgspec.msgpack.decode(packed)
     states = map(device_state, devices)
     return Full(
         pod=pod,
         reason=reason,
         devices={state.uuid: state.use for state in states},
         nodes=dict(map(node_use, nodes)),
+        quotas=excesses_of(quotas),
     )
 
 

@@ -82,6 +82,9 @@ def waiting_of(capacity: int, since: float, record: str, group: str = "") -> Wai
 
 
 def _group(waiting: Waiting) -> str:
+    """Name the group; pods that a quota keeps waiting have one for each namespace."""
+    if waiting.refusal.quota:
+        return f"q:{waiting.refusal.quota}"
     return "" if waiting.refusal.permanent else group_of(waiting.queued.request)
 
 

@@ -10,6 +10,7 @@ from shared.model.lease import Lease, bookings
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
 from shared.model.placement import Placement, Refusal
+from shared.model.quota import Excess
 from shared.model.request import Company
 
 
@@ -62,6 +63,8 @@ class Full:
     """Why, per candidate, as `node: reason`, separated by `; `."""
     devices: Mapping[DeviceUuid, DeviceUse] = field(default_factory=dict)
     nodes: Mapping[NodeName, NodeUse] = field(default_factory=dict)
+    quotas: tuple[Excess, ...] = ()
+    """What of its namespace's quota was in the way, for each candidate that it refused."""
 
     @property
     def is_kept(self) -> bool:

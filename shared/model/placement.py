@@ -47,6 +47,8 @@ class Refusal:
     """The next thing to try."""
     permanent: bool = False
     """No freed capacity could ever help; only a changed pod or cluster can."""
+    quota: str = ""
+    """The namespace whose quota is in the way: what else is freed is not offered to the pod."""
 
     @property
     def text(self) -> str:

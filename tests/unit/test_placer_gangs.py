@@ -16,6 +16,7 @@ from services.placer.gangs import (
 )
 from services.placer.index import Index
 from services.placer.mirror import Mirror
+from services.placer.quotas import QuotasMet
 from shared.model.events import PodQueued
 from shared.model.ledger import Muster, Waiting
 from shared.model.placement import Refusal
@@ -71,7 +72,7 @@ def test_a_gang_is_placed_in_full_or_leaves_nothing_behind(
     needed = data.draw(st.integers(1, len(sizes)))
     members = [member(f"p{n}", mib) for n, mib in enumerate(sizes)]
 
-    decided = decide_gang(members, needed, mirror, index, dice(1))
+    decided = decide_gang(members, needed, mirror, index, dice(1), quotas=QuotasMet())
 
     if decided.refusal is None:
         chosen = [event.pod for event, _ in decided.chosen]
@@ -86,11 +87,11 @@ def test_a_gang_is_placed_in_full_or_leaves_nothing_behind(
 def test_large_pods_go_first_and_small_ones_instead_of_them_where_they_can_be_spared() -> None:
     mirror, index = cluster(1, 2)
     mixed = [member("s-0", 4_000), member("s-1", 4_000), member("l-0", 6_000), member("l-1", 6_000)]
-    assert decide_gang(mixed, 4, mirror, index, dice(1)).refusal is None
+    assert decide_gang(mixed, 4, mirror, index, dice(1), quotas=QuotasMet()).refusal is None
 
     mirror, index = cluster(1, 1)
     spared = [member("l", 10_000), *(member(f"s-{n}", 5_000) for n in range(2))]
-    found = decide_gang(spared, 2, mirror, index, dice(1))
+    found = decide_gang(spared, 2, mirror, index, dice(1), quotas=QuotasMet())
     assert [event.pod for event, _ in found.chosen] == ["s-0", "s-1"]
 
 
@@ -98,8 +99,12 @@ def test_a_gang_of_which_too_few_can_ever_fit_is_refused_for_good() -> None:
     mirror, index = cluster(1, 1)
     hopeless = member("huge", 90_000)
 
-    refusal = decide_gang([hopeless, member("s")], 2, mirror, index, dice(1)).refusal
-    hopeful = decide_gang([member("a"), member("b"), member("c")], 3, mirror, index, dice(1))
+    refusal = decide_gang(
+        [hopeless, member("s")], 2, mirror, index, dice(1), quotas=QuotasMet()
+    ).refusal
+    hopeful = decide_gang(
+        [member("a"), member("b"), member("c")], 3, mirror, index, dice(1), quotas=QuotasMet()
+    )
 
     assert refusal is not None
     assert refusal.permanent
@@ -163,7 +168,7 @@ def test_pods_of_a_gang_that_must_not_share_a_device_are_not_squeezed_onto_one()
         for pod in (member("a", 1_000), member("b", 1_000))
     ]
 
-    decided = decide_gang(tagged, 2, mirror, index, dice(1))
+    decided = decide_gang(tagged, 2, mirror, index, dice(1), quotas=QuotasMet())
 
     assert decided.fitting == 1
     assert taken(mirror) == [0]

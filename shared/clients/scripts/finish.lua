@@ -51,6 +51,7 @@ local function give_back(pod, lease, takes, value)
     device[D_TAKEN] = string.gsub(device[D_TAKEN], '0+$', '')
   end
   free_on(takes[1])
+  if quota.on then quota.release(pod) end
   lease[L_STATE], lease[L_VERSION] = to == 'expired' and EXPIRED or RELEASED, next_version()
   leases[pod] = false
   return packed(LEASE, unpack(lease, 1, L_LENGTH)) .. string.sub(value, LEASE_BYTES + 1)

@@ -27,6 +27,7 @@
 --   mustering     zset   gang|order|pod of every waiting pod of a gang, all of score 0
 --   verdicts      zset   order|pod -> capacity number last decided or offered at
 --   offered       zset   order|pod -> instant of an offer that has had no answer
+--   quotas, charges, held, ...   see limits.lua
 --   feed          stream absolute totals, one entry per script, numbered without gaps
 --
 -- Nodes, devices and leases are many and change often, so that every microsecond on one of them

@@ -7,6 +7,7 @@
 -- there is room left once they have answered, the following are offered, twice as many each time.
 local now, limit, spare, retry_s = A[1], A[2], A[3], A[4]
 local MAX_NODES, MAX_PAGES, CHUNK, MAX_PASSED, ROUNDS = 32, 16, 256, 8192, 8
+local QUOTA_CHUNK = 16
 local chosen, members, under_way = {}, {}, false
 
 local function choose(member)
@@ -48,6 +49,11 @@ local function freed_since(done)
   return call('ZRANGEBYSCORE', P .. 'freed', '(' .. done, last, 'WITHSCORES'), last
 end
 
+local function quota_freed(namespace)
+  local found = call('HMGET', P .. 'quota-freed', namespace, '*')
+  return math.max(tonumber(found[1] or 0), tonumber(found[2] or 0))
+end
+
 local groups = call('HKEYS', P .. 'groups')
 local awaiting = call('ZCOUNT', P .. 'offered', '(' .. now - AWAITED_S, '+inf') > 0
 
@@ -83,6 +89,19 @@ end
 if #members > 0 and not awaiting then round = round + 1 end
 if done ~= known[1] or round ~= tonumber(known[2] or 0) or newest ~= known[3] then
   call('HSET', P .. 'meta', 'offered', done, 'round', round, 'round_for', newest)
+end
+-- A namespace has more left of its quota: its first waiting pods, some more once these have answered.
+local quotas_due = call('HGETALL', P .. 'quota-due')
+for i = 1, #quotas_due, 2 do
+  local namespace, rounds, before = quotas_due[i], tonumber(quotas_due[i + 1]), #members
+  under_way = false
+  choose_due('q:' .. namespace, QUOTA_CHUNK, rounds > 0 and quota_freed(namespace) or 0)
+  if #members > before then
+    call('HSET', P .. 'quota-due', namespace, rounds - 1)
+  elseif not under_way then
+    call('HDEL', P .. 'quota-due', namespace)
+  end
+  settled = false
 end
 if spare > 0 then
   local before = #members

@@ -15,6 +15,7 @@ if A[1] == 'finish' then
   if meta[2] ~= token then return pack(false) end
   call('HSET', P .. 'meta', 'ready', 1)
   call('HDEL', P .. 'meta', 'until')
+  quota.recount()
   return pack(true)
 end
 

@@ -5,7 +5,7 @@
 -- pod's rank, as in the order of those that wait: what is being offered to a lower one is 'kept'.
 -- Answers numbers, and what they point to. Per pod: candidate (from 1), version, and per share slot
 -- and fence; or 0 for a pod that has a lease, which follows; or -1 if nothing fits: {reason, nodes,
--- devices} follows; or -2 if it fits, but not all of its gang do.
+-- devices, what quotas are in the way} follows; or -2 if it fits, but not all of its gang do.
 local LEASE_OF_ONE = LEASE .. GRANT
 local now, expires_at, pods, counts, bounds, joined = A[1], A[2], A[3], A[4], A[5], ARGV[5]
 local together, ranks = A[6], A[7]
@@ -79,7 +79,8 @@ local function full(reasons, first, last)
     end
   end
   out[#out + 1] = -1
-  followed[#followed + 1] = pack({table.concat(reasons, '; '), told_nodes, told_devices})
+  followed[#followed + 1] =
+    pack({table.concat(reasons, '; '), told_nodes, told_devices, reasons.quotas or {}})
 end
 
 -- One share, as nearly always: the same as below, without tables in between.
@@ -117,12 +118,17 @@ end
 local function reserve(pod, rank, first, last)
   local from, to = bounds[first - 1], bounds[first]
   local _, tags, text, _, gang = pieces(joined, 4, from + 1)
-  local resources, reasons = resources_in(text), nil
+  local resources, reasons, namespace = resources_in(text), nil, nil
+  if quota.on then _, _, _, _, _, namespace = pieces(joined, 5, from + 1) end
   for p = first, last do
     local name, uuid, memory, cores, slotted, slots, company, why, grants
+    local excess, rows
     _, name, uuid, memory, cores, slotted, slots, company = pieces(joined, 7, bounds[p] + 1)
+    if namespace then excess, rows = quota.weigh(namespace, takes_at(joined, bounds[p])) end
     if guards[1] and is_kept(guards, pod, rank, name) then
       why = 'kept'
+    elseif excess then
+      why = 'quota'
     elseif uuid then
       why, grants = take_one(name, uuid, memory, cores, slotted, slots, company, resources, tags)
     else
@@ -132,10 +138,15 @@ local function reserve(pod, rank, first, last)
       local said, takes = string.sub(joined, from + 1, p == first and bounds[p + 1] or to), ''
       if p > first then takes = string.sub(joined, bounds[p] + 1, bounds[p + 1]) end
       grant(pod, gang, name, p - first + 1, said, takes, to - from, grants)
+      if rows then quota.charge(pod, namespace, rows) end
       return nil
     end
     reasons = reasons or {}
     reasons[#reasons + 1] = name .. ': ' .. why
+    if why == 'quota' then
+      reasons.quotas = reasons.quotas or {}
+      reasons.quotas[#reasons.quotas + 1] = excess
+    end
   end
   return reasons or {'no candidate'}
 end
@@ -150,6 +161,7 @@ local function withhold(held_before, refused)
   for _, cache in ipairs({nodes, devices}) do
     for name in pairs(cache) do cache[name] = nil end
   end
+  quota.forget()
   out, followed = {}, {''}
   local at = 1
   for i = 1, #pods do

@@ -53,6 +53,7 @@ local function restore(value, lease, takes, grants, pod)
   local tags, resources, _, gang = about(lease, value)
   count(takes, resources, tags, 1)
   index_lease(pod, node, lease[L_EXPIRES], gang)
+  if quota.on then quota.charge_lease(pod, lease, value) end
   if lease[L_STATE] ~= RESERVED then journal('restored', {pod, value}) end
 end
 

@@ -27,6 +27,13 @@ end
 local LOOK_AT = 64
 
 local function is_stale(group, decided_on)
+  local namespace = string.match(group, '^q:(.*)$')
+  if namespace then
+    for _, number in ipairs(call('HMGET', P .. 'quota-freed', namespace, '*')) do
+      if number and tonumber(number) > decided_on then return true end
+    end
+    return false
+  end
   if group == '' or decided_on >= capacity then return false end
   local names =
     call('ZRANGEBYSCORE', P .. 'freed', '(' .. string.format('%.0f', decided_on), '+inf',

@@ -90,4 +90,5 @@ local function flush(cause)
     call('HSET', P .. 'meta', 'seq', seq, 'capacity', capacity, 'feed', feed, 'floor', floor,
       'numbered', numbered)
   end
+  if quota.on then quota.write() end
 end

@@ -1,0 +1,99 @@
+"""Quotas as the ledger's scripts keep them, with what is held and charged under them."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from shared.model.names import DeviceUuid, Namespace
+from shared.model.quota import Excess, Held, Limits, Quota, QuotaAccounts
+
+_unpack = msgspec.msgpack.Decoder().decode
+
+
+def quota_row(quota: Quota) -> list[Any]:
+    """Pack a quota: its name, and what the scripts read (`R_…` in `scripts/limits.lua`)."""
+    models = [(name, _limits_row(limits)) for name, limits in quota.models]
+    rule = (
+        _limits_row(quota.limits),
+        models,
+        quota.only_models,
+        quota.model_label,
+        quota.pools,
+        quota.pool_label,
+    )
+    return [quota.namespace, rule]
+
+
+def excesses_of(rows: Any) -> tuple[Excess, ...]:
+    """Read what quotas were in the way; Lua does not tell an empty list from an empty map."""
+    return tuple(
+        Excess(
+            measure=measure,
+            model=model,
+            limit=int(limit),
+            held=int(held),
+            asked=int(asked),
+            label=label,
+            values=tuple(values),
+        )
+        for measure, model, limit, held, asked, label, values in rows
+    )
+
+
+def accounts_of(
+    quotas: Sequence[bytes], held: Sequence[bytes], charges: Sequence[bytes]
+) -> QuotaAccounts:
+    """Read all that the ledger keeps of quotas."""
+    return QuotaAccounts(
+        quotas={Namespace(name): _quota_of(name, rule) for name, rule in _pairs(quotas)},
+        held={
+            Namespace(name): {model: _held_of(row) for model, row in dict(rows).items()}
+            for name, rows in _pairs(held)
+        },
+        charges={
+            pod: (Namespace(namespace), {model: _charge_of(row) for model, row in rows.items()})
+            for pod, (namespace, rows) in _pairs(charges)
+        },
+    )
+
+
+def _pairs(flat: Sequence[bytes]) -> Iterator[tuple[str, Any]]:
+    for name, value in zip(flat[::2], flat[1::2], strict=True):
+        yield name.decode(), _unpack(value)
+
+
+def _limits_row(limits: Limits) -> list[int]:
+    listed = (limits.cores_milli, limits.milli_gpu, limits.memory_mib, limits.cards)
+    return [-1 if limit is None else limit for limit in listed]
+
+
+def _limits_of(row: Sequence[int]) -> Limits:
+    cores, milli, memory, cards = (None if limit < 0 else limit for limit in row)
+    return Limits(cores_milli=cores, milli_gpu=milli, memory_mib=memory, cards=cards)
+
+
+def _quota_of(name: str, rule: Sequence[Any]) -> Quota:
+    limits, models, only, model_label, pools, pool_label = rule
+    return Quota(
+        namespace=Namespace(name),
+        limits=_limits_of(limits),
+        models=tuple((model, _limits_of(row)) for model, row in models),
+        only_models=only,
+        model_label=model_label,
+        pools=tuple(pools),
+        pool_label=pool_label,
+    )
+
+
+def _held_of(row: Sequence[Any]) -> Held:
+    cores, milli, memory, devices = row
+    counts = {DeviceUuid(uuid): int(count) for uuid, count in dict(devices).items()}
+    return Held(
+        cores_milli=int(cores), milli_gpu=int(milli), memory_mib=int(memory), devices=counts
+    )
+
+
+def _charge_of(row: Sequence[Any]) -> Held:
+    cores, milli, memory, devices = row
+    return _held_of((cores, milli, memory, dict.fromkeys(devices, 1)))

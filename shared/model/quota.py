@@ -1,0 +1,120 @@
+"""Quotas: the most that the live leases of a namespace may hold at one moment.
+
+A lease counts, per device, with thousandths of its cores, with thousandths of the device (the
+larger of its parts of the cores and of the memory, as budgets weigh it; a share without cores of
+its own counts as much of them as of the memory), with its MiB, and with the device as a card: two
+leases on one card hold one. The ledger counts the same way (`scripts/limits.lua`).
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from shared.model.lease import Lease, bookings
+from shared.model.names import DeviceUuid, Namespace
+from shared.model.request import Company
+
+EVERYBODY = Namespace("*")
+"""Name of the quota of every namespace that has none of its own."""
+WHOLE_MILLI = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The most of everything; None: any amount."""
+
+    cores_milli: int | None = None
+    """Thousandths of devices' cores."""
+    milli_gpu: int | None = None
+    memory_mib: int | None = None
+    cards: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quota:
+    """What one namespace may hold."""
+
+    namespace: Namespace
+    limits: Limits = Limits()
+    models: tuple[tuple[str, Limits], ...] = ()
+    """Limits on devices of a model, by its name."""
+    only_models: bool = False
+    """Devices of other models are not for the namespace."""
+    model_label: str = ""
+    """The node label whose value is the model's name; empty: the device's own name contains it,
+    whatever the letter case."""
+    pools: tuple[str, ...] = ()
+    """Only nodes whose `pool_label` has one of these values; empty: any node."""
+    pool_label: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Excess:
+    """Why a quota refused one candidate."""
+
+    measure: str
+    """cores, milliGPU, memoryMiB or cards; `pool`, `model`: the node or device is not allowed."""
+    model: str = ""
+    """Empty: of all devices together."""
+    limit: int = 0
+    held: int = 0
+    asked: int = 0
+    label: str = ""
+    """The node label that names the pool, or the model; empty: devices' own names do."""
+    values: tuple[str, ...] = ()
+    """Of `pool` and `model`: what is allowed. Of all `cards`: the devices that are held."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """What leases hold, as a quota counts it."""
+
+    cores_milli: int = 0
+    milli_gpu: int = 0
+    memory_mib: int = 0
+    devices: Mapping[DeviceUuid, int] = field(default_factory=dict)
+    """Leases on each device."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuotaAccounts:
+    """Quotas as the ledger has them, what it counts as held, and what it charged each lease."""
+
+    quotas: Mapping[Namespace, Quota] = field(default_factory=dict)
+    held: Mapping[Namespace, Mapping[str, Held]] = field(default_factory=dict)
+    """By model's name; of everything under the empty one."""
+    charges: Mapping[str, tuple[Namespace, Mapping[str, Held]]] = field(default_factory=dict)
+    """By pod."""
+
+    def quota_of(self, namespace: Namespace) -> Quota | None:
+        """Return the quota that a namespace is under."""
+        return self.quotas.get(namespace) or self.quotas.get(EVERYBODY)
+
+
+def charge_of(lease: Lease, memory_mib: Mapping[DeviceUuid, int]) -> Held:
+    """Return what a lease counts as, given all memory of each device; 0 or none: not known."""
+    cores = milli = memory = 0
+    held: dict[DeviceUuid, int] = {}
+    for booking in bookings(lease.shares):
+        size = memory_mib.get(booking.device, 0)
+        part = core = WHOLE_MILLI
+        if size > 0 and booking.company is not Company.ALONE:
+            part = min(WHOLE_MILLI, -(-WHOLE_MILLI * booking.memory_mib // size))
+            core = 10 * booking.cores_percent or part
+        cores += core
+        milli += max(core, part)
+        memory += booking.memory_mib
+        held[booking.device] = 1
+    return Held(cores_milli=cores, milli_gpu=milli, memory_mib=memory, devices=held)
+
+
+def total_of(charges: Iterable[Held]) -> Held:
+    """Add up what leases count as."""
+    cores = milli = memory = 0
+    devices: dict[DeviceUuid, int] = {}
+    for charge in charges:
+        cores += charge.cores_milli
+        milli += charge.milli_gpu
+        memory += charge.memory_mib
+        for uuid, count in charge.devices.items():
+            devices[uuid] = devices.get(uuid, 0) + count
+    return Held(cores_milli=cores, milli_gpu=milli, memory_mib=memory, devices=devices)
