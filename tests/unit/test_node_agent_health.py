@@ -1,0 +1,315 @@
+"""A device's health, by example and by property; which XIDs count; how the driver is heard."""
+
+import threading
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.node_agent.faults import APPLICATION_XIDS, GONE, Fault, Xid, XidRules, no_answer
+from services.node_agent.health import (
+    TRANSITIONS,
+    Health,
+    Patient,
+    Policy,
+    Record,
+    examine,
+    pause_s,
+    step,
+)
+from services.node_agent.inventory import Gpu
+from services.node_agent.looking import Looking
+from services.node_agent.mig import MigState
+from services.node_agent.nvml_events import heard, opened
+from shared.model.errors import UnavailableError
+from shared.model.names import DeviceUuid
+
+POLICY = Policy(first_s=30, longest_s=240, steady_s=3600, bad_looks=2, clean_looks=3)
+MILD, GRAVE = no_answer("NVML: Unknown Error"), Xid(None, 79).fault
+A, B = DeviceUuid("GPU-a"), DeviceUuid("GPU-b")
+
+
+def gpu(uuid: DeviceUuid = A, **changes: Any) -> Gpu:
+    facts: dict[str, Any] = {"uuid": uuid, "index": 0, "model": "Tesla T4", "memory_mib": 15360}
+    return Gpu(**(facts | changes))
+
+
+def after(*looks: tuple[float, Fault | None]) -> Record:
+    record = Record()
+    for at, fault in looks:
+        record = step(record, fault, POLICY, at)
+    return record
+
+
+@pytest.mark.parametrize(
+    ("looks", "state"),
+    [
+        ([(0, None)], Health.HEALTHY),
+        ([(0, MILD)], Health.SUSPECT),
+        ([(0, MILD), (5, None)], Health.HEALTHY),
+        ([(0, MILD), (5, MILD)], Health.CORDONED),
+        ([(0, MILD), (5, GRAVE)], Health.CORDONED),
+        ([(0, GRAVE)], Health.CORDONED),
+        ([(0, GRAVE), (29, None)], Health.CORDONED),
+        ([(0, GRAVE), (30, None)], Health.PROBING),
+        ([(0, GRAVE), (30, None), (35, None), (40, None)], Health.PROBING),
+        ([(0, GRAVE), (30, None), (35, MILD)], Health.CORDONED),
+    ],
+)
+def test_what_follows_from_looks(
+    looks: Sequence[tuple[float, Fault | None]], state: Health
+) -> None:
+    assert after(*looks).state is state
+
+
+def test_koordinator_32_after_clean_probes_in_a_row_a_device_is_healthy_by_itself() -> None:
+    healed = after((0, GRAVE), (30, None), (35, None), (40, None), (45, None))
+
+    assert (healed.state, healed.fault, healed.said) == (Health.HEALTHY, None, "")
+
+
+def test_each_cordon_lasts_twice_as_long_up_to_a_limit_until_the_device_was_steady() -> None:
+    assert [pause_s(n, POLICY) for n in (1, 2, 3, 4, 5, 99)] == [30, 60, 120, 240, 240, 240]
+    again = after((0, GRAVE), (30, MILD))
+    assert (again.state, again.probe_at) == (Health.CORDONED, 90)
+    healed = after((0, GRAVE), *((30 + 5 * n, None) for n in range(4)))
+    assert step(healed, GRAVE, POLICY, 100).probe_at == 160
+    assert step(healed, GRAVE, POLICY, 4000).probe_at == 4030
+
+
+def test_the_first_cause_is_kept_until_the_device_is_healthy() -> None:
+    record = after((0, GRAVE), (5, MILD), (30, None))
+
+    assert record.said == "probing: XidError: Xid 79, the GPU has fallen off the bus"
+
+
+FAULTS = st.sampled_from([None, None, MILD, GRAVE])
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 5000), FAULTS), max_size=60))
+def test_every_step_is_in_the_table_and_only_health_says_nothing(
+    looks: list[tuple[float, Fault | None]],
+) -> None:
+    record, now = Record(), 0.0
+    for pause, fault in looks:
+        now += pause
+        before, record = record, step(record, fault, POLICY, now)
+        assert record.state is before.state or record.state in TRANSITIONS[before.state]
+        assert (record.fault is None) is (record.state is Health.HEALTHY)
+        assert fault is None or record.state in {Health.SUSPECT, Health.CORDONED}
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 5000), FAULTS), max_size=60))
+def test_whatever_went_before_a_device_at_which_nothing_is_wrong_any_more_heals(
+    looks: list[tuple[float, Fault | None]],
+) -> None:
+    record, now = Record(), 0.0
+    for pause, fault in looks:
+        now += pause
+        record = step(record, fault, POLICY, now)
+
+    for number in range(1 + POLICY.clean_looks):
+        record = step(record, None, POLICY, now + POLICY.longest_s + number)
+
+    assert record.state is Health.HEALTHY
+
+
+def look(
+    patients: dict[DeviceUuid, Patient],
+    *gpus: Gpu,
+    now: float = 0.0,
+    xids: Sequence[Xid] = (),
+    silence: Fault | None = None,
+) -> dict[DeviceUuid, Patient]:
+    return examine(patients, gpus, xids, rules=XidRules(), policy=POLICY, now=now, silence=silence)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"memory_mib": 12288}, "MemoryChanged: its memory was 15360 MiB and is 12288 MiB now"),
+        ({"mig": MigState(enabled=True, pending=True)}, "ModeChanged: its mode was hami-core and"),
+        ({"ecc_errors": 2}, "EccErrors: 2 uncorrected memory errors more"),
+    ],
+)
+def test_a_device_that_is_not_what_it_was_is_cordoned_and_then_taken_as_it_is(
+    changes: dict[str, Any], said: str
+) -> None:
+    patients = look(look({}, gpu()), gpu(**changes))
+    assert patients[A].record.said.startswith(f"cordoned: {said}")
+
+    for now in (30, 35, 40, 45):
+        patients = look(patients, gpu(**changes), now=now)
+
+    assert patients[A].record.state is Health.HEALTHY
+
+
+def test_a_device_that_vanishes_is_known_by_its_uuid_when_it_comes_back() -> None:
+    patients = look({}, gpu(A), gpu(B, index=1))
+    patients = look(look(patients, gpu(B, index=0)), gpu(B, index=0))
+    assert patients[A].record.fault == GONE
+    assert patients[A].record.state is Health.CORDONED
+    assert patients[B].record.state is Health.HEALTHY
+
+    for now in (30, 35, 40, 45):
+        patients = look(patients, gpu(A, index=1), gpu(B, index=0), now=now)
+
+    assert {patient.record.state for patient in patients.values()} == {Health.HEALTHY}
+
+
+def test_while_the_driver_is_silent_all_devices_sicken_and_none_is_forgotten() -> None:
+    patients = look({}, gpu(A), gpu(B))
+    for now in (5, 10):
+        patients = look(patients, silence=MILD, now=now)
+
+    assert [patient.record.state for patient in patients.values()] == [Health.CORDONED] * 2
+
+
+def test_an_xid_condemns_its_own_device_and_one_of_nobody_all() -> None:
+    known = look({}, gpu(A), gpu(B))
+
+    one = look(known, gpu(A), gpu(B), xids=[Xid(B, 31), Xid(B, 48)])
+    all_of_them = look(known, gpu(A), gpu(B), xids=[Xid(None, 79)])
+
+    assert [one[A].record.state, one[B].record.state] == [Health.HEALTHY, Health.CORDONED]
+    assert {patient.record.state for patient in all_of_them.values()} == {Health.CORDONED}
+
+
+def test_a_storm_of_what_applications_do_wrong_condemns_nothing() -> None:
+    storm = [Xid(A, number) for number in (13, 31, 43, 45, 68, 109)] * 500
+
+    assert look(look({}, gpu()), gpu(), xids=storm)[A].record.state is Health.HEALTHY
+
+
+@pytest.mark.parametrize(
+    ("disable", "enable", "condemned", "spared"),
+    [
+        ("", "", {48, 79}, APPLICATION_XIDS),
+        ("all", "", set(), {48, 79} | APPLICATION_XIDS),
+        ("xids", "", set(), {48, 79}),
+        (" 79 , 48,x", "", {74}, {48, 79} | APPLICATION_XIDS),
+        ("", "31", {31, 79}, {13}),
+        ("", "all", {79} | APPLICATION_XIDS, set()),
+        ("all", "48,13", {48, 13}, {79, 31}),
+        ("79", "all", {79, 13}, set()),
+    ],
+)
+def test_which_xids_condemn_is_said_as_nvidias_plugin_says_it(
+    disable: str, enable: str, condemned: set[int], spared: set[int]
+) -> None:
+    rules = XidRules.of({"DP_DISABLE_HEALTHCHECKS": disable, "DP_ENABLE_HEALTHCHECKS": enable})
+
+    assert all(rules.condemns(xid) for xid in condemned)
+    assert not any(rules.condemns(xid) for xid in spared)
+    assert rules.strange == (("x",) if "x" in disable.split(",") else ())
+
+
+async def test_a_gpu_that_hangs_holds_up_no_other_and_is_not_asked_twice() -> None:
+    asked: list[int] = []
+    hang, hangs = threading.Event(), False
+
+    def ask(number: int) -> Gpu:
+        asked.append(number)
+        if number == 0 and hangs:
+            hang.wait(10)
+        return gpu(DeviceUuid(f"GPU-{number}"), index=number)
+
+    looking = Looking(lambda: 2, ask, limit_s=0.2)
+    await looking.look()
+    hangs = True
+    stuck = [await looking.look() for _ in range(2)]
+    hang.set()
+    hangs = False
+    await looking.look()
+    freed = await looking.look()
+
+    faults = [[one.fault and one.fault.code for one in found] for found in stuck]
+    assert faults == [["NoAnswer", None]] * 2
+    assert asked.count(0) <= asked.count(1) - 1
+    assert [one.fault for one in freed] == [None, None]
+
+
+async def test_a_gpu_that_takes_anothers_number_is_not_taken_for_it() -> None:
+    order = ["a", "b"]
+
+    def ask(number: int) -> Gpu:
+        if number >= len(order):
+            raise UnavailableError("NVML: GPU is lost")
+        return gpu(DeviceUuid(f"GPU-{order[number]}"), index=number)
+
+    looking = Looking(lambda: 2, ask, limit_s=1)
+    await looking.look()
+    order = ["b"]
+    found = await looking.look()
+
+    assert [(one.uuid, one.fault) for one in found] == [("GPU-b", None)]
+
+
+class Events:
+    """NVML's events, as a driver would tell them."""
+
+    def __init__(self, *events: Any) -> None:
+        self.events = list(events)
+        self.freed = 0
+        self.inits = 0
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        answers: dict[str, Any] = {
+            "nvmlInit": lambda: setattr(self, "inits", self.inits + 1),
+            "nvmlShutdown": lambda: setattr(self, "inits", self.inits - 1),
+            "nvmlDeviceGetCount": lambda: 3,
+            "nvmlDeviceGetHandleByIndex": self.handle,
+            "nvmlDeviceGetUUID": self.uuid,
+            "nvmlDeviceGetSupportedEventTypes": lambda handle: 0 if handle == 1 else 0x1F,
+            "nvmlDeviceRegisterEvents": lambda *_: None,
+            "nvmlEventSetCreate": lambda: "events",
+            "nvmlEventSetFree": lambda _: setattr(self, "freed", self.freed + 1),
+            "nvmlEventSetWait_v2": self.wait,
+        }
+        for name, answer in answers.items():
+            monkeypatch.setattr(pynvml, name, answer)
+
+    def handle(self, number: int) -> int:
+        if number == 2:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+        return number
+
+    def uuid(self, handle: int) -> bytes:
+        return f"GPU-{self.handle(handle)}".encode()
+
+    def wait(self, _: Any, __: int) -> Any:
+        event = self.events.pop(0)
+        if isinstance(event, Exception):
+            raise event
+        return event
+
+
+def event(handle: int, kind: int, data: int) -> Any:
+    return SimpleNamespace(device=handle, eventType=kind, eventData=data)
+
+
+def test_the_drivers_events_are_heard_of_every_gpu_that_has_some(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    xid = pynvml.nvmlEventTypeXidCriticalError
+    driver = Events(
+        event(0, xid, 79),
+        event(0, pynvml.nvmlEventTypePState, 2),
+        pynvml.NVMLError(pynvml.NVML_ERROR_TIMEOUT),
+        event(2, xid, 48),
+        pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST),
+    )
+    driver.install(monkeypatch)
+
+    with opened() as (events, registered):
+        found = [heard(events) for _ in range(4)]
+        with pytest.raises(pynvml.NVMLError):
+            heard(events)
+
+    assert registered == 1
+    assert found == [Xid(DeviceUuid("GPU-0"), 79), None, None, Xid(None, 48)]
+    assert (driver.freed, driver.inits) == (1, 0)
