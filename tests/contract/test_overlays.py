@@ -1,0 +1,206 @@
+"""What the overlays and components make of the base, by kubectl itself.
+
+The alerts for the Prometheus Operator are written anew by `python -m tests.contract.test_overlays`.
+"""
+
+import os
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+K8S = Path(__file__).parents[2] / "k8s"
+OPERATED = K8S / "components" / "prometheus-operator" / "alerts.yaml"
+OVERLAYS = sorted(path.name for path in (K8S / "overlays").iterdir())
+COMPONENTS = sorted(path.name for path in (K8S / "components").iterdir())
+WORKLOADS = ("Deployment", "DaemonSet", "StatefulSet")
+Json = dict[str, Any]
+
+pytestmark = [
+    pytest.mark.kubectl,
+    pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed"),
+]
+
+
+def alerts() -> str:
+    """The operator's object with the alerts that Prometheus reads from a file beside compose."""
+    rule = {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PrometheusRule",
+        "metadata": {
+            "name": "leasehold",
+            "namespace": "leasehold-system",
+            "labels": {"app.kubernetes.io/part-of": "leasehold"},
+        },
+        "spec": yaml.safe_load((K8S / "monitoring" / "alerts.yaml").read_text()),
+    }
+    head = "# Generated from monitoring/alerts.yaml: python -m tests.contract.test_overlays\n"
+    return head + yaml.safe_dump(rule, sort_keys=False, width=1000)
+
+
+@cache
+def built(directory: Path) -> list[Json]:
+    text = subprocess.run(
+        ["kubectl", "kustomize", str(directory)], capture_output=True, text=True, check=True
+    ).stdout
+    return [found for found in yaml.safe_load_all(text) if found]
+
+
+def overlay(name: str) -> list[Json]:
+    return built(K8S / "overlays" / name)
+
+
+def one(found: list[Json], kind: str, name: str) -> Json:
+    (it,) = [o for o in found if (o["kind"], o["metadata"]["name"]) == (kind, name)]
+    return it
+
+
+def with_component(name: str, directory: Path) -> list[Json]:
+    """An overlay of the base with one component, as an operator would write it."""
+    parts = {
+        "resources": [os.path.relpath(K8S / "base", directory)],
+        "components": [os.path.relpath(K8S / "components" / name, directory)],
+    }
+    (directory / "kustomization.yaml").write_text(yaml.safe_dump(parts))
+    return built(directory)
+
+
+def container(workload: Json) -> Json:
+    found: Json = workload["spec"]["template"]["spec"]["containers"][0]
+    return found
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_an_overlay_builds_in_one_namespace_and_keeps_every_part_of_the_base(name: str) -> None:
+    base, found = built(K8S / "base"), overlay(name)
+
+    known = {(o["kind"], o["metadata"]["name"]) for o in found}
+    assert {(o["kind"], o["metadata"]["name"]) for o in base} <= known
+    for workload in (o for o in found if o["kind"] in WORKLOADS):
+        labels = workload["spec"]["template"]["metadata"]["labels"]
+        assert workload["spec"]["selector"]["matchLabels"].items() <= labels.items()
+        assert workload["metadata"]["namespace"] == "leasehold-system"
+
+
+def test_with_ha_no_service_of_ours_has_a_single_replica() -> None:
+    found = overlay("ha")
+
+    least = {
+        o["spec"]["scaleTargetRef"]["name"]: o["spec"]["minReplicas"]
+        for o in found
+        if o["kind"] == "HorizontalPodAutoscaler"
+    }
+    replicas = {
+        o["metadata"]["name"]: o["spec"].get("replicas", least.get(o["metadata"]["name"], 1))
+        for o in found
+        if o["kind"] == "Deployment"
+    }
+    assert replicas["placer"] == 3
+    assert {name for name, count in replicas.items() if count < 2} == set()
+
+
+def test_with_ha_the_autoscaler_alone_says_how_many_placers_there_are() -> None:
+    placer = one(overlay("ha"), "Deployment", "placer")
+    scaler = one(overlay("ha"), "HorizontalPodAutoscaler", "placer")["spec"]
+
+    assert "replicas" not in placer["spec"]
+    assert scaler["minReplicas"] < scaler["maxReplicas"]
+    assert scaler["metrics"][0]["resource"]["name"] == "cpu"
+    assert container(placer)["resources"]["requests"]["cpu"] == "500m"
+
+
+def test_with_ha_whatever_has_replicas_has_a_disruption_budget_that_lets_one_go() -> None:
+    found = overlay("ha")
+    budgets = {
+        o["spec"]["selector"]["matchLabels"]["app.kubernetes.io/name"]: o["spec"]["maxUnavailable"]
+        for o in found
+        if o["kind"] == "PodDisruptionBudget"
+    }
+    several = {
+        o["metadata"]["name"]
+        for o in found
+        if o["kind"] in {"Deployment", "StatefulSet"} and o["spec"].get("replicas") != 1
+    }
+
+    assert budgets == dict.fromkeys(several, 1)
+
+
+def test_with_ha_replicas_keep_away_from_each_other() -> None:
+    for workload in overlay("ha"):
+        if workload["kind"] not in {"Deployment", "StatefulSet"}:
+            continue
+        if workload["metadata"]["name"] == "redis":
+            continue
+        template = workload["spec"]["template"]
+        rules = template["spec"]["topologySpreadConstraints"]
+        assert "kubernetes.io/hostname" in {rule["topologyKey"] for rule in rules}
+        for rule in rules:
+            chosen = rule["labelSelector"]["matchLabels"]
+            assert chosen.items() <= template["metadata"]["labels"].items()
+            assert "app.kubernetes.io/name" in [*chosen, *rule.get("matchLabelKeys", ())]
+
+
+def test_with_ha_every_nats_server_has_a_name_and_knows_the_others() -> None:
+    found = overlay("ha")
+    nats, service = one(found, "StatefulSet", "nats"), one(found, "Service", "nats")
+    flags = dict(flag.partition("=")[::2] for flag in container(nats)["args"])
+
+    count = nats["spec"]["replicas"]
+    routes = flags["--routes"].split(",")
+    assert routes == [f"nats://nats-{number}.nats:6222" for number in range(count)]
+    assert (flags["--name"], flags["--cluster_name"]) == ("$(POD_NAME)", "leasehold")
+    assert {env["name"] for env in container(nats)["env"]} == {"POD_NAME"}
+    assert service["spec"]["publishNotReadyAddresses"] is True
+    assert {port["name"] for port in container(nats)["ports"]} == {"client", "cluster", "monitor"}
+
+
+@pytest.mark.parametrize("name", COMPONENTS)
+def test_a_component_goes_with_the_base(name: str, tmp_path: Path) -> None:
+    assert len(with_component(name, tmp_path)) >= len(built(K8S / "base"))
+
+
+def test_the_mig_component_gives_the_agent_alone_what_the_driver_asks_for(tmp_path: Path) -> None:
+    found = with_component("mig", tmp_path)
+    before = {o["metadata"]["name"]: o for o in built(K8S / "base") if o["kind"] in WORKLOADS}
+
+    for workload in (o for o in found if o["kind"] in WORKLOADS):
+        if workload["metadata"]["name"] != "node-agent":
+            assert workload == before[workload["metadata"]["name"]]
+    agent = container(one(found, "DaemonSet", "node-agent"))
+    told = {env["name"]: env.get("value") for env in agent["env"]}
+    assert told["NVIDIA_MIG_MONITOR_DEVICES"] == told["NVIDIA_MIG_CONFIG_DEVICES"] == "all"
+    assert told["NVIDIA_VISIBLE_DEVICES"] == "all"
+    assert agent["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["SYS_ADMIN"]}
+    assert agent["securityContext"]["readOnlyRootFilesystem"] is True
+
+
+def test_the_operator_scrapes_every_part_of_ours_under_the_name_that_alerts_use(
+    tmp_path: Path,
+) -> None:
+    found = with_component("prometheus-operator", tmp_path)
+    monitor = one(found, "PodMonitor", "leasehold")["spec"]
+    ports = {end["port"] for end in monitor["podMetricsEndpoints"]}
+
+    scraped = {
+        o["spec"]["template"]["metadata"]["labels"][monitor["jobLabel"]]
+        for o in found
+        if o["kind"] in WORKLOADS
+        and monitor["selector"]["matchLabels"].items()
+        <= o["spec"]["template"]["metadata"]["labels"].items()
+        and ports & {port["name"] for port in container(o)["ports"]}
+    }
+    jobs = "watcher|placer|binder|timekeeper|webhook|node-agent"
+    assert scraped >= set(jobs.split("|"))
+    assert jobs in OPERATED.read_text()
+
+
+def test_the_operators_alerts_are_those_of_the_file() -> None:
+    assert alerts() == OPERATED.read_text(), "python -m tests.contract.test_overlays"
+
+
+if __name__ == "__main__":
+    OPERATED.write_text(alerts())
