@@ -91,9 +91,17 @@ class MixMachine(RuleBasedStateMachine):
     def choose(self, rules: Rules) -> None:
         self.spoken = rules
 
+    @rule(batch=st.lists(mixed, min_size=1, max_size=4))
+    def place_twins(self, batch: list[Wish]) -> None:
+        """Give every placer the like, at the same time: they will want the same devices."""
+        self.place([batch] * PLACERS)
+
     @rule(batches=st.lists(st.lists(mixed, max_size=4), min_size=PLACERS, max_size=PLACERS))
+    def place_others(self, batches: list[list[Wish]]) -> None:
+        """Give every placer a batch of its own, at the same time."""
+        self.place(batches)
+
     def place(self, batches: list[list[Wish]]) -> None:
-        """Give every placer a batch, at the same time."""
         wishes: dict[PodUid, Wish] = {}
         queued = [[self.queued(wish, wishes) for wish in batch] for batch in batches]
 
@@ -156,8 +164,8 @@ def _pod_of(answer: PlacementChosen | PlacementRefused) -> PodUid:
 
 
 MixMachine.TestCase.settings = settings(
-    max_examples=25,
-    stateful_step_count=25,
+    max_examples=20,
+    stateful_step_count=20,
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
