@@ -37,7 +37,7 @@ from shared.runtime.clock import Clock
 LEAD_S = 8.0
 TICK_S = 0.5
 LOOK_S = 2.0
-LOOK_LATER_S = 30.0
+LOOK_LATER_S = 15.0
 """A look that finds nothing to do doubles the pause before the next up to this."""
 NEEDS_MAX = 8
 """Pods in need for which a plan is made in one look."""

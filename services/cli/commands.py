@@ -101,6 +101,25 @@ def _about_time(command: Callable[..., argparse.ArgumentParser]) -> None:
     )
     report.add_argument("--csv", action="store_true", help="with a header, exact units last")
     _flags_of_view(report)
+    taking = command(
+        "reclaim",
+        "show what is taken back for whom, or what would be for a pod",
+        _reclaim,
+        "",
+        "--dry-run my-pod -n team-a",
+        "--json",
+    )
+    taking.add_argument(
+        "--dry-run", default="", metavar="POD", help="say who would be evicted for this pod"
+    )
+    taking.add_argument("-n", "--namespace", default="default", help="default: default")
+    taking.add_argument(
+        "--min-runtime-s",
+        type=float,
+        default=float(os.environ.get("LEASEHOLD_RECLAIM_MIN_RUNTIME_S", "600")),
+        help="as the binder was told [LEASEHOLD_RECLAIM_MIN_RUNTIME_S; default: 600]",
+    )
+    _flags_of_view(taking)
 
 
 def _budget(name: str) -> Run:
@@ -111,6 +130,12 @@ def _budget(name: str) -> Run:
         return code
 
     return run
+
+
+def _reclaim(flags: argparse.Namespace) -> int:
+    from services.cli.reclaim import reclaim  # noqa: PLC0415 - start-up time
+
+    return reclaim(flags)
 
 
 def _views(command: Callable[..., argparse.ArgumentParser]) -> None:
