@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shared.model.events import (
+    BindAsked,
     BindingFailed,
     BudgetChanged,
     EndAsked,
@@ -43,6 +44,7 @@ SERVICES: tuple[ServiceListed, ...] = (
         module="services.binder.service",
         cls="Binder",
         also_says=(
+            BindAsked,
             BindingFailed,
             EndAsked,
             LeaseChanged,

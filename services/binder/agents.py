@@ -3,10 +3,13 @@
 from collections.abc import Sequence
 
 from shared.clients.bus import Bus
-from shared.model.events import EndAsked, EndTold
+from shared.model.events import BindAsked, BindTold, EndAsked, EndTold
+from shared.model.lease import Lease
 from shared.model.names import NodeName, PodUid
 
 ANSWER_S = 0.9
+MAY_BIND_S = 0.5
+"""A batch of Bindings waits for the answer."""
 
 
 class BusAgents:
@@ -25,3 +28,11 @@ class BusAgents:
         question = EndAsked(node=node, pod=pods[0], more=tuple(pods[1:]))
         told = await self.bus.ask(question, EndTold, timeout_s=ANSWER_S)
         return {*told.more, *(pods[:1] if told.ended else ())}
+
+    async def may_bind(self, node: NodeName, leases: Sequence[Lease]) -> BindTold:
+        """Tell which of the pods must wait before they are bound to the node.
+
+        Raises UnavailableError if the node's agent does not answer; where there is none, at once.
+        """
+        question = BindAsked(node=node, leases=tuple(leases))
+        return await self.bus.ask(question, BindTold, timeout_s=MAY_BIND_S)

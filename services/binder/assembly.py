@@ -5,12 +5,15 @@ from typing import Protocol
 
 from services.binder import event_writer
 from services.binder.condition_writer import ConditionWriter, Statuses
-from services.binder.ending import Agents, Endings
+from services.binder.ending import Agents as EndingAgents
+from services.binder.ending import Endings
 from services.binder.event_writer import EventLog, EventWriter
 from services.binder.keeping import Keeper
 from services.binder.ledger import Ledger, Staging
 from services.binder.posting import CONCURRENCY, PATIENCE_S, Poster
 from services.binder.posting import Pods as BindingPods
+from services.binder.presence import Agents as BindingAgents
+from services.binder.presence import Presence
 from services.binder.rebuilding import Evidences, Rebuild, Restoring
 from services.binder.reconciling import Reconciler
 from services.binder.service import Binder, Publishing, TakingBack
@@ -21,6 +24,10 @@ from shared.runtime.clock import Clock
 
 class Pods(BindingPods, EventLog, Statuses, Protocol):
     """All that the binder does with the API server."""
+
+
+class Agents(EndingAgents, BindingAgents, Protocol):
+    """All that the binder asks of node agents."""
 
 
 class WholeLedger(Ledger, Restoring, Protocol):
@@ -52,6 +59,7 @@ def assemble(
         ledger=ledger,
         bus=bus,
         poster=poster,
+        presence=Presence(agents, clock),
         keeper=Keeper(ledger, Endings(agents, clock), tally),
         sweeper=Sweeper(ledger, clock),
         reconciler=Reconciler(ledger, staging, pods, tally),

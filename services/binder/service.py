@@ -21,6 +21,7 @@ from services.binder.explaining import (
 from services.binder.keeping import Keeper, told
 from services.binder.ledger import Ledger
 from services.binder.posting import Poster
+from services.binder.presence import Presence
 from services.binder.rebuilding import Rebuild
 from services.binder.reconciling import Reconciler
 from services.binder.sweeping import SWEEP_S, Sweeper
@@ -85,6 +86,7 @@ class Binder:
         ledger: Ledger,
         bus: Publishing,
         poster: Poster,
+        presence: Presence,
         keeper: Keeper,
         sweeper: Sweeper,
         reconciler: Reconciler,
@@ -97,6 +99,7 @@ class Binder:
         self.ledger = ledger
         self.bus = bus
         self.poster = poster
+        self.presence = presence
         self.keeper = keeper
         self.sweeper = sweeper
         self.reconciler = reconciler
@@ -116,24 +119,33 @@ class Binder:
 
         A lease that moved on is dropped: nothing is sent for it; one that has ended has failed, and
         its pod, if it still waits, is told of again. Pods whose outcome nobody knows yet bring the
-        batch back after a pause; what is known by then is said at once.
+        batch back after a pause, and so do those whose node's agent is away or asks to wait; what
+        is known by then is said at once.
         """
         chosen = {event.lease.pod: event for event in events}
-        committed = await self.ledger.bind([event.lease for event in chosen.values()])
+        held = await self.presence.held_back([event.lease for event in chosen.values()])
+        committed = await self.ledger.bind(
+            [e.lease for pod, e in chosen.items() if pod not in held]
+        )
         leases = [lease for lease in committed if isinstance(lease, Lease)]
         late = [
             stale.pod for stale in committed if not isinstance(stale, Lease) and not stale.stored
         ]
+        live = (
+            {lease.pod for lease in await self.ledger.load(list(held)) if lease} if held else held
+        )
+        late += [pod for pod in held if pod not in live]
         await self.bus.publish([LeaseChanged(lease=lease) for lease in leases])
         traces = [chosen[lease.pod].trace or lease.trace for lease in leases]
         verdicts = await self.poster.post(list(zip(leases, traces, strict=True)))
         said = await self._say(leases, traces, verdicts)
         said += [_failure(chosen[pod].lease, ENDED, chosen[pod].trace) for pod in late]
         unknown = [v.reason for v in verdicts if v.outcome is Outcome.UNKNOWN]
+        unknown += [reason for pod, reason in held.items() if pod in live]
         if unknown:
             await self.bus.publish(said)
             raise UnavailableError(
-                f"{len(unknown)} of {len(leases)} bindings are not known yet: {unknown[0]}"
+                f"{len(unknown)} of {len(chosen)} bindings are not known yet: {unknown[0]}"
             )
         return said
 

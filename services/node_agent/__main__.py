@@ -18,7 +18,15 @@ async def serve_node(settings: AgentSettings) -> None:
         node_agent(settings, asking=bus, tracing=tracing) as agent,
     ):
         probes = {"gpus": lambda: agent.trouble, "kubelet": agent.plugins.trouble}
-        await serve(NAME, agent, bus=bus, settings=settings, tracing=tracing, probes=probes)
+        await serve(
+            NAME,
+            agent,
+            bus=bus,
+            settings=settings,
+            tracing=tracing,
+            probes=probes,
+            leave=agent.leave,
+        )
 
 
 def main() -> None:

@@ -37,6 +37,7 @@ from services.node_agent.settings import (
     kubelet_credentials,
 )
 from services.node_agent.simulated_gpus import SimulatedGpus
+from services.node_agent.turns import Turns
 from services.node_agent.views import Views
 from shared.clients.kube import Kube
 from shared.clients.kubeconfig import load_credentials
@@ -176,6 +177,7 @@ async def node_agent(
             dialects=enabled(Rules(enabled=settings.dialects)),
             paths=layout.paths,
             answering=answering,
+            turns=Turns(leases, record, lambda: answering.refused, clock.now),
             plugins=plugins,
             views=views,
             handshake=handshake,

@@ -87,7 +87,7 @@ class DevicePlugins:
 
     def trouble(self) -> str | None:
         """Say which resources are not registered, or None."""
-        missing = [name for name, end in self.endpoints.items() if not end.registered]
+        missing = [name for name, end in self.endpoints.items() if not end.is_served]
         return f"not registered with the kubelet: {', '.join(missing)}" if missing else None
 
 
@@ -110,6 +110,11 @@ class Endpoint:
                 f"{longest} is longer than the {MAX_SOCKET_PATH} bytes a socket's path may have: "
                 "give a shorter --kubelet-dir"
             )
+
+    @property
+    def is_served(self) -> bool:
+        """Whether it is registered, and the kubelet has asked for the list."""
+        return self.registered and self._server is not None and self._server.watched.is_set()
 
     def _socket(self) -> Path:
         return self._plugins.directory / f"{self._stem}-{os.urandom(3).hex()}.sock"

@@ -9,6 +9,7 @@ from services.node_agent.answering import Answering
 from services.node_agent.checkup import Checkup
 from services.node_agent.faults import Fault, no_answer
 from services.node_agent.inventory import Division, Gpu, Shown, devices_of, notes_on, shown_by
+from services.node_agent.leaving import drained
 from services.node_agent.ports import (
     Cleaning,
     Configuring,
@@ -21,10 +22,13 @@ from services.node_agent.ports import (
     Watching,
 )
 from services.node_agent.rebuilding import ended_pods, rebuilt
+from services.node_agent.turns import Turns
 from shared.dialects.dialect import Dialect, Host, Paths
 from shared.model.device import Device
 from shared.model.errors import LeaseholdError, UnavailableError
 from shared.model.events import (
+    BindAsked,
+    BindTold,
     DeviceReported,
     EndAsked,
     EndTold,
@@ -65,6 +69,7 @@ class NodeAgent:
         dialects: Sequence[Dialect],
         paths: Paths,
         answering: Answering,
+        turns: Turns,
         plugins: Plugins,
         views: NodeViews,
         handshake: Reporting | None = None,
@@ -82,6 +87,7 @@ class NodeAgent:
         self.dialects = tuple(dialects)
         self.paths = paths
         self.leases = answering.finding.leases
+        self.turns = turns
         self.answering = answering
         self.plugins = plugins
         self.views = views
@@ -128,6 +134,17 @@ class NodeAgent:
             more=tuple(pod for pod in event.more if pod not in going_on),
         )
 
+    @answers
+    async def may_bind(self, event: BindAsked) -> BindTold:
+        """Say which pods must wait before they are bound to this node."""
+        return self.turns.tell(event.leases, self.answering.facts, self.plugins.trouble(), blind="")
+
+    async def leave(self) -> None:
+        """Serve nobody new: say so, and wait until the kubelet has asked for all who come."""
+        self.turns.leaving = True
+        self._report.set()
+        await drained(self.route, self.turns, self.answering.finding.asking, self.clock)
+
     # What it says
 
     @emits
@@ -141,7 +158,7 @@ class NodeAgent:
                     DeviceReported(
                         node=self.route,
                         devices=self.devices,
-                        served=tuple(self.shown.served),
+                        served=() if self.turns.leaving else tuple(self.shown.served),
                         activations=self.record.activations,
                         reported_at=self.clock.now(),
                     )

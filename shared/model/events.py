@@ -253,6 +253,8 @@ class DeviceReported(Event):
     """Resources that the agent's device plugin serves."""
     activations: tuple[Activation, ...] = ()
     reported_at: float = 0.0
+    by_signature: bool = False
+    """The kubelet's list of pods cannot be read: leases are matched by what they ask for."""
 
     @property
     def route(self) -> str:
@@ -394,6 +396,36 @@ class LeasesTold(Event):
     delivery: ClassVar[Delivery] = Delivery.NEWS
 
     leases: tuple[Lease, ...] = field(default_factory=tuple)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BindAsked(Event):
+    """A question of the binder to a node's agent: may these pods be bound to your node now?"""
+
+    subject: ClassVar[str] = "bind.asked.v1"
+    delivery: ClassVar[Delivery] = Delivery.NEWS
+
+    node: NodeName
+    leases: tuple[Lease, ...]
+
+    @property
+    def route(self) -> str:
+        return self.node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BindTold(Event):
+    """The answer to `BindAsked`."""
+
+    subject: ClassVar[str] = "bind.told.v1"
+    delivery: ClassVar[Delivery] = Delivery.NEWS
+
+    held: tuple[PodUid, ...] = ()
+    """Those that the kubelet would refuse at this moment: to be asked for again."""
+    reason: str = ""
+    """Why, if there are any."""
+    free: bool = True
+    """For a moment nothing else need be asked for: it is not the pods that matter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -262,9 +262,11 @@ async def serve(
     settings: ServiceSettings,
     tracing: telemetry.Tracing | None = None,
     probes: Mapping[str, health.Probe] | None = None,
+    leave: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
     """Run a service until SIGTERM or SIGINT: health pages, handlers, sources and loops.
 
+    Told to stop, it first waits for `leave`, with everything still running.
     `settings.run_file` is written once everything is heard and every probe is content.
     """
     stop = asyncio.Event()
@@ -280,7 +282,8 @@ async def serve(
             health.served(health.application(checks), settings.http) as address,
             reporting(bus, checks, service=name, instance=instance, node=route),
         ):
-            await _until(stop, Runner(name, service, bus, tracing), checks, settings, address)
+            runner = Runner(name, service, bus, tracing)
+            await _until(stop, runner, checks, settings, address, leave=leave)
     finally:
         await asyncio.to_thread(tracing.close)
         if settings.run_file is not None:
@@ -293,6 +296,8 @@ async def _until(
     checks: Mapping[str, health.Probe],
     settings: ServiceSettings,
     address: str,
+    *,
+    leave: Callable[[], Awaitable[None]] | None,
 ) -> None:
     started = asyncio.Event()
     running = asyncio.create_task(runner.run(started))
@@ -302,6 +307,8 @@ async def _until(
         await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if running.done():
             running.result()
+        elif leave is not None and started.is_set():
+            await leave()
     finally:
         await end(announcing)
         await end(running, runner.tasks)

@@ -16,7 +16,9 @@ from shared.model.device import Device, DeviceMode
 from shared.model.errors import RequestError
 from shared.model.events import (
     Activation,
+    BindAsked,
     BindingFailed,
+    BindTold,
     BoundPod,
     BudgetChanged,
     DeviceReported,
@@ -171,6 +173,7 @@ SAMPLES: tuple[Event, ...] = (
         served=("volcano.sh/vgpu-number",),
         activations=(ACTIVATION,),
         reported_at=3.5,
+        by_signature=True,
     ),
     ShareActivated(node=NODE, activation=ACTIVATION, trace=TRACE),
     ShareRefused(node=NODE, reason="no lease", pod=POD, namespace=NS, name="t", container="c"),
@@ -199,6 +202,8 @@ SAMPLES: tuple[Event, ...] = (
     LeasesTold(leases=(LEASE,)),
     EndAsked(node=NODE, pod=POD),
     EndTold(ended=True),
+    BindAsked(node=NODE, leases=(LEASE,)),
+    BindTold(held=(POD,), reason="it restarts", free=False),
     BudgetChanged(
         namespace=NS,
         state="exhausted",

@@ -14,6 +14,7 @@ from services.binder.service import Binder
 from shared.model.errors import ConflictError, LeaseholdError, RequestError, UnavailableError
 from shared.model.events import (
     Activation,
+    BindTold,
     BoundPod,
     BudgetChanged,
     DeviceReported,
@@ -284,6 +285,13 @@ class FakeAgents:
         self.answers: dict[PodUid, bool] = {}
         self.asked: list[PodUid] = []
         self.questions = 0
+        self.told: dict[NodeName, BindTold] = {}
+        """What each says about pods to be bound; silent without."""
+
+    async def may_bind(self, node: NodeName, leases: Sequence[Lease]) -> BindTold:
+        if node not in self.told:
+            raise UnavailableError("nobody answers")
+        return self.told[node]
 
     async def which_ended(self, node: NodeName, pods: Sequence[PodUid]) -> set[PodUid]:
         self.questions += 1

@@ -1,0 +1,53 @@
+"""How an agent stops without harm: no pod is refused because its agent is gone.
+
+First it says that it serves nothing and lets no more pods be bound, then it goes on until the
+kubelet has asked for every pod that was on its way.
+"""
+
+import logging
+from collections.abc import Sequence
+
+from services.node_agent.finding import Asking
+from services.node_agent.turns import Turns
+from shared.model.errors import UnavailableError
+from shared.model.events import LeasesAsked, LeasesTold
+from shared.model.lease import Lease
+from shared.model.names import NodeName
+from shared.runtime.clock import Clock
+
+logger = logging.getLogger(__name__)
+
+GRACE_S = 0.5
+"""A binder that was told a moment ago that all is well has committed by then."""
+LONGEST_S = 10.0
+LOOK_S = 0.1
+ASK_S = 1.0
+
+
+async def drained(node: NodeName, turns: Turns, asking: Asking, clock: Clock) -> Sequence[Lease]:
+    """Wait until nobody is on the way to the node; return who still is after `LONGEST_S`.
+
+    Where nobody can say who is, nobody binds.
+    """
+    turns.leaving = True
+    until = clock.now() + LONGEST_S
+    await clock.sleep(GRACE_S)
+    while True:
+        asked_at = turns.leases.news
+        try:
+            told = await asking.ask(LeasesAsked(node=node), LeasesTold, timeout_s=ASK_S)
+        except UnavailableError as error:
+            logger.info("leaving without knowing who is on the way: %s", error)
+            return ()
+        turns.leases.settle(told.leases, asked_at=asked_at)
+        left = list(turns.open().values())
+        if not left:
+            return ()
+        if clock.now() > until:
+            logger.warning(
+                "leaving while %d pods are on the way, which the kubelet will refuse: %s",
+                len(left),
+                ", ".join(f"{lease.namespace}/{lease.name}" for lease in left),
+            )
+            return left
+        await clock.sleep(LOOK_S)

@@ -1,0 +1,180 @@
+"""Which pods may be bound to this node now: none while the kubelet would refuse them for good.
+
+Where the kubelet's own list of pods cannot be read, a container is known only by what it asks for:
+then of pods that ask for the same, one is bound after the other, the next when the former is
+answered, refused or gone.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from services.node_agent.allocation import HONOURED, Node, dialect_of
+from services.node_agent.entry import Entry
+from services.node_agent.identity import KubeletContainer, KubeletPod
+from services.node_agent.leases_known import LeasesKnown
+from shared.model.errors import RequestError
+from shared.model.events import BindTold
+from shared.model.lease import Lease, LeaseState
+from shared.model.names import PodUid
+
+PERMIT_S = 10.0
+"""A pod that was let through is bound within this, or does not count any more."""
+LEAVES = "its agent is being stopped"
+UNSETTLED = "its agent does not know yet for which pods the kubelet may ask"
+
+Signature = tuple[str, int]
+"""A resource, and how many of it."""
+
+
+class Record(Protocol):
+    """What the kubelet was told."""
+
+    @property
+    def answers(self) -> tuple[Entry, ...]:
+        """All answers that are not over."""
+        ...
+
+
+def containers_of(lease: Lease) -> tuple[str, ...]:
+    """Return the containers with shares, in the order in which the kubelet serves them."""
+    return tuple(dict.fromkeys(share.container for share in lease.shares))
+
+
+def is_open(lease: Lease, answered: Set[tuple[PodUid, str]]) -> bool:
+    """Say whether the kubelet may still ask for containers of the lease's pod."""
+    told = [(lease.pod, name) in answered for name in containers_of(lease)]
+    return (
+        lease.state in HONOURED and not all(told) and (lease.state is LeaseState.BOUND or any(told))
+    )
+
+
+def limits_of(lease: Lease, container: str, node: Node) -> dict[str, int]:
+    """Return what a container may ask of the resources that the node serves for its dialect."""
+    try:
+        dialect = dialect_of(lease)
+    except RequestError:  # Allocate says so
+        return {}
+    shares = lease.shares_of(container)
+    counts = {
+        resource: sum(dialect.ids_of(share, resource) for share in shares)
+        for resource in sorted(node.served.keys() & dialect.served)
+    }
+    return {resource: count for resource, count in counts.items() if count > 0}
+
+
+def signatures_of(lease: Lease, node: Node) -> frozenset[Signature]:
+    """Return everything that the kubelet may ask for the lease's pod."""
+    return frozenset(
+        signature
+        for name in containers_of(lease)
+        for signature in limits_of(lease, name, node).items()
+    )
+
+
+def implied_pods(
+    leases: Iterable[Lease], node: Node, answered: Set[tuple[PodUid, str]]
+) -> tuple[KubeletPod, ...]:
+    """Return the pods that leases tell of, as far as a kubelet's own list would show them."""
+    return tuple(
+        KubeletPod(
+            uid=lease.pod,
+            namespace=lease.namespace,
+            name=lease.name,
+            phase="Pending" if is_open(lease, answered) else "Running",
+            containers=tuple(
+                KubeletContainer(
+                    name=name,
+                    limits=limits_of(lease, name, node),
+                    init=any(share.init for share in lease.shares_of(name)),
+                )
+                for name in containers_of(lease)
+            ),
+        )
+        for lease in leases
+        if lease.state in HONOURED
+    )
+
+
+@dataclass(slots=True)
+class Turns:
+    """Pods that were let through and are not known to be bound yet, beside those that are."""
+
+    leases: LeasesKnown
+    record: Record
+    refused: Callable[[], Set[PodUid]]
+    now: Callable[[], float]
+    leaving: bool = False
+    _permits: dict[PodUid, tuple[Lease, float]] = field(default_factory=dict)
+
+    @property
+    def answered(self) -> frozenset[tuple[PodUid, str]]:
+        """Pods and containers that Allocate was answered for."""
+        return frozenset(
+            (entry.activation.pod, entry.activation.container) for entry in self.record.answers
+        )
+
+    def open(self) -> dict[PodUid, Lease]:
+        """Return the leases of pods that the kubelet may still ask for."""
+        answered, refused = self.answered, self.refused()
+        return {
+            pod: lease
+            for pod, lease in self.leases.leases.items()
+            if pod not in refused and is_open(lease, answered)
+        }
+
+    def pods(self, node: Node | None) -> tuple[KubeletPod, ...]:
+        """Return the pods of the node as its leases imply them."""
+        if node is None:
+            return ()
+        return implied_pods(self.leases.leases.values(), node, self.answered)
+
+    def tell(
+        self, asked: Sequence[Lease], node: Node | None, trouble: str | None, *, blind: str
+    ) -> BindTold:
+        """Say which pods must wait; `blind` says why the kubelet's list cannot be read."""
+        if self.leaving or node is None or trouble is not None:
+            why = LEAVES if self.leaving else trouble or "its devices are not known yet"
+            return BindTold(held=tuple(lease.pod for lease in asked), reason=why, free=False)
+        if not blind:
+            return BindTold()
+        if not self.leases.settled:
+            held = tuple(lease.pod for lease in asked)
+            return BindTold(held=held, reason=UNSETTLED, free=False)
+        held = self._out_of_turn(asked, node)
+        why = f"another pod that asks for the same must be served first, as {blind}" if held else ""
+        return BindTold(held=held, reason=why, free=False)
+
+    def _out_of_turn(self, asked: Sequence[Lease], node: Node) -> tuple[PodUid, ...]:
+        busy: dict[Signature, PodUid] = {}
+        for lease in (*self.open().values(), *self._permitted().values()):
+            busy.update(dict.fromkeys(signatures_of(lease, node), lease.pod))
+        going = set(busy.values())
+        held = []
+        for lease in asked:
+            wanted = signatures_of(lease, node)
+            if lease.pod in going:
+                continue
+            if not busy.keys().isdisjoint(wanted):
+                held.append(lease.pod)
+                continue
+            self._permits[lease.pod] = (lease, self.now() + PERMIT_S)
+            busy.update(dict.fromkeys(wanted, lease.pod))
+        return tuple(held)
+
+    def _permitted(self) -> Mapping[PodUid, Lease]:
+        """Return what was let through; what is known to be bound, or to be over, counts itself."""
+        now, known, refused = self.now(), self.leases, self.refused()
+        self._permits = {
+            pod: (lease, until)
+            for pod, (lease, until) in self._permits.items()
+            if now < until
+            and pod not in known.ended
+            and pod not in refused
+            and not self._is_bound(pod)
+        }
+        return {pod: lease for pod, (lease, _) in self._permits.items()}
+
+    def _is_bound(self, pod: PodUid) -> bool:
+        lease = self.leases.find(pod)
+        return lease is not None and lease.state in HONOURED

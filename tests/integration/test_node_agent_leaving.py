@@ -1,0 +1,147 @@
+"""An agent that is replaced while pods arrive: the kubelet refuses none of them."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from services.binder.presence import Presence
+from services.node_agent.turns import LEAVES
+from services.simcluster.binding import bind
+from shared.model.errors import UnavailableError
+from shared.model.events import BindAsked, BindTold
+from shared.model.lease import Lease, LeaseState
+from shared.model.names import NodeName
+from shared.runtime.clock import SystemClock
+from tests.support.kubelet import NODE, eventually, pod
+from tests.support.node_agent import NUMBER, Site, lease_of, share, site
+
+
+@dataclass(slots=True)
+class Binder:
+    """Binds as the binder does: asks the agent, commits, tells, posts; or waits."""
+
+    at: Site
+    presence: Presence
+    waits: int = 0
+
+    async def bind(self, name: str, lease: Lease) -> None:
+        while held := await self.presence.held_back([lease]):
+            assert list(held) == [lease.pod]
+            self.waits += 1
+            await asyncio.sleep(0.05)
+        bound = self.at.ledger.grant(replace(lease, state=LeaseState.BOUND, version=2))
+        if self.at.agent is not None:
+            await self.at.tell(bound)
+        post(self.at, name)
+
+
+def post(at: Site, name: str) -> None:
+    """Send a Binding."""
+    target = {"target": {"kind": "Node", "name": NODE}}
+    bind(at.node.store, "default", name, target, dry_run=False)
+
+
+@dataclass(slots=True)
+class Agents:
+    """The one agent, while it runs."""
+
+    at: Site
+
+    async def may_bind(self, node: NodeName, leases: Sequence[Lease]) -> BindTold:
+        if self.at.agent is None:
+            raise UnavailableError("nobody answers")
+        return await self.at.agent.may_bind(BindAsked(node=node, leases=tuple(leases)))
+
+
+def reserve(at: Site, n: int) -> Lease:
+    """Create a pod without a node, and a reservation for it."""
+    created = at.node.create(pod(f"p{n}", limits={NUMBER: 1}, node=None))["metadata"]
+    part = share(n % 8, 1000 + n, slot=n // 8, fence=n // 8 + 1)
+    return lease_of(created["uid"], part, name=f"p{n}", state=LeaseState.RESERVED, version=1)
+
+
+async def test_fifty_pods_arrive_while_the_agent_is_restarted_and_none_is_refused() -> None:
+    async with site("8xA100-80GB") as at:
+        binder = Binder(at, Presence(Agents(at), SystemClock()))
+        async with at.running() as agent:
+            warm = reserve(at, 50)
+            await binder.bind("p50", warm)
+            await at.node.phase("p50", "Running")
+            await agent.leave()
+        burst = asyncio.create_task(_burst(at, binder))
+        try:
+            for _ in range(4):
+                async with at.running(registered=False) as agent:
+                    await served_one_more(at, burst)
+                    await agent.leave()
+            async with at.running():
+                await burst
+                for n in range(50):
+                    await at.node.phase(f"p{n}", "Running")
+        finally:
+            burst.cancel()
+
+        assert not at.refused
+        assert binder.waits > 0
+        assert all(
+            at.env(f"p{n}")["CUDA_DEVICE_MEMORY_LIMIT_0"] == f"{1000 + n}m" for n in range(50)
+        )
+
+
+async def served_one_more(at: Site, burst: asyncio.Task[None]) -> None:
+    before = len(at.activated)
+    await eventually(lambda: len(at.activated) > before or burst.done())
+
+
+async def _burst(at: Site, binder: Binder) -> None:
+    async with asyncio.TaskGroup() as group:
+        for n in range(50):
+            group.create_task(binder.bind(f"p{n}", reserve(at, n)))
+            await asyncio.sleep(0.05)
+
+
+async def test_an_agent_that_leaves_says_so_and_serves_who_is_on_the_way() -> None:
+    async with site() as at, at.running() as agent:
+        obj = pod("late", limits={NUMBER: 1}, node=None)
+        uid = at.node.create(obj)["metadata"]["uid"]
+        lease = at.ledger.grant(lease_of(uid, share(0, 2000), name="late"))
+        leaving = asyncio.create_task(agent.leave())
+        await eventually(lambda: at.reported and at.reported[-1].served == ())
+        told = await agent.may_bind(BindAsked(node=NodeName(NODE), leases=(lease,)))
+        await asyncio.sleep(0.7)
+        assert not leaving.done(), "a pod with a bound lease has not come yet"
+        post(at, "late")
+        await at.node.phase("late", "Running")
+        async with asyncio.timeout(5):
+            await leaving
+
+    assert told.held == (uid,)
+    assert told.reason == LEAVES
+
+
+async def test_pods_are_held_back_until_the_kubelet_has_taken_the_agents_list() -> None:
+    async with site() as at, at.running() as agent:
+        lease = lease_of("some-uid")
+        asked = BindAsked(node=NodeName(NODE), leases=(lease,))
+        before = await agent.may_bind(asked)
+        await at.node.kubelet._end()
+        await eventually(lambda: agent.plugins.trouble() is not None)
+        without = await agent.may_bind(asked)
+        await at.node.kubelet._begin()
+        await eventually(lambda: agent.plugins.trouble() is None)
+        after = await agent.may_bind(asked)
+
+    assert before == after == BindTold()
+    assert without.held == (lease.pod,)
+    assert "not registered with the kubelet" in without.reason
+
+
+async def test_an_agent_whose_binders_are_gone_does_not_wait_for_them() -> None:
+    async with site() as at, at.running() as agent:
+        at.ledger.silent = True
+        at.ledger.grant(lease_of("some-uid"))
+        began = asyncio.get_running_loop().time()
+        await agent.leave()
+        took_s = asyncio.get_running_loop().time() - began
+
+    assert took_s < 3

@@ -1,0 +1,122 @@
+"""Pods wait while the agent of their node is away, and those of other nodes do not."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from services.binder.presence import AWAY_MOST_S, AWAY_S, NONE_S, TRUSTED_S, Presence
+from shared.model.errors import UnavailableError
+from shared.model.events import BindingFailed, BindTold, PodBound
+from shared.model.lease import Lease, LeaseState
+from shared.model.names import NodeName
+from tests.support.binder_world import World, chosen, lease, running
+from tests.support.clock import FakeClock
+
+N1, N2 = NodeName("n1"), NodeName("n2")
+
+
+def away(*pods: str) -> BindTold:
+    held = tuple(lease(name).pod for name in pods)
+    return BindTold(held=held, reason="its agent is being stopped", free=False)
+
+
+async def test_a_pod_that_must_wait_is_not_committed_and_comes_back_with_the_reason() -> None:
+    world = World(lease("p1"), lease("p2", node="n2"))
+    world.agents.told = {N1: away("p1"), N2: BindTold()}
+    batch = chosen(lease("p1"), lease("p2", node="n2"))
+
+    async with running(world.binder.post_bindings):
+        with pytest.raises(UnavailableError, match=r"1 of 2 .* its agent is being stopped"):
+            await world.binder.bind_pods(batch)
+        states = {each.name: each.state for each in world.ledger.leases.values()}
+        world.agents.told[N1] = BindTold()
+        await world.binder.bind_pods(batch)
+
+    assert states == {"p1": LeaseState.RESERVED, "p2": LeaseState.BOUND}
+    assert [name for name, *_ in world.pods.posts] == ["p2", "p1"]
+    assert any(isinstance(said, PodBound) for said in world.bus.published)
+
+
+async def test_a_reservation_that_ended_while_it_waited_is_told_of_and_asked_for_no_more() -> None:
+    world = World()
+    world.agents.told = {N1: away("p1")}
+
+    said = await world.binder.bind_pods(chosen(lease("p1")))
+
+    assert [type(event) for event in said] == [BindingFailed]
+
+
+class Agents:
+    """Agents of nodes, each away or there; counts questions."""
+
+    def __init__(self) -> None:
+        self.there: dict[NodeName, BindTold] = {}
+        self.questions = 0
+
+    async def may_bind(self, node: NodeName, leases: Sequence[Lease]) -> BindTold:
+        self.questions += 1
+        if node not in self.there:
+            raise UnavailableError("nobody answered")
+        return self.there[node]
+
+
+async def test_a_node_that_never_had_an_agent_of_ours_holds_nobody_back() -> None:
+    agents, clock = Agents(), FakeClock()
+    presence = Presence(agents, clock)
+
+    held = [await presence.held_back([lease()]) for _ in range(3)]
+    clock.advance(NONE_S)
+    held.append(await presence.held_back([lease()]))
+
+    assert held == [{}] * 4
+    assert agents.questions == 2, "it is not asked for every pod"
+
+
+async def test_an_agent_that_goes_holds_its_pods_back_until_it_is_there_again() -> None:
+    agents, clock = Agents(), FakeClock()
+    presence = Presence(agents, clock)
+    agents.there[N1] = BindTold()
+
+    assert await presence.held_back([lease()]) == {}
+    del agents.there[N1]
+    assert await presence.held_back([lease()]) == {}, "it was there a moment ago"
+    clock.advance(TRUSTED_S)
+    gone = await presence.held_back([lease()])
+    asked = agents.questions
+    await presence.held_back([lease("p2")])
+    assert agents.questions == asked, "a batch is not to wait for it each time"
+    agents.there[N1] = BindTold()
+    clock.advance(AWAY_S)
+
+    assert "the agent of node n1 does not answer" in gone[lease().pod]
+    assert await presence.held_back([lease()]) == {}
+
+
+async def test_an_agent_long_gone_is_asked_ever_less_often_but_still() -> None:
+    agents, clock = Agents(), FakeClock()
+    presence = Presence(agents, clock)
+    agents.there[N1] = BindTold()
+    await presence.held_back([lease()])
+    agents.there.clear()
+    clock.advance(TRUSTED_S)
+
+    for _ in range(600):
+        assert_held = await presence.held_back([lease()])
+        clock.advance(0.1)
+        assert not agents.there
+        assert assert_held
+
+    asked_in_a_minute = agents.questions - 1
+    assert 60 / AWAY_MOST_S <= asked_in_a_minute <= 60 / AWAY_MOST_S + 4
+
+
+async def test_an_agent_that_wants_to_be_asked_is_asked_each_time() -> None:
+    agents, clock = Agents(), FakeClock()
+    presence = Presence(agents, clock)
+    agents.there[N1] = BindTold(free=False)
+
+    for _ in range(3):
+        await asyncio.gather(presence.held_back([lease(), lease("p2"), lease("p3", node="n2")]))
+
+    assert agents.questions == 4, "n1 three times, n2 once"
