@@ -1,0 +1,78 @@
+"""docs/troubleshooting.md has a row for every code, Event reason, probe and invariant there is."""
+
+import ast
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from services.cli import audit
+from services.node_agent.usage import Rule
+from shared.model.budget import BudgetState
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "troubleshooting.md").read_text()
+CAMEL = re.compile(r"[A-Z][A-Za-z]*[a-z][A-Z][A-Za-z]*")
+OPERATORS = {"DoesNotExist", "NotIn"}
+EFFECTS = {"NoExecute", "NoSchedule", "PreferNoSchedule"}
+NO_CODES = OPERATORS | EFFECTS | {"NodeState", "TooMany"}
+NO_REASONS = OPERATORS | {"PodScheduled", "TokenBucket"}
+
+
+def words(*patterns: str) -> Iterator[str]:
+    """The words in CamelCase that stand alone in strings of these files."""
+    for pattern in patterns:
+        for path in ROOT.glob(pattern):
+            for node in ast.walk(ast.parse(path.read_text())):
+                text = node.value if isinstance(node, ast.Constant) else None
+                if isinstance(text, str) and CAMEL.fullmatch(text):
+                    yield text
+
+
+def section(title: str) -> str:
+    found = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
+    assert found, title
+    return found[1]
+
+
+def first_cells(text: str) -> set[str]:
+    """What is written as code in the first column of the tables."""
+    cells = re.findall(r"^\| ([^|]*) \|", text, re.MULTILINE)
+    return {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
+
+
+def missing(wanted: Iterable[str], there: set[str]) -> set[str]:
+    return set(wanted) - there
+
+
+def test_every_code_of_a_refusal_has_its_row_and_no_row_is_of_yesterday() -> None:
+    codes = set(words("services/placer/*.py", "shared/placing/*.py", "shared/model/device.py"))
+    table = re.search(r"<!-- codes -->\n(.*?)<!-- end -->", PAGE, re.DOTALL)
+    assert table
+    named = first_cells(table[1])
+
+    ordinary = {"InsufficientCpu", "InsufficientMemory", "Insufficient…"}
+    assert named == (codes - NO_CODES) | ordinary
+
+
+def test_every_reason_of_an_event_has_its_row() -> None:
+    reasons = set(words("services/binder/*.py")) - NO_REASONS
+    reasons |= {str(rule) for rule in Rule} | {"Scheduled"}
+    reasons |= {f"Budget{str(state).capitalize()}" for state in BudgetState}
+
+    assert first_cells(section("Events")) == reasons
+
+
+def test_every_probe_has_its_row() -> None:
+    probes = {"nats"}
+    for path in ROOT.glob("services/*/__main__.py"):
+        for block in re.findall(r"probes = \{(.*?)\}", path.read_text(), re.DOTALL):
+            probes |= set(re.findall(r'"(\w+)": ', block))
+
+    assert len(probes) >= 7
+    assert not missing(probes, first_cells(section("`/readyz` of a service says")))
+
+
+def test_every_invariant_of_the_audit_has_its_row() -> None:
+    checked = set(re.findall(r'invariant="(\w+)"', Path(str(audit.__file__)).read_text()))
+
+    assert first_cells(section("`leasehold audit` finds a difference")) == checked
