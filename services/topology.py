@@ -14,6 +14,7 @@ from shared.model.events import (
     LeasesAsked,
     LedgerRebuilt,
     ListingWanted,
+    PartReported,
     PodBound,
     PodQueued,
 )
@@ -29,6 +30,9 @@ class ServiceListed:
     cls: str
     also_says: tuple[type[Event], ...] = ()
     """From loops and adapters: questions it asks, and facts that follow from no one event."""
+
+    per_node: bool = False
+    """Each replica looks after one node, and speaks and asks for that one only."""
 
     @property
     def folder(self) -> str:
@@ -59,6 +63,7 @@ SERVICES: tuple[ServiceListed, ...] = (
         module="services.node_agent.service",
         cls="NodeAgent",
         also_says=(LeasesAsked,),
+        per_node=True,
     ),
     ServiceListed(
         name="timekeeper",
@@ -67,7 +72,10 @@ SERVICES: tuple[ServiceListed, ...] = (
         also_says=(BudgetChanged,),
     ),
     ServiceListed(name="webhook", module="services.webhook.service", cls="Webhook"),
+    ServiceListed(name="dashboard", module="services.dashboard.service", cls="Dashboard"),
 )
+EVERYBODY_SAYS = (PartReported,)
+"""What the runtime says for each replica of any service."""
 
 NOBODY = "(whoever listens)"
 
@@ -101,7 +109,7 @@ def roles() -> dict[str, tuple[Role, ...]]:
 
 def edges() -> tuple[Edge, ...]:
     """Return who says what to whom; what no service hears goes to `NOBODY`."""
-    also = {listed.name: listed.also_says for listed in SERVICES}
+    also = {listed.name: (*listed.also_says, *EVERYBODY_SAYS) for listed in SERVICES}
     return edges_of(roles(), also)
 
 

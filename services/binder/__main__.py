@@ -24,12 +24,13 @@ from shared.runtime.settings import load_or_exit
 async def bind(settings: BinderSettings) -> None:
     """Build the binder from real parts and serve it until told to stop."""
     credentials = load_credentials(settings.kubeconfig)
+    redis_url, login = settings.redis_url, settings.redis_credentials
     async with (
         Kube(credentials, timeout_s=settings.api_timeout_s) as kube,
-        Bus.connect(settings.nats_url, name="binder") as bus,
-        RedisLeases.connect(settings.redis_url) as ledger,
-        LedgerStaging.connect(settings.redis_url) as staging,
-        Takings.connect(settings.redis_url) as takings,
+        Bus.connect(settings.nats_url, name="binder", credentials=settings.nats_credentials) as bus,
+        RedisLeases.connect(redis_url, credentials=login) as ledger,
+        LedgerStaging.connect(redis_url, credentials=login) as staging,
+        Takings.connect(redis_url, credentials=login) as takings,
     ):
         clock = SystemClock()
 

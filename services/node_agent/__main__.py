@@ -14,7 +14,12 @@ async def serve_node(settings: AgentSettings) -> None:
     """Run until told to stop."""
     tracing = open_tracing(NAME, settings)
     async with (
-        Bus.connect(settings.nats_url, name=f"{NAME} {settings.node_name}") as bus,
+        Bus.connect(
+            settings.nats_url,
+            name=f"{NAME} {settings.node_name}",
+            credentials=settings.nats_credentials,
+            keeps_stream=False,
+        ) as bus,
         node_agent(settings, asking=bus, tracing=tracing) as agent,
     ):
         probes = {"gpus": lambda: agent.trouble, "kubelet": agent.plugins.trouble}

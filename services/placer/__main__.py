@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import dataclass
+from pathlib import Path
 
 from services.placer.service import Placer
 from services.placer.tallying import PrometheusTally, watch_mirror
@@ -19,14 +20,17 @@ class PlacerSettings(ServiceSettings):
     """What the placer is told."""
 
     redis_url: str = setting("redis://127.0.0.1:6379/0", "Redis or Valkey that holds the ledger")
+    redis_credentials: Path | None = setting(
+        None, "file of one line, user:secret, for Redis; `leasehold doors --out DIR` writes such"
+    )
     reservation_ttl: float = setting(30.0, "seconds until a reservation that nobody binds ends")
 
 
 async def place(settings: PlacerSettings) -> None:
     """Build the placer from real parts and serve it until told to stop."""
     async with (
-        RedisLeases.connect(settings.redis_url) as ledger,
-        Bus.connect(settings.nats_url, name="placer") as bus,
+        RedisLeases.connect(settings.redis_url, credentials=settings.redis_credentials) as ledger,
+        Bus.connect(settings.nats_url, name="placer", credentials=settings.nats_credentials) as bus,
     ):
         draw = random.Random().random  # noqa: S311 - spreads placers, guards nothing
         tracing = open_tracing("placer", settings)

@@ -33,9 +33,12 @@ async def keep_time(settings: TimekeeperSettings) -> None:
         kube = None
         if settings.objects:
             kube = await stack.enter_async_context(Kube(load_credentials(settings.kubeconfig)))
-        bus = await stack.enter_async_context(Bus.connect(settings.nats_url, name="timekeeper"))
-        ledger = await stack.enter_async_context(RedisLeases.connect(settings.redis_url))
-        store = await stack.enter_async_context(Budgets.connect(settings.redis_url))
+        bus = await stack.enter_async_context(
+            Bus.connect(settings.nats_url, name="timekeeper", credentials=settings.nats_credentials)
+        )
+        redis_url, login = settings.redis_url, settings.redis_credentials
+        ledger = await stack.enter_async_context(RedisLeases.connect(redis_url, credentials=login))
+        store = await stack.enter_async_context(Budgets.connect(redis_url, credentials=login))
         objects = BudgetObjects(kube) if kube else None
         configured = Configured(file=file, objects=objects)
         keeper = Timekeeper(

@@ -1,6 +1,8 @@
 """Runs the watcher: `python -m services.watcher --help`."""
 
 from services.watcher.pods import PodReader
+from services.watcher.quota_sources import QuotaReflectors
+from services.watcher.quotas import load_file
 from services.watcher.service import Watcher
 from services.watcher.settings import WatcherSettings, load_rules
 from services.watcher.sources import FreshListing, GroupReflectors, NodeReflector, PodReflector
@@ -17,12 +19,15 @@ async def watch(settings: WatcherSettings) -> None:
     rules, schedulers = load_rules(settings), frozenset(settings.schedulers)
     async with (
         Kube(load_credentials(settings.kubeconfig)) as kube,
-        Bus.connect(settings.nats_url, name="watcher") as bus,
+        Bus.connect(
+            settings.nats_url, name="watcher", credentials=settings.nats_credentials
+        ) as bus,
     ):
         pods = PodReflector(kube, PodReader(schedulers, rules))
         nodes = NodeReflector(kube)
         groups, listing = GroupReflectors(kube), FreshListing(kube, schedulers)
-        watcher = Watcher(pods, nodes, groups, listing, SystemClock())
+        quotas = QuotaReflectors(kube, load_file(settings.quotas) if settings.quotas else {})
+        watcher = Watcher(pods, nodes, groups, listing, SystemClock(), quotas=quotas)
         probes = {
             "pods": lambda: None if pods.synced else "not listed yet",
             "nodes": lambda: None if nodes.synced else "not listed yet",

@@ -24,7 +24,9 @@ async def admit(settings: WebhookSettings) -> None:
     policy, tls_dir = settings.policy, settings.tls_dir
     async with (
         Kube(load_credentials(settings.kubeconfig)) as kube,
-        Bus.connect(settings.nats_url, name="webhook") as bus,
+        Bus.connect(
+            settings.nats_url, name="webhook", credentials=settings.nats_credentials
+        ) as bus,
     ):
         store = DirectoryStore(tls_dir) if tls_dir else SecretStore(kube, *settings.secret_name)
         registration = Registration(kube)

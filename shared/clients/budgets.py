@@ -21,6 +21,7 @@ import json
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, fields, replace
+from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import msgspec
@@ -61,10 +62,18 @@ class Budgets:
     @classmethod
     @asynccontextmanager
     async def connect(
-        cls, url: str, *, ledger: str = "lh:", prefix: str = "lh-budget:", timeout_s: float = 5.0
+        cls,
+        url: str,
+        *,
+        ledger: str = "lh:",
+        prefix: str = "lh-budget:",
+        credentials: Path | None = None,
+        timeout_s: float = 5.0,
     ) -> AsyncIterator[Self]:
         """Open the budgets beside the ledger with the prefix `ledger`; connects when used."""
-        connection = LedgerConnection(url, prefix=ledger, timeout_s=timeout_s, feed_length=1)
+        connection = LedgerConnection(
+            url, prefix=ledger, credentials=credentials, timeout_s=timeout_s, feed_length=1
+        )
         try:
             yield cls(connection, prefix)
         finally:

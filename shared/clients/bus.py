@@ -3,7 +3,8 @@
 Work travels on one JetStream stream with explicit acknowledgement; each durable consumer pushes to
 the queue group of its service's replicas. A stream or consumer that went missing (a server that
 lost its disk) is made anew within `WATCH_S`, and everybody is told by `ListingWanted`: NATS is
-the truth about nothing.
+the truth about nothing. What says in its fields that it is about another node than its subject does
+is dropped: the server holds a node's agent to its own subjects, and so the subject is what counts.
 """
 
 import asyncio
@@ -13,9 +14,9 @@ import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
-import nats
 import nats.errors
 import nats.js.errors
 from nats.aio.client import Client
@@ -24,14 +25,15 @@ from nats.aio.subscription import Subscription
 from nats.js import JetStreamContext
 from nats.js.api import ConsumerConfig, DeliverPolicy, RetentionPolicy, StorageType, StreamConfig
 
-from shared.clients import wire
+from shared.clients import subjects, wire
+from shared.clients.bus_connection import connected
 from shared.clients.cancelling import end
+from shared.clients.subjects import STREAM
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.events import Delivery, Event, ListingWanted
 
 logger = logging.getLogger(__name__)
 
-STREAM = "LEASEHOLD"
 ACK_WAIT_S = 5.0
 """Work that a replica neither acknowledged nor is still busy with goes to another after this."""
 WATCH_S = 2.0
@@ -134,41 +136,33 @@ class _Durable:
 class Bus:
     """A connection that heals itself. Publishing raises UnavailableError while it is away."""
 
-    def __init__(self, client: Client, stream: JetStreamContext) -> None:
+    def __init__(
+        self, client: Client, stream: JetStreamContext, *, keeps_stream: bool = True
+    ) -> None:
         self.client = client
         self.stream = stream
+        self.keeps_stream = keeps_stream
         self.durables: dict[str, _Durable] = {}
         self.inboxes: list[Inbox] = []
 
     @classmethod
     @contextlib.asynccontextmanager
     async def connect(
-        cls, url: str, *, name: str, patience_s: float = 30.0
+        cls,
+        url: str,
+        *,
+        name: str,
+        credentials: Path | None = None,
+        keeps_stream: bool = True,
+        patience_s: float = 30.0,
     ) -> AsyncIterator["Bus"]:
-        """Connect, and keep connected until the context ends.
+        """Connect as the user in the file `credentials`, and keep connected until the context ends.
 
-        Raises UnavailableError if no server answered within `patience_s` seconds.
+        Who does not keep the stream leaves making it to others. Raises UnavailableError if no
+        server took us within `patience_s` seconds, RequestError if the file cannot be read.
         """
-        try:
-            async with asyncio.timeout(patience_s):
-                client = await nats.connect(
-                    url,
-                    name=name,
-                    max_reconnect_attempts=-1,
-                    reconnect_time_wait=0.25,
-                    ping_interval=5,
-                    max_outstanding_pings=2,
-                    pending_size=16 * 1024 * 1024,
-                    error_cb=_quiet,
-                    disconnected_cb=_said("the connection to NATS was lost; trying again"),
-                    reconnected_cb=_said("the connection to NATS is back"),
-                )
-        except (TimeoutError, OSError, nats.errors.Error) as error:
-            raise UnavailableError(
-                f"NATS at {url} did not answer within {patience_s:g} s: is nats-server running, "
-                "and is LEASEHOLD_NATS_URL right?"
-            ) from error
-        bus = cls(client, client.jetstream(timeout=5.0))
+        client = await connected(url, name=name, credentials=credentials, patience_s=patience_s)
+        bus = cls(client, client.jetstream(timeout=5.0), keeps_stream=keeps_stream)
         watch = asyncio.create_task(bus._watch_stream())
         try:
             await bus._ensure(first=True)
@@ -215,7 +209,7 @@ class Bus:
 
         Raises UnavailableError if nobody answers within `timeout_s` seconds.
         """
-        subject = f"leasehold.ask.{question.subject}{_token(question.route)}"
+        subject = subjects.asked(type(question), question.route)
         try:
             reply = await self.client.request(subject, wire.encode([question]), timeout=timeout_s)
         except (nats.errors.Error, TimeoutError) as error:
@@ -234,13 +228,15 @@ class Bus:
 
         async def heard(message: Msg) -> None:
             try:
-                answered = await reply(wire.decode(message.data, kind)[0])
+                questions = _of_its_node(wire.decode(message.data, kind), message.subject)
+                answered = await reply(questions[0]) if questions else None
             except LeaseholdError as error:
                 logger.warning("no answer to %s: %s", kind.subject, error)
                 return
-            await message.respond(wire.encode([answered]))
+            if answered is not None:
+                await message.respond(wire.encode([answered]))
 
-        subject = f"leasehold.ask.{kind.subject}{_filter(kind, route)}"
+        subject = subjects.answered(kind, route)
         return await self.client.subscribe(subject, queue=group, cb=heard)
 
     async def hear(self, kinds: Sequence[type[Event]], *, durable: str, route: str = "") -> Inbox:
@@ -255,7 +251,7 @@ class Bus:
         if work:
             await self._hear_work(inbox, work, durable)
         for kind in news:
-            subject = f"leasehold.news.{kind.subject}{_filter(kind, route)}"
+            subject = subjects.heard(kind, route)
             inbox.subscriptions.append(
                 await self.client.subscribe(
                     subject, cb=_into(inbox, {kind.subject: kind}, work=False)
@@ -267,13 +263,13 @@ class Bus:
         """Start hearing copies of events of `kinds`, work included, without taking any of it."""
         inbox = Inbox()
         for kind in kinds:
-            subject = f"leasehold.{kind.delivery}.{kind.subject}{_filter(kind, '')}"
+            subject = subjects.heard(kind)
             callback = _into(inbox, {kind.subject: kind}, work=False)
             inbox.subscriptions.append(await self.client.subscribe(subject, cb=callback))
         return inbox
 
     async def _hear_work(self, inbox: Inbox, kinds: list[type[Event]], durable: str) -> None:
-        deliver = f"leasehold.deliver.{durable}"
+        deliver = subjects.deliver(durable)
         callback = _into(inbox, {kind.subject: kind for kind in kinds}, work=True)
         inbox.subscriptions.append(await self.client.subscribe(deliver, queue=durable, cb=callback))
         config = ConsumerConfig(
@@ -283,7 +279,7 @@ class Bus:
             deliver_policy=DeliverPolicy.ALL,
             ack_wait=ACK_WAIT_S,
             max_ack_pending=MAX_PENDING,
-            filter_subjects=[f"leasehold.work.{kind.subject}{_filter(kind, '')}" for kind in kinds],
+            filter_subjects=[subjects.heard(kind) for kind in kinds],
         )
         self.durables[durable] = _Durable(config)
         try:
@@ -313,16 +309,13 @@ class Bus:
     ) -> None:
         headers = {"traceparent": traceparent} if traceparent else None
         if kind.delivery is Delivery.NEWS:
-            subject = f"leasehold.news.{kind.subject}{_token(route)}"
-            await self.client.publish(subject, data, headers=headers)
+            await self.client.publish(subjects.said(kind, route), data, headers=headers)
             return
         ids = [event.event_id for event in events]
         if all(ids):
             digest = hashlib.blake2s("\n".join(ids).encode(), digest_size=16).hexdigest()
             headers = {**(headers or {}), "Nats-Msg-Id": digest}
-        await self.stream.publish(
-            f"leasehold.work.{kind.subject}{_token(route)}", data, stream=STREAM, headers=headers
-        )
+        await self.stream.publish(subjects.said(kind, route), data, stream=STREAM, headers=headers)
 
     async def _watch_stream(self) -> None:
         while True:
@@ -336,6 +329,8 @@ class Bus:
 
     async def _ensure(self, *, first: bool) -> None:
         """Make the stream and our consumers if they are missing. Tell everybody if they were."""
+        if not self.keeps_stream:
+            return
         try:
             missing = await self._ensure_stream()
             for durable in list(self.durables.values()):
@@ -387,27 +382,20 @@ def _into(inbox: Inbox, kinds: dict[str, type[Event]], *, work: bool) -> Callabl
             if work:
                 await message.term()
             return
-        inbox.put(Delivered(events, message, work))
+        ours = _of_its_node(events, message.subject)
+        if ours or not work:
+            inbox.put(Delivered(ours, message, work))
+        else:
+            await message.term()
 
     return heard
 
 
-def _token(route: str) -> str:
-    return "." + route.replace(".", "_") if route else ""
-
-
-def _filter(kind: type[Event], route: str) -> str:
-    if kind.route is Event.route:
-        return ""
-    return _token(route) or ".*"
-
-
-async def _quiet(error: Exception) -> None:
-    logger.debug("NATS: %r", error)
-
-
-def _said(text: str) -> Callable[[], Any]:
-    async def said() -> None:
-        logger.info(text)
-
-    return said
+def _of_its_node(events: list[E], subject: str) -> list[E]:
+    """Leave out events about another node than the one that the subject ends in."""
+    if not events or not subjects.is_routed(type(events[0])):
+        return events
+    ours = [event for event in events if subject.endswith(subjects.token(event.route))]
+    if len(ours) < len(events):
+        logger.error("dropped: %d events on %s about other nodes", len(events) - len(ours), subject)
+    return ours

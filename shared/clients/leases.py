@@ -30,6 +30,7 @@ that a lease of an earlier life of the same pod is always recognised as stale.
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, Self
 from uuid import uuid4
 
@@ -85,14 +86,24 @@ class RedisLeases(WaitingPods):
     @classmethod
     @asynccontextmanager
     async def connect(
-        cls, url: str, *, prefix: str = "lh:", timeout_s: float = 5.0, feed_length: int = 10_000
+        cls,
+        url: str,
+        *,
+        prefix: str = "lh:",
+        credentials: Path | None = None,
+        timeout_s: float = 5.0,
+        feed_length: int = 10_000,
     ) -> AsyncIterator[Self]:
         """Open the ledger at `url` (`redis://`, `rediss://`, `unix://`); connects when used.
 
         The feed keeps about `feed_length` script calls.
         """
         connection = LedgerConnection(
-            url, prefix=prefix, timeout_s=timeout_s, feed_length=feed_length
+            url,
+            prefix=prefix,
+            credentials=credentials,
+            timeout_s=timeout_s,
+            feed_length=feed_length,
         )
         try:
             yield cls(connection)

@@ -7,14 +7,18 @@ import asyncio
 import hashlib
 from collections.abc import Mapping, Sequence
 from importlib import resources
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 import redis.asyncio
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.credentials import CredentialProvider
 from redis.exceptions import (
+    AuthenticationError,
     MasterDownError,
+    NoPermissionError,
     NoScriptError,
     OutOfMemoryError,
     ReadOnlyError,
@@ -22,6 +26,7 @@ from redis.exceptions import (
     ResponseError,
 )
 
+from shared.clients.logins import load_login
 from shared.model.errors import ConflictError, UnavailableError
 
 T = TypeVar("T")
@@ -37,10 +42,29 @@ unpacked = msgspec.msgpack.Decoder().decode
 """Reads what a script has packed."""
 
 
+class _InFile(CredentialProvider):  # type: ignore[misc]
+    """The user and secret that a file holds at the moment of connecting."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def get_credentials(self) -> tuple[str, str]:
+        login = load_login(self._path)
+        return login.user, login.secret
+
+
 class LedgerConnection:
     """A pool of connections to one server, and the scripts it runs."""
 
-    def __init__(self, url: str, *, prefix: str, timeout_s: float, feed_length: int) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        prefix: str,
+        timeout_s: float,
+        feed_length: int,
+        credentials: Path | None = None,
+    ) -> None:
         self.prefix = prefix
         self.timeout_s = timeout_s
         self.feed_length = feed_length
@@ -51,6 +75,7 @@ class LedgerConnection:
             socket_timeout=None,
             socket_connect_timeout=timeout_s,
             retry=Retry(NoBackoff(), 0),
+            **({"credential_provider": _InFile(credentials)} if credentials else {}),
         )
         self._where = _without_password(url)
         self._common = "".join((_SCRIPTS / f"{part}.lua").read_text() for part in _COMMON)
@@ -108,6 +133,11 @@ class LedgerConnection:
 
     def _translated(self, error: Exception) -> Exception:
         said, untranslated = str(error) or type(error).__name__, error
+        if isinstance(error, AuthenticationError | NoPermissionError) or "ACL failure" in said:
+            return UnavailableError(
+                f"the ledger at {self._where} refuses us: {said}; compare --redis-credentials with "
+                "the server's users, both of which `leasehold doors --out DIR` writes"
+            )
         if isinstance(error, ResponseError):
             if said.startswith("NOTREADY"):
                 return UnavailableError(

@@ -7,6 +7,7 @@ itself; it is forgotten after some minutes, and when a rebuild begins.
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Self
 
 import msgspec
@@ -29,10 +30,17 @@ class LedgerStaging:
     @classmethod
     @asynccontextmanager
     async def connect(
-        cls, url: str, *, prefix: str = "lh:", timeout_s: float = 5.0
+        cls,
+        url: str,
+        *,
+        prefix: str = "lh:",
+        credentials: Path | None = None,
+        timeout_s: float = 5.0,
     ) -> AsyncIterator[Self]:
         """Open the store at `url`; connects when used."""
-        connection = LedgerConnection(url, prefix=prefix, timeout_s=timeout_s, feed_length=1)
+        connection = LedgerConnection(
+            url, prefix=prefix, credentials=credentials, timeout_s=timeout_s, feed_length=1
+        )
         try:
             yield cls(connection)
         finally:

@@ -8,6 +8,7 @@ ledger is being rebuilt; a rebuild forgets the claims, and nothing else of this.
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, Self
 
 import msgspec
@@ -17,7 +18,6 @@ from shared.model.events import BudgetChanged
 from shared.model.reclaim import Affairs, Eviction, Open, Taking
 
 PAST_S = 24 * 3600.0
-"""How far back the journal is read."""
 
 _encode = msgspec.json.Encoder().encode
 _taking_of = msgspec.json.Decoder(Taking).decode
@@ -34,10 +34,17 @@ class Takings:
     @classmethod
     @asynccontextmanager
     async def connect(
-        cls, url: str, *, ledger: str = "lh:", timeout_s: float = 5.0
+        cls,
+        url: str,
+        *,
+        ledger: str = "lh:",
+        credentials: Path | None = None,
+        timeout_s: float = 5.0,
     ) -> AsyncIterator[Self]:
         """Open the store beside the ledger with the prefix `ledger`; connects when used."""
-        connection = LedgerConnection(url, prefix=ledger, timeout_s=timeout_s, feed_length=10_000)
+        connection = LedgerConnection(
+            url, prefix=ledger, credentials=credentials, timeout_s=timeout_s, feed_length=10_000
+        )
         try:
             yield cls(connection)
         finally:
@@ -70,9 +77,9 @@ class Takings:
         pod = wanted.pod if wanted else ""
         return bool(await self._run("close", read.taking.id, read.version, pod))
 
-    async def affairs(self, *, now: float) -> Affairs:
-        """Read everything: what is open, what was done in the last day, how budgets stand."""
-        takings, lines, standings = await self._run("read", max(0.0, now - PAST_S) * 1000)
+    async def affairs(self, *, now: float, past_s: float = PAST_S) -> Affairs:
+        """Read what is open, what was done in the last `past_s` seconds, and how budgets stand."""
+        takings, lines, standings = await self._run("read", max(0.0, now - past_s) * 1000)
         return Affairs(
             open=tuple(
                 Open(taking=_taking_of(text), version=version, claimed=claimed)
@@ -84,7 +91,8 @@ class Takings:
 
     async def note_standing(self, told: BudgetChanged) -> None:
         """Remember how a namespace's budget stands, unless something newer is known."""
-        await self._run("stand", told.namespace, told.at, _text(told))
+        row = ("stand", told.namespace, told.at, _text(told))
+        await self._connection.run("takings", *row, state="any")
 
     async def _run(self, *args: object) -> Any:
         return await self._connection.run("takings", *args)

@@ -21,6 +21,7 @@ from prometheus_client import Counter, Histogram
 
 from shared.clients.bus import ACK_WAIT_S, Bus, Delivered, Inbox
 from shared.clients.cancelling import end
+from shared.clients.subjects import durable_of
 from shared.model.errors import ConflictError, LeaseholdError, RequestError, UnavailableError
 from shared.model.events import Event
 from shared.runtime import health, telemetry
@@ -94,7 +95,7 @@ class Runner:
         if role.kind == "overhears":
             return await self.bus.overhear(role.hears)
         return await self.bus.hear(
-            role.hears, durable=f"{self.name}-{role.method}".replace("_", "-"), route=self.route
+            role.hears, durable=durable_of(self.name, role.method), route=self.route
         )
 
     async def _answer(self, role: Role) -> None:

@@ -30,6 +30,9 @@ class ServiceSettings:
     """What every service is told."""
 
     nats_url: str = setting("nats://127.0.0.1:4222", "NATS server, with JetStream on")
+    nats_credentials: Path | None = setting(
+        None, "file of one line, user:secret, for NATS; `leasehold doors --out DIR` writes such"
+    )
     http: str = setting("127.0.0.1:0", "HOST:PORT of /healthz, /readyz, /metrics; port 0: any")
     run_file: Path | None = setting(None, "written once ready: JSON with pid and http address")
     log_level: str = setting("info", "debug, info, warning or error")

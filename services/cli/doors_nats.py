@@ -1,0 +1,152 @@
+"""Who may say and hear what on NATS: one user per service and node, from the declared topology.
+
+A user may publish what its service says, put its questions, and drive its own durable consumers; it
+may subscribe to what it hears and to an inbox of its own. All else is shut. A service that looks
+after one node has a user per node, whose subjects end in that node's name.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from services.topology import SERVICES, ServiceListed, roles
+from shared.clients import subjects
+from shared.clients.subjects import API, STREAM
+from shared.model.events import Delivery, Event, ListingWanted, PartReported
+from shared.model.names import NodeName
+from shared.runtime.service import Role
+
+ANY = ".*"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BusUser:
+    """One user of NATS; a subject may be followed by a blank and the queue it is heard in."""
+
+    name: str
+    publish: tuple[str, ...]
+    subscribe: tuple[str, ...]
+
+
+def bus_users(nodes: Sequence[NodeName]) -> tuple[BusUser, ...]:
+    """Return every service's user, and one for the agent of each node."""
+    return users_of(SERVICES, roles(), nodes)
+
+
+def users_of(
+    services: Sequence[ServiceListed],
+    roles_by_name: Mapping[str, tuple[Role, ...]],
+    nodes: Sequence[NodeName],
+) -> tuple[BusUser, ...]:
+    """Return the users of these services."""
+    askers = _askers(services, roles_by_name)
+    return tuple(
+        BusUser(
+            name=subjects.user_of(service.name, node),
+            publish=_sorted(_published(service, roles_by_name[service.name], node, askers)),
+            subscribe=_sorted(_subscribed(service, roles_by_name[service.name], node)),
+        )
+        for service in services
+        for node in (nodes if service.per_node else ("",))
+    )
+
+
+def _askers(
+    services: Sequence[ServiceListed], roles_by_name: Mapping[str, tuple[Role, ...]]
+) -> dict[type[Event], list[ServiceListed]]:
+    """Return every question, and the services that put it."""
+    questions = {
+        event
+        for held in roles_by_name.values()
+        for role in held
+        if role.kind == "answers"
+        for event in role.hears
+    }
+    return {
+        question: [s for s in services if question in _said(s, roles_by_name[s.name])]
+        for question in questions
+    }
+
+
+def _said(service: ServiceListed, held: Iterable[Role]) -> set[type[Event]]:
+    answering = {event for role in held if role.kind != "answers" for event in role.says}
+    return {*answering, *service.also_says}
+
+
+def _published(
+    service: ServiceListed,
+    held: Sequence[Role],
+    node: str,
+    askers: Mapping[type[Event], Sequence[ServiceListed]],
+) -> Iterator[str]:
+    yield subjects.said(PartReported)
+    for event in _said(service, held):
+        where = subjects.answered if event in askers else subjects.heard
+        yield where(event, node)
+    for role in held:
+        if role.kind == "answers":
+            yield from (_inboxes(asker) for event in role.hears for asker in askers[event])
+        for durable in _durables(service, role):
+            yield f"$JS.ACK.{STREAM}.{durable}.>"
+            yield f"{API}.CONSUMER.INFO.{STREAM}.{durable}"
+            yield f"{API}.CONSUMER.DURABLE.CREATE.{STREAM}.{durable}"
+    if not service.per_node:  # an agent leaves the stream to the others
+        yield f"{API}.STREAM.INFO.{STREAM}"
+        yield f"{API}.STREAM.CREATE.{STREAM}"
+        yield subjects.said(ListingWanted)
+
+
+def _subscribed(service: ServiceListed, held: Sequence[Role], node: str) -> Iterator[str]:
+    yield f"{subjects.inbox_of(subjects.user_of(service.name, node))}.>"
+    for role in held:
+        if role.kind == "answers":
+            for event in role.hears:
+                yield f"{subjects.answered(event, node)} {service.name}"
+        elif role.kind == "overhears":
+            yield from (subjects.heard(event) for event in role.hears)
+        elif role.kind == "handles":
+            news = (event for event in role.hears if event.delivery is Delivery.NEWS)
+            yield from (subjects.heard(event, node) for event in news)
+            yield from (f"{subjects.deliver(name)} {name}" for name in _durables(service, role))
+
+
+def _durables(service: ServiceListed, role: Role) -> tuple[str, ...]:
+    takes_work = any(event.delivery is Delivery.WORK for event in role.hears)
+    if role.kind != "handles" or not takes_work:
+        return ()
+    return (subjects.durable_of(service.name, role.method),)
+
+
+def _inboxes(asker: ServiceListed) -> str:
+    return f"{subjects.inbox_of(asker.name)}{ANY if asker.per_node else ''}.>"
+
+
+def _sorted(found: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(set(found)))
+
+
+def nats_configuration(users: Sequence[BusUser], secrets: Mapping[str, str]) -> str:
+    """Write the part of nats-server's configuration that says who may what."""
+    lines = [
+        "# Who may say and hear what, made by `leasehold doors` from the declared topology.",
+        "# It holds secrets. nats-server reads it with --config, or with `include` in another.",
+        "authorization {",
+        "  users = [",
+    ]
+    for user in users:
+        lines += [
+            "    {",
+            f"      user: {json.dumps(user.name)}",
+            f"      password: {json.dumps(secrets[user.name])}",
+            "      permissions: {",
+            *_allowed("publish", user.publish),
+            *_allowed("subscribe", user.subscribe),
+            "      }",
+            "    }",
+        ]
+    return "\n".join([*lines, "  ]", "}", ""])
+
+
+def _allowed(what: str, allowed: Sequence[str]) -> list[str]:
+    listed = (f"          {json.dumps(subject)}" for subject in allowed)
+    return [f"        {what}: {{", "          allow: [", *listed, "          ]", "        }"]
