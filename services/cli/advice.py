@@ -22,8 +22,9 @@ spec:
         volcano.sh/vgpu-cores: 30"""
 
 
-def next_steps(directory: StateDir) -> str:
+def next_steps(directory: StateDir, page: str = "") -> str:
     """Return commands that show the main job, as they can be pasted into a shell."""
+    shown = f"\n  open {page}   # all of this, live" if page else ""
     flag = state_flag(directory)
     wants = "" if shutil.which("kubectl") else "   # install kubectl first: none is on PATH"
     return f"""Try next:
@@ -34,7 +35,7 @@ EOF
   kubectl exec first -- env       # the limits of its share
   leasehold gpus{flag}            # every device and its leases
   leasehold explain first{flag}   # why it runs where it runs
-  leasehold trace first{flag}     # how long each step took
+  leasehold trace first{flag}     # how long each step took{shown}
   leasehold down{flag}            # ends it, as Ctrl-C does without --headless"""
 
 

@@ -279,6 +279,13 @@ def _flags_of_up(command: argparse.ArgumentParser) -> None:
     add("--nats-url", default="", help="use this NATS (with JetStream) instead of starting one")
     add("--redis-url", default="", help="use this Valkey or Redis instead of starting one")
     add("--api-port", type=int, default=0, help="of the simulated API server (default: a free one)")
+    add("--page-port", type=int, default=0, help="of the page (default: a free one)")
+    add(
+        "--scheduler-metrics",
+        default="",
+        metavar="HOST:PORT",
+        help="serve the old schedulers' metric names there, too (default: not)",
+    )
     add("--nats-port", type=int, default=0, help="of the NATS we start (default: a free one)")
     add("--redis-port", type=int, default=0, help="of the Valkey we start (default: a free one)")
     add("--log-level", default="info", choices=("debug", "info", "warning", "error"))

@@ -56,7 +56,7 @@ class Plan:
     """Name of each node and its layout."""
     placers: int
     ports: Mapping[str, int]
-    """Of `nats`, `redis` and `api`."""
+    """Of `nats`, `redis`, `api` and `page`."""
     nats_program: str
     redis_program: str
     nats_url: str
@@ -67,6 +67,13 @@ class Plan:
     otlp_endpoint: str = ""
     budgets: Path | None = None
     """A file of GPUBudget objects."""
+    scheduler_metrics: str = ""
+    """HOST:PORT of the old schedulers' metrics; empty: nowhere."""
+
+    @property
+    def page_url(self) -> str:
+        """Where the dashboard's page is."""
+        return f"http://{servers.HOST}:{self.ports['page']}"
 
 
 def parts_of(plan: Plan, directory: StateDir) -> tuple[Part, ...]:
@@ -129,6 +136,9 @@ def _services(plan: Plan, directory: StateDir) -> list[Part]:
     redis = ("--redis-url", plan.redis_url)
     budgets = ("--budgets", str(plan.budgets)) if plan.budgets else ()
     webhook = ("--tls-dir", str(directory.root / "webhook"), "--url", f"https://{servers.HOST}")
+    page: tuple[str, ...] = ("--listen", plan.page_url.removeprefix("http://"))
+    if plan.scheduler_metrics:
+        page += ("--scheduler-metrics", plan.scheduler_metrics)
     return [
         _service("watcher", "watcher", plan, directory, kube),
         *(
@@ -138,6 +148,7 @@ def _services(plan: Plan, directory: StateDir) -> list[Part]:
         _service("binder", "binder", plan, directory, (*kube, *redis)),
         _service("timekeeper", "timekeeper", plan, directory, (*kube, *redis, *budgets)),
         _service("webhook", "webhook", plan, directory, (*kube, *webhook)),
+        _service("dashboard", "dashboard", plan, directory, (*redis, *page), address=plan.page_url),
     ]
 
 
@@ -168,6 +179,7 @@ def _service(
     flags: tuple[str, ...],
     *,
     after: tuple[str, ...] = ("nats", "valkey", "simcluster"),
+    address: str = "",
 ) -> Part:
     run_file = directory.run_file(name)
     traced = ("--otlp-endpoint", plan.otlp_endpoint) if plan.otlp_endpoint else ()
@@ -186,6 +198,7 @@ def _service(
         ),
         after=after,
         checks=(Announces(path=run_file),),
+        address=address,
     )
 
 

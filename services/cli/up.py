@@ -50,6 +50,8 @@ class UpSettings:
     nats_port: int
     redis_port: int
     api_port: int
+    page_port: int
+    scheduler_metrics: str
     log_level: str
     otlp_endpoint: str
     without: tuple[str, ...]
@@ -104,6 +106,7 @@ def plan_of(settings: UpSettings, nodes: dict[str, str], before: State | None) -
         ("nats", settings.nats_port),
         ("redis", settings.redis_port),
         ("api", settings.api_port),
+        ("page", settings.page_port),
     ):
         if wanted and not servers.is_free(wanted):
             raise RequestError(f"--{name}-port {wanted} is taken; give a free one, or none")
@@ -123,6 +126,7 @@ def plan_of(settings: UpSettings, nodes: dict[str, str], before: State | None) -
         log_level=settings.log_level,
         otlp_endpoint=settings.otlp_endpoint,
         budgets=settings.budgets,
+        scheduler_metrics=settings.scheduler_metrics,
     )
 
 
@@ -156,10 +160,15 @@ async def _supervise(
             say(f"  {directory.state} could not be written ({error.strerror}); the parts go on")
 
     def on_ready() -> None:
-        say(f"ready in {time.monotonic() - began:.1f} s\n\n{next_steps(directory)}")
+        steps = next_steps(directory, _page(parts, plan))
+        say(f"ready in {time.monotonic() - began:.1f} s\n\n{steps}")
 
     say(f"{len(parts)} parts start in {directory.root}")
     await Supervisor(parts, directory, say=say, save=save).run(stop, on_ready)
+
+
+def _page(parts: list[Part], plan: Plan) -> str:
+    return plan.page_url if any(part.name == "dashboard" for part in parts) else ""
 
 
 def _state(

@@ -74,7 +74,7 @@ def test_headless_returns_when_every_part_is_ready(running: StateDir) -> None:
     assert state.ready
     assert {part.name for part in state.parts if part.ready} == {
         *("nats", "valkey", "simcluster", "watcher", "placer-0", "binder"),
-        *("timekeeper", "webhook", "agent-node-0"),
+        *("timekeeper", "webhook", "dashboard", "agent-node-0"),
     }
 
 

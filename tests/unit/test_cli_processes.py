@@ -78,7 +78,7 @@ def plan(**changes: object) -> Plan:
     values: dict[str, object] = {
         "nodes": {"node-0": "4xT4", "node-1": "2xA10"},
         "placers": 3,
-        "ports": {"nats": 1, "redis": 2, "api": 3},
+        "ports": {"nats": 1, "redis": 2, "api": 3, "page": 4},
         "nats_program": "/bin/nats-server",
         "redis_program": "/bin/valkey-server",
         "nats_url": "nats://127.0.0.1:1",
@@ -102,6 +102,7 @@ def test_the_plan_holds_every_service_once_each_placer_and_an_agent_per_node() -
         "binder",
         "timekeeper",
         "webhook",
+        "dashboard",
         "agent-node-0",
         "agent-node-1",
     ]
@@ -136,7 +137,7 @@ def test_only_who_keeps_or_reads_the_ledger_is_told_of_redis() -> None:
 
     told = {part.name for part in parts if "--redis-url" in part.argv}
 
-    assert told == {"placer-0", "placer-1", "placer-2", "binder", "timekeeper"}
+    assert told == {"placer-0", "placer-1", "placer-2", "binder", "timekeeper", "dashboard"}
 
 
 def test_an_agent_is_told_its_own_node_and_layout() -> None:

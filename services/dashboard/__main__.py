@@ -1,0 +1,69 @@
+"""Runs the dashboard: `python -m services.dashboard --help`."""
+
+import logging
+from contextlib import AsyncExitStack
+
+from services.dashboard.doors import Door, KubeDoor, OpenDoor, TokenDoor, make_token
+from services.dashboard.old_series import old_metrics
+from services.dashboard.pages import Pages
+from services.dashboard.service import Dashboard
+from services.dashboard.settings import ABOUT, EXAMPLES, DashboardSettings
+from shared.clients.budgets import Budgets
+from shared.clients.bus import Bus
+from shared.clients.kube import Kube
+from shared.clients.kubeconfig import load_credentials
+from shared.clients.leases import RedisLeases
+from shared.runtime import health
+from shared.runtime.access import load_access
+from shared.runtime.clock import SystemClock
+from shared.runtime.run import run, serve
+from shared.runtime.settings import load_or_exit
+
+logger = logging.getLogger(__name__)
+
+
+async def show(settings: DashboardSettings) -> None:
+    """Build the dashboard from real parts and serve it until told to stop."""
+    settings.check()
+    clock = SystemClock()
+    async with AsyncExitStack() as stack:
+        door = await _door(settings, stack)
+        bus = await stack.enter_async_context(Bus.connect(settings.nats_url, name="dashboard"))
+        ledger = await stack.enter_async_context(RedisLeases.connect(settings.redis_url))
+        store = await stack.enter_async_context(Budgets.connect(settings.redis_url))
+        board = Dashboard(ledger, clock)
+        pages = Pages(board, door, store, trace_url=settings.trace_url).application()
+        address = await stack.enter_async_context(
+            health.served(pages, settings.listen, flag="--listen")
+        )
+        logger.info("the page is on http://%s", address)
+        if settings.scheduler_metrics:
+            old = old_metrics(board.projection)
+            await stack.enter_async_context(
+                health.served(old, settings.scheduler_metrics, flag="--scheduler-metrics")
+            )
+        probes = {"ledger": board.missing}
+        await serve("dashboard", board, bus=bus, settings=settings, probes=probes)
+
+
+async def _door(settings: DashboardSettings, stack: AsyncExitStack) -> Door:
+    if settings.auth == "tokens":
+        if settings.tokens is None:
+            make_token(settings.token_file, logger.info)
+        return TokenDoor(load_access(settings.token_file))
+    if settings.auth == "kube":
+        kube = await stack.enter_async_context(Kube(load_credentials(settings.kubeconfig)))
+        return KubeDoor(kube, SystemClock())
+    return OpenDoor()
+
+
+def main() -> None:
+    """Read the settings and run."""
+    settings = load_or_exit(
+        DashboardSettings, "python -m services.dashboard", about=ABOUT, examples=EXAMPLES
+    )
+    run(lambda: show(settings), service="dashboard", log_level=settings.log_level)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,212 @@
+"""Who may look, and at whose leases: anybody, bearers of a token, or whom the API server lets."""
+
+import asyncio
+import hashlib
+import secrets
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from shared.clients.kube import Kube
+from shared.model.errors import RequestError
+from shared.model.names import Namespace
+from shared.runtime.access import EVERYTHING, Access
+from shared.runtime.clock import Clock
+
+REMEMBER_S = 30.0
+"""So long an answer of the API server is believed."""
+REMEMBERED = 10_000
+QUESTIONS_AT_ONCE = 16
+REVIEW_TOKEN = "/apis/authentication.k8s.io/v1/tokenreviews"  # noqa: S105 - a path
+REVIEW_ACCESS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+
+
+class Viewer(Protocol):
+    """Somebody who may look."""
+
+    async def visible(self, namespaces: Iterable[Namespace]) -> frozenset[Namespace] | None:
+        """Return those of the namespaces whose names it may see; None: of all there are."""
+        ...
+
+
+class Door(Protocol):
+    """Lets viewers in."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether no token is wanted."""
+        ...
+
+    async def admit(self, token: str) -> Viewer | None:
+        """Return who bears a token, or None if nobody known does."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ScopedViewer:
+    """May see these namespaces; `*` is all."""
+
+    scopes: frozenset[str]
+
+    async def visible(self, namespaces: Iterable[Namespace]) -> frozenset[Namespace] | None:
+        """Return those of the namespaces that are in scope."""
+        if EVERYTHING in self.scopes:
+            return None
+        return frozenset(name for name in namespaces if name in self.scopes)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenDoor:
+    """Anybody who reaches it sees everything: for loopback addresses."""
+
+    is_open: bool = True
+
+    async def admit(self, token: str) -> Viewer | None:
+        """Let them in."""
+        return ScopedViewer(frozenset({EVERYTHING}))
+
+
+@dataclass(frozen=True, slots=True)
+class TokenDoor:
+    """Bearers of tokens from a file."""
+
+    access: Access
+    is_open: bool = False
+
+    async def admit(self, token: str) -> Viewer | None:
+        """Return a viewer of the token's namespaces."""
+        scopes = self.access.scopes(f"Bearer {token}")
+        return ScopedViewer(scopes) if scopes else None
+
+
+class _User(msgspec.Struct, frozen=True):
+    username: str = ""
+    uid: str = ""
+    groups: tuple[str, ...] = ()
+    extra: dict[str, tuple[str, ...]] = {}
+
+
+class _TokenStatus(msgspec.Struct, frozen=True):
+    authenticated: bool = False
+    user: _User = _User()
+
+
+class _TokenReview(msgspec.Struct, frozen=True):
+    status: _TokenStatus = _TokenStatus()
+
+
+class _AccessStatus(msgspec.Struct, frozen=True):
+    allowed: bool = False
+
+
+class _AccessReview(msgspec.Struct, frozen=True):
+    status: _AccessStatus = _AccessStatus()
+
+
+@dataclass(slots=True)
+class _Memory:
+    """Answers that are believed for a while."""
+
+    clock: Clock
+    answers: dict[Any, tuple[float, Any]] = field(default_factory=dict)
+
+    def recall(self, question: Any) -> Any:
+        until, answer = self.answers.get(question, (0.0, None))
+        return answer if until > self.clock.now() else None
+
+    def keep(self, question: Any, answer: Any) -> None:
+        if len(self.answers) >= REMEMBERED:
+            self.answers.clear()
+        self.answers[question] = (self.clock.now() + REMEMBER_S, answer)
+
+
+class KubeDoor:
+    """Bearers of tokens that the API server knows; it also says whose pods they may get."""
+
+    is_open = False
+
+    def __init__(self, kube: Kube, clock: Clock) -> None:
+        self._kube = kube
+        self._tokens = _Memory(clock)
+        self._rights = _Memory(clock)
+        self._gate = asyncio.Semaphore(QUESTIONS_AT_ONCE)
+
+    async def admit(self, token: str) -> Viewer | None:
+        """Ask whose token it is. Raises UnavailableError if the API server does not answer."""
+        if not token:
+            return None
+        digest = hashlib.sha256(token.encode()).digest()
+        known = self._tokens.recall(digest)
+        if known is None:
+            body = {
+                "apiVersion": "authentication.k8s.io/v1",
+                "kind": "TokenReview",
+                "spec": {"token": token},
+            }
+            known = (await self._kube.create(REVIEW_TOKEN, body, _TokenReview)).status
+            self._tokens.keep(digest, known)
+        return KubeViewer(self, known.user) if known.authenticated else None
+
+    async def may_get_pods(self, user: _User, namespace: str) -> bool:
+        """Ask whether a user may `get pods` of a namespace; of all if it is empty."""
+        question = (user.username, user.uid, user.groups, namespace)
+        known: bool | None = self._rights.recall(question)
+        if known is None:
+            async with self._gate:
+                known = await self._ask(user, namespace)
+            self._rights.keep(question, known)
+        return known
+
+    async def _ask(self, user: _User, namespace: str) -> bool:
+        asked = {"verb": "get", "resource": "pods", "version": "v1", "namespace": namespace}
+        body = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SubjectAccessReview",
+            "spec": {
+                "resourceAttributes": asked,
+                "user": user.username,
+                "uid": user.uid,
+                "groups": user.groups,
+                "extra": user.extra,
+            },
+        }
+        return (await self._kube.create(REVIEW_ACCESS, body, _AccessReview)).status.allowed
+
+
+@dataclass(frozen=True, slots=True)
+class KubeViewer:
+    """A user of the API server."""
+
+    door: KubeDoor
+    user: _User
+
+    async def visible(self, namespaces: Iterable[Namespace]) -> frozenset[Namespace] | None:
+        """Ask for all namespaces at once; else for each."""
+        if await self.door.may_get_pods(self.user, ""):
+            return None
+        names = sorted(name for name in set(namespaces) if name)
+        rights = await asyncio.gather(*(self.door.may_get_pods(self.user, name) for name in names))
+        return frozenset(name for name, right in zip(names, rights, strict=True) if right)
+
+
+def make_token(path: Path, said: Callable[[str], None]) -> None:
+    """Write a file with a token for everything, if there is none.
+
+    Raises RequestError if it cannot be written.
+    """
+    if path.exists():
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(mode=0o600, exist_ok=False)
+        path.write_text(f"{secrets.token_urlsafe(32)} {EVERYTHING}\n")
+    except FileExistsError:
+        return
+    except OSError as error:
+        raise RequestError(
+            f"{path} cannot hold a token ({error.strerror}): give --tokens FILE, or --state-dir"
+        ) from error
+    said(f"a token for everything is in {path}")
