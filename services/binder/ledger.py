@@ -8,6 +8,7 @@ from shared.model.lease import Lease, StaleLeaseError
 from shared.model.ledger import Offers
 from shared.model.names import NodeName, PodUid
 from shared.model.node import NodeFacts
+from shared.model.quota import Quota
 
 
 class Ledger(Protocol):
@@ -53,6 +54,10 @@ class Ledger(Protocol):
 
     async def save_node(self, facts: NodeFacts, *, seen_at: float = 0.0) -> bool:
         """Take in a node's facts, unless newer ones are there; tell whether anything changed."""
+        ...
+
+    async def save_quotas(self, quotas: Sequence[Quota], *, told_at: float) -> bool:
+        """Make these all quotas, unless newer ones are there; tell whether that is news."""
         ...
 
     async def remove_node(self, name: NodeName) -> bool:

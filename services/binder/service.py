@@ -43,6 +43,7 @@ from shared.model.events import (
     PodGone,
     PodRejected,
     PodsListed,
+    QuotasTold,
     ShareActivated,
     ShareRefused,
     ViolationFound,
@@ -235,6 +236,14 @@ class Binder:
     async def keep_nodes(self, events: Sequence[NodeChanged]) -> list[Never]:
         """Save nodes' facts."""
         await self.keeper.save_nodes(events)
+        return []
+
+    @handles
+    async def keep_quotas(self, events: Sequence[QuotasTold]) -> list[Never]:
+        """Save the newest word of what namespaces may hold."""
+        newest = max(events, key=lambda event: event.told_at)
+        await self.ledger.save_quotas(newest.quotas, told_at=newest.told_at)
+        self.sweeper.freed()
         return []
 
     @handles

@@ -274,6 +274,7 @@ def _flags_of_up(command: argparse.ArgumentParser) -> None:
     )
     add("--placers", type=int, default=2, help="placer replicas (default: 2)")
     add("--budgets", default="", metavar="FILE", help="YAML of GPUBudget objects to obey")
+    add("--quotas", default="", metavar="FILE", help="YAML of GPUQuota objects to obey")
     add("--headless", action="store_true", help="return when ready; `leasehold down` ends it")
     add("--fresh", action="store_true", help="forget what the state directory holds")
     add("--nats-url", default="", help="use this NATS (with JetStream) instead of starting one")

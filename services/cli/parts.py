@@ -67,6 +67,8 @@ class Plan:
     otlp_endpoint: str = ""
     budgets: Path | None = None
     """A file of GPUBudget objects."""
+    quotas: Path | None = None
+    """A file of GPUQuota objects."""
     scheduler_metrics: str = ""
     """HOST:PORT of the old schedulers' metrics; empty: nowhere."""
 
@@ -135,12 +137,13 @@ def _services(plan: Plan, directory: StateDir) -> list[Part]:
     kube = ("--kubeconfig", str(directory.kubeconfig))
     redis = ("--redis-url", plan.redis_url)
     budgets = ("--budgets", str(plan.budgets)) if plan.budgets else ()
+    quotas = ("--quotas", str(plan.quotas)) if plan.quotas else ()
     webhook = ("--tls-dir", str(directory.root / "webhook"), "--url", f"https://{servers.HOST}")
     page: tuple[str, ...] = ("--listen", plan.page_url.removeprefix("http://"))
     if plan.scheduler_metrics:
         page += ("--scheduler-metrics", plan.scheduler_metrics)
     return [
-        _service("watcher", "watcher", plan, directory, kube),
+        _service("watcher", "watcher", plan, directory, (*kube, *quotas)),
         *(
             _service(f"placer-{number}", "placer", plan, directory, redis, after=("nats", "valkey"))
             for number in range(plan.placers)

@@ -43,6 +43,7 @@ class UpSettings:
     gpus: str
     placers: int
     budgets: Path | None
+    quotas: Path | None
     headless: bool
     fresh: bool
     nats_url: str
@@ -63,6 +64,7 @@ def settings_of(flags: argparse.Namespace) -> UpSettings:
         "without": tuple(name for name in flags.without.split(",") if name),
         "state": Path(flags.state),
         "budgets": Path(flags.budgets).absolute() if flags.budgets else None,
+        "quotas": Path(flags.quotas).absolute() if flags.quotas else None,
     }
     if not 1 <= flags.placers <= 64:
         raise RequestError(f"--placers {flags.placers}: 1 to 64 can be started")
@@ -77,6 +79,10 @@ def up(settings: UpSettings) -> int:
         from services.timekeeper.sources import load_file  # noqa: PLC0415 - start-up time
 
         load_file(settings.budgets)
+    if settings.quotas is not None:
+        from services.watcher import quotas  # noqa: PLC0415 - start-up time
+
+        quotas.load_file(settings.quotas)
     directory = StateDir.at(settings.state)
     before = load_state(directory)
     nodes = layouts_of(
@@ -126,6 +132,7 @@ def plan_of(settings: UpSettings, nodes: dict[str, str], before: State | None) -
         log_level=settings.log_level,
         otlp_endpoint=settings.otlp_endpoint,
         budgets=settings.budgets,
+        quotas=settings.quotas,
         scheduler_metrics=settings.scheduler_metrics,
     )
 

@@ -21,15 +21,17 @@ from shared.model.events import (
     PodQueued,
     PodRejected,
     PodsListed,
+    QuotasTold,
 )
 from shared.model.names import NodeName
 from shared.model.node import NodeFacts
+from shared.model.quota import Quota
 from shared.runtime.clock import Clock
 from shared.runtime.service import emits, handles
 
 logger = logging.getLogger(__name__)
 
-ToldAgain = PodsListed | NodeChanged | DeviceReported | PodEvent
+ToldAgain = PodsListed | NodeChanged | DeviceReported | QuotasTold | PodEvent
 
 OCCUPATION_S = 0.2
 """Changes of what pods take of a node are gathered for this long."""
@@ -78,6 +80,14 @@ class Listing(Protocol):
         ...
 
 
+class QuotaSource(Protocol):
+    """Quotas, wherever they are written."""
+
+    def batches(self) -> AsyncIterator[tuple[Quota, ...]]:
+        """Yield all quotas, once they are known, and whenever they change."""
+        ...
+
+
 class Watcher:
     """Keeps what is needed to tell news from repetition. Any number of replicas may run."""
 
@@ -89,11 +99,14 @@ class Watcher:
         listing: Listing,
         clock: Clock,
         *,
+        quotas: QuotaSource,
         listing_s: float = 300.0,
     ) -> None:
         self.pod_source = pods
         self.node_source = nodes
         self.group_source = groups
+        self.quota_source = quotas
+        self.quotas: tuple[Quota, ...] | None = None
         self.listing = listing
         self.clock = clock
         self.listing_s = listing_s
@@ -129,6 +142,13 @@ class Watcher:
                 yield events
 
     @emits
+    async def watch_quotas(self) -> AsyncIterator[Sequence[QuotasTold]]:
+        """Tell of quotas whenever they change."""
+        async for quotas in self.quota_source.batches():
+            self.quotas = quotas
+            yield self._told_quotas()
+
+    @emits
     async def watch_nodes(self) -> AsyncIterator[Sequence[NodeChanged | DeviceReported]]:
         """Tell of nodes, and of devices that another device plugin registered there."""
         async for batch in self.node_source.batches():
@@ -159,7 +179,7 @@ class Watcher:
             if await self._wanted():
                 now_s = self.clock.now()
                 nodes, devices = self.nodes.all(now_s=now_s), self.devices.all(now_s=now_s)
-                yield [*nodes, *devices, *self._again()]
+                yield [*nodes, *devices, *self._told_quotas(), *self._again()]
             async for piece in self._list_surely():
                 yield [piece]
 
@@ -216,6 +236,11 @@ class Watcher:
 
     def _again(self, *, unexplained_before: float | None = None) -> list[PodEvent]:
         return self.pods.again(self._number(), unexplained_before=unexplained_before)
+
+    def _told_quotas(self) -> list[QuotasTold]:
+        if self.quotas is None:
+            return []
+        return [QuotasTold(quotas=self.quotas, told_at=self.clock.now())]
 
     def _number(self) -> int:
         """Return what no telling was numbered with before."""

@@ -33,6 +33,9 @@ class WatcherSettings(ServiceSettings):
         "Koordinator's scoringStrategy for its pods: LeastAllocated, the emptier devices and nodes "
         "first, or MostAllocated",
     )
+    quotas: Path | None = setting(
+        None, "YAML file of GPUQuota objects; the one named * is for all other namespaces"
+    )
     dialects: tuple[str, ...] = setting((), "dialects spoken, with commas; none named: all")
     mode_first: str = setting(
         DeviceMode.HAMI_CORE.value,

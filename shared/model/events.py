@@ -14,6 +14,7 @@ from shared.model.lease import Lease
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
 from shared.model.placement import Refusal
+from shared.model.quota import Quota
 from shared.model.request import PodRequest
 
 
@@ -475,6 +476,18 @@ class PartReported(Event):
     """It was told to stop, and this is its last word."""
     missing: tuple[str, ...] = ()
     """What keeps it from being ready, in words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuotasTold(Event):
+    """All quotas on what namespaces may hold; the whole truth each time."""
+
+    subject: ClassVar[str] = "quotas.told.v1"
+    delivery: ClassVar[Delivery] = Delivery.WORK
+
+    quotas: tuple[Quota, ...] = ()
+    told_at: float = 0.0
+    """When they were read, Unix seconds: what was read earlier is passed over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,6 +41,7 @@ from shared.model.events import (
     PodQueued,
     PodRejected,
     PodsListed,
+    QuotasTold,
     ShareActivated,
     ShareRefused,
     ViolationFound,
@@ -49,6 +50,7 @@ from shared.model.lease import Lease, LeaseState, Share
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts, Taint
 from shared.model.placement import DeviceVerdict, NodeVerdict, Refusal
+from shared.model.quota import Limits, Quota
 from shared.model.request import (
     DeviceOrder,
     DeviceSelection,
@@ -177,6 +179,20 @@ SAMPLES: tuple[Event, ...] = (
     ),
     ShareActivated(node=NODE, activation=ACTIVATION, trace=TRACE),
     ShareRefused(node=NODE, reason="no lease", pod=POD, namespace=NS, name="t", container="c"),
+    QuotasTold(
+        quotas=(
+            Quota(
+                namespace=NS,
+                limits=Limits(milli_gpu=2500, memory_mib=40_000, cards=3),
+                models=(("T4", Limits(cores_milli=1000)),),
+                only_models=True,
+                model_label="gpu-model",
+                pools=("public",),
+                pool_label="gpu-pool",
+            ),
+        ),
+        told_at=1787000001.5,
+    ),
     ViolationFound(
         node=NODE,
         pod=POD,

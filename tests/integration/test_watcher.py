@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from services.watcher.pods import PodReader
+from services.watcher.quota_sources import QuotaReflectors
 from services.watcher.service import Watcher
 from services.watcher.sources import FreshListing, GroupReflectors, NodeReflector, PodReflector
 from shared.clients.bus import Bus, Inbox
@@ -62,6 +63,7 @@ async def watching(api: ApiUnderTest) -> AsyncIterator[Bus]:
             GroupReflectors(kube, look_s=0.5),
             FreshListing(kube, OURS),
             SystemClock(),
+            quotas=QuotaReflectors(kube),
         )
         started = asyncio.Event()
         task = asyncio.create_task(

@@ -27,6 +27,7 @@ from shared.model.lease import Lease, LeaseState, Share, StaleLeaseError
 from shared.model.ledger import Offers
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
+from shared.model.quota import Quota
 from tests.support.clock import FakeClock
 
 NOW = 1_787_000_000.0
@@ -78,6 +79,7 @@ class FakeLedger:
         self.reports: dict[NodeName, tuple[Activation, ...]] = {}
         self.nodes: dict[NodeName, NodeFacts] = {}
         self.devices: dict[NodeName, DeviceReported] = {}
+        self.quotas: tuple[Quota, ...] = ()
 
     async def epoch(self) -> str | None:
         return "epoch" if self.is_ready else None
@@ -139,6 +141,10 @@ class FakeLedger:
 
     async def remove_node(self, name: NodeName) -> bool:
         return self.nodes.pop(name, None) is not None
+
+    async def save_quotas(self, quotas: Sequence[Quota], *, told_at: float) -> bool:
+        self.quotas = tuple(quotas)
+        return True
 
     async def capacity(self) -> int:
         return self.number

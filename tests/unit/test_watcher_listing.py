@@ -88,7 +88,7 @@ class Flaky:
 async def test_a_listing_that_failed_is_asked_for_until_it_succeeds() -> None:
     listing = Flaky(failures=3)
     nothing = cast("Any", None)
-    watcher = Watcher(nothing, nothing, nothing, listing, Clock())
+    watcher = Watcher(nothing, nothing, nothing, listing, Clock(), quotas=nothing)
 
     told = watcher.list_pods()
     async with asyncio.timeout(5):

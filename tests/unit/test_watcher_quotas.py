@@ -1,0 +1,108 @@
+"""How quotas are read: GPUQuota objects, a file of them, and gpu-admission's ConfigMap."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from services.watcher.quotas import load_file, read_config, read_spec, together
+from shared.model.errors import RequestError
+from shared.model.names import Namespace
+from shared.model.quota import Limits, Quota
+
+TEAM = Namespace("team")
+
+
+def test_a_quota_is_read_field_by_field() -> None:
+    spec = {
+        "maxMilliGPU": 2500,
+        "maxCorePercent": 150,
+        "maxMemory": "80Gi",
+        "maxCards": 3,
+        "models": [{"name": "T4", "maxCards": 1}, {"name": "A100"}],
+        "onlyModels": True,
+        "pools": ["public"],
+    }
+
+    assert read_spec(TEAM, spec) == Quota(
+        namespace=TEAM,
+        limits=Limits(milli_gpu=2500, cores_milli=1500, memory_mib=81920, cards=3),
+        models=(("T4", Limits(cards=1)), ("A100", Limits())),
+        only_models=True,
+        pools=("public",),
+        pool_label="gaia.tencent.com/gpu-pool",
+    )
+    assert read_spec(TEAM, None).limits == Limits()
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ({"maxGPUs": 3}, "maxGPUs"),
+        ({"maxCards": -1}, "spec.maxCards may not be below 0"),
+        ({"maxCards": "three"}, "maxCards"),
+        ({"maxMemory": "80 apples"}, "80 apples"),
+        ({"models": [{"maxCards": 1}]}, "models[0].name must be a model's name"),
+        ({"models": [{"name": "T4"}, {"name": "T4"}]}, "names a model twice"),
+        ([], "GPUQuota team: spec"),
+    ],
+)
+def test_what_is_no_quota_is_refused_with_its_place(spec: Any, said: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        read_spec(TEAM, spec)
+
+    assert said in str(caught.value)
+
+
+def test_gpu_admissions_config_map_means_cores_by_node_label() -> None:
+    data = {"gpu_quota": '{"team": {"quota": {"M40": 2, "P100": 3}, "pool": ["public"]}, "b": {}}'}
+
+    quotas = read_config(data)
+
+    assert quotas[TEAM] == Quota(
+        namespace=TEAM,
+        models=(("M40", Limits(cores_milli=2000)), ("P100", Limits(cores_milli=3000))),
+        only_models=True,
+        model_label="gaia.tencent.com/gpu-model",
+        pools=("public",),
+        pool_label="gaia.tencent.com/gpu-pool",
+    )
+    assert quotas[Namespace("b")].models == ()
+    assert quotas[Namespace("b")].only_models
+
+
+@pytest.mark.parametrize("data", [{}, {"gpu_quota": "{"}, {"gpu_quota": '{"a": {"quota": 3}}'}])
+def test_a_config_map_that_gpu_admission_would_not_take_is_refused(data: dict[str, str]) -> None:
+    with pytest.raises(RequestError, match="kube-system/gpuquota"):
+        read_config(data)
+
+
+def test_a_file_holds_objects_and_one_for_everybody_else(tmp_path: Path) -> None:
+    file = tmp_path / "quotas.yaml"
+    objects = [
+        {
+            "apiVersion": "leasehold.dev/v1alpha1",
+            "kind": "GPUQuota",
+            "metadata": {"name": name},
+            "spec": {"maxCards": cards},
+        }
+        for name, cards in (("team", 3), ("*", 1))
+    ]
+    file.write_text(yaml.safe_dump_all(objects))
+
+    assert {name: quota.limits.cards for name, quota in load_file(file).items()} == {
+        "team": 3,
+        "*": 1,
+    }
+    file.write_text(yaml.safe_dump_all([objects[0], objects[0]]))
+    with pytest.raises(RequestError, match="team is there twice"):
+        load_file(file)
+    with pytest.raises(RequestError, match=r"none\.yaml"):
+        load_file(tmp_path / "none.yaml")
+
+
+def test_the_first_source_that_has_a_quota_counts() -> None:
+    one, other = Quota(namespace=TEAM, limits=Limits(cards=1)), Quota(namespace=TEAM)
+
+    assert together([{TEAM: one}, {TEAM: other}]) == (one,)
