@@ -1,0 +1,46 @@
+"""Every relative link of the documentation leads to a file, and to a heading that is in it."""
+
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.MULTILINE | re.DOTALL)
+FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+
+
+def links(page: Path) -> list[str]:
+    found = LINK.findall(CODE.sub("", page.read_text()))
+    return [link for link in found if not re.match(r"[a-z]+:", link)]
+
+
+@cache
+def anchors(page: Path) -> frozenset[str]:
+    """The names that GitHub gives to the page's headings."""
+    headings = re.findall(r"^#+ (.+)$", FENCED.sub("", page.read_text()), re.MULTILINE)
+    return frozenset(
+        re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings
+    )
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_relative_link_leads_somewhere(page: Path) -> None:
+    lost = []
+    for link in links(page):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        is_there = target.exists() and target.is_relative_to(ROOT)
+        if not is_there or (anchor and anchor not in anchors(target)):
+            lost.append(link)
+
+    assert lost == []
+
+
+def test_the_readme_names_every_page() -> None:
+    named = {(ROOT / link.partition("#")[0]).resolve() for link in links(ROOT / "README.md")}
+
+    assert set((ROOT / "docs").glob("*.md")) <= named
