@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from services.cli.manifests import Written
+from services.node_agent.allocation import Node, given
+from services.node_agent.geometry import KNOWN, layouts_for
 from services.node_agent.gpu_profiles import PROFILES
 from services.node_agent.isolation import Layout
 from services.placer.index import Index
@@ -18,7 +20,7 @@ from services.watcher.pods import PodReader
 from services.watcher.settings import WatcherSettings, load_rules
 from shared.dialects import DIALECTS
 from shared.dialects.dialect import ContainerSetup, Rules
-from shared.model.device import Device, DeviceUse
+from shared.model.device import Device, DeviceMode, DeviceUse
 from shared.model.errors import RequestError
 from shared.model.lease import Lease, Share
 from shared.model.ledger import LedgerNode
@@ -67,23 +69,38 @@ class Example:
     """Key of `services.node_agent.gpu_profiles.PROFILES`."""
     layout: Layout
     now_s: float
+    mig: bool = False
+    """Its devices are in MIG mode."""
 
     @property
     def text(self) -> str:
         """The node in words."""
         profile = PROFILES[self.model]
-        return f"{EXAMPLE_GPUS} idle {profile.product} of {profile.memory_mib} MiB"
+        mode = ", in MIG mode" if self.mig else ""
+        return f"{EXAMPLE_GPUS} idle {profile.product} of {profile.memory_mib} MiB{mode}"
+
+    def for_request(self, request: PodRequest) -> "Example":
+        """Return the same node in MIG mode if that is what the pod demands, and it can be."""
+        demanded = request.selection.mode == DeviceMode.MIG and bool(PROFILES[self.model].mig)
+        return replace(self, mig=self.mig or demanded)
 
 
 def example_of(model: str, *, now_s: float) -> Example:
-    """Return the example node with these GPUs. Raises RequestError for a model nobody knows."""
+    """Return the example node with these GPUs, `MODEL` or `MODEL:mig`.
+
+    Raises RequestError for a model that nobody knows, and for one that has no MIG.
+    """
+    model, _, mode = model.partition(":")
     if model not in PROFILES:
         raise RequestError(f"there is no GPU model {model!r}; there are {', '.join(PROFILES)}")
+    if mode and (mode != DeviceMode.MIG or not PROFILES[model].mig):
+        able = ", ".join(f"{name}:mig" for name, profile in PROFILES.items() if profile.mig)
+        raise RequestError(f"{model}:{mode} cannot be; there are {able}")
     layout = Layout(
         state_dir=PurePosixPath("/var/lib/leasehold"),
         library=PurePosixPath("/usr/local/vgpu/libvgpu.so"),
     )
-    return Example(model=model, layout=layout, now_s=now_s)
+    return Example(model=model, layout=layout, now_s=now_s, mig=bool(mode))
 
 
 def rules_of(volcano_conf: str) -> Rules:
@@ -103,9 +120,10 @@ def read_written(
         return replace(known, fault=seen.fault)
     if not seen.request.containers:
         return replace(known, request=seen.request)
+    example = example.for_request(seen.request)
     read = replace(known, request=seen.request, node=example.text)
     wanted = replace(seen.request, demands=NodeDemands(), resources={})
-    node = _node(wanted, example.model)
+    node = _node(wanted, example)
     answer = _placed(wanted, node)
     if isinstance(answer, Refusal):
         return replace(read, refusal=answer)
@@ -119,17 +137,26 @@ def read_written(
         memo=wanted.memo,
         created_at=example.now_s,
     )
-    devices = {device.uuid: device for device, _ in node.devices}
-    dialect = DIALECTS[lease.dialect]
+    host = Node(
+        name=node.facts.name,
+        devices={device.uuid: device for device, _ in node.devices},
+        served={},
+        paths=example.layout.paths,
+    )
+    instances = {
+        (share.device, share.mig.position): f"MIG-(the UUID of this {share.mig.profile})"
+        for share in lease.shares
+        if share.mig
+    }
     try:
         return replace(
             read,
-            annotations=dialect.binding(lease, example.now_s),
+            annotations=DIALECTS[lease.dialect].binding(lease, example.now_s),
             given=tuple(
                 Given(
                     container=name,
                     shares=lease.shares_of(name),
-                    setup=dialect.environment(lease, name, devices, example.layout.paths),
+                    setup=given(lease, name, host, instances),
                 )
                 for name in dict.fromkeys(share.container for share in lease.shares)
             ),
@@ -145,13 +172,18 @@ def _placed(request: PodRequest, node: LedgerNode) -> tuple[Share, ...] | Refusa
     answer = place(request, Index(mirror), lambda: 0.0)
     if isinstance(answer, Refusal):
         return answer
-    return tuple(
-        replace(share, slot=0 if share.slotted else None, fence=1) for share in answer[0].shares
-    )
+    return tuple(replace(share, slot=_first_slot(share), fence=1) for share in answer[0].shares)
 
 
-def _node(request: PodRequest, model: str) -> LedgerNode:
-    profile = PROFILES[model]
+def _first_slot(share: Share) -> int | None:
+    if share.mig:
+        return share.mig.position
+    return 0 if share.slotted else None
+
+
+def _node(request: PodRequest, example: Example) -> LedgerNode:
+    profile = PROFILES[example.model]
+    layouts, _ = layouts_for(profile.product, profile.mig, KNOWN) if example.mig else ((), ())
     devices = tuple(
         Device(
             uuid=DeviceUuid(f"GPU-{'abcdefgh'[index] * 8}-0000-0000-0000-000000000000"),
@@ -159,6 +191,8 @@ def _node(request: PodRequest, model: str) -> LedgerNode:
             model=profile.product,
             memory_mib=profile.memory_mib,
             slots=EXAMPLE_SLOTS,
+            mode=DeviceMode.MIG if example.mig else DeviceMode.HAMI_CORE,
+            layouts=layouts,
         )
         for index in range(EXAMPLE_GPUS)
     )

@@ -176,3 +176,27 @@ def test_a_manifest_or_a_pod_is_named_not_both(
 def test_an_empty_file_is_no_manifest() -> None:
     with pytest.raises(RequestError, match="has no pod in it"):
         pods_in("", "empty.yaml")
+
+
+def test_a_pod_that_demands_mig_is_tried_on_instances(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    limits = "volcano.sh/vgpu-number: 1, volcano.sh/vgpu-memory: 3000"
+    notes = 'annotations: {volcano.sh/vgpu-mode: "mig"}'
+    text = pod(limits).replace("{name: one}", f"{{name: one, {notes}}}")
+
+    code, out, _ = explained(capsys, tmp_path, text, "--gpu", "A100-40GB")
+
+    assert code == 0
+    assert "8 idle NVIDIA A100-SXM4-40GB of 40960 MiB, in MIG mode" in out
+    assert "[group1-0],NVIDIA,3000,0:" in out
+    assert "NVIDIA_VISIBLE_DEVICES=MIG-(the UUID of this 1g.5gb)" in out
+
+
+def test_a_model_without_mig_is_refused_with_those_that_have_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    code, _, err = explained(capsys, tmp_path, DEPLOYMENT, "--gpu", "T4:mig")
+
+    assert code == 2
+    assert "T4:mig cannot be; there are A30:mig" in err
