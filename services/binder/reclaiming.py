@@ -34,22 +34,28 @@ from shared.model.names import PodUid
 from shared.model.reclaim import Affairs, Cause, Eviction, Open, Outcome, Stage, Taking, Victim
 from shared.runtime.clock import Clock
 
-LEAD_S = 8.0
-TICK_S = 0.5
+LEAD_S = 5.0
 LOOK_S = 2.0
-LOOK_LATER_S = 15.0
-"""A look that finds nothing to do doubles the pause before the next up to this."""
+LOOK_PER_POD_S = 0.001
+"""How much later the next look at who waits is for each pod that does."""
+PLAN_LATER_S = 15.0
+"""Plans that come to nothing double the pause before the next ones up to this."""
 NEEDS_MAX = 8
 """Pods in need for which a plan is made in one look."""
 PLANS_MAX = 5
 """Plans for one pod in one look, where the API server refuses those before."""
 RESERVED_S = 30.0
+PAST_S = 24 * 3600.0
 AGAIN_S = 10.0
 """After which an eviction is asked for again that a PodDisruptionBudget forbids."""
 
 
 class Ledger(Protocol):
     """What taking back needs of the ledger."""
+
+    async def epoch(self) -> str | None:
+        """Return the name of the ledger's present life; None while it is to be rebuilt."""
+        ...
 
     async def waiting(self, pods: Sequence[PodUid] | None = None) -> list[Waiting]:
         """Return pods that wait: all, or those among `pods`."""
@@ -89,8 +95,8 @@ class Store(Protocol):
         """End a taking and its claim; False if another moved it on."""
         ...
 
-    async def affairs(self, *, now: float) -> Affairs:
-        """Read everything."""
+    async def affairs(self, *, now: float, past_s: float = PAST_S) -> Affairs:
+        """Read what is open, what was done in the last `past_s` seconds, and how budgets stand."""
         ...
 
     async def note_standing(self, told: BudgetChanged) -> None:
@@ -161,6 +167,7 @@ class Reclaimer:
         self.enabled = enabled
         self.name = uuid4().hex
         self._look_at = 0.0
+        self._plan_at = 0.0
         self._pause_s = LOOK_S
         self._saw: object = None
         self._blocked: dict[str, float] = {}
@@ -172,9 +179,11 @@ class Reclaimer:
 
     async def step(self) -> list[PlacementChosen]:
         """Move on whatever is under way, and begin what is due; nothing unless this one leads."""
+        if await self.ledger.epoch() is None:
+            return []
         if not await self.store.lead(self.name, ttl_s=LEAD_S):
             return []
-        affairs = await self.store.affairs(now=self.clock.now())
+        affairs = await self.store.affairs(now=self.clock.now(), past_s=0)
         said: list[PlacementChosen] = []
         for read in affairs.open:
             said += await self._advance(read, affairs)
@@ -280,8 +289,11 @@ class Reclaimer:
     async def _look(self) -> None:
         """Begin takings for pods in need, and those that budgets' own policies demand."""
         now = self.clock.now()
+        if now < self._look_at:
+            return
         affairs = await self.store.affairs(now=now)
         waiting = await self.ledger.waiting()
+        self._look_at = now + LOOK_S + len(waiting) * LOOK_PER_POD_S
         needs = needs_of(waiting, affairs, self.rules, now)
         policies = [s for s in (affairs.standings or {}).values() if ends_by_policy(s, now)]
         saw = (
@@ -289,12 +301,12 @@ class Reclaimer:
             frozenset((s.namespace, s.lease_class) for s in (affairs.standings or {}).values()),
         )
         if saw != self._saw:
-            self._saw, self._look_at, self._pause_s = saw, 0.0, LOOK_S
-        if not (needs or policies) or now < self._look_at:
+            self._saw, self._plan_at, self._pause_s = saw, 0.0, LOOK_S
+        if not (needs or policies) or now < self._plan_at:
             return
         begun = await self._begin(needs[:NEEDS_MAX], policies, affairs)
-        self._pause_s = LOOK_S if begun else min(2 * self._pause_s, LOOK_LATER_S)
-        self._look_at = self.clock.now() + self._pause_s
+        self._pause_s = LOOK_S if begun else min(2 * self._pause_s, PLAN_LATER_S)
+        self._plan_at = self.clock.now() + self._pause_s
 
     async def _begin(
         self, needs: Sequence[Waiting], policies: Sequence[BudgetChanged], affairs: Affairs

@@ -28,6 +28,7 @@ NODE_TEXTS: Mapping[str, str] = {
     "GpuSlotsTaken": "node(s) had no free GPU share slot",
     "GpuGroupSpread": "node(s) had only GPUs that carry the pod's group already",
     "GpuNotIdle": "node(s) had no idle GPU",
+    "GpuClaimed": "node(s) had only GPUs that are kept for a pod for which others make room",
     "GpuHeldAlone": "node(s) had only GPUs that other pods hold alone",
     "GpuClosed": "node(s) had GPUs closed to new shares",
     "GpuUnhealthy": "node(s) had unhealthy GPUs",
@@ -138,6 +139,7 @@ def _refusal(
         tags=use.tags,
         alone=use.alone or own.alone,
         layout=use.layout,
+        claimed=use.claimed,
     )
     if device.mig and takes_instances(request):
         return _instance_refusal(container, request, device, owns)

@@ -87,6 +87,7 @@ _HINTS: Mapping[str, Callable[[PodRequest, Near], str]] = {
     ),
     "GpuGroupSpread": _saying("add a device, or take the spread policy off the pod group"),
     "GpuNotIdle": _saying("ask for less than 100 % of the cores, or wait for a device to be idle"),
+    "GpuClaimed": _saying("wait until the pods that are being evicted have made room"),
     "GpuHeldAlone": _saying("wait for a device that is held alone to be given back"),
     "GpuClosed": _saying("take the devices of node {node} off its annotation of closed ones"),
     "GpuUnhealthy": _saying("look at the devices of node {node}: its agent reports them ill"),

@@ -179,6 +179,7 @@ class DeviceState:
             alone=self.alone,
             taken=taken_by(self.positions) if self.mig else self.base.taken,
             layout=self.layout,
+            claimed=self.base.claimed,
         )
 
 

@@ -225,6 +225,7 @@ def device_refusal(
             f"the pod wants it alone and {use.shares} shares are on it",
         ),
         (bool(use.layout), "GpuInstancesLive", "live MIG instances are on it"),
+        (use.claimed, "GpuClaimed", "it is kept for a pod for which others make room"),
         (use.alone, "GpuHeldAlone", "another pod holds it alone"),
         (use.cores_percent >= 100, "GpuHeldAlone", "all of its cores are reserved"),
     )

@@ -357,6 +357,7 @@ async def test_a_higher_priority_takes_the_place_of_a_lower_one(at: Scene) -> No
     assert await at.notice("old") is None
 
     pod = await at.waits("high", priority=100)
+    at.clock.advance(3)
     await binder.step()
     at.clock.advance(30)
     await binder.step()
