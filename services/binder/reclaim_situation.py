@@ -50,7 +50,7 @@ def needs_of(
         if (
             request.containers
             and alone
-            and not each.refusal.permanent
+            and not (each.refusal.permanent or each.refusal.quota)
             and each.queued.pod not in open_for
             and is_worthwhile(own, rules, now)
         ):
@@ -115,6 +115,7 @@ def reservation_of(queued: PodQueued, found: Plan) -> Reservation:
         resources=request.resources,
         tags=request.tags,
         gang=request.gang.name if request.gang else "",
+        priority=request.priority,
         memo=request.memo,
         trace=queued.trace,
     )

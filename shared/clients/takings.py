@@ -14,6 +14,7 @@ from typing import Any, Self
 import msgspec
 
 from shared.clients.leases_connection import LedgerConnection
+from shared.clients.ledger_rows import takes_of
 from shared.model.events import BudgetChanged
 from shared.model.reclaim import Affairs, Eviction, Open, Taking
 
@@ -55,13 +56,18 @@ class Takings:
         return bool(await self._run("lead", who, round(ttl_s * 1000)))
 
     async def open(self, taking: Taking) -> bool:
-        """Begin a taking and claim its devices; False if it, its pod or a device is taken."""
+        """Begin a taking and claim its devices.
+
+        False if it, its pod or a device is taken, or the pod's namespace has no quota for it.
+        """
         claim: Any = False
         if taking.wanted is not None:
             (place,) = taking.wanted.candidates
             devices = sorted({share.device for share in place.shares})
             amounts = [part for item in taking.wanted.resources.items() for part in item]
-            claim = (taking.wanted.pod, place.node, devices, amounts)
+            takes = takes_of(place.node, place.shares)
+            pod, namespace = taking.wanted.pod, taking.wanted.namespace
+            claim = (pod, place.node, devices, amounts, namespace, takes)
         return bool(await self._run("open", taking.id, _text(taking), claim))
 
     async def save(self, read: Open, taking: Taking, lines: Sequence[Eviction] = ()) -> Open | None:

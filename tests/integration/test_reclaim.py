@@ -197,6 +197,25 @@ async def test_gpusharing_30_nobody_else_gets_what_becomes_free(at: Scene) -> No
     await assert_sound(at.ledger)
 
 
+async def test_gpusharing_30_not_even_a_waiting_pod_of_higher_priority_gets_it(
+    at: Scene,
+) -> None:
+    old = await at.running("old", mib=16_000)
+    await at.stands("a")
+    await at.stands("c")
+    pod = await at.waits("new", mib=12_000)
+    binder = at.binder()
+    await binder.step()
+    await at.waits("higher", namespace="c", mib=12_000, priority=1_000)
+    at.clock.advance(30)
+    await binder.step()
+    await at.ends(old)
+
+    [chosen] = await binder.step()
+
+    assert chosen.lease.pod == pod
+
+
 async def test_gpusharing_30_it_is_offered_to_others_once_the_pod_in_need_is_served(
     at: Scene,
 ) -> None:

@@ -187,7 +187,8 @@ for i = 1, #pods do
     held(leases[pod])
   else
     local claim = lift_claim(pod)
-    local reasons = reserve(pod, ranks[i], piece + 1, piece + counts[i])
+    -- What was freed for a pod that claims it is kept for nobody else, whatever his priority.
+    local reasons = reserve(pod, claim and 0 or ranks[i], piece + 1, piece + counts[i])
     if claim then settle_claim(pod, claim, not reasons) end
     if not reasons then
       reserved[#reserved + 1] = pod

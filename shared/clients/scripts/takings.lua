@@ -1,5 +1,6 @@
 -- Taking back: what is under way, what was done, and how namespaces' budgets stand. Arguments:
---   'open', id, text, claim ({pod, node, uuids, resources} or false)   answers whether it is begun
+--   'open', id, text, claim ({pod, node, uuids, resources, namespace,  answers whether it is begun
+--                     what the pod takes (see TAKES)} or false)
 --   'save', id, version read, text, lines                              whether it was that version
 --   'close', id, version read, pod whose claim ends ('': none)         the same
 --   'read', milliseconds from which on lines are told                  answers takings {id, version,
@@ -45,6 +46,7 @@ local function open(id, text, wanted)
   if wanted then
     local pod, name, uuids, resources = wanted[1], wanted[2], wanted[3], wanted[4]
     if not is_claimable(pod, name, uuids) then return false end
+    if quota.on and quota.weigh(wanted[5], wanted[6]) then return false end
     local kept = {}
     for i = 1, #resources / 2 do kept[i] = 0 end
     local claim = {name, nodes[name][N_NUMBER], uuids, resources, kept}
