@@ -9,7 +9,8 @@ from shared.model.names import SCHEDULERS
 EXIT_CODES = """\
 exit codes:
   0  done; for audit: no difference
-  1  it did not work; for audit: there are differences; for explain and trace: nothing found
+  1  it did not work; for audit: there are differences; for doctor: something is wrong; for
+     explain and trace: nothing found
   2  the command line or the request cannot be right
   3  something we need (Valkey, the API server) cannot be reached
   70 a bug of ours; LEASEHOLD_DEBUG=1 shows where
@@ -65,8 +66,29 @@ def parser() -> argparse.ArgumentParser:
     )
     _flag_of_state(command("down", "end what `up` started, and wait for it", _down, ""))
     _views(command)
+    _about_health(command)
     _about_time(command)
     return whole
+
+
+def _about_health(command: Callable[..., argparse.ArgumentParser]) -> None:
+    doctor = command(
+        "doctor",
+        "look for what is wrong on a node and around it, and say how to put it right",
+        _doctor,
+        "",
+        "--json",
+        "--node gpu-7 --kubelet-dir /var/lib/kubelet --redis-url redis://10.0.0.6:6379/0",
+        "                                   on a real node, or in its agent's pod",
+    )
+    _flags_of_view(doctor)
+    add = doctor.add_argument
+    add("--node", default="", help="only this node (default: all of `up`; else this machine)")
+    add("--kubelet-dir", default="", metavar="DIR", help="of a real node: /var/lib/kubelet")
+    add("--agent-dir", default="", metavar="DIR", help="the agent's --state-dir")
+    add("--gpus", default="", metavar="LAYOUT", help="as the agent's (default: nvml)")
+    add("--library-dir", default="", metavar="DIR", help="as the agent's")
+    add("--nats-url", default="", help="NATS (default: as the agent's environment says)")
 
 
 def _about_time(command: Callable[..., argparse.ArgumentParser]) -> None:
@@ -120,6 +142,12 @@ def _about_time(command: Callable[..., argparse.ArgumentParser]) -> None:
         help="as the binder was told [LEASEHOLD_RECLAIM_MIN_RUNTIME_S; default: 600]",
     )
     _flags_of_view(taking)
+
+
+def _doctor(flags: argparse.Namespace) -> int:
+    from services.cli.doctor import doctor  # noqa: PLC0415 - start-up time
+
+    return doctor(flags)
 
 
 def _budget(name: str) -> Run:
@@ -218,7 +246,8 @@ def _flags_of_request(command: argparse.ArgumentParser) -> None:
         "--gpu",
         default="A100-80GB",
         metavar="MODEL",
-        help="with --request: the GPUs of the example node (default: A100-80GB)",
+        help="with --request: the GPUs of the example node, MODEL or MODEL:mig (default: "
+        "A100-80GB, in MIG mode where the pod demands it)",
     )
     command.add_argument(
         "--volcano-conf",

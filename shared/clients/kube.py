@@ -244,6 +244,14 @@ class Kube:
         }
         await self._send("POST", f"{pod_path(namespace, name)}/eviction", self._encode(eviction))
 
+    async def date(self) -> str:
+        """Return the API server's clock, as it writes it on its answers; empty: it does not."""
+        path = "/version"
+        with _translating("GET", path):
+            response = await self._open("GET", path)
+            await response.read()
+            return response.headers.get("Date", "")
+
     async def list_page(
         self, path: str, *, query: Mapping[str, str], limit: int, continue_token: str = ""
     ) -> Page:

@@ -476,6 +476,8 @@ class PartReported(Event):
     """It was told to stop, and this is its last word."""
     missing: tuple[str, ...] = ()
     """What keeps it from being ready, in words."""
+    version: str = ""
+    """Of the program."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
+from importlib.metadata import version
 from typing import Protocol
 
 from shared.clients.cancelling import end
@@ -44,6 +45,7 @@ async def reporting(
             every_s=every_s,
             leaving=leaving,
             missing=tuple(f"{name}: {text}" for name, text in unready(probes).items()),
+            version=version("leasehold"),
         )
         try:
             await bus.publish([event])

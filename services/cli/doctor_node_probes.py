@@ -1,0 +1,307 @@
+"""Looks at one node for the doctor: one method per check."""
+
+import asyncio
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from services.cli import doctor_node as judge
+from services.cli.doctor_finding import Finding, SkipError
+from services.node_agent.building import gpus_of, usage_of
+from services.node_agent.inventory import Gpu, Shown, shown_by
+from services.node_agent.isolation import ELF_HEAD
+from services.node_agent.kubelet_pod_resources import KubeletPodResources
+from services.node_agent.settings import AgentSettings
+from services.node_agent.usage_cgroups import origin_of
+from shared.clients.kube import Kube
+from shared.dialects import enabled
+from shared.dialects.dialect import Host, Rules
+from shared.model.device import Device
+from shared.model.errors import UnavailableError
+from shared.model.events import Activation
+from shared.model.lease import Lease
+from shared.model.ledger import NodeAccount
+from shared.model.names import PodUid
+from shared.model.quantity import parse_count
+
+OURS = "leasehold-"
+LOAD = "import ctypes, sys; ctypes.CDLL(sys.argv[1]); print('loaded')"
+LOAD_S = 10.0
+TOOLS = ("nvidia-container-runtime", "nvidia-ctk", "nvidia-container-cli")
+RUNTIMES = (
+    "containerd/config.toml",
+    "containerd/conf.d/99-nvidia.toml",
+    "docker/daemon.json",
+    "crio/crio.conf.d/99-nvidia.conf",
+)
+
+
+class _Status(msgspec.Struct):
+    allocatable: dict[str, str | int] = {}
+
+
+class _Node(msgspec.Struct):
+    status: _Status = msgspec.field(default_factory=_Status)
+
+
+class NodeProbes:
+    """One node, as its agent's settings describe it; `host` is where its file system is."""
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        *,
+        kube: Kube | None,
+        account: NodeAccount | None,
+        knows_ledger: bool,
+        host: Path = Path("/"),
+    ) -> None:
+        self.settings = settings
+        self.kube = kube
+        self.account = account
+        self.knows_ledger = knows_ledger
+        self.host = host
+        self._shown: Shown | None = None
+        self._gpus: asyncio.Task[tuple[Gpu, ...]] | None = None
+
+    @property
+    def plugins(self) -> Path:
+        """The kubelet's directory of device plugins."""
+        return self.settings.kubelet_dir / "device-plugins"
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """What the ledger has of the node."""
+        if not self.knows_ledger:
+            raise SkipError("the ledger is not known here: give --redis-url")
+        return () if self.account is None else tuple(one for one, _ in self.account.node.devices)
+
+    @property
+    def leases(self) -> dict[PodUid, Lease] | None:
+        """The node's live leases; None: not known."""
+        if not self.knows_ledger:
+            return None
+        return {lease.pod: lease for lease in (self.account.leases if self.account else ())}
+
+    @property
+    def shown(self) -> Shown:
+        """What an agent with these settings shows of the devices in the ledger."""
+        if self._shown is None:
+            dialects = enabled(Rules(enabled=self.settings.dialects))
+            self._shown = shown_by(dialects, self.devices, self.settings.gpu_strategy, Host())
+        return self._shown
+
+    async def kubelet_socket(self) -> Finding:
+        """Dial the kubelet."""
+        path = self.plugins / "kubelet.sock"
+        try:
+            _, writer = await asyncio.open_unix_connection(str(path))
+        except OSError as error:
+            return judge.kubelet_socket(str(path), error.strerror or str(error))
+        writer.close()
+        return judge.kubelet_socket(str(path), "")
+
+    async def other_plugins(self) -> Finding:
+        """Compare what the kubelet has registered with what we serve."""
+        strangers = sorted(
+            path.name
+            for path in self.plugins.glob("*.sock")
+            if not path.name.startswith(OURS) and path.name != "kubelet.sock"
+        )
+        return judge.other_plugins(self._registered(), self.shown.served, strangers)
+
+    async def registration(self) -> Finding:
+        """Look whether the kubelet has our devices."""
+        return judge.registration(self._registered(), self.shown.served)
+
+    async def node_resources(self) -> Finding:
+        """Compare the node's status with its devices."""
+        if self.kube is None:
+            raise SkipError("no kubeconfig is known: give --kubeconfig")
+        path = f"/api/v1/nodes/{quote(self.settings.node_name, safe='')}"
+        node, shown = await self.kube.read(path, _Node), self.shown
+        ours = shown.served.keys() | shown.patched.keys()
+        amounts = {
+            name: parse_count(amount)
+            for name, amount in node.status.allocatable.items()
+            if name in ours
+        }
+        return judge.node_resources(amounts, shown.served, shown.patched)
+
+    async def list_sizes(self) -> Finding:
+        """Measure the lists that the kubelet is sent."""
+        return judge.list_sizes(self.shown.served)
+
+    async def device_health(self) -> Finding:
+        """Look at the devices' health."""
+        return judge.device_health(self.devices)
+
+    async def driver(self) -> Finding:
+        """Ask NVML, or whatever stands for it."""
+        return judge.driver(await self._found())
+
+    async def mig_modes(self) -> Finding:
+        """Compare modes."""
+        return judge.mig_modes(await self._found(), self.devices)
+
+    async def library_file(self) -> Finding:
+        """Look at the library."""
+        self._isolating()
+        path = self.settings.library
+        try:
+            with path.open("rb") as library:
+                head = library.read(ELF_HEAD)
+        except OSError:
+            return judge.library_file(str(path), None)
+        return judge.library_file(str(path), head)
+
+    async def library_loads(self) -> Finding:
+        """Have a process of its own load the library: it may end whoever loads it."""
+        self._isolating()
+        path = self.settings.library
+        if not path.is_file():
+            raise SkipError(f"{path} is not there")
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", LOAD, str(path)),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env={"LIBCUDA_LOG_LEVEL": "0"},
+        )
+        try:
+            async with asyncio.timeout(LOAD_S):
+                out, err = await process.communicate()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+            return judge.library_loads(str(path), f"no answer within {LOAD_S:g} s")
+        words = (out if process.returncode == 0 else err).decode(errors="replace").split("\n")
+        last = next((line for line in reversed(words) if line.strip()), "")
+        return judge.library_loads(str(path), last or f"it ended with {process.returncode}")
+
+    async def checkpoint(self) -> Finding:
+        """Compare the agent's checkpoint with leases."""
+        return judge.checkpoint(await self._told(), self.leases)
+
+    async def pod_resources(self) -> Finding:
+        """Compare what the kubelet holds with the checkpoint."""
+        told, ours = await self._told(), self.shown.served.keys()
+        socket = self.settings.kubelet_dir / "pod-resources" / "kubelet.sock"
+        async with KubeletPodResources(socket) as asked:
+            holdings = (await asked.list_held()).holdings
+        held: dict[tuple[str, str], frozenset[str]] = {}
+        for one in holdings:
+            if one.resource in ours:
+                key = (one.namespace, one.name)
+                held[key] = held.get(key, frozenset()) | one.device_ids
+        return judge.pod_resources(held, told)
+
+    async def kubelet_record(self) -> Finding:
+        """Compare the kubelet's checkpoint with ours."""
+        ours = self.shown.served.keys()
+        owners: dict[str, frozenset[str]] = {}
+        for entry in self._kubelet_data().get("PodDeviceEntries") or ():
+            resource = str(entry.get("ResourceName"))
+            if resource in ours:
+                owners[resource] = owners.get(resource, frozenset()) | {str(entry["PodUID"])}
+        return judge.kubelet_record(owners, await self._told())
+
+    async def processes(self) -> Finding:
+        """Find the pods of the processes on devices."""
+        if self.settings.simulated:
+            raise SkipError("nothing runs on simulated GPUs")
+        leases = self.leases
+        if leases is None:
+            raise SkipError("the ledger is not known here: give --redis-url")
+        samples = await usage_of(self.settings, gpus_of(self.settings)).look()
+        pids = {process.pid for sample in samples for process in sample.processes}
+        origins = {pid: origin_of(pid, self.settings.proc_dir) for pid in pids}
+        leased: dict[str, set[PodUid]] = {}
+        for lease in leases.values():
+            for share in lease.shares:
+                leased.setdefault(share.device, set()).add(lease.pod)
+        pods = {pid: origin.pod if origin else None for pid, origin in origins.items()}
+        return judge.processes(samples, pods, leased)
+
+    async def runtime(self) -> Finding:
+        """Look for NVIDIA's toolkit and the runtime's configuration."""
+        if self.settings.simulated:
+            raise SkipError("simulated GPUs need no container runtime")
+        places = ("usr/bin", "usr/local/bin", "usr/local/nvidia/toolkit", "opt/bin")
+        found = [
+            tool for tool in TOOLS if any((self.host / place / tool).exists() for place in places)
+        ]
+        files = [self.host / "etc" / name for name in RUNTIMES]
+        return judge.runtime(
+            found, handlers=any(path.is_file() and "nvidia" in path.read_text() for path in files)
+        )
+
+    async def cdi(self) -> Finding:
+        """Read the CDI specifications."""
+        kinds: dict[str, list[str]] = {}
+        broken: list[str] = []
+        for place in ("etc/cdi", "var/run/cdi"):
+            for path in sorted((self.host / place).glob("*")):
+                if path.suffix in {".json", ".yaml", ".yml"}:
+                    kind = _kind_of(path)
+                    if kind:
+                        kinds.setdefault(kind, []).append(str(path))
+                    else:
+                        broken.append(str(path))
+        if not kinds and not broken:
+            raise SkipError("there are no CDI specifications, and nothing here needs any")
+        return judge.cdi(kinds, broken)
+
+    def _isolating(self) -> None:
+        if self.settings.simulated:
+            raise SkipError(
+                "simulated GPUs are isolated by nothing: their library is an empty file"
+            )
+
+    async def _found(self) -> tuple[Gpu, ...]:
+        if self._gpus is None:
+            self._gpus = asyncio.create_task(gpus_of(self.settings).discover())
+        return await self._gpus
+
+    async def _told(self) -> tuple[Activation, ...]:
+        """Read the agent's checkpoint, which is left where it is even if it cannot be read."""
+        path = self.settings.state_dir / "checkpoint.json"
+        if not self.settings.state_dir.is_dir():
+            raise SkipError(f"{path.parent} is not there: no agent has run here")
+        if not path.is_file():
+            return ()
+        try:
+            content = json.loads(path.read_text())
+            entries = [entry["activation"] for entry in content["entries"]]
+            return msgspec.convert(entries, tuple[Activation, ...])
+        except (ValueError, KeyError, TypeError) as error:
+            raise UnavailableError(f"{path} is no checkpoint of an agent: {error}") from error
+
+    def _registered(self) -> dict[str, frozenset[str]]:
+        registered: Mapping[str, Any] = self._kubelet_data().get("RegisteredDevices") or {}
+        return {name: frozenset(ids or ()) for name, ids in registered.items()}
+
+    def _kubelet_data(self) -> dict[str, Any]:
+        path = self.plugins / "kubelet_internal_checkpoint"
+        try:
+            data: dict[str, Any] = json.loads(path.read_text())["Data"]
+        except FileNotFoundError as error:
+            raise SkipError(f"{path} is not there: the kubelet has no plugin yet") from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise UnavailableError(f"{path} is not what a kubelet writes: {error}") from error
+        return data
+
+
+def _kind_of(path: Path) -> str:
+    """Return the kind that a CDI specification is about; empty: it is none."""
+    import yaml  # noqa: PLC0415 - start-up time
+
+    try:
+        document = yaml.safe_load(path.read_text())
+    except (yaml.YAMLError, ValueError):
+        return ""
+    return str(document.get("kind", "")) if isinstance(document, dict) else ""

@@ -1,0 +1,95 @@
+"""`leasehold doctor` on a running stack, on one with faults, and where there is nothing."""
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import redis.asyncio
+
+from tests.support.kubelet import ScriptedPlugin, healthy
+from tests.support.stack import LEASEHOLD, Done, Stack, gpu_pod, run, running, stack, vgpu
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+NUMBER = "volcano.sh/vgpu-number"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def up() -> AsyncIterator[Stack]:
+    async with stack("--nodes", "1", "--gpus", "2xT4", webhook=True) as running_stack:
+        yield running_stack
+
+
+def findings(done: Done) -> dict[str, dict[str, Any]]:
+    return {one["check"]: one for one in json.loads(done.out)["findings"]}
+
+
+def outcomes(done: Done, outcome: str) -> set[str]:
+    return {name for name, one in findings(done).items() if one["outcome"] == outcome}
+
+
+async def test_a_sound_stack_is_found_to_be_sound(up: Stack) -> None:
+    await up.create(gpu_pod("one", vgpu(memory=1000)))
+    await up.until("one", running)
+    await up.audit()
+
+    done = await up.leasehold("doctor", "--json")
+    shown = await up.leasehold("doctor")
+
+    assert outcomes(done, "fail") == set(), done.out
+    assert (done.code, shown.code) == (0, 0)
+    assert len(outcomes(done, "ok")) >= 15
+    assert "1 containers" in findings(done)["checkpoint"]["text"]
+    assert "1 pods" in findings(done)["pod-resources"]["text"]
+    assert all(one["text"] for one in findings(done).values())
+    assert "0 fail" in shown.out
+
+
+async def test_faults_are_found_named_and_have_a_remedy(up: Stack) -> None:
+    faults = up.root / "agents" / "node-0" / "faults.json"
+    faults.write_text('{"1": "xid-79"}')
+    server = redis.asyncio.Redis.from_url(up.state()["redis_url"])
+    await server.config_set("maxmemory-policy", "allkeys-lru")
+    await up.kube.delete(
+        "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/leasehold"
+    )
+    plugins = up.root / "nodes" / "node-0" / "device-plugins"
+    done = Done(0, "{}", "")
+    try:
+        async with ScriptedPlugin(plugins, NUMBER, endpoint="vgpu.sock") as other:
+            other.report(healthy("theirs-0", "theirs-1"))
+            await other.register()
+            for _ in range(10):
+                done = await up.leasehold("doctor", "--json", "--node", "node-0")
+                wrong = outcomes(done, "fail")
+                if {"device-health", "other-plugins"} <= wrong:
+                    break
+    finally:
+        await server.config_set("maxmemory-policy", "noeviction")
+        await server.aclose()
+        faults.unlink()
+
+    assert done.code == 1
+    assert {"device-health", "other-plugins", "redis"} <= outcomes(done, "fail"), done.out
+    found = findings(done)
+    assert "Xid 79" in found["device-health"]["text"]
+    assert "vgpu.sock" in found["other-plugins"]["text"]
+    assert "allkeys-lru" in found["redis"]["text"]
+    assert all(found[name]["fix"] for name in outcomes(done, "fail"))
+
+
+async def test_where_there_is_nothing_every_check_says_so(tmp_path: Path) -> None:
+    env = {"KUBECONFIG": str(tmp_path / "none"), "LEASEHOLD_NATS_URL": "nats://127.0.0.1:9"}
+    place = ("--kubelet-dir", str(tmp_path), "--agent-dir", str(tmp_path / "agent"))
+    done = await run(*LEASEHOLD, "doctor", "--json", *place, "--library-dir", "/nowhere", env=env)
+
+    assert (done.code, done.err) == (1, "")
+    found = findings(done)
+    assert "No such file" in found["kubelet-socket"]["text"]
+    assert "NATS" in found["nats"]["text"]
+    assert "/nowhere/libvgpu.so is not there" in found["library"]["text"]
+    assert found["redis"]["outcome"] == "skipped"
+    assert found["rights"]["outcome"] == "skipped"

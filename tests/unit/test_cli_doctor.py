@@ -1,0 +1,201 @@
+"""What the doctor makes of what it sees, check by check."""
+
+import platform
+import struct
+from typing import Any
+
+import pytest
+
+from services.cli import doctor_cluster, doctor_node
+from services.cli.doctor_finding import Finding, Outcome
+from services.node_agent.faults import no_answer
+from services.node_agent.inventory import MAX_LIST_BYTES, Gpu
+from services.node_agent.mig import MigState
+from services.node_agent.usage import DeviceSample, Process
+from shared.clients.probing import RedisFacts, ahead_s
+from shared.dialects.dialect import ServedId
+from shared.model.device import Device, DeviceMode
+from shared.model.events import Activation
+from shared.model.lease import Lease, Share
+from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
+
+OK, WARN, FAIL = Outcome.OK, Outcome.WARN, Outcome.FAIL
+GPU = DeviceUuid("GPU-a")
+COUNT = "volcano.sh/vgpu-number"
+MACHINE = {"x86_64": 62, "aarch64": 183}.get(platform.machine(), 62)
+SERVED = {COUNT: {f"GPU-a-{n}": ServedId(text=f"GPU-a-{n}", healthy=True) for n in range(2)}}
+DEVICE = Device(uuid=GPU, index=0, model="Tesla T4", memory_mib=15360, slots=2)
+
+
+def share(memory_mib: int = 1000) -> Share:
+    return Share(container="c", device=GPU, index=0, memory_mib=memory_mib, cores_percent=0)
+
+
+def lease(*shares: Share) -> Lease:
+    return Lease(
+        pod=PodUid("u"),
+        namespace=Namespace("team"),
+        name="one",
+        node=NodeName("n"),
+        shares=shares or (share(),),
+        dialect="volcano-vgpu",
+    )
+
+
+TOLD = Activation(
+    pod=PodUid("u"),
+    namespace=Namespace("team"),
+    name="one",
+    container="c",
+    resource=COUNT,
+    device_ids=("GPU-a-0",),
+    lease=lease(),
+    activated_at=1.0,
+)
+
+
+def gpu(**changes: Any) -> Gpu:
+    facts: dict[str, Any] = {"uuid": GPU, "index": 0, "model": "Tesla T4", "memory_mib": 15360}
+    return Gpu(**(facts | changes))
+
+
+def elf(machine: int = MACHINE) -> bytes:
+    return b"\x7fELF\x02\x01" + bytes(10) + struct.pack("<HH", 3, machine)
+
+
+def sample(*pids: int) -> DeviceSample:
+    processes = tuple(Process(pid=pid, memory_bytes=1, busy_percent=0) for pid in pids)
+    return DeviceSample(device=GPU, index=0, model="Tesla T4", processes=processes)
+
+
+LONG = {str(n): ServedId(text=f"{n:060d}", healthy=True) for n in range(MAX_LIST_BYTES // 85)}
+IDS = frozenset(SERVED[COUNT])
+
+CASES: list[tuple[Finding, Outcome, str]] = [
+    (doctor_node.kubelet_socket("/k", ""), OK, "listens"),
+    (doctor_node.kubelet_socket("/k", "No such file"), FAIL, "No such file"),
+    (doctor_node.other_plugins({COUNT: IDS}, SERVED, ["vgpu.sock"]), OK, ""),
+    (doctor_node.other_plugins({"nvidia.com/other": IDS}, SERVED, []), OK, ""),
+    (doctor_node.other_plugins({COUNT: IDS | {"x"}}, SERVED, ["vgpu.sock"]), FAIL, "vgpu.sock"),
+    (doctor_node.registration({COUNT: IDS}, SERVED), OK, ""),
+    (doctor_node.registration({}, SERVED), FAIL, COUNT),
+    (doctor_node.registration({}, {COUNT: {}}), OK, ""),
+    (doctor_node.node_resources({COUNT: 2, "m": 5}, SERVED, {"m": 5}), OK, ""),
+    (doctor_node.node_resources({COUNT: 2, "m": 4}, SERVED, {"m": 5}), FAIL, "m 4 instead of 5"),
+    (doctor_node.node_resources({}, SERVED, {}), FAIL, f"{COUNT} 0 instead of 2"),
+    (doctor_node.list_sizes(SERVED), OK, COUNT),
+    (doctor_node.list_sizes({}), WARN, "nothing"),
+    (doctor_node.list_sizes({COUNT: LONG}), WARN, "bytes"),
+    (doctor_node.list_sizes({COUNT: LONG | {f"a{k}": v for k, v in LONG.items()}}), FAIL, ""),
+    (doctor_node.device_health([DEVICE]), OK, "1 devices"),
+    (doctor_node.device_health([]), FAIL, "no device"),
+    (doctor_node.driver([gpu(driver="550.1")]), OK, "550.1"),
+    (doctor_node.driver([]), FAIL, "no GPU"),
+    (doctor_node.driver([gpu(fault=no_answer("lost"))]), FAIL, "NoAnswer: lost"),
+    (doctor_node.mig_modes([gpu()], [DEVICE]), OK, ""),
+    (
+        doctor_node.mig_modes([gpu(mig=MigState(enabled=True, pending=True))], [DEVICE]),
+        WARN,
+        f"in {DeviceMode.MIG} mode",
+    ),
+    (
+        doctor_node.mig_modes([gpu(mig=MigState(enabled=False, pending=True))], [DEVICE]),
+        WARN,
+        "next reset",
+    ),
+    (doctor_node.library_file("/l", elf()), OK, "shared library"),
+    (doctor_node.library_file("/l", None), FAIL, "not there"),
+    (doctor_node.library_file("/l", elf(machine=8)), FAIL, "no 64-bit"),
+    (doctor_node.library_loads("/l", "loaded"), OK, "loads"),
+    (doctor_node.library_loads("/l", "OSError: libcuda.so.1: cannot open"), OK, "libcuda"),
+    (doctor_node.library_loads("/l", "OSError: version `GLIBC_2.99' not found"), FAIL, "GLIBC"),
+    (doctor_node.checkpoint([TOLD], {PodUid("u"): lease()}), OK, "as leased"),
+    (doctor_node.checkpoint([TOLD], None), OK, "1 containers"),
+    (doctor_node.checkpoint([TOLD], {}), FAIL, "team/one container c has no live lease"),
+    (doctor_node.checkpoint([TOLD], {PodUid("u"): lease(share(9))}), FAIL, "other shares"),
+    (doctor_node.pod_resources({("team", "one"): frozenset({"GPU-a-0"})}, [TOLD]), OK, "1 pods"),
+    (doctor_node.pod_resources({("team", "one"): IDS}, [TOLD]), FAIL, "team/one holds 1"),
+    (doctor_node.kubelet_record({COUNT: frozenset({"u"})}, [TOLD]), OK, ""),
+    (doctor_node.kubelet_record({COUNT: frozenset({"u", "v"})}, [TOLD]), WARN, "v"),
+    (doctor_node.processes([sample(1)], {1: PodUid("u")}, {GPU: {PodUid("u")}}), OK, ""),
+    (doctor_node.processes([sample(1)], {1: None}, {GPU: {PodUid("u")}}), FAIL, "process 1"),
+    (doctor_node.processes([sample(7)], {}, {}), FAIL, "process 7 on GPU 0"),
+    (doctor_node.runtime(["nvidia-ctk"], handlers=True), OK, "nvidia-ctk"),
+    (doctor_node.runtime(["nvidia-ctk"], handlers=False), WARN, "no configuration"),
+    (doctor_node.runtime([], handlers=True), FAIL, "not installed"),
+    (doctor_node.cdi({"nvidia.com/gpu": ["/a"]}, []), OK, "nvidia.com/gpu"),
+    (doctor_node.cdi({"nvidia.com/gpu": ["/a", "/b"]}, []), WARN, "/a, /b"),
+    (doctor_node.cdi({}, ["/c"]), FAIL, "/c"),
+    (doctor_cluster.nats(3), OK, "3 messages"),
+    (doctor_cluster.nats(None), FAIL, "not our stream"),
+    (doctor_cluster.nats(50_000), WARN, "50000"),
+    (doctor_cluster.clock("Redis", 0.1), OK, ""),
+    (doctor_cluster.clock("Redis", -0.8), WARN, "0.80 s behind"),
+    (doctor_cluster.clock("Redis", 30), FAIL, "30.00 s ahead"),
+    (doctor_cluster.webhook([], 80.0, ""), OK, "80 days"),
+    (doctor_cluster.webhook(["mutating"], None, ""), FAIL, "unchecked"),
+    (doctor_cluster.webhook([], None, ""), FAIL, "without a certificate"),
+    (doctor_cluster.webhook([], -1.0, ""), FAIL, "expired"),
+    (doctor_cluster.webhook([], 2.0, ""), WARN, "2.0 days"),
+    (doctor_cluster.webhook([], 80.0, "unknown authority"), FAIL, "unknown authority"),
+    (doctor_cluster.versions({"a": "1", "b": "1"}), OK, "all of version 1"),
+    (doctor_cluster.versions({"a": "1", "b": "2"}), WARN, "a 1, b 2"),
+    (doctor_cluster.versions({}), FAIL, "no part"),
+    (doctor_cluster.complaints({"a": (), "b": ()}), OK, "2 parts"),
+    (doctor_cluster.complaints({"a": ("gpus: none",)}), FAIL, "a: gpus: none"),
+    (doctor_cluster.rights([], 5), OK, "5 rights"),
+    (doctor_cluster.rights(["patch pods"], 5), FAIL, "patch pods"),
+    (doctor_cluster.runtime_class(there=True), OK, ""),
+    (doctor_cluster.runtime_class(there=False), WARN, ""),
+]
+
+
+@pytest.mark.parametrize(("finding", "outcome", "said"), CASES)
+def test_what_is_seen_is_judged_and_what_is_wrong_has_its_remedy(
+    finding: Finding, outcome: Outcome, said: str
+) -> None:
+    assert finding.outcome is outcome
+    assert said in finding.text
+    assert bool(finding.fix) is (outcome is not Outcome.OK)
+
+
+def test_a_sick_device_is_named_with_what_is_wrong() -> None:
+    sick = Device(
+        uuid=GPU, index=3, model="T4", memory_mib=1, slots=1, healthy=False, fault="cordoned: x"
+    )
+
+    assert doctor_node.device_health([DEVICE, sick]).text == "GPU 3: cordoned: x"
+
+
+@pytest.mark.parametrize(
+    ("changes", "single", "outcome", "said"),
+    [
+        ({}, False, OK, "primary, 1 replicas"),
+        ({"replicas": 0}, True, OK, "primary"),
+        ({"replicas": 0}, False, WARN, "no replica"),
+        ({"role": "slave"}, False, FAIL, "slave"),
+        ({"policy": "allkeys-lru"}, False, FAIL, "allkeys-lru"),
+        ({"policy": ""}, False, OK, "unknown"),
+        ({"appendonly": "no"}, False, WARN, "rebuilt"),
+        ({"written": False}, False, FAIL, "write to disk"),
+    ],
+)
+def test_a_redis_that_may_lose_leases_is_told_of(
+    changes: dict[str, Any], single: bool, outcome: Outcome, said: str
+) -> None:
+    facts: dict[str, Any] = {
+        "role": "master",
+        "replicas": 1,
+        "appendonly": "yes",
+        "policy": "noeviction",
+    }
+
+    found = doctor_cluster.redis(RedisFacts(**(facts | changes)), single=single)
+
+    assert (found.outcome, said in found.text) == (outcome, True)
+
+
+def test_a_clock_is_called_wrong_only_by_what_is_certain() -> None:
+    assert ahead_s(105.0, before=100.0, after=110.0) == 0.0
+    assert ahead_s(115.0, before=100.0, after=110.0) == 5.0
+    assert ahead_s(97.0, before=100.0, after=110.0) == -3.0
