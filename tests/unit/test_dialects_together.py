@@ -18,6 +18,7 @@ from shared.dialects.dialect import ContainerAsks, PodAsks, Rules
 from shared.model.lease import Lease
 from shared.model.names import Namespace, PodUid
 from shared.model.placement import Placement, Refusal
+from shared.model.quota import charge_of, total_of
 from shared.model.request import PodRequest
 from tests.support.build import dice, ledger_node
 from tests.support.mixes import BLOCK, BY_NAME, Part, Wish, exactly, mixed
@@ -42,15 +43,27 @@ class Placed:
         self.draw = dice(seed)
 
     def place(self, number: int, wish: Wish, rules: Rules) -> Lease | None:
-        request = replace(read_pod(wish.asks, rules), resources={"pods": 1})
+        lease = self._placed(number, wish.asks, rules)
+        if lease is not None:
+            self.recount.arrive(lease.pod, wish, lease)
+        return lease
+
+    def lease(self, number: int, limits: dict[str, int], scheduler: str) -> Lease:
+        """Place a pod of one container that must fit."""
+        container = ContainerAsks(name="c", limits=limits)
+        asks = PodAsks(namespace=Namespace("ns"), containers=(container,), scheduler=scheduler)
+        lease = self._placed(number, asks, Rules())
+        assert lease is not None
+        return lease
+
+    def _placed(self, number: int, asks: PodAsks, rules: Rules) -> Lease | None:
+        request = replace(read_pod(asks, rules), resources={"pods": 1})
         answer = place(request, self.index, self.draw)
         if isinstance(answer, Refusal):
             return None
         pod = PodUid(f"uid-{number}")
         self.mirror.hold(pod, answer[0], request.resources, request.tags)
-        lease = _lease(pod, request, answer[0])
-        self.recount.arrive(pod, wish, lease)
-        return lease
+        return _lease(pod, request, answer[0])
 
     def end(self, pod: str) -> None:
         self.mirror.drop(PodUid(pod))
@@ -143,3 +156,25 @@ def test_the_recount_sees_a_device_promised_twice_and_a_share_that_is_too_small(
     less = replace(lease, shares=(replace(lease.shares[0], memory_mib=1),))
     with pytest.raises(AssertionError, match="is not 10737418240 bytes"):
         Recount(NODES).arrive("uid-1", HALF, less)
+
+
+def test_koordinator_34_whole_cards_and_half_ones_count_in_the_same_cores() -> None:
+    placed = Placed(1)
+    memory_mib = {
+        device.uuid: device.memory_mib for devices in NODES.values() for device in devices
+    }
+    asked: list[dict[str, int]] = [
+        {"nvidia.com/gpu": 1},
+        {
+            "koordinator.sh/gpu.shared": 1,
+            "koordinator.sh/gpu-core": 50,
+            "koordinator.sh/gpu-memory-ratio": 10,
+        },
+    ]
+
+    held = total_of(
+        charge_of(placed.lease(number, limits, "koord-scheduler"), memory_mib)
+        for number, limits in enumerate(asked)
+    )
+
+    assert held.cores_milli == 1500
