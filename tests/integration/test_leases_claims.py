@@ -11,7 +11,8 @@ from shared.clients.leases import RedisLeases
 from shared.clients.takings import Takings
 from shared.model.events import PlacementChosen, PlacementRefused
 from shared.model.ledger import Full, Reserved, counted_use
-from shared.model.names import NodeName, PodUid
+from shared.model.names import Namespace, NodeName, PodUid
+from shared.model.quota import Limits, Quota
 from shared.model.reclaim import Taking
 from shared.runtime.clock import SystemClock
 from tests.support.build import dice, gpu, pod_queued, request
@@ -136,3 +137,13 @@ async def _sound(leases: RedisLeases, claims: dict[str, tuple[int, ...]]) -> Non
     for device, use in account.node.devices:
         assert use.claimed is (device.uuid in claimed)
         assert use.memory_mib == (devices[device.uuid].memory_mib if device.uuid in devices else 0)
+
+
+async def test_nothing_is_claimed_beyond_the_namespaces_quota(
+    leases: RedisLeases, takings: Takings
+) -> None:
+    small = Quota(namespace=Namespace("default"), limits=Limits(memory_mib=4_000))
+    await leases.save_quotas([small], told_at=NOW)
+
+    assert not await takings.open(taking("p", 0, mib=8_000))
+    assert await takings.open(taking("p", 0, mib=4_000))
