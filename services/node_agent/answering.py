@@ -259,7 +259,9 @@ class Answering:
         )
         if isinstance(who, Unknown):
             self.said.say(ShareRefused(node=self.node, reason=f"{resource}: {who}"))
-            raise RequestError(f"whom it is for is not certain: {who}")
+            blind = self.finding.pods.blind
+            because = f", and {blind}" if blind else ""
+            raise RequestError(f"whom it is for is not certain: {who}{because}")
         try:
             return await self._give(who, resource, device_ids, ids)
         except LeaseholdError as error:

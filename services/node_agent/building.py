@@ -26,6 +26,7 @@ from services.node_agent.kubelet_pods import KubeletPods
 from services.node_agent.leases_known import LeasesKnown
 from services.node_agent.monitor import PAGE, Idle, Monitor, Usage, pages
 from services.node_agent.partitioning import Driver, Partitioner
+from services.node_agent.pods_seen import PodsSeen
 from services.node_agent.ports import Gpus
 from services.node_agent.preparing import HostPreparing
 from services.node_agent.service import NodeAgent
@@ -112,6 +113,14 @@ async def node_agent(
         handshake = Handshake(kube, views.path, clock) if settings.volcano_handshake else None
         gpus, counting = gpus_of(settings), measuring.Telemetry(tracing)
         pods = KubeletPods(kubelet, lambda: kubelet_credentials(settings))
+        turns = Turns(leases, record, lambda: answering.refused, clock.now)
+        seen = PodsSeen(
+            pods,
+            held,
+            implied=lambda: turns.pods(answering.facts),
+            proc=settings.proc_dir,
+            clock=clock,
+        )
         instances = Instances(
             gpus,
             Partitioner(gpus) if settings.partition else None,
@@ -123,7 +132,7 @@ async def node_agent(
         )
         answering = Answering(
             node,
-            finding=Finding(node, leases=leases, pods=pods, held=held, asking=asking, clock=clock),
+            finding=Finding(node, leases=leases, pods=seen, held=held, asking=asking, clock=clock),
             record=record,
             preparing=preparing,
             instances=instances,
@@ -138,7 +147,7 @@ async def node_agent(
             node,
             usage=usage_of(settings, gpus),
             mig=gpus,
-            pods=answering.finding.pods,
+            pods=pods,
             record=record,
             leases=leases,
             clock=clock,
@@ -149,7 +158,11 @@ async def node_agent(
                 served(pages(monitor), settings.monitor_address, flag="--monitor-http")
             )
             logger.info("what containers use is shown at http://%s%s", address, PAGE)
-        measuring.watch(lambda: len(leases.leases), lambda: plugins.trouble() is not None)
+        measuring.watch(
+            lambda: len(leases.leases),
+            lambda: plugins.trouble() is not None,
+            lambda: bool(seen.blind),
+        )
         agent = NodeAgent(
             node,
             gpus=gpus,
@@ -177,7 +190,7 @@ async def node_agent(
             dialects=enabled(Rules(enabled=settings.dialects)),
             paths=layout.paths,
             answering=answering,
-            turns=Turns(leases, record, lambda: answering.refused, clock.now),
+            turns=turns,
             plugins=plugins,
             views=views,
             handshake=handshake,

@@ -28,7 +28,7 @@ ASKING_S = 4.0
 ASK_PAUSE_S = 0.2
 
 
-class Pods(Protocol):
+class KubeletList(Protocol):
     """The kubelet's own list."""
 
     async def list_pods(self) -> tuple[KubeletPod, ...]:
@@ -37,6 +37,15 @@ class Pods(Protocol):
 
     async def list_running(self) -> frozenset[PodUid]:
         """Return the pods of which the runtime still has a container."""
+        ...
+
+
+class Pods(KubeletList, Protocol):
+    """The pods of the node."""
+
+    @property
+    def blind(self) -> str:
+        """Why they are only known from leases; empty: the kubelet lists them."""
         ...
 
 
@@ -91,6 +100,7 @@ class Finding:
         `device_ids` are those chosen already; before that, an unclear question is left alone.
         """
         until = self.clock.now() + CLEAR_UP_S
+        asked = False
         while True:
             async with asyncio.TaskGroup() as group:
                 pods = group.create_task(self.pods.list_pods())
@@ -103,10 +113,22 @@ class Finding:
                 told=told(),
                 device_ids=device_ids,
             )
+            if isinstance(who, Unknown) and not who.candidates and self.pods.blind and not asked:
+                asked = await self._ask_all()
+                continue
             unclear = isinstance(who, Unknown) and who.candidates
             if not unclear or device_ids is None or self.clock.now() > until:
                 return who
             await self.clock.sleep(LOOK_AGAIN_S)
+
+    async def _ask_all(self) -> bool:
+        """Hear all leases of the node, for without the kubelet's list only they tell of pods."""
+        try:
+            answer = await self.asking.ask(LeasesAsked(node=self.node), LeasesTold, timeout_s=ASK_S)
+        except UnavailableError:
+            return True
+        self.leases.note(answer.leases)
+        return True
 
     async def lease_of(self, who: Candidate) -> Lease | None:
         """Return the pod's lease, asking for it if need be.

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from services.node_agent.allocation import HONOURED
 from services.node_agent.entry import Entry
-from services.node_agent.finding import Pods
+from services.node_agent.finding import KubeletList
 from services.node_agent.inventory import Gpu
 from services.node_agent.leases_known import LeasesKnown
 from services.node_agent.mig import (
@@ -86,7 +86,7 @@ class Instances:
         *,
         leases: LeasesKnown,
         record: Answered,
-        pods: Pods,
+        pods: KubeletList,
         counting: Counting,
         clock: Clock,
     ) -> None:

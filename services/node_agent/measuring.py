@@ -48,6 +48,12 @@ def health_shown(device: DeviceUuid, index: int, state: Health) -> None:
         HEALTH.labels(device, str(index), str(each)).set(float(each is state))
 
 
+BLIND = Gauge(
+    "leasehold_agent_by_signature",
+    "1 while the kubelet's list of pods cannot be read, and pods are known by what they ask for.",
+)
+
+
 @dataclass(slots=True)
 class Spanned:
     """A span, or nothing where tracing is off; the trace goes on either way."""
@@ -99,7 +105,10 @@ class Telemetry:
         PARTITIONING.observe(seconds)
 
 
-def watch(leases: Callable[[], int], unregistered: Callable[[], bool]) -> None:
+def watch(
+    leases: Callable[[], int], unregistered: Callable[[], bool], blind: Callable[[], bool]
+) -> None:
     """Have the gauges read from these whenever somebody asks for them."""
     LEASES.set_function(leases)
     UNREGISTERED.set_function(lambda: float(unregistered()))
+    BLIND.set_function(lambda: float(blind()))

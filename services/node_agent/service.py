@@ -137,7 +137,12 @@ class NodeAgent:
     @answers
     async def may_bind(self, event: BindAsked) -> BindTold:
         """Say which pods must wait before they are bound to this node."""
-        return self.turns.tell(event.leases, self.answering.facts, self.plugins.trouble(), blind="")
+        return self.turns.tell(
+            event.leases,
+            self.answering.facts,
+            self.plugins.trouble(),
+            blind=self.answering.finding.pods.blind,
+        )
 
     async def leave(self) -> None:
         """Serve nobody new: say so, and wait until the kubelet has asked for all who come."""
@@ -161,6 +166,7 @@ class NodeAgent:
                         served=() if self.turns.leaving else tuple(self.shown.served),
                         activations=self.record.activations,
                         reported_at=self.clock.now(),
+                        by_signature=bool(self.answering.finding.pods.blind),
                     )
                 ]
 
@@ -281,6 +287,21 @@ class NodeAgent:
     async def serve_kubelet(self) -> None:
         """Keep the device plugins registered."""
         await self.plugins.run()
+
+    @loops
+    async def watch_kubelet(self) -> None:
+        """See whether the kubelet's list of pods can be read, and report when that changes."""
+        before = ""
+        while True:
+            try:
+                await self.answering.finding.pods.list_pods()
+            except UnavailableError as error:
+                logger.debug("the kubelet's pods are not known: %s", error)
+            blind = self.answering.finding.pods.blind
+            if bool(blind) != bool(before):
+                self._report.set()
+            before = blind
+            await self.clock.sleep(TIDY_S)
 
     @loops
     async def keep_views(self) -> None:

@@ -66,7 +66,7 @@ class SimKubelet:
         self.files.root.mkdir(parents=True, exist_ok=True)
         self.token = kept_secret(self.files.token, lambda: secrets.token_urlsafe(32))
         made = certificates(self.files.tls)
-        endpoint = KubeletEndpoint(self.token, self._listed, self.restart)
+        self.endpoint = endpoint = KubeletEndpoint(self.token, self._listed, self.restart)
         runner, self.port = await serve_https(
             endpoint.application(), made, self.settings.host, self._earlier_port()
         )

@@ -18,6 +18,8 @@ class KubeletEndpoint:
         self._token = token
         self._pods = pods
         self._restart = restart
+        self.rights = {"nodes/pods", "nodes/proxy"}
+        """What the token's account may `get`; either is enough for the list of pods."""
 
     def application(self) -> web.Application:
         """Return the routes; every path needs the token."""
@@ -43,6 +45,8 @@ class KubeletEndpoint:
         return web.Response(text="ok")
 
     async def _list_pods(self, _request: web.Request) -> web.Response:
+        if not self.rights & {"nodes/pods", "nodes/proxy"}:
+            raise web.HTTPForbidden(text="Forbidden (verb=get, resource=nodes, subresource=pods)")
         body = {"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": self._pods()}
         return web.Response(body=encode(body), content_type="application/json")
 

@@ -1,71 +1,27 @@
 """An agent that is replaced while pods arrive: the kubelet refuses none of them."""
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
-from services.binder.presence import Presence
+import pytest
+
 from services.node_agent.turns import LEAVES
-from services.simcluster.binding import bind
-from shared.model.errors import UnavailableError
 from shared.model.events import BindAsked, BindTold
-from shared.model.lease import Lease, LeaseState
+from shared.model.lease import Share
 from shared.model.names import NodeName
-from shared.runtime.clock import SystemClock
 from tests.support.kubelet import NODE, eventually, pod
 from tests.support.node_agent import NUMBER, Site, lease_of, share, site
+from tests.support.node_binder import Binder, post, reserve
 
 
-@dataclass(slots=True)
-class Binder:
-    """Binds as the binder does: asks the agent, commits, tells, posts; or waits."""
-
-    at: Site
-    presence: Presence
-    waits: int = 0
-
-    async def bind(self, name: str, lease: Lease) -> None:
-        while held := await self.presence.held_back([lease]):
-            assert list(held) == [lease.pod]
-            self.waits += 1
-            await asyncio.sleep(0.05)
-        bound = self.at.ledger.grant(replace(lease, state=LeaseState.BOUND, version=2))
-        if self.at.agent is not None:
-            await self.at.tell(bound)
-        post(self.at, name)
-
-
-def post(at: Site, name: str) -> None:
-    """Send a Binding."""
-    target = {"target": {"kind": "Node", "name": NODE}}
-    bind(at.node.store, "default", name, target, dry_run=False)
-
-
-@dataclass(slots=True)
-class Agents:
-    """The one agent, while it runs."""
-
-    at: Site
-
-    async def may_bind(self, node: NodeName, leases: Sequence[Lease]) -> BindTold:
-        if self.at.agent is None:
-            raise UnavailableError("nobody answers")
-        return await self.at.agent.may_bind(BindAsked(node=node, leases=tuple(leases)))
-
-
-def reserve(at: Site, n: int) -> Lease:
-    """Create a pod without a node, and a reservation for it."""
-    created = at.node.create(pod(f"p{n}", limits={NUMBER: 1}, node=None))["metadata"]
-    part = share(n % 8, 1000 + n, slot=n // 8, fence=n // 8 + 1)
-    return lease_of(created["uid"], part, name=f"p{n}", state=LeaseState.RESERVED, version=1)
-
-
-async def test_fifty_pods_arrive_while_the_agent_is_restarted_and_none_is_refused() -> None:
+async def test_fifty_pods_arrive_while_the_agent_is_restarted_and_none_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("services.node_agent.leaving.LONGEST_S", 60.0)
     async with site("8xA100-80GB") as at:
-        binder = Binder(at, Presence(Agents(at), SystemClock()))
+        binder = Binder(at)
         async with at.running() as agent:
-            warm = reserve(at, 50)
-            await binder.bind("p50", warm)
+            warm = reserve(at, 50, _part(50))
+            await binder.bind(warm)
             await at.node.phase("p50", "Running")
             await agent.leave()
         burst = asyncio.create_task(_burst(at, binder))
@@ -82,21 +38,25 @@ async def test_fifty_pods_arrive_while_the_agent_is_restarted_and_none_is_refuse
             burst.cancel()
 
         assert not at.refused
-        assert binder.waits > 0
+        assert binder.waits
         assert all(
             at.env(f"p{n}")["CUDA_DEVICE_MEMORY_LIMIT_0"] == f"{1000 + n}m" for n in range(50)
         )
 
 
+def _part(n: int) -> Share:
+    return share(n % 8, 1000 + n, slot=n // 8, fence=n // 8 + 1)
+
+
 async def served_one_more(at: Site, burst: asyncio.Task[None]) -> None:
     before = len(at.activated)
-    await eventually(lambda: len(at.activated) > before or burst.done())
+    await eventually(lambda: len(at.activated) > before or burst.done(), within_s=60)
 
 
 async def _burst(at: Site, binder: Binder) -> None:
     async with asyncio.TaskGroup() as group:
         for n in range(50):
-            group.create_task(binder.bind(f"p{n}", reserve(at, n)))
+            group.create_task(binder.bind(reserve(at, n, _part(n))))
             await asyncio.sleep(0.05)
 
 
