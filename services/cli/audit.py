@@ -15,7 +15,8 @@ from shared.model.events import Activation
 from shared.model.lease import Lease, LeaseState, Share, bookings
 from shared.model.lease_copy import ANNOTATION
 from shared.model.ledger import NodeAccount, counted_use
-from shared.model.names import DeviceUuid, PodUid
+from shared.model.names import DeviceUuid, Namespace, PodUid
+from shared.model.quota import Held, total_of
 from shared.model.request import Company
 
 BIND_S = 3.0
@@ -176,6 +177,38 @@ def gangs(facts: Facts) -> Iterator[Difference]:
             yield Difference(invariant="P5", subject=f"gang {gang}", text=text, settles_s=BIND_S)
 
 
+def quotas(facts: Facts) -> Iterator[Difference]:
+    """S1: what a namespace holds under a quota is what its leases are charged, and all are."""
+    accounts = facts.quotas
+    charged: dict[Namespace, dict[str, list[Held]]] = {}
+    for namespace, rows in accounts.charges.values():
+        for model, row in rows.items():
+            charged.setdefault(namespace, {}).setdefault(model, []).append(row)
+    for namespace in sorted(charged.keys() | accounts.held.keys()):
+        counted, held = charged.get(namespace, {}), accounts.held.get(namespace, {})
+        for model in sorted(counted.keys() | held.keys()):
+            stored, summed = held.get(model, Held()), total_of(counted.get(model, ()))
+            if stored != summed:
+                text = (
+                    f"the ledger counts {stored.milli_gpu} milli-GPU, {len(stored.devices)} cards "
+                    f"{f'of {model} ' if model else ''}as held, charges sum up to "
+                    f"{summed.milli_gpu} on {len(summed.devices)}"
+                )
+                yield Difference(invariant="S1", subject=f"quota {namespace}", text=text)
+    under = {
+        lease.pod: lease
+        for lease in facts.leases
+        if lease.shares and accounts.quota_of(lease.namespace)
+    }
+    for pod in sorted(under.keys() ^ accounts.charges.keys()):
+        lease = under.get(PodUid(pod))
+        subject = _leased(lease) if lease else f"pod {pod}"
+        text = (
+            "its lease is not charged to its quota" if lease else "it is charged and has no lease"
+        )
+        yield Difference(invariant="S1", subject=subject, text=text, settles_s=BIND_S)
+
+
 def views(facts: Facts) -> Iterator[Difference]:
     """O2: what a pod's annotations claim is what its lease says."""
     pods = {pod.pod: pod for pod in facts.pods}
@@ -199,6 +232,7 @@ CHECKS: tuple[Callable[[Facts], Iterator[Difference]], ...] = (
     agents,
     outlived,
     gangs,
+    quotas,
 )
 
 

@@ -124,12 +124,12 @@ def _nearest(refusal: Refusal) -> list[str]:
         nearest = " (the nearest fit)" if number == 0 else ""
         lines.append(f"node {verdict.node}{nearest}: {verdict.reason}")
         lines += [f"  device {device.index}: {device.reason}" for device in verdict.devices]
-    lines.append(
-        "no freed capacity can help: only a changed pod or cluster can"
-        if refusal.permanent
-        else "it is offered again as soon as capacity that could fit it is freed"
-    )
-    return lines
+    again = "it is offered again as soon as capacity that could fit it is freed"
+    if refusal.quota:
+        again = f"it is offered again as soon as namespace {refusal.quota} may hold more"
+    elif refusal.permanent:
+        again = "no freed capacity can help: only a changed pod or cluster can"
+    return [*lines, again]
 
 
 def _usual(schedulers: frozenset[str]) -> str:

@@ -8,6 +8,7 @@ from shared.model.events import Activation
 from shared.model.lease import Lease, Share
 from shared.model.ledger import NodeAccount, Waiting
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
+from shared.model.quota import QuotaAccounts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +45,7 @@ class Facts:
     """Only of nodes whose agent's checkpoint could be read here."""
     gangs: Mapping[str, frozenset[PodUid]] = field(default_factory=dict)
     """The pods that the ledger counts as holding a lease of each gang."""
+    quotas: QuotaAccounts = field(default_factory=QuotaAccounts)
     kept: Mapping[NodeName, Mapping[str, int]] = field(default_factory=dict)
     """What of nodes' ordinary resources is kept for pods for which leases are being taken back."""
 

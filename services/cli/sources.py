@@ -144,6 +144,7 @@ class Reader:
             accounts=await self.accounts(),
             waiting=tuple(await self.ledger.waiting()),
             gangs=await self.ledger.gangs(),
+            quotas=await self.ledger.quota_accounts(),
             kept=await self.ledger.kept(),
         )
 

@@ -123,14 +123,19 @@ def over_quota(namespace: Namespace, found: Iterable[Excess], beyond: Refusal | 
         f"(kubectl get gpuquota {namespace})"
     )
     if beyond is None:
-        return Refusal(reason=reason, counts=(("ExceedsGPUQuota", 1),), hint=hint, quota=namespace)
+        return Refusal(
+            reason=reason,
+            counts=(("ExceedsGPUQuota", 1),),
+            hint=hint,
+            permanent=True,
+            quota=namespace,
+        )
     return replace(
         beyond,
         reason=f"{reason}; elsewhere {beyond.reason}",
         counts=(("ExceedsGPUQuota", 1), *beyond.counts),
         hint=hint,
-        permanent=False,
-        quota=namespace if beyond.permanent else "",
+        quota=namespace,
     )
 
 

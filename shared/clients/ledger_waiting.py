@@ -83,9 +83,10 @@ def waiting_of(capacity: int, since: float, record: str, group: str = "") -> Wai
 
 def _group(waiting: Waiting) -> str:
     """Name the group; pods that a quota keeps waiting have one for each namespace."""
+    by_need = "" if waiting.refusal.permanent else group_of(waiting.queued.request)
     if waiting.refusal.quota:
-        return f"q:{waiting.refusal.quota}"
-    return "" if waiting.refusal.permanent else group_of(waiting.queued.request)
+        return f"q:{waiting.refusal.quota}" + (f"|{by_need}" if by_need else "")
+    return by_need
 
 
 def _need(request: GpuRequest) -> tuple[int, ...]:

@@ -48,7 +48,7 @@ class Refusal:
     permanent: bool = False
     """No freed capacity could ever help; only a changed pod or cluster can."""
     quota: str = ""
-    """The namespace whose quota is in the way: what else is freed is not offered to the pod."""
+    """The namespace whose quota is in the way; what it frees is offered to the pod."""
 
     @property
     def text(self) -> str:

@@ -252,7 +252,9 @@ async def test_a_gang_that_a_quota_does_not_allow_as_a_whole_holds_and_counts_no
 def over_quota(pod: str, capacity: int) -> Waiting:
     event = replace(queued(pod), namespace=TEAM)
     return Waiting(
-        queued=event, refusal=Refusal(reason="over quota", quota=TEAM), capacity=capacity
+        queued=event,
+        refusal=Refusal(reason="over quota", permanent=True, quota=TEAM),
+        capacity=capacity,
     )
 
 

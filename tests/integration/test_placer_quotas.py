@@ -9,7 +9,7 @@ import pytest
 from services.placer.service import Answer, Placer
 from shared.clients.leases import RedisLeases
 from shared.model.events import PlacementChosen, PlacementRefused, PodQueued
-from shared.model.names import Namespace, PodUid
+from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.quota import Limits, Quota
 from shared.model.request import Gang
 from shared.runtime.clock import SystemClock
@@ -167,6 +167,31 @@ async def test_a_gang_over_its_quota_waits_as_a_whole_and_runs_when_that_is_rais
     assert len(offered) == 1
     assert set(told(await placer.place_pods(offered)).values()) == {"a"}
     assert len(await assert_sound(leases)) == 3
+
+
+async def test_a_pod_whom_another_model_could_help_is_offered_both(
+    leases: RedisLeases, placer: Placer
+) -> None:
+    await add_node(leases, "b", "Tesla P100-PCIE-16GB")
+    models = (("T4", Limits(cards=0)), ("P100", Limits()))
+    await leases.save_quotas([Quota(namespace=TEAM, models=models)], told_at=NOW)
+    await until_seen(placer, "b")
+    others = [pod(f"other-{n}", Namespace("others")) for n in range(12)]
+    await placer.place_pods(others)
+    await leases.release([(await held_on(leases, "a"))[0]], reason="test")
+    async with asyncio.timeout(10):
+        while sum(each.use().shares for each in placer.mirror.nodes[NodeName("a")].devices) > 7:
+            await asyncio.sleep(0.01)
+
+    [(name, why)] = told(await placer.place_pods([pod("ours")])).items()
+
+    assert "0 GPU cards of model T4, 0 are held and 1 asked for; elsewhere 0/2 nodes" in why
+    await leases.release([(await held_on(leases, "b"))[0]], reason="test")
+    assert [each.pod for each in (await leases.offers(now=NOW)).pods] == [name]
+
+
+async def held_on(leases: RedisLeases, node: str) -> list[PodUid]:
+    return [lease.pod for lease in await assert_sound(leases) if lease.node == node]
 
 
 async def until_seen(placer: Placer, node: str) -> None:

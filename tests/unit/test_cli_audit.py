@@ -12,6 +12,7 @@ from shared.model.lease_copy import ANNOTATION
 from shared.model.ledger import LedgerNode, NodeAccount, counted_use
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
+from shared.model.quota import Limits, Quota, QuotaAccounts, charge_of
 from shared.model.request import Company
 
 NODE = NodeName("node-0")
@@ -283,3 +284,25 @@ def test_a_gang_that_is_counted_otherwise_than_its_leases_say_is_found() -> None
         "the ledger counts 0 pods of it, 1 hold a lease",
         "the ledger counts 1 pods of it, 0 hold a lease",
     ]
+
+
+def test_what_is_held_under_a_quota_is_what_leases_are_charged() -> None:
+    one = lease("one")
+    team = one.namespace
+    charge = charge_of(one, {GPU: DEVICE.memory_mib})
+    sound = QuotaAccounts(
+        quotas={team: Quota(namespace=team, limits=Limits(cards=1))},
+        held={team: {"": charge}},
+        charges={one.pod: (team, {"": charge})},
+    )
+    facts = Facts(read_at=NOW, accounts=(account(one),), pods=(pod("one"),), quotas=sound)
+
+    uncharged = replace(facts, quotas=replace(sound, charges={}))
+    orphaned = replace(facts, accounts=(account(),))
+
+    assert not differences(facts)
+    assert [found.text for found in differences(uncharged)] == [
+        "its lease is not charged to its quota",
+        "the ledger counts 300 milli-GPU, 1 cards as held, charges sum up to 0 on 0",
+    ]
+    assert "it is charged and has no lease" in [found.text for found in differences(orphaned)]

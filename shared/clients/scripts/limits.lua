@@ -8,7 +8,7 @@
 --   quota-freed  hash  namespace -> capacity number at which it last had more left of its quota
 --   quota-due    hash  namespace -> times that its waiting pods are still to be offered that
 -- A bucket is '' (all devices) or the name of a model. Pods that a quota keeps waiting are of the
--- group 'q:NAMESPACE'.
+-- group 'q:NAMESPACE', or 'q:NAMESPACE|GROUP' if what is freed where it allows them may help, too.
 local quota = {
   on = tonumber(call('HGET', P .. 'meta', 'quotas') or 0) > 0,
   rules_key = string.gsub(P, ':$', '') .. '-quotas',
@@ -207,8 +207,10 @@ end
 
 -- To be offered to those who wait for it, `rounds` times at most; again whenever one of them takes.
 function quota.offer(namespace, rounds)
-  if call('HEXISTS', P .. 'groups', 'q:' .. namespace) == 1 then
-    call('HSET', P .. 'quota-due', namespace, rounds)
+  for _, group in ipairs(call('HKEYS', P .. 'groups')) do
+    if string.match(group, '^q:([^|]*)') == namespace then
+      call('HSET', P .. 'quota-due', namespace, rounds)
+    end
   end
 end
 

@@ -95,7 +95,11 @@ local quotas_due = call('HGETALL', P .. 'quota-due')
 for i = 1, #quotas_due, 2 do
   local namespace, rounds, before = quotas_due[i], tonumber(quotas_due[i + 1]), #members
   under_way = false
-  choose_due('q:' .. namespace, QUOTA_CHUNK, rounds > 0 and quota_freed(namespace) or 0)
+  for _, group in ipairs(groups) do
+    if string.match(group, '^q:([^|]*)') == namespace then
+      choose_due(group, QUOTA_CHUNK, rounds > 0 and quota_freed(namespace) or 0)
+    end
+  end
   if #members > before then
     call('HSET', P .. 'quota-due', namespace, rounds - 1)
   elseif not under_way then

@@ -80,7 +80,10 @@ end
 
 -- Could a pod of the group fit on the node, by its smallest need alone? Says how often.
 local function room_for(group, name)
-  if string.sub(group, 1, 2) == 'q:' then return 0 end
+  if string.sub(group, 1, 2) == 'q:' then
+    group = string.match(group, '|(.*)$')
+    if not group then return 0 end
+  end
   local gpus, units, percent, cores, company, slotted, mib, slots = need_of(group)
   if gpus == 0 then return 1 end
   if not uuids_here[name] then

@@ -28,7 +28,7 @@ if meta[1] == '1' then
   quota.recount()
   capacity, feed = capacity + 1, feed + 1
   for _, group in ipairs(call('HKEYS', P .. 'groups')) do
-    local namespace = string.match(group, '^q:(.*)$')
+    local namespace = string.match(group, '^q:([^|]*)')
     if namespace then
       call('HSET', P .. 'quota-freed', namespace, capacity)
       quota.offer(namespace, MAX_ARGS)

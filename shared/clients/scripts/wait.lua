@@ -27,12 +27,9 @@ end
 local LOOK_AT = 64
 
 local function is_stale(group, decided_on)
-  local namespace = string.match(group, '^q:(.*)$')
-  if namespace then
-    for _, number in ipairs(call('HMGET', P .. 'quota-freed', namespace, '*')) do
-      if number and tonumber(number) > decided_on then return true end
-    end
-    return false
+  local namespace = string.match(group, '^q:([^|]*)')
+  for _, number in ipairs(namespace and call('HMGET', P .. 'quota-freed', namespace, '*') or {}) do
+    if number and tonumber(number) > decided_on then return true end
   end
   if group == '' or decided_on >= capacity then return false end
   local names =

@@ -1,0 +1,275 @@
+"""GPUSharing's guide as a story: malformed requests, budgets that end, quotas; all through kubectl.
+
+Its sidecar, self-reported usage and budgets in code are gone: budgets are objects, leases are what
+is counted.
+"""
+
+import asyncio
+import json
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import yaml
+
+from shared.clients.leases import RedisLeases
+from shared.model.names import Namespace
+from tests.support import guides
+from tests.support.checklist import node_shows
+from tests.support.stack import KUBECTL, Stack, stack
+
+pytestmark = [
+    pytest.mark.kubectl,
+    pytest.mark.skipif(KUBECTL is None, reason="no kubectl on PATH: the guide's commands need one"),
+    pytest.mark.asyncio(loop_scope="module"),
+]
+
+BASE = Path(__file__).parents[2] / "k8s" / "base"
+QUICKLY = {
+    "LEASEHOLD_RECLAIM_NOTICE_S": "1",
+    "LEASEHOLD_RECLAIM_MIN_RUNTIME_S": "1",
+    "LEASEHOLD_TICK_S": "0.5",
+}
+CORE, MEMORY = "tencent.com/vcuda-core", "tencent.com/vcuda-memory"
+
+
+def budget(namespace: str, minutes: float) -> dict[str, Any]:
+    return {
+        "apiVersion": "leasehold.dev/v1alpha1",
+        "kind": "GPUBudget",
+        "metadata": {"name": namespace},
+        "spec": {"limitGPUMinutes": minutes, "hysteresisGPUMinutes": 1},
+    }
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def up() -> AsyncIterator[Stack]:
+    """One node with two cards; team-a may use one GPU for three seconds."""
+    with tempfile.TemporaryDirectory() as directory:
+        file = Path(directory) / "budgets.yaml"
+        file.write_text(yaml.safe_dump_all([budget("team-a", 0.05), budget("team-b", 10_000)]))
+        options = ("--nodes", "1", "--gpus", "2xA10", "--budgets", str(file))
+        async with stack(*options, webhook=True, env=QUICKLY) as started:
+            await node_shows(started, "node-0", {CORE: 200})
+            yield started
+
+
+async def kubectl(up: Stack, *arguments: str, stdin: str = "") -> str:
+    done = await up.kubectl(*arguments, stdin=stdin)
+    assert done.code == 0, f"kubectl {arguments}: {done.out}{done.err}"
+    return done.out
+
+
+async def namespace(up: Stack, name: str) -> None:
+    await kubectl(up, "create", "namespace", name)
+
+
+def manifest(name: str, limits: Mapping[str, int]) -> str:
+    container = {"name": "nvidia", "image": "mnist", "resources": {"limits": dict(limits)}}
+    spec = {"containers": [container], "terminationGracePeriodSeconds": 1}
+    return yaml.safe_dump(
+        {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
+    )
+
+
+def cards(count: int) -> dict[str, int]:
+    return {CORE: 100 * count}
+
+
+async def create(up: Stack, where: str, name: str, limits: Mapping[str, int]) -> None:
+    await kubectl(up, "-n", where, "create", "-f", "-", stdin=manifest(name, limits))
+
+
+async def pod(up: Stack, where: str, name: str) -> dict[str, Any]:
+    """Return the pod; empty if there is none."""
+    told = await kubectl(up, "-n", where, "get", "pod", name, "--ignore-not-found", "-ojson")
+    found: dict[str, Any] = json.loads(told) if told else {}
+    return found
+
+
+async def until_runs(up: Stack, where: str, name: str) -> None:
+    seen: dict[str, Any] = {}
+    try:
+        async with asyncio.timeout(40):
+            while seen.get("status", {}).get("phase") != "Running":
+                await asyncio.sleep(0.2)
+                seen = await pod(up, where, name)
+    except TimeoutError:
+        raise AssertionError(f"{where}/{name}: {json.dumps(seen.get('status'))}") from None
+
+
+async def until_waits(up: Stack, where: str, name: str, why: str) -> None:
+    said = ""
+    try:
+        async with asyncio.timeout(40):
+            while why not in said:
+                await asyncio.sleep(0.2)
+                conditions = (await pod(up, where, name)).get("status", {}).get("conditions", [])
+                said = "; ".join(each.get("message", "") for each in conditions)
+    except TimeoutError:
+        raise AssertionError(f"{where}/{name} says {said!r}, not {why!r}") from None
+
+
+async def remove(up: Stack, where: str, *names: str) -> None:
+    await kubectl(up, "-n", where, "delete", "pod", *names, "--wait=true", "--timeout=60s")
+
+
+async def budget_of(up: Stack, name: str) -> dict[str, Any]:
+    done = await up.leasehold("budget", name, "--json")
+    assert done.code == 0, done.err
+    [found] = json.loads(done.out)["budgets"]
+    return dict(found)
+
+
+async def until_state(up: Stack, name: str, state: str) -> None:
+    found: dict[str, Any] = {}
+    try:
+        async with asyncio.timeout(40):
+            while found.get("state") != state:
+                await asyncio.sleep(0.2)
+                found = await budget_of(up, name)
+    except TimeoutError:
+        raise AssertionError(f"the budget of {name} is {found}, not {state}") from None
+
+
+async def test_gpusharing_the_guides_story(up: Stack) -> None:
+    await namespace(up, "team-a")
+    await namespace(up, "team-b")
+
+    malformed = guides.GPUSHARING_POD.replace("vcuda-core: 50 ", "vcuda-core: 150")
+    denied = await up.kubectl("-n", "team-a", "create", "-f", "-", stdin=malformed)
+    assert denied.code != 0
+    assert "150 must be 1..99 or a multiple of 100" in denied.err
+
+    await kubectl(up, "-n", "team-a", "create", "-f", "-", stdin=guides.GPUSHARING_POD)
+    await until_runs(up, "team-a", "mnist-case")
+    await remove(up, "team-a", "mnist-case")
+
+    await create(up, "team-a", "training", cards(2))
+    await until_runs(up, "team-a", "training")
+    await until_state(up, "team-a", "exhausted")
+    assert "exhausted" in (await up.leasehold("budget")).out
+    assert (await pod(up, "team-a", "training"))["status"]["phase"] == "Running"
+
+    await create(up, "team-b", "waiting", cards(1))
+    await until_runs(up, "team-b", "waiting")
+    assert await pod(up, "team-a", "training") == {}
+    events = await kubectl(up, "-n", "team-a", "get", "events", "-ojson")
+    assert any("reclaim" in event["reason"].lower() for event in json.loads(events)["items"])
+
+    granted = await up.leasehold("budget", "grant", "team-a", "30", "--reason", "deadline")
+    assert granted.code == 0, granted.err
+    await until_state(up, "team-a", "ok")
+    await create(up, "team-a", "again", cards(1))
+    await until_runs(up, "team-a", "again")
+
+    await up.audit()
+    await remove(up, "team-a", "again")
+    await remove(up, "team-b", "waiting")
+
+
+async def test_gpusharing_10_gpu_admissions_quota_allows_and_denies_per_model_and_pool(
+    up: Stack,
+) -> None:
+    await namespace(up, "imported")
+    labels = ("gaia.tencent.com/gpu-model=M40", "gaia.tencent.com/gpu-pool=public")
+    await kubectl(up, "label", "node", "node-0", *labels)
+
+    async def quota(said: object) -> None:
+        text = json.dumps({"imported": said})
+        config = {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": "gpuquota", "namespace": "kube-system"},
+            "data": {"gpu_quota": text},
+        }
+        await kubectl(up, "apply", "-f", "-", stdin=yaml.safe_dump(config))
+
+    await quota({"quota": {"M40": 1}, "pool": ["wx"]})
+    await asyncio.wait_for(_obeyed(up, "imported"), 20)
+    await create(up, "imported", "first", {CORE: 60, MEMORY: 4})
+    await until_waits(up, "imported", "first", "label gaia.tencent.com/gpu-pool of wx")
+
+    await quota({"quota": {"P100": 2}, "pool": ["public"]})
+    await until_waits(up, "imported", "first", "it allows only GPUs of model P100")
+
+    await quota({"quota": {"M40": 1}, "pool": ["public"]})
+    await until_runs(up, "imported", "first")
+    await create(up, "imported", "second", {CORE: 60, MEMORY: 4})
+    await until_waits(up, "imported", "second", "of model M40, 0.6 are held and 0.6 asked for")
+
+    await remove(up, "imported", "first")
+    await until_runs(up, "imported", "second")
+    await up.audit()
+    await remove(up, "imported", "second")
+
+
+async def _obeyed(up: Stack, name: str) -> None:
+    """Wait until the ledger knows the namespace's quota."""
+    async with RedisLeases.connect(up.state()["redis_url"]) as ledger:
+        while (await ledger.quota_accounts()).quota_of(Namespace(name)) is None:
+            await asyncio.sleep(0.1)
+
+
+async def test_gpusharing_a_gpuquota_adds_up_over_all_words_for_gpus(up: Stack) -> None:
+    await namespace(up, "team-q")
+    await kubectl(up, "apply", "-f", str(BASE / "crds" / "gpuquotas.yaml"))
+    quota = {
+        "apiVersion": "leasehold.dev/v1alpha1",
+        "kind": "GPUQuota",
+        "metadata": {"name": "team-q"},
+        "spec": {"maxMilliGPU": 1000},
+    }
+    async with asyncio.timeout(20):
+        while (await up.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(quota))).code:
+            await asyncio.sleep(0.2)
+        await _obeyed(up, "team-q")
+
+    await create(up, "team-q", "vcuda", {CORE: 60, MEMORY: 4})
+    await until_runs(up, "team-q", "vcuda")
+    await create(up, "team-q", "hami", {"nvidia.com/gpu": 1, "nvidia.com/gpucores": 50})
+    await until_waits(up, "team-q", "hami", "it allows 1 GPUs, 0.6 are held")
+
+    quota["spec"] = {"maxMilliGPU": 2000}
+    await kubectl(up, "apply", "-f", "-", stdin=yaml.safe_dump(quota))
+    await until_runs(up, "team-q", "hami")
+    await up.audit()
+    await remove(up, "team-q", "vcuda", "hami")
+
+
+@pytest.mark.parametrize(
+    ("resource", "limits"),
+    [
+        (CORE, {CORE: 60, MEMORY: 4}),
+        (
+            "koordinator.sh/gpu-core",
+            {"koordinator.sh/gpu-core": 60, "koordinator.sh/gpu-memory-ratio": 60},
+        ),
+        ("nvidia.com/gpu", {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 1000}),
+    ],
+)
+async def test_gpusharing_plain_resource_quotas_hold_for_each_word(
+    up: Stack, resource: str, limits: dict[str, int]
+) -> None:
+    where = "quota-" + resource.partition(".")[0]
+    await namespace(up, where)
+    hard = f"--hard=requests.{resource}={limits[resource]}"
+    await kubectl(up, "-n", where, "create", "quota", "gpus", hard)
+
+    await create(up, where, "first", limits)
+    over = await up.kubectl("-n", where, "create", "-f", "-", stdin=manifest("second", limits))
+    assert over.code != 0
+    assert f"exceeded quota: gpus, requested: requests.{resource}" in over.err
+    await until_runs(up, where, "first")
+
+    await remove(up, where, "first")
+    async with asyncio.timeout(20):
+        while (
+            await up.kubectl("-n", where, "create", "-f", "-", stdin=manifest("second", limits))
+        ).code:
+            await asyncio.sleep(0.2)
+    await until_runs(up, where, "second")
+    await remove(up, where, "second")
