@@ -27,7 +27,12 @@ async def bind(settings: BinderSettings) -> None:
     redis_url, login = settings.redis_url, settings.redis_credentials
     async with (
         Kube(credentials, timeout_s=settings.api_timeout_s) as kube,
-        Bus.connect(settings.nats_url, name="binder", credentials=settings.nats_credentials) as bus,
+        Bus.connect(
+            settings.nats_url,
+            name="binder",
+            credentials=settings.nats_credentials,
+            copies=settings.nats_copies,
+        ) as bus,
         RedisLeases.connect(redis_url, credentials=login) as ledger,
         LedgerStaging.connect(redis_url, credentials=login) as staging,
         Takings.connect(redis_url, credentials=login) as takings,

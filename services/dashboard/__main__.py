@@ -28,7 +28,9 @@ async def show(settings: DashboardSettings) -> None:
     clock = SystemClock()
     async with AsyncExitStack() as stack:
         door = await _door(settings, stack)
-        bus = await stack.enter_async_context(Bus.connect(settings.nats_url, name="dashboard"))
+        bus = await stack.enter_async_context(
+            Bus.connect(settings.nats_url, name="dashboard", copies=settings.nats_copies)
+        )
         ledger = await stack.enter_async_context(RedisLeases.connect(settings.redis_url))
         store = await stack.enter_async_context(Budgets.connect(settings.redis_url))
         board = Dashboard(ledger, clock)

@@ -30,7 +30,12 @@ async def place(settings: PlacerSettings) -> None:
     """Build the placer from real parts and serve it until told to stop."""
     async with (
         RedisLeases.connect(settings.redis_url, credentials=settings.redis_credentials) as ledger,
-        Bus.connect(settings.nats_url, name="placer", credentials=settings.nats_credentials) as bus,
+        Bus.connect(
+            settings.nats_url,
+            name="placer",
+            credentials=settings.nats_credentials,
+            copies=settings.nats_copies,
+        ) as bus,
     ):
         draw = random.Random().random  # noqa: S311 - spreads placers, guards nothing
         tracing = open_tracing("placer", settings)

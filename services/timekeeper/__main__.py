@@ -34,7 +34,12 @@ async def keep_time(settings: TimekeeperSettings) -> None:
         if settings.objects:
             kube = await stack.enter_async_context(Kube(load_credentials(settings.kubeconfig)))
         bus = await stack.enter_async_context(
-            Bus.connect(settings.nats_url, name="timekeeper", credentials=settings.nats_credentials)
+            Bus.connect(
+                settings.nats_url,
+                name="timekeeper",
+                credentials=settings.nats_credentials,
+                copies=settings.nats_copies,
+            )
         )
         redis_url, login = settings.redis_url, settings.redis_credentials
         ledger = await stack.enter_async_context(RedisLeases.connect(redis_url, credentials=login))

@@ -20,10 +20,15 @@ async def watch(settings: WatcherSettings) -> None:
     async with (
         Kube(load_credentials(settings.kubeconfig)) as kube,
         Bus.connect(
-            settings.nats_url, name="watcher", credentials=settings.nats_credentials
+            settings.nats_url,
+            name="watcher",
+            credentials=settings.nats_credentials,
+            copies=settings.nats_copies,
         ) as bus,
     ):
-        pods = PodReflector(kube, PodReader(schedulers, rules))
+        pods = PodReflector(
+            kube, PodReader(schedulers, rules, allow_privileged=settings.allow_privileged)
+        )
         nodes = NodeReflector(kube)
         groups, listing = GroupReflectors(kube), FreshListing(kube, schedulers)
         quotas = QuotaReflectors(kube, load_file(settings.quotas) if settings.quotas else {})

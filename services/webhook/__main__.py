@@ -25,7 +25,10 @@ async def admit(settings: WebhookSettings) -> None:
     async with (
         Kube(load_credentials(settings.kubeconfig)) as kube,
         Bus.connect(
-            settings.nats_url, name="webhook", credentials=settings.nats_credentials
+            settings.nats_url,
+            name="webhook",
+            credentials=settings.nats_credentials,
+            copies=settings.nats_copies,
         ) as bus,
     ):
         store = DirectoryStore(tls_dir) if tls_dir else SecretStore(kube, *settings.secret_name)

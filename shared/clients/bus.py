@@ -137,11 +137,17 @@ class Bus:
     """A connection that heals itself. Publishing raises UnavailableError while it is away."""
 
     def __init__(
-        self, client: Client, stream: JetStreamContext, *, keeps_stream: bool = True
+        self,
+        client: Client,
+        stream: JetStreamContext,
+        *,
+        keeps_stream: bool = True,
+        copies: int = 1,
     ) -> None:
         self.client = client
         self.stream = stream
         self.keeps_stream = keeps_stream
+        self.copies = copies
         self.durables: dict[str, _Durable] = {}
         self.inboxes: list[Inbox] = []
 
@@ -154,15 +160,18 @@ class Bus:
         name: str,
         credentials: Path | None = None,
         keeps_stream: bool = True,
+        copies: int = 1,
         patience_s: float = 30.0,
     ) -> AsyncIterator["Bus"]:
         """Connect as the user in the file `credentials`, and keep connected until the context ends.
 
-        Who does not keep the stream leaves making it to others. Raises UnavailableError if no
-        server took us within `patience_s` seconds, RequestError if the file cannot be read.
+        A stream that is missing is made with so many copies on a NATS cluster; who does not keep it
+        leaves that to others. Raises UnavailableError if no server took us within `patience_s`
+        seconds, RequestError if the file cannot be read.
         """
         client = await connected(url, name=name, credentials=credentials, patience_s=patience_s)
-        bus = cls(client, client.jetstream(timeout=5.0), keeps_stream=keeps_stream)
+        stream = client.jetstream(timeout=5.0)
+        bus = cls(client, stream, keeps_stream=keeps_stream, copies=copies)
         watch = asyncio.create_task(bus._watch_stream())
         try:
             await bus._ensure(first=True)
@@ -353,6 +362,7 @@ class Bus:
                     subjects=["leasehold.work.>"],
                     retention=RetentionPolicy.WORK_QUEUE,
                     storage=StorageType.FILE,
+                    num_replicas=self.copies,
                     max_age=MAX_AGE_S,
                     duplicate_window=DUPLICATES_S,
                 )

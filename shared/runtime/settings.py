@@ -33,6 +33,7 @@ class ServiceSettings:
     nats_credentials: Path | None = setting(
         None, "file of one line, user:secret, for NATS; `leasehold doors --out DIR` writes such"
     )
+    nats_copies: int = setting(1, "copies of waiting work that a NATS cluster keeps: 1, 3 or 5")
     http: str = setting("127.0.0.1:0", "HOST:PORT of /healthz, /readyz, /metrics; port 0: any")
     run_file: Path | None = setting(None, "written once ready: JSON with pid and http address")
     log_level: str = setting("info", "debug, info, warning or error")

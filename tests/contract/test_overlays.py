@@ -150,6 +150,7 @@ def test_with_ha_every_nats_server_has_a_name_and_knows_the_others() -> None:
     flags = dict(flag.partition("=")[::2] for flag in container(nats)["args"])
 
     count = nats["spec"]["replicas"]
+    assert one(found, "ConfigMap", "leasehold")["data"]["LEASEHOLD_NATS_COPIES"] == str(count)
     routes = flags["--routes"].split(",")
     assert routes == [f"nats://nats-{number}.nats:6222" for number in range(count)]
     assert (flags["--name"], flags["--cluster_name"]) == ("$(POD_NAME)", "leasehold")
