@@ -26,6 +26,7 @@ MAIN = "__main__"
 def pieces() -> dict[str, str]:
     """Return the generated parts of the page, by the name of their place."""
     return {
+        "exit codes": f"```\n{commands.EXIT_CODES.strip()}\n```",
         "commands": _commands(),
         "settings": _settings(),
         "metrics": _metrics(),
