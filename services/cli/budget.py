@@ -146,11 +146,15 @@ def _grant(flags: argparse.Namespace) -> int:
 
 
 def _run(flags: argparse.Namespace, work: Callable[[Budgets], Awaitable[Any]]) -> Any:
-    where = sources.find(flags.state, redis_url=flags.redis_url, kubeconfig="")
+    where = sources.find(
+        flags.state, redis_url=flags.redis_url, redis_credentials=flags.redis_credentials
+    )
 
     async def running() -> Any:
         try:
-            async with Budgets.connect(where.redis_url) as store:
+            async with Budgets.connect(
+                where.redis_url, credentials=where.redis_credentials
+            ) as store:
                 return await work(store)
         except UnavailableError as error:
             if where.hint:

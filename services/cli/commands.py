@@ -68,6 +68,7 @@ def parser() -> argparse.ArgumentParser:
     _views(command)
     _about_health(command)
     _about_time(command)
+    _doors(command)
     return whole
 
 
@@ -89,6 +90,28 @@ def _about_health(command: Callable[..., argparse.ArgumentParser]) -> None:
     add("--gpus", default="", metavar="LAYOUT", help="as the agent's (default: nvml)")
     add("--library-dir", default="", metavar="DIR", help="as the agent's")
     add("--nats-url", default="", help="NATS (default: as the agent's environment says)")
+
+
+def _doors(command: Callable[..., argparse.ArgumentParser]) -> None:
+    doors = command(
+        "doors",
+        "show, or write with secrets, who may what on NATS and Redis",
+        _show_doors,
+        "--nats",
+        "--redis",
+        "--out doors --nodes gpu-1,gpu-2",
+    )
+    doors.add_argument("--nats", action="store_true", help="only nats-server's configuration")
+    doors.add_argument("--redis", action="store_true", help="only Valkey's or Redis' ACL file")
+    doors.add_argument(
+        "--nodes", default="", metavar="NAME,..", help="nodes whose agents have a user at NATS"
+    )
+    doors.add_argument(
+        "--out",
+        default="",
+        metavar="DIR",
+        help="write there, with a secret and a file for each user; secrets there are kept",
+    )
 
 
 def _about_time(command: Callable[..., argparse.ArgumentParser]) -> None:
@@ -217,6 +240,12 @@ def _views(command: Callable[..., argparse.ArgumentParser]) -> None:
     topology.add_argument("--json", action="store_true", help="for programs")
 
 
+def _show_doors(flags: argparse.Namespace) -> int:
+    from services.cli.doors import show  # noqa: PLC0415 - start-up time
+
+    return show(flags)
+
+
 def _flags_of_view(command: argparse.ArgumentParser) -> None:
     _flag_of_state(command)
     add = command.add_argument
@@ -225,6 +254,12 @@ def _flags_of_view(command: argparse.ArgumentParser) -> None:
         "--redis-url",
         default=environ.get("LEASEHOLD_REDIS_URL", ""),
         help="the ledger [LEASEHOLD_REDIS_URL; default: as DIR/state.json says]",
+    )
+    add(
+        "--redis-credentials",
+        default=environ.get("LEASEHOLD_REDIS_CREDENTIALS", ""),
+        metavar="FILE",
+        help="user:secret for the ledger [LEASEHOLD_REDIS_CREDENTIALS; default: likewise]",
     )
     add(
         "--kubeconfig",

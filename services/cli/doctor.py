@@ -78,6 +78,7 @@ class Ward:
     redis_url: str = ""
     nats_url: str = ""
     nats_credentials: Path | None = None
+    redis_credentials: Path | None = None
     kubeconfig: Path | None = None
     simulated: bool = False
 
@@ -113,9 +114,10 @@ def ward_of(flags: argparse.Namespace) -> Ward:
         return Ward(
             nodes=(settings,),
             redis_url=flags.redis_url,
+            redis_credentials=_path(flags.redis_credentials),
             nats_url=settings.nats_url,
             nats_credentials=settings.nats_credentials,
-            kubeconfig=Path(flags.kubeconfig) if flags.kubeconfig else None,
+            kubeconfig=_path(flags.kubeconfig),
             simulated=settings.simulated,
         )
     if flags.node and flags.node not in saved.nodes:
@@ -135,10 +137,16 @@ def ward_of(flags: argparse.Namespace) -> Ward:
             if flags.node in {"", name}
         ),
         redis_url=saved.redis_url,
+        redis_credentials=_path(saved.redis_credentials),
         nats_url=flags.nats_url or saved.nats_url,
+        nats_credentials=_path("" if flags.nats_url else saved.nats_credentials),
         kubeconfig=Path(flags.kubeconfig or saved.kubeconfig),
         simulated=True,
     )
+
+
+def _path(text: str) -> Path | None:
+    return Path(text) if text else None
 
 
 def _settings(given: Mapping[str, str]) -> AgentSettings:
@@ -151,10 +159,11 @@ async def examined(ward: Ward) -> list[Finding]:
     """Make all checks side by side; each says for itself if it cannot be made."""
     async with AsyncExitStack() as stack:
         kube = await _opened(stack, ward)
-        accounts = await _accounts(ward.redis_url)
+        accounts = await _accounts(ward)
         cluster = ClusterProbes(
             kube=kube,
             redis_url=ward.redis_url,
+            redis_credentials=ward.redis_credentials,
             nats_url=ward.nats_url,
             nats_credentials=ward.nats_credentials,
             simulated=ward.simulated,
@@ -199,12 +208,13 @@ async def _opened(stack: AsyncExitStack, ward: Ward) -> Kube | None:
     return await stack.enter_async_context(Kube(credentials))
 
 
-async def _accounts(redis_url: str) -> dict[NodeName, NodeAccount] | None:
+async def _accounts(ward: Ward) -> dict[NodeName, NodeAccount] | None:
     """Read the ledger; None: it cannot be had, of which the check `redis` tells."""
-    if not redis_url:
+    if not ward.redis_url:
         return None
+    opening = RedisLeases.connect(ward.redis_url, credentials=ward.redis_credentials)
     with contextlib.suppress(UnavailableError, TimeoutError):
-        async with asyncio.timeout(LIMIT_S), RedisLeases.connect(redis_url) as ledger:
+        async with asyncio.timeout(LIMIT_S), opening as ledger:
             pages = [page async for page in ledger.totals()]
             return {one.node.facts.name: one for page in pages for one in page}
     return None

@@ -64,12 +64,14 @@ class ClusterProbes:
         *,
         kube: Kube | None,
         redis_url: str,
+        redis_credentials: Path | None,
         nats_url: str,
         nats_credentials: Path | None,
         simulated: bool,
     ) -> None:
         self._kube = kube
         self.redis_url = redis_url
+        self.redis_credentials = redis_credentials
         self.nats_url = nats_url
         self.nats_credentials = nats_credentials
         self.simulated = simulated
@@ -88,12 +90,13 @@ class ClusterProbes:
 
     async def redis(self) -> Finding:
         """Ask for its role and how it keeps what it has."""
-        facts = await probing.redis_facts(self._redis())
+        facts = await probing.redis_facts(self._redis(), self.redis_credentials)
         return judge.redis(facts, single=self.simulated)
 
     async def redis_clock(self) -> Finding:
         """Compare clocks: reservations run out by it."""
-        return judge.clock("Redis", (await probing.redis_facts(self._redis())).ahead_s)
+        facts = await probing.redis_facts(self._redis(), self.redis_credentials)
+        return judge.clock("Redis", facts.ahead_s)
 
     async def api_clock(self) -> Finding:
         """Compare clocks with the API server, whose clock has whole seconds."""

@@ -54,6 +54,7 @@ def write(root: Path, nodes: Sequence[NodeName], *, nats: bool = True, redis: bo
     """Write everything for these nodes. Raises RequestError if it cannot be written."""
     doors = Doors(root)
     try:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
         if nats:
             users = bus_users(nodes)
             said = _kept((user.name for user in users), doors.nats)
@@ -98,7 +99,7 @@ def _kept(users: Iterable[str], place: Callable[[str], Path]) -> dict[str, str]:
 
 
 def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.parent.mkdir(mode=0o700, exist_ok=True)
     draft = path.with_name(path.name + ".new")
     draft.unlink(missing_ok=True)
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:

@@ -17,6 +17,8 @@ from shared.model.names import NodeName
 from shared.runtime.service import Role
 
 ANY = ".*"
+OPERATOR = "operator"
+"""For commands that look for trouble: hears who runs, and asks whether the stream is there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +31,13 @@ class BusUser:
 
 
 def bus_users(nodes: Sequence[NodeName]) -> tuple[BusUser, ...]:
-    """Return every service's user, and one for the agent of each node."""
-    return users_of(SERVICES, roles(), nodes)
+    """Return every service's user, one for the agent of each node, and the operator's."""
+    operator = BusUser(
+        name=OPERATOR,
+        publish=(f"{API}.STREAM.INFO.{STREAM}",),
+        subscribe=(f"{subjects.inbox_of(OPERATOR)}.>", subjects.heard(PartReported)),
+    )
+    return (*users_of(SERVICES, roles(), nodes), operator)
 
 
 def users_of(

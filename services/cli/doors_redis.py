@@ -27,6 +27,8 @@ class LedgerUser:
     name: str
     writes: tuple[str, ...] = ()
     reads: tuple[str, ...] = ()
+    commands: tuple[str, ...] = ()
+    """Beyond those that the ledger's clients need."""
 
 
 USERS = (
@@ -34,7 +36,12 @@ USERS = (
     LedgerUser(name="binder", writes=(LEDGER, QUOTAS, RECLAIM)),
     LedgerUser(name="timekeeper", writes=(BUDGET, TENURES), reads=(LEDGER, QUOTAS)),
     LedgerUser(name="dashboard", reads=(LEDGER, QUOTAS, RECLAIM, BUDGET)),
-    LedgerUser(name="operator", writes=(BUDGET,), reads=(LEDGER, QUOTAS, RECLAIM)),
+    LedgerUser(
+        name="operator",
+        writes=(BUDGET,),
+        reads=(LEDGER, QUOTAS, RECLAIM),
+        commands=("info", "config|get"),
+    ),
 )
 ADMIN = "admin"
 """For whoever looks after the server: may everything; no service uses it."""
@@ -55,7 +62,7 @@ def script_commands() -> frozenset[str]:
 
 def acl_of(user: LedgerUser, digest: str, commands: Sequence[str]) -> str:
     """Write a user's line of an ACL file; `digest` is the SHA-256 of its secret."""
-    allowed = sorted({*CONNECTING, *CALLED, *commands})
+    allowed = sorted({*CONNECTING, *CALLED, *commands, *user.commands})
     words = [
         *("user", user.name, "on", f"#{digest}", "resetkeys", "resetchannels"),
         *(f"~{pattern}" for pattern in user.writes),

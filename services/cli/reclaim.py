@@ -40,7 +40,7 @@ def reclaim(flags: argparse.Namespace) -> int:
     async def reading() -> tuple[Affairs, Answer | str | None]:
         async with (
             sources.opened(where, pods=bool(flags.dry_run)) as reader,
-            Takings.connect(where.redis_url) as takings,
+            Takings.connect(where.redis_url, credentials=where.redis_credentials) as takings,
         ):
             affairs = await takings.affairs(now=time.time())
             if not flags.dry_run:

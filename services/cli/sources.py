@@ -32,13 +32,21 @@ class Where:
 
     redis_url: str
     kubeconfig: Path | None
+    redis_credentials: Path | None = None
     traces: Path | None = None
     agents: Path | None = None
     hint: str = ""
     """What to try when nobody answers."""
 
 
-def find(state: str, *, redis_url: str = "", kubeconfig: str = "", trace_dir: str = "") -> Where:
+def find(
+    state: str,
+    *,
+    redis_url: str = "",
+    redis_credentials: str = "",
+    kubeconfig: str = "",
+    trace_dir: str = "",
+) -> Where:
     """Find it by flags first, then as the state directory says.
 
     Raises UnavailableError if neither says anything.
@@ -51,9 +59,11 @@ def find(state: str, *, redis_url: str = "", kubeconfig: str = "", trace_dir: st
             "or --redis-url and --kubeconfig of a cluster"
         )
     config = kubeconfig or (saved.kubeconfig if saved and not redis_url else "")
+    login = redis_credentials or (saved.redis_credentials if saved and not redis_url else "")
     runs = saved is not None and holder(directory) is not None
     return Where(
         redis_url=redis_url or (saved.redis_url if saved else ""),
+        redis_credentials=Path(login) if login else None,
         kubeconfig=Path(config) if config else None,
         traces=Path(trace_dir) if trace_dir else directory.traces,
         agents=directory.root / "agents" if saved and not redis_url else None,
@@ -155,7 +165,9 @@ async def opened(where: Where, *, pods: bool) -> AsyncIterator[Reader]:
     async with AsyncExitStack() as stack:
         try:
             kube = await stack.enter_async_context(_kube(where)) if pods else None
-            ledger = await stack.enter_async_context(RedisLeases.connect(where.redis_url))
+            ledger = await stack.enter_async_context(
+                RedisLeases.connect(where.redis_url, credentials=where.redis_credentials)
+            )
             yield Reader(where, ledger, kube)
         except UnavailableError as error:
             if where.hint:

@@ -62,6 +62,11 @@ class StateDir:
         """Finished spans, one file per replica."""
         return self.root / "traces"
 
+    @property
+    def doors(self) -> Path:
+        """Who may what at NATS and Redis, and everybody's secrets."""
+        return self.root / "doors"
+
     def log(self, part: str) -> Path:
         """Return the log of a part."""
         return self.logs / f"{part}.log"
@@ -114,6 +119,10 @@ class State:
     kubeconfig: str
     nodes: Mapping[str, str]
     """Name of each simulated node and its layout."""
+    nats_credentials: str = ""
+    """File with the user and secret by which commands listen; empty: NATS asks for none."""
+    redis_credentials: str = ""
+    """Likewise for reading the ledger."""
     ports: Mapping[str, int] = field(default_factory=dict)
     parts: tuple[PartState, ...] = ()
     format: int = FORMAT
@@ -179,7 +188,7 @@ def wipe(directory: StateDir) -> None:
     """Remove everything but the lock. Raises RequestError if the directory is not one of ours."""
     found = {path.name for path in directory.root.iterdir()}
     if (
-        found - {"lock", "logs", "traces", "run", "nats", "valkey", "agents"}
+        found - {"lock", "logs", "traces", "run", "nats", "valkey", "agents", "doors"}
         and "state.json" not in found
     ):
         raise RequestError(

@@ -30,6 +30,7 @@ from services.cli.statedir import (
 )
 from services.cli.supervisor import Supervisor
 from shared.model.errors import RequestError
+from shared.model.names import NodeName
 
 Say = Callable[[str], None]
 
@@ -144,11 +145,22 @@ def _run(settings: UpSettings, plan: Plan, directory: StateDir, say: Say) -> int
         if short != directory:
             say(f"  sockets are reached through {short.root}: {directory.root} is too long a path")
         parts = [part for part in parts_of(plan, short) if part.name not in settings.without]
+        parts = _guarded(parts, plan, directory)
         _rotate(parts, directory)
         asyncio.run(_supervise(parts, plan, directory, say, began))
     end_leftovers(directory)
     say("stopped; nothing is left running")
     return 0
+
+
+def _guarded(parts: list[Part], plan: Plan, directory: StateDir) -> list[Part]:
+    """Give the servers we start users, and each part its secret."""
+    from services.cli import doors, guarding  # noqa: PLC0415 - start-up time
+
+    nats, redis = bool(plan.nats_program), bool(plan.redis_program)
+    nodes = [NodeName(node) for node in plan.nodes]
+    written = doors.write(directory.doors, nodes, nats=nats, redis=redis)
+    return guarding.guarded(parts, written, nats=nats, redis=redis)
 
 
 async def _supervise(
@@ -192,6 +204,8 @@ def _state(
         ready=ready,
         nats_url=plan.nats_url,
         redis_url=plan.redis_url,
+        nats_credentials=str(directory.doors / "nats" / "operator") if plan.nats_program else "",
+        redis_credentials=str(directory.doors / "redis" / "operator") if plan.redis_program else "",
         kubeconfig=str(directory.kubeconfig),
         nodes=plan.nodes,
         ports=plan.ports,

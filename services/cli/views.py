@@ -161,7 +161,12 @@ def _read(
         async with sources.opened(where, pods=pods) as reader:
             return await read(reader)
 
-    where = sources.find(flags.state, redis_url=flags.redis_url, kubeconfig=flags.kubeconfig)
+    where = sources.find(
+        flags.state,
+        redis_url=flags.redis_url,
+        redis_credentials=flags.redis_credentials,
+        kubeconfig=flags.kubeconfig,
+    )
     return asyncio.run(reading(where))
 
 

@@ -29,10 +29,16 @@ async def show(settings: DashboardSettings) -> None:
     async with AsyncExitStack() as stack:
         door = await _door(settings, stack)
         bus = await stack.enter_async_context(
-            Bus.connect(settings.nats_url, name="dashboard", copies=settings.nats_copies)
+            Bus.connect(
+                settings.nats_url,
+                name="dashboard",
+                credentials=settings.nats_credentials,
+                copies=settings.nats_copies,
+            )
         )
-        ledger = await stack.enter_async_context(RedisLeases.connect(settings.redis_url))
-        store = await stack.enter_async_context(Budgets.connect(settings.redis_url))
+        redis_url, login = settings.redis_url, settings.redis_credentials
+        ledger = await stack.enter_async_context(RedisLeases.connect(redis_url, credentials=login))
+        store = await stack.enter_async_context(Budgets.connect(redis_url, credentials=login))
         board = Dashboard(ledger, clock)
         pages = Pages(board, door, store, trace_url=settings.trace_url).application()
         address = await stack.enter_async_context(

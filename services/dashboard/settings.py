@@ -23,6 +23,9 @@ class DashboardSettings(ServiceSettings):
     """Flags of `python -m services.dashboard`."""
 
     redis_url: str = setting("redis://127.0.0.1:6379", "the ledger: Redis or Valkey")
+    redis_credentials: Path | None = setting(
+        None, "file of one line, user:secret, for Redis; `leasehold doors --out DIR` writes such"
+    )
     kubeconfig: Path | None = setting(
         None, "kubeconfig for --auth kube; default: $KUBECONFIG, in-cluster, ~/.kube/config"
     )

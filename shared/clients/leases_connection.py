@@ -52,6 +52,9 @@ class _InFile(CredentialProvider):  # type: ignore[misc]
         login = load_login(self._path)
         return login.user, login.secret
 
+    async def get_credentials_async(self) -> tuple[str, str]:
+        return self.get_credentials()
+
 
 class LedgerConnection:
     """A pool of connections to one server, and the scripts it runs."""

@@ -11,6 +11,7 @@ import redis.asyncio
 from redis.exceptions import RedisError, ResponseError
 
 from shared.clients.bus_connection import connected
+from shared.clients.logins import load_login
 from shared.clients.subjects import STREAM
 from shared.model.errors import UnavailableError
 
@@ -37,10 +38,14 @@ def ahead_s(theirs: float, before: float, after: float) -> float:
     return max(theirs - after, min(0.0, theirs - before))
 
 
-async def redis_facts(url: str) -> RedisFacts:
-    """Ask a server. Raises UnavailableError if it does not answer."""
+async def redis_facts(url: str, credentials: Path | None = None) -> RedisFacts:
+    """Ask a server, as the user in the file. Raises UnavailableError if it does not answer."""
+    login = load_login(credentials) if credentials else None
     client = redis.asyncio.Redis.from_url(
-        url, socket_timeout=LIMIT_S, socket_connect_timeout=LIMIT_S
+        url,
+        socket_timeout=LIMIT_S,
+        socket_connect_timeout=LIMIT_S,
+        **({"username": login.user, "password": login.secret} if login else {}),
     )
     try:
         await client.ping()

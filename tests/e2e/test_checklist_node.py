@@ -309,7 +309,7 @@ async def test_item_17_a_list_that_no_kubelet_takes_ends_the_agent_with_the_fact
 ) -> None:
     done = await run(
         *(sys.executable, "-P", "-m", "services.node_agent"),
-        *("--nats-url", up.state()["nats_url"], "--kubeconfig", up.kubeconfig),
+        *(*up.bus_flags(f"node-agent.{SPARE}"), "--kubeconfig", up.kubeconfig),
         *(*agent_flags(up, gpus="8xA100-80GB"), "--gpu-strategy", "share"),
     )
 
@@ -326,7 +326,7 @@ async def test_item_11_sharing_together_with_vgpu_ends_the_start(up: Stack, tmp_
 
     done = await run(
         *(sys.executable, "-P", "-m", "services.watcher", "--volcano-conf", str(conf)),
-        *("--nats-url", up.state()["nats_url"], "--kubeconfig", up.kubeconfig),
+        *(*up.bus_flags("watcher"), "--kubeconfig", up.kubeconfig),
     )
 
     assert done.code == 1

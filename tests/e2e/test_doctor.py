@@ -51,7 +51,7 @@ async def test_a_sound_stack_is_found_to_be_sound(up: Stack) -> None:
 async def test_faults_are_found_named_and_have_a_remedy(up: Stack) -> None:
     faults = up.root / "agents" / "node-0" / "faults.json"
     faults.write_text('{"1": "xid-79"}')
-    server = redis.asyncio.Redis.from_url(up.state()["redis_url"])
+    server = redis.asyncio.Redis.from_url(up.state()["redis_url"], **up.login())
     await server.config_set("maxmemory-policy", "allkeys-lru")
     await up.kube.delete(
         "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/leasehold"

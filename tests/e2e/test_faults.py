@@ -88,7 +88,7 @@ async def test_p6_an_emptied_redis_is_rebuilt_and_nothing_is_over_committed(up: 
     for number in range(20):
         await up.create(gpu_pod(f"kept-{number}", vgpu(memory=2000)))
     await up.until_all(20)
-    async with redis.asyncio.Redis.from_url(up.state()["redis_url"]) as client:
+    async with redis.asyncio.Redis.from_url(up.state()["redis_url"], **up.login()) as client:
         await client.flushall()
 
     await up.create(gpu_pod("after", vgpu(memory=2000)))

@@ -15,6 +15,7 @@ from services.node_agent.simulated_gpus import uuid_of
 from shared.clients.kube import Kube
 from shared.clients.kubeconfig import Credentials
 from shared.clients.leases import RedisLeases
+from shared.clients.subjects import user_of
 from shared.model.lease import Lease
 from shared.model.names import NodeName
 from tests.support.stack import PODS, Stack, gpu_pod, running
@@ -151,7 +152,9 @@ def state_of(up: Stack, pod: Mapping[str, Any], container: str = "cuda") -> dict
 
 async def leases(up: Stack) -> dict[str, Lease]:
     """Return the live leases by the name of their pod."""
-    async with RedisLeases.connect(up.state()["redis_url"]) as ledger:
+    async with RedisLeases.connect(
+        up.state()["redis_url"], credentials=up.secret("redis", "operator")
+    ) as ledger:
         return {lease.name: lease async for page in ledger.load_all() for lease in page}
 
 
@@ -211,12 +214,14 @@ async def start(
     up: Stack, module: str, name: str, *flags: str
 ) -> tuple[asyncio.subprocess.Process, Path]:
     """Start a service of ours beside the stack's own; return it and the file that it announces."""
+    node = flags[flags.index("--node") + 1] if "--node" in flags else ""
+    user = user_of(module.replace("_", "-"), node)
     run_file = up.root / f"{name}.json"
     run_file.unlink(missing_ok=True)
     with (up.root / "logs" / f"{name}.log").open("ab") as log:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", f"services.{module}"),
-            *("--nats-url", up.state()["nats_url"], "--run-file", str(run_file)),
+            *(*up.bus_flags(user), "--run-file", str(run_file)),
             *("--kubeconfig", up.kubeconfig, "--instance", name, *flags),
             stdout=log,
             stderr=log,

@@ -74,6 +74,20 @@ class Stack:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid(part), signal.SIGKILL)
 
+    def secret(self, door: str, user: str) -> Path:
+        """Return the file with a user's secret at `nats` or `redis`."""
+        return self.root / "doors" / door / user
+
+    def login(self, user: str = "admin") -> dict[str, str]:
+        """Return how to be a user of Redis; the administrator may everything."""
+        name, _, secret = self.secret("redis", user).read_text().strip().partition(":")
+        return {"username": name, "password": secret}
+
+    def bus_flags(self, user: str) -> tuple[str, ...]:
+        """Return a service's flags that lead it to this stack's NATS as a user of it."""
+        url = ("--nats-url", self.state()["nats_url"])
+        return (*url, "--nats-credentials", str(self.secret("nats", user)))
+
     async def leasehold(self, *arguments: str) -> Done:
         return await run(*LEASEHOLD, *arguments, "--state", str(self.root))
 
