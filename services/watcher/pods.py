@@ -15,6 +15,7 @@ from services.watcher.seen import PodSeen
 from shared.clients.kube_types import Affinity, Container, NodeSelectorTerm, Pod
 from shared.dialects import BOOKED_RESOURCES, READ_ANNOTATIONS, READ_LABELS, pod_groups, read_pod
 from shared.dialects.dialect import ContainerAsks, PodAsks, Rules
+from shared.dialects.reserved import opens_devices
 from shared.model.errors import RequestError
 from shared.model.lease_copy import ANNOTATION
 from shared.model.names import Namespace, NodeName, PodUid
@@ -42,9 +43,12 @@ class _Asked:
 class PodReader:
     """Reads pods. What a template asks for is read once, however many pods are made from it."""
 
-    def __init__(self, schedulers: frozenset[str], rules: Rules) -> None:
+    def __init__(
+        self, schedulers: frozenset[str], rules: Rules, *, allow_privileged: bool = False
+    ) -> None:
         self.schedulers = schedulers
         self.rules = rules
+        self.allow_privileged = allow_privileged
         self.annotations = READ_ANNOTATIONS | pod_groups.READ_ANNOTATIONS
         self.labels = (READ_LABELS | pod_groups.READ_LABELS).union(
             *(dict(rule) for rule in rules.exclusive)
@@ -96,6 +100,7 @@ class PodReader:
                 spec.tolerations,
                 spec.topology_spread_constraints,
                 spec.priority,
+                [volume for volume in spec.volumes if volume.host_path] if ours else (),
             )
         )
         asked = self._asked.get(key)
@@ -116,10 +121,34 @@ class PodReader:
         try:
             resources = pod_resources(pod)
             request = _request(pod, resources, ports, self.rules) if ours else None
+            if request and request.containers:
+                check_openings(pod, allow_privileged=self.allow_privileged)
             group = _group(pod) if ours else None
         except RequestError as error:
             return _Asked(resources, ports, fault=str(error))
         return _Asked(resources, ports, request, group=group)
+
+
+def check_openings(pod: Pod, *, allow_privileged: bool) -> None:
+    """Raise RequestError for a pod that would see devices which its lease does not say.
+
+    The webhook denies such a pod; this is for those that were created while it was away. Reserved
+    variables are its node agent's business, which sees them as the kubelet does.
+    """
+    for volume in pod.spec.volumes:
+        if volume.host_path and opens_devices(volume.host_path.path):
+            raise RequestError(
+                f"volume {volume.name} mounts {volume.host_path.path} of the node, which opens "
+                "devices or the isolation library: create the pod without it, devices come with "
+                "the lease"
+            )
+    for container in (*pod.spec.init_containers, *pod.spec.containers):
+        context = container.security_context
+        if context and context.privileged and not allow_privileged:
+            raise RequestError(
+                f"container {container.name} is privileged and would see every device: create the "
+                "pod with the capabilities that it needs"
+            )
 
 
 def _group(pod: Pod) -> pod_groups.GroupNamed | None:

@@ -33,6 +33,7 @@ class WatcherSettings(ServiceSettings):
         "Koordinator's scoringStrategy for its pods: LeastAllocated, the emptier devices and nodes "
         "first, or MostAllocated",
     )
+    allow_privileged: bool = setting(False, "GPU pods may have privileged containers")
     quotas: Path | None = setting(
         None, "YAML file of GPUQuota objects; the one named * is for all other namespaces"
     )

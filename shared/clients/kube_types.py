@@ -114,6 +114,25 @@ class ContainerPort(Struct, frozen=True, rename="camel", gc=False):
     host_ip: str = field(name="hostIP", default="")
 
 
+class SecurityContext(Struct, frozen=True, gc=False):
+    """Of a container's, whether it is let at everything of its node."""
+
+    privileged: bool | None = None
+
+
+class HostPath(Struct, frozen=True, gc=False):
+    """A directory or file of the node."""
+
+    path: str = ""
+
+
+class Volume(Struct, frozen=True, rename="camel", gc=False):
+    """A volume, as far as it opens the node."""
+
+    name: str = ""
+    host_path: HostPath | None = None
+
+
 class Container(Struct, frozen=True, rename="camel", gc=False):
     """A container or init container; a restart policy of Always makes the latter a sidecar."""
 
@@ -124,6 +143,7 @@ class Container(Struct, frozen=True, rename="camel", gc=False):
     env_from: tuple[dict[str, object], ...] = ()
     ports: tuple[ContainerPort, ...] = ()
     restart_policy: str | None = None
+    security_context: SecurityContext | None = None
 
 
 class PodSpec(Struct, frozen=True, rename="camel", gc=False):
@@ -142,6 +162,7 @@ class PodSpec(Struct, frozen=True, rename="camel", gc=False):
     topology_spread_constraints: tuple[dict[str, object], ...] = ()
     scheduling_gates: tuple[dict[str, object], ...] = ()
     host_network: bool = False
+    volumes: tuple[Volume, ...] = ()
 
 
 class Condition(Struct, frozen=True, gc=False):

@@ -33,6 +33,7 @@ FOREIGN = replace(BOUND, pod=PodUid("u2"), ours=False, leased=False)
 
 
 READER = pods.PodReader(frozenset({"volcano"}), Rules())
+VGPU = {"name": "c", "resources": {"limits": {"volcano.sh/vgpu-number": "1"}}}
 
 
 def read(text: dict[str, object], **meta: object) -> PodSeen:
@@ -402,3 +403,38 @@ def test_devices_of_volcanos_own_plugin_are_taken_from_its_annotation(
     report = nodes.foreign_devices(node, now_s=1.0)
 
     assert (None if report is None else len(report.devices)) == devices
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ({"volumes": [{"name": "v", "hostPath": {"path": "/dev/nvidia0"}}]}, "/dev/nvidia0"),
+        ({"volumes": [{"name": "v", "hostPath": {"path": "/etc/ld.so.preload"}}]}, "preload"),
+        ({"containers": [{**VGPU, "securityContext": {"privileged": True}}]}, "c is privileged"),
+        (
+            {"containers": [VGPU, {"name": "side", "securityContext": {"privileged": True}}]},
+            "container side is privileged",
+        ),
+    ],
+)
+def test_gpusharing_35_what_the_webhook_would_have_denied_is_rejected_without_it(
+    spec: dict[str, object], said: str
+) -> None:
+    seen = read({"spec": {"schedulerName": "volcano", "containers": [VGPU], **spec}})
+
+    [event] = Pods().see(seen, None)
+
+    assert isinstance(event, PodRejected)
+    assert said in event.reason
+
+
+def test_volumes_of_other_kinds_and_pods_without_a_gpu_are_let_through() -> None:
+    config = {"name": "v", "configMap": {"name": "c"}}
+    data = {"name": "d", "hostPath": {"path": "/data"}}
+    devices = {"name": "v", "hostPath": {"path": "/dev/nvidia0"}}
+    ours = {"schedulerName": "volcano", "containers": [VGPU], "volumes": [config, data]}
+    asking = read({"spec": ours})
+    no_gpu = {"schedulerName": "volcano", "containers": [{"name": "c"}], "volumes": [devices]}
+    plain = read({"spec": no_gpu})
+
+    assert (asking.fault, plain.fault) == ("", "")
