@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from services.node_agent.building import gpus_of, usage_of
 from services.node_agent.inventory import Gpu, Shown, shown_by
 from services.node_agent.isolation import ELF_HEAD
 from services.node_agent.kubelet_pod_resources import KubeletPodResources
+from services.node_agent.library import why_unloadable
 from services.node_agent.settings import AgentSettings
 from services.node_agent.usage_cgroups import origin_of
 from shared.clients.kube import Kube
@@ -30,8 +30,6 @@ from shared.model.names import PodUid
 from shared.model.quantity import parse_count
 
 OURS = "leasehold-"
-LOAD = "import ctypes, sys; ctypes.CDLL(sys.argv[1]); print('loaded')"
-LOAD_S = 10.0
 TOOLS = ("nvidia-container-runtime", "nvidia-ctk", "nvidia-container-cli")
 RUNTIMES = (
     "containerd/config.toml",
@@ -166,22 +164,7 @@ class NodeProbes:
         path = self.settings.library
         if not path.is_file():
             raise SkipError(f"{path} is not there")
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", LOAD, str(path)),
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env={"LIBCUDA_LOG_LEVEL": "0"},
-        )
-        try:
-            async with asyncio.timeout(LOAD_S):
-                out, err = await process.communicate()
-        except TimeoutError:
-            process.kill()
-            await process.wait()
-            return judge.library_loads(str(path), f"no answer within {LOAD_S:g} s")
-        words = (out if process.returncode == 0 else err).decode(errors="replace").split("\n")
-        last = next((line for line in reversed(words) if line.strip()), "")
-        return judge.library_loads(str(path), last or f"it ended with {process.returncode}")
+        return judge.library_loads(str(path), await why_unloadable(path))
 
     async def checkpoint(self) -> Finding:
         """Compare the agent's checkpoint with leases."""
@@ -257,7 +240,7 @@ class NodeProbes:
         return judge.cdi(kinds, broken)
 
     def _isolating(self) -> None:
-        if self.settings.simulated:
+        if self.settings.simulated and self.settings.library_source is None:
             raise SkipError(
                 "simulated GPUs are isolated by nothing: their library is an empty file"
             )

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
-from services.node_agent import measuring
+from services.node_agent import library, measuring
 from services.node_agent.answering import Answering
 from services.node_agent.checkpoint import Checkpoint
 from services.node_agent.checkup import Checkup, Xids
@@ -85,17 +85,34 @@ def usage_of(settings: AgentSettings, gpus: Gpus) -> Usage:
     return NvmlUsage()
 
 
+async def install_library(settings: AgentSettings) -> None:
+    """Install the library that the operator names; if that fails, the one before goes on."""
+    if settings.library_source is None:
+        return
+    try:
+        source, root = settings.library_source, settings.library_root
+        place = await asyncio.to_thread(library.install, source, root)
+        logger.info("containers mount %s", place)
+    except UnavailableError as error:
+        logger.error("containers mount %s still: %s", settings.library, error)  # noqa: TRY400
+
+
 @contextlib.asynccontextmanager
 async def node_agent(
     settings: AgentSettings, *, asking: Asking, tracing: Tracing
 ) -> AsyncIterator[NodeAgent]:
     """Open everything a node agent needs; the state directory is this agent's alone."""
     node, clock = settings.node_name, SystemClock()
+    await install_library(settings)
     layout = Layout(
         state_dir=PurePosixPath(settings.state_dir.absolute()),
         library=PurePosixPath(settings.library.absolute()),
     )
-    preparing = HostPreparing(layout, simulated=settings.simulated)
+    preparing = HostPreparing(
+        layout,
+        simulated=settings.simulated and settings.library_source is None,
+        installed=settings.library_root if settings.library_source else None,
+    )
     record = Checkpoint(settings.state_dir / "checkpoint.json", node)
     leases = LeasesKnown(node)
     async with contextlib.AsyncExitStack() as stack:

@@ -96,6 +96,11 @@ class Records(Protocol):
         ...
 
     @property
+    def answers(self) -> tuple[Entry, ...]:
+        """The same, with what containers were given."""
+        ...
+
+    @property
     def pods(self) -> frozenset[PodUid]:
         """Pods with an entry."""
         ...
@@ -128,6 +133,6 @@ class Cleaning(Protocol):
         """Say whether HAMi-core's library is there and could be loaded."""
         ...
 
-    async def clean(self, keep: set[PodUid]) -> None:
-        """Remove the directories of other pods."""
+    async def clean(self, keep: set[PodUid], mounted: set[str] | None) -> None:
+        """Remove the directories of other pods, and libraries not mounted; None: not known."""
         ...

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 import platform
 import shutil
@@ -16,11 +17,14 @@ from services.node_agent.isolation import (
     is_loadable,
     needed_for,
 )
+from services.node_agent.library import retire, why_unloadable
 from services.node_agent.region_image import place_of, seed_of
 from services.node_agent.region_seeding import seed_region
 from shared.dialects.dialect import ContainerSetup
 from shared.model.errors import UnavailableError
 from shared.model.names import PodUid
+
+logger = logging.getLogger(__name__)
 
 SHARED = 0o777
 NEW_S = 300.0
@@ -31,12 +35,15 @@ class HostPreparing:
     """Directories and files of one node.
 
     With `simulated`, the library is an empty stand-in, and nothing is preloaded: a dynamic linker
-    that is told to preload an empty file complains in every process.
+    that is told to preload an empty file complains in every process. Below `installed` are the
+    versions of the library that we have installed, if it was we.
     """
 
-    def __init__(self, layout: Layout, *, simulated: bool) -> None:
+    def __init__(self, layout: Layout, *, simulated: bool, installed: Path | None = None) -> None:
         self.layout = layout
         self.simulated = simulated
+        self.installed = installed
+        self._tried: tuple[tuple[int, ...], str] | None = None
 
     async def begin(self) -> None:
         """Make what all containers share. Raises UnavailableError naming what is missing."""
@@ -53,12 +60,30 @@ class HostPreparing:
         await asyncio.to_thread(self._prepare, setup, starting=starting)
 
     async def isolates(self) -> bool:
-        """Say whether the library is there, and one that a process of this machine could load."""
-        return await asyncio.to_thread(self._isolates)
+        """Say whether the library is there, and one that a process of this machine can load.
 
-    async def clean(self, keep: set[PodUid]) -> None:
-        """Remove the directories, and left drafts, of pods that are gone."""
+        It is loaded once per file: it may be an installation that somebody else is about to finish.
+        """
+        there = await asyncio.to_thread(self._isolates)
+        if self.simulated or not there:
+            return there
+        path = Path(self.layout.library)
+        mark = await asyncio.to_thread(_mark_of, path)
+        if self._tried is None or self._tried[0] != mark:
+            why = await why_unloadable(path)
+            if why:
+                logger.warning("%s does not load, nothing can be limited: %s", path, why)
+            self._tried = (mark, why)
+        return not self._tried[1]
+
+    async def clean(self, keep: set[PodUid], mounted: set[str] | None) -> None:
+        """Remove what is of pods that are gone, and versions of the library that nobody mounts.
+
+        Unless it is known what is mounted, all versions stay.
+        """
         await asyncio.to_thread(self._clean, keep)
+        if self.installed is not None and mounted is not None:
+            await asyncio.to_thread(retire, self.installed, mounted, time.time())
 
     def _begin(self) -> None:
         try:
@@ -84,6 +109,9 @@ class HostPreparing:
     def _prepare(self, setup: ContainerSetup, *, starting: bool) -> None:
         self._begin()
         needed = needed_for(setup)
+        library = str(self.layout.library)
+        if library in needed.files and self._tried is not None and self._tried[1]:
+            raise UnavailableError(f"{library} does not load: {self._tried[1]}")
         for file in needed.files:
             if not Path(file).is_file():
                 raise UnavailableError(
@@ -111,6 +139,15 @@ class HostPreparing:
                     shutil.rmtree(entry, ignore_errors=True)
                 else:
                     entry.unlink()
+
+
+def _mark_of(path: Path) -> tuple[int, ...]:
+    """Return what tells a file from another that takes its place; empty: there is none."""
+    try:
+        seen = path.stat()
+    except OSError:
+        return ()
+    return seen.st_ino, seen.st_size, seen.st_mtime_ns
 
 
 def _make_shared(directory: Path) -> None:

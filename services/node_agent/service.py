@@ -374,7 +374,9 @@ class NodeAgent:
             await self.record.forget(gone)
             self.answering.refused &= {pod.uid for pod in pods if not pod.final}
             live = {pod.uid for pod in pods} | self.record.pods | set(self.leases.leases)
-            await self.cleaning.clean(live)
+            mounts = (mount for entry in self.record.answers for mount in entry.setup.mounts)
+            mounted = {mount.host_path for mount in mounts}
+            await self.cleaning.clean(live, None if self.record.lost else mounted)
 
 
 def _models(devices: Iterable[Device]) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from services.node_agent.inventory import Division, check_division
+from services.node_agent.library import current
 from shared.clients.kubeconfig import Credentials
 from shared.dialects.dialect import Strategy
 from shared.model.errors import RequestError
@@ -77,6 +78,10 @@ class AgentSettings(ServiceSettings):
         None, "directory of this version's libvgpu.so; default: STATE_DIR/library/simulated for "
         "simulated GPUs, else /usr/local/vgpu"
     )  # fmt: skip
+    library_source: Path | None = setting(
+        None, "HAMi-core's libvgpu.so as it comes, such as out of its image: installed below "
+        "STATE_DIR/library, by its content, and mounted from there; wins over --library-dir"
+    )  # fmt: skip
     device_split_count: int | None = setting(
         None, "slots per GPU; default: deviceSplitCount of the device configuration, else 10"
     )
@@ -140,8 +145,15 @@ class AgentSettings(ServiceSettings):
         return self.monitor_http or (None if self.simulated else MONITOR)
 
     @property
+    def library_root(self) -> Path:
+        """Below it lies what was installed from --library-source."""
+        return self.state_dir.absolute() / "library"
+
+    @property
     def library(self) -> Path:
         """HAMi-core's library on the host; an empty file where GPUs are simulated."""
+        if self.library_source is not None:
+            return current(self.library_root)
         if self.library_dir is not None:
             return self.library_dir / "libvgpu.so"
         if self.simulated:

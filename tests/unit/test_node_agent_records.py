@@ -235,12 +235,12 @@ async def test_directories_of_pods_that_are_gone_are_removed_once_they_are_five_
             os.utime(containers / name, (at, at), follow_symlinks=False)
 
     age(299)
-    await preparing.clean(set())
+    await preparing.clean(set(), None)
     young = sorted(entry.name for entry in containers.iterdir())
     age(310)
-    await preparing.clean({PodUid("u1")})
+    await preparing.clean({PodUid("u1")}, None)
     kept = [entry.name for entry in containers.iterdir()]
-    await preparing.clean(set())
+    await preparing.clean(set(), None)
 
     assert young == [".u2_main.seed", "u1_main", "u3_main"]
     assert kept == ["u1_main"]
