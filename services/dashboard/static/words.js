@@ -21,7 +21,8 @@ export function hue(namespace) {
     for (let at = 0; at < namespace.length; at++) {
       hash = Math.imul(hash ^ namespace.charCodeAt(at), 16777619) >>> 0;
     }
-    found = (hash * 137) % 360;
+    hash = Math.imul(hash ^ (hash >>> 15), 2246822507) >>> 0;
+    found = ((hash ^ (hash >>> 13)) >>> 0) % 24 * 15;
     hues.set(namespace, found);
   }
   return found;

@@ -1,0 +1,144 @@
+"""The page in Chromium: live, by keyboard, without scripts, and inert whatever names say."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from playwright.async_api import Browser, Page, expect
+
+from services.dashboard.doors import TokenDoor
+from shared.clients.leases import RedisLeases
+from shared.model.ledger import Reservation
+from shared.model.names import Namespace, PodUid
+from shared.model.placement import Placement
+from shared.runtime.access import load_access
+from tests.support.browser import chromium, needed
+from tests.support.dashboard import Shown, dashboard
+from tests.support.ledger import reserve, share
+
+pytestmark = [*needed, pytest.mark.asyncio(loop_scope="module")]
+
+EVIL = '<img src=x onerror="window.pwned=1">'
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def browser():  # type: ignore[no-untyped-def]
+    async with chromium() as started:
+        yield started
+
+
+async def lease(
+    ledger: RedisLeases, pod: str, *, namespace: str = "default", name: str = "", gpu: int = 0
+) -> None:
+    wanted = Reservation(
+        pod=PodUid(pod),
+        namespace=Namespace(namespace),
+        name=name or pod,
+        candidates=(Placement(node="a", shares=(share("a", gpu),)),),  # type: ignore[arg-type]
+    )
+    await reserve(ledger, wanted)
+
+
+async def opened(browser: Browser, shown: Shown, *, scripts: bool = True, token: str = "") -> Page:
+    context = await browser.new_context(java_script_enabled=scripts)
+    page = await context.new_page()
+    await page.goto(shown.url)
+    if token:
+        await page.get_by_label("Token").fill(token)
+        await page.get_by_role("button", name="Sign in").click()
+    return page
+
+
+async def test_a_lease_appears_hatched_in_its_device_and_disappears(browser: Browser) -> None:
+    async with dashboard() as shown:
+        page = await opened(browser, shown)
+        await expect(page.locator(".dev")).to_have_count(2)
+
+        await lease(shown.ledger, "train")
+
+        block = page.locator(".share.reserved[data-pod=train]")
+        await expect(block).to_have_text("train")
+        hatch = await block.evaluate("one => getComputedStyle(one).backgroundImage")
+        assert hatch.startswith("repeating-linear-gradient")
+        await shown.ledger.release([PodUid("train")], reason="test")
+        await expect(block).to_have_count(0)
+
+
+async def test_the_keyboard_reaches_a_lease_through_its_device_and_comes_back(
+    browser: Browser,
+) -> None:
+    async with dashboard() as shown:
+        await lease(shown.ledger, "train", gpu=1)
+        page = await opened(browser, shown)
+        await expect(page.locator(".share")).to_have_count(1)
+        focused = "document.activeElement.dataset.uuid"
+        async with asyncio.timeout(20):
+            while await page.evaluate(focused) != "GPU-a-0":
+                await page.keyboard.press("Tab")
+
+        await page.keyboard.press("ArrowRight")
+        assert await page.evaluate(focused) == "GPU-a-1"
+        await page.keyboard.press("Enter")
+        drawer = page.get_by_role("dialog")
+        await expect(drawer).to_contain_text("GPU 1 of a")
+        link = drawer.get_by_role("button", name="default/train")
+        await link.focus()
+        await page.keyboard.press("Enter")
+        await expect(drawer).to_contain_text("leasehold trace train -n default")
+
+        await page.keyboard.press("Escape")
+        await expect(drawer).to_be_hidden()
+        assert await page.evaluate(focused) == "GPU-a-1"
+
+
+async def test_without_scripts_the_page_is_a_table(browser: Browser) -> None:
+    async with dashboard() as shown:
+        await lease(shown.ledger, "train")
+        await shown.until_shares(1)
+
+        page = await opened(browser, shown, scripts=False)
+
+        row = page.get_by_role("row", name="GPU").or_(page.get_by_role("row", name="Tesla T4"))
+        await expect(row.filter(has_text="default/train main: 4000 MiB")).to_have_count(1)
+
+
+async def test_names_that_are_code_are_only_shown(browser: Browser) -> None:
+    async with dashboard() as shown:
+        page = await opened(browser, shown)
+        await expect(page.locator(".dev")).to_have_count(2)
+        await lease(shown.ledger, "uid-1", namespace=EVIL, name=EVIL)
+
+        await expect(page.locator(".share")).to_have_text(EVIL)
+        await page.locator(".share").click()
+        await expect(page.get_by_role("dialog")).to_contain_text(f"leasehold trace {EVIL}")
+        await page.reload()
+        await expect(page.locator(".share")).to_have_text(EVIL)
+
+        assert await page.evaluate("window.pwned") is None
+        assert await page.locator("img").count() == 0
+
+
+async def test_of_a_namespace_that_is_forbidden_only_in_use_is_shown(
+    browser: Browser, tmp_path: Path
+) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("for-mine mine\n")
+    async with dashboard(TokenDoor(load_access(tokens))) as shown:
+        await lease(shown.ledger, "uid-secret", namespace="secret-team", name="secret-pod")
+        await lease(shown.ledger, "uid-mine", namespace="mine", name="my-pod", gpu=1)
+        page = await opened(browser, shown, token="for-mine")  # noqa: S106 - of the test
+
+        await expect(page.locator(".share")).to_have_count(2)
+        await expect(page.locator(".share[data-pod]")).to_have_text("my-pod")
+        await page.locator(".dev").first.click()
+        await expect(page.get_by_role("dialog")).to_contain_text("in use: 4000 MiB")
+
+        assert "secret" not in await page.content()
+
+
+async def test_a_page_whose_dashboard_went_away_says_so(browser: Browser) -> None:
+    async with dashboard() as shown:
+        page = await opened(browser, shown)
+        await expect(page.locator(".dev")).to_have_count(2)
+    await expect(page.get_by_role("alert")).to_contain_text("does not answer")
