@@ -102,14 +102,12 @@ class Finding:
         until = self.clock.now() + CLEAR_UP_S
         asked = False
         while True:
-            async with asyncio.TaskGroup() as group:
-                pods = group.create_task(self.pods.list_pods())
-                held = group.create_task(self.held.list_held())
+            pods, held = await self._look()
             who = identify(
                 resource,
                 count,
-                pods=pods.result(),
-                shown=held.result(),
+                pods=pods,
+                shown=held,
                 told=told(),
                 device_ids=device_ids,
             )
@@ -120,6 +118,20 @@ class Finding:
             if not unclear or device_ids is None or self.clock.now() > until:
                 return who
             await self.clock.sleep(LOOK_AGAIN_S)
+
+    async def _look(self) -> tuple[tuple[KubeletPod, ...], PodResources]:
+        """Ask the kubelet for its pods and for who holds what, at once.
+
+        Raises what the first that cannot be answered raises, as it is: the kubelet repeats it.
+        """
+        pods, held = await asyncio.gather(
+            self.pods.list_pods(), self.held.list_held(), return_exceptions=True
+        )
+        if isinstance(pods, BaseException):
+            raise pods
+        if isinstance(held, BaseException):
+            raise held
+        return pods, held
 
     async def _ask_all(self) -> bool:
         """Hear all leases of the node, for without the kubelet's list only they tell of pods."""

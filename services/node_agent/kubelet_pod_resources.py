@@ -11,7 +11,8 @@ from proto.podresources import api_pb2, api_pb2_grpc
 from services.node_agent.identity import Holding, PodResources
 from shared.model.errors import UnavailableError
 
-TIMEOUT_S = 3.0
+TIMEOUT_S = 10.0
+"""A kubelet on a busy machine takes seconds, and a refused Allocate fails its pod for good."""
 RETRY_S = 0.02
 MAX_RECEIVED_BYTES = 64 * 1024 * 1024
 _AGAIN = frozenset({grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE})

@@ -17,7 +17,7 @@ from services.node_agent.measuring import Spanned
 from services.node_agent.simulated_gpus import SimulatedGpus, uuid_of
 from shared.dialects import DIALECTS
 from shared.dialects.dialect import ContainerSetup, Paths
-from shared.model.errors import RequestError
+from shared.model.errors import RequestError, UnavailableError
 from shared.model.events import ShareActivated, ShareRefused
 from shared.model.lease import Lease, LeaseState
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
@@ -33,6 +33,8 @@ class Kubelet:
     """Lists what a test says."""
 
     blind = ""
+    silent = ""
+    """Why it does not say who holds what; empty: it does."""
 
     def __init__(self) -> None:
         self.pods: list[KubeletPod] = []
@@ -47,6 +49,8 @@ class Kubelet:
         return frozenset()
 
     async def list_held(self) -> PodResources:
+        if self.silent:
+            raise UnavailableError(self.silent)
         return PodResources(holdings=tuple(self.held))
 
     def add(self, name: str, *containers: KubeletContainer) -> KubeletPod:
@@ -151,6 +155,17 @@ async def test_an_answer_is_on_disk_prepared_said_and_shown(desk: Desk) -> None:
     assert desk.around.happened == ["prepared", "shown ['main']", "answered"]
     assert isinstance(said[0], ShareActivated)
     assert setup.environment["CUDA_DEVICE_MEMORY_LIMIT_0"] == "1000m"
+
+
+async def test_a_kubelet_that_cannot_say_who_holds_what_is_told_so_in_its_own_words(
+    desk: Desk,
+) -> None:
+    desk.kubelet.add("a")
+    desk.lease("a", share(0, 1000))
+    desk.kubelet.silent = "PodResources: no answer within 10 s"
+
+    with pytest.raises(UnavailableError, match="no answer within 10 s"):
+        await desk.answering.allocate(NUMBER, [SLOT])
 
 
 async def test_two_alike_are_looked_at_again_and_then_refused_by_name(
