@@ -226,6 +226,21 @@ def test_the_json_of_gpus_names_each_share_of_each_device() -> None:
     assert device["shares"][0]["name"] == "first"
 
 
+def test_a_sick_device_and_the_leases_on_it_are_marked() -> None:
+    sick = replace(DEVICE, healthy=False, fault="cordoned: XidError: Xid 79")
+    ((_, use),) = ACCOUNT.node.devices
+    account = replace(ACCOUNT, node=replace(ACCOUNT.node, devices=((sick, use),)))
+    held = replace(HELD, accounts=(account,))
+
+    bars = drawn(render.gpus([account], 120))
+    assert "UNHEALTHY" in bars
+    assert "cordoned: XidError: Xid 79" in bars
+    assert "active, on a sick device" in drawn(render.ps(held), 160)
+    assert shapes.ps(held)["leases"][0]["sick"] == [GPU]
+    assert shapes.gpus([account])["nodes"][0]["devices"][0]["fault"] == sick.fault
+    assert any("UNHEALTHY: cordoned" in line for line in explain(POD, held, OURS).lines)
+
+
 TRACE = POD.pod.replace("-", "")
 
 
