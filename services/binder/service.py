@@ -196,11 +196,13 @@ class Binder:
             note = share_note(event)
             if note is not None:
                 self.events.note(note)
-        pods = sorted({event.pod for event in events if event.pod is not None})
+        nodes = {event.pod: event.node for event in events if event.pod is not None}
         leases = [
             lease
-            for lease in (await self.ledger.load(pods) if pods else [])
-            if lease is not None and lease.state is not LeaseState.ACTIVE
+            for lease in (await self.ledger.load(sorted(nodes)) if nodes else [])
+            if lease is not None
+            and lease.state is not LeaseState.ACTIVE
+            and lease.node == nodes[lease.pod]
         ]
         ended = await self.keeper.release_unmoved(leases, reason="its node refused the pod")
         return self._freed(told(ended))
