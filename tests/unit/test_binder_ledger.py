@@ -286,6 +286,13 @@ async def test_a_share_that_its_node_refused_is_given_back() -> None:
     assert changed.lease.state is LeaseState.RELEASED
 
 
+async def test_a_node_cannot_refuse_a_pod_of_another_node() -> None:
+    world = World(in_state(LeaseState.BOUND))
+    forged = ShareRefused(node=NodeName("stolen"), reason="because", pod=lease().pod)
+
+    assert await world.binder.give_back_refused([forged]) == []
+
+
 async def test_a_node_is_told_only_its_own_leases() -> None:
     world = World(lease("p1", "n1"), lease("p2", "n2"))
 
