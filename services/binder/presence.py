@@ -17,10 +17,6 @@ from shared.runtime.clock import Clock
 
 TRUSTED_S = 0.25
 """An agent that leaves goes on for longer than this after its last word."""
-QUIET_S = 30.0
-"""So long an answer counts on a node where pods come one by one: no round trip for each of them."""
-BURST_S = 2.0
-"""Pods of one node within this are a burst: many of them would be refused at once."""
 AWAY_S = 0.5
 """So long an agent that did not answer is not asked again: a batch is not to wait each time."""
 AWAY_MOST_S = 4.0
@@ -46,10 +42,6 @@ class Known:
     """It has answered before: there is one."""
     until: float = 0.0
     """Until then it is not asked."""
-    answered_at: float = float("-inf")
-    """When it last said that pods may come, and need not be asked for one by one."""
-    pod_at: float = float("-inf")
-    """When the last pod came."""
     pause_s: float = AWAY_S
     away: str = ""
     """Why it had no answer; empty: it may be bound to."""
@@ -76,12 +68,8 @@ class Presence:
         return {pod: reason for held in answers for pod, reason in held.items()}
 
     async def _ask(self, node: NodeName, leases: Sequence[Lease]) -> dict[PodUid, str]:
-        known, now = self._known.setdefault(node, Known()), self.clock.now()
-        is_burst = len(leases) > 1 or now < known.pod_at + BURST_S
-        known.pod_at = now
-        if now < known.answered_at + (TRUSTED_S if is_burst else QUIET_S):
-            return {}
-        if now < known.until:
+        known = self._known.setdefault(node, Known())
+        if self.clock.now() < known.until:
             return dict.fromkeys((lease.pod for lease in leases), known.away) if known.away else {}
         try:
             async with self._gate:
@@ -89,12 +77,11 @@ class Presence:
         except UnavailableError as error:
             self._miss(known, f"the agent of node {node} does not answer: {error}")
             return dict.fromkeys((lease.pod for lease in leases), known.away) if known.away else {}
-        known.heard, known.away, known.pause_s, known.until = True, "", AWAY_S, 0.0
-        known.answered_at = self.clock.now() if told.free else float("-inf")
+        known.heard, known.away, known.pause_s = True, "", AWAY_S
+        known.until = self.clock.now() + TRUSTED_S if told.free else 0.0
         return dict.fromkeys(told.held, told.reason)
 
     def _miss(self, known: Known, reason: str) -> None:
-        known.answered_at = float("-inf")
         known.until = self.clock.now() + (known.pause_s if known.heard else NONE_S)
         known.pause_s = min(2 * known.pause_s, AWAY_MOST_S)
         known.away = reason if known.heard else ""

@@ -5,14 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from services.binder.presence import (
-    AWAY_MOST_S,
-    AWAY_S,
-    BURST_S,
-    NONE_S,
-    TRUSTED_S,
-    Presence,
-)
+from services.binder.presence import AWAY_MOST_S, AWAY_S, NONE_S, TRUSTED_S, Presence
 from shared.model.errors import UnavailableError
 from shared.model.events import BindingFailed, BindTold, PodBound
 from shared.model.lease import Lease, LeaseState
@@ -116,23 +109,6 @@ async def test_an_agent_long_gone_is_asked_ever_less_often_but_still() -> None:
 
     asked_in_a_minute = agents.questions - 1
     assert 60 / AWAY_MOST_S <= asked_in_a_minute <= 60 / AWAY_MOST_S + 4
-
-
-async def test_a_node_where_pods_come_one_by_one_is_not_asked_for_each() -> None:
-    agents, clock = Agents(), FakeClock()
-    presence = Presence(agents, clock)
-    agents.there[N1] = BindTold()
-
-    for number in range(10):
-        await presence.held_back([lease(f"p{number}")])
-        clock.advance(BURST_S)
-    lonely = agents.questions
-    for number in range(10):
-        await presence.held_back([lease(f"q{number}")])
-        clock.advance(TRUSTED_S)
-
-    assert lonely == 1
-    assert agents.questions - lonely >= 9, "in a burst it is asked as often as it may be gone"
 
 
 async def test_an_agent_that_wants_to_be_asked_is_asked_each_time() -> None:
