@@ -209,7 +209,8 @@ async def test_gpusharing_10_gpu_admissions_quota_allows_and_denies_per_model_an
 
 async def _obeyed(up: Stack, name: str) -> None:
     """Wait until the ledger knows the namespace's quota."""
-    async with RedisLeases.connect(up.state()["redis_url"]) as ledger:
+    login = up.secret("redis", "operator")
+    async with RedisLeases.connect(up.state()["redis_url"], credentials=login) as ledger:
         while (await ledger.quota_accounts()).quota_of(Namespace(name)) is None:
             await asyncio.sleep(0.1)
 
