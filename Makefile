@@ -22,8 +22,9 @@ lint: $(STAMP)
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 
+# Two at a time: most end-to-end tests wait for something. A file's tests stay together and in order.
 test: $(STAMP)
-	$(VENV)/bin/pytest -q tests/unit tests/contract tests/integration tests/e2e $(ARGS)
+	$(VENV)/bin/pytest -q -n 2 --dist loadfile tests/unit tests/contract tests/integration tests/e2e $(ARGS)
 
 proto: $(STAMP)
 	$(PY) -m grpc_tools.protoc -I . --python_out=. --pyi_out=. --grpc_python_out=. \
