@@ -10,7 +10,14 @@ from dataclasses import dataclass, field
 
 from services.webhook.patches import Patch, add_annotation, add_variable, complete_limits, remove
 from services.webhook.pods import ContainerSeen, PodSeen, Source
-from shared.dialects import OWN_RESOURCES, koordinator_amounts, nvidia, read_pod, tencent
+from shared.dialects import (
+    OWN_RESOURCES,
+    koordinator_amounts,
+    koordinator_texts,
+    nvidia,
+    read_pod,
+    tencent,
+)
 from shared.dialects.dialect import ContainerAsks, PodAsks, Rules
 from shared.dialects.reserved import (
     DENIED_ANNOTATIONS,
@@ -48,6 +55,8 @@ class Policy:
     rules: Rules = field(default_factory=Rules)
     old_texts: bool = False
     """Refuse as GPUSharing's webhook did, word by word, where it did."""
+    koordinator_texts: bool = False
+    """Refuse as Koordinator's validating webhook did, word by word, where it did."""
     runtime_class: str = ""
     """Given to GPU pods that name none; empty: none is given."""
     in_budget_class: str = ""
@@ -91,10 +100,9 @@ def decide(pod: PodSeen, policy: Policy, keys: Keys, *, has_budget: bool = True)
     if faults:
         return Decision(allowed=False, message="; ".join(faults), code=FORBIDDEN)
     completed = {container.path: _completed(container) for container in asking}
-    try:
-        read_pod(_asks_of(pod, completed), policy.rules)
-    except RequestError as error:
-        return Decision(allowed=False, message=_text(pod, policy, str(error)), code=BAD_REQUEST)
+    malformed = _malformed(pod, asking, completed, policy)
+    if malformed:
+        return Decision(allowed=False, message=malformed, code=BAD_REQUEST)
     patches += _completions(pod, asking, completed, policy, has_budget=has_budget)
     return Decision(allowed=True, patches=tuple(patches), warnings=tuple(warnings), asks=True)
 
@@ -173,6 +181,25 @@ def _completed(container: ContainerSeen) -> Mapping[str, int | None]:
     added = koordinator_amounts.complete(limits)
     counted = nvidia.complete(limits)
     return {**{k: v for k, v in counted.items() if k not in limits}, **added}
+
+
+def _malformed(
+    pod: PodSeen,
+    asking: list[ContainerSeen],
+    completed: Mapping[str, Mapping[str, int | None]],
+    policy: Policy,
+) -> str:
+    """Say what is wrong with the request as it is written; empty: nothing."""
+    if policy.koordinator_texts:
+        apps = [{**one.limits, **one.requests} for one in asking if not one.init]
+        text = koordinator_texts.text_of(apps)
+        if text:
+            return text
+    try:
+        read_pod(_asks_of(pod, completed), policy.rules)
+    except RequestError as error:
+        return _text(pod, policy, str(error))
+    return ""
 
 
 def _asks_of(pod: PodSeen, completed: Mapping[str, Mapping[str, int | None]]) -> PodAsks:

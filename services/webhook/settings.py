@@ -46,6 +46,9 @@ class WebhookSettings(ServiceSettings):
     in_budget_class: str = setting("", "priority class of GPU pods while their budget lasts")
     out_of_budget_class: str = setting("", "priority class of GPU pods when it is spent")
     old_texts: bool = setting(False, "refuse in the very words of GPUSharing's webhook")
+    koordinator_texts: bool = setting(
+        False, "refuse in the very words of Koordinator's validating webhook"
+    )
     allow_privileged: bool = setting(False, "GPU pods may have privileged containers")
     allow_unread_secrets: bool = setting(
         False, "envFrom may name secrets, which are never looked into"
@@ -61,6 +64,7 @@ class WebhookSettings(ServiceSettings):
             schedulers=frozenset({self.scheduler, *self.schedulers}),
             rules=rules,
             old_texts=self.old_texts,
+            koordinator_texts=self.koordinator_texts,
             runtime_class=self.runtime_class,
             in_budget_class=self.in_budget_class,
             out_of_budget_class=self.out_of_budget_class,

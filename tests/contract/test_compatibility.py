@@ -72,9 +72,7 @@ ELSEWHERE: Mapping[str, Mapping[int, tuple[str, ...]]] = {
 
 NOT_SHOWN: Mapping[str, Mapping[int, str]] = {
     "item": {},
-    "koordinator": {
-        33: "we say container, resource, value and rule in words of our own, not in Koordinator's",
-    },
+    "koordinator": {},
     "gpusharing": {},
     "hami_core": {
         10: "only hardware can show it: the library needs CUDA to read a seeded file; that C code "
