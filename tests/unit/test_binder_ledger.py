@@ -1,6 +1,7 @@
 """The binder keeps the ledger in step: ends, activations, inventory, sweeps, listings, rebuild."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -100,6 +101,17 @@ async def test_a_pod_deleted_before_it_was_bound_ends_its_lease_at_once() -> Non
     assert len(await world.binder.end_leases([gone()])) == 1
 
 
+def asked_once_more(world: World) -> Callable[[], bool]:
+    """Let time pass until agents were asked again: the asking loop may not sleep yet."""
+    before = len(world.agents.asked)
+
+    def passes() -> bool:
+        world.clock.advance(1.0)
+        return len(world.agents.asked) > before
+
+    return passes
+
+
 @pytest.mark.parametrize("state", [LeaseState.BOUND, LeaseState.ACTIVE])
 async def test_a_pod_deleted_by_force_keeps_its_lease_until_its_agent_says_it_ended(
     state: LeaseState,
@@ -112,12 +124,10 @@ async def test_a_pod_deleted_by_force_keeps_its_lease_until_its_agent_says_it_en
     async with running(world.binder.ask_endings):
         await until(lambda: world.agents.asked)
         for _ in range(60):
-            world.clock.advance(1.0)
-            asked = len(world.agents.asked)
-            await until(lambda asked=asked: len(world.agents.asked) > asked)  # type: ignore[misc]
+            await until(asked_once_more(world))
         assert pod in world.ledger.leases
         world.agents.answers[pod] = True
-        world.clock.advance(1.0)
+        await until(asked_once_more(world))
         await until(lambda: pod not in world.ledger.leases)
         await until(lambda: world.bus.published)
 
