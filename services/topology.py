@@ -4,20 +4,18 @@ import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from shared.model.event import Event
 from shared.model.events import (
-    BindAsked,
     BindingFailed,
     BudgetChanged,
-    EndAsked,
-    Event,
     LeaseChanged,
-    LeasesAsked,
     LedgerRebuilt,
     ListingWanted,
     PartReported,
     PodBound,
     PodQueued,
 )
+from shared.model.questions import BindAsked, EndAsked, LeasesAsked
 from shared.runtime.service import Role, roles_of
 
 

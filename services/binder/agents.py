@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from shared.clients.bus import Bus
-from shared.model.events import BindAsked, BindTold, EndAsked, EndTold
 from shared.model.lease import Lease
 from shared.model.names import NodeName, PodUid
+from shared.model.questions import BindAsked, BindTold, EndAsked, EndTold
 
 ANSWER_S = 0.9
 MAY_BIND_S = 0.5

@@ -10,15 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shared.model.events import (
-    HealthChanged,
-    PlacementRefused,
-    PodRejected,
-    ShareRefused,
-    ViolationFound,
-)
+from shared.model.events import PlacementRefused, PodRejected
 from shared.model.lease import Lease
 from shared.model.names import Namespace, PodUid
+from shared.model.node_events import HealthChanged, ShareRefused, ViolationFound
 
 COMPONENT = "leasehold"
 MAX_MESSAGE = 1024

@@ -9,9 +9,10 @@ from services.binder.explaining import differences
 from services.binder.ledger import Ledger
 from services.binder.tally import Tally
 from shared.model.errors import ConflictError, UnavailableError
-from shared.model.events import DeviceReported, LeaseChanged, NodeChanged, PodGone, ShareActivated
+from shared.model.events import LeaseChanged, NodeChanged, PodGone
 from shared.model.lease import Lease, LeaseState
 from shared.model.names import NodeName, PodUid
+from shared.model.node_events import DeviceReported, ShareActivated
 
 logger = logging.getLogger(__name__)
 

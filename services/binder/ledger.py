@@ -3,11 +3,12 @@
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
-from shared.model.events import BoundPod, DeviceReported, PodsListed
+from shared.model.events import BoundPod, PodsListed
 from shared.model.lease import Lease, StaleLeaseError
 from shared.model.ledger import Offers
 from shared.model.names import NodeName, PodUid
 from shared.model.node import NodeFacts
+from shared.model.node_events import DeviceReported
 from shared.model.quota import Quota
 
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from shared.model.errors import UnavailableError
-from shared.model.events import BindTold
 from shared.model.lease import Lease
 from shared.model.names import NodeName, PodUid
+from shared.model.questions import BindTold
 from shared.runtime.clock import Clock
 
 TRUSTED_S = 0.25

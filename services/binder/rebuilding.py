@@ -13,16 +13,11 @@ from services.binder.explaining import differences
 from services.binder.recovery import Evidence, recover, silent_nodes
 from services.binder.tally import Tally
 from shared.model.errors import ConflictError
-from shared.model.events import (
-    Activation,
-    BoundPod,
-    DeviceReported,
-    Event,
-    LedgerRebuilt,
-    ListingWanted,
-)
+from shared.model.event import Event
+from shared.model.events import BoundPod, LedgerRebuilt, ListingWanted
 from shared.model.lease import Lease
 from shared.model.names import NodeName
+from shared.model.node_events import Activation, DeviceReported
 from shared.runtime.clock import Clock
 
 logger = logging.getLogger(__name__)

@@ -11,10 +11,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from shared.model.errors import RequestError
-from shared.model.events import Activation, BoundPod
+from shared.model.events import BoundPod
 from shared.model.lease import Lease, LeaseState
 from shared.model.lease_copy import load_lease
 from shared.model.names import NodeName, PodUid
+from shared.model.node_events import Activation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

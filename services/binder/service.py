@@ -26,15 +26,11 @@ from services.binder.rebuilding import Rebuild
 from services.binder.reconciling import Reconciler
 from services.binder.sweeping import SWEEP_S, Sweeper
 from shared.model.errors import UnavailableError
+from shared.model.event import Event
 from shared.model.events import (
     BindingFailed,
     BudgetChanged,
-    DeviceReported,
-    Event,
-    HealthChanged,
     LeaseChanged,
-    LeasesAsked,
-    LeasesTold,
     ListingWanted,
     NodeChanged,
     PlacementChosen,
@@ -44,11 +40,16 @@ from shared.model.events import (
     PodRejected,
     PodsListed,
     QuotasTold,
+)
+from shared.model.lease import Lease, LeaseState
+from shared.model.node_events import (
+    DeviceReported,
+    HealthChanged,
     ShareActivated,
     ShareRefused,
     ViolationFound,
 )
-from shared.model.lease import Lease, LeaseState
+from shared.model.questions import LeasesAsked, LeasesTold
 from shared.runtime.clock import Clock
 from shared.runtime.service import answers, handles, loops
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from services.cli.facts import Facts, PodSeen, shares_on
 from shared.dialects import DIALECTS
 from shared.model.device import Device, DeviceUse
-from shared.model.events import Activation
 from shared.model.lease import Lease, LeaseState, Share, bookings
 from shared.model.lease_copy import ANNOTATION
 from shared.model.ledger import NodeAccount, counted_use
 from shared.model.names import DeviceUuid, Namespace, PodUid
+from shared.model.node_events import Activation
 from shared.model.quota import Held, total_of
 from shared.model.request import Company
 

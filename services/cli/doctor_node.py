@@ -9,9 +9,9 @@ from services.node_agent.isolation import is_loadable
 from services.node_agent.usage import DeviceSample
 from shared.dialects.dialect import ServedId
 from shared.model.device import Device
-from shared.model.events import Activation
 from shared.model.lease import Lease
 from shared.model.names import PodUid
+from shared.model.node_events import Activation
 
 AGENT_POD = "kubectl -n leasehold-system"
 SHOWN = 5

@@ -23,10 +23,10 @@ from shared.dialects import enabled
 from shared.dialects.dialect import Host, Rules
 from shared.model.device import Device
 from shared.model.errors import UnavailableError
-from shared.model.events import Activation
 from shared.model.lease import Lease
 from shared.model.ledger import NodeAccount
 from shared.model.names import PodUid
+from shared.model.node_events import Activation
 from shared.model.quantity import parse_count
 
 OURS = "leasehold-"

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from services.topology import SERVICES, ServiceListed, roles
 from shared.clients import subjects
 from shared.clients.subjects import API, STREAM
-from shared.model.events import Delivery, Event, ListingWanted, PartReported
+from shared.model.event import Delivery, Event
+from shared.model.events import ListingWanted, PartReported
 from shared.model.names import NodeName
 from shared.runtime.service import Role
 

@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from shared.model.device import Device, DeviceUse
-from shared.model.events import Activation
 from shared.model.lease import Lease, Share
 from shared.model.ledger import NodeAccount, Waiting
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
+from shared.model.node_events import Activation
 from shared.model.quota import QuotaAccounts
 
 

@@ -16,9 +16,9 @@ from services.cli.statedir import StateDir, holder, load_state
 from shared.clients.kube_errors import NotFoundError
 from shared.clients.leases import RedisLeases
 from shared.model.errors import RequestError, UnavailableError
-from shared.model.events import Activation
 from shared.model.ledger import NodeAccount
 from shared.model.names import Namespace, NodeName, PodUid
+from shared.model.node_events import Activation
 
 if TYPE_CHECKING:
     from shared.clients.kube import Kube

@@ -24,12 +24,10 @@ from shared.model.events import (
     PodGone,
     PodQueued,
     PodRejected,
-    ShareActivated,
-    ShareRefused,
-    ViolationFound,
 )
 from shared.model.ledger import LedgerChange, NodeAccount, Snapshot, Waiting
 from shared.model.names import NodeName, PodUid
+from shared.model.node_events import ShareActivated, ShareRefused, ViolationFound
 from shared.runtime.clock import Clock
 from shared.runtime.service import loops, overhears
 

@@ -4,20 +4,18 @@ from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from shared.model.event import Event
 from shared.model.events import (
     BindingFailed,
-    Event,
     PlacementChosen,
     PlacementRefused,
     PodBound,
     PodGone,
     PodQueued,
     PodRejected,
-    ShareActivated,
-    ShareRefused,
-    ViolationFound,
 )
 from shared.model.names import Namespace, PodUid
+from shared.model.node_events import ShareActivated, ShareRefused, ViolationFound
 
 LINES = 200
 REMEMBERED = 20_000

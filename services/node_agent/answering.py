@@ -29,9 +29,9 @@ from services.node_agent.identity import (
 )
 from shared.dialects.dialect import ContainerSetup
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
-from shared.model.events import Activation, ShareActivated, ShareRefused
 from shared.model.lease import Lease
 from shared.model.names import DeviceUuid, NodeName, PodUid
+from shared.model.node_events import Activation, ShareActivated, ShareRefused
 from shared.runtime.clock import Clock
 
 SAID_KEPT = 4096

@@ -13,8 +13,8 @@ import msgspec
 from services.node_agent.allocation import Fence, slot_key
 from services.node_agent.entry import Entry
 from services.node_agent.identity import Told
-from shared.model.events import Activation
 from shared.model.names import PodUid
+from shared.model.node_events import Activation
 
 logger = logging.getLogger(__name__)
 

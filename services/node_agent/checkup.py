@@ -13,8 +13,8 @@ from services.node_agent.inventory import Gpu
 from services.node_agent.leases_known import LeasesKnown
 from services.node_agent.measuring import health_shown
 from shared.model.device import Device
-from shared.model.events import HealthChanged, LeaseHolder
 from shared.model.names import DeviceUuid, NodeName
+from shared.model.node_events import HealthChanged, LeaseHolder
 from shared.runtime.clock import Clock
 
 logger = logging.getLogger(__name__)

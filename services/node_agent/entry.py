@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from shared.dialects.dialect import ContainerSetup
-from shared.model.events import Activation
 from shared.model.names import PodUid
+from shared.model.node_events import Activation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

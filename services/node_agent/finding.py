@@ -15,9 +15,9 @@ from services.node_agent.identity import (
 )
 from services.node_agent.leases_known import LeasesKnown
 from shared.model.errors import UnavailableError
-from shared.model.events import LeasesAsked, LeasesTold
 from shared.model.lease import Lease, LeaseState
 from shared.model.names import NodeName, PodUid
+from shared.model.questions import LeasesAsked, LeasesTold
 from shared.runtime.clock import Clock
 
 LOOK_AGAIN_S = 0.1

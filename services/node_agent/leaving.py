@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from services.node_agent.finding import Asking
 from services.node_agent.turns import Turns
 from shared.model.errors import UnavailableError
-from shared.model.events import LeasesAsked, LeasesTold
 from shared.model.lease import Lease
 from shared.model.names import NodeName
+from shared.model.questions import LeasesAsked, LeasesTold
 from shared.runtime.clock import Clock
 
 logger = logging.getLogger(__name__)

@@ -9,8 +9,8 @@ from services.node_agent.mig import MigInstance
 from services.node_agent.usage import Violation
 from shared.dialects.dialect import ServedId
 from shared.model.device import Device
-from shared.model.events import Activation
 from shared.model.names import DeviceUuid, PodUid
+from shared.model.node_events import Activation
 
 
 class Gpus(Protocol):

@@ -9,9 +9,9 @@ from services.node_agent.identity import KubeletPod, PodResources
 from services.node_agent.mig import MigInstance, instances_of
 from shared.dialects import DIALECTS
 from shared.model.errors import RequestError
-from shared.model.events import Activation
 from shared.model.lease import Lease
 from shared.model.names import DeviceUuid, PodUid
+from shared.model.node_events import Activation
 
 
 def rebuilt(

@@ -26,22 +26,16 @@ from services.node_agent.turns import Turns
 from shared.dialects.dialect import Dialect, Host, Paths
 from shared.model.device import Device
 from shared.model.errors import LeaseholdError, UnavailableError
-from shared.model.events import (
-    BindAsked,
-    BindTold,
+from shared.model.events import LeaseChanged, ListingWanted
+from shared.model.names import NodeName
+from shared.model.node_events import (
     DeviceReported,
-    EndAsked,
-    EndTold,
     HealthChanged,
-    LeaseChanged,
-    LeasesAsked,
-    LeasesTold,
-    ListingWanted,
     ShareActivated,
     ShareRefused,
     ViolationFound,
 )
-from shared.model.names import NodeName
+from shared.model.questions import BindAsked, BindTold, EndAsked, EndTold, LeasesAsked, LeasesTold
 from shared.runtime.clock import Clock
 from shared.runtime.service import answers, emits, handles, loops
 

@@ -14,9 +14,9 @@ from services.node_agent.entry import Entry
 from services.node_agent.identity import KubeletContainer, KubeletPod
 from services.node_agent.leases_known import LeasesKnown
 from shared.model.errors import RequestError
-from shared.model.events import BindTold
 from shared.model.lease import Lease, LeaseState
 from shared.model.names import PodUid
+from shared.model.questions import BindTold
 
 PERMIT_S = 10.0
 """A pod that was let through is bound within this, or does not count any more."""

@@ -25,7 +25,8 @@ from shared.model.budget import (
     Window,
 )
 from shared.model.errors import ConflictError
-from shared.model.events import BudgetChanged, Event
+from shared.model.event import Event
+from shared.model.events import BudgetChanged
 from shared.model.lease import Lease
 from shared.model.ledger import Snapshot
 from shared.model.names import DeviceUuid, Namespace

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from services.watcher.groups import GroupNews, Groups
 from services.watcher.seen import PodSeen
-from shared.model.events import DeviceReported, NodeChanged, PodGone, PodQueued, PodRejected
+from shared.model.events import NodeChanged, PodGone, PodQueued, PodRejected
 from shared.model.names import NodeName, PodUid
 from shared.model.node import NodeFacts
+from shared.model.node_events import DeviceReported
 
 PodEvent = PodQueued | PodRejected | PodGone
 TURNS = 24

@@ -10,9 +10,9 @@ from shared.dialects import (
     volcano_handshake,
     volcano_vgpu,
 )
-from shared.model.events import DeviceReported
 from shared.model.names import NodeName
 from shared.model.node import AGENT_ANNOTATION, NodeFacts, Taint
+from shared.model.node_events import DeviceReported
 from shared.model.quantity import parse_resources
 
 

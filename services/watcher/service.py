@@ -13,7 +13,6 @@ from shared.dialects.pod_groups import GroupKind
 from shared.model.errors import LeaseholdError
 from shared.model.events import (
     BindingFailed,
-    DeviceReported,
     LedgerRebuilt,
     ListingWanted,
     NodeChanged,
@@ -25,6 +24,7 @@ from shared.model.events import (
 )
 from shared.model.names import NodeName
 from shared.model.node import NodeFacts
+from shared.model.node_events import DeviceReported
 from shared.model.quota import Quota
 from shared.runtime.clock import Clock
 from shared.runtime.service import emits, handles

@@ -21,10 +21,11 @@ from shared.clients.kube_types import Node, Pod, PodGroup
 from shared.clients.reflector import Reflector
 from shared.dialects.pod_groups import PATHS, GroupKind
 from shared.model.errors import LeaseholdError, RequestError
-from shared.model.events import BoundPod, DeviceReported, PodsListed
+from shared.model.events import BoundPod, PodsListed
 from shared.model.lease_copy import ANNOTATION
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
+from shared.model.node_events import DeviceReported
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""NATS: work queues that survive, news that does not, and questions. The only door to `nats`.
+"""NATS: work queues that survive, news that does not, and questions.
 
 Work travels on one JetStream stream with explicit acknowledgement; each durable consumer pushes to
 the queue group of its service's replicas. A stream or consumer that went missing (a server that
@@ -18,29 +18,24 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import nats.errors
-import nats.js.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.js import JetStreamContext
-from nats.js.api import ConsumerConfig, DeliverPolicy, RetentionPolicy, StorageType, StreamConfig
+from nats.js.api import ConsumerConfig
 
 from shared.clients import subjects, wire
 from shared.clients.bus_connection import connected
+from shared.clients.bus_stream import add_durable, durable_config, ensured
 from shared.clients.cancelling import end
 from shared.clients.subjects import STREAM
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
-from shared.model.events import Delivery, Event, ListingWanted
+from shared.model.event import Delivery, Event
+from shared.model.events import ListingWanted
 
 logger = logging.getLogger(__name__)
 
-ACK_WAIT_S = 5.0
-"""Work that a replica neither acknowledged nor is still busy with goes to another after this."""
 WATCH_S = 2.0
-DUPLICATES_S = 60.0
-MAX_AGE_S = 24 * 3600.0
-MAX_PENDING = 256
-"""Messages of work that all replicas together hold at once; the rest waits in the stream."""
 NEWS_KEPT = 65_536
 EVENTS_PER_MESSAGE = 256
 HEADERS_BYTES = 1024
@@ -128,11 +123,6 @@ class Inbox:
                 await subscription.unsubscribe()
 
 
-@dataclass(frozen=True, slots=True)
-class _Durable:
-    config: ConsumerConfig
-
-
 class Bus:
     """A connection that heals itself. Publishing raises UnavailableError while it is away."""
 
@@ -148,7 +138,7 @@ class Bus:
         self.stream = stream
         self.keeps_stream = keeps_stream
         self.copies = copies
-        self.durables: dict[str, _Durable] = {}
+        self.durables: dict[str, ConsumerConfig] = {}
         self.inboxes: list[Inbox] = []
 
     @classmethod
@@ -281,20 +271,9 @@ class Bus:
         deliver = subjects.deliver(durable)
         callback = _into(inbox, {kind.subject: kind for kind in kinds}, work=True)
         inbox.subscriptions.append(await self.client.subscribe(deliver, queue=durable, cb=callback))
-        config = ConsumerConfig(
-            durable_name=durable,
-            deliver_subject=deliver,
-            deliver_group=durable,
-            deliver_policy=DeliverPolicy.ALL,
-            ack_wait=ACK_WAIT_S,
-            max_ack_pending=MAX_PENDING,
-            filter_subjects=[subjects.heard(kind) for kind in kinds],
-        )
-        self.durables[durable] = _Durable(config)
-        try:
-            await self.stream.add_consumer(STREAM, config)
-        except (nats.errors.Error, TimeoutError) as error:
-            raise UnavailableError(f"NATS made no consumer {durable}: {error!r}") from error
+        config = durable_config(durable, deliver, [subjects.heard(kind) for kind in kinds])
+        self.durables[durable] = config
+        await add_durable(self.stream, config)
 
     def _messages(self, events: list[Event]) -> Iterator[tuple[list[Event], bytes]]:
         """Encode events of one type, in one message if the server takes it."""
@@ -340,43 +319,10 @@ class Bus:
         """Make the stream and our consumers if they are missing. Tell everybody if they were."""
         if not self.keeps_stream:
             return
-        try:
-            missing = await self._ensure_stream()
-            for durable in list(self.durables.values()):
-                missing |= await self._ensure_consumer(durable)
-            if missing and not first:
-                logger.warning("a NATS stream or consumer was missing and is made anew")
-                await self.publish([ListingWanted(reason="work may have been lost with NATS")])
-        except (nats.errors.Error, TimeoutError) as error:
-            raise UnavailableError(
-                f"NATS has no JetStream for us ({error!r}): start nats-server with -js"
-            ) from error
-
-    async def _ensure_stream(self) -> bool:
-        try:
-            await self.stream.stream_info(STREAM)
-        except nats.js.errors.NotFoundError:
-            await self.stream.add_stream(
-                StreamConfig(
-                    name=STREAM,
-                    subjects=["leasehold.work.>"],
-                    retention=RetentionPolicy.WORK_QUEUE,
-                    storage=StorageType.FILE,
-                    num_replicas=self.copies,
-                    max_age=MAX_AGE_S,
-                    duplicate_window=DUPLICATES_S,
-                )
-            )
-            return True
-        return False
-
-    async def _ensure_consumer(self, durable: _Durable) -> bool:
-        try:
-            await self.stream.consumer_info(STREAM, str(durable.config.durable_name))
-        except nats.js.errors.NotFoundError:
-            await self.stream.add_consumer(STREAM, durable.config)
-            return True
-        return False
+        missing = await ensured(self.stream, self.durables.values(), copies=self.copies)
+        if missing and not first:
+            logger.warning("a NATS stream or consumer was missing and is made anew")
+            await self.publish([ListingWanted(reason="work may have been lost with NATS")])
 
 
 def _into(inbox: Inbox, kinds: dict[str, type[Event]], *, work: bool) -> Callable[[Msg], Any]:

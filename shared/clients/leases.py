@@ -31,9 +31,10 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 from uuid import uuid4
 
+from shared.clients.leases_accounts import PAGE, Accounts
 from shared.clients.leases_connection import LedgerConnection, in_groups, unpacked
 from shared.clients.leases_waiting import WaitingPods
 from shared.clients.ledger_nodes import (
@@ -44,7 +45,6 @@ from shared.clients.ledger_nodes import (
     is_known,
     report_row,
 )
-from shared.clients.ledger_quotas import accounts_of, quota_row
 from shared.clients.ledger_rows import (
     joined,
     lease_of,
@@ -54,13 +54,11 @@ from shared.clients.ledger_rows import (
 )
 from shared.clients.ledger_waiting import rank_of
 from shared.model.errors import UnavailableError
-from shared.model.events import DeviceReported
 from shared.model.lease import Lease, StaleLeaseError
 from shared.model.ledger import (
     FeedLostError,
     Held,
     LedgerChange,
-    NodeAccount,
     Outcome,
     Reservation,
     Snapshot,
@@ -68,19 +66,17 @@ from shared.model.ledger import (
 )
 from shared.model.names import NodeName, PodUid
 from shared.model.node import NodeFacts
-from shared.model.quota import Quota, QuotaAccounts
+from shared.model.node_events import DeviceReported
 from shared.model.request import Gang
 
 EXPIRE_GROUPS = 4
 """Groups that were reserved together, per script call that ends them."""
-PAGE = 100
-"""Nodes per page of a survey."""
 _WITHHELD = -2
 BLOCK_S = 1.0
 """How long a reader of the feed waits before it looks whether the ledger is still the same."""
 
 
-class RedisLeases(WaitingPods):
+class RedisLeases(WaitingPods, Accounts):
     """The ledger, as everybody who may write it sees it."""
 
     @classmethod
@@ -340,55 +336,6 @@ class RedisLeases(WaitingPods):
     async def finish_rebuild(self, token: str) -> bool:
         """Open the ledger for service; False if another rebuild has begun since."""
         return bool(await self._connection.run("rebuild", "finish", token, state="any"))
-
-    async def totals(self) -> AsyncIterator[list[NodeAccount]]:
-        """Yield every node's totals with the leases they are the sum of, read at one moment."""
-        (_, _, _, names, _), _ = await self._survey([])
-        for page in in_groups(sorted(names), PAGE):
-            (_, _, _, _, rows), leases = await self._survey(page, with_leases=True)
-            yield [account_of(row, leases) for row in rows]
-
-    async def accounts(self, names: Sequence[NodeName]) -> list[NodeAccount]:
-        """Return what `totals` yields of some nodes; one that nobody knows is left out."""
-        found: list[NodeAccount] = []
-        for page in in_groups(names, PAGE):
-            (_, _, _, _, rows), leases = await self._survey(page, with_leases=True)
-            found += [account_of(row, leases) for row in rows]
-        return found
-
-    async def kept(self) -> dict[NodeName, dict[str, int]]:
-        """Return what claims keep of nodes' ordinary resources, beside what leases take."""
-        kept: dict[NodeName, dict[str, int]] = {}
-        for node, name, amount in await self._connection.run("kept"):
-            amounts = kept.setdefault(NodeName(node), {})
-            amounts[name] = amounts.get(name, 0) + int(amount)
-        return kept
-
-    async def gangs(self) -> dict[str, frozenset[PodUid]]:
-        """Return, by gang, the pods that are counted as holding a live lease of it."""
-        counted: dict[str, set[PodUid]] = {}
-        for gang, pod in await self._connection.run("gangs"):
-            counted.setdefault(gang, set()).add(PodUid(pod))
-        return {gang: frozenset(pods) for gang, pods in counted.items()}
-
-    async def save_quotas(self, quotas: Sequence[Quota], *, told_at: float) -> bool:
-        """Make these all quotas that there are; True if that is news. Older news is passed over.
-
-        Leases that are there are counted anew, in one step; none ends. Possible at any time, also
-        before the ledger was ever used: a rebuild leaves quotas alone.
-        """
-        rows = [quota_row(quota) for quota in quotas]
-        return bool(await self._connection.run("quotas", "save", rows, told_at, state="any"))
-
-    async def quota_accounts(self) -> QuotaAccounts:
-        """Return quotas, what is held and what is charged under them, read at one moment."""
-        return accounts_of(*await self._connection.run_raw("quotas", "read"))
-
-    async def _survey(
-        self, names: Sequence[str], *, with_leases: bool = False
-    ) -> tuple[list[Any], Iterator[bytes]]:
-        packed, *values = await self._connection.run_raw("survey", names, with_leases)
-        return unpacked(packed), iter(values)
 
 
 def _needs(together: Gang | None) -> tuple[str, int] | bool:

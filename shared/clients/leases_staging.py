@@ -13,8 +13,9 @@ from typing import Self
 import msgspec
 
 from shared.clients.leases_connection import LedgerConnection
-from shared.model.events import Activation, BoundPod, DeviceReported, PodsListed
+from shared.model.events import BoundPod, PodsListed
 from shared.model.names import NodeName
+from shared.model.node_events import Activation, DeviceReported
 
 _encode = msgspec.json.Encoder().encode
 _pods_of = msgspec.json.Decoder(tuple[BoundPod, ...]).decode

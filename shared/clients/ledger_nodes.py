@@ -17,10 +17,10 @@ from shared.clients.ledger_states import (
     node_uses,
 )
 from shared.model.device import Device, DeviceMode
-from shared.model.events import DeviceReported
 from shared.model.ledger import Full, LedgerChange, LedgerNode, NodeAccount, NodeUse
 from shared.model.names import NodeName, PodUid
 from shared.model.node import NodeFacts
+from shared.model.node_events import DeviceReported
 
 _facts_of = msgspec.json.Decoder(NodeFacts).decode
 _devices_of = msgspec.json.Decoder(tuple[Device, ...]).decode

@@ -4,7 +4,7 @@ The bus speaks by them, and the permissions of its users are made from them, so 
 say what the other does not mean.
 """
 
-from shared.model.events import Event
+from shared.model.event import Event
 
 STREAM = "LEASEHOLD"
 API = "$JS.API"

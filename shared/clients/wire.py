@@ -13,7 +13,7 @@ import msgpack
 import msgspec
 
 from shared.model.errors import RequestError
-from shared.model.events import Event
+from shared.model.event import Event
 
 FORMAT = 1
 

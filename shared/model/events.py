@@ -1,48 +1,15 @@
-"""Events: facts in the past tense, which the services say to each other.
+"""Events of pods, their leases and budgets."""
 
-`subject` is the event's name on the bus, `<noun>.<participle>.v<n>`. A field with a default may be
-added; anything else is a new class with a new version. Work is delivered at least once to one
-replica of whoever handles it; news goes to all who listen at that moment, and may be lost.
-"""
-
-from dataclasses import dataclass, field
-from enum import StrEnum
+from dataclasses import dataclass
 from typing import ClassVar
 
-from shared.model.device import Device
+from shared.model.event import Delivery, Event
 from shared.model.lease import Lease
-from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
+from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
 from shared.model.placement import Refusal
 from shared.model.quota import Quota
 from shared.model.request import PodRequest
-
-
-class Delivery(StrEnum):
-    """How an event travels."""
-
-    WORK = "work"
-    """JetStream work queue: kept until one replica has acknowledged it."""
-    NEWS = "news"
-    """Core NATS: to everybody who listens now."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
-    """Anything that travels on the bus."""
-
-    subject: ClassVar[str]
-    delivery: ClassVar[Delivery]
-
-    @property
-    def route(self) -> str:
-        """The subject's last token where receivers want only part of the events: a node's name."""
-        return ""
-
-    @property
-    def event_id(self) -> str:
-        """Two events with one id are the same fact told twice; empty if telling twice is news."""
-        return ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,133 +194,6 @@ class LeaseChanged(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Activation:
-    """What a node agent told the kubelet for one container, as its checkpoint keeps it."""
-
-    pod: PodUid
-    namespace: Namespace
-    name: str
-    container: str
-    resource: str
-    device_ids: tuple[str, ...]
-    lease: Lease
-    """The lease as it was when Allocate was answered."""
-    activated_at: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceReported(Event):
-    """All devices of a node, and what its agent has told the kubelet; the whole truth each time."""
-
-    subject: ClassVar[str] = "device.reported.v1"
-    delivery: ClassVar[Delivery] = Delivery.WORK
-
-    node: NodeName
-    devices: tuple[Device, ...]
-    served: tuple[str, ...]
-    """Resources that the agent's device plugin serves."""
-    activations: tuple[Activation, ...] = ()
-    reported_at: float = 0.0
-    by_signature: bool = False
-    """The kubelet's list of pods cannot be read: leases are matched by what they ask for."""
-
-    @property
-    def route(self) -> str:
-        return self.node
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShareActivated(Event):
-    """The kubelet was given one container's shares."""
-
-    subject: ClassVar[str] = "share.activated.v1"
-    delivery: ClassVar[Delivery] = Delivery.WORK
-
-    node: NodeName
-    activation: Activation
-    trace: str = ""
-
-    @property
-    def route(self) -> str:
-        return self.node
-
-    @property
-    def event_id(self) -> str:
-        return f"{self.activation.pod}:{self.activation.container}:{self.activation.activated_at}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShareRefused(Event):
-    """The kubelet asked for a container, and the agent refused."""
-
-    subject: ClassVar[str] = "share.refused.v1"
-    delivery: ClassVar[Delivery] = Delivery.WORK
-
-    node: NodeName
-    reason: str
-    pod: PodUid | None = None
-    namespace: Namespace | None = None
-    name: str = ""
-    container: str = ""
-
-    @property
-    def route(self) -> str:
-        return self.node
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ViolationFound(Event):
-    """A container uses a device beyond its lease, or does not keep to how it is held."""
-
-    subject: ClassVar[str] = "violation.found.v1"
-    delivery: ClassVar[Delivery] = Delivery.WORK
-
-    node: NodeName
-    pod: PodUid
-    namespace: Namespace
-    name: str
-    container: str
-    reason: str
-    """For machines: in CamelCase, as the reason of a Kubernetes Event."""
-    message: str
-    found_at: float = 0.0
-
-    @property
-    def route(self) -> str:
-        return self.node
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseHolder:
-    """A pod that holds a lease."""
-
-    pod: PodUid
-    namespace: Namespace
-    name: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HealthChanged(Event):
-    """A device was cordoned, or is healthy again; told to the owners of what is leased of it."""
-
-    subject: ClassVar[str] = "health.changed.v1"
-    delivery: ClassVar[Delivery] = Delivery.WORK
-
-    node: NodeName
-    device: DeviceUuid
-    index: int
-    healthy: bool
-    fault: str = ""
-    """Why it was cordoned."""
-    holders: tuple[LeaseHolder, ...] = ()
-    changed_at: float = 0.0
-
-    @property
-    def route(self) -> str:
-        return self.node
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerRebuilt(Event):
     """The ledger was empty and holds everything again; whoever knows of waiting pods says so."""
 
@@ -371,91 +211,6 @@ class ListingWanted(Event):
     delivery: ClassVar[Delivery] = Delivery.NEWS
 
     reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeasesAsked(Event):
-    """A question of a node agent: which leases does my node hold? Answered by any binder."""
-
-    subject: ClassVar[str] = "lease.asked.v1"
-    delivery: ClassVar[Delivery] = Delivery.NEWS
-
-    node: NodeName
-    pods: tuple[PodUid, ...] = ()
-    """Only these; empty: all of the node's."""
-
-    @property
-    def route(self) -> str:
-        return self.node
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeasesTold(Event):
-    """The answer to `LeasesAsked`."""
-
-    subject: ClassVar[str] = "lease.told.v1"
-    delivery: ClassVar[Delivery] = Delivery.NEWS
-
-    leases: tuple[Lease, ...] = field(default_factory=tuple)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BindAsked(Event):
-    """A question of the binder to a node's agent: may these pods be bound to your node now?"""
-
-    subject: ClassVar[str] = "bind.asked.v1"
-    delivery: ClassVar[Delivery] = Delivery.NEWS
-
-    node: NodeName
-    leases: tuple[Lease, ...]
-
-    @property
-    def route(self) -> str:
-        return self.node
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BindTold(Event):
-    """The answer to `BindAsked`."""
-
-    subject: ClassVar[str] = "bind.told.v1"
-    delivery: ClassVar[Delivery] = Delivery.NEWS
-
-    held: tuple[PodUid, ...] = ()
-    """Those that the kubelet would refuse at this moment: to be asked for again."""
-    reason: str = ""
-    """Why, if there are any."""
-    free: bool = True
-    """For a moment nothing else need be asked for: it is not the pods that matter."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndAsked(Event):
-    """A question of the binder to a node's agent: has the last container of these pods ended?"""
-
-    subject: ClassVar[str] = "end.asked.v1"
-    delivery: ClassVar[Delivery] = Delivery.NEWS
-
-    node: NodeName
-    pod: PodUid
-    more: tuple[PodUid, ...] = ()
-    """Asked for at the same time: what an agent has to look at is the same for all."""
-
-    @property
-    def route(self) -> str:
-        return self.node
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndTold(Event):
-    """The answer to `EndAsked`."""
-
-    subject: ClassVar[str] = "end.told.v1"
-    delivery: ClassVar[Delivery] = Delivery.NEWS
-
-    ended: bool
-    more: tuple[PodUid, ...] = ()
-    """Those of the others that have ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,8 @@ from typing import Protocol
 
 from shared.clients.cancelling import end
 from shared.model.errors import UnavailableError
-from shared.model.events import Event, PartReported
+from shared.model.event import Event
+from shared.model.events import PartReported
 from shared.runtime.health import Probe, unready
 
 logger = logging.getLogger(__name__)

@@ -19,11 +19,12 @@ from typing import Any
 from opentelemetry.trace import Span, SpanKind
 from prometheus_client import Counter, Histogram
 
-from shared.clients.bus import ACK_WAIT_S, Bus, Delivered, Inbox
+from shared.clients.bus import Bus, Delivered, Inbox
+from shared.clients.bus_stream import ACK_WAIT_S
 from shared.clients.cancelling import end
 from shared.clients.subjects import durable_of
 from shared.model.errors import ConflictError, LeaseholdError, RequestError, UnavailableError
-from shared.model.events import Event
+from shared.model.event import Event
 from shared.runtime import health, telemetry
 from shared.runtime.reporting import reporting
 from shared.runtime.service import Role, roles_of

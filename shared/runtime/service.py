@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import UnionType
 from typing import Any, TypeVar, overload
 
-from shared.model.events import Event
+from shared.model.event import Event
 
 F = TypeVar("F", bound=Callable[..., Any])
 _MARK = "__leasehold_role__"

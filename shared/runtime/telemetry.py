@@ -33,7 +33,7 @@ from opentelemetry.trace import (
     TraceFlags,
 )
 
-from shared.model.events import Event
+from shared.model.event import Event
 from shared.runtime.settings import ServiceSettings
 
 E = TypeVar("E", bound=Event)

@@ -20,11 +20,11 @@ from pathlib import Path
 
 from shared.clients.leases import RedisLeases
 from shared.model.device import Device
-from shared.model.events import DeviceReported
 from shared.model.lease import Share
 from shared.model.ledger import Reservation, Reserved
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
+from shared.model.node_events import DeviceReported
 from shared.model.placement import Placement
 from tests.support.valkey import ValkeyServer, valkey_server
 

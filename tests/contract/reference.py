@@ -14,13 +14,15 @@ from typing import Any
 from services.cli import commands
 from services.simcluster import __main__ as simcluster
 from services.topology import SERVICES, roles
-from shared.model import events
-from shared.model.events import Event, PartReported
+from shared.model import events, node_events, questions
+from shared.model.event import Event
+from shared.model.events import PartReported
 from shared.runtime.settings import PREFIX, ServiceSettings
 from tests.contract.reference_metrics import node_page, registered
 
 ROOT = Path(__file__).parents[2]
 MAIN = "__main__"
+EVENT_MODULES = (events, node_events, questions)
 
 
 def pieces() -> dict[str, str]:
@@ -149,7 +151,8 @@ def _metrics() -> str:
 
 
 def _kinds_of_events() -> list[type[Event]]:
-    kinds = [value for value in vars(events).values() if _is_below(value, Event)]
+    here = [value for module in EVENT_MODULES for value in vars(module).values()]
+    kinds = {value for value in here if _is_below(value, Event)}
     return sorted(kinds, key=lambda kind: kind.subject)
 
 
@@ -181,8 +184,9 @@ def _way_of(kind: type[Event]) -> tuple[str, list[str], list[str]]:
 
 def _fields() -> str:
     rows = []
-    tree = ast.parse(inspect.getsource(events))
-    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    trees = [ast.parse(inspect.getsource(module)) for module in EVENT_MODULES]
+    nodes = [node for tree in trees for node in tree.body]
+    classes = {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
     for kind in _kinds_of_events():
         names = [_field(item) for item in classes[kind.__name__].body if _is_field(item)]
         rows.append((f"`{kind.subject}`", ", ".join(names)))

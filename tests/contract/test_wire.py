@@ -14,22 +14,12 @@ import pytest
 from shared.clients import wire
 from shared.model.device import Device, DeviceMode
 from shared.model.errors import RequestError
+from shared.model.event import Event
 from shared.model.events import (
-    Activation,
-    BindAsked,
     BindingFailed,
-    BindTold,
     BoundPod,
     BudgetChanged,
-    DeviceReported,
-    EndAsked,
-    EndTold,
-    Event,
-    HealthChanged,
     LeaseChanged,
-    LeaseHolder,
-    LeasesAsked,
-    LeasesTold,
     LedgerRebuilt,
     ListingWanted,
     NodeChanged,
@@ -42,14 +32,21 @@ from shared.model.events import (
     PodRejected,
     PodsListed,
     QuotasTold,
-    ShareActivated,
-    ShareRefused,
-    ViolationFound,
 )
 from shared.model.lease import Lease, LeaseState, Share
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts, Taint
+from shared.model.node_events import (
+    Activation,
+    DeviceReported,
+    HealthChanged,
+    LeaseHolder,
+    ShareActivated,
+    ShareRefused,
+    ViolationFound,
+)
 from shared.model.placement import DeviceVerdict, NodeVerdict, Refusal
+from shared.model.questions import BindAsked, BindTold, EndAsked, EndTold, LeasesAsked, LeasesTold
 from shared.model.quota import Limits, Quota
 from shared.model.request import (
     DeviceOrder,

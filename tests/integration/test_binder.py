@@ -19,11 +19,9 @@ from shared.clients.kube import Kube
 from shared.clients.kubeconfig import load_credentials
 from shared.clients.leases import RedisLeases
 from shared.clients.leases_staging import LedgerStaging
+from shared.model.event import Event
 from shared.model.events import (
-    Activation,
     BoundPod,
-    DeviceReported,
-    Event,
     ListingWanted,
     NodeChanged,
     PlacementChosen,
@@ -36,6 +34,7 @@ from shared.model.lease import Lease, LeaseState, Share
 from shared.model.lease_copy import ANNOTATION
 from shared.model.ledger import Reservation, Reserved, Waiting
 from shared.model.names import Namespace, NodeName, PodUid
+from shared.model.node_events import Activation, DeviceReported
 from shared.model.placement import Placement, Refusal
 from shared.model.request import GpuRequest, PodRequest
 from shared.runtime.clock import SystemClock

@@ -9,16 +9,10 @@ import pytest
 
 from shared.clients.bus import Bus
 from shared.model.errors import RequestError, UnavailableError
-from shared.model.events import (
-    EndAsked,
-    EndTold,
-    ListingWanted,
-    NodeChanged,
-    PodGone,
-    PodQueued,
-)
+from shared.model.events import ListingWanted, NodeChanged, PodGone, PodQueued
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
+from shared.model.questions import EndAsked, EndTold
 from shared.model.request import GpuRequest, PodRequest
 from shared.runtime.run import Runner
 from shared.runtime.service import answers, handles

@@ -19,8 +19,9 @@ from services.placer.service import Placer
 from shared.clients.leases import RedisLeases
 from shared.dialects import read_pod
 from shared.dialects.dialect import Rules
-from shared.model.events import DeviceReported, PlacementChosen, PlacementRefused, PodQueued
+from shared.model.events import PlacementChosen, PlacementRefused, PodQueued
 from shared.model.names import NodeName, PodUid
+from shared.model.node_events import DeviceReported
 from shared.model.request import PodRequest
 from shared.runtime.clock import SystemClock
 from tests.support.build import dice, facts, pod_queued

@@ -23,16 +23,10 @@ from shared.clients.bus import Bus
 from shared.clients.leases import RedisLeases
 from shared.clients.logins import load_login
 from shared.model.errors import UnavailableError
-from shared.model.events import (
-    DeviceReported,
-    EndAsked,
-    EndTold,
-    LeaseChanged,
-    LeasesAsked,
-    LeasesTold,
-    PodQueued,
-)
+from shared.model.events import LeaseChanged, PodQueued
 from shared.model.names import NodeName, PodUid
+from shared.model.node_events import DeviceReported
+from shared.model.questions import EndAsked, EndTold, LeasesAsked, LeasesTold
 from tests.support.nats import free_port, nats_binary
 from tests.support.valkey import valkey_binary
 

@@ -10,9 +10,9 @@ import pytest
 from services.node_agent.kubelet_plugin import encode_setup
 from services.node_agent.simulated_gpus import uuid_of
 from shared.model.errors import RequestError
-from shared.model.events import EndAsked
 from shared.model.lease import LeaseState
 from shared.model.names import NodeName, PodUid
+from shared.model.questions import EndAsked
 from tests.support.kubelet import NODE, container, eventually, pod
 from tests.support.node_agent import MEMORY, NUMBER, Site, share, site
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from shared.model.events import EndAsked
 from shared.model.lease import LeaseState
 from shared.model.names import NodeName, PodUid
+from shared.model.questions import EndAsked
 from tests.support.kubelet import NODE, container, eventually, pod
 from tests.support.node_agent import NUMBER, Site, share, site
 from tests.support.node_binder import Binder, post, reserve

@@ -10,8 +10,8 @@ from services.node_agent.checkup import Checkup
 from services.node_agent.health import Health
 from services.node_agent.simulated_gpus import uuid_of
 from shared.model.device import Device, DeviceMode
-from shared.model.events import HealthChanged, LeaseHolder
 from shared.model.names import NodeName
+from shared.model.node_events import HealthChanged, LeaseHolder
 from tests.support.kubelet import NODE, eventually, pod
 from tests.support.node_agent import NUMBER, Site, share, site
 

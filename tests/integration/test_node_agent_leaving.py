@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from services.node_agent.turns import LEAVES
-from shared.model.events import BindAsked, BindTold
 from shared.model.lease import Share
 from shared.model.names import NodeName
+from shared.model.questions import BindAsked, BindTold
 from tests.support.kubelet import NODE, eventually, pod
 from tests.support.node_agent import NUMBER, Site, lease_of, share, site
 from tests.support.node_binder import Binder, post, reserve

@@ -17,8 +17,8 @@ from services.node_agent.region_image import Seed, image_of
 from services.node_agent.region_layouts import V1_2
 from services.node_agent.region_reading import read_region
 from services.node_agent.settings import AgentSettings
-from shared.model.events import ViolationFound
 from shared.model.lease import Lease, LeaseState
+from shared.model.node_events import ViolationFound
 from tests.support.kubelet import eventually, pod
 from tests.support.node_agent import NUMBER, Site, share, site
 from tests.support.regions import path_of, process

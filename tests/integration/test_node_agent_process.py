@@ -13,19 +13,11 @@ from typing import Any
 import aiohttp
 
 from shared.clients.bus import Bus
-from shared.model.events import (
-    DeviceReported,
-    EndAsked,
-    EndTold,
-    Event,
-    LeaseChanged,
-    LeasesAsked,
-    LeasesTold,
-    ListingWanted,
-    ShareActivated,
-    ShareRefused,
-)
+from shared.model.event import Event
+from shared.model.events import LeaseChanged, ListingWanted
 from shared.model.names import NodeName, PodUid
+from shared.model.node_events import DeviceReported, ShareActivated, ShareRefused
+from shared.model.questions import EndAsked, EndTold, LeasesAsked, LeasesTold
 from tests.support.kubelet import NODE, eventually, pod
 from tests.support.nats import NatsServer, nats_server
 from tests.support.node_agent import NUMBER, Ledger, Site, lease_of, share, site

@@ -16,9 +16,9 @@ from shared.clients.bus import Bus, Inbox
 from shared.clients.kube import Kube
 from shared.clients.kubeconfig import load_credentials
 from shared.dialects.dialect import Rules
+from shared.model.event import Event
 from shared.model.events import (
     BindingFailed,
-    Event,
     ListingWanted,
     NodeChanged,
     PodGone,

@@ -12,21 +12,14 @@ from services.binder.binding import PodSeen
 from services.binder.explaining import ConditionSeen
 from services.binder.service import Binder
 from shared.model.errors import ConflictError, LeaseholdError, RequestError, UnavailableError
-from shared.model.events import (
-    Activation,
-    BindTold,
-    BoundPod,
-    BudgetChanged,
-    DeviceReported,
-    Event,
-    PlacementChosen,
-    PodQueued,
-    PodsListed,
-)
+from shared.model.event import Event
+from shared.model.events import BoundPod, BudgetChanged, PlacementChosen, PodQueued, PodsListed
 from shared.model.lease import Lease, LeaseState, Share, StaleLeaseError
 from shared.model.ledger import Offers
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
+from shared.model.node_events import Activation, DeviceReported
+from shared.model.questions import BindTold
 from shared.model.quota import Quota
 from tests.support.clock import FakeClock
 

@@ -23,7 +23,7 @@ from shared.model.budget import (
     Tenure,
     Update,
 )
-from shared.model.events import Event
+from shared.model.event import Event
 from shared.model.lease import Lease, LeaseState
 from shared.model.names import Namespace, PodUid
 from tests.support.clock import FakeClock

@@ -15,7 +15,7 @@ from services.dashboard.service import Dashboard
 from shared.clients.budgets import Budgets
 from shared.clients.bus import Bus
 from shared.clients.leases import RedisLeases
-from shared.model.events import Event
+from shared.model.event import Event
 from shared.model.lease import Lease
 from shared.runtime import health
 from shared.runtime.clock import SystemClock

@@ -7,11 +7,12 @@ from itertools import count
 
 from shared.clients.leases import RedisLeases
 from shared.model.device import Device, DeviceUse
-from shared.model.events import DeviceReported, PodQueued
+from shared.model.events import PodQueued
 from shared.model.lease import Lease, Share
 from shared.model.ledger import Reservation, Reserved, Waiting, counted_use
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
+from shared.model.node_events import DeviceReported
 from shared.model.placement import Placement, Refusal
 from shared.model.request import Company, GpuRequest, PodRequest
 

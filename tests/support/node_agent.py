@@ -16,17 +16,12 @@ from services.node_agent.simulated_gpus import uuid_of
 from services.simcluster.kubelet_settings import NodeSettings
 from services.simcluster.objects import Json
 from shared.model.errors import UnavailableError
-from shared.model.events import (
-    DeviceReported,
-    Event,
-    LeaseChanged,
-    LeasesAsked,
-    LeasesTold,
-    ShareActivated,
-    ShareRefused,
-)
+from shared.model.event import Event
+from shared.model.events import LeaseChanged
 from shared.model.lease import Lease, LeaseState, Share
 from shared.model.names import Namespace, NodeName, PodUid
+from shared.model.node_events import DeviceReported, ShareActivated, ShareRefused
+from shared.model.questions import LeasesAsked, LeasesTold
 from shared.runtime.service import roles_of
 from shared.runtime.telemetry import Tracing
 from tests.support.apiserver import ApiUnderTest, api_server

@@ -8,9 +8,9 @@ from typing import Any
 from services.binder.presence import Presence
 from services.simcluster.binding import bind
 from shared.model.errors import UnavailableError
-from shared.model.events import BindAsked, BindTold
 from shared.model.lease import Lease, LeaseState, Share
 from shared.model.names import NodeName
+from shared.model.questions import BindAsked, BindTold
 from shared.runtime.clock import SystemClock
 from tests.support.kubelet import NODE, pod
 from tests.support.node_agent import NUMBER, Site, lease_of

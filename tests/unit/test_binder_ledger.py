@@ -11,12 +11,9 @@ from services.binder.binding import PodSeen
 from services.binder.service import Binder
 from shared.model.errors import ConflictError, UnavailableError
 from shared.model.events import (
-    Activation,
     BindingFailed,
     BoundPod,
-    DeviceReported,
     LeaseChanged,
-    LeasesAsked,
     LedgerRebuilt,
     ListingWanted,
     NodeChanged,
@@ -24,13 +21,13 @@ from shared.model.events import (
     PodGone,
     PodQueued,
     PodsListed,
-    ShareActivated,
-    ShareRefused,
 )
 from shared.model.lease import Lease, LeaseState
 from shared.model.lease_copy import dump_lease
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
+from shared.model.node_events import Activation, DeviceReported, ShareActivated, ShareRefused
+from shared.model.questions import LeasesAsked
 from shared.model.request import PodRequest
 from shared.runtime.service import roles_of
 from tests.support.binder_world import NOW, World, chosen, lease, running, until

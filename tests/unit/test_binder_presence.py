@@ -7,9 +7,10 @@ import pytest
 
 from services.binder.presence import AWAY_MOST_S, AWAY_S, NONE_S, TRUSTED_S, Presence
 from shared.model.errors import UnavailableError
-from shared.model.events import BindingFailed, BindTold, PodBound
+from shared.model.events import BindingFailed, PodBound
 from shared.model.lease import Lease, LeaseState
 from shared.model.names import NodeName
+from shared.model.questions import BindTold
 from tests.support.binder_world import World, chosen, lease, running
 from tests.support.clock import FakeClock
 

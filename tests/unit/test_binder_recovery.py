@@ -3,9 +3,10 @@
 from dataclasses import replace
 
 from services.binder.recovery import Evidence, recover
-from shared.model.events import Activation, BoundPod
+from shared.model.events import BoundPod
 from shared.model.lease import Lease, LeaseState
 from shared.model.lease_copy import dump_lease
+from shared.model.node_events import Activation
 from tests.support.binder_world import lease
 
 

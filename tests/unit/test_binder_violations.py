@@ -1,7 +1,7 @@
 """What agents say of broken rules and sick devices becomes Events of pods and nodes."""
 
-from shared.model.events import HealthChanged, LeaseHolder, ViolationFound
 from shared.model.names import DeviceUuid, Namespace, NodeName
+from shared.model.node_events import HealthChanged, LeaseHolder, ViolationFound
 from tests.support.binder_world import World, lease, running, until
 
 

@@ -6,12 +6,12 @@ from services.cli.audit import Difference, differences, lasting, unexplained
 from services.cli.facts import Facts, PodSeen
 from services.cli.shapes import audit as audit_shape
 from shared.model.device import Device, DeviceUse
-from shared.model.events import Activation
 from shared.model.lease import Lease, LeaseState, Share
 from shared.model.lease_copy import ANNOTATION
 from shared.model.ledger import LedgerNode, NodeAccount, counted_use
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
+from shared.model.node_events import Activation
 from shared.model.quota import Limits, Quota, QuotaAccounts, charge_of
 from shared.model.request import Company
 

@@ -17,7 +17,9 @@ from services.cli.advice import EXAMPLE, next_steps
 from services.cli.commands import parser
 from services.cli.statedir import PartState, State, StateDir, load_state, save_state
 from shared.model.errors import RequestError
-from shared.model.events import Delivery, Event, LeasesAsked, PodQueued
+from shared.model.event import Delivery, Event
+from shared.model.events import PodQueued
+from shared.model.questions import LeasesAsked
 from shared.runtime.service import Role
 
 

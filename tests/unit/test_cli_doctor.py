@@ -15,9 +15,9 @@ from services.node_agent.usage import DeviceSample, Process
 from shared.clients.probing import RedisFacts, ahead_s
 from shared.dialects.dialect import ServedId
 from shared.model.device import Device, DeviceMode
-from shared.model.events import Activation
 from shared.model.lease import Lease, Share
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
+from shared.model.node_events import Activation
 
 OK, WARN, FAIL = Outcome.OK, Outcome.WARN, Outcome.FAIL
 GPU = DeviceUuid("GPU-a")

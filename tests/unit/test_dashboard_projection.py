@@ -18,18 +18,17 @@ from services.dashboard.ticker import Ticker
 from shared.model.budget import UNITS_PER_GPU_MINUTE, Entry, Window
 from shared.model.errors import RequestError
 from shared.model.events import (
-    Activation,
     BudgetChanged,
     PartReported,
     PlacementChosen,
     PlacementRefused,
     PodBound,
     PodGone,
-    ShareActivated,
 )
 from shared.model.lease import Lease, LeaseState, MigPlace
 from shared.model.ledger import NodeAccount, Waiting, counted_use
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
+from shared.model.node_events import Activation, ShareActivated
 from shared.model.placement import Refusal
 from tests.support import build
 

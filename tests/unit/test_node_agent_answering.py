@@ -18,9 +18,9 @@ from services.node_agent.simulated_gpus import SimulatedGpus, uuid_of
 from shared.dialects import DIALECTS
 from shared.dialects.dialect import ContainerSetup, Paths
 from shared.model.errors import RequestError, UnavailableError
-from shared.model.events import ShareActivated, ShareRefused
 from shared.model.lease import Lease, LeaseState
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
+from shared.model.node_events import ShareActivated, ShareRefused
 from shared.runtime.clock import SystemClock
 from tests.support.kubelet import NODE
 from tests.support.node_agent import NUMBER, Ledger, lease_of, share

@@ -25,9 +25,9 @@ from services.node_agent.usage import DeviceSample, Process, Rule, Tenant
 from shared.dialects import DIALECTS
 from shared.dialects.dialect import ContainerSetup
 from shared.model.errors import UnavailableError
-from shared.model.events import Activation
 from shared.model.lease import Lease, MigPlace
 from shared.model.names import DeviceUuid, NodeName
+from shared.model.node_events import Activation
 from shared.runtime.health import served
 from tests.support.clock import FakeClock
 from tests.support.kubelet import NODE

@@ -18,9 +18,9 @@ from services.node_agent.rebuilding import ended_pods
 from services.node_agent.region_image import Seed, image_of
 from shared.dialects.dialect import ContainerSetup, Mount
 from shared.model.errors import RequestError, UnavailableError
-from shared.model.events import Activation
 from shared.model.lease import LeaseState
 from shared.model.names import Namespace, NodeName, PodUid
+from shared.model.node_events import Activation
 from tests.support.node_agent import lease_of, share
 from tests.support.regions import process
 

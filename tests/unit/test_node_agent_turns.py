@@ -13,9 +13,9 @@ from services.node_agent.leases_known import LeasesKnown
 from services.node_agent.turns import LEAVES, PERMIT_S, Turns, containers_of, is_open
 from shared.dialects import DIALECTS
 from shared.dialects.dialect import ContainerSetup
-from shared.model.events import Activation
 from shared.model.lease import Lease, LeaseState
 from shared.model.names import NodeName, PodUid
+from shared.model.node_events import Activation
 from tests.support.kubelet import NODE
 from tests.support.node_agent import NUMBER, lease_of, share
 

@@ -13,8 +13,9 @@ from opentelemetry.trace import SpanKind
 
 from shared.clients.cancelling import end
 from shared.model.errors import RequestError
-from shared.model.events import EndAsked, EndTold, LedgerRebuilt, ListingWanted, PodGone
+from shared.model.events import LedgerRebuilt, ListingWanted, PodGone
 from shared.model.names import Namespace, NodeName, PodUid
+from shared.model.questions import EndAsked, EndTold
 from shared.runtime import telemetry
 from shared.runtime.service import Role, answers, emits, handles, loops, roles_of
 from shared.runtime.settings import ServiceSettings, load, setting

@@ -13,9 +13,10 @@ from shared.clients.kube_types import Node, Pod
 from shared.dialects.dialect import Rules
 from shared.model.device import Device
 from shared.model.errors import RequestError
-from shared.model.events import DeviceReported, PodGone, PodQueued, PodRejected
+from shared.model.events import PodGone, PodQueued, PodRejected
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
+from shared.model.node_events import DeviceReported
 from shared.model.request import NodeTerm, PodRequest
 
 WAITING = PodSeen(

@@ -1,0 +1,70 @@
+"""The sums of the ledger, and what it counts beside leases: nodes, gangs, quotas."""
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any
+
+from shared.clients.leases_connection import LedgerConnection, in_groups, unpacked
+from shared.clients.ledger_nodes import account_of
+from shared.clients.ledger_quotas import accounts_of, quota_row
+from shared.model.ledger import NodeAccount
+from shared.model.names import NodeName, PodUid
+from shared.model.quota import Quota, QuotaAccounts
+
+PAGE = 100
+"""Nodes per page of a survey."""
+
+
+class Accounts:
+    """The part of the ledger (`RedisLeases`) that answers for its sums."""
+
+    def __init__(self, connection: LedgerConnection) -> None:
+        self._connection = connection
+
+    async def totals(self) -> AsyncIterator[list[NodeAccount]]:
+        """Yield every node's totals with the leases they are the sum of, read at one moment."""
+        (_, _, _, names, _), _ = await self._survey([])
+        for page in in_groups(sorted(names), PAGE):
+            (_, _, _, _, rows), leases = await self._survey(page, with_leases=True)
+            yield [account_of(row, leases) for row in rows]
+
+    async def accounts(self, names: Sequence[NodeName]) -> list[NodeAccount]:
+        """Return what `totals` yields of some nodes; one that nobody knows is left out."""
+        found: list[NodeAccount] = []
+        for page in in_groups(names, PAGE):
+            (_, _, _, _, rows), leases = await self._survey(page, with_leases=True)
+            found += [account_of(row, leases) for row in rows]
+        return found
+
+    async def kept(self) -> dict[NodeName, dict[str, int]]:
+        """Return what claims keep of nodes' ordinary resources, beside what leases take."""
+        kept: dict[NodeName, dict[str, int]] = {}
+        for node, name, amount in await self._connection.run("kept"):
+            amounts = kept.setdefault(NodeName(node), {})
+            amounts[name] = amounts.get(name, 0) + int(amount)
+        return kept
+
+    async def gangs(self) -> dict[str, frozenset[PodUid]]:
+        """Return, by gang, the pods that are counted as holding a live lease of it."""
+        counted: dict[str, set[PodUid]] = {}
+        for gang, pod in await self._connection.run("gangs"):
+            counted.setdefault(gang, set()).add(PodUid(pod))
+        return {gang: frozenset(pods) for gang, pods in counted.items()}
+
+    async def save_quotas(self, quotas: Sequence[Quota], *, told_at: float) -> bool:
+        """Make these all quotas that there are; True if that is news. Older news is passed over.
+
+        Leases that are there are counted anew, in one step; none ends. Possible at any time, also
+        before the ledger was ever used: a rebuild leaves quotas alone.
+        """
+        rows = [quota_row(quota) for quota in quotas]
+        return bool(await self._connection.run("quotas", "save", rows, told_at, state="any"))
+
+    async def quota_accounts(self) -> QuotaAccounts:
+        """Return quotas, what is held and what is charged under them, read at one moment."""
+        return accounts_of(*await self._connection.run_raw("quotas", "read"))
+
+    async def _survey(
+        self, names: Sequence[str], *, with_leases: bool = False
+    ) -> tuple[list[Any], Iterator[bytes]]:
+        packed, *values = await self._connection.run_raw("survey", names, with_leases)
+        return unpacked(packed), iter(values)
