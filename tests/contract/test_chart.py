@@ -1,0 +1,223 @@
+"""The Helm chart: it renders to what kustomize makes of the manifests, for every choice of parts.
+
+Its templates are written anew by `python -m tests.contract.chart`. Helm itself is tried where it is
+installed; without it, `tests.support.helm_template` renders the same files.
+"""
+
+import json
+import shutil
+import subprocess
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from services.simcluster.schema_check import violations
+from tests.contract.chart import (
+    HIGHLY_AVAILABLE,
+    K8S,
+    NAMESPACE,
+    TEMPLATES,
+    Parts,
+    combinations,
+    kustomized,
+    objects,
+    parts,
+    templates,
+)
+from tests.contract.chart_values import defaults
+from tests.support.helm_template import rendered
+
+CHART = K8S / "chart"
+ROOT = K8S.parent
+Json = dict[str, Any]
+
+pytestmark = [
+    pytest.mark.kubectl,
+    pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed"),
+]
+with_helm = pytest.mark.skipif(shutil.which("helm") is None, reason="helm is not installed")
+
+
+def values(chosen: Parts = frozenset(), **others: Any) -> Json:
+    """The defaults with some parts turned on, and these instead of theirs."""
+    return defaults() | dict.fromkeys(chosen, True) | others
+
+
+def charted(wanted: Mapping[str, Any], namespace: str = NAMESPACE) -> dict[tuple[str, str], Json]:
+    """The chart's objects by kind and name."""
+    found: dict[tuple[str, str], Json] = {}
+    for template in sorted(TEMPLATES.glob("*.yaml")):
+        text = rendered(template.read_text(), wanted, namespace)
+        for it in objects(text):
+            found[it["kind"], it["metadata"]["name"]] = it
+    return found
+
+
+def kept(made: Mapping[tuple[str, str], Json]) -> dict[tuple[str, str], Json]:
+    """What kustomize makes, and the word to Helm that definitions outlive the release."""
+    keep = {"helm.sh/resource-policy": "keep"}
+    return {
+        key: it
+        if key[0] != "CustomResourceDefinition"
+        else it
+        | {
+            "metadata": it["metadata"]
+            | {"annotations": it["metadata"].get("annotations", {}) | keep}
+        }
+        for key, it in made.items()
+    }
+
+
+@cache
+def schema() -> Json:
+    found: Json = json.loads((CHART / "values.schema.json").read_text())
+    return found
+
+
+def test_the_templates_are_those_of_the_manifests() -> None:
+    written = {path.name: path.read_text() for path in TEMPLATES.glob("*.yaml")}
+
+    assert written == templates(), "python -m tests.contract.chart"
+
+
+@pytest.mark.parametrize("chosen", combinations(), ids=lambda it: "+".join(sorted(it)) or "base")
+def test_the_chart_makes_what_kustomize_makes(chosen: Parts) -> None:
+    assert charted(values(chosen)) == kept(kustomized(chosen))
+
+
+def test_the_dev_overlay_is_the_chart_with_other_values() -> None:
+    text = subprocess.run(
+        ["kubectl", "kustomize", str(K8S / "overlays" / "dev")],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    overlay = {
+        (it["kind"], it["metadata"]["name"]): it
+        for it in objects(text)
+        if it["kind"] != "Namespace"
+    }
+    dev = yaml.safe_load((CHART / "values-dev.yaml").read_text())
+    wanted = {
+        name: it | dev.get(name, {}) if isinstance(it, dict) else it
+        for name, it in defaults().items()
+    }
+
+    assert charted(wanted) == kept(overlay)
+
+
+def test_another_namespace_is_named_wherever_ours_was() -> None:
+    assert NAMESPACE not in json.dumps(list(charted(values(), "gpus").values()))
+
+
+def test_an_image_its_secrets_and_other_values_arrive_where_they_are_for() -> None:
+    found = charted(
+        values(
+            frozenset({HIGHLY_AVAILABLE}),
+            image={"repository": "registry.example.org/leasehold", "tag": "1"},
+            imagePullSecrets=[{"name": "registry"}],
+            replicas={"binder": 5},
+            placers={"min": 4, "max": 9},
+            redis={"image": "valkey:8", "storage": "3Gi", "storageClass": "fast"},
+        )
+    )
+
+    pods = {
+        name: it["spec"]["template"]["spec"]
+        for (_, name), it in found.items()
+        if "template" in it.get("spec", {})
+    }
+    ours = {name for name in pods if name not in {"nats", "redis"}}
+    assert {pods[name]["containers"][0]["image"] for name in ours} == {
+        "registry.example.org/leasehold:1"
+    }
+    assert pods["redis"]["containers"][0]["image"] == "valkey:8"
+    assert all(pod["imagePullSecrets"] == [{"name": "registry"}] for pod in pods.values())
+    assert found["Deployment", "binder"]["spec"]["replicas"] == 5
+    claim = found["StatefulSet", "redis"]["spec"]["volumeClaimTemplates"][0]["spec"]
+    assert claim["storageClassName"] == "fast"
+    assert claim["resources"]["requests"]["storage"] == "3Gi"
+    scaler = found["HorizontalPodAutoscaler", "placer"]["spec"]
+    assert (scaler["minReplicas"], scaler["maxReplicas"]) == (4, 9)
+
+
+def test_the_schema_knows_every_value_and_nothing_else() -> None:
+    def closed(part: Json, told: Json) -> None:
+        assert part["additionalProperties"] is False
+        if told:
+            assert set(part["properties"]) == set(told)
+        for name, it in told.items():
+            if isinstance(it, dict) and name != "settings":
+                closed(part["properties"][name], it)
+
+    closed(schema(), defaults())
+    assert list(violations(schema(), defaults())) == []
+    deployments = {name for kind, name in charted(values()) if kind == "Deployment"}
+    assert set(schema()["properties"]["replicas"]["properties"]) == deployments
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"replicas": {"placer": 0}}, {"image": {"repository": "", "tag": "x"}}, {"mig": "yes"}],
+    ids=str,
+)
+def test_the_schema_refuses_what_cannot_work(wrong: Json) -> None:
+    assert list(violations(schema(), values(**wrong)))
+
+
+def test_the_page_names_every_value() -> None:
+    page = (CHART / "README.md").read_text()
+
+    for name, it in defaults().items():
+        within = it if isinstance(it, dict) and name not in {"settings", "replicas"} else [None]
+        for inner in within:
+            path = f"{name}.{inner}" if inner else name
+            assert f"`{path}" in page, path
+
+
+def test_the_charts_version_is_the_programs() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+
+    assert (chart["version"], chart["appVersion"]) == (project["version"],) * 2
+
+
+@with_helm
+@pytest.mark.parametrize("chosen", [frozenset(), frozenset(parts())], ids=["base", "all"])
+def test_helm_itself_renders_the_same(chosen: Parts, tmp_path: Path) -> None:
+    (tmp_path / "values.yaml").write_text(yaml.safe_dump(dict.fromkeys(chosen, True)))
+    asked = [
+        "template",
+        "leasehold",
+        str(CHART),
+        "--namespace",
+        NAMESPACE,
+        "--kube-version",
+        "1.30",
+    ]
+    text = subprocess.run(
+        ["helm", *asked, "--values", str(tmp_path / "values.yaml")],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+
+    found = {(it["kind"], it["metadata"]["name"]): it for it in objects(text)}
+    assert found == kept(kustomized(chosen))
+
+
+@with_helm
+def test_helm_finds_nothing_wrong_and_refuses_a_value_that_it_does_not_know() -> None:
+    lint = ["helm", "lint", "--strict", str(CHART)]
+    said = subprocess.run(lint, capture_output=True, text=True, check=False)
+    refused = subprocess.run(
+        [*lint, "--set", "replica=3"], capture_output=True, text=True, check=False
+    )
+
+    assert said.returncode == 0, said.stdout
+    assert "replica is not allowed" in refused.stdout + refused.stderr
