@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+from services.node_agent.region import RegionPlace
 from shared.dialects.dialect import ContainerSetup, Paths
 from shared.model.names import PodUid
 
@@ -35,7 +36,6 @@ class Layout:
             library=str(self.library),
             preload=str(self.state_dir / "ld.so.preload"),
             containers=str(self.containers),
-            locks=str(self.state_dir / "lock"),
         )
 
     @property
@@ -53,11 +53,16 @@ class Needed:
     files: tuple[str, ...] = ()
 
 
-def needed_for(setup: ContainerSetup) -> Needed:
-    """Return what a container's mounts need."""
+def needed_for(setup: ContainerSetup, place: RegionPlace | None = None) -> Needed:
+    """Return what a container's mounts need besides its region, which lies at `place`."""
+    region = None if place is None else f"{place.directory}/{place.name}"
     return Needed(
         directories=tuple(mount.host_path for mount in setup.mounts if mount.directory),
-        files=tuple(mount.host_path for mount in setup.mounts if not mount.directory),
+        files=tuple(
+            mount.host_path
+            for mount in setup.mounts
+            if not mount.directory and mount.host_path != region
+        ),
     )
 
 

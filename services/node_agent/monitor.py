@@ -22,9 +22,9 @@ from services.node_agent.inventory import Gpu
 from services.node_agent.leases_known import LeasesKnown
 from services.node_agent.mig import MigInstance
 from services.node_agent.region import Region, Tampered
-from services.node_agent.region_control import restore
 from services.node_agent.region_image import altered, place_of, seed_of
 from services.node_agent.region_reading import read_region
+from services.node_agent.region_seeding import seed_region
 from services.node_agent.usage import DeviceSample, Picture, Tenant, Violation, picture
 from services.node_agent.usage_cgroups import Origin, origin_of
 from services.node_agent.usage_series import DESCRIPTION, families
@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 LOOK_S = 5.0
 TOLD_KEPT = 256
+TOLD_AGAIN_S = 300.0
+"""A violation that goes on is told again after so long, for who could not act on it before."""
 PAGE = "/metrics"
 
 Regions = dict[tuple[PodUid, str], Region | Tampered | None]
@@ -102,9 +104,12 @@ class Monitor(Collector):
         self.proc = proc
         self.seen = Picture()
         self.restored = 0
-        self._told: frozenset[Violation] = frozenset()
+        self._told: dict[Violation, float] = {}
+        """When violations that were there at the last look were told."""
         self._new: asyncio.Queue[list[Violation]] = asyncio.Queue(TOLD_KEPT)
         self._trouble = ""
+        self._unrestored: set[tuple[PodUid, str]] = set()
+        """Containers whose limits could not be put back at the last look."""
 
     async def run(self) -> None:
         """Look again and again until cancelled."""
@@ -113,7 +118,7 @@ class Monitor(Collector):
             await self.clock.sleep(LOOK_S)
 
     async def violations(self) -> list[Violation]:
-        """Wait for violations that were not there at the look before."""
+        """Wait for violations that were not there at the look before, or are there for long."""
         return await self._new.get()
 
     def collect(self) -> Iterator[Metric]:
@@ -188,21 +193,32 @@ class Monitor(Collector):
         return regions, {pid: origin for pid, origin in found if origin is not None}
 
     def _restore(self, tenants: Sequence[Tenant], regions: Regions) -> None:
+        """Give regions their limits back; what is no region any more makes room for a fresh one.
+
+        Processes that have the old file open go on with it, and are seen to be in no region.
+        """
+        kept = set[tuple[PodUid, str]]()
         for tenant in tenants:
             region = regions.get(tenant.key)
-            if tenant.place is None or tenant.seed is None or not isinstance(region, Region):
+            if tenant.place is None or tenant.seed is None:
                 continue
-            if not altered(region, tenant.seed):
+            if isinstance(region, Region) and not altered(region, tenant.seed):
                 continue
             try:
-                restore(tenant.place, tenant.seed)
+                seed_region(tenant.place, tenant.seed, starting=False)
                 self.restored += 1
             except LeaseholdError as error:
-                logger.warning("limits stay altered: %s", error)
+                kept.add(tenant.key)
+                if tenant.key not in self._unrestored:
+                    logger.warning("limits stay altered: %s", error)
+        self._unrestored = kept
 
     def _tell(self, violations: Sequence[Violation]) -> None:
-        new = [violation for violation in violations if violation not in self._told]
-        self._told = frozenset(violations)
+        now = self.clock.now()
+        before = now - TOLD_AGAIN_S
+        new = [one for one in violations if self._told.get(one, before) <= before]
+        self._told = {one: self._told.get(one, now) for one in violations}
+        self._told |= dict.fromkeys(new, now)
         for violation in new:
             logger.warning(
                 "%s/%s: %s: %s",

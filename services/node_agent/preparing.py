@@ -88,7 +88,6 @@ class HostPreparing:
     def _begin(self) -> None:
         try:
             Path(self.layout.containers).mkdir(parents=True, exist_ok=True)
-            _make_shared(Path(self.layout.paths.locks))
             preloaded = b"" if self.simulated else LIBRARY_IN_CONTAINER.encode()
             _keep(Path(self.layout.paths.preload), preloaded)
             if self.simulated:
@@ -108,7 +107,8 @@ class HostPreparing:
 
     def _prepare(self, setup: ContainerSetup, *, starting: bool) -> None:
         self._begin()
-        needed = needed_for(setup)
+        place = place_of(setup)
+        needed = needed_for(setup, place)
         library = str(self.layout.library)
         if library in needed.files and self._tried is not None and self._tried[1]:
             raise UnavailableError(f"{library} does not load: {self._tried[1]}")
@@ -123,7 +123,6 @@ class HostPreparing:
                 _make_shared(Path(directory))
         except OSError as error:
             raise UnavailableError(f"{error.filename}: {error.strerror}") from error
-        place = place_of(setup)
         if place is not None:
             seed_region(place, seed_of(setup.environment), starting=starting)
 

@@ -7,6 +7,7 @@ some kilobytes on disk.
 
 import os
 import stat
+import threading
 from pathlib import Path
 
 from services.node_agent.region import Region, RegionPlace
@@ -57,7 +58,8 @@ def _keep(place: RegionPlace, seed: Seed) -> bool:
 def _replace(place: RegionPlace, seed: Seed) -> None:
     directory = os.open(place.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
-        draft = Path(place.directory).with_name(f".{Path(place.directory).name}.seed")
+        own = f".{Path(place.directory).name}.seed-{os.getpid()}-{threading.get_ident()}"
+        draft = Path(place.directory).with_name(own)
         draft.unlink(missing_ok=True)
         _write(draft, seed)
         os.rename(draft, place.name, dst_dir_fd=directory)

@@ -172,7 +172,7 @@ class NodeAgent:
 
     @emits
     async def violations(self) -> AsyncIterator[Sequence[ViolationFound]]:
-        """Say which rules containers break, once when it is first seen."""
+        """Say which rules containers break: when it is first seen, and every so often after."""
         while True:
             yield [
                 ViolationFound(

@@ -72,8 +72,6 @@ class Paths:
     """A file that names the library's path inside the container."""
     containers: str
     """Directory that holds one directory per pod and container."""
-    locks: str
-    """Directory of the lock that all containers of the node share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +82,8 @@ class Mount:
     host_path: str
     read_only: bool
     directory: bool
-    """The host path is a directory, made for this container if it is missing."""
+    """The host path is a directory, made for this container if it is missing; else a file that is
+    there, or the container's own region."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,13 @@ from shared.model.lease import MIB, Lease, Share
 
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 LIBRARY = "/usr/local/vgpu/libvgpu.so"
+ALL_CORES = 100
 REGIONS = "/tmp/vgpu"  # noqa: S108 - inside the container
 """Where the container sees the directory of its region file, in Volcano's plugin and ours."""
+UNTOLD = "/tmp/cudevshr.cache"  # noqa: S108 - inside the container
+"""Where the library looks for its region in a process that has lost its environment."""
+LOCKS = "/tmp/vgpulock"  # noqa: S108 - inside the container
+"""Where the library locks out other processes while it finds out their numbers on the host."""
 _CACHES = uuid.UUID("6d0e1f2a-5b3c-4f58-9a39-6f1f0a7f5c11")
 
 
@@ -28,13 +33,18 @@ def limited(
     `regions` is where the container sees the directory of its region file, `more` are further
     variables of the dialect. HAMi-core counts devices as CUDA does, by PCI address, whatever the
     order of the variable: so both the devices and their limits come in the order of their index.
+    Nothing that the container can write to is anybody else's, and its region also lies where a
+    process without environment looks, which the preload file makes load the library all the same.
+    A cap on cores holds whatever the region's switch says.
     Raises RequestError for a share without memory, which the library would take for one without
     limit.
     """
     shares = held(lease, container)
     if any(share.limit_bytes <= 0 for share in shares):
         raise RequestError(f"container {container} of pod {lease.pod} has no memory leased")
-    cache = uuid.uuid5(_CACHES, f"{lease.pod}/{container}")
+    cache = f"{uuid.uuid5(_CACHES, f'{lease.pod}/{container}')}.cache"
+    own = f"{paths.containers}/{lease.pod}_{container}"
+    capped = any(0 < share.cores_percent < ALL_CORES for share in shares)
     setup = visible(lease, container)
     return replace(
         setup,
@@ -42,15 +52,30 @@ def limited(
             **setup.environment,
             **{f"CUDA_DEVICE_MEMORY_LIMIT_{i}": _size(share) for i, share in enumerate(shares)},
             "CUDA_DEVICE_SM_LIMIT": str(shares[0].cores_percent),
-            "CUDA_DEVICE_MEMORY_SHARED_CACHE": f"{regions}/{cache}.cache",
+            "CUDA_DEVICE_MEMORY_SHARED_CACHE": f"{regions}/{cache}",
+            **({"GPU_CORE_UTILIZATION_POLICY": "force"} if capped else {}),
             **(more or {}),
         },
         mounts=(
-            *_library_and_region(paths, regions, f"{paths.containers}/{lease.pod}_{container}"),
-            _mount("/tmp/vgpulock", paths.locks),  # noqa: S108 - inside the container
+            *_library_and_region(paths, regions, own),
+            Mount(
+                container_path=UNTOLD,
+                host_path=f"{own}/{cache}",
+                read_only=False,
+                directory=False,
+            ),
+            lock_mount(own),
             _mount("/etc/ld.so.preload", paths.preload, read_only=True),
         ),
     )
+
+
+def lock_mount(own: str) -> Mount:
+    """Return the mount of a container's own lock; `own` is its directory on the host.
+
+    One lock for a node would let any container stop all others.
+    """
+    return _mount(LOCKS, f"{own}.lock")
 
 
 def visible(lease: Lease, container: str) -> ContainerSetup:

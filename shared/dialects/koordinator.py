@@ -28,6 +28,7 @@ by default and drives device plugins that have no place beside our agent: the an
 
 from collections.abc import Mapping, Sequence
 
+from shared.dialects import hami_core
 from shared.dialects.dialect import (
     Advertised,
     ContainerAsks,
@@ -242,12 +243,7 @@ def environment(
                 directory=True,
             ),
             Mount(container_path=LIBRARY, host_path=paths.library, read_only=True, directory=False),
-            Mount(
-                container_path="/tmp/vgpulock",  # noqa: S108 - inside the container
-                host_path=f"{paths.containers}/{own}.lock",
-                read_only=False,
-                directory=True,
-            ),
+            hami_core.lock_mount(f"{paths.containers}/{own}"),
         ),
     )
 

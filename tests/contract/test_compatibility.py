@@ -78,9 +78,6 @@ NOT_SHOWN: Mapping[str, Mapping[int, str]] = {
         10: "only hardware can show it: the library needs CUDA to read a seeded file; that C code "
         "reads the file as we wrote it is shown by number 11",
         13: "limits follow the lease, and a lease's shares never change while a pod lives",
-        33: "not wholly so: the library is read-only and never overwritten (item 41), but "
-        "`/tmp/vgpulock` is one directory for all containers of a node, as Volcano's and HAMi's "
-        "is; only Koordinator's pods have their own",
         34: "the file system's project quotas bound it, see operations.md",
     },
 }

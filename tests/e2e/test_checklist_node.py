@@ -128,20 +128,23 @@ async def test_item_35_a_one_gpu_container_gets_exactly_the_published_variables_
     given = state_of(up, pod)
     cache = answer.envs["CUDA_DEVICE_MEMORY_SHARED_CACHE"]
     home = up.root / "agents" / NODE
+    own = home / f"containers/{pod['metadata']['uid']}_cuda"
     assert re.fullmatch(r"/tmp/vgpu/[0-9a-f-]{36}\.cache", cache)
     assert dict(answer.envs) == {
         "NVIDIA_VISIBLE_DEVICES": uuid(7),
         "CUDA_DEVICE_MEMORY_LIMIT_0": "3000m",
         "CUDA_DEVICE_SM_LIMIT": "50",
         "CUDA_DEVICE_MEMORY_SHARED_CACHE": cache,
+        "GPU_CORE_UTILIZATION_POLICY": "force",  # ours, see docs/decisions/0013
         "NVIDIA_GDRCOPY": "enabled",
         "NVIDIA_GDS": "enabled",
         "NVIDIA_MOFED": "enabled",
     }
     assert {m.container_path: (m.host_path, m.read_only) for m in answer.mounts} == {
         "/usr/local/vgpu/libvgpu.so": (str(home / "library/simulated/libvgpu.so"), True),
-        "/tmp/vgpu": (str(home / f"containers/{pod['metadata']['uid']}_cuda"), False),
-        "/tmp/vgpulock": (str(home / "lock"), False),
+        "/tmp/vgpu": (str(own), False),
+        "/tmp/cudevshr.cache": (str(own / Path(cache).name), False),  # ours, likewise
+        "/tmp/vgpulock": (f"{own}.lock", False),
         "/etc/ld.so.preload": (str(home / "ld.so.preload"), True),
     }
     assert dict(answer.envs).items() <= given["env"].items()

@@ -10,9 +10,7 @@ from shared.model.lease import Lease, Share
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.request import GpuRequest, PodRequest
 
-PATHS = Paths(
-    library="/opt/l/libvgpu.so", preload="/opt/l/preload", containers="/var/c", locks="/var/lock"
-)
+PATHS = Paths(library="/opt/l/libvgpu.so", preload="/opt/l/preload", containers="/var/c")
 RULES = Rules()
 
 

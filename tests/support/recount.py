@@ -16,7 +16,7 @@ from shared.model.lease import Lease, Share
 from shared.model.names import DeviceUuid, NodeName
 from tests.support.mixes import MIB, Part, Wish
 
-PATHS = Paths(library="/l/libvgpu.so", preload="/l/preload", containers="/c", locks="/locks")
+PATHS = Paths(library="/l/libvgpu.so", preload="/l/preload", containers="/c")
 
 
 LAYOUTS = next(each.layouts for each in KNOWN if "A100-SXM4-40GB" in each.models)

@@ -32,9 +32,7 @@ from shared.model.request import GpuRequest
 from tests.support import build
 from tests.unit.test_koordinator_reading import GI, container, read
 
-PATHS = Paths(
-    library="/opt/l/libvgpu.so", preload="/opt/l/preload", containers="/var/c", locks="/var/lock"
-)
+PATHS = Paths(library="/opt/l/libvgpu.so", preload="/opt/l/preload", containers="/var/c")
 CORE, MEMORY, RATIO = (
     f"koordinator.sh/gpu-{name}" for name in ("core", "memory", "memory-ratio")
 )  # fmt: skip

@@ -22,7 +22,7 @@ MEMORY = "volcano.sh/gpu-memory"
 TRIGGER = "leasehold.dev/share"
 A, B = DeviceUuid("GPU-aaaa"), DeviceUuid("GPU-bbbb")
 NODE = NodeName("node-0")
-PATHS = Paths(library="/lib.so", preload="/preload", containers="/containers", locks="/locks")
+PATHS = Paths(library="/lib.so", preload="/preload", containers="/containers")
 
 
 def served_ids() -> dict[str, dict[str, ServedId]]:
@@ -108,6 +108,7 @@ def test_35_a_container_gets_the_variables_and_mounts_of_its_lease() -> None:
     assert [mount.container_path for mount in setup.mounts] == [
         "/usr/local/vgpu/libvgpu.so",
         "/tmp/vgpu",
+        "/tmp/cudevshr.cache",
         "/tmp/vgpulock",
         "/etc/ld.so.preload",
     ]

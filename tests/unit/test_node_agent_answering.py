@@ -125,7 +125,7 @@ class Desk:
             name=NodeName(NODE),
             devices={device.uuid: device for device in devices},
             served=shown_by(DIALECTS.values(), devices, "auto").served,
-            paths=Paths(library="/l", preload="/p", containers="/c", locks="/k"),
+            paths=Paths(library="/l", preload="/p", containers="/c"),
         )
         return self
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import struct
 import time
 from dataclasses import dataclass, field, replace
@@ -16,8 +17,9 @@ from services.node_agent.identity import KubeletPod
 from services.node_agent.isolation import Layout
 from services.node_agent.leases_known import LeasesKnown
 from services.node_agent.mig import MigInstance
-from services.node_agent.monitor import Monitor, page, pages, tenants_of
+from services.node_agent.monitor import TOLD_AGAIN_S, Monitor, page, pages, tenants_of
 from services.node_agent.region import Region
+from services.node_agent.region_image import image_of
 from services.node_agent.region_layouts import V1_2
 from services.node_agent.region_reading import read_region
 from services.node_agent.region_seeding import seed_region
@@ -364,6 +366,7 @@ async def test_whatever_lies_where_the_region_was_the_page_is_written(
 ) -> None:
     tenant = computing(world)
     assert tenant.place is not None
+    assert tenant.seed is not None
     path = path_of(tenant.place)
     path.unlink()
     if what == "link":
@@ -380,6 +383,41 @@ async def test_whatever_lies_where_the_region_was_the_page_is_written(
     assert list(found["leasehold_container_isolation_lost"].values()) == [1]
     assert list(found["leasehold_container_memory_measured_bytes"].values()) == [350 * MIB]
     assert list(found["leasehold_container_region_tampered"].values()) == [what != "gone"]
+    assert found["leasehold_limits_restored_total"] == {(): 1}
+    assert path.read_bytes() == image_of(tenant.seed)
+    assert Path("/etc/passwd").stat().st_size > 100
+
+
+async def test_limits_that_cannot_be_put_back_are_said_so_once(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    tenant = computing(world)
+    assert tenant.place is not None
+    shutil.rmtree(tenant.place.directory)
+
+    await world.monitor.look()
+    await world.monitor.look()
+
+    said = [record.message for record in caplog.records if "limits stay altered" in record.message]
+    assert len(said) == 1
+
+
+async def test_what_goes_on_is_told_again_after_five_minutes(world: World) -> None:
+    tenant = computing(world)
+    world.runs(tenant, 71, inner=8)
+    told = []
+
+    for _ in range(3):
+        await world.monitor.look()
+        told += await world.monitor.violations()
+        world.clock.advance(TOLD_AGAIN_S - 1)
+        await world.monitor.look()
+        world.clock.advance(1)
+
+    assert [one.rule for one in told] == 3 * [Rule.ISOLATION_LOST]
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await world.monitor.violations()
 
 
 async def test_without_a_driver_regions_are_still_seen(world: World) -> None:

@@ -187,7 +187,6 @@ async def test_everything_mounted_is_there_and_open_to_any_user(tmp_path: Path) 
     await preparing.prepare(setup_for(preparing))
 
     assert (tmp_path / "state/containers/u1_main").stat().st_mode & 0o777 == 0o777
-    assert (tmp_path / "state/lock").stat().st_mode & 0o777 == 0o777
     assert (tmp_path / "state/ld.so.preload").is_file()
     assert (tmp_path / "library/libvgpu.so").is_file()
 

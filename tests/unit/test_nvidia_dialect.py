@@ -1,5 +1,6 @@
 """nvidia.com/gpu in HAMi's words and plain: what is read and refused, what containers get."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -159,13 +160,15 @@ def test_hami_a_container_gets_hamis_environment_and_mounts() -> None:
         "CUDA_DEVICE_MEMORY_LIMIT_1": "3000m",
         "CUDA_DEVICE_SM_LIMIT": "30",
         "CUDA_DEVICE_MEMORY_SHARED_CACHE": cache,
+        "GPU_CORE_UTILIZATION_POLICY": "force",
         "LIBCUDA_LOG_LEVEL": "1",
         "CUDA_TASK_PRIORITY": "0",
     }
     assert [(m.container_path, m.host_path, m.read_only) for m in setup.mounts] == [
         ("/usr/local/vgpu", "/var/c/u1_c", False),
         ("/usr/local/vgpu/libvgpu.so", "/opt/l/libvgpu.so", True),
-        ("/tmp/vgpulock", "/var/lock", False),
+        ("/tmp/cudevshr.cache", f"/var/c/u1_c/{Path(cache).name}", False),
+        ("/tmp/vgpulock", "/var/c/u1_c.lock", False),
         ("/etc/ld.so.preload", "/opt/l/preload", True),
     ]
 

@@ -184,6 +184,7 @@ def test_a_share_is_held_to_its_cores_whatever_the_limit_annotation_allows() -> 
     assert [mount.container_path for mount in given.mounts] == [
         "/usr/local/vgpu/libvgpu.so",
         "/tmp/vgpu",
+        "/tmp/cudevshr.cache",
         "/tmp/vgpulock",
         "/etc/ld.so.preload",
     ]

@@ -1,6 +1,7 @@
 """The Volcano dialects: what is read, what is written; the dossier's checklist by number."""
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -17,9 +18,7 @@ from shared.model.request import DeviceOrder, GpuRequest
 
 VGPU = DIALECTS["volcano-vgpu"]
 SHARE = DIALECTS["volcano-gpushare"]
-PATHS = Paths(
-    library="/opt/l/libvgpu.so", preload="/opt/l/preload", containers="/var/c", locks="/var/lock"
-)
+PATHS = Paths(library="/opt/l/libvgpu.so", preload="/opt/l/preload", containers="/var/c")
 
 
 def asks(*containers: ContainerAsks, **annotations: str) -> PodAsks:
@@ -323,6 +322,7 @@ def test_item_35_a_container_gets_exactly_the_published_environment_and_mounts()
         "CUDA_DEVICE_MEMORY_LIMIT_0": "3000m",
         "CUDA_DEVICE_SM_LIMIT": "50",
         "CUDA_DEVICE_MEMORY_SHARED_CACHE": cache,
+        "GPU_CORE_UTILIZATION_POLICY": "force",  # ours, see docs/decisions/0013
         "NVIDIA_GDRCOPY": "enabled",
         "NVIDIA_GDS": "enabled",
         "NVIDIA_MOFED": "enabled",
@@ -330,7 +330,8 @@ def test_item_35_a_container_gets_exactly_the_published_environment_and_mounts()
     assert [(m.container_path, m.host_path, m.read_only) for m in setup.mounts] == [
         ("/usr/local/vgpu/libvgpu.so", "/opt/l/libvgpu.so", True),
         ("/tmp/vgpu", "/var/c/u1_c", False),
-        ("/tmp/vgpulock", "/var/lock", False),
+        ("/tmp/cudevshr.cache", f"/var/c/u1_c/{Path(cache).name}", False),  # ours, likewise
+        ("/tmp/vgpulock", "/var/c/u1_c.lock", False),
         ("/etc/ld.so.preload", "/opt/l/preload", True),
     ]
 
