@@ -18,6 +18,7 @@ from shared.model.names import DeviceUuid, Namespace, PodUid
 from shared.model.node_events import Activation
 from shared.model.quota import Held, total_of
 from shared.model.request import Company
+from shared.model.turns import Taken, turns_of
 
 BIND_S = 3.0
 EXPLAIN_S = 15.0
@@ -209,6 +210,23 @@ def quotas(facts: Facts) -> Iterator[Difference]:
         yield Difference(invariant="S1", subject=subject, text=text, settles_s=BIND_S)
 
 
+def turns(facts: Facts) -> Iterator[Difference]:
+    """S1: what decides whose turn it is, is what namespaces' leases take of the healthy devices."""
+    devices = [device for account in facts.accounts for device, _ in account.node.devices]
+    counted = turns_of(devices, facts.leases, {})
+    for namespace in sorted(counted.taken.keys() | facts.turns.taken.keys()):
+        stored = facts.turns.taken.get(namespace, Taken())
+        summed = counted.taken.get(namespace, Taken())
+        if stored != summed:
+            text = (
+                f"the ledger counts {stored.cores_percent} % of cores and {stored.memory_mib} MiB "
+                f"for it, its leases take {summed.cores_percent} % and {summed.memory_mib} MiB"
+            )
+            yield Difference(
+                invariant="S1", subject=f"namespace {namespace}", text=text, settles_s=BIND_S
+            )
+
+
 def views(facts: Facts) -> Iterator[Difference]:
     """O2: what a pod's annotations claim is what its lease says."""
     pods = {pod.pod: pod for pod in facts.pods}
@@ -233,6 +251,7 @@ CHECKS: tuple[Callable[[Facts], Iterator[Difference]], ...] = (
     outlived,
     gangs,
     quotas,
+    turns,
 )
 
 

@@ -11,6 +11,7 @@ from shared.model.lease_copy import ANNOTATION
 from shared.model.ledger import Waiting
 from shared.model.names import OWN_SCHEDULER
 from shared.model.placement import Refusal
+from shared.model.turns import in_turn, why_before
 
 STATES = {
     LeaseState.RESERVED: "its share is reserved, the binding is under way",
@@ -39,7 +40,7 @@ def explain(pod: PodSeen, facts: Facts, schedulers: frozenset[str]) -> Answer:
         return _with(_running(pod, lease, facts), gang)
     waiting = next((w for w in facts.waiting if w.queued.pod == pod.pod), None)
     if waiting is not None:
-        return _with(_waiting(pod, waiting, facts.read_at), gang)
+        return _with(_waiting(pod, waiting, facts), gang)
     return _without_either(pod, schedulers)
 
 
@@ -106,16 +107,43 @@ def _share_lines(share: Share, facts: Facts) -> list[str]:
     return lines
 
 
-def _waiting(pod: PodSeen, waiting: Waiting, now: float) -> Answer:
+def _waiting(pod: PodSeen, waiting: Waiting, facts: Facts) -> Answer:
     refusal = waiting.refusal
     since = waiting.waiting_since or waiting.queued.created_at
+    waited = age(facts.read_at - since)
+    turn, queue = _turn(waiting, facts)
     return Answer(
         verdict="waiting",
-        headline=f"{pod.namespace}/{pod.name} has waited for {age(now - since)}: {refusal.reason}",
-        lines=tuple(_nearest(refusal)),
+        headline=f"{pod.namespace}/{pod.name} has waited for {waited}: {refusal.reason}",
+        lines=(*_nearest(refusal), *turn),
         next="; ".join(filter(None, (refusal.hint, "`leasehold gpus` shows who holds what"))),
-        extra=(("refusal", refusal_shape(refusal)),),
+        extra=(("refusal", refusal_shape(refusal)), ("queue", queue)),
     )
+
+
+def _turn(waiting: Waiting, facts: Facts) -> tuple[tuple[str, str], dict[str, Any]]:
+    """Say which place the pod has among those that wait, and why another comes before it."""
+    turns, namespace = facts.turns, waiting.queued.namespace
+    order = in_turn((each.queued for each in facts.waiting), turns)
+    place = 1 + [queued.pod for queued in order].index(waiting.queued.pod)
+    before = ""
+    if place > 1:
+        last = order[place - 2]
+        why = why_before(last, waiting.queued, turns)
+        before = f"; before it comes {last.namespace}/{last.name}, {why}"
+    right, part = turns.right(namespace), turns.part(namespace)
+    budget = "it has budget left" if right.has_budget else "it has no budget left"
+    return (
+        f"queue       place {place} of {len(order)}{before}",
+        f"namespace   {namespace} holds {part:.1%} of the GPUs, its share is {right.share}: "
+        f"{turns.weighed(namespace):.1%} for each; {budget}",
+    ), {
+        "place": place,
+        "of": len(order),
+        "part": round(part, 6),
+        "share": right.share,
+        "has_budget": right.has_budget,
+    }
 
 
 def _nearest(refusal: Refusal) -> list[str]:

@@ -9,6 +9,7 @@ from shared.model.ledger import NodeAccount, Waiting
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node_events import Activation
 from shared.model.quota import QuotaAccounts
+from shared.model.turns import Turns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +49,8 @@ class Facts:
     quotas: QuotaAccounts = field(default_factory=QuotaAccounts)
     kept: Mapping[NodeName, Mapping[str, int]] = field(default_factory=dict)
     """What of nodes' ordinary resources is kept for pods for which leases are being taken back."""
+    turns: Turns = field(default_factory=Turns)
+    """What decides the order of those that wait, as the ledger keeps it."""
 
     @property
     def leases(self) -> tuple[Lease, ...]:

@@ -14,7 +14,9 @@
 `explain`: {"verdict": "running" | "waiting" | "rejected" | "foreign" | "unknown", "pod",
            "namespace", "name", "text", "next", and, where there are any, "lease" (as in `ps`),
            "devices", "annotations", "refusal": {"reason", "hint", "permanent", "counts",
-           "nearest": [{"node", "reason", "devices": [{"uuid", "index", "reason"}]}]}}
+           "nearest": [{"node", "reason", "devices": [{"uuid", "index", "reason"}]}]},
+           "queue": {"place", "of", "part", "share", "has_budget"}; "part" is the largest part of
+           all healthy devices' cores or memory that the namespace holds}
 `trace`:   {"trace", "spans": [{"span", "parent", "service", "name", "start_s", "duration_s",
            "ok", "text"}]}; `start_s` counts from the first span.
 `topology`: {"edges": [{"says", "event", "as": "work" | "news" | "question" | "copy",

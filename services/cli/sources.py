@@ -156,6 +156,7 @@ class Reader:
             gangs=await self.ledger.gangs(),
             quotas=await self.ledger.quota_accounts(),
             kept=await self.ledger.kept(),
+            turns=await self.ledger.turns(),
         )
 
 

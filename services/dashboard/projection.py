@@ -8,11 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from services.dashboard.ticker import News, Ticker
+from shared.model.budget import LeaseClass
 from shared.model.device import Device, DeviceUse
 from shared.model.events import BudgetChanged
 from shared.model.lease import LIVE, Lease, Share, bookings
 from shared.model.ledger import NodeAccount, Waiting
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
+from shared.model.turns import Right, Taken, Turns, in_turn
 
 Key = tuple[str, str]
 """What looks different: (`device`, uuid), (`node`, name), or a list: (`waiting`, ``)."""
@@ -188,7 +190,28 @@ class Projection:
 
     def queue(self) -> list[Waiting]:
         """Return who waits, in the order in which freed capacity is offered."""
-        return sorted(self.waiting.values(), key=_turn)
+        by_pod = {each.queued.pod: each for each in self.waiting.values()}
+        order = in_turn((each.queued for each in self.waiting.values()), self._turns())
+        return [by_pod[queued.pod] for queued in order]
+
+    def _turns(self) -> Turns:
+        healthy = [shown.device for shown in self.devices.values() if shown.device.healthy]
+        taken: dict[Namespace, Taken] = {}
+        for holdings in self._holdings.values():
+            for name, part in holdings.items():
+                more = Taken(cores_percent=part.cores_percent, memory_mib=part.memory_mib)
+                taken[name] = taken.get(name, Taken()).plus(more)
+        return Turns(
+            total=Taken(
+                cores_percent=100 * len(healthy),
+                memory_mib=sum(device.memory_mib for device in healthy),
+            ),
+            taken=taken,
+            rights={
+                name: Right(share=told.share, has_budget=told.lease_class == LeaseClass.GUARANTEED)
+                for name, told in self.budgets.items()
+            },
+        )
 
     def namespaces(self) -> list[NamespaceShown]:
         """Add up what namespaces hold and wait for."""
@@ -229,11 +252,6 @@ class Projection:
         """Return a pod's live lease."""
         found = (lease for leases in self.leases.values() for lease in leases if lease.pod == pod)
         return next(found, None)
-
-
-def _turn(waiting: Waiting) -> tuple[int, float, str]:
-    queued = waiting.queued
-    return (-queued.request.priority, waiting.waiting_since or queued.created_at, queued.pod)
 
 
 def _holdings(leases: Iterable[Lease]) -> dict[Namespace, _Holding]:

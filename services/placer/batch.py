@@ -15,7 +15,7 @@ Chosen = tuple[PodQueued, tuple[Placement, ...]]
 """A pod, and where it may go, best first."""
 
 
-KEPT = Refusal(reason="what it would take is being offered to a pod of higher priority")
+KEPT = Refusal(reason="what it would take is being offered to a pod whose turn comes first")
 
 
 @dataclass(slots=True)
@@ -25,7 +25,7 @@ class Decided:
     chosen: list[Chosen] = field(default_factory=list)
     refused: list[tuple[PodQueued, Refusal]] = field(default_factory=list)
     kept_back: list[PodQueued] = field(default_factory=list)
-    """What these would have taken is being offered to waiting pods of higher priority."""
+    """What these would have taken is being offered to waiting pods whose turn comes first."""
     is_disturbed: bool = False
     """The ledger decided otherwise somewhere: refusals may rest on choices that came to nothing."""
 

@@ -10,8 +10,9 @@ from fractions import Fraction
 from typing import Protocol
 
 from services.timekeeper.accrual import advance, applied, restored, trimmed
-from services.timekeeper.budget import balance, consequence
+from services.timekeeper.budget import balance
 from services.timekeeper.intake import Intake, intake, reconcile, tenure_id
+from services.timekeeper.news import differs, told
 from services.timekeeper.weights import Card, Weighed, weigh
 from shared.model.budget import (
     Account,
@@ -19,7 +20,6 @@ from shared.model.budget import (
     Budget,
     Journal,
     PolicyType,
-    Standing,
     Taken,
     Update,
     Window,
@@ -176,6 +176,8 @@ class Timekeeper:
         self.keep_days = keep_days
         self.accounts: dict[Namespace, Account] = {}
         self.cards: dict[DeviceUuid, Card] = {}
+        self.weighted: set[Namespace] = set()
+        """Namespaces that had another share than 1, so that its end is told, too."""
         self.horizon_ms = 0
         self.has_counted = False
 
@@ -355,9 +357,13 @@ class Timekeeper:
                 return None
             account = self.accounts[namespace] = trimmed(applied(account, update), budget, now_ms)
         seen = balance(account, budget, now_ms)
-        changed = _differs(before.standing, account.standing)
+        changed = differs(before.standing, account.standing)
         await self.telling.tell(budget, account, seen, changed=changed)
-        if changed or (again and budget.limit_units is not None):
+        if budget.share != 1:
+            self.weighted.add(namespace)
+        again = again and (budget.limit_units is not None or namespace in self.weighted)
+        reweighted = budget.share != (before.budget.share if before.budget else 1)
+        if changed or reweighted or again:
             return told(budget, account, seen, previous=before.standing)
         return None
 
@@ -370,30 +376,3 @@ class Timekeeper:
         if backwards:
             self.telling.mistake("ended-before-charged", backwards)
         self.telling.late(max(0, max(behind, default=0) - self.charge_every_ms))
-
-
-def _differs(before: Standing, after: Standing) -> bool:
-    return (before.state, before.warned_percent) != (after.state, after.warned_percent)
-
-
-def told(budget: Budget, account: Account, seen: Balance, *, previous: Standing) -> BudgetChanged:
-    """Return the event that says how a budget stands."""
-    follows = consequence(budget, seen.state)
-    exhausted = seen.exhausted_at_ms
-    return BudgetChanged(
-        namespace=account.namespace,
-        state=str(seen.state),
-        previous=str(previous.state),
-        lease_class=str(follows.lease_class),
-        new_pods=follows.new_pods,
-        evict_after_minutes=follows.evict_after_minutes,
-        warned_percent=seen.warned_percent,
-        share=budget.share,
-        since=account.standing.since_ms / 1000,
-        at=seen.at_ms / 1000,
-        window=seen.window.id,
-        used_units=seen.used_units,
-        remaining_units=seen.remaining_units,
-        burn_milli_gpu=seen.burn_milli_gpu,
-        exhausted_at=None if exhausted is None else exhausted / 1000,
-    )

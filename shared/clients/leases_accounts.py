@@ -7,8 +7,9 @@ from shared.clients.leases_connection import LedgerConnection, in_groups, unpack
 from shared.clients.ledger_nodes import account_of
 from shared.clients.ledger_quotas import accounts_of, quota_row
 from shared.model.ledger import NodeAccount
-from shared.model.names import NodeName, PodUid
+from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.quota import Quota, QuotaAccounts
+from shared.model.turns import Right, Taken, Turns
 
 PAGE = 100
 """Nodes per page of a survey."""
@@ -62,6 +63,25 @@ class Accounts:
     async def quota_accounts(self) -> QuotaAccounts:
         """Return quotas, what is held and what is charged under them, read at one moment."""
         return accounts_of(*await self._connection.run_raw("quotas", "read"))
+
+    async def turns(self) -> Turns:
+        """Return what decides in which order pods that wait are offered what is freed."""
+        total, cores, mib, rights = await self._connection.run("turns")
+        by_cores = dict(zip(cores[::2], map(int, cores[1::2]), strict=True))
+        by_mib = dict(zip(mib[::2], map(int, mib[1::2]), strict=True))
+        return Turns(
+            total=Taken(cores_percent=int(total[0]), memory_mib=int(total[1])),
+            taken={
+                Namespace(name): Taken(
+                    cores_percent=by_cores.get(name, 0), memory_mib=by_mib.get(name, 0)
+                )
+                for name in sorted({*by_cores, *by_mib})
+            },
+            rights={
+                Namespace(name): Right(share=int(share), has_budget=not is_out)
+                for name, is_out, share in rights
+            },
+        )
 
     async def _survey(
         self, names: Sequence[str], *, with_leases: bool = False

@@ -36,7 +36,7 @@ GROUP = 64
 _AWAY = (MasterDownError, OutOfMemoryError, ReadOnlyError)
 """Answers after which the same call may succeed later."""
 _SCRIPTS = resources.files("shared.clients") / "scripts"
-_COMMON = ("layout", "rules", "queue", "limits", "writing", "tenures", "claiming")
+_COMMON = ("layout", "rules", "fair", "queue", "limits", "writing", "tenures", "claiming")
 """What is put before every script."""
 unpacked = msgspec.msgpack.Decoder().decode
 """Reads what a script has packed."""

@@ -53,6 +53,7 @@ def waiting_row(waiting: Waiting) -> list[Any]:
         gang_of(waiting.queued),
         waiting.leads,
         waiting.fewer_than,
+        waiting.queued.namespace,
     ]
 
 
@@ -60,7 +61,7 @@ def enrolled_row(waiting: Waiting) -> list[Any]:
     """Pack a pod of a gang that is only counted so far."""
     record = text((waiting.queued, waiting.refusal))
     order, since = order_of(waiting.queued), waiting.waiting_since
-    return [waiting.queued.pod, _group(waiting), order, record, since]
+    return [waiting.queued.pod, _group(waiting), order, record, since, waiting.queued.namespace]
 
 
 def gang_of(queued: PodQueued) -> str:

@@ -15,6 +15,7 @@ import msgspec
 
 from shared.clients.leases_connection import LedgerConnection
 from shared.clients.ledger_rows import takes_of
+from shared.model.budget import LeaseClass
 from shared.model.events import BudgetChanged
 from shared.model.reclaim import Affairs, Eviction, Open, Taking
 
@@ -96,8 +97,12 @@ class Takings:
         )
 
     async def note_standing(self, told: BudgetChanged) -> None:
-        """Remember how a namespace's budget stands, unless something newer is known."""
-        row = ("stand", told.namespace, told.at, _text(told))
+        """Remember how a namespace's budget stands, unless something newer is known.
+
+        It decides also which namespace's turn comes first among those whose pods wait.
+        """
+        is_out = told.lease_class != LeaseClass.GUARANTEED
+        row = ("stand", told.namespace, told.at, _text(told), is_out, told.share)
         await self._connection.run("takings", *row, state="any")
 
     async def _run(self, *args: object) -> Any:

@@ -68,7 +68,7 @@ class Full:
 
     @property
     def is_kept(self) -> bool:
-        """What it would have taken is being offered to a waiting pod of higher priority."""
+        """What it would have taken is being offered to a waiting pod whose turn comes first."""
         return any(reason.endswith(": kept") for reason in self.reason.split("; "))
 
 

@@ -2,8 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,16 +16,12 @@ from shared.model.lease import Lease, MigPlace
 from shared.model.names import NodeName, PodUid
 from shared.model.request import Company, DeviceSelection
 from shared.runtime.clock import SystemClock
-from tests.support.build import dice, gpu, pod_queued, request
+from tests.support.build import gpu, pod_queued, request
 from tests.support.ledger import assert_sound, device, facts, ledger, report, uses
+from tests.support.placers import placers
 from tests.support.valkey import ValkeyServer, valkey_server
 
 SHARE = request(gpu(memory=4_000), resources={"cpu": 100, "pods": 1})
-
-
-class Uncounted:
-    def count(self, outcome: str, amount: int = 1) -> None:
-        """Forget it."""
 
 
 @pytest.fixture(scope="module")
@@ -39,23 +34,6 @@ def server() -> Iterator[ValkeyServer]:
 async def url(server: ValkeyServer) -> str:
     await server.ready()
     return server.url
-
-
-@asynccontextmanager
-async def placers(leases: RedisLeases, count: int) -> AsyncIterator[list[Placer]]:
-    several = [
-        Placer(leases, SystemClock(), Uncounted(), dice(seed), ttl_s=30.0) for seed in range(count)
-    ]
-    following = [asyncio.create_task(placer.follow()) for placer in several]
-    try:
-        async with asyncio.timeout(10):
-            while any(placer.missing() for placer in several):
-                await asyncio.sleep(0.01)
-        yield several
-    finally:
-        for task in following:
-            task.cancel()
-        await asyncio.gather(*following, return_exceptions=True)
 
 
 def pods(count: int, first: int = 0) -> list[PodQueued]:

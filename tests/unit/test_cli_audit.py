@@ -14,6 +14,7 @@ from shared.model.node import NodeFacts
 from shared.model.node_events import Activation
 from shared.model.quota import Limits, Quota, QuotaAccounts, charge_of
 from shared.model.request import Company
+from shared.model.turns import turns_of
 
 NODE = NodeName("node-0")
 GPU = DeviceUuid("GPU-0")
@@ -79,7 +80,9 @@ def pod(name: str, **changes: object) -> PodSeen:
 def facts(*accounts: NodeAccount, pods: tuple[PodSeen, ...] | None = None, **more: object) -> Facts:
     held = {found.name: pod(found.name, node=found.node) for a in accounts for found in a.leases}
     seen = tuple(held.values()) if pods is None else pods
-    return Facts(read_at=NOW, accounts=accounts, pods=seen, **more)  # type: ignore[arg-type]
+    turns = turns_of([DEVICE], [lease for each in accounts for lease in each.leases], {})
+    known: dict[str, object] = {"turns": turns, **more}
+    return Facts(read_at=NOW, accounts=accounts, pods=seen, **known)  # type: ignore[arg-type]
 
 
 def found(facts: Facts) -> list[tuple[str, str]]:
@@ -295,10 +298,13 @@ def test_what_is_held_under_a_quota_is_what_leases_are_charged() -> None:
         held={team: {"": charge}},
         charges={one.pod: (team, {"": charge})},
     )
-    facts = Facts(read_at=NOW, accounts=(account(one),), pods=(pod("one"),), quotas=sound)
+    turns = turns_of([DEVICE], [one], {})
+    facts = Facts(
+        read_at=NOW, accounts=(account(one),), pods=(pod("one"),), quotas=sound, turns=turns
+    )
 
     uncharged = replace(facts, quotas=replace(sound, charges={}))
-    orphaned = replace(facts, accounts=(account(),))
+    orphaned = replace(facts, accounts=(account(),), turns=replace(turns, taken={}))
 
     assert not differences(facts)
     assert [found.text for found in differences(uncharged)] == [
@@ -306,3 +312,15 @@ def test_what_is_held_under_a_quota_is_what_leases_are_charged() -> None:
         "the ledger counts 300 milli-GPU, 1 cards as held, charges sum up to 0 on 0",
     ]
     assert "it is charged and has no lease" in [found.text for found in differences(orphaned)]
+
+
+def test_an_amount_by_which_turns_are_taken_that_no_lease_holds_is_found_with_both_numbers() -> (
+    None
+):
+    sound = facts(account(lease("a")))
+    wrong = replace(sound, turns=replace(sound.turns, taken={}))
+
+    [difference] = differences(wrong)
+
+    assert difference.subject == "namespace default"
+    assert "counts 0 % of cores and 0 MiB for it, its leases take" in difference.text

@@ -38,7 +38,8 @@ local leaving = {}
 
 local function give_back(pod, lease, takes, value)
   local grants, last, g = grants_of(lease, value), takes[2], 1
-  local tags, resources, _, gang = about(lease, value)
+  local tags, resources, _, gang, namespace = about(lease, value)
+  fair.count(namespace, takes, -1)
   if gang ~= '' then leaving[#leaving + 1] = gang .. '|' .. pod end
   count(takes, resources, tags, -1)
   for p = last + 1, #takes, 2 do

@@ -21,9 +21,9 @@
 --   due           zset   {version, pods} packed -> instant at which their reservations end
 --   freed         zset   node -> capacity number at which something on it was freed last
 --   waiting       hash   pod -> {group (see QUIET), order, verdict's capacity, since, record,
---                        gang, group}
+--                        gang, group, namespace}
 --   groups        hash   group of equal smallest needs -> number of pods that wait in it
---   group:GROUP   zset   order|pod, all of score 0: highest priority first, then oldest
+--   queue:..., line:..., taken-..., see fair.lua
 --   mustering     zset   gang|order|pod of every waiting pod of a gang, all of score 0
 --   verdicts      zset   order|pod -> capacity number last decided or offered at
 --   offered       zset   order|pod -> instant of an offer that has had no answer
@@ -66,14 +66,15 @@ local RESERVED, BOUND, ACTIVE, RELEASED, EXPIRED = 1, 2, 3, 4, 5
 local TAKES, HOLD, MAX_ARGS = 3, 8, 4000
 
 local meta =
-  call('HMGET', P .. 'meta', 'ready', 'epoch', 'seq', 'capacity', 'feed', 'floor', 'numbered', 'claims')
+  call('HMGET', P .. 'meta', 'ready', 'epoch', 'seq', 'capacity', 'feed', 'floor', 'numbered', 'claims',
+    'counted')
 if ARGV[3] ~= 'any' and (not meta[2] or (ARGV[3] == 'ready' and meta[1] ~= '1')) then
   return redis.error_reply('NOTREADY')
 end
 local epoch = meta[2] or ''
 local seq, capacity = tonumber(meta[3] or 0), tonumber(meta[4] or 0)
 local feed, floor, numbered = tonumber(meta[5] or 0), tonumber(meta[6] or 0), tonumber(meta[7] or 0)
-local claimed = tonumber(meta[8] or 0)
+local claimed, counted = tonumber(meta[8] or 0), tonumber(meta[9] or -1)
 local first_seq, first_capacity = seq, capacity
 
 local caches = {nodes = {}, devices = {}, leases = {}}
@@ -236,9 +237,9 @@ local function resources_in(text)
   return resources
 end
 
--- Its tags, resources, pod and gang.
+-- Its tags, resources, pod, gang and namespace.
 local function about(lease, value)
-  local _, tags, text, pod, gang =
-    pieces(value, 4, LEASE_BYTES + GRANT_BYTES * lease[L_COUNT] + 1)
-  return tags, resources_in(text), pod, gang
+  local _, tags, text, pod, gang, namespace =
+    pieces(value, 5, LEASE_BYTES + GRANT_BYTES * lease[L_COUNT] + 1)
+  return tags, resources_in(text), pod, gang, namespace
 end

@@ -182,8 +182,7 @@ end
 
 -- Charge a lease that is there, unless it is charged or its namespace has no quota.
 function quota.charge_lease(pod, lease, value)
-  local _, _, _, _, _, namespace =
-    pieces(value, 5, LEASE_BYTES + GRANT_BYTES * lease[L_COUNT] + 1)
+  local _, _, _, _, namespace = about(lease, value)
   local rule, takes = quota.rule_of(namespace), takes_of(lease, value)
   if rule and takes[2] >= TAKES and not quota.charges[pod] then
     quota.charge(pod, namespace, (rows_of(rule, takes)))

@@ -1,5 +1,5 @@
 -- Enrol pods of a gang among those that wait, and count it. Arguments: gang, how many of it run
--- together, rows of {pod, group, order, record, since}. A pod that waits already is left as it is.
+-- together, rows of {pod, group, order, record, since, namespace}. A pod that waits already is left as it is.
 -- Answers {live leases of the gang, pods of it that wait, rows as those of `waiting`}, and leases.
 -- Rows: of all that wait, when the gang can begin. Leases: if one of the pods holds one, of all of the
 -- gang that no kubelet was told of yet: the answer that named them may have been lost, and with it the
@@ -14,7 +14,7 @@ for i, row in ipairs(rows) do
   if leases[row[1]] then
     has_lease = true
   elseif not waiting[i] or decode(waiting[i])[6] ~= gang then
-    put_waiting(row[1], row[2], row[3], capacity, row[4], row[5], gang, false)
+    put_waiting(row[1], row[2], row[3], capacity, row[4], row[5], gang, false, row[6])
   end
 end
 

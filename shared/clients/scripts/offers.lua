@@ -3,40 +3,137 @@
 -- repeated. Answers the capacity number, the records, and whether nothing is left to be offered of
 -- what was freed so far; each pod once per capacity number.
 --
--- Of each group as many are offered as what was freed could hold, the first in order first. While
--- there is room left once they have answered, the following are offered, twice as many each time.
+-- Of each group as many are offered as what was freed could hold, in the order of fair.lua: whoever is
+-- chosen counts as held by his namespace when the next one is. While there is room left once they have
+-- answered, the following are offered, twice as many each time.
 local now, limit, spare, retry_s = A[1], A[2], A[3], A[4]
 local MAX_NODES, MAX_PAGES, CHUNK, MAX_PASSED, ROUNDS = 32, 16, 256, 8192, 8
-local QUOTA_CHUNK = 16
-local chosen, members, under_way = {}, {}, false
+local QUOTA_CHUNK, FIRST_CHUNK, LINES = 16, 16, 32
+local chosen, members, under_way, promised = {}, {}, false, {}
 
-local function choose(member)
+do
+local ADOPT_S = 5
+
+-- Bring what a version without lines has written into them.
+local function adopt()
+  fair.adopt()
+  local cursor = '0'
+  repeat
+    local found = call('HSCAN', P .. 'waiting', cursor, 'COUNT', 500)
+    cursor = found[1]
+    for i = 1, #found[2], 2 do
+      local record = decode(found[2][i + 1])
+      if not record[8] then
+        put_waiting(found[2][i], record[7], record[2], record[3], record[5], record[4], record[6],
+          record[1] ~= QUIET, namespace_in(record))
+      end
+    end
+  until cursor == '0'
+  call('HSET', P .. 'meta', 'counted', seq, 'adopted', now)
+end
+
+local kept_up = call('HMGET', P .. 'meta', 'relined', 'adopted')
+if counted ~= seq and now >= tonumber(kept_up[2] or 0) + ADOPT_S then
+  adopt()
+  fair.reline_all()
+elseif kept_up[1] == '0' then
+  fair.reline_all()
+end
+end
+
+local function choose(member, position)
   if not chosen[member] then
     chosen[member] = true
-    members[#members + 1] = member
+    members[#members + 1] = {position, member}
   end
+end
+
+local choose_due
+do
+local function promise(namespace, cores, mib)
+  local before = promised[namespace] or {0, 0}
+  promised[namespace] = {before[1] + cores, before[2] + mib}
+end
+
+-- A queue of a line as it is gone through: `position` is that of its next pod that is due or has an
+-- offer, once it `is_exact`; until then that of its first pod.
+local passed = 0
+local function queue_of(entry, group)
+  local namespace = string.match(entry, '|(.*)$')
+  local position = string.sub(entry, 1, #entry - #namespace - 1)
+  if promised[namespace] then
+    position = fair.position(namespace, string.sub(position, 2, 11) .. string.sub(position, 28),
+      promised[namespace])
+  end
+  return {namespace = namespace, key = fair.queue(namespace, group), position = position, read = 0,
+    at = 0, members = {}, verdicts = {}, offered = {}}
+end
+
+local function read_more(queue)
+  local most = queue.read == 0 and FIRST_CHUNK or CHUNK
+  local found = call('ZRANGE', queue.key, queue.read, queue.read + most - 1)
+  queue.read, queue.at, queue.members = queue.read + most, 1, found
+  if #found > 0 then
+    queue.verdicts = call('ZMSCORE', P .. 'verdicts', unpack(found))
+    queue.offered = call('ZMSCORE', P .. 'offered', unpack(found))
+  end
+end
+
+-- Go on to the next pod that is due at `newest` or has an offer; false if there is none.
+local function go_on(queue, newest)
+  while passed < MAX_PASSED do
+    queue.at = queue.at + 1
+    if queue.at > #queue.members then
+      if queue.read > 0 and #queue.members < FIRST_CHUNK then return false end
+      read_more(queue)
+      if #queue.members == 0 then return false end
+    end
+    local member = queue.members[queue.at]
+    local verdict, offered = queue.verdicts[queue.at], queue.offered[queue.at]
+    queue.awaited = offered and tonumber(offered) > now - AWAITED_S
+    if queue.awaited or (verdict and tonumber(verdict) < newest) then
+      queue.position = fair.position(queue.namespace, member, promised[queue.namespace])
+      queue.is_exact = true
+      return true
+    end
+    passed = passed + 1
+  end
+  return false
 end
 
 -- Choose up to `count` of the group whose verdict is older than the number `newest`. An offer that is
 -- under way counts as one.
-local function choose_due(group, count, newest)
-  for from = 0, MAX_PASSED - 1, CHUNK do
-    local found = call('ZRANGE', P .. 'group:' .. group, from, from + CHUNK - 1)
-    if #found == 0 then return end
-    local verdicts = call('ZMSCORE', P .. 'verdicts', unpack(found))
-    local offered = call('ZMSCORE', P .. 'offered', unpack(found))
-    for i, member in ipairs(found) do
-      local awaited = offered[i] and tonumber(offered[i]) > now - AWAITED_S
-      if awaited then
+function choose_due(group, count, newest)
+  local queues, read, last = {}, 0, nil
+  local cores, mib = fair.need_of(group)
+  while count > 0 do
+    local best = 1
+    for i = 2, #queues do
+      if queues[i].position < queues[best].position then best = i end
+    end
+    local queue = queues[best]
+    if (not queue or last and queue.position > last) and read then
+      local found = call('ZRANGE', P .. 'line:' .. group, read, read + LINES - 1)
+      for _, entry in ipairs(found) do queues[#queues + 1] = queue_of(entry, group) end
+      read, last = #found == LINES and read + LINES, found[#found]
+    elseif not queue then
+      return
+    elseif not queue.is_exact then
+      if not go_on(queue, newest) then table.remove(queues, best) end
+    else
+      if queue.awaited then
         under_way = true
-        count = count - 1
-      elseif verdicts[i] and tonumber(verdicts[i]) < newest then
-        choose(member)
-        count = count - 1
+      else
+        choose(queue.members[queue.at], queue.position)
       end
-      if count <= 0 then return end
+      promise(queue.namespace, cores, mib)
+      count = count - 1
+      queue.is_exact = false
+      queue.position = fair.position(queue.namespace, queue.members[queue.at],
+        promised[queue.namespace])
     end
   end
+end
 end
 
 -- Nodes on which something was freed after `done`, each before the number at which it was, and how
@@ -114,13 +211,15 @@ if spare > 0 then
 end
 if #members < limit then
   for _, member in ipairs(call('ZRANGEBYSCORE', P .. 'offered', '-inf', now - retry_s, 'LIMIT', 0,
-    math.min(spare, limit - #members))) do choose(member) end
+    math.min(spare, limit - #members))) do choose(member, '2') end
 end
-table.sort(members)
+table.sort(members, function(one, other)
+  return one[1] < other[1] or (one[1] == other[1] and one[2] < other[2])
+end)
 
 local records = {}
 for i = 1, math.min(#members, limit) do
-  local member = members[i]
+  local member = members[i][2]
   local record = call('HGET', P .. 'waiting', string.match(member, '|(.*)$'))
   if record then
     records[#records + 1] = decode(record)[5]

@@ -27,46 +27,62 @@ local function records_of(pods)
   return found
 end
 
+-- A version without lines did not write the namespace by itself.
+local function namespace_in(record)
+  return record[8] or parse(record[5])[1].namespace
+end
+
 local function leave_waiting(pods)
   if #pods == 0 or call('EXISTS', P .. 'waiting') == 0 then return end
-  local found = records_of(pods)
+  local found, left = records_of(pods), {}
   for i, pod in ipairs(pods) do
     if found[i] then
       local record = decode(found[i])
-      local group, order, gang = record[1], record[2], record[6]
+      local group, order, gang, namespace = record[1], record[2], record[6], record[8]
       local member = order .. '|' .. pod
       call('HDEL', P .. 'waiting', pod)
       call('ZREM', P .. 'offered', member)
       if gang ~= '' then call('ZREM', P .. 'mustering', gang .. '|' .. member) end
       if group ~= QUIET then
-        call('ZREM', P .. 'group:' .. group, member)
         call('ZREM', P .. 'verdicts', member)
+        if namespace then
+          call('ZREM', fair.queue(namespace, group), member)
+          left[namespace .. '|' .. group] = {namespace, group}
+        else
+          -- Written by a version without lines.
+          call('ZREM', P .. 'group:' .. group, member)
+        end
         if call('HINCRBY', P .. 'groups', group, -1) <= 0 then
           call('HDEL', P .. 'groups', group)
         end
       end
     end
   end
+  for _, queue in pairs(left) do fair.reline(queue[1], queue[2]) end
 end
 
 -- Write down a pod that waits, as decided on at the capacity number `verdict`; how long it does is
 -- counted from its first verdict.
-local function put_waiting(pod, group, order, verdict, record, since, gang, leads)
+local function put_waiting(pod, group, order, verdict, record, since, gang, leads, namespace)
   local before = call('HGET', P .. 'waiting', pod)
   if before then
     since = decode(before)[4]
     leave_waiting({pod})
   end
   local member, place = order .. '|' .. pod, leads and group or QUIET
-  call('HSET', P .. 'waiting', pod, pack({place, order, verdict, since, record, gang, group}))
+  call('HSET', P .. 'waiting', pod, pack({place, order, verdict, since, record, gang, group,
+    namespace}))
   if gang ~= '' then call('ZADD', P .. 'mustering', 0, gang .. '|' .. member) end
   if leads then
     call('ZADD', P .. 'verdicts', verdict, member)
     call('HINCRBY', P .. 'groups', group, 1)
-    call('ZADD', P .. 'group:' .. group, 0, member)
+    call('ZADD', fair.queue(namespace, group), 0, member)
+    fair.reline(namespace, group)
   end
 end
 
+local room_for
+do -- A script may have 200 local names.
 local needs, uuids_here = {}, {}
 
 local function need_of(group)
@@ -78,8 +94,20 @@ local function need_of(group)
   return unpack(needs[group])
 end
 
+-- About what a pod of the group takes: cores, and MiB. Exactly that is known once it is placed.
+function fair.need_of(group)
+  local by_need = string.match(group, '^q:[^|]*|?(.*)$') or group
+  if by_need == '' then return 0, 0 end
+  local gpus, units, percent, cores, _, _, mib = need_of(by_need)
+  local total = fair.total_of()
+  local device_mib = 100 * total[2] / total[1]
+  if units == 0 and percent == 0 and mib == 0 then return 100 * gpus, device_mib * gpus end
+  local each = mib > 0 and mib or percent > 0 and device_mib * percent / 100 or units * fair.unit
+  return cores * gpus, each * gpus
+end
+
 -- Could a pod of the group fit on the node, by its smallest need alone? Says how often.
-local function room_for(group, name)
+function room_for(group, name)
   if string.sub(group, 1, 2) == 'q:' then
     group = string.match(group, '|(.*)$')
     if not group then return 0 end
@@ -98,6 +126,7 @@ local function room_for(group, name)
       and (mig or ((device[D_CORES] < 100 or company == ANY)
       and not ((company == ALONE or company == IDLE) and device[D_SHARES] > 0))) then
       local unit, need = device[D_UNIT], device[D_MEMORY]
+      fair.unit = unit
       if percent > 0 then
         need = math.floor(math.floor(device[D_MEMORY] / unit) * percent / 100) * unit
       elseif mib > 0 then
@@ -124,39 +153,75 @@ local function room_for(group, name)
   if fitting < gpus then return 0 end
   return math.max(1, math.floor(times / gpus))
 end
+end
 
 -- Waiting pods to whom something that was freed is being offered, or is about to be: the first few of
--- each group, with rank (lower: higher priority), verdict, and whether an offer is under way.
-local GUARDED_GROUPS, GUARDS, AWAITED_S = 64, 4, 2
+-- each group, with what sorts them, verdict, and whether an offer is under way.
+local AWAITED_S = 2
+do
+local GUARDED_GROUPS, GUARDS = 64, 4
 
-local function guards_at(now, below)
+local function is_offering(now)
+  if call('EXISTS', P .. 'waiting') == 0 then return false end
+  return tonumber(call('HGET', P .. 'meta', 'offered') or 0) < capacity
+    or call('ZCOUNT', P .. 'offered', '(' .. now - AWAITED_S, '+inf') > 0
+end
+
+-- Could a pod in this line come before one of those that ask, {namespace -> its lowest rank}?
+local function may_come_before(entry, asking)
+  local right, rank = string.sub(entry, 1, 1), string.sub(entry, 2, 11)
+  for namespace, lowest in pairs(asking) do
+    if string.match(entry, '|(.*)$') ~= namespace then
+      if entry < fair.prefix(namespace, lowest, {1e15, 0}) then return true end
+    elseif rank < lowest then
+      return true
+    end
+  end
+  return false
+end
+
+function fair.guards_at(now, asking)
   local guards = {}
-  if call('EXISTS', P .. 'waiting') == 0 then return guards end
+  if not is_offering(now) then return guards end
   local groups = call('HKEYS', P .. 'groups')
   for g = 1, math.min(#groups, GUARDED_GROUPS) do
-    local members = groups[g] ~= '' and call('ZRANGE', P .. 'group:' .. groups[g], 0, GUARDS - 1) or {}
-    for _, member in ipairs(members) do
-      local rank = tonumber(string.sub(member, 1, 10))
-      if rank >= below then break end
-      local offered = tonumber(call('ZSCORE', P .. 'offered', member) or 0)
-      local verdict = tonumber(call('ZSCORE', P .. 'verdicts', member) or capacity)
-      if offered > now - AWAITED_S or verdict < capacity then
-        guards[#guards + 1] = {rank, groups[g], verdict, offered > now - AWAITED_S,
-          string.match(member, '|(.*)$')}
+    local group, left = groups[g], groups[g] ~= '' and GUARDS or 0
+    for _, entry in ipairs(left > 0 and call('ZRANGE', P .. 'line:' .. group, 0, GUARDS - 1) or {}) do
+      if left == 0 or not may_come_before(entry, asking) then break end
+      local namespace = string.match(entry, '|(.*)$')
+      for _, member in ipairs(call('ZRANGE', fair.queue(namespace, group), 0, left - 1)) do
+        left = left - 1
+        local offered = tonumber(call('ZSCORE', P .. 'offered', member) or 0)
+        local verdict = tonumber(call('ZSCORE', P .. 'verdicts', member) or capacity)
+        if offered > now - AWAITED_S or verdict < capacity then
+          local rank = string.sub(member, 1, 10)
+          guards[#guards + 1] = {
+            before = fair.prefix(namespace, rank), rank = rank, namespace = namespace,
+            group = group, verdict = verdict, awaited = offered > now - AWAITED_S,
+            pod = string.match(member, '|(.*)$'),
+          }
+        end
       end
     end
   end
   return guards
 end
 
--- Is what is free on the node kept for a pod of higher priority than `rank`?
+-- Is what is free on the node kept for a pod that comes before this one of `rank`? Between pods of one
+-- namespace only the rank counts.
 local freed_at = {}
-local function is_kept(guards, pod, rank, name)
+function fair.is_kept(guards, pod, namespace, rank, name)
+  local mine = fair.prefix(namespace, rank, fair.added[namespace])
   for _, guard in ipairs(guards) do
-    if guard[1] < rank and guard[5] ~= pod then
+    local is_before = guard.before < mine
+    if guard.namespace == namespace then is_before = guard.rank < rank end
+    if is_before and guard.pod ~= pod then
       freed_at[name] = freed_at[name] or tonumber(call('ZSCORE', P .. 'freed', name) or 0)
-      if (guard[4] or guard[3] < freed_at[name]) and room_for(guard[2], name) > 0 then return true end
+      if (guard.awaited or guard.verdict < freed_at[name]) and room_for(guard.group, name) > 0 then
+        return true
+      end
     end
   end
   return false
+end
 end

@@ -16,6 +16,7 @@ if A[1] == 'finish' then
   call('HSET', P .. 'meta', 'ready', 1)
   call('HDEL', P .. 'meta', 'until')
   quota.recount()
+  fair.read_rights()
   return pack(true)
 end
 
@@ -27,6 +28,6 @@ wipe()
 -- Milliseconds: more than any number that was handed out before what is being rebuilt was lost.
 local start = math.floor(now * 1000)
 call('HSET', P .. 'meta', 'epoch', token, 'until', now + lock_s, 'seq', math.max(seq, start),
-  'capacity', math.max(capacity, start), 'feed', math.max(feed, start),
+  'counted', math.max(seq, start), 'capacity', math.max(capacity, start), 'feed', math.max(feed, start),
   'floor', math.max(floor, start))
 return pack(true)

@@ -2,20 +2,19 @@
 -- where in ARGV[5] each piece begins and ends: per pod what its lease will say of it whatever it
 -- takes, then what each candidate takes (see L_*).
 -- Then {gang, how many of it must hold leases after this} for all or nothing, or false; and each
--- pod's rank, as in the order of those that wait: what is being offered to a lower one is 'kept'.
+-- pod's rank, as in the order of those that wait: what is being offered to one before it is 'kept'.
 -- Answers numbers, and what they point to. Per pod: candidate (from 1), version, and per share slot
 -- and fence; or 0 for a pod that has a lease, which follows; or -1 if nothing fits: {reason, nodes,
 -- devices, what quotas are in the way} follows; or -2 if it fits, but not all of its gang do.
 local LEASE_OF_ONE = LEASE .. GRANT
 local now, expires_at, pods, counts, bounds, joined = A[1], A[2], A[3], A[4], A[5], ARGV[5]
 local together, ranks = A[6], A[7]
-local lowest = 0
-for i = 1, #ranks do lowest = math.max(lowest, ranks[i]) end
-local guards = guards_at(now, lowest)
-
-local first_nodes, first_devices = {}, {}
+local first_nodes, first_devices, asking = {}, {}, {}
 local piece = 1
 for i = 1, #pods do
+  local _, _, _, _, _, namespace = pieces(joined, 5, bounds[piece] + 1)
+  ranks[i] = string.format('%010.0f', ranks[i])
+  if not asking[namespace] or asking[namespace] < ranks[i] then asking[namespace] = ranks[i] end
   if counts[i] > 0 then
     local _, node, uuid, takes = pieces(joined, 3, bounds[piece + 1] + 1)
     first_nodes[#first_nodes + 1] = node
@@ -30,6 +29,7 @@ end
 fetch('leases', pods)
 fetch('nodes', first_nodes)
 fetch('devices', first_devices)
+local guards = fair.guards_at(now, asking)
 
 local function take_slot(device)
   local slot = lowest_slot(device[D_TAKEN])
@@ -114,18 +114,17 @@ local function grant(pod, gang, name, number, said, takes, length, grants)
 end
 
 -- Write a lease for the first of the pieces `first` to `last` that fits; what it says besides is in
--- the piece before them. Answers nothing, or why none does.
+-- the piece before them. Without a rank nothing is kept from it. Answers nothing, or why none does.
 local function reserve(pod, rank, first, last)
   local from, to = bounds[first - 1], bounds[first]
-  local _, tags, text, _, gang = pieces(joined, 4, from + 1)
-  local resources, reasons, namespace = resources_in(text), nil, nil
-  if quota.on then _, _, _, _, _, namespace = pieces(joined, 5, from + 1) end
+  local _, tags, text, _, gang, namespace = pieces(joined, 5, from + 1)
+  local resources, reasons = resources_in(text), nil
   for p = first, last do
     local name, uuid, memory, cores, slotted, slots, company, why, grants
     local excess, rows
     _, name, uuid, memory, cores, slotted, slots, company = pieces(joined, 7, bounds[p] + 1)
-    if namespace then excess, rows = quota.weigh(namespace, takes_at(joined, bounds[p])) end
-    if guards[1] and is_kept(guards, pod, rank, name) then
+    if quota.on then excess, rows = quota.weigh(namespace, takes_at(joined, bounds[p])) end
+    if guards[1] and rank and fair.is_kept(guards, pod, namespace, rank, name) then
       why = 'kept'
     elseif excess then
       why = 'quota'
@@ -139,6 +138,11 @@ local function reserve(pod, rank, first, last)
       if p > first then takes = string.sub(joined, bounds[p] + 1, bounds[p + 1]) end
       grant(pod, gang, name, p - first + 1, said, takes, to - from, grants)
       if rows then quota.charge(pod, namespace, rows) end
+      if uuid then
+        fair.add(namespace, company == ALONE and 100 or cores, memory)
+      else
+        fair.count(namespace, memory, 1)
+      end
       return nil
     end
     reasons = reasons or {}
@@ -162,6 +166,7 @@ local function withhold(held_before, refused)
     for name in pairs(cache) do cache[name] = nil end
   end
   quota.forget()
+  fair.added = {}
   out, followed = {}, {''}
   local at = 1
   for i = 1, #pods do
@@ -188,7 +193,7 @@ for i = 1, #pods do
   else
     local claim = lift_claim(pod)
     -- What was freed for a pod that claims it is kept for nobody else, whatever his priority.
-    local reasons = reserve(pod, claim and 0 or ranks[i], piece + 1, piece + counts[i])
+    local reasons = reserve(pod, not claim and ranks[i], piece + 1, piece + counts[i])
     if claim then settle_claim(pod, claim, not reasons) end
     if not reasons then
       reserved[#reserved + 1] = pod

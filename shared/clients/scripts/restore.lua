@@ -50,7 +50,8 @@ local function restore(value, lease, takes, grants, pod)
   end
   seq = math.max(seq, lease[L_VERSION])
   put_lease(pod, value)
-  local tags, resources, _, gang = about(lease, value)
+  local tags, resources, _, gang, namespace = about(lease, value)
+  fair.count(namespace, takes, 1)
   count(takes, resources, tags, 1)
   index_lease(pod, node, lease[L_EXPIRES], gang)
   if quota.on then quota.charge_lease(pod, lease, value) end

@@ -1,7 +1,7 @@
 -- Remember pods that fit nowhere, or forget them. Arguments: {'forget', pods} or {'wait', rows of
 -- {pod, group ('' if no freed capacity can help), order, capacity number decided on, record, since,
 -- gang ('' if none), whether what is freed is offered to it, how few of its gang are here if that is
--- the verdict (else 0)}}. Decided on at -1: what it would have
+-- the verdict (else 0), namespace}}. Decided on at -1: what it would have
 -- taken is kept for another, and is offered to it after that one.
 -- Answers the pods for which what was freed since the decision may be enough: decide again; and
 -- those that hold a lease and need not wait.
@@ -18,7 +18,8 @@ if A[1] == 'forget' then
     local pod = first and string.match(first, '([^|]*)$')
     if pod then
       local record = decode(call('HGET', P .. 'waiting', pod))
-      put_waiting(pod, record[7], record[2], verdict, record[5], record[4], gang, true)
+      put_waiting(pod, record[7], record[2], verdict, record[5], record[4], gang, true,
+        namespace_in(record))
     end
   end
   return pack({{}, {}})
@@ -66,11 +67,11 @@ for _, row in ipairs(A[2]) do
   if leases[pod] then
     held[#held + 1] = pod
   elseif row[4] < 0 and is_pending(group) then
-    put_waiting(pod, group, order, 0, row[5], row[6], row[7], true)
+    put_waiting(pod, group, order, 0, row[5], row[6], row[7], true, row[10])
   elseif row[4] < 0 or is_outdated(row) then
     stale[#stale + 1] = pod
   else
-    put_waiting(pod, group, order, capacity, row[5], row[6], row[7], row[8])
+    put_waiting(pod, group, order, capacity, row[5], row[6], row[7], row[8], row[10])
   end
 end
 return pack({stale, held})

@@ -30,6 +30,8 @@ local function write(command, key, parts)
   end
 end
 
+local flush
+do
 -- Pack what changed: names with values to be written, and all values joined, each of which says
 -- where it ends.
 local function values_of(changed, cache, value_of)
@@ -69,7 +71,7 @@ local function append_feed(cause, told_nodes, told_devices)
 end
 
 -- Write everything. `cause` says in the feed what happened.
-local function flush(cause)
+function flush(cause)
   if next(freed) then capacity = capacity + 1 end
   local version = next_version()
   for name in pairs(changed_nodes) do
@@ -89,6 +91,9 @@ local function flush(cause)
   if seq ~= first_seq or capacity ~= first_capacity then
     call('HSET', P .. 'meta', 'seq', seq, 'capacity', capacity, 'feed', feed, 'floor', floor,
       'numbered', numbered)
+    if counted == first_seq then call('HSET', P .. 'meta', 'counted', seq) end
   end
+  fair.write(inventories)
   if quota.on then quota.write() end
+end
 end
