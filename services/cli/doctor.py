@@ -50,6 +50,7 @@ NODE_CHECKS: Mapping[str, Callable[[NodeProbes], Awaitable[Finding]]] = {
     "mig-mode": NodeProbes.mig_modes,
     "container-toolkit": NodeProbes.runtime,
     "cdi": NodeProbes.cdi,
+    "cdi-devices": NodeProbes.cdi_devices,
     "library": NodeProbes.library_file,
     "library-loads": NodeProbes.library_loads,
     "checkpoint": NodeProbes.checkpoint,

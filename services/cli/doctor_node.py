@@ -265,6 +265,23 @@ def runtime(found: Sequence[str], *, handlers: bool) -> Finding:
     return ok(f"{', '.join(found)}, and the runtime is configured for it")
 
 
+def cdi_devices(path: str, wanted: Iterable[str], named: frozenset[str] | None) -> Finding:
+    """Judge whether the agent's CDI specification names what containers are told of by CDI."""
+    if named is None:
+        return fail(
+            f"containers are told their devices by CDI, and {path} is not there",
+            f"{AGENT_POD} logs daemonset/node-agent | grep -i cdi; the agent needs --cdi-dir of "
+            "the host and sees its driver by --driver-root-ctr-path",
+        )
+    missing = sorted(set(wanted) - named)
+    if missing:
+        return fail(
+            f"{path} does not name {', '.join(missing[:SHOWN])}",
+            "nvidia-smi -L; the agent writes it anew within 5 s while it runs",
+        )
+    return ok(f"{path} names {len(named)} devices")
+
+
 def cdi(kinds: Mapping[str, Sequence[str]], broken: Sequence[str]) -> Finding:
     """Judge the CDI specifications: files by kind."""
     doubled = {kind: files for kind, files in kinds.items() if len(files) > 1}

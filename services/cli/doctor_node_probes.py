@@ -12,6 +12,8 @@ import msgspec
 from services.cli import doctor_node as judge
 from services.cli.doctor_finding import Finding, SkipError
 from services.node_agent.building import gpus_of, usage_of
+from services.node_agent.cdi import FILE, names_in, names_of, qualified
+from services.node_agent.device_lists import BY_CDI
 from services.node_agent.inventory import Gpu, Shown, shown_by
 from services.node_agent.isolation import ELF_HEAD
 from services.node_agent.kubelet_pod_resources import KubeletPodResources
@@ -238,6 +240,17 @@ class NodeProbes:
         if not kinds and not broken:
             raise SkipError("there are no CDI specifications, and nothing here needs any")
         return judge.cdi(kinds, broken)
+
+    async def cdi_devices(self) -> Finding:
+        """Compare the agent's own CDI specification with the devices that there are."""
+        path = self.settings.cdi_directory / FILE
+        by_cdi = not BY_CDI.isdisjoint(self.settings.lists)
+        if not by_cdi and not path.is_file():
+            raise SkipError("containers are not told their devices by CDI")
+        named = names_in(json.loads(path.read_text())) if path.is_file() else None
+        gpus = await self._found() if by_cdi else ()
+        wanted = (name for gpu in gpus for name in names_of(gpu))
+        return judge.cdi_devices(str(path), map(qualified, wanted), named)
 
     def _isolating(self) -> None:
         if self.settings.simulated and self.settings.library_source is None:

@@ -11,6 +11,7 @@ from services.node_agent.device_ids import (
     preferred_ids,
     wanted_counts,
 )
+from services.node_agent.device_lists import USUAL, VISIBLE, Strategies, listed
 from services.node_agent.identity import Candidate
 from shared.dialects import DIALECTS
 from shared.dialects.dialect import ContainerSetup, Dialect, Paths, ServedId
@@ -20,7 +21,6 @@ from shared.model.errors import RequestError
 from shared.model.lease import Lease, LeaseState, Share
 from shared.model.names import DeviceUuid, NodeName, PodUid
 
-VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 HONOURED = frozenset({LeaseState.BOUND, LeaseState.ACTIVE})
 """States in which a lease may be told to the kubelet: a reservation alone may still expire."""
 
@@ -41,6 +41,8 @@ class Node:
     devices: Mapping[DeviceUuid, Device]
     served: Mapping[str, Mapping[str, ServedId]]
     paths: Paths
+    lists: Strategies = USUAL
+    """How containers are told which devices they have."""
 
 
 def slot_key(share: Share, pod: PodUid) -> str:
@@ -160,7 +162,9 @@ def given(
     """
     dialect, shares = dialect_of(lease), lease.shares_of(container)
     if not any(share.mig for share in shares):
-        return dialect.environment(lease, container, node.devices, node.paths)
+        setup = dialect.environment(lease, container, node.devices, node.paths)
+        devices = [share.device for share in sorted(shares, key=lambda share: share.index)]
+        return listed(setup, devices, node.lists, f"{lease.pod}/{container}")
     uuids = [
         instances.get((share.device, share.mig.position), "") if share.mig else ""
         for share in shares
@@ -170,7 +174,8 @@ def given(
             "the lease is for MIG instances and others, which no container can use at once, or "
             "for an instance that is not there"
         )
-    return ContainerSetup(environment={VISIBLE: ",".join(uuids), **dialect.besides})
+    setup = ContainerSetup(environment={VISIBLE: ",".join(uuids), **dialect.besides})
+    return listed(setup, uuids, node.lists, f"{lease.pod}/{container}")
 
 
 def _check_fences(shares: Sequence[Share], pod: PodUid, honoured: Mapping[str, Fence]) -> None:

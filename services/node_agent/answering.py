@@ -5,9 +5,7 @@ next. Whatever is refused here fails the pod for good: its controller makes a ne
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
 
 from services.node_agent.allocation import (
@@ -27,14 +25,13 @@ from services.node_agent.identity import (
     Told,
     Unknown,
 )
+from services.node_agent.saying import Said
 from shared.dialects.dialect import ContainerSetup
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.lease import Lease
 from shared.model.names import DeviceUuid, NodeName, PodUid
 from shared.model.node_events import Activation, ShareActivated, ShareRefused
 from shared.runtime.clock import Clock
-
-SAID_KEPT = 4096
 
 
 class Record(Protocol):
@@ -64,6 +61,14 @@ class Preparing(Protocol):
 
     async def prepare(self, setup: ContainerSetup, *, starting: bool = False) -> None:
         """Make what one container mounts; none of its processes runs if it is `starting`."""
+        ...
+
+
+class Specifying(Protocol):
+    """The CDI specification of the node's devices."""
+
+    async def ready(self, setup: ContainerSetup) -> None:
+        """See that it names what a container is given; UnavailableError if it cannot."""
         ...
 
 
@@ -109,29 +114,6 @@ class Measuring(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class Said:
-    """Events on their way to the bus."""
-
-    events: deque[ShareActivated | ShareRefused] = field(
-        default_factory=lambda: deque(maxlen=SAID_KEPT)
-    )
-    there: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def say(self, event: ShareActivated | ShareRefused) -> None:
-        """Add an event; with NATS away for long the oldest go, and device reports tell the same."""
-        self.events.append(event)
-        self.there.set()
-
-    async def take(self) -> list[ShareActivated | ShareRefused]:
-        """Wait for events and take them all."""
-        await self.there.wait()
-        self.there.clear()
-        taken = list(self.events)
-        self.events.clear()
-        return taken
-
-
 class Answering:
     """The kubelet's three questions."""
 
@@ -142,6 +124,7 @@ class Answering:
         finding: Finding,
         record: Record,
         preparing: Preparing,
+        cdi: Specifying,
         instances: MigInstances,
         views: PodViews,
         measuring: Measuring,
@@ -151,6 +134,7 @@ class Answering:
         self.finding = finding
         self.record = record
         self.preparing = preparing
+        self.cdi = cdi
         self.instances = instances
         self.views = views
         self.measuring = measuring
@@ -247,6 +231,7 @@ class Answering:
                     f"{', '.join(there.values())}: delete the pod"
                 )
         await self.preparing.prepare(entry.setup, starting=starting)
+        await self.cdi.ready(entry.setup)
 
     async def _holders(self, resource: str, ids: tuple[str, ...]) -> set[tuple[str, str, str]]:
         held = await self.finding.held.list_held()
@@ -330,6 +315,7 @@ class Answering:
             instances=instances,
         )
         await self.preparing.prepare(setup)
+        await self.cdi.ready(setup)
         activation = Activation(
             pod=lease.pod,
             namespace=lease.namespace,

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from services.node_agent import library, measuring
 from services.node_agent.answering import Answering
+from services.node_agent.cdi_files import CdiFiles
 from services.node_agent.checkpoint import Checkpoint
 from services.node_agent.checkup import Checkup, Xids
 from services.node_agent.configuring import Configuring
@@ -147,11 +148,19 @@ async def node_agent(
             counting=counting,
             clock=clock,
         )
+        cdi = CdiFiles(
+            settings.cdi_directory,
+            settings.lists,
+            places=settings.driver_places,
+            driver=gpus,
+            record=record,
+        )
         answering = Answering(
             node,
             finding=Finding(node, leases=leases, pods=seen, held=held, asking=asking, clock=clock),
             record=record,
             preparing=preparing,
+            cdi=cdi,
             instances=instances,
             views=views,
             measuring=counting,
@@ -213,6 +222,7 @@ async def node_agent(
             handshake=handshake,
             record=record,
             cleaning=preparing,
+            cdi=cdi,
             usage=monitor,
             clock=clock,
         )

@@ -1,5 +1,6 @@
 """What a node has and shows: devices from what NVML found, and lists from devices; pure."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -126,6 +127,17 @@ def devices_of(
 def served_of(gpus: Iterable[Gpu], division: Division) -> list[Gpu]:
     """Leave out the GPUs that the configuration hides."""
     return [gpu for gpu in gpus if not division.hidden & {gpu.uuid, str(gpu.index)}]
+
+
+def driver_of(gpus: Iterable[Gpu]) -> str:
+    """Return the version of the GPUs' driver; empty: unknown."""
+    return next((gpu.driver for gpu in gpus if gpu.driver), "")
+
+
+def models_of(devices: Iterable[Device]) -> str:
+    """Count devices by model, for people."""
+    counts = Counter(device.model for device in devices)
+    return ", ".join(f"{count}x {model}" for model, count in counts.items())
 
 
 def notes_on(gpus: Iterable[Gpu], division: Division) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+from services.node_agent.device_lists import NOTHING
 from services.node_agent.region import RegionPlace
 from shared.dialects.dialect import ContainerSetup, Paths
 from shared.model.names import PodUid
@@ -61,7 +62,7 @@ def needed_for(setup: ContainerSetup, place: RegionPlace | None = None) -> Neede
         files=tuple(
             mount.host_path
             for mount in setup.mounts
-            if not mount.directory and mount.host_path != region
+            if not mount.directory and mount.host_path not in {region, NOTHING}
         ),
     )
 

@@ -71,6 +71,7 @@ def encode_setup(setup: ContainerSetup) -> bytes:
             for mount in setup.mounts
         ],
         annotations=dict(setup.annotations),
+        cdi_devices=[api_pb2.CDIDevice(name=name) for name in setup.cdi_devices],
     )
     encoded: bytes = api_pb2.AllocateResponse(container_responses=[answer]).SerializeToString(
         deterministic=True

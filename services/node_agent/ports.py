@@ -1,8 +1,9 @@
 """What the node agent needs of others: a port for each, with the methods that it calls."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
+from services.node_agent.device_lists import Strategies
 from services.node_agent.entry import Entry
 from services.node_agent.inventory import Division, Gpu, Shown
 from services.node_agent.mig import MigInstance
@@ -123,6 +124,16 @@ class Watching(Protocol):
 
     async def violations(self) -> list[Violation]:
         """Wait for rules that are broken anew."""
+        ...
+
+
+class Specifying(Protocol):
+    """The CDI specification of the node's devices."""
+
+    strategies: Strategies
+
+    async def keep(self, gpus: Sequence[Gpu]) -> None:
+        """Have it say what there is; UnavailableError if it cannot."""
         ...
 
 

@@ -2,13 +2,23 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Sequence
 
 from services.node_agent.allocation import Node
 from services.node_agent.answering import Answering
 from services.node_agent.checkup import Checkup
 from services.node_agent.faults import Fault, no_answer
-from services.node_agent.inventory import Division, Gpu, Shown, devices_of, notes_on, shown_by
+from services.node_agent.inventory import (
+    Division,
+    Gpu,
+    Shown,
+    devices_of,
+    driver_of,
+    models_of,
+    notes_on,
+    served_of,
+    shown_by,
+)
 from services.node_agent.leaving import drained
 from services.node_agent.ports import (
     Cleaning,
@@ -19,6 +29,7 @@ from services.node_agent.ports import (
     Plugins,
     Records,
     Reporting,
+    Specifying,
     Watching,
 )
 from services.node_agent.rebuilding import ended_pods, rebuilt
@@ -69,6 +80,7 @@ class NodeAgent:
         handshake: Reporting | None = None,
         record: Records,
         cleaning: Cleaning,
+        cdi: Specifying,
         usage: Watching,
         clock: Clock,
     ) -> None:
@@ -88,6 +100,7 @@ class NodeAgent:
         self.handshake = handshake
         self.record = record
         self.cleaning = cleaning
+        self.cdi = cdi
         self.usage = usage
         self.clock = clock
         self.devices: tuple[Device, ...] = ()
@@ -215,8 +228,7 @@ class NodeAgent:
     async def look(self) -> None:
         """Look at the GPUs once, and show what changed.
 
-        Raises UnavailableError while they cannot be asked, RequestError if the settings make
-        lists of them that no kubelet takes.
+        Raises UnavailableError while they cannot be asked, RequestError for settings in vain.
         """
         division = await self.configuring.division()
         try:
@@ -225,8 +237,13 @@ class NodeAgent:
             await self._take_silence(division, no_answer(str(error)))
             raise
         self.checkup.take(found)
-        driver = next((gpu.driver for gpu in found if gpu.driver), "")
-        host = Host(driver=driver, isolates=await self.cleaning.isolates())
+        host = Host(driver=driver_of(found), isolates=await self.cleaning.isolates())
+        try:
+            await self.cdi.keep(served_of(found, division))
+        except UnavailableError:
+            if self.devices:  # they go on being looked after
+                await self._take(found, division, host)
+            raise
         await self._take(found, division, host)
         self._say(None)
 
@@ -259,6 +276,7 @@ class NodeAgent:
             devices={device.uuid: device for device in devices},
             served=shown.served,
             paths=self.paths,
+            lists=self.cdi.strategies,
         )
         self.plugins.show(shown.served)
         self.views.show(shown)
@@ -269,7 +287,7 @@ class NodeAgent:
             if trouble is not None:
                 logger.warning("no GPUs are served: %s", trouble)
             elif self.devices:
-                logger.info("%d GPUs: %s", len(self.devices), _models(self.devices))
+                logger.info("%d GPUs: %s", len(self.devices), models_of(self.devices))
         self.trouble = trouble
 
     @loops
@@ -371,13 +389,6 @@ class NodeAgent:
             mounts = (mount for entry in self.record.answers for mount in entry.setup.mounts)
             mounted = {mount.host_path for mount in mounts}
             await self.cleaning.clean(live, None if self.record.lost else mounted)
-
-
-def _models(devices: Iterable[Device]) -> str:
-    counts: dict[str, int] = {}
-    for device in devices:
-        counts[device.model] = counts.get(device.model, 0) + 1
-    return ", ".join(f"{count}x {model}" for model, count in counts.items())
 
 
 async def _set_within(event: asyncio.Event, seconds: float) -> bool:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from services.node_agent.cdi_files import DriverPlaces
+from services.node_agent.device_lists import USUAL, Strategies, strategies_of
 from services.node_agent.inventory import Division, check_division
 from services.node_agent.library import current
 from shared.clients.kubeconfig import Credentials
@@ -82,6 +84,25 @@ class AgentSettings(ServiceSettings):
         None, "HAMi-core's libvgpu.so as it comes, such as out of its image: installed below "
         "STATE_DIR/library, by its content, and mounted from there; wins over --library-dir"
     )  # fmt: skip
+    device_list_strategy: tuple[str, ...] = setting(
+        USUAL,
+        "how containers are told their devices, with commas: envvar, volume-mounts, cdi-cri, "
+        "cdi-annotations; the last two by a CDI specification that the agent keeps",
+    )
+    cdi_dir: Path | None = setting(
+        None, "the host's directory of CDI specifications; default: STATE_DIR/cdi for simulated "
+        "GPUs, else /var/run/cdi"
+    )  # fmt: skip
+    nvidia_driver_root: Path = setting(
+        Path("/"), "for CDI: root of the driver's files on the host, such as /run/nvidia/driver"
+    )
+    driver_root_ctr_path: Path | None = setting(
+        None, "for CDI: where the agent sees that root; default: at the same path"
+    )
+    nvidia_cdi_hook_path: str = setting(
+        "", "for CDI: nvidia-cdi-hook or nvidia-ctk on the host; default: looked for in the usual "
+        "places"
+    )  # fmt: skip
     device_split_count: int | None = setting(
         None, "slots per GPU; default: deviceSplitCount of the device configuration, else 10"
     )
@@ -138,6 +159,29 @@ class AgentSettings(ServiceSettings):
         )
         check_division(division, Strategy.ALL)
         return division
+
+    @property
+    def lists(self) -> Strategies:
+        """How containers are told their devices; raises RequestError naming what is no way."""
+        return strategies_of(self.device_list_strategy)
+
+    @property
+    def cdi_directory(self) -> Path:
+        """Where runtimes look for CDI specifications."""
+        usual = self.state_dir.absolute() / "cdi" if self.simulated else Path("/var/run/cdi")
+        return self.cdi_dir or usual
+
+    @property
+    def driver_places(self) -> DriverPlaces | None:
+        """Where the driver's files are; None where GPUs are made up."""
+        if self.simulated:
+            return None
+        return DriverPlaces(
+            root=self.nvidia_driver_root,
+            seen_at=self.driver_root_ctr_path or self.nvidia_driver_root,
+            hook=self.nvidia_cdi_hook_path,
+            proc=self.proc_dir,
+        )
 
     @property
     def monitor_address(self) -> str | None:

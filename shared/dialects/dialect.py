@@ -94,6 +94,8 @@ class ContainerSetup:
     mounts: tuple[Mount, ...] = ()
     annotations: Mapping[str, str] = field(default_factory=dict)
     """Of the container in its runtime, not of the pod."""
+    cdi_devices: tuple[str, ...] = ()
+    """Devices that its runtime is told of by their names in the Container Device Interface."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

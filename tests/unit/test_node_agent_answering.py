@@ -76,6 +76,10 @@ class Around:
     async def prepare(self, setup: ContainerSetup, *, starting: bool = False) -> None:
         self.happened.append("prepared for a start" if starting else "prepared")
 
+    async def ready(self, setup: ContainerSetup) -> None:
+        if setup.cdi_devices:
+            self.happened.append(f"specified {list(setup.cdi_devices)}")
+
     async def of(self, lease: Lease, container: str) -> dict[tuple[DeviceUuid, int], str]:
         return {}
 
@@ -112,6 +116,7 @@ class Desk:
             finding=finding,
             record=self.record,
             preparing=self.around,
+            cdi=self.around,
             instances=self.around,
             views=self.around,
             measuring=self.around,
