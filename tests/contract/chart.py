@@ -140,7 +140,8 @@ def _side_by_side(trees: Sequence[Any]) -> bool:
 
 
 def _matters(part: str, made: Mapping[Parts, Any]) -> bool:
-    return any(made[chosen] != made[chosen - {part}] for chosen in made if part in chosen)
+    without = ((chosen, chosen - {part}) for chosen in made if part in chosen)
+    return any(other in made and made[chosen] != made[other] for chosen, other in without)
 
 
 def scalar(value: Any) -> str:

@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
+from services.node_agent.device_lists import BY_CDI
+from services.node_agent.settings import AgentSettings
+
 K8S = Path(__file__).parents[2] / "k8s"
 OPERATED = K8S / "components" / "prometheus-operator" / "alerts.yaml"
 OVERLAYS = sorted(path.name for path in (K8S / "overlays").iterdir())
@@ -177,6 +180,25 @@ def test_the_mig_component_gives_the_agent_alone_what_the_driver_asks_for(tmp_pa
     assert told["NVIDIA_VISIBLE_DEVICES"] == "all"
     assert agent["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["SYS_ADMIN"]}
     assert agent["securityContext"]["readOnlyRootFilesystem"] is True
+
+
+def test_the_cdi_component_lets_the_agent_write_there_and_see_the_driver(tmp_path: Path) -> None:
+    agent = one(with_component("cdi", tmp_path), "DaemonSet", "node-agent")
+
+    told = {env["name"]: env.get("value") for env in container(agent)["env"]}
+    mounts = {it["mountPath"]: it for it in container(agent)["volumeMounts"]}
+    found = agent["spec"]["template"]["spec"]["volumes"]
+    volumes = {it["name"]: it.get("hostPath") for it in found}
+    settings = AgentSettings(
+        device_list_strategy=tuple(told["LEASEHOLD_DEVICE_LIST_STRATEGY"].split(",")),
+        driver_root_ctr_path=Path(told["LEASEHOLD_DRIVER_ROOT_CTR_PATH"]),
+    )
+    assert not BY_CDI.isdisjoint(settings.lists)
+    assert volumes[mounts[str(settings.cdi_directory)]["name"]]["path"] == "/var/run/cdi"
+    assert settings.driver_places is not None
+    seen = mounts[str(settings.driver_places.seen_at)]
+    assert volumes[seen["name"]]["path"] == str(settings.driver_places.root)
+    assert seen["readOnly"] is True
 
 
 def test_the_operator_scrapes_every_part_of_ours_under_the_name_that_alerts_use(

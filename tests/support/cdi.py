@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ VENDOR = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*[A-Za-z0-9]")
 CLASS = re.compile(r"[A-Za-z]([A-Za-z0-9_-]*[A-Za-z0-9])?")
 DEVICE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?")
 HOOKS = {"prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop"}
-EDITS = {
+EDITS: Mapping[str, Callable[[Any], object]] = {
     "env": lambda one: re.fullmatch(r"[^=]+=.*", one),
     "deviceNodes": lambda one: one["path"] and set(one) <= {"path", "hostPath", "permissions"},
     "mounts": lambda one: one["hostPath"] and one["containerPath"],
