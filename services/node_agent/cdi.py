@@ -125,14 +125,18 @@ def _capabilities(gpu: Gpu, instance: MigInstance, minors: Mapping[str, int]) ->
 
 def _edits(nodes: Sequence[str]) -> dict[str, Any]:
     edits: dict[str, Any] = {"env": [NOT_BY_NVIDIA]}
-    return {**edits, "deviceNodes": [{"path": path} for path in nodes]} if nodes else edits
+    return {**edits, "deviceNodes": list(map(_node, nodes))} if nodes else edits
+
+
+def _node(path: str) -> dict[str, str]:
+    return {"path": path, "permissions": "rw"}
 
 
 def _common(driver: HostDriver) -> dict[str, Any]:
     root = driver.root.rstrip("/")
     link = f"libcuda.so.1::{driver.folder}/libcuda.so"
     return {
-        "deviceNodes": [{"path": f"/dev/{name}"} for name in driver.nodes],
+        "deviceNodes": [_node(f"/dev/{name}") for name in driver.nodes],
         "mounts": [
             {"hostPath": f"{root}{path}", "containerPath": path, "options": list(_MOUNTED)}
             for path in driver.files
