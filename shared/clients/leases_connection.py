@@ -142,11 +142,8 @@ class LedgerConnection:
                 "the server's users, both of which `leasehold doors --out DIR` writes"
             )
         if isinstance(error, ResponseError):
-            if said.startswith("NOTREADY"):
-                return UnavailableError(
-                    f"the ledger at {self._where} is being rebuilt; a binder does it as soon as it "
-                    "has the list of pods, then the same call succeeds"
-                )
+            if said.startswith(("NOTREADY", "FORMAT")):
+                return UnavailableError(f"the ledger at {self._where} {_not_ours(said)}")
             if said.startswith("STALETOKEN"):
                 return ConflictError("another rebuild of the ledger has begun since")
             if not isinstance(error, _AWAY) and not said.startswith("NOREPLICAS"):
@@ -155,6 +152,27 @@ class LedgerConnection:
             f"the ledger at {self._where} did not take the call: {said}; "
             "check that the server runs, is the primary and has memory"
         )
+
+
+def _not_ours(said: str) -> str:
+    """Say why a ledger is not served, from the scripts' word for it and two formats, if they tell."""
+    word, *formats = said.split()
+    if word == "FORMAT":
+        stored, ours = formats
+        return (
+            f"has format {stored}, which a newer version writes; this program writes format {ours} "
+            "and leaves it alone: run the newer version, or see Upgrades in docs/operations.md"
+        )
+    if formats:
+        stored, ours = formats
+        return (
+            f"has format {stored} and is being rebuilt in format {ours}; a binder of this version "
+            "does it as soon as it has the list of pods, then the same call succeeds"
+        )
+    return (
+        "is being rebuilt; a binder does it as soon as it has the list of pods, then the same call "
+        "succeeds"
+    )
 
 
 def in_groups(items: Sequence[T], size: int = GROUP) -> list[Sequence[T]]:

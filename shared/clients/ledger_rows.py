@@ -166,6 +166,7 @@ def reserved(
         next(numbers),
         now,
         expires_at,
+        "\n".join(wanted.tags),
     )
     lease.shares = _granted(candidate, numbers)
     lease.__class__ = Lease
@@ -247,6 +248,7 @@ def lease_of(value: bytes) -> Lease:
         int(version),
         created_at,
         expires_at,
+        tags,
     )
     lease.__class__ = Lease
     return cast(Lease, lease)

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from shared.model.errors import ConflictError
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
-from shared.model.request import Company
+from shared.model.request import Company, with_both_spellings
 
 
 class LeaseState(StrEnum):
@@ -151,6 +151,12 @@ class Lease:
     created_at: float = 0.0
     expires_at: float = 0.0
     """Unix seconds at which a reservation ends; 0 once bound."""
+    tag: str = ""
+    """See `PodRequest.tag`."""
+
+    def __post_init__(self) -> None:
+        if self.tags or self.tag:
+            with_both_spellings(self)
 
     def shares_of(self, container: str) -> tuple[Share, ...]:
         """Return the shares of one container, in the order in which it sees its devices."""

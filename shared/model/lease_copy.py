@@ -43,7 +43,7 @@ def dump_lease(lease: Lease) -> str:
                 for share in lease.shares
             ],
             "resources": dict(lease.resources),
-            "tag": "\n".join(lease.tags),
+            "tag": lease.tag,
             "trace": lease.trace,
             **_more(lease),
         },
@@ -68,7 +68,7 @@ def load_lease(text: str, *, namespace: Namespace, name: str) -> Lease:
             ),
             dialect=copy["dialect"],
             resources={str(key): int(amount) for key, amount in copy["resources"].items()},
-            tags=tuple(copy["tag"].split("\n")) if copy["tag"] else (),
+            tag=copy["tag"],
             gang=copy.get("gang", ""),
             memo=copy.get("memo", ""),
             trace=copy["trace"],

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
+from typing import Protocol
 
 
 class DeviceOrder(StrEnum):
@@ -196,3 +197,31 @@ class PodRequest:
     (always 1) and other extended resources in units."""
     demands: NodeDemands = field(default_factory=NodeDemands)
     priority: int = 0
+    tag: str = ""
+    """`tags` as programs of before wrote and read them: one text, a line each. It follows `tags`."""
+
+    def __post_init__(self) -> None:
+        if self.tags or self.tag:
+            with_both_spellings(self)
+
+
+class Tagged(Protocol):
+    """What says its tags in both spellings."""
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """Groups whose pods must not meet on one device."""
+        ...
+
+    @property
+    def tag(self) -> str:
+        """The same, a line each."""
+        ...
+
+
+def with_both_spellings(of: Tagged) -> None:
+    """Make `tag` follow `tags`; where only `tag` was written, `tags` follow it."""
+    if of.tags:
+        object.__setattr__(of, "tag", "\n".join(of.tags))
+    else:
+        object.__setattr__(of, "tags", tuple(of.tag.split("\n")))

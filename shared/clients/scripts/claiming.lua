@@ -83,7 +83,7 @@ local function settle_claim(pod, claim, is_over)
 end
 
 local function count_claims()
-  call('HSET', P .. 'meta', 'claims', call('HLEN', P .. 'claims'))
+  call('HSET', P .. 'ledger', 'claims', call('HLEN', P .. 'claims'))
 end
 
 -- Forget the claims that were settled as over; to be called once nothing can be withheld any more.

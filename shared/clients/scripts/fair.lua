@@ -15,7 +15,7 @@ local PARTS = 1e9
 
 function fair.total_of()
   if not fair.total then
-    local found = call('HMGET', P .. 'meta', 'total-cores', 'total-mib')
+    local found = call('HMGET', P .. 'ledger', 'total-cores', 'total-mib')
     fair.total = {math.max(1, tonumber(found[1] or 0)), math.max(1, tonumber(found[2] or 0))}
   end
   return fair.total
@@ -87,7 +87,7 @@ function fair.reline_all()
       fair.reline(string.match(entry, '|(.*)$'), group)
     end
   end
-  call('HSET', P .. 'meta', 'relined', '1')
+  call('HSET', P .. 'ledger', 'relined', '1')
 end
 
 function fair.put_right(namespace, out_of_budget, share)
@@ -147,9 +147,9 @@ local function measure(name)
   else
     call('HDEL', P .. 'sizes', name)
   end
-  call('HINCRBY', P .. 'meta', 'total-cores', string.format('%.0f', cores - before[1]))
-  call('HINCRBY', P .. 'meta', 'total-mib', string.format('%.0f', mib - before[2]))
-  call('HSET', P .. 'meta', 'relined', '0')
+  call('HINCRBY', P .. 'ledger', 'total-cores', string.format('%.0f', cores - before[1]))
+  call('HINCRBY', P .. 'ledger', 'total-mib', string.format('%.0f', mib - before[2]))
+  call('HSET', P .. 'ledger', 'relined', '0')
   fair.total = nil
 end
 
@@ -172,7 +172,7 @@ end
 -- Count everything anew: there is a ledger that a version without any of this has written.
 function fair.adopt()
   call('DEL', P .. 'taken-cores', P .. 'taken-mib', P .. 'sizes')
-  call('HDEL', P .. 'meta', 'total-cores', 'total-mib')
+  call('HDEL', P .. 'ledger', 'total-cores', 'total-mib')
   fair.taken, fair.total = {}, nil
   local cursor = '0'
   repeat

@@ -7,11 +7,12 @@
 -- ('ready', 'open': ready or being rebuilt, 'any'), ARGV[4] the feed's length, ARGV[5] what is
 -- stored as it comes (joined).
 --
---   meta          hash   epoch, ready, seq (versions), capacity, feed (last entry), floor (fences),
+--   ledger        hash   format, epoch, ready, seq (versions), capacity, feed (last entry), floor (fences),
 --                        numbered (nodes), grown (capacity number at which the inventory last became
 --                        better), offered (number up to which what was freed has been offered), round
 --                        (how often what was freed after that was offered), round_for (the highest of
 --                        `freed` then), claims (how many)
+--   meta          string for programs that knew no format and kept a hash there: all they ask fails
 --   nodes         hash   name -> see N_*
 --   devices       hash   uuid -> see D_*
 --   leases        hash   pod -> see L_*
@@ -66,8 +67,17 @@ local RESERVED, BOUND, ACTIVE, RELEASED, EXPIRED = 1, 2, 3, 4, 5
 local TAKES, HOLD, MAX_ARGS = 3, 8, 4000
 
 local meta =
-  call('HMGET', P .. 'meta', 'ready', 'epoch', 'seq', 'capacity', 'feed', 'floor', 'numbered', 'claims',
-    'counted')
+  call('HMGET', P .. 'ledger', 'ready', 'epoch', 'seq', 'capacity', 'feed', 'floor', 'numbered', 'claims',
+    'counted', 'format')
+-- The number of the format of all that is stored under the prefix, but for `ledger`, which every version must be
+-- able to read. A ledger of an older format is as good as empty; one of a newer format is not touched.
+meta.format = 1
+if meta[2] and tonumber(meta[10]) ~= meta.format then
+  local formats = meta[10] .. ' ' .. meta.format
+  if tonumber(meta[10]) > meta.format then return redis.error_reply('FORMAT ' .. formats) end
+  if ARGV[3] ~= 'any' then return redis.error_reply('NOTREADY ' .. formats) end
+  meta[1], meta[2] = false, false
+end
 if ARGV[3] ~= 'any' and (not meta[2] or (ARGV[3] == 'ready' and meta[1] ~= '1')) then
   return redis.error_reply('NOTREADY')
 end

@@ -10,7 +10,7 @@
 -- A bucket is '' (all devices) or the name of a model. Pods that a quota keeps waiting are of the
 -- group 'q:NAMESPACE', or 'q:NAMESPACE|GROUP' if what is freed where it allows them may help, too.
 local quota = {
-  on = tonumber(call('HGET', P .. 'meta', 'quotas') or 0) > 0,
+  on = tonumber(call('HGET', P .. 'ledger', 'quotas') or 0) > 0,
   rules_key = string.gsub(P, ':$', '') .. '-quotas',
   rules = {}, held = {}, kinds = {}, charges = {}, freed = {}, touched = {},
 }
@@ -232,7 +232,7 @@ end
 function quota.recount()
   local count = call('HLEN', quota.rules_key)
   quota.on = count > 0
-  call('HSET', P .. 'meta', 'quotas', count)
+  call('HSET', P .. 'ledger', 'quotas', count)
   call('DEL', P .. 'charges', P .. 'held')
   local cursor = '0'
   repeat

@@ -29,10 +29,10 @@ local function adopt()
       end
     end
   until cursor == '0'
-  call('HSET', P .. 'meta', 'counted', seq, 'adopted', now)
+  call('HSET', P .. 'ledger', 'counted', seq, 'adopted', now)
 end
 
-local kept_up = call('HMGET', P .. 'meta', 'relined', 'adopted')
+local kept_up = call('HMGET', P .. 'ledger', 'relined', 'adopted')
 if counted ~= seq and now >= tonumber(kept_up[2] or 0) + ADOPT_S then
   adopt()
   fair.reline_all()
@@ -170,7 +170,7 @@ local function offer_freed(freed_here, round)
 end
 
 -- The rounds are counted anew whenever more is freed.
-local known = call('HMGET', P .. 'meta', 'offered', 'round', 'round_for', 'grown')
+local known = call('HMGET', P .. 'ledger', 'offered', 'round', 'round_for', 'grown')
 local done, grown = known[1] or '0', tonumber(known[4] or 0)
 local newest = call('ZREVRANGE', P .. 'freed', 0, 0, 'WITHSCORES')[2] or '0'
 local round = known[3] == newest and tonumber(known[2]) or 0
@@ -185,7 +185,7 @@ for _ = 1, MAX_PAGES do
 end
 if #members > 0 and not awaiting then round = round + 1 end
 if done ~= known[1] or round ~= tonumber(known[2] or 0) or newest ~= known[3] then
-  call('HSET', P .. 'meta', 'offered', done, 'round', round, 'round_for', newest)
+  call('HSET', P .. 'ledger', 'offered', done, 'round', round, 'round_for', newest)
 end
 -- A namespace has more left of its quota: its first waiting pods, some more once these have answered.
 local quotas_due = call('HGETALL', P .. 'quota-due')

@@ -163,7 +163,7 @@ local GUARDED_GROUPS, GUARDS = 64, 4
 
 local function is_offering(now)
   if call('EXISTS', P .. 'waiting') == 0 then return false end
-  return tonumber(call('HGET', P .. 'meta', 'offered') or 0) < capacity
+  return tonumber(call('HGET', P .. 'ledger', 'offered') or 0) < capacity
     or call('ZCOUNT', P .. 'offered', '(' .. now - AWAITED_S, '+inf') > 0
 end
 

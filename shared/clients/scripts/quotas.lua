@@ -35,7 +35,7 @@ if meta[1] == '1' then
     end
   end
   call('HSET', P .. 'quota-freed', '*', capacity)
-  call('HSET', P .. 'meta', 'capacity', capacity, 'feed', feed)
+  call('HSET', P .. 'ledger', 'capacity', capacity, 'feed', feed)
   call('XADD', P .. 'feed', 'MAXLEN', '~', ARGV[4], string.format('%.0f-0', feed),
     'e', epoch, 'c', capacity, 'w', 'quotas', 'n', '', 'd', '')
 end

@@ -3,8 +3,8 @@
 -- in ARGV[5] each lease begins and ends. Answers per lease: '' or why it was not written.
 local token, now, lock_s, bounds = A[1], A[2], A[3], A[4]
 if meta[1] ~= '1' then
-  if call('HGET', P .. 'meta', 'epoch') ~= token then return redis.error_reply('STALETOKEN') end
-  call('HSET', P .. 'meta', 'until', now + lock_s)
+  if call('HGET', P .. 'ledger', 'epoch') ~= token then return redis.error_reply('STALETOKEN') end
+  call('HSET', P .. 'ledger', 'until', now + lock_s)
 end
 
 local function put_unknown_device(uuid, node)

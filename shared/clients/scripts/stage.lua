@@ -57,7 +57,7 @@ end
 
 local function hold(token, now, lock_s)
   if meta[2] ~= token or meta[1] == '1' then return false end
-  call('HSET', P .. 'meta', 'until', now + lock_s)
+  call('HSET', P .. 'ledger', 'until', now + lock_s)
   return true
 end
 

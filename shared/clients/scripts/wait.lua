@@ -45,7 +45,7 @@ end
 
 -- Is there still anything to be offered that a pod of the group may fit?
 local function is_pending(group)
-  local done = call('HGET', P .. 'meta', 'offered') or '0'
+  local done = call('HGET', P .. 'ledger', 'offered') or '0'
   for _, name in ipairs(call('ZRANGEBYSCORE', P .. 'freed', '(' .. done, '+inf', 'LIMIT', 0, LOOK_AT)) do
     if room_for(group, name) > 0 then return true end
   end

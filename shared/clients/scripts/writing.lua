@@ -87,11 +87,11 @@ function flush(cause)
   write('ZADD', 'ganged', joining)
   for at, pods in pairs(due) do call('ZADD', P .. 'due', at, pack({seq, pods})) end
   for name in pairs(freed) do call('ZADD', P .. 'freed', capacity, name) end
-  if grown then call('HSET', P .. 'meta', 'grown', capacity) end
+  if grown then call('HSET', P .. 'ledger', 'grown', capacity) end
   if seq ~= first_seq or capacity ~= first_capacity then
-    call('HSET', P .. 'meta', 'seq', seq, 'capacity', capacity, 'feed', feed, 'floor', floor,
+    call('HSET', P .. 'ledger', 'seq', seq, 'capacity', capacity, 'feed', feed, 'floor', floor,
       'numbered', numbered)
-    if counted == first_seq then call('HSET', P .. 'meta', 'counted', seq) end
+    if counted == first_seq then call('HSET', P .. 'ledger', 'counted', seq) end
   end
   fair.write(inventories)
   if quota.on then quota.write() end

@@ -1,0 +1,135 @@
+"""What earlier versions wrote is understood today, and they would understand what is written today.
+
+`tests/recorded` holds, per version, what it wrote while it ran and what its readers accept.
+"""
+
+import json
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import msgpack
+import msgspec
+import pytest
+
+from services.node_agent.checkpoint import Checkpoint, Content
+from shared.clients import wire
+from shared.model.lease_copy import dump_lease, load_lease
+from shared.model.names import Namespace
+from tests.contract.test_wire import SAMPLES
+from tests.support.recorded import Recorded, kinds, recorded, versions
+
+VERSIONS = versions()
+HEARD = [
+    pytest.param(version, subject, id=f"{version}-{subject}")
+    for version in VERSIONS
+    for subject in sorted(recorded(version).messages)
+]
+
+
+def differences(before: Any, now: Any, where: str = "") -> Iterator[str]:
+    """Yield what `before` says and `now` does not; `now` may say more."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        for key, value in before.items():
+            if key in now:
+                yield from differences(value, now[key], f"{where}.{key}")
+            else:
+                yield f"{where}.{key} is gone"
+    elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        for at, (one, other) in enumerate(zip(before, now, strict=True)):
+            yield from differences(one, other, f"{where}[{at}]")
+    elif before != now:
+        yield f"{where}: {before!r} is now {now!r}"
+
+
+def plain(value: Any) -> Any:
+    """Return what a reader sees of `value`: maps, lists, texts and numbers."""
+    return json.loads(msgspec.json.encode(value))
+
+
+@cache
+def of(version: str) -> Recorded:
+    return recorded(version)
+
+
+def refused(version: str, schema: dict[str, Any], value: Any) -> list[str]:
+    """Return why that version's readers would not take `value`."""
+    whole = {**schema, "$defs": of(version).accepts["$defs"]}
+    told = jsonschema.Draft202012Validator(whole).iter_errors(
+        json.loads(msgspec.json.encode(value))
+    )
+    return [f"{error.json_path}: {error.message}" for error in told]
+
+
+@pytest.mark.parametrize(("version", "subject"), HEARD)
+def test_what_was_written_is_read_and_nothing_of_it_is_lost(version: str, subject: str) -> None:
+    for data in of(version).messages[subject]:
+        events = wire.decode(data, kinds()[subject])
+
+        before = msgpack.unpackb(data)["events"]
+        assert list(differences(before, plain(events))) == []
+
+
+@pytest.mark.parametrize(("version", "subject"), HEARD)
+def test_what_is_written_now_was_readable_then(version: str, subject: str) -> None:
+    schema = of(version).accepts["events"][subject]
+    read = [
+        event
+        for data in of(version).messages[subject]
+        for event in wire.decode(data, kinds()[subject])
+    ]
+    samples = [sample for sample in SAMPLES if sample.subject == subject]
+
+    for event in (*read, *samples):
+        assert refused(version, schema, event) == []
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_group_of_pods_that_must_not_meet_is_told_in_both_spellings(version: str) -> None:
+    tagged = {
+        "pod.queued.v1": "request",
+        "placement.chosen.v1": "lease",
+        "lease.changed.v1": "lease",
+    }
+    for subject, part in tagged.items():
+        told = [
+            getattr(event, part)
+            for data in of(version).messages[subject]
+            for event in wire.decode(data, kinds()[subject])
+        ]
+
+        assert all(each.tag == "\n".join(each.tags) for each in told)
+        assert "default/group-a" in {tag for each in told for tag in each.tags}, subject
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_lease_is_read_from_the_annotation_of_a_pod(version: str) -> None:
+    for name, text in of(version).copies.items():
+        lease = load_lease(text, namespace=Namespace("default"), name=name)
+
+        written = json.loads(dump_lease(lease))
+        assert list(differences(json.loads(text), written)) == []
+        assert [len(row) for row in written["shares"]] == [
+            len(row) for row in json.loads(text)["shares"]
+        ]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_an_agent_goes_on_from_the_file_of_its_predecessor(
+    version: str, tmp_path: Path
+) -> None:
+    for node, text in of(version).checkpoints.items():
+        file = tmp_path / f"{node}.json"
+        file.write_text(text)
+        checkpoint = Checkpoint(file, node)
+
+        await checkpoint.load()
+
+        assert not checkpoint.lost
+        before = json.loads(text)
+        assert len(checkpoint.answers) == len(before["entries"]) > 0
+        content = plain(msgspec.json.decode(text, type=Content))
+        assert list(differences(before, content)) == []
+        assert refused(version, of(version).accepts["checkpoint"], content) == []

@@ -1,0 +1,226 @@
+"""What a version of Leasehold wrote while it ran: kept as files, so that later ones must read it.
+
+`python -m tests.support.recorded NAME` records the version at hand into `tests/recorded/NAME`; do
+it when a version is released, and never again for that one.
+"""
+
+import asyncio
+import contextlib
+import json
+import sys
+from base64 import b64decode, b64encode
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import nats
+import redis.asyncio
+from nats.aio.msg import Msg
+
+import services.topology  # noqa: F401  so that every event is known
+from services.node_agent.checkpoint import Content
+from shared.clients import wire
+from shared.dialects.volcano_vgpu import GROUP_POLICY, GROUPS
+from shared.model.event import Event
+from tests.contract.test_wire import SAMPLES
+from tests.support.nats import NatsServer
+from tests.support.stack import PODS, Stack, gpu_pod, running, stack, vgpu
+from tests.support.valkey import ValkeyServer
+
+FOLDER = Path(__file__).parents[1] / "recorded"
+COPY = "leasehold.dev/lease"
+OF_EACH = 4
+"""Messages of one subject that are kept."""
+
+
+@dataclass(slots=True)
+class Recorded:
+    """One version's words. `accepts` is what its readers take, as JSON schemas by name."""
+
+    messages: dict[str, list[bytes]] = field(default_factory=dict)
+    """By subject: what was heard; of what was not heard, a sample."""
+    ledger: dict[str, list[Any]] = field(default_factory=dict)
+    """Every key of Redis: its kind, and what `RESTORERS` write it from; bytes throughout."""
+    copies: dict[str, str] = field(default_factory=dict)
+    """The annotation `leasehold.dev/lease`, by pod."""
+    checkpoints: dict[str, str] = field(default_factory=dict)
+    """The agents' files, by node."""
+    accepts: dict[str, Any] = field(default_factory=dict)
+
+    def save(self, folder: Path) -> None:
+        """Write it down."""
+        folder.mkdir(parents=True)
+        for part in PARTS:
+            text = json.dumps(_texts(getattr(self, part)), indent=1, sort_keys=True)
+            (folder / f"{part}.json").write_text(text + "\n")
+
+
+PARTS = tuple(part.name for part in fields(Recorded))
+
+
+def versions() -> list[str]:
+    """Return the names of all recorded versions."""
+    return sorted(folder.name for folder in FOLDER.iterdir() if folder.is_dir())
+
+
+def recorded(version: str) -> Recorded:
+    """Read what a version wrote."""
+    parts = {part: json.loads((FOLDER / version / f"{part}.json").read_text()) for part in PARTS}
+    parts["messages"] = {
+        subject: [b64decode(text) for text in texts] for subject, texts in parts["messages"].items()
+    }
+    parts["ledger"] = {
+        key: [kind, [b64decode(text) for text in texts]]
+        for key, (kind, texts) in parts["ledger"].items()
+    }
+    return Recorded(**parts)
+
+
+async def put_back(ledger: Mapping[str, list[Any]], client: Any) -> None:
+    """Write a recorded ledger into an empty server."""
+    for key, (kind, parts) in ledger.items():
+        pairs = list(zip(parts[::2], parts[1::2], strict=True)) if kind != "string" else []
+        if kind == "string":
+            await client.set(key, parts[0])
+        elif kind == "hash":
+            await client.hset(key, mapping=dict(pairs))
+        elif kind == "zset":
+            await client.zadd(key, {member: float(score) for member, score in pairs})
+        else:
+            for entry, said in pairs:
+                await client.xadd(key, dict(msgspec.msgpack.decode(said)), id=entry.decode())
+
+
+async def _keys(client: Any) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = {}
+    async for key in client.scan_iter("lh*", 1000):
+        if b":stage:" in key:  # evidence, forgotten after minutes
+            continue
+        kind = (await client.type(key)).decode()
+        if kind == "string":
+            parts = [await client.get(key)]
+        elif kind == "hash":
+            parts = [part for pair in (await client.hgetall(key)).items() for part in pair]
+        elif kind == "zset":
+            held = await client.zrange(key, 0, -1, withscores=True)
+            parts = [part for member, score in held for part in (member, repr(score).encode())]
+        else:
+            entries = await client.xrange(key)
+            parts = [
+                part
+                for entry, said in entries
+                for part in (entry, msgspec.msgpack.encode(list(said.items())))
+            ]
+        found[key.decode()] = [kind, parts]
+    return found
+
+
+def _texts(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return b64encode(value).decode()
+    if isinstance(value, dict):
+        return {key: _texts(each) for key, each in value.items()}
+    return [_texts(each) for each in value] if isinstance(value, list) else value
+
+
+def kinds() -> dict[str, type[Event]]:
+    """Return the events that there are, by subject."""
+    ours = (kind for kind in Event.__subclasses__() if kind.__module__.startswith("shared."))
+    return {kind.subject: kind for kind in ours}
+
+
+def _accepts() -> dict[str, Any]:
+    events = kinds()
+    schemas, parts = msgspec.json.schema_components(
+        [*events.values(), Content], ref_template="#/$defs/{name}"
+    )
+    return {
+        "events": dict(zip(events, schemas[:-1], strict=True)),
+        "checkpoint": schemas[-1],
+        "$defs": parts,
+    }
+
+
+class _Ear:
+    """Hears everything that is said on the bus, answers included."""
+
+    def __init__(self) -> None:
+        self.heard: dict[str, list[bytes]] = {}
+        self._answers: dict[str, str] = {}
+        self._kinds = kinds()
+
+    async def hear(self, message: Msg) -> None:
+        subject = self._answers.get(message.subject) or next(
+            (kind for kind in self._kinds if f".{kind}" in message.subject), ""
+        )
+        if message.reply and subject.endswith(".asked.v1"):
+            self._answers[message.reply] = subject.replace("asked", "told")
+        known = self.heard.setdefault(subject, []) if subject else []
+        sizes = {len(other) // 32 for other in known}
+        if len(known) < OF_EACH and len(message.data) // 32 not in sizes:
+            known.append(message.data)
+
+
+async def _live_through(whole: Stack, heard: Container[str]) -> None:
+    """Pods of several kinds come, run, wait, are refused and go."""
+    notes = {GROUPS[0]: "group-a", GROUP_POLICY: "spread"}
+    several = gpu_pod("several", vgpu(1, 700, 5))
+    first = several["spec"]["containers"][0]
+    several["spec"]["containers"].append({**first, "name": "second"})
+    pods = [
+        *(gpu_pod(f"share-{n}", vgpu(1, 3000 + n, 20)) for n in range(3)),
+        *(gpu_pod(f"apart-{n}", vgpu(1, 500), annotations=notes) for n in range(2)),
+        gpu_pod("two", vgpu(2, 1000, 10)),
+        several,
+        gpu_pod("units", {"volcano.sh/gpu-memory": 512}),
+    ]
+    for pod in pods:
+        await whole.create(pod)
+    await whole.until_all(len(pods))
+    for pod in (
+        gpu_pod("large", vgpu(4, 15000)),
+        gpu_pod("wrong", vgpu(1, 1, 101)),
+    ):
+        await whole.create(pod)
+    for name in ("large", "wrong"):
+        await whole.until(name, lambda pod: pod["status"].get("conditions"))
+    await whole.kube.delete(f"{PODS}/share-2")
+    async with asyncio.timeout(30):
+        while "pod.gone.v1" not in heard or "lease.told.v1" not in heard:
+            await asyncio.sleep(0.1)
+
+
+async def record(folder: Path) -> None:
+    """Run the version at hand for a while, and keep what it writes."""
+    bus, store = NatsServer(), ValkeyServer()
+    await bus.start()
+    store.start()
+    await store.ready()
+    with contextlib.ExitStack() as ending:
+        ending.callback(bus.kill)
+        ending.callback(store.kill)
+        ear, heard = _Ear(), await nats.connect(bus.url)
+        await heard.subscribe(">", cb=ear.hear)
+        flags = ("--nodes", "2", "--gpus", "2xT4", "--nats-url", bus.url, "--redis-url", store.url)
+        async with stack(*flags) as whole:
+            await _live_through(whole, ear.heard)
+            copies = {
+                pod["metadata"]["name"]: pod["metadata"].get("annotations", {}).get(COPY)
+                for pod in await whole.pods()
+                if running(pod)
+            }
+            checkpoints = {
+                file.parent.name: file.read_text() for file in whole.root.rglob("checkpoint.json")
+            }
+        async with redis.asyncio.Redis.from_url(store.url) as client:
+            ledger = await _keys(client)
+        await heard.close()
+    for sample in SAMPLES:
+        ear.heard.setdefault(sample.subject, [wire.encode([sample])])
+    Recorded(ear.heard, ledger, copies, checkpoints, _accepts()).save(folder)
+
+
+if __name__ == "__main__":
+    asyncio.run(record(FOLDER / sys.argv[1]))
