@@ -155,7 +155,7 @@ class LedgerConnection:
 
 
 def _not_ours(said: str) -> str:
-    """Say why a ledger is not served, from the scripts' word for it and two formats, if they tell."""
+    """Say why a ledger is not served: the scripts' word for it, its format and theirs."""
     word, *formats = said.split()
     if word == "FORMAT":
         stored, ours = formats

@@ -198,7 +198,7 @@ class PodRequest:
     demands: NodeDemands = field(default_factory=NodeDemands)
     priority: int = 0
     tag: str = ""
-    """`tags` as programs of before wrote and read them: one text, a line each. It follows `tags`."""
+    """`tags` as earlier programs write and read them: one text, a line each. It follows `tags`."""
 
     def __post_init__(self) -> None:
         if self.tags or self.tag:

@@ -97,3 +97,21 @@ async def test_p6_an_emptied_redis_is_rebuilt_and_nothing_is_over_committed(up: 
     await up.audit()
     await up.clear()
     await up.audit()
+
+
+async def test_a_ledger_of_the_version_before_is_built_anew_while_its_pods_run(up: Stack) -> None:
+    for number in range(5):
+        await up.create(gpu_pod(f"before-{number}", vgpu(memory=2000)))
+    await up.until_all(5)
+    async with redis.asyncio.Redis.from_url(up.state()["redis_url"], **up.login()) as client:
+        earlier = int(await client.hget("lh:ledger", "format")) - 1
+        await client.hset("lh:ledger", "format", earlier)
+
+        await up.create(gpu_pod("after", vgpu(memory=2000)))
+
+        await up.until("after", running, limit_s=60)
+        assert int(await client.hget("lh:ledger", "format")) == earlier + 1
+        assert await client.hlen("lh:leases") == 6
+    await up.audit()
+    await up.clear()
+    await up.audit()
