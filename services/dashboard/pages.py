@@ -41,6 +41,7 @@ FILES = {
     "page.css": "text/css",
     "page.js": "text/javascript",
     "grid.js": "text/javascript",
+    "block.js": "text/javascript",
     "drawer.js": "text/javascript",
     "panels.js": "text/javascript",
     "words.js": "text/javascript",

@@ -10,12 +10,12 @@ from playwright.async_api import Browser, Page, expect
 from services.dashboard.doors import TokenDoor
 from shared.clients.leases import RedisLeases
 from shared.model.ledger import Reservation
-from shared.model.names import Namespace, PodUid
+from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.placement import Placement
 from shared.runtime.access import load_access
 from tests.support.browser import chromium, needed
 from tests.support.dashboard import Shown, dashboard
-from tests.support.ledger import reserve, share
+from tests.support.ledger import device, facts, report, reserve, share
 
 pytestmark = [*needed, pytest.mark.asyncio(loop_scope="module")]
 
@@ -29,13 +29,19 @@ async def browser():  # type: ignore[no-untyped-def]
 
 
 async def lease(
-    ledger: RedisLeases, pod: str, *, namespace: str = "default", name: str = "", gpu: int = 0
+    ledger: RedisLeases,
+    pod: str,
+    *,
+    namespace: str = "default",
+    name: str = "",
+    node: str = "a",
+    gpu: int = 0,
 ) -> None:
     wanted = Reservation(
         pod=PodUid(pod),
         namespace=Namespace(namespace),
         name=name or pod,
-        candidates=(Placement(node="a", shares=(share("a", gpu),)),),  # type: ignore[arg-type]
+        candidates=(Placement(node=NodeName(node), shares=(share(node, gpu),)),),
     )
     await reserve(ledger, wanted)
 
@@ -63,6 +69,49 @@ async def test_a_lease_appears_hatched_in_its_device_and_disappears(browser: Bro
         assert hatch.startswith("repeating-linear-gradient")
         await shown.ledger.release([PodUid("train")], reason="test")
         await expect(block).to_have_count(0)
+
+
+TOUCHED = """() => {
+  const touched = new Set();
+  new MutationObserver((all) => all.forEach(({ target }) => touched.add(
+    (target.nodeType === 1 ? target : target.parentNode).closest(".dev")?.dataset.uuid ?? "node"
+  ))).observe(document.getElementById("grid"),
+    { subtree: true, childList: true, attributes: true, characterData: true });
+  window.touched = () => [...touched];
+}"""
+
+
+async def test_a_change_touches_the_device_that_it_concerns_and_no_other(browser: Browser) -> None:
+    async with dashboard() as shown:
+        await lease(shown.ledger, "before", gpu=0)
+        page = await opened(browser, shown)
+        await expect(page.locator(".share")).to_have_count(1)
+        await page.evaluate(TOUCHED)
+
+        await lease(shown.ledger, "train", gpu=1)
+
+        await expect(page.locator(".share")).to_have_count(2)
+        await expect(page.locator("h2 small").first).to_have_text("2 of 2 GPUs in use")
+        assert set(await page.evaluate("window.touched()")) == {"GPU-a-1", "node"}
+
+
+async def test_what_changed_out_of_sight_is_right_when_it_comes_into_sight(
+    browser: Browser,
+) -> None:
+    async with dashboard() as shown:
+        for number in range(40):
+            name = f"node-{number}"
+            await shown.ledger.save_node(facts(name))
+            await shown.ledger.save_devices(report(name, [device(name, gpu) for gpu in range(4)]))
+        page = await opened(browser, shown)
+        await expect(page.locator(".dev")).to_have_count(162)
+
+        await lease(shown.ledger, "last", node="node-39", gpu=3)
+
+        block = page.locator(".dev[data-uuid=GPU-node-39-3]")
+        await block.scroll_into_view_if_needed()
+        await expect(block.locator(".share")).to_have_text("last")
+        await expect(page.locator("#totals")).to_contain_text("162 GPUs")
 
 
 async def test_the_keyboard_reaches_a_lease_through_its_device_and_comes_back(

@@ -1,51 +1,86 @@
-// Devices as blocks, by node. Work is done in slices between frames; what is out of sight is not
-// laid out at all (content-visibility), so that thousands of devices cost as much as a screenful.
-import { deviceText, el, hue, shareText } from "./words.js";
+// Devices as blocks, by node. What is in sight is drawn in slices between frames, the rest when nothing
+// else is to be done; what is out of sight is not laid out at all (content-visibility). So thousands of
+// devices cost as much as a screenful.
+import { Block, explain } from "./block.js";
+import { el, say } from "./words.js";
 
-const SLICE_MS = 6;
+const SLICE_MS = 5;
+const TELLS = "ContentVisibilityAutoStateChangeEvent" in window; // what is laid out; else all of it counts as in sight
+const BLOCK_WIDTH = 174, BLOCK_HEIGHT = 64, HEAD_HEIGHT = 23;
 
 export class Grid {
   constructor(state, open) {
     this.state = state;
     this.open = open;
-    this.blocks = new Map(); // uuid -> button
-    this.sections = new Map(); // node -> {section, devices, head}
+    this.blocks = new Map(); // uuid -> Block
+    this.sections = new Map(); // node -> {section, devices, head, near, uuids}
     this.order = []; // node names, sorted
-    this.todo = new Set(); // "n:node" and "d:uuid"
+    this.nodes = new Set(); // to be drawn, as the next three
+    this.near = new Set(); // devices in sight
+    this.far = new Set(); // devices out of sight
+    this.counts = new Set(); // nodes
     this.wanted = "";
-    this.scheduled = false;
+    this.framed = false;
+    this.idling = false;
     this.current = null;
+    this.columns = 1;
     this.root = el("div", { id: "grid", role: "group", "aria-label": "Devices; arrow keys move, Enter opens" });
     this.root.addEventListener("click", (event) => this.click(event));
     this.root.addEventListener("keydown", (event) => this.key(event));
     this.root.addEventListener("focusin", (event) => this.mark(event.target.closest(".dev")));
+    this.root.addEventListener("pointerover", (event) => explain(event.target.closest(".share")));
+    this.root.addEventListener("contentvisibilityautostatechange", (event) => this.look(event));
+    new ResizeObserver(() => this.fit()).observe(this.root);
   }
 
-  node(name) { this.todo.add(`n:${name}`); this.schedule(); }
-  device(uuid) { this.todo.add(`d:${uuid}`); this.schedule(); }
+  node(name) { this.nodes.add(name); this.schedule(); }
+
+  device(uuid) {
+    const device = this.state.devices.get(uuid);
+    const near = !device || this.sections.get(device.node)?.near;
+    (near ? this.near : this.far).add(uuid);
+    this.schedule();
+  }
 
   filter(text) {
     this.wanted = text.trim().toLowerCase();
-    for (const uuid of this.blocks.keys()) this.todo.add(`d:${uuid}`);
+    for (const uuid of this.blocks.keys()) this.device(uuid);
+  }
+
+  /** Note that a node is laid out from now on, or no longer. */
+  look({ target, skipped }) {
+    const shown = this.sections.get(target.dataset.node);
+    if (!shown) return;
+    shown.near = !skipped;
+    if (skipped) return;
+    for (const uuid of shown.uuids) if (this.far.delete(uuid)) this.near.add(uuid);
     this.schedule();
   }
 
   schedule() {
-    if (this.scheduled) return;
-    this.scheduled = true;
-    requestAnimationFrame(() => this.work());
+    if (!this.framed && (this.nodes.size || this.near.size || this.counts.size)) {
+      this.framed = true;
+      requestAnimationFrame(() => { this.framed = false; this.work(performance.now() + SLICE_MS); });
+    }
+    if (!this.idling && this.far.size) {
+      this.idling = true;
+      idle((left) => { this.idling = false; this.drain(this.far, (uuid) => this.drawDevice(uuid), left); this.schedule(); });
+    }
   }
 
-  work() {
-    this.scheduled = false;
-    const end = performance.now() + SLICE_MS;
-    for (const key of this.todo) {
-      this.todo.delete(key);
-      if (key.startsWith("n:")) this.drawNode(key.slice(2));
-      else this.drawDevice(key.slice(2));
-      if (performance.now() > end) break;
+  work(end) {
+    this.drain(this.near, (uuid) => this.drawDevice(uuid), () => end - performance.now());
+    this.drain(this.nodes, (name) => this.drawNode(name), () => end - performance.now());
+    this.drain(this.counts, (name) => this.count(name), () => end - performance.now());
+    this.schedule();
+  }
+
+  drain(todo, draw, left) {
+    for (const key of todo) {
+      if (left() <= 0) return;
+      todo.delete(key);
+      draw(key);
     }
-    if (this.todo.size) this.schedule();
   }
 
   drawNode(name) {
@@ -60,8 +95,9 @@ export class Grid {
       return;
     }
     if (!shown) {
-      shown = { head: el("small"), devices: el("div", { class: "devices" }) };
+      shown = { head: el("small"), devices: el("div", { class: "devices" }), near: !TELLS, uuids: [] };
       shown.section = el("section", { class: "node", "aria-label": `node ${name}` }, el("h2", {}, name, shown.head), shown.devices);
+      shown.section.dataset.node = name;
       const at = this.place(name);
       this.root.insertBefore(shown.section, this.sections.get(this.order[at])?.section ?? null);
       this.order.splice(at, 0, name);
@@ -69,11 +105,12 @@ export class Grid {
     }
     shown.section.classList.toggle("gone", node.gone);
     shown.section.hidden = node.devices.length === 0;
-    const blocks = node.devices.map((uuid) => this.block(uuid));
-    if (blocks.length !== shown.devices.children.length || blocks.some((one, at) => shown.devices.children[at] !== one)) {
-      shown.devices.replaceChildren(...blocks);
+    if (shown.uuids.join() !== node.devices.join()) {
+      shown.uuids = node.devices;
+      shown.devices.replaceChildren(...node.devices.map((uuid) => this.block(uuid).root));
+      this.keep(shown);
+      for (const uuid of node.devices) this.device(uuid);
     }
-    for (const uuid of node.devices) this.drawDevice(uuid);
     this.count(name);
   }
 
@@ -87,13 +124,25 @@ export class Grid {
     return low;
   }
 
+  /** Keep as much room for a node that is not laid out as it will need. */
+  keep(shown) {
+    const height = HEAD_HEIGHT + BLOCK_HEIGHT * Math.ceil(shown.uuids.length / this.columns);
+    shown.section.style.containIntrinsicHeight = `auto ${height}px`;
+  }
+
+  fit() {
+    const columns = Math.max(Math.floor((this.root.clientWidth + 6) / BLOCK_WIDTH), 1);
+    if (columns === this.columns) return;
+    this.columns = columns;
+    for (const shown of this.sections.values()) this.keep(shown);
+  }
+
   block(uuid) {
     let made = this.blocks.get(uuid);
     if (!made) {
-      made = el("button", { class: "dev", type: "button", tabindex: "-1" });
-      made.dataset.uuid = uuid;
+      made = new Block(uuid);
       this.blocks.set(uuid, made);
-      if (!this.current) this.mark(made);
+      if (!this.current) this.mark(made.root);
     }
     return made;
   }
@@ -101,30 +150,21 @@ export class Grid {
   drawDevice(uuid) {
     const device = this.state.devices.get(uuid);
     const block = this.blocks.get(uuid);
-    if (!device || !block) {
-      if (block) { block.remove(); this.blocks.delete(uuid); if (this.current === block) this.current = null; }
-      return;
+    if (device && block) {
+      block.draw(device, !this.matches(device));
+      this.counts.add(device.node);
+    } else if (block) {
+      block.root.remove();
+      this.blocks.delete(uuid);
+      if (this.current === block.root) this.current = null;
     }
-    block.classList.toggle("bad", !device.healthy);
-    block.classList.toggle("closed", device.closed);
-    block.classList.toggle("dim", !this.matches(device));
-    block.setAttribute("aria-label", deviceText(device));
-    const parts = device.shares.filter((share) => !share.init || device.shares.length === 1).map(drawShare);
-    const free = el("span", { class: "free" });
-    free.style.flexGrow = Math.max(device.memory_mib - device.used_mib, 0);
-    block.replaceChildren(
-      el("span", { class: "head" }, el("b", {}, `${device.healthy ? "" : "⚠ "}${device.index}`), el("span", {}, device.model), el("span", {}, `${Math.round(100 * device.used_mib / Math.max(device.memory_mib, 1))} %`)),
-      el("span", { class: "bar" }, ...parts, free),
-    );
-    this.count(device.node);
   }
 
   count(name) {
     const node = this.state.nodes.get(name), shown = this.sections.get(name);
     if (!node || !shown) return;
     const busy = node.devices.filter((uuid) => this.state.devices.get(uuid)?.shares.length).length;
-    const text = `${busy} of ${node.devices.length} GPUs in use${node.unschedulable ? ", cordoned" : ""}${node.gone ? ", gone" : ""}`;
-    if (shown.head.textContent !== text) shown.head.textContent = text;
+    say(shown.head, `${busy} of ${node.devices.length} GPUs in use${node.unschedulable ? ", cordoned" : ""}${node.gone ? ", gone" : ""}`);
   }
 
   matches(device) {
@@ -160,15 +200,10 @@ export class Grid {
   }
 }
 
-function drawShare(share) {
-  const made = el("span", { class: `share ${share.state}${share.pod ? "" : " hidden-one"}` }, share.pod ? share.name : "");
-  made.title = shareText(share);
-  made.style.flexGrow = share.memory_mib;
-  if (share.pod) {
-    made.dataset.pod = share.pod;
-    made.style.setProperty("--hue", hue(share.namespace));
-  }
-  return made;
+/** Call back when nothing else is to be done, with a function that tells how many ms are left. */
+function idle(callback) {
+  if (window.requestIdleCallback) requestIdleCallback((deadline) => callback(() => deadline.timeRemaining()));
+  else setTimeout(() => { const end = performance.now() + SLICE_MS; callback(() => end - performance.now()); }, 50);
 }
 
 /** The nearest block of the next line. */

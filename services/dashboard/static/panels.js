@@ -1,5 +1,5 @@
 // What waits, what happens, namespaces, and who is silent.
-import { age, clock, el, mib, swatch, took } from "./words.js";
+import { age, clock, el, hue, mib, put, say, took } from "./words.js";
 
 const LINES = 60;
 
@@ -8,6 +8,8 @@ export class Panels {
     this.state = state;
     this.open = open;
     this.queue = el("ol");
+    this.none = el("li", {}, "Nothing waits.");
+    this.queue.append(this.none);
     this.queueHead = el("small");
     this.ticker = el("ol");
     this.names = el("ul");
@@ -15,36 +17,46 @@ export class Panels {
       el("section", { id: "waiting", "aria-label": "Waiting" }, el("h2", {}, "Waiting", this.queueHead), this.queue),
       el("section", { id: "namespaces", "aria-label": "Namespaces" }, el("h2", {}, "Namespaces"), this.names),
       el("section", { id: "ticker", "aria-label": "News" }, el("h2", {}, "News"), this.ticker));
+    this.queueRows = new Rows(this.queue, open);
+    this.nameRows = new Rows(this.names, open);
+    this.totals = {};
+    const words = { nodes: "nodes", devices: "GPUs", full: "of memory leased", waiting: "waiting", bad: "unhealthy" };
+    document.getElementById("totals").replaceChildren(...Object.entries(words).map(([name, word]) => el("span", {}, this.totals[name] = el("b"), ` ${word}`)));
   }
 
   now() { return Date.now() / 1000 + this.state.ahead; }
 
   drawQueue() {
     const { total, hidden, pods } = this.state.waiting;
-    this.queueHead.textContent = `${total}${hidden ? `, ${hidden} of them of others` : ""}`;
-    this.queue.replaceChildren(...pods.map((pod) => el("li", {},
-      el("span", { class: "ms" }, age(this.now() - pod.since)),
-      `${pod.place}. `, swatch(pod.namespace), this.link("lease", pod.pod, `${pod.namespace}/${pod.name}`),
-      el("p", {}, pod.reason))));
-    if (!total) this.queue.replaceChildren(el("li", {}, "Nothing waits."));
+    say(this.queueHead, `${total}${hidden ? `, ${hidden} of them of others` : ""}`);
+    this.none.hidden = Boolean(total);
+    this.queueRows.draw(pods, (row, pod) => {
+      say(row.side, age(this.now() - pod.since));
+      say(row.before, `${pod.place}. `);
+      row.name("lease", pod.pod, pod.namespace, `${pod.namespace}/${pod.name}`);
+      say(row.below, pod.reason);
+    });
   }
 
   drawNames() {
-    this.names.replaceChildren(...this.state.namespaces.map((one) => el("li", {},
-      el("span", { class: `ms state-${one.budget?.state ?? "none"}` }, one.budget ? `budget ${one.budget.state}` : ""),
-      swatch(one.namespace), this.link("namespace", one.namespace, one.namespace),
-      el("p", {}, `${one.leases} leases on ${one.devices} GPUs, ${mib(one.memory_mib)}${one.waiting ? `, ${one.waiting} waiting` : ""}`))));
+    this.nameRows.draw(this.state.namespaces, (row, one) => {
+      put(row.side, "class", `ms state-${one.budget?.state ?? "none"}`);
+      say(row.side, one.budget ? `budget ${one.budget.state}` : "");
+      row.name("namespace", one.namespace, one.namespace, one.namespace);
+      say(row.below, `${one.leases} leases on ${one.devices} GPUs, ${mib(one.memory_mib)}${one.waiting ? `, ${one.waiting} waiting` : ""}`);
+    });
   }
 
   drawTicker(lines) {
-    for (const line of lines) {
+    const made = lines.slice(-LINES).reverse().map((line) => {
       const kind = line.kind.endsWith("failed") || line.kind.endsWith("refused") ? "bad" : line.kind;
-      this.ticker.prepend(el("li", {},
+      return el("li", {},
         el("span", { class: "ms" }, took(line.latency_s)), `${clock(line.at)} `,
         el("b", { class: `kind-${kind}` }, line.kind), " ",
         line.pod ? this.link("lease", line.pod, `${line.namespace}/${line.name}`) : `${line.namespace}/${line.name}`,
-        line.node ? ` on ${line.node}` : "", line.text ? el("p", {}, line.text) : null));
-    }
+        line.node ? ` on ${line.node}` : "", line.text ? el("p", {}, line.text) : null);
+    });
+    this.ticker.prepend(...made);
     while (this.ticker.children.length > LINES) this.ticker.lastChild.remove();
   }
 
@@ -58,17 +70,58 @@ export class Panels {
   }
 
   drawTotals() {
-    const devices = [...this.state.devices.values()];
-    const held = devices.reduce((sum, one) => sum + one.used_mib, 0);
-    const all = devices.reduce((sum, one) => sum + one.memory_mib, 0);
-    const bad = devices.filter((one) => !one.healthy).length;
-    const pair = (number, word) => el("span", {}, el("b", {}, `${number}`), ` ${word}`);
-    document.getElementById("totals").replaceChildren(pair(this.state.nodes.size, "nodes"), pair(devices.length, "GPUs"),
-      pair(`${all ? Math.round(100 * held / all) : 0} %`, "of memory leased"), pair(this.state.waiting.total, "waiting"),
-      ...(bad ? [pair(bad, "unhealthy")] : []));
+    const { devices, held, all, bad } = this.state.sums;
+    const of = this.totals;
+    say(of.nodes, `${this.state.nodes.size}`);
+    say(of.devices, `${devices}`);
+    say(of.full, `${all ? Math.round(100 * held / all) : 0} %`);
+    say(of.waiting, `${this.state.waiting.total}`);
+    say(of.bad, `${bad}`);
+    of.bad.parentNode.hidden = !bad;
   }
 
   link(kind, id, text) {
     return el("button", { class: "plainlink", type: "button", onclick: () => this.open(kind, id) }, text);
+  }
+}
+
+/** Lines of a list that are written over, so that only what differs is touched and focus stays. */
+class Rows {
+  constructor(list, open) {
+    this.list = list;
+    this.open = open;
+    this.rows = [];
+  }
+
+  draw(items, write) {
+    while (this.rows.length > items.length) this.rows.pop().root.remove();
+    for (const [at, item] of items.entries()) {
+      if (at === this.rows.length) {
+        this.rows.push(new Row(this.open));
+        this.list.append(this.rows[at].root);
+      }
+      write(this.rows[at], item);
+    }
+  }
+}
+
+class Row {
+  constructor(open) {
+    this.side = el("span", { class: "ms" });
+    this.before = el("span");
+    this.colour = el("span", { class: "swatch", "aria-hidden": "true" });
+    this.link = el("button", { class: "plainlink", type: "button", onclick: () => open(this.kind, this.id) });
+    this.below = el("p");
+    this.root = el("li", {}, this.side, this.before, this.colour, this.link, this.below);
+  }
+
+  name(kind, id, namespace, text) {
+    this.kind = kind;
+    this.id = id;
+    if (this.namespace !== namespace) {
+      this.namespace = namespace;
+      this.colour.style.setProperty("--hue", hue(namespace));
+    }
+    say(this.link, text);
   }
 }

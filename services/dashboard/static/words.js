@@ -11,6 +11,22 @@ export function el(tag, attrs = {}, ...children) {
   return made;
 }
 
+/** Set an attribute, or remove it where there is no value; nothing is done where it is so already. */
+export function put(element, name, value) {
+  const known = element.known ??= {};
+  if (known[name] === value) return;
+  known[name] = value;
+  if (value) element.setAttribute(name, value);
+  else element.removeAttribute(name);
+}
+
+/** Set the text of an element that this function alone writes. */
+export function say(element, text) {
+  if (element.said === text) return;
+  element.said = text;
+  element.textContent = text;
+}
+
 const hues = new Map();
 
 /** A hue from 0 to 359 that a namespace keeps, whoever looks. */
