@@ -288,11 +288,11 @@ async def test_who_only_reads_changes_nothing_by_a_script_either(
     redis_url: str, written: Doors, user: str, prefix: str
 ) -> None:
     async with known_as(redis_url, written, user) as client:
-        await client.hgetall(f"{prefix}meta")
+        await client.hgetall(f"{prefix}ledger")
         with pytest.raises(NoPermissionError):
-            await client.hset(f"{prefix}meta", "epoch", "forged")
+            await client.hset(f"{prefix}ledger", "epoch", "forged")
         with pytest.raises(ResponseError, match="ACL failure"):
-            await client.eval(f"return redis.call('HSET', '{prefix}meta', 'ready', '0')", 0)
+            await client.eval(f"return redis.call('HSET', '{prefix}ledger', 'ready', '0')", 0)
 
 
 async def test_a_placer_sees_no_budgets_and_a_timekeeper_ends_no_lease(

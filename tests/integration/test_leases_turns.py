@@ -242,7 +242,7 @@ end
 for _, kind in ipairs({'queue:', 'line:', 'lined:', 'taken-', 'sizes', 'rights'}) do
   for _, key in ipairs(call('KEYS', P .. kind .. '*')) do call('DEL', key) end
 end
-call('HDEL', P .. 'meta', 'counted', 'relined', 'total-cores', 'total-mib')
+call('HDEL', P .. 'ledger', 'counted', 'relined', 'total-cores', 'total-mib')
 """
     await server.command("EVAL", script, "0", prefix)
 
