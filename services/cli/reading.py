@@ -208,6 +208,8 @@ def request_text(container: GpuRequest) -> str:
     count = f"{container.gpus} GPU{'s' if container.gpus > 1 else ''}"
     if container.whole:
         return f"{count}, whole: idle before, closed to others after"
+    if container.strict and container.company is not Company.ALONE:
+        count = f"{count} as a MIG instance (isolation is strict)"
     if container.memory_percent is not None:
         memory = f"{container.memory_percent} % of the memory"
     elif container.memory_bytes is not None:

@@ -16,10 +16,11 @@ from services.node_agent.identity import Candidate
 from shared.dialects import DIALECTS
 from shared.dialects.dialect import ContainerSetup, Dialect, Paths, ServedId
 from shared.dialects.reserved import reserved_among
-from shared.model.device import Device, DeviceMode
+from shared.model.device import Device, DeviceMode, Isolation
 from shared.model.errors import RequestError
 from shared.model.lease import Lease, LeaseState, Share
 from shared.model.names import DeviceUuid, NodeName, PodUid
+from shared.model.request import Company
 
 HONOURED = frozenset({LeaseState.BOUND, LeaseState.ACTIVE})
 """States in which a lease may be told to the kubelet: a reservation alone may still expire."""
@@ -204,6 +205,12 @@ def _check_devices(shares: Sequence[Share], devices: Mapping[DeviceUuid, Device]
             raise RequestError(
                 f"device {share.device} is in {device.mode} mode, and the lease is for "
                 f"{'an instance' if share.mig else 'a part'} of it"
+            )
+        strict = device.isolation is Isolation.STRICT
+        if strict and share.mig is None and share.company is not Company.ALONE:
+            raise RequestError(
+                f"the isolation of this node is strict, and the lease is for a part of device "
+                f"{share.device}: its node agent was started with --isolation strict since"
             )
         if share.memory_mib <= 0:
             raise RequestError(

@@ -8,7 +8,7 @@ from services.node_agent.faults import GONE, Fault
 from services.node_agent.geometry import KNOWN, Geometry, layouts_for, present
 from services.node_agent.mig import MigInstance, MigState
 from shared.dialects.dialect import Dialect, Host, NodeObject, ServedId
-from shared.model.device import Device, DeviceMode, MigLayout
+from shared.model.device import Device, DeviceMode, Isolation, MigLayout
 from shared.model.errors import RequestError
 from shared.model.names import DeviceUuid
 from shared.model.node import AGENT_ANNOTATION
@@ -64,6 +64,8 @@ class Division:
     """Layouts may be changed; otherwise what is on a device is all there is."""
     hidden: frozenset[str] = frozenset()
     """UUIDs, and indices as text, of devices that are not served."""
+    isolation: Isolation = Isolation.SHARED
+    """Which shares are offered of devices that are not partitioned."""
     wanted_mode: DeviceMode | None = None
     """The mode that the configuration expects of the node's devices."""
 
@@ -178,7 +180,24 @@ def _device(gpu: Gpu, division: Division, ill: str) -> Device:
         fault=ill,
         numa=gpu.numa,
         layouts=layouts,
+        isolation=division.isolation,
     )
+
+
+def isolation_of(word: str) -> Isolation:
+    """Read an operator's choice. Raises RequestError for a word that is none."""
+    if word not in {Isolation.SHARED.value, Isolation.STRICT.value}:
+        raise RequestError(
+            f"--isolation must be {Isolation.SHARED} or {Isolation.STRICT}, got {word!r}"
+        )
+    return Isolation(word)
+
+
+def unheld(division: Division) -> Division:
+    """Return how devices are shared while HAMi-core's library does not load."""
+    if division.isolation is Isolation.STRICT:
+        return division
+    return replace(division, isolation=Isolation.UNHELD)
 
 
 def _layouts(gpu: Gpu, division: Division) -> tuple[MigLayout, ...]:

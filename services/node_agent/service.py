@@ -4,21 +4,12 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 
+from services.node_agent import inventory
 from services.node_agent.allocation import Node
 from services.node_agent.answering import Answering
 from services.node_agent.checkup import Checkup
 from services.node_agent.faults import Fault, no_answer
-from services.node_agent.inventory import (
-    Division,
-    Gpu,
-    Shown,
-    devices_of,
-    driver_of,
-    models_of,
-    notes_on,
-    served_of,
-    shown_by,
-)
+from services.node_agent.inventory import Division, Gpu, Shown
 from services.node_agent.leaving import drained
 from services.node_agent.ports import (
     Cleaning,
@@ -237,9 +228,10 @@ class NodeAgent:
             await self._take_silence(division, no_answer(str(error)))
             raise
         self.checkup.take(found)
-        host = Host(driver=driver_of(found), isolates=await self.cleaning.isolates())
+        host = Host(driver=inventory.driver_of(found), isolates=await self.cleaning.isolates())
+        division = division if host.isolates else inventory.unheld(division)
         try:
-            await self.cdi.keep(served_of(found, division))
+            await self.cdi.keep(inventory.served_of(found, division))
         except UnavailableError:
             if self.devices:  # they go on being looked after
                 await self._take(found, division, host)
@@ -251,16 +243,16 @@ class NodeAgent:
         """Nothing can be asked: what is known stays as it is, and sickens."""
         self.checkup.take((), why)
         if self.devices:
-            devices = devices_of((), division, self.devices, self.checkup.ills)
+            devices = inventory.devices_of((), division, self.devices, self.checkup.ills)
             await self._show(devices, division, self.host)
 
     async def _take(self, found: Sequence[Gpu], division: Division, host: Host) -> None:
-        devices = devices_of(found, division, self.devices, self.checkup.ills)
+        devices = inventory.devices_of(found, division, self.devices, self.checkup.ills)
         self.instances.found(found, devices)
-        for note in notes_on(found, division):
+        for note in inventory.notes_on(found, division):
             if note not in self.notes:
                 logger.warning(note)
-        self.notes = notes_on(found, division)
+        self.notes = inventory.notes_on(found, division)
         await self._show(devices, division, host)
 
     async def _show(self, devices: tuple[Device, ...], division: Division, host: Host) -> None:
@@ -268,7 +260,9 @@ class NodeAgent:
         before = (self.devices, self._served, self.host)
         if (devices, served, host) == before and self.answering.facts is not None:
             return
-        shown = await asyncio.to_thread(shown_by, self.dialects, served, division.strategy, host)
+        shown = await asyncio.to_thread(
+            inventory.shown_by, self.dialects, served, division.strategy, host
+        )
         self._served = served
         self.devices, self.host, self.shown = devices, host, shown
         self.answering.facts = Node(
@@ -287,7 +281,7 @@ class NodeAgent:
             if trouble is not None:
                 logger.warning("no GPUs are served: %s", trouble)
             elif self.devices:
-                logger.info("%d GPUs: %s", len(self.devices), models_of(self.devices))
+                logger.info("%d GPUs: %s", len(self.devices), inventory.models_of(self.devices))
         self.trouble = trouble
 
     @loops

@@ -8,10 +8,11 @@ from typing import Any
 
 from services.node_agent.cdi_files import DriverPlaces
 from services.node_agent.device_lists import USUAL, Strategies, strategies_of
-from services.node_agent.inventory import Division, check_division
+from services.node_agent.inventory import Division, check_division, isolation_of
 from services.node_agent.library import current
 from shared.clients.kubeconfig import Credentials
 from shared.dialects.dialect import Strategy
+from shared.model.device import Isolation
 from shared.model.errors import RequestError
 from shared.model.names import NodeName
 from shared.runtime.settings import ServiceSettings, setting
@@ -84,6 +85,11 @@ class AgentSettings(ServiceSettings):
         None, "HAMi-core's libvgpu.so as it comes, such as out of its image: installed below "
         "STATE_DIR/library, by its content, and mounted from there; wins over --library-dir"
     )  # fmt: skip
+    isolation: str = setting(
+        Isolation.SHARED.value,
+        "shared: parts of devices are given out, held to their limits by HAMi-core; strict: only "
+        "MIG instances and whole devices",
+    )
     device_list_strategy: tuple[str, ...] = setting(
         USUAL,
         "how containers are told their devices, with commas: envvar, volume-mounts, cdi-cri, "
@@ -156,6 +162,7 @@ class AgentSettings(ServiceSettings):
             unit_mib=usual.unit_mib if unit is None else unit,
             strategy=self.gpu_strategy,
             partition=self.partition,
+            isolation=isolation_of(self.isolation),
         )
         check_division(division, Strategy.ALL)
         return division

@@ -10,7 +10,7 @@ from services.placer.device_order import NOTHING, NOTHING_OWN, Own, Owns, in_ord
 from services.placer.mirrored import DeviceState, NodeState
 from services.placer.shares import Pick
 from services.placer.topology import best_set, matters, place_in
-from shared.model.device import IDLE_BEFORE, DeviceMode, needed_cores, needed_mib
+from shared.model.device import IDLE_BEFORE, DeviceMode, is_open, needed_cores, needed_mib
 from shared.model.request import Company, DeviceOrder, GpuRequest, PodRequest, Scope
 from shared.placing.device_filters import device_excluded, is_selective
 from shared.placing.instances import find_instance, instance_mib, largest_first
@@ -31,9 +31,10 @@ def choose_devices(request: PodRequest, node: NodeState) -> list[Pick] | None:
     devices: Sequence[DeviceState] = node.devices
     if is_selective(selection):
         devices = [d for d in devices if device_excluded(selection, d.device) is None]
-    if not node.mig:
+    modes = modes_of(request)
+    if not node.mig and DeviceMode.HAMI_CORE in modes:
         return _chosen(request, devices, chosen_for)
-    for mode in modes_of(request):
+    for mode in modes:
         picks = _chosen(request, of_mode(devices, mode), FINDERS[mode])
         if picks is not None:
             return picks
@@ -57,7 +58,7 @@ def chooser_of(request: PodRequest) -> Chooser:
     matched = gpus > 1 and request.links
 
     def choose(node: NodeState) -> list[Pick] | None:
-        if node.mig or (matched and node.linked):
+        if node.mig or node.guarded or (matched and node.linked):
             return choose_devices(request, node)
         chosen = list[Pick]()
         for device in reversed(node.devices) if last else node.devices:
@@ -87,6 +88,7 @@ def _is_simple(request: PodRequest) -> bool:
         and container.memory_bytes is None
         and not container.slots
         and container.company not in IDLE_BEFORE
+        and not container.strict
     )
 
 
@@ -97,6 +99,8 @@ def modes_of(request: PodRequest) -> tuple[DeviceMode, ...]:
     """Return the modes of devices that will do, in the order in which they are tried."""
     if not takes_instances(request):
         return _SHARES_ONLY
+    if any(each.strict and each.company is not Company.ALONE for each in request.containers):
+        return _INSTANCES_ONLY
     return _INSTANCES_FIRST if request.instances_first else _SHARES_FIRST
 
 
@@ -114,6 +118,7 @@ def of_mode(devices: Sequence[DeviceState], mode: DeviceMode) -> list[DeviceStat
 
 
 _SHARES_ONLY = (DeviceMode.HAMI_CORE,)
+_INSTANCES_ONLY = (DeviceMode.MIG,)
 _SHARES_FIRST = (DeviceMode.HAMI_CORE, DeviceMode.MIG)
 _INSTANCES_FIRST = (DeviceMode.MIG, DeviceMode.HAMI_CORE)
 
@@ -174,6 +179,7 @@ def chosen_for(
         return None
     tags, room, idle = request.tags, room_for(container), container.company in IDLE_BEFORE
     slotted, slots, chosen = container.slotted, container.slots, list[Pick]()
+    strict = container.strict
     seen = NOTHING_OWN if container.init else owns
     if owns or request.scope is not Scope.NODE:
         devices = _in_question(request, devices, owns)
@@ -188,6 +194,7 @@ def chosen_for(
             and not (idle and device.shares)
             and not (tags and not device.tags.isdisjoint(tags))
             and not (slots and slotted and device.shares >= slots)
+            and (not (strict or device.guarded) or is_open(container, device.device))
             and (not seen or _fits_beside(container, device, memory, seen.get(device)))
         ):
             chosen.append((container, device, memory, None))

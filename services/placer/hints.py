@@ -104,6 +104,16 @@ _HINTS: Mapping[str, Callable[[PodRequest, Near], str]] = {
         "take the topology off the pod: the agent of node {node} cannot tell where its GPUs lie"
     ),
     "GpuModeMismatch": _saying("drop the demanded mode, or add a node in that mode"),
+    "GpuIsolationStrict": _saying(
+        "add a device in mig mode, ask for whole GPUs, or take the strict isolation off the pod"
+    ),
+    "GpuNotShared": _saying(
+        "ask for whole GPUs, with all of the cores or the annotation leasehold.dev/isolation: "
+        "strict beside all of the memory, or start the agent of node {node} without --isolation"
+    ),
+    "GpuNotIsolated": _saying(
+        "run `leasehold doctor` on node {node}: its checks of the library say what to do"
+    ),
     "UntoleratedTaint": _saying("tolerate the taint of node {node}, or take it away"),
     "NodeUnschedulable": _saying("uncordon node {node}"),
     "NodeAffinity": _saying("change the pod's node selector or affinity, or label node {node}"),

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from shared.model.device import Device, DeviceMode, DeviceUse
+from shared.model.device import Device, DeviceMode, DeviceUse, Isolation
 from shared.model.lease import Share
 from shared.model.ledger import LedgerNode
 from shared.model.names import NodeName
@@ -34,6 +34,7 @@ class DeviceState:
         "device",
         "everything",
         "free_units",
+        "guarded",
         "healthy",
         "index",
         "instance",
@@ -87,6 +88,8 @@ class DeviceState:
         self.largest = largest_of(self.tables)
         """MiB of the largest instance that the device can have; 0 outside MIG mode."""
         self.healthy = device.healthy and not closed
+        self.guarded = device.isolation is not Isolation.SHARED
+        """Not every share may come, whatever is free."""
         self.known_shares: dict[object, Share] = {}
         self.instance = 0
         """MiB of the largest MIG instance that is free, 0 if none is."""
@@ -191,6 +194,7 @@ class NodeState:
         "facts",
         "free",
         "gone",
+        "guarded",
         "holds",
         "linked",
         "mig",
@@ -199,6 +203,7 @@ class NodeState:
         "served",
         "sets",
         "shares",
+        "sharing",
         "soft",
         "taken",
         "total",
@@ -230,6 +235,13 @@ class NodeState:
         self.devices = tuple(sorted(devices, key=lambda device: device.index))
         self.mig = any(device.mig for device in self.devices)
         """Some are in MIG mode."""
+        self.guarded = any(device.guarded for device in self.devices)
+        self.sharing = tuple(
+            device
+            for device in self.devices
+            if device.device.isolation is not Isolation.STRICT or device.mig
+        )
+        """Those that may be had in parts."""
         self.linked = any(
             device.device.links or device.device.numa is not None for device in self.devices
         )

@@ -38,7 +38,8 @@ def place(
     will do, all nodes are asked for those that come first before any is asked for the others.
     """
     if not index.eligibility.is_wanting(request.demands):
-        for mode in modes_of(request) if index.mirror.mig_nodes else _SHARES:
+        modes = modes_of(request)
+        for mode in modes if index.mirror.mig_nodes or _SHARES[0] not in modes else _SHARES:
             kind, need = kind_of(request, mode)
             placements = _quickly(request, index, kind, need, draw)
             if placements:

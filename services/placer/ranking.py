@@ -13,7 +13,6 @@ from services.placer.device_choice import room_for
 from services.placer.mirrored import DeviceState, NodeState
 from shared.model.device import IDLE_BEFORE, MIB, DeviceMode
 from shared.model.request import GpuRequest, NodeOrder, PodRequest
-from shared.placing.instances import asks_all
 
 LEVEL_BITS = 6
 TOP_LEVEL = (1 << LEVEL_BITS) - 1
@@ -61,7 +60,7 @@ def kind_of(request: PodRequest, mode: DeviceMode = DeviceMode.HAMI_CORE) -> tup
     lead = containers[0] if len(containers) == 1 else max(containers, key=_demand)
     measure, need = _need(lead)
     if mode is DeviceMode.MIG:
-        if asks_all(lead):
+        if lead.asks_all:
             measure, need = WHOLE, 1
         return Kind(measure, lead.gpus, 0, False, False, packs, instances=True), need
     if request.same_device and measure == UNITS:
@@ -124,10 +123,10 @@ def level_of(node: NodeState) -> int:
 def _gap_of(kind: Kind) -> Callable[[NodeState], int]:
     if kind.measure == NONE:
         return lambda node: len(node.devices)
-    nth, gaps_of = kind.gpus, _gaps_of(kind)
+    nth, gaps_of, alone = kind.gpus, _gaps_of(kind), kind.idle or kind.instances
 
     def gap_of(node: NodeState) -> int:
-        gaps = gaps_of(node.devices)
+        gaps = gaps_of(node.devices if alone else node.sharing)
         if len(gaps) < nth:
             return -1
         if nth == 1:

@@ -116,7 +116,7 @@ def _build_of(device: DeviceState, request: PodRequest) -> object:
     known = device.device
     named = known.uuid if request.selection.uuids or request.selection.not_uuids else ""
     place = (known.numa, known.pcie) if request.scope is not Scope.NODE else None
-    modes = (known.mode, known.layouts)
+    modes = (known.mode, known.layouts, known.isolation)
     return (device.total, device.unit, device.slots, known.model, modes, named, place)
 
 

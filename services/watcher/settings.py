@@ -42,6 +42,9 @@ class WatcherSettings(ServiceSettings):
         DeviceMode.HAMI_CORE.value,
         "devices tried first for pods that may have either: hami-core, or mig for instances",
     )
+    strict_namespaces: tuple[str, ...] = setting(
+        (), "namespaces whose pods take MIG instances and whole devices only; *: all"
+    )
     volcano_conf: Path | None = setting(
         None,
         "a volcano-scheduler.conf, or the ConfigMap with it, whose deviceshare arguments count",
@@ -77,6 +80,7 @@ def load_rules(settings: WatcherSettings) -> Rules:
         node_policy=settings.node_scheduler_policy,
         gpu_policy=settings.gpu_scheduler_policy,
         scoring=settings.koordinator_scoring,
+        strict_namespaces=settings.strict_namespaces,
         instances_first=settings.mode_first == DeviceMode.MIG,
     )
     enabled(rules)

@@ -20,10 +20,10 @@ from shared.dialects import (
 )
 from shared.dialects.dialect import ContainerAsks, PodAsks, Rules
 from shared.dialects.reserved import (
-    DENIED_ANNOTATIONS,
     LIBRARY_DIRECTORY,
     LIBRARY_SEARCH,
     STRIPPED_ANNOTATIONS,
+    is_denied,
     is_reserved,
     may_reserve,
     opens_devices,
@@ -121,7 +121,7 @@ def _stripped(pod: PodSeen) -> tuple[list[Patch], list[str]]:
 
 
 def _denied_annotation(pod: PodSeen) -> str:
-    found = sorted(key for key in pod.annotations if key.startswith(DENIED_ANNOTATIONS))
+    found = sorted(key for key in pod.annotations if is_denied(key))
     if not found:
         return ""
     return f"annotation {found[0]} is written by Leasehold only: create the pod without it"

@@ -42,6 +42,10 @@ class WebhookSettings(ServiceSettings):
         "pods with these schedulerName values are ours",
     )
     dialects: tuple[str, ...] = setting((), "dialects spoken, with commas; none named: all")
+    strict_namespaces: tuple[str, ...] = setting(
+        (),
+        "namespaces whose pods take MIG instances and whole devices only; *: all; as for watchers",
+    )
     runtime_class: str = setting("", "runtimeClassName of GPU pods that name none")
     in_budget_class: str = setting("", "priority class of GPU pods while their budget lasts")
     out_of_budget_class: str = setting("", "priority class of GPU pods when it is spent")
@@ -57,7 +61,7 @@ class WebhookSettings(ServiceSettings):
     @property
     def policy(self) -> Policy:
         """The choices, checked. Raises RequestError naming a dialect that there is not."""
-        rules = Rules(enabled=self.dialects)
+        rules = Rules(enabled=self.dialects, strict_namespaces=self.strict_namespaces)
         enabled(rules)
         return Policy(
             scheduler=self.scheduler,

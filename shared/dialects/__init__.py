@@ -3,7 +3,14 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from shared.dialects import koordinator, nvidia, tencent, volcano_gpushare, volcano_vgpu
+from shared.dialects import (
+    koordinator,
+    nvidia,
+    strictness,
+    tencent,
+    volcano_gpushare,
+    volcano_vgpu,
+)
 from shared.dialects.dialect import TRIGGER, ContainerAsks, Dialect, PodAsks, Rules
 from shared.model.errors import RequestError
 from shared.model.request import PodRequest
@@ -32,7 +39,9 @@ BOOKED_RESOURCES = OWN_RESOURCES.difference(*(d.summed for d in DIALECTS.values(
 """Those that are no ordinary resources of a node: the ledger accounts for them by device."""
 
 
-READ_ANNOTATIONS = frozenset().union(*(d.annotations for d in DIALECTS.values()))
+READ_ANNOTATIONS = frozenset({strictness.ISOLATION}).union(
+    *(d.annotations for d in DIALECTS.values())
+)
 """Annotations of a pod that change how its request is read."""
 
 READ_LABELS = frozenset().union(*(d.labels for d in DIALECTS.values()))
@@ -61,6 +70,8 @@ def read_pod(asks: PodAsks, rules: Rules) -> PodRequest:
         raise _mixed(asks, [request.dialect for request in requests])
     request = requests[0] if requests else PodRequest()
     _check_silent(asks, rules, request)
+    if request.containers and strictness.is_strict(asks, rules):
+        request = strictness.strictly(request)
     return replace(request, instances_first=True) if rules.instances_first else request
 
 

@@ -58,6 +58,8 @@ class Rules:
     """HAMi's `--gpu-scheduler-policy`: a chain of words, see `nvidia_choice`."""
     scoring: str = "LeastAllocated"
     """Koordinator's `DeviceShareArgs.scoringStrategy`: `LeastAllocated` or `MostAllocated`."""
+    strict_namespaces: tuple[str, ...] = ()
+    """Namespaces whose pods take MIG instances or whole devices only; `*`: all."""
     instances_first: bool = False
     """Pods for which both will do get MIG instances before shares of devices in hami-core mode."""
 

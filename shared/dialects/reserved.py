@@ -7,6 +7,8 @@ vendors' components may still read theirs.
 
 from collections.abc import Iterable
 
+from shared.dialects.strictness import ISOLATION
+
 PREFIXES = ("CUDA_DEVICE_", "VOLCANO_GPU_")
 NAMES = frozenset(
     {
@@ -22,7 +24,9 @@ LIBRARY_DIRECTORY = "/usr/local/vgpu"
 LIBRARY_SEARCH = "LD_LIBRARY_PATH"
 
 DENIED_ANNOTATIONS = ("leasehold.dev/",)
-"""Prefixes of annotations that a new pod cannot have any reason to carry."""
+"""Prefixes of annotations that a new pod has no reason to carry, but for the author's own."""
+AUTHORS_ANNOTATIONS = (ISOLATION,)
+"""Those of them that are for a pod's author to write."""
 STRIPPED_ANNOTATIONS = (
     "volcano.sh/vgpu-node",
     "volcano.sh/vgpu-time",
@@ -45,6 +49,11 @@ STRIPPED_ANNOTATIONS = (
 
 HOST_PATHS = ("/dev/nvidia", "/etc/ld.so.preload", LIBRARY_DIRECTORY)
 """Host paths, and all below them, that open a device or replace the library."""
+
+
+def is_denied(annotation: str) -> bool:
+    """Tell whether no new pod may carry this annotation."""
+    return annotation.startswith(DENIED_ANNOTATIONS) and annotation not in AUTHORS_ANNOTATIONS
 
 
 def is_reserved(variable: str) -> bool:

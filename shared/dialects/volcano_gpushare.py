@@ -69,6 +69,7 @@ def _read_memory(containers: Sequence[ContainerAsks]) -> PodRequest:
                 gpus=1,
                 memory_units=asked.limits[MEMORY],
                 slotted=False,
+                limited=False,
                 init=runs_before(asked, containers),
             )
             for asked in containers

@@ -1,7 +1,7 @@
 """Devices: what a node agent reports, and what the ledger says is taken of each."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -17,6 +17,17 @@ class DeviceMode(StrEnum):
 
     HAMI_CORE = "hami-core"
     MIG = "mig"
+
+
+class Isolation(StrEnum):
+    """Which shares a device is given out in, besides MIG instances."""
+
+    SHARED = "shared"
+    """Any: HAMi-core holds them to their limits."""
+    STRICT = "strict"
+    """None but the device as a whole: its operator does not trust HAMi-core with tenants."""
+    UNHELD = "unheld"
+    """Whole ones, and those that nothing holds anyway: HAMi-core cannot be loaded on the node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +83,7 @@ class Device:
     60 on one board, plus 100 per NVLink); absent: unknown."""
     layouts: tuple[MigLayout, ...] = ()
     """What it can be partitioned into, in order of preference; MIG mode only."""
+    isolation: Isolation = Isolation.SHARED
 
     @property
     def model_label(self) -> str:
@@ -141,6 +153,14 @@ class DeviceRefusal:
     text: str
 
 
+def is_open(request: GpuRequest, device: Device) -> bool:
+    """Say whether the isolation that both want allows a share for `request` on `device`."""
+    if device.isolation is Isolation.UNHELD and request.limited and not request.whole:
+        return False
+    strict = request.strict or device.isolation is Isolation.STRICT
+    return not strict or request.company is Company.ALONE
+
+
 def fits(
     request: GpuRequest,
     device: Device,
@@ -157,6 +177,7 @@ def fits(
     return (
         device.healthy
         and device.mode is DeviceMode.HAMI_CORE
+        and is_open(request, device)
         and use.memory_mib + memory_mib <= device.memory_mib
         and use.cores_percent + cores <= 100
         and not use.alone
@@ -198,6 +219,7 @@ def device_refusal(
             "GpuModeMismatch",
             f"it is in {device.mode} mode, and the pod cannot use an instance",
         ),
+        *_isolation_reasons(request, device),
         (
             request.slotted and use.shares >= slots,
             "GpuSlotsTaken",
@@ -230,3 +252,23 @@ def device_refusal(
         (use.cores_percent >= 100, "GpuHeldAlone", "all of its cores are reserved"),
     )
     return next(DeviceRefusal(code, text) for refused, code, text in reasons if refused)
+
+
+def _isolation_reasons(request: GpuRequest, device: Device) -> Iterator[tuple[bool, str, str]]:
+    part = request.company is not Company.ALONE
+    yield (
+        part and request.strict,
+        "GpuIsolationStrict",
+        "the pod's isolation is strict: it takes MIG instances or whole GPUs only",
+    )
+    yield (
+        part and device.isolation is Isolation.STRICT,
+        "GpuNotShared",
+        "its node's isolation is strict: it gives out MIG instances and whole GPUs only",
+    )
+    yield (
+        not is_open(request, device),
+        "GpuNotIsolated",
+        "HAMi-core's library cannot be loaded on its node, so that nothing would hold the share "
+        "to its limits",
+    )

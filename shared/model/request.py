@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Protocol
 
+ALL_PERCENT = 100
+
 
 class DeviceOrder(StrEnum):
     """Which of a node's fitting devices is taken first."""
@@ -90,10 +92,21 @@ class GpuRequest:
     """A MIG instance will do as well as a share that HAMi-core holds to."""
     keeps_terms: bool = False
     """The lease must tell in which terms it was asked for (`Share.terms`)."""
+    strict: bool = False
+    """It takes a MIG instance, or a device to itself, and no other share."""
+    limited: bool = True
+    """HAMi-core must hold it to its limits, unless it is whole (gpushare's memory is not)."""
 
     def __post_init__(self) -> None:
         if self.whole and self.company is not Company.ALONE:
             object.__setattr__(self, "company", Company.ALONE)
+
+    @property
+    def asks_all(self) -> bool:
+        """Whether it asks for all memory of a device."""
+        if self.memory_percent is not None:
+            return self.memory_percent >= ALL_PERCENT
+        return self.memory_units is None and self.memory_bytes is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,8 +13,6 @@ from shared.model.device import Device, DeviceRefusal, MigLayout, needed_mib
 from shared.model.lease import MigPlace
 from shared.model.request import GpuRequest
 
-ALL_PERCENT = 100
-
 
 class Shape(NamedTuple):
     """The instances of one profile in a layout."""
@@ -59,19 +57,12 @@ def taken_by(positions: int) -> str:
     return f"{positions:b}"[::-1] if positions else ""
 
 
-def asks_all(container: GpuRequest) -> bool:
-    """Say whether a container asks for all memory of a device."""
-    if container.memory_percent is not None:
-        return container.memory_percent >= ALL_PERCENT
-    return container.memory_units is None and container.memory_bytes is None
-
-
 def instance_mib(container: GpuRequest, device: Device, largest_mib: int) -> int:
     """Return how large an instance must be at least.
 
     No instance has all of a device's memory: who asks for that gets the largest there is.
     """
-    return largest_mib if asks_all(container) else needed_mib(container, device)
+    return largest_mib if container.asks_all else needed_mib(container, device)
 
 
 def largest_first(containers: Iterable[GpuRequest]) -> list[GpuRequest]:
@@ -79,7 +70,7 @@ def largest_first(containers: Iterable[GpuRequest]) -> list[GpuRequest]:
 
     def size(asked: GpuRequest) -> tuple[int, ...]:
         amounts = (asked.memory_percent, asked.memory_bytes, asked.memory_units)
-        return (-asks_all(asked), *(-(amount or 0) for amount in amounts))
+        return (-asked.asks_all, *(-(amount or 0) for amount in amounts))
 
     return sorted(containers, key=size)
 

@@ -66,6 +66,25 @@ async def test_item_45_pods_get_instances_by_their_memory(up: Stack) -> None:
     await up.clear()
 
 
+async def test_a_strict_pod_gets_an_instance_where_a_share_would_be_first(up: Stack) -> None:
+    strict = {"leasehold.dev/isolation": "strict"}
+    spec = {"nodeSelector": {"kubernetes.io/hostname": "node-1"}}
+    await up.create(gpu_pod("usual", vgpu(memory=3000), **spec))
+    await up.create(gpu_pod("strict", vgpu(memory=3000), annotations=strict, **spec))
+    usual, pod = await up.until("usual", running), await up.until("strict", running)
+    await up.create(gpu_pod("part", {"volcano.sh/gpu-memory": 1024}, annotations=strict))
+    part = await up.until(
+        "part", lambda p: [c for c in p["status"].get("conditions", []) if c.get("message")]
+    )
+    said = (await up.leasehold("explain", "part")).out
+
+    assert "[" not in usual["metadata"]["annotations"][IDS]
+    assert "[" in pod["metadata"]["annotations"][IDS]
+    assert "isolation is strict" in part["status"]["conditions"][0]["message"]
+    assert "ask for whole GPUs" in said
+    await up.clear()
+
+
 async def test_item_43_one_device_serves_what_its_layout_has_and_no_more(up: Stack) -> None:
     pods = [await run(up, f"p{n}", memory) for n, memory in enumerate((8000, 3000, 8000, 8000))]
     await start(up, "late", 8000)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from services.placer.index import Index
 from services.placer.mirror import Mirror
 from services.placer.placement import place
-from shared.model.device import Device, DeviceMode, DeviceUse, MigLayout, MigProfile
+from shared.model.device import Device, DeviceMode, DeviceUse, Isolation, MigLayout, MigProfile
 from shared.model.lease import Share, bookings
 from shared.model.ledger import LedgerNode
 from shared.model.names import DeviceUuid, NodeName, PodUid
@@ -103,6 +103,7 @@ def _nodes(draw: Any, name: str) -> LedgerNode:
             layouts=draw(st.sampled_from(LAYOUTS)),
             numa=draw(st.sampled_from([None, 0, 0, 1])),
             pcie=draw(st.sampled_from(["", "pci0000:3a", "pci0000:85"])),
+            isolation=draw(st.sampled_from([Isolation.SHARED, Isolation.SHARED, *Isolation])),
         )
         for index in range(draw(st.integers(0, 4)))
     ]
@@ -146,6 +147,8 @@ def requests(draw: Any) -> PodRequest:
             slots=draw(st.sampled_from([0, 0, 1, 100])),
             keeps_terms=draw(st.booleans()),
             instances=draw(st.integers(0, 3)) > 0,
+            strict=draw(st.integers(0, 3)) == 0,
+            limited=draw(st.integers(0, 3)) > 0,
         )
         for number in range(draw(st.integers(0, 3)))
     )
