@@ -6,6 +6,9 @@ from shared.model.reclaim import Cause, Eviction, Outcome, Taking, Victim
 
 RECLAIM = "GPUBudgetReclaim"
 PREEMPT = "GPUPriorityPreempt"
+VIOLATION = "GPUViolationEvict"
+REASONS = {Cause.PRIORITY: PREEMPT, Cause.VIOLATION: VIOLATION}
+"""Of Events; all other causes are a matter of budgets."""
 
 
 def announced(victim: Victim, taking: Taking, at: float) -> Note:
@@ -62,6 +65,8 @@ def line_of(victim: Victim, taking: Taking, outcome: Outcome, note: Note, now: f
 
 def _why(victim: Victim, taking: Taking) -> str:
     wanted = taking.wanted
+    if victim.cause is Cause.VIOLATION:
+        return f"its node reports {taking.reason}"
     if wanted is None:
         return f"the GPU budget of namespace {victim.namespace} is {victim.budget}, and says so"
     pod = f"pod {wanted.namespace}/{wanted.name}"
@@ -78,7 +83,7 @@ def _note(victim: Victim, text: str, *, warning: bool = True) -> Note:
         pod=victim.pod,
         namespace=victim.namespace,
         name=victim.name,
-        reason=PREEMPT if victim.cause is Cause.PRIORITY else RECLAIM,
+        reason=REASONS.get(victim.cause, RECLAIM),
         message=cut(text),
         warning=warning,
     )

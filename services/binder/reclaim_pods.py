@@ -43,6 +43,7 @@ class _Metadata(Struct, frozen=True, rename="camel"):
 
 
 class _PodSpec(Struct, frozen=True, rename="camel"):
+    node_name: str = ""
     priority: int | None = None
     preemption_policy: str = ""
     termination_grace_period_seconds: float | None = None
@@ -85,6 +86,13 @@ class ApiVictims:
         )
         known = {facts.pod: facts for facts in map(_facts, pods)}
         return known, [_disruptions(each, known.values()) for each in budgets]
+
+    async def look(self, namespace: Namespace, name: str) -> PodFacts | None:
+        """Return the pod of this name; None: there is none."""
+        try:
+            return _facts(await self.kube.read(pod_path(namespace, name), _Pod))
+        except NotFoundError:
+            return None
 
     async def announce(self, victim: Victim, at: float) -> bool:
         """Write on the pod when it will be evicted; False if it is gone."""
@@ -140,6 +148,7 @@ def _facts(pod: _Pod) -> PodFacts:
         priority=spec.priority or 0,
         preempts=spec.preemption_policy != "Never",
         preemptible=metadata.labels.get(PREEMPTIBLE) != "false",
+        node=spec.node_name,
         ending=metadata.deletion_timestamp is not None,
         grace_s=30.0 if grace_s is None else grace_s,
     )

@@ -7,19 +7,25 @@ come from the journal of evictions, so that every replica finds the same.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from shared.model.errors import RequestError
 from shared.model.events import BudgetChanged
 from shared.model.lease import Lease, LeaseState
 from shared.model.names import Namespace, PodUid
-from shared.model.reclaim import Affairs, Cause, Eviction, Outcome, Victim
+from shared.model.node_events import Rule, ViolationFound
+from shared.model.reclaim import Affairs, Cause, Eviction, Outcome, Stage, Taking, Victim
 
 HOUR_S = 3600.0
 MINUTE_S = 60.0
 COOLDOWN_MAX_S = 8 * HOUR_S
 CLASSES = {"guaranteed": 0, "reclaimable": 1, "expired": 2}
 _CAUSES = {1: Cause.RECLAIMABLE, 2: Cause.EXPIRED}
-_ORDER = (Cause.EXPIRED, Cause.RECLAIMABLE, Cause.PRIORITY, Cause.POLICY)
+_ORDER = (Cause.EXPIRED, Cause.RECLAIMABLE, Cause.PRIORITY, Cause.POLICY, Cause.VIOLATION)
+VIOLATION = "violation:"
+"""What the id of a taking begins with that is for what its pod did."""
+ACCUSED_S = 600.0
+"""What was seen longer ago is no reason any more: a violation that lasts is told again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +42,10 @@ class Rules:
     """An owner whose pod was evicted is left alone so long, and twice as long after the next."""
     per_namespace_hour: int = 6
     per_minute: int = 30
+    violations: frozenset[str] = frozenset()
+    """Reasons of violations for which pods are evicted."""
+    spared: frozenset[str] = frozenset()
+    """Namespaces whose pods are not, whatever they do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +63,8 @@ class PodFacts:
     preemptible: bool = True
     ending: bool = False
     """Its deletion has been asked for."""
+    node: str = ""
+    """Where it runs; empty: nowhere yet."""
     grace_s: float = 30.0
 
 
@@ -177,6 +189,35 @@ def allowance(affairs: Affairs, rules: Rules, now: float) -> Allowance:
     )
 
 
+def over_limit(taking: Taking, affairs: Affairs, rules: Rules, now: float) -> str:
+    """Say why a pod may not be evicted yet for what it did, as so many others were; or nothing.
+
+    Others of whom nobody was told yet do not count: each of them comes to this question itself.
+    """
+    told = tuple(each for each in affairs.open if each.taking.stage is not Stage.OPENED)
+    left = allowance(replace(affairs, open=told), rules, now)
+    if all(left.of(victim.namespace) for victim in taking.victims):
+        return ""
+    return (
+        f"{rules.per_namespace_hour} pods of a namespace are evicted in an hour at most, and "
+        f"{rules.per_minute} of all in a minute; it is looked at again while the violation lasts"
+    )
+
+
+def violations_of(words: Iterable[str]) -> frozenset[str]:
+    """Read the reasons for which pods are evicted. Raises RequestError for a word that is none."""
+    for word in words:
+        if word not in set(Rule):
+            raise RequestError(f"--evict-violators must be among {', '.join(Rule)}, got {word!r}")
+    return frozenset(words)
+
+
+def is_accused(event: ViolationFound, rules: Rules, now: float) -> bool:
+    """Say whether what an agent saw is a reason to evict the pod."""
+    lately = now - event.found_at < ACCUSED_S
+    return lately and event.reason in rules.violations and event.namespace not in rules.spared
+
+
 def why_not(
     lease: Lease, pod: PodFacts | None, affairs: Affairs, rules: Rules, now: float
 ) -> str | None:
@@ -229,6 +270,8 @@ def tier_of(victim: Victim, pod: PodFacts, standing: BudgetChanged | None) -> Ti
 
 def still_may(victim: Victim, need: Need | None, affairs: Affairs, now: float) -> bool:
     """Say whether a chosen victim may still be evicted as budgets stand now."""
+    if victim.cause is Cause.VIOLATION:
+        return True
     theirs = affairs.standing(victim.namespace)
     if need is None:
         return theirs is not None and ends_by_policy(theirs, now)

@@ -12,9 +12,11 @@ from typing import Protocol
 from uuid import uuid4
 
 from services.binder import reclaim_notes as notes
+from services.binder.accusing import accuse
 from services.binder.explaining import Note
 from services.binder.reclaim_plan import Fit, NoPlan, Plan, plan
 from services.binder.reclaim_rules import (
+    HOUR_S,
     Disruptions,
     Need,
     PodFacts,
@@ -22,6 +24,7 @@ from services.binder.reclaim_rules import (
     allowance,
     ends_by_policy,
     leaves_already,
+    over_limit,
     victim_of,
 )
 from services.binder.reclaim_situation import Cluster, needs_of, reservation_of, situation_of
@@ -30,7 +33,8 @@ from shared.model.events import BudgetChanged, PlacementChosen
 from shared.model.lease import Lease
 from shared.model.ledger import Held, NodeAccount, Reservation, Reserved, Waiting
 from shared.model.ledger import Outcome as Answer
-from shared.model.names import PodUid
+from shared.model.names import Namespace, PodUid
+from shared.model.node_events import ViolationFound
 from shared.model.reclaim import Affairs, Cause, Eviction, Open, Outcome, Stage, Taking, Victim
 from shared.runtime.clock import Clock
 
@@ -111,6 +115,10 @@ class Victims(Protocol):
         """Return all pods by uid, and which of them each PodDisruptionBudget counts."""
         ...
 
+    async def look(self, namespace: Namespace, name: str) -> PodFacts | None:
+        """Return the pod of this name; None: there is none."""
+        ...
+
     async def announce(self, victim: Victim, at: float) -> bool:
         """Write on the pod when it will be evicted; False if it is gone."""
         ...
@@ -177,6 +185,11 @@ class Reclaimer:
         for event in events:
             await self.store.note_standing(event)
 
+    async def accuse(self, events: Sequence[ViolationFound]) -> None:
+        """Begin to evict pods for what they did, if the rules have them evicted."""
+        now = self.clock.now()
+        await accuse(events, store=self.store, pods=self.victims, rules=self.rules, now=now)
+
     async def step(self) -> list[PlacementChosen]:
         """Move on whatever is under way, and begin what is due; nothing unless this one leads."""
         if await self.ledger.epoch() is None:
@@ -197,6 +210,11 @@ class Reclaimer:
         seen = await self._see(read.taking)
         step, why = next_step(read, seen, affairs, self.clock.now())
         match step:
+            case Step.TELL if read.taking.reason:
+                now = self.clock.now()
+                past = await self.store.affairs(now=now, past_s=HOUR_S)
+                why = over_limit(read.taking, past, self.rules, now)
+                await (self._call_off(read, why) if why else self._tell(read))
             case Step.TELL:
                 await self._tell(read)
             case Step.EVICT:

@@ -74,6 +74,10 @@ class TakingBack(Protocol):
         """Remember how budgets stand."""
         ...
 
+    async def accuse(self, events: Sequence[ViolationFound]) -> None:
+        """Begin to evict pods for what they did, if the rules have them evicted."""
+        ...
+
     async def step(self) -> list[PlacementChosen]:
         """Move on what is under way, begin what is due; return the leases that came of it."""
         ...
@@ -210,9 +214,10 @@ class Binder:
 
     @handles
     async def tell_violations(self, events: Sequence[ViolationFound]) -> list[Never]:
-        """Have an Event say which rule a pod's container breaks."""
+        """Have an Event say which rule a pod's container breaks, and perhaps the pod evicted."""
         for event in events:
             self.events.note(violation_note(event))
+        await self.reclaimer.accuse(events)
         return []
 
     @handles

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.binder.reclaim_rules import Rules
+from services.binder.reclaim_rules import Rules, violations_of
 from shared.runtime.settings import ServiceSettings, setting
 
 
@@ -32,6 +32,14 @@ class BinderSettings(ServiceSettings):
     reclaim_per_namespace_hour: int = setting(6, "evictions of one namespace's pods in an hour")
     reclaim_per_minute: int = setting(30, "evictions in a minute, all namespaces together")
 
+    evict_violators: tuple[str, ...] = setting(
+        (), "violations for which a pod is evicted, with commas, of GpuUsedWithoutLease, "
+        "GpuMemoryOverLease, GpuLimitTampered, GpuIsolationLost; default: none"
+    )  # fmt: skip
+    evict_violators_spare: tuple[str, ...] = setting(
+        ("kube-system", "leasehold-system"), "namespaces whose pods are not evicted for that"
+    )
+
     @property
     def rules(self) -> Rules:
         """The limits of taking back."""
@@ -41,4 +49,6 @@ class BinderSettings(ServiceSettings):
             cooldown_s=self.reclaim_cooldown_s,
             per_namespace_hour=self.reclaim_per_namespace_hour,
             per_minute=self.reclaim_per_minute,
+            violations=violations_of(self.evict_violators),
+            spared=frozenset(self.evict_violators_spare),
         )

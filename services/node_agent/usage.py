@@ -6,7 +6,6 @@ forge the first, and the second knows nothing of what is held in reserve, so tha
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from services.node_agent.identity import KubeletPod
 from services.node_agent.mig import MigInstance
@@ -15,6 +14,7 @@ from services.node_agent.region_image import Seed, altered
 from services.node_agent.usage_cgroups import Origin
 from shared.model.lease import Lease, Share
 from shared.model.names import DeviceUuid, Namespace, PodUid
+from shared.model.node_events import Rule
 
 UNCOUNTED_BYTES = 512 << 20
 """What a process may use of a device beyond HAMi-core's own count: its context and its code."""
@@ -118,15 +118,6 @@ class ContainerUse:
         """Whether HAMi-core should hold it, and does not."""
         held = self.tenant.place is not None
         return held and (not isinstance(self.region, Region) or bool(self.unseen))
-
-
-class Rule(StrEnum):
-    """What can be broken: the reason of the Kubernetes Event."""
-
-    UNLEASED = "GpuUsedWithoutLease"
-    OVERRUN = "GpuMemoryOverLease"
-    TAMPERED = "GpuLimitTampered"
-    ISOLATION_LOST = "GpuIsolationLost"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

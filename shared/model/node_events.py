@@ -1,6 +1,7 @@
 """Events that a node agent says: what its node has, what it gave out, what went wrong."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import ClassVar
 
 from shared.model.device import Device
@@ -84,6 +85,15 @@ class ShareRefused(Event):
         return self.node
 
 
+class Rule(StrEnum):
+    """What can be broken: the reason of the Kubernetes Event."""
+
+    UNLEASED = "GpuUsedWithoutLease"
+    OVERRUN = "GpuMemoryOverLease"
+    TAMPERED = "GpuLimitTampered"
+    ISOLATION_LOST = "GpuIsolationLost"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViolationFound(Event):
     """A container uses a device beyond its lease, or does not keep to how it is held."""
@@ -97,7 +107,7 @@ class ViolationFound(Event):
     name: str
     container: str
     reason: str
-    """For machines: in CamelCase, as the reason of a Kubernetes Event."""
+    """A `Rule`."""
     message: str
     found_at: float = 0.0
 

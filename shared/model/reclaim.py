@@ -26,6 +26,8 @@ class Cause(StrEnum):
     """Its pod's priority is lower than that of the pod in need."""
     POLICY = "policy"
     """Its namespace's budget says that leases end when it is used up."""
+    VIOLATION = "violation"
+    """It breaks a rule of its node, and the operator has pods evicted for that."""
 
 
 class Stage(StrEnum):
@@ -72,7 +74,7 @@ class Victim:
     owner: str
     """Uid of the controller that will make another; `NAMESPACE/NAME` of a pod without one."""
     budget: str
-    """State of its namespace's budget when it was chosen."""
+    """State of its namespace's budget when it was chosen; empty if that is not why."""
     grace_s: float
     """What its containers are given to end."""
     devices: tuple[DeviceUuid, ...]
@@ -86,10 +88,11 @@ class Taking:
     """Leases that are taken back, for a pod in need or because a budget's policy says so."""
 
     id: str
-    """Uid of the pod in need: it has one at a time; or `policy:` and the victim's."""
+    """Uid of the pod in need: it has one at a time; or `policy:` or `violation:` and the victim's.
+    """
     victims: tuple[Victim, ...]
     wanted: Reservation | None = None
-    """What the pod in need gets, on exactly the devices that become free; None: a policy's."""
+    """What the pod in need gets, on exactly the devices that become free; None: nobody's."""
     priority: int = 0
     """Of the pod in need."""
     preempts: bool = True
@@ -100,6 +103,8 @@ class Taking:
     """No earlier than this; 0 before the victims were told."""
     expires_at: float = 0.0
     """When it is given up."""
+    reason: str = ""
+    """What the victim did, if it is evicted for that."""
 
     @property
     def left(self) -> tuple[Victim, ...]:

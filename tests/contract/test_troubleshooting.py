@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from services.cli import audit
-from services.node_agent.usage import Rule
 from shared.model.budget import BudgetState
+from shared.model.node_events import Rule
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "troubleshooting.md").read_text()

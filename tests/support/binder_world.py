@@ -18,7 +18,7 @@ from shared.model.lease import Lease, LeaseState, Share, StaleLeaseError
 from shared.model.ledger import Offers
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
-from shared.model.node_events import Activation, DeviceReported
+from shared.model.node_events import Activation, DeviceReported, ViolationFound
 from shared.model.questions import BindTold
 from shared.model.quota import Quota
 from tests.support.clock import FakeClock
@@ -305,6 +305,9 @@ class NoReclaimer:
 
     async def hear(self, events: Sequence[BudgetChanged]) -> None:
         """Budgets are of no interest."""
+
+    async def accuse(self, events: Sequence[ViolationFound]) -> None:
+        """Violations neither."""
 
     async def step(self) -> list[PlacementChosen]:
         return []

@@ -23,13 +23,13 @@ from services.node_agent.region_image import image_of
 from services.node_agent.region_layouts import V1_2
 from services.node_agent.region_reading import read_region
 from services.node_agent.region_seeding import seed_region
-from services.node_agent.usage import DeviceSample, Process, Rule, Tenant
+from services.node_agent.usage import DeviceSample, Process, Tenant
 from shared.dialects import DIALECTS
 from shared.dialects.dialect import ContainerSetup
 from shared.model.errors import UnavailableError
 from shared.model.lease import Lease, MigPlace
 from shared.model.names import DeviceUuid, NodeName
-from shared.model.node_events import Activation
+from shared.model.node_events import Activation, Rule
 from shared.runtime.health import served
 from tests.support.clock import FakeClock
 from tests.support.kubelet import NODE
