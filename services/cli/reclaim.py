@@ -219,7 +219,7 @@ def text(affairs: Affairs) -> str:
         whose = f"for {each.for_namespace}/{each.for_name}" if each.for_pod else "for nobody"
         lines.append(
             f"{stamp(each.at)}  {each.outcome} {each.namespace}/{each.name} on {each.node} "
-            f"{whose}: {each.cause}, budget {each.budget}"
+            f"{whose}: {each.cause}{f', budget {each.budget}' if each.budget else ''}"
         )
     return "\n".join(lines) or "nothing is being taken back, and nothing was in the last day"
 

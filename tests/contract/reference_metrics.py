@@ -16,13 +16,13 @@ from services.node_agent.usage import (
     ContainerUse,
     DeviceSample,
     Picture,
-    Rule,
     ShareUse,
     Tenant,
     Violation,
 )
 from services.node_agent.usage_series import families
 from shared.model.names import Namespace, NodeName, PodUid
+from shared.model.node_events import Rule
 from tests.support.node_agent import lease_of, share
 
 ROOT = Path(__file__).parents[2]

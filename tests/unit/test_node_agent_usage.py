@@ -15,12 +15,12 @@ from services.node_agent.usage import (
     DeviceSample,
     Picture,
     Process,
-    Rule,
     Tenant,
     picture,
 )
 from services.node_agent.usage_cgroups import Origin
 from shared.model.names import Namespace, PodUid
+from shared.model.node_events import Rule
 from tests.support.node_agent import lease_of, share
 from tests.support.regions import process
 

@@ -14,13 +14,15 @@ from services.binder.reclaim_rules import (
     cause_for,
     cools_until,
     overdraft_permille,
+    violations_of,
 )
 from services.binder.reclaim_steps import Seen, Step, next_step
 from shared.clients.kube_types import SelectorRequirement
-from shared.model.errors import ConflictError
+from shared.model.errors import ConflictError, RequestError
 from shared.model.lease import LeaseState
 from shared.model.ledger import Reservation
 from shared.model.names import Namespace, NodeName, PodUid
+from shared.model.node_events import Rule
 from shared.model.reclaim import (
     Affairs,
     Cause,
@@ -220,3 +222,10 @@ def test_gpusharing_33_a_refilled_budget_or_a_lost_claim_calls_it_off() -> None:
 def test_stages_follow_one_another() -> None:
     with pytest.raises(ConflictError):
         replace(TOLD, stage=Stage.OPENED).stepped(Stage.EVICTING)
+
+
+def test_what_pods_are_evicted_for_is_named_exactly() -> None:
+    assert violations_of(["GpuLimitTampered"]) == {Rule.TAMPERED}
+    assert violations_of([]) == frozenset()
+    with pytest.raises(RequestError, match=r"--evict-violators must be among .*got 'all'"):
+        violations_of(["all"])

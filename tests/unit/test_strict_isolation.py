@@ -197,7 +197,7 @@ async def test_an_agent_reports_what_its_operator_and_its_library_allow() -> Non
 def admitted(limits: dict[str, Any], notes: dict[str, str], **policy: Any) -> tuple[bool, str]:
     main = {"name": "main", "image": "i", "resources": {"limits": limits}}
     obj = {"metadata": {"name": "p", "annotations": notes}, "spec": {"containers": [main]}}
-    decision = decide(seen(obj, "team-a"), Policy(**policy), {}.get)
+    decision = decide(seen(obj, "team-a"), Policy(**policy), lambda _: None)
     return decision.allowed, decision.message
 
 
