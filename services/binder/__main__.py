@@ -9,6 +9,7 @@ from services.binder.reclaim_pods import ApiVictims
 from services.binder.reclaiming import Reclaimer
 from services.binder.settings import BinderSettings
 from shared.clients.bus import Bus
+from shared.clients.gates import Gates
 from shared.clients.kube import Kube
 from shared.clients.kubeconfig import load_credentials
 from shared.clients.leases import RedisLeases
@@ -36,6 +37,7 @@ async def bind(settings: BinderSettings) -> None:
         RedisLeases.connect(redis_url, credentials=login) as ledger,
         LedgerStaging.connect(redis_url, credentials=login) as staging,
         Takings.connect(redis_url, credentials=login) as takings,
+        Gates.connect(redis_url, credentials=login) as gates,
     ):
         clock = SystemClock()
 
@@ -55,6 +57,7 @@ async def bind(settings: BinderSettings) -> None:
         binder = assemble(
             ledger=ledger,
             staging=staging,
+            gates=gates,
             pods=ApiPods(kube),
             bus=bus,
             agents=BusAgents(bus),

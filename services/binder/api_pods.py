@@ -9,7 +9,7 @@ from msgspec import Struct
 from services.binder.binding import PodSeen
 from services.binder.explaining import ConditionSeen
 from shared.clients.kube import Kube, pod_path
-from shared.clients.kube_errors import NotFoundError
+from shared.clients.kube_errors import KubeConflictError, NotFoundError
 from shared.clients.kube_types import ObjectMeta, PodSpec
 from shared.model.names import NodeName, PodUid
 
@@ -75,6 +75,16 @@ class ApiPods:
     async def patch_status(self, namespace: str, name: str, patch: Mapping[str, Any]) -> None:
         """Apply a strategic patch to `pods/status`. Raises ConflictError if the pod moved on."""
         await self.kube.patch_strategic(f"{pod_path(namespace, name)}/status", patch)
+
+    async def open_gate(self, namespace: str, name: str, uid: str, gate: str) -> bool:
+        """Take a scheduling gate off the pod of exactly this uid; False if that pod is gone."""
+        gates = [{"$patch": "delete", "name": gate}]
+        patch = {"metadata": {"uid": uid}, "spec": {"schedulingGates": gates}}
+        try:
+            await self.kube.patch_strategic(pod_path(namespace, name), patch)
+        except (NotFoundError, KubeConflictError):
+            return False
+        return True
 
     async def create_event(self, namespace: str, body: Mapping[str, Any]) -> None:
         """Create an Event. Raises ConflictError if there is one of that name."""

@@ -8,6 +8,9 @@ from services.binder.condition_writer import ConditionWriter, Statuses
 from services.binder.ending import Agents as EndingAgents
 from services.binder.ending import Endings
 from services.binder.event_writer import EventLog, EventWriter
+from services.binder.gating import Gatekeeper
+from services.binder.gating import Pods as GatedPods
+from services.binder.gating import Store as GateStore
 from services.binder.keeping import Keeper
 from services.binder.ledger import Ledger, Staging
 from services.binder.posting import CONCURRENCY, PATIENCE_S, Poster
@@ -22,7 +25,7 @@ from services.binder.tally import Tally
 from shared.runtime.clock import Clock
 
 
-class Pods(BindingPods, EventLog, Statuses, Protocol):
+class Pods(BindingPods, EventLog, GatedPods, Statuses, Protocol):
     """All that the binder does with the API server."""
 
 
@@ -42,6 +45,7 @@ def assemble(
     *,
     ledger: WholeLedger,
     staging: WholeStaging,
+    gates: GateStore,
     pods: Pods,
     bus: Publishing,
     agents: Agents,
@@ -67,5 +71,6 @@ def assemble(
         events=events,
         conditions=ConditionWriter(pods, clock, tally),
         reclaimer=reclaimer(events),
+        gatekeeper=Gatekeeper(gates, pods, events, clock),
         clock=clock,
     )

@@ -18,6 +18,7 @@ from services.binder.explaining import (
     violation_note,
     waiting_note,
 )
+from services.binder.gating import Gatekeeper
 from services.binder.keeping import Keeper, told
 from services.binder.ledger import Ledger
 from services.binder.posting import Poster
@@ -36,6 +37,7 @@ from shared.model.events import (
     PlacementChosen,
     PlacementRefused,
     PodBound,
+    PodGated,
     PodGone,
     PodRejected,
     PodsListed,
@@ -100,6 +102,7 @@ class Binder:
         events: EventWriter,
         conditions: ConditionWriter,
         reclaimer: TakingBack,
+        gatekeeper: Gatekeeper,
         clock: Clock,
     ) -> None:
         self.ledger = ledger
@@ -113,6 +116,7 @@ class Binder:
         self.events = events
         self.conditions = conditions
         self.reclaimer = reclaimer
+        self.gatekeeper = gatekeeper
         self.clock = clock
 
     # Bindings
@@ -297,7 +301,21 @@ class Binder:
     async def hear_budgets(self, events: Sequence[BudgetChanged]) -> list[Never]:
         """Remember how namespaces' budgets stand."""
         await self.reclaimer.hear(events)
+        self.gatekeeper.wake()
         return []
+
+    @handles
+    async def hold_gated(self, events: Sequence[PodGated]) -> list[Never]:
+        """Remember pods that wait at their budget's scheduling gate."""
+        await self.gatekeeper.hold(events)
+        return []
+
+    @loops
+    async def open_gates(self) -> None:
+        """Open the scheduling gates of pods whose namespace has budget again."""
+        while True:
+            await self.gatekeeper.step()
+            await self.gatekeeper.wait()
 
     @loops
     async def take_back(self) -> None:

@@ -259,7 +259,7 @@ def unexplained(facts: Facts, schedulers: frozenset[str]) -> Iterator[Difference
     """P1: every pod that waits for us is bound, or its owner can read why not."""
     known = {lease.pod for lease in facts.leases} | {w.queued.pod for w in facts.waiting}
     for pod in facts.pods:
-        ours = pod.scheduler in schedulers and pod.lives and not pod.node and not pod.gated
+        ours = pod.scheduler in schedulers and pod.lives and not pod.node and not pod.gates
         if ours and pod.pod not in known and not pod.said:
             text = "it waits with neither a lease nor an explanation"
             yield Difference(invariant="P1", subject=_named(pod), text=text, settles_s=EXPLAIN_S)

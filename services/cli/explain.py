@@ -9,7 +9,7 @@ from services.cli.shapes import lease_shape, refusal_shape
 from shared.model.lease import Lease, LeaseState, Share
 from shared.model.lease_copy import ANNOTATION
 from shared.model.ledger import Waiting
-from shared.model.names import OWN_SCHEDULER
+from shared.model.names import BUDGET_GATE, OWN_SCHEDULER
 from shared.model.placement import Refusal
 from shared.model.turns import in_turn, why_before
 
@@ -179,22 +179,37 @@ def _without_either(pod: PodSeen, schedulers: frozenset[str]) -> Answer:
             headline=f"{name} has {pod.phase.lower()}; its lease has ended",
             next=f"leasehold trace {pod.name} -n {pod.namespace}",
         )
+    if pod.gates:
+        return _gated(pod)
     if pod.said:
         return Answer(
             verdict="rejected",
             headline=f"{name} is not placed: {pod.said}",
             next="do as it says; a pod whose own request is at fault has to be created anew",
         )
-    if pod.gated:
-        return Answer(
-            verdict="gated",
-            headline=f"{name} has scheduling gates: it is placed once they are removed",
-            next=f"kubectl get pod {pod.name} -n {pod.namespace} -o yaml",
-        )
     return Answer(
         verdict="unknown",
         headline=f"{name} is {pod.phase or 'new'} and the ledger knows nothing of it yet",
         next="leasehold audit",
+    )
+
+
+def _gated(pod: PodSeen) -> Answer:
+    name, gates = f"{pod.namespace}/{pod.name}", ", ".join(pod.gates)
+    if BUDGET_GATE in pod.gates:
+        return Answer(
+            verdict="gated",
+            headline=f"{name} waits until namespace {pod.namespace} has GPU time again: its "
+            f"scheduling gate {BUDGET_GATE} goes when its budget's next window begins, or more is "
+            "granted",
+            next=f"leasehold budget {pod.namespace}",
+            extra=(("gates", list(pod.gates)),),
+        )
+    return Answer(
+        verdict="gated",
+        headline=f"{name} has scheduling gates: it is placed once they are removed ({gates})",
+        next=f"kubectl get pod {pod.name} -n {pod.namespace} -o yaml",
+        extra=(("gates", list(pod.gates)),),
     )
 
 

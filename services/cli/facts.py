@@ -23,7 +23,8 @@ class PodSeen:
     phase: str = ""
     scheduler: str = ""
     created_at: float = 0.0
-    gated: bool = False
+    gates: tuple[str, ...] = ()
+    """Its scheduling gates."""
     annotations: Mapping[str, str] = field(default_factory=dict)
     said: str = ""
     """The message of the condition PodScheduled while it is false."""

@@ -79,10 +79,14 @@ class _PodMetadata(msgspec.Struct, frozen=True, rename="camel"):
     annotations: dict[str, str] = {}
 
 
+class _Gate(msgspec.Struct, frozen=True):
+    name: str = ""
+
+
 class _PodSpec(msgspec.Struct, frozen=True, rename="camel"):
     node_name: str = ""
     scheduler_name: str = ""
-    scheduling_gates: tuple[dict[str, object], ...] = ()
+    scheduling_gates: tuple[_Gate, ...] = ()
 
 
 class _Condition(msgspec.Struct, frozen=True):
@@ -212,7 +216,7 @@ def _seen(pod: _Pod) -> PodSeen:
         phase=pod.status.phase,
         scheduler=pod.spec.scheduler_name,
         created_at=created.timestamp() if created else 0.0,
-        gated=bool(pod.spec.scheduling_gates),
+        gates=tuple(gate.name for gate in pod.spec.scheduling_gates),
         annotations=pod.metadata.annotations,
         said=next(
             (

@@ -11,6 +11,9 @@ from shared.model.request import NodeTerm, PodRequest
 
 Answer = tuple[Placement, ...] | Refusal
 
+BUDGET = "budget"
+"""In place of a measure: nothing may start, whatever is asked for."""
+
 _WORDS = {
     "cores": "GPUs' cores",
     "milliGPU": "GPUs",
@@ -116,6 +119,9 @@ def over_quota(namespace: Namespace, found: Iterable[Excess], beyond: Refusal | 
     `beyond` is why nodes that the quota allows cannot take the pod; where there are such, what is
     freed on them is offered to it as to any other.
     """
+    found = tuple(found)
+    if any(excess.measure == BUDGET for excess in found):
+        return no_budget(namespace)
     told = list(dict.fromkeys(_said(excess) for excess in found))
     reason = f"the GPU quota of namespace {namespace} is in the way: {'; '.join(told)}"
     hint = (
@@ -135,6 +141,19 @@ def over_quota(namespace: Namespace, found: Iterable[Excess], beyond: Refusal | 
         reason=f"{reason}; elsewhere {beyond.reason}",
         counts=(("ExceedsGPUQuota", 1), *beyond.counts),
         hint=hint,
+        quota=namespace,
+    )
+
+
+def no_budget(namespace: Namespace) -> Refusal:
+    """Say that the namespace's budget keeps new pods waiting."""
+    return Refusal(
+        reason=f"namespace {namespace} has used up its GPU time, and its budget keeps new pods "
+        "waiting",
+        counts=(("BudgetExhausted", 1),),
+        hint=f"wait for its next window, or have more granted; `leasehold budget {namespace}` "
+        "shows when",
+        permanent=True,
         quota=namespace,
     )
 

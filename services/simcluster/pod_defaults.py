@@ -20,6 +20,12 @@ _PROBE_DEFAULTS = {
     "timeoutSeconds": 1, "periodSeconds": 10, "successThreshold": 1, "failureThreshold": 3,
 }  # fmt: skip
 _FILE_MODE = 420  # 0644
+_GATED = {
+    "type": "PodScheduled",
+    "status": "False",
+    "reason": "SchedulingGated",
+    "message": "Scheduling is blocked due to non-empty scheduling gates",
+}
 
 
 def containers_of(pod: Json) -> Iterator[Json]:
@@ -43,8 +49,14 @@ def admit(pod: Json, priority_classes: Iterable[Json]) -> None:
 
 
 def begin(pod: Json) -> None:
-    """Bring a new pod to its initial state: Pending, with its quality of service."""
+    """Bring a new pod to its initial state: Pending, with its quality of service.
+
+    One with scheduling gates is said to wait for them; a scheduler replaces that condition later.
+    """
     pod["status"] = {"phase": "Pending"}
+    spec = pod.get("spec")
+    if isinstance(spec, dict) and spec.get("schedulingGates"):
+        pod["status"]["conditions"] = [dict(_GATED)]
     complete(pod)
     pod["status"]["qosClass"] = qos_class(pod)
 

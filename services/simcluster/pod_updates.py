@@ -1,5 +1,7 @@
 """Which parts of a pod may still change after its creation."""
 
+from collections.abc import Iterator
+
 from services.simcluster.errors import Cause
 from services.simcluster.objects import Json, copied
 
@@ -23,7 +25,17 @@ def check(new: Json, old: Json) -> list[Cause]:
     if any(each not in new_tolerations for each in old_tolerations):
         text = "Forbidden: existing toleration can not be modified except its tolerationSeconds"
         causes.append(Cause("FieldValueForbidden", text, "spec.tolerations"))
-    return causes
+    return [*causes, *_new_gates(new, old)]
+
+
+def _new_gates(new: Json, old: Json) -> Iterator[Cause]:
+    """Refuse scheduling gates that were not there: they may only be taken away."""
+    known = {gate.get("name") for gate in old["spec"].get("schedulingGates") or ()}
+    for at, gate in enumerate(new["spec"].get("schedulingGates") or ()):
+        name = gate.get("name")
+        if name not in known:
+            text = f"Forbidden: only deletion is allowed, but found new scheduling gate '{name}'"
+            yield Cause("FieldValueForbidden", text, f"spec.schedulingGates[{at}].name")
 
 
 def _settled(pod: Json) -> Json:

@@ -36,7 +36,29 @@ def check(pod: Json) -> list[Cause]:
     if node and not (isinstance(node, str) and is_subdomain(node)):
         text = f'Invalid value: "{node}": not a valid node name'
         causes.append(Cause("FieldValueInvalid", text, "spec.nodeName"))
-    return [*causes, *_container_causes(spec)]
+    return [*causes, *_gate_causes(spec), *_container_causes(spec)]
+
+
+def check_new(pod: Json) -> list[Cause]:
+    """Check what only a new pod may not be."""
+    spec = pod.get("spec")
+    if isinstance(spec, dict) and spec.get("nodeName") and spec.get("schedulingGates"):
+        text = "Forbidden: cannot be set until all schedulingGates have been cleared"
+        return [Cause("FieldValueForbidden", text, "spec.nodeName")]
+    return []
+
+
+def _gate_causes(spec: Json) -> Iterator[Cause]:
+    seen: set[str] = set()
+    for at, gate in enumerate(spec.get("schedulingGates") or ()):
+        name = str(gate.get("name") or "") if isinstance(gate, dict) else ""
+        where = f"spec.schedulingGates[{at}]"
+        if not is_qualified(name):
+            text = f'Invalid value: "{name}": name part must consist of alphanumeric characters'
+            yield Cause("FieldValueInvalid", text, where)
+        elif name in seen:
+            yield Cause("FieldValueDuplicate", f'Duplicate value: "{name}"', where)
+        seen.add(name)
 
 
 def _container_causes(spec: Json) -> Iterator[Cause]:

@@ -36,7 +36,11 @@ class Pods(Strategy):
 
     def check(self, obj: Json) -> list[Cause]:
         """Check metadata and spec."""
-        return [*metadata_causes(obj), *pod_validation.check(obj)]
+        return [
+            *metadata_causes(obj),
+            *pod_validation.check(obj),
+            *pod_validation.check_new(obj),
+        ]
 
     def check_update(self, new: Json, old: Json) -> list[Cause]:
         """Refuse changes to what is settled."""

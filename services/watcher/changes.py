@@ -7,12 +7,12 @@ from dataclasses import replace
 
 from services.watcher.groups import GroupNews, Groups
 from services.watcher.seen import PodSeen
-from shared.model.events import NodeChanged, PodGone, PodQueued, PodRejected
+from shared.model.events import NodeChanged, PodGated, PodGone, PodQueued, PodRejected
 from shared.model.names import NodeName, PodUid
 from shared.model.node import NodeFacts
 from shared.model.node_events import DeviceReported
 
-PodEvent = PodQueued | PodRejected | PodGone
+PodEvent = PodQueued | PodRejected | PodGated | PodGone
 TURNS = 24
 """Explained pods are told of again in so many turns."""
 
@@ -22,6 +22,8 @@ class Pods:
 
     def __init__(self) -> None:
         self.waiting: dict[PodUid, PodSeen] = {}
+        self.held: dict[PodUid, PodSeen] = {}
+        """Pods that wait at our scheduling gate."""
         self.groups = Groups()
         self._grouped: dict[PodUid, PodSeen] = {}
         """Waiting pods that name a group, as they were seen: without its gang."""
@@ -34,9 +36,13 @@ class Pods:
         """Take in a new state of a pod; return what is new about it."""
         self._count(before, -1)
         self._count(now, +1)
+        known = self.held.pop(now.pod, None) is not None
         if now.waits:
             return self._see_waiting(now)
         self._forget(now.pod)
+        if now.held and not (now.node or now.over or now.deleting):
+            self.held[now.pod] = now
+            return [] if known else [_gated(now)]
         if now.ours and now.over and not (before is not None and before.over):
             return [_gone(now)]
         return []
@@ -67,11 +73,15 @@ class Pods:
         With `unexplained_before`, only of those created before that time that nobody has explained
         yet: the news of them may have been lost.
         """
+        held = self.held.values() if unexplained_before is None else ()
         return [
-            announcement(pod, offer=-number)
-            for pod in self.waiting.values()
-            if unexplained_before is None
-            or (not pod.explained and pod.created_at < unexplained_before)
+            *(_gated(pod, offer=-number) for pod in held),
+            *(
+                announcement(pod, offer=-number)
+                for pod in self.waiting.values()
+                if unexplained_before is None
+                or (not pod.explained and pod.created_at < unexplained_before)
+            ),
         ]
 
     def tell(self, pods: Iterable[PodUid], number: int) -> list[PodQueued | PodRejected]:
@@ -79,12 +89,13 @@ class Pods:
         waiting = [self.waiting[pod] for pod in pods if pod in self.waiting]
         return [announcement(pod, offer=-number) for pod in waiting]
 
-    def take_turn(self, number: int, turn: int) -> list[PodQueued | PodRejected]:
+    def take_turn(self, number: int, turn: int) -> list[PodEvent]:
         """Tell of those waiting and explained pods whose turn it is, as telling `number`."""
+        held = (pod for pod in self.held.values() if _has_turn(pod, turn))
+        explained = (pod for pod in self.waiting.values() if pod.explained)
         return [
-            announcement(pod, offer=-number)
-            for pod in self.waiting.values()
-            if pod.explained and zlib.crc32(pod.pod.encode()) % TURNS == turn % TURNS
+            *(_gated(pod, offer=-number) for pod in held),
+            *(announcement(pod, offer=-number) for pod in explained if _has_turn(pod, turn)),
         ]
 
     def carried(self, node: NodeFacts) -> NodeFacts:
@@ -111,6 +122,7 @@ class Pods:
 
     def _forget(self, pod: PodUid) -> None:
         self.waiting.pop(pod, None)
+        self.held.pop(pod, None)
         self._grouped.pop(pod, None)
 
     def _count(self, pod: PodSeen | None, sign: int) -> None:
@@ -211,6 +223,22 @@ def announcement(pod: PodSeen, *, offer: int = 0) -> PodQueued | PodRejected:
         created_at=pod.created_at,
         offer=offer,
         unexplained=bool(offer) and not pod.explained,
+    )
+
+
+def _has_turn(pod: PodSeen, turn: int) -> bool:
+    return zlib.crc32(pod.pod.encode()) % TURNS == turn % TURNS
+
+
+def _gated(pod: PodSeen, *, offer: int = 0) -> PodGated:
+    return PodGated(
+        pod=pod.pod,
+        namespace=pod.namespace,
+        name=pod.name,
+        resource_version=pod.resource_version,
+        priority=pod.priority,
+        created_at=pod.created_at,
+        offer=offer,
     )
 
 

@@ -18,7 +18,7 @@ from shared.dialects.dialect import ContainerAsks, PodAsks, Rules
 from shared.dialects.reserved import opens_devices
 from shared.model.errors import RequestError
 from shared.model.lease_copy import ANNOTATION
-from shared.model.names import Namespace, NodeName, PodUid
+from shared.model.names import BUDGET_GATE, Namespace, NodeName, PodUid
 from shared.model.quantity import parse_resources
 from shared.model.request import NodeDemands, NodeTerm, PodRequest, Toleration
 
@@ -38,6 +38,10 @@ class _Asked:
     request: PodRequest | None = None
     fault: str = ""
     group: pod_groups.GroupNamed | None = None
+
+
+GATED = "SchedulingGated"
+"""Reason of PodScheduled that the API server writes; it stays when the gates are gone."""
 
 
 class PodReader:
@@ -71,8 +75,11 @@ class PodReader:
             phase=status.phase or "Pending",
             deleting=meta.deletion_timestamp is not None,
             gated=bool(spec.scheduling_gates),
+            held=ours and any(gate.name == BUDGET_GATE for gate in spec.scheduling_gates),
+            priority=spec.priority or 0,
             explained=any(
-                c.type == "PodScheduled" and c.status == "False" for c in status.conditions
+                c.type == "PodScheduled" and c.status == "False" and c.reason != GATED
+                for c in status.conditions
             ),
             leased=ANNOTATION in meta.annotations,
             created_at=meta.creation_timestamp.timestamp() if meta.creation_timestamp else 0.0,

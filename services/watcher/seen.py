@@ -24,6 +24,9 @@ class PodSeen:
     phase: str = "Pending"
     deleting: bool = False
     gated: bool = False
+    held: bool = False
+    """Our scheduling gate is on it: it waits for its namespace's budget."""
+    priority: int = 0
     explained: bool = False
     """Its condition says why it is not scheduled."""
     leased: bool = False

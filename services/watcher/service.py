@@ -118,7 +118,7 @@ class Watcher:
         self.listing_wanted.set()
 
     @emits
-    async def watch_pods(self) -> AsyncIterator[Sequence[PodQueued | PodRejected | PodGone]]:
+    async def watch_pods(self) -> AsyncIterator[Sequence[PodEvent]]:
         """Tell of pods that wait and of pods that are gone."""
         async for batch in self.pod_source.batches():
             events: list[PodEvent] = []
@@ -134,7 +134,7 @@ class Watcher:
                 yield events
 
     @emits
-    async def watch_groups(self) -> AsyncIterator[Sequence[PodQueued | PodRejected | PodGone]]:
+    async def watch_groups(self) -> AsyncIterator[Sequence[PodEvent]]:
         """Tell again of waiting pods whose gang has become known, or another."""
         async for news in self.group_source.batches():
             events = self.pods.hear_groups(news, self._number())

@@ -39,6 +39,14 @@ def add_annotation(pod: PodSeen, key: str, value: str) -> Iterator[Patch]:
         yield Patch(op="add", path=f"/metadata/annotations/{pointer(key)}", value=value)
 
 
+def add_gate(pod: PodSeen, name: str) -> Iterator[Patch]:
+    """Add a scheduling gate beside those that there are, once."""
+    if not pod.gates:
+        yield Patch(op="add", path="/spec/schedulingGates", value=[{"name": name}])
+    elif name not in pod.gates:
+        yield Patch(op="add", path="/spec/schedulingGates/-", value={"name": name})
+
+
 def add_variable(container: ContainerSeen, name: str, value: str) -> Iterator[Patch]:
     """Add a variable beside those that there are."""
     entry = {"name": name, "value": value}

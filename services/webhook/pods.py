@@ -58,6 +58,8 @@ class PodSeen:
     priority_class: str = ""
     has: frozenset[str] = frozenset()
     """Which of `priority`, `preemptionPolicy`, `runtimeClassName` its spec has."""
+    gates: tuple[str, ...] = ()
+    """Scheduling gates that it has already."""
     host_paths: Mapping[str, str] = field(default_factory=dict)
     """Path by volume name."""
 
@@ -81,6 +83,7 @@ def read_pod(obj: Mapping[str, Any], namespace: str) -> PodSeen:
                 for key in ("priority", "preemptionPolicy", "runtimeClassName")
                 if spec.get(key) is not None
             ),
+            gates=tuple(str(gate["name"]) for gate in spec.get("schedulingGates") or ()),
             host_paths={
                 volume["name"]: volume["hostPath"]["path"]
                 for volume in spec.get("volumes") or ()

@@ -4,14 +4,16 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from services.webhook.admission import FORBIDDEN, Decision, Policy, decide
+from services.webhook.patches import add_gate
 from services.webhook.pods import PodSeen, Source, read_pod
 from services.webhook.reviewing import answered, is_new_pod, request_of
 from shared.model.errors import RequestError
 from shared.model.events import BudgetChanged
-from shared.model.names import Namespace
+from shared.model.names import BUDGET_GATE, Namespace
 from shared.runtime.clock import Clock
 from shared.runtime.service import handles, loops
 
@@ -104,6 +106,16 @@ class Webhook:
                 "and denies new GPU pods until it is refilled; `leasehold budget` shows when"
             )
             return Decision(allowed=False, message=text, code=FORBIDDEN)
+        if decision.allowed and decision.asks and budget is not None and budget.new_pods == "queue":
+            text = (
+                f"namespace {namespace} has used up its GPU time: the pod waits at its scheduling "
+                f"gate {BUDGET_GATE} until the budget is refilled; `leasehold budget` shows when"
+            )
+            return replace(
+                decision,
+                patches=(*decision.patches, *add_gate(pod, BUDGET_GATE)),
+                warnings=(*decision.warnings, text),
+            )
         return decision
 
     async def _known_keys(self, pod: PodSeen) -> dict[Source, frozenset[str]]:

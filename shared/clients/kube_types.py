@@ -146,6 +146,12 @@ class Container(Struct, frozen=True, rename="camel", gc=False):
     security_context: SecurityContext | None = None
 
 
+class SchedulingGate(Struct, frozen=True):
+    """What keeps a pod from being scheduled until it is taken away."""
+
+    name: str = ""
+
+
 class PodSpec(Struct, frozen=True, rename="camel", gc=False):
     """What the pod asks for."""
 
@@ -160,7 +166,7 @@ class PodSpec(Struct, frozen=True, rename="camel", gc=False):
     init_containers: tuple[Container, ...] = ()
     overhead: Quantities = {}
     topology_spread_constraints: tuple[dict[str, object], ...] = ()
-    scheduling_gates: tuple[dict[str, object], ...] = ()
+    scheduling_gates: tuple[SchedulingGate, ...] = ()
     host_network: bool = False
     volumes: tuple[Volume, ...] = ()
 

@@ -78,8 +78,8 @@ class Accounts:
                 for name in sorted({*by_cores, *by_mib})
             },
             rights={
-                Namespace(name): Right(share=int(share), has_budget=not is_out)
-                for name, is_out, share in rights
+                Namespace(name): Right(share=int(share), has_budget=not is_out, starts=not is_held)
+                for name, is_out, share, is_held in rights
             },
         )
 

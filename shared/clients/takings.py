@@ -99,10 +99,12 @@ class Takings:
     async def note_standing(self, told: BudgetChanged) -> None:
         """Remember how a namespace's budget stands, unless something newer is known.
 
-        It decides also which namespace's turn comes first among those whose pods wait.
+        It decides also which namespace's turn comes first among those whose pods wait, and
+        whether its new pods may start at all.
         """
         is_out = told.lease_class != LeaseClass.GUARANTEED
-        row = ("stand", told.namespace, told.at, _text(told), is_out, told.share)
+        is_held = told.new_pods != "admit"
+        row = ("stand", told.namespace, told.at, _text(told), is_out, told.share, is_held)
         await self._connection.run("takings", *row, state="any")
 
     async def _run(self, *args: object) -> Any:

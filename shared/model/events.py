@@ -60,6 +60,27 @@ class PodRejected(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PodGated(Event):
+    """A pod of ours is held by `BUDGET_GATE` until its namespace has budget again."""
+
+    subject: ClassVar[str] = "pod.gated.v1"
+    delivery: ClassVar[Delivery] = Delivery.WORK
+
+    pod: PodUid
+    namespace: Namespace
+    name: str
+    resource_version: str
+    priority: int = 0
+    created_at: float = 0.0
+    offer: int = 0
+    """Numbers tellings of the same state."""
+
+    @property
+    def event_id(self) -> str:
+        return f"{self.pod}:{self.resource_version}:gated:{self.offer}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PodGone(Event):
     """A pod was deleted, or reached a phase in which its containers no longer run."""
 

@@ -9,5 +9,7 @@ DeviceUuid = NewType("DeviceUuid", str)
 """NVML's UUID of a physical GPU, `GPU-…`: the only key a device has (indices move)."""
 
 OWN_SCHEDULER = "leasehold"
+BUDGET_GATE = "leasehold.dev/budget"
+"""Scheduling gate of pods whose namespace's budget is exhausted and queues new pods."""
 SCHEDULERS = (OWN_SCHEDULER, "volcano", "koord-scheduler", "hami-scheduler")
 """`spec.schedulerName` of pods that are ours unless the operator says otherwise."""

@@ -39,6 +39,8 @@ class Right:
 
     share: int = 1
     has_budget: bool = True
+    starts: bool = True
+    """New pods of it may start; else its budget keeps them waiting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,6 +27,7 @@ from shared.model.events import (
     PlacementChosen,
     PlacementRefused,
     PodBound,
+    PodGated,
     PodGone,
     PodQueued,
     PodRejected,
@@ -158,6 +159,7 @@ BOUND = BoundPod(pod=POD, namespace=NS, name="train", node=NODE, lease="{}")
 SAMPLES: tuple[Event, ...] = (
     PodQueued(**WHO, resource_version="5", request=REQUEST, trace=TRACE, created_at=1.5, offer=4),
     PodRejected(**WHO, resource_version="5", reason="cores 101", trace=TRACE),
+    PodGated(**WHO, resource_version="5", priority=7, created_at=1.5, offer=4),
     PodGone(**WHO, node=NODE, phase="Failed", trace=TRACE),
     NodeChanged(facts=FACTS, gone=True, seen_at=1.25),
     PodsListed(listing="l1", piece=0, pieces=1, pods=(BOUND,), listed_at=2.5),

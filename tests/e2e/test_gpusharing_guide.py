@@ -6,7 +6,9 @@ is counted.
 
 import asyncio
 import json
+import struct
 import tempfile
+import time
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -32,27 +34,40 @@ QUICKLY = {
     "LEASEHOLD_RECLAIM_NOTICE_S": "1",
     "LEASEHOLD_RECLAIM_MIN_RUNTIME_S": "1",
     "LEASEHOLD_TICK_S": "0.5",
+    "LEASEHOLD_MODEL_FACTORS": "A10=20",
 }
+ZONES: list[Path] = []
+"""Where the running stack looks for time zones first."""
 CORE, MEMORY = "tencent.com/vcuda-core", "tencent.com/vcuda-memory"
 
 
-def budget(namespace: str, minutes: float) -> dict[str, Any]:
+def budget(namespace: str, minutes: int, **spec: Any) -> dict[str, Any]:
     return {
         "apiVersion": "leasehold.dev/v1alpha1",
         "kind": "GPUBudget",
         "metadata": {"name": namespace},
-        "spec": {"limitGPUMinutes": minutes, "hysteresisGPUMinutes": 1},
+        "spec": {"limitGPUMinutes": minutes, "hysteresisGPUMinutes": 1, **spec},
     }
+
+
+def write_zone(directory: Path, name: str, hour_begins_at: int) -> None:
+    """Write a time zone (TZif, RFC 9636) in which an hour begins at this instant."""
+    offset_s = -hour_begins_at % 3600
+    counts = struct.pack(">6l", 0, 0, 0, 0, 1, 4)
+    file = directory / name
+    file.write_bytes(b"TZif" + bytes(16) + counts + struct.pack(">lBB", offset_s, 0, 0) + b"TST\0")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def up() -> AsyncIterator[Stack]:
-    """One node with two cards; team-a may use one GPU for three seconds."""
+    """One node with two cards, of which one may be used for three seconds for each GPU-minute."""
     with tempfile.TemporaryDirectory() as directory:
+        ZONES.append(Path(directory))
         file = Path(directory) / "budgets.yaml"
-        file.write_text(yaml.safe_dump_all([budget("team-a", 0.05), budget("team-b", 10_000)]))
+        file.write_text(yaml.safe_dump_all([budget("team-a", 1), budget("team-b", 200_000)]))
+        env = {**QUICKLY, "PYTHONTZPATH": directory}
         options = ("--nodes", "1", "--gpus", "2xA10", "--budgets", str(file))
-        async with stack(*options, webhook=True, env=QUICKLY) as started:
+        async with stack(*options, webhook=True, env=env) as started:
             await node_shows(started, "node-0", {CORE: 200})
             yield started
 
@@ -160,7 +175,7 @@ async def test_gpusharing_the_guides_story(up: Stack) -> None:
     events = await kubectl(up, "-n", "team-a", "get", "events", "-ojson")
     assert any("reclaim" in event["reason"].lower() for event in json.loads(events)["items"])
 
-    granted = await up.leasehold("budget", "grant", "team-a", "30", "--reason", "deadline")
+    granted = await up.leasehold("budget", "grant", "team-a", "600", "--reason", "deadline")
     assert granted.code == 0, granted.err
     await until_state(up, "team-a", "ok")
     await create(up, "team-a", "again", cards(1))
@@ -168,6 +183,68 @@ async def test_gpusharing_the_guides_story(up: Stack) -> None:
 
     await up.audit()
     await remove(up, "team-a", "again")
+    await remove(up, "team-b", "waiting")
+
+
+async def until_gated(up: Stack, where: str, name: str, *, before: int) -> bool:
+    """Return whether the pod waits at its gate; False if it does not before an instant."""
+    while time.time() < before:
+        for condition in (await pod(up, where, name)).get("status", {}).get("conditions", ()):
+            if condition.get("reason") == "SchedulingGated":
+                return True
+        await asyncio.sleep(0.2)
+    return False
+
+
+async def gated_before_the_next_window(up: Stack, where: str, window_s: int) -> bool:
+    """Use up a budget, lose the devices to another namespace, and come again too early."""
+    boundary = int(time.time()) + window_s
+    write_zone(ZONES[-1], where, boundary)
+    policy = {"type": "fixed", "window": "hour", "timeZone": where}
+    spec = budget(where, 1, policy=policy, onExhausted="queue")
+    await namespace(up, where)
+    await kubectl(up, "apply", "-f", "-", stdin=yaml.safe_dump(spec))
+    async with asyncio.timeout(30):
+        while (await up.leasehold("budget", where)).code:
+            await asyncio.sleep(0.2)
+
+    await create(up, where, "training", cards(2))
+    await until_runs(up, where, "training")
+    await until_state(up, where, "exhausted")
+    await create(up, "team-b", "waiting", cards(1))
+    await until_runs(up, "team-b", "waiting")
+    assert await pod(up, where, "training") == {}
+
+    await create(up, where, "again", cards(1))
+    return await until_gated(up, where, "again", before=boundary)
+
+
+async def test_gpusharing_the_next_window_restores_what_a_spent_budget_queued(up: Stack) -> None:
+    if (await up.kubectl("get", "namespace", "team-b")).code:
+        await namespace(up, "team-b")
+    await kubectl(up, "apply", "-f", str(BASE / "crds" / "gpubudgets.yaml"))
+    for attempt, window_s in enumerate((25, 60, 120)):
+        where = f"team-w{attempt}"
+        if await gated_before_the_next_window(up, where, window_s):
+            break
+        await remove(up, "team-b", "waiting")
+        await remove(up, where, "again")
+    else:
+        raise AssertionError("this machine is too slow to use up a budget within a window")
+
+    shown = await kubectl(up, "-n", where, "get", "pods")
+    events = json.loads(await kubectl(up, "-n", where, "get", "events", "-ojson"))["items"]
+    explained = await up.leasehold("explain", "again", "-n", where)
+    await until_runs(up, where, "again")
+
+    assert "SchedulingGated" in shown
+    assert "BudgetQueued" in {event["reason"] for event in events}
+    assert f"waits until namespace {where} has GPU time again" in explained.out
+    found = await pod(up, where, "again")
+    assert not found["spec"].get("schedulingGates")
+    assert (await budget_of(up, where))["state"] == "ok"
+    await up.audit()
+    await remove(up, where, "again")
     await remove(up, "team-b", "waiting")
 
 

@@ -15,6 +15,7 @@ from services.binder.assembly import assemble
 from services.binder.metrics import PrometheusTally
 from services.binder.service import Binder
 from shared.clients.bus import Bus
+from shared.clients.gates import Gates
 from shared.clients.kube import Kube
 from shared.clients.kubeconfig import load_credentials
 from shared.clients.leases import RedisLeases
@@ -145,10 +146,12 @@ async def staged() -> AsyncIterator[Stage]:
             Bus.connect(nats.url, name="test") as bus,
             RedisLeases.connect(valkey.url) as ledger,
             LedgerStaging.connect(valkey.url) as staging,
+            Gates.connect(valkey.url) as gates,
         ):
             binder = assemble(
                 ledger=ledger,
                 staging=staging,
+                gates=gates,
                 pods=ApiPods(kube),
                 bus=bus,
                 agents=BusAgents(bus),

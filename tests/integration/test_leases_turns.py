@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from shared.clients.leases import RedisLeases
 from shared.clients.takings import Takings
-from shared.model.events import BudgetChanged, PodQueued
+from shared.model.events import BudgetChanged, PlacementChosen, PlacementRefused, PodQueued
 from shared.model.lease import Lease
 from shared.model.ledger import Full, Reservation, Reserved
 from shared.model.names import Namespace, PodUid
@@ -53,7 +53,13 @@ async def let_wait(leases: RedisLeases, *events: PodQueued) -> None:
 
 
 async def tell(
-    leases: RedisLeases, namespace: Namespace, *, share: int = 1, out: bool = False, at: float = 1.0
+    leases: RedisLeases,
+    namespace: Namespace,
+    *,
+    share: int = 1,
+    out: bool = False,
+    at: float = 1.0,
+    new_pods: str = "admit",
 ) -> None:
     """Say how a namespace's budget stands."""
     standing = BudgetChanged(
@@ -61,6 +67,7 @@ async def tell(
         state="exhausted" if out else "ok",
         previous="ok",
         lease_class="reclaimable" if out else "guaranteed",
+        new_pods=new_pods,
         share=share,
         at=at,
     )
@@ -206,52 +213,6 @@ async def test_a_rebuilt_ledger_counts_and_weighs_as_before(url: str) -> None:
         assert after.rights == before.rights == {A: Right(share=3)}
 
 
-async def test_a_ledger_of_a_version_that_did_not_count_is_counted(
-    url: str, server: ValkeyServer
-) -> None:
-    async with ledger(url, {"a": 2}) as leases:
-        await reserve(leases, *(held(f"full-{n}", A, n // 4) for n in range(8)))
-        await let_wait(leases, waits("a-old", A, -100), waits("b-new", B), waits("b-newer", B, 1))
-        before = await leases.turns()
-        await make_old(server, leases._connection.prefix)
-        await leases.release([PodUid("full-0")], reason="test")
-        assert (await leases.turns()).taken != before.taken
-
-        [event] = (await leases.offers(now=NOW + 60, spare=0)).pods
-        await reserve(leases, held(event.pod, B, 0), now=NOW + 60)
-        await leases.release([PodUid("full-1"), PodUid("full-2")], reason="test")
-        more = await leases.offers(now=NOW + 60, spare=0)
-
-        assert event.pod == "b-new"
-        assert [pod.pod for pod in more.pods] == ["b-newer", "a-old"]
-        assert (await leases.turns()).taken[A] == Taken(memory_mib=5 * 4_000)
-        assert await keys(server, f"{leases._connection.prefix}group:*") == 0
-
-
-async def make_old(server: ValkeyServer, prefix: str) -> None:
-    """Have waiting pods and sums as a version without turns left them."""
-    script = """
-local P, call = ARGV[1], redis.call
-local waiting = call('HGETALL', P .. 'waiting')
-for i = 1, #waiting, 2 do
-  local record = cmsgpack.unpack(waiting[i + 1])
-  record[8] = nil
-  call('HSET', P .. 'waiting', waiting[i], cmsgpack.pack(record))
-  call('ZADD', P .. 'group:' .. record[1], 0, record[2] .. '|' .. waiting[i])
-end
-for _, kind in ipairs({'queue:', 'line:', 'lined:', 'taken-', 'sizes', 'rights'}) do
-  for _, key in ipairs(call('KEYS', P .. kind .. '*')) do call('DEL', key) end
-end
-call('HDEL', P .. 'ledger', 'counted', 'relined', 'total-cores', 'total-mib')
-"""
-    await server.command("EVAL", script, "0", prefix)
-
-
-async def keys(server: ValkeyServer, pattern: str) -> int:
-    count = await server.command("EVAL", "return #redis.call('KEYS', ARGV[1])", "0", pattern)
-    return int(count[1:])
-
-
 POOL = [Namespace(name) for name in ("n-1", "n-2", "n-3")]
 PODS = st.lists(
     st.tuples(st.sampled_from(POOL), st.integers(0, 2), st.integers(0, 50)), min_size=1, max_size=12
@@ -340,3 +301,33 @@ async def test_gpusharing_34_endless_demand_with_shares_2_to_1_converges_to_2_to
         use.memory_mib for use in used.values()
     )
     assert msgspec.to_builtins(taken[B])["memory_mib"] == 8 * 4_000
+
+
+@pytest.mark.parametrize("new_pods", ["queue", "deny"])
+async def test_a_budget_that_keeps_new_pods_waiting_does_so_whoever_admitted_them(
+    url: str, new_pods: str
+) -> None:
+    async with ledger(url, {"a": 2}) as leases, placers(leases, 2) as (one, other):
+        asked = request(gpu(memory=4_000), resources={"cpu": 1, "pods": 1})
+        pods = [pod_queued(f"p-{n}", asked, namespace=A) for n in range(20)]
+        await tell(leases, A, out=True, new_pods=new_pods)
+
+        refused = await one.place_pods(pods)
+        free = await other.place_pods([pod_queued("free", asked, namespace=B)])
+        before = await leases.offers(now=NOW, spare=0)
+        await tell(leases, A, at=2.0)
+        offered: list[str] = []
+        async with asyncio.timeout(20):
+            while not (found := await leases.offers(now=NOW, spare=0)).settled:
+                offered += [event.pod for event in found.pods]
+                await other.place_pods(found.pods)
+        live = [lease async for page in leases.load_all() for lease in page]
+
+    assert len(refused) == len(pods)
+    assert all(isinstance(each, PlacementRefused) for each in refused)
+    assert "has used up its GPU time" in refused[0].refusal.reason  # type: ignore[union-attr]
+    assert "leasehold budget team-a" in refused[0].refusal.hint  # type: ignore[union-attr]
+    assert isinstance(free[0], PlacementChosen)
+    assert before.pods == ()
+    assert sorted(offered)[:7] == sorted(lease.pod for lease in live if lease.namespace == A)
+    assert len(live) == 8

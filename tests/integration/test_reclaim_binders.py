@@ -16,6 +16,7 @@ from services.binder.reclaim_pods import ApiVictims
 from services.binder.reclaim_rules import Rules
 from services.binder.reclaiming import Reclaimer
 from shared.clients.bus import Bus
+from shared.clients.gates import Gates
 from shared.clients.leases_staging import LedgerStaging
 from shared.placing.naive import fit_on_node
 from shared.runtime.clock import SystemClock
@@ -59,10 +60,12 @@ async def binder(at: Scene, nats: str, redis: str) -> AsyncIterator[None]:
     async with (
         Bus.connect(nats, name="binder") as bus,
         LedgerStaging.connect(redis, prefix=at.ledger._connection.prefix) as staging,
+        Gates.connect(redis, ledger=at.ledger._connection.prefix) as gates,
     ):
         made = assemble(
             ledger=at.ledger,
             staging=staging,
+            gates=gates,
             pods=ApiPods(at.kube),
             bus=bus,
             agents=BusAgents(bus),

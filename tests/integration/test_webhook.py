@@ -26,7 +26,7 @@ from shared.clients.kube import Kube
 from shared.clients.kubeconfig import load_credentials
 from shared.model.errors import UnavailableError
 from shared.model.events import BudgetChanged
-from shared.model.names import Namespace
+from shared.model.names import BUDGET_GATE, Namespace
 from shared.runtime.clock import SystemClock
 from tests.support.apiserver import ApiUnderTest, api_server
 
@@ -148,17 +148,50 @@ async def test_variables_from_a_config_map_are_seen(tmp_path: Path) -> None:
     assert "config map bad sets LD_PRELOAD" in answers["bad"][1]["message"]
 
 
-async def test_a_spent_budget_denies_new_gpu_pods_where_it_says_so(tmp_path: Path) -> None:
-    def told(new_pods: str, state: str = "exhausted") -> BudgetChanged:
-        return BudgetChanged(
-            namespace=Namespace("default"),
-            state=state,
-            previous=state,
-            lease_class="reclaimable",
-            new_pods=new_pods,
-            at=datetime.now(UTC).timestamp(),
+def told(new_pods: str, state: str = "exhausted") -> BudgetChanged:
+    return BudgetChanged(
+        namespace=Namespace("default"),
+        state=state,
+        previous=state,
+        lease_class="reclaimable",
+        new_pods=new_pods,
+        at=datetime.now(UTC).timestamp(),
+    )
+
+
+async def test_a_spent_budget_that_queues_gives_new_gpu_pods_a_scheduling_gate(
+    tmp_path: Path,
+) -> None:
+    own = [{"name": "example.com/own"}]
+    async with cluster() as (api, kube, client), replica(api, kube, tmp_path) as one:
+        await one.webhook.note_budgets([told("queue")])
+        made = {
+            name: (await created(client, each))[1]["spec"].get("schedulingGates")
+            for name, each in {
+                "alone": pod("alone", VGPU),
+                "beside": pod("beside", VGPU, schedulingGates=own),
+                "already": pod("already", VGPU, schedulingGates=[{"name": BUDGET_GATE}]),
+                "plain": pod("plain"),
+                "foreign": pod("foreign", VGPU, schedulerName="another"),
+            }.items()
+        }
+        await one.webhook.note_budgets([told("admit")])
+        made["later"] = (await created(client, pod("later", VGPU)))[1]["spec"].get(
+            "schedulingGates"
         )
 
+    ours = {"name": BUDGET_GATE}
+    assert made == {
+        "alone": [ours],
+        "beside": [*own, ours],
+        "already": [ours],
+        "plain": None,
+        "foreign": None,
+        "later": None,
+    }
+
+
+async def test_a_spent_budget_denies_new_gpu_pods_where_it_says_so(tmp_path: Path) -> None:
     async with cluster() as (api, kube, client), replica(api, kube, tmp_path) as one:
         await one.webhook.note_budgets([told("deny")])
         denied, said = await created(client, pod("one", VGPU))

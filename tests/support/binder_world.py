@@ -13,7 +13,14 @@ from services.binder.explaining import ConditionSeen
 from services.binder.service import Binder
 from shared.model.errors import ConflictError, LeaseholdError, RequestError, UnavailableError
 from shared.model.event import Event
-from shared.model.events import BoundPod, BudgetChanged, PlacementChosen, PodQueued, PodsListed
+from shared.model.events import (
+    BoundPod,
+    BudgetChanged,
+    PlacementChosen,
+    PodGated,
+    PodQueued,
+    PodsListed,
+)
 from shared.model.lease import Lease, LeaseState, Share, StaleLeaseError
 from shared.model.ledger import Offers
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
@@ -238,6 +245,9 @@ class FakePods:
             raise UnavailableError("no answer")
         return self.seen.get(name)
 
+    async def open_gate(self, namespace: str, name: str, uid: str, gate: str) -> bool:
+        return True
+
     async def read_condition(self, namespace: str, name: str) -> ConditionSeen | None:
         if self.away:
             raise UnavailableError("no answer")
@@ -320,6 +330,25 @@ class FakeTally(Counter[str]):
         self[what] += by
 
 
+class FakeGates:
+    """Nobody waits at a gate but who was told of."""
+
+    def __init__(self) -> None:
+        self.held: list[PodGated] = []
+
+    async def put(self, pods: Sequence[PodGated]) -> None:
+        self.held += pods
+
+    async def drop(self, namespace: Namespace, pods: Sequence[PodUid]) -> None:
+        self.held = [pod for pod in self.held if pod.pod not in pods]
+
+    async def namespaces(self) -> Mapping[Namespace, BudgetChanged | None]:
+        return {}
+
+    async def pods(self, namespace: Namespace) -> Sequence[PodGated]:
+        return self.held
+
+
 class World:
     """A binder among stand-ins."""
 
@@ -329,10 +358,12 @@ class World:
         self.pods = FakePods()
         self.bus = FakeBus()
         self.agents = FakeAgents()
+        self.gates = FakeGates()
         self.tally = FakeTally()
         self.binder: Binder = assemble(
             ledger=self.ledger,
             staging=self.ledger,
+            gates=self.gates,
             pods=self.pods,
             bus=self.bus,
             agents=self.agents,

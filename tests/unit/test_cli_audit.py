@@ -262,7 +262,7 @@ def test_a_waiting_pod_without_lease_verdict_or_condition_is_unexplained() -> No
     silent = list(unexplained(facts(account(), pods=(waits,)), ours))
     told = replace(waits, said="0/2 nodes are available")
     foreign = replace(waits, scheduler="default-scheduler")
-    gated = replace(waits, gated=True)
+    gated = replace(waits, gates=("example.com/gate",))
 
     assert [difference.invariant for difference in silent] == ["P1"]
     assert not list(unexplained(facts(account(), pods=(told, foreign, gated)), ours))

@@ -15,7 +15,7 @@ from shared.model.device import Device, DeviceMode, DeviceUse, MigLayout, MigPro
 from shared.model.events import PodQueued
 from shared.model.lease import Lease, LeaseState, MigPlace, Share
 from shared.model.ledger import LedgerNode, NodeAccount, Waiting
-from shared.model.names import SCHEDULERS, DeviceUuid, Namespace, NodeName, PodUid
+from shared.model.names import BUDGET_GATE, SCHEDULERS, DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
 from shared.model.placement import DeviceVerdict, NodeVerdict, Refusal
 from shared.model.request import Gang, PodRequest
@@ -126,7 +126,8 @@ def test_explain_of_a_waiting_pod_names_every_device_and_the_next_thing_to_try()
         (replace(POD, scheduler="default-scheduler"), "foreign"),
         (replace(POD, phase="Succeeded"), "ended"),
         (replace(POD, said="volcano.sh/vgpu-cores must be at most 100"), "rejected"),
-        (replace(POD, gated=True), "gated"),
+        (replace(POD, gates=("example.com/gate",)), "gated"),
+        (replace(POD, gates=(BUDGET_GATE,), said="Scheduling is blocked"), "gated"),
         (POD, "unknown"),
     ],
 )

@@ -13,7 +13,7 @@ from shared.clients.kube_types import Node, Pod
 from shared.dialects.dialect import Rules
 from shared.model.device import Device
 from shared.model.errors import RequestError
-from shared.model.events import PodGone, PodQueued, PodRejected
+from shared.model.events import PodGated, PodGone, PodQueued, PodRejected
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
 from shared.model.node_events import DeviceReported
@@ -102,6 +102,33 @@ def test_a_deleted_pod_is_gone_without_a_phase() -> None:
 )
 def test_pods_that_want_nothing_from_us_are_not_queued(pod: PodSeen) -> None:
     assert Pods().see(pod, None) == []
+
+
+def test_a_pod_at_the_budgets_gate_is_told_once_and_queued_when_the_gate_is_open() -> None:
+    known, held = Pods(), replace(WAITING, gated=True, held=True, priority=3)
+
+    first = known.see(held, None)
+    again = known.see(replace(held, resource_version="7"), held)
+    reminded = known.again(9)
+    turns = [event for turn in range(TURNS) for event in known.take_turn(5, turn)]
+    opened = known.see(WAITING, held)
+
+    assert [(type(event), event.pod) for event in first] == [(PodGated, WAITING.pod)]
+    assert again == []
+    assert [type(event) for event in reminded] == [PodGated]
+    assert [type(event) for event in turns] == [PodGated]
+    assert [type(event) for event in opened] == [PodQueued]
+    assert known.held == {}
+    assert [type(event) for event in known.again(10)] == [PodQueued]
+
+
+def test_a_gated_pod_that_is_deleted_is_held_no_longer() -> None:
+    known, held = Pods(), replace(WAITING, gated=True, held=True)
+    known.see(held, None)
+
+    known.see(replace(held, deleting=True), held)
+
+    assert known.again(1) == []
 
 
 def test_only_pods_without_a_lease_occupy_their_node() -> None:

@@ -2,10 +2,9 @@
 -- all healthy devices, divided by its share. Kept up as leases come and go, so that no pod is looked at.
 --   taken-cores, taken-mib   hashes  namespace -> what its live leases take
 --   sizes     hash   node -> {cores, MiB} of its healthy devices
---   meta      total-cores, total-mib: of all of them; counted: the `seq` up to which all this was kept
---             up (a version before this was does not); relined: '0' when all lines must be written anew;
---             adopted: when everything was last counted anew
---   rights    hash   namespace -> {0: it has budget left, 1: it has not; its share}
+--   ledger    total-cores, total-mib: of all of them; relined: '0' when all lines must be written anew
+--   rights    hash   namespace -> {0: it has budget left, 1: it has not; its share; 1: its budget keeps
+--             new pods waiting}
 --   queue:NAMESPACE|GROUP    zset  order|pod, all of score 0: highest priority first, then oldest
 --   line:GROUP      zset  position|namespace, all of score 0: the queues of a group, by whose turn it is
 --   lined:NAMESPACE hash  group -> what stands in the line for it
@@ -34,7 +33,7 @@ end
 local function right_of(namespace)
   if not fair.rights[namespace] then
     local value = call('HGET', P .. 'rights', namespace)
-    fair.rights[namespace] = value and decode(value) or {0, 1}
+    fair.rights[namespace] = value and decode(value) or {0, 1, 0}
   end
   return fair.rights[namespace]
 end
@@ -90,12 +89,19 @@ function fair.reline_all()
   call('HSET', P .. 'ledger', 'relined', '1')
 end
 
-function fair.put_right(namespace, out_of_budget, share)
-  local value = pack({out_of_budget and 1 or 0, math.max(1, share)})
-  if call('HGET', P .. 'rights', namespace) == value then return end
+function fair.is_held(namespace)
+  return right_of(namespace)[3] == 1
+end
+
+-- Answers whether new pods of the namespace need wait for its budget no longer.
+function fair.put_right(namespace, is_out, share, is_held)
+  local value = pack({is_out and 1 or 0, math.max(1, share), is_held and 1 or 0})
+  if call('HGET', P .. 'rights', namespace) == value then return false end
+  local was_held = fair.is_held(namespace)
   call('HSET', P .. 'rights', namespace, value)
   fair.rights[namespace] = nil
   fair.reline_namespace(namespace)
+  return was_held and not is_held
 end
 
 -- As budgets stand, which a rebuild leaves alone (takings.lua).
@@ -103,7 +109,8 @@ function fair.read_rights()
   local found = call('HGETALL', string.gsub(P, ':$', '') .. '-reclaim:standings')
   for i = 1, #found, 2 do
     local told = parse(decode(found[i + 1])[2])
-    fair.put_right(found[i], told.lease_class ~= 'guaranteed', told.share or 1)
+    fair.put_right(found[i], told.lease_class ~= 'guaranteed', told.share or 1,
+      (told.new_pods or 'admit') ~= 'admit')
   end
 end
 
@@ -167,27 +174,5 @@ function fair.write(names)
     fair.taken[namespace], fair.added[namespace] = nil, nil
     fair.reline_namespace(namespace)
   end
-end
-
--- Count everything anew: there is a ledger that a version without any of this has written.
-function fair.adopt()
-  call('DEL', P .. 'taken-cores', P .. 'taken-mib', P .. 'sizes')
-  call('HDEL', P .. 'ledger', 'total-cores', 'total-mib')
-  fair.taken, fair.total = {}, nil
-  local cursor = '0'
-  repeat
-    local found = call('HSCAN', P .. 'leases', cursor, 'COUNT', 1000)
-    cursor = found[1]
-    for i = 1, #found[2], 2 do
-      local value = found[2][i + 1]
-      local lease = opened(value)
-      local _, _, _, _, namespace = about(lease, value)
-      fair.count(namespace, takes_of(lease, value), 1)
-    end
-  until cursor == '0'
-  local names = {}
-  for _, name in ipairs(call('HKEYS', P .. 'nodes')) do names[name] = true end
-  fair.write(names)
-  fair.read_rights()
 end
 end

@@ -68,13 +68,13 @@ local TAKES, HOLD, MAX_ARGS = 3, 8, 4000
 
 local meta =
   call('HMGET', P .. 'ledger', 'ready', 'epoch', 'seq', 'capacity', 'feed', 'floor', 'numbered', 'claims',
-    'counted', 'format')
+    'format')
 -- The number of the format of all that is stored under the prefix, but for `ledger`, which every version must be
 -- able to read. A ledger of an older format is as good as empty; one of a newer format is not touched.
 meta.format = 1
-if meta[2] and tonumber(meta[10]) ~= meta.format then
-  local formats = meta[10] .. ' ' .. meta.format
-  if tonumber(meta[10]) > meta.format then return redis.error_reply('FORMAT ' .. formats) end
+if meta[2] and tonumber(meta[9]) ~= meta.format then
+  local formats = meta[9] .. ' ' .. meta.format
+  if tonumber(meta[9]) > meta.format then return redis.error_reply('FORMAT ' .. formats) end
   if ARGV[3] ~= 'any' then return redis.error_reply('NOTREADY ' .. formats) end
   meta[1], meta[2] = false, false
 end
@@ -84,7 +84,7 @@ end
 local epoch = meta[2] or ''
 local seq, capacity = tonumber(meta[3] or 0), tonumber(meta[4] or 0)
 local feed, floor, numbered = tonumber(meta[5] or 0), tonumber(meta[6] or 0), tonumber(meta[7] or 0)
-local claimed, counted = tonumber(meta[8] or 0), tonumber(meta[9] or -1)
+local claimed = tonumber(meta[8] or 0)
 local first_seq, first_capacity = seq, capacity
 
 local caches = {nodes = {}, devices = {}, leases = {}}

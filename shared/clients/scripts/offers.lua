@@ -11,35 +11,7 @@ local MAX_NODES, MAX_PAGES, CHUNK, MAX_PASSED, ROUNDS = 32, 16, 256, 8192, 8
 local QUOTA_CHUNK, FIRST_CHUNK, LINES = 16, 16, 32
 local chosen, members, under_way, promised = {}, {}, false, {}
 
-do
-local ADOPT_S = 5
-
--- Bring what a version without lines has written into them.
-local function adopt()
-  fair.adopt()
-  local cursor = '0'
-  repeat
-    local found = call('HSCAN', P .. 'waiting', cursor, 'COUNT', 500)
-    cursor = found[1]
-    for i = 1, #found[2], 2 do
-      local record = decode(found[2][i + 1])
-      if not record[8] then
-        put_waiting(found[2][i], record[7], record[2], record[3], record[5], record[4], record[6],
-          record[1] ~= QUIET, namespace_in(record))
-      end
-    end
-  until cursor == '0'
-  call('HSET', P .. 'ledger', 'counted', seq, 'adopted', now)
-end
-
-local kept_up = call('HMGET', P .. 'ledger', 'relined', 'adopted')
-if counted ~= seq and now >= tonumber(kept_up[2] or 0) + ADOPT_S then
-  adopt()
-  fair.reline_all()
-elseif kept_up[1] == '0' then
-  fair.reline_all()
-end
-end
+if call('HGET', P .. 'ledger', 'relined') == '0' then fair.reline_all() end
 
 local function choose(member, position)
   if not chosen[member] then

@@ -27,11 +27,6 @@ local function records_of(pods)
   return found
 end
 
--- A version without lines did not write the namespace by itself.
-local function namespace_in(record)
-  return record[8] or parse(record[5])[1].namespace
-end
-
 local function leave_waiting(pods)
   if #pods == 0 or call('EXISTS', P .. 'waiting') == 0 then return end
   local found, left = records_of(pods), {}
@@ -45,13 +40,8 @@ local function leave_waiting(pods)
       if gang ~= '' then call('ZREM', P .. 'mustering', gang .. '|' .. member) end
       if group ~= QUIET then
         call('ZREM', P .. 'verdicts', member)
-        if namespace then
-          call('ZREM', fair.queue(namespace, group), member)
-          left[namespace .. '|' .. group] = {namespace, group}
-        else
-          -- Written by a version without lines.
-          call('ZREM', P .. 'group:' .. group, member)
-        end
+        call('ZREM', fair.queue(namespace, group), member)
+        left[namespace .. '|' .. group] = {namespace, group}
         if call('HINCRBY', P .. 'groups', group, -1) <= 0 then
           call('HDEL', P .. 'groups', group)
         end

@@ -26,7 +26,7 @@ call('DEL', quota.rules_key)
 for _, row in ipairs(A[2]) do call('HSET', quota.rules_key, row[1], row[2]) end
 if meta[1] == '1' then
   quota.recount()
-  capacity, feed = capacity + 1, feed + 1
+  raise_capacity('quotas')
   for _, group in ipairs(call('HKEYS', P .. 'groups')) do
     local namespace = string.match(group, '^q:([^|]*)')
     if namespace then
@@ -35,8 +35,5 @@ if meta[1] == '1' then
     end
   end
   call('HSET', P .. 'quota-freed', '*', capacity)
-  call('HSET', P .. 'ledger', 'capacity', capacity, 'feed', feed)
-  call('XADD', P .. 'feed', 'MAXLEN', '~', ARGV[4], string.format('%.0f-0', feed),
-    'e', epoch, 'c', capacity, 'w', 'quotas', 'n', '', 'd', '')
 end
 return pack(true)

@@ -29,7 +29,6 @@ wipe()
 local start = math.floor(now * 1000)
 call('SET', P .. 'meta', 'see ' .. P .. 'ledger, format ' .. meta.format)
 call('HSET', P .. 'ledger', 'format', meta.format, 'epoch', token, 'until', now + lock_s,
-  'seq', math.max(seq, start), 'counted', math.max(seq, start),
-  'capacity', math.max(capacity, start), 'feed', math.max(feed, start),
+  'seq', math.max(seq, start), 'capacity', math.max(capacity, start), 'feed', math.max(feed, start),
   'floor', math.max(floor, start))
 return pack(true)

@@ -119,6 +119,11 @@ local function reserve(pod, rank, first, last)
   local from, to = bounds[first - 1], bounds[first]
   local _, tags, text, _, gang, namespace = pieces(joined, 5, from + 1)
   local resources, reasons = resources_in(text), nil
+  if fair.is_held(namespace) then
+    reasons = {'budget'}
+    reasons.quotas = {{'budget', '', 0, 0, 0, '', {}}}
+    return reasons
+  end
   for p = first, last do
     local name, uuid, memory, cores, slotted, slots, company, why, grants
     local excess, rows

@@ -5,7 +5,8 @@
 --   'close', id, version read, pod whose claim ends ('': none)         the same
 --   'read', milliseconds from which on lines are told                  answers takings {id, version,
 --                                     text, whether its claim is there}, lines, standings
---   'stand', namespace, at, text, whether it has no budget left, share keep the newest
+--   'stand', namespace, at, text, whether it has no budget left, share, keep the newest
+--                     whether its new pods wait
 --   'lead', who, milliseconds                                          whether they lead now
 -- Keys beside the ledger's, which a rebuild leaves alone:
 --   takings    hash    id -> {version, text}
@@ -89,11 +90,15 @@ local function read(since)
   return {takings, lines, standings}
 end
 
-local function stand(namespace, at, text, is_out, share)
+local function stand(namespace, at, text, is_out, share, is_held)
   local known = call('HGET', B .. 'standings', namespace)
   if not known or decode(known)[1] <= at then
     call('HSET', B .. 'standings', namespace, pack({at, text}))
-    if meta[1] == '1' then fair.put_right(namespace, is_out, share) end
+    if meta[1] == '1' and fair.put_right(namespace, is_out, share, is_held) then
+      raise_capacity('budget')
+      call('HSET', P .. 'quota-freed', namespace, capacity)
+      quota.offer(namespace, MAX_ARGS)
+    end
   end
   return true
 end
@@ -115,5 +120,5 @@ if what == 'save' then
 end
 if what == 'close' then return pack(close(A[2], A[3], A[4])) end
 if what == 'read' then return pack(read(A[2])) end
-if what == 'stand' then return pack(stand(A[2], A[3], A[4], A[5], A[6])) end
+if what == 'stand' then return pack(stand(A[2], A[3], A[4], A[5], A[6], A[7])) end
 return pack(lead(A[2], A[3]))

@@ -18,8 +18,7 @@ if A[1] == 'forget' then
     local pod = first and string.match(first, '([^|]*)$')
     if pod then
       local record = decode(call('HGET', P .. 'waiting', pod))
-      put_waiting(pod, record[7], record[2], verdict, record[5], record[4], gang, true,
-        namespace_in(record))
+      put_waiting(pod, record[7], record[2], verdict, record[5], record[4], gang, true, record[8])
     end
   end
   return pack({{}, {}})

@@ -91,9 +91,17 @@ function flush(cause)
   if seq ~= first_seq or capacity ~= first_capacity then
     call('HSET', P .. 'ledger', 'seq', seq, 'capacity', capacity, 'feed', feed, 'floor', floor,
       'numbered', numbered)
-    if counted == first_seq then call('HSET', P .. 'ledger', 'counted', seq) end
   end
   fair.write(inventories)
   if quota.on then quota.write() end
 end
+end
+
+-- Nothing was freed, but pods may be placed that could not: mirrors hear of it, so that no verdict of
+-- before counts as one of after.
+local function raise_capacity(cause)
+  capacity, feed = capacity + 1, feed + 1
+  call('HSET', P .. 'ledger', 'capacity', capacity, 'feed', feed)
+  call('XADD', P .. 'feed', 'MAXLEN', '~', ARGV[4], string.format('%.0f-0', feed),
+    'e', epoch, 'c', capacity, 'w', cause, 'n', '', 'd', '')
 end

@@ -1,0 +1,70 @@
+"""Pods that wait at their budget's scheduling gate, as binders share them in Redis or Valkey.
+
+A copy of what the API server knows, so that none has to be looked for when a budget is refilled:
+the watcher tells of each again and again. All methods raise UnavailableError when the server does
+not answer.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+
+from shared.clients.leases_connection import LedgerConnection
+from shared.model.events import BudgetChanged, PodGated
+from shared.model.names import Namespace, PodUid
+
+_encode = msgspec.json.Encoder().encode
+_gated_of = msgspec.json.Decoder(PodGated).decode
+_standing_of = msgspec.json.Decoder(BudgetChanged).decode
+
+
+class Gates:
+    """What binders share about gated pods."""
+
+    def __init__(self, connection: LedgerConnection) -> None:
+        self._connection = connection
+
+    @classmethod
+    @asynccontextmanager
+    async def connect(
+        cls,
+        url: str,
+        *,
+        ledger: str = "lh:",
+        credentials: Path | None = None,
+        timeout_s: float = 5.0,
+    ) -> AsyncIterator[Self]:
+        """Open the store beside the ledger with the prefix `ledger`; connects when used."""
+        connection = LedgerConnection(
+            url, prefix=ledger, credentials=credentials, timeout_s=timeout_s, feed_length=10_000
+        )
+        try:
+            yield cls(connection)
+        finally:
+            await connection.close()
+
+    async def put(self, pods: Sequence[PodGated]) -> None:
+        """Remember pods; one that is there already is written anew."""
+        rows = [(pod.namespace, pod.pod, _encode(pod).decode()) for pod in pods]
+        await self._run("put", rows)
+
+    async def drop(self, namespace: Namespace, pods: Sequence[PodUid]) -> None:
+        """Forget pods of a namespace."""
+        await self._run("drop", namespace, pods)
+
+    async def namespaces(self) -> dict[Namespace, BudgetChanged | None]:
+        """Return the namespaces with gated pods, and how their budgets stand if that is known."""
+        return {
+            Namespace(name): _standing_of(text) if text else None
+            for name, text in await self._run("namespaces")
+        }
+
+    async def pods(self, namespace: Namespace) -> list[PodGated]:
+        """Return the gated pods of a namespace, in no order."""
+        return [_gated_of(text) for text in await self._run("pods", namespace)]
+
+    async def _run(self, *args: object) -> Any:
+        return await self._connection.run("gates", *args, state="any")
