@@ -34,7 +34,7 @@ async def bind(settings: BinderSettings) -> None:
             credentials=settings.nats_credentials,
             copies=settings.nats_copies,
         ) as bus,
-        RedisLeases.connect(redis_url, credentials=login) as ledger,
+        RedisLeases.connect(redis_url, credentials=login, is_witness=True) as ledger,
         LedgerStaging.connect(redis_url, credentials=login) as staging,
         Takings.connect(redis_url, credentials=login) as takings,
         Gates.connect(redis_url, credentials=login) as gates,

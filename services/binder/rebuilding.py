@@ -147,7 +147,7 @@ class Rebuild:
         token = await self.ledger.begin_rebuild(now=self.clock.now(), lock_s=LOCK_S)
         if token is None:
             return None
-        logger.warning("the ledger is empty: placing waits until it is rebuilt")
+        logger.warning("the ledger is empty or has lost writes: placing waits until it is rebuilt")
         recovery = recover(await self._collect(token))
         misfits = await self.ledger.restore(
             recovery.leases, now=self.clock.now(), token=token, lock_s=LOCK_S

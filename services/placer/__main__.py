@@ -29,7 +29,9 @@ class PlacerSettings(ServiceSettings):
 async def place(settings: PlacerSettings) -> None:
     """Build the placer from real parts and serve it until told to stop."""
     async with (
-        RedisLeases.connect(settings.redis_url, credentials=settings.redis_credentials) as ledger,
+        RedisLeases.connect(
+            settings.redis_url, credentials=settings.redis_credentials, is_witness=True
+        ) as ledger,
         Bus.connect(
             settings.nats_url,
             name="placer",

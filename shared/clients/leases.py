@@ -24,11 +24,12 @@ the server does not answer or refuses to write, and while the ledger is not read
 
 Versions, fences and the capacity number only rise, also across a rebuild, which starts them at the
 present in milliseconds: above whatever was handed out before. A version is never used twice, so
-that a lease of an earlier life of the same pod is always recognised as stale.
+that a lease of an earlier life of the same pod is always recognised as stale, and a server that
+lost writes it had answered (a replica that was behind took over) is recognised by its versions.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Self
@@ -61,6 +62,7 @@ from shared.model.ledger import (
     LedgerChange,
     Outcome,
     Reservation,
+    Reserved,
     Snapshot,
     Withheld,
 )
@@ -89,10 +91,12 @@ class RedisLeases(WaitingPods, Accounts):
         credentials: Path | None = None,
         timeout_s: float = 5.0,
         feed_length: int = 10_000,
+        is_witness: bool = False,
     ) -> AsyncIterator[Self]:
         """Open the ledger at `url` (`redis://`, `rediss://`, `unix://`); connects when used.
 
-        The feed keeps about `feed_length` script calls.
+        The feed keeps about `feed_length` script calls. A witness, who must be allowed to write,
+        closes a ledger that has lost what it told him before, so that it is rebuilt.
         """
         connection = LedgerConnection(
             url,
@@ -100,6 +104,7 @@ class RedisLeases(WaitingPods, Accounts):
             credentials=credentials,
             timeout_s=timeout_s,
             feed_length=feed_length,
+            is_witness=is_witness,
         )
         try:
             yield cls(connection)
@@ -151,7 +156,9 @@ class RedisLeases(WaitingPods, Accounts):
             "reserve", now, expires_at, pods, counts, bounds, _needs(together), ranks, tail=pieces
         )
         numbers, following = iter(unpacked(packed)), iter(others)
-        return [_outcome(reservation, numbers, following, now, expires_at) for reservation in group]
+        outcomes = [_outcome(each, numbers, following, now, expires_at) for each in group]
+        self._hear(outcome.lease for outcome in outcomes if isinstance(outcome, Reserved))
+        return outcomes
 
     async def bind(self, leases: Sequence[Lease]) -> list[Lease | StaleLeaseError]:
         """Commit reservations to their nodes; from here only a release ends them.
@@ -174,6 +181,7 @@ class RedisLeases(WaitingPods, Accounts):
                     bound.append(
                         StaleLeaseError(lease.pod, read=lease.version, stored=stored or None)
                     )
+        self._hear(lease for lease in bound if isinstance(lease, Lease))
         return bound
 
     async def activate(self, pods: Sequence[PodUid]) -> list[Lease | None]:
@@ -186,6 +194,7 @@ class RedisLeases(WaitingPods, Accounts):
             active += [
                 lease_of(next(following)) if stored == -1 else None for stored in unpacked(packed)
             ]
+        self._hear(lease for lease in active if lease)
         return active
 
     async def release(
@@ -201,6 +210,7 @@ class RedisLeases(WaitingPods, Accounts):
                 "finish", "released", group, version if version is not None else False, reason
             )
             ended += map(lease_of, values)
+        self._hear(ended)
         return ended
 
     async def expire(self, now: float) -> list[Lease]:
@@ -255,7 +265,7 @@ class RedisLeases(WaitingPods, Accounts):
 
     async def capacity(self) -> int:
         """Return the capacity number: it rises whenever something is freed or added."""
-        _, capacity = await self._connection.run("peek")
+        _, capacity, _ = await self._connection.run("peek")
         return int(capacity)
 
     async def snapshot(self) -> Snapshot:
@@ -291,17 +301,24 @@ class RedisLeases(WaitingPods, Accounts):
                     raise FeedLostError(position, f"it begins at {entry}")
                 at = entry
                 heard.append(change_of(f"{epoch}:{at}", fields))
+            self._connection.hear(
+                max((use.version for change in heard for use in change.used.values()), default=0)
+            )
             yield heard
 
     async def epoch(self) -> str | None:
         """Return the name of the ledger's present life, or None while it is not ready."""
         try:
-            epoch, _ = await self._connection.run("peek")
+            epoch, _, version = await self._connection.run("peek")
         except UnavailableError as error:
             if "being rebuilt" in str(error):
                 return None
             raise
+        self._connection.hear(version)
         return str(epoch)
+
+    def _hear(self, leases: Iterable[Lease]) -> None:
+        self._connection.hear(max((lease.version for lease in leases), default=0))
 
     async def begin_rebuild(
         self, *, now: float, lock_s: float = 60.0, force: bool = False

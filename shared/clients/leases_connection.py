@@ -67,10 +67,13 @@ class LedgerConnection:
         timeout_s: float,
         feed_length: int,
         credentials: Path | None = None,
+        is_witness: bool = False,
     ) -> None:
         self.prefix = prefix
         self.timeout_s = timeout_s
         self.feed_length = feed_length
+        self.is_witness = is_witness
+        self._heard = 0
         self._redis = redis.asyncio.Redis.from_url(
             url,
             protocol=2,
@@ -88,6 +91,11 @@ class LedgerConnection:
         """Close all connections."""
         await self._redis.aclose()
 
+    def hear(self, version: int) -> None:
+        """Remember what the server has answered: one that knows less later has lost writes."""
+        if version > self._heard and self.is_witness:
+            self._heard = version
+
     async def run(self, script: str, *args: object, state: str = "ready", tail: bytes = b"") -> Any:
         """Run a script and return its answer, as `run_raw` does, but unpacked."""
         return unpacked(await self.run_raw(script, *args, state=state, tail=tail))
@@ -102,7 +110,8 @@ class LedgerConnection:
         the server does not answer or refuses to write.
         """
         sha, source = self._script(script)
-        sent = (0, self.prefix, msgspec.msgpack.encode(args), state, self.feed_length, tail)
+        packed = msgspec.msgpack.encode(args)
+        sent = (0, self.prefix, packed, state, self.feed_length, tail, self._heard)
         try:
             async with asyncio.timeout(self.timeout_s):
                 try:
@@ -142,7 +151,7 @@ class LedgerConnection:
                 "the server's users, both of which `leasehold doors --out DIR` writes"
             )
         if isinstance(error, ResponseError):
-            if said.startswith(("NOTREADY", "FORMAT")):
+            if said.startswith(("NOTREADY", "FORMAT", "LOSTWRITES")):
                 return UnavailableError(f"the ledger at {self._where} {_not_ours(said)}")
             if said.startswith("STALETOKEN"):
                 return ConflictError("another rebuild of the ledger has begun since")
@@ -157,6 +166,12 @@ class LedgerConnection:
 def _not_ours(said: str) -> str:
     """Say why a ledger is not served: the scripts' word for it, its format and theirs."""
     word, *formats = said.split()
+    if word == "LOSTWRITES":
+        return (
+            f"has lost writes, {formats[0]} versions of what it answered before (a server that was "
+            "behind took over, or an older file was loaded): it is closed, and being rebuilt by a "
+            "binder"
+        )
     if word == "FORMAT":
         stored, ours = formats
         return (

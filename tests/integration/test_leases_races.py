@@ -229,3 +229,79 @@ async def test_leases_survive_the_kill_of_a_durable_server() -> None:
             assert await leases.epoch() == epoch
             assert len(before) == 8
             assert before[0].shares[0].device in {uuid("a", 0), uuid("a", 1)}
+
+
+async def restart_with_an_older_file(server: ValkeyServer) -> None:
+    server.kill()
+    server.start()
+    await server.ready()
+
+
+@pytest.mark.parametrize("saw", ["reserve", "bind", "release", "feed", "epoch"])
+async def test_who_knows_more_than_a_server_closes_the_ledger(saw: str) -> None:
+    """A replica that was behind takes over, or a file is loaded that lacks the last second."""
+    with valkey_server() as server:
+        await server.ready()
+        async with ledger(server.url) as writer:
+            prefix = writer._connection.prefix
+            [old, ended] = await reserve(writer, wish("old", share("a")), wish("e", share("a")))
+            async with RedisLeases.connect(server.url, prefix=prefix, is_witness=True) as witness:
+                position = (await witness.snapshot()).position
+                assert await server.command("SAVE") == b"+OK\r\n"
+                match saw:
+                    case "reserve":
+                        await reserve(witness, wish("p", share("a")))
+                    case "bind":
+                        await witness.bind([old])
+                    case "release":
+                        await witness.release([ended.pod], reason="its pod is gone")
+                    case _:
+                        await reserve(writer, wish("p", share("a")))
+                        heard = anext(witness.changes(position))
+                        await (heard if saw == "feed" else witness.epoch())
+                await restart_with_an_older_file(server)
+
+                with pytest.raises(UnavailableError, match=r"has lost writes, [12] versions"):
+                    await witness.capacity()
+                with pytest.raises(UnavailableError, match="being rebuilt"):
+                    await witness.capacity()
+                token = await witness.begin_rebuild(now=NOW + 9)
+                assert token is not None
+                assert await witness.finish_rebuild(token)
+                assert await witness.epoch() == token
+
+
+async def test_who_only_reads_leaves_a_ledger_open_that_lost_writes() -> None:
+    with valkey_server() as server:
+        await server.ready()
+        async with ledger(server.url) as writer:
+            prefix = writer._connection.prefix
+            async with RedisLeases.connect(server.url, prefix=prefix) as reader:
+                await server.command("SAVE")
+                await reserve(writer, wish("p", share("a")))
+                assert await reader.epoch() is not None
+                await restart_with_an_older_file(server)
+
+                assert await reader.epoch() is not None
+                assert await writer.epoch() is None
+                assert await reader.epoch() is None
+
+
+async def test_versions_go_on_rising_after_lost_writes_whatever_the_clock_says() -> None:
+    with valkey_server() as server:
+        await server.ready()
+        async with ledger(server.url) as leases:
+            await server.command("SAVE")
+            [lost] = await reserve(leases, wish("p", share("a")))
+            await restart_with_an_older_file(server)
+
+            assert await leases.epoch() is None
+            token = await leases.begin_rebuild(now=NOW - 3600)
+            assert token is not None
+            assert await leases.finish_rebuild(token)
+
+            assert await leases.epoch() == token
+            await leases.save_node(facts("a"))
+            await leases.save_devices(report("a", [device("a", 0)]))
+            [later] = await reserve(leases, wish("p", share("a")))
+            assert later.version > lost.version

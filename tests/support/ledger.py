@@ -105,9 +105,11 @@ def verdict(event: PodQueued, capacity: int) -> Waiting:
 async def ledger(
     url: str, nodes: Mapping[str, int] | None = None, *, feed_length: int = 10_000
 ) -> AsyncIterator[RedisLeases]:
-    """Open a ledger of its own, ready, with so many devices per node."""
+    """Open a ledger of its own, ready, with so many devices per node, as a witness."""
     prefix = f"t{next(_prefixes)}:"
-    async with RedisLeases.connect(url, prefix=prefix, feed_length=feed_length) as leases:
+    async with RedisLeases.connect(
+        url, prefix=prefix, feed_length=feed_length, is_witness=True
+    ) as leases:
         token = await leases.begin_rebuild(now=NOW)
         assert token is not None
         for name, devices in (nodes if nodes is not None else {"a": 2}).items():

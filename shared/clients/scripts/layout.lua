@@ -5,7 +5,8 @@
 -- Keys are computed, all under one prefix: a single server or one with replicas, no cluster.
 -- ARGV[1] prefix, ARGV[2] arguments (MessagePack array), ARGV[3] the state the ledger must be in
 -- ('ready', 'open': ready or being rebuilt, 'any'), ARGV[4] the feed's length, ARGV[5] what is
--- stored as it comes (joined).
+-- stored as it comes (joined), ARGV[6] the highest version that the caller has heard of: where this
+-- server has none so high, it has lost what it once answered, and the ledger is closed.
 --
 --   ledger        hash   format, epoch, ready, seq (versions), capacity, feed (last entry), floor (fences),
 --                        numbered (nodes), grown (capacity number at which the inventory last became
@@ -83,6 +84,10 @@ if ARGV[3] ~= 'any' and (not meta[2] or (ARGV[3] == 'ready' and meta[1] ~= '1'))
 end
 local epoch = meta[2] or ''
 local seq, capacity = tonumber(meta[3] or 0), tonumber(meta[4] or 0)
+if meta[1] == '1' and tonumber(ARGV[6]) > seq then
+  call('HSET', P .. 'ledger', 'ready', 0, 'seq', ARGV[6])
+  return redis.error_reply('LOSTWRITES ' .. string.format('%.0f', tonumber(ARGV[6]) - seq))
+end
 local feed, floor, numbered = tonumber(meta[5] or 0), tonumber(meta[6] or 0), tonumber(meta[7] or 0)
 local claimed = tonumber(meta[8] or 0)
 local first_seq, first_capacity = seq, capacity

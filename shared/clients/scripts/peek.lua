@@ -1,2 +1,2 @@
--- Answers the epoch and the capacity number.
-return pack({epoch, capacity})
+-- Answers the epoch, the capacity number and the highest version.
+return pack({epoch, capacity, seq})
