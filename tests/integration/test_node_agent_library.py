@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from shared.model.device import Isolation
 from shared.model.lease import LeaseState
 from tests.support.kubelet import eventually, pod
 from tests.support.node_agent import NUMBER, Site, share, site
@@ -71,3 +72,5 @@ async def test_a_source_that_is_no_library_isolates_nothing_and_no_container_sta
 
         assert "libvgpu.so is not there" in at.message("one")
         assert not agent.host.isolates
+        (report, *_) = await eventually(lambda: at.reported)
+        assert {device.isolation for device in report.devices} == {Isolation.UNHELD}

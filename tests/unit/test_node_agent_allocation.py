@@ -12,10 +12,11 @@ from services.node_agent.allocation import Fence, Node, grant, prefer, refusal_t
 from services.node_agent.identity import Candidate, KubeletContainer, KubeletPod
 from shared.dialects.dialect import ContainerSetup, Paths, ServedId
 from shared.dialects.reserved import is_reserved, reserved_among
-from shared.model.device import Device
+from shared.model.device import Device, Isolation
 from shared.model.errors import RequestError
 from shared.model.lease import Lease, LeaseState, Share
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
+from shared.model.request import Company
 
 NUMBER = "volcano.sh/vgpu-number"
 MEMORY = "volcano.sh/gpu-memory"
@@ -112,6 +113,23 @@ def test_35_a_container_gets_the_variables_and_mounts_of_its_lease() -> None:
         "/tmp/vgpulock",
         "/etc/ld.so.preload",
     ]
+
+
+@pytest.mark.parametrize(("company", "given"), [(Company.ORDINARY, False), (Company.ALONE, True)])
+def test_a_strict_node_gives_no_part_of_a_device_whatever_was_leased(
+    company: Company, given: bool
+) -> None:
+    strict = {
+        uuid: replace(card, isolation=Isolation.STRICT) for uuid, card in NODE_FACTS.devices.items()
+    }
+    ask: dict[str, Any] = {"resource": NUMBER, "device_ids": [f"{A}-2"], "honoured": {}}
+    node, held = replace(NODE_FACTS, devices=strict), lease(share(company=company))
+
+    if given:
+        assert grant(held, candidate(), node, **ask).environment["NVIDIA_VISIBLE_DEVICES"] == A
+    else:
+        with pytest.raises(RequestError, match="isolation of this node is strict"):
+            grant(held, candidate(), node, **ask)
 
 
 def test_08_gpushare_gets_three_variables_in_mib_whatever_the_factor() -> None:

@@ -1,0 +1,59 @@
+"""A container writes itself a higher limit: it is put back, told, and the pod evicted for it."""
+
+import asyncio
+import json
+import struct
+from pathlib import Path
+
+from services.node_agent.region import Region, RegionPlace
+from services.node_agent.region_layouts import V1_2
+from services.node_agent.region_reading import read_region
+from shared.clients.kube_errors import NotFoundError
+from tests.support.stack import PODS, Stack, gpu_pod, running, stack, vgpu
+
+MIB = 1 << 20
+STRICT = {
+    "LEASEHOLD_EVICT_VIOLATORS": "GpuLimitTampered",
+    "LEASEHOLD_RECLAIM_NOTICE_S": "1",
+}
+
+
+def limit_of(region: Path) -> int:
+    found = read_region(RegionPlace(directory=str(region.parent), name=region.name))
+    assert isinstance(found, Region)
+    return found.memory_limits[0]
+
+
+async def until_gone(up: Stack, name: str) -> None:
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                await up.kube.read(f"{PODS}/{name}")
+            except NotFoundError:
+                return
+            await asyncio.sleep(0.1)
+
+
+async def test_who_raises_its_own_limit_is_evicted_and_its_neighbour_stays() -> None:
+    async with stack("--nodes", "1", "--gpus", "1xT4", env=STRICT) as up:
+        for name in ("good", "bad"):
+            await up.create(gpu_pod(name, vgpu(memory=2000)))
+        pods = {name: await up.until(name, running) for name in ("good", "bad")}
+        uid = pods["bad"]["metadata"]["uid"]
+        (region,) = up.root.glob(f"agents/*/containers/{uid}_*/*.cache")
+        with region.open("r+b") as file:
+            file.seek(V1_2.memory_limits)
+            file.write(struct.pack("<Q", 16_000 * MIB))
+        async with asyncio.timeout(30):
+            while limit_of(region) != 2000 * MIB:
+                await asyncio.sleep(0.1)
+        await until_gone(up, "bad")
+        events = json.loads(await up.kube.read("/api/v1/namespaces/default/events"))["items"]
+        journal = (await up.leasehold("reclaim")).out
+        good = json.loads(await up.kube.read(f"{PODS}/good"))
+
+    reasons = {one["reason"] for one in events if one["involvedObject"]["uid"] == uid}
+    assert {"GpuLimitTampered", "GPUViolationEvict"} <= reasons
+    assert "default/bad" in journal
+    assert "violation" in journal
+    assert "deletionTimestamp" not in good["metadata"]
