@@ -164,8 +164,8 @@ def library_loads(path: str, why: str) -> Finding:
     if not why:
         return ok(f"{path} loads, as far as it can without the driver's own libraries")
     return fail(
-        f"{path} does not load: {why}",
-        "ldd FILE names what it lacks; install a build for this node's libc",
+        f"{path} is of no use: {why}",
+        "ldd FILE names what it lacks; install HAMi-core of 2.8.2 or newer for this node's libc",
     )
 
 

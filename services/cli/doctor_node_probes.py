@@ -17,7 +17,7 @@ from services.node_agent.device_lists import BY_CDI
 from services.node_agent.inventory import Gpu, Shown, shown_by
 from services.node_agent.isolation import ELF_HEAD
 from services.node_agent.kubelet_pod_resources import KubeletPodResources
-from services.node_agent.library import why_unloadable
+from services.node_agent.library import why_unusable
 from services.node_agent.settings import AgentSettings
 from services.node_agent.usage_cgroups import origin_of
 from shared.clients.kube import Kube
@@ -166,7 +166,7 @@ class NodeProbes:
         path = self.settings.library
         if not path.is_file():
             raise SkipError(f"{path} is not there")
-        return judge.library_loads(str(path), await why_unloadable(path))
+        return judge.library_loads(str(path), await why_unusable(path))
 
     async def checkpoint(self) -> Finding:
         """Compare the agent's checkpoint with leases."""

@@ -11,6 +11,7 @@ from pathlib import PurePosixPath
 
 from services.node_agent.device_lists import NOTHING
 from services.node_agent.region import RegionPlace
+from services.node_agent.region_layouts import LAYOUTS, V1_2
 from shared.dialects.dialect import ContainerSetup, Paths
 from shared.model.names import PodUid
 
@@ -81,6 +82,24 @@ def deserted(directories: Iterable[str], keep: Iterable[PodUid]) -> list[str]:
         for directory in directories
         if (pod := owner_of(directory)) is not None and pod not in kept
     ]
+
+
+def keeps_other_regions(library: bytes) -> str:
+    """Say which regions a library keeps, if not those that are made for containers; or nothing.
+
+    No version is written in it that could be read without a GPU; but it gives its file the size of
+    its layout, which stands in its code as a number. One in which no known size is found (another
+    processor writes numbers in pieces) is believed.
+    """
+    sizes = {layout.size: layout.name for layout in LAYOUTS}
+    found = [size for size in sizes if struct.pack("<I", size) in library]
+    if not found or V1_2.size in found:
+        return ""
+    return (
+        f"it keeps regions of layout {sizes[found[0]]} ({found[0]} bytes), and limits are set in "
+        f"those of {V1_2.size} bytes, where it would find none: install HAMi-core of HAMi 2.8.2 "
+        "or newer"
+    )
 
 
 def is_loadable(head: bytes, machine: str) -> bool:

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Collection
 from pathlib import Path
 
-from services.node_agent.isolation import ELF_HEAD, is_loadable
+from services.node_agent.isolation import ELF_HEAD, is_loadable, keeps_other_regions
 from shared.model.errors import UnavailableError
 
 NAME = "libvgpu.so"
@@ -89,6 +89,14 @@ def digest_of(path: Path) -> str:
     """Return the name of a file's content."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:32]
+
+
+async def why_unusable(path: Path) -> str:
+    """Return why the library cannot hold containers to their limits, or nothing."""
+    why = await why_unloadable(path)
+    if why:
+        return f"it does not load: {why}"
+    return await asyncio.to_thread(lambda: keeps_other_regions(path.read_bytes()))
 
 
 async def why_unloadable(path: Path) -> str:

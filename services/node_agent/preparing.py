@@ -17,7 +17,7 @@ from services.node_agent.isolation import (
     is_loadable,
     needed_for,
 )
-from services.node_agent.library import retire, why_unloadable
+from services.node_agent.library import retire, why_unusable
 from services.node_agent.region_image import place_of, seed_of
 from services.node_agent.region_seeding import seed_region
 from shared.dialects.dialect import ContainerSetup
@@ -70,9 +70,9 @@ class HostPreparing:
         path = Path(self.layout.library)
         mark = await asyncio.to_thread(_mark_of, path)
         if self._tried is None or self._tried[0] != mark:
-            why = await why_unloadable(path)
+            why = await why_unusable(path)
             if why:
-                logger.warning("%s does not load, nothing can be limited: %s", path, why)
+                logger.warning("%s is of no use, nothing can be limited: %s", path, why)
             self._tried = (mark, why)
         return not self._tried[1]
 
@@ -111,7 +111,7 @@ class HostPreparing:
         needed = needed_for(setup, place)
         library = str(self.layout.library)
         if library in needed.files and self._tried is not None and self._tried[1]:
-            raise UnavailableError(f"{library} does not load: {self._tried[1]}")
+            raise UnavailableError(f"{library} is of no use: {self._tried[1]}")
         for file in needed.files:
             if not Path(file).is_file():
                 raise UnavailableError(

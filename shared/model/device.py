@@ -269,6 +269,6 @@ def _isolation_reasons(request: GpuRequest, device: Device) -> Iterator[tuple[bo
     yield (
         not is_open(request, device),
         "GpuNotIsolated",
-        "HAMi-core's library cannot be loaded on its node, so that nothing would hold the share "
-        "to its limits",
+        "HAMi-core's library is not there or of no use on its node, so that nothing would hold the "
+        "share to its limits",
     )

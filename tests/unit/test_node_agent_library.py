@@ -2,6 +2,7 @@
 
 import mmap
 import os
+import platform
 import subprocess
 import time
 from pathlib import Path, PurePosixPath
@@ -17,8 +18,11 @@ from services.node_agent.library import (
     install,
     retire,
     why_unloadable,
+    why_unusable,
 )
 from services.node_agent.preparing import HostPreparing
+from services.node_agent.region_layouts import LAYOUTS, V1_2
+from services.node_agent.region_layouts import Layout as RegionLayout
 from shared.dialects.dialect import ContainerSetup, Mount
 from shared.model.errors import UnavailableError
 
@@ -153,5 +157,28 @@ async def test_a_container_does_not_start_on_a_library_that_does_not_load(tmp_pa
     isolates = await preparing.isolates()
 
     assert not isolates
-    with pytest.raises(UnavailableError, match="does not load"):
+    with pytest.raises(UnavailableError, match="is of no use: it does not load"):
         await preparing.prepare(setup)
+
+
+KEEPS = "#include <unistd.h>\nint keep(int fd) {{ return ftruncate(fd, {size}); }}"
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="others write numbers in pieces")
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: str(layout.name))
+async def test_a_library_that_keeps_other_regions_is_of_no_use(
+    tmp_path: Path, layout: RegionLayout
+) -> None:
+    library = built(tmp_path / NAME, KEEPS.format(size=layout.size))
+
+    why = await why_unusable(library)
+
+    if layout.size == V1_2.size:
+        assert why == ""
+    else:
+        assert f"layout {layout.name} ({layout.size} bytes)" in why
+        assert "HAMi 2.8.2 or newer" in why
+
+
+async def test_a_library_of_which_nothing_is_known_is_believed(source: Path) -> None:
+    assert await why_unusable(source) == ""
