@@ -2,6 +2,7 @@
 
 A kubelet refuses a pod for good if it comes to a node whose agent is being replaced. Held back, its
 reservation goes on when the agent is there again, or ends in time and the pod is placed elsewhere.
+An agent that is there lets pods through in turn, a few ahead of its kubelet.
 """
 
 import asyncio
@@ -21,6 +22,8 @@ AWAY_S = 0.5
 """So long an agent that did not answer is not asked again: a batch is not to wait each time."""
 AWAY_MOST_S = 4.0
 """And so long if it never answers."""
+FIRST_S = 5.0
+"""So long a node of which no agent was ever heard is asked: both may have just started again."""
 NONE_S = 10.0
 """So long a node that never had an agent of ours is not asked again."""
 ASKING_MAX = 64
@@ -34,10 +37,21 @@ class Agents(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Why a pod must wait."""
+
+    reason: str
+    soon: bool = False
+    """It comes next: ask again in a moment."""
+
+
 @dataclass(slots=True)
 class Known:
     """What is known of one node's agent."""
 
+    first_at: float
+    """When it was first asked."""
     heard: bool = False
     """It has answered before: there is one."""
     until: float = 0.0
@@ -56,32 +70,40 @@ class Presence:
         self._known: dict[NodeName, Known] = {}
         self._gate = asyncio.Semaphore(ASKING_MAX)
 
-    async def held_back(self, leases: Sequence[Lease]) -> dict[PodUid, str]:
-        """Return the pods that must not be bound now, each with the reason.
+    async def held_back(self, leases: Sequence[Lease]) -> dict[PodUid, Held]:
+        """Return the pods that must not be bound now.
 
-        A node whose agent was never heard (another device plugin's, say) holds nobody back.
+        A node whose agent is never heard (another device plugin's, say) holds nobody back after
+        the first seconds.
         """
         by_node: dict[NodeName, list[Lease]] = {}
         for lease in leases:
             by_node.setdefault(lease.node, []).append(lease)
         answers = await asyncio.gather(*(self._ask(*each) for each in by_node.items()))
-        return {pod: reason for held in answers for pod, reason in held.items()}
+        return {pod: why for held in answers for pod, why in held.items()}
 
-    async def _ask(self, node: NodeName, leases: Sequence[Lease]) -> dict[PodUid, str]:
-        known = self._known.setdefault(node, Known())
+    async def _ask(self, node: NodeName, leases: Sequence[Lease]) -> dict[PodUid, Held]:
+        known = self._known.setdefault(node, Known(first_at=self.clock.now()))
         if self.clock.now() < known.until:
-            return dict.fromkeys((lease.pod for lease in leases), known.away) if known.away else {}
+            return _away(leases, known)
         try:
             async with self._gate:
                 told = await self.agents.may_bind(node, leases)
         except UnavailableError as error:
             self._miss(known, f"the agent of node {node} does not answer: {error}")
-            return dict.fromkeys((lease.pod for lease in leases), known.away) if known.away else {}
+            return _away(leases, known)
         known.heard, known.away, known.pause_s = True, "", AWAY_S
         known.until = self.clock.now() + TRUSTED_S if told.free else 0.0
-        return dict.fromkeys(told.held, told.reason)
+        return dict.fromkeys(told.held, Held(told.reason, soon=told.soon))
 
     def _miss(self, known: Known, reason: str) -> None:
-        known.until = self.clock.now() + (known.pause_s if known.heard else NONE_S)
-        known.pause_s = min(2 * known.pause_s, AWAY_MOST_S)
-        known.away = reason if known.heard else ""
+        now = self.clock.now()
+        there = known.heard or now < known.first_at + FIRST_S
+        known.until = now + (known.pause_s if there else NONE_S)
+        if known.heard:
+            known.pause_s = min(2 * known.pause_s, AWAY_MOST_S)
+        known.away = reason if there else ""
+
+
+def _away(leases: Sequence[Lease], known: Known) -> dict[PodUid, Held]:
+    return {lease.pod: Held(known.away) for lease in leases} if known.away else {}

@@ -57,6 +57,11 @@ from shared.runtime.service import answers, handles, loops
 
 ASK_S = 1.0
 RECLAIM_S = 0.5
+TURNS_S = 1.0
+"""So long a batch waits for the turns of its pods before it makes room for others."""
+TURN_S = 0.02
+"""A kubelet asks for a pod within a few of these; a slower one is waited for in longer steps."""
+TURN_MOST_S = 0.3
 ENDED = "the reservation had ended before it was bound"
 REBUILD_S = 0.5
 
@@ -121,43 +126,57 @@ class Binder:
 
     # Bindings
 
-    @handles(concurrency=4)
+    @handles(concurrency=16)
     async def bind_pods(
         self, events: Sequence[PlacementChosen]
     ) -> list[PodBound | BindingFailed | LeaseChanged]:
         """Commit the leases, tell their nodes, bind the pods; give back what cannot be bound.
 
         A lease that moved on is dropped: nothing is sent for it; one that has ended has failed, and
-        its pod, if it still waits, is told of again. Pods whose outcome nobody knows yet bring the
-        batch back after a pause, and so do those whose node's agent is away or asks to wait; what
-        is known by then is said at once.
+        its pod, if it still waits, is told of again. A node's pods go in turn, as its agent says,
+        for `TURNS_S` seconds. Pods whose outcome nobody knows yet bring the batch back after a
+        pause, and so do those whose node's agent is away or asks to wait; what is known by then is
+        said at once.
         """
+        left = {event.lease.pod: event for event in events}
+        unknown: list[str] = []
+        until, pause_s = self.clock.now() + TURNS_S, TURN_S
+        while True:
+            held = await self.presence.held_back([event.lease for event in left.values()])
+            said, doubts = await self._bind([e for pod, e in left.items() if pod not in held])
+            unknown += doubts
+            if not any(why.soon for why in held.values()) or self.clock.now() > until:
+                break
+            await self.bus.publish(said)
+            pause_s = TURN_S if len(held) < len(left) else min(2 * pause_s, TURN_MOST_S)
+            left = {pod: left[pod] for pod in held}
+            await self.clock.sleep(pause_s)
+        live = {lease.pod for lease in await self.ledger.load(list(held)) if lease} if held else {}
+        said += [_failed(left[pod], ENDED) for pod in held if pod not in live]
+        unknown += [why.reason for pod, why in held.items() if pod in live]
+        if unknown:
+            await self.bus.publish(said)
+            raise UnavailableError(
+                f"{len(unknown)} of {len(events)} bindings are not known yet: {unknown[0]}"
+            )
+        return said
+
+    async def _bind(
+        self, events: Sequence[PlacementChosen]
+    ) -> tuple[list[PodBound | BindingFailed | LeaseChanged], list[str]]:
+        """Bind these; return what is to be said, and why the outcome of some is not known."""
         chosen = {event.lease.pod: event for event in events}
-        held = await self.presence.held_back([event.lease for event in chosen.values()])
-        committed = await self.ledger.bind(
-            [e.lease for pod, e in chosen.items() if pod not in held]
-        )
+        committed = await self.ledger.bind([event.lease for event in events])
         leases = [lease for lease in committed if isinstance(lease, Lease)]
         late = [
             stale.pod for stale in committed if not isinstance(stale, Lease) and not stale.stored
         ]
-        live = (
-            {lease.pod for lease in await self.ledger.load(list(held)) if lease} if held else held
-        )
-        late += [pod for pod in held if pod not in live]
         await self.bus.publish([LeaseChanged(lease=lease) for lease in leases])
         traces = [chosen[lease.pod].trace or lease.trace for lease in leases]
         verdicts = await self.poster.post(list(zip(leases, traces, strict=True)))
         said = await self._say(leases, traces, verdicts)
-        said += [_failure(chosen[pod].lease, ENDED, chosen[pod].trace) for pod in late]
-        unknown = [v.reason for v in verdicts if v.outcome is Outcome.UNKNOWN]
-        unknown += [reason for pod, reason in held.items() if pod in live]
-        if unknown:
-            await self.bus.publish(said)
-            raise UnavailableError(
-                f"{len(unknown)} of {len(chosen)} bindings are not known yet: {unknown[0]}"
-            )
-        return said
+        said += [_failed(chosen[pod], ENDED) for pod in late]
+        return said, [v.reason for v in verdicts if v.outcome is Outcome.UNKNOWN]
 
     async def _say(
         self, leases: Sequence[Lease], traces: Sequence[str], verdicts: Sequence[Verdict]
@@ -379,6 +398,10 @@ class Binder:
         if ended:
             self.sweeper.freed()
         return ended
+
+
+def _failed(event: PlacementChosen, reason: str) -> BindingFailed:
+    return _failure(event.lease, reason, event.trace)
 
 
 def _failure(lease: Lease, reason: str, trace: str) -> BindingFailed:

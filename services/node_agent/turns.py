@@ -1,8 +1,11 @@
 """Which pods may be bound to this node now: none while the kubelet would refuse them for good.
 
-Where the kubelet's own list of pods cannot be read, a container is known only by what it asks for:
-then of pods that ask for the same, one is bound after the other, the next when the former is
+A kubelet asks for one pod after the other, and refuses all that it has still to ask for if its
+agent is killed. So few are let through ahead of its questions; the next when one of them is
 answered, refused or gone.
+
+Where the kubelet's own list of pods cannot be read, a container is known only by what it asks for:
+then of pods that ask for the same, one is bound after the other.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
@@ -20,7 +23,12 @@ from shared.model.questions import BindTold
 
 PERMIT_S = 10.0
 """A pod that was let through is bound within this, or does not count any more."""
+AHEAD = 2
+"""So many pods are on their way at once: one that the kubelet asks for, and the next."""
+COMING_S = 5.0
+"""A pod that was let through and not asked for within this does not hold up others any more."""
 LEAVES = "its agent is being stopped"
+BUSY = "the kubelet has still to ask for the pods before it"
 UNSETTLED = "its agent does not know yet for which pods the kubelet may ask"
 
 Signature = tuple[str, int]
@@ -106,6 +114,8 @@ class Turns:
     now: Callable[[], float]
     leaving: bool = False
     _permits: dict[PodUid, tuple[Lease, float]] = field(default_factory=dict)
+    _coming: dict[PodUid, float] = field(default_factory=dict)
+    """Until when each pod that was let through counts as on its way."""
 
     @property
     def answered(self) -> frozenset[tuple[PodUid, str]]:
@@ -137,13 +147,38 @@ class Turns:
             why = LEAVES if self.leaving else trouble or "its devices are not known yet"
             return BindTold(held=tuple(lease.pod for lease in asked), reason=why, free=False)
         if not blind:
-            return BindTold()
+            held = self._beyond(asked)
+            return BindTold(held=held, reason=BUSY if held else "", free=False, soon=True)
         if not self.leases.settled:
             held = tuple(lease.pod for lease in asked)
             return BindTold(held=held, reason=UNSETTLED, free=False)
         held = self._out_of_turn(asked, node)
         why = f"another pod that asks for the same must be served first, as {blind}" if held else ""
-        return BindTold(held=held, reason=why, free=False)
+        return BindTold(held=held, reason=why, free=False, soon=True)
+
+    def _beyond(self, asked: Sequence[Lease]) -> tuple[PodUid, ...]:
+        """Let so many through that no more than `AHEAD` are on their way; return the others."""
+        now, answered, refused = self.now(), self.answered, self.refused()
+        self._coming = {
+            pod: until
+            for pod, until in self._coming.items()
+            if now < until and pod not in refused and not self._is_over(pod, answered)
+        }
+        held = []
+        for lease in asked:
+            if lease.pod in self._coming or self._is_over(lease.pod, answered):
+                continue
+            if len(self._coming) < AHEAD:
+                self._coming[lease.pod] = now + COMING_S
+            else:
+                held.append(lease.pod)
+        return tuple(held)
+
+    def _is_over(self, pod: PodUid, answered: Set[tuple[PodUid, str]]) -> bool:
+        if pod in self.leases.ended:
+            return True
+        lease = self.leases.find(pod)
+        return lease is not None and all((pod, name) in answered for name in containers_of(lease))
 
     def _out_of_turn(self, asked: Sequence[Lease], node: Node) -> tuple[PodUid, ...]:
         busy: dict[Signature, PodUid] = {}

@@ -62,6 +62,8 @@ class BindTold(Event):
     """Why, if there are any."""
     free: bool = True
     """For a moment nothing else need be asked for: it is not the pods that matter."""
+    soon: bool = False
+    """It is a matter of moments: those held come next, once the kubelet has asked for others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -254,8 +254,9 @@ def templates() -> dict[str, str]:
 
 
 if __name__ == "__main__":
+    made = templates()
     TEMPLATES.mkdir(exist_ok=True)
     for old in TEMPLATES.glob("*.yaml"):
         old.unlink()
-    for name, text in templates().items():
+    for name, text in made.items():
         (TEMPLATES / name).write_text(text)

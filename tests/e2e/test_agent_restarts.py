@@ -1,9 +1,15 @@
-"""Agents are replaced while pods arrive, as by a rolling update: no pod is refused for good."""
+"""Agents are replaced or killed while pods arrive.
+
+Of one that is told to stop no pod is refused for good; of one that is killed, those that were on
+their way to the kubelet are, and no more.
+"""
 
 import asyncio
 import os
 import signal
+from collections import Counter
 
+from services.node_agent.turns import AHEAD
 from tests.support.stack import Stack, gpu_pod, running, stack, vgpu
 
 PODS = 50
@@ -21,6 +27,32 @@ async def test_agents_restart_during_a_burst_and_every_pod_runs() -> None:
 
         assert not left
         await up.audit()
+
+
+async def test_an_agent_that_is_killed_takes_few_pods_with_it() -> None:
+    async with stack("--nodes", "1", "--gpus", "8xA100-80GB") as up:
+        before = up.pid("agent-node-0")
+        names = [f"p{n}" for n in range(PODS)]
+        async with asyncio.TaskGroup() as tasks:
+            for name in names:
+                tasks.create_task(up.create(gpu_pod(name, vgpu(memory=1000))))
+            tasks.create_task(killed_at(up, before, bound=5))
+        async with asyncio.timeout(60):
+            while (phases := Counter(p["status"].get("phase") for p in await up.pods()))[
+                "Running"
+            ] + phases["Failed"] < PODS:
+                await asyncio.sleep(0.1)
+
+        assert pid_of(up, "agent-node-0") != before
+        assert phases["Failed"] <= AHEAD + 1, "those on their way, and one that was just answered"
+        await up.audit()
+
+
+async def killed_at(up: Stack, pid: int, *, bound: int) -> None:
+    """Kill the process when so many pods are bound."""
+    while sum(bool(pod["spec"].get("nodeName")) for pod in await up.pods()) < bound:
+        await asyncio.sleep(0.01)
+    os.kill(pid, signal.SIGKILL)
 
 
 async def arrive(up: Stack, names: list[str]) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from services.binder.agents import BusAgents
 from services.binder.api_pods import ApiPods
 from services.binder.assembly import assemble
 from services.binder.metrics import PrometheusTally
@@ -42,7 +41,7 @@ from shared.runtime.clock import SystemClock
 from shared.runtime.run import Runner
 from shared.runtime.telemetry import Tracing
 from tests.support.apiserver import ApiUnderTest, api_server
-from tests.support.binder_world import NoReclaimer
+from tests.support.binder_world import ContentAgents, NoReclaimer
 from tests.support.build import devices, facts
 from tests.support.nats import nats_server
 from tests.support.valkey import valkey_server
@@ -154,7 +153,7 @@ async def staged() -> AsyncIterator[Stage]:
                 gates=gates,
                 pods=ApiPods(kube),
                 bus=bus,
-                agents=BusAgents(bus),
+                agents=ContentAgents(bus),
                 clock=SystemClock(),
                 tally=PrometheusTally(),
                 reclaimer=lambda _: NoReclaimer(),

@@ -7,7 +7,7 @@ import pytest
 from services.node_agent.turns import LEAVES
 from shared.model.lease import Share
 from shared.model.names import NodeName
-from shared.model.questions import BindAsked, BindTold
+from shared.model.questions import BindAsked
 from tests.support.kubelet import NODE, eventually, pod
 from tests.support.node_agent import NUMBER, Site, lease_of, share, site
 from tests.support.node_binder import Binder, post, reserve
@@ -91,7 +91,7 @@ async def test_pods_are_held_back_until_the_kubelet_has_taken_the_agents_list() 
         await eventually(lambda: agent.plugins.trouble() is None)
         after = await agent.may_bind(asked)
 
-    assert before == after == BindTold()
+    assert before.held == after.held == ()
     assert without.held == (lease.pod,)
     assert "not registered with the kubelet" in without.reason
 

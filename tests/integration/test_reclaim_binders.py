@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from services.binder.agents import BusAgents
 from services.binder.api_pods import ApiPods
 from services.binder.assembly import assemble
 from services.binder.event_writer import EventWriter
@@ -22,6 +21,7 @@ from shared.placing.naive import fit_on_node
 from shared.runtime.clock import SystemClock
 from shared.runtime.run import Runner
 from shared.runtime.telemetry import Tracing
+from tests.support.binder_world import ContentAgents
 from tests.support.clock import FakeClock
 from tests.support.nats import nats_server
 from tests.support.reclaim import Scene, scene, standing
@@ -68,7 +68,7 @@ async def binder(at: Scene, nats: str, redis: str) -> AsyncIterator[None]:
             gates=gates,
             pods=ApiPods(at.kube),
             bus=bus,
-            agents=BusAgents(bus),
+            agents=ContentAgents(bus),
             clock=SystemClock(),
             tally=PrometheusTally(),
             reclaimer=reclaimer,

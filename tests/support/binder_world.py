@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from services.binder.agents import BusAgents
 from services.binder.assembly import assemble
 from services.binder.binding import PodSeen
 from services.binder.explaining import ConditionSeen
@@ -295,12 +296,10 @@ class FakeAgents:
         self.asked: list[PodUid] = []
         self.questions = 0
         self.told: dict[NodeName, BindTold] = {}
-        """What each says about pods to be bound; silent without."""
+        """What each says about pods to be bound; without, that all may be."""
 
     async def may_bind(self, node: NodeName, leases: Sequence[Lease]) -> BindTold:
-        if node not in self.told:
-            raise UnavailableError("nobody answers")
-        return self.told[node]
+        return self.told.get(node, BindTold())
 
     async def which_ended(self, node: NodeName, pods: Sequence[PodUid]) -> set[PodUid]:
         self.questions += 1
@@ -308,6 +307,13 @@ class FakeAgents:
         if not self.answers.keys() >= set(pods):
             raise UnavailableError("nobody answers")
         return {pod for pod in pods if self.answers[pod]}
+
+
+class ContentAgents(BusAgents):
+    """Agents that let every pod be bound, and otherwise answer on the bus, if they are there."""
+
+    async def may_bind(self, node: NodeName, leases: Sequence[Lease]) -> BindTold:
+        return BindTold()
 
 
 class NoReclaimer:
@@ -352,8 +358,10 @@ class FakeGates:
 class World:
     """A binder among stand-ins."""
 
-    def __init__(self, *leases: Lease, patience_s: float = 2.0) -> None:
-        self.clock = FakeClock(NOW)
+    def __init__(
+        self, *leases: Lease, patience_s: float = 2.0, clock: FakeClock | None = None
+    ) -> None:
+        self.clock = clock or FakeClock(NOW)
         self.ledger = FakeLedger(*leases)
         self.pods = FakePods()
         self.bus = FakeBus()

@@ -43,7 +43,7 @@ class Binder:
 
     async def bind(self, lease: Lease) -> None:
         while held := await self.presence.held_back([lease]):
-            self.waits.append(held[lease.pod])
+            self.waits.append(held[lease.pod].reason)
             await asyncio.sleep(WAIT_S)
         bound = self.at.ledger.grant(replace(lease, state=LeaseState.BOUND, version=2))
         if self.at.agent is not None:

@@ -78,7 +78,7 @@ def test_every_role_of_the_binder_can_be_read() -> None:
     roles = {role.method: role for role in roles_of(Binder)}
 
     assert roles["bind_pods"].hears == (PlacementChosen,)
-    assert roles["bind_pods"].concurrency == 4
+    assert roles["bind_pods"].concurrency == 16
     assert roles["explain_waiting"].says == ()
 
 

@@ -1,17 +1,19 @@
 """Pods wait while the agent of their node is away, and those of other nodes do not."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
-from services.binder.presence import AWAY_MOST_S, AWAY_S, NONE_S, TRUSTED_S, Presence
+from services.binder.presence import AWAY_MOST_S, AWAY_S, FIRST_S, NONE_S, TRUSTED_S, Presence
+from services.binder.service import TURNS_S
 from shared.model.errors import UnavailableError
 from shared.model.events import BindingFailed, PodBound
 from shared.model.lease import Lease, LeaseState
 from shared.model.names import NodeName
 from shared.model.questions import BindTold
-from tests.support.binder_world import World, chosen, lease, running
+from tests.support.binder_world import NOW, World, chosen, lease, running
 from tests.support.clock import FakeClock
 
 N1, N2 = NodeName("n1"), NodeName("n2")
@@ -39,6 +41,32 @@ async def test_a_pod_that_must_wait_is_not_committed_and_comes_back_with_the_rea
     assert any(isinstance(said, PodBound) for said in world.bus.published)
 
 
+async def test_pods_that_come_next_are_asked_for_again_in_the_same_batch() -> None:
+    clock = TurningClock()
+    world = World(lease("p1"), lease("p2"), lease("p3"), clock=clock)
+    turns = [("p2", "p3"), ("p3",), ("p3",), ()]
+    clock.each_sleep = lambda: world.agents.told.update({N1: next_in_turn(*turns.pop(0))})
+    clock.each_sleep()
+
+    async with running(world.binder.post_bindings):
+        await world.binder.bind_pods(chosen(lease("p1"), lease("p2"), lease("p3")))
+
+    assert [name for name, *_ in world.pods.posts] == ["p1", "p2", "p3"]
+    assert turns == []
+
+
+async def test_a_batch_makes_room_for_others_if_turns_take_long() -> None:
+    clock = TurningClock()
+    world = World(lease("p1"), clock=clock)
+    world.agents.told = {N1: next_in_turn("p1")}
+
+    with pytest.raises(UnavailableError, match="the kubelet is busy"):
+        await world.binder.bind_pods(chosen(lease("p1")))
+
+    assert TURNS_S < clock.slept < 2 * TURNS_S
+    assert [each.state for each in world.ledger.leases.values()] == [LeaseState.RESERVED]
+
+
 async def test_a_reservation_that_ended_while_it_waited_is_told_of_and_asked_for_no_more() -> None:
     world = World()
     world.agents.told = {N1: away("p1")}
@@ -46,6 +74,25 @@ async def test_a_reservation_that_ended_while_it_waited_is_told_of_and_asked_for
     said = await world.binder.bind_pods(chosen(lease("p1")))
 
     assert [type(event) for event in said] == [BindingFailed]
+
+
+def next_in_turn(*pods: str) -> BindTold:
+    return replace(away(*pods), reason="the kubelet is busy", soon=True)
+
+
+class TurningClock(FakeClock):
+    """Whoever sleeps finds that the time has passed, and that something has happened."""
+
+    def __init__(self) -> None:
+        super().__init__(NOW)
+        self.slept = 0.0
+        self.each_sleep: Callable[[], object] = lambda: None
+
+    async def sleep(self, duration_s: float) -> None:
+        self.slept += duration_s
+        self.advance(duration_s)
+        self.each_sleep()
+        await asyncio.sleep(0)
 
 
 class Agents:
@@ -62,16 +109,31 @@ class Agents:
         return self.there[node]
 
 
-async def test_a_node_that_never_had_an_agent_of_ours_holds_nobody_back() -> None:
+async def test_a_node_that_never_had_an_agent_of_ours_holds_nobody_back_for_long() -> None:
     agents, clock = Agents(), FakeClock()
     presence = Presence(agents, clock)
 
-    held = [await presence.held_back([lease()]) for _ in range(3)]
+    first = await presence.held_back([lease()])
+    clock.advance(FIRST_S)
+    later = [await presence.held_back([lease()]) for _ in range(3)]
     clock.advance(NONE_S)
-    held.append(await presence.held_back([lease()]))
+    later.append(await presence.held_back([lease()]))
 
-    assert held == [{}] * 4
-    assert agents.questions == 2, "it is not asked for every pod"
+    assert "does not answer" in first[lease().pod].reason, "it may have started when the binder did"
+    assert later == [{}] * 4
+    assert agents.questions == 3, "it is not asked for every pod"
+
+
+async def test_an_agent_that_starts_together_with_the_binder_is_waited_for() -> None:
+    agents, clock = Agents(), FakeClock()
+    presence = Presence(agents, clock)
+
+    held = await presence.held_back([lease()])
+    agents.there[N1] = BindTold()
+    clock.advance(AWAY_S)
+
+    assert lease().pod in held
+    assert await presence.held_back([lease()]) == {}
 
 
 async def test_an_agent_that_goes_holds_its_pods_back_until_it_is_there_again() -> None:
@@ -90,7 +152,7 @@ async def test_an_agent_that_goes_holds_its_pods_back_until_it_is_there_again() 
     agents.there[N1] = BindTold()
     clock.advance(AWAY_S)
 
-    assert "the agent of node n1 does not answer" in gone[lease().pod]
+    assert "the agent of node n1 does not answer" in gone[lease().pod].reason
     assert await presence.held_back([lease()]) == {}
 
 

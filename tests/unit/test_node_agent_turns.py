@@ -1,4 +1,4 @@
-"""Of pods that ask for the same, one at a time is let through where the kubelet lists none."""
+"""Few pods are let through at once; of those that ask for the same, one where none are listed."""
 
 from dataclasses import replace
 from pathlib import PurePosixPath
@@ -10,7 +10,7 @@ from services.node_agent.entry import Entry
 from services.node_agent.inventory import Division, Gpu, devices_of, shown_by
 from services.node_agent.isolation import Layout
 from services.node_agent.leases_known import LeasesKnown
-from services.node_agent.turns import LEAVES, PERMIT_S, Turns, containers_of, is_open
+from services.node_agent.turns import COMING_S, LEAVES, PERMIT_S, Turns, containers_of, is_open
 from shared.dialects import DIALECTS
 from shared.dialects.dialect import ContainerSetup
 from shared.model.lease import Lease, LeaseState
@@ -39,6 +39,9 @@ class Desk:
 
     def held(self, *leases: Lease) -> tuple[PodUid, ...]:
         return self.turns.tell(leases, self.node, None, blind=BLIND).held
+
+    def paced(self, *leases: Lease) -> tuple[PodUid, ...]:
+        return self.turns.tell(leases, self.node, None, blind="").held
 
     def bind(self, lease: Lease) -> Lease:
         bound = replace(lease, state=LeaseState.BOUND, version=2)
@@ -125,6 +128,52 @@ def test_a_container_of_another_pod_counts_wherever_it_stands() -> None:
 
     assert desk.held(both, single, pair) == (single.pod, pair.pod)
     assert containers_of(both) == ("a", "b")
+
+
+def test_two_are_on_their_way_and_the_next_goes_when_the_kubelet_has_asked_for_one() -> None:
+    desk = Desk()
+    pods = [reserved(uid) for uid in ("one", "two", "three", "four")]
+
+    assert desk.paced(*pods) == ("three", "four")
+    assert desk.paced(*pods[2:]) == ("three", "four"), "those before are on their way, bound or not"
+    desk.answer(desk.bind(pods[0]))
+    assert desk.paced(*pods[2:]) == ("four",)
+    desk.refused.add(pods[1].pod)
+    assert desk.paced(pods[3]) == ()
+
+
+@pytest.mark.parametrize("how", ["gone", "not asked for in time"])
+def test_who_does_not_come_holds_up_nobody(how: str) -> None:
+    desk = Desk()
+    one, two, three = (reserved(uid) for uid in ("one", "two", "three"))
+    assert desk.paced(one, two, three) == (three.pod,)
+
+    if how == "gone":
+        desk.leases.note([replace(desk.bind(one), state=LeaseState.RELEASED, version=3)])
+    else:
+        desk.time += COMING_S
+
+    assert desk.paced(three) == ()
+
+
+def test_who_was_let_through_or_answered_may_be_asked_for_again_at_any_time() -> None:
+    desk = Desk()
+    done, *others = (reserved(uid) for uid in ("done", "one", "two", "three"))
+    assert desk.paced(done) == ()
+    desk.answer(desk.bind(done))
+
+    assert desk.paced(*others) == ("three",)
+    assert desk.paced(done, *others) == ("three",)
+
+
+def test_turns_come_soon_and_an_agent_that_leaves_does_not_come_back_soon() -> None:
+    desk = Desk()
+    asked = [reserved(uid) for uid in ("one", "two", "three")]
+
+    assert desk.turns.tell(asked, desk.node, None, blind="").soon
+    assert desk.turns.tell(asked, desk.node, None, blind=BLIND).soon
+    desk.turns.leaving = True
+    assert not desk.turns.tell(asked, desk.node, None, blind="").soon
 
 
 def test_nobody_goes_before_the_nodes_leases_are_known() -> None:
