@@ -36,11 +36,12 @@ class Parts:
 
     def __init__(self, began_at: float) -> None:
         self.began_at = began_at
-        self._last: dict[tuple[str, str], tuple[PartReported, float]] = {}
+        self._last: dict[tuple[str, str, str], tuple[PartReported, float]] = {}
+        """By service, replica and node: agents of two nodes may run on one host."""
 
     def hear(self, event: PartReported, now: float) -> None:
         """Note a report; one that leaves on purpose is not missed."""
-        key = (event.service, event.instance)
+        key = (event.service, event.instance, event.node)
         if event.leaving:
             self._last.pop(key, None)
         else:
@@ -74,7 +75,7 @@ class Parts:
         if now - self.began_at < PATIENCE_S:
             return []
         running = self.running(now)
-        known = {service for service, _ in self._last}
+        known = {service for service, _, _ in self._last}
         return [
             Silent(service=name, since=self.began_at, text=f"no {name} is heard of")
             for name in NEEDED
@@ -83,7 +84,9 @@ class Parts:
 
     def _missed_replicas(self, now: float) -> list[Silent]:
         found = []
-        for (service, instance), (event, heard_at) in sorted(self._last.items()):
+        for (service, instance, _), (event, heard_at) in sorted(
+            self._last.items(), key=lambda known: known[0]
+        ):
             where = f" of {event.node}" if event.node else ""
             if _is_late(event, heard_at, now):
                 text = f"{service}{where} ({instance}) is silent"

@@ -35,3 +35,8 @@ class Event:
     def event_id(self) -> str:
         """Two events with one id are the same fact told twice; empty if telling twice is news."""
         return ""
+
+    @property
+    def waited(self) -> bool:
+        """Time has passed since what it follows from, which its spans then link to."""
+        return False

@@ -39,6 +39,10 @@ class PodQueued(Event):
     def event_id(self) -> str:
         return f"{self.pod}:{self.resource_version}:{self.offer}"
 
+    @property
+    def waited(self) -> bool:
+        return self.offer != 0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodRejected(Event):

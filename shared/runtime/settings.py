@@ -40,7 +40,9 @@ class ServiceSettings:
     trace_dir: Path | None = setting(None, "write finished spans there, one JSON object a line")
     otlp_endpoint: str = setting("", "send spans there by OTLP over gRPC, http://HOST:4317")
     trace_ratio: float = setting(1.0, "share of pods whose spans are kept, 0 to 1")
-    instance: str = setting("", "name of this replica in logs and spans; default: service and pid")
+    instance: str = setting(
+        "", "name of this replica in logs and spans; default: service, host and pid"
+    )
 
 
 S = TypeVar("S")

@@ -11,6 +11,7 @@ import hashlib
 import json
 import logging
 import os
+import platform
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -24,6 +25,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import (
+    Link,
     NonRecordingSpan,
     Span,
     SpanContext,
@@ -69,7 +71,8 @@ class Tracing:
         """Begin one span per event that concerns a pod; return the events inside their spans.
 
         The events returned carry the span's own context in `trace`, so that what is said because
-        of them becomes its child.
+        of them becomes its child. The span of an event that has waited begins anew in its trace,
+        and links to what it waited after, so that no span lasts as long as a pod waits.
         """
         if self.tracer is None:
             return list(events), []
@@ -80,7 +83,7 @@ class Tracing:
             if "k8s.pod.uid" not in facts or not hasattr(event, "trace"):
                 inside.append(event)
                 continue
-            span = self._begin(name, event.trace, facts, kind)
+            span = self._begin(name, event.trace, facts, kind, link=event.waited)
             span.set_attribute("messaging.system", "nats")
             span.set_attribute("messaging.destination.name", event.subject)
             spans.append(span)
@@ -92,17 +95,20 @@ class Tracing:
         """Begin one span below `parent`; the caller ends it."""
         return self._begin(name, parent, facts, SpanKind.INTERNAL) if self.tracer else None
 
-    def _begin(self, name: str, parent: str, facts: dict[str, str], kind: SpanKind) -> Span:
+    def _begin(
+        self, name: str, parent: str, facts: dict[str, str], kind: SpanKind, *, link: bool = False
+    ) -> Span:
         if self.tracer is None:
             raise AssertionError("spans are begun only while tracing is on")
         above = parse_traceparent(parent)
-        if above is not None:
+        if above is not None and not link:
             context = trace.set_span_in_context(NonRecordingSpan(above))
             return self.tracer.start_span(name, context, kind=kind, attributes=facts)
         token = _root_trace_id.set(int(trace_id_of(facts["k8s.pod.uid"]), 16))
         try:
             context = trace.set_span_in_context(trace.INVALID_SPAN)
-            return self.tracer.start_span(name, context, kind=kind, attributes=facts)
+            links = [Link(above)] if above is not None else []
+            return self.tracer.start_span(name, context, kind=kind, attributes=facts, links=links)
         finally:
             _root_trace_id.reset(token)
 
@@ -211,8 +217,8 @@ def _otlp_exporter(endpoint: str) -> SpanExporter:
 
 
 def instance_of(service: str, settings: ServiceSettings) -> str:
-    """Return the name of this replica."""
-    return settings.instance or f"{service}-{os.getpid()}"
+    """Return the name of this replica; in containers, where every pid is 1, the host tells."""
+    return settings.instance or f"{service}-{platform.node()}-{os.getpid()}"
 
 
 class JsonLines(logging.Formatter):
@@ -259,4 +265,5 @@ def _plain(span: ReadableSpan) -> dict[str, Any]:
         "ok": span.status.status_code is not StatusCode.ERROR,
         "text": span.status.description or "",
         "attributes": dict(span.attributes or {}),
+        "links": [f"{link.context.span_id:016x}" for link in span.links],
     }

@@ -40,6 +40,36 @@ def test_a_service_of_ours_may_do_nothing_but_its_work(name: str) -> None:
     assert service["healthcheck"]["test"][0] == "CMD"
 
 
+def test_prometheus_scrapes_every_service_of_ours_where_it_answers() -> None:
+    scraped = yaml.safe_load((ROOT / "k8s/monitoring/prometheus.yaml").read_text())
+    targets: set[str] = set()
+    for job in scraped["scrape_configs"]:
+        for found in job.get("dns_sd_configs", []):
+            targets |= {f"{name}:{found['port']}" for name in found["names"]}
+        for given in job.get("static_configs", []):
+            targets |= set(given["targets"])
+    flags = {name: dict(re.findall(r"--([\w-]+)=(\S+)", _text(name))) for name in OURS}
+    agents = [one for one in OURS if one.startswith("agent-")]
+    inside = {f"simcluster:{flags[one][flag].rpartition(':')[2]}"
+              for one in agents for flag in ("http", "monitor-http")}  # fmt: skip
+    old = f"dashboard:{flags['dashboard']['scheduler-metrics'].rpartition(':')[2]}"
+    others = {f"{name}:9100" for name in OURS if name != "simcluster" and name not in agents}
+
+    assert targets == {*inside, *others, old}
+
+
+def _text(name: str) -> str:
+    return " ".join(OURS[name]["command"])
+
+
+def test_agents_that_share_a_network_have_ports_and_names_of_their_own() -> None:
+    for flag in ("http", "monitor-http", "instance", "node", "state-dir"):
+        given = [re.findall(rf"--{flag}=(\S+)", _text(name)) for name in OURS if "agent" in name]
+
+        assert len({tuple(one) for one in given}) == len(given) == 2
+        assert all(len(one) == 1 for one in given)
+
+
 def test_other_images_are_pinned_and_come_from_a_registry_of_choice() -> None:
     others = [s["image"] for name, s in COMPOSE["services"].items() if name not in OURS]
 

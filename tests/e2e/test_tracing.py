@@ -3,7 +3,7 @@
 import asyncio
 
 from tests.support.otlp import otlp_receiver
-from tests.support.stack import gpu_pod, running, stack, vgpu
+from tests.support.stack import PODS, gpu_pod, running, stack, vgpu
 
 STEPS = (
     "watcher watch_pods",
@@ -47,3 +47,29 @@ async def test_o1_one_trace_leads_from_watch_to_allocate() -> None:
             "leasehold-binder",
             "leasehold-node-agent",
         }
+
+
+async def test_o1_a_pod_that_waited_is_one_trace_with_a_link_over_the_wait() -> None:
+    flags = ("--nodes", "1", "--gpus", "1xT4", "--placers", "1")
+    async with otlp_receiver() as spans, stack(*flags, "--otlp-endpoint", spans.url) as up:
+        await up.create(gpu_pod("before", vgpu(memory=12_000)))
+        await up.until("before", running)
+        made = await up.create(gpu_pod("waited", vgpu(memory=12_000)))
+        await up.until("waited", lambda pod: pod["status"].get("conditions"))
+        await up.kube.delete(f"{PODS}/before")
+        await up.until("waited", running)
+        trace_id = made["metadata"]["uid"].replace("-", "")
+        async with asyncio.timeout(20):
+            while not set(STEPS) <= set(spans.of(trace_id)):
+                await asyncio.sleep(0.1)
+
+        of_pod = [span for _, span in spans.received if span.trace_id.hex() == trace_id]
+        waits = next(span for span in of_pod if span.name == "placer place_pods")
+        linked = [span for span in of_pod if span.links]
+        reserve = spans.of(trace_id)["placer reserve"]
+        assert reserve.parent_span_id in {span.span_id for span in linked}
+        assert {span.name for span in linked} == {"placer place_pods"}
+        assert {span.parent_span_id for span in linked} == {b""}
+        led_to = {link.span_id for span in linked for link in span.links}
+        assert waits.span_id in led_to
+        assert all(link.trace_id.hex() == trace_id for span in linked for link in span.links)

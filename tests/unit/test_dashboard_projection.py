@@ -336,6 +336,15 @@ def test_what_is_needed_and_was_never_heard_of_is_missed_after_a_while() -> None
     assert [one.service for one in parts.silent([], PATIENCE_S)] == ["placer", "binder"]
 
 
+def test_agents_of_two_nodes_on_one_host_are_two() -> None:
+    parts = Parts(0.0)
+    all_report(parts, 20.0)
+    for node in ("n1", "n2"):
+        parts.hear(report("node-agent", "on-one-host", node=node), 20.0)
+
+    assert parts.silent([NodeName("n1"), NodeName("n2")], 21.0) == []
+
+
 def test_a_node_with_devices_and_without_an_agent_is_named() -> None:
     parts = Parts(0.0)
     all_report(parts, 20.0)
