@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 
-from shared.clients.bus import Bus
+from services.binder.presence import Silence
+from shared.clients.bus import Bus, NobodyListensError
+from shared.model.errors import UnavailableError
 from shared.model.lease import Lease
 from shared.model.names import NodeName, PodUid
 from shared.model.questions import BindAsked, BindTold, EndAsked, EndTold
@@ -29,10 +31,17 @@ class BusAgents:
         told = await self.bus.ask(question, EndTold, timeout_s=ANSWER_S)
         return {*told.more, *(pods[:1] if told.ended else ())}
 
-    async def may_bind(self, node: NodeName, leases: Sequence[Lease]) -> BindTold:
+    async def may_bind(self, node: NodeName, leases: Sequence[Lease]) -> BindTold | Silence:
         """Tell which of the pods must wait before they are bound to the node.
 
-        Raises UnavailableError if the node's agent does not answer; where there is none, at once.
+        Raises UnavailableError while NATS is away: then it is not the agent that is silent.
         """
         question = BindAsked(node=node, leases=tuple(leases))
-        return await self.bus.ask(question, BindTold, timeout_s=MAY_BIND_S)
+        try:
+            return await self.bus.ask(question, BindTold, timeout_s=MAY_BIND_S)
+        except NobodyListensError as error:
+            return Silence(str(error), listens=False)
+        except UnavailableError as error:
+            if not self.bus.connected:
+                raise
+            return Silence(str(error), listens=True)

@@ -11,6 +11,7 @@ from services.binder.event_writer import EventLog, EventWriter
 from services.binder.gating import Gatekeeper
 from services.binder.gating import Pods as GatedPods
 from services.binder.gating import Store as GateStore
+from services.binder.holding import Holder
 from services.binder.keeping import Keeper
 from services.binder.ledger import Ledger, Staging
 from services.binder.posting import CONCURRENCY, PATIENCE_S, Poster
@@ -20,6 +21,7 @@ from services.binder.presence import Presence
 from services.binder.rebuilding import Evidences, Rebuild, Restoring
 from services.binder.reconciling import Reconciler
 from services.binder.service import Binder, Publishing, TakingBack
+from services.binder.shutting import Shutting
 from services.binder.sweeping import Sweeper
 from services.binder.tally import Tally
 from shared.runtime.clock import Clock
@@ -59,17 +61,21 @@ def assemble(
     """Return a binder of these parts; what takes leases back is made with its writer of Events."""
     events = EventWriter(pods, clock, tally, per_s=events_per_s)
     poster = Poster(pods, clock, concurrency=concurrency, patience_s=patience_s)
+    presence, conditions = Presence(agents, clock), ConditionWriter(pods, clock, tally)
+    keeper = Keeper(ledger, Endings(agents, clock), tally)
     return Binder(
         ledger=ledger,
         bus=bus,
         poster=poster,
-        presence=Presence(agents, clock),
-        keeper=Keeper(ledger, Endings(agents, clock), tally),
+        presence=presence,
+        shutting=Shutting(ledger, presence),
+        holder=Holder(ledger, keeper, conditions, events, clock),
+        keeper=keeper,
         sweeper=Sweeper(ledger, clock),
         reconciler=Reconciler(ledger, staging, pods, tally),
         rebuild=Rebuild(ledger, staging, bus, clock, tally, flights=poster),
         events=events,
-        conditions=ConditionWriter(pods, clock, tally),
+        conditions=conditions,
         reclaimer=reclaimer(events),
         gatekeeper=Gatekeeper(gates, pods, events, clock),
         clock=clock,

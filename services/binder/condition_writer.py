@@ -61,7 +61,7 @@ class ConditionWriter:
             self._waiting[why.pod] = why
             return known != why.message
         if said != why.message:
-            self._add(why, max(self.clock.now(), at + EVERY_S))
+            self._add(why, max(self.clock.ticks(), at + EVERY_S))
         return said != why.message
 
     def forget(self, pod: PodUid) -> None:
@@ -88,15 +88,15 @@ class ConditionWriter:
             try:
                 await self._write(why)
             except ConflictError:
-                self._add(why, self.clock.now() + CONFLICT_PAUSE_S)
+                self._add(why, self.clock.ticks() + CONFLICT_PAUSE_S)
             except UnavailableError:
-                self._add(why, self.clock.now() + PAUSE_S)
+                self._add(why, self.clock.ticks() + PAUSE_S)
             except RequestError:
                 self.tally.count("conditions_dropped")
 
     async def _next(self) -> Explanation:
         while True:
-            now = self.clock.now()
+            now = self.clock.ticks()
             if self._due and self._due[0][0] <= now:
                 why = self._waiting.pop(heapq.heappop(self._due)[1], None)
                 if why is not None:
@@ -112,7 +112,7 @@ class ConditionWriter:
         patch = condition_patch(why, seen, self.clock.now())
         if patch is not None:
             await self.statuses.patch_status(why.namespace, why.name, patch)
-        self._said[why.pod] = (why.message, self.clock.now())
+        self._said[why.pod] = (why.message, self.clock.ticks())
         self._said.move_to_end(why.pod)
         while len(self._said) > REMEMBERED:
             self._said.popitem(last=False)

@@ -57,7 +57,7 @@ class Endings:
 
     def await_end(self, lease: Lease) -> None:
         """Ask about this lease's pod from now on; asking twice changes nothing."""
-        self._vanishing.setdefault(lease.pod, Vanishing(lease, self.clock.now()))
+        self._vanishing.setdefault(lease.pod, Vanishing(lease, self.clock.ticks()))
 
     def settle(self, pods: Sequence[PodUid]) -> None:
         """Ask no more about these: their leases have ended."""
@@ -85,10 +85,10 @@ class Endings:
             except UnavailableError:
                 return [each.lease for each in asked if self._is_silent(each)]
         for each in asked:
-            each.heard_at, each.unanswered = self.clock.now(), 0
+            each.heard_at, each.unanswered = self.clock.ticks(), 0
         return [each.lease for each in asked if each.lease.pod in ended]
 
     def _is_silent(self, vanishing: Vanishing) -> bool:
         vanishing.unanswered += 1
-        silent_s = self.clock.now() - vanishing.heard_at
+        silent_s = self.clock.ticks() - vanishing.heard_at
         return vanishing.unanswered >= SILENCES and silent_s >= self.silence_s

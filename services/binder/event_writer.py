@@ -67,7 +67,7 @@ class EventWriter:
         self.log = log
         self.clock = clock
         self.tally = tally
-        self.bucket = TokenBucket.full(per_s=per_s, burst=burst, now=clock.now())
+        self.bucket = TokenBucket.full(per_s=per_s, burst=burst, now=clock.ticks())
         self._lanes: tuple[OrderedDict[Note, _Tale], OrderedDict[Note, _Tale]] = (
             OrderedDict(),
             OrderedDict(),
@@ -81,8 +81,8 @@ class EventWriter:
         lane = self._lanes[0 if note.warning else 1]
         if once and (note in lane or note in self._counts):
             return
-        now = self.clock.now()
-        if once or self._bucket_of(note.pod, now).take(now):
+        now, ticks = self.clock.now(), self.clock.ticks()
+        if once or self._bucket_of(note.pod, ticks).take(ticks):
             self._add(note, _Tale(1, now, now))
         else:
             self.tally.count("events_dropped")
@@ -118,7 +118,7 @@ class EventWriter:
 
     async def _next(self) -> tuple[Note, _Tale]:
         while True:
-            now = self.clock.now()
+            now = self.clock.ticks()
             if not any(self._lanes):
                 self._wake.clear()
                 await self._wake.wait()

@@ -72,6 +72,16 @@ def explain(event: PlacementRefused | PodRejected) -> Explanation:
     )
 
 
+def explain_held(lease: Lease, why: str) -> Explanation:
+    """Say why a pod with a reservation is not bound yet."""
+    return Explanation(
+        pod=lease.pod,
+        namespace=lease.namespace,
+        name=lease.name,
+        message=cut(f"its share is reserved on node {lease.node}, which must wait: {why}"),
+    )
+
+
 def waiting_note(why: Explanation) -> Note:
     """Return the Event of a pod that waits."""
     return Note(

@@ -9,7 +9,7 @@ from services.binder.explaining import differences
 from services.binder.ledger import Ledger
 from services.binder.tally import Tally
 from shared.model.errors import ConflictError, UnavailableError
-from shared.model.events import LeaseChanged, NodeChanged, PodGone
+from shared.model.events import BindingFailed, LeaseChanged, NodeChanged, PodGone
 from shared.model.lease import Lease, LeaseState
 from shared.model.names import NodeName, PodUid
 from shared.model.node_events import DeviceReported, ShareActivated
@@ -145,3 +145,14 @@ class Keeper:
 def told(leases: Iterable[Lease]) -> list[LeaseChanged]:
     """Return what the nodes' agents are to hear of leases that ended."""
     return [LeaseChanged(lease=lease) for lease in leases]
+
+
+def failure(lease: Lease, reason: str, trace: str) -> BindingFailed:
+    """Return what is said of a pod that will not be bound with this lease."""
+    return BindingFailed(
+        pod=lease.pod,
+        namespace=lease.namespace,
+        name=lease.name,
+        reason=reason,
+        trace=trace,
+    )

@@ -1,6 +1,6 @@
 """What the binder needs of the ledger; `shared.clients.leases.RedisLeases` is it."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Protocol
 
 from shared.model.events import BoundPod, PodsListed
@@ -59,6 +59,10 @@ class Ledger(Protocol):
 
     async def save_quotas(self, quotas: Sequence[Quota], *, told_at: float) -> bool:
         """Make these all quotas, unless newer ones are there; tell whether that is news."""
+        ...
+
+    async def keep_shut(self, words: Mapping[NodeName, str]) -> frozenset[NodeName]:
+        """Note why nodes are shut, or (empty) that they are open; return all that are shut."""
         ...
 
     async def remove_node(self, name: NodeName) -> bool:

@@ -1,16 +1,17 @@
 """May a pod be bound to its node now? The node's agent says; one that is away holds pods back.
 
-A kubelet refuses a pod for good if it comes to a node whose agent is being replaced. Held back, its
-reservation goes on when the agent is there again, or ends in time and the pod is placed elsewhere.
-An agent that is there lets pods through in turn, a few ahead of its kubelet.
+A kubelet refuses a pod for good if it comes to a node whose agent is being replaced, and lets
+everybody wait behind it if the agent hangs. Held back, its reservation goes on when the agent is
+there again, or is given up and the pod is placed elsewhere. A node at which that lasts is shut:
+placers leave it alone until its agent answers again. An agent that is there lets pods through in
+turn, a few ahead of its kubelet.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from shared.model.errors import UnavailableError
 from shared.model.lease import Lease
 from shared.model.names import NodeName, PodUid
 from shared.model.questions import BindTold
@@ -26,24 +27,37 @@ FIRST_S = 5.0
 """So long a node of which no agent was ever heard is asked: both may have just started again."""
 NONE_S = 10.0
 """So long a node that never had an agent of ours is not asked again."""
+SILENCES = 2
+"""So many questions in a row without an answer shut the node: one may have been slow."""
 ASKING_MAX = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """A question that had no answer, and why."""
+
+    text: str
+    listens: bool
+    """Somebody is there who should have answered."""
 
 
 class Agents(Protocol):
     """The node agents, on the bus."""
 
-    async def may_bind(self, node: NodeName, leases: Sequence[Lease]) -> BindTold:
-        """Tell which of the pods must wait. Raises UnavailableError without an answer."""
+    async def may_bind(self, node: NodeName, leases: Sequence[Lease]) -> BindTold | Silence:
+        """Tell which of the pods must wait. Raises UnavailableError if nobody can be asked."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """Why a pod must wait."""
+class Wait:
+    """Why a pod is not bound yet."""
 
     reason: str
     soon: bool = False
     """It comes next: ask again in a moment."""
+    shut_s: float = 0.0
+    """So long nobody may be bound to the node; 0: others may."""
 
 
 @dataclass(slots=True)
@@ -53,57 +67,113 @@ class Known:
     first_at: float
     """When it was first asked."""
     heard: bool = False
-    """It has answered before: there is one."""
+    """There is one: it has answered, or should have."""
     until: float = 0.0
     """Until then it is not asked."""
     pause_s: float = AWAY_S
-    away: str = ""
-    """Why it had no answer; empty: it may be bound to."""
+    misses: int = 0
+    """Questions in a row that had no answer."""
+    shut: str = ""
+    """Why nobody may be bound to its node; empty: somebody may."""
+    shut_at: float = 0.0
+    """When it came to be so."""
+    answers: bool = False
+    """It has said, since others were told that the node is shut, that it is not."""
 
 
 class Presence:
-    """Which agents answered a moment ago."""
+    """Which agents answered a moment ago, and which nodes are shut."""
 
     def __init__(self, agents: Agents, clock: Clock) -> None:
         self.agents = agents
         self.clock = clock
+        self.news = asyncio.Event()
+        """Set when a node has shut or opened, or may have."""
         self._known: dict[NodeName, Known] = {}
+        self._marked: frozenset[NodeName] = frozenset()
         self._gate = asyncio.Semaphore(ASKING_MAX)
 
-    async def held_back(self, leases: Sequence[Lease]) -> dict[PodUid, Held]:
-        """Return the pods that must not be bound now.
+    async def held_back(self, leases: Sequence[Lease]) -> dict[PodUid, Wait]:
+        """Return the pods that must not be bound now, each with the reason.
 
         A node whose agent is never heard (another device plugin's, say) holds nobody back after
         the first seconds.
+        Raises UnavailableError if agents cannot be asked at all.
         """
         by_node: dict[NodeName, list[Lease]] = {}
         for lease in leases:
             by_node.setdefault(lease.node, []).append(lease)
         answers = await asyncio.gather(*(self._ask(*each) for each in by_node.items()))
-        return {pod: why for held in answers for pod, why in held.items()}
+        return {pod: wait for held in answers for pod, wait in held.items()}
 
-    async def _ask(self, node: NodeName, leases: Sequence[Lease]) -> dict[PodUid, Held]:
-        known = self._known.setdefault(node, Known(first_at=self.clock.now()))
-        if self.clock.now() < known.until:
-            return _away(leases, known)
-        try:
+    async def look(self) -> None:
+        """Ask the agents of nodes that all binders know to be shut, each when its time has come."""
+        await asyncio.gather(*(self._ask(node, ()) for node in sorted(self._marked)))
+
+    def heard_of(self, nodes: Iterable[NodeName]) -> None:
+        """Ask agents of shut nodes at once: they have just said something."""
+        for node in self._marked.intersection(nodes):
+            self._known[node].until = 0.0
+            self.news.set()
+
+    def words(self) -> dict[NodeName, str]:
+        """Return what all others are to hear: which nodes are shut, and why; empty: it is open."""
+        shut = {
+            node: known.shut
+            for node, known in self._known.items()
+            if known.shut and node not in self._marked
+        }
+        opened = {node: "" for node in self._marked if self._known[node].answers}
+        return shut | opened
+
+    def note_shut(self, nodes: frozenset[NodeName], words: Mapping[NodeName, str]) -> None:
+        """Take over which nodes are shut, `words` of ours included.
+
+        What another binder has heard in the meantime counts as much: it is looked into.
+        """
+        for node in nodes ^ self._marked:
+            known = self._known.setdefault(node, Known(first_at=self.clock.ticks()))
+            known.heard, known.answers = True, False
+            if node not in words:
+                known.until, known.misses, known.shut = 0.0, 0, ""
+        self._marked = nodes
+
+    async def _ask(self, node: NodeName, leases: Sequence[Lease]) -> dict[PodUid, Wait]:
+        known = self._known.setdefault(node, Known(first_at=self.clock.ticks()))
+        if self.clock.ticks() >= known.until:
             async with self._gate:
                 told = await self.agents.may_bind(node, leases)
-        except UnavailableError as error:
-            self._miss(known, f"the agent of node {node} does not answer: {error}")
-            return _away(leases, known)
-        known.heard, known.away, known.pause_s = True, "", AWAY_S
-        known.until = self.clock.now() + TRUSTED_S if told.free else 0.0
-        return dict.fromkeys(told.held, Held(told.reason, soon=told.soon))
+            self._learn(node, known, told)
+            if isinstance(told, BindTold):
+                wait = Wait(told.reason, soon=told.soon, shut_s=self._shut_s(known))
+                return dict.fromkeys(told.held, wait)
+        if not known.misses and not known.shut:
+            return {}
+        reason = known.shut or f"the agent of node {node} does not answer"
+        wait = Wait(reason, shut_s=self._shut_s(known))
+        return dict.fromkeys((each.pod for each in leases), wait)
 
-    def _miss(self, known: Known, reason: str) -> None:
-        now = self.clock.now()
-        there = known.heard or now < known.first_at + FIRST_S
-        known.until = now + (known.pause_s if there else NONE_S)
-        if known.heard:
+    def _learn(self, node: NodeName, known: Known, told: BindTold | Silence) -> None:
+        now = self.clock.ticks()
+        if isinstance(told, BindTold):
+            known.heard, known.misses, known.pause_s = True, 0, AWAY_S
+            known.until = now + TRUSTED_S if told.free else 0.0
+            self._shut(known, told.reason if told.closed else "")
+        elif known.heard or told.listens:
+            known.heard, known.misses = True, known.misses + 1
+            known.until = now + known.pause_s
             known.pause_s = min(2 * known.pause_s, AWAY_MOST_S)
-        known.away = reason if there else ""
+            if known.misses >= SILENCES:
+                self._shut(known, f"the agent of node {node} does not answer: {told.text}")
+        else:
+            young = now < known.first_at + FIRST_S
+            known.misses, known.until = int(young), now + (AWAY_S if young else NONE_S)
 
+    def _shut(self, known: Known, why: str) -> None:
+        if bool(why) != bool(known.shut):
+            known.shut_at = self.clock.ticks()
+            self.news.set()
+        known.shut, known.answers = why, not why
 
-def _away(leases: Sequence[Lease], known: Known) -> dict[PodUid, Held]:
-    return {lease.pod: Held(known.away) for lease in leases} if known.away else {}
+    def _shut_s(self, known: Known) -> float:
+        return self.clock.ticks() - known.shut_at if known.shut else 0.0

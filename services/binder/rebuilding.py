@@ -167,15 +167,15 @@ class Rebuild:
         """Ask for everything and wait for it; a silent node is waited for only so long."""
         await self.staging.clear_staged()
         await self._let_land(token)
-        began = self.clock.now()
-        asked = -1.0
+        since, began = self.clock.now(), self.clock.ticks()
+        asked: float | None = None
         while True:
-            now = self.clock.now()
+            now = self.clock.ticks()
             await self._hold(token)
-            if now - asked >= ASK_AGAIN_S:
+            if asked is None or now - asked >= ASK_AGAIN_S:
                 await self.bus.publish([ListingWanted(reason="the ledger is being rebuilt")])
                 asked = now
-            pods = await self.staging.staged_listing(since=began)
+            pods = await self.staging.staged_listing(since=since)
             if pods is not None:
                 activations = await self.staging.staged_reports()
                 evidence = Evidence(pods=pods, activations=activations)
@@ -193,9 +193,9 @@ class Rebuild:
 
     async def _let_land(self, token: str) -> None:
         """Wait for the Bindings under way: what they bind has to be listed."""
-        until = self.clock.now() + LAND_S
+        until = self.clock.ticks() + LAND_S
         await self.clock.sleep(SETTLE_S)
-        while self.flights.under_way and self.clock.now() < until:
+        while self.flights.under_way and self.clock.ticks() < until:
             await self._hold(token)
             await self.clock.sleep(LOOK_S)
 

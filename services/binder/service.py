@@ -19,12 +19,14 @@ from services.binder.explaining import (
     waiting_note,
 )
 from services.binder.gating import Gatekeeper
-from services.binder.keeping import Keeper, told
+from services.binder.holding import Holder
+from services.binder.keeping import Keeper, failure, told
 from services.binder.ledger import Ledger
 from services.binder.posting import Poster
 from services.binder.presence import Presence
 from services.binder.rebuilding import Rebuild
 from services.binder.reconciling import Reconciler
+from services.binder.shutting import Shutting
 from services.binder.sweeping import SWEEP_S, Sweeper
 from shared.model.errors import UnavailableError
 from shared.model.event import Event
@@ -100,6 +102,8 @@ class Binder:
         bus: Publishing,
         poster: Poster,
         presence: Presence,
+        shutting: Shutting,
+        holder: Holder,
         keeper: Keeper,
         sweeper: Sweeper,
         reconciler: Reconciler,
@@ -114,6 +118,8 @@ class Binder:
         self.bus = bus
         self.poster = poster
         self.presence = presence
+        self.shutting = shutting
+        self.holder = holder
         self.keeper = keeper
         self.sweeper = sweeper
         self.reconciler = reconciler
@@ -140,20 +146,23 @@ class Binder:
         """
         left = {event.lease.pod: event for event in events}
         unknown: list[str] = []
-        until, pause_s = self.clock.now() + TURNS_S, TURN_S
+        until, pause_s = self.clock.ticks() + TURNS_S, TURN_S
         while True:
             held = await self.presence.held_back([event.lease for event in left.values()])
             said, doubts = await self._bind([e for pod, e in left.items() if pod not in held])
             unknown += doubts
-            if not any(why.soon for why in held.values()) or self.clock.now() > until:
+            if not any(why.soon for why in held.values()) or self.clock.ticks() > until:
                 break
             await self.bus.publish(said)
             pause_s = TURN_S if len(held) < len(left) else min(2 * pause_s, TURN_MOST_S)
             left = {pod: left[pod] for pod in held}
             await self.clock.sleep(pause_s)
-        live = {lease.pod for lease in await self.ledger.load(list(held)) if lease} if held else {}
-        said += [_failed(left[pod], ENDED) for pod in held if pod not in live]
-        unknown += [why.reason for pod, why in held.items() if pod in live]
+        kept = await self.holder.hold(held)
+        said += self._freed(told(kept.given_up))
+        over = dict.fromkeys(kept.ended, ENDED)
+        over |= {lease.pod: held[lease.pod].reason for lease in kept.given_up}
+        said += [failure(left[pod].lease, why, left[pod].trace) for pod, why in over.items()]
+        unknown += [held[lease.pod].reason for lease in kept.kept]
         if unknown:
             await self.bus.publish(said)
             raise UnavailableError(
@@ -175,7 +184,7 @@ class Binder:
         traces = [chosen[lease.pod].trace or lease.trace for lease in leases]
         verdicts = await self.poster.post(list(zip(leases, traces, strict=True)))
         said = await self._say(leases, traces, verdicts)
-        said += [_failed(chosen[pod], ENDED) for pod in late]
+        said += [failure(chosen[pod].lease, ENDED, chosen[pod].trace) for pod in late]
         return said, [v.reason for v in verdicts if v.outcome is Outcome.UNKNOWN]
 
     async def _say(
@@ -191,7 +200,7 @@ class Binder:
                 self.events.note(bound_note(lease), once=True)
             elif verdict.failed:
                 failed.append(lease)
-                said.append(_failure(lease, verdict.reason, trace))
+                said.append(failure(lease, verdict.reason, trace))
                 self.events.note(lease_note(lease, "FailedBinding", verdict.reason))
         if failed:
             pods = [lease.pod for lease in failed]
@@ -282,6 +291,7 @@ class Binder:
         """Save nodes' devices, and what their agents have activated."""
         await self.rebuild.hear_reports(events)
         await self.keeper.save_devices(events)
+        self.presence.heard_of(event.node for event in events)
         return []
 
     @handles
@@ -348,6 +358,13 @@ class Binder:
     # What happens by itself
 
     @loops
+    async def watch_shut_nodes(self) -> None:
+        """Tell which nodes nobody may be bound to, and ask their agents until they answer."""
+        while True:
+            await self.shutting.step()
+            await self.shutting.wait()
+
+    @loops
     async def expire_reservations(self) -> None:
         """End reservations that nobody bound in time.
 
@@ -398,17 +415,3 @@ class Binder:
         if ended:
             self.sweeper.freed()
         return ended
-
-
-def _failed(event: PlacementChosen, reason: str) -> BindingFailed:
-    return _failure(event.lease, reason, event.trace)
-
-
-def _failure(lease: Lease, reason: str, trace: str) -> BindingFailed:
-    return BindingFailed(
-        pod=lease.pod,
-        namespace=lease.namespace,
-        name=lease.name,
-        reason=reason,
-        trace=trace,
-    )

@@ -68,10 +68,10 @@ class Sweeper:
         self._freed.clear()
         if await self.ledger.epoch() is None:
             return []
-        now, capacity = self.clock.now(), await self.ledger.capacity()
+        now, capacity = self.clock.ticks(), await self.ledger.capacity()
         if capacity == self._offered_for and now < self._offered_at + OFFER_AGAIN_S:
             return []
-        offers = await self.ledger.offers(now=now)
+        offers = await self.ledger.offers(now=self.clock.now())
         self._settled = offers.settled
         if offers.settled:
             self._offered_for, self._offered_at = capacity, now

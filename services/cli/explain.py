@@ -10,6 +10,7 @@ from shared.model.lease import Lease, LeaseState, Share
 from shared.model.lease_copy import ANNOTATION
 from shared.model.ledger import Waiting
 from shared.model.names import BUDGET_GATE, OWN_SCHEDULER
+from shared.model.node import shut_because
 from shared.model.placement import Refusal
 from shared.model.turns import in_turn, why_before
 
@@ -70,6 +71,7 @@ def _running(pod: PodSeen, lease: Lease, facts: Facts) -> Answer:
         f"lease       {lease.state}, version {lease.version}, held for "
         f"{age(facts.read_at - lease.created_at)}: {STATES.get(lease.state, '')}",
         f"asked in    {lease.dialect or 'no GPU dialect: it asks for no GPU'}",
+        *_shut_lines(lease, facts),
         *(line for share in lease.shares for line in _share_lines(share, facts)),
     ]
     views = {key: value for key, value in sorted(pod.annotations.items()) if _is_view(key)}
@@ -84,6 +86,19 @@ def _running(pod: PodSeen, lease: Lease, facts: Facts) -> Answer:
         next=f"leasehold trace {pod.name} -n {pod.namespace}",
         extra=(("lease", lease_shape(lease)), ("annotations", views)),
     )
+
+
+def _shut_lines(lease: Lease, facts: Facts) -> list[str]:
+    """Say why a reservation goes no further, if that is so."""
+    if lease.state is not LeaseState.RESERVED:
+        return []
+    why = shut_because(
+        name
+        for account in facts.accounts
+        if account.node.facts.name == lease.node
+        for name in account.node.served
+    )
+    return [f"it waits    {why}; if that lasts it is placed elsewhere"] if why else []
 
 
 def _share_lines(share: Share, facts: Facts) -> list[str]:

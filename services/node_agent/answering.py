@@ -170,7 +170,7 @@ class Answering:
 
         Raises RequestError or UnavailableError with a sentence for the pod's owner.
         """
-        began = self.clock.now()
+        began = self.clock.ticks()
         outcome = "refused"
         try:
             async with self._locks.setdefault(resource, asyncio.Lock()):
@@ -186,7 +186,7 @@ class Answering:
         else:
             return setup
         finally:
-            self.measuring.counted(resource, outcome, self.clock.now() - began)
+            self.measuring.counted(resource, outcome, self.clock.ticks() - began)
 
     async def pre_start(self, resource: str, device_ids: Sequence[str]) -> None:
         """Agree to a start if PodResources shows that the IDs are with whom they were given to.

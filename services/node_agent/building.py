@@ -7,26 +7,27 @@ import logging
 import os
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path, PurePosixPath
-from typing import Protocol
 
 from services.node_agent import library, measuring
 from services.node_agent.answering import Answering
 from services.node_agent.cdi_files import CdiFiles
 from services.node_agent.checkpoint import Checkpoint
-from services.node_agent.checkup import Checkup, Xids
+from services.node_agent.checkup import Checkup
 from services.node_agent.configuring import Configuring
 from services.node_agent.faults import DISABLE, ENABLE, XidRules
 from services.node_agent.finding import Asking, Finding
 from services.node_agent.handshake import Handshake
+from services.node_agent.hardware import Hardware, hardware_of
 from services.node_agent.health import Policy
-from services.node_agent.instances import Instances
+from services.node_agent.instances import Instances, Partitioning
 from services.node_agent.isolation import Layout
 from services.node_agent.kubelet import DevicePlugins
 from services.node_agent.kubelet_pod_resources import KubeletPodResources
 from services.node_agent.kubelet_pods import KubeletPods
 from services.node_agent.leases_known import LeasesKnown
 from services.node_agent.monitor import PAGE, Idle, Monitor, Usage, pages
-from services.node_agent.partitioning import Driver, Partitioner
+from services.node_agent.partition_client import Partitionable, RemotePartitioner
+from services.node_agent.partitioning import Partitioner
 from services.node_agent.pods_seen import PodsSeen
 from services.node_agent.ports import Gpus
 from services.node_agent.preparing import HostPreparing
@@ -38,7 +39,6 @@ from services.node_agent.settings import (
     AgentSettings,
     kubelet_credentials,
 )
-from services.node_agent.simulated_gpus import SimulatedGpus
 from services.node_agent.turns import Turns
 from services.node_agent.views import Views
 from shared.clients.kube import Kube
@@ -53,19 +53,24 @@ from shared.runtime.telemetry import Tracing
 logger = logging.getLogger(__name__)
 
 
-class Hardware(Gpus, Driver, Xids, Protocol):
-    """The node's GPUs."""
+def gpus_of(settings: AgentSettings) -> Hardware | Partitionable:
+    """Return the node's GPUs."""
+    gpus = hardware_of(
+        settings.node_name,
+        settings.gpus,
+        fault_file=settings.fault_file or settings.state_dir / "faults.json",
+        mig_file=settings.mig_file or settings.state_dir / "simulated-mig.json",
+    )
+    if settings.partition_socket is None:
+        return gpus
+    return Partitionable(gpus, RemotePartitioner(settings.partition_socket))
 
 
-def gpus_of(settings: AgentSettings) -> Hardware:
-    """Return the node's GPUs; NVML's library is loaded only if it is meant."""
-    if settings.simulated:
-        mig_file = settings.mig_file or settings.state_dir / "simulated-mig.json"
-        fault_file = settings.fault_file or settings.state_dir / "faults.json"
-        return SimulatedGpus(settings.node_name, settings.gpus, fault_file, mig_file)
-    from services.node_agent.nvml import NvmlGpus  # noqa: PLC0415 - not for simulated GPUs
-
-    return NvmlGpus()
+def partitioning_of(settings: AgentSettings, gpus: Hardware | Partitionable) -> Partitioning | None:
+    """Return who changes the layouts of GPUs; None: nobody may."""
+    if not settings.partitions:
+        return None
+    return gpus.remote if isinstance(gpus, Partitionable) else Partitioner(gpus)
 
 
 def xid_rules(environ: Mapping[str, str]) -> XidRules:
@@ -131,7 +136,7 @@ async def node_agent(
         handshake = Handshake(kube, views.path, clock) if settings.volcano_handshake else None
         gpus, counting = gpus_of(settings), measuring.Telemetry(tracing)
         pods = KubeletPods(kubelet, lambda: kubelet_credentials(settings))
-        turns = Turns(leases, record, lambda: answering.refused, clock.now)
+        turns = Turns(leases, record, lambda: answering.refused, clock.ticks)
         seen = PodsSeen(
             pods,
             held,
@@ -141,7 +146,7 @@ async def node_agent(
         )
         instances = Instances(
             gpus,
-            Partitioner(gpus) if settings.partition else None,
+            partitioning_of(settings, gpus),
             leases=leases,
             record=record,
             pods=pods,
@@ -233,9 +238,19 @@ async def node_agent(
 
 @contextlib.asynccontextmanager
 async def alone(state_dir: Path) -> AsyncIterator[None]:
-    """Wait until no other agent uses the state directory, as happens while one is replaced."""
-    await asyncio.to_thread(state_dir.mkdir, parents=True, exist_ok=True)
-    with (state_dir / "agent.lock").open("w") as lock:
+    """Wait until no other agent uses the state directory, as happens while one is replaced.
+
+    Raises UnavailableError if the directory cannot be written to.
+    """
+    try:
+        await asyncio.to_thread(state_dir.mkdir, parents=True, exist_ok=True)
+        file = await asyncio.to_thread((state_dir / "agent.lock").open, "w")
+    except OSError as error:
+        raise UnavailableError(
+            f"{error.filename or state_dir}: {error.strerror}; --state-dir must be writable by the "
+            "node agent"
+        ) from error
+    with file as lock:
         said = False
         while not _locked(lock.fileno()):
             if not said:

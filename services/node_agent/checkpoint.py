@@ -13,6 +13,7 @@ import msgspec
 from services.node_agent.allocation import Fence, slot_key
 from services.node_agent.entry import Entry
 from services.node_agent.identity import Told
+from shared.model.errors import UnavailableError
 from shared.model.names import PodUid
 from shared.model.node_events import Activation
 
@@ -44,31 +45,44 @@ class Checkpoint:
         self._writing = asyncio.Lock()
 
     async def load(self) -> None:
-        """Read the file; one that is not ours to read is moved aside, never overwritten."""
-        content = await asyncio.to_thread(self._read)
+        """Read the file; one that is not ours to read is moved aside, never overwritten.
+
+        Raises UnavailableError if the disk does not give it, or the room to move it.
+        """
+        try:
+            content = await asyncio.to_thread(self._read)
+        except OSError as error:
+            raise UnavailableError(f"{self.path} cannot be read: {error.strerror}") from error
         self.entries = {entry.key: entry for entry in content.entries}
         self.fences = dict(content.fences)
 
     async def save(self, entry: Entry) -> None:
-        """Record an answer; it is on disk when this returns."""
-        self.entries[entry.key] = entry
-        lease = entry.activation.lease
-        for share in lease.shares_of(entry.activation.container):
-            key = slot_key(share, lease.pod)
-            newest = self.fences.get(key)
-            if newest is None or newest.fence <= share.fence:
-                self.fences[key] = Fence(fence=share.fence, pod=lease.pod)
-        await self._write()
+        """Record an answer; it is on disk when this returns.
+
+        Raises UnavailableError if it cannot be written, and then nothing is recorded.
+        """
+        async with self._writing:
+            lease, fences = entry.activation.lease, dict(self.fences)
+            for share in lease.shares_of(entry.activation.container):
+                key = slot_key(share, lease.pod)
+                newest = fences.get(key)
+                if newest is None or newest.fence <= share.fence:
+                    fences[key] = Fence(fence=share.fence, pod=lease.pod)
+            await self._write({**self.entries, entry.key: entry}, fences)
 
     async def forget(self, pods: Iterable[PodUid]) -> None:
-        """Drop the entries of pods that are gone; the fences of slots stay."""
+        """Drop the entries of pods that are gone; the fences of slots stay.
+
+        Raises UnavailableError if that cannot be written.
+        """
         gone = set(pods)
-        if not gone.intersection(key[0] for key in self.entries):
-            return
-        self.entries = {key: entry for key, entry in self.entries.items() if key[0] not in gone}
-        own = tuple(f"/{pod}" for pod in gone)
-        self.fences = {key: fence for key, fence in self.fences.items() if not key.endswith(own)}
-        await self._write()
+        async with self._writing:
+            if not gone.intersection(key[0] for key in self.entries):
+                return
+            entries = {key: entry for key, entry in self.entries.items() if key[0] not in gone}
+            own = tuple(f"/{pod}" for pod in gone)
+            fences = {key: fence for key, fence in self.fences.items() if not key.endswith(own)}
+            await self._write(entries, fences)
 
     def find(self, pod: PodUid, container: str, resource: str) -> Entry | None:
         """Return what was answered for a container, if it was."""
@@ -103,12 +117,18 @@ class Checkpoint:
         """Pods with an entry."""
         return frozenset(key[0] for key in self.entries)
 
-    async def _write(self) -> None:
-        async with self._writing:
-            content = Content(
-                node=self.node, entries=tuple(self.entries.values()), fences=self.fences
-            )
+    async def _write(
+        self, entries: dict[tuple[PodUid, str, str], Entry], fences: dict[str, Fence]
+    ) -> None:
+        content = Content(node=self.node, entries=tuple(entries.values()), fences=fences)
+        try:
             await asyncio.to_thread(self._replace, msgspec.json.encode(content))
+        except OSError as error:
+            raise UnavailableError(
+                f"{self.path} cannot be written: {error.strerror}; what the kubelet is told must "
+                "be on disk before"
+            ) from error
+        self.entries, self.fences = entries, fences
 
     def _read(self) -> Content:
         try:
@@ -134,11 +154,16 @@ class Checkpoint:
     def _replace(self, data: bytes) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         draft = self.path.with_suffix(".new")
-        with draft.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(self.path)
+        try:
+            with draft.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(self.path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                draft.unlink(missing_ok=True)
+            raise
         with contextlib.suppress(OSError):
             directory = os.open(self.path.parent, os.O_RDONLY)
             try:

@@ -77,15 +77,14 @@ class Checkup:
     def take(self, gpus: Sequence[Gpu], silence: Fault | None = None) -> None:
         """Take what a look has shown; with `silence`, why it has shown nothing."""
         self._indices |= {gpu.uuid: gpu.index for gpu in gpus}
-        now = self.clock.now()
-        before = self.patients
+        now, before = self.clock.now(), self.patients
         self.patients = examine(
             before,
             gpus,
             self.xids.xids(),
             rules=self.rules,
             policy=self.policy,
-            now=now,
+            now=self.clock.ticks(),
             silence=silence,
         )
         told: list[HealthChanged] = []

@@ -72,12 +72,12 @@ class Configuring:
         Raises RequestError if a file that a flag names cannot be read when it is first wanted, or
         if the settings divide nothing.
         """
-        if self._division is None or self.clock.now() >= self._read_at + READ_AGAIN_S:
+        if self._division is None or self.clock.ticks() >= self._read_at + READ_AGAIN_S:
             texts = {
                 DEVICE_MAP: await self._text(DEVICE_MAP, DEVICE_KEY),
                 NODE_MAP: await self._text(NODE_MAP, NODE_KEY),
             }
-            self._read_at = self.clock.now()
+            self._read_at = self.clock.ticks()
             if self._division is None or texts != self._texts:
                 self._division = self._understood(texts)
                 self._texts = texts

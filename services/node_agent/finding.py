@@ -99,7 +99,7 @@ class Finding:
 
         `device_ids` are those chosen already; before that, an unclear question is left alone.
         """
-        until = self.clock.now() + CLEAR_UP_S
+        until = self.clock.ticks() + CLEAR_UP_S
         asked = False
         while True:
             pods, held = await self._look()
@@ -115,7 +115,7 @@ class Finding:
                 asked = await self._ask_all()
                 continue
             unclear = isinstance(who, Unknown) and who.candidates
-            if not unclear or device_ids is None or self.clock.now() > until:
+            if not unclear or device_ids is None or self.clock.ticks() > until:
                 return who
             await self.clock.sleep(LOOK_AGAIN_S)
 
@@ -149,7 +149,7 @@ class Finding:
         its binder is about to say more.
         """
         pod = who.pod.uid
-        until = self.clock.now() + ASKING_S
+        until = self.clock.ticks() + ASKING_S
         while True:
             lease = self.leases.find(pod)
             if lease is not None and lease.state in HONOURED:
@@ -158,7 +158,7 @@ class Finding:
                 question = LeasesAsked(node=self.node, pods=(pod,))
                 answer = await self.asking.ask(question, LeasesTold, timeout_s=ASK_S)
             except UnavailableError as error:
-                if self.clock.now() + ASK_PAUSE_S > until:
+                if self.clock.ticks() + ASK_PAUSE_S > until:
                     raise UnavailableError(
                         f"nobody could say within {ASKING_S:g} s whether pod {who} holds a lease: "
                         f"{error}; are the binder and NATS running?"
@@ -167,6 +167,6 @@ class Finding:
                 self.leases.note(answer.leases)
                 found = next((one for one in answer.leases if one.pod == pod), None)
                 waits = found is not None and found.state is LeaseState.RESERVED
-                if not waits or self.clock.now() > until:
+                if not waits or self.clock.ticks() > until:
                     return self.leases.find(pod)
             await self.clock.sleep(ASK_PAUSE_S)

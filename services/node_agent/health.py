@@ -55,7 +55,7 @@ class Record:
 
     state: Health = Health.HEALTHY
     since: float = 0.0
-    """When it came to be so, Unix seconds."""
+    """When it came to be so, on a clock that only goes on."""
     fault: Fault | None = None
     """Why it is not healthy."""
     looks: int = 0

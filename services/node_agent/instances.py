@@ -234,16 +234,16 @@ class Instances:
             if self.partitioning is None:
                 raise RequestError(
                     f"device {device} is not laid out as {layout.name}, and this agent may not "
-                    "change that: it runs with --no-partition"
+                    "change that: it runs with --no-partition, or without --partition-socket"
                 )
-            began = self.clock.now()
+            began = self.clock.ticks()
             outcome = "failed"
             try:
                 there = await self._partition(self.partitioning, device, layout)
                 outcome = "done"
                 self._waiting_for.pop(device, None)
             finally:
-                self.counting.partitioned(outcome, self.clock.now() - began)
+                self.counting.partitioned(outcome, self.clock.ticks() - began)
             return there
 
     async def _partition(

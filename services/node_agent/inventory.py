@@ -35,6 +35,12 @@ class Gpu:
     ecc_errors: int = 0
     """Memory errors that could not be corrected, since the driver was loaded."""
     numa: int | None = None
+    pcie: str = ""
+    """Root complex; empty: unknown."""
+    bus: str = ""
+    """PCI address; empty: unknown."""
+    links: Mapping[DeviceUuid, int] = field(default_factory=dict)
+    """How well it is linked to others of the node; see `topology.score`."""
     driver: str = ""
     """Version of its driver; empty: unknown."""
     mig: MigState | None = None
@@ -179,6 +185,9 @@ def _device(gpu: Gpu, division: Division, ill: str) -> Device:
         healthy=not ill,
         fault=ill,
         numa=gpu.numa,
+        pcie=gpu.pcie,
+        bus=gpu.bus,
+        links=gpu.links,
         layouts=layouts,
         isolation=division.isolation,
     )

@@ -5,6 +5,7 @@ stream ends, a resource is served anew, on a fresh socket, and registered again.
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping
@@ -14,6 +15,7 @@ import grpc
 
 from proto.deviceplugin import api_pb2, api_pb2_grpc
 from services.node_agent.kubelet_plugin import OPTIONS, Answers, PluginServer, encode_list
+from services.node_agent.waiting import set_within
 from shared.dialects.dialect import ServedId
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 
@@ -156,7 +158,8 @@ class Endpoint:
 
     def _remove_left_over(self) -> None:
         for path in self._plugins.directory.glob(f"{self._stem}-{6 * '[0-9a-f]'}.sock"):
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
 
     async def _kubelet_socket(self) -> SocketMark:
         said = False
@@ -213,7 +216,7 @@ class Endpoint:
         began, verified = loop.time(), loop.time()
         own = mark_of(server.socket)
         while True:
-            if await _set_within(server.ended, LOOK_S):
+            if await set_within(server.ended, LOOK_S):
                 return "the kubelet ended the stream"
             if mark_of(self._kubelet) != before:
                 return "the kubelet's socket was replaced"
@@ -251,12 +254,3 @@ async def register(kubelet: Path, endpoint: str, resource: str) -> None:
             raise UnavailableError(
                 f"the kubelet did not register {resource}: {error.details()}"
             ) from error
-
-
-async def _set_within(event: asyncio.Event, seconds: float) -> bool:
-    try:
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    except TimeoutError:
-        return False
-    return True

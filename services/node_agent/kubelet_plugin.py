@@ -4,6 +4,7 @@ Messages that can be large are made once and sent as bytes.
 """
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn, Protocol
@@ -115,7 +116,8 @@ class PluginServer:
         self.ended.set()
         if self._server is not None:
             await self._server.stop(None)
-        self.socket.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the directory may be gone, or another thing
+            self.socket.unlink(missing_ok=True)
 
     def show(self, devices: bytes) -> None:
         """Send a new list."""

@@ -30,7 +30,7 @@ async def drained(node: NodeName, turns: Turns, asking: Asking, clock: Clock) ->
     Where nobody can say who is, nobody binds.
     """
     turns.leaving = True
-    until = clock.now() + LONGEST_S
+    until = clock.ticks() + LONGEST_S
     await clock.sleep(GRACE_S)
     while True:
         asked_at = turns.leases.news
@@ -43,7 +43,7 @@ async def drained(node: NodeName, turns: Turns, asking: Asking, clock: Clock) ->
         left = list(turns.open().values())
         if not left:
             return ()
-        if clock.now() > until:
+        if clock.ticks() > until:
             logger.warning(
                 "leaving while %d pods are on the way, which the kubelet will refuse: %s",
                 len(left),

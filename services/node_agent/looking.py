@@ -15,6 +15,9 @@ from shared.model.errors import LeaseholdError, UnavailableError
 
 T = TypeVar("T")
 
+AGAIN_S = 0.5
+"""How often the limit is looked at."""
+
 
 class Looking:
     """The GPUs that a driver lists, by its own changing numbers.
@@ -25,11 +28,16 @@ class Looking:
     """
 
     def __init__(
-        self, count: Callable[[], int], ask: Callable[[int], Gpu | None], *, limit_s: float
+        self,
+        count: Callable[[], int],
+        ask: Callable[[int], Gpu | None],
+        *,
+        limit_s: Callable[[], float],
     ) -> None:
         self.count = count
         self.ask = ask
         self.limit_s = limit_s
+        """How long an answer may take, as of now."""
         self._counting: asyncio.Future[int] | None = None
         self._asked: dict[int, asyncio.Future[Gpu | None]] = {}
         self._known: dict[int, Gpu] = {}
@@ -67,11 +75,15 @@ class Looking:
         return gpu
 
     async def _in_time(self, answer: asyncio.Future[T]) -> T:
-        try:
-            async with asyncio.timeout(self.limit_s):
-                return await asyncio.shield(answer)
-        except TimeoutError as error:
-            raise UnavailableError(
-                f"the NVIDIA driver did not answer within {self.limit_s:g} s: look at "
-                "`nvidia-smi` and at the kernel log for Xid messages"
-            ) from error
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        while not answer.done():
+            limit_s = self.limit_s()
+            left_s = began + limit_s - loop.time()
+            if left_s <= 0:
+                raise UnavailableError(
+                    f"the NVIDIA driver did not answer within {limit_s:g} s: look at "
+                    "`nvidia-smi` and at the kernel log for Xid messages"
+                )
+            await asyncio.wait({answer}, timeout=min(left_s, AGAIN_S))
+        return answer.result()

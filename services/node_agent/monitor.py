@@ -214,7 +214,7 @@ class Monitor(Collector):
         self._unrestored = kept
 
     def _tell(self, violations: Sequence[Violation]) -> None:
-        now = self.clock.now()
+        now = self.clock.ticks()
         before = now - TOLD_AGAIN_S
         new = [one for one in violations if self._told.get(one, before) <= before]
         self._told = {one: self._told.get(one, now) for one in violations}

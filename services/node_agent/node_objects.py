@@ -52,7 +52,7 @@ class NodeObjects:
         answer; a refusal is logged, and the object tried again after a minute.
         """
         for wanted in objects:
-            if self.clock.now() < self._rests.get(wanted.collection, 0.0):
+            if self.clock.ticks() < self._rests.get(wanted.collection, 0.0):
                 continue
             try:
                 await self._write(wanted, node_uid)
@@ -66,7 +66,7 @@ class NodeObjects:
                 logger.warning("%s %s is not written: %s", wanted.kind, self.node, error)
 
     def _rest(self, wanted: NodeObject) -> None:
-        self._rests[wanted.collection] = self.clock.now() + AGAIN_S
+        self._rests[wanted.collection] = self.clock.ticks() + AGAIN_S
 
     async def _write(self, wanted: NodeObject, node_uid: str) -> None:
         path = f"{wanted.collection}/{self.node}"

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import pynvml
 
-from services.node_agent import nvml_mig
+from services.node_agent import nvml_mig, nvml_topology
 from services.node_agent.faults import MEMORY_BROKEN, Fault, Xid, no_answer
 from services.node_agent.inventory import Gpu
 from services.node_agent.looking import Looking
@@ -30,7 +30,7 @@ class NvmlGpus:
     """The GPUs of this machine."""
 
     def __init__(self) -> None:
-        self._looking = Looking(_count, _look, limit_s=TIMEOUT_S)
+        self._looking = Looking(_count, _look, limit_s=lambda: TIMEOUT_S)
         self._events = NvmlEvents()
         self._last: dict[DeviceUuid, asyncio.Future[Any]] = {}
 
@@ -118,7 +118,7 @@ def _look(number: int) -> Gpu:
 
 def _gpu(number: int) -> Gpu:
     handle = pynvml.nvmlDeviceGetHandleByIndex(number)
-    numa = _asked(lambda: pynvml.nvmlDeviceGetNumaNodeId(handle), None)
+    place = nvml_topology.place_of(handle, number, int(pynvml.nvmlDeviceGetCount()))
     mig = nvml_mig.state_of(handle)
     return Gpu(
         uuid=DeviceUuid(_text(pynvml.nvmlDeviceGetUUID(handle))),
@@ -127,7 +127,10 @@ def _gpu(number: int) -> Gpu:
         memory_mib=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) // MIB,
         fault=_fault_of(handle),
         ecc_errors=_asked(lambda: _uncorrected(handle), 0),
-        numa=numa,
+        numa=place.numa,
+        pcie=place.pcie,
+        bus=place.bus,
+        links=place.links,
         driver=_asked(lambda: _text(pynvml.nvmlSystemGetDriverVersion()), ""),
         mig=mig,
         instances=_asked(lambda: nvml_mig.instances_of(handle, mig.profiles), ())

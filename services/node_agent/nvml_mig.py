@@ -26,7 +26,10 @@ EIGHTHS = 8
 
 
 def state_of(handle: Any) -> MigState | None:
-    """Return the MIG mode of a device and, if that is on, its profiles; None: it has no MIG."""
+    """Return the MIG mode of a device and, if that is on, its profiles; None: it has no MIG.
+
+    Without the driver's rights to list instances, profiles are none.
+    """
     try:
         current, pending = pynvml.nvmlDeviceGetMigMode(handle)
     except pynvml.NVMLError as error:
@@ -37,8 +40,15 @@ def state_of(handle: Any) -> MigState | None:
     return MigState(
         enabled=enabled,
         pending=pending == pynvml.NVML_DEVICE_MIG_ENABLE,
-        profiles=tuple(_profiles(handle)) if enabled else (),
+        profiles=_permitted_profiles(handle) if enabled else (),
     )
+
+
+def _permitted_profiles(handle: Any) -> tuple[InstanceProfile, ...]:
+    try:
+        return tuple(_profiles(handle))
+    except pynvml.NVMLError_NoPermission:
+        return ()
 
 
 def instances_of(handle: Any, profiles: tuple[InstanceProfile, ...]) -> tuple[MigInstance, ...]:

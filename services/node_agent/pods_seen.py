@@ -48,7 +48,7 @@ class PodsSeen:
 
     async def list_pods(self) -> tuple[KubeletPod, ...]:
         """Return the pods. Raises UnavailableError while the kubelet may be restarting."""
-        if not self.blind or self.clock.now() - self._tried_at >= TRY_AGAIN_S:
+        if not self.blind or self.clock.ticks() - self._tried_at >= TRY_AGAIN_S:
             listed = await self._try()
             if listed is not None:
                 return listed
@@ -62,7 +62,7 @@ class PodsSeen:
         return await self.kubelet.list_running()
 
     async def _try(self) -> tuple[KubeletPod, ...] | None:
-        self._tried_at = self.clock.now()
+        self._tried_at = self.clock.ticks()
         try:
             listed = await self.kubelet.list_pods()
         except RequestError as error:
@@ -70,7 +70,7 @@ class PodsSeen:
             self._lose(str(error))
             return None
         except UnavailableError as error:
-            now = self.clock.now()
+            now = self.clock.ticks()
             if self._silent_since is None:
                 self._silent_since = now
             if not self.blind and now - self._silent_since < PATIENCE_S:

@@ -144,6 +144,13 @@ class Cleaning(Protocol):
         """Say whether HAMi-core's library is there and could be loaded."""
         ...
 
+    lack: str
+    """Why no container could be prepared when it was last looked at; empty: it could."""
+
+    async def look(self) -> None:
+        """See whether there is room on it."""
+        ...
+
     async def clean(self, keep: set[PodUid], mounted: set[str] | None) -> None:
         """Remove the directories of other pods, and libraries not mounted; None: not known."""
         ...

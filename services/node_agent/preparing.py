@@ -27,6 +27,11 @@ from shared.model.names import PodUid
 logger = logging.getLogger(__name__)
 
 SHARED = 0o777
+PROBE_BYTES = 4096
+LEAST_BYTES = 16 * 1024 * 1024
+"""Regions, directories and the checkpoint of some pods."""
+LEAST_FILES = 64
+"""Some file systems count files and have room for so many only."""
 NEW_S = 300.0
 """What was made or changed within this time stays, whoever it is for: its pod may be on its way."""
 
@@ -43,6 +48,8 @@ class HostPreparing:
         self.layout = layout
         self.simulated = simulated
         self.installed = installed
+        self.lack = ""
+        """Why no container could be prepared when it was last looked at; empty: it could."""
         self._tried: tuple[tuple[int, ...], str] | None = None
 
     async def begin(self) -> None:
@@ -84,6 +91,30 @@ class HostPreparing:
         await asyncio.to_thread(self._clean, keep)
         if self.installed is not None and mounted is not None:
             await asyncio.to_thread(retire, self.installed, mounted, time.time())
+
+    async def look(self) -> None:
+        """See whether a container could be prepared now."""
+        lack = await asyncio.to_thread(self._lack)
+        if lack and lack != self.lack:
+            logger.error("no pod may come here: %s", lack)
+        self.lack = lack
+
+    def _lack(self) -> str:
+        state, probe = self.layout.state_dir, Path(self.layout.state_dir) / ".probe"
+        try:
+            with probe.open("wb") as file:
+                file.write(bytes(PROBE_BYTES))
+                file.flush()
+                os.fsync(file.fileno())
+            probe.unlink()
+            room = os.statvfs(state)
+        except OSError as error:
+            return f"nothing can be written below {state}: {error.strerror}"
+        if room.f_bavail * room.f_frsize < LEAST_BYTES:
+            return f"the disk of {state} is full"
+        if room.f_files and room.f_favail < LEAST_FILES:
+            return f"the disk of {state} has no room for more files"
+        return ""
 
     def _begin(self) -> None:
         try:
@@ -127,12 +158,15 @@ class HostPreparing:
             seed_region(place, seed_of(setup.environment), starting=starting)
 
     def _clean(self, keep: set[PodUid]) -> None:
-        root = Path(self.layout.containers)
-        before = time.time() - NEW_S
-        for name in deserted((entry.name for entry in root.iterdir()), keep):
+        root, now = Path(self.layout.containers), time.time()
+        try:
+            names = [entry.name for entry in root.iterdir()]
+        except OSError as error:
+            raise UnavailableError(f"{root} cannot be listed: {error.strerror}") from error
+        for name in deserted(names, keep):
             entry = root / name
             with contextlib.suppress(OSError):
-                if entry.lstat().st_mtime > before:
+                if abs(now - entry.lstat().st_mtime) < NEW_S:
                     continue
                 if entry.is_dir() and not entry.is_symlink():
                     shutil.rmtree(entry, ignore_errors=True)

@@ -25,6 +25,7 @@ from services.node_agent.ports import (
 )
 from services.node_agent.rebuilding import ended_pods, rebuilt
 from services.node_agent.turns import Turns
+from services.node_agent.waiting import set_within
 from shared.dialects.dialect import Dialect, Host, Paths
 from shared.model.device import Device
 from shared.model.errors import LeaseholdError, UnavailableError
@@ -48,6 +49,7 @@ TIDY_S = 10.0
 SETTLE_S = 30.0
 SETTLE_SOON_S = 1.0
 ASK_S = 2.0
+AFTER_S = 0.001
 
 
 class NodeAgent:
@@ -103,6 +105,7 @@ class NodeAgent:
         self._report = asyncio.Event()
         self._settle_now = asyncio.Event()
         self._settled = False
+        self._reported_at = 0.0
 
     # What it hears
 
@@ -138,7 +141,7 @@ class NodeAgent:
         return self.turns.tell(
             event.leases,
             self.answering.facts,
-            self.plugins.trouble(),
+            self.plugins.trouble() or self.cleaning.lack,
             blind=self.answering.finding.pods.blind,
         )
 
@@ -154,7 +157,7 @@ class NodeAgent:
     async def reports(self) -> AsyncIterator[Sequence[DeviceReported]]:
         """Report devices and activations: on change, when asked, and every ten seconds."""
         while True:
-            await _set_within(self._report, REPORT_S)
+            await set_within(self._report, REPORT_S)
             self._report.clear()
             if self.devices:
                 yield [
@@ -163,10 +166,15 @@ class NodeAgent:
                         devices=self.devices,
                         served=() if self.turns.leaving else tuple(self.shown.served),
                         activations=self.record.activations,
-                        reported_at=self.clock.now(),
+                        reported_at=self._now_at_last(),
                         by_signature=bool(self.answering.finding.pods.blind),
                     )
                 ]
+
+    def _now_at_last(self) -> float:
+        """Return the time, later than at the last call: older reports are passed over."""
+        self._reported_at = max(self.clock.now(), self._reported_at + AFTER_S)
+        return self._reported_at
 
     @emits
     async def shares(self) -> AsyncIterator[Sequence[ShareActivated | ShareRefused]]:
@@ -296,9 +304,10 @@ class NodeAgent:
 
     @loops
     async def watch_kubelet(self) -> None:
-        """See whether the kubelet's list of pods can be read, and report when that changes."""
+        """See whether the kubelet's list of pods can be read, and the disk be written to."""
         before = ""
         while True:
+            await self.cleaning.look()
             try:
                 await self.answering.finding.pods.list_pods()
             except UnavailableError as error:
@@ -322,7 +331,7 @@ class NodeAgent:
         """Ask for all leases of the node now and then: news may be lost."""
         pause_s = 0.0
         while True:
-            await _set_within(self._settle_now, pause_s)
+            await set_within(self._settle_now, pause_s)
             self._settle_now.clear()
             pause_s = SETTLE_S if await self._settle() else SETTLE_SOON_S
 
@@ -383,12 +392,3 @@ class NodeAgent:
             mounts = (mount for entry in self.record.answers for mount in entry.setup.mounts)
             mounted = {mount.host_path for mount in mounts}
             await self.cleaning.clean(live, None if self.record.lost else mounted)
-
-
-async def _set_within(event: asyncio.Event, seconds: float) -> bool:
-    try:
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    except TimeoutError:
-        return False
-    return True

@@ -8,6 +8,7 @@ from typing import Any
 
 from services.node_agent.cdi_files import DriverPlaces
 from services.node_agent.device_lists import USUAL, Strategies, strategies_of
+from services.node_agent.hardware import LAYOUTS, NVML
 from services.node_agent.inventory import Division, check_division, isolation_of
 from services.node_agent.library import current
 from shared.clients.kubeconfig import Credentials
@@ -35,7 +36,6 @@ EXAMPLES = (
 )
 
 SERVICE_ACCOUNT_TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
-NVML = "nvml"
 MONITOR = "0.0.0.0:9394"
 """Where HAMi's and Volcano's monitors are scraped."""
 NVML_LOOK_S = 5.0
@@ -63,10 +63,7 @@ class AgentSettings(ServiceSettings):
     kubeconfig: Path | None = setting(
         None, "API server; default: as kubectl finds it, or in-cluster"
     )
-    gpus: str = setting(
-        NVML,
-        "nvml, or a layout of simulated GPUs such as 8xA100-80GB, 4xT4+2xA10, 4xA100-40GB:mig",
-    )
+    gpus: str = setting(NVML, LAYOUTS)
     fault_file: Path | None = setting(
         None, 'faults of simulated GPUs: {"0": "unhealthy"}, by index or UUID, read each second; '
         "others: hang, vanish, xid-79 (any number), memory-8192 (its MiB from now on), mode-flip, "
@@ -125,8 +122,12 @@ class AgentSettings(ServiceSettings):
         "volcano-vgpu-node-config, likewise"
     )  # fmt: skip
     partition: bool = setting(
-        True, "change the MIG layout of devices that nobody uses as leases want it; otherwise what "
+        True, "have MIG layouts of devices that nobody uses changed as leases want it; else what "
         "is on a device is all that it offers"
+    )  # fmt: skip
+    partition_socket: Path | None = setting(
+        None, "socket of the partitioner, which has the rights to list and change MIG instances; "
+        "without it, real devices keep their layouts"
     )  # fmt: skip
     gpu_strategy: str = setting(
         Strategy.AUTO,
@@ -153,6 +154,11 @@ class AgentSettings(ServiceSettings):
         return self.gpus != NVML
 
     @property
+    def partitions(self) -> bool:
+        """Whether MIG layouts are changed: real ones only by a partitioner of its own."""
+        return self.partition and (self.simulated or self.partition_socket is not None)
+
+    @property
     def division(self) -> Division:
         """How GPUs are shared as flags say; raises RequestError naming the one that cannot be."""
         usual = Division()
@@ -161,7 +167,7 @@ class AgentSettings(ServiceSettings):
             split_count=usual.split_count if split is None else split,
             unit_mib=usual.unit_mib if unit is None else unit,
             strategy=self.gpu_strategy,
-            partition=self.partition,
+            partition=self.partitions,
             isolation=isolation_of(self.isolation),
         )
         check_division(division, Strategy.ALL)

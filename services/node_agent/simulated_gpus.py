@@ -47,7 +47,9 @@ instance is made, no compute instance is, none is although NVML says so, NVML do
 from making one; processes use all instances. Besides `xid-79`, such an event at each look, and
 `memory-8192`, its memory in MiB from now on."""
 LIMIT_S = 1.0
-"""So long a simulated GPU may take to answer."""
+"""So long simulated GPUs may take to answer while one of them is to hang."""
+SLOW_S = 20.0
+"""And so long otherwise, as real ones may: it is the machine that is slow then, and not a GPU."""
 HANGING_S = 0.05
 _NAMESPACE = uuid.UUID("0b7a4d0e-7f0c-4d55-9f5b-2f2f0f9d7a11")
 _PART = re.compile(r"(\d+)x(.+?)(:mig)?")
@@ -105,7 +107,7 @@ class SimulatedGpus:
         self.node = node
         self.gpus = parse_layout(layout)
         self.fault_file = fault_file
-        self._looking = Looking(self._count, self._look, limit_s=LIMIT_S)
+        self._looking = Looking(self._count, self._look, limit_s=self._limit_s)
         self.mig = SimulatedMig(
             mig_file or Path("simulated-mig.json"),
             {
@@ -164,6 +166,9 @@ class SimulatedGpus:
     async def destroy_instance(self, device: DeviceUuid, gi: int) -> None:
         """Remove an instance without compute instances."""
         await asyncio.to_thread(self.mig.destroy_instance, device, gi)
+
+    def _limit_s(self) -> float:
+        return LIMIT_S if HANG in self._faults().values() else SLOW_S
 
     def _count(self) -> int:
         self._faults()

@@ -143,15 +143,14 @@ class Turns:
         self, asked: Sequence[Lease], node: Node | None, trouble: str | None, *, blind: str
     ) -> BindTold:
         """Say which pods must wait; `blind` says why the kubelet's list cannot be read."""
-        if self.leaving or node is None or trouble is not None:
+        if self.leaving or node is None or trouble:
             why = LEAVES if self.leaving else trouble or "its devices are not known yet"
-            return BindTold(held=tuple(lease.pod for lease in asked), reason=why, free=False)
+            return _closed(asked, why)
         if not blind:
             held = self._beyond(asked)
             return BindTold(held=held, reason=BUSY if held else "", free=False, soon=True)
         if not self.leases.settled:
-            held = tuple(lease.pod for lease in asked)
-            return BindTold(held=held, reason=UNSETTLED, free=False)
+            return _closed(asked, UNSETTLED)
         held = self._out_of_turn(asked, node)
         why = f"another pod that asks for the same must be served first, as {blind}" if held else ""
         return BindTold(held=held, reason=why, free=False, soon=True)
@@ -213,3 +212,8 @@ class Turns:
     def _is_bound(self, pod: PodUid) -> bool:
         lease = self.leases.find(pod)
         return lease is not None and lease.state in HONOURED
+
+
+def _closed(asked: Sequence[Lease], why: str) -> BindTold:
+    held = tuple(lease.pod for lease in asked)
+    return BindTold(held=held, reason=why, free=False, closed=True)

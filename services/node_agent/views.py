@@ -14,6 +14,7 @@ import msgspec
 from services.node_agent.inventory import Shown
 from services.node_agent.node_objects import NodeObjects
 from services.node_agent.shared_lists import with_ours
+from services.node_agent.waiting import set_within
 from shared.clients.kube import Kube, pod_path
 from shared.clients.kube_errors import KubeConflictError, NotFoundError
 from shared.dialects import DIALECTS
@@ -103,7 +104,7 @@ class Views:
                 if self.shown is not None:
                     await self._write_node(self.shown)
                 pause_s = PAUSE_S
-                await _set_within(self._node_changed, LOOK_S)
+                await set_within(self._node_changed, LOOK_S)
             except LeaseholdError as error:
                 logger.warning("the node's view waits %g s: %s", pause_s, error)
                 await asyncio.sleep(pause_s)
@@ -166,12 +167,3 @@ class Views:
         """Patch the pod if it is still the one that holds the lease."""
         body = {"metadata": {"uid": lease.pod, "annotations": annotations}}
         await self.kube.patch_merge(pod_path(lease.namespace, lease.name), body)
-
-
-async def _set_within(event: asyncio.Event, seconds: float) -> bool:
-    try:
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    except TimeoutError:
-        return False
-    return True

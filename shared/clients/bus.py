@@ -123,6 +123,10 @@ class Inbox:
                 await subscription.unsubscribe()
 
 
+class NobodyListensError(UnavailableError):
+    """A question was put that nobody there is could answer."""
+
+
 class Bus:
     """A connection that heals itself. Publishing raises UnavailableError while it is away."""
 
@@ -206,11 +210,14 @@ class Bus:
     async def ask(self, question: Event, answer: type[E], *, timeout_s: float = 2.0) -> E:
         """Put a question to any one replica of whoever answers it.
 
-        Raises UnavailableError if nobody answers within `timeout_s` seconds.
+        Raises UnavailableError if nobody answers within `timeout_s` seconds; NobodyListensError, at
+        once, if there is nobody who could.
         """
         subject = subjects.asked(type(question), question.route)
         try:
             reply = await self.client.request(subject, wire.encode([question]), timeout=timeout_s)
+        except nats.errors.NoRespondersError as error:
+            raise NobodyListensError(f"nobody is there for {question.subject}") from error
         except (nats.errors.Error, TimeoutError) as error:
             raise UnavailableError(
                 f"nobody answered {question.subject} within {timeout_s:g} s"

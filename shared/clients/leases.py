@@ -16,6 +16,7 @@ the server does not answer or refuses to write, and while the ledger is not read
     release(pods, reason)       -> the leases that ended;   expire(now) -> the same for reservations
     load(pods), load_node(node), load_all()                 live leases
     save_node(facts), save_devices(report), remove_node(name)   inventory; True if it changed
+    keep_shut(words)            -> the nodes that no pod may be bound to now
     snapshot(), changes(position), capacity()               for mirrors
     wait(verdicts), waiting(), forget_waiting(pods), offers(now)    pods that fit nowhere yet
     epoch(), begin_rebuild(now), restore(leases, ...), finish_rebuild(token)
@@ -29,7 +30,7 @@ lost writes it had answered (a replica that was behind took over) is recognised 
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Self
@@ -253,7 +254,8 @@ class RedisLeases(WaitingPods, Accounts):
     async def save_devices(self, report: DeviceReported) -> bool:
         """Write what a node's agent reports; also possible during a rebuild.
 
-        A report older than the stored one is passed over. Leases stay, whatever it says: a device
+        A report less than two minutes older than the stored one is passed over; one that is older
+        still is of an agent whose clock was set back. Leases stay, whatever it says: a device
         that is missing, unhealthy or smaller than its use takes nothing new. A device's fence is
         raised to those that its agent has honoured.
         """
@@ -262,6 +264,14 @@ class RedisLeases(WaitingPods, Accounts):
     async def remove_node(self, name: NodeName) -> bool:
         """Note that a node is gone; its leases stay until they are released."""
         return bool(await self._connection.run("remove_node", name, state="open"))
+
+    async def keep_shut(self, words: Mapping[NodeName, str]) -> frozenset[NodeName]:
+        """Note why no pod may be bound to nodes now; empty: one may be. Return all that are shut.
+
+        Their leases stay, and so does what they report; mirrors are told that they serve nothing.
+        """
+        parts = [part for word in words.items() for part in word]
+        return frozenset(map(NodeName, await self._connection.run("shut", parts)))
 
     async def capacity(self) -> int:
         """Return the capacity number: it rises whenever something is freed or added."""

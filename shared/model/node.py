@@ -1,12 +1,20 @@
 """Nodes: the ordinary facts of a machine that decide whether a pod may run there."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from shared.model.names import NodeName
 
 AGENT_ANNOTATION = "leasehold.dev/agent"
 """On a node: our agent reports its devices, and whatever else is written there is a view."""
+
+SHUT = "leasehold.dev/shut: "
+"""In place of all resources that a node serves: no pod may be bound to it now, and why."""
+
+
+def shut_because(served: Iterable[str]) -> str:
+    """Return why no pod may be bound to a node that serves these; empty: one may be."""
+    return next((name.removeprefix(SHUT) for name in served if name.startswith(SHUT)), "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

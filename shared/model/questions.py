@@ -64,6 +64,8 @@ class BindTold(Event):
     """For a moment nothing else need be asked for: it is not the pods that matter."""
     soon: bool = False
     """It is a matter of moments: those held come next, once the kubelet has asked for others."""
+    closed: bool = False
+    """No pod whatever may be bound to the node now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ would reject it, and its owner reads the sentences he knows.
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from shared.model.node import NodeFacts, Taint
+from shared.model.node import NodeFacts, Taint, shut_because
 from shared.model.quantity import amount_text
 from shared.model.request import NodeDemands, NodeTerm, PodRequest, Toleration
 
@@ -140,10 +140,13 @@ def port_taken(wanted: tuple[str, ...], taken: tuple[str, ...]) -> Blocked | Non
 
 
 def not_served(triggers: tuple[str, ...], served: frozenset[str]) -> Blocked | None:
-    """Refuse a node whose device plugin does not serve a resource that the pod asks for."""
+    """Refuse a node that is shut, or does not serve a resource that the pod asks for."""
     missing = [name for name in triggers if name not in served]
     if not missing:
         return None
+    why = shut_because(served)
+    if why:
+        return Blocked("NodeShut", "node(s) could start no container on a GPU now", why)
     return Blocked("ResourceNotServed", f"node(s) did not serve {missing[0]}")
 
 

@@ -9,7 +9,11 @@ class Clock(Protocol):
     """What a service knows of time."""
 
     def now(self) -> float:
-        """Return Unix seconds."""
+        """Return Unix seconds; may jump either way when the machine's clock is set."""
+        ...
+
+    def ticks(self) -> float:
+        """Return seconds from some start of this process, that only go on: for durations."""
         ...
 
     async def sleep(self, duration_s: float) -> None:
@@ -23,6 +27,10 @@ class SystemClock:
     def now(self) -> float:
         """Return Unix seconds."""
         return time.time()
+
+    def ticks(self) -> float:
+        """Return seconds that no setting of the clock changes."""
+        return time.monotonic()
 
     async def sleep(self, duration_s: float) -> None:
         """Return after `duration_s` seconds."""

@@ -116,10 +116,10 @@ def merged(made: Mapping[Parts, Any]) -> Any:
             key: merged({chosen: tree.get(key, ABSENT) for chosen, tree in made.items()})
             for key in keys
         }
-    if _side_by_side(trees):
+    order = _order(trees)
+    if order is not None:
         return [
-            merged({chosen: tree[index] for chosen, tree in made.items()})
-            for index in range(len(trees[0]))
+            merged({chosen: _named(name, tree) for chosen, tree in made.items()}) for name in order
         ]
     part = next(part for part in parts() if _matters(part, made))
     return Choice(
@@ -129,14 +129,20 @@ def merged(made: Mapping[Parts, Any]) -> Any:
     )
 
 
-def _side_by_side(trees: Sequence[Any]) -> bool:
-    """Whether these are lists of the same named things in the same order."""
-    if not all(isinstance(tree, list) for tree in trees):
-        return False
-    names = [
-        tuple(it.get("name") if isinstance(it, dict) else None for it in tree) for tree in trees
+def _order(trees: Sequence[Any]) -> tuple[str, ...] | None:
+    """The names of all things in lists of named things, if one list has them all in this order."""
+    if not all(isinstance(tree, list) and tree for tree in trees):
+        return None
+    names: list[tuple[str, ...]] = [
+        tuple(it.get("name", "") if isinstance(it, dict) else "" for it in tree) for tree in trees
     ]
-    return None not in names[0] and all(found == names[0] for found in names)
+    most = max(names, key=len)
+    in_order = all(found == tuple(name for name in most if name in found) for found in names)
+    return most if "" not in most and in_order else None
+
+
+def _named(name: str, things: Sequence[Any]) -> Any:
+    return next((it for it in things if it["name"] == name), ABSENT)
 
 
 def _matters(part: str, made: Mapping[Parts, Any]) -> bool:
@@ -164,7 +170,9 @@ def lines(tree: Any, depth: int = 0) -> Iterator[str]:
             yield from _entry(key, value, depth)
         return
     for item in tree:
-        if isinstance(item, dict | list) and item:
+        if isinstance(item, Choice):
+            yield from chosen_between(item, lambda branch: lines([branch], depth), pad)
+        elif isinstance(item, dict | list) and item:
             first, *others = lines(_sure_first(item), depth + 1)
             yield f"{pad}- {first.lstrip()}"
             yield from others

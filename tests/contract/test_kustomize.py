@@ -82,7 +82,8 @@ def test_only_the_node_agent_is_root_and_sees_the_host() -> None:
             inside = container["securityContext"]
             assert inside["readOnlyRootFilesystem"] is True
             assert inside["allowPrivilegeEscalation"] is False
-            assert inside["capabilities"] == {"drop": ["ALL"]}
+            own = {"add": ["DAC_OVERRIDE"]} if agent else {}
+            assert inside["capabilities"] == {"drop": ["ALL"], **own}
             assert inside.get("runAsUser", 65532) == (0 if agent else 65532)
 
 

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from services.node_agent.device_lists import BY_CDI
+from services.node_agent.partitioner import PartitionerSettings
 from services.node_agent.settings import AgentSettings
 
 K8S = Path(__file__).parents[2] / "k8s"
@@ -167,19 +168,27 @@ def test_a_component_goes_with_the_base(name: str, tmp_path: Path) -> None:
     assert len(with_component(name, tmp_path)) >= len(built(K8S / "base"))
 
 
-def test_the_mig_component_gives_the_agent_alone_what_the_driver_asks_for(tmp_path: Path) -> None:
+def test_the_mig_component_adds_a_partitioner_and_gives_nobody_else_a_right(tmp_path: Path) -> None:
     found = with_component("mig", tmp_path)
     before = {o["metadata"]["name"]: o for o in built(K8S / "base") if o["kind"] in WORKLOADS}
 
     for workload in (o for o in found if o["kind"] in WORKLOADS):
         if workload["metadata"]["name"] != "node-agent":
             assert workload == before[workload["metadata"]["name"]]
-    agent = container(one(found, "DaemonSet", "node-agent"))
-    told = {env["name"]: env.get("value") for env in agent["env"]}
+    parts = one(found, "DaemonSet", "node-agent")["spec"]["template"]["spec"]["containers"]
+    agent, partitioner = sorted(parts, key=lambda part: part["name"])
+    assert agent["securityContext"] == container(before["node-agent"])["securityContext"]
+    assert not any("MIG" in env["name"] for env in agent["env"])
+    told = {env["name"]: env.get("value") for env in partitioner["env"]}
     assert told["NVIDIA_MIG_MONITOR_DEVICES"] == told["NVIDIA_MIG_CONFIG_DEVICES"] == "all"
-    assert told["NVIDIA_VISIBLE_DEVICES"] == "all"
-    assert agent["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["SYS_ADMIN"]}
-    assert agent["securityContext"]["readOnlyRootFilesystem"] is True
+    assert partitioner["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["SYS_ADMIN"]}
+    assert partitioner["securityContext"]["readOnlyRootFilesystem"] is True
+    assert "envFrom" not in partitioner
+    [shared] = partitioner["volumeMounts"]
+    assert shared in agent["volumeMounts"]
+    asked = {env["name"]: env.get("value") for env in agent["env"]}
+    assert asked["LEASEHOLD_PARTITION_SOCKET"] == str(PartitionerSettings().socket)
+    assert asked["LEASEHOLD_PARTITION_SOCKET"].startswith(shared["mountPath"])
 
 
 def test_the_cdi_component_lets_the_agent_write_there_and_see_the_driver(tmp_path: Path) -> None:

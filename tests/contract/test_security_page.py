@@ -1,4 +1,4 @@
-"""The table of rights in docs/security.md is drawn from the manifests.
+"""The tables of rights in docs/security.md are drawn from the manifests.
 
 Draw it anew with `python -m tests.contract.test_security_page`.
 """
@@ -47,22 +47,85 @@ def _words(rule: dict[str, Any]) -> str:
     return f"{', '.join(rule['verbs'])} {resources}{of}{named}"
 
 
+def containers() -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """Every container of ours with its name and its pod, the partitioner's of the component too."""
+    mig = yaml.safe_load((ROOT / "k8s" / "components" / "mig" / "kustomization.yaml").read_text())
+    patched = [yaml.safe_load(patch["patch"]) for patch in mig["patches"]]
+    pods: dict[str, dict[str, Any]] = {}
+    for found in (*manifests(), *patched):
+        if found["kind"] in {"Deployment", "DaemonSet"}:
+            name = found["metadata"]["name"]
+            pod = pods[name] = pods.get(name, {}) | found["spec"]["template"]["spec"]
+            yield from (
+                (container["name"], container, pod)
+                for container in pod["containers"]
+                if container.get("image", "").partition(":")[0] == "leasehold"
+            )
+
+
+def privileges() -> list[str]:
+    """Rows of what each container may do on its node."""
+    return [
+        f"| {name} | {_user(container, pod)} | {_capabilities(container)} | "
+        f"{'the node' if pod.get('hostPID') else 'its own'} | {_host_paths(container, pod)} |"
+        for name, container, pod in sorted(containers(), key=lambda found: found[0])
+    ]
+
+
+def _user(container: dict[str, Any], pod: dict[str, Any]) -> str:
+    context = {**pod.get("securityContext", {}), **container.get("securityContext", {})}
+    return "root" if context.get("runAsUser") == 0 else str(context.get("runAsUser", "65532"))
+
+
+def _capabilities(container: dict[str, Any]) -> str:
+    context = container.get("securityContext", {})
+    added = context.get("capabilities", {}).get("add", [])
+    return "all: it is privileged" if context.get("privileged") else ", ".join(added) or "none"
+
+
+def _host_paths(container: dict[str, Any], pod: dict[str, Any]) -> str:
+    volumes = {
+        one["name"]: one["hostPath"]["path"] for one in pod.get("volumes", []) if "hostPath" in one
+    }
+    mounts = [
+        f"`{volumes[mount['name']]}`{' read-only' if mount.get('readOnly') else ''}"
+        for mount in container.get("volumeMounts", [])
+        if mount["name"] in volumes
+    ]
+    return ", ".join(mounts) or "nothing"
+
+
+def _between(mark: str, rows: list[str], page: str) -> str:
+    table = "\n".join(rows)
+    return re.sub(
+        rf"(<!-- generated: {mark} -->\n).*?(<!-- end -->)",
+        lambda found: f"{found[1]}{table}\n{found[2]}",
+        page,
+        flags=re.DOTALL,
+    )
+
+
 def drawn() -> str:
     rows = [
         f"| {name} | {'; '.join(may) or 'nothing: it has no token'} |"
         for name, may in sorted(rights().items())
     ]
-    table = "\n".join(["| service | may |", "|---|---|", *rows])
-    return re.sub(
-        r"(<!-- generated: rights -->\n).*?(<!-- end -->)",
-        lambda found: f"{found[1]}{table}\n{found[2]}",
-        PAGE.read_text(),
-        flags=re.DOTALL,
-    )
+    page = _between("rights", ["| service | may |", "|---|---|", *rows], PAGE.read_text())
+    head = "| container | user | capabilities | process ids | sees of its node's files |"
+    return _between("privileges", [head, "|---|---|---|---|---|", *privileges()], page)
 
 
-def test_the_table_of_rights_is_that_of_the_manifests() -> None:
+def test_the_tables_of_rights_are_those_of_the_manifests() -> None:
     assert drawn() == PAGE.read_text(), "python -m tests.contract.test_security_page"
+
+
+def test_no_container_is_privileged_and_capabilities_are_few() -> None:
+    able = {name: _capabilities(container) for name, container, _ in containers()}
+
+    assert {name: found for name, found in able.items() if found != "none"} == {
+        "node-agent": "DAC_OVERRIDE",
+        "partitioner": "SYS_ADMIN",
+    }
 
 
 if __name__ == "__main__":

@@ -218,7 +218,7 @@ SAMPLES: tuple[Event, ...] = (
     EndAsked(node=NODE, pod=POD),
     EndTold(ended=True),
     BindAsked(node=NODE, leases=(LEASE,)),
-    BindTold(held=(POD,), reason="it restarts", free=False),
+    BindTold(held=(POD,), reason="it restarts", free=False, closed=True),
     BudgetChanged(
         namespace=NS,
         state="exhausted",

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from shared.model.ledger import Full, Reserved
+from shared.model.node import shut_because
 from tests.support.ledger import (
     NOW,
     assert_sound,
@@ -69,3 +70,58 @@ async def test_a_closed_device_takes_nothing_until_it_is_opened_again(url: str) 
         assert await leases.capacity() > capacity
         await reserve(leases, wish("r", share("a", 1)))
         await assert_sound(leases)
+
+
+async def test_a_shut_node_serves_nothing_to_mirrors_and_offers_what_it_has_when_it_opens(
+    url: str,
+) -> None:
+    served = report("a", [device("a", 0)], at=NOW)
+    async with ledger(url) as leases:
+        await leases.save_node(facts("a"))
+        await leases.save_devices(served)
+        [held] = await leases.reserve([wish("p", share("a", 0))], now=NOW, ttl_s=30)
+        start = await leases.snapshot()
+        name = start.nodes[0].facts.name
+        feed = leases.changes(start.position)
+
+        assert await leases.keep_shut({name: "its agent is silent"}) == {name}
+        assert await leases.keep_shut({name: "its agent is silent"}) == {name}
+        [[shut]] = [await anext(feed)]
+        [seen] = (await leases.snapshot()).nodes
+        before = await leases.capacity()
+        assert await leases.keep_shut({}) == {name}
+        await leases.save_devices(replace(served, reported_at=NOW + 1))
+        assert shut_because((await leases.snapshot()).nodes[0].serving) != ""
+        assert await leases.keep_shut({name: ""}) == set()
+        [*_, opened] = await anext(feed)
+
+        assert shut_because(shut.nodes[0].serving) == "its agent is silent"
+        assert seen.serving == shut.nodes[0].serving
+        assert [use for _, use in seen.devices] == [use for _, use in start.nodes[0].devices]
+        assert opened.nodes[0].serving == {"volcano.sh/vgpu-number"}
+        assert await leases.capacity() > before, "who waits is told"
+        assert isinstance(held, Reserved)
+        await assert_sound(leases)
+
+
+async def test_a_node_that_is_gone_is_shut_no_more_and_an_unknown_one_never(url: str) -> None:
+    async with ledger(url) as leases:
+        await leases.save_node(facts("a"))
+        assert await leases.keep_shut({facts("a").name: "why", facts("b").name: "why"}) == {"a"}
+
+        await leases.remove_node(facts("a").name)
+
+        assert await leases.keep_shut({}) == set()
+
+
+async def test_a_report_of_an_agent_whose_clock_was_set_back_counts(url: str) -> None:
+    two, one = [device("a", 0), device("a", 1)], [device("a", 0)]
+    async with ledger(url) as leases:
+        await leases.save_node(facts("a"))
+        await leases.save_devices(report("a", one, at=NOW + 3600))
+
+        assert not await leases.save_devices(report("a", two, at=NOW + 3590)), "it came late"
+        assert await leases.save_devices(report("a", two, at=NOW))
+
+        [node] = (await leases.snapshot()).nodes
+        assert [found.index for found, _ in node.devices] == [0, 1]

@@ -13,6 +13,7 @@ from shared.model.errors import RequestError
 from shared.model.lease import LeaseState
 from shared.model.names import NodeName, PodUid
 from shared.model.questions import EndAsked
+from shared.runtime.clock import SystemClock
 from tests.support.kubelet import NODE, container, eventually, pod
 from tests.support.node_agent import MEMORY, NUMBER, Site, share, site
 
@@ -438,3 +439,23 @@ async def test_nothing_is_forgotten_before_the_ledger_has_told_which_leases_live
             await eventually(lambda: not agent.record.pods)
 
     assert kept == {lease.pod}
+
+
+class SetBack(SystemClock):
+    """A clock that somebody sets back by an hour."""
+
+    def now(self) -> float:
+        return super().now() - 3600
+
+
+async def test_reports_stay_newer_than_those_before_when_the_clock_is_set_back() -> None:
+    async with site() as at, at.running() as agent:
+        await eventually(lambda: at.reported)
+        agent.clock = SetBack()
+        before = len(at.reported)
+        await agent.answer_listing([])
+        await eventually(lambda: len(at.reported) > before)
+
+        times = [report.reported_at for report in at.reported]
+
+    assert times == sorted(set(times))

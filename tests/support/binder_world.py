@@ -11,6 +11,7 @@ from services.binder.agents import BusAgents
 from services.binder.assembly import assemble
 from services.binder.binding import PodSeen
 from services.binder.explaining import ConditionSeen
+from services.binder.presence import Silence
 from services.binder.service import Binder
 from shared.model.errors import ConflictError, LeaseholdError, RequestError, UnavailableError
 from shared.model.event import Event
@@ -81,6 +82,7 @@ class FakeLedger:
         self.nodes: dict[NodeName, NodeFacts] = {}
         self.devices: dict[NodeName, DeviceReported] = {}
         self.quotas: tuple[Quota, ...] = ()
+        self.shut: dict[NodeName, str] = {}
 
     async def epoch(self) -> str | None:
         return "epoch" if self.is_ready else None
@@ -142,6 +144,10 @@ class FakeLedger:
 
     async def remove_node(self, name: NodeName) -> bool:
         return self.nodes.pop(name, None) is not None
+
+    async def keep_shut(self, words: Mapping[NodeName, str]) -> frozenset[NodeName]:
+        self.shut = {node: why for node, why in {**self.shut, **words}.items() if why}
+        return frozenset(self.shut)
 
     async def save_quotas(self, quotas: Sequence[Quota], *, told_at: float) -> bool:
         self.quotas = tuple(quotas)
@@ -298,7 +304,7 @@ class FakeAgents:
         self.told: dict[NodeName, BindTold] = {}
         """What each says about pods to be bound; without, that all may be."""
 
-    async def may_bind(self, node: NodeName, leases: Sequence[Lease]) -> BindTold:
+    async def may_bind(self, node: NodeName, leases: Sequence[Lease]) -> BindTold | Silence:
         return self.told.get(node, BindTold())
 
     async def which_ended(self, node: NodeName, pods: Sequence[PodUid]) -> set[PodUid]:

@@ -10,10 +10,15 @@ class FakeClock:
 
     def __init__(self, now: float = 1_787_000_000.0) -> None:
         self.time = now
+        self.set_by = 0.0
+        """What the wall clock was set forward by."""
         self.sleepers: list[tuple[float, int, asyncio.Event]] = []
         self.counter = itertools.count()
 
     def now(self) -> float:
+        return self.time + self.set_by
+
+    def ticks(self) -> float:
         return self.time
 
     async def sleep(self, duration_s: float) -> None:

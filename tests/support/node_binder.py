@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from services.binder.presence import Presence
+from services.binder.presence import Presence, Silence
 from services.simcluster.binding import bind
-from shared.model.errors import UnavailableError
 from shared.model.lease import Lease, LeaseState, Share
 from shared.model.names import NodeName
 from shared.model.questions import BindAsked, BindTold
@@ -24,9 +23,9 @@ class Agents:
 
     at: Site
 
-    async def may_bind(self, node: NodeName, leases: Sequence[Lease]) -> BindTold:
+    async def may_bind(self, node: NodeName, leases: Sequence[Lease]) -> BindTold | Silence:
         if self.at.agent is None:
-            raise UnavailableError("nobody answers")
+            return Silence("nobody is there", listens=False)
         return await self.at.agent.may_bind(BindAsked(node=node, leases=tuple(leases)))
 
 

@@ -16,7 +16,7 @@ from shared.model.events import PodQueued
 from shared.model.lease import Lease, LeaseState, MigPlace, Share
 from shared.model.ledger import LedgerNode, NodeAccount, Waiting
 from shared.model.names import BUDGET_GATE, SCHEDULERS, DeviceUuid, Namespace, NodeName, PodUid
-from shared.model.node import NodeFacts
+from shared.model.node import SHUT, NodeFacts
 from shared.model.placement import DeviceVerdict, NodeVerdict, Refusal
 from shared.model.request import Gang, PodRequest
 
@@ -104,6 +104,21 @@ def test_explain_of_a_running_pod_names_lease_device_slot_and_fence() -> None:
     assert "3000 of 15000 MiB, 30 % of its cores in 1 of 4 shares" in text
     assert "volcano.sh/vgpu-node: x" in text
     assert shape(bound, answer)["lease"]["version"] == 7
+
+
+def test_explain_says_why_a_reservation_goes_no_further() -> None:
+    node = replace(ACCOUNT.node, served=(f"{SHUT}its agent does not answer",))
+    reserved = replace(LEASE, state=LeaseState.RESERVED)
+
+    stuck = replace(ACCOUNT, node=node, leases=(reserved,))
+    active = replace(ACCOUNT, node=node)
+
+    def told(account: NodeAccount) -> str:
+        facts = Facts(read_at=1_000.0, accounts=(account,))
+        return "\n".join(explain(POD, facts, OURS).lines)
+
+    assert "it waits    its agent does not answer" in told(stuck)
+    assert "it waits" not in told(active)
 
 
 def test_explain_of_a_waiting_pod_names_every_device_and_the_next_thing_to_try() -> None:

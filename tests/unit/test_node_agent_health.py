@@ -218,7 +218,7 @@ async def test_a_gpu_that_hangs_holds_up_no_other_and_is_not_asked_twice() -> No
             hang.wait(10)
         return gpu(DeviceUuid(f"GPU-{number}"), index=number)
 
-    looking = Looking(lambda: 2, ask, limit_s=0.2)
+    looking = Looking(lambda: 2, ask, limit_s=lambda: 0.2)
     await looking.look()
     hangs = True
     stuck = [await looking.look() for _ in range(2)]
@@ -241,7 +241,7 @@ async def test_a_gpu_that_takes_anothers_number_is_not_taken_for_it() -> None:
             raise UnavailableError("NVML: GPU is lost")
         return gpu(DeviceUuid(f"GPU-{order[number]}"), index=number)
 
-    looking = Looking(lambda: 2, ask, limit_s=1)
+    looking = Looking(lambda: 2, ask, limit_s=lambda: 1.0)
     await looking.look()
     order = ["b"]
     found = await looking.look()

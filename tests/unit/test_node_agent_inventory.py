@@ -1,5 +1,6 @@
 """What a node has and shows."""
 
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -158,6 +159,31 @@ async def test_simulated_gpus_keep_their_names_and_read_their_faults(tmp_path: P
     assert before == await SimulatedGpus(node, "2xT4").discover()
     assert [gpu.fault is None for gpu in after] == [True, False]
     assert uuid_of(NodeName("node-1"), 0) != uuid_of(node, 0)
+
+
+class OnASlowMachine(SimulatedGpus):
+    """Simulated GPUs whose threads get the processor late."""
+
+    def _look(self, index: int) -> Gpu | None:
+        time.sleep(0.2)
+        return super()._look(index)
+
+
+async def test_simulated_gpus_are_not_taken_for_silent_because_the_machine_is_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.node_agent.simulated_gpus.LIMIT_S", 0.05)
+    node, faults = NodeName("node-0"), tmp_path / "faults.json"
+    gpus = OnASlowMachine(node, "2xT4", faults)
+
+    slow = await gpus.discover()
+    faults.write_text('{"1": "hang"}')
+    hanging = await gpus.discover()
+    faults.write_text("{}")
+
+    assert [gpu.fault for gpu in slow] == [None, None]
+    assert hanging[1].fault is not None
+    assert hanging[1].fault.code == "NoAnswer"
 
 
 def test_many_ids_are_kept_as_runs_and_compare_equal_in_any_order() -> None:

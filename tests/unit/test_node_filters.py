@@ -2,7 +2,7 @@
 
 import pytest
 
-from shared.model.node import Taint
+from shared.model.node import SHUT, Taint
 from shared.model.request import NodeDemands, NodeTerm, Toleration
 from shared.placing.node_filters import (
     UNSCHEDULABLE,
@@ -184,6 +184,14 @@ def test_a_resource_that_no_plugin_serves_blocks() -> None:
 
     assert not_served(("volcano.sh/vgpu-number",), served) is None
     assert code_of(not_served(("volcano.sh/gpu-memory",), served)) == "ResourceNotServed"
+
+
+def test_a_shut_node_blocks_who_asks_for_a_gpu_and_says_why() -> None:
+    blocked = not_served(("volcano.sh/vgpu-number",), frozenset({f"{SHUT}its agent hangs"}))
+
+    assert blocked is not None
+    assert (blocked.code, blocked.numbers) == ("NodeShut", "its agent hangs")
+    assert not_served((), frozenset({f"{SHUT}its agent hangs"})) is None
 
 
 def test_the_first_reason_is_the_one_that_waiting_helps_least() -> None:

@@ -67,6 +67,9 @@ class Clock:
     def now(self) -> float:
         return 1_000.0
 
+    def ticks(self) -> float:
+        return 1_000.0
+
     async def sleep(self, duration_s: float) -> None:
         await asyncio.sleep(0)
 

@@ -20,6 +20,7 @@
 --   on            zset   pod -> number of the node that it has a lease on
 --   ganged        zset   gang|pod of every live lease of a gang, all of score 0
 --   facts:NAME    hash   facts, rules, seen, closed, devices, uuids, served, reported
+--   shut          hash   node -> why no pod may be bound to it now, though it serves resources
 --   due           zset   {version, pods} packed -> instant at which their reservations end
 --   freed         zset   node -> capacity number at which something on it was freed last
 --   waiting       hash   pod -> {group (see QUIET), order, verdict's capacity, since, record,
@@ -97,14 +98,19 @@ local nodes, devices, leases = caches.nodes, caches.devices, caches.leases
 local changed_nodes, changed_devices, inventories = {}, {}, {}
 local freed, due, on, written, joining = {}, {}, {}, {}, {}
 
-local node_formats = {}
-local function node_format(count)
-  local format = node_formats[count]
-  if not format then
-    format = '<BdbI4Bc0Hc0' .. string.rep('dd', count)
-    node_formats[count] = format
+-- A script has at most 200 local names, and some have nearly as many: what only one function needs
+-- is local to it.
+local node_format
+do
+  local formats = {}
+  function node_format(count)
+    local format = formats[count]
+    if not format then
+      format = '<BdbI4Bc0Hc0' .. string.rep('dd', count)
+      formats[count] = format
+    end
+    return format
   end
-  return format
 end
 
 local function node_value(node)
@@ -188,6 +194,12 @@ local function pods_on(node)
   return call('ZRANGEBYSCORE', P .. 'on', node[N_NUMBER], node[N_NUMBER])
 end
 
+-- What is told of the resources that a node serves: of one that is shut, why. See shared.model.node.
+local function told_served(name, served)
+  local why = call('HGET', P .. 'shut', name)
+  return why and cjson.encode({'leasehold.dev/shut: ' .. why}) or served or '[]'
+end
+
 local function touch_node(name)
   changed_nodes[name] = true
 end
@@ -242,14 +254,17 @@ local function takes_of(lease, value)
   return takes_at(value, LEASE_BYTES + GRANT_BYTES * lease[L_COUNT] + lease[L_LENGTH])
 end
 
-local texts = {}
-local function resources_in(text)
-  local resources = texts[text]
-  if not resources then
-    resources = parse(text)
-    texts[text] = resources
+local resources_in
+do
+  local texts = {}
+  function resources_in(text)
+    local resources = texts[text]
+    if not resources then
+      resources = parse(text)
+      texts[text] = resources
+    end
+    return resources
   end
-  return resources
 end
 
 -- Its tags, resources, pod, gang and namespace.

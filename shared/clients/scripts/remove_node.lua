@@ -15,6 +15,7 @@ for _, uuid in ipairs(uuids_on(name)) do
 end
 call('HDEL', P .. 'facts:' .. name, 'facts', 'rules', 'closed', 'devices', 'served',
   'reported')
+call('HDEL', P .. 'shut', name)
 drop_gone()
 flush('node removed')
 return pack(true)

@@ -36,7 +36,7 @@ for _, name in ipairs(names) do
     for i, uuid in ipairs(uuids) do states[i] = devices[uuid] and device_row(devices[uuid]) end
     if with_leases then found, stray = leases_on(name) end
     rows[#rows + 1] = {name, node_row(nodes[name]), facts[1] or '', facts[2] or '[]',
-      facts[3] or '[]', uuids, states, found, stray}
+      told_served(name, facts[3]), uuids, states, found, stray}
   end
 end
 followed[1] = pack({epoch, string.format('%.0f', feed), capacity, names, rows})

@@ -59,7 +59,7 @@ local function append_feed(cause, told_nodes, told_devices)
       local facts = call('HMGET', P .. 'facts:' .. name, 'facts', 'devices', 'served')
       add('f' .. name, facts[1] or '')
       add('g' .. name, facts[2] or '[]')
-      add('s' .. name, facts[3] or '[]')
+      add('s' .. name, told_served(name, facts[3]))
     else
       add('x' .. name, '')
     end

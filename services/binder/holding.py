@@ -1,0 +1,75 @@
+"""What becomes of pods whose node must not be bound to now: they are told why, and not for ever."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from services.binder.condition_writer import ConditionWriter
+from services.binder.event_writer import EventWriter
+from services.binder.explaining import explain_held, waiting_note
+from services.binder.keeping import Keeper
+from services.binder.ledger import Ledger
+from services.binder.presence import Wait
+from shared.model.lease import Lease, LeaseState
+from shared.model.names import PodUid
+from shared.runtime.clock import Clock
+
+GIVE_UP_S = 5.0
+"""A reservation on a node that has been shut for so long is given up: there may be others."""
+EXPLAIN_S = 1.0
+"""A pod whose reservation is this old is told why it is not bound yet."""
+TURN_S = 10.0
+"""The same for one whose turn comes next: a burst is no reason to write to each pod of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """What became of them."""
+
+    kept: tuple[Lease, ...] = ()
+    given_up: tuple[Lease, ...] = ()
+    ended: tuple[PodUid, ...] = ()
+    """Pods whose reservation had ended by itself."""
+
+
+class Holder:
+    """Off the hot path: there is work here only while some node has no agent."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        keeper: Keeper,
+        conditions: ConditionWriter,
+        events: EventWriter,
+        clock: Clock,
+    ) -> None:
+        self.ledger = ledger
+        self.keeper = keeper
+        self.conditions = conditions
+        self.events = events
+        self.clock = clock
+
+    async def hold(self, waits: Mapping[PodUid, Wait]) -> Held:
+        """Explain the pods that wait, and give up reservations on nodes that stay shut.
+
+        What was committed stays: its Binding may have been sent. Raises ConflictError if a
+        reservation moved on meanwhile.
+        """
+        if not waits:
+            return Held()
+        found = [lease for lease in await self.ledger.load(list(waits)) if lease is not None]
+        hopeless = [
+            lease
+            for lease in found
+            if lease.state is LeaseState.RESERVED and waits[lease.pod].shut_s >= GIVE_UP_S
+        ]
+        given_up = await self.keeper.release_unmoved(hopeless, reason="its node was shut")
+        over = {lease.pod for lease in given_up}
+        kept = tuple(lease for lease in found if lease.pod not in over)
+        for lease in kept:
+            wait = waits[lease.pod]
+            if self.clock.now() - lease.created_at >= (TURN_S if wait.soon else EXPLAIN_S):
+                why = explain_held(lease, wait.reason)
+                if self.conditions.explain(why):
+                    self.events.note(waiting_note(why))
+        ended = waits.keys() - {lease.pod for lease in found}
+        return Held(kept=kept, given_up=tuple(given_up), ended=tuple(sorted(ended)))

@@ -1,0 +1,29 @@
+"""The node's GPUs, real or simulated: which door to them is opened, as settings say."""
+
+from pathlib import Path
+from typing import Protocol
+
+from services.node_agent.checkup import Xids
+from services.node_agent.partitioning import Driver
+from services.node_agent.ports import Gpus
+from services.node_agent.simulated_gpus import SimulatedGpus
+from shared.model.names import NodeName
+
+NVML = "nvml"
+LAYOUTS = "nvml, or a layout of simulated GPUs such as 8xA100-80GB, 4xT4+2xA10, 4xA100-40GB:mig"
+
+
+class Hardware(Gpus, Driver, Xids, Protocol):
+    """The node's GPUs."""
+
+
+def hardware_of(node: NodeName, gpus: str, *, fault_file: Path, mig_file: Path) -> Hardware:
+    """Return the node's GPUs; NVML's library is loaded only if it is meant.
+
+    Raises RequestError for a layout that is none. The files are those of simulated GPUs.
+    """
+    if gpus != NVML:
+        return SimulatedGpus(node, gpus, fault_file, mig_file)
+    from services.node_agent.nvml import NvmlGpus  # noqa: PLC0415 - not for simulated GPUs
+
+    return NvmlGpus()

@@ -1,0 +1,75 @@
+"""`python -m services.node_agent.partitioner`: changes MIG layouts for the agent of its node.
+
+The one process that needs the driver's rights to do so; see docs/decisions/0018.
+"""
+
+import asyncio
+import os
+import platform
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.node_agent.hardware import LAYOUTS, NVML, hardware_of
+from services.node_agent.partition_server import PartitionServer
+from shared.model.names import NodeName
+from shared.runtime.run import run
+from shared.runtime.settings import load_or_exit, setting
+
+NAME = "partitioner"
+ABOUT = """Changes the layouts of GPUs in MIG mode for this node's agent, which has no right to.
+
+It needs CAP_SYS_ADMIN and the driver's MIG capabilities (NVIDIA_MIG_CONFIG_DEVICES=all and
+NVIDIA_MIG_MONITOR_DEVICES=all with NVIDIA's container toolkit), and nothing else: no network, no
+API server, no kubelet."""
+EXAMPLES = (
+    "python -m services.node_agent.partitioner --socket /run/leasehold/partition.sock",
+    "python -m services.node_agent --partition-socket /run/leasehold/partition.sock   # beside it",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionerSettings:
+    """Flags of `python -m services.node_agent.partitioner`."""
+
+    socket: Path = setting(
+        Path("/run/leasehold/partition.sock"), "where the agent of this node reaches it"
+    )
+    agent_uid: int | None = setting(
+        None, "user whose processes are talked to; default: the partitioner's own"
+    )
+    gpus: str = setting(NVML, LAYOUTS)
+    node: str = setting("", "the node's name, for simulated GPUs; default: this machine's name")
+    simulation_dir: Path = setting(Path(), "faults.json and simulated-mig.json of simulated GPUs")
+    log_level: str = setting("info", "debug, info, warning or error")
+
+
+async def partition(settings: PartitionerSettings) -> None:
+    """Serve until told to stop; what was begun is finished."""
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    gpus = hardware_of(
+        NodeName(settings.node or platform.node().lower()),
+        settings.gpus,
+        fault_file=settings.simulation_dir / "faults.json",
+        mig_file=settings.simulation_dir / "simulated-mig.json",
+    )
+    uid = os.geteuid() if settings.agent_uid is None else settings.agent_uid
+    async with PartitionServer(gpus, uid=uid).listening(settings.socket):
+        await stop.wait()
+
+
+def main() -> None:
+    """Read the settings and run."""
+    settings = load_or_exit(
+        PartitionerSettings,
+        "python -m services.node_agent.partitioner",
+        about=ABOUT,
+        examples=EXAMPLES,
+    )
+    run(lambda: partition(settings), service=NAME, log_level=settings.log_level)
+
+
+if __name__ == "__main__":
+    main()
