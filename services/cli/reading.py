@@ -81,8 +81,10 @@ class Example:
 
     def for_request(self, request: PodRequest) -> "Example":
         """Return the same node in MIG mode if that is what the pod demands, and it can be."""
-        demanded = request.selection.mode == DeviceMode.MIG and bool(PROFILES[self.model].mig)
-        return replace(self, mig=self.mig or demanded)
+        demanded = request.selection.mode == DeviceMode.MIG or any(
+            one.strict and one.company is not Company.ALONE for one in request.containers
+        )
+        return replace(self, mig=self.mig or (demanded and bool(PROFILES[self.model].mig)))
 
 
 def example_of(model: str, *, now_s: float) -> Example:

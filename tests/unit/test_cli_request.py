@@ -200,3 +200,25 @@ def test_a_model_without_mig_is_refused_with_those_that_have_it(
 
     assert code == 2
     assert "T4:mig cannot be; there are A30:mig" in err
+
+
+STRICT = "metadata: {name: one, annotations: {leasehold.dev/isolation: strict}}"
+
+
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        ("volcano.sh/vgpu-number: 1, volcano.sh/vgpu-memory: 3000", "as a MIG instance"),
+        ("volcano.sh/vgpu-number: 1, volcano.sh/vgpu-memory: 3000", "(the UUID of this 1g."),
+        ("volcano.sh/vgpu-number: 1", "alone on it"),
+        ("volcano.sh/gpu-memory: 1024", "isolation is strict: ask for whole GPUs"),
+    ],
+)
+def test_strict_isolation_is_explained(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, limits: str, said: str
+) -> None:
+    manifest = pod(limits).replace("metadata: {name: one}", STRICT)
+
+    _, out, err = explained(capsys, tmp_path, manifest)
+
+    assert said in out + err
