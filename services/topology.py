@@ -9,13 +9,14 @@ from shared.model.events import (
     BindingFailed,
     BudgetChanged,
     LeaseChanged,
+    LeaseResized,
     LedgerRebuilt,
     ListingWanted,
     PartReported,
     PodBound,
     PodQueued,
 )
-from shared.model.questions import BindAsked, EndAsked, LeasesAsked
+from shared.model.questions import BindAsked, EndAsked, LeasesAsked, LimitsAsked, ResizeAsked
 from shared.runtime.service import Role, roles_of
 
 
@@ -50,7 +51,9 @@ SERVICES: tuple[ServiceListed, ...] = (
             BindingFailed,
             EndAsked,
             LeaseChanged,
+            LeaseResized,
             LedgerRebuilt,
+            LimitsAsked,
             ListingWanted,
             PodBound,
             PodQueued,
@@ -72,6 +75,8 @@ SERVICES: tuple[ServiceListed, ...] = (
     ServiceListed(name="webhook", module="services.webhook.service", cls="Webhook"),
     ServiceListed(name="dashboard", module="services.dashboard.service", cls="Dashboard"),
 )
+OPERATOR = ServiceListed(name="operator", module="", cls="", also_says=(ResizeAsked,))
+"""No service: whoever types commands, and the questions that these put."""
 EVERYBODY_SAYS = (PartReported,)
 """What the runtime says for each replica of any service."""
 
@@ -108,7 +113,7 @@ def roles() -> dict[str, tuple[Role, ...]]:
 def edges() -> tuple[Edge, ...]:
     """Return who says what to whom; what no service hears goes to `NOBODY`."""
     also = {listed.name: (*listed.also_says, *EVERYBODY_SAYS) for listed in SERVICES}
-    return edges_of(roles(), also)
+    return edges_of(roles() | {OPERATOR.name: ()}, also | {OPERATOR.name: OPERATOR.also_says})
 
 
 def edges_of(

@@ -4,7 +4,7 @@ from services.binder.agents import BusAgents
 from services.binder.api_pods import ApiPods
 from services.binder.assembly import assemble
 from services.binder.event_writer import EventWriter
-from services.binder.metrics import PrometheusEvictions, PrometheusTally
+from services.binder.metrics import PrometheusEvictions, PrometheusTally, count_resize
 from services.binder.reclaim_pods import ApiVictims
 from services.binder.reclaiming import Reclaimer
 from services.binder.settings import BinderSettings
@@ -64,6 +64,7 @@ async def bind(settings: BinderSettings) -> None:
             clock=clock,
             tally=PrometheusTally(),
             reclaimer=reclaimer,
+            resized=count_resize,
             concurrency=settings.api_concurrency,
             events_per_s=settings.events_per_s,
         )

@@ -7,9 +7,11 @@ from shared.clients.bus import Bus, NobodyListensError
 from shared.model.errors import UnavailableError
 from shared.model.lease import Lease
 from shared.model.names import NodeName, PodUid
-from shared.model.questions import BindAsked, BindTold, EndAsked, EndTold
+from shared.model.questions import BindAsked, BindTold, EndAsked, EndTold, LimitsAsked, LimitsTold
 
 ANSWER_S = 0.9
+LIMITS_S = 3.0
+"""An agent writes its checkpoint and looks twice at what is in use before it answers."""
 MAY_BIND_S = 0.5
 """A batch of Bindings waits for the answer."""
 
@@ -45,3 +47,10 @@ class BusAgents:
             if not self.bus.connected:
                 raise
             return Silence(str(error), listens=True)
+
+    async def set_limits(self, question: LimitsAsked) -> LimitsTold:
+        """Have containers held to a lease, or to what it may become.
+
+        Raises UnavailableError if the node's agent does not answer.
+        """
+        return await self.bus.ask(question, LimitsTold, timeout_s=LIMITS_S)

@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from services.binder.binding import PodSeen
 from services.binder.explaining import ConditionSeen
+from services.binder.resizing import Annotated
 from shared.clients.kube import Kube, pod_path
 from shared.clients.kube_errors import KubeConflictError, NotFoundError
 from shared.clients.kube_types import ObjectMeta, PodSpec
@@ -26,6 +27,10 @@ class _Condition(Struct, frozen=True):
 class _Status(Struct, frozen=True):
     phase: str = ""
     conditions: tuple[_Condition, ...] = ()
+
+
+class _Metadata(Struct, frozen=True):
+    metadata: ObjectMeta = ObjectMeta()
 
 
 class _Pod(Struct, frozen=True):
@@ -71,6 +76,29 @@ class ApiPods:
             reason=said.reason,
             message=said.message,
         )
+
+    async def read_annotations(self, namespace: str, name: str) -> Annotated | None:
+        """Return a pod's annotations, or None if there is no such pod."""
+        try:
+            pod = await self.kube.read(pod_path(namespace, name), _Metadata)
+        except NotFoundError:
+            return None
+        return Annotated(
+            uid=PodUid(pod.metadata.uid),
+            resource_version=pod.metadata.resource_version,
+            annotations=pod.metadata.annotations,
+        )
+
+    async def annotate(
+        self, namespace: str, name: str, read: Annotated, annotations: Mapping[str, str]
+    ) -> None:
+        """Add to them, in one write. Raises ConflictError if the pod has changed since."""
+        metadata = {
+            "uid": read.uid,
+            "resourceVersion": read.resource_version,
+            "annotations": annotations,
+        }
+        await self.kube.patch_merge(pod_path(namespace, name), {"metadata": metadata})
 
     async def patch_status(self, namespace: str, name: str, patch: Mapping[str, Any]) -> None:
         """Apply a strategic patch to `pods/status`. Raises ConflictError if the pod moved on."""

@@ -14,28 +14,32 @@ from services.binder.gating import Store as GateStore
 from services.binder.holding import Holder
 from services.binder.keeping import Keeper
 from services.binder.ledger import Ledger, Staging
+from services.binder.ports import Publishing, TakingBack
 from services.binder.posting import CONCURRENCY, PATIENCE_S, Poster
 from services.binder.posting import Pods as BindingPods
 from services.binder.presence import Agents as BindingAgents
 from services.binder.presence import Presence
 from services.binder.rebuilding import Evidences, Rebuild, Restoring
 from services.binder.reconciling import Reconciler
-from services.binder.service import Binder, Publishing, TakingBack
+from services.binder.resizing import Agents as LimitingAgents
+from services.binder.resizing import Annotations, Resizer
+from services.binder.resizing import Ledger as ResizingLedger
+from services.binder.service import Binder
 from services.binder.shutting import Shutting
 from services.binder.sweeping import Sweeper
 from services.binder.tally import Tally
 from shared.runtime.clock import Clock
 
 
-class Pods(BindingPods, EventLog, GatedPods, Statuses, Protocol):
+class Pods(BindingPods, EventLog, GatedPods, Statuses, Annotations, Protocol):
     """All that the binder does with the API server."""
 
 
-class Agents(EndingAgents, BindingAgents, Protocol):
+class Agents(EndingAgents, BindingAgents, LimitingAgents, Protocol):
     """All that the binder asks of node agents."""
 
 
-class WholeLedger(Ledger, Restoring, Protocol):
+class WholeLedger(Ledger, Restoring, ResizingLedger, Protocol):
     """All that the binder does with the ledger."""
 
 
@@ -54,12 +58,14 @@ def assemble(
     clock: Clock,
     tally: Tally,
     reclaimer: Callable[[EventWriter], TakingBack],
+    resized: Callable[[str], None],
     concurrency: int = CONCURRENCY,
     patience_s: float = PATIENCE_S,
     events_per_s: float = event_writer.PER_S,
 ) -> Binder:
     """Return a binder of these parts; what takes leases back is made with its writer of Events."""
     events = EventWriter(pods, clock, tally, per_s=events_per_s)
+    sweeper = Sweeper(ledger, clock)
     poster = Poster(pods, clock, concurrency=concurrency, patience_s=patience_s)
     presence, conditions = Presence(agents, clock), ConditionWriter(pods, clock, tally)
     keeper = Keeper(ledger, Endings(agents, clock), tally)
@@ -71,12 +77,22 @@ def assemble(
         shutting=Shutting(ledger, presence),
         holder=Holder(ledger, keeper, conditions, events, clock),
         keeper=keeper,
-        sweeper=Sweeper(ledger, clock),
+        sweeper=sweeper,
         reconciler=Reconciler(ledger, staging, pods, tally),
         rebuild=Rebuild(ledger, staging, bus, clock, tally, flights=poster),
         events=events,
         conditions=conditions,
         reclaimer=reclaimer(events),
         gatekeeper=Gatekeeper(gates, pods, events, clock),
+        resizer=Resizer(
+            ledger=ledger,
+            agents=agents,
+            pods=pods,
+            bus=bus,
+            events=events,
+            clock=clock,
+            counted=resized,
+            freed=sweeper.freed,
+        ),
         clock=clock,
     )

@@ -12,7 +12,7 @@ from shared.model.errors import ConflictError, UnavailableError
 from shared.model.events import BindingFailed, LeaseChanged, NodeChanged, PodGone
 from shared.model.lease import Lease, LeaseState
 from shared.model.names import NodeName, PodUid
-from shared.model.node_events import DeviceReported, ShareActivated
+from shared.model.node_events import DeviceReported, ShareActivated, ShareRefused
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +57,18 @@ class Keeper:
         """Note what the kubelet was told."""
         pods = sorted({event.activation.pod for event in events})
         self._report_unleased(pods, await self.ledger.activate(pods))
+
+    async def end_refused(self, events: Sequence[ShareRefused]) -> list[Lease]:
+        """End the leases of pods that their node refused before any container of them started."""
+        nodes = {event.pod: event.node for event in events if event.pod is not None}
+        leases = [
+            lease
+            for lease in (await self.ledger.load(sorted(nodes)) if nodes else [])
+            if lease is not None
+            and lease.state is not LeaseState.ACTIVE
+            and lease.node == nodes[lease.pod]
+        ]
+        return await self.release_unmoved(leases, reason="its node refused the pod")
 
     async def end_gone(self, events: Sequence[PodGone]) -> list[LeaseChanged]:
         """End the leases of pods that are gone; where one may still run, start asking its agent."""

@@ -18,6 +18,18 @@ EVICTED = Counter(
 )
 
 
+RESIZES = Counter(
+    "leasehold_resizes",
+    "Wishes of operators that a running pod's lease get another size, by what came of them.",
+    ["outcome"],
+)
+
+
+def count_resize(outcome: str) -> None:
+    """Count one wish: resized, unchanged, refused or unavailable."""
+    RESIZES.labels(outcome).inc()
+
+
 class PrometheusEvictions:
     """Evictions, on /metrics."""
 

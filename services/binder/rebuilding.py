@@ -54,6 +54,10 @@ class Restoring(Protocol):
         """
         ...
 
+    async def unsettle(self, leases: Sequence[Lease]) -> None:
+        """Note that the annotations of these leases' pods may lag behind them."""
+        ...
+
     async def finish_rebuild(self, token: str) -> bool:
         """Open the ledger; False if another replica took the rebuild over."""
         ...
@@ -152,6 +156,8 @@ class Rebuild:
         misfits = await self.ledger.restore(
             recovery.leases, now=self.clock.now(), token=token, lock_s=LOCK_S
         )
+        if recovery.lagging:
+            await self.ledger.unsettle(recovery.lagging)
         problems = [*recovery.problems, *(_misfit(lease, why) for lease, why in misfits)]
         if problems:
             self.tally.count("not_restored", len(problems))

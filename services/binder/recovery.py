@@ -34,6 +34,8 @@ class Recovery:
 
     leases: tuple[Lease, ...]
     problems: tuple[str, ...] = ()
+    lagging: tuple[Lease, ...] = ()
+    """Those of them whose pods carry copies of another size: a resize was under way."""
 
 
 def silent_nodes(evidence: Evidence) -> frozenset[NodeName]:
@@ -58,7 +60,19 @@ def recover(evidence: Evidence) -> Recovery:
     bound.sort(key=lambda lease: lease.created_at)
     listed = [lease for lease in active.values() if lease.pod in nodes]
     unlisted = [lease for lease in active.values() if lease.pod not in nodes]
-    return Recovery(leases=(*listed, *bound, *unlisted), problems=tuple(problems))
+    return Recovery(
+        leases=(*listed, *bound, *unlisted),
+        problems=tuple(problems),
+        lagging=tuple(
+            active[pod.pod]
+            for pod in evidence.pods
+            if pod.lease and pod.pod in active and _lags(_told_by_pod(pod), active[pod.pod])
+        ),
+    )
+
+
+def _lags(told: Lease | str, lease: Lease) -> bool:
+    return isinstance(told, Lease) and told.shares != lease.shares
 
 
 def _told_by_agents(

@@ -4,7 +4,7 @@ Any number of replicas may run. The handlers are here; what they do is in the fi
 """
 
 from collections.abc import Sequence
-from typing import Never, Protocol
+from typing import Never
 
 from services.binder.binding import Outcome, Verdict
 from services.binder.condition_writer import ConditionWriter
@@ -22,14 +22,15 @@ from services.binder.gating import Gatekeeper
 from services.binder.holding import Holder
 from services.binder.keeping import Keeper, failure, told
 from services.binder.ledger import Ledger
+from services.binder.ports import Publishing, TakingBack
 from services.binder.posting import Poster
 from services.binder.presence import Presence
 from services.binder.rebuilding import Rebuild
 from services.binder.reconciling import Reconciler
+from services.binder.resizing import Resizer
 from services.binder.shutting import Shutting
 from services.binder.sweeping import SWEEP_S, Sweeper
 from shared.model.errors import UnavailableError
-from shared.model.event import Event
 from shared.model.events import (
     BindingFailed,
     BudgetChanged,
@@ -45,7 +46,7 @@ from shared.model.events import (
     PodsListed,
     QuotasTold,
 )
-from shared.model.lease import Lease, LeaseState
+from shared.model.lease import Lease
 from shared.model.node_events import (
     DeviceReported,
     HealthChanged,
@@ -53,7 +54,7 @@ from shared.model.node_events import (
     ShareRefused,
     ViolationFound,
 )
-from shared.model.questions import LeasesAsked, LeasesTold
+from shared.model.questions import LeasesAsked, LeasesTold, ResizeAsked, ResizeTold
 from shared.runtime.clock import Clock
 from shared.runtime.service import answers, handles, loops
 
@@ -66,30 +67,6 @@ TURN_S = 0.02
 TURN_MOST_S = 0.3
 ENDED = "the reservation had ended before it was bound"
 REBUILD_S = 0.5
-
-
-class Publishing(Protocol):
-    """The bus, for what cannot wait for a handler's answer."""
-
-    async def publish(self, events: Sequence[Event]) -> None:
-        """Publish events; raises UnavailableError if that could not be confirmed."""
-        ...
-
-
-class TakingBack(Protocol):
-    """Leases taken back for pods in need; `services.binder.reclaiming.Reclaimer` is it."""
-
-    async def hear(self, events: Sequence[BudgetChanged]) -> None:
-        """Remember how budgets stand."""
-        ...
-
-    async def accuse(self, events: Sequence[ViolationFound]) -> None:
-        """Begin to evict pods for what they did, if the rules have them evicted."""
-        ...
-
-    async def step(self) -> list[PlacementChosen]:
-        """Move on what is under way, begin what is due; return the leases that came of it."""
-        ...
 
 
 class Binder:
@@ -112,6 +89,7 @@ class Binder:
         conditions: ConditionWriter,
         reclaimer: TakingBack,
         gatekeeper: Gatekeeper,
+        resizer: Resizer,
         clock: Clock,
     ) -> None:
         self.ledger = ledger
@@ -128,6 +106,7 @@ class Binder:
         self.conditions = conditions
         self.reclaimer = reclaimer
         self.gatekeeper = gatekeeper
+        self.resizer = resizer
         self.clock = clock
 
     # Bindings
@@ -233,16 +212,7 @@ class Binder:
             note = share_note(event)
             if note is not None:
                 self.events.note(note)
-        nodes = {event.pod: event.node for event in events if event.pod is not None}
-        leases = [
-            lease
-            for lease in (await self.ledger.load(sorted(nodes)) if nodes else [])
-            if lease is not None
-            and lease.state is not LeaseState.ACTIVE
-            and lease.node == nodes[lease.pod]
-        ]
-        ended = await self.keeper.release_unmoved(leases, reason="its node refused the pod")
-        return self._freed(told(ended))
+        return self._freed(told(await self.keeper.end_refused(events)))
 
     @handles
     async def tell_violations(self, events: Sequence[ViolationFound]) -> list[Never]:
@@ -323,6 +293,18 @@ class Binder:
         return LeasesTold(
             leases=tuple(lease for lease in found if lease and lease.node == event.node)
         )
+
+    # Sizes
+
+    @answers
+    async def resize(self, event: ResizeAsked) -> ResizeTold:
+        """Give a running lease another size, or say why not."""
+        return await self.resizer.resize(event)
+
+    @loops
+    async def finish_resizes(self) -> None:
+        """See through what was resized by a binder that is gone, or on a node that was away."""
+        await self.resizer.run()
 
     # What is over budget
 

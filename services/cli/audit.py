@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from services.cli.facts import Facts, PodSeen, shares_on
 from shared.dialects import DIALECTS
 from shared.model.device import Device, DeviceUse
+from shared.model.errors import RequestError
 from shared.model.lease import Lease, LeaseState, Share, bookings
-from shared.model.lease_copy import ANNOTATION
+from shared.model.lease_copy import ANNOTATION, load_lease
 from shared.model.ledger import NodeAccount, counted_use
 from shared.model.names import DeviceUuid, Namespace, PodUid
 from shared.model.node_events import Activation
@@ -240,6 +241,26 @@ def views(facts: Facts) -> Iterator[Difference]:
                 )
 
 
+def copies(facts: Facts) -> Iterator[Difference]:
+    """S7: the copy of its lease that a pod carries says what the lease does."""
+    pods = {pod.pod: pod for pod in facts.pods if pod.node and pod.lives}
+    for lease in facts.leases:
+        pod = pods.get(lease.pod)
+        if pod is None or ANNOTATION not in pod.annotations:
+            continue
+        try:
+            copy = load_lease(pod.annotations[ANNOTATION], namespace=pod.namespace, name=pod.name)
+        except RequestError as error:
+            yield Difference(invariant="S7", subject=_named(pod), text=str(error))
+            continue
+        if _amounts(copy.shares) != _amounts(lease.shares):
+            text = (
+                f"its annotation says {_amounts(copy.shares)} (device, MiB, %), its lease says "
+                f"{_amounts(lease.shares)}"
+            )
+            yield Difference(invariant="S7", subject=_named(pod), text=text, settles_s=BIND_S)
+
+
 CHECKS: tuple[Callable[[Facts], Iterator[Difference]], ...] = (
     device_totals,
     node_totals,
@@ -252,6 +273,7 @@ CHECKS: tuple[Callable[[Facts], Iterator[Difference]], ...] = (
     gangs,
     quotas,
     turns,
+    copies,
 )
 
 

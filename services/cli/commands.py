@@ -4,6 +4,7 @@ import argparse
 import os
 from collections.abc import Callable
 
+from services.cli import commands_resize as resizing
 from shared.model.names import SCHEDULERS
 
 EXIT_CODES = """\
@@ -23,6 +24,7 @@ examples:
   leasehold up --gpus 4xA100-40GB:mig+2xT4      four GPUs in MIG mode and two that are not
   leasehold gpus                                every device and its leases
   leasehold explain my-pod -n team-a            why it waits, or why it runs where it runs
+  leasehold resize my-pod --memory 6Gi          give a running pod's container more, or less
   leasehold audit --json
   leasehold down
 """
@@ -69,6 +71,7 @@ def parser() -> argparse.ArgumentParser:
     _about_health(command)
     _about_time(command)
     _doors(command)
+    resizing.add(command)
     return whole
 
 

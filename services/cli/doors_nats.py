@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from services.topology import SERVICES, ServiceListed, roles
+from services.topology import OPERATOR, SERVICES, ServiceListed, roles
 from shared.clients import subjects
 from shared.clients.subjects import API, STREAM
 from shared.model.event import Delivery, Event
@@ -18,8 +18,6 @@ from shared.model.names import NodeName
 from shared.runtime.service import Role
 
 ANY = ".*"
-OPERATOR = "operator"
-"""For commands that look for trouble: hears who runs, and asks whether the stream is there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,11 +30,15 @@ class BusUser:
 
 
 def bus_users(nodes: Sequence[NodeName]) -> tuple[BusUser, ...]:
-    """Return every service's user, one for the agent of each node, and the operator's."""
+    """Return every service's user, one for the agent of each node, and the operator's.
+
+    The operator's is for commands: they look for trouble (who runs, whether the stream is there),
+    and put the questions that the topology gives them.
+    """
     operator = BusUser(
-        name=OPERATOR,
-        publish=(f"{API}.STREAM.INFO.{STREAM}",),
-        subscribe=(f"{subjects.inbox_of(OPERATOR)}.>", subjects.heard(PartReported)),
+        name=OPERATOR.name,
+        publish=_sorted((f"{API}.STREAM.INFO.{STREAM}", *map(subjects.asked, OPERATOR.also_says))),
+        subscribe=(f"{subjects.inbox_of(OPERATOR.name)}.>", subjects.heard(PartReported)),
     )
     return (*users_of(SERVICES, roles(), nodes), operator)
 
@@ -47,7 +49,7 @@ def users_of(
     nodes: Sequence[NodeName],
 ) -> tuple[BusUser, ...]:
     """Return the users of these services."""
-    askers = _askers(services, roles_by_name)
+    askers = _askers((*services, OPERATOR), {OPERATOR.name: (), **roles_by_name})
     return tuple(
         BusUser(
             name=subjects.user_of(service.name, node),

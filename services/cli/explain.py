@@ -111,6 +111,11 @@ def _share_lines(share: Share, facts: Facts) -> list[str]:
     lines = [
         f"container   {share.container}{init}: {share.memory_mib} MiB, {part}, fence {share.fence}"
     ]
+    if share.asked is not None:
+        cores = f"{share.asked.cores_percent or 'any'} % of the cores"
+        lines.append(
+            f"            resized: its pod asks for {share.asked.memory_mib} MiB and {cores}"
+        )
     known = facts.devices.get(share.device)
     if known is not None:
         _, device, use = known

@@ -7,7 +7,7 @@
            MIG mode of which instances are held, "mig" {"layout", "position", "profile"} or null.
 `ps`:      {"leases": [{"pod", "namespace", "name", "node", "state", "version", "dialect",
            "created_at", "expires_at", "sick", "shares": [{"container", "device", "index",
-           "memory_mib", "cores_percent", "slot", "mig", "fence", "init"}]}],
+           "memory_mib", "cores_percent", "slot", "mig", "fence", "init", "asked"}]}],
            "waiting": [{"pod", "namespace", "name", "since", "reason", "hint", "permanent"}]}
 `audit`:   {"clean", "checked": {"nodes", "devices", "leases", "pods", "agents"},
            "differences": [{"invariant", "subject", "text"}]}
@@ -21,8 +21,9 @@
            "ok", "text"}]}; `start_s` counts from the first span.
 `topology`: {"edges": [{"says", "event", "as": "work" | "news" | "question" | "copy",
            "hears"}]}
-"sick" lists the devices of a lease that are not healthy. Amounts are MiB, percent of one device and
-Unix seconds.
+"asked" is null, or of a share that was resized what its pod asks for: {"memory_mib",
+"cores_percent"}. "sick" lists the devices of a lease that are not healthy. Amounts are MiB, percent
+of one device and Unix seconds.
 """
 
 from collections.abc import Iterable
@@ -95,6 +96,12 @@ def lease_shape(lease: Lease) -> Shape:
                 "mig": _mig(share.mig),
                 "fence": share.fence,
                 "init": share.init,
+                "asked": None
+                if share.asked is None
+                else {
+                    "memory_mib": share.asked.memory_mib,
+                    "cores_percent": share.asked.cores_percent,
+                },
             }
             for share in lease.shares
         ],

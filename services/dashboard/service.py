@@ -17,6 +17,7 @@ from shared.model.events import (
     BindingFailed,
     BudgetChanged,
     LeaseChanged,
+    LeaseResized,
     PartReported,
     PlacementChosen,
     PlacementRefused,
@@ -100,6 +101,7 @@ class Dashboard:
             | PlacementRefused
             | PodBound
             | BindingFailed
+            | LeaseResized
             | ShareActivated
             | ShareRefused
             | ViolationFound
@@ -220,7 +222,7 @@ def concerned(events: Sequence[News]) -> tuple[set[NodeName], set[PodUid]]:
     pods: set[PodUid] = set()
     for event in events:
         match event:
-            case PlacementChosen() | PodBound():
+            case PlacementChosen() | PodBound() | LeaseResized():
                 nodes.add(event.lease.node)
                 pods.add(event.lease.pod)
             case ShareActivated():

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from shared.model.event import Event
 from shared.model.events import (
     BindingFailed,
+    LeaseResized,
     PlacementChosen,
     PlacementRefused,
     PodBound,
@@ -29,6 +30,7 @@ News = (
     | PlacementRefused
     | PodBound
     | BindingFailed
+    | LeaseResized
     | ShareActivated
     | ShareRefused
     | ViolationFound
@@ -42,6 +44,7 @@ STEPS: Mapping[type[Event], tuple[str, str]] = {
     PlacementRefused: ("waits", "queued"),
     PodRejected: ("rejected", ""),
     BindingFailed: ("binding failed", "placed"),
+    LeaseResized: ("resized", ""),
     ShareRefused: ("share refused", "bound"),
     ViolationFound: ("violation", ""),
     PodGone: ("gone", ""),
@@ -117,7 +120,7 @@ class Ticker:
 
 def _whose(event: News) -> tuple[PodUid | None, Namespace, str, str]:
     match event:
-        case PlacementChosen(lease=lease) | PodBound(lease=lease):
+        case PlacementChosen(lease=lease) | PodBound(lease=lease) | LeaseResized(lease=lease):
             return lease.pod, lease.namespace, lease.name, lease.node
         case ShareActivated(activation=told):
             return told.pod, told.namespace, told.name, event.node
@@ -137,6 +140,11 @@ def _text(event: News) -> str:
             return event.reason
         case ViolationFound():
             return event.message
+        case LeaseResized(before=was, after=now):
+            return (
+                f"{event.container}: {was.memory_mib} to {now.memory_mib} MiB, "
+                f"{was.cores_percent or 'any'} to {now.cores_percent or 'any'} % of the cores"
+            )
         case PodGone():
             return event.phase
         case _:

@@ -38,6 +38,8 @@ class Record(Protocol):
     """What the kubelet was told before."""
 
     fences: dict[str, Fence]
+    changing: asyncio.Lock
+    """Held while an answer and the region of its container change together."""
 
     async def save(self, entry: Entry) -> None:
         """Record an answer; it is safe when this returns."""
@@ -230,8 +232,10 @@ class Answering:
                     f"{', '.join(entry.instances)}, and its lease is for "
                     f"{', '.join(there.values())}: delete the pod"
                 )
-        await self.preparing.prepare(entry.setup, starting=starting)
-        await self.cdi.ready(entry.setup)
+        async with self.record.changing:
+            newest = self.record.find(told.pod, told.container, told.resource) or entry
+            await self.preparing.prepare(newest.limits, starting=starting)
+            await self.cdi.ready(newest.setup)
 
     async def _holders(self, resource: str, ids: tuple[str, ...]) -> set[tuple[str, str, str]]:
         held = await self.finding.held.list_held()

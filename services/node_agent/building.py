@@ -25,6 +25,7 @@ from services.node_agent.kubelet import DevicePlugins
 from services.node_agent.kubelet_pod_resources import KubeletPodResources
 from services.node_agent.kubelet_pods import KubeletPods
 from services.node_agent.leases_known import LeasesKnown
+from services.node_agent.limiting import Limiting
 from services.node_agent.monitor import PAGE, Idle, Monitor, Usage, pages
 from services.node_agent.partition_client import Partitionable, RemotePartitioner
 from services.node_agent.partitioning import Partitioner
@@ -228,6 +229,15 @@ async def node_agent(
             record=record,
             cleaning=preparing,
             cdi=cdi,
+            limiting=Limiting(
+                node,
+                leases=leases,
+                record=record,
+                facts=lambda: answering.facts,
+                monitor=monitor,
+                asking=asking,
+                clock=clock,
+            ),
             usage=monitor,
             clock=clock,
         )

@@ -42,6 +42,8 @@ class Checkpoint:
         self.fences: dict[str, Fence] = {}
         self.lost = False
         """There is no file, or none that can be read: what the kubelet holds is found elsewhere."""
+        self.changing = asyncio.Lock()
+        """Held while an answer and the region of its container change together."""
         self._writing = asyncio.Lock()
 
     async def load(self) -> None:

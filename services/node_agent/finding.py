@@ -1,7 +1,7 @@
 """Finds out for whom the kubelet asks, and which lease they hold."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Protocol
 
 from services.node_agent.allocation import HONOURED
@@ -86,6 +86,13 @@ class Finding:
         self.held = held
         self.asking = asking
         self.clock = clock
+
+    async def ended(self, pods: Set[PodUid]) -> Set[PodUid]:
+        """Return those of the pods whose last container has ended, as the kubelet shows it."""
+        going_on = {pod.uid for pod in await self.pods.list_pods() if not pod.final}
+        if not going_on.issuperset(pods):
+            going_on |= await self.pods.list_running()
+        return pods - going_on
 
     async def who(
         self,

@@ -97,6 +97,11 @@ class Shown:
             for resource, ids in self.served.items()
         }
 
+    def beside(self, more: Mapping[str, int]) -> "Shown":
+        """Return the same with more of those resources that are written into node status."""
+        patched = {name: amount + more.get(name, 0) for name, amount in self.patched.items()}
+        return replace(self, patched=patched)
+
 
 def check_division(division: Division, strategies: Sequence[str]) -> None:
     """Raise RequestError naming the setting that no node can be divided by."""

@@ -7,7 +7,7 @@ kubelet, nor the API server, and a driver that hangs leaves the page readable, w
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -72,6 +72,8 @@ class Records(Protocol):
     """What the kubelet was told."""
 
     lost: bool
+    changing: asyncio.Lock
+    """Held while an answer and the region of its container change together."""
 
     @property
     def answers(self) -> tuple[Entry, ...]:
@@ -134,9 +136,10 @@ class Monitor(Collector):
         began = self.clock.now()
         complete = self.leases.settled and not self.record.lost
         devices = await self._devices()
-        tenants = tenants_of(self.record.answers, self.leases.leases, complete=complete)
         pids = {process.pid for sample in devices for process in sample.processes}
-        regions, origins = await asyncio.to_thread(self._read, tenants, pids)
+        async with self.record.changing:
+            tenants = tenants_of(self.record.answers, self.leases.leases, complete=complete)
+            regions, origins = await asyncio.to_thread(self._read, tenants, pids)
         pods = await self._pods(origins.values())
         instances = await self._instances(tenants)
         seen = picture(
@@ -149,7 +152,7 @@ class Monitor(Collector):
             seen_at=began,
             instances=instances,
         )
-        await asyncio.to_thread(self._restore, tenants, regions)
+        await self._restore(_unlike(tenants, regions), complete=complete)
         self.seen = replace(seen, took_s=max(0.0, self.clock.now() - began))
         self._tell(seen.violations)
 
@@ -192,17 +195,26 @@ class Monitor(Collector):
         found = ((pid, origin_of(pid, self.proc)) for pid in pids)
         return regions, {pid: origin for pid, origin in found if origin is not None}
 
-    def _restore(self, tenants: Sequence[Tenant], regions: Regions) -> None:
+    async def _restore(self, suspects: Set[tuple[PodUid, str]], *, complete: bool) -> None:
+        """Put limits back, unless they are as they should be by now: leases change meanwhile."""
+        if not suspects:
+            self._unrestored = set()
+            return
+        async with self.record.changing:
+            tenants = tenants_of(self.record.answers, self.leases.leases, complete=complete)
+            again = [tenant for tenant in tenants if tenant.key in suspects]
+            await asyncio.to_thread(self._put_back, again)
+
+    def _put_back(self, suspects: Sequence[Tenant]) -> None:
         """Give regions their limits back; what is no region any more makes room for a fresh one.
 
         Processes that have the old file open go on with it, and are seen to be in no region.
         """
+        regions, _ = self._read(suspects, ())
+        unlike = _unlike(suspects, regions)
         kept = set[tuple[PodUid, str]]()
-        for tenant in tenants:
-            region = regions.get(tenant.key)
-            if tenant.place is None or tenant.seed is None:
-                continue
-            if isinstance(region, Region) and not altered(region, tenant.seed):
+        for tenant in suspects:
+            if tenant.key not in unlike or tenant.place is None or tenant.seed is None:
                 continue
             try:
                 seed_region(tenant.place, tenant.seed, starting=False)
@@ -267,6 +279,20 @@ class Idle:
         )
 
 
+def _unlike(tenants: Iterable[Tenant], regions: Regions) -> frozenset[tuple[PodUid, str]]:
+    """Return the containers whose limits are not those that they were given, or are gone."""
+    return frozenset(
+        tenant.key
+        for tenant in tenants
+        if tenant.place is not None
+        and tenant.seed is not None
+        and not (
+            isinstance(region := regions.get(tenant.key), Region)
+            and not altered(region, tenant.seed)
+        )
+    )
+
+
 def tenants_of(
     entries: Iterable[Entry], leases: Mapping[PodUid, Lease], *, complete: bool
 ) -> tuple[Tenant, ...]:
@@ -289,8 +315,8 @@ def tenants_of(
 
 def _tenant(entry: Entry, lease: Lease) -> Tenant:
     try:
-        place = place_of(entry.setup)
-        seed = seed_of(entry.setup.environment) if place is not None else None
+        place = place_of(entry.limits)
+        seed = seed_of(entry.limits.environment) if place is not None else None
     except RequestError as error:  # told by another version of the agent
         logger.debug("container %s of %s: %s", entry.activation.container, lease.pod, error)
         place = seed = None

@@ -1,6 +1,6 @@
 """What the node agent needs of others: a port for each, with the methods that it calls."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from services.node_agent.device_lists import Strategies
@@ -12,6 +12,7 @@ from shared.dialects.dialect import ServedId
 from shared.model.device import Device
 from shared.model.names import DeviceUuid, PodUid
 from shared.model.node_events import Activation
+from shared.model.questions import LimitsAsked, LimitsTold
 
 
 class Gpus(Protocol):
@@ -112,6 +113,30 @@ class Records(Protocol):
 
     async def forget(self, pods: Iterable[PodUid]) -> None:
         """Drop pods that are gone."""
+        ...
+
+
+class Limits(Protocol):
+    """What holds running containers to their leases."""
+
+    changed: Callable[[], None]
+    """To be called when `beyond` may have changed."""
+
+    async def answer(self, asked: LimitsAsked) -> LimitsTold:
+        """Set the limits of a lease, or hold containers to what it may become."""
+        ...
+
+    def follow_soon(self) -> None:
+        """Look at the leases without delay."""
+        ...
+
+    @property
+    def beyond(self) -> Mapping[str, int]:
+        """Return what pods ask of resources in node status beyond what they have by now."""
+        ...
+
+    async def run(self) -> None:
+        """Keep containers to their leases."""
         ...
 
 

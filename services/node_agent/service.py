@@ -15,6 +15,7 @@ from services.node_agent.ports import (
     Cleaning,
     Configuring,
     Gpus,
+    Limits,
     MigLayouts,
     NodeViews,
     Plugins,
@@ -23,8 +24,10 @@ from services.node_agent.ports import (
     Specifying,
     Watching,
 )
-from services.node_agent.rebuilding import ended_pods, rebuilt
+from services.node_agent.rebuilding import ended_pods
+from services.node_agent.record_rebuilding import rebuild_record
 from services.node_agent.turns import Turns
+from services.node_agent.violations import told
 from services.node_agent.waiting import set_within
 from shared.dialects.dialect import Dialect, Host, Paths
 from shared.model.device import Device
@@ -38,7 +41,16 @@ from shared.model.node_events import (
     ShareRefused,
     ViolationFound,
 )
-from shared.model.questions import BindAsked, BindTold, EndAsked, EndTold, LeasesAsked, LeasesTold
+from shared.model.questions import (
+    BindAsked,
+    BindTold,
+    EndAsked,
+    EndTold,
+    LeasesAsked,
+    LeasesTold,
+    LimitsAsked,
+    LimitsTold,
+)
 from shared.runtime.clock import Clock
 from shared.runtime.service import answers, emits, handles, loops
 
@@ -74,6 +86,7 @@ class NodeAgent:
         record: Records,
         cleaning: Cleaning,
         cdi: Specifying,
+        limiting: Limits,
         usage: Watching,
         clock: Clock,
     ) -> None:
@@ -94,6 +107,8 @@ class NodeAgent:
         self.record = record
         self.cleaning = cleaning
         self.cdi = cdi
+        self.limiting = limiting
+        self.limiting.changed = self._show_amounts
         self.usage = usage
         self.clock = clock
         self.devices: tuple[Device, ...] = ()
@@ -114,6 +129,7 @@ class NodeAgent:
         """Remember what the ledger says of this node's leases."""
         self.leases.note(event.lease for event in events)
         self.instances.leases_changed()
+        self.limiting.follow_soon()
         return []
 
     @handles
@@ -126,14 +142,8 @@ class NodeAgent:
     @answers
     async def end(self, event: EndAsked) -> EndTold:
         """Say which of the pods' last containers have ended, as the kubelet shows it."""
-        pods = await self.answering.finding.pods.list_pods()
-        going_on = {pod.uid for pod in pods if not pod.final}
-        if not going_on.issuperset({event.pod, *event.more}):
-            going_on |= await self.answering.finding.pods.list_running()
-        return EndTold(
-            ended=event.pod not in going_on,
-            more=tuple(pod for pod in event.more if pod not in going_on),
-        )
+        ended = await self.answering.finding.ended({event.pod, *event.more})
+        return EndTold(ended=event.pod in ended, more=tuple(p for p in event.more if p in ended))
 
     @answers
     async def may_bind(self, event: BindAsked) -> BindTold:
@@ -144,6 +154,11 @@ class NodeAgent:
             self.plugins.trouble() or self.cleaning.lack,
             blind=self.answering.finding.pods.blind,
         )
+
+    @answers
+    async def limit(self, event: LimitsAsked) -> LimitsTold:
+        """Hold containers to their lease, or to a smaller one that it may become."""
+        return await self.limiting.answer(event)
 
     async def leave(self) -> None:
         """Serve nobody new: say so, and wait until the kubelet has asked for all who come."""
@@ -186,20 +201,7 @@ class NodeAgent:
     async def violations(self) -> AsyncIterator[Sequence[ViolationFound]]:
         """Say which rules containers break: when it is first seen, and every so often after."""
         while True:
-            yield [
-                ViolationFound(
-                    node=self.route,
-                    pod=found.pod,
-                    namespace=found.namespace,
-                    name=found.name,
-                    container=found.container,
-                    reason=found.rule,
-                    message=found.text,
-                    found_at=self.clock.now(),
-                )
-                for found in await self.usage.violations()
-                if found.name
-            ]
+            yield told(await self.usage.violations(), self.route, self.clock.now())
 
     @emits
     async def health(self) -> AsyncIterator[Sequence[HealthChanged]]:
@@ -213,6 +215,11 @@ class NodeAgent:
     async def watch_usage(self) -> None:
         """Look at what containers use, and put limits back."""
         await self.usage.run()
+
+    @loops
+    async def keep_limits(self) -> None:
+        """Keep containers to their leases when these change."""
+        await self.limiting.run()
 
     @loops
     async def watch_gpus(self) -> None:
@@ -281,8 +288,12 @@ class NodeAgent:
             lists=self.cdi.strategies,
         )
         self.plugins.show(shown.served)
-        self.views.show(shown)
+        self._show_amounts()
         self._report.set()
+
+    def _show_amounts(self) -> None:
+        """Have the node show what there is, and what pods ask for beyond what they have."""
+        self.views.show(self.shown.beside(self.limiting.beyond))
 
     def _say(self, trouble: str | None) -> None:
         if trouble != self.trouble:
@@ -346,31 +357,19 @@ class NodeAgent:
             return False
         self.leases.settle(told.leases, asked_at=asked_at)
         self.instances.leases_changed()
+        self.limiting.follow_soon()
         self._settled = True
-        if self.record.lost:
-            await self._rebuild()
+        if self.record.lost and self.answering.facts is not None:
+            await rebuild_record(
+                self.record,
+                self.answering.facts,
+                self.leases.leases,
+                finding=self.answering.finding,
+                instances=self.instances,
+                now=self.clock.now(),
+            )
+            self._report.set()
         return not self.record.lost
-
-    async def _rebuild(self) -> None:
-        """Write the lost checkpoint anew from PodResources and leases; a new node's is empty."""
-        facts = self.answering.facts
-        if facts is None:
-            return
-        entries = rebuilt(
-            facts,
-            self.leases.leases,
-            await self.answering.finding.pods.list_pods(),
-            await self.answering.finding.held.list_held(),
-            instances=await self.instances.listed(),
-            now=self.clock.now(),
-        )
-        lost = [entry for entry in entries if entry.activation.pod not in self.record.pods]
-        for entry in lost:
-            await self.record.save(entry)
-        self.record.lost = False
-        if lost:
-            logger.warning("the checkpoint was rebuilt with %d entries", len(lost))
-        self._report.set()
 
     @loops
     async def tidy(self) -> None:

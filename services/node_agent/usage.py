@@ -264,7 +264,7 @@ def _container_use(
     sampled: set[DeviceUuid],
     instances: Mapping[str, MigInstance],
 ) -> ContainerUse:
-    places = _positions(region, tenant.shares) if isinstance(region, Region) else ()
+    places = positions(region, tenant.shares) if isinstance(region, Region) else ()
     uses = []
     for position, share in enumerate(tenant.shares):
         own = [one.process for one in held if one.device == share.device]
@@ -289,8 +289,11 @@ def _container_use(
     )
 
 
-def _positions(region: Region, shares: Sequence[Share]) -> tuple[int, ...]:
-    """Return where the region counts each share: by its device's name if all are named there."""
+def positions(region: Region, shares: Sequence[Share]) -> tuple[int, ...]:
+    """Return where the region counts each share: by its device's name if all are named there.
+
+    Shares come in the order in which the container counts its devices.
+    """
     named = region.uuids[: len(shares)]
     if len(set(named)) == len(shares) and set(named) == {share.device for share in shares}:
         return tuple(named.index(share.device) for share in shares)

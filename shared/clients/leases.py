@@ -13,6 +13,7 @@ the server does not answer or refuses to write, and while the ledger is not read
     muster(gang, pods), reserve_gang(gang, wanted, now, ttl_s)      all or nothing
     bind(leases)                -> per lease: the bound lease, or StaleLeaseError (a value)
     activate(pods)              -> per pod: the active lease, or None if none is bound
+    resize(lease, turn)         -> the lease with its new shares; Full, StaleLeaseError (values)
     release(pods, reason)       -> the leases that ended;   expire(now) -> the same for reservations
     load(pods), load_node(node), load_all()                 live leases
     save_node(facts), save_devices(report), remove_node(name)   inventory; True if it changed
@@ -38,6 +39,7 @@ from uuid import uuid4
 
 from shared.clients.leases_accounts import PAGE, Accounts
 from shared.clients.leases_connection import LedgerConnection, in_groups, unpacked
+from shared.clients.leases_resizing import ResizedLeases
 from shared.clients.leases_waiting import WaitingPods
 from shared.clients.ledger_nodes import (
     account_of,
@@ -79,7 +81,7 @@ BLOCK_S = 1.0
 """How long a reader of the feed waits before it looks whether the ledger is still the same."""
 
 
-class RedisLeases(WaitingPods, Accounts):
+class RedisLeases(WaitingPods, ResizedLeases, Accounts):
     """The ledger, as everybody who may write it sees it."""
 
     @classmethod

@@ -78,6 +78,17 @@ def full_of(pod: PodUid, packed: bytes) -> Full:
     )
 
 
+def resize_full_of(pod: PodUid, reason: str, devices: Sequence[Any], quotas: Sequence[Any]) -> Full:
+    """Read why a lease cannot have the shares that it was to get."""
+    states = map(device_state, devices)
+    return Full(
+        pod=pod,
+        reason=reason,
+        devices={state.uuid: state.use for state in states},
+        quotas=excesses_of(quotas),
+    )
+
+
 def node_of(
     facts: NodeFacts, use: NodeUse, told: tuple[str, str], states: Iterable[DeviceState]
 ) -> LedgerNode:

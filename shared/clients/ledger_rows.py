@@ -13,7 +13,16 @@ from typing import Any, cast
 
 import msgspec
 
-from shared.model.lease import Booking, Lease, LeaseState, MigPlace, Share, Terms, bookings
+from shared.model.lease import (
+    Booking,
+    Lease,
+    LeaseState,
+    MigPlace,
+    Share,
+    Size,
+    Terms,
+    bookings,
+)
 from shared.model.ledger import Reservation, Reserved
 from shared.model.names import NodeName
 from shared.model.placement import Placement
@@ -115,19 +124,26 @@ def _place(share: Share, given: dict[str, int]) -> int:
 
 
 def taken(node: NodeName, shares: Sequence[Share]) -> bytes:
-    """Pack what shares take: of one share its parts, of several also what they add up to."""
+    """Pack what shares take: of one share its parts, of several also what they add up to.
+
+    Only shares that were resized say what was asked for: they are few.
+    """
+    parts = [
+        _share_parts(share) if share.asked is None else (*_share_parts(share), share.asked)
+        for share in shares
+    ]
     if len(shares) == 1 and shares[0].mig is None:
-        return _pack((node, *_share_parts(shares[0])))
-    return _pack((node, False, takes_of(node, shares), [_share_parts(share) for share in shares]))
+        return _pack((node, *parts[0]))
+    return _pack((node, False, takes_of(node, shares), parts))
 
 
-def said(of: Reservation | Lease, texts: dict[tuple[Any, ...], str]) -> bytes:
+def said(of: Reservation | Lease, texts: dict[tuple[Any, ...], str], *more: float) -> bytes:
     """Pack what a lease says whatever it takes. `texts` keeps resources that were met before."""
     resources = tuple(of.resources.items())
     known = texts.get(resources)
     if known is None:
         known = texts[resources] = resources_text(of.resources)
-    return _pack(("\n".join(of.tags), known, *_says(of)))
+    return _pack(("\n".join(of.tags), known, *_says(of), *more))
 
 
 def resources_text(resources: Mapping[str, int]) -> str:
@@ -167,6 +183,7 @@ def reserved(
         now,
         expires_at,
         "\n".join(wanted.tags),
+        0.0,
     )
     lease.shares = _granted(candidate, numbers)
     lease.__class__ = Lease
@@ -195,6 +212,7 @@ def _granted(candidate: Placement, numbers: Iterator[int]) -> tuple[Share, ...]:
             share.slots,
             share.mig,
             share.terms,
+            None,
         )
         granted.__class__ = Share
         shares.append(granted)
@@ -202,8 +220,12 @@ def _granted(candidate: Placement, numbers: Iterator[int]) -> tuple[Share, ...]:
 
 
 def lease_value(lease: Lease) -> bytes:
-    """Pack a lease as it stands, with its slots and fences."""
-    says = said(lease, {})
+    """Pack a lease as it stands, with its slots and fences.
+
+    When it was resized is the last that it says, in eight bytes: the script that resizes writes
+    over them.
+    """
+    says = said(lease, {}, *((lease.resized_at,) if lease.resized_at else ()))
     head = _HEAD.pack(
         _NUMBER_OF[lease.state],
         lease.version,
@@ -225,7 +247,7 @@ def lease_of(value: bytes) -> Lease:
     number, version, _, created_at, expires_at, count, length = _HEAD.unpack_from(value)
     grants = unpack_from("<" + _GRANT * count, value, _HEAD.size)
     at = _HEAD.size + _GRANT_BYTES * count
-    tags, resources, pod, gang, namespace, name, dialect, memo, trace = _unpack(
+    tags, resources, pod, gang, namespace, name, dialect, memo, trace, *resized = _unpack(
         value[at : at + length]
     )
     node, *takes = _unpack(value[at + length :])
@@ -249,6 +271,7 @@ def lease_of(value: bytes) -> Lease:
         created_at,
         expires_at,
         tags,
+        resized[0] if resized else 0.0,
     )
     lease.__class__ = Lease
     return cast(Lease, lease)
@@ -256,7 +279,7 @@ def lease_of(value: bytes) -> Lease:
 
 def _share_of(parts: Sequence[Any], slot: int, fence: float) -> Share:
     device, memory_mib, cores_percent, slotted, slots, company, container, *others = parts
-    index, unit_mib, init, whole, mig, terms = others
+    index, unit_mib, init, whole, mig, terms, *asked = others
     share = _Share(
         container,
         device,
@@ -273,6 +296,7 @@ def _share_of(parts: Sequence[Any], slot: int, fence: float) -> Share:
         slots,
         MigPlace(**mig) if mig else None,
         Terms(**terms) if terms else None,
+        Size(**asked[0]) if asked else None,
     )
     share.__class__ = Share
     return cast(Share, share)

@@ -183,6 +183,16 @@ def no_difference(_: Lease, __: Mapping[str, str]) -> str:
     return ""
 
 
+def no_annotations(_: Lease) -> dict[str, str]:
+    """Write nothing."""
+    return {}
+
+
+def nothing_beyond(_: Share) -> dict[str, int]:
+    """Find nothing that is asked for and not held."""
+    return {}
+
+
 class Strategy:
     """How gpushare's resources reach the kubelet: Volcano's `--gpu-strategy`, and `auto`."""
 
@@ -229,5 +239,9 @@ class Dialect:
     """What the node shows besides: labels and objects that depend on its host."""
     ids_of: Callable[[Share, str], int] = one_id
     """How many device IDs of a served resource a share takes."""
+    resized: Callable[[Lease], dict[str, str]] = no_annotations
+    """Annotations of a running pod that say how much it holds, after its lease was resized."""
+    beyond: Callable[[Share], dict[str, int]] = nothing_beyond
+    """What a share's pod asks for, of `patched` resources, beyond what the share has by now."""
     besides: Mapping[str, str] = field(default_factory=dict)
     """Variables of a container that has MIG instances, besides the one that names them."""

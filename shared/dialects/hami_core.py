@@ -78,6 +78,11 @@ def lock_mount(own: str) -> Mount:
     return _mount(LOCKS, f"{own}.lock")
 
 
+def holds(setup: ContainerSetup) -> bool:
+    """Say whether HAMi-core holds a container with this setup to its limits."""
+    return "CUDA_DEVICE_MEMORY_SHARED_CACHE" in setup.environment
+
+
 def visible(lease: Lease, container: str) -> ContainerSetup:
     """Return the container's devices and no limits: it has them whole.
 

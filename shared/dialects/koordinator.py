@@ -195,6 +195,23 @@ def binding(lease: Lease, _: float) -> dict[str, str]:
     return {ALLOCATED: encode_allocated(lease)}
 
 
+def resized(lease: Lease) -> dict[str, str]:
+    """Return the allocation as it is by now."""
+    return {ALLOCATED: encode_allocated(lease)}
+
+
+def beyond(share: Share) -> dict[str, int]:
+    """Return what was asked for and given back, compute and memory."""
+    if share.asked is None or share.terms is None:
+        return {}
+    less_mib = share.asked.memory_mib - share.memory_mib
+    return {
+        PREFIX + CORE: share.asked.cores_percent - share.cores_percent,
+        PREFIX + MEMORY: less_mib * MIB,
+        PREFIX + RATIO: -(-100 * less_mib // share.terms.device_mib),
+    }
+
+
 def after(_: Lease, __: frozenset[str]) -> dict[str, str]:
     """Return nothing: the allocation is said at the Binding."""
     return {}
@@ -289,4 +306,6 @@ DIALECT = Dialect(
     advertised=advertised,
     described=described,
     differs=difference,
+    resized=resized,
+    beyond=beyond,
 )

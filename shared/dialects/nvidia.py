@@ -32,12 +32,13 @@ from shared.dialects.nvidia_views import (
     encode_register,
     encode_scores,
     failed,
+    resized,
     slots_shown,
 )
 from shared.dialects.whole_cards import CARDS, read_as_koordinator
 from shared.model.device import Device
 from shared.model.errors import RequestError
-from shared.model.lease import Lease
+from shared.model.lease import Lease, Share
 from shared.model.names import DeviceUuid
 from shared.model.request import Company, GpuRequest, PodRequest
 
@@ -169,6 +170,16 @@ def environment(
     )
 
 
+def beyond(share: Share) -> dict[str, int]:
+    """Return the units of memory and the cores that were asked for and given back."""
+    if share.asked is None:
+        return {}
+    return {
+        MEMORY: (share.asked.memory_mib - share.memory_mib) // share.unit_mib,
+        CORES: share.asked.cores_percent - share.cores_percent,
+    }
+
+
 def advertised(devices: Sequence[Device], _: str) -> Advertised:
     """Serve the slots; write memory and cores of healthy devices into node status."""
     healthy = [device for device in devices if device.healthy]
@@ -200,4 +211,6 @@ DIALECT = Dialect(
     failed=failed,
     environment=environment,
     advertised=advertised,
+    resized=resized,
+    beyond=beyond,
 )

@@ -41,6 +41,11 @@ def after(lease: Lease, done: frozenset[str]) -> dict[str, str]:
     return {**left, PHASE: "success"}
 
 
+def resized(lease: Lease) -> dict[str, str]:
+    """Return what says how much a running pod holds."""
+    return {ALLOCATED: encode_devices(lease)}
+
+
 def failed(_: Lease) -> dict[str, str]:
     """Return what changes once Allocate was refused."""
     return {PHASE: "failed"}

@@ -206,6 +206,21 @@ def after(lease: Lease, done: frozenset[str]) -> dict[str, str]:
     return {**left, PHASE: "success", TIME: NEVER}
 
 
+def resized(lease: Lease) -> dict[str, str]:
+    """Return what says how much a running pod holds."""
+    return {IDS: encode_ids(lease)}
+
+
+def beyond(share: Share) -> dict[str, int]:
+    """Return the units of memory and the cores that were asked for and given back."""
+    if share.asked is None:
+        return {}
+    return {
+        MEMORY: (share.asked.memory_mib - share.memory_mib) // share.unit_mib,
+        CORES: share.asked.cores_percent - share.cores_percent,
+    }
+
+
 def failed(_: Lease) -> dict[str, str]:
     """Return what changes once Allocate was refused."""
     return {PHASE: "failed", TIME: NEVER}
@@ -302,5 +317,7 @@ DIALECT = Dialect(
     failed=failed,
     environment=environment,
     advertised=advertised,
+    resized=resized,
+    beyond=beyond,
     besides=SWITCHES,
 )

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from shared.model.event import Delivery, Event
-from shared.model.lease import Lease
+from shared.model.lease import Lease, Size
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
 from shared.model.placement import Refusal
@@ -216,6 +216,19 @@ class LeaseChanged(Event):
     @property
     def route(self) -> str:
         return self.lease.node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseResized(Event):
+    """A container of a running pod has another size of each of its devices."""
+
+    subject: ClassVar[str] = "lease.resized.v1"
+    delivery: ClassVar[Delivery] = Delivery.NEWS
+
+    lease: Lease
+    container: str
+    before: Size
+    after: Size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

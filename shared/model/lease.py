@@ -68,6 +68,14 @@ class MigPlace:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """How much of each of its devices a container has."""
+
+    memory_mib: int
+    cores_percent: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
     """One container's part of one device."""
 
@@ -91,6 +99,8 @@ class Share:
     mig: MigPlace | None = None
     """The share is this MIG instance, and `slot` its position; None: HAMi-core holds it."""
     terms: Terms | None = None
+    asked: Size | None = None
+    """What its pod asks for, where a resize has made it something else."""
 
     @property
     def booked_cores(self) -> int:
@@ -153,6 +163,9 @@ class Lease:
     """Unix seconds at which a reservation ends; 0 once bound."""
     tag: str = ""
     """See `PodRequest.tag`."""
+    resized_at: float = 0.0
+    """When a resize last changed its shares, Unix seconds in whole milliseconds by the ledger's own
+    clock; 0: none did."""
 
     def __post_init__(self) -> None:
         if self.tags or self.tag:

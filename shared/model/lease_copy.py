@@ -8,7 +8,7 @@ import json
 from typing import Any
 
 from shared.model.errors import RequestError
-from shared.model.lease import Lease, LeaseState, MigPlace, Share, Terms
+from shared.model.lease import Lease, LeaseState, MigPlace, Share, Size, Terms
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.request import Company
 
@@ -75,6 +75,7 @@ def load_lease(text: str, *, namespace: Namespace, name: str) -> Lease:
             state=LeaseState.BOUND,
             version=int(copy["version"]),
             created_at=float(copy["at"]),
+            resized_at=float(copy.get("resized", 0.0)),
         )
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise RequestError(f"{ANNOTATION} of {namespace}/{name} is no lease: {error!r}") from error
@@ -83,7 +84,12 @@ def load_lease(text: str, *, namespace: Namespace, name: str) -> Lease:
 def _more(lease: Lease) -> dict[str, Any]:
     """Write what few leases have; a reader that does not know it loses nothing it could use."""
     shares = {str(n): said for n, share in enumerate(lease.shares) if (said := _unusual(share))}
-    more = {"more": shares, "gang": lease.gang, "memo": lease.memo}
+    more = {
+        "more": shares,
+        "gang": lease.gang,
+        "memo": lease.memo,
+        "resized": lease.resized_at,
+    }
     return {key: said for key, said in more.items() if said}
 
 
@@ -103,6 +109,8 @@ def _unusual(share: Share) -> dict[str, Any]:
             terms.memory_bytes,
             terms.memory_percent,
         ]
+    if share.asked:
+        said["asked"] = [share.asked.memory_mib, share.asked.cores_percent]
     return said
 
 
@@ -124,6 +132,7 @@ def _share(row: list[Any], more: dict[str, Any]) -> Share:
         slots=int(more.get("slots", 0)),
         mig=_mig(more.get("mig")),
         terms=_terms(more.get("terms")),
+        asked=_size(more.get("asked")),
     )
 
 
@@ -149,3 +158,10 @@ def _terms(row: list[Any] | None) -> Terms | None:
         memory_bytes=None if memory_bytes is None else int(memory_bytes),
         memory_percent=None if percent is None else int(percent),
     )
+
+
+def _size(row: list[Any] | None) -> Size | None:
+    if row is None:
+        return None
+    memory_mib, cores_percent = row
+    return Size(memory_mib=int(memory_mib), cores_percent=int(cores_percent))

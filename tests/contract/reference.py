@@ -13,7 +13,7 @@ from typing import Any
 
 from services.cli import commands
 from services.simcluster import __main__ as simcluster
-from services.topology import SERVICES, roles
+from services.topology import OPERATOR, SERVICES, roles
 from shared.model import events, node_events, questions
 from shared.model.event import Event
 from shared.model.events import PartReported
@@ -173,7 +173,7 @@ def _way_of(kind: type[Event]) -> tuple[str, list[str], list[str]]:
         asked = answering[0].hears[0].__name__
         return "answer", [f"whoever answers `{asked}`"], ["whoever asked"]
     says = {name for name, role in held if kind in role.says}
-    says |= {listed.name for listed in SERVICES if kind in listed.also_says}
+    says |= {listed.name for listed in (*SERVICES, OPERATOR) if kind in listed.also_says}
     if kind is PartReported:
         says = {"every service"}
     hears = {name for name, role in held if kind in role.hears}

@@ -77,7 +77,6 @@ NOT_SHOWN: Mapping[str, Mapping[int, str]] = {
     "hami_core": {
         10: "only hardware can show it: the library needs CUDA to read a seeded file; that C code "
         "reads the file as we wrote it is shown by number 11. [How to see it](hardware.md)",
-        13: "limits follow the lease, and a lease's shares never change while a pod lives",
         34: "nothing of ours bounds it: an operator can, [by project quotas](hardware.md#disk)",
     },
 }

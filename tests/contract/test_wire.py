@@ -20,6 +20,7 @@ from shared.model.events import (
     BoundPod,
     BudgetChanged,
     LeaseChanged,
+    LeaseResized,
     LedgerRebuilt,
     ListingWanted,
     NodeChanged,
@@ -34,7 +35,7 @@ from shared.model.events import (
     PodsListed,
     QuotasTold,
 )
-from shared.model.lease import Lease, LeaseState, Share
+from shared.model.lease import Lease, LeaseState, Share, Size
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts, Taint
 from shared.model.node_events import (
@@ -47,7 +48,18 @@ from shared.model.node_events import (
     ViolationFound,
 )
 from shared.model.placement import DeviceVerdict, NodeVerdict, Refusal
-from shared.model.questions import BindAsked, BindTold, EndAsked, EndTold, LeasesAsked, LeasesTold
+from shared.model.questions import (
+    BindAsked,
+    BindTold,
+    EndAsked,
+    EndTold,
+    LeasesAsked,
+    LeasesTold,
+    LimitsAsked,
+    LimitsTold,
+    ResizeAsked,
+    ResizeTold,
+)
 from shared.model.quota import Limits, Quota
 from shared.model.request import (
     DeviceOrder,
@@ -80,6 +92,7 @@ LEASE = Lease(
             cores_percent=50,
             slot=3,
             fence=17,
+            asked=Size(memory_mib=2000, cores_percent=40),
         ),
     ),
     dialect="volcano-vgpu",
@@ -87,6 +100,7 @@ LEASE = Lease(
     tags=("default/g",),
     trace=TRACE,
     state=LeaseState.BOUND,
+    resized_at=1_787_000_000.125,
     version=2,
     created_at=1787000000.5,
     expires_at=0.0,
@@ -219,6 +233,27 @@ SAMPLES: tuple[Event, ...] = (
     EndTold(ended=True),
     BindAsked(node=NODE, leases=(LEASE,)),
     BindTold(held=(POD,), reason="it restarts", free=False, closed=True),
+    LimitsAsked(node=NODE, lease=LEASE, turn="8f3a", over=True),
+    LimitsTold(done=False, reason="3000 MiB are in use", in_use_mib=3_000),
+    ResizeAsked(pod=POD, container="main", memory_mib=6_144, cores_percent=30),
+    ResizeTold(
+        outcome="resized",
+        reason="why not",
+        hint="what then",
+        container="main",
+        node=NODE,
+        devices=(0,),
+        before=Size(memory_mib=4_096, cores_percent=20),
+        after=Size(memory_mib=6_144, cores_percent=30),
+        pending=("the pod's annotations",),
+        notes=("cores: later",),
+    ),
+    LeaseResized(
+        lease=LEASE,
+        container="main",
+        before=Size(memory_mib=4_096, cores_percent=20),
+        after=Size(memory_mib=6_144, cores_percent=30),
+    ),
     BudgetChanged(
         namespace=NS,
         state="exhausted",

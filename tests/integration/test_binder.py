@@ -44,6 +44,7 @@ from tests.support.apiserver import ApiUnderTest, api_server
 from tests.support.binder_world import ContentAgents, NoReclaimer
 from tests.support.build import devices, facts
 from tests.support.nats import nats_server
+from tests.support.resizing import uncounted
 from tests.support.valkey import valkey_server
 
 NODE = NodeName("n1")
@@ -157,6 +158,7 @@ async def staged() -> AsyncIterator[Stage]:
                 clock=SystemClock(),
                 tally=PrometheusTally(),
                 reclaimer=lambda _: NoReclaimer(),
+                resized=uncounted,
             )
             runner = Runner("binder", binder, bus, Tracing("binder", None))
             stage = Stage(api, kube, bus, ledger, binder, runner, devices(8, NODE))

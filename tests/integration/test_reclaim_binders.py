@@ -25,6 +25,7 @@ from tests.support.binder_world import ContentAgents
 from tests.support.clock import FakeClock
 from tests.support.nats import nats_server
 from tests.support.reclaim import Scene, scene, standing
+from tests.support.resizing import uncounted
 from tests.support.valkey import ValkeyServer, valkey_server
 
 
@@ -72,6 +73,7 @@ async def binder(at: Scene, nats: str, redis: str) -> AsyncIterator[None]:
             clock=SystemClock(),
             tally=PrometheusTally(),
             reclaimer=reclaimer,
+            resized=uncounted,
         )
         runner = Runner("binder", made, bus, Tracing("binder", None))
         started = asyncio.Event()

@@ -31,6 +31,7 @@ from shared.model.node_events import Activation, DeviceReported, ViolationFound
 from shared.model.questions import BindTold
 from shared.model.quota import Quota
 from tests.support.clock import FakeClock
+from tests.support.resizing import FakeAnnotations, FakeLimits, FakeSizes
 
 NOW = 1_787_000_000.0
 
@@ -63,11 +64,11 @@ def chosen(*leases: Lease) -> list[PlacementChosen]:
     return [PlacementChosen(lease=each) for each in leases]
 
 
-class FakeLedger:
+class FakeLedger(FakeSizes):
     """Leases in a dictionary, with the ledger's rules for moving on."""
 
     def __init__(self, *leases: Lease) -> None:
-        self.leases = {each.pod: each for each in leases}
+        super().__init__(*leases)
         self.released: list[tuple[PodUid, str]] = []
         self.expiring: list[Lease] = []
         self.waiting: list[PodQueued] = []
@@ -210,10 +211,11 @@ class FakeLedger:
         self.reports.clear()
 
 
-class FakePods:
+class FakePods(FakeAnnotations):
     """An API server whose answers a test chooses, pod by pod."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.posts: list[tuple[str, str, Mapping[str, str]]] = []
         self.errors: dict[str, list[LeaseholdError]] = {}
         self.seen: dict[str, PodSeen | None] = {}
@@ -294,10 +296,11 @@ class FakeBus:
         self.published += events
 
 
-class FakeAgents:
+class FakeAgents(FakeLimits):
     """Agents that answer as told: True, False, or not at all."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.answers: dict[PodUid, bool] = {}
         self.asked: list[PodUid] = []
         self.questions = 0
@@ -374,6 +377,7 @@ class World:
         self.agents = FakeAgents()
         self.gates = FakeGates()
         self.tally = FakeTally()
+        self.resizes: list[str] = []
         self.binder: Binder = assemble(
             ledger=self.ledger,
             staging=self.ledger,
@@ -384,6 +388,7 @@ class World:
             clock=self.clock,
             tally=self.tally,
             reclaimer=lambda _: NoReclaimer(),
+            resized=self.resizes.append,
             patience_s=patience_s,
         )
 

@@ -7,7 +7,7 @@ from services.cli.facts import Facts, PodSeen
 from services.cli.shapes import audit as audit_shape
 from shared.model.device import Device, DeviceUse
 from shared.model.lease import Lease, LeaseState, Share
-from shared.model.lease_copy import ANNOTATION
+from shared.model.lease_copy import ANNOTATION, dump_lease
 from shared.model.ledger import LedgerNode, NodeAccount, counted_use
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
@@ -72,13 +72,17 @@ def pod(name: str, **changes: object) -> PodSeen:
         node=NODE,
         phase="Running",
         scheduler="volcano",
-        annotations={ANNOTATION: "{}"},
+        annotations={ANNOTATION: dump_lease(lease(name))},
     )
     return replace(seen, **changes)  # type: ignore[arg-type]
 
 
 def facts(*accounts: NodeAccount, pods: tuple[PodSeen, ...] | None = None, **more: object) -> Facts:
-    held = {found.name: pod(found.name, node=found.node) for a in accounts for found in a.leases}
+    held = {
+        found.name: pod(found.name, node=found.node, annotations={ANNOTATION: dump_lease(found)})
+        for a in accounts
+        for found in a.leases
+    }
     seen = tuple(held.values()) if pods is None else pods
     turns = turns_of([DEVICE], [lease for each in accounts for lease in each.leases], {})
     known: dict[str, object] = {"turns": turns, **more}
@@ -103,6 +107,23 @@ def test_a_total_that_is_not_the_sum_of_its_leases_is_found_with_both_numbers() 
     assert found(facts(wrong)) == [
         ("S1", "the ledger counts 4000 MiB, its leases sum up to 3000"),
     ]
+
+
+def test_a_copy_of_another_size_is_found_and_so_is_one_that_is_none() -> None:
+    held = lease("a")
+    other = replace(held, shares=(share(memory_mib=2_000),))
+    lags = pod("a", annotations={ANNOTATION: dump_lease(other)})
+
+    assert found(facts(account(held), pods=(lags,))) == [
+        (
+            "S7",
+            "its annotation says [('GPU-0', 2000, 30)] (device, MiB, %), its lease says "
+            "[('GPU-0', 3000, 30)]",
+        )
+    ]
+    (none,) = found(facts(account(held), pods=(pod("a", annotations={ANNOTATION: "{}"}),)))
+    assert none[0] == "S7"
+    assert "is no lease" in none[1]
 
 
 def test_a_node_total_that_is_not_the_sum_of_its_leases_is_found() -> None:

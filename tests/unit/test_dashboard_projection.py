@@ -1,6 +1,7 @@
 """What the page shows of what was heard: nodes, leases, queue, news, silence; and of whom not."""
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -19,13 +20,14 @@ from shared.model.budget import UNITS_PER_GPU_MINUTE, Entry, Window
 from shared.model.errors import RequestError
 from shared.model.events import (
     BudgetChanged,
+    LeaseResized,
     PartReported,
     PlacementChosen,
     PlacementRefused,
     PodBound,
     PodGone,
 )
-from shared.model.lease import Lease, LeaseState, MigPlace
+from shared.model.lease import Lease, LeaseState, MigPlace, Size
 from shared.model.ledger import NodeAccount, Waiting, counted_use
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node_events import Activation, ShareActivated
@@ -236,6 +238,20 @@ def test_a_step_heard_twice_is_told_once() -> None:
     assert ticker.hear(steps(), 1.0)
     assert not ticker.hear(steps(), 2.0)
     assert len(ticker.lines) == 4
+
+
+def test_every_resize_is_told_with_both_sizes() -> None:
+    ticker, held = Ticker(), build.lease("p", "n", build.share())
+    sizes = [Size(memory_mib=mib, cores_percent=mib // 100) for mib in (1_000, 2_000, 50)]
+
+    for before, after in pairwise(sizes):
+        event = LeaseResized(lease=held, container="main", before=before, after=after)
+        assert ticker.hear([event], 1.0)
+
+    assert [(tick.kind, tick.text) for tick in ticker.lines] == [
+        ("resized", "main: 1000 to 2000 MiB, 10 to 20 % of the cores"),
+        ("resized", "main: 2000 to 50 MiB, 20 to any % of the cores"),
+    ]
 
 
 def test_an_offer_of_what_was_freed_is_no_news_and_a_refusal_is() -> None:

@@ -120,6 +120,7 @@ class Kubelet:
 class Record:
     told: list[Entry] = field(default_factory=list)
     lost: bool = False
+    changing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def answers(self) -> tuple[Entry, ...]:

@@ -116,7 +116,9 @@ def test_hami_core_2_what_is_no_ordinary_file_is_not_opened(tmp_path: Path, kind
 # Bytes that cannot be
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     layout=st.sampled_from(LAYOUTS),
     scribbles=st.lists(st.tuples(st.floats(0, 1), st.binary(min_size=1, max_size=64)), max_size=40),
@@ -150,7 +152,9 @@ def test_any_bytes_behind_the_magic_are_read_as_some_region(
 
 
 @given(st.binary(max_size=4096), st.sampled_from(LAYOUTS))
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_random_files_are_never_taken_for_regions(
     tmp_path: Path, noise: bytes, layout: Layout
 ) -> None:

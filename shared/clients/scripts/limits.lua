@@ -121,10 +121,11 @@ local function names_of(table_of)
   return names
 end
 
-local function excess_in(limits, bucket, used, asked, label)
+-- `before` is what of it is held already, by a lease that is being resized.
+local function excess_in(limits, bucket, used, asked, label, before)
   for m, measure in ipairs(MEASURES) do
     local limit = limits[m]
-    if limit >= 0 then
+    if limit >= 0 and not (before and (m == 4 or asked[m] <= before[m])) then
       local now, more = used[m], asked[m]
       if m == 4 then now, more = cards_of(used, asked) end
       if more > 0 and now + more > limit then
@@ -178,6 +179,26 @@ end
 function quota.charge(pod, namespace, rows)
   quota.charges[pod] = {namespace, rows}
   count_held(namespace, rows, 1)
+end
+
+-- Charge a lease for what it takes from now on in place of what it took; or say why its namespace may
+-- not take so much more, and then nothing may be written.
+function quota.recharge(pod, namespace, takes, is_smaller)
+  local rule = quota.rule_of(namespace)
+  if not rule or takes[2] < TAKES then return nil end
+  local stored = call('HGET', P .. 'charges', pod)
+  local charge = stored and decode(stored) or {namespace, {}}
+  count_held(charge[1], charge[2], -1)
+  local rows, held, was = rows_of(rule, takes), held_of(namespace), charge[2]
+  local excess = excess_in(rule[R_LIMITS], '', bucket_in(held, ''), rows[''], '', was[''])
+  for _, model in ipairs(excess and {} or rule[R_MODELS]) do
+    local name = model[1]
+    excess = excess or rows[name] and excess_in(model[2], name, bucket_in(held, name), rows[name],
+      rule[R_MODEL_LABEL], was[name])
+  end
+  if excess then return excess end
+  quota.charge(pod, namespace, rows)
+  if is_smaller then quota.freed[namespace] = true end
 end
 
 -- Charge a lease that is there, unless it is charged or its namespace has no quota.

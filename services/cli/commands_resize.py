@@ -1,0 +1,65 @@
+"""The command line of `leasehold resize`; what it does is imported when it is called."""
+
+import argparse
+import os
+from collections.abc import Callable
+
+ABOUT = """\
+The container goes on running. More memory is there for its next allocation; less is possible down
+to what it has in use. Of several GPUs each gets the new size. Cores hold for processes that start
+from then on: those that run keep their cap. MIG instances and whole devices keep their size.
+Asking again for the same size changes nothing."""
+
+
+def add(command: Callable[..., argparse.ArgumentParser]) -> None:
+    """Add the command."""
+    resize = command(
+        "resize",
+        "change how much of its GPU a running container has",
+        _resize,
+        "my-pod --memory 6Gi",
+        "my-pod -n team-a -c trainer --memory 12Gi --cores 40",
+        "my-pod --cores 20 --json",
+    )
+    resize.description = f"{resize.description}\n\n{ABOUT}"
+    option, environ = resize.add_argument, os.environ
+    option("pod", metavar="POD", help="the pod's name")
+    option("-n", "--namespace", default="default", help="default: default")
+    option(
+        "-c",
+        "--container",
+        default="",
+        metavar="NAME",
+        help="needed where several containers have shares",
+    )
+    option("--memory", default="", metavar="SIZE", help="of each of its GPUs: 6Gi, 6144Mi")
+    option("--cores", type=int, metavar="PERCENT", help="of each of its GPUs: 1 to 99")
+    option(
+        "--state",
+        default=environ.get("LEASEHOLD_STATE", ".leasehold"),
+        metavar="DIR",
+        help="state directory [LEASEHOLD_STATE; default: .leasehold]",
+    )
+    option(
+        "--nats-url",
+        default=environ.get("LEASEHOLD_NATS_URL", ""),
+        help="where a binder is asked [LEASEHOLD_NATS_URL; default: as DIR/state.json says]",
+    )
+    option(
+        "--nats-credentials",
+        default=environ.get("LEASEHOLD_NATS_CREDENTIALS", ""),
+        metavar="FILE",
+        help="user:secret of the operator [LEASEHOLD_NATS_CREDENTIALS; default: likewise]",
+    )
+    option(
+        "--kubeconfig",
+        default=environ.get("LEASEHOLD_KUBECONFIG", ""),
+        help="the API server [LEASEHOLD_KUBECONFIG; default: as DIR/state.json says]",
+    )
+    option("--json", action="store_true", help="for programs; keys stay as they are")
+
+
+def _resize(flags: argparse.Namespace) -> int:
+    from services.cli.resize import resize  # noqa: PLC0415 - start-up time
+
+    return resize(flags)

@@ -1,0 +1,206 @@
+"""A running pod's lease gets another size, as an operator does it; whoever dies in the middle."""
+
+import asyncio
+import contextlib
+import json
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import redis.asyncio
+
+from services.node_agent.region import Region, RegionPlace
+from services.node_agent.region_reading import read_region
+from shared.clients.bus import Bus
+from shared.model.errors import UnavailableError
+from shared.model.lease import Lease
+from shared.model.lease_copy import ANNOTATION, load_lease
+from shared.model.names import Namespace
+from shared.model.questions import LimitsAsked, LimitsTold
+from tests.support.regions import path_of, process
+from tests.support.stack import Done, Stack, gpu_pod, running, stack, vgpu
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+MIB = 1 << 20
+IDS = "volcano.sh/vgpu-ids-new"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def up() -> AsyncIterator[Stack]:
+    async with stack("--nodes", "1", "--gpus", "1xT4") as running_stack:
+        yield running_stack
+
+
+def region_at(up: Stack, pod: dict[str, Any]) -> RegionPlace:
+    """Return where the region of a pod's container lies."""
+    node, uid = pod["spec"]["nodeName"], pod["metadata"]["uid"]
+    (file,) = (up.root / "agents" / node / "containers" / f"{uid}_cuda").glob("*.cache")
+    return RegionPlace(directory=str(file.parent), name=file.name)
+
+
+def limit_mib(place: RegionPlace) -> int:
+    region = read_region(place)
+    assert isinstance(region, Region)
+    return region.memory_limits[0] // MIB
+
+
+def use(place: RegionPlace, mib: int) -> None:
+    """Have a process of the container use memory."""
+    image = bytearray(path_of(place).read_bytes())
+    process(image, 0, 7, totals=(mib * MIB,))
+    with path_of(place).open("r+b") as file:
+        file.write(image)
+
+
+def copy_of(pod: dict[str, Any]) -> Lease:
+    text = pod["metadata"]["annotations"][ANNOTATION]
+    return load_lease(text, namespace=Namespace("default"), name=pod["metadata"]["name"])
+
+
+async def started(up: Stack, name: str, memory: int, cores: int = 0) -> dict[str, Any]:
+    await up.create(gpu_pod(name, vgpu(memory=memory, cores=cores)))
+    return await up.until(name, running)
+
+
+async def resize(up: Stack, name: str, *flags: str) -> Done:
+    return await up.leasehold("resize", name, *flags)
+
+
+async def leased(up: Stack, name: str) -> dict[str, Any]:
+    leases = json.loads((await up.leasehold("ps", "--json")).out)["leases"]
+    (found,) = (lease for lease in leases if lease["name"] == name)
+    shares: list[dict[str, Any]] = found["shares"]
+    return shares[0]
+
+
+async def test_a_running_pod_grows_and_shrinks_and_everybody_sees_it(up: Stack) -> None:
+    pod = await started(up, "one", 4_000, 20)
+    place = region_at(up, pod)
+
+    done = await resize(up, "one", "--memory", "6000Mi", "--cores", "30")
+
+    assert done.code == 0, done.err
+    assert "has 6000 MiB and 30 % of the cores of GPU 0" in done.out
+    assert "keep their cap of 20 % until they start again" in done.out
+    assert "still to come" not in done.out
+    assert limit_mib(place) == 6_000
+    pod = await up.pod("one")
+    assert copy_of(pod).shares[0].memory_mib == 6_000
+    assert ",NVIDIA,6000,30:" in pod["metadata"]["annotations"][IDS]
+    assert pod["metadata"]["annotations"]["volcano.sh/bind-phase"] == "success"
+    assert await leased(up, "one") | {"memory_mib": 6_000, "cores_percent": 30} == await leased(
+        up, "one"
+    )
+    explained = (await up.leasehold("explain", "one")).out
+    assert "resized: its pod asks for 4000 MiB and 20 % of the cores" in explained
+    again = await resize(up, "one", "--memory", "6000Mi", "--json")
+    assert json.loads(again.out)["outcome"] == "unchanged"
+
+    use(place, 3_000)
+    refused = await resize(up, "one", "--memory", "2Gi")
+    least = await resize(up, "one", "--memory", "3000Mi", "--json")
+
+    assert refused.code == 1
+    assert "3000 MiB of GPU 0" in refused.err
+    assert "--memory 3000Mi" in refused.err
+    assert json.loads(least.out)["outcome"] == "resized", least.out
+    assert limit_mib(place) == 3_000
+    async with asyncio.timeout(20):
+        while "LeaseResized" not in (events := (await up.kubectl("get", "events")).out):
+            await asyncio.sleep(0.2)
+    assert "container cuda: 4000 to 6000 MiB" in events
+    await up.audit()
+    await up.clear()
+
+
+async def test_what_a_pod_gives_back_another_runs_on(up: Stack) -> None:
+    await started(up, "wide", 12_000)
+    await up.create(gpu_pod("next", vgpu(memory=10_000)))
+    async with asyncio.timeout(30):
+        while "next" not in (await up.leasehold("ps")).out:
+            await asyncio.sleep(0.2)
+
+    too_much = await resize(up, "wide", "--memory", "16Gi")
+    more = await resize(up, "wide", "--memory", "15Gi", "--cores", "5")
+    none = await resize(up, "nobody", "--memory", "1Gi")
+    wrong = await resize(up, "wide", "--memory", "1.5")
+    fewer = await resize(up, "wide", "--memory", "5000Mi")
+    await up.until("next", running)
+
+    assert (too_much.code, more.code, none.code, wrong.code, fewer.code) == (1, 0, 1, 2, 0)
+    assert "15360 MiB in all" in too_much.err
+    assert "there is no pod default/nobody" in none.err
+    assert "6Gi or 6144Mi" in wrong.err
+    blocked = await resize(up, "wide", "--memory", "6Gi")
+    assert blocked.code == 1
+    assert "360 of them free" in blocked.err
+    await up.audit()
+    await up.clear()
+
+
+async def test_an_operator_may_ask_binders_and_not_nodes(up: Stack) -> None:
+    pod = await started(up, "one", 4_000)
+    url, credentials = up.state()["nats_url"], up.secret("nats", "operator")
+    async with Bus.connect(
+        url, name="test", credentials=Path(credentials), keeps_stream=False
+    ) as bus:
+        asked = LimitsAsked(node=copy_of(pod).node, lease=copy_of(pod))
+        with pytest.raises(UnavailableError):
+            await bus.ask(asked, LimitsTold, timeout_s=1.0)
+    await up.clear()
+
+
+@pytest.mark.parametrize("victim", ["binder", "agent-node-0"])
+async def test_a_resize_survives_a_kill_in_the_middle_of_it(up: Stack, victim: str) -> None:
+    """Sizes keep changing while a part dies again and again: all agree on one in the end."""
+    pod = await started(up, "one", 4_000)
+    place = region_at(up, pod)
+    chance = random.Random(victim)  # noqa: S311
+    ended = asyncio.Event()
+
+    async def killing() -> None:
+        for _ in range(4):
+            await asyncio.sleep(chance.uniform(0.3, 1.2))
+            with contextlib.suppress(StopIteration, TypeError):
+                up.kill(victim)
+        ended.set()
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(killing())
+        while not ended.is_set():
+            await resize(up, "one", "--memory", f"{chance.choice([2, 3, 5, 7, 9])}000Mi")
+
+    async with asyncio.timeout(60):
+        while (last := await resize(up, "one", "--memory", "8000Mi", "--json")).code:
+            await asyncio.sleep(0.5)
+        while limit_mib(place) != 8_000:
+            await asyncio.sleep(0.1)
+        while copy_of(await up.pod("one")).shares[0].memory_mib != 8_000:
+            await asyncio.sleep(0.1)
+    assert json.loads(last.out)["after"]["memory_mib"] == 8_000
+    assert (await leased(up, "one"))["memory_mib"] == 8_000
+    await up.audit()
+    await up.clear()
+
+
+async def test_a_ledger_that_was_lost_comes_back_with_the_new_size(up: Stack) -> None:
+    await started(up, "one", 4_000)
+    assert (await resize(up, "one", "--memory", "7000Mi")).code == 0
+    redis_url = up.state()["redis_url"]
+    client = redis.asyncio.Redis.from_url(redis_url, **up.login())
+    try:
+        await client.flushall()
+    finally:
+        await client.aclose()
+
+    async with asyncio.timeout(60):
+        while (found := await up.leasehold("ps", "--json")).code:
+            await asyncio.sleep(0.3)
+
+    assert json.loads(found.out)["leases"][0]["shares"][0]["memory_mib"] == 7_000
+    await up.audit()
+    await up.clear()
