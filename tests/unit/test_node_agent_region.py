@@ -162,6 +162,16 @@ def test_random_files_are_never_taken_for_regions(
         assert isinstance(read(tmp_path, image), Tampered)
 
 
+def slowness() -> float:
+    """How many times slower this machine is now than an idle one, by what both can count."""
+    took = []
+    for _ in range(5):
+        began = time.thread_time()
+        sum(range(100_000))
+        took.append(time.thread_time() - began)
+    return min(took) / 0.0017
+
+
 def test_hami_core_4_impossible_counts_are_clamped_and_read_quickly(tmp_path: Path) -> None:
     place = at(tmp_path)
     image = fresh()
@@ -179,7 +189,7 @@ def test_hami_core_4_impossible_counts_are_clamped_and_read_quickly(tmp_path: Pa
 
     assert isinstance(region, Region)
     assert (len(region.slots), region.device_num, region.clamped) == (1024, 16, True)
-    assert min(took) < 0.05
+    assert min(took) < 0.05 * max(1.0, slowness())
     struct.pack_into("<i", image, V1_2.slot_count, -1)
     assert region_of(image).slots == ()
     assert region_of(image).clamped
