@@ -25,19 +25,19 @@ from shared.runtime.settings import load_or_exit
 async def bind(settings: BinderSettings) -> None:
     """Build the binder from real parts and serve it until told to stop."""
     credentials = load_credentials(settings.kubeconfig)
-    redis_url, login = settings.redis_url, settings.redis_credentials
+    redis_url, keys = settings.redis_url, settings.redis_keys
     async with (
         Kube(credentials, timeout_s=settings.api_timeout_s) as kube,
         Bus.connect(
             settings.nats_url,
             name="binder",
-            credentials=settings.nats_credentials,
+            keys=settings.nats_keys("binder"),
             copies=settings.nats_copies,
         ) as bus,
-        RedisLeases.connect(redis_url, credentials=login, is_witness=True) as ledger,
-        LedgerStaging.connect(redis_url, credentials=login) as staging,
-        Takings.connect(redis_url, credentials=login) as takings,
-        Gates.connect(redis_url, credentials=login) as gates,
+        RedisLeases.connect(redis_url, keys=keys, is_witness=True) as ledger,
+        LedgerStaging.connect(redis_url, keys=keys) as staging,
+        Takings.connect(redis_url, keys=keys) as takings,
+        Gates.connect(redis_url, keys=keys) as gates,
     ):
         clock = SystemClock()
 

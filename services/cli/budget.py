@@ -147,14 +147,12 @@ def _grant(flags: argparse.Namespace) -> int:
 
 def _run(flags: argparse.Namespace, work: Callable[[Budgets], Awaitable[Any]]) -> Any:
     where = sources.find(
-        flags.state, redis_url=flags.redis_url, redis_credentials=flags.redis_credentials
+        flags.state, redis_url=flags.redis_url, redis_keys=sources.redis_keys_of(flags)
     )
 
     async def running() -> Any:
         try:
-            async with Budgets.connect(
-                where.redis_url, credentials=where.redis_credentials
-            ) as store:
+            async with Budgets.connect(where.redis_url, keys=where.redis_keys) as store:
                 return await work(store)
         except UnavailableError as error:
             if where.hint:

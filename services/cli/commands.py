@@ -102,7 +102,7 @@ def _doors(command: Callable[..., argparse.ArgumentParser]) -> None:
         _show_doors,
         "--nats",
         "--redis",
-        "--out doors --nodes gpu-1,gpu-2",
+        "--out doors --nodes gpu-1,gpu-2 --names nats,redis",
     )
     doors.add_argument("--nats", action="store_true", help="only nats-server's configuration")
     doors.add_argument("--redis", action="store_true", help="only Valkey's or Redis' ACL file")
@@ -114,6 +114,15 @@ def _doors(command: Callable[..., argparse.ArgumentParser]) -> None:
         default="",
         metavar="DIR",
         help="write there, with a secret and a file for each user; secrets there are kept",
+    )
+    doors.add_argument(
+        "--names",
+        default="",
+        metavar="NAME,..",
+        help="with --out: make certificates for servers of these names and addresses, too",
+    )
+    doors.add_argument(
+        "--shared", action="store_true", help="with --out: let the files' group read them as well"
     )
 
 
@@ -264,6 +273,18 @@ def _flags_of_view(command: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="user:secret for the ledger [LEASEHOLD_REDIS_CREDENTIALS; default: likewise]",
     )
+    for what, text in (
+        ("ca", "authority of the ledger's certificate, PEM"),
+        ("certificate", "shown to the ledger if it asks for one, PEM"),
+        ("key", "of that certificate, PEM"),
+    ):
+        variable = f"LEASEHOLD_REDIS_{what.upper()}_FILE"
+        add(
+            f"--redis-{what}-file",
+            default=environ.get(variable, ""),
+            metavar="FILE",
+            help=f"{text} [{variable}]",
+        )
     add(
         "--kubeconfig",
         default=environ.get("LEASEHOLD_KUBECONFIG", ""),

@@ -20,11 +20,13 @@ from typing import Any
 from services.cli.doctor_cluster_probes import ClusterProbes
 from services.cli.doctor_finding import Finding, Outcome, SkipError
 from services.cli.doctor_node_probes import NodeProbes
+from services.cli.sources import redis_keys_of
 from services.cli.statedir import StateDir, load_state
 from services.node_agent.settings import AgentSettings
 from shared.clients.kube import Kube
 from shared.clients.kubeconfig import load_credentials
 from shared.clients.leases import RedisLeases
+from shared.clients.logins import NO_KEYS, Keys
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.ledger import NodeAccount
 from shared.model.names import NodeName
@@ -78,8 +80,8 @@ class Ward:
     nodes: tuple[AgentSettings, ...]
     redis_url: str = ""
     nats_url: str = ""
-    nats_credentials: Path | None = None
-    redis_credentials: Path | None = None
+    nats_keys: Keys = NO_KEYS
+    redis_keys: Keys = NO_KEYS
     kubeconfig: Path | None = None
     simulated: bool = False
 
@@ -115,9 +117,9 @@ def ward_of(flags: argparse.Namespace) -> Ward:
         return Ward(
             nodes=(settings,),
             redis_url=flags.redis_url,
-            redis_credentials=_path(flags.redis_credentials),
+            redis_keys=redis_keys_of(flags),
             nats_url=settings.nats_url,
-            nats_credentials=settings.nats_credentials,
+            nats_keys=settings.nats_keys("node-agent", settings.node_name),
             kubeconfig=_path(flags.kubeconfig),
             simulated=settings.simulated,
         )
@@ -138,9 +140,9 @@ def ward_of(flags: argparse.Namespace) -> Ward:
             if flags.node in {"", name}
         ),
         redis_url=saved.redis_url,
-        redis_credentials=_path(saved.redis_credentials),
+        redis_keys=Keys(credentials=_path(saved.redis_credentials)),
         nats_url=flags.nats_url or saved.nats_url,
-        nats_credentials=_path("" if flags.nats_url else saved.nats_credentials),
+        nats_keys=NO_KEYS if flags.nats_url else saved.nats_keys,
         kubeconfig=Path(flags.kubeconfig or saved.kubeconfig),
         simulated=True,
     )
@@ -164,9 +166,9 @@ async def examined(ward: Ward) -> list[Finding]:
         cluster = ClusterProbes(
             kube=kube,
             redis_url=ward.redis_url,
-            redis_credentials=ward.redis_credentials,
+            redis_keys=ward.redis_keys,
             nats_url=ward.nats_url,
-            nats_credentials=ward.nats_credentials,
+            nats_keys=ward.nats_keys,
             simulated=ward.simulated,
         )
         waiting = [_made(name, "", check(cluster)) for name, check in CLUSTER_CHECKS.items()]
@@ -213,7 +215,7 @@ async def _accounts(ward: Ward) -> dict[NodeName, NodeAccount] | None:
     """Read the ledger; None: it cannot be had, of which the check `redis` tells."""
     if not ward.redis_url:
         return None
-    opening = RedisLeases.connect(ward.redis_url, credentials=ward.redis_credentials)
+    opening = RedisLeases.connect(ward.redis_url, keys=ward.redis_keys)
     with contextlib.suppress(UnavailableError, TimeoutError):
         async with asyncio.timeout(LIMIT_S), opening as ledger:
             pages = [page async for page in ledger.totals()]

@@ -6,7 +6,6 @@ import ssl
 import time
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
@@ -18,6 +17,7 @@ from shared.clients import probing
 from shared.clients.bus import Bus
 from shared.clients.kube import Kube
 from shared.clients.kube_errors import NotFoundError
+from shared.clients.logins import Keys
 from shared.model.events import PartReported
 
 ADMISSION = "/apis/admissionregistration.k8s.io/v1"
@@ -64,16 +64,16 @@ class ClusterProbes:
         *,
         kube: Kube | None,
         redis_url: str,
-        redis_credentials: Path | None,
+        redis_keys: Keys,
         nats_url: str,
-        nats_credentials: Path | None,
+        nats_keys: Keys,
         simulated: bool,
     ) -> None:
         self._kube = kube
         self.redis_url = redis_url
-        self.redis_credentials = redis_credentials
+        self.redis_keys = redis_keys
         self.nats_url = nats_url
-        self.nats_credentials = nats_credentials
+        self.nats_keys = nats_keys
         self.simulated = simulated
         self._parts: asyncio.Task[dict[str, PartReported]] | None = None
 
@@ -86,16 +86,16 @@ class ClusterProbes:
 
     async def nats(self) -> Finding:
         """Connect, and ask for the stream."""
-        return judge.nats(await probing.stream_messages(self._nats(), self.nats_credentials))
+        return judge.nats(await probing.stream_messages(self._nats(), self.nats_keys))
 
     async def redis(self) -> Finding:
         """Ask for its role and how it keeps what it has."""
-        facts = await probing.redis_facts(self._redis(), self.redis_credentials)
+        facts = await probing.redis_facts(self._redis(), self.redis_keys)
         return judge.redis(facts, single=self.simulated)
 
     async def redis_clock(self) -> Finding:
         """Compare clocks: reservations run out by it."""
-        facts = await probing.redis_facts(self._redis(), self.redis_credentials)
+        facts = await probing.redis_facts(self._redis(), self.redis_keys)
         return judge.clock("Redis", facts.ahead_s)
 
     async def api_clock(self) -> Finding:
@@ -187,7 +187,7 @@ class ClusterProbes:
         async with Bus.connect(
             self._nats(),
             name="leasehold doctor",
-            credentials=self.nats_credentials,
+            keys=self.nats_keys,
             keeps_stream=False,
             patience_s=probing.LIMIT_S,
         ) as bus:

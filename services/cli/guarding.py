@@ -23,6 +23,7 @@ def _guarded(part: Part, doors: Doors, *, nats: bool, redis: bool) -> Part:
         added += ["--aclfile", str(doors.acl)]
     if nats and "--nats-url" in part.argv:
         added += ["--nats-credentials", str(doors.nats(user_of(_service(part), _node(part))))]
+        added += ["--nats-ca-file", str(doors.authority)]
     if redis and "--redis-url" in part.argv:
         added += ["--redis-credentials", str(doors.redis(_service(part)))]
     return replace(part, argv=(*part.argv, *added))

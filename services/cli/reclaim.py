@@ -35,12 +35,17 @@ class Answer:
 
 def reclaim(flags: argparse.Namespace) -> int:
     """Show the plan for a pod, or what is under way and was done lately."""
-    where = sources.find(flags.state, redis_url=flags.redis_url, kubeconfig=flags.kubeconfig)
+    where = sources.find(
+        flags.state,
+        redis_url=flags.redis_url,
+        redis_keys=sources.redis_keys_of(flags),
+        kubeconfig=flags.kubeconfig,
+    )
 
     async def reading() -> tuple[Affairs, Answer | str | None]:
         async with (
             sources.opened(where, pods=bool(flags.dry_run)) as reader,
-            Takings.connect(where.redis_url, credentials=where.redis_credentials) as takings,
+            Takings.connect(where.redis_url, keys=where.redis_keys) as takings,
         ):
             affairs = await takings.affairs(now=time.time())
             if not flags.dry_run:

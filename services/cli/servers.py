@@ -14,6 +14,8 @@ from pathlib import Path
 from shared.model.errors import RequestError
 
 HOST = "127.0.0.1"
+NAMES = (HOST, "localhost")
+"""Names and addresses that the servers' certificate is for."""
 _PORTS = range(20000, 32000)
 """Below the ports that outgoing connections get, so that none takes a dead server's port."""
 

@@ -1,5 +1,6 @@
 """Reading a running Leasehold: the ledger, the API server, and the agents' checkpoints."""
 
+import argparse
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -15,6 +16,8 @@ from services.cli.facts import Facts, PodSeen
 from services.cli.statedir import StateDir, holder, load_state
 from shared.clients.kube_errors import NotFoundError
 from shared.clients.leases import RedisLeases
+from shared.clients.logins import NO_KEYS, Keys
+from shared.clients.tls import TlsFiles
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.ledger import NodeAccount
 from shared.model.names import Namespace, NodeName, PodUid
@@ -32,7 +35,7 @@ class Where:
 
     redis_url: str
     kubeconfig: Path | None
-    redis_credentials: Path | None = None
+    redis_keys: Keys = NO_KEYS
     traces: Path | None = None
     agents: Path | None = None
     hint: str = ""
@@ -43,7 +46,7 @@ def find(
     state: str,
     *,
     redis_url: str = "",
-    redis_credentials: str = "",
+    redis_keys: Keys = NO_KEYS,
     kubeconfig: str = "",
     trace_dir: str = "",
 ) -> Where:
@@ -59,15 +62,32 @@ def find(
             "or --redis-url and --kubeconfig of a cluster"
         )
     config = kubeconfig or (saved.kubeconfig if saved and not redis_url else "")
-    login = redis_credentials or (saved.redis_credentials if saved and not redis_url else "")
+    login = saved.redis_credentials if saved and not redis_url else ""
+    stored = Keys(credentials=Path(login)) if login else NO_KEYS
     runs = saved is not None and holder(directory) is not None
     return Where(
         redis_url=redis_url or (saved.redis_url if saved else ""),
-        redis_credentials=Path(login) if login else None,
+        redis_keys=stored if redis_keys == NO_KEYS else redis_keys,
         kubeconfig=Path(config) if config else None,
         traces=Path(trace_dir) if trace_dir else directory.traces,
         agents=directory.root / "agents" if saved and not redis_url else None,
         hint="" if runs or redis_url else f"nothing runs in {directory.root} now: `leasehold up`",
+    )
+
+
+def redis_keys_of(flags: argparse.Namespace) -> Keys:
+    """Return what the flags of a command say is to be shown to Redis."""
+
+    def path(text: str) -> Path | None:
+        return Path(text) if text else None
+
+    return Keys(
+        credentials=path(flags.redis_credentials),
+        tls=TlsFiles(
+            ca=path(flags.redis_ca_file),
+            certificate=path(flags.redis_certificate_file),
+            key=path(flags.redis_key_file),
+        ),
     )
 
 
@@ -171,7 +191,7 @@ async def opened(where: Where, *, pods: bool) -> AsyncIterator[Reader]:
         try:
             kube = await stack.enter_async_context(_kube(where)) if pods else None
             ledger = await stack.enter_async_context(
-                RedisLeases.connect(where.redis_url, credentials=where.redis_credentials)
+                RedisLeases.connect(where.redis_url, keys=where.redis_keys)
             )
             yield Reader(where, ledger, kube)
         except UnavailableError as error:

@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from shared.clients.logins import Keys
+from shared.clients.tls import TlsFiles
 from shared.model.errors import LeaseholdError, RequestError
 
 FORMAT = 1
@@ -121,11 +123,21 @@ class State:
     """Name of each simulated node and its layout."""
     nats_credentials: str = ""
     """File with the user and secret by which commands listen; empty: NATS asks for none."""
+    nats_ca: str = ""
+    """Authority of the certificate of the NATS that `up` started; empty: it has none."""
     redis_credentials: str = ""
     """Likewise for reading the ledger."""
     ports: Mapping[str, int] = field(default_factory=dict)
     parts: tuple[PartState, ...] = ()
     format: int = FORMAT
+
+    @property
+    def nats_keys(self) -> Keys:
+        """By what commands listen at NATS."""
+        return Keys(
+            credentials=Path(self.nats_credentials) if self.nats_credentials else None,
+            tls=TlsFiles(ca=Path(self.nats_ca) if self.nats_ca else None),
+        )
 
 
 def save_state(directory: StateDir, state: State) -> None:

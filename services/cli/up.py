@@ -159,7 +159,7 @@ def _guarded(parts: list[Part], plan: Plan, directory: StateDir) -> list[Part]:
 
     nats, redis = bool(plan.nats_program), bool(plan.redis_program)
     nodes = [NodeName(node) for node in plan.nodes]
-    written = doors.write(directory.doors, nodes, nats=nats, redis=redis)
+    written = doors.write(directory.doors, nodes, nats=nats, redis=redis, names=servers.NAMES)
     return guarding.guarded(parts, written, nats=nats, redis=redis)
 
 
@@ -205,6 +205,7 @@ def _state(
         nats_url=plan.nats_url,
         redis_url=plan.redis_url,
         nats_credentials=str(directory.doors / "nats" / "operator") if plan.nats_program else "",
+        nats_ca=str(directory.doors / "ca.crt") if plan.nats_program else "",
         redis_credentials=str(directory.doors / "redis" / "operator") if plan.redis_program else "",
         kubeconfig=str(directory.kubeconfig),
         nodes=plan.nodes,

@@ -164,7 +164,7 @@ def _read(
     where = sources.find(
         flags.state,
         redis_url=flags.redis_url,
-        redis_credentials=flags.redis_credentials,
+        redis_keys=sources.redis_keys_of(flags),
         kubeconfig=flags.kubeconfig,
     )
     return asyncio.run(reading(where))

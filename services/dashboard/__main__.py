@@ -32,13 +32,13 @@ async def show(settings: DashboardSettings) -> None:
             Bus.connect(
                 settings.nats_url,
                 name="dashboard",
-                credentials=settings.nats_credentials,
+                keys=settings.nats_keys("dashboard"),
                 copies=settings.nats_copies,
             )
         )
-        redis_url, login = settings.redis_url, settings.redis_credentials
-        ledger = await stack.enter_async_context(RedisLeases.connect(redis_url, credentials=login))
-        store = await stack.enter_async_context(Budgets.connect(redis_url, credentials=login))
+        redis_url, keys = settings.redis_url, settings.redis_keys
+        ledger = await stack.enter_async_context(RedisLeases.connect(redis_url, keys=keys))
+        store = await stack.enter_async_context(Budgets.connect(redis_url, keys=keys))
         board = Dashboard(ledger, clock)
         pages = Pages(board, door, store, trace_url=settings.trace_url).application()
         address = await stack.enter_async_context(

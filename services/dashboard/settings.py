@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shared.model.errors import RequestError
-from shared.runtime.settings import ServiceSettings, setting
+from shared.runtime.settings import LedgerSettings, setting
 
 ABOUT = """Shows devices, leases and waiting pods on a page, live, and answers /api/v1 and the old
 schedulers' /metrics. Any number of replicas may run."""
@@ -19,13 +19,9 @@ MANNERS = ("none", "tokens", "kube")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DashboardSettings(ServiceSettings):
+class DashboardSettings(LedgerSettings):
     """Flags of `python -m services.dashboard`."""
 
-    redis_url: str = setting("redis://127.0.0.1:6379", "the ledger: Redis or Valkey")
-    redis_credentials: Path | None = setting(
-        None, "file of one line, user:secret, for Redis; `leasehold doors --out DIR` writes such"
-    )
     kubeconfig: Path | None = setting(
         None, "kubeconfig for --auth kube; default: $KUBECONFIG, in-cluster, ~/.kube/config"
     )

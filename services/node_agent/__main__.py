@@ -17,7 +17,7 @@ async def serve_node(settings: AgentSettings) -> None:
         Bus.connect(
             settings.nats_url,
             name=f"{NAME} {settings.node_name}",
-            credentials=settings.nats_credentials,
+            keys=settings.nats_keys(NAME, settings.node_name),
             keeps_stream=False,
         ) as bus,
         node_agent(settings, asking=bus, tracing=tracing) as agent,

@@ -2,7 +2,6 @@
 
 import random
 from dataclasses import dataclass
-from pathlib import Path
 
 from services.placer.service import Placer
 from services.placer.tallying import PrometheusTally, watch_mirror
@@ -11,18 +10,14 @@ from shared.clients.bus import Bus
 from shared.clients.leases import RedisLeases
 from shared.runtime.clock import SystemClock
 from shared.runtime.run import run, serve
-from shared.runtime.settings import ServiceSettings, load_or_exit, setting
+from shared.runtime.settings import LedgerSettings, load_or_exit, setting
 from shared.runtime.telemetry import open_tracing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlacerSettings(ServiceSettings):
+class PlacerSettings(LedgerSettings):
     """What the placer is told."""
 
-    redis_url: str = setting("redis://127.0.0.1:6379/0", "Redis or Valkey that holds the ledger")
-    redis_credentials: Path | None = setting(
-        None, "file of one line, user:secret, for Redis; `leasehold doors --out DIR` writes such"
-    )
     reservation_ttl: float = setting(30.0, "seconds until a reservation that nobody binds ends")
 
 
@@ -30,12 +25,12 @@ async def place(settings: PlacerSettings) -> None:
     """Build the placer from real parts and serve it until told to stop."""
     async with (
         RedisLeases.connect(
-            settings.redis_url, credentials=settings.redis_credentials, is_witness=True
+            settings.redis_url, keys=settings.redis_keys, is_witness=True
         ) as ledger,
         Bus.connect(
             settings.nats_url,
             name="placer",
-            credentials=settings.nats_credentials,
+            keys=settings.nats_keys("placer"),
             copies=settings.nats_copies,
         ) as bus,
     ):

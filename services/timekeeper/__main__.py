@@ -37,13 +37,13 @@ async def keep_time(settings: TimekeeperSettings) -> None:
             Bus.connect(
                 settings.nats_url,
                 name="timekeeper",
-                credentials=settings.nats_credentials,
+                keys=settings.nats_keys("timekeeper"),
                 copies=settings.nats_copies,
             )
         )
-        redis_url, login = settings.redis_url, settings.redis_credentials
-        ledger = await stack.enter_async_context(RedisLeases.connect(redis_url, credentials=login))
-        store = await stack.enter_async_context(Budgets.connect(redis_url, credentials=login))
+        redis_url, keys = settings.redis_url, settings.redis_keys
+        ledger = await stack.enter_async_context(RedisLeases.connect(redis_url, keys=keys))
+        store = await stack.enter_async_context(Budgets.connect(redis_url, keys=keys))
         objects = BudgetObjects(kube) if kube else None
         configured = Configured(file=file, objects=objects)
         keeper = Timekeeper(

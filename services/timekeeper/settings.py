@@ -3,17 +3,13 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from shared.runtime.settings import ServiceSettings, setting
+from shared.runtime.settings import LedgerSettings, setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TimekeeperSettings(ServiceSettings):
+class TimekeeperSettings(LedgerSettings):
     """What the timekeeper is told."""
 
-    redis_url: str = setting("redis://127.0.0.1:6379", "the ledger: Redis or Valkey")
-    redis_credentials: Path | None = setting(
-        None, "file of one line, user:secret, for Redis; `leasehold doors --out DIR` writes such"
-    )
     kubeconfig: Path | None = setting(
         None, "kubeconfig; default: $KUBECONFIG, in-cluster, ~/.kube/config"
     )

@@ -22,7 +22,7 @@ async def watch(settings: WatcherSettings) -> None:
         Bus.connect(
             settings.nats_url,
             name="watcher",
-            credentials=settings.nats_credentials,
+            keys=settings.nats_keys("watcher"),
             copies=settings.nats_copies,
         ) as bus,
     ):

@@ -27,7 +27,7 @@ async def admit(settings: WebhookSettings) -> None:
         Bus.connect(
             settings.nats_url,
             name="webhook",
-            credentials=settings.nats_credentials,
+            keys=settings.nats_keys("webhook"),
             copies=settings.nats_copies,
         ) as bus,
     ):

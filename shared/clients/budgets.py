@@ -21,13 +21,13 @@ import json
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, fields, replace
-from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import msgspec
 
 from shared.clients.leases_connection import LedgerConnection, unpacked
 from shared.clients.ledger_rows import lease_of
+from shared.clients.logins import NO_KEYS, Keys
 from shared.model.budget import (
     Account,
     Budget,
@@ -67,12 +67,12 @@ class Budgets:
         *,
         ledger: str = "lh:",
         prefix: str = "lh-budget:",
-        credentials: Path | None = None,
+        keys: Keys = NO_KEYS,
         timeout_s: float = 5.0,
     ) -> AsyncIterator[Self]:
         """Open the budgets beside the ledger with the prefix `ledger`; connects when used."""
         connection = LedgerConnection(
-            url, prefix=ledger, credentials=credentials, timeout_s=timeout_s, feed_length=1
+            url, prefix=ledger, keys=keys, timeout_s=timeout_s, feed_length=1
         )
         try:
             yield cls(connection, prefix)

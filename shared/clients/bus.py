@@ -14,7 +14,6 @@ import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypeVar
 
 import nats.errors
@@ -28,6 +27,7 @@ from shared.clients import subjects, wire
 from shared.clients.bus_connection import connected
 from shared.clients.bus_stream import add_durable, durable_config, ensured
 from shared.clients.cancelling import end
+from shared.clients.logins import NO_KEYS, Keys
 from shared.clients.subjects import STREAM
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.event import Delivery, Event
@@ -152,18 +152,18 @@ class Bus:
         url: str,
         *,
         name: str,
-        credentials: Path | None = None,
+        keys: Keys = NO_KEYS,
         keeps_stream: bool = True,
         copies: int = 1,
         patience_s: float = 30.0,
     ) -> AsyncIterator["Bus"]:
-        """Connect as the user in the file `credentials`, and keep connected until the context ends.
+        """Connect as whom the files `keys` say, and keep connected until the context ends.
 
         A stream that is missing is made with so many copies on a NATS cluster; who does not keep it
         leaves that to others. Raises UnavailableError if no server took us within `patience_s`
-        seconds, RequestError if the file cannot be read.
+        seconds, RequestError if a file cannot be read.
         """
-        client = await connected(url, name=name, credentials=credentials, patience_s=patience_s)
+        client = await connected(url, name=name, keys=keys, patience_s=patience_s)
         stream = client.jetstream(timeout=5.0)
         bus = cls(client, stream, keeps_stream=keeps_stream, copies=copies)
         watch = asyncio.create_task(bus._watch_stream())

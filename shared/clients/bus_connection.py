@@ -2,37 +2,106 @@
 
 import asyncio
 import logging
+import ssl
+import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-import nats
 import nats.errors
 from nats.aio.client import Client
+from nats.aio.transport import TcpTransport
 
-from shared.clients.logins import Login, load_login
+from shared.clients.logins import Keys, Login
 from shared.clients.subjects import inbox_of
-from shared.model.errors import UnavailableError
+from shared.clients.tls import tls_fault
+from shared.model.errors import RequestError, UnavailableError
 
 logger = logging.getLogger(__name__)
 
+BUFFER_BYTES = 32 * 1024
+NO_TLS = "the server offers no TLS, and we were told to use it: nothing was said to it"
 
-async def connected(url: str, *, name: str, credentials: Path | None, patience_s: float) -> Client:
-    """Return a connection that heals itself; `credentials` is a file that says who we are.
 
-    Raises UnavailableError if no server took us within `patience_s` seconds, RequestError if the
+class _Transport(TcpTransport):  # type: ignore[misc]
+    """Tells its reader of TLS, which the library does not: asyncio warns of each end else."""
+
+    async def connect_tls(self, *given: Any, **named: Any) -> None:
+        """Go on under TLS."""
+        await super().connect_tls(*given, **named)
+        protocol = self._io_writer.transport.get_protocol()
+        if protocol is not None:  # None: the other end is gone already
+            protocol._over_ssl = True  # noqa: SLF001
+
+
+class _Client(Client):  # type: ignore[misc]
+    """Reads its files anew at each connection, and gives no secret away without TLS."""
+
+    def __init__(self, keys: Keys, *, demands_tls: bool) -> None:
+        super().__init__()
+        self._keys = keys
+        self._demands_tls = demands_tls
+        self._is_covered = False
+
+    @property
+    def ssl_context(self) -> ssl.SSLContext:
+        """What the next handshake goes by; it is asked for at each."""
+        try:
+            context = self._keys.tls.context()
+        except RequestError as error:
+            raise nats.errors.Error(str(error)) from error
+        self._is_covered = True
+        return context
+
+    def said_user(self) -> str:
+        """Return our name, for the greeting after the handshake."""
+        return self._login().user
+
+    def said_secret(self) -> str:
+        """Return our secret, which is as the file says now."""
+        return self._login().secret
+
+    def said_nothing(self) -> str:
+        """Return no token, where nobody is to be said: but not without the handshake."""
+        self._check()
+        return ""
+
+    def _login(self) -> Login:
+        self._check()
+        try:
+            login = self._keys.login()
+        except RequestError as error:
+            raise nats.errors.Error(str(error)) from error
+        if login is None:
+            raise nats.errors.Error("it is not said who we are")
+        return login
+
+    def _check(self) -> None:
+        if self._demands_tls and not self._is_covered:
+            raise nats.errors.Error(NO_TLS)
+
+    async def _connect_to_server(self, s: Any) -> None:
+        self._is_covered = False
+        s.last_attempt = time.monotonic()
+        self._transport = _Transport()
+        await self._transport.connect(s.uri, BUFFER_BYTES, self.options["connect_timeout"])
+
+
+async def connected(url: str, *, name: str, keys: Keys, patience_s: float) -> Client:
+    """Return a connection that heals itself; `keys` are files that say who we are and who it is.
+
+    Raises UnavailableError if no server took us within `patience_s` seconds, RequestError if a
     file cannot be read.
     """
-    refusals: list[Exception] = []
-
-    async def met(error: Exception) -> None:
-        if "authorization" in repr(error).lower():
-            refusals.append(error)
-        await _note(error)
-
+    met = _Met()
+    parts = urlsplit(url)
+    demands_tls = bool(keys.tls) or parts.scheme == "tls"
+    if demands_tls:
+        keys.tls.context()
+    client = _Client(keys, demands_tls=demands_tls)
     try:
         async with asyncio.timeout(patience_s):
-            return await nats.connect(
+            await client.connect(
                 url,
                 name=name,
                 max_reconnect_attempts=-1,
@@ -40,42 +109,88 @@ async def connected(url: str, *, name: str, credentials: Path | None, patience_s
                 ping_interval=5,
                 max_outstanding_pings=2,
                 pending_size=16 * 1024 * 1024,
-                error_cb=met,
+                error_cb=met.note,
                 disconnected_cb=_said("the connection to NATS was lost; trying again"),
-                reconnected_cb=_said("the connection to NATS is back"),
-                **(_options(load_login(credentials)) if credentials else {}),
+                reconnected_cb=met.back,
+                # Servers that a cluster tells of by address show the certificate of its name.
+                **({"tls_hostname": parts.hostname} if demands_tls else {}),
+                **_options(client, keys, demands_tls=demands_tls),
             )
     except (TimeoutError, OSError, nats.errors.Error) as error:
-        is_refused = bool(refusals) or isinstance(error, nats.errors.AuthorizationError)
-        raise UnavailableError(
-            _why_not(url.rpartition("@")[2], patience_s, credentials, is_refused=is_refused)
-        ) from error
+        met.sort(error)
+        raise UnavailableError(_why_not(url.rpartition("@")[2], patience_s, keys, met)) from error
+    met.is_connected = True
+    return client
 
 
-def _options(login: Login) -> dict[str, Any]:
+def _options(client: _Client, keys: Keys, *, demands_tls: bool) -> dict[str, Any]:
     """Return who we are, and where we alone hear answers."""
-    return {"user": login.user, "password": login.secret, "inbox_prefix": inbox_of(login.user)}
+    login = keys.login()
+    if login is not None:
+        inbox = inbox_of(login.user)
+        said = {"user": client.said_user, "password": client.said_secret}
+        return {**said, "inbox_prefix": inbox}
+    return {"token": client.said_nothing} if demands_tls else {}
 
 
-def _why_not(where: str, patience_s: float, credentials: Path | None, *, is_refused: bool) -> str:
-    if is_refused and credentials is None:
+class _Met:
+    """What went wrong with a connection: told once each, until it is back."""
+
+    def __init__(self) -> None:
+        self.is_connected = False
+        self.is_refused = False
+        self.fault = ""
+        self._told = ""
+
+    async def note(self, error: Exception) -> None:
+        """Take an error from the library."""
+        if "permissions violation" in str(error).lower():
+            logger.error("%s: our user at NATS lacks a right, see `leasehold doors --nats`", error)
+            return
+        logger.debug("NATS: %r", error)
+        told = self.sort(error)
+        if self.is_connected and told and told != self._told:
+            self._told = told
+            logger.warning("NATS does not take us back: %s", told)
+
+    async def back(self) -> None:
+        """The connection is there again."""
+        self._told = ""
+        logger.info("the connection to NATS is back")
+
+    def sort(self, error: BaseException) -> str:
+        """Keep what an error says of certificates and rights; empty: nothing."""
+        if "authorization" in repr(error).lower():
+            self.is_refused = True
+            return "it refuses our user"
+        fault = tls_fault(error, flag="--nats")
+        if fault is None and isinstance(error.__cause__, RequestError):
+            fault = str(error)
+        if fault is None and NO_TLS in str(error):
+            fault = f"{NO_TLS}; leave out --nats-ca-file, or turn TLS on there"
+        self.fault = fault or self.fault
+        return fault or ""
+
+
+def _why_not(where: str, patience_s: float, keys: Keys, met: _Met) -> str:
+    if met.fault:
+        return f"NATS at {where}: {met.fault}"
+    if met.is_refused and keys.shown is None:
         return f"NATS at {where} asks who we are: give --nats-credentials FILE"
-    if is_refused:
+    if met.is_refused and keys.credentials is None:
         return (
-            f"NATS at {where} refuses the user in {credentials}: compare the file with the "
+            f"NATS at {where} refuses the token in {keys.token}: does a doorkeeper run, is the "
+            "token for its audience, and is the pod of a service account of ours?"
+        )
+    if met.is_refused:
+        return (
+            f"NATS at {where} refuses the user in {keys.credentials}: compare the file with the "
             "server's configuration; `leasehold doors --out DIR` writes both"
         )
     return (
         f"NATS at {where} did not answer within {patience_s:g} s: is nats-server running, "
         "and is LEASEHOLD_NATS_URL right?"
     )
-
-
-async def _note(error: Exception) -> None:
-    if "permissions violation" in str(error).lower():
-        logger.error("%s: our user at NATS lacks a right, see `leasehold doors --nats`", error)
-    else:
-        logger.debug("NATS: %r", error)
 
 
 def _said(text: str) -> Callable[[], Any]:

@@ -33,7 +33,6 @@ lost writes it had answered (a replica that was behind took over) is recognised 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Self
 from uuid import uuid4
 
@@ -57,6 +56,7 @@ from shared.clients.ledger_rows import (
     reserved,
 )
 from shared.clients.ledger_waiting import rank_of
+from shared.clients.logins import NO_KEYS, Keys
 from shared.model.errors import UnavailableError
 from shared.model.lease import Lease, StaleLeaseError
 from shared.model.ledger import (
@@ -91,7 +91,7 @@ class RedisLeases(WaitingPods, ResizedLeases, Accounts):
         url: str,
         *,
         prefix: str = "lh:",
-        credentials: Path | None = None,
+        keys: Keys = NO_KEYS,
         timeout_s: float = 5.0,
         feed_length: int = 10_000,
         is_witness: bool = False,
@@ -104,7 +104,7 @@ class RedisLeases(WaitingPods, ResizedLeases, Accounts):
         connection = LedgerConnection(
             url,
             prefix=prefix,
-            credentials=credentials,
+            keys=keys,
             timeout_s=timeout_s,
             feed_length=feed_length,
             is_witness=is_witness,

@@ -7,14 +7,10 @@ import asyncio
 import hashlib
 from collections.abc import Mapping, Sequence
 from importlib import resources
-from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 import redis.asyncio
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.credentials import CredentialProvider
 from redis.exceptions import (
     AuthenticationError,
     MasterDownError,
@@ -26,8 +22,10 @@ from redis.exceptions import (
     ResponseError,
 )
 
-from shared.clients.logins import load_login
-from shared.model.errors import ConflictError, UnavailableError
+from shared.clients.logins import NO_KEYS, Keys
+from shared.clients.redis_pool import pool_of
+from shared.clients.tls import tls_fault
+from shared.model.errors import ConflictError, RequestError, UnavailableError
 
 T = TypeVar("T")
 
@@ -42,20 +40,6 @@ unpacked = msgspec.msgpack.Decoder().decode
 """Reads what a script has packed."""
 
 
-class _InFile(CredentialProvider):  # type: ignore[misc]
-    """The user and secret that a file holds at the moment of connecting."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def get_credentials(self) -> tuple[str, str]:
-        login = load_login(self._path)
-        return login.user, login.secret
-
-    async def get_credentials_async(self) -> tuple[str, str]:
-        return self.get_credentials()
-
-
 class LedgerConnection:
     """A pool of connections to one server, and the scripts it runs."""
 
@@ -66,7 +50,7 @@ class LedgerConnection:
         prefix: str,
         timeout_s: float,
         feed_length: int,
-        credentials: Path | None = None,
+        keys: Keys = NO_KEYS,
         is_witness: bool = False,
     ) -> None:
         self.prefix = prefix
@@ -74,16 +58,14 @@ class LedgerConnection:
         self.feed_length = feed_length
         self.is_witness = is_witness
         self._heard = 0
-        self._redis = redis.asyncio.Redis.from_url(
-            url,
-            protocol=2,
-            # Ours, around each call: the library's own may swallow a cancellation (`wait_for`).
-            socket_timeout=None,
-            socket_connect_timeout=timeout_s,
-            retry=Retry(NoBackoff(), 0),
-            **({"credential_provider": _InFile(credentials)} if credentials else {}),
-        )
+        # Time limits are ours, around each call: the library's own may swallow a cancellation.
+        self._redis = redis.asyncio.Redis.from_pool(pool_of(url, keys, timeout_s=timeout_s))
         self._where = _without_password(url)
+        self._hint = (
+            ", and give --redis-certificate-file if it asks for one"
+            if url.startswith("rediss://") and not keys.tls.certificate
+            else ""
+        )
         self._common = "".join((_SCRIPTS / f"{part}.lua").read_text() for part in _COMMON)
         self._loaded: dict[str, tuple[str, str]] = {}
 
@@ -145,11 +127,8 @@ class LedgerConnection:
 
     def _translated(self, error: Exception) -> Exception:
         said, untranslated = str(error) or type(error).__name__, error
-        if isinstance(error, AuthenticationError | NoPermissionError) or "ACL failure" in said:
-            return UnavailableError(
-                f"the ledger at {self._where} refuses us: {said}; compare --redis-credentials with "
-                "the server's users, both of which `leasehold doors --out DIR` writes"
-            )
+        if shut := _shut(error, said):
+            return UnavailableError(f"the ledger at {self._where}{shut}")
         if isinstance(error, ResponseError):
             if said.startswith(("NOTREADY", "FORMAT", "LOSTWRITES")):
                 return UnavailableError(f"the ledger at {self._where} {_not_ours(said)}")
@@ -159,7 +138,7 @@ class LedgerConnection:
                 return untranslated
         return UnavailableError(
             f"the ledger at {self._where} did not take the call: {said}; "
-            "check that the server runs, is the primary and has memory"
+            f"check that the server runs, is the primary and has memory{self._hint}"
         )
 
 
@@ -188,6 +167,20 @@ def _not_ours(said: str) -> str:
         "is being rebuilt; a binder does it as soon as it has the list of pods, then the same call "
         "succeeds"
     )
+
+
+def _shut(error: Exception, said: str) -> str:
+    """Say what keeps us from being let in; empty: nothing does."""
+    if fault := tls_fault(error, flag="--redis"):
+        return f": {fault}"
+    if isinstance(error.__cause__, RequestError):
+        return f" was not asked: {said}"
+    if isinstance(error, AuthenticationError | NoPermissionError) or "ACL failure" in said:
+        return (
+            f" refuses us: {said}; compare --redis-credentials with the server's users, both of "
+            "which `leasehold doors --out DIR` writes"
+        )
+    return ""
 
 
 def in_groups(items: Sequence[T], size: int = GROUP) -> list[Sequence[T]]:

@@ -7,12 +7,12 @@ itself; it is forgotten after some minutes, and when a rebuild begins.
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Self
 
 import msgspec
 
 from shared.clients.leases_connection import LedgerConnection
+from shared.clients.logins import NO_KEYS, Keys
 from shared.model.events import BoundPod, PodsListed
 from shared.model.names import NodeName
 from shared.model.node_events import Activation, DeviceReported
@@ -35,12 +35,12 @@ class LedgerStaging:
         url: str,
         *,
         prefix: str = "lh:",
-        credentials: Path | None = None,
+        keys: Keys = NO_KEYS,
         timeout_s: float = 5.0,
     ) -> AsyncIterator[Self]:
         """Open the store at `url`; connects when used."""
         connection = LedgerConnection(
-            url, prefix=prefix, credentials=credentials, timeout_s=timeout_s, feed_length=1
+            url, prefix=prefix, keys=keys, timeout_s=timeout_s, feed_length=1
         )
         try:
             yield cls(connection)

@@ -1,8 +1,8 @@
 """What NATS and Redis say of themselves, for whoever looks for trouble; asked once, never again."""
 
+import asyncio
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import nats.errors
@@ -11,8 +11,10 @@ import redis.asyncio
 from redis.exceptions import RedisError, ResponseError
 
 from shared.clients.bus_connection import connected
-from shared.clients.logins import load_login
+from shared.clients.logins import NO_KEYS, Keys
+from shared.clients.redis_pool import pool_of
 from shared.clients.subjects import STREAM
+from shared.clients.tls import tls_fault
 from shared.model.errors import UnavailableError
 
 LIMIT_S = 3.0
@@ -38,34 +40,34 @@ def ahead_s(theirs: float, before: float, after: float) -> float:
     return max(theirs - after, min(0.0, theirs - before))
 
 
-async def redis_facts(url: str, credentials: Path | None = None) -> RedisFacts:
-    """Ask a server, as the user in the file. Raises UnavailableError if it does not answer."""
-    login = load_login(credentials) if credentials else None
-    client = redis.asyncio.Redis.from_url(
-        url,
-        socket_timeout=LIMIT_S,
-        socket_connect_timeout=LIMIT_S,
-        **({"username": login.user, "password": login.secret} if login else {}),
-    )
+async def redis_facts(url: str, keys: Keys = NO_KEYS) -> RedisFacts:
+    """Ask a server, as whom `keys` say. Raises UnavailableError if it does not answer."""
+    client = redis.asyncio.Redis.from_pool(pool_of(url, keys, timeout_s=LIMIT_S))
     try:
-        await client.ping()
-        before = time.time()
-        seconds, micros = await client.time()
-        after = time.time()
-        replication: dict[str, Any] = await client.info("replication")
-        persistence: dict[str, Any] = await client.info("persistence")
-        return RedisFacts(
-            role=str(replication.get("role", "")),
-            replicas=int(replication.get("connected_slaves", 0)),
-            appendonly="yes" if persistence.get("aof_enabled") else "no",
-            policy=await _policy(client),
-            written=persistence.get("aof_last_write_status", "ok") == "ok",
-            ahead_s=ahead_s(seconds + micros / 1e6, before, after),
-        )
-    except (RedisError, OSError) as error:
-        raise UnavailableError(f"Redis: {error or type(error).__name__}") from error
+        async with asyncio.timeout(LIMIT_S):
+            return await _facts(client)
+    except (RedisError, OSError, TimeoutError) as error:
+        fault = tls_fault(error, flag="--redis")
+        raise UnavailableError(f"Redis: {fault or error or type(error).__name__}") from error
     finally:
         await client.aclose()
+
+
+async def _facts(client: Any) -> RedisFacts:
+    await client.ping()
+    before = time.time()
+    seconds, micros = await client.time()
+    after = time.time()
+    replication: dict[str, Any] = await client.info("replication")
+    persistence: dict[str, Any] = await client.info("persistence")
+    return RedisFacts(
+        role=str(replication.get("role", "")),
+        replicas=int(replication.get("connected_slaves", 0)),
+        appendonly="yes" if persistence.get("aof_enabled") else "no",
+        policy=await _policy(client),
+        written=persistence.get("aof_last_write_status", "ok") == "ok",
+        ahead_s=ahead_s(seconds + micros / 1e6, before, after),
+    )
 
 
 async def _policy(client: Any) -> str:
@@ -75,14 +77,12 @@ async def _policy(client: Any) -> str:
         return ""
 
 
-async def stream_messages(url: str, credentials: Path | None) -> int | None:
+async def stream_messages(url: str, keys: Keys) -> int | None:
     """Return how many messages our stream holds; None: there is no such stream.
 
     Raises UnavailableError if NATS, or its JetStream, does not answer.
     """
-    client = await connected(
-        url, name="leasehold doctor", credentials=credentials, patience_s=LIMIT_S
-    )
+    client = await connected(url, name="leasehold doctor", keys=keys, patience_s=LIMIT_S)
     try:
         found = await client.jetstream(timeout=LIMIT_S).stream_info(STREAM)
     except nats.js.errors.NotFoundError:

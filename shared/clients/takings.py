@@ -8,13 +8,13 @@ ledger is being rebuilt; a rebuild forgets the claims, and nothing else of this.
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any, Self
 
 import msgspec
 
 from shared.clients.leases_connection import LedgerConnection
 from shared.clients.ledger_rows import takes_of
+from shared.clients.logins import NO_KEYS, Keys
 from shared.model.budget import LeaseClass
 from shared.model.events import BudgetChanged
 from shared.model.reclaim import Affairs, Eviction, Open, Taking
@@ -40,12 +40,12 @@ class Takings:
         url: str,
         *,
         ledger: str = "lh:",
-        credentials: Path | None = None,
+        keys: Keys = NO_KEYS,
         timeout_s: float = 5.0,
     ) -> AsyncIterator[Self]:
         """Open the store beside the ledger with the prefix `ledger`; connects when used."""
         connection = LedgerConnection(
-            url, prefix=ledger, credentials=credentials, timeout_s=timeout_s, feed_length=10_000
+            url, prefix=ledger, keys=keys, timeout_s=timeout_s, feed_length=10_000
         )
         try:
             yield cls(connection)

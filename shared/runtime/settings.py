@@ -15,6 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from shared.clients.logins import Keys
+from shared.clients.subjects import user_of
+from shared.clients.tls import TlsFiles
 from shared.model.errors import RequestError
 
 PREFIX = "LEASEHOLD_"
@@ -33,6 +36,14 @@ class ServiceSettings:
     nats_credentials: Path | None = setting(
         None, "file of one line, user:secret, for NATS; `leasehold doors --out DIR` writes such"
     )
+    nats_token_file: Path | None = setting(
+        None, "instead: file with a token of this service's account, for the doorkeeper to review"
+    )
+    nats_ca_file: Path | None = setting(
+        None, "PEM file of the authority of NATS' certificate; then it must speak TLS"
+    )
+    nats_certificate_file: Path | None = setting(None, "PEM file shown to NATS if it asks for one")
+    nats_key_file: Path | None = setting(None, "PEM file with that certificate's key")
     nats_copies: int = setting(1, "copies of waiting work that a NATS cluster keeps: 1, 3 or 5")
     http: str = setting("127.0.0.1:0", "HOST:PORT of /healthz, /readyz, /metrics; port 0: any")
     run_file: Path | None = setting(None, "written once ready: JSON with pid and http address")
@@ -43,6 +54,50 @@ class ServiceSettings:
     instance: str = setting(
         "", "name of this replica in logs and spans; default: service, host and pid"
     )
+
+    def nats_keys(self, service: str, node: str = "") -> Keys:
+        """Return what this service, or its replica of a node, shows to NATS."""
+        return Keys(
+            credentials=self.nats_credentials,
+            token=self.nats_token_file,
+            user=user_of(service, node),
+            tls=TlsFiles(
+                ca=self.nats_ca_file,
+                certificate=self.nats_certificate_file,
+                key=self.nats_key_file,
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerSettings(ServiceSettings):
+    """What a service is told that reads or writes the ledger."""
+
+    redis_url: str = setting(
+        "redis://127.0.0.1:6379", "the ledger: Redis or Valkey; rediss:// with TLS"
+    )
+    redis_credentials: Path | None = setting(
+        None, "file of one line, user:secret, for Redis; `leasehold doors --out DIR` writes such"
+    )
+    redis_ca_file: Path | None = setting(
+        None, "PEM file of the authority of Redis' certificate; default: those the system trusts"
+    )
+    redis_certificate_file: Path | None = setting(
+        None, "PEM file shown to Redis if it asks for one"
+    )
+    redis_key_file: Path | None = setting(None, "PEM file with that certificate's key")
+
+    @property
+    def redis_keys(self) -> Keys:
+        """What this service shows to Redis."""
+        return Keys(
+            credentials=self.redis_credentials,
+            tls=TlsFiles(
+                ca=self.redis_ca_file,
+                certificate=self.redis_certificate_file,
+                key=self.redis_key_file,
+            ),
+        )
 
 
 S = TypeVar("S")

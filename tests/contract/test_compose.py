@@ -16,15 +16,16 @@ OURS = {
     for name, service in COMPOSE["services"].items()
     if str(service.get("command", [""])[0]).startswith("services.")
 }
+ONCE = ("doors",)
 PINNED = re.compile(r"^\$\{REGISTRY:-\}[\w./-]+:[\w.-]*\d[\w.-]*$")
 
 
 @pytest.mark.parametrize("name", OURS)
 def test_a_service_of_ours_knows_its_flags(name: str) -> None:
-    module, *flags = OURS[name]["command"]
-    shown = subprocess.run(
-        [sys.executable, "-m", module, "--help"], capture_output=True, text=True, check=True
-    ).stdout
+    words = OURS[name]["command"]
+    flags = [word for word in words if word.startswith("-")]
+    asked = [sys.executable, "-m", *words[: len(words) - len(flags)], "--help"]
+    shown = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
 
     for flag in flags:
         assert re.search(rf"(?m)(^|\s){re.escape(flag.partition('=')[0])}\b", shown), flag
@@ -37,7 +38,7 @@ def test_a_service_of_ours_may_do_nothing_but_its_work(name: str) -> None:
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
     assert "no-new-privileges:true" in service["security_opt"]
-    assert service["healthcheck"]["test"][0] == "CMD"
+    assert name in ONCE or service["healthcheck"]["test"][0] == "CMD"
 
 
 def test_prometheus_scrapes_every_service_of_ours_where_it_answers() -> None:
@@ -84,6 +85,34 @@ def test_every_dependency_and_every_mounted_file_exists() -> None:
         for mount in service.get("volumes", ()):
             source = mount.partition(":")[0]
             assert (ROOT / source).exists() if source.startswith(".") else source in volumes
+
+
+def test_every_secret_and_certificate_that_is_named_is_made_before_who_needs_it_starts(
+    tmp_path: Path,
+) -> None:
+    command = [word.replace("/var/lib", str(tmp_path)) for word in OURS["doors"]["command"]]
+
+    subprocess.run([sys.executable, "-m", *command], check=True, capture_output=True)
+
+    for name, service in COMPOSE["services"].items():
+        named = re.findall(r"/var/lib(/doors/[\w./-]+)", str(service))
+        assert [path for path in named if not (tmp_path / path[1:]).is_file()] == []
+        if named and name not in ONCE:
+            assert service["depends_on"]["doors"]["condition"] == "service_completed_successfully"
+            assert "doors:/var/lib/doors:ro" in service["volumes"]
+
+
+def test_every_service_is_somebody_else_at_nats_and_at_redis() -> None:
+    for door in ("NATS", "REDIS"):
+        variable = f"LEASEHOLD_{door}_CREDENTIALS"
+        shown = {
+            name: service["environment"][variable]
+            for name, service in OURS.items()
+            if variable in service.get("environment", {})
+        }
+        assert len(set(shown.values())) == len(shown) >= 4
+        for name, path in shown.items():
+            assert Path(path).name.replace("node-agent.node", "agent") == name
 
 
 def test_the_file_holds_no_secret() -> None:

@@ -18,6 +18,7 @@ import pytest_asyncio
 import yaml
 
 from shared.clients.leases import RedisLeases
+from shared.clients.logins import Keys
 from shared.model.names import Namespace
 from tests.support import guides
 from tests.support.checklist import node_shows
@@ -287,7 +288,7 @@ async def test_gpusharing_10_gpu_admissions_quota_allows_and_denies_per_model_an
 async def _obeyed(up: Stack, name: str) -> None:
     """Wait until the ledger knows the namespace's quota."""
     login = up.secret("redis", "operator")
-    async with RedisLeases.connect(up.state()["redis_url"], credentials=login) as ledger:
+    async with RedisLeases.connect(up.state()["redis_url"], keys=Keys(credentials=login)) as ledger:
         while (await ledger.quota_accounts()).quota_of(Namespace(name)) is None:
             await asyncio.sleep(0.1)
 

@@ -15,13 +15,13 @@ from redis.exceptions import NoPermissionError, ResponseError
 
 from services.cli import doors
 from services.cli.doors import Doors
-from services.cli.doors_nats import BusUser, bus_users
+from services.doorkeeper.bus_users import BusUser, bus_users
 from services.topology import edges
 from shared.clients import subjects
 from shared.clients.budgets import Budgets
 from shared.clients.bus import Bus
 from shared.clients.leases import RedisLeases
-from shared.clients.logins import load_login
+from shared.clients.logins import Keys, load_login
 from shared.model.errors import UnavailableError
 from shared.model.events import LeaseChanged, PodQueued
 from shared.model.names import NodeName, PodUid
@@ -57,7 +57,7 @@ def nats_url(written: Doors) -> Iterator[str]:
 async def bus_of(url: str, written: Doors, user: str) -> AsyncIterator[Bus]:
     keeps = not user.startswith("node-agent")
     async with Bus.connect(
-        url, name=user, credentials=written.nats(user), keeps_stream=keeps
+        url, name=user, keys=Keys(credentials=written.nats(user)), keeps_stream=keeps
     ) as bus:
         yield bus
 
@@ -157,7 +157,7 @@ async def test_who_gives_no_name_or_a_wrong_secret_is_told_so(
         async with Bus.connect(nats_url, name="test", patience_s=3):
             pass
     with pytest.raises(UnavailableError, match="refuses the user in") as refused:
-        async with Bus.connect(nats_url, name="test", credentials=wrong, patience_s=3):
+        async with Bus.connect(nats_url, name="test", keys=Keys(credentials=wrong), patience_s=3):
             pass
     assert "guessed" not in str(refused.value)
 
@@ -321,12 +321,16 @@ async def test_who_names_no_user_may_ask_whether_the_server_answers_and_no_more(
             await ledger.epoch()
 
 
+def keys_at(written: Doors, user: str) -> Keys:
+    return Keys(credentials=written.redis(user))
+
+
 async def test_each_client_does_its_work_as_its_own_user(redis_url: str, written: Doors) -> None:
     async with (
         known_as(redis_url, written, "admin"),
-        RedisLeases.connect(redis_url, credentials=written.redis("binder")) as binder,
-        RedisLeases.connect(redis_url, credentials=written.redis("dashboard")) as dashboard,
-        Budgets.connect(redis_url, credentials=written.redis("timekeeper")) as accounts,
+        RedisLeases.connect(redis_url, keys=keys_at(written, "binder")) as binder,
+        RedisLeases.connect(redis_url, keys=keys_at(written, "dashboard")) as dashboard,
+        Budgets.connect(redis_url, keys=keys_at(written, "timekeeper")) as accounts,
     ):
         token = await binder.begin_rebuild(now=1.0)
         assert token is not None
@@ -341,7 +345,7 @@ async def test_each_client_does_its_work_as_its_own_user(redis_url: str, written
 async def test_no_command_of_the_scripts_is_one_that_the_server_calls_dangerous(
     redis_url: str, written: Doors
 ) -> None:
-    from services.cli.doors_redis import script_commands  # noqa: PLC0415 - one test
+    from services.doorkeeper.ledger_users import script_commands  # noqa: PLC0415 - one test
 
     async with known_as(redis_url, written, "admin") as admin:
         dangerous = {str(word) for word in await admin.acl_cat("dangerous")}

@@ -15,6 +15,7 @@ from services.node_agent.simulated_gpus import uuid_of
 from shared.clients.kube import Kube
 from shared.clients.kubeconfig import Credentials
 from shared.clients.leases import RedisLeases
+from shared.clients.logins import Keys
 from shared.clients.subjects import user_of
 from shared.model.lease import Lease
 from shared.model.names import NodeName
@@ -153,7 +154,7 @@ def state_of(up: Stack, pod: Mapping[str, Any], container: str = "cuda") -> dict
 async def leases(up: Stack) -> dict[str, Lease]:
     """Return the live leases by the name of their pod."""
     async with RedisLeases.connect(
-        up.state()["redis_url"], credentials=up.secret("redis", "operator")
+        up.state()["redis_url"], keys=Keys(credentials=up.secret("redis", "operator"))
     ) as ledger:
         return {lease.name: lease async for page in ledger.load_all() for lease in page}
 

@@ -86,7 +86,8 @@ class Stack:
     def bus_flags(self, user: str) -> tuple[str, ...]:
         """Return a service's flags that lead it to this stack's NATS as a user of it."""
         url = ("--nats-url", self.state()["nats_url"])
-        return (*url, "--nats-credentials", str(self.secret("nats", user)))
+        trusting = ("--nats-ca-file", str(self.root / "doors" / "ca.crt"))
+        return (*url, *trusting, "--nats-credentials", str(self.secret("nats", user)))
 
     async def leasehold(self, *arguments: str) -> Done:
         return await run(*LEASEHOLD, *arguments, "--state", str(self.root))

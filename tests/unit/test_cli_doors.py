@@ -6,9 +6,15 @@ from pathlib import Path
 import pytest
 
 from services.cli import doors, guarding
-from services.cli.doors_nats import bus_users
-from services.cli.doors_redis import USERS, digest_of, ledger_names, redis_acl, script_commands
 from services.cli.parts import Part
+from services.doorkeeper.bus_users import bus_users
+from services.doorkeeper.ledger_users import (
+    USERS,
+    digest_of,
+    ledger_names,
+    redis_acl,
+    script_commands,
+)
 from services.topology import SERVICES, edges
 from shared.clients import subjects
 from shared.model.errors import RequestError
@@ -109,18 +115,30 @@ def test_parts_are_told_where_their_secrets_lie_and_never_what_they_are(tmp_path
     one, two = guarding.guarded([agent, placer], written)
     (alone,) = guarding.guarded([placer], written, nats=False)
 
-    assert one.argv[-2:] == ("--nats-credentials", str(tmp_path / "nats" / "node-agent.n.1"))
-    assert two.argv[-4:] == (
+    trusting = ("--nats-ca-file", str(tmp_path / "ca.crt"))
+    assert one.argv[-4:] == (
+        *("--nats-credentials", str(tmp_path / "nats" / "node-agent.n.1")),
+        *trusting,
+    )
+    assert two.argv[-6:] == (
         *("--nats-credentials", str(tmp_path / "nats" / "placer")),
+        *trusting,
         *("--redis-credentials", str(tmp_path / "redis" / "placer")),
     )
     assert "--nats-credentials" not in alone.argv
-    assert Path(one.argv[-1]).exists()
+    assert Path(one.argv[-3]).exists()
     assert Path(two.argv[-1]).exists()
 
 
 def flags(**given: object) -> argparse.Namespace:
-    usual = {"nats": False, "redis": False, "nodes": "", "out": ""}
+    usual = {
+        "nats": False,
+        "redis": False,
+        "shared": False,
+        "nodes": "",
+        "out": "",
+        "names": "",
+    }
     return argparse.Namespace(**{**usual, **given})
 
 

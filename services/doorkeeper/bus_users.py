@@ -8,6 +8,7 @@ after one node has a user per node, whose subjects end in that node's name.
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from services.topology import OPERATOR, SERVICES, ServiceListed, roles
 from shared.clients import subjects
@@ -135,11 +136,17 @@ def _sorted(found: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(set(found)))
 
 
-def nats_configuration(users: Sequence[BusUser], secrets: Mapping[str, str]) -> str:
-    """Write the part of nats-server's configuration that says who may what."""
+def nats_configuration(
+    users: Sequence[BusUser], secrets: Mapping[str, str], *, tls: tuple[Path, Path] | None = None
+) -> str:
+    """Write the part of nats-server's configuration that says who may what.
+
+    `tls` are the files of the certificate that it shows, and of its key.
+    """
     lines = [
         "# Who may say and hear what, made by `leasehold doors` from the declared topology.",
         "# It holds secrets. nats-server reads it with --config, or with `include` in another.",
+        *_covered(tls),
         "authorization {",
         "  users = [",
     ]
@@ -155,6 +162,13 @@ def nats_configuration(users: Sequence[BusUser], secrets: Mapping[str, str]) -> 
             "    }",
         ]
     return "\n".join([*lines, "  ]", "}", ""])
+
+
+def _covered(tls: tuple[Path, Path] | None) -> list[str]:
+    if tls is None:
+        return []
+    certificate, key = (json.dumps(str(path)) for path in tls)
+    return ["tls {", f"  cert_file: {certificate}", f"  key_file: {key}", "}"]
 
 
 def _allowed(what: str, allowed: Sequence[str]) -> list[str]:

@@ -1,0 +1,147 @@
+"""X.509 certificates of our own: an authority, and what it signs for servers; no I/O."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from shared.model.errors import RequestError
+
+EARLY = timedelta(hours=1)
+"""Certificates are valid from so long before they are made: clocks differ."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Issued:
+    """A certificate and its private key, PEM."""
+
+    certificate: bytes
+    key: bytes = field(repr=False)
+
+
+def authority(name: str, now: datetime, *, days: int) -> Issued:
+    """Make an authority that signs certificates of servers and clients, and no other authority."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    issuer = _name(name)
+    made = (
+        _builder(issuer, issuer, now, days, key.public_key())
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs=True), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    return _pem(made, key)
+
+
+def issue(
+    by: Issued, names: Sequence[str], now: datetime, *, days: int, client: bool = False
+) -> Issued:
+    """Make a server's certificate for DNS names and addresses; `client`: it also serves as one."""
+    signer, signing_key = _loaded(by)
+    key = ec.generate_private_key(ec.SECP256R1())
+    purposes = [ExtendedKeyUsageOID.SERVER_AUTH]
+    if client:
+        purposes.append(ExtendedKeyUsageOID.CLIENT_AUTH)
+    made = (
+        _builder(_name(names[0]), signer.subject, now, days, key.public_key())
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
+        .add_extension(x509.SubjectAlternativeName(list(map(_general, names))), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(signing_key.public_key()),
+            critical=False,
+        )
+        .sign(signing_key, hashes.SHA256())
+    )
+    return _pem(made, key)
+
+
+def is_due(certificate: bytes, names: Sequence[str], now: datetime) -> bool:
+    """Say whether a certificate is to be replaced: past half its life, or not for these names.
+
+    Raises RequestError for what is no certificate.
+    """
+    found = load(certificate)
+    begins, ends = found.not_valid_before_utc, found.not_valid_after_utc
+    if now >= begins + (ends - begins) / 2:
+        return True
+    extension = found.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    return not {str(name.value) for name in extension.value}.issuperset(names)
+
+
+def load(certificate: bytes) -> x509.Certificate:
+    """Read a certificate. Raises RequestError for what is none."""
+    try:
+        return x509.load_pem_x509_certificate(certificate)
+    except ValueError as error:
+        raise RequestError(f"the stored certificate is none: {error}") from error
+
+
+def _loaded(by: Issued) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    try:
+        key = serialization.load_pem_private_key(by.key, password=None)
+    except (ValueError, TypeError) as error:
+        raise RequestError(f"the stored key of the authority is none: {error}") from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise RequestError("the stored key of the authority is of another kind than we make")
+    return load(by.certificate), key
+
+
+def _pem(made: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> Issued:
+    return Issued(
+        certificate=made.public_bytes(serialization.Encoding.PEM),
+        key=key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        ),
+    )
+
+
+def _general(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)
+
+
+def _name(common_name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name[:64])])
+
+
+def _builder(
+    subject: x509.Name,
+    issuer: x509.Name,
+    now: datetime,
+    days: int,
+    key: ec.EllipticCurvePublicKey,
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now.astimezone(UTC) - EARLY)
+        .not_valid_after(now.astimezone(UTC) + timedelta(days=days))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+    )
+
+
+def _usage(*, signs: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=True,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs,
+        crl_sign=signs,
+        encipher_only=False,
+        decipher_only=False,
+    )
