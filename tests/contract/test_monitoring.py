@@ -79,4 +79,4 @@ def test_every_service_of_the_compose_file_is_scraped() -> None:
         for service in compose["services"].values()
         if str(service.get("command", [""])[0]).startswith("services.")
     }
-    assert modules - {"simcluster"} == jobs - {"old-schedulers", "node-monitor"}
+    assert modules - {"simcluster", "cli"} == jobs - {"old-schedulers", "node-monitor"}
