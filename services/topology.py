@@ -73,6 +73,7 @@ SERVICES: tuple[ServiceListed, ...] = (
         also_says=(BudgetChanged,),
     ),
     ServiceListed(name="webhook", module="services.webhook.service", cls="Webhook"),
+    ServiceListed(name="doorkeeper", module="services.doorkeeper.service", cls="Doorkeeper"),
     ServiceListed(name="dashboard", module="services.dashboard.service", cls="Dashboard"),
 )
 OPERATOR = ServiceListed(name="operator", module="", cls="", also_says=(ResizeAsked,))

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import msgspec
 
 from shared.clients.kube import Kube
+from shared.clients.token_reviews import TokenUser, review_token
 from shared.model.errors import RequestError
 from shared.model.names import Namespace
 from shared.runtime.access import EVERYTHING, Access
@@ -20,7 +21,6 @@ REMEMBER_S = 30.0
 """So long an answer of the API server is believed."""
 REMEMBERED = 10_000
 QUESTIONS_AT_ONCE = 16
-REVIEW_TOKEN = "/apis/authentication.k8s.io/v1/tokenreviews"  # noqa: S105 - a path
 REVIEW_ACCESS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 
 
@@ -82,22 +82,6 @@ class TokenDoor:
         return ScopedViewer(scopes) if scopes else None
 
 
-class _User(msgspec.Struct, frozen=True):
-    username: str = ""
-    uid: str = ""
-    groups: tuple[str, ...] = ()
-    extra: dict[str, tuple[str, ...]] = {}
-
-
-class _TokenStatus(msgspec.Struct, frozen=True):
-    authenticated: bool = False
-    user: _User = _User()
-
-
-class _TokenReview(msgspec.Struct, frozen=True):
-    status: _TokenStatus = _TokenStatus()
-
-
 class _AccessStatus(msgspec.Struct, frozen=True):
     allowed: bool = False
 
@@ -141,16 +125,11 @@ class KubeDoor:
         digest = hashlib.sha256(token.encode()).digest()
         known = self._tokens.recall(digest)
         if known is None:
-            body = {
-                "apiVersion": "authentication.k8s.io/v1",
-                "kind": "TokenReview",
-                "spec": {"token": token},
-            }
-            known = (await self._kube.create(REVIEW_TOKEN, body, _TokenReview)).status
+            known = await review_token(self._kube, token)
             self._tokens.keep(digest, known)
         return KubeViewer(self, known.user) if known.authenticated else None
 
-    async def may_get_pods(self, user: _User, namespace: str) -> bool:
+    async def may_get_pods(self, user: TokenUser, namespace: str) -> bool:
         """Ask whether a user may `get pods` of a namespace; of all if it is empty."""
         question = (user.username, user.uid, user.groups, namespace)
         known: bool | None = self._rights.recall(question)
@@ -160,7 +139,7 @@ class KubeDoor:
             self._rights.keep(question, known)
         return known
 
-    async def _ask(self, user: _User, namespace: str) -> bool:
+    async def _ask(self, user: TokenUser, namespace: str) -> bool:
         asked = {"verb": "get", "resource": "pods", "version": "v1", "namespace": namespace}
         body = {
             "apiVersion": "authorization.k8s.io/v1",
@@ -181,7 +160,7 @@ class KubeViewer:
     """A user of the API server."""
 
     door: KubeDoor
-    user: _User
+    user: TokenUser
 
     async def visible(self, namespaces: Iterable[Namespace]) -> frozenset[Namespace] | None:
         """Ask for all namespaces at once; else for each."""

@@ -19,6 +19,8 @@ from shared.model.names import NodeName
 from shared.runtime.service import Role
 
 ANY = ".*"
+CALLS = "$SYS.REQ.USER.AUTH"
+"""Where servers ask whom to let in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,9 +50,12 @@ def users_of(
     services: Sequence[ServiceListed],
     roles_by_name: Mapping[str, tuple[Role, ...]],
     nodes: Sequence[NodeName],
+    *,
+    asked_by: Sequence[ServiceListed] = (),
 ) -> tuple[BusUser, ...]:
-    """Return the users of these services."""
-    askers = _askers((*services, OPERATOR), {OPERATOR.name: (), **roles_by_name})
+    """Return the users of these services, who answer each other and the services `asked_by`."""
+    asking = (*(asked_by or services), OPERATOR)
+    askers = _askers(asking, {OPERATOR.name: (), **roles_by_name})
     return tuple(
         BusUser(
             name=subjects.user_of(service.name, node),
@@ -162,6 +167,48 @@ def nats_configuration(
             "    }",
         ]
     return "\n".join([*lines, "  ]", "}", ""])
+
+
+def called_out_configuration(
+    doorkeeper: BusUser, secrets: Mapping[str, str], issuer: str, files: str
+) -> tuple[str, str]:
+    """Write the configuration of servers that ask a doorkeeper, for one alone and for a cluster.
+
+    `issuer` is the key by which its answers are known; `files` the directory of certificates.
+    """
+    certificate, key, authority = (
+        json.dumps(f"{files}/{name}") for name in ("server.crt", "server.key", "ca.crt")
+    )
+    lines = [
+        "# Made by the doorkeeper; it holds secrets.",
+        f"tls {{ cert_file: {certificate}, key_file: {key} }}",
+        f"accounts {{ SYS {{ users: [{{ {_known('system', secrets)} }}] }} }}",
+        "system_account: SYS",
+        "authorization {",
+        "  timeout: 5",
+        "  users: [",
+        f"    {{ {_known(doorkeeper.name, secrets)}",
+        "      permissions: {",
+        *_allowed("publish", doorkeeper.publish),
+        *_allowed("subscribe", (*doorkeeper.subscribe, f"{CALLS} {doorkeeper.name}")),
+        "        allow_responses: true",
+        "      }",
+        "    }",
+        "  ]",
+        "  # Whoever is neither of the two is asked for by token, and gets rights from the answer.",
+        f"  auth_callout {{ issuer: {json.dumps(issuer)}, auth_users: "
+        f'[{json.dumps(doorkeeper.name)}, "system"] }}',
+        "}",
+        "",
+    ]
+    mutual = (
+        f"tls {{ cert_file: {certificate}, key_file: {key}, ca_file: {authority}, verify: true }}"
+    )
+    return "\n".join(lines), f"include nats.conf\ncluster {{ {mutual} }}\n"
+
+
+def _known(user: str, secrets: Mapping[str, str]) -> str:
+    return f"user: {json.dumps(user)}, password: {json.dumps(secrets[user])}"
 
 
 def _covered(tls: tuple[Path, Path] | None) -> list[str]:

@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -243,6 +243,22 @@ class Bus:
                 await message.respond(wire.encode([answered]))
 
         subject = subjects.answered(kind, route)
+        return await self.client.subscribe(subject, queue=group, cb=heard)
+
+    async def answer_raw(
+        self, subject: str, group: str, reply: Callable[[bytes], Awaitable[bytes]]
+    ) -> Subscription:
+        """Answer whatever is asked on a subject as one replica of `group`, one after the other.
+
+        What the reply raises of ours is logged, and nobody is answered.
+        """
+
+        async def heard(message: Msg) -> None:
+            try:
+                await message.respond(await reply(message.data))
+            except LeaseholdError as error:
+                logger.warning("no answer on %s: %s", subject, error)
+
         return await self.client.subscribe(subject, queue=group, cb=heard)
 
     async def hear(self, kinds: Sequence[type[Event]], *, durable: str, route: str = "") -> Inbox:

@@ -80,6 +80,16 @@ class _Client(Client):  # type: ignore[misc]
         if self._demands_tls and not self._is_covered:
             raise nats.errors.Error(NO_TLS)
 
+    async def _process_err(self, err_msg: str) -> None:
+        """Connect anew after whatever ends a connection, such as rights that have run out.
+
+        The library would close for good.
+        """
+        if "permissions violation" in err_msg.lower():
+            await super()._process_err(err_msg)
+        else:
+            await self._process_op_err(nats.errors.Error(f"nats: {err_msg.strip()}"))
+
     async def _connect_to_server(self, s: Any) -> None:
         self._is_covered = False
         s.last_attempt = time.monotonic()

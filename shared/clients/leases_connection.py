@@ -175,7 +175,8 @@ def _shut(error: Exception, said: str) -> str:
         return f": {fault}"
     if isinstance(error.__cause__, RequestError):
         return f" was not asked: {said}"
-    if isinstance(error, AuthenticationError | NoPermissionError) or "ACL failure" in said:
+    refused = AuthenticationError | NoPermissionError
+    if isinstance(error, refused) or isinstance(error.__cause__, refused) or "ACL failure" in said:
         return (
             f" refuses us: {said}; compare --redis-credentials with the server's users, both of "
             "which `leasehold doors --out DIR` writes"

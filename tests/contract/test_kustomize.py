@@ -49,12 +49,23 @@ def test_every_workload_selects_the_pods_it_makes_and_is_of_our_namespace(direct
         assert workload["metadata"]["namespace"] == "leasehold-system"
 
 
-def test_nobody_may_do_everything_or_read_secrets_but_the_webhook_its_own() -> None:
+SECRETS_OF = {
+    "webhook": ["webhook-certificate"],
+    "doorkeeper": [
+        *("doorkeeper", "doors-nats", "doors-redis"),
+        *("redis-placer", "redis-binder", "redis-timekeeper", "redis-dashboard", "redis-operator"),
+    ],
+}
+
+
+def test_nobody_may_do_everything_or_read_secrets_but_their_own() -> None:
     for role in kinds("base", "ClusterRole", "Role"):
         for rule in role["rules"]:
             assert "*" not in [*rule["verbs"], *rule["resources"], *rule["apiGroups"]]
             if "secrets" in rule["resources"]:
-                assert (role["kind"], rule["resourceNames"]) == ("Role", ["webhook-certificate"])
+                assert role["kind"] == "Role"
+                assert rule["resourceNames"] == SECRETS_OF[role["metadata"]["name"]]
+                assert rule["verbs"] == ["get", "patch"]
 
 
 @pytest.mark.parametrize("name", pages())

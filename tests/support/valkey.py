@@ -37,14 +37,14 @@ class ValkeyServer:
     def url(self) -> str:
         return f"unix://{self.socket}"
 
-    def start(self) -> None:
+    def start(self, *more: str) -> None:
         options = ["--port", "0", "--unixsocket", str(self.socket), "--dir", str(self.folder)]
         options += ["--save", ""]
         if self.durable:
             options += ["--appendonly", "yes", "--appendfsync", "always"]
         self.socket.unlink(missing_ok=True)
         self.process = subprocess.Popen(
-            [valkey_binary(), *options],
+            [valkey_binary(), *options, *more],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )

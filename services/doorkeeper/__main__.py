@@ -1,0 +1,117 @@
+"""Runs the doorkeeper: `python -m services.doorkeeper --help`."""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+from prometheus_client import Gauge
+
+from services.doorkeeper.admitting import RefusedError, Reviewed
+from services.doorkeeper.bus_users import CALLS
+from services.doorkeeper.kept import DOORKEEPER, Handout
+from services.doorkeeper.servers import OurServers
+from services.doorkeeper.service import PAUSE_S, Doorkeeper
+from services.doorkeeper.settings import ABOUT, EXAMPLES, DoorkeeperSettings
+from services.doorkeeper.stores import Objects
+from services.topology import roles
+from shared.clients.bus import Bus
+from shared.clients.kube import Kube
+from shared.clients.kubeconfig import load_credentials
+from shared.clients.token_reviews import review_token
+from shared.model.errors import ConflictError, UnavailableError
+from shared.runtime.clock import SystemClock
+from shared.runtime.run import run, serve
+from shared.runtime.settings import load_or_exit
+
+logger = logging.getLogger(__name__)
+
+AT_ONCE = 16
+"""Questions of NATS that are answered side by side."""
+NATS_PATIENCE_S = 540.0
+"""NATS waits for what we make, and its image may have to be fetched."""
+ENDS = Gauge(
+    "leasehold_doors_certificate_end_timestamp_seconds",
+    "When the certificate of NATS and Redis ends.",
+)
+
+
+class OneSecret:
+    """All that is kept, in one Secret, and what follows from it in others."""
+
+    def __init__(self, objects: Objects, name: str) -> None:
+        self.objects = objects
+        self.name = name
+
+    async def load(self) -> tuple[Mapping[str, bytes], str]:
+        """Read it."""
+        stored = await self.objects.load("secrets", self.name)
+        return stored.data, stored.version
+
+    async def save(self, data: Mapping[str, bytes], version: str) -> None:
+        """Write it."""
+        await self.objects.save("secrets", self.name, data, version)
+
+    async def hand_out(self, handout: Handout) -> bool:
+        """Write what follows."""
+        return await self.objects.hand_out(handout)
+
+
+async def guard(settings: DoorkeeperSettings) -> None:
+    """Build the doorkeeper from real parts and serve it until told to stop."""
+    namespace, name = settings.secret_name
+    servers = OurServers(settings)
+    async with Kube(load_credentials(settings.kubeconfig)) as kube:
+
+        async def review(token: str) -> Reviewed:
+            status = await review_token(kube, token, [settings.audience])
+            if not status.authenticated or settings.audience not in status.audiences:
+                raise RefusedError(f"the API server does not know its token: {status.error}")
+            return Reviewed(user=status.user.username, extra=status.user.extra)
+
+        doorkeeper = Doorkeeper(
+            OneSecret(Objects(kube, namespace), name),
+            servers,
+            review,
+            SystemClock(),
+            namespace,
+            settings.names,
+            settings.nats_files,
+            roles(),
+        )
+        ENDS.set_function(lambda: doorkeeper.ends_at)
+        await _made(doorkeeper)
+        async with Bus.connect(
+            settings.nats_url,
+            name=DOORKEEPER,
+            keys=servers.nats_keys,
+            keeps_stream=False,
+            patience_s=NATS_PATIENCE_S,
+        ) as bus:
+            for _ in range(AT_ONCE):
+                await bus.answer_raw(CALLS, DOORKEEPER, doorkeeper.answer)
+            probes = {"secrets": doorkeeper.missing}
+            await serve(DOORKEEPER, doorkeeper, bus=bus, settings=settings, probes=probes)
+
+
+async def _made(doorkeeper: Doorkeeper) -> None:
+    """Make everything: nothing else starts without it."""
+    while True:
+        try:
+            await doorkeeper.make()
+        except (ConflictError, UnavailableError) as error:
+            logger.warning("made again in %g s: %s", PAUSE_S, error)
+            await asyncio.sleep(PAUSE_S)
+        else:
+            return
+
+
+def main() -> None:
+    """Read the settings and run."""
+    settings = load_or_exit(
+        DoorkeeperSettings, "python -m services.doorkeeper", about=ABOUT, examples=EXAMPLES
+    )
+    run(lambda: guard(settings), service=DOORKEEPER, log_level=settings.log_level)
+
+
+if __name__ == "__main__":
+    main()

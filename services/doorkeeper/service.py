@@ -1,0 +1,178 @@
+"""The doorkeeper: keeps secrets and certificates, tells Redis of its users, and answers NATS."""
+
+import asyncio
+import hashlib
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Protocol
+
+from services.doorkeeper import admitting, kept
+from services.doorkeeper.admitting import RefusedError, Reviewed
+from services.doorkeeper.bus_users import BusUser, users_of
+from services.doorkeeper.kept import DOORKEEPER, Handout
+from services.doorkeeper.nkeys import Issuer
+from services.topology import SERVICES
+from shared.model.errors import ConflictError, LeaseholdError
+from shared.runtime.clock import Clock
+from shared.runtime.service import Role, loops
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 60.0
+PAUSE_S = 2.0
+LIFE_S = 4 * 3600
+"""So long a connection to NATS lasts at most before it is asked for anew."""
+REMEMBER_S = 30.0
+"""So long the API server is believed about a token that it knew."""
+REMEMBERED = 10_000
+
+
+class Keeping(Protocol):
+    """The objects in which all is kept and handed out."""
+
+    async def load(self) -> tuple[Mapping[str, bytes], str]:
+        """Return what is kept, and its version."""
+        ...
+
+    async def save(self, data: Mapping[str, bytes], version: str) -> None:
+        """Keep it. Raises ConflictError if another was quicker."""
+        ...
+
+    async def hand_out(self, handout: Handout) -> bool:
+        """Give servers and services theirs; say whether it was new to them."""
+        ...
+
+
+class Servers(Protocol):
+    """NATS and Redis, as those see them who look after them."""
+
+    def write(self, files: Mapping[str, bytes]) -> None:
+        """Write our own files."""
+        ...
+
+    async def set_users(self, users: Sequence[Sequence[str]]) -> None:
+        """Tell Redis who may what."""
+        ...
+
+    async def reload(self) -> None:
+        """Have both read their certificate anew."""
+        ...
+
+
+Review = Callable[[str], Awaitable[Reviewed]]
+"""Says whose token it is; raises RefusedError if nobody's, UnavailableError if it cannot tell."""
+
+
+class Doorkeeper:
+    """Any number of replicas may run: what they do twice is the same both times."""
+
+    def __init__(  # noqa: PLR0917 - each is another part
+        self,
+        keeping: Keeping,
+        servers: Servers,
+        review: Review,
+        clock: Clock,
+        namespace: str,
+        names: Sequence[str],
+        files: str,
+        roles: Mapping[str, tuple[Role, ...]],
+    ) -> None:
+        self.keeping = keeping
+        self.servers = servers
+        self.review = review
+        self.clock = clock
+        self.namespace = namespace
+        self.names = tuple(names)
+        self.files = files
+        self.roles = roles
+        self.ends_at = 0.0
+        self._issuer: Issuer | None = None
+        self._reloaded = b""
+        self._reviewed: dict[bytes, tuple[float, Reviewed]] = {}
+
+    def missing(self) -> str | None:
+        """Say what keeps anybody from being let in, or None."""
+        return None if self._issuer else "the secrets were not read yet"
+
+    async def make(self) -> Mapping[str, bytes]:
+        """Make what is missing, hand it out, and write our own files; return what is kept."""
+        while True:
+            stored, version = await self.keeping.load()
+            whole = kept.completed(stored, self.names, self._now(), secrets.token_bytes)
+            if whole == stored:
+                break
+            try:
+                await self.keeping.save(whole, version)
+            except ConflictError:
+                continue  # another replica was quicker: its secrets are ours
+            made = sorted(key for key in whole if whole[key] != stored.get(key))
+            logger.info("made anew: %s", ", ".join(made))
+        for handout in kept.handouts(whole, self._user(), self.files):
+            if await self.keeping.hand_out(handout):
+                logger.info("%s holds what it should now", handout.name)
+        await asyncio.to_thread(self.servers.write, kept.own_files(whole))
+        self._issuer, self.ends_at = Issuer(whole[kept.ISSUER]), kept.ends_at(whole)
+        return whole
+
+    @loops
+    async def keep(self) -> None:
+        """Look after everything, again and again."""
+        while True:
+            pause_s = LOOK_S
+            try:
+                whole = await self.make()
+                await self.servers.set_users(kept.users_at_redis(whole))
+                await self._show_anew(whole)
+            except LeaseholdError as error:
+                logger.warning("looked after again in %g s: %s", PAUSE_S, error)
+                pause_s = PAUSE_S
+            await self.clock.sleep(pause_s)
+
+    async def _show_anew(self, whole: Mapping[str, bytes]) -> None:
+        if self._reloaded == whole["server.crt"] or not kept.is_to_reload(whole, self._now()):
+            return
+        await self.servers.reload()
+        self._reloaded = whole["server.crt"]
+        logger.info("NATS and Redis show the new certificate")
+
+    async def answer(self, request: bytes) -> bytes:
+        """Answer a server of NATS that asks whom to let in.
+
+        Raises RequestError for what no server asks, UnavailableError while nothing is known.
+        """
+        caller = admitting.read_caller(request.decode(errors="replace"))
+        issuer, now_s = self._issuer, round(self.clock.now())
+        if issuer is None:
+            raise ConflictError("the secrets were not read yet")
+        try:
+            user = await self._user_of(caller.token)
+        except RefusedError as error:
+            logger.warning("%s is not let in at NATS: %s", caller.name or "somebody", error)
+            return admitting.refusal(issuer, caller, str(error), now_s=now_s).encode()
+        return admitting.admission(issuer, caller, user, now_s=now_s, life_s=LIFE_S).encode()
+
+    async def _user_of(self, token: str) -> BusUser:
+        if not token:
+            raise RefusedError("it shows no token")
+        reviewed = await self._whose(token)
+        return admitting.user_for(reviewed, self.namespace, SERVICES, self.roles)
+
+    async def _whose(self, token: str) -> Reviewed:
+        """Ask whose token it is; those that come at once after a restart are asked for once."""
+        digest = hashlib.sha256(token.encode()).digest()
+        until, known = self._reviewed.get(digest, (0.0, None))
+        if known is not None and until > self.clock.now():
+            return known
+        found = await self.review(token)
+        if len(self._reviewed) >= REMEMBERED:
+            self._reviewed.clear()
+        self._reviewed[digest] = (self.clock.now() + REMEMBER_S, found)
+        return found
+
+    def _user(self) -> BusUser:
+        return next(u for u in users_of(SERVICES, self.roles, []) if u.name == DOORKEEPER)
+
+    def _now(self) -> datetime:
+        return datetime.fromtimestamp(self.clock.now(), UTC)
