@@ -172,7 +172,7 @@ class Bus:
             yield bus
         finally:
             await end(watch)
-            with contextlib.suppress(nats.errors.Error, TimeoutError):
+            with contextlib.suppress(nats.errors.Error, TimeoutError, OSError):
                 async with asyncio.timeout(3):
                     await client.drain()
             await client.close()

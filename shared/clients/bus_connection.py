@@ -1,6 +1,7 @@
 """Connecting to NATS, as one of its users, and staying connected; what went wrong, in words."""
 
 import asyncio
+import contextlib
 import logging
 import ssl
 import time
@@ -79,6 +80,11 @@ class _Client(Client):  # type: ignore[misc]
     def _check(self) -> None:
         if self._demands_tls and not self._is_covered:
             raise nats.errors.Error(NO_TLS)
+
+    async def close(self) -> None:
+        """End the connection, whether or not the server is still there."""
+        with contextlib.suppress(OSError):
+            await super().close()
 
     async def _process_err(self, err_msg: str) -> None:
         """Connect anew after whatever ends a connection, such as rights that have run out.

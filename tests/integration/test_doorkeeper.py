@@ -2,6 +2,8 @@
 
 import asyncio
 import base64
+import json
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
@@ -314,3 +316,48 @@ async def test_servers_of_a_cluster_know_each_other_by_certificate_and_nobody_wi
         finally:
             for each in worlds:
                 each.stop_nats()
+
+
+async def test_the_process_makes_everything_waits_for_its_servers_and_lets_a_placer_in(
+    valkey: ValkeyServer, tmp_path: Path
+) -> None:
+    cluster = DoorsCluster()
+    async with cluster.served() as kube:
+        world = DoorsWorld(tmp_path, cluster, kube, valkey.url)
+        config = {"clusters": [{"name": "c", "cluster": {"server": cluster.url}}], "users": [],
+                  "contexts": [{"name": "c", "context": {"cluster": "c", "user": ""}}],
+                  "current-context": "c"}  # fmt: skip
+        (tmp_path / "kubeconfig").write_text(json.dumps(config))
+        run = tmp_path / "run"
+        flags = {
+            "kubeconfig": tmp_path / "kubeconfig",
+            "state-dir": run,
+            "nats-url": world.url,
+            "nats-ca-file": run / "ca.crt",
+            "redis-url": valkey.url,
+            "names": "127.0.0.1",
+            "nats-files": world.files,
+            "redis-files": "",
+            "run-file": tmp_path / "ready",
+        }
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "services.doorkeeper"),
+            *(f"--{name}={value}" for name, value in flags.items()),
+        )
+        try:
+            async with asyncio.timeout(60):
+                while not cluster.objects["secrets", "redis-placer"]:
+                    await asyncio.sleep(0.05)
+                world.mount("doors-redis", tmp_path / "etc-redis")
+                valkey.start("--aclfile", str(tmp_path / "etc-redis" / "users.acl"))
+                world.start_nats()
+                while not (tmp_path / "ready").exists():
+                    await asyncio.sleep(0.05)
+            token = cluster.bear("placer")
+            keys = world.keys(token, "placer")
+            async with Bus.connect(world.url, name="placer", keys=keys) as bus:
+                assert bus.connected
+        finally:
+            world.stop_nats()
+            process.terminate()
+            assert await process.wait() == 0
