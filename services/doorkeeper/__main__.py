@@ -4,8 +4,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 
-from prometheus_client import Gauge
-
+from services.doorkeeper import metrics
 from services.doorkeeper.admitting import RefusedError, Reviewed
 from services.doorkeeper.bus_users import CALLS
 from services.doorkeeper.kept import DOORKEEPER, Handout
@@ -29,10 +28,6 @@ AT_ONCE = 16
 """Questions of NATS that are answered side by side."""
 NATS_PATIENCE_S = 540.0
 """NATS waits for what we make, and its image may have to be fetched."""
-ENDS = Gauge(
-    "leasehold_doors_certificate_end_timestamp_seconds",
-    "When the certificate of NATS and Redis ends.",
-)
 
 
 class OneSecret:
@@ -77,8 +72,9 @@ async def guard(settings: DoorkeeperSettings) -> None:
             settings.names,
             settings.nats_files,
             roles(),
+            metrics.PrometheusTally(),
         )
-        ENDS.set_function(lambda: doorkeeper.ends_at)
+        metrics.watch(lambda: doorkeeper.ends_at)
         await _made(doorkeeper)
         async with Bus.connect(
             settings.nats_url,

@@ -47,7 +47,7 @@ def decode_key(prefix: int, text: str) -> bytes:
     """Read a public key of a kind. Raises RequestError for what is none."""
     try:
         raw = base64.b32decode(text + "=" * (-len(text) % 8))
-    except binascii.Error as error:
+    except ValueError as error:
         raise RequestError(f"{text:.60} is no key of NATS") from error
     body, checksum = raw[:-2], raw[-2:]
     if not body or body[0] != prefix or len(body) != 33 or _checksum(body) != checksum:

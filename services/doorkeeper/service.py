@@ -61,6 +61,14 @@ class Servers(Protocol):
         ...
 
 
+class Tally(Protocol):
+    """Counts who came."""
+
+    def count(self, outcome: str) -> None:
+        """Note somebody who was let in, or refused."""
+        ...
+
+
 Review = Callable[[str], Awaitable[Reviewed]]
 """Says whose token it is; raises RefusedError if nobody's, UnavailableError if it cannot tell."""
 
@@ -78,6 +86,7 @@ class Doorkeeper:
         names: Sequence[str],
         files: str,
         roles: Mapping[str, tuple[Role, ...]],
+        tally: Tally,
     ) -> None:
         self.keeping = keeping
         self.servers = servers
@@ -87,6 +96,7 @@ class Doorkeeper:
         self.names = tuple(names)
         self.files = files
         self.roles = roles
+        self.tally = tally
         self.ends_at = 0.0
         self._issuer: Issuer | None = None
         self._reloaded = b""
@@ -149,8 +159,10 @@ class Doorkeeper:
         try:
             user = await self._user_of(caller.token)
         except RefusedError as error:
+            self.tally.count("refused")
             logger.warning("%s is not let in at NATS: %s", caller.name or "somebody", error)
             return admitting.refusal(issuer, caller, str(error), now_s=now_s).encode()
+        self.tally.count("admitted")
         return admitting.admission(issuer, caller, user, now_s=now_s, life_s=LIFE_S).encode()
 
     async def _user_of(self, token: str) -> BusUser:

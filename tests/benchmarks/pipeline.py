@@ -22,6 +22,7 @@ from pathlib import Path
 
 from tests.benchmarks.trivial_apiserver import Connection, TrivialApi
 from tests.support.nats import nats_server
+from tests.support.tls import Made
 from tests.support.valkey import valkey_server
 
 KUBECONFIG = """apiVersion: v1
@@ -35,7 +36,13 @@ contexts: [{{name: bench, context: {{cluster: bench, user: bench}}}}]
 
 @contextlib.asynccontextmanager
 async def services(
-    kubeconfig: Path, nats_url: str, redis_url: str, placers: int, directory: Path
+    kubeconfig: Path,
+    nats_url: str,
+    redis_url: str,
+    placers: int,
+    directory: Path,
+    *,
+    authority: Path | None = None,
 ) -> AsyncIterator[dict[str, int]]:
     """Start watcher, placers and binder; yield their pids once all are ready."""
     processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -44,6 +51,8 @@ async def services(
         command = [sys.executable, "-m", f"services.{name.partition('-')[0]}"]
         command += ["--nats-url", nats_url, "--run-file", str(directory / f"{name}.json")]
         command += ["--log-level", "warning"]
+        if authority:
+            command += ["--nats-ca-file", str(authority)]
         if name != "watcher":
             command += ["--redis-url", redis_url]
         if not name.startswith("placer"):
@@ -124,12 +133,16 @@ async def measure(options: argparse.Namespace, placers: int) -> None:
         kubeconfig = directory / "kubeconfig"
         kubeconfig.write_text(KUBECONFIG.format(port=server.sockets[0].getsockname()[1]))
         stack = contextlib.AsyncExitStack()
+        made = Made(directory) if options.tls else None
+        shown, authority = (made.issue("nats"), made.ca) if made else (None, None)
         valkey = stack.enter_context(valkey_server(durable=options.durable))
         await valkey.ready()
         async with (
             stack,
-            nats_server() as nats,
-            services(kubeconfig, nats.url, valkey.url, placers, directory) as pids,
+            nats_server(shown) as nats,
+            services(
+                kubeconfig, nats.url, valkey.url, placers, directory, authority=authority
+            ) as pids,
         ):
             while api.watcher is None:
                 await asyncio.sleep(0.05)
@@ -186,6 +199,7 @@ def main() -> None:
         default=True,
         help="valkey with appendfsync always, as in `leasehold up` (default), or no file at all",
     )
+    parser.add_argument("--tls", action="store_true", help="NATS under TLS, as in `leasehold up`")
     options = parser.parse_args()
     for placers in options.placers:
         asyncio.run(measure(options, placers))

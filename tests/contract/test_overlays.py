@@ -6,6 +6,7 @@ The alerts for the Prometheus Operator are written anew by `python -m tests.cont
 import os
 import shutil
 import subprocess
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
+from services.doorkeeper.bus_users import BusUser
+from services.doorkeeper.kept import completed, handouts
 from services.node_agent.device_lists import BY_CDI
 from services.node_agent.partitioner import PartitionerSettings
 from services.node_agent.settings import AgentSettings
@@ -236,3 +239,49 @@ def test_the_operators_alerts_are_those_of_the_file() -> None:
 
 if __name__ == "__main__":
     OPERATED.write_text(alerts())
+
+
+def test_a_redis_of_ones_own_is_put_in_as_the_page_says(tmp_path: Path) -> None:
+    page = (K8S.parent / "docs" / "install.md").read_text()
+    section = page.partition("## A Redis of your own")[2]
+    patches = yaml.safe_load(section.partition("```yaml\n")[2].partition("```")[0])
+    own = {"resources": [os.path.relpath(K8S / "overlays" / "ha", tmp_path)], **patches}
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(own))
+
+    found = built(tmp_path)
+
+    told = one(found, "ConfigMap", "leasehold")["data"]
+    assert told["LEASEHOLD_REDIS_URL"].startswith("rediss://redis.example.org")
+    assert "LEASEHOLD_REDIS_CA_FILE" not in told
+    assert container(one(found, "Deployment", "doorkeeper"))["args"][-1] == "--redis-files="
+    assert one(found, "StatefulSet", "redis")["spec"]["replicas"] == 0
+
+
+def test_whoever_waits_for_a_key_names_it_and_the_doorkeeper_makes_it() -> None:
+    whole = completed({}, ("nats",), datetime.now(UTC), os.urandom)
+    user = BusUser(name="doorkeeper", publish=(), subscribe=())
+    made = {(h.kind, h.name): set(h.data) for h in handouts(whole, user, "/etc/nats")}
+    wanted: dict[str, set[tuple[str, str]]] = {}
+
+    for workload in (o for o in overlay("ha") if o["kind"] in WORKLOADS):
+        for volume in workload["spec"]["template"]["spec"].get("volumes", ()):
+            if volume["name"] != "doors":
+                continue
+            sources = volume.get("projected", {}).get("sources", [volume])
+            for source in sources:
+                secret, shown = source.get("secret"), source.get("configMap")
+                if secret:
+                    name = secret.get("secretName", secret.get("name"))
+                    assert {item["key"] for item in secret["items"]} <= made["secrets", name]
+                    wanted.setdefault(workload["metadata"]["name"], set()).add(("secrets", name))
+                if shown:
+                    assert {i["key"] for i in shown["items"]} <= made["configmaps", shown["name"]]
+
+    assert wanted == {
+        "nats": {("secrets", "doors-nats")},
+        "redis": {("secrets", "doors-redis")},
+        **{
+            name: {("secrets", f"redis-{name}")}
+            for name in ("placer", "binder", "timekeeper", "dashboard")
+        },
+    }

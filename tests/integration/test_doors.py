@@ -5,6 +5,7 @@ import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from redis.exceptions import NoPermissionError, ResponseError
 from services.cli import doors
 from services.cli.doors import Doors
 from services.doorkeeper.bus_users import BusUser, bus_users
+from services.doorkeeper.ledger_users import USERS as LEDGER_USERS
+from services.doorkeeper.ledger_users import LedgerUser
 from services.topology import edges
 from shared.clients import subjects
 from shared.clients.budgets import Budgets
@@ -351,3 +354,49 @@ async def test_no_command_of_the_scripts_is_one_that_the_server_calls_dangerous(
         dangerous = {str(word) for word in await admin.acl_cat("dangerous")}
 
     assert script_commands().isdisjoint(dangerous)
+
+
+KEYS = ("lh:leases", "lh-quotas", "lh-reclaim:open", "lh-budget:meta", "lh", "elsewhere")
+
+
+@pytest.mark.parametrize("user", LEDGER_USERS, ids=lambda user: user.name)
+async def test_each_user_reads_and_writes_the_keys_it_declares_and_no_other(
+    redis_url: str, written: Doors, user: LedgerUser
+) -> None:
+    async with known_as(redis_url, written, "admin") as admin:
+        for key in KEYS:
+            writes = any(fnmatch(key, pattern) for pattern in user.writes)
+            reads = writes or any(fnmatch(key, pattern) for pattern in user.reads)
+            assert await allowed(admin, user.name, "HGET", key, "field") is reads, key
+            assert await allowed(admin, user.name, "HSET", key, "field", "value") is writes, key
+            assert await allowed(admin, user.name, "DEL", key) is writes, key
+
+
+@pytest.mark.parametrize("user", LEDGER_USERS, ids=lambda user: user.name)
+async def test_each_user_may_call_what_the_clients_and_scripts_call_and_no_other_command(
+    redis_url: str, written: Doors, user: LedgerUser
+) -> None:
+    line = next(x for x in written.acl.read_text().splitlines() if x.split()[1] == user.name)
+    granted = {word[1:].partition("|")[0] for word in line.split() if word.startswith("+")}
+    async with known_as(redis_url, written, "admin") as admin:
+        commands = await admin.execute_command("COMMAND")
+        may = {
+            name
+            for name, told in commands.items()
+            if await allowed(admin, user.name, *_called(name, told["arity"]))
+        }
+
+    assert may <= granted | {"auth", "hello", "quit", "reset"}  # what everybody may
+
+
+def _called(name: str, arity: int) -> list[str]:
+    """Words for a command; keys are of the ledger, so that only the command itself decides."""
+    return [name.upper(), *["lh:leases"] * (abs(arity) - 1)]
+
+
+async def allowed(admin: Any, user: str, *words: str) -> bool:
+    """Ask the server whether a user could call this; no call is made."""
+    try:
+        return await admin.execute_command("ACL", "DRYRUN", user, *words) in {b"OK", "OK"}
+    except ResponseError:
+        return False

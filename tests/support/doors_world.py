@@ -13,6 +13,7 @@ from services.doorkeeper.__main__ import OneSecret
 from services.doorkeeper.admitting import RefusedError, Reviewed
 from services.doorkeeper.bus_users import CALLS
 from services.doorkeeper.kept import DOORKEEPER
+from services.doorkeeper.metrics import PrometheusTally
 from services.doorkeeper.servers import OurServers
 from services.doorkeeper.service import Doorkeeper
 from services.doorkeeper.settings import DoorkeeperSettings
@@ -74,6 +75,7 @@ class DoorsWorld:
             self.settings.names,
             self.settings.nats_files,
             roles(),
+            PrometheusTally(),
         )
 
     def mount(self, secret: str, directory: Path) -> None:

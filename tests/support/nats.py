@@ -30,7 +30,8 @@ def nats_binary() -> str:
 class NatsServer:
     """Start, stop, kill and start again on the same port."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: tuple[Path, Path] | None = None) -> None:
+        self.tls = tls
         self.port = free_port()
         self.store = Path(tempfile.mkdtemp(prefix="lh-nats-"))
         self.process: subprocess.Popen[bytes] | None = None
@@ -43,7 +44,7 @@ class NatsServer:
         config = self.store / "nats.conf"
         config.write_text(
             f"listen: 127.0.0.1:{self.port}\n"
-            f"jetstream {{ store_dir: {json.dumps(str(self.store))} }}\n"
+            f"jetstream {{ store_dir: {json.dumps(str(self.store))} }}\n" + self._cover()
         )
         self.process = subprocess.Popen(
             [nats_binary(), "-c", str(config)],
@@ -53,6 +54,12 @@ class NatsServer:
         async with asyncio.timeout(20):
             while not await self._answers():
                 await asyncio.sleep(0.02)
+
+    def _cover(self) -> str:
+        if self.tls is None:
+            return ""
+        certificate, key = (json.dumps(str(path)) for path in self.tls)
+        return f"tls {{ cert_file: {certificate}, key_file: {key} }}\n"
 
     async def _answers(self) -> bool:
         try:
@@ -80,8 +87,8 @@ class NatsServer:
 
 
 @contextlib.asynccontextmanager
-async def nats_server() -> AsyncIterator[NatsServer]:
-    server = NatsServer()
+async def nats_server(tls: tuple[Path, Path] | None = None) -> AsyncIterator[NatsServer]:
+    server = NatsServer(tls)
     await server.start()
     try:
         yield server

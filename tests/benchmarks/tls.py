@@ -1,0 +1,103 @@
+"""What TLS costs at NATS: `python -m tests.benchmarks.tls`.
+
+Two nats-servers with JetStream and users, one under TLS, are spoken to by turns with the production
+client: a question and its answer, one after the other, and work published in messages of 4 KiB,
+32 at once. Printed are the medians of the rounds.
+"""
+
+import asyncio
+import statistics
+import subprocess
+import tempfile
+import time
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from nats.aio.client import Client
+from nats.js.api import StreamConfig
+
+from services.cli import doors
+from shared.clients.bus_connection import connected
+from shared.clients.logins import Keys
+from shared.clients.tls import TlsFiles
+from tests.support.nats import free_port, nats_binary
+
+ROUNDS, QUESTIONS, MESSAGES, AT_ONCE = 5, 1000, 2000, 32
+BODY = b"x" * 4096
+
+
+async def questions(client: Client) -> float:
+    """Return the median of questions' round trips, microseconds."""
+    took = []
+    for _ in range(QUESTIONS):
+        began = time.perf_counter()
+        await client.request("echo", b"x", timeout=10)
+        took.append(time.perf_counter() - began)
+    return statistics.median(took) * 1e6
+
+
+async def published(client: Client) -> float:
+    """Return how many messages a second the stream has taken."""
+    stream, gate = client.jetstream(timeout=30), asyncio.Semaphore(AT_ONCE)
+
+    async def one() -> None:
+        async with gate:
+            await stream.publish("work", BODY)
+
+    began = time.perf_counter()
+    await asyncio.gather(*(one() for _ in range(MESSAGES)))
+    return MESSAGES / (time.perf_counter() - began)
+
+
+async def served(stack: AsyncExitStack, folder: Path, *, tls: bool) -> Client:
+    """Start a server and return a client of it that also answers."""
+    written = doors.write(folder / "doors", [], names=["127.0.0.1"] if tls else [])
+    secret = written.nats("binder").read_text().strip().partition(":")[2]
+    config = folder / "nats.conf"
+    cover = f"tls {{ cert_file: '{written.certificate}', key_file: '{written.key}' }}\n"
+    config.write_text(
+        (cover if tls else "")
+        + f"authorization {{ users: [{{ user: binder, password: '{secret}' }}] }}\n"
+    )
+    port = free_port()
+    command = [nats_binary(), "-a", "127.0.0.1", "-p", str(port), "-js"]
+    command += ["-sd", str(folder / "store"), "--config", str(config)]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    stack.callback(server.kill)
+    keys = Keys(
+        credentials=written.nats("binder"), tls=TlsFiles(ca=written.authority if tls else None)
+    )
+    client = await connected(f"nats://127.0.0.1:{port}", name="bench", keys=keys, patience_s=30)
+    stack.push_async_callback(client.close)
+
+    async def answer(message: object) -> None:
+        await message.respond(b"y")  # type: ignore[attr-defined]
+
+    await client.subscribe("echo", cb=answer)
+    await client.jetstream().add_stream(StreamConfig(name="WORK", subjects=["work"]))
+    return client
+
+
+async def main() -> None:
+    """Measure by turns, and print."""
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lh-bench-")))
+        clients = {}
+        for name in ("plain", "tls"):
+            (folder / name).mkdir()
+            clients[name] = await served(stack, folder / name, tls=name == "tls")
+        trips: dict[str, list[float]] = {name: [] for name in clients}
+        rates: dict[str, list[float]] = {name: [] for name in clients}
+        for _ in range(ROUNDS):
+            for name, client in clients.items():
+                trips[name].append(await questions(client))
+                rates[name].append(await published(client))
+        for name in clients:
+            print(
+                f"{name}: round trip {statistics.median(trips[name]):.0f} us, "
+                f"{statistics.median(rates[name]):.0f} messages of {len(BODY)} bytes a second"
+            )
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
