@@ -7,12 +7,12 @@ not answer.
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any, Self
 
 import msgspec
 
 from shared.clients.leases_connection import LedgerConnection
+from shared.clients.logins import NO_KEYS, Keys
 from shared.model.events import BudgetChanged, PodGated
 from shared.model.names import Namespace, PodUid
 
@@ -34,12 +34,12 @@ class Gates:
         url: str,
         *,
         ledger: str = "lh:",
-        credentials: Path | None = None,
+        keys: Keys = NO_KEYS,
         timeout_s: float = 5.0,
     ) -> AsyncIterator[Self]:
         """Open the store beside the ledger with the prefix `ledger`; connects when used."""
         connection = LedgerConnection(
-            url, prefix=ledger, credentials=credentials, timeout_s=timeout_s, feed_length=10_000
+            url, prefix=ledger, keys=keys, timeout_s=timeout_s, feed_length=10_000
         )
         try:
             yield cls(connection)
