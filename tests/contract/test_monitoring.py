@@ -18,6 +18,7 @@ MONITORING = Path(__file__).parents[2] / "k8s" / "monitoring"
 DASHBOARDS = sorted((MONITORING / "grafana" / "dashboards").glob("*.json"))
 SPEAKING = (
     "services.binder.metrics",
+    "services.doorkeeper.metrics",
     "services.node_agent.measuring",
     "services.placer.tallying",
     "services.timekeeper.telling",
