@@ -26,6 +26,8 @@ LIFE_S = 4 * 3600
 """So long a connection to NATS lasts at most before it is asked for anew."""
 REMEMBER_S = 30.0
 """So long the API server is believed about a token that it knew."""
+REFUSED_S = 5.0
+"""So long one that it did not know is not asked about again: who is refused tries on and on."""
 REMEMBERED = 10_000
 
 
@@ -100,7 +102,7 @@ class Doorkeeper:
         self.ends_at = 0.0
         self._issuer: Issuer | None = None
         self._reloaded = b""
-        self._reviewed: dict[bytes, tuple[float, Reviewed]] = {}
+        self._known: dict[bytes, tuple[float, BusUser | RefusedError]] = {}
 
     def missing(self) -> str | None:
         """Say what keeps anybody from being let in, or None."""
@@ -160,28 +162,34 @@ class Doorkeeper:
             user = await self._user_of(caller.token)
         except RefusedError as error:
             self.tally.count("refused")
-            logger.warning("%s is not let in at NATS: %s", caller.name or "somebody", error)
+            logger.debug("%s is not let in at NATS: %s", caller.name or "somebody", error)
             return admitting.refusal(issuer, caller, str(error), now_s=now_s).encode()
         self.tally.count("admitted")
         return admitting.admission(issuer, caller, user, now_s=now_s, life_s=LIFE_S).encode()
 
     async def _user_of(self, token: str) -> BusUser:
+        """Ask whose token it is; what was heard of one just now is heard again."""
         if not token:
             raise RefusedError("it shows no token")
-        reviewed = await self._whose(token)
-        return admitting.user_for(reviewed, self.namespace, SERVICES, self.roles)
+        digest, now = hashlib.sha256(token.encode()).digest(), self.clock.now()
+        until, known = self._known.get(digest, (0.0, None))
+        if known is None or until <= now:
+            if len(self._known) >= REMEMBERED:
+                self._known.clear()
+            known = await self._asked(token)
+            refused = isinstance(known, RefusedError)
+            self._known[digest] = (now + (REFUSED_S if refused else REMEMBER_S), known)
+        if isinstance(known, RefusedError):
+            raise RefusedError(str(known))
+        return known
 
-    async def _whose(self, token: str) -> Reviewed:
-        """Ask whose token it is; those that come at once after a restart are asked for once."""
-        digest = hashlib.sha256(token.encode()).digest()
-        until, known = self._reviewed.get(digest, (0.0, None))
-        if known is not None and until > self.clock.now():
-            return known
-        found = await self.review(token)
-        if len(self._reviewed) >= REMEMBERED:
-            self._reviewed.clear()
-        self._reviewed[digest] = (self.clock.now() + REMEMBER_S, found)
-        return found
+    async def _asked(self, token: str) -> BusUser | RefusedError:
+        try:
+            reviewed = await self.review(token)
+            return admitting.user_for(reviewed, self.namespace, SERVICES, self.roles)
+        except RefusedError as error:
+            logger.warning("a token is refused at NATS: %s", error)
+            return error
 
     def _user(self) -> BusUser:
         return next(u for u in users_of(SERVICES, self.roles, []) if u.name == DOORKEEPER)

@@ -154,11 +154,13 @@ async def test_nobody_else_is_let_in(world: DoorsWorld) -> None:
         "",
     ):
         assert await refused(world, token, "placer"), token
+    before = cluster.reviews
     with pytest.raises(UnavailableError, match="refuses the token in"):
         async with Bus.connect(
-            world.url, name="x", keys=world.keys("made-up", "placer"), patience_s=3
+            world.url, name="x", keys=world.keys("guessed", "placer"), patience_s=3
         ):
             pass
+    assert cluster.reviews == before + 1  # who tries on and on is not asked about each time
 
 
 async def test_rights_that_have_run_out_are_asked_for_anew_with_the_token_of_that_moment(
