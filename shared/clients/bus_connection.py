@@ -13,6 +13,7 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.transport import TcpTransport
 
+from shared.clients.cancelling import end
 from shared.clients.logins import Keys, Login
 from shared.clients.subjects import inbox_of
 from shared.clients.tls import tls_fault
@@ -20,6 +21,7 @@ from shared.model.errors import RequestError, UnavailableError
 
 logger = logging.getLogger(__name__)
 
+GOODBYE_S = 2.0
 BUFFER_BYTES = 32 * 1024
 NO_TLS = "the server offers no TLS, and we were told to use it: nothing was said to it"
 
@@ -33,6 +35,13 @@ class _Transport(TcpTransport):  # type: ignore[misc]
         protocol = self._io_writer.transport.get_protocol()
         if protocol is not None:  # None: the other end is gone already
             protocol._over_ssl = True  # noqa: SLF001
+
+    def close(self) -> None:
+        """End it; a server that does not say goodbye is not waited for as long as asyncio would."""
+        super().close()
+        if self._io_writer is not None:
+            transport = self._io_writer.transport
+            asyncio.get_running_loop().call_later(GOODBYE_S, transport.abort)
 
 
 class _Client(Client):  # type: ignore[misc]
@@ -115,28 +124,42 @@ async def connected(url: str, *, name: str, keys: Keys, patience_s: float) -> Cl
     if demands_tls:
         keys.tls.context()
     client = _Client(keys, demands_tls=demands_tls)
+    connecting = asyncio.create_task(
+        client.connect(
+            url,
+            name=name,
+            max_reconnect_attempts=-1,
+            reconnect_time_wait=0.25,
+            ping_interval=5,
+            max_outstanding_pings=2,
+            pending_size=16 * 1024 * 1024,
+            error_cb=met.note,
+            disconnected_cb=_said("the connection to NATS was lost; trying again"),
+            reconnected_cb=met.back,
+            # Servers that a cluster tells of by address show the certificate of its name.
+            **({"tls_hostname": parts.hostname} if demands_tls else {}),
+            **_options(client, keys, demands_tls=demands_tls),
+        )
+    )
     try:
-        async with asyncio.timeout(patience_s):
-            await client.connect(
-                url,
-                name=name,
-                max_reconnect_attempts=-1,
-                reconnect_time_wait=0.25,
-                ping_interval=5,
-                max_outstanding_pings=2,
-                pending_size=16 * 1024 * 1024,
-                error_cb=met.note,
-                disconnected_cb=_said("the connection to NATS was lost; trying again"),
-                reconnected_cb=met.back,
-                # Servers that a cluster tells of by address show the certificate of its name.
-                **({"tls_hostname": parts.hostname} if demands_tls else {}),
-                **_options(client, keys, demands_tls=demands_tls),
-            )
+        await _within(connecting, patience_s)
     except (TimeoutError, OSError, nats.errors.Error) as error:
         met.sort(error)
         raise UnavailableError(_why_not(url.rpartition("@")[2], patience_s, keys, met)) from error
     met.is_connected = True
     return client
+
+
+async def _within(connecting: "asyncio.Task[None]", patience_s: float) -> None:
+    """Wait for the task, and end it if it takes longer: the library would try for ever."""
+    try:
+        if not (await asyncio.wait({connecting}, timeout=patience_s))[0]:
+            raise TimeoutError
+        connecting.result()
+    finally:
+        if not connecting.done():
+            with contextlib.suppress(OSError, TimeoutError, nats.errors.Error):
+                await end(connecting)
 
 
 def _options(client: _Client, keys: Keys, *, demands_tls: bool) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import signal
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from shared.clients.bus import Bus
+from shared.clients.bus_connection import connected
 from shared.clients.leases import RedisLeases
 from shared.clients.logins import Keys
 from shared.clients.probing import redis_facts
@@ -170,6 +172,19 @@ async def test_new_files_are_taken_when_the_connection_is_made_anew(
         login(tmp_path, "second")
 
         await until(lambda: bus.connected)
+
+
+async def test_a_server_that_hangs_is_not_waited_for_at_the_end(
+    server: CoveredNats, ours: Made, tmp_path: Path
+) -> None:
+    server.start(ours.issue("server"))
+    known = keys(tmp_path, ours.ca)
+    client = await connected(server.url, name="test", keys=known, patience_s=20)
+    assert server.process is not None
+    server.process.send_signal(signal.SIGSTOP)
+
+    async with asyncio.timeout(15):  # asyncio's own patience is 30 s
+        await client.close()
 
 
 async def until(wanted: object) -> None:
