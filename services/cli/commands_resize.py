@@ -51,6 +51,17 @@ def add(command: Callable[..., argparse.ArgumentParser]) -> None:
         metavar="FILE",
         help="user:secret of the operator [LEASEHOLD_NATS_CREDENTIALS; default: likewise]",
     )
+    for what, text in (
+        ("token", "a token of the operator's service account, instead"),
+        ("ca", "authority of NATS' certificate, PEM"),
+    ):
+        variable = f"LEASEHOLD_NATS_{what.upper()}_FILE"
+        option(
+            f"--nats-{what}-file",
+            default=environ.get(variable, ""),
+            metavar="FILE",
+            help=f"{text} [{variable}]",
+        )
     option(
         "--kubeconfig",
         default=environ.get("LEASEHOLD_KUBECONFIG", ""),

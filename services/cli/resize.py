@@ -16,11 +16,14 @@ from typing import Any
 import msgspec
 
 from services.cli.statedir import StateDir, load_state
+from services.topology import OPERATOR
 from shared.clients.bus import Bus
 from shared.clients.kube import Kube, pod_path
 from shared.clients.kube_errors import NotFoundError
 from shared.clients.kube_types import ObjectMeta
 from shared.clients.kubeconfig import load_credentials
+from shared.clients.logins import NO_KEYS, Keys
+from shared.clients.tls import TlsFiles
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.lease import MIB, Size
 from shared.model.names import PodUid
@@ -42,7 +45,7 @@ class Where:
     """Whom to ask."""
 
     nats_url: str
-    nats_credentials: Path | None
+    nats_keys: Keys
     kubeconfig: Path | None
 
 
@@ -98,13 +101,23 @@ def _where(flags: argparse.Namespace) -> Where:
             f"nothing was ever started in {directory.root}: run `leasehold up`, or give --state, "
             "or --nats-url and --kubeconfig of a cluster"
         )
-    login = flags.nats_credentials or (saved.nats_credentials if saved else "")
     config = flags.kubeconfig or (saved.kubeconfig if saved else "")
     return Where(
         nats_url=flags.nats_url or (saved.nats_url if saved else ""),
-        nats_credentials=Path(login) if login else None,
+        nats_keys=_given(flags) or (saved.nats_keys if saved else NO_KEYS),
         kubeconfig=Path(config) if config else None,
     )
+
+
+def _given(flags: argparse.Namespace) -> Keys | None:
+    """Return what the flags say is to be shown to NATS; None: nothing."""
+    login, token, authority = (
+        Path(text) if text else None
+        for text in (flags.nats_credentials, flags.nats_token_file, flags.nats_ca_file)
+    )
+    if not (login or token or authority):
+        return None
+    return Keys(credentials=login, token=token, user=OPERATOR.name, tls=TlsFiles(ca=authority))
 
 
 async def _uid_of(where: Where, namespace: str, name: str) -> PodUid | None:
@@ -120,7 +133,7 @@ async def _ask(where: Where, asked: ResizeAsked) -> ResizeTold:
     async with Bus.connect(
         where.nats_url,
         name="leasehold resize",
-        credentials=where.nats_credentials,
+        keys=where.nats_keys,
         keeps_stream=False,
         patience_s=CONNECT_S,
     ) as bus:

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from services.doorkeeper.bus_users import BusUser, users_of
+from services.doorkeeper.bus_users import BusUser, operator_user, users_of
 from services.doorkeeper.nkeys import SERVER, Issuer, read_claims
-from services.topology import ServiceListed
+from services.topology import OPERATOR, ServiceListed
 from shared.model.errors import RequestError
 from shared.model.names import NodeName
 from shared.runtime.service import Role
@@ -71,6 +71,8 @@ def user_for(
 ) -> BusUser:
     """Return as which user a token's bearer is let in. Raises RefusedError saying why it is not."""
     kind, _, account = reviewed.user.rpartition(":")
+    if reviewed.user == f"system:serviceaccount:{namespace}:{OPERATOR.name}":
+        return operator_user()
     listed = next((service for service in services if service.name == account), None)
     if kind != f"system:serviceaccount:{namespace}" or listed is None:
         raise RefusedError(f"{reviewed.user} is no service account of a service of ours")

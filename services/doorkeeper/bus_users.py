@@ -33,17 +33,21 @@ class BusUser:
 
 
 def bus_users(nodes: Sequence[NodeName]) -> tuple[BusUser, ...]:
-    """Return every service's user, one for the agent of each node, and the operator's.
+    """Return every service's user, one for the agent of each node, and the operator's."""
+    return (*users_of(SERVICES, roles(), nodes), operator_user())
 
-    The operator's is for commands: they look for trouble (who runs, whether the stream is there),
-    and put the questions that the topology gives them.
+
+def operator_user() -> BusUser:
+    """Return the user of commands.
+
+    They look for trouble (who runs, whether the stream is there), and put the questions that the
+    topology gives them.
     """
-    operator = BusUser(
+    return BusUser(
         name=OPERATOR.name,
         publish=_sorted((f"{API}.STREAM.INFO.{STREAM}", *map(subjects.asked, OPERATOR.also_says))),
         subscribe=(f"{subjects.inbox_of(OPERATOR.name)}.>", subjects.heard(PartReported)),
     )
-    return (*users_of(SERVICES, roles(), nodes), operator)
 
 
 def users_of(

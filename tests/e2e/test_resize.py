@@ -15,6 +15,8 @@ import redis.asyncio
 from services.node_agent.region import Region, RegionPlace
 from services.node_agent.region_reading import read_region
 from shared.clients.bus import Bus
+from shared.clients.logins import Keys
+from shared.clients.tls import TlsFiles
 from shared.model.errors import UnavailableError
 from shared.model.lease import Lease
 from shared.model.lease_copy import ANNOTATION, load_lease
@@ -146,7 +148,10 @@ async def test_an_operator_may_ask_binders_and_not_nodes(up: Stack) -> None:
     pod = await started(up, "one", 4_000)
     url, credentials = up.state()["nats_url"], up.secret("nats", "operator")
     async with Bus.connect(
-        url, name="test", credentials=Path(credentials), keeps_stream=False
+        url,
+        name="test",
+        keys=Keys(credentials=Path(credentials), tls=TlsFiles(ca=up.root / "doors" / "ca.crt")),
+        keeps_stream=False,
     ) as bus:
         asked = LimitsAsked(node=copy_of(pod).node, lease=copy_of(pod))
         with pytest.raises(UnavailableError):
