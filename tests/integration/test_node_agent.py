@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from services.node_agent.kubelet_plugin import encode_setup
-from services.node_agent.simulated_gpus import uuid_of
+from services.node_agent.simulated_gpus import SimulatedGpus, uuid_of
 from shared.model.errors import RequestError
 from shared.model.lease import LeaseState
 from shared.model.names import NodeName, PodUid
@@ -397,6 +397,35 @@ async def test_without_a_driver_it_waits_and_says_so() -> None:
 
         assert "Install the NVIDIA driver" in (agent.trouble or "")
         assert at.reported == []
+
+
+async def test_a_driver_that_comes_late_is_found_without_a_restart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("services.node_agent.building.NVML_LOOK_S", 0.1)
+    async with site("nvml") as at, at.running(registered=False) as agent:
+        await eventually(lambda: "Install the NVIDIA driver" in (agent.trouble or ""))
+        agent.gpus = SimulatedGpus(NodeName(NODE), "2xT4")
+        await eventually(lambda: at.reported)
+
+        assert agent.trouble is None
+        assert len(at.reported[-1].devices) == 2
+
+
+async def test_a_kubelet_that_restarts_inside_allocate_costs_that_pod_and_no_other() -> None:
+    async with site() as at, at.running() as agent:
+        at.ledger.silent = True
+        at.bind(pod("unlucky", limits={NUMBER: 1}), share(0, 1000), told=False)
+        await eventually(lambda: any(question.pods for question in at.ledger.questions))
+        await at.node.kubelet.restart()
+        at.ledger.silent = False
+        await at.node.phase("unlucky", "Failed")
+        await eventually(lambda: agent.plugins.trouble() is None)
+        await at.node.allocatable(NUMBER, 20)
+        at.bind(pod("two", limits={NUMBER: 1}), share(0, 2000, slot=1, fence=2))
+        await at.node.phase("two", "Running")
+
+        assert at.env("two")["CUDA_DEVICE_MEMORY_LIMIT_0"] == "2000m"
 
 
 async def test_memory_too_long_for_a_list_is_asked_for_by_a_trigger() -> None:
