@@ -134,9 +134,13 @@ class Configuring:
         return division
 
     def _keep(self, texts: dict[str, str | None]) -> None:
+        """Keep them for a start without the API server; a full disk is no reason to stop."""
         draft = self.kept.with_suffix(".new")
-        draft.write_text(json.dumps(texts))
-        draft.replace(self.kept)
+        try:
+            draft.write_text(json.dumps(texts))
+            draft.replace(self.kept)
+        except OSError as error:
+            logger.warning("%s cannot be written: %s", self.kept, error.strerror)
 
     def _load(self) -> dict[str, str | None]:
         try:

@@ -280,10 +280,14 @@ class Instances:
         return frozenset(held)
 
     async def _going_on(self) -> dict[PodUid, str]:
-        """Return the phase of each pod that the kubelet has not let go of."""
+        """Return the phase of each pod that the kubelet has not let go of.
+
+        What it says of the runtime's containers may be two seconds old; a pod in a final phase has
+        none, and its instance may be another pod's by then.
+        """
         pods = await self.pods.list_pods()
         phases = {pod.uid: pod.phase for pod in pods if not pod.final}
-        running = await self.pods.list_running()
+        running = await self.pods.list_running() - {pod.uid for pod in pods if pod.final}
         return {**dict.fromkeys(running, "Running"), **phases}
 
     async def _list(self, device: DeviceUuid) -> tuple[MigInstance, ...]:

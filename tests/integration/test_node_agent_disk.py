@@ -38,6 +38,15 @@ async def test_while_the_disk_is_full_pods_wait_and_none_is_refused(
     assert not at.refused
 
 
+async def test_what_was_read_last_of_the_settings_need_not_be_kept_for_an_agent_to_start() -> None:
+    async with site() as at:
+        (at.root / "agent").mkdir(exist_ok=True)
+        (at.root / "agent" / "device-config.new").symlink_to("/dev/full")
+        async with at.running():
+            at.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
+            await at.node.phase("one", "Running")
+
+
 async def test_a_state_directory_that_vanishes_is_told_and_made_again() -> None:
     async with site() as at, at.running() as agent:
         state = at.root / "agent"

@@ -11,11 +11,13 @@ from prometheus_client import REGISTRY
 
 from services.node_agent import instances as waiting
 from services.node_agent import partitioning
+from services.node_agent.kubelet_pods import KubeletPods
 from services.node_agent.mig import MigInstance
 from services.node_agent.simulated_gpus import SimulatedGpus, uuid_of
+from services.simcluster.container_spec import RUN_FOR
 from shared.model.errors import RequestError
 from shared.model.lease import Lease, LeaseState, MigPlace, Share, Terms
-from shared.model.names import NodeName
+from shared.model.names import NodeName, PodUid
 from tests.support.kubelet import NODE, container, eventually, pod
 from tests.support.node_agent import NUMBER, Site, share, site
 
@@ -175,6 +177,26 @@ async def test_an_instance_that_a_living_pod_was_given_is_given_to_nobody_else()
         await at.node.phase("two", "Failed")
 
         assert "is with pod default/one" in at.message("two")
+
+
+async def test_an_instance_is_the_next_pods_as_soon_as_the_last_ones_phase_is_final(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stale: set[PodUid] = set()
+
+    async def running(_: KubeletPods) -> frozenset[PodUid]:
+        return frozenset(stale)
+
+    monkeypatch.setattr(KubeletPods, "list_running", running)
+    async with site("1xA100-40GB:mig") as at, at.running():
+        short = pod("one", limits={NUMBER: 1}, annotations={RUN_FOR: "50ms"}, restartPolicy="Never")
+        first = at.bind(short, part("group1", 0))
+        stale.add(first.pod)
+        await at.node.phase("one", "Succeeded")
+        at.bind(pod("two", limits={NUMBER: 1}), part("group1", 0, fence=2))
+        await at.node.phase("two", "Running")
+
+        assert not at.refused
 
 
 async def test_item_46_an_idle_device_changes_its_layout_at_once() -> None:
