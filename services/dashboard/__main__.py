@@ -3,7 +3,6 @@
 import logging
 from contextlib import AsyncExitStack
 
-from services.dashboard.doors import Door, KubeDoor, OpenDoor, TokenDoor, make_token
 from services.dashboard.old_series import old_metrics
 from services.dashboard.pages import Pages
 from services.dashboard.service import Dashboard
@@ -16,6 +15,7 @@ from shared.clients.leases import RedisLeases
 from shared.runtime import health
 from shared.runtime.access import load_access
 from shared.runtime.clock import SystemClock
+from shared.runtime.doors import Door, KubeDoor, OpenDoor, TokenDoor, make_token
 from shared.runtime.run import run, serve
 from shared.runtime.settings import load_or_exit
 

@@ -14,9 +14,7 @@ from aiohttp import web
 
 from services.dashboard import plain
 from services.dashboard.burn import burn_down
-from services.dashboard.doors import Door, Viewer
 from services.dashboard.service import Dashboard
-from services.dashboard.settings import is_loopback
 from services.dashboard.shapes import (
     Shape,
     Sight,
@@ -30,6 +28,7 @@ from services.dashboard.watching import encode, sight_of, stream
 from shared.model.budget import Account, Entry
 from shared.model.errors import LeaseholdError, UnavailableError
 from shared.model.names import DeviceUuid, Namespace, PodUid
+from shared.runtime.doors import Door, Viewer, is_loopback
 from shared.runtime.telemetry import trace_id_of
 
 COOKIE = "leasehold_token"

@@ -1,10 +1,10 @@
 """What the dashboard is told."""
 
-import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
 
 from shared.model.errors import RequestError
+from shared.runtime.doors import MANNERS, is_loopback
 from shared.runtime.settings import LedgerSettings, setting
 
 ABOUT = """Shows devices, leases and waiting pods on a page, live, and answers /api/v1 and the old
@@ -15,7 +15,6 @@ EXAMPLES = (
     "python -m services.dashboard --auth tokens --tokens tokens.txt --listen 0.0.0.0:8088",
     "python -m services.dashboard --auth kube --listen 0.0.0.0:8088  # in a cluster",
 )
-MANNERS = ("none", "tokens", "kube")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,21 +62,3 @@ class DashboardSettings(LedgerSettings):
     def token_file(self) -> Path:
         """The file of tokens."""
         return self.tokens or self.state_dir / "tokens"
-
-
-def is_loopback(address: str) -> bool:
-    """Say whether `HOST:PORT`, or a host alone in brackets or without a port, is this machine."""
-    host = host_of(address)
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def host_of(address: str) -> str:
-    """Return the host of `HOST:PORT`, `HOST` or `[V6]:PORT`."""
-    if address.startswith("["):
-        return address[1:].partition("]")[0]
-    return address.partition(":")[0] if address.count(":") == 1 else address

@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import msgspec
 
-from services.dashboard.doors import Viewer
 from services.dashboard.service import Dashboard
 from services.dashboard.shapes import Sight, delta_shape, everything
 from shared.model.names import Namespace
+from shared.runtime.doors import Viewer
 
 KEEP_ALIVE_S = 10.0
 """So long after the last words a comment is sent; rights are asked for again then, at least."""

@@ -2,6 +2,8 @@
 
 import logging
 from contextlib import AsyncExitStack
+from datetime import UTC, datetime
+from functools import partial
 
 from services.timekeeper.configuration import read_factors
 from services.timekeeper.rest import Pages
@@ -9,6 +11,7 @@ from services.timekeeper.service import Timekeeper
 from services.timekeeper.settings import TimekeeperSettings
 from services.timekeeper.sources import BudgetFile, BudgetObjects, Configured
 from services.timekeeper.telling import Told
+from services.timekeeper.trust import AuthorityMap, NoMap
 from shared.clients.budgets import Budgets
 from shared.clients.bus import Bus
 from shared.clients.kube import Kube
@@ -17,21 +20,25 @@ from shared.clients.leases import RedisLeases
 from shared.runtime import health
 from shared.runtime.access import load_access
 from shared.runtime.clock import SystemClock
+from shared.runtime.doors import Door, KubeDoor, OpenDoor, TokenDoor
 from shared.runtime.run import run, serve
 from shared.runtime.settings import load_or_exit
+from shared.runtime.tls_showing import Shown
+from shared.runtime.tls_stores import DirectoryStore, SecretStore
 
 logger = logging.getLogger(__name__)
 
 
 async def keep_time(settings: TimekeeperSettings) -> None:
     """Build the timekeeper from real parts and serve it until told to stop."""
-    access, factors = load_access(settings.tokens), read_factors(settings.model_factors)
+    settings.check()
+    factors = read_factors(settings.model_factors)
     file = BudgetFile(settings.budgets) if settings.budgets else None
     if file is not None:
         file.load()
     async with AsyncExitStack() as stack:
         kube = None
-        if settings.objects:
+        if settings.objects or settings.secret or settings.manner == "kube":
             kube = await stack.enter_async_context(Kube(load_credentials(settings.kubeconfig)))
         bus = await stack.enter_async_context(
             Bus.connect(
@@ -44,8 +51,9 @@ async def keep_time(settings: TimekeeperSettings) -> None:
         redis_url, keys = settings.redis_url, settings.redis_keys
         ledger = await stack.enter_async_context(RedisLeases.connect(redis_url, keys=keys))
         store = await stack.enter_async_context(Budgets.connect(redis_url, keys=keys))
-        objects = BudgetObjects(kube) if kube else None
+        objects = BudgetObjects(kube) if kube and settings.objects else None
         configured = Configured(file=file, objects=objects)
+        shown = _shown(settings, kube)
         keeper = Timekeeper(
             store=store,
             ledger=ledger,
@@ -57,13 +65,47 @@ async def keep_time(settings: TimekeeperSettings) -> None:
             tick_s=settings.tick_s,
             charge_every_s=settings.charge_every_s,
             keep_days=settings.keep_days,
+            certificate=shown,
         )
         pages = Pages(
-            keeper, store, configured, access, kube=kube, old_reports=settings.old_reports
+            keeper,
+            store,
+            configured,
+            _door(settings, kube),
+            kube=kube,
+            old_reports=settings.old_reports,
         )
-        address = await stack.enter_async_context(health.served(pages.application(), settings.api))
-        logger.info("/budget and /v1 are served on http://%s", address)
-        await serve("timekeeper", keeper, bus=bus, settings=settings)
+        tls = shown.context if shown else None
+        address = await stack.enter_async_context(
+            health.served(pages.application(), settings.api, flag="--api", tls=tls)
+        )
+        logger.info("/budget and /v1 are served on http%s://%s", "s" if tls else "", address)
+        if settings.reports:
+            await stack.enter_async_context(
+                health.served(pages.reports(), settings.reports, flag="--reports")
+            )
+        probes = {"certificate": shown.missing} if shown else {}
+        await serve("timekeeper", keeper, bus=bus, settings=settings, probes=probes)
+
+
+def _door(settings: TimekeeperSettings, kube: Kube | None) -> Door:
+    if settings.tokens is not None:
+        return TokenDoor(load_access(settings.tokens))
+    if settings.manner == "kube" and kube is not None:
+        return KubeDoor(kube, SystemClock())
+    return OpenDoor()
+
+
+def _shown(settings: TimekeeperSettings, kube: Kube | None) -> Shown | None:
+    """Return the certificate that `--api` shows; None: it speaks no TLS."""
+    names, now = settings.names, partial(datetime.now, UTC)
+    if settings.secret and kube is not None:
+        namespace, _, name = settings.secret.partition("/")
+        trust = AuthorityMap(kube, namespace, settings.authority) if settings.authority else NoMap()
+        return Shown(SecretStore(kube, namespace, name), trust, names, now)
+    if settings.tls_dir:
+        return Shown(DirectoryStore(settings.tls_dir), NoMap(), names, now)
+    return None
 
 
 def main() -> None:

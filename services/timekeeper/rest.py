@@ -4,7 +4,7 @@ Errors are JSON `{"error": ...}`. Nothing that a tenant's pod can send changes a
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from fractions import Fraction
 from typing import Any, Protocol
@@ -25,7 +25,8 @@ from shared.clients.kube_errors import NotFoundError
 from shared.model.budget import UNITS_PER_GPU_MINUTE, Balance, Entry
 from shared.model.errors import ConflictError, LeaseholdError, RequestError, UnavailableError
 from shared.model.names import Namespace
-from shared.runtime.access import EVERYTHING, Access, ForbiddenError
+from shared.runtime.access import EVERYTHING, ForbiddenError
+from shared.runtime.doors import Door, Viewer
 
 PAGE_MAX = 1000
 GONE = (
@@ -62,7 +63,7 @@ class Pages:
         keeper: Timekeeper,
         store: Store,
         configuration: Configuration,
-        access: Access,
+        door: Door,
         *,
         kube: Kube | None,
         old_reports: str,
@@ -72,7 +73,7 @@ class Pages:
         self.keeper = keeper
         self.store = store
         self.configuration = configuration
-        self.access = access
+        self.door = door
         self.kube = kube
         self.answers_reports = old_reports == "answer" and kube is not None
 
@@ -89,9 +90,15 @@ class Pages:
         pages.router.add_get("/v1/reports/showback", self.showback)
         return pages
 
+    def reports(self) -> web.Application:
+        """Return what GPUSharing's sidecars call: they know neither TLS nor tokens."""
+        pages = web.Application(middlewares=[_told])
+        pages.router.add_post("/budget/{namespace}/report", self.old_report)
+        return pages
+
     async def old_budget(self, request: web.Request) -> web.Response:
         """Answer the proof of concept's question, with more fields than it had."""
-        return web.json_response(self._old_shape(self._balance(request)))
+        return web.json_response(self._old_shape(await self._balance(request)))
 
     async def old_report(self, request: web.Request) -> web.Response:
         """Charge nothing. Tell a sidecar that is still there when it may end."""
@@ -110,15 +117,14 @@ class Pages:
         return web.json_response(self._old_shape(seen))
 
     async def budgets(self, request: web.Request) -> web.Response:
-        """List all namespaces that have a budget or used GPUs."""
-        self._check(request, EVERYTHING)
+        """List those namespaces with a budget or with use that the caller may see."""
         names = {*await self.store.revisions(), *self.configuration.namespaces()}
-        seen = [self.keeper.balance_of(name) for name in sorted(names)]
+        seen = [self.keeper.balance_of(name) for name in await self._visible(request, names)]
         return web.json_response({"budgets": [self._shape(each) for each in seen]})
 
     async def budget(self, request: web.Request) -> web.Response:
         """Show one namespace's budget."""
-        return web.json_response(self._shape(self._balance(request)))
+        return web.json_response(self._shape(await self._balance(request)))
 
     async def grants(self, request: web.Request) -> web.Response:
         """Add GPU-minutes; the header Idempotency-Key makes a repetition harmless."""
@@ -127,7 +133,7 @@ class Pages:
     async def ledger(self, request: web.Request) -> web.Response:
         """Show ledger entries, oldest first; `cursor` is where the page before ended."""
         namespace = _namespace(request)
-        self._check(request, namespace)
+        await self._check(request, namespace)
         query = request.query
         begin, end = _instant(query, "from"), _instant(query, "to")
         after = query.get("cursor") or (f"{begin - 1}-{(1 << 64) - 1}" if begin else "")
@@ -147,31 +153,69 @@ class Pages:
         """Add up who used what."""
         query = request.query
         wanted = query.get("namespace", EVERYTHING)
-        self._check(request, wanted)
+        if wanted == EVERYTHING:
+            names = await self._visible(request, await self.store.revisions())
+        else:
+            await self._check(request, Namespace(wanted))
+            names = [Namespace(wanted)]
         within = Range(
             window=query.get("window", ""),
             from_ms=_instant(query, "from"),
             to_ms=_instant(query, "to"),
         )
-        names = sorted(await self.store.revisions()) if wanted == EVERYTHING else [wanted]
-        ledgers = [(name, await self.store.all_entries(Namespace(name))) for name in names]
+        ledgers = [(name, await self.store.all_entries(name)) for name in names]
         group_by = [part for part in query.get("groupBy", "").split(",") if part] or GROUPS
         rows = await asyncio.to_thread(showback, ledgers, within, group_by)
         if query.get("format", "json") == "csv":
             return web.Response(text=as_csv(rows), content_type="text/csv")
         return web.json_response({"rows": [shape(row) for row in rows]})
 
-    def _balance(self, request: web.Request) -> Balance:
+    async def _balance(self, request: web.Request) -> Balance:
         namespace = _namespace(request)
-        self._check(request, namespace)
+        await self._check(request, namespace)
         return self.keeper.balance_of(namespace)
 
-    def _check(self, request: web.Request, namespace: str, *, write: bool = False) -> str:
-        return self.access.check(request.headers.get("Authorization", ""), namespace, write=write)
+    async def _viewer(self, request: web.Request) -> Viewer:
+        """Return who asks. Raises ForbiddenError if nobody knows."""
+        kind, _, token = request.headers.get("Authorization", "").partition(" ")
+        viewer = await self.door.admit(token.strip() if kind.lower() == "bearer" else "")
+        if viewer is None:
+            raise ForbiddenError("a known token is wanted: Authorization: Bearer ...", known=False)
+        return viewer
+
+    async def _visible(
+        self, request: web.Request, names: Iterable[Namespace]
+    ) -> Sequence[Namespace]:
+        """Return those of the namespaces that the caller may see, sorted."""
+        names = tuple(names)
+        seen = await (await self._viewer(request)).visible(names)
+        return sorted(names if seen is None else seen)
+
+    async def _check(self, request: web.Request, namespace: Namespace) -> None:
+        """Raise ForbiddenError unless the caller may see the namespace."""
+        viewer = await self._viewer(request)
+        seen = await viewer.visible([namespace])
+        if seen is not None and namespace not in seen:
+            text = f"{viewer.name} has no right to see namespace {namespace}"
+            raise ForbiddenError(text, known=True)
+
+    async def _granter(self, request: web.Request, namespace: Namespace) -> str:
+        """Return who asks. Raises ForbiddenError unless they may grant."""
+        viewer = await self._viewer(request)
+        if self.door.is_open:
+            text = "granting needs a token; start with --auth tokens or --auth kube"
+            raise ForbiddenError(text, known=False)
+        if not await viewer.may_grant(namespace):
+            text = (
+                f"{viewer.name} has no right to grant to namespace {namespace}: that takes a token "
+                "for *, or in a cluster the right to create gpubudgets/grants in leasehold.dev"
+            )
+            raise ForbiddenError(text, known=True)
+        return viewer.name
 
     async def _grant(self, request: web.Request) -> Balance:
         namespace = _namespace(request)
-        actor = self._check(request, namespace, write=True)
+        actor = await self._granter(request, namespace)
         body = await _body(request)
         given = body.get("minutes")
         try:

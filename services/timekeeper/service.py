@@ -5,7 +5,7 @@ all time is the ledger's own clock, so that neither pauses nor clocks of hosts c
 """
 
 import logging
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Protocol
 
@@ -39,6 +39,7 @@ TELL_AGAIN_MS = 60_000
 TAKE_IN = 200
 """Entries of the journal taken in at once."""
 ALL = 200_000
+NEVER_S = 3600.0
 
 
 class Store(Protocol):
@@ -147,6 +148,14 @@ class Telling(Protocol):
         ...
 
 
+class Certificate(Protocol):
+    """What the REST interface shows, where it speaks TLS."""
+
+    async def keep(self, pause: Callable[[float], Awaitable[None]]) -> None:
+        """Keep it valid, until cancelled."""
+        ...
+
+
 class Timekeeper:
     """Keeps a copy of every account, and drops it where another replica has written."""
 
@@ -163,6 +172,7 @@ class Timekeeper:
         tick_s: float,
         charge_every_s: float,
         keep_days: int,
+        certificate: Certificate | None = None,
     ) -> None:
         self.store = store
         self.ledger = ledger
@@ -174,6 +184,7 @@ class Timekeeper:
         self.tick_s = tick_s
         self.charge_every_ms = round(charge_every_s * 1000)
         self.keep_days = keep_days
+        self.certificate = certificate
         self.accounts: dict[Namespace, Account] = {}
         self.cards: dict[DeviceUuid, Card] = {}
         self.weighted: set[Namespace] = set()
@@ -195,6 +206,13 @@ class Timekeeper:
             if events:
                 await self.bus.publish(events)
             await self.clock.sleep(self.tick_s)
+
+    @loops
+    async def keep_certificate(self) -> None:
+        """Keep the certificate of the REST interface valid, if there is one."""
+        while self.certificate is None:
+            await self.clock.sleep(NEVER_S)
+        await self.certificate.keep(self.clock.sleep)
 
     async def count(self) -> list[BudgetChanged]:
         """Take in what happened, bring every account up to it, return what to say about it."""

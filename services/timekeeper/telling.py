@@ -3,8 +3,9 @@
 import asyncio
 import hashlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -24,8 +25,6 @@ CHECKPOINT_MS = 60_000
 PATIENCE_S = 2.0
 AGAIN_MS = 30_000
 """After an API server was silent, so long nothing is written to it: counting must not wait."""
-EVENTS = "/api/v1/namespaces/default/events"
-"""Where Events about objects of the whole cluster belong."""
 
 REMAINING = Gauge(
     "leasehold_budget_remaining_gpu_minutes", "GPU-minutes left; none: no limit.", ["namespace"]
@@ -69,29 +68,39 @@ class Told:
         """
         name = account.namespace
         _measure(budget, seen)
-        if self.objects is None or name not in self.objects.uids:
+        if self.objects is None or seen.at_ms < self._silent_until_ms:
             return
         fresh = seen.at_ms - self._written.get(name, 0) < CHECKPOINT_MS
-        if (fresh and not changed) or seen.at_ms < self._silent_until_ms:
-            return
-        self._written[name] = seen.at_ms
-        status = status_of(account, seen, problem=self.objects.problems.get(name, ""))
+        writes: list[Callable[[], Awaitable[object]]] = []
+        if name in self.objects.uids and (changed or not fresh):
+            self._written[name] = seen.at_ms
+            status = status_of(account, seen, problem=self.objects.problems.get(name, ""))
+            path = f"{PATH}/{quote(name, safe='')}/status"
+            writes.append(partial(self.objects.kube.patch_merge, path, {"status": status}))
+        if changed:
+            uid = self.objects.uids.get(name, "")
+            writes += [
+                partial(self.objects.kube.create, _events_of(body), body)
+                for body in event_bodies(uid, budget, account, seen)
+            ]
+        for write in writes:
+            if seen.at_ms >= self._silent_until_ms:
+                await self._write(write, name, seen.at_ms)
+
+    async def _write(
+        self, write: Callable[[], Awaitable[object]], name: Namespace, at_ms: int
+    ) -> None:
         try:
             async with asyncio.timeout(PATIENCE_S):
-                await self.objects.kube.patch_merge(
-                    f"{PATH}/{quote(name, safe='')}/status", {"status": status}
-                )
-                if changed:
-                    body = event_body(self.objects.uids[name], budget, account, seen)
-                    await self.objects.kube.create(EVENTS, body)
+                await write()
         except ConflictError:
             return
         except (UnavailableError, TimeoutError) as error:
-            self._written.pop(name)
-            self._silent_until_ms = seen.at_ms + AGAIN_MS
-            logger.warning("the status of %s %s was not written: %r", KIND, name, error)
+            self._written.pop(name, None)
+            self._silent_until_ms = at_ms + AGAIN_MS
+            logger.warning("how the budget of %s stands was not written: %r", name, error)
         except RequestError as error:
-            logger.warning("the status of %s %s was not written: %s", KIND, name, error)
+            logger.warning("how the budget of %s stands was not written: %s", name, error)
 
 
 def _measure(budget: Budget, seen: Balance) -> None:
@@ -104,8 +113,29 @@ def _measure(budget: Budget, seen: Balance) -> None:
         STATE.labels(name, state).set(int(state is seen.state))
 
 
-def event_body(uid: str, budget: Budget, account: Account, seen: Balance) -> Mapping[str, Any]:
-    """Return the core/v1 Event of a change; its name is the same whoever writes it."""
+def event_bodies(
+    uid: str, budget: Budget, account: Account, seen: Balance
+) -> Iterator[Mapping[str, Any]]:
+    """Yield the core/v1 Events of a change, whose names are the same whoever writes them.
+
+    One is about the object, if there is one with this uid, among those of the whole cluster; one
+    about the namespace, in it, where its people look.
+    """
+    name = account.namespace
+    if uid:
+        about = {"apiVersion": API_VERSION, "kind": KIND, "name": name, "uid": uid}
+        yield _event("default", about, budget, account, seen)
+    about = {"apiVersion": "v1", "kind": "Namespace", "name": name, "namespace": name}
+    yield _event(name, about, budget, account, seen)
+
+
+def _events_of(body: Mapping[str, Any]) -> str:
+    return f"/api/v1/namespaces/{quote(body['metadata']['namespace'], safe='')}/events"
+
+
+def _event(
+    where: str, about: Mapping[str, str], budget: Budget, account: Account, seen: Balance
+) -> Mapping[str, Any]:
     follows = consequence(budget, seen.state)
     left = "no limit" if seen.remaining_units is None else f"{minutes(seen.remaining_units)} left"
     message = (
@@ -120,13 +150,8 @@ def event_body(uid: str, budget: Budget, account: Account, seen: Balance) -> Map
     return {
         "apiVersion": "v1",
         "kind": "Event",
-        "metadata": {"name": f"{account.namespace}.{digest}", "namespace": "default"},
-        "involvedObject": {
-            "apiVersion": API_VERSION,
-            "kind": KIND,
-            "name": account.namespace,
-            "uid": uid,
-        },
+        "metadata": {"name": f"{account.namespace}.{digest}", "namespace": where},
+        "involvedObject": dict(about),
         "reason": f"Budget{str(seen.state).capitalize()}",
         "message": message,
         "type": "Normal" if calm else "Warning",

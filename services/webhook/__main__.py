@@ -9,14 +9,14 @@ from services.webhook.registration import PATH
 from services.webhook.server import listening
 from services.webhook.service import Webhook
 from services.webhook.settings import ABOUT, EXAMPLES, WebhookSettings
-from services.webhook.showing import Shown
-from services.webhook.stores import DirectoryStore, SecretStore
 from shared.clients.bus import Bus
 from shared.clients.kube import Kube
 from shared.clients.kubeconfig import load_credentials
 from shared.runtime.clock import SystemClock
 from shared.runtime.run import run, serve
 from shared.runtime.settings import load_or_exit
+from shared.runtime.tls_showing import Shown
+from shared.runtime.tls_stores import DirectoryStore, SecretStore
 
 
 async def admit(settings: WebhookSettings) -> None:

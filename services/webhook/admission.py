@@ -8,7 +8,14 @@ reads it with, so that nothing is admitted that would then be refused for how it
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from services.webhook.patches import Patch, add_annotation, add_variable, complete_limits, remove
+from services.webhook.patches import (
+    Patch,
+    add_annotation,
+    add_variable,
+    complete_limits,
+    remove,
+    set_variable,
+)
 from services.webhook.pods import ContainerSeen, PodSeen, Source
 from shared.dialects import (
     OWN_RESOURCES,
@@ -22,18 +29,18 @@ from shared.dialects.dialect import ContainerAsks, PodAsks, Rules
 from shared.dialects.reserved import (
     LIBRARY_DIRECTORY,
     LIBRARY_SEARCH,
+    NOTHING_VISIBLE,
     STRIPPED_ANNOTATIONS,
+    VISIBLE,
     is_denied,
     is_reserved,
     may_reserve,
     opens_devices,
+    sees_devices,
 )
 from shared.model.errors import RequestError
 from shared.model.names import Namespace
 
-VISIBLE = "NVIDIA_VISIBLE_DEVICES"
-NOTHING_VISIBLE = "void"
-"""NVIDIA's container runtime then leaves the container as it is."""
 DEFAULT_SCHEDULER = "default-scheduler"
 WHOLE_CARD = 100
 BAD_REQUEST, FORBIDDEN = 400, 403
@@ -89,6 +96,7 @@ def decide(pod: PodSeen, policy: Policy, keys: Keys, *, has_budget: bool = True)
         return Decision(allowed=False, message=denied, code=FORBIDDEN)
     asking = [container for container in pod.containers if _asks(container)]
     if not asking:
+        patches += [patch for each in pod.containers for patch in _blinded(each)]
         return Decision(allowed=True, patches=tuple(patches), warnings=tuple(warnings))
     if pod.scheduler not in {"", DEFAULT_SCHEDULER, *policy.schedulers}:
         warnings.append(
@@ -105,6 +113,14 @@ def decide(pod: PodSeen, policy: Policy, keys: Keys, *, has_budget: bool = True)
         return Decision(allowed=False, message=malformed, code=BAD_REQUEST)
     patches += _completions(pod, asking, completed, policy, has_budget=has_budget)
     return Decision(allowed=True, patches=tuple(patches), warnings=tuple(warnings), asks=True)
+
+
+def _blinded(container: ContainerSeen) -> Iterator[Patch]:
+    """Have a container of a pod that asks for no GPU see none."""
+    if VISIBLE in container.elsewhere or sees_devices(
+        container.image, container.variables.get(VISIBLE)
+    ):
+        yield from set_variable(container, VISIBLE, NOTHING_VISIBLE)
 
 
 def _asks(container: ContainerSeen) -> bool:
@@ -159,6 +175,8 @@ def _variables(container: ContainerSeen, policy: Policy, keys: Keys) -> Iterator
             yield f"{where}: variable {name} is set by its lease only: leave it out"
         elif name == LIBRARY_SEARCH and LIBRARY_DIRECTORY in value:
             yield f"{where}: {name} leads into {LIBRARY_DIRECTORY}: leave that directory out of it"
+        elif name == LIBRARY_SEARCH and name in container.elsewhere:
+            yield f"{where}: {name} comes from elsewhere and cannot be looked at: write its value"
     for source in container.sources:
         if may_reserve(source.prefix):
             yield f"{where}: envFrom with prefix {source.prefix} sets variables of its lease"
@@ -169,10 +187,15 @@ def _variables(container: ContainerSeen, policy: Policy, keys: Keys) -> Iterator
                 f"{where}: envFrom takes whatever {source.kind} {source.name} holds, and that "
                 "cannot be looked at: name its variables one by one with valueFrom"
             )
-        taken = sorted(key for key in known or () if is_reserved(source.prefix + key))
+        taken = sorted(key for key in known or () if _is_lease_s(source.prefix + key))
         if taken:
             name = source.prefix + taken[0]
             yield f"{where}: envFrom {source.kind} {source.name} sets {name}, which its lease sets"
+
+
+def _is_lease_s(name: str) -> bool:
+    """Say whether a variable whose value is not seen may not be set beside a lease."""
+    return is_reserved(name) or name == LIBRARY_SEARCH
 
 
 def _completed(container: ContainerSeen) -> Mapping[str, int | None]:

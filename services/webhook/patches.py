@@ -56,6 +56,14 @@ def add_variable(container: ContainerSeen, name: str, value: str) -> Iterator[Pa
         yield Patch(op="add", path=f"{container.path}/env", value=[entry])
 
 
+def set_variable(container: ContainerSeen, name: str, value: str) -> Iterator[Patch]:
+    """Give a variable this value, whether it is there or not; the last of a name is what counts."""
+    if name in container.variables:
+        yield Patch(op="add", path=f"{container.path}/env/-", value={"name": name, "value": value})
+    else:
+        yield from add_variable(container, name, value)
+
+
 def complete_limits(container: ContainerSeen, added: Mapping[str, int | None]) -> Iterator[Patch]:
     """Add amounts to a container's limits and requests, or take them away (None).
 

@@ -38,9 +38,12 @@ class ContainerSeen:
     parts: frozenset[str] = frozenset()
     """Which of `resources`, `limits`, `requests`, `env` are there to be added to."""
     variables: Mapping[str, str] = field(default_factory=dict)
-    """By name; a value that comes from elsewhere is empty."""
+    """By name, in their order; a value that comes from elsewhere is empty."""
+    elsewhere: frozenset[str] = frozenset()
+    """Variables whose values come from elsewhere (`valueFrom`)."""
     sources: tuple[Source, ...] = ()
     privileged: bool = False
+    image: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +116,9 @@ def _containers(spec: Mapping[str, Any]) -> Iterator[ContainerSeen]:
                 requests=parse_resources(resources.get("requests") or {}),
                 parts=frozenset(part for part, there in parts.items() if there),
                 variables={one["name"]: one.get("value") or "" for one in env},
+                elsewhere=frozenset(one["name"] for one in env if one.get("valueFrom")),
                 sources=tuple(_sources(container)),
+                image=str(container.get("image") or ""),
                 privileged=bool((container.get("securityContext") or {}).get("privileged")),
             )
 

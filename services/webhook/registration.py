@@ -9,12 +9,23 @@ https://kubernetes.io/docs/reference/access-authn-authz/extensible-admission-con
 from collections.abc import Mapping
 from typing import Any
 
-from shared.dialects.reserved import DENIED_ANNOTATIONS, STRIPPED_ANNOTATIONS
+from shared.dialects.reserved import (
+    DENIED_ANNOTATIONS,
+    SEEING_IMAGES,
+    SEEING_IMAGES_FROM,
+    STRIPPED_ANNOTATIONS,
+    VISIBLE,
+)
 
 NAME = "leasehold"
 WEBHOOK = "pods.leasehold.dev"
 PATH = "/mutate"
+BESIDE = "unasked.pods.leasehold.dev"
+"""The webhook for pods that ask for no GPU and would see them all."""
 TIMEOUT_S = 5
+OPEN_LABEL = "leasehold.dev/sees-devices"
+"""On a namespace, `true`: its pods may see devices unasked, as drivers and monitoring do."""
+OPEN_NAMESPACES = ("kube-system", "leasehold-system")
 RESOURCES = (
     "volcano.sh/",
     "koordinator.sh/",
@@ -47,8 +58,48 @@ def has_reserved_annotation() -> str:
     return f"has(object.metadata.annotations) && object.metadata.annotations.exists(k, {named})"
 
 
+def would_see_devices() -> str:
+    """Return the condition, in CEL, that some container would see devices unasked.
+
+    That is what NVIDIA's container runtime makes of the variable, which its images set themselves.
+    """
+    image = " || ".join(
+        [
+            *(f"c.image.startsWith('{prefix}')" for prefix in SEEING_IMAGES_FROM),
+            *(f"c.image.contains('{part}')" for part in SEEING_IMAGES),
+        ]
+    )
+    in_one = f"(has(c.env) && c.env.exists(e, e.name == '{VISIBLE}')) || {image}"
+    return (
+        f"object.spec.containers.exists(c, {in_one}) || "
+        f"(has(object.spec.initContainers) && object.spec.initContainers.exists(c, {in_one}))"
+    )
+
+
 def configuration(client: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the MutatingWebhookConfiguration; `client` is its `clientConfig`."""
+    """Return the MutatingWebhookConfiguration; `client` is its `clientConfig`.
+
+    The first webhook fails closed. The second is for pods that are none of ours: without it they
+    run, and what they see then is up to the container runtime, as it always was.
+    """
+    named = ", ".join(f"'{name}'" for name in OPEN_NAMESPACES)
+    concerned = f"({asks_for_gpu()}) || ({has_reserved_annotation()})"
+    common = {
+        "admissionReviewVersions": ["v1"],
+        "sideEffects": "None",
+        "matchPolicy": "Equivalent",
+        "reinvocationPolicy": "IfNeeded",
+        "timeoutSeconds": TIMEOUT_S,
+        "rules": [
+            {
+                "operations": ["CREATE"],
+                "apiGroups": [""],
+                "apiVersions": ["v1"],
+                "resources": ["pods"],
+                "scope": "Namespaced",
+            }
+        ],
+    }
     return {
         "apiVersion": "admissionregistration.k8s.io/v1",
         "kind": "MutatingWebhookConfiguration",
@@ -56,29 +107,30 @@ def configuration(client: Mapping[str, Any]) -> dict[str, Any]:
         "webhooks": [
             {
                 "name": WEBHOOK,
-                "admissionReviewVersions": ["v1"],
-                "sideEffects": "None",
+                **common,
                 "failurePolicy": "Fail",
-                "matchPolicy": "Equivalent",
-                "reinvocationPolicy": "IfNeeded",
-                "timeoutSeconds": TIMEOUT_S,
                 "clientConfig": dict(client),
-                "rules": [
-                    {
-                        "operations": ["CREATE"],
-                        "apiGroups": [""],
-                        "apiVersions": ["v1"],
-                        "resources": ["pods"],
-                        "scope": "Namespaced",
-                    }
-                ],
+                "matchConditions": [{"name": "concerns-leasehold", "expression": concerned}],
+            },
+            {
+                "name": BESIDE,
+                **common,
+                "failurePolicy": "Ignore",
+                "clientConfig": dict(client),
+                "namespaceSelector": {
+                    "matchExpressions": [
+                        {"key": OPEN_LABEL, "operator": "NotIn", "values": ["true"]}
+                    ]
+                },
                 "matchConditions": [
+                    {"name": "asks-for-nothing", "expression": f"!({concerned})"},
                     {
-                        "name": "concerns-leasehold",
-                        "expression": f"({asks_for_gpu()}) || ({has_reserved_annotation()})",
-                    }
+                        "name": "no-part-of-the-node",
+                        "expression": f"!(request.namespace in [{named}])",
+                    },
+                    {"name": "would-see-devices", "expression": would_see_devices()},
                 ],
-            }
+            },
         ],
     }
 

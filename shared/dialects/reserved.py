@@ -47,6 +47,16 @@ STRIPPED_ANNOTATIONS = (
 )
 """Prefixes of annotations that a scheduler writes; on a new pod they are left-overs or forged."""
 
+VISIBLE = "NVIDIA_VISIBLE_DEVICES"
+"""What NVIDIA's container runtime goes by, wherever it is the default."""
+NOTHING_VISIBLE = "void"
+"""The runtime then leaves the container as it is."""
+UNSEEING = frozenset({"", "void", "none"})
+"""Values with which no device is seen."""
+SEEING_IMAGES_FROM = ("nvcr.io/",)
+SEEING_IMAGES = ("nvidia/", "cuda")
+"""Parts of names of images that set `VISIBLE` to all devices, as those built on CUDA's do."""
+
 HOST_PATHS = ("/dev/nvidia", "/etc/ld.so.preload", LIBRARY_DIRECTORY)
 """Host paths, and all below them, that open a device or replace the library."""
 
@@ -54,6 +64,13 @@ HOST_PATHS = ("/dev/nvidia", "/etc/ld.so.preload", LIBRARY_DIRECTORY)
 def is_denied(annotation: str) -> bool:
     """Tell whether no new pod may carry this annotation."""
     return annotation.startswith(DENIED_ANNOTATIONS) and annotation not in AUTHORS_ANNOTATIONS
+
+
+def sees_devices(image: str, variable: str | None) -> bool:
+    """Tell whether a container without a request would see devices; `variable`: VISIBLE's value."""
+    if variable is not None:
+        return variable not in UNSEEING
+    return image.startswith(SEEING_IMAGES_FROM) or any(part in image for part in SEEING_IMAGES)
 
 
 def is_reserved(variable: str) -> bool:

@@ -19,10 +19,9 @@ class ForbiddenError(RequestError):
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The tokens; without any, everybody may read and nobody may write."""
+    """The tokens."""
 
     tokens: tuple[tuple[bytes, str], ...] = ()
-    open_reading: bool = True
 
     def scopes(self, header: str) -> frozenset[str]:
         """Return the namespaces that the token of a header is for, `*` for all; none: unknown."""
@@ -33,29 +32,9 @@ class Access:
             if kind.lower() == "bearer" and hmac.compare_digest(token, given.strip().encode())
         )
 
-    def check(self, header: str, namespace: str, *, write: bool = False) -> str:
-        """Return who asks. Raises ForbiddenError if they may not; `*` is all namespaces."""
-        if not self.tokens and self.open_reading and not write:
-            return "anybody"
-        if not self.tokens:
-            raise ForbiddenError("granting needs a token; start with --tokens FILE", known=False)
-        found = self.scopes(header)
-        if not found:
-            raise ForbiddenError("a known token is wanted: Authorization: Bearer ...", known=False)
-        if EVERYTHING in found:
-            return "administrator"
-        if write or namespace not in found:
-            what = "grant" if write else f"read namespace {namespace}"
-            raise ForbiddenError(
-                f"this token is for {', '.join(sorted(found))}: no right to {what}", known=True
-            )
-        return f"member of {namespace}"
 
-
-def load_access(path: Path | None) -> Access:
+def load_access(path: Path) -> Access:
     """Read a file of tokens. Raises RequestError for a line that is none, never showing it."""
-    if path is None:
-        return Access()
     try:
         lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -68,4 +47,4 @@ def load_access(path: Path | None) -> Access:
         if len(words) != 2:
             raise RequestError(f"--tokens {path}, line {number}: TOKEN NAMESPACE is wanted")
         tokens.append((words[0].encode(), words[1]))
-    return Access(tokens=tuple(tokens), open_reading=False)
+    return Access(tokens=tuple(tokens))

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping
+from ssl import SSLContext
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
@@ -45,9 +46,11 @@ def application(probes: Mapping[str, Probe]) -> web.Application:
 
 @contextlib.asynccontextmanager
 async def served(
-    pages: web.Application, address: str, *, flag: str = "--http"
+    pages: web.Application, address: str, *, flag: str = "--http", tls: SSLContext | None = None
 ) -> AsyncIterator[str]:
     """Serve the pages on `HOST:PORT` (port 0: any free one) and yield the real address.
+
+    With `tls`, over TLS; what its context shows may change while it serves.
 
     Raises RequestError, naming the flag it came from, if the address cannot be had.
     """
@@ -57,7 +60,7 @@ async def served(
     runner = web.AppRunner(pages, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, host.strip("[]") or None, int(port))
+        site = web.TCPSite(runner, host.strip("[]") or None, int(port), ssl_context=tls)
         try:
             await site.start()
         except OSError as error:

@@ -13,7 +13,7 @@ from shared.dialects import DIALECTS
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "compatibility.md"
-LISTS: Mapping[str, int] = {"item": 51, "koordinator": 34, "gpusharing": 10, "hami_core": 44}
+LISTS: Mapping[str, int] = {"item": 51, "koordinator": 34, "gpusharing": 38, "hami_core": 44}
 """How many statements each checklist has; a test that shows one says so in its name."""
 
 ELSEWHERE: Mapping[str, Mapping[int, tuple[str, ...]]] = {

@@ -9,14 +9,10 @@ from typing import Any
 
 import aiohttp
 import pytest
-from aiohttp import web
 
-from services.dashboard.doors import KubeDoor, OpenDoor, TokenDoor, make_token
 from services.dashboard.old_series import old_metrics
 from services.dashboard.pages import COOKIE, Pages
 from shared.clients.bus import Bus
-from shared.clients.kube import Kube
-from shared.clients.kubeconfig import Credentials
 from shared.model.events import (
     LeaseChanged,
     PartReported,
@@ -28,11 +24,13 @@ from shared.model.names import Namespace
 from shared.model.placement import Refusal
 from shared.runtime import health
 from shared.runtime.access import load_access
+from shared.runtime.doors import OpenDoor, TokenDoor, make_token
 from shared.runtime.reporting import reporting
 from tests.support.clock import FakeClock
 from tests.support.dashboard import Shown, dashboard, held
 from tests.support.ledger import queued, verdict
 from tests.support.nats import nats_server
+from tests.support.reviews import Reviews, reviewed
 
 
 class Stream:
@@ -296,47 +294,6 @@ async def test_a_token_is_made_once_and_only_its_owner_may_read_it(tmp_path: Pat
     assert first.split()[1] == "*"
     assert first.split()[0] not in said[0]
     assert load_access(path).scopes(f"Bearer {first.split()[0]}") == {"*"}
-
-
-class Reviews:
-    """An API server that answers reviews: who bears which token, and may get pods where."""
-
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-        self.rights = {"root": {""}, "member": {"default"}, "stranger": set[str]()}
-
-    async def token(self, request: web.Request) -> web.Response:
-        body = await request.json()
-        name = body["spec"]["token"].removeprefix("token-of-")
-        known = name in self.rights
-        user = {"username": name, "uid": "1", "groups": ["system:authenticated"]}
-        status = {"authenticated": known, **({"user": user} if known else {})}
-        return web.json_response({**body, "status": status}, status=201)
-
-    async def access(self, request: web.Request) -> web.Response:
-        body = await request.json()
-        asked = body["spec"]["resourceAttributes"]
-        assert (asked["verb"], asked["resource"]) == ("get", "pods")
-        assert body["spec"]["groups"] == ["system:authenticated"]
-        self.asked.append(f"{body['spec']['user']}:{asked['namespace']}")
-        allowed = asked["namespace"] in self.rights[body["spec"]["user"]]
-        return web.json_response({**body, "status": {"allowed": allowed}}, status=201)
-
-    def application(self) -> web.Application:
-        pages = web.Application()
-        authentication, authorization = "authentication.k8s.io/v1", "authorization.k8s.io/v1"
-        pages.router.add_post(f"/apis/{authentication}/tokenreviews", self.token)
-        pages.router.add_post(f"/apis/{authorization}/subjectaccessreviews", self.access)
-        return pages
-
-
-@contextlib.asynccontextmanager
-async def reviewed(reviews: Reviews, clock: FakeClock) -> AsyncIterator[KubeDoor]:
-    async with (
-        health.served(reviews.application(), "127.0.0.1:0") as address,
-        Kube(Credentials(server=f"http://{address}")) as kube,
-    ):
-        yield KubeDoor(kube, clock)
 
 
 async def test_whoever_may_not_get_pods_of_a_namespace_sees_its_leases_as_in_use() -> None:

@@ -7,12 +7,12 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Page, expect
 
-from services.dashboard.doors import TokenDoor
 from shared.clients.leases import RedisLeases
 from shared.model.ledger import Reservation
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.placement import Placement
 from shared.runtime.access import load_access
+from shared.runtime.doors import TokenDoor
 from tests.support.browser import chromium, needed
 from tests.support.dashboard import Shown, dashboard
 from tests.support.ledger import device, facts, report, reserve, share

@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
-
 from services.dashboard.doors import TokenDoor
+
 from shared.model.events import BudgetChanged, PlacementChosen, PlacementRefused, PodBound
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node_events import ViolationFound

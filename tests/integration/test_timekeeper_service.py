@@ -16,7 +16,7 @@ import yaml
 from services.timekeeper.rest import Pages
 from services.timekeeper.service import Timekeeper
 from services.timekeeper.sources import PATH, BudgetObjects, Configured
-from services.timekeeper.telling import EVENTS, Told
+from services.timekeeper.telling import Told
 from shared.clients.bus import Bus
 from shared.clients.kube import Kube
 from shared.clients.kubeconfig import load_credentials
@@ -24,6 +24,7 @@ from shared.clients.leases import RedisLeases
 from shared.model.events import BudgetChanged
 from shared.runtime import health
 from shared.runtime.access import load_access
+from shared.runtime.doors import OpenDoor, TokenDoor
 from shared.runtime.run import Runner
 from shared.runtime.telemetry import Tracing
 from tests.support.apiserver import ApiUnderTest, api_server
@@ -77,7 +78,7 @@ async def served(
         keeper,
         found.store,
         found.config,
-        load_access(tokens),
+        TokenDoor(load_access(tokens)) if tokens else OpenDoor(),
         kube=kube,
         old_reports=old_reports,
     )
@@ -228,7 +229,8 @@ async def test_tokens_say_who_may_read_and_who_may_grant(opened: Books, tmp_path
     async with served(opened, keeper, tokens=tokens(tmp_path)) as http:
         await answer(await http.get("/v1/budgets/team-a"), 401)
         await answer(await http.get("/v1/budgets/team-b", headers=MEMBER), 403)
-        await answer(await http.get("/v1/budgets", headers=MEMBER), 403)
+        seen = await answer(await http.get("/v1/budgets", headers=MEMBER))
+        await answer(await http.get("/v1/budgets"), 401)
         await answer(await http.get("/v1/budgets/team-a", headers=MEMBER))
         await answer(await http.post(grants, headers=MEMBER, json=body), 403)
         keyed = ADMIN | {"Idempotency-Key": "k1"}
@@ -239,6 +241,7 @@ async def test_tokens_say_who_may_read_and_who_may_grant(opened: Books, tmp_path
         await answer(await http.post(grants, json=body), 401)
 
     assert granted["remainingGPUMinutes"] == "40.000"
+    assert [each["namespace"] for each in seen["budgets"]] == ["team-a"]
 
 
 async def test_a_line_that_is_no_token_is_named_and_never_shown(tmp_path: Path) -> None:
@@ -283,13 +286,20 @@ async def test_a_budget_object_is_obeyed_and_shows_its_status_and_an_event(
         following = asyncio.create_task(configured.follow())
         try:
             await configured.ready()
+            await kube.create("/api/v1/namespaces", {"metadata": {"name": TEAM}})
             await kube.create(PATH, manifest(limitGPUMinutes=10))
             await until(lambda: configured.budget_of(TEAM).limit_units == units(10))
             await opened.journal("held", T0, lease("p"))
             await opened.count(T0 + MINUTE_MS, keeper=keeper)
             await opened.count(T0 + 24 * MINUTE_MS, keeper=keeper)
             status = json.loads(await kube.read(f"{PATH}/team-a"))["status"]
-            events = json.loads(await kube.read(EVENTS))["items"]
+            events = [
+                event
+                for where in ("default", TEAM)
+                for event in json.loads(await kube.read(f"/api/v1/namespaces/{where}/events"))[
+                    "items"
+                ]
+            ]
             await until(lambda: TEAM in objects.statuses)
 
             bad = {"spec": {"policy": {"timeZone": "Europe/Atlantis"}}}
@@ -305,8 +315,9 @@ async def test_a_budget_object_is_obeyed_and_shows_its_status_and_an_event(
     assert (status["state"], status["usedUnits"]) == ("exhausted", str(units(12)))
     assert status["remainingGPUMinutes"] == "-2.000"
     assert objects.statuses[TEAM].window.used_units >= units(12)
-    reasons = {event["reason"]: event["involvedObject"]["name"] for event in events}
-    assert reasons == {"BudgetExhausted": "team-a"}
+    about = [(event["reason"], event["involvedObject"]["kind"]) for event in events]
+    assert about == [("BudgetExhausted", "GPUBudget"), ("BudgetExhausted", "Namespace")]
+    assert {event["involvedObject"]["name"] for event in events} == {"team-a"}
     assert "Europe/Atlantis" in wrong["problem"]
 
 

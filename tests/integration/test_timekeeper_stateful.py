@@ -174,7 +174,7 @@ def server() -> Iterator[ValkeyServer]:
         yield started
 
 
-def test_gpusharing_12_13_14_21_every_total_is_exact(server: ValkeyServer) -> None:
+def test_gpusharing_12_and_14_every_total_is_exact(server: ValkeyServer) -> None:
     Accounts.url = server.url
     run_state_machine_as_test(
         Accounts,

@@ -13,21 +13,22 @@ import aiohttp
 import pytest
 
 from services.webhook.admission import Policy
-from services.webhook.certificates import LIFE_DAYS, Bundle, make
 from services.webhook.metrics import PrometheusTally
 from services.webhook.reading import ClusterKeys
 from services.webhook.registering import CONFIGURATIONS, Registration
-from services.webhook.registration import NAME, PATH
+from services.webhook.registration import NAME, OPEN_LABEL, PATH
 from services.webhook.server import listening
 from services.webhook.service import Webhook
-from services.webhook.showing import Shown
-from services.webhook.stores import DirectoryStore, SecretStore
 from shared.clients.kube import Kube
 from shared.clients.kubeconfig import load_credentials
+from shared.dialects.reserved import VISIBLE
 from shared.model.errors import UnavailableError
 from shared.model.events import BudgetChanged
 from shared.model.names import BUDGET_GATE, Namespace
 from shared.runtime.clock import SystemClock
+from shared.runtime.tls_bundle import LIFE_DAYS, Bundle, make
+from shared.runtime.tls_showing import Shown
+from shared.runtime.tls_stores import DirectoryStore, SecretStore
 from tests.support.apiserver import ApiUnderTest, api_server
 
 NAMES = ("127.0.0.1", "localhost")
@@ -259,8 +260,9 @@ async def test_a_second_replica_takes_over_the_certificate_and_both_are_trusted(
 
 async def trusted_by(client: aiohttp.ClientSession) -> bytes:
     async with client.get(f"{CONFIGURATIONS}/{NAME}") as response:
-        [webhook] = (await response.json())["webhooks"]
-    return base64.b64decode(webhook["clientConfig"]["caBundle"])
+        webhooks = (await response.json())["webhooks"]
+    [bundle] = {webhook["clientConfig"]["caBundle"] for webhook in webhooks}
+    return base64.b64decode(bundle)
 
 
 async def test_two_replicas_that_start_at_once_agree_on_one_certificate() -> None:
@@ -307,3 +309,44 @@ def test_a_bundle_is_kept_in_files_that_only_its_owner_reads(tmp_path: Path) -> 
 
     assert asyncio.run(stored()) == bundle
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "tls").iterdir()} == {0o600}
+
+
+async def test_pods_that_would_see_devices_unasked_see_none_and_are_never_stopped(
+    tmp_path: Path,
+) -> None:
+    cuda = {"name": "main", "image": "nvidia/cuda:12.4.1-base"}
+    everywhere = {"name": "main", "image": "app", "env": [{"name": VISIBLE, "value": "all"}]}
+    driver = {"metadata": {"name": "drivers", "labels": {OPEN_LABEL: "true"}}}
+
+    def named(name: str, container: dict[str, Any]) -> dict[str, Any]:
+        return {"metadata": {"name": name}, "spec": {"containers": [container]}}
+
+    async with cluster() as (api, kube, client):
+        await client.post("/api/v1/namespaces", json=driver)
+        async with replica(api, kube, tmp_path):
+            made = {
+                "image": await created(client, named("image", cuda)),
+                "variable": await created(client, named("variable", everywhere)),
+                "plain": await created(client, pod("plain")),
+            }
+            path = "/api/v1/namespaces/{}/pods"
+            for where in ("drivers", "kube-system"):
+                async with client.post(path.format(where), json=named("open", cuda)) as answer:
+                    made[where] = answer.status, await answer.json()
+        away = await created(client, named("away", cuda))
+        denied = await created(client, pod("gpu", VGPU))
+
+    seen = {
+        name: [each.get("value") for each in obj["spec"]["containers"][0].get("env", ())]
+        for name, (_, obj) in made.items()
+    }
+    assert {status for status, _ in made.values()} == {201}
+    assert seen == {
+        "image": ["void"],
+        "variable": ["all", "void"],
+        "plain": [],
+        "drivers": [],
+        "kube-system": [],
+    }
+    assert away[0] == 201, "nobody waits for a webhook that is away, but pods with GPUs"
+    assert denied[0] == 500

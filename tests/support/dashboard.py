@@ -9,7 +9,6 @@ from typing import Any
 
 import aiohttp
 
-from services.dashboard.doors import Door, OpenDoor
 from services.dashboard.pages import Pages
 from services.dashboard.service import Dashboard
 from shared.clients.budgets import Budgets
@@ -19,6 +18,7 @@ from shared.model.event import Event
 from shared.model.lease import Lease
 from shared.runtime import health
 from shared.runtime.clock import SystemClock
+from shared.runtime.doors import Door, OpenDoor
 from shared.runtime.run import Runner
 from shared.runtime.telemetry import Tracing
 from tests.support.ledger import ledger, reserve, share, wish

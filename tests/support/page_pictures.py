@@ -7,7 +7,6 @@ import asyncio
 from pathlib import Path
 from typing import Literal
 
-from services.dashboard.doors import OpenDoor
 from services.dashboard.pages import Pages
 from services.dashboard.service import Dashboard
 from shared.model.events import PodBound
@@ -16,6 +15,7 @@ from shared.model.ledger import NodeAccount, Waiting, counted_use
 from shared.model.names import Namespace
 from shared.model.placement import Refusal
 from shared.runtime import health
+from shared.runtime.doors import OpenDoor
 from tests.support import build
 from tests.support.browser import chromium
 from tests.support.clock import FakeClock

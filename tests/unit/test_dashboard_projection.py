@@ -12,7 +12,7 @@ from services.dashboard.burn import POINTS, burn_down
 from services.dashboard.hub import ROUNDS_KEPT, Hub
 from services.dashboard.plain import page
 from services.dashboard.projection import NAMESPACES, TICKER, WAITING, Projection
-from services.dashboard.settings import DashboardSettings, is_loopback
+from services.dashboard.settings import DashboardSettings
 from services.dashboard.shapes import device_shape, everything, state_shape, waiting_shape
 from services.dashboard.silence import FORGET_S, PATIENCE_S, Parts
 from services.dashboard.ticker import Ticker
@@ -32,6 +32,7 @@ from shared.model.ledger import NodeAccount, Waiting, counted_use
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node_events import Activation, ShareActivated
 from shared.model.placement import Refusal
+from shared.runtime.doors import is_loopback
 from tests.support import build
 
 EVIL = '<img src=x onerror="alert(1)">'

@@ -14,7 +14,12 @@ from shared.model.errors import RequestError
 
 CORE, MEMORY = "tencent.com/vcuda-core", "tencent.com/vcuda-memory"
 VGPU = {"volcano.sh/vgpu-number": "1", "volcano.sh/vgpu-memory": "3000"}
-KEYS = {"settings": frozenset({"LD_PRELOAD", "MODE"}), "plain": frozenset({"MODE"})}
+KEYS = {
+    "settings": frozenset({"LD_PRELOAD", "MODE"}),
+    "plain": frozenset({"MODE"}),
+    "paths": frozenset({"LD_LIBRARY_PATH"}),
+    "preloads": frozenset({"PRELOAD"}),
+}
 
 
 def container(name: str = "main", **limits: Any) -> dict[str, Any]:
@@ -164,6 +169,15 @@ def test_gpusharing_18_a_container_called_sidecar_is_a_container() -> None:
             pod(gpu(env=[{"name": "LD_LIBRARY_PATH", "value": "/a:/usr/local/vgpu"}])),
             "LD_LIBRARY_PATH leads into /usr/local/vgpu",
         ),
+        (
+            pod(gpu(env=[{"name": "LD_LIBRARY_PATH", "valueFrom": {"configMapKeyRef": {}}}])),
+            "LD_LIBRARY_PATH comes from elsewhere",
+        ),
+        (pod(gpu(envFrom=[{"configMapRef": {"name": "paths"}}])), "paths sets LD_LIBRARY_PATH"),
+        (
+            pod(gpu(envFrom=[{"prefix": "LD_", "configMapRef": {"name": "preloads"}}])),
+            "preloads sets LD_PRELOAD",
+        ),
         (pod(gpu(envFrom=[{"configMapRef": {"name": "settings"}}])), "settings sets LD_PRELOAD"),
         (pod(gpu(envFrom=[{"secretRef": {"name": "token"}}])), "secret token"),
         (
@@ -226,6 +240,28 @@ def test_containers_that_ask_for_nothing_see_no_device() -> None:
     ]
     assert spec["containers"][2]["env"] == [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}]
     assert "env" not in spec["containers"][0]
+
+
+@pytest.mark.parametrize(
+    ("more", "seen"),
+    [
+        ({"image": "nvcr.io/nvidia/pytorch:24.05"}, "void"),
+        ({"image": "docker.io/nvidia/cuda:12.4.1-base"}, "void"),
+        ({"image": "registry/team/cuda-tools"}, "void"),
+        ({"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]}, "void"),
+        ({"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "valueFrom": {"fieldRef": {}}}]}, "void"),
+        ({"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "none"}]}, "none"),
+        ({"image": "nginx"}, None),
+    ],
+)
+def test_a_pod_that_asks_for_no_gpu_sees_none_whatever_its_image_says(
+    more: dict[str, Any], seen: str | None
+) -> None:
+    spec = patched(pod(container("one"), {**container("main"), **more}))["spec"]
+
+    assert "env" not in spec["containers"][0]
+    values = [each.get("value") for each in spec["containers"][1].get("env", ())]
+    assert (values[-1] if values else None) == seen, "the last of a name is what counts"
 
 
 @pytest.mark.parametrize(

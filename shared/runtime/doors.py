@@ -1,9 +1,10 @@
-"""Who may look, and at whose leases: anybody, bearers of a token, or whom the API server lets."""
+"""Who may look, and at whose: anybody, bearers of a token, or whom the API server lets."""
 
 import asyncio
 import hashlib
+import ipaddress
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,6 +18,8 @@ from shared.model.names import Namespace
 from shared.runtime.access import EVERYTHING, Access
 from shared.runtime.clock import Clock
 
+MANNERS = ("none", "tokens", "kube")
+"""What `--auth` may say."""
 REMEMBER_S = 30.0
 """So long an answer of the API server is believed."""
 REMEMBERED = 10_000
@@ -27,8 +30,17 @@ REVIEW_ACCESS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 class Viewer(Protocol):
     """Somebody who may look."""
 
+    @property
+    def name(self) -> str:
+        """Who it is, for the books."""
+        ...
+
     async def visible(self, namespaces: Iterable[Namespace]) -> frozenset[Namespace] | None:
         """Return those of the namespaces whose names it may see; None: of all there are."""
+        ...
+
+    async def may_grant(self, namespace: Namespace) -> bool:
+        """Say whether it may add to the namespace's budget."""
         ...
 
 
@@ -50,6 +62,19 @@ class ScopedViewer:
     """May see these namespaces; `*` is all."""
 
     scopes: frozenset[str]
+    grants: bool = False
+    """May add to their budgets."""
+
+    @property
+    def name(self) -> str:
+        """Whose scopes they are."""
+        if EVERYTHING in self.scopes:
+            return "administrator" if self.grants else "anybody"
+        return f"member of {', '.join(sorted(self.scopes))}"
+
+    async def may_grant(self, namespace: Namespace) -> bool:
+        """Say whether it may; for all namespaces or for none."""
+        return self.grants
 
     async def visible(self, namespaces: Iterable[Namespace]) -> frozenset[Namespace] | None:
         """Return those of the namespaces that are in scope."""
@@ -79,7 +104,7 @@ class TokenDoor:
     async def admit(self, token: str) -> Viewer | None:
         """Return a viewer of the token's namespaces."""
         scopes = self.access.scopes(f"Bearer {token}")
-        return ScopedViewer(scopes) if scopes else None
+        return ScopedViewer(scopes, grants=EVERYTHING in scopes) if scopes else None
 
 
 class _AccessStatus(msgspec.Struct, frozen=True):
@@ -131,21 +156,29 @@ class KubeDoor:
 
     async def may_get_pods(self, user: TokenUser, namespace: str) -> bool:
         """Ask whether a user may `get pods` of a namespace; of all if it is empty."""
-        question = (user.username, user.uid, user.groups, namespace)
+        asked = {"verb": "get", "resource": "pods", "version": "v1", "namespace": namespace}
+        return await self._may(user, asked)
+
+    async def may_grant(self, user: TokenUser, namespace: str) -> bool:
+        """Ask whether a user may `create gpubudgets/grants` of the namespace's GPUBudget."""
+        asked = {"verb": "create", "group": "leasehold.dev", "resource": "gpubudgets"}
+        return await self._may(user, {**asked, "subresource": "grants", "name": namespace})
+
+    async def _may(self, user: TokenUser, asked: Mapping[str, str]) -> bool:
+        question = (user.username, user.uid, user.groups, *sorted(asked.items()))
         known: bool | None = self._rights.recall(question)
         if known is None:
             async with self._gate:
-                known = await self._ask(user, namespace)
+                known = await self._ask(user, asked)
             self._rights.keep(question, known)
         return known
 
-    async def _ask(self, user: TokenUser, namespace: str) -> bool:
-        asked = {"verb": "get", "resource": "pods", "version": "v1", "namespace": namespace}
+    async def _ask(self, user: TokenUser, asked: Mapping[str, str]) -> bool:
         body = {
             "apiVersion": "authorization.k8s.io/v1",
             "kind": "SubjectAccessReview",
             "spec": {
-                "resourceAttributes": asked,
+                "resourceAttributes": dict(asked),
                 "user": user.username,
                 "uid": user.uid,
                 "groups": user.groups,
@@ -161,6 +194,15 @@ class KubeViewer:
 
     door: KubeDoor
     user: TokenUser
+
+    @property
+    def name(self) -> str:
+        """The API server's name for it."""
+        return self.user.username
+
+    async def may_grant(self, namespace: Namespace) -> bool:
+        """Ask the API server."""
+        return await self.door.may_grant(self.user, namespace)
 
     async def visible(self, namespaces: Iterable[Namespace]) -> frozenset[Namespace] | None:
         """Ask for all namespaces at once; else for each."""
@@ -189,3 +231,21 @@ def make_token(path: Path, said: Callable[[str], None]) -> None:
             f"{path} cannot hold a token ({error.strerror}): give --tokens FILE, or --state-dir"
         ) from error
     said(f"a token for everything is in {path}")
+
+
+def is_loopback(address: str) -> bool:
+    """Say whether `HOST:PORT`, or a host alone in brackets or without a port, is this machine."""
+    host = host_of(address)
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def host_of(address: str) -> str:
+    """Return the host of `HOST:PORT`, `HOST` or `[V6]:PORT`."""
+    if address.startswith("["):
+        return address[1:].partition("]")[0]
+    return address.partition(":")[0] if address.count(":") == 1 else address

@@ -9,10 +9,10 @@ from urllib.parse import quote
 
 import msgspec
 
-from services.webhook.certificates import Bundle
 from shared.clients.kube import Kube
 from shared.clients.kube_errors import KubeConflictError, NotFoundError
 from shared.model.errors import RequestError
+from shared.runtime.tls_bundle import Bundle
 
 FILES = {
     "certificate": "tls.crt",

@@ -1,4 +1,4 @@
-"""The webhook's own certificate authority and certificate: made, judged, replaced; no I/O.
+"""A server's own certificate authority and certificate: made, judged, replaced; no I/O.
 
 Half way through its life a certificate is replaced, with an authority of its own; the one before is
 trusted for as long as some replica may still show its certificate.
@@ -15,7 +15,7 @@ LIFE_DAYS = 90
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """What a webhook shows, and what the API server must trust to believe it; all PEM."""
+    """What a server shows, and what its clients must trust to believe it; all PEM."""
 
     certificate: bytes
     key: bytes
@@ -26,13 +26,13 @@ class Bundle:
 
     @property
     def trusted(self) -> bytes:
-        """The `caBundle` of the webhook's registration."""
+        """What clients are to trust."""
         return self.authority + self.previous
 
 
 def make(names: Sequence[str], now: datetime, *, after: Bundle | None = None) -> Bundle:
     """Make a new bundle for these DNS names and addresses."""
-    authority = certificates.authority("leasehold-webhook-ca", now, days=LIFE_DAYS)
+    authority = certificates.authority("leasehold-ca", now, days=LIFE_DAYS)
     shown = certificates.issue(authority, names, now, days=LIFE_DAYS)
     return Bundle(
         certificate=shown.certificate,

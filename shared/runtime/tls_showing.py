@@ -1,6 +1,6 @@
 """Keeps the certificate: made at the first start, replaced half way through, shown at once.
 
-What the API server trusts is written before a new certificate is shown, and the authority before
+What clients trust is written before a new certificate is shown, and the authority before
 stays trusted: so no call fails while replicas change over one after the other.
 """
 
@@ -13,9 +13,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
-from services.webhook.certificates import Bundle, ends_at, is_due, is_valid, make
-from services.webhook.stores import Store
 from shared.model.errors import LeaseholdError
+from shared.runtime.tls_bundle import Bundle, ends_at, is_due, is_valid, make
+from shared.runtime.tls_stores import Store
 
 logger = logging.getLogger(__name__)
 
@@ -24,10 +24,10 @@ PAUSE_S = 1.0
 
 
 class Registering(Protocol):
-    """The registration in the cluster."""
+    """Where clients find what they are to trust."""
 
     async def trust(self, authorities: bytes) -> None:
-        """Have the API server trust these authorities (PEM) when it calls the webhook."""
+        """Have clients trust these authorities (PEM)."""
         ...
 
 
@@ -50,7 +50,7 @@ class Shown:
         self.bundle: Bundle | None = None
 
     def missing(self) -> str | None:
-        """Say what keeps the webhook from being called, or None."""
+        """Say what keeps the server from being called, or None."""
         if self.bundle is None:
             return "no certificate yet"
         return None if is_valid(self.bundle, self.now()) else "the certificate has expired"
