@@ -6,8 +6,9 @@ after the other while the system works, so only what stays is wrong.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
+from services.cli.audit_difference import BIND_S, Difference
+from services.cli.audit_sums import budgets, quotas, turns
 from services.cli.facts import Facts, PodSeen, shares_on
 from shared.dialects import DIALECTS
 from shared.model.device import Device, DeviceUse
@@ -15,28 +16,13 @@ from shared.model.errors import RequestError
 from shared.model.lease import Lease, LeaseState, Share, bookings
 from shared.model.lease_copy import ANNOTATION, load_lease
 from shared.model.ledger import NodeAccount, counted_use
-from shared.model.names import DeviceUuid, Namespace, PodUid
+from shared.model.names import DeviceUuid, PodUid
 from shared.model.node_events import Activation
-from shared.model.quota import Held, total_of
 from shared.model.request import Company
-from shared.model.turns import Taken, turns_of
 
-BIND_S = 3.0
 EXPLAIN_S = 15.0
 EXPIRE_S = 5.0
 OUTLIVE_S = 30.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
-    """One thing that does not add up."""
-
-    invariant: str
-    subject: str
-    text: str
-    """What is wrong, with both numbers."""
-    settles_s: float = 0.0
-    """How long it may last while all is well."""
 
 
 def differences(facts: Facts) -> tuple[Difference, ...]:
@@ -179,55 +165,6 @@ def gangs(facts: Facts) -> Iterator[Difference]:
             yield Difference(invariant="P5", subject=f"gang {gang}", text=text, settles_s=BIND_S)
 
 
-def quotas(facts: Facts) -> Iterator[Difference]:
-    """S1: what a namespace holds under a quota is what its leases are charged, and all are."""
-    accounts = facts.quotas
-    charged: dict[Namespace, dict[str, list[Held]]] = {}
-    for namespace, rows in accounts.charges.values():
-        for model, row in rows.items():
-            charged.setdefault(namespace, {}).setdefault(model, []).append(row)
-    for namespace in sorted(charged.keys() | accounts.held.keys()):
-        counted, held = charged.get(namespace, {}), accounts.held.get(namespace, {})
-        for model in sorted(counted.keys() | held.keys()):
-            stored, summed = held.get(model, Held()), total_of(counted.get(model, ()))
-            if stored != summed:
-                text = (
-                    f"the ledger counts {stored.milli_gpu} milli-GPU, {len(stored.devices)} cards "
-                    f"{f'of {model} ' if model else ''}as held, charges sum up to "
-                    f"{summed.milli_gpu} on {len(summed.devices)}"
-                )
-                yield Difference(invariant="S1", subject=f"quota {namespace}", text=text)
-    under = {
-        lease.pod: lease
-        for lease in facts.leases
-        if lease.shares and accounts.quota_of(lease.namespace)
-    }
-    for pod in sorted(under.keys() ^ accounts.charges.keys()):
-        lease = under.get(PodUid(pod))
-        subject = _leased(lease) if lease else f"pod {pod}"
-        text = (
-            "its lease is not charged to its quota" if lease else "it is charged and has no lease"
-        )
-        yield Difference(invariant="S1", subject=subject, text=text, settles_s=BIND_S)
-
-
-def turns(facts: Facts) -> Iterator[Difference]:
-    """S1: what decides whose turn it is, is what namespaces' leases take of the healthy devices."""
-    devices = [device for account in facts.accounts for device, _ in account.node.devices]
-    counted = turns_of(devices, facts.leases, {})
-    for namespace in sorted(counted.taken.keys() | facts.turns.taken.keys()):
-        stored = facts.turns.taken.get(namespace, Taken())
-        summed = counted.taken.get(namespace, Taken())
-        if stored != summed:
-            text = (
-                f"the ledger counts {stored.cores_percent} % of cores and {stored.memory_mib} MiB "
-                f"for it, its leases take {summed.cores_percent} % and {summed.memory_mib} MiB"
-            )
-            yield Difference(
-                invariant="S1", subject=f"namespace {namespace}", text=text, settles_s=BIND_S
-            )
-
-
 def views(facts: Facts) -> Iterator[Difference]:
     """O2: what a pod's annotations claim is what its lease says."""
     pods = {pod.pod: pod for pod in facts.pods}
@@ -274,6 +211,7 @@ CHECKS: tuple[Callable[[Facts], Iterator[Difference]], ...] = (
     quotas,
     turns,
     copies,
+    budgets,
 )
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from services.timekeeper.auditing import Book
 from shared.model.device import Device, DeviceUse
 from shared.model.lease import Lease, Share
 from shared.model.ledger import NodeAccount, Waiting
@@ -50,6 +51,8 @@ class Facts:
     quotas: QuotaAccounts = field(default_factory=QuotaAccounts)
     kept: Mapping[NodeName, Mapping[str, int]] = field(default_factory=dict)
     """What of nodes' ordinary resources is kept for pods for which leases are being taken back."""
+    books: tuple[Book, ...] = ()
+    """Of every namespace's open budget window."""
     turns: Turns = field(default_factory=Turns)
     """What decides the order of those that wait, as the ledger keeps it."""
 

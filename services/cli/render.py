@@ -6,7 +6,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from services.cli.audit import Difference, account_numbers
+from services.cli.audit import account_numbers
+from services.cli.audit_difference import Difference
 from services.cli.explain import Answer, age
 from services.cli.facts import Facts, shares_on
 from shared.model.device import Device, DeviceMode, DeviceUse

@@ -29,7 +29,8 @@ of one device and Unix seconds.
 from collections.abc import Iterable
 from typing import Any
 
-from services.cli.audit import Difference, account_numbers
+from services.cli.audit import account_numbers
+from services.cli.audit_difference import Difference
 from services.cli.facts import Facts, shares_on
 from shared.model.lease import Lease, MigPlace
 from shared.model.ledger import NodeAccount, Waiting

@@ -14,10 +14,13 @@ import msgspec
 
 from services.cli.facts import Facts, PodSeen
 from services.cli.statedir import StateDir, holder, load_state
+from services.timekeeper.auditing import Book, book_of
+from shared.clients.budgets import Budgets
 from shared.clients.kube_errors import NotFoundError
 from shared.clients.leases import RedisLeases
 from shared.clients.logins import NO_KEYS, Keys
 from shared.clients.tls import TlsFiles
+from shared.model.budget import Entry
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.ledger import NodeAccount
 from shared.model.names import Namespace, NodeName, PodUid
@@ -166,6 +169,23 @@ class Reader:
             return _seen(await self.kube.read(path, _Pod))
         except NotFoundError:
             return None
+
+    async def books(self) -> tuple[Book, ...]:
+        """Return every open budget window that has a beginning, with its entries' sum."""
+        found: list[Book] = []
+        async with Budgets.connect(self.where.redis_url, keys=self.where.redis_keys) as store:
+            for account in await store.load(dict.fromkeys(await store.revisions())):
+                # Of one that never ends, the first entries may have been cut off.
+                if not account.windows or not account.windows[-1].start_ms:
+                    continue
+                window = account.windows[-1]
+                after = f"{window.start_ms - 1}"
+                entries: list[Entry] = []
+                while page := await store.entries(account.namespace, after=after):
+                    entries += page
+                    after = page[-1].id
+                found.append(book_of(account.namespace, window, entries))
+        return tuple(found)
 
     async def facts(self, *, now: float, pods: bool = True) -> Facts:
         """Read everything; pods before leases, since a pod is bound only after it has one."""

@@ -7,11 +7,13 @@ import shutil
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from services.cli import shapes, sources
-from services.cli.audit import Difference, differences, lasting, unexplained
+from services.cli.audit import differences, lasting, unexplained
+from services.cli.audit_difference import Difference
 from services.cli.facts import Facts
 from services.cli.sources import Reader, Where
 from shared.model.errors import RequestError
@@ -144,7 +146,7 @@ async def _audited(
     since: dict[Difference, float] = {}
     while True:
         now = time.time()
-        facts = await reader.facts(now=now)
+        facts = replace(await reader.facts(now=now), books=await reader.books())
         found = (*differences(facts), *unexplained(facts, schedulers))
         wrong, since = lasting(found, since, now)
         if len(wrong) == len(since):

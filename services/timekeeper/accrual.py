@@ -23,6 +23,9 @@ from shared.model.budget import (
     Window,
 )
 
+RESTORED = "restored from"
+"""Begins the reason of the entry with which a lost account goes on."""
+
 
 @dataclass(slots=True)
 class _Step:
@@ -243,7 +246,7 @@ def restored(account: Account, budget: Budget, *, window: Window, at_ms: int) ->
         window=window.id,
         kind="adjust",
         units=window.used_units,
-        reason=f"restored from the budget's status of {at_ms}",
+        reason=f"{RESTORED} the budget's status of {at_ms}",
     )
     return Update(
         namespace=account.namespace,

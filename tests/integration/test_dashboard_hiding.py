@@ -5,13 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
-from services.dashboard.doors import TokenDoor
 
 from shared.model.events import BudgetChanged, PlacementChosen, PlacementRefused, PodBound
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node_events import ViolationFound
 from shared.model.placement import Refusal
 from shared.runtime.access import load_access
+from shared.runtime.doors import TokenDoor
 from tests.support.dashboard import Shown, dashboard, held
 from tests.support.ledger import queued, verdict
 

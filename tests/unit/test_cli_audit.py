@@ -2,9 +2,13 @@
 
 from dataclasses import replace
 
-from services.cli.audit import Difference, differences, lasting, unexplained
+from services.cli.audit import differences, lasting, unexplained
+from services.cli.audit_difference import Difference
 from services.cli.facts import Facts, PodSeen
 from services.cli.shapes import audit as audit_shape
+from services.timekeeper.accrual import RESTORED
+from services.timekeeper.auditing import book_of
+from shared.model.budget import Entry, Window
 from shared.model.device import Device, DeviceUse
 from shared.model.lease import Lease, LeaseState, Share
 from shared.model.lease_copy import ANNOTATION, dump_lease
@@ -345,3 +349,23 @@ def test_an_amount_by_which_turns_are_taken_that_no_lease_holds_is_found_with_bo
 
     assert difference.subject == "namespace default"
     assert "counts 0 % of cores and 0 MiB for it, its leases take" in difference.text
+
+
+def test_a_budget_that_says_another_use_than_its_entries_is_found_with_both_numbers() -> None:
+    window = Window(id="2031-04", start_ms=1, used_units=30)
+    entries = [
+        Entry(window="2031-04", kind="adjust", units=10, reason=f"{RESTORED} the status of 5"),
+        Entry(window="2031-04", kind="adjust", units=99, reason="the limit was 1 and is 100"),
+        Entry(window="2031-04", kind="charge", units=20),
+        Entry(window="2031-04", kind="grant", units=7),
+        Entry(window="2031-03", kind="charge", units=50),
+    ]
+    team = Namespace("team-a")
+    sound = replace(facts(account()), books=(book_of(team, window, entries),))
+    wrong = replace(facts(account()), books=(book_of(team, window, entries[1:]),))
+
+    assert differences(sound) == ()
+    [difference] = differences(wrong)
+    assert (difference.invariant, difference.subject) == ("S6", "budget team-a")
+    assert "says that 30" in difference.text
+    assert "add up to 20" in difference.text
