@@ -173,7 +173,11 @@ class Cleaning(Protocol):
     """Why no container could be prepared when it was last looked at; empty: it could."""
 
     async def look(self) -> None:
-        """See whether there is room on it."""
+        """See whether it can be written to."""
+        ...
+
+    def crowded(self) -> str:
+        """Say at once why there is no room on it; empty: there is."""
         ...
 
     async def clean(self, keep: set[PodUid], mounted: set[str] | None) -> None:

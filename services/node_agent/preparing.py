@@ -107,6 +107,14 @@ class HostPreparing:
                 file.flush()
                 os.fsync(file.fileno())
             probe.unlink()
+        except OSError as error:
+            return f"nothing can be written below {state}: {error.strerror}"
+        return self.crowded()
+
+    def crowded(self) -> str:
+        """Say at once why there is no room on the disk; empty: there is."""
+        state = self.layout.state_dir
+        try:
             room = os.statvfs(state)
         except OSError as error:
             return f"nothing can be written below {state}: {error.strerror}"

@@ -151,7 +151,7 @@ class NodeAgent:
         return self.turns.tell(
             event.leases,
             self.answering.facts,
-            self.plugins.trouble() or self.cleaning.lack,
+            self.plugins.trouble() or self.cleaning.lack or self.cleaning.crowded(),
             blind=self.answering.finding.pods.blind,
         )
 

@@ -9,8 +9,10 @@ import pytest
 from services.node_agent.building import alone
 from services.node_agent.turns import UNSETTLED
 from shared.model.errors import UnavailableError
-from tests.support.kubelet import eventually, pod
-from tests.support.node_agent import NUMBER, share, site
+from shared.model.names import NodeName
+from shared.model.questions import BindAsked
+from tests.support.kubelet import NODE, eventually, pod
+from tests.support.node_agent import NUMBER, lease_of, share, site
 from tests.support.node_binder import Binder, reserve
 
 LACK = "services.node_agent.preparing.LEAST_BYTES"
@@ -36,6 +38,26 @@ async def test_while_the_disk_is_full_pods_wait_and_none_is_refused(
 
     assert set(binder.waits) <= {f"the disk of {at.root}/agent is full", UNSETTLED}
     assert not at.refused
+
+
+async def test_a_disk_that_fills_between_two_looks_holds_the_next_pod_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("services.node_agent.service.TIDY_S", 1000.0)
+    async with site() as at, at.running() as agent:
+        before = await agent.may_bind(asked())
+        monkeypatch.setattr(LACK, 1 << 62)
+        full = await agent.may_bind(asked())
+        monkeypatch.setattr(LACK, 0)
+        after = await agent.may_bind(asked())
+
+    assert before.held == after.held == ()
+    assert full.held
+    assert "is full" in full.reason
+
+
+def asked() -> BindAsked:
+    return BindAsked(node=NodeName(NODE), leases=(lease_of("some-uid"),))
 
 
 async def test_what_was_read_last_of_the_settings_need_not_be_kept_for_an_agent_to_start() -> None:
