@@ -63,7 +63,7 @@ class LedgerConnection:
         self._where = _without_password(url)
         self._hint = (
             ", and give --redis-certificate-file if it asks for one"
-            if url.startswith("rediss://") and not keys.tls.certificate
+            if url.startswith("rediss") and not keys.tls.certificate
             else ""
         )
         self._common = "".join((_SCRIPTS / f"{part}.lua").read_text() for part in _COMMON)

@@ -10,6 +10,7 @@ from redis.credentials import CredentialProvider
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from shared.clients.logins import Keys
+from shared.clients.redis_sentinel import is_by_sentinels, primary_pool
 from shared.clients.tls import TlsFiles
 from shared.model.errors import RequestError
 
@@ -48,13 +49,21 @@ class _Covered(redis.asyncio.SSLConnection):  # type: ignore[misc]
 def pool_of(url: str, keys: Keys, *, timeout_s: float) -> redis.asyncio.ConnectionPool:
     """Return a pool of connections; nothing is tried twice, and no answer is waited for for ever.
 
-    Raises RequestError for files of TLS with an address that speaks none.
+    Raises RequestError for files of TLS with an address that speaks none, and for one that names
+    Sentinels and no primary.
     """
-    if keys.tls and not url.startswith("rediss://"):
+    if keys.tls and not url.startswith("rediss"):
+        scheme = url.partition("://")[0]
         raise RequestError(
-            f"--redis-ca-file or --redis-certificate-file is given, and --redis-url "
-            f"{url.partition('://')[0]}:// speaks no TLS: write rediss://HOST:PORT"
+            f"--redis-ca-file or --redis-certificate-file is given, and --redis-url {scheme}:// "
+            "speaks no TLS: write rediss://HOST:PORT, or rediss+sentinel://"
         )
+    if is_by_sentinels(url):
+        return primary_pool(url, keys, timeout_s=timeout_s, pools=_direct)
+    return _direct(url, keys, timeout_s)
+
+
+def _direct(url: str, keys: Keys, timeout_s: float) -> redis.asyncio.ConnectionPool:
     pool = redis.asyncio.ConnectionPool.from_url(
         url,
         protocol=2,

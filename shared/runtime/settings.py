@@ -74,7 +74,8 @@ class LedgerSettings(ServiceSettings):
     """What a service is told that reads or writes the ledger."""
 
     redis_url: str = setting(
-        "redis://127.0.0.1:6379", "the ledger: Redis or Valkey; rediss:// with TLS"
+        "redis://127.0.0.1:6379",
+        "the ledger: Redis or Valkey; rediss:// with TLS; redis+sentinel://HOST,HOST/NAME",
     )
     redis_credentials: Path | None = setting(
         None, "file of one line, user:secret, for Redis; `leasehold doors --out DIR` writes such"
