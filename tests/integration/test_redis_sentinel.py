@@ -80,6 +80,7 @@ async def test_a_replica_that_was_behind_is_not_believed() -> None:
         await begin(leases)
         await kept(servers)
         servers.signal("second", signal.SIGSTOP)
+        await servers.part("first")
         [lost] = await reserve(leases, wish("p", share("a")))
 
         servers.signal("first", signal.SIGKILL)

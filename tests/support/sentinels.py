@@ -49,6 +49,11 @@ class Servers:
         hosts = (f"127.0.0.1:{self.ports[name]}" for name in names or self.sentinels)
         return f"redis+sentinel://{','.join(hosts)}/{NAME}"
 
+    async def part(self, name: str) -> None:
+        """Close a primary's connections to its replicas."""
+        async with redis.asyncio.Redis(port=self.ports[name]) as client:
+            await client.execute_command("CLIENT", "KILL", "TYPE", "replica")
+
     async def until(self, name: str, section: str, line: str) -> None:
         """Wait until INFO of a server has a line."""
         async with (
