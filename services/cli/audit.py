@@ -211,6 +211,7 @@ CHECKS: tuple[Callable[[Facts], Iterator[Difference]], ...] = (
     quotas,
     turns,
     copies,
+    views,
     budgets,
 )
 
