@@ -44,7 +44,7 @@ def review(number: int) -> dict[str, Any]:
 
 
 async def measured(up: Stack, *, rate: float, seconds: float) -> list[float]:
-    [hook] = json.loads(await up.kube.read(f"{CONFIGURATIONS}/{NAME}"))["webhooks"]
+    hook, *_ = json.loads(await up.kube.read(f"{CONFIGURATIONS}/{NAME}"))["webhooks"]
     client = hook["clientConfig"]
     context = ssl.create_default_context(cadata=base64.b64decode(client["caBundle"]).decode())
     took: list[float] = []
