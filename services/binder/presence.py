@@ -24,7 +24,7 @@ AWAY_S = 0.5
 AWAY_MOST_S = 4.0
 """And so long if it never answers."""
 FIRST_S = 5.0
-"""So long a node of which no agent was ever heard is asked: both may have just started again."""
+"""So long after its start a binder waits for agents it never heard: they may have started, too."""
 NONE_S = 10.0
 """So long a node that never had an agent of ours is not asked again."""
 SILENCES = 2
@@ -64,8 +64,6 @@ class Wait:
 class Known:
     """What is known of one node's agent."""
 
-    first_at: float
-    """When it was first asked."""
     heard: bool = False
     """There is one: it has answered, or should have."""
     until: float = 0.0
@@ -89,6 +87,7 @@ class Presence:
         self.clock = clock
         self.news = asyncio.Event()
         """Set when a node has shut or opened, or may have."""
+        self._began = clock.ticks()
         self._known: dict[NodeName, Known] = {}
         self._marked: frozenset[NodeName] = frozenset()
         self._gate = asyncio.Semaphore(ASKING_MAX)
@@ -96,8 +95,8 @@ class Presence:
     async def held_back(self, leases: Sequence[Lease]) -> dict[PodUid, Wait]:
         """Return the pods that must not be bound now, each with the reason.
 
-        A node whose agent is never heard (another device plugin's, say) holds nobody back after
-        the first seconds.
+        A node whose agent is never heard (another device plugin's, say) holds nobody back, but for
+        the first seconds of this binder.
         Raises UnavailableError if agents cannot be asked at all.
         """
         by_node: dict[NodeName, list[Lease]] = {}
@@ -132,14 +131,14 @@ class Presence:
         What another binder has heard in the meantime counts as much: it is looked into.
         """
         for node in nodes ^ self._marked:
-            known = self._known.setdefault(node, Known(first_at=self.clock.ticks()))
+            known = self._known.setdefault(node, Known())
             known.heard, known.answers = True, False
             if node not in words:
                 known.until, known.misses, known.shut = 0.0, 0, ""
         self._marked = nodes
 
     async def _ask(self, node: NodeName, leases: Sequence[Lease]) -> dict[PodUid, Wait]:
-        known = self._known.setdefault(node, Known(first_at=self.clock.ticks()))
+        known = self._known.setdefault(node, Known())
         if self.clock.ticks() >= known.until:
             async with self._gate:
                 told = await self.agents.may_bind(node, leases)
@@ -166,7 +165,7 @@ class Presence:
             if known.misses >= SILENCES:
                 self._shut(known, f"the agent of node {node} does not answer: {told.text}")
         else:
-            young = now < known.first_at + FIRST_S
+            young = now < self._began + FIRST_S
             known.misses, known.until = int(young), now + (AWAY_S if young else NONE_S)
 
     def _shut(self, known: Known, why: str) -> None:

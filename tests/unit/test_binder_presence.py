@@ -139,6 +139,15 @@ async def test_a_node_that_never_had_an_agent_of_ours_holds_nobody_back_for_long
     assert agents.questions == 3, "it is not asked for every pod"
 
 
+async def test_a_node_without_an_agent_of_ours_is_not_waited_for_once_a_binder_runs() -> None:
+    agents, clock = Agents(), FakeClock()
+    presence = Presence(agents, clock)
+    clock.advance(FIRST_S)
+
+    assert await presence.held_back([lease()]) == {}
+    assert agents.questions == 1
+
+
 async def test_an_agent_that_starts_together_with_the_binder_is_waited_for() -> None:
     agents, clock = Agents(), FakeClock()
     presence = Presence(agents, clock)
