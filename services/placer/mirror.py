@@ -72,6 +72,12 @@ class Mirror:
         for node in kept:
             self.put_node(node)
 
+    def largest(self) -> tuple[int, int]:
+        """Return the most MiB, and the most of its node's units, that any one device has."""
+        devices = self._devices.values()
+        mib = max((state.total for state in devices), default=0)
+        return mib, max((state.total // state.unit for state in devices), default=0)
+
     def put_node(self, node: LedgerNode) -> None:
         """Learn a whole node: facts, devices, totals."""
         name = node.facts.name

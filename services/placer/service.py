@@ -20,8 +20,9 @@ from services.placer.gangs import (
 from services.placer.index import Index
 from services.placer.mirror import Mirror
 from services.placer.quotas import QuotasMet
+from services.placer.telling import Told
 from shared.model.errors import ConflictError, UnavailableError
-from shared.model.events import PlacementChosen, PlacementRefused, PodQueued
+from shared.model.events import LargestTold, PlacementChosen, PlacementRefused, PodQueued
 from shared.model.lease import Lease, LeaseState
 from shared.model.ledger import (
     KEPT_BACK,
@@ -42,7 +43,7 @@ from shared.model.names import PodUid
 from shared.model.placement import Refusal
 from shared.model.request import Gang
 from shared.runtime.clock import Clock
-from shared.runtime.service import handles, loops
+from shared.runtime.service import emits, handles, loops
 
 ROUNDS = 10
 """Times a batch decides before it gives the events back to the queue."""
@@ -50,7 +51,8 @@ PAUSE_S = 0.005
 """What the feed is given to bring news that the ledger has and the mirror lacks."""
 BLIND_S = 10.0
 """A mirror cut off from the ledger for longer decides nothing any more."""
-REMEMBERED_VERDICTS = 65_536
+TOLD_EVERY_S = 5.0
+"""How often others hear of the largest device."""
 
 
 class Ledger(Protocol):
@@ -119,7 +121,7 @@ class Placer:
         self.capacity = -1
         """The ledger's capacity number that the mirror has reached; -1 before any snapshot."""
         self._blind_since: float | None = None
-        self._told: dict[PodUid, str] = {}
+        self._told = Told()
 
     def missing(self) -> str | None:
         """Say what keeps the placer from deciding, or None."""
@@ -149,7 +151,7 @@ class Placer:
         except BaseException:
             # The events come again, and what was to be said of them must then be said.
             for pod in newest:
-                self._told.pop(pod, None)
+                self._told.forget(pod)
             raise
         return answers
 
@@ -169,6 +171,17 @@ class Placer:
         finally:
             if self._blind_since is None:
                 self._blind_since = self.clock.now()
+
+    @emits
+    async def largest(self) -> AsyncIterator[Sequence[LargestTold]]:
+        """Tell how large the largest device is, for those who know no devices."""
+        while True:
+            memory_mib, memory_units = self.mirror.largest() if self.missing() is None else (0, 0)
+            if memory_mib:
+                now = self.clock.now()
+                told = LargestTold(memory_mib=memory_mib, memory_units=memory_units, told_at=now)
+                yield [told]
+            await self.clock.sleep(TOLD_EVERY_S)
 
     async def _decide(self, undecided: Sequence[PodQueued], answers: list[Answer]) -> None:
         for _ in range(ROUNDS):
@@ -296,7 +309,7 @@ class Placer:
         return [] if lease.state is LeaseState.ACTIVE else [self._chosen(event, lease)]
 
     def _chosen(self, event: PodQueued, lease: Lease) -> PlacementChosen:
-        self._told.pop(event.pod, None)
+        self._told.forget(event.pod)
         return PlacementChosen(lease=lease, trace=event.trace)
 
     async def _write_refusals(
@@ -335,7 +348,7 @@ class Placer:
         for event, refusal in refused:
             if event.pod in held:
                 answers += self._answer_held(event, held[event.pod])
-            elif event.pod not in stale and self._is_news(event, refusal):
+            elif event.pod not in stale and self._told.is_news(event, refusal):
                 answers.append(
                     PlacementRefused(
                         pod=event.pod,
@@ -360,17 +373,6 @@ class Placer:
         )
         ready = {*waited.stale, *(lease.pod for lease in waited.held)}
         return [event for event in kept if event.pod in ready]
-
-    def _is_news(self, event: PodQueued, refusal: Refusal) -> bool:
-        """Say whether the pod was told another verdict before, or none, or none that arrived."""
-        pod = event.pod
-        if self._told.pop(pod, None) == refusal.reason and not event.unexplained:
-            self._told[pod] = refusal.reason
-            return False
-        if len(self._told) >= REMEMBERED_VERDICTS:
-            del self._told[next(iter(self._told))]
-        self._told[pod] = refusal.reason
-        return True
 
     def _learn_full(self, full: Full) -> None:
         self.mirror.drop(full.pod)

@@ -8,6 +8,7 @@ reads it with, so that nothing is admitted that would then be refused for how it
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from services.webhook.largest import too_large
 from services.webhook.patches import (
     Patch,
     add_annotation,
@@ -39,7 +40,9 @@ from shared.dialects.reserved import (
     sees_devices,
 )
 from shared.model.errors import RequestError
+from shared.model.events import LargestTold
 from shared.model.names import Namespace
+from shared.model.request import PodRequest
 
 DEFAULT_SCHEDULER = "default-scheduler"
 WHOLE_CARD = 100
@@ -73,6 +76,8 @@ class Policy:
     """GPU pods may have privileged containers, which see every device whatever they lease."""
     unread_secrets: bool = False
     """Variables may come from secrets and config maps whose keys cannot be read."""
+    larger: bool = False
+    """A container may ask for more memory than the largest device has, and wait for a larger."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,8 +93,15 @@ class Decision:
     """The pod asks for a GPU, and its request is admitted."""
 
 
-def decide(pod: PodSeen, policy: Policy, keys: Keys, *, has_budget: bool = True) -> Decision:
-    """Decide on one new pod."""
+def decide(
+    pod: PodSeen,
+    policy: Policy,
+    keys: Keys,
+    *,
+    has_budget: bool = True,
+    largest: LargestTold | None = None,
+) -> Decision:
+    """Decide on one new pod; `largest` is what is known of the cluster's largest device."""
     patches, warnings = _stripped(pod)
     denied = _denied_annotation(pod)
     if denied:
@@ -108,9 +120,10 @@ def decide(pod: PodSeen, policy: Policy, keys: Keys, *, has_budget: bool = True)
     if faults:
         return Decision(allowed=False, message="; ".join(faults), code=FORBIDDEN)
     completed = {container.path: _completed(container) for container in asking}
-    malformed = _malformed(pod, asking, completed, policy)
-    if malformed:
-        return Decision(allowed=False, message=malformed, code=BAD_REQUEST)
+    try:
+        warnings += _checked(pod, _read(pod, asking, completed, policy), policy, largest)
+    except RequestError as error:
+        return Decision(allowed=False, message=str(error), code=BAD_REQUEST)
     patches += _completions(pod, asking, completed, policy, has_budget=has_budget)
     return Decision(allowed=True, patches=tuple(patches), warnings=tuple(warnings), asks=True)
 
@@ -206,23 +219,32 @@ def _completed(container: ContainerSeen) -> Mapping[str, int | None]:
     return {**{k: v for k, v in counted.items() if k not in limits}, **added}
 
 
-def _malformed(
+def _read(
     pod: PodSeen,
     asking: list[ContainerSeen],
     completed: Mapping[str, Mapping[str, int | None]],
     policy: Policy,
-) -> str:
-    """Say what is wrong with the request as it is written; empty: nothing."""
+) -> PodRequest:
+    """Read the request. Raises RequestError saying what is wrong with it as it is written."""
     if policy.koordinator_texts:
         apps = [{**one.limits, **one.requests} for one in asking if not one.init]
         text = koordinator_texts.text_of(apps)
         if text:
-            return text
+            raise RequestError(text)
     try:
-        read_pod(_asks_of(pod, completed), policy.rules)
+        return read_pod(_asks_of(pod, completed), policy.rules)
     except RequestError as error:
-        return _text(pod, policy, str(error))
-    return ""
+        raise RequestError(_text(pod, policy, str(error))) from error
+
+
+def _checked(
+    pod: PodSeen, request: PodRequest, policy: Policy, largest: LargestTold | None
+) -> list[str]:
+    """Return what to warn of. Raises RequestError for what no device of the cluster can give."""
+    over = too_large(request.containers, pod.containers, largest) if largest else ""
+    if over and not policy.larger:
+        raise RequestError(over)
+    return [f"{over}; the pod waits for a node that has it"] if over else []
 
 
 def _asks_of(pod: PodSeen, completed: Mapping[str, Mapping[str, int | None]]) -> PodAsks:

@@ -8,11 +8,12 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from services.webhook.admission import FORBIDDEN, Decision, Policy, decide
+from services.webhook.largest import LargestHeard
 from services.webhook.patches import add_gate
 from services.webhook.pods import PodSeen, Source, read_pod
 from services.webhook.reviewing import answered, is_new_pod, request_of
 from shared.model.errors import RequestError
-from shared.model.events import BudgetChanged
+from shared.model.events import BudgetChanged, LargestTold
 from shared.model.names import BUDGET_GATE, Namespace
 from shared.runtime.clock import Clock
 from shared.runtime.service import handles, loops
@@ -54,7 +55,7 @@ class Tally(Protocol):
 
 
 class Webhook:
-    """Stateless but for what it heard of budgets: any number of replicas may run."""
+    """Stateless but for what it heard of budgets and devices: any number of replicas may run."""
 
     def __init__(
         self, policy: Policy, keys: Keys, showing: Showing, tally: Tally, clock: Clock
@@ -65,12 +66,19 @@ class Webhook:
         self.tally = tally
         self.clock = clock
         self.budgets: dict[Namespace, BudgetChanged] = {}
+        self.largest = LargestHeard()
 
     @handles
     async def note_budgets(self, events: Sequence[BudgetChanged]) -> None:
         """Remember how namespaces stand."""
         for event in events:
             self.budgets[event.namespace] = event
+
+    @handles
+    async def note_largest(self, events: Sequence[LargestTold]) -> None:
+        """Remember how large the largest device is."""
+        for event in events:
+            self.largest.note(event)
 
     @loops
     async def keep_certificate(self) -> None:
@@ -99,6 +107,7 @@ class Webhook:
             self.policy,
             known.get,
             has_budget=budget is None or budget.lease_class == "guaranteed",
+            largest=self.largest.now(self.clock.now()),
         )
         if decision.allowed and decision.asks and budget is not None and budget.new_pods == "deny":
             text = (

@@ -58,6 +58,11 @@ class WebhookSettings(ServiceSettings):
         False, "envFrom may name secrets, which are never looked into"
     )
 
+    allow_larger_requests: bool = setting(
+        False,
+        "pods may ask for more memory than the largest device has, where larger nodes may yet come",
+    )
+
     @property
     def policy(self) -> Policy:
         """The choices, checked. Raises RequestError naming a dialect that there is not."""
@@ -74,6 +79,7 @@ class WebhookSettings(ServiceSettings):
             out_of_budget_class=self.out_of_budget_class,
             privileged=self.allow_privileged,
             unread_secrets=self.allow_unread_secrets,
+            larger=self.allow_larger_requests,
         )
 
     @property

@@ -286,6 +286,21 @@ class QuotasTold(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LargestTold(Event):
+    """How much memory the largest device of the cluster has; told again every few seconds."""
+
+    subject: ClassVar[str] = "largest.told.v1"
+    delivery: ClassVar[Delivery] = Delivery.NEWS
+
+    memory_mib: int
+    memory_units: int
+    """The most units of a device, whose size its node says (Volcano: `gpuMemoryFactor`). It need
+    not be the same device."""
+    told_at: float = 0.0
+    """Unix seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetChanged(Event):
     """How a namespace's budget stands; told when that changes, and again every minute."""
 

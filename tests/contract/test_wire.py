@@ -19,6 +19,7 @@ from shared.model.events import (
     BindingFailed,
     BoundPod,
     BudgetChanged,
+    LargestTold,
     LeaseChanged,
     LeaseResized,
     LedgerRebuilt,
@@ -206,6 +207,7 @@ SAMPLES: tuple[Event, ...] = (
         ),
         told_at=1787000001.5,
     ),
+    LargestTold(memory_mib=81_920, memory_units=8_192, told_at=1787000002.5),
     ViolationFound(
         node=NODE,
         pod=POD,

@@ -1,5 +1,7 @@
 """Admission end to end: the stack as a user starts it, webhook included."""
 
+import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 
 import pytest
@@ -51,6 +53,20 @@ async def test_a_manifest_that_could_not_be_granted_never_gets_in(up: Stack) -> 
 
     assert 'admission webhook "pods.leasehold.dev" denied the request' in text
     assert "150 must be 1..99 or a multiple of 100" in text
+
+
+async def test_gpusharing_2_what_is_larger_than_any_device_is_denied_once_devices_are_known(
+    up: Stack,
+) -> None:
+    text = ""
+    async with asyncio.timeout(30):
+        while not text:
+            with contextlib.suppress(AssertionError):
+                text = await denied(up, asking("giant", {**vgpu(memory=1_000_000)}))
+            await up.kubectl("delete", "pod", "giant", "--ignore-not-found", "--now")
+
+    assert 'container "main": volcano.sh/vgpu-memory=1000000' in text
+    assert "the cluster's largest has" in text
 
 
 async def test_koordinators_shorthand_is_completed_and_runs(up: Stack) -> None:

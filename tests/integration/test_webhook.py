@@ -23,7 +23,7 @@ from shared.clients.kube import Kube
 from shared.clients.kubeconfig import load_credentials
 from shared.dialects.reserved import VISIBLE
 from shared.model.errors import UnavailableError
-from shared.model.events import BudgetChanged
+from shared.model.events import BudgetChanged, LargestTold
 from shared.model.names import BUDGET_GATE, Namespace
 from shared.runtime.clock import SystemClock
 from shared.runtime.tls_bundle import LIFE_DAYS, Bundle, make
@@ -202,6 +202,18 @@ async def test_a_spent_budget_denies_new_gpu_pods_where_it_says_so(tmp_path: Pat
 
     assert (denied, plain, admitted) == (403, 201, 201)
     assert "has used up its GPU time" in said["message"]
+
+
+async def test_gpusharing_2_what_no_device_is_large_enough_for_is_denied(tmp_path: Path) -> None:
+    largest = LargestTold(memory_mib=2000, memory_units=2000, told_at=SystemClock().now())
+    async with cluster() as (api, kube, client), replica(api, kube, tmp_path) as one:
+        early, _ = await created(client, pod("early", VGPU))
+        await one.webhook.note_largest([largest])
+        denied, said = await created(client, pod("late", VGPU))
+        fitting, _ = await created(client, pod("small", {**VGPU, "volcano.sh/vgpu-memory": "2000"}))
+
+    assert (early, denied, fitting) == (201, 403, 201)
+    assert 'container "main": volcano.sh/vgpu-memory=3000' in said["message"]
 
 
 async def test_gpusharing_36_no_admission_fails_while_the_certificate_is_replaced(

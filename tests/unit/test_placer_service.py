@@ -9,7 +9,7 @@ import pytest
 from services.placer.service import Placer
 from shared.model.device import DeviceUse
 from shared.model.errors import ConflictError, UnavailableError
-from shared.model.events import PlacementChosen, PlacementRefused
+from shared.model.events import LargestTold, PlacementChosen, PlacementRefused
 from shared.model.lease import Lease, LeaseState
 from shared.model.ledger import (
     FeedLostError,
@@ -349,6 +349,30 @@ async def test_before_the_first_snapshot_nothing_is_decided() -> None:
     assert it.placer.missing() == "no snapshot of the ledger yet"
     with pytest.raises(UnavailableError):
         await it.placer.place_pods([pod_queued()])
+
+
+async def test_the_largest_device_is_told_as_soon_as_devices_are_known_and_again() -> None:
+    it = Running(
+        ledger_node("n1", device("GPU-1", memory_mib=80_000, unit_mib=10)),
+        ledger_node("n2", device("GPU-2", memory_mib=16_000)),
+    )
+    heard: list[LargestTold] = []
+
+    async def listen() -> None:
+        async for events in it.placer.largest():
+            heard.extend(events)
+
+    listening = asyncio.create_task(listen())
+    await it.clock.sleep(0)
+    before = list(heard)
+    async with it, asyncio.timeout(5):
+        while len(heard) < 2:
+            await it.clock.sleep(0)
+    listening.cancel()
+
+    assert before == [], "nothing is known yet"
+    assert {(told.memory_mib, told.memory_units) for told in heard} == {(80_000, 16_000)}
+    assert heard[0].told_at < heard[1].told_at
 
 
 async def test_a_lost_feed_is_followed_from_a_new_snapshot() -> None:
