@@ -68,16 +68,10 @@ class Budgets:
         ledger: str = "lh:",
         prefix: str = "lh-budget:",
         keys: Keys = NO_KEYS,
-        timeout_s: float = 5.0,
     ) -> AsyncIterator[Self]:
         """Open the budgets beside the ledger with the prefix `ledger`; connects when used."""
-        connection = LedgerConnection(
-            url, prefix=ledger, keys=keys, timeout_s=timeout_s, feed_length=1
-        )
-        try:
+        async with LedgerConnection(url, prefix=ledger, keys=keys) as connection:
             yield cls(connection, prefix)
-        finally:
-            await connection.close()
 
     # The journal of tenures
 

@@ -5,14 +5,12 @@ the watcher tells of each again and again. All methods raise UnavailableError wh
 not answer.
 """
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from typing import Any, Self
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
-from shared.clients.leases_connection import LedgerConnection
-from shared.clients.logins import NO_KEYS, Keys
+from shared.clients.leases_connection import LedgerStore
 from shared.model.events import BudgetChanged, PodGated
 from shared.model.names import Namespace, PodUid
 
@@ -21,30 +19,8 @@ _gated_of = msgspec.json.Decoder(PodGated).decode
 _standing_of = msgspec.json.Decoder(BudgetChanged).decode
 
 
-class Gates:
+class Gates(LedgerStore):
     """What binders share about gated pods."""
-
-    def __init__(self, connection: LedgerConnection) -> None:
-        self._connection = connection
-
-    @classmethod
-    @asynccontextmanager
-    async def connect(
-        cls,
-        url: str,
-        *,
-        ledger: str = "lh:",
-        keys: Keys = NO_KEYS,
-        timeout_s: float = 5.0,
-    ) -> AsyncIterator[Self]:
-        """Open the store beside the ledger with the prefix `ledger`; connects when used."""
-        connection = LedgerConnection(
-            url, prefix=ledger, keys=keys, timeout_s=timeout_s, feed_length=10_000
-        )
-        try:
-            yield cls(connection)
-        finally:
-            await connection.close()
 
     async def put(self, pods: Sequence[PodGated]) -> None:
         """Remember pods; one that is there already is written anew."""

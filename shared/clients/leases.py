@@ -101,18 +101,15 @@ class RedisLeases(WaitingPods, ResizedLeases, Accounts):
         The feed keeps about `feed_length` script calls. A witness, who must be allowed to write,
         closes a ledger that has lost what it told him before, so that it is rebuilt.
         """
-        connection = LedgerConnection(
+        async with LedgerConnection(
             url,
             prefix=prefix,
             keys=keys,
             timeout_s=timeout_s,
             feed_length=feed_length,
             is_witness=is_witness,
-        )
-        try:
+        ) as connection:
             yield cls(connection)
-        finally:
-            await connection.close()
 
     async def reserve(
         self, wanted: Sequence[Reservation], *, now: float, ttl_s: float

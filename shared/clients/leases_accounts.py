@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
-from shared.clients.leases_connection import LedgerConnection, in_groups, unpacked
+from shared.clients.leases_connection import LedgerStore, in_groups, unpacked
 from shared.clients.ledger_nodes import account_of
 from shared.clients.ledger_quotas import accounts_of, quota_row
 from shared.model.ledger import NodeAccount
@@ -15,11 +15,8 @@ PAGE = 100
 """Nodes per page of a survey."""
 
 
-class Accounts:
+class Accounts(LedgerStore):
     """The part of the ledger (`RedisLeases`) that answers for its sums."""
-
-    def __init__(self, connection: LedgerConnection) -> None:
-        self._connection = connection
 
     async def totals(self) -> AsyncIterator[list[NodeAccount]]:
         """Yield every node's totals with the leases they are the sum of, read at one moment."""

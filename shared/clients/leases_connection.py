@@ -5,9 +5,10 @@ Nothing is tried twice here, except that a server which has forgotten a script i
 
 import asyncio
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from importlib import resources
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import msgspec
 import redis.asyncio
@@ -48,8 +49,8 @@ class LedgerConnection:
         url: str,
         *,
         prefix: str,
-        timeout_s: float,
-        feed_length: int,
+        timeout_s: float = 5.0,
+        feed_length: int = 10_000,
         keys: Keys = NO_KEYS,
         is_witness: bool = False,
     ) -> None:
@@ -69,8 +70,10 @@ class LedgerConnection:
         self._common = "".join((_SCRIPTS / f"{part}.lua").read_text() for part in _COMMON)
         self._loaded: dict[str, tuple[str, str]] = {}
 
-    async def close(self) -> None:
-        """Close all connections."""
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
         await self._redis.aclose()
 
     def hear(self, version: int) -> None:
@@ -140,6 +143,22 @@ class LedgerConnection:
             f"the ledger at {self._where} did not take the call: {said}; "
             f"check that the server runs, is the primary and has memory{self._hint}"
         )
+
+
+class LedgerStore:
+    """What is read and written with scripts over one connection."""
+
+    def __init__(self, connection: LedgerConnection) -> None:
+        self._connection = connection
+
+    @classmethod
+    @asynccontextmanager
+    async def connect(
+        cls, url: str, *, prefix: str = "lh:", keys: Keys = NO_KEYS
+    ) -> AsyncIterator[Self]:
+        """Open what belongs to the ledger with this prefix; connects when used."""
+        async with LedgerConnection(url, prefix=prefix, keys=keys) as connection:
+            yield cls(connection)
 
 
 def _not_ours(said: str) -> str:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
-from shared.clients.leases_connection import LedgerConnection, unpacked
+from shared.clients.leases_connection import LedgerStore, unpacked
 from shared.clients.ledger_nodes import resize_full_of
 from shared.clients.ledger_rows import lease_of, lease_value
 from shared.model.errors import ConflictError
@@ -22,11 +22,8 @@ _SOME_TIME = 1.0
 """In place of the instant, which the script writes."""
 
 
-class ResizedLeases:
+class ResizedLeases(LedgerStore):
     """The part of the ledger (`RedisLeases`) that changes the size of running leases."""
-
-    def __init__(self, connection: LedgerConnection) -> None:
-        self._connection = connection
 
     async def take_turn(self, pod: PodUid, *, lasts_s: float) -> str | None:
         """Return a token with which alone the pod's lease can be made smaller for `lasts_s`.

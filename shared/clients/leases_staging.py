@@ -5,14 +5,11 @@ finds them complete. What is kept is evidence for a rebuild or a comparison, nev
 itself; it is forgotten after some minutes, and when a rebuild begins.
 """
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from typing import Self
+from collections.abc import Sequence
 
 import msgspec
 
-from shared.clients.leases_connection import LedgerConnection
-from shared.clients.logins import NO_KEYS, Keys
+from shared.clients.leases_connection import LedgerStore
 from shared.model.events import BoundPod, PodsListed
 from shared.model.names import NodeName
 from shared.model.node_events import Activation, DeviceReported
@@ -22,30 +19,8 @@ _pods_of = msgspec.json.Decoder(tuple[BoundPod, ...]).decode
 _activations_of = msgspec.json.Decoder(tuple[Activation, ...]).decode
 
 
-class LedgerStaging:
+class LedgerStaging(LedgerStore):
     """Evidence in Redis; usable whether or not the ledger is ready."""
-
-    def __init__(self, connection: LedgerConnection) -> None:
-        self._connection = connection
-
-    @classmethod
-    @asynccontextmanager
-    async def connect(
-        cls,
-        url: str,
-        *,
-        prefix: str = "lh:",
-        keys: Keys = NO_KEYS,
-        timeout_s: float = 5.0,
-    ) -> AsyncIterator[Self]:
-        """Open the store at `url`; connects when used."""
-        connection = LedgerConnection(
-            url, prefix=prefix, keys=keys, timeout_s=timeout_s, feed_length=1
-        )
-        try:
-            yield cls(connection)
-        finally:
-            await connection.close()
 
     async def stage_piece(self, piece: PodsListed) -> tuple[BoundPod, ...] | None:
         """Keep one piece; return the whole listing once all its pieces are there."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from shared.clients.leases_connection import LedgerConnection, in_groups, unpacked
+from shared.clients.leases_connection import LedgerStore, in_groups, unpacked
 from shared.clients.ledger_rows import lease_of
 from shared.clients.ledger_waiting import enrolled_row, waiting_of, waiting_row
 from shared.model.ledger import Muster, Offers, Waited, Waiting
@@ -11,11 +11,8 @@ from shared.model.names import PodUid
 from shared.model.request import Gang
 
 
-class WaitingPods:
+class WaitingPods(LedgerStore):
     """The part of the ledger (`RedisLeases`) that remembers who waits, and why."""
-
-    def __init__(self, connection: LedgerConnection) -> None:
-        self._connection = connection
 
     async def wait(self, verdicts: Sequence[Waiting]) -> Waited:
         """Remember pods that fit nowhere; return those that do not wait.

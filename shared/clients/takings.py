@@ -6,15 +6,13 @@ of the pod it is for. All methods raise UnavailableError when the server does no
 ledger is being rebuilt; a rebuild forgets the claims, and nothing else of this.
 """
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from typing import Any, Self
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
-from shared.clients.leases_connection import LedgerConnection
+from shared.clients.leases_connection import LedgerStore
 from shared.clients.ledger_rows import takes_of
-from shared.clients.logins import NO_KEYS, Keys
 from shared.model.budget import LeaseClass
 from shared.model.events import BudgetChanged
 from shared.model.reclaim import Affairs, Eviction, Open, Taking
@@ -27,30 +25,8 @@ _eviction_of = msgspec.json.Decoder(Eviction).decode
 _standing_of = msgspec.json.Decoder(BudgetChanged).decode
 
 
-class Takings:
+class Takings(LedgerStore):
     """What binders share about taking back."""
-
-    def __init__(self, connection: LedgerConnection) -> None:
-        self._connection = connection
-
-    @classmethod
-    @asynccontextmanager
-    async def connect(
-        cls,
-        url: str,
-        *,
-        ledger: str = "lh:",
-        keys: Keys = NO_KEYS,
-        timeout_s: float = 5.0,
-    ) -> AsyncIterator[Self]:
-        """Open the store beside the ledger with the prefix `ledger`; connects when used."""
-        connection = LedgerConnection(
-            url, prefix=ledger, keys=keys, timeout_s=timeout_s, feed_length=10_000
-        )
-        try:
-            yield cls(connection)
-        finally:
-            await connection.close()
 
     async def lead(self, who: str, *, ttl_s: float) -> bool:
         """Return whether `who` may act now, and for `ttl_s` seconds nobody else."""

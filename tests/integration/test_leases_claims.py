@@ -35,7 +35,7 @@ async def leases(server: ValkeyServer) -> AsyncIterator[RedisLeases]:
 
 @pytest.fixture
 async def takings(server: ValkeyServer, leases: RedisLeases) -> AsyncIterator[Takings]:
-    async with Takings.connect(server.url, ledger=leases._connection.prefix) as opened:
+    async with Takings.connect(server.url, prefix=leases._connection.prefix) as opened:
         yield opened
 
 

@@ -61,7 +61,7 @@ async def binder(at: Scene, nats: str, redis: str) -> AsyncIterator[None]:
     async with (
         Bus.connect(nats, name="binder") as bus,
         LedgerStaging.connect(redis, prefix=at.ledger._connection.prefix) as staging,
-        Gates.connect(redis, ledger=at.ledger._connection.prefix) as gates,
+        Gates.connect(redis, prefix=at.ledger._connection.prefix) as gates,
     ):
         made = assemble(
             ledger=at.ledger,

@@ -264,7 +264,7 @@ async def scene(
         api_server() as api,
         Kube(load_credentials(api.kubeconfig)) as kube,
         ledger(url, {"a": gpus}) as leases,
-        Takings.connect(url, ledger=leases._connection.prefix) as takings,
+        Takings.connect(url, prefix=leases._connection.prefix) as takings,
     ):
         for namespace in ("a", "b", "c"):
             await kube.create("/api/v1/namespaces", {"metadata": {"name": namespace}})
