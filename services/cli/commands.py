@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable
 
 from services.cli import commands_resize as resizing
+from services.cli import flags
 from shared.model.names import SCHEDULERS
 
 EXIT_CODES = """\
@@ -66,7 +67,7 @@ def parser() -> argparse.ArgumentParser:
             "--nats-url nats://10.0.0.5:4222 --redis-url redis://10.0.0.6:6379/0",
         )
     )
-    _flag_of_state(command("down", "end what `up` started, and wait for it", _down, ""))
+    flags.of_state(command("down", "end what `up` started, and wait for it", _down, ""))
     _views(command)
     _about_health(command)
     _about_time(command)
@@ -85,7 +86,7 @@ def _about_health(command: Callable[..., argparse.ArgumentParser]) -> None:
         "--node gpu-7 --kubelet-dir /var/lib/kubelet --redis-url redis://10.0.0.6:6379/0",
         "                                   on a real node, or in its agent's pod",
     )
-    _flags_of_view(doctor)
+    flags.of_view(doctor)
     add = doctor.add_argument
     add("--node", default="", help="only this node (default: all of `up`; else this machine)")
     add("--kubelet-dir", default="", metavar="DIR", help="of a real node: /var/lib/kubelet")
@@ -142,7 +143,7 @@ def _about_time(command: Callable[..., argparse.ArgumentParser]) -> None:
         help="a namespace; or: grant NAMESPACE MINUTES",
     )
     budget.add_argument("--reason", default="", help="why it is granted; stays in the ledger")
-    _flags_of_view(budget)
+    flags.of_view(budget)
     report = command(
         "report",
         "add up who used how much GPU time",
@@ -157,7 +158,7 @@ def _about_time(command: Callable[..., argparse.ArgumentParser]) -> None:
         "--group-by", default="", metavar="NAME,..", help="of namespace, model, class; default: all"
     )
     report.add_argument("--csv", action="store_true", help="with a header, exact units last")
-    _flags_of_view(report)
+    flags.of_view(report)
     taking = command(
         "reclaim",
         "show what is taken back for whom, or what would be for a pod",
@@ -176,34 +177,34 @@ def _about_time(command: Callable[..., argparse.ArgumentParser]) -> None:
         default=float(os.environ.get("LEASEHOLD_RECLAIM_MIN_RUNTIME_S", "600")),
         help="as the binder was told [LEASEHOLD_RECLAIM_MIN_RUNTIME_S; default: 600]",
     )
-    _flags_of_view(taking)
+    flags.of_view(taking)
 
 
-def _doctor(flags: argparse.Namespace) -> int:
+def _doctor(given: argparse.Namespace) -> int:
     from services.cli.doctor import doctor  # noqa: PLC0415 - start-up time
 
-    return doctor(flags)
+    return doctor(given)
 
 
 def _budget(name: str) -> Run:
-    def run(flags: argparse.Namespace) -> int:
+    def run(given: argparse.Namespace) -> int:
         from services.cli import budget  # noqa: PLC0415 - start-up time
 
-        code: int = getattr(budget, name)(flags)
+        code: int = getattr(budget, name)(given)
         return code
 
     return run
 
 
-def _reclaim(flags: argparse.Namespace) -> int:
+def _reclaim(given: argparse.Namespace) -> int:
     from services.cli.reclaim import reclaim  # noqa: PLC0415 - start-up time
 
-    return reclaim(flags)
+    return reclaim(given)
 
 
 def _views(command: Callable[..., argparse.ArgumentParser]) -> None:
-    _flags_of_view(command("gpus", "show every device and its leases", _view("gpus"), "", "--json"))
-    _flags_of_view(
+    flags.of_view(command("gpus", "show every device and its leases", _view("gpus"), "", "--json"))
+    flags.of_view(
         command("ps", "show leases, and pods that wait with the reason", _view("ps"), "", "--json")
     )
     explain = command(
@@ -215,8 +216,8 @@ def _views(command: Callable[..., argparse.ArgumentParser]) -> None:
         "--request pod.yaml                 how it is read; needs no cluster",
         "--request - --gpu H100-80GB < deployment.yaml",
     )
-    _flags_of_view(explain)
-    _flags_of_pod(explain, needed=False)
+    flags.of_view(explain)
+    flags.of_pod(explain, needed=False)
     _flags_of_request(explain)
     _flag_of_schedulers(explain)
     trace = command(
@@ -226,10 +227,10 @@ def _views(command: Callable[..., argparse.ArgumentParser]) -> None:
         "my-pod",
         "6f1e0f5a-8d0e-4a55-b3a0-0f6f5f0a7c11      a pod's uid does, too",
     )
-    _flag_of_state(trace)
-    _flags_of_pod(trace)
+    flags.of_state(trace)
+    flags.of_pod(trace)
     trace.add_argument("--trace-dir", default="", help="where services write spans")
-    trace.add_argument("--json", action="store_true", help="for programs; keys stay as they are")
+    flags.for_programs(trace)
     audit = command(
         "audit",
         "recompute every invariant from leases, pods and agents",
@@ -238,7 +239,7 @@ def _views(command: Callable[..., argparse.ArgumentParser]) -> None:
         "--json",
         "--redis-url redis://10.0.0.6:6379/0 --kubeconfig ~/.kube/config",
     )
-    _flags_of_view(audit)
+    flags.of_view(audit)
     _flag_of_schedulers(audit)
     audit.add_argument(
         "--now",
@@ -252,45 +253,10 @@ def _views(command: Callable[..., argparse.ArgumentParser]) -> None:
     topology.add_argument("--json", action="store_true", help="for programs")
 
 
-def _show_doors(flags: argparse.Namespace) -> int:
+def _show_doors(given: argparse.Namespace) -> int:
     from services.cli.doors import show  # noqa: PLC0415 - start-up time
 
-    return show(flags)
-
-
-def _flags_of_view(command: argparse.ArgumentParser) -> None:
-    _flag_of_state(command)
-    add = command.add_argument
-    environ = os.environ
-    add(
-        "--redis-url",
-        default=environ.get("LEASEHOLD_REDIS_URL", ""),
-        help="the ledger [LEASEHOLD_REDIS_URL; default: as DIR/state.json says]",
-    )
-    add(
-        "--redis-credentials",
-        default=environ.get("LEASEHOLD_REDIS_CREDENTIALS", ""),
-        metavar="FILE",
-        help="user:secret for the ledger [LEASEHOLD_REDIS_CREDENTIALS; default: likewise]",
-    )
-    for what, text in (
-        ("ca", "authority of the ledger's certificate, PEM"),
-        ("certificate", "shown to the ledger if it asks for one, PEM"),
-        ("key", "of that certificate, PEM"),
-    ):
-        variable = f"LEASEHOLD_REDIS_{what.upper()}_FILE"
-        add(
-            f"--redis-{what}-file",
-            default=environ.get(variable, ""),
-            metavar="FILE",
-            help=f"{text} [{variable}]",
-        )
-    add(
-        "--kubeconfig",
-        default=environ.get("LEASEHOLD_KUBECONFIG", ""),
-        help="the API server [LEASEHOLD_KUBECONFIG; default: as DIR/state.json says]",
-    )
-    add("--json", action="store_true", help="for programs; keys stay as they are")
+    return show(given)
 
 
 def _flags_of_request(command: argparse.ArgumentParser) -> None:
@@ -316,13 +282,6 @@ def _flags_of_request(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _flags_of_pod(command: argparse.ArgumentParser, *, needed: bool = True) -> None:
-    command.add_argument(
-        "pod", metavar="POD", nargs=None if needed else "?", default="", help="the pod's name"
-    )
-    command.add_argument("-n", "--namespace", default="default", help="default: default")
-
-
 def _flag_of_schedulers(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--schedulers",
@@ -332,26 +291,17 @@ def _flag_of_schedulers(command: argparse.ArgumentParser) -> None:
 
 
 def _view(name: str) -> Run:
-    def run(flags: argparse.Namespace) -> int:
+    def run(given: argparse.Namespace) -> int:
         from services.cli import views  # noqa: PLC0415 - start-up time
 
-        code: int = getattr(views, name)(flags)
+        code: int = getattr(views, name)(given)
         return code
 
     return run
 
 
-def _flag_of_state(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--state",
-        default=os.environ.get("LEASEHOLD_STATE", ".leasehold"),
-        metavar="DIR",
-        help="state directory [LEASEHOLD_STATE; default: .leasehold]",
-    )
-
-
 def _flags_of_up(command: argparse.ArgumentParser) -> None:
-    _flag_of_state(command)
+    flags.of_state(command)
     add = command.add_argument
     add("--nodes", type=int, help="simulated nodes (default: as before, else 2)")
     add(
@@ -382,14 +332,14 @@ def _flags_of_up(command: argparse.ArgumentParser) -> None:
     add("--without", default="", metavar="PART,..", help="parts that you start yourself")
 
 
-def _up(flags: argparse.Namespace) -> int:
+def _up(given: argparse.Namespace) -> int:
     from services.cli.up import settings_of, up  # noqa: PLC0415 - start-up time
 
-    return up(settings_of(flags))
+    return up(settings_of(given))
 
 
-def _down(flags: argparse.Namespace) -> int:
+def _down(given: argparse.Namespace) -> int:
     from services.cli.down import down  # noqa: PLC0415 - start-up time
     from services.cli.statedir import StateDir  # noqa: PLC0415 - start-up time
 
-    return down(StateDir.at(flags.state))
+    return down(StateDir.at(given.state))

@@ -4,6 +4,8 @@ import argparse
 import os
 from collections.abc import Callable
 
+from services.cli import flags
+
 ABOUT = """\
 The container goes on running. More memory is there for its next allocation; less is possible down
 to what it has in use. Of several GPUs each gets the new size. Cores hold for processes that start
@@ -23,8 +25,7 @@ def add(command: Callable[..., argparse.ArgumentParser]) -> None:
     )
     resize.description = f"{resize.description}\n\n{ABOUT}"
     option, environ = resize.add_argument, os.environ
-    option("pod", metavar="POD", help="the pod's name")
-    option("-n", "--namespace", default="default", help="default: default")
+    flags.of_pod(resize)
     option(
         "-c",
         "--container",
@@ -34,12 +35,7 @@ def add(command: Callable[..., argparse.ArgumentParser]) -> None:
     )
     option("--memory", default="", metavar="SIZE", help="of each of its GPUs: 6Gi, 6144Mi")
     option("--cores", type=int, metavar="PERCENT", help="of each of its GPUs: 1 to 99")
-    option(
-        "--state",
-        default=environ.get("LEASEHOLD_STATE", ".leasehold"),
-        metavar="DIR",
-        help="state directory [LEASEHOLD_STATE; default: .leasehold]",
-    )
+    flags.of_state(resize)
     option(
         "--nats-url",
         default=environ.get("LEASEHOLD_NATS_URL", ""),
@@ -62,15 +58,11 @@ def add(command: Callable[..., argparse.ArgumentParser]) -> None:
             metavar="FILE",
             help=f"{text} [{variable}]",
         )
-    option(
-        "--kubeconfig",
-        default=environ.get("LEASEHOLD_KUBECONFIG", ""),
-        help="the API server [LEASEHOLD_KUBECONFIG; default: as DIR/state.json says]",
-    )
-    option("--json", action="store_true", help="for programs; keys stay as they are")
+    flags.of_api_server(resize)
+    flags.for_programs(resize)
 
 
-def _resize(flags: argparse.Namespace) -> int:
+def _resize(given: argparse.Namespace) -> int:
     from services.cli.resize import resize  # noqa: PLC0415 - start-up time
 
-    return resize(flags)
+    return resize(given)
