@@ -23,6 +23,7 @@ from shared.model.request import Company
 EXPLAIN_S = 15.0
 EXPIRE_S = 5.0
 OUTLIVE_S = 30.0
+NAMED = 5
 
 
 def differences(facts: Facts) -> tuple[Difference, ...]:
@@ -224,6 +225,19 @@ def unexplained(facts: Facts, schedulers: frozenset[str]) -> Iterator[Difference
         if ours and pod.pod not in known and not pod.said:
             text = "it waits with neither a lease nor an explanation"
             yield Difference(invariant="P1", subject=_named(pod), text=text, settles_s=EXPLAIN_S)
+
+
+def unseen_agents(facts: Facts) -> Iterator[str]:
+    """Say which agents' checkpoints are not on this machine, of nodes with something to compare."""
+    leased = {lease.node for lease in facts.leases if lease.state is LeaseState.ACTIVE}
+    nodes = sorted(leased - facts.activations.keys())
+    if nodes:
+        others = f" and {len(nodes) - NAMED} more" if len(nodes) > NAMED else ""
+        yield (
+            f"what the agents of {', '.join(nodes[:NAMED])}{others} told their kubelets: their "
+            "checkpoints are not here; `leasehold doctor` compares them on each node, --agents "
+            "names a directory of them"
+        )
 
 
 def lasting(

@@ -242,6 +242,13 @@ def _views(command: Callable[..., argparse.ArgumentParser]) -> None:
     flags.of_view(audit)
     _flag_of_schedulers(audit)
     audit.add_argument(
+        "--agents",
+        default=os.environ.get("LEASEHOLD_AGENTS", ""),
+        metavar="DIR",
+        help="DIR/*/checkpoint.json are what agents of this machine told their kubelets "
+        "[LEASEHOLD_AGENTS; default: as DIR/state.json says]",
+    )
+    audit.add_argument(
         "--now",
         action="store_true",
         help="report what would settle by itself, too, instead of waiting up to 30 s for it",

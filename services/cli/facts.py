@@ -53,6 +53,8 @@ class Facts:
     """What of nodes' ordinary resources is kept for pods for which leases are being taken back."""
     books: tuple[Book, ...] = ()
     """Of every namespace's open budget window."""
+    unseen: tuple[str, ...] = ()
+    """What could not be read from here, in words."""
     turns: Turns = field(default_factory=Turns)
     """What decides the order of those that wait, as the ledger keeps it."""
 

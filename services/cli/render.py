@@ -56,10 +56,12 @@ def audit(facts: Facts, wrong: Sequence[Difference]) -> RenderableType:
         f"{_count(len(facts.pods), 'pod')}, the checkpoints of "
         f"{_count(len(facts.activations), 'agent')}"
     )
-    if not wrong:
-        return Text(f"clean: {checked} agree", style="green")
-    lines = [Text(f"{_count(len(wrong), 'difference')} among {checked}", style="bold red")]
-    lines += [Text(f"{one.invariant}  {one.subject}: {one.text}") for one in wrong]
+    if wrong:
+        lines = [Text(f"{_count(len(wrong), 'difference')} among {checked}", style="bold red")]
+        lines += [Text(f"{one.invariant}  {one.subject}: {one.text}") for one in wrong]
+    else:
+        lines = [Text(f"clean: {checked} agree", style="green")]
+    lines += [Text(f"not seen: {one}", style="yellow") for one in facts.unseen]
     return Group(*lines)
 
 

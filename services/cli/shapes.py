@@ -69,6 +69,7 @@ def audit(facts: Facts, wrong: Iterable[Difference]) -> Shape:
             "pods": len(facts.pods),
             "agents": len(facts.activations),
         },
+        "unseen": list(facts.unseen),
         "differences": listed,
     }
 

@@ -4,7 +4,7 @@ import argparse
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from services.cli.audit import unseen_agents
 from services.cli.facts import Facts, PodSeen
 from services.cli.statedir import StateDir, holder, load_state
 from services.timekeeper.auditing import Book, book_of
@@ -21,7 +22,7 @@ from shared.clients.leases import RedisLeases
 from shared.clients.logins import NO_KEYS, Keys
 from shared.clients.tls import TlsFiles
 from shared.model.budget import Entry
-from shared.model.errors import RequestError, UnavailableError
+from shared.model.errors import NoRightError, RequestError, UnavailableError
 from shared.model.ledger import NodeAccount
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.node_events import Activation
@@ -52,6 +53,7 @@ def find(
     redis_keys: Keys = NO_KEYS,
     kubeconfig: str = "",
     trace_dir: str = "",
+    agents: str = "",
 ) -> Where:
     """Find it by flags first, then as the state directory says.
 
@@ -73,9 +75,15 @@ def find(
         redis_keys=stored if redis_keys == NO_KEYS else redis_keys,
         kubeconfig=Path(config) if config else None,
         traces=Path(trace_dir) if trace_dir else directory.traces,
-        agents=directory.root / "agents" if saved and not redis_url else None,
+        agents=_agents(agents, directory.root if saved and not redis_url else None),
         hint="" if runs or redis_url else f"nothing runs in {directory.root} now: `leasehold up`",
     )
+
+
+def _agents(told: str, ours: Path | None) -> Path | None:
+    if told:
+        return Path(told)
+    return ours / "agents" if ours else None
 
 
 def redis_keys_of(flags: argparse.Namespace) -> Keys:
@@ -186,6 +194,19 @@ class Reader:
                     after = page[-1].id
                 found.append(book_of(account.namespace, window, entries))
         return tuple(found)
+
+    async def audited(self, *, now: float) -> Facts:
+        """Read what an audit compares, and say what of it could not be read from here."""
+        facts = await self.facts(now=now)
+        unseen = list(unseen_agents(facts))
+        try:
+            books = await self.books()
+        except NoRightError:
+            books = ()
+            unseen.append(
+                "budgets: our user of the ledger has no right to them; the user operator has"
+            )
+        return replace(facts, books=books, unseen=tuple(unseen))
 
     async def facts(self, *, now: float, pods: bool = True) -> Facts:
         """Read everything; pods before leases, since a pod is bound only after it has one."""

@@ -7,7 +7,6 @@ import shutil
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +145,7 @@ async def _audited(
     since: dict[Difference, float] = {}
     while True:
         now = time.time()
-        facts = replace(await reader.facts(now=now), books=await reader.books())
+        facts = await reader.audited(now=now)
         found = (*differences(facts), *unexplained(facts, schedulers))
         wrong, since = lasting(found, since, now)
         if len(wrong) == len(since):
@@ -168,6 +167,7 @@ def _read(
         redis_url=flags.redis_url,
         redis_keys=sources.redis_keys_of(flags),
         kubeconfig=flags.kubeconfig,
+        agents=getattr(flags, "agents", ""),
     )
     return asyncio.run(reading(where))
 

@@ -26,7 +26,7 @@ from redis.exceptions import (
 from shared.clients.logins import NO_KEYS, Keys
 from shared.clients.redis_pool import pool_of
 from shared.clients.tls import tls_fault
-from shared.model.errors import ConflictError, RequestError, UnavailableError
+from shared.model.errors import ConflictError, NoRightError, RequestError, UnavailableError
 
 T = TypeVar("T")
 
@@ -132,6 +132,11 @@ class LedgerConnection:
         said, untranslated = str(error) or type(error).__name__, error
         if shut := _shut(error, said):
             return UnavailableError(f"the ledger at {self._where}{shut}")
+        if _lacks_right(error, said):
+            return NoRightError(
+                f"the ledger at {self._where} refuses us: {said}; compare --redis-credentials with "
+                "the server's users, both of which `leasehold doors --out DIR` writes"
+            )
         if isinstance(error, ResponseError):
             if said.startswith(("NOTREADY", "FORMAT", "LOSTWRITES")):
                 return UnavailableError(f"the ledger at {self._where} {_not_ours(said)}")
@@ -194,13 +199,19 @@ def _shut(error: Exception, said: str) -> str:
         return f": {fault}"
     if isinstance(error.__cause__, RequestError):
         return f" was not asked: {said}"
-    refused = AuthenticationError | NoPermissionError
-    if isinstance(error, refused) or isinstance(error.__cause__, refused) or "ACL failure" in said:
+    if said.startswith("DENIED"):
         return (
-            f" refuses us: {said}; compare --redis-credentials with the server's users, both of "
-            "which `leasehold doors --out DIR` writes"
+            " takes nobody from another machine, with or without a secret, because it runs in "
+            "protected mode: start it with --protected-mode no; users and secrets keep it shut"
         )
     return ""
+
+
+def _lacks_right(error: Exception, said: str) -> bool:
+    """Tell whether the server knows us too little for what we asked."""
+    refused = AuthenticationError | NoPermissionError
+    known = isinstance(error, refused) or isinstance(error.__cause__, refused)
+    return known or "ACL failure" in said
 
 
 def in_groups(items: Sequence[T], size: int = GROUP) -> list[Sequence[T]]:

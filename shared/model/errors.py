@@ -15,3 +15,7 @@ class ConflictError(LeaseholdError):
 
 class UnavailableError(LeaseholdError):
     """A part we depend on did not answer: the same call may succeed after a pause."""
+
+
+class NoRightError(UnavailableError):
+    """Who we are may not do this there; somebody else may."""

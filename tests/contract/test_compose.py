@@ -16,6 +16,7 @@ OURS = {
     for name, service in COMPOSE["services"].items()
     if str(service.get("command", [""])[0]).startswith("services.")
 }
+COMMANDS = COMPOSE["services"]["operator"]
 ONCE = ("doors",)
 PINNED = re.compile(r"^\$\{REGISTRY:-\}[\w./-]+:[\w.-]*\d[\w.-]*$")
 
@@ -73,7 +74,7 @@ def test_agents_that_share_a_network_have_ports_and_names_of_their_own() -> None
 
 
 def test_other_images_are_pinned_and_come_from_a_registry_of_choice() -> None:
-    others = [s["image"] for name, s in COMPOSE["services"].items() if name not in OURS]
+    others = [s["image"] for s in COMPOSE["services"].values() if s["image"] != COMMANDS["image"]]
 
     assert [image for image in others if not PINNED.match(image)] == []
     assert "latest" not in str(others)
@@ -114,6 +115,21 @@ def test_every_service_is_somebody_else_at_nats_and_at_redis() -> None:
         assert len(set(shown.values())) == len(shown) >= 4
         for name, path in shown.items():
             assert Path(path).name.replace("node-agent.node", "agent") == name
+
+
+def test_commands_are_given_as_the_operator_by_a_container_that_up_does_not_start() -> None:
+    runs = [sys.executable, *COMMANDS["entrypoint"][1:], "audit", "--help"]
+    shown = subprocess.run(runs, capture_output=True, text=True, check=True).stdout
+    environment = COMMANDS["environment"]
+
+    assert COMMANDS["profiles"] == ["commands"]
+    assert {
+        Path(environment[f"LEASEHOLD_{door}_CREDENTIALS"]).name for door in ("NATS", "REDIS")
+    } == {"operator"}
+    assert "LEASEHOLD_AGENTS" in shown
+    for agent in (one for one in OURS if one.startswith("agent-")):
+        (state,) = re.findall(r"--state-dir=(\S+)", _text(agent))
+        assert str(Path(state).parent) == environment["LEASEHOLD_AGENTS"]
 
 
 def test_the_file_holds_no_secret() -> None:

@@ -1,8 +1,12 @@
 """The audit: every kind of difference is found, with its numbers, and nothing else."""
 
 from dataclasses import replace
+from io import StringIO
 
-from services.cli.audit import differences, lasting, unexplained
+from rich.console import Console
+
+from services.cli import render
+from services.cli.audit import differences, lasting, unexplained, unseen_agents
 from services.cli.audit_difference import Difference
 from services.cli.facts import Facts, PodSeen
 from services.cli.shapes import audit as audit_shape
@@ -291,6 +295,33 @@ def test_a_waiting_pod_without_lease_verdict_or_condition_is_unexplained() -> No
 
     assert [difference.invariant for difference in silent] == ["P1"]
     assert not list(unexplained(facts(account(), pods=(told, foreign, gated)), ours))
+
+
+def test_agents_whose_checkpoints_are_elsewhere_are_named_and_none_that_gave_nothing_out() -> None:
+    active = replace(lease("a"), state=LeaseState.ACTIVE)
+    there = replace(facts(account(active)), activations={NODE: ()})
+    many = [
+        account(replace(lease(f"p{n}", node=NodeName(f"n{n}")), state=LeaseState.ACTIVE))
+        for n in range(7)
+    ]
+
+    (elsewhere,) = unseen_agents(facts(account(active)))
+    (of_many,) = unseen_agents(Facts(read_at=NOW, accounts=tuple(many)))
+
+    assert elsewhere.startswith("what the agents of node-0 told their kubelets")
+    assert "n0, n1, n2, n3, n4 and 2 more" in of_many
+    assert not list(unseen_agents(there))
+    assert not list(unseen_agents(facts(account(lease("a")))))
+
+
+def test_what_was_not_seen_is_told_beside_what_agrees() -> None:
+    found = replace(facts(account(lease("a"))), unseen=("budgets: no right to them",))
+
+    assert audit_shape(found, ())["unseen"] == ["budgets: no right to them"]
+    text = StringIO()
+    Console(file=text).print(render.audit(found, ()))
+    assert "clean: 1 lease" in text.getvalue()
+    assert "not seen: budgets" in text.getvalue()
 
 
 def test_the_json_form_counts_what_was_checked() -> None:

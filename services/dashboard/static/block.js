@@ -15,7 +15,7 @@ export class Block {
     this.percent = el("i");
     this.free = el("span", { class: "free" });
     this.bar = el("span", { class: "bar" }, this.free);
-    this.root.append(el("span", { class: "head" }, this.percent, this.number, this.model), this.bar);
+    this.root.append(el("span", { class: "head" }, this.number, this.model, this.percent), this.bar);
   }
 
   /** Show the device; nothing is done where it looks the same. */
