@@ -8,7 +8,7 @@ reads it with, so that nothing is admitted that would then be refused for how it
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from services.webhook.largest import too_large
+from services.webhook.largest import Largest, too_large
 from services.webhook.patches import (
     Patch,
     add_annotation,
@@ -40,7 +40,6 @@ from shared.dialects.reserved import (
     sees_devices,
 )
 from shared.model.errors import RequestError
-from shared.model.events import LargestTold
 from shared.model.names import Namespace
 from shared.model.request import PodRequest
 
@@ -99,7 +98,7 @@ def decide(
     keys: Keys,
     *,
     has_budget: bool = True,
-    largest: LargestTold | None = None,
+    largest: Largest | None = None,
 ) -> Decision:
     """Decide on one new pod; `largest` is what is known of the cluster's largest device."""
     patches, warnings = _stripped(pod)
@@ -238,7 +237,7 @@ def _read(
 
 
 def _checked(
-    pod: PodSeen, request: PodRequest, policy: Policy, largest: LargestTold | None
+    pod: PodSeen, request: PodRequest, policy: Policy, largest: Largest | None
 ) -> list[str]:
     """Return what to warn of. Raises RequestError for what no device of the cluster can give."""
     over = too_large(request.containers, pod.containers, largest) if largest else ""

@@ -4,6 +4,7 @@ Pure. Where it is not known, since nobody has told of it for long, nothing is to
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from services.webhook.pods import ContainerSeen
 from shared.dialects import OWN_RESOURCES
@@ -13,6 +14,14 @@ from shared.model.request import GpuRequest
 
 STALE_S = 120.0
 """What was told counts for so long: a node that is away for a moment takes no device with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Largest:
+    """The most that one device has; the two need not be of the same device."""
+
+    memory_mib: int
+    memory_units: int
 
 
 class LargestHeard:
@@ -27,20 +36,19 @@ class LargestHeard:
         key = (told.memory_mib, told.memory_units)
         self._heard[key] = max(told.told_at, self._heard.get(key, 0.0))
 
-    def now(self, now: float) -> LargestTold | None:
+    def now(self, now: float) -> Largest | None:
         """Return the most that counts at `now` (Unix seconds), or None if nothing does."""
         self._heard = {key: at for key, at in self._heard.items() if now - at <= STALE_S}
         if not self._heard:
             return None
-        return LargestTold(
+        return Largest(
             memory_mib=max(mib for mib, _ in self._heard),
             memory_units=max(units for _, units in self._heard),
-            told_at=max(self._heard.values()),
         )
 
 
 def too_large(
-    requests: Iterable[GpuRequest], containers: Iterable[ContainerSeen], largest: LargestTold
+    requests: Iterable[GpuRequest], containers: Iterable[ContainerSeen], largest: Largest
 ) -> str:
     """Say which container asks for more of one device than the largest has; empty: none does."""
     amounts = {one.name: {**one.requests, **one.limits} for one in containers}
@@ -55,7 +63,7 @@ def too_large(
     return ""
 
 
-def _over(request: GpuRequest, largest: LargestTold) -> str:
+def _over(request: GpuRequest, largest: Largest) -> str:
     if request.whole or request.memory_percent is not None:
         return ""
     if request.memory_bytes is not None:

@@ -212,7 +212,7 @@ async def test_gpusharing_2_what_no_device_is_large_enough_for_is_denied(tmp_pat
         denied, said = await created(client, pod("late", VGPU))
         fitting, _ = await created(client, pod("small", {**VGPU, "volcano.sh/vgpu-memory": "2000"}))
 
-    assert (early, denied, fitting) == (201, 403, 201)
+    assert (early, denied, fitting) == (201, 400, 201)
     assert 'container "main": volcano.sh/vgpu-memory=3000' in said["message"]
 
 

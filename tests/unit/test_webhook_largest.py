@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from services.webhook.admission import Decision, Policy, decide
-from services.webhook.largest import STALE_S, LargestHeard
+from services.webhook.largest import STALE_S, Largest, LargestHeard
 from services.webhook.pods import read_pod
 from shared.model.events import LargestTold
 
-CARD = LargestTold(memory_mib=16_384, memory_units=1638, told_at=100.0)
+CARD = Largest(memory_mib=16_384, memory_units=1638)
 """One device of 16 GiB, and one on a node that counts in units of 10 MiB."""
 CORE, MEMORY = "tencent.com/vcuda-core", "tencent.com/vcuda-memory"
 KOORDINATOR = {"koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-core": "50"}
@@ -17,7 +17,7 @@ KOORDINATOR = {"koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-core": "50"
 
 def decided(
     limits: dict[str, str],
-    largest: LargestTold | None = CARD,
+    largest: Largest | None = CARD,
     kind: str = "containers",
     **policy: Any,
 ) -> Decision:
@@ -103,8 +103,8 @@ def test_a_device_counts_for_a_while_after_it_was_told_last() -> None:
     heard.note(told(16_000, 150.0))
     heard.note(told(80_000, 90.0))
 
-    assert heard.now(100.0 + STALE_S) == told(80_000, 150.0)
-    assert heard.now(101.0 + STALE_S) == told(16_000, 150.0)
+    assert heard.now(100.0 + STALE_S) == Largest(80_000, 80_000)
+    assert heard.now(101.0 + STALE_S) == Largest(16_000, 16_000)
     assert heard.now(151.0 + STALE_S) is None
 
 
@@ -113,7 +113,4 @@ def test_units_and_mib_may_be_of_different_devices() -> None:
     heard.note(LargestTold(memory_mib=80_000, memory_units=8_000, told_at=1.0))
     heard.note(LargestTold(memory_mib=16_000, memory_units=16_000, told_at=1.0))
 
-    largest = heard.now(2.0)
-
-    assert largest is not None
-    assert (largest.memory_mib, largest.memory_units) == (80_000, 16_000)
+    assert heard.now(2.0) == Largest(80_000, 16_000)
