@@ -11,14 +11,16 @@ NAME = "node-agent"
 
 
 async def serve_node(settings: AgentSettings) -> None:
-    """Run until told to stop."""
+    """Run until told to stop.
+
+    The kubelet is served from the start: on a node that boots, it asks before NATS can be reached.
+    """
     tracing = open_tracing(NAME, settings)
     async with (
-        Bus.connect(
+        Bus.connect_later(
             settings.nats_url,
             name=f"{NAME} {settings.node_name}",
             keys=settings.nats_keys(NAME, settings.node_name),
-            keeps_stream=False,
         ) as bus,
         node_agent(settings, asking=bus, tracing=tracing) as agent,
     ):

@@ -2,13 +2,13 @@
 
 import asyncio
 import contextlib
-import fcntl
 import logging
 import os
 from collections.abc import AsyncIterator, Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 from services.node_agent import library, measuring
+from services.node_agent.alone import alone
 from services.node_agent.answering import Answering
 from services.node_agent.cdi_files import CdiFiles
 from services.node_agent.checkpoint import Checkpoint
@@ -49,6 +49,7 @@ from shared.dialects.dialect import Rules
 from shared.model.errors import UnavailableError
 from shared.runtime.clock import SystemClock
 from shared.runtime.health import served
+from shared.runtime.starting import tell_started
 from shared.runtime.telemetry import Tracing
 
 logger = logging.getLogger(__name__)
@@ -243,36 +244,5 @@ async def node_agent(
         )
         with contextlib.suppress(UnavailableError):  # the agent looks again, and says so
             await agent.look()
+        tell_started("serves the kubelet as soon as its socket is there")
         yield agent
-
-
-@contextlib.asynccontextmanager
-async def alone(state_dir: Path) -> AsyncIterator[None]:
-    """Wait until no other agent uses the state directory, as happens while one is replaced.
-
-    Raises UnavailableError if the directory cannot be written to.
-    """
-    try:
-        await asyncio.to_thread(state_dir.mkdir, parents=True, exist_ok=True)
-        file = await asyncio.to_thread((state_dir / "agent.lock").open, "w")
-    except OSError as error:
-        raise UnavailableError(
-            f"{error.filename or state_dir}: {error.strerror}; --state-dir must be writable by the "
-            "node agent"
-        ) from error
-    with file as lock:
-        said = False
-        while not _locked(lock.fileno()):
-            if not said:
-                logger.info("waiting for another node agent to leave %s", state_dir)
-                said = True
-            await asyncio.sleep(0.2)
-        yield
-
-
-def _locked(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -11,9 +11,7 @@ import asyncio
 import contextlib
 import hashlib
 import logging
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import nats.errors
@@ -25,6 +23,7 @@ from nats.js.api import ConsumerConfig
 
 from shared.clients import subjects, wire
 from shared.clients.bus_connection import connected
+from shared.clients.bus_inbox import EVENTS_PER_MESSAGE, Delivered, Inbox
 from shared.clients.bus_stream import add_durable, durable_config, ensured
 from shared.clients.cancelling import end
 from shared.clients.logins import NO_KEYS, Keys
@@ -36,91 +35,10 @@ from shared.model.events import ListingWanted
 logger = logging.getLogger(__name__)
 
 WATCH_S = 2.0
-NEWS_KEPT = 65_536
-EVENTS_PER_MESSAGE = 256
 HEADERS_BYTES = 1024
 """Kept free for headers in a message of the size that the server takes."""
 
 E = TypeVar("E", bound=Event)
-
-
-@dataclass(slots=True)
-class Delivered:
-    """One message of work or news, and what its receiver says of it."""
-
-    events: list[Any]
-    """Events of one type."""
-    message: Msg
-    work: bool
-
-    @property
-    def attempts(self) -> int:
-        """How often the message was handed out, this time included."""
-        return self.message.metadata.num_delivered if self.work else 1
-
-    async def done(self) -> None:
-        """Take the message off the queue."""
-        if self.work:
-            await self._tell(self.message.ack())
-
-    async def again(self, after_s: float = 0.0) -> None:
-        """Ask for the message again, after a pause of `after_s` seconds."""
-        if self.work:
-            await self._tell(self.message.nak(delay=after_s or None))
-
-    async def busy(self) -> None:
-        """Say that the message is still being worked on: its time starts anew."""
-        if self.work:
-            await self._tell(self.message.in_progress())
-
-    async def give_up(self) -> None:
-        """Take the message off the queue for good: nobody will be asked again."""
-        if self.work:
-            await self._tell(self.message.term())
-
-    async def _tell(self, telling: Any) -> None:
-        with contextlib.suppress(nats.errors.Error):  # unacknowledged work simply comes again
-            await telling
-
-
-@dataclass(slots=True)
-class Inbox:
-    """Messages that have arrived for one handler, read a batch at a time.
-
-    Work that waits here is not handed to another replica meanwhile, however long the line is. Of
-    news, the oldest is lost when the line is full.
-    """
-
-    arrived: asyncio.Event = field(default_factory=asyncio.Event)
-    waiting: deque[Delivered] = field(default_factory=lambda: deque(maxlen=NEWS_KEPT))
-    subscriptions: list[Subscription] = field(default_factory=list)
-
-    def put(self, delivered: Delivered) -> None:
-        """Add a message to the line."""
-        self.waiting.append(delivered)
-        self.arrived.set()
-
-    async def batch(self, limit: int = EVENTS_PER_MESSAGE) -> list[Delivered]:
-        """Wait for one message, then take what else is there, up to about `limit` events."""
-        while not self.waiting:
-            self.arrived.clear()
-            await self.arrived.wait()
-        batch, size = [], 0
-        while size < limit and self.waiting:
-            batch.append(self.waiting.popleft())
-            size += len(batch[-1].events)
-        return batch
-
-    async def keep(self) -> None:
-        """Keep the work that waits in line ours for another `ACK_WAIT_S`."""
-        for delivered in list(self.waiting):
-            await delivered.busy()
-
-    async def close(self) -> None:
-        """Hear no more."""
-        for subscription in self.subscriptions:
-            with contextlib.suppress(nats.errors.Error):
-                await subscription.unsubscribe()
 
 
 class NobodyListensError(UnavailableError):
@@ -132,18 +50,20 @@ class Bus:
 
     def __init__(
         self,
-        client: Client,
-        stream: JetStreamContext,
+        client: Client | None,
         *,
         keeps_stream: bool = True,
         copies: int = 1,
     ) -> None:
-        self.client = client
-        self.stream = stream
+        self.client: Any = None
+        self.stream: JetStreamContext = None
         self.keeps_stream = keeps_stream
         self.copies = copies
         self.durables: dict[str, ConsumerConfig] = {}
         self.inboxes: list[Inbox] = []
+        self._reached = asyncio.Event()
+        if client is not None:
+            self._take(client)
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -164,23 +84,70 @@ class Bus:
         seconds, RequestError if a file cannot be read.
         """
         client = await connected(url, name=name, keys=keys, patience_s=patience_s)
-        stream = client.jetstream(timeout=5.0)
-        bus = cls(client, stream, keeps_stream=keeps_stream, copies=copies)
+        bus = cls(client, keeps_stream=keeps_stream, copies=copies)
         watch = asyncio.create_task(bus._watch_stream())
         try:
             await bus._ensure(first=True)
             yield bus
         finally:
             await end(watch)
-            with contextlib.suppress(nats.errors.Error, TimeoutError, OSError):
-                async with asyncio.timeout(3):
-                    await client.drain()
-            await client.close()
+            await bus._leave()
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def connect_later(
+        cls, url: str, *, name: str, keys: Keys = NO_KEYS, patience_s: float = 30.0
+    ) -> AsyncIterator["Bus"]:
+        """Yield at once, and connect meanwhile, however long that takes.
+
+        For who has work without NATS, and leaves the stream to others. Until `reached` returns,
+        publishing and asking raise UnavailableError. Why it takes long is logged every `patience_s`
+        seconds.
+        """
+        bus = cls(None, keeps_stream=False)
+        reaching = asyncio.create_task(bus._reach(url, name, keys, patience_s))
+        try:
+            yield bus
+        finally:
+            await end(reaching)
+            await bus._leave()
+
+    async def _reach(self, url: str, name: str, keys: Keys, patience_s: float) -> None:
+        while self.client is None:
+            try:
+                self._take(await connected(url, name=name, keys=keys, patience_s=patience_s))
+            except UnavailableError as error:
+                logger.warning("going on without NATS: %s", error)
+            except RequestError as error:  # a file; it may come yet
+                logger.warning("going on without NATS: %s", error)
+                await asyncio.sleep(WATCH_S)
+        await self._watch_stream()
+
+    def _take(self, client: Client) -> None:
+        self.client, self.stream = client, client.jetstream(timeout=5.0)
+        self._reached.set()
+
+    async def _leave(self) -> None:
+        if self.client is None:
+            return
+        with contextlib.suppress(nats.errors.Error, TimeoutError, OSError):
+            async with asyncio.timeout(3):
+                await self.client.drain()
+        await self.client.close()
 
     @property
     def connected(self) -> bool:
         """Whether the server is reachable at this moment."""
-        return bool(self.client.is_connected)
+        return self.client is not None and bool(self.client.is_connected)
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether the server was reached at least once: subscriptions can be made."""
+        return self._reached.is_set()
+
+    async def reached(self) -> None:
+        """Wait until the server was reached for the first time."""
+        await self._reached.wait()
 
     async def publish(self, events: Sequence[Event], *, traceparent: str = "") -> None:
         """Publish events, many in a message; return once the stream has the work among them.
@@ -190,6 +157,8 @@ class Bus:
         event that is larger than what the server takes is logged and left out, so that it holds up
         nobody else's.
         """
+        if self.client is None:
+            raise UnavailableError("NATS was not reached yet")
         groups: dict[tuple[type[Event], str], list[Event]] = {}
         for event in events:
             groups.setdefault((type(event), event.route), []).append(event)
@@ -213,6 +182,8 @@ class Bus:
         Raises UnavailableError if nobody answers within `timeout_s` seconds; NobodyListensError, at
         once, if there is nobody who could.
         """
+        if self.client is None:
+            raise UnavailableError("NATS was not reached yet")
         subject = subjects.asked(type(question), question.route)
         try:
             reply = await self.client.request(subject, wire.encode([question]), timeout=timeout_s)

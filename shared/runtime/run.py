@@ -19,7 +19,8 @@ from typing import Any
 from opentelemetry.trace import Span, SpanKind
 from prometheus_client import Counter, Histogram
 
-from shared.clients.bus import Bus, Delivered, Inbox
+from shared.clients.bus import Bus
+from shared.clients.bus_inbox import Delivered, Inbox
 from shared.clients.bus_stream import ACK_WAIT_S
 from shared.clients.cancelling import end
 from shared.clients.subjects import durable_of
@@ -69,10 +70,17 @@ class Runner:
         self.tasks: list[asyncio.Task[None]] = []
 
     async def run(self, started: asyncio.Event) -> None:
-        """Run every role of the service until cancelled."""
+        """Run every role of the service until cancelled.
+
+        Where NATS was not reached yet, loops begin without it: what they do must not wait.
+        """
         inboxes: list[tuple[Role, Inbox]] = []
+        goes_ahead = not self.bus.is_reached
         async with asyncio.TaskGroup() as tasks:
             try:
+                if goes_ahead:
+                    self._begin(tasks, "loops", self._loop)
+                    await self.bus.reached()
                 for role in roles_of(self.service):
                     if role.kind in {"handles", "overhears"}:
                         inboxes.append((role, await self._inbox(role)))
@@ -81,16 +89,21 @@ class Runner:
                 for role, inbox in inboxes:
                     for _ in range(role.concurrency):
                         self.tasks.append(tasks.create_task(self._handle(role, inbox)))
-                for role in roles_of(self.service):
-                    if role.kind == "emits":
-                        self.tasks.append(tasks.create_task(self._forever(role, self._emit)))
-                    elif role.kind == "loops":
-                        self.tasks.append(tasks.create_task(self._forever(role, self._loop)))
+                self._begin(tasks, "emits", self._emit)
+                if not goes_ahead:
+                    self._begin(tasks, "loops", self._loop)
                 started.set()
                 await asyncio.get_running_loop().create_future()
             finally:
                 for _, inbox in inboxes:
                     await inbox.close()
+
+    def _begin(
+        self, tasks: asyncio.TaskGroup, kind: str, once: Callable[[Role], Awaitable[None]]
+    ) -> None:
+        for role in roles_of(self.service):
+            if role.kind == kind:
+                self.tasks.append(tasks.create_task(self._forever(role, once)))
 
     async def _inbox(self, role: Role) -> Inbox:
         if role.kind == "overhears":

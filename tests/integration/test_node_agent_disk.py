@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from services.node_agent.building import alone
+from services.node_agent.alone import alone
 from services.node_agent.turns import UNSETTLED
 from shared.model.errors import UnavailableError
 from shared.model.names import NodeName

@@ -12,7 +12,8 @@ from services.watcher.pods import PodReader
 from services.watcher.quota_sources import QuotaReflectors
 from services.watcher.service import Watcher
 from services.watcher.sources import FreshListing, GroupReflectors, NodeReflector, PodReflector
-from shared.clients.bus import Bus, Inbox
+from shared.clients.bus import Bus
+from shared.clients.bus_inbox import Inbox
 from shared.clients.kube import Kube
 from shared.clients.kubeconfig import load_credentials
 from shared.dialects.dialect import Rules

@@ -1,0 +1,93 @@
+"""Messages of NATS that have arrived, and what their receiver says of them."""
+
+import asyncio
+import contextlib
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import nats.errors
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+
+NEWS_KEPT = 65_536
+EVENTS_PER_MESSAGE = 256
+
+
+@dataclass(slots=True)
+class Delivered:
+    """One message of work or news, and what its receiver says of it."""
+
+    events: list[Any]
+    """Events of one type."""
+    message: Msg
+    work: bool
+
+    @property
+    def attempts(self) -> int:
+        """How often the message was handed out, this time included."""
+        return self.message.metadata.num_delivered if self.work else 1
+
+    async def done(self) -> None:
+        """Take the message off the queue."""
+        if self.work:
+            await self._tell(self.message.ack())
+
+    async def again(self, after_s: float = 0.0) -> None:
+        """Ask for the message again, after a pause of `after_s` seconds."""
+        if self.work:
+            await self._tell(self.message.nak(delay=after_s or None))
+
+    async def busy(self) -> None:
+        """Say that the message is still being worked on: its time starts anew."""
+        if self.work:
+            await self._tell(self.message.in_progress())
+
+    async def give_up(self) -> None:
+        """Take the message off the queue for good: nobody will be asked again."""
+        if self.work:
+            await self._tell(self.message.term())
+
+    async def _tell(self, telling: Any) -> None:
+        with contextlib.suppress(nats.errors.Error):  # unacknowledged work simply comes again
+            await telling
+
+
+@dataclass(slots=True)
+class Inbox:
+    """Messages that have arrived for one handler, read a batch at a time.
+
+    Work that waits here is not handed to another replica meanwhile, however long the line is. Of
+    news, the oldest is lost when the line is full.
+    """
+
+    arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    waiting: deque[Delivered] = field(default_factory=lambda: deque(maxlen=NEWS_KEPT))
+    subscriptions: list[Subscription] = field(default_factory=list)
+
+    def put(self, delivered: Delivered) -> None:
+        """Add a message to the line."""
+        self.waiting.append(delivered)
+        self.arrived.set()
+
+    async def batch(self, limit: int = EVENTS_PER_MESSAGE) -> list[Delivered]:
+        """Wait for one message, then take what else is there, up to about `limit` events."""
+        while not self.waiting:
+            self.arrived.clear()
+            await self.arrived.wait()
+        batch, size = [], 0
+        while size < limit and self.waiting:
+            batch.append(self.waiting.popleft())
+            size += len(batch[-1].events)
+        return batch
+
+    async def keep(self) -> None:
+        """Keep the work that waits in line ours for another `ACK_WAIT_S`."""
+        for delivered in list(self.waiting):
+            await delivered.busy()
+
+    async def close(self) -> None:
+        """Hear no more."""
+        for subscription in self.subscriptions:
+            with contextlib.suppress(nats.errors.Error):
+                await subscription.unsubscribe()

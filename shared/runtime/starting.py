@@ -1,0 +1,28 @@
+"""Tells the init system that a service has started, where it asked to be told."""
+
+import logging
+import os
+import socket
+from collections.abc import Mapping
+
+logger = logging.getLogger(__name__)
+
+NOTIFY_SOCKET = "NOTIFY_SOCKET"
+"""For systemd units of `Type=notify`: the path of a socket, or @ and an abstract name."""
+
+
+def tell_started(status: str, environ: Mapping[str, str] = os.environ) -> None:
+    """Say that what was ordered after this service may start, and how it stands.
+
+    May be said again. Nobody is told where nobody asked; who cannot be told is no reason to stop.
+    """
+    address = environ.get(NOTIFY_SOCKET, "")
+    if not address:
+        return
+    if address.startswith("@"):
+        address = "\0" + address[1:]
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
+            told.sendto(f"READY=1\nSTATUS={status}".encode(), address)
+    except OSError as error:
+        logger.warning("%s: %s", environ[NOTIFY_SOCKET], error.strerror)
