@@ -4,6 +4,7 @@ import argparse
 import os
 from collections.abc import Callable
 
+from services.cli import commands_node_keys as node_keys
 from services.cli import commands_resize as resizing
 from services.cli import flags
 from shared.model.names import SCHEDULERS
@@ -73,6 +74,7 @@ def parser() -> argparse.ArgumentParser:
     _about_time(command)
     _doors(command)
     resizing.add(command)
+    node_keys.add(command)
     return whole
 
 

@@ -1,7 +1,8 @@
 """Whom NATS lets in, and with which rights: decided from whose token it is; no I/O.
 
 A service's account is that service; a node's agent is its service and the node that the API server
-wrote into its token when it bound it to a pod there. What the caller calls itself is not looked at.
+wrote into its token when it bound it to a pod there, or to the Node itself. What the caller calls
+itself is not looked at.
 """
 
 import hashlib
@@ -20,7 +21,10 @@ REQUEST_AUDIENCE = "nats-authorization-request"
 ACCOUNT = "$G"
 """The account of NATS in which everything of ours is."""
 NODE_NAME = "authentication.kubernetes.io/node-name"
-"""Where Kubernetes, from 1.30 on, says to which node a token's pod is bound."""
+"""Where Kubernetes says to which node a token's pod is bound, or the token itself.
+
+The first from 1.30 on, the second from 1.31.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +84,8 @@ def user_for(
     if listed.per_node and len(nodes) != 1:
         raise RefusedError(
             f"the token of {reviewed.user} does not name its node: it must be of a projected "
-            "volume, and Kubernetes 1.30 or newer"
+            "volume and Kubernetes 1.30 or newer, or bound to a Node (leasehold node-keys) and "
+            "Kubernetes 1.31 or newer"
         )
     found = users_of([listed], roles, nodes if listed.per_node else [], asked_by=services)
     return found[0]

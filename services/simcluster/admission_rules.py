@@ -1,7 +1,7 @@
 """Which requests an admission webhook or policy is about: rules, scope, selectors; pure."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from services.simcluster.conversions import shown
 from services.simcluster.objects import Json, metadata, name_of
@@ -26,6 +26,8 @@ class Attributes:
     old: Json | None = None
     options: Json
     dry_run: bool = False
+    user: Json = field(default_factory=dict)
+    """Who asks, as `userInfo` shows it."""
 
     @property
     def is_exempt(self) -> bool:
@@ -127,10 +129,7 @@ def request_of(request: Attributes, kind: Resource, *, uid: str) -> Json:
         "requestKind": request.body_kind,
         "requestResource": asked,
         "operation": request.operation,
-        "userInfo": {
-            "username": "kubernetes-admin",
-            "groups": ["system:masters", "system:authenticated"],
-        },
+        "userInfo": request.user,
         "object": None,
         "oldObject": None,
         "dryRun": request.dry_run,

@@ -22,6 +22,7 @@ _BODIES: Mapping[str, Json] = {
     "binding": {"group": "", "version": "v1", "kind": "Binding"},
     "eviction": {"group": "policy", "version": "v1", "kind": "Eviction"},
     "exec": {"group": "", "version": "v1", "kind": "PodExecOptions"},
+    "token": {"group": "authentication.k8s.io", "version": "v1", "kind": "TokenRequest"},
 }
 _OPTIONS = {"CREATE": "CreateOptions", "UPDATE": "UpdateOptions", "DELETE": "DeleteOptions"}
 
@@ -32,6 +33,8 @@ class AdmittedWrites:
 
     store: Store
     chain: AdmissionChain
+    user: Json
+    """Who writes."""
 
     async def create(
         self, target: Target, body: Json, query: Mapping[str, str], warnings: list[str]
@@ -125,7 +128,7 @@ class AdmittedWrites:
     async def admitted_body(
         self, target: Target, body: Json, query: Mapping[str, str], warnings: list[str]
     ) -> Json:
-        """Return the body of a Binding or an Eviction as admission leaves it."""
+        """Return the body of a Binding, an Eviction or a TokenRequest as admission leaves it."""
         request = self._attributes("CREATE", target, query, body, body=body.get("deleteOptions"))
         request = await self.chain.mutate(request, warnings, complete=_nothing, admit=_nothing)
         await self.chain.validate(request, warnings)
@@ -166,6 +169,7 @@ class AdmittedWrites:
             old=old,
             options=options,
             dry_run=dry,
+            user=self.user,
         )
 
 

@@ -18,7 +18,10 @@ _SUBRESOURCES = {
     "attach": ("PodAttachOptions", ("create", "get")),
     "portforward": ("PodPortForwardOptions", ("create", "get")),
     "log": ("Pod", ("get",)),
+    "token": ("TokenRequest", ("create",)),
 }
+_GROUPS = {"eviction": "policy", "token": "authentication.k8s.io"}
+"""Of the bodies that are of another group than what they are written to."""
 
 
 def version() -> Json:
@@ -121,8 +124,8 @@ def _entries(kind: Resource) -> Iterable[Json]:
             "kind": answered or kind.kind,
             "verbs": list(verbs),
         }
-        if subresource == "eviction":
-            below |= {"group": "policy", "version": "v1"}
+        if subresource in _GROUPS:
+            below |= {"group": _GROUPS[subresource], "version": "v1"}
         yield below
 
 
@@ -159,7 +162,7 @@ def _aggregated_kind(kind: Resource) -> Json:
     below = []
     for subresource in _subresources(kind):
         answered, verbs = _SUBRESOURCES[subresource]
-        in_group = "policy" if subresource == "eviction" else kind.group
+        in_group = _GROUPS.get(subresource, kind.group)
         below.append(
             {
                 "subresource": subresource,

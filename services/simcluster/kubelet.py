@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import secrets
+import shutil
 import time
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
@@ -95,6 +96,13 @@ class SimKubelet:
         """Stop and start the kubelet: plugins must register again, containers are left alone."""
         async with self._restarting:
             await self._end()
+            await self._begin()
+
+    async def reboot(self) -> None:
+        """Do what a reboot of the node does: no container runs, and each pod is admitted anew."""
+        async with self._restarting:
+            await self._end()
+            await asyncio.to_thread(shutil.rmtree, self.files.pods, ignore_errors=True)
             await self._begin()
 
     async def _begin(self) -> None:

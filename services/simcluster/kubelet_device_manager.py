@@ -113,17 +113,19 @@ class DeviceManager:
 
     # Containers
 
-    async def allocate(self, pod: PodSpec, running: Set[str], active: Set[str]) -> None:
+    async def allocate(self, pod: PodSpec, running: Set[str], active: Set[str] | None) -> None:
         """Serve every container of a pod in order; AllocationError says why one cannot be served.
 
         `running` names the containers that already run (after a restart): they keep what they
-        have. `active` are the pods that may hold devices; others lose theirs first.
+        have. `active` are the pods that may hold devices; others lose theirs first. None: it is
+        not known yet, and everybody keeps what the checkpoint says.
         """
         reusable: dict[str, set[str]] = {}
         for container in pod.containers:
             for resource, required in container.limits.items():
                 if self.ledger.knows(resource) and required:
-                    self.retain(active | {pod.uid})
+                    if active is not None:
+                        self.retain(active | {pod.uid})
                     offered = reusable.get(resource, set())
                     await self._serve(
                         pod,

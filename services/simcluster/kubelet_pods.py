@@ -58,10 +58,13 @@ class PodManager:
         self._waiting: dict[str, PodSpec] = {}
         self._admitting: str | None = None
         self._unsaved: set[str] = set()
+        self._saw_all = False
+        """Whether all pods that were there at the start have had their turn."""
         self._left = {state.uid: state for state in files.load()}
 
     async def run(self) -> None:
         """Follow the pods of the node for ever."""
+        await asyncio.sleep(self.settings.admits_after_s)
         async with asyncio.TaskGroup() as group:
             group.create_task(self.statuses.run())
             chosen = selection(RESOURCES["pods"], None, "", f"spec.nodeName={self._node}")
@@ -75,6 +78,7 @@ class PodManager:
                         if self._waiting:
                             await self._admit_next(group)
                         else:
+                            self._saw_all = True
                             await subscription.wait()
                 except ApiError as error:
                     if error.code != 410:
@@ -159,7 +163,8 @@ class PodManager:
         if fault is not None:
             return Rejection("InvalidSimulation", fault)
         try:
-            await self._devices.allocate(pod, set(), {other.uid for other in others})
+            active = {other.uid for other in others} if self._saw_all else None
+            await self._devices.allocate(pod, set(), active)
         except AllocationError as error:
             text = f"Allocate failed due to {error}, which is unexpected"
             return Rejection("UnexpectedAdmissionError", text)

@@ -28,6 +28,8 @@ class NodeSettings:
     pods_lag_s: float = 0.0
     """How late `/pods` shows a status. A real kubelet shows what comes back from the API server,
     so for some milliseconds a pod that it has just rejected still looks as if it were wanted."""
+    admits_after_s: float = 0.0
+    """How long after its sockets are there it admits the first pod. A real one lists pods first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,6 +108,18 @@ _MESSAGES: Mapping[str, Mapping[int, Field]] = {
         5: Field("dryRun", repeated=True),
     },
     "Preconditions": {1: Field("uid"), 2: Field("resourceVersion")},
+    "TokenRequest": {1: Field("metadata", "ObjectMeta"), 2: Field("spec", "TokenRequestSpec")},
+    "TokenRequestSpec": {
+        1: Field("audiences", repeated=True),
+        3: Field("boundObjectRef", "BoundObjectReference"),
+        4: Field("expirationSeconds", "number"),
+    },
+    "BoundObjectReference": {
+        1: Field("kind"),
+        2: Field("apiVersion"),
+        3: Field("name"),
+        4: Field("uid"),
+    },
 }
 
 

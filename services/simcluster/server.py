@@ -1,7 +1,6 @@
 """The API server: TLS, bearer tokens, and one door through which every request goes."""
 
 import asyncio
-import hmac
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -29,6 +28,7 @@ from services.simcluster.ports import ContainerRuntime
 from services.simcluster.query import ListOptions
 from services.simcluster.quotas import Quotas
 from services.simcluster.selectors import selection
+from services.simcluster.service_tokens import ServiceTokens, TokenError
 from services.simcluster.static import OPEN_PATHS, static_answer
 from services.simcluster.store import Store
 from services.simcluster.target import Target, parse
@@ -40,6 +40,7 @@ from services.simcluster.writing import Writer, WriteRequest, not_allowed
 log = logging.getLogger(__name__)
 
 _MAX_BODY_BYTES = 3 * 1024 * 1024
+_REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"
 _UNAUTHORIZED = ApiError(401, "Unauthorized", "Unauthorized")
 _STOP_S = 1.0
 
@@ -83,8 +84,8 @@ class ApiServer:
         self._namespaces = Namespaces(store)
         self._quotas = Quotas(store)
         self._admission = AdmissionChain(store)
-        self._writer = Writer(store, Disruptions(store), self._admission)
-        self._expected = f"Bearer {settings.token}".encode()
+        self._tokens = ServiceTokens(store, settings.token)
+        self._writer = Writer(store, Disruptions(store), self._admission, self._tokens)
         prepare(store)
 
     async def close(self) -> None:
@@ -96,11 +97,10 @@ class ApiServer:
         started = time.perf_counter()
         seen = _Seen(request.method)
         try:
-            if request.path not in OPEN_PATHS:
-                self._authenticate(request)
+            user = {} if request.path in OPEN_PATHS else self._bearer(request)
             if self.faults.pending:
                 await self.faults.inject(request)
-            response = await self._answer(request, seen)
+            response = await self._answer(request, seen, user)
         except ApiError as error:
             response = _refusal(error)
             if seen.verb in {"POST", "PUT", "PATCH", "DELETE"} and seen.key:
@@ -112,28 +112,39 @@ class ApiServer:
         )
         return response
 
-    def _authenticate(self, request: web.BaseRequest) -> None:
-        given = request.headers.get("Authorization", "").encode()
-        if not hmac.compare_digest(given, self._expected):
+    def _bearer(self, request: web.BaseRequest) -> Json:
+        """Return who asks."""
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+        if scheme != "Bearer":
             raise _UNAUTHORIZED
+        try:
+            return self._tokens.bearer(token)[0]
+        except TokenError as error:
+            raise _UNAUTHORIZED from error
 
-    async def _answer(self, request: web.BaseRequest, seen: _Seen) -> web.StreamResponse:
+    async def _answer(
+        self, request: web.BaseRequest, seen: _Seen, user: Json
+    ) -> web.StreamResponse:
         path = request.path
         if path.startswith("/debug/") or path == "/metrics":
             return await self._debug(request)
         static = static_answer(request, self.store.kinds)
         if static is not None:
             return static
+        if path == _REVIEWS and request.method == "POST":
+            return _json(encode(self._tokens.review(await _body(request) or {})), 201)
         target = parse(path, self.store.kinds)
         seen.resource, seen.subresource = target.kind.table, target.subresource
         if target.subresource in {"exec", "attach", "portforward", "log"}:
-            return await self._reach_in(request, target)
+            return await self._reach_in(request, target, user)
         if request.method == "GET":
             return await self._read(request, target, seen)
         seen.key = target.key if target.name else ""
-        return await self._write(request, target)
+        return await self._write(request, target, user)
 
-    async def _reach_in(self, request: web.BaseRequest, target: Target) -> web.StreamResponse:
+    async def _reach_in(
+        self, request: web.BaseRequest, target: Target, user: Json
+    ) -> web.StreamResponse:
         pod = self.store.read("pods", target.namespace, target.name)
         if target.subresource == "log":
             if request.method != "GET":
@@ -145,7 +156,7 @@ class ApiServer:
                 "NotImplemented",
                 f"pods/{target.subresource} is not simulated; exec and log are",
             )
-        await self._writer.may_connect(target, exec_options(request))
+        await self._writer.may_connect(target, exec_options(request), user)
         return await serve_exec(request, self.runtime, pod)
 
     async def _read(
@@ -178,13 +189,15 @@ class ApiServer:
         include = request.query.get("includeObject", "")
         return view(target.kind, accept, include, self.store.clock())
 
-    async def _write(self, request: web.BaseRequest, target: Target) -> web.StreamResponse:
+    async def _write(
+        self, request: web.BaseRequest, target: Target, user: Json
+    ) -> web.StreamResponse:
         shown = self._view(request, target)
         body = await _body(request)
         content_type = request.content_type
         try:
             written = await self._writer.write(
-                request.method, WriteRequest(target, request.query, content_type, body)
+                request.method, WriteRequest(target, request.query, content_type, body, user)
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             log.warning("an object of unexpected shape in %s", request.path, exc_info=True)

@@ -18,6 +18,7 @@ from services.simcluster.objects import Json, copied, metadata, name_of
 from services.simcluster.preconditions import refuse_invalid
 from services.simcluster.query import dry_run, whole
 from services.simcluster.selectors import selection
+from services.simcluster.service_tokens import ServiceTokens
 from services.simcluster.store import Store
 from services.simcluster.target import Target
 
@@ -42,16 +43,24 @@ class WriteRequest:
     query: Mapping[str, str]
     content_type: str
     body: Any
+    user: Json
+    """Who asks."""
 
 
 class Writer:
     """Applies writes to the store; where webhooks have a say, after they have had it."""
 
-    def __init__(self, store: Store, disruptions: Disruptions, chain: AdmissionChain) -> None:
+    def __init__(
+        self,
+        store: Store,
+        disruptions: Disruptions,
+        chain: AdmissionChain,
+        tokens: ServiceTokens,
+    ) -> None:
         self._store = store
         self._disruptions = disruptions
         self._chain = chain
-        self._admitted = AdmittedWrites(store, chain)
+        self._tokens = tokens
 
     async def write(self, method: str, request: WriteRequest) -> Written:
         """Do what the method says; 405 where the target does not take it."""
@@ -70,10 +79,13 @@ class Writer:
             return await self._patch(request)
         raise not_allowed(method)
 
-    async def may_connect(self, target: Target, options: Json) -> None:
+    def _admitted(self, user: Json) -> AdmittedWrites:
+        return AdmittedWrites(self._store, self._chain, user)
+
+    async def may_connect(self, target: Target, options: Json, user: Json) -> None:
         """Ask whether a command may be run in a pod."""
         if self._concerns(target, "CONNECT"):
-            await self._admitted.may_connect(target, options)
+            await self._admitted(user).may_connect(target, options)
 
     def _concerns(self, target: Target, operation: str) -> bool:
         """Tell whether somebody has to be asked."""
@@ -82,14 +94,18 @@ class Writer:
     async def _post(self, request: WriteRequest) -> Written:
         target = request.target
         body = _object(request.body)
-        if target.subresource not in {"binding", "eviction"}:
+        if target.subresource not in {"binding", "eviction", "token"}:
             if target.name:
                 raise not_allowed("POST")
             return await self._create(request, body)
         warnings: list[str] = []
         target = replace(target, name=target.name or name_of(body))
         if self._concerns(target, "CREATE"):
-            body = await self._admitted.admitted_body(target, body, request.query, warnings)
+            admitted = self._admitted(request.user)
+            body = await admitted.admitted_body(target, body, request.query, warnings)
+        if target.subresource == "token":
+            answer = self._tokens.issue(target.namespace, target.name, body)
+            return Written(201, answer, warnings)
         dry = dry_run(request.query, body.get("deleteOptions"))
         if target.subresource == "binding":
             bind(self._store, target.namespace, target.name, body, dry_run=dry)
@@ -104,7 +120,7 @@ class Writer:
             refuse_invalid(target.kind, body, list(new_event_causes(body)))
         body = stored(target.kind, body)
         if self._concerns(target, "CREATE"):
-            obj = await self._admitted.create(target, body, request.query, warnings)
+            obj = await self._admitted(request.user).create(target, body, request.query, warnings)
         else:
             obj = self._store.create(target.kind.table, body, dry_run=dry_run(request.query))
         return Written(201, obj, warnings)
@@ -158,7 +174,8 @@ class Writer:
                 verb=verb,
             )
         else:
-            obj = await self._admitted.update(target, make, query, warnings, verb=verb)
+            admitted = self._admitted(request.user)
+            obj = await admitted.update(target, make, query, warnings, verb=verb)
         return Written(200, obj, warnings)
 
     async def _delete(self, request: WriteRequest) -> Written:
@@ -182,7 +199,8 @@ class Writer:
         wanted = options.get("preconditions") or {}
         grace_s = options.get("gracePeriodSeconds")
         if self._concerns(target, "DELETE"):
-            await self._admitted.may_delete(target, name, request.query, options, warnings)
+            admitted = self._admitted(request.user)
+            await admitted.may_delete(target, name, request.query, options, warnings)
         return self._store.delete(
             target.kind.table,
             target.namespace,

@@ -36,7 +36,7 @@ def test_help_of_every_command_ends_with_examples_and_exit_codes() -> None:
 
     assert set(commands) == {
         *("up", "down", "gpus", "ps", "explain", "trace", "audit", "topology"),
-        *("doctor", "budget", "report", "reclaim", "doors", "resize"),
+        *("doctor", "budget", "report", "reclaim", "doors", "resize", "node-keys"),
     }
     for name in commands:
         text = commands[name].format_help()  # type: ignore[index]
