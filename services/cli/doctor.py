@@ -42,6 +42,7 @@ COLOURS = {
 }
 
 NODE_CHECKS: Mapping[str, Callable[[NodeProbes], Awaitable[Finding]]] = {
+    "agent": NodeProbes.agent,
     "kubelet-socket": NodeProbes.kubelet_socket,
     "other-plugins": NodeProbes.other_plugins,
     "registration": NodeProbes.registration,

@@ -4,6 +4,7 @@ import platform
 from collections.abc import Iterable, Mapping, Sequence
 
 from services.cli.doctor_finding import Finding, fail, ok, warn
+from services.node_agent.alone import POD, UNIT, Holder
 from services.node_agent.inventory import MAX_LIST_BYTES, Gpu, list_bytes
 from services.node_agent.isolation import is_loadable
 from services.node_agent.usage import DeviceSample
@@ -14,10 +15,34 @@ from shared.model.names import PodUid
 from shared.model.node_events import Activation
 
 AGENT_POD = "kubectl -n leasehold-system"
+AGENT_LABEL = "leasehold.dev/agent"
+"""Its value `unit` keeps the DaemonSet off a node."""
 SHOWN = 5
 
 Registered = Mapping[str, frozenset[str]]
 """IDs that the kubelet holds for healthy, by resource."""
+
+
+def agent(node: str, holder: Holder | None, labels: Mapping[str, str] | None) -> Finding:
+    """Judge whether an agent serves the node, and the one that its label wants; None: not known."""
+    if holder is None:
+        return fail(
+            "no agent serves this node",
+            f"{AGENT_POD} get pods -o wide | grep node-agent; or, for its unit: systemctl status "
+            "leasehold-agent",
+        )
+    wants_unit = labels is not None and labels.get(AGENT_LABEL) == UNIT
+    if holder.form == UNIT and labels is not None and not wants_unit:
+        return fail(
+            f"{holder} serves this node, and a pod of the DaemonSet comes here as well",
+            f"kubectl label node {node} {AGENT_LABEL}={UNIT}",
+        )
+    if holder.form == POD and wants_unit:
+        return fail(
+            f"{holder} serves this node, which is labelled to be served by its unit",
+            f"{AGENT_POD} delete pod {holder.name}; systemctl enable --now leasehold-agent",
+        )
+    return ok(f"{holder} serves this node")
 
 
 def kubelet_socket(path: str, error: str) -> Finding:

@@ -11,6 +11,7 @@ import msgspec
 
 from services.cli import doctor_node as judge
 from services.cli.doctor_finding import Finding, SkipError
+from services.node_agent.alone import holder_of
 from services.node_agent.building import gpus_of, usage_of
 from services.node_agent.cdi import FILE, names_in, names_of, qualified
 from services.node_agent.device_lists import BY_CDI
@@ -21,6 +22,7 @@ from services.node_agent.library import why_unusable
 from services.node_agent.settings import AgentSettings
 from services.node_agent.usage_cgroups import origin_of
 from shared.clients.kube import Kube
+from shared.clients.kube_types import ObjectMeta
 from shared.dialects import enabled
 from shared.dialects.dialect import Host, Rules
 from shared.model.device import Device
@@ -46,6 +48,7 @@ class _Status(msgspec.Struct):
 
 
 class _Node(msgspec.Struct):
+    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
     status: _Status = msgspec.field(default_factory=_Status)
 
 
@@ -96,6 +99,14 @@ class NodeProbes:
             self._shown = shown_by(dialects, self.devices, self.settings.gpu_strategy, Host())
         return self._shown
 
+    async def agent(self) -> Finding:
+        """See which agent serves the node, and whether it is the one that its label wants."""
+        if not self.settings.state_dir.is_dir():
+            raise SkipError(f"{self.settings.state_dir} is not there: no agent has run here")
+        holder = holder_of(self.settings.state_dir)
+        labels = None if self.kube is None else (await self._node()).metadata.labels
+        return judge.agent(self.settings.node_name, holder, labels)
+
     async def kubelet_socket(self) -> Finding:
         """Dial the kubelet."""
         path = self.plugins / "kubelet.sock"
@@ -121,10 +132,7 @@ class NodeProbes:
 
     async def node_resources(self) -> Finding:
         """Compare the node's status with its devices."""
-        if self.kube is None:
-            raise SkipError("no kubeconfig is known: give --kubeconfig")
-        path = f"/api/v1/nodes/{quote(self.settings.node_name, safe='')}"
-        node, shown = await self.kube.read(path, _Node), self.shown
+        node, shown = await self._node(), self.shown
         ours = shown.served.keys() | shown.patched.keys()
         amounts = {
             name: parse_count(amount)
@@ -251,6 +259,12 @@ class NodeProbes:
         gpus = await self._found() if by_cdi else ()
         wanted = (name for gpu in gpus for name in names_of(gpu))
         return judge.cdi_devices(str(path), map(qualified, wanted), named)
+
+    async def _node(self) -> _Node:
+        if self.kube is None:
+            raise SkipError("no kubeconfig is known: give --kubeconfig")
+        path = f"/api/v1/nodes/{quote(self.settings.node_name, safe='')}"
+        return await self.kube.read(path, _Node)
 
     def _isolating(self) -> None:
         if self.settings.simulated and self.settings.library_source is None:

@@ -8,6 +8,7 @@ import pytest
 
 from services.cli import doctor_cluster, doctor_node
 from services.cli.doctor_finding import Finding, Outcome
+from services.node_agent.alone import Holder
 from services.node_agent.faults import no_answer
 from services.node_agent.inventory import MAX_LIST_BYTES, Gpu
 from services.node_agent.mig import MigState
@@ -201,3 +202,37 @@ def test_a_clock_is_called_wrong_only_by_what_is_certain() -> None:
     assert ahead_s(105.0, before=100.0, after=110.0) == 0.0
     assert ahead_s(115.0, before=100.0, after=110.0) == 5.0
     assert ahead_s(97.0, before=100.0, after=110.0) == -3.0
+
+
+UNIT_LABEL = {"leasehold.dev/agent": "unit"}
+
+
+@pytest.mark.parametrize(
+    ("form", "labels", "outcome", "said"),
+    [
+        ("unit", UNIT_LABEL, OK, "a unit of this node, pid 7 serves"),
+        ("pod", {}, OK, "pod node-agent-x serves"),
+        ("process", None, OK, "process 7 serves"),
+        ("unit", None, OK, "a unit of this node"),
+        ("unit", {}, FAIL, "a pod of the DaemonSet comes here as well"),
+        ("pod", UNIT_LABEL, FAIL, "labelled to be served by its unit"),
+    ],
+)
+def test_one_agent_serves_a_node_and_it_is_the_one_that_the_label_wants(
+    form: str, labels: dict[str, str] | None, outcome: Outcome, said: str
+) -> None:
+    holder = Holder(form=form, name="node-agent-x", pid=7)
+
+    found = doctor_node.agent("gpu-1", holder, labels)
+
+    assert (found.outcome, said in found.text) == (outcome, True)
+    assert bool(found.fix) == (outcome is FAIL)
+    if form == "unit" and found.fix:
+        assert found.fix == "kubectl label node gpu-1 leasehold.dev/agent=unit"
+
+
+def test_a_node_without_any_agent_is_told_where_to_look() -> None:
+    found = doctor_node.agent("gpu-1", None, {})
+
+    assert found.outcome is FAIL
+    assert "systemctl status leasehold-agent" in found.fix

@@ -1,0 +1,142 @@
+"""The agent as a unit of its node: its unit files, beside the DaemonSet that they stand for."""
+
+import configparser
+import shutil
+import subprocess
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from services.cli.node_keys import API_TOKEN, KUBECONFIG, NATS_AUTHORITY, NATS_TOKEN
+from services.node_agent.settings import AgentSettings
+from shared.runtime.settings import PREFIX
+
+K8S = Path(__file__).parents[2] / "k8s"
+NODE = K8S / "node"
+Json = dict[str, Any]
+
+
+def unit(name: str) -> configparser.ConfigParser:
+    parser = configparser.ConfigParser(interpolation=None, strict=True)
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    parser.read(NODE / name)
+    return parser
+
+
+def objects(path: Path) -> dict[tuple[str, str], Json]:
+    found = (each for each in yaml.safe_load_all(path.read_text()) if each)
+    return {(each["kind"], each["metadata"]["name"]): each for each in found}
+
+
+def pod_spec() -> Json:
+    daemon_set = objects(K8S / "base" / "node-agent.yaml")["DaemonSet", "node-agent"]
+    spec: Json = daemon_set["spec"]["template"]["spec"]
+    return spec
+
+
+def environment() -> dict[str, str]:
+    lines = (NODE / "agent.env").read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+
+
+def test_the_daemon_set_leaves_nodes_alone_that_are_labelled_for_their_unit() -> None:
+    (term,) = pod_spec()["affinity"]["nodeAffinity"][
+        "requiredDuringSchedulingIgnoredDuringExecution"
+    ]["nodeSelectorTerms"]
+
+    assert term == {
+        "matchExpressions": [
+            {"key": "leasehold.dev/agent", "operator": "NotIn", "values": ["unit"]}
+        ]
+    }
+
+
+def test_the_kubelet_starts_after_the_unit_and_is_not_held_up_for_long() -> None:
+    found = unit("leasehold-agent.service")
+
+    assert found["Unit"]["Before"] == "kubelet.service"
+    assert "network" not in found["Unit"]["After"]
+    assert found["Service"]["Type"] == "notify"
+    assert int(found["Service"]["TimeoutStartSec"]) <= 20
+    assert (found["Service"]["Restart"], found["Unit"]["StartLimitIntervalSec"]) == ("always", "0")
+
+
+def test_the_unit_has_the_rights_of_the_pod_and_writes_where_it_writes() -> None:
+    service = unit("leasehold-agent.service")["Service"]
+    (container,) = pod_spec()["containers"]
+    context = container["securityContext"]
+    paths = {volume["name"]: volume["hostPath"]["path"] for volume in pod_spec()["volumes"]
+             if "hostPath" in volume}  # fmt: skip
+    written = {
+        paths[mount["name"]]
+        for mount in container["volumeMounts"]
+        if mount["name"] in paths and not mount.get("readOnly")
+    }
+
+    assert service["CapabilityBoundingSet"] == "CAP_" + " CAP_".join(context["capabilities"]["add"])
+    assert (service["NoNewPrivileges"], context["allowPrivilegeEscalation"]) == ("yes", False)
+    assert (service["ProtectSystem"], context["readOnlyRootFilesystem"]) == ("strict", True)
+    assert written == {
+        f"/var/lib/{service['StateDirectory']}",
+        *service["ReadWritePaths"].split(),
+    }
+    assert int(service["TimeoutStopSec"]) == pod_spec()["terminationGracePeriodSeconds"]
+
+
+def test_the_environment_names_settings_of_the_agent_and_the_files_that_node_keys_writes() -> None:
+    told = environment()
+    known = {PREFIX + each.name.upper() for each in fields(AgentSettings)}
+    keys = {Path(text).name for text in told.values() if text.startswith("/etc/leasehold/keys/")}
+    renewal = unit("leasehold-node-keys.service")["Service"]
+
+    assert set(told) <= known
+    assert keys == {API_TOKEN, KUBECONFIG, NATS_AUTHORITY, NATS_TOKEN}
+    assert renewal["ExecStart"].endswith("leasehold node-keys --out /etc/leasehold/keys")
+    assert renewal["ReadWritePaths"] == "/etc/leasehold/keys"
+    assert renewal["CapabilityBoundingSet"] == ""
+
+
+def test_nats_is_reached_by_a_name_that_its_certificate_has() -> None:
+    name = environment()["LEASEHOLD_NATS_URL"].removeprefix("nats://").partition(":")[0]
+    doorkeeper = objects(K8S / "base" / "doorkeeper.yaml")["Deployment", "doorkeeper"]
+    (container,) = doorkeeper["spec"]["template"]["spec"]["containers"]
+    (names,) = [arg for arg in container["args"] if arg.startswith("--names=")]
+    component = objects(K8S / "components" / "node-unit" / "node-unit.yaml")
+    service = component["Service", "nats-for-nodes"]["spec"]
+
+    assert name in names.removeprefix("--names=").split(",")
+    assert service["selector"] == {"app.kubernetes.io/name": "nats"}
+    assert service["ports"] == [{"name": "client", "port": 4222}]
+
+
+def test_an_agent_may_ask_for_tokens_only_under_a_policy_that_fails_closed() -> None:
+    component = objects(K8S / "components" / "node-unit" / "node-unit.yaml")
+    (rule, _) = component["Role", "node-agent-keys"]["rules"]
+    policy = component["ValidatingAdmissionPolicy", "leasehold-node-keys"]["spec"]
+    binding = component["ValidatingAdmissionPolicyBinding", "leasehold-node-keys"]["spec"]
+
+    assert (rule["resources"], rule["resourceNames"]) == (["serviceaccounts/token"], ["node-agent"])
+    assert policy["failurePolicy"] == "Fail"
+    assert policy["matchConstraints"]["resourceRules"][0]["resources"] == rule["resources"]
+    assert binding == {"policyName": "leasehold-node-keys", "validationActions": ["Deny"]}
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+def test_systemd_understands_every_line(tmp_path: Path) -> None:
+    for path in NODE.iterdir():
+        text = path.read_text().replace("/opt/leasehold/bin/", "/usr/bin/env ")
+        (tmp_path / path.name).write_text(text)
+    units = sorted(path for path in tmp_path.iterdir() if path.suffix in {".service", ".timer"})
+
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", *map(str, units)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    complaints = [line for line in done.stderr.splitlines() if "leasehold" in line]
+    assert (done.returncode, complaints) == (0, []), done.stderr
