@@ -8,12 +8,14 @@ turn, a few ahead of its kubelet.
 """
 
 import asyncio
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from shared.model.lease import Lease
 from shared.model.names import NodeName, PodUid
+from shared.model.node_events import DeviceReported
 from shared.model.questions import BindTold
 from shared.runtime.clock import Clock
 
@@ -109,11 +111,28 @@ class Presence:
         """Ask the agents of nodes that all binders know to be shut, each when its time has come."""
         await asyncio.gather(*(self._ask(node, ()) for node in sorted(self._marked)))
 
+    def hear(self, reports: Sequence[DeviceReported]) -> None:
+        """Learn from reports which nodes have agents of ours."""
+        self.heard_of(report.node for report in reports if not report.foreign)
+        self.disown(report.node for report in reports if report.foreign)
+
     def heard_of(self, nodes: Iterable[NodeName]) -> None:
-        """Ask agents of shut nodes at once: they have just said something."""
-        for node in self._marked.intersection(nodes):
-            self._known[node].until = 0.0
-            self.news.set()
+        """Note that these nodes have agents, and ask those of shut nodes at once."""
+        for node in nodes:
+            known = self._known.setdefault(node, Known())
+            if not known.heard or node in self._marked:
+                known.heard, known.until = True, 0.0
+            if node in self._marked:
+                self.news.set()
+
+    def disown(self, nodes: Iterable[NodeName]) -> None:
+        """Open nodes that another device plugin serves: no agent of theirs is asked any more."""
+        for node in nodes:
+            known = self._known.setdefault(node, Known())
+            known.heard, known.misses, known.until = False, 0, math.inf
+            self._shut(known, "")
+            if node in self._marked:
+                self.news.set()
 
     def words(self) -> dict[NodeName, str]:
         """Return what all others are to hear: which nodes are shut, and why; empty: it is open."""
@@ -128,13 +147,14 @@ class Presence:
     def note_shut(self, nodes: frozenset[NodeName], words: Mapping[NodeName, str]) -> None:
         """Take over which nodes are shut, `words` of ours included.
 
-        What another binder has heard in the meantime counts as much: it is looked into.
+        What another binder has heard in the meantime counts as much: it is looked into. Whom it
+        opened may have no agent any more.
         """
         for node in nodes ^ self._marked:
             known = self._known.setdefault(node, Known())
-            known.heard, known.answers = True, False
+            known.answers = False
             if node not in words:
-                known.until, known.misses, known.shut = 0.0, 0, ""
+                known.heard, known.until, known.misses, known.shut = node in nodes, 0.0, 0, ""
         self._marked = nodes
 
     async def _ask(self, node: NodeName, leases: Sequence[Lease]) -> dict[PodUid, Wait]:

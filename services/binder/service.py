@@ -261,7 +261,7 @@ class Binder:
         """Save nodes' devices, and what their agents have activated."""
         await self.rebuild.hear_reports(events)
         await self.keeper.save_devices(events)
-        self.presence.heard_of(event.node for event in events)
+        self.presence.hear(events)
         return []
 
     @handles

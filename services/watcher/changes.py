@@ -184,18 +184,23 @@ class ForeignDevices:
 
     def __init__(self) -> None:
         self.told: dict[NodeName, DeviceReported] = {}
+        self._left: set[NodeName] = set()
+        """Nodes of which this had nothing to say when they were seen last."""
 
     def see(self, name: NodeName, report: DeviceReported | None) -> list[DeviceReported]:
         """Take in what a node shows; None: it is gone, or our agent speaks for it.
 
-        A node that never had devices is not told of; one that lost them is, with none.
+        A node that never had devices is not told of; one that lost them is, with none, and so is
+        one that our agent spoke for before.
         """
         if report is None:
             self.told.pop(name, None)
+            self._left.add(name)
             return []
         known = self.told.get(name)
-        if report.devices == (known.devices if known else ()):
+        if name not in self._left and report.devices == (known.devices if known else ()):
             return []
+        self._left.discard(name)
         self.told[name] = report
         return [report]
 

@@ -57,4 +57,5 @@ def foreign_devices(node: Node, *, now_s: float) -> DeviceReported | None:
         devices=volcano_vgpu.parse_register(register),
         served=(volcano_vgpu.NUMBER,),
         reported_at=now_s,
+        foreign=True,
     )

@@ -40,6 +40,8 @@ class DeviceReported(Event):
     reported_at: float = 0.0
     by_signature: bool = False
     """The kubelet's list of pods cannot be read: leases are matched by what they ask for."""
+    foreign: bool = False
+    """No agent of ours speaks for the node: this is what another device plugin registered."""
 
     @property
     def route(self) -> str:

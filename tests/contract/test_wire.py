@@ -190,6 +190,7 @@ SAMPLES: tuple[Event, ...] = (
         activations=(ACTIVATION,),
         reported_at=3.5,
         by_signature=True,
+        foreign=True,
     ),
     ShareActivated(node=NODE, activation=ACTIVATION, trace=TRACE),
     ShareRefused(node=NODE, reason="no lease", pod=POD, namespace=NS, name="t", container="c"),

@@ -1,13 +1,11 @@
 """Pods wait while the agent of their node is away, and those of other nodes do not."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from services.binder.explaining import ConditionSeen
-from services.binder.holding import EXPLAIN_S, GIVE_UP_S
 from services.binder.presence import (
     AWAY_MOST_S,
     AWAY_S,
@@ -15,25 +13,15 @@ from services.binder.presence import (
     NONE_S,
     TRUSTED_S,
     Presence,
-    Silence,
 )
 from services.binder.service import TURNS_S
-from services.binder.shutting import Shutting
 from shared.model.errors import UnavailableError
-from shared.model.events import BindingFailed, LeaseChanged, PodBound
-from shared.model.lease import Lease, LeaseState
-from shared.model.names import NodeName
+from shared.model.events import BindingFailed, PodBound
+from shared.model.lease import LeaseState
 from shared.model.questions import BindTold
-from tests.support.binder_world import NOW, World, chosen, lease, running, until
+from tests.support.asked_agents import N1, N2, Agents, away
+from tests.support.binder_world import NOW, World, chosen, lease, running
 from tests.support.clock import FakeClock
-
-N1, N2 = NodeName("n1"), NodeName("n2")
-
-
-def away(*pods: str) -> BindTold:
-    held = tuple(lease(name).pod for name in pods)
-    reason = "its agent is being stopped"
-    return BindTold(held=held, reason=reason, free=False, closed=True)
 
 
 async def test_a_pod_that_must_wait_is_not_committed_and_comes_back_with_the_reason() -> None:
@@ -105,23 +93,6 @@ class TurningClock(FakeClock):
         self.advance(duration_s)
         self.each_sleep()
         await asyncio.sleep(0)
-
-
-class Agents:
-    """Agents of nodes, each away or there; counts questions."""
-
-    def __init__(self) -> None:
-        self.there: dict[NodeName, BindTold] = {}
-        self.hanging: set[NodeName] = set()
-        self.cut_off = False
-        self.questions = 0
-
-    async def may_bind(self, node: NodeName, leases: Sequence[Lease]) -> BindTold | Silence:
-        self.questions += 1
-        if self.cut_off:
-            raise UnavailableError("NATS is away")
-        silent = Silence("nobody answered", listens=node in self.hanging)
-        return self.there.get(node, silent)
 
 
 async def test_a_node_that_never_had_an_agent_of_ours_holds_nobody_back_for_long() -> None:
@@ -229,129 +200,26 @@ async def test_without_nats_no_agent_is_to_blame() -> None:
     assert presence.words() == {}
 
 
-def shutting(world: World, agents: Agents, clock: FakeClock) -> Shutting:
-    return Shutting(world.ledger, Presence(agents, clock))
+async def test_an_agent_that_comes_to_a_node_of_another_plugin_is_asked_again() -> None:
+    agents, clock = Agents(), FakeClock()
+    presence = Presence(agents, clock)
+    presence.disown([N1])
+    presence.heard_of([N1])
+
+    held = await presence.held_back([lease()])
+
+    assert "does not answer" in held[lease().pod].reason
 
 
-async def test_a_node_is_shut_at_the_second_silence_and_open_at_the_first_answer() -> None:
-    world, agents, clock = World(), Agents(), FakeClock()
-    agents.hanging.add(N1)
-    it = shutting(world, agents, clock)
+async def test_an_agent_that_reported_is_waited_for_though_nobody_asked_it_before() -> None:
+    agents, clock = Agents(), FakeClock()
+    presence = Presence(agents, clock)
+    clock.advance(FIRST_S)
+    presence.heard_of([N1])
 
-    await it.presence.held_back([lease()])
-    await it.step()
-    slow = dict(world.ledger.shut)
-    clock.advance(AWAY_S)
-    await it.presence.held_back([lease()])
-    await it.step()
-    shut = dict(world.ledger.shut)
-    agents.there[N1] = BindTold()
-    clock.advance(AWAY_MOST_S)
-    await it.step()
+    held = await presence.held_back([lease(), lease("p2", node="n2")])
 
-    assert slow == {}
-    assert list(shut) == [N1]
-    assert "does not answer" in shut[N1]
-    assert world.ledger.shut == {}
-
-
-async def test_a_node_is_shut_at_once_when_its_agent_says_so() -> None:
-    world, agents, clock = World(), Agents(), FakeClock()
-    agents.there[N1] = away("p1")
-    it = shutting(world, agents, clock)
-
-    await it.presence.held_back([lease()])
-    await it.step()
-
-    assert world.ledger.shut == {N1: "its agent is being stopped"}
-
-
-async def test_a_report_of_a_shut_node_has_its_agent_asked_at_once() -> None:
-    world, agents, clock = World(), Agents(), FakeClock()
-    agents.hanging.add(N1)
-    it = shutting(world, agents, clock)
-    for _ in range(8):
-        await it.presence.held_back([lease()])
-        await it.step()
-        clock.advance(AWAY_MOST_S)
-    await it.step()
-    agents.there[N1] = BindTold()
-
-    await it.step()
-    assert N1 in world.ledger.shut, "it was asked a moment ago"
-    it.presence.heard_of([N1, N2])
-    async with asyncio.timeout(5):
-        await it.wait()
-    await it.step()
-
-    assert world.ledger.shut == {}
-
-
-async def test_binders_open_what_another_has_shut_only_after_they_were_answered() -> None:
-    world, agents, clock = World(), Agents(), FakeClock()
-    agents.there[N1] = BindTold()
-    one, two = shutting(world, agents, clock), shutting(world, agents, clock)
-    await two.presence.held_back([lease()])
-    agents.there.clear()
-    agents.hanging.add(N1)
-    for _ in range(2):
-        await one.presence.held_back([lease()])
-        clock.advance(AWAY_S)
-    await one.step()
-
-    await two.step()
-    assert N1 in world.ledger.shut
-    assert (await two.presence.held_back([lease()])) != {}
-    agents.there[N1] = BindTold()
-    clock.advance(AWAY_MOST_S)
-    await two.step()
-    assert world.ledger.shut == {}
-    await one.step()
-    await one.step()
-    assert world.ledger.shut == {}, "what the other heard is newer"
-    assert await one.presence.held_back([lease()]) == {}
-
-
-async def test_a_pod_whose_node_stays_shut_is_told_why_and_then_placed_elsewhere() -> None:
-    new = lease("p1", created_at=NOW)
-    world = World(new)
-    world.agents.told = {N1: away("p1")}
-    world.pods.conditions["p1"] = ConditionSeen(uid=new.pod, node="", resource_version="7")
-    batch = chosen(new)
-
-    with pytest.raises(UnavailableError, match="being stopped"):
-        await world.binder.bind_pods(batch)
-    async with running(world.binder.write_conditions):
-        await asyncio.sleep(0)
-    assert not world.pods.patches, "an agent that is replaced costs no write per pod"
-    world.clock.advance(EXPLAIN_S)
-    with pytest.raises(UnavailableError, match="being stopped"):
-        await world.binder.bind_pods(batch)
-    async with running(world.binder.write_conditions):
-        await until(lambda: world.pods.patches)
-    world.clock.advance(GIVE_UP_S)
-    said = await world.binder.bind_pods(batch)
-
-    [(_, patch)] = world.pods.patches
-    [condition] = patch["status"]["conditions"]
-    assert condition["message"] == (
-        "its share is reserved on node n1, which must wait: its agent is being stopped"
-    )
-    assert [type(event) for event in said] == [LeaseChanged, BindingFailed]
-    assert world.ledger.leases == {}
-
-
-async def test_what_was_committed_is_not_given_up_however_long_its_node_is_shut() -> None:
-    bound = lease("p1", state=LeaseState.BOUND)
-    world = World(bound)
-    world.agents.told = {N1: away("p1")}
-
-    for _ in range(3):
-        with pytest.raises(UnavailableError, match="being stopped"):
-            await world.binder.bind_pods(chosen(bound))
-        world.clock.advance(GIVE_UP_S)
-
-    assert list(world.ledger.leases) == [bound.pod]
+    assert list(held) == [lease().pod]
 
 
 @pytest.mark.parametrize("jump_s", [-3600.0, 3600.0])

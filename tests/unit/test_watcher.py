@@ -162,6 +162,16 @@ def test_devices_of_another_plugin_are_told_when_they_come_change_and_go() -> No
     assert known.see(name, some) == [some]
 
 
+def test_a_node_that_our_agent_has_left_is_told_of_even_without_devices() -> None:
+    name, known = NodeName("a"), ForeignDevices()
+    none = DeviceReported(node=name, devices=(), served=(), foreign=True)
+
+    told = [known.see(name, seen) for seen in (None, none, none)]
+
+    assert told == [[], [none], []]
+    assert known.all(now_s=5.0) == [replace(none, reported_at=5.0)]
+
+
 def test_a_node_is_told_only_when_it_differs() -> None:
     told = Nodes(Pods())
     facts = NodeFacts(name=NodeName("a"), labels={"x": "1"})
@@ -431,6 +441,7 @@ def test_devices_of_volcanos_own_plugin_are_taken_from_its_annotation(
     report = nodes.foreign_devices(node, now_s=1.0)
 
     assert (None if report is None else len(report.devices)) == devices
+    assert report is None or report.foreign
 
 
 @pytest.mark.parametrize(
