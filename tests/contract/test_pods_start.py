@@ -1,0 +1,109 @@
+"""What a pod of the manifests finds when it starts: flags that its program reads, places to write.
+
+Seen on a real kubelet first, where pods with a flag that nobody reads, or without a place for
+temporary files, never became ready.
+"""
+
+import contextlib
+import io
+import os
+import runpy
+import shutil
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from tests.contract.test_overlays import COMPONENTS, K8S, OVERLAYS, built, one, with_component
+
+Json = dict[str, Any]
+
+pytestmark = [
+    pytest.mark.kubectl,
+    pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed"),
+]
+
+
+def ours(found: list[Json]) -> list[tuple[Json, Json]]:
+    """Every container of our image, with its pod."""
+    pods = [o["spec"]["template"]["spec"] for o in found if "template" in o.get("spec", {})]
+    return [
+        (pod, container)
+        for pod in pods
+        for container in pod["containers"]
+        if container["image"].startswith("leasehold")
+    ]
+
+
+def variables(found: list[Json], container: Json) -> dict[str, str]:
+    """What the kubelet puts into its environment; what only it knows is a word."""
+    given: dict[str, str] = {}
+    for source in container.get("envFrom", ()):
+        given |= one(found, "ConfigMap", source["configMapRef"]["name"])["data"]
+    return given | {item["name"]: item.get("value", "known-there") for item in container["env"]}
+
+
+def refused(found: list[Json]) -> list[str]:
+    """Have every container of ours read what it is given; return what is not understood."""
+    told = [
+        (container["args"], variables(found, container))
+        for _, container in ours(found)
+        if "command" not in container
+    ]
+    return [fault for args, given in told if (fault := _fault(args, given))]
+
+
+def _fault(args: list[str], given: dict[str, str]) -> str:
+    """Run a module with these words; `--help` comes last and ends it when the others are read."""
+    shown, said = io.StringIO(), io.StringIO()
+    outside = {name: text for name, text in os.environ.items() if not name.startswith("LEASEHOLD")}
+    with (
+        mock.patch.dict(os.environ, outside | given, clear=True),
+        mock.patch.object(sys, "argv", [*args, "--help"]),
+        warnings.catch_warnings(),
+        contextlib.redirect_stdout(shown),
+        contextlib.redirect_stderr(said),
+        pytest.raises(SystemExit) as ended,
+    ):
+        warnings.simplefilter("ignore", RuntimeWarning)  # the module may be imported already
+        runpy.run_module(args[0], run_name="__main__")
+    words = [word.partition("=")[0] for word in args if word.startswith("--")]
+    unknown = [word for word in words if f"{word} " not in shown.getvalue()]
+    return f"{args[0]}: {unknown} {said.getvalue()[-200:]}" if ended.value.code or unknown else ""
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_every_service_reads_the_flags_and_variables_that_it_is_given(name: str) -> None:
+    found = built(K8S / "overlays" / name)
+
+    assert len(ours(found)) >= 8
+    assert refused(found) == []
+
+
+@pytest.mark.parametrize("name", COMPONENTS)
+def test_so_it_does_with_a_component(name: str, tmp_path: Path) -> None:
+    assert refused(with_component(name, tmp_path)) == []
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_whoever_may_write_nothing_else_has_a_place_in_memory_for_temporary_files(
+    name: str,
+) -> None:
+    for pod, container in ours(built(K8S / "overlays" / name)):
+        at = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+        volume = {each["name"]: each for each in pod["volumes"]}[at["/tmp"]]
+
+        assert container["securityContext"]["readOnlyRootFilesystem"] is True
+        assert volume["emptyDir"]["medium"] == "Memory"
+
+
+def test_redis_lets_in_from_elsewhere_whom_its_users_let_in() -> None:
+    redis = one(built(K8S / "base"), "StatefulSet", "redis")
+    args = redis["spec"]["template"]["spec"]["containers"][0]["args"]
+    told = dict(zip(args[::2], args[1::2], strict=True))
+
+    assert "--aclfile" in told
+    assert told["--protected-mode"] == "no"
