@@ -86,10 +86,17 @@ def _about_health(command: Callable[..., argparse.ArgumentParser]) -> None:
         "",
         "--json",
         "--node gpu-7 --kubelet-dir /var/lib/kubelet --redis-url redis://10.0.0.6:6379/0",
-        "                                   on a real node, or in its agent's pod",
+        "                                   on a real node",
+        "--only node                        in a node agent's pod, where it is the default",
     )
     flags.of_view(doctor)
     add = doctor.add_argument
+    add(
+        "--only",
+        choices=("node", "cluster"),
+        default=os.environ.get("LEASEHOLD_DOCTOR_ONLY"),
+        help="look at the node, or at what is around it [LEASEHOLD_DOCTOR_ONLY; default: both]",
+    )
     add("--node", default="", help="only this node (default: all of `up`; else this machine)")
     add("--kubelet-dir", default="", metavar="DIR", help="of a real node: /var/lib/kubelet")
     add("--agent-dir", default="", metavar="DIR", help="the agent's --state-dir")

@@ -23,6 +23,7 @@ from services.cli.doctor_node_probes import NodeProbes
 from services.cli.sources import redis_keys_of
 from services.cli.statedir import StateDir, load_state
 from services.node_agent.settings import AgentSettings
+from services.topology import OPERATOR
 from shared.clients.kube import Kube
 from shared.clients.kubeconfig import load_credentials
 from shared.clients.leases import RedisLeases
@@ -72,6 +73,10 @@ CLUSTER_CHECKS: Mapping[str, Callable[[ClusterProbes], Awaitable[Finding]]] = {
     "parts": ClusterProbes.parts,
     "versions": ClusterProbes.versions,
 }
+OF_A_NODE = frozenset({"api-clock", "rights"})
+"""What the cluster is asked on behalf of a node's agent, with its account."""
+OF_ITS_AGENT = frozenset({"rights"})
+"""What only its account can ask."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +90,16 @@ class Ward:
     redis_keys: Keys = NO_KEYS
     kubeconfig: Path | None = None
     simulated: bool = False
+    only: str | None = None
+    """`node` or `cluster`; None: both."""
+
+    @property
+    def checks(self) -> Sequence[str]:
+        """Which of the checks of the cluster are to be made."""
+        if self.only == "node":
+            return [name for name in CLUSTER_CHECKS if name in OF_A_NODE]
+        skipped = OF_ITS_AGENT if self.only == "cluster" else ()
+        return [name for name in CLUSTER_CHECKS if name not in skipped]
 
 
 def doctor(flags: argparse.Namespace) -> int:
@@ -120,9 +135,10 @@ def ward_of(flags: argparse.Namespace) -> Ward:
             redis_url=flags.redis_url,
             redis_keys=redis_keys_of(flags),
             nats_url=settings.nats_url,
-            nats_keys=settings.nats_keys("node-agent", settings.node_name),
+            nats_keys=settings.nats_keys(OPERATOR.name),
             kubeconfig=_path(flags.kubeconfig),
             simulated=settings.simulated,
+            only=flags.only,
         )
     if flags.node and flags.node not in saved.nodes:
         known = ", ".join(saved.nodes)
@@ -146,6 +162,7 @@ def ward_of(flags: argparse.Namespace) -> Ward:
         nats_keys=NO_KEYS if flags.nats_url else saved.nats_keys,
         kubeconfig=Path(flags.kubeconfig or saved.kubeconfig),
         simulated=True,
+        only=flags.only,
     )
 
 
@@ -172,8 +189,8 @@ async def examined(ward: Ward) -> list[Finding]:
             nats_keys=ward.nats_keys,
             simulated=ward.simulated,
         )
-        waiting = [_made(name, "", check(cluster)) for name, check in CLUSTER_CHECKS.items()]
-        for settings in ward.nodes:
+        waiting = [_made(name, "", CLUSTER_CHECKS[name](cluster)) for name in ward.checks]
+        for settings in ward.nodes if ward.only != "cluster" else ():
             node = NodeProbes(
                 settings,
                 kube=kube,

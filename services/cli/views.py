@@ -113,7 +113,8 @@ def trace(flags: argparse.Namespace) -> int:
     if not spans:
         print(
             f"leasehold trace: no span of pod {flags.namespace}/{flags.pod} is in {directory}; "
-            "spans arrive half a second after they end",
+            "spans arrive half a second after they end. Services with --otlp-endpoint send them "
+            "there: the id of the trace is the pod's uid without its hyphens",
             file=sys.stderr,
         )
         return 1

@@ -204,11 +204,6 @@ def _shut(error: Exception, said: str) -> str:
             " takes nobody from another machine, with or without a secret, because it runs in "
             "protected mode: start it with --protected-mode no; users and secrets keep it shut"
         )
-    if said.startswith("DENIED"):
-        return (
-            " lets in nobody from elsewhere: its protected mode is on; once it has the users that "
-            "`leasehold doors --out DIR` writes, start it with `--protected-mode no`"
-        )
     return ""
 
 

@@ -63,12 +63,11 @@ def _fault(args: list[str], given: dict[str, str]) -> str:
     with (
         mock.patch.dict(os.environ, outside | given, clear=True),
         mock.patch.object(sys, "argv", [*args, "--help"]),
-        warnings.catch_warnings(),
+        warnings.catch_warnings(action="ignore", category=RuntimeWarning),  # imported already
         contextlib.redirect_stdout(shown),
         contextlib.redirect_stderr(said),
         pytest.raises(SystemExit) as ended,
     ):
-        warnings.simplefilter("ignore", RuntimeWarning)  # the module may be imported already
         runpy.run_module(args[0], run_name="__main__")
     words = [word.partition("=")[0] for word in args if word.startswith("--")]
     unknown = [word for word in words if f"{word} " not in shown.getvalue()]
@@ -100,10 +99,18 @@ def test_whoever_may_write_nothing_else_has_a_place_in_memory_for_temporary_file
         assert volume["emptyDir"]["medium"] == "Memory"
 
 
-def test_redis_lets_in_from_elsewhere_whom_its_users_let_in() -> None:
-    redis = one(built(K8S / "base"), "StatefulSet", "redis")
-    args = redis["spec"]["template"]["spec"]["containers"][0]["args"]
-    told = dict(zip(args[::2], args[1::2], strict=True))
+def test_redis_is_open_to_every_pod_that_has_a_user_there() -> None:
+    found = built(K8S / "base")
+    (rule,) = one(found, "NetworkPolicy", "redis")["spec"]["ingress"]
+    (chosen,) = rule["from"][0]["podSelector"]["matchExpressions"]
 
-    assert "--aclfile" in told
-    assert told["--protected-mode"] == "no"
+    with_user = {
+        container["name"]
+        for pod, container in ours(found)
+        if any(
+            source.get("secret", {}).get("name", "").startswith("redis-")
+            for volume in pod["volumes"]
+            for source in volume.get("projected", {}).get("sources", ())
+        )
+    }
+    assert set(chosen["values"]) == {*with_user, "doorkeeper"}
