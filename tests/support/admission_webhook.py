@@ -15,7 +15,8 @@ from services.simcluster.objects import Json, encode
 from services.simcluster.tls import Certificates, certificates_for
 
 Answer = Callable[[Json], Json | Awaitable[Json] | web.Response]
-_MADE: list[Certificates] = []
+_MADE: list[tuple[tempfile.TemporaryDirectory[str], Certificates]] = []
+"""Made once for all tests of a process, and removed when it ends."""
 
 
 def allow(_request: Json) -> Json:
@@ -109,14 +110,15 @@ def configuration(kind: str, name: str, *hooks: Json) -> Json:
 async def webhook_server() -> AsyncIterator[WebhookUnderTest]:
     """Serve on a free port; the certificate is good for 127.0.0.1 and hook.default.svc."""
     if not _MADE:
-        directory = Path(tempfile.mkdtemp(prefix="lh-hook-"))
-        _MADE.append(certificates_for(directory, "hook.default.svc"))
-    found = WebhookUnderTest(0, _MADE[0])
+        directory = tempfile.TemporaryDirectory(prefix="lh-hook-")
+        _MADE.append((directory, certificates_for(Path(directory.name), "hook.default.svc")))
+    _, certificate = _MADE[0]
+    found = WebhookUnderTest(0, certificate)
     app = web.Application()
     app.router.add_post("/{name}", found.handle)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
-    context: ssl.SSLContext = _MADE[0].server_context()
+    context: ssl.SSLContext = certificate.server_context()
     site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context)
     try:
         await site.start()

@@ -16,7 +16,8 @@ from services.simcluster.store import DEFAULT_WINDOW, Store
 from services.simcluster.tls import certificates
 
 TOKEN = "a-token-for-tests"  # noqa: S105
-_CERTIFICATES: list[Path] = []
+_CERTIFICATES: list[tempfile.TemporaryDirectory[str]] = []
+"""Made once for all tests of a process, and removed when it ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +53,8 @@ async def api_server(
 ) -> AsyncIterator[ApiUnderTest]:
     """Start a server; `runtime` is made from its store."""
     if not _CERTIFICATES:
-        _CERTIFICATES.append(Path(tempfile.mkdtemp(prefix="lh-tls-")))
-    certs = certificates(_CERTIFICATES[0])
+        _CERTIFICATES.append(tempfile.TemporaryDirectory(prefix="lh-tls-"))
+    certs = certificates(Path(_CERTIFICATES[0].name))
     held = Store(window=window) if store is None else store
     server = ApiServer(
         held,
