@@ -57,7 +57,7 @@ def page(
             '<a class="skip" href="#main">Skip to the devices</a>\n',
             _header(only_table=only_table, signed_in=signed_in),
             _banner(silent, now),
-            '<main id="main">\n<div id="plain">\n',
+            f'<main id="main">\n<div id="plain"{_standing_in(only_table=only_table)}>\n',
             _devices(here, sight, now),
             _links(number, pages, len(devices), only_table=only_table),
             _queue(projection.queue(), sight, now),
@@ -94,6 +94,11 @@ def age(seconds: float) -> str:
         if seconds >= length:
             return f"{int(seconds // length)} {unit}"
     return f"{max(int(seconds), 0)} s"
+
+
+def _standing_in(*, only_table: bool) -> str:
+    """Mark tables that are there for browsers without scripts: others need not lay them out."""
+    return "" if only_table else ' class="stand-in"'
 
 
 def _header(*, only_table: bool, signed_in: bool) -> str:

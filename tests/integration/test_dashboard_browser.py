@@ -1,6 +1,7 @@
 """The page in Chromium: live, by keyboard, without scripts, and inert whatever names say."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -150,6 +151,40 @@ async def test_without_scripts_the_page_is_a_table(browser: Browser) -> None:
 
         row = page.get_by_role("row", name="GPU").or_(page.get_by_role("row", name="Tesla T4"))
         await expect(row.filter(has_text="default/train main: 4000 MiB")).to_have_count(1)
+
+
+async def test_with_scripts_the_table_is_not_laid_out_unless_it_was_asked_for(
+    browser: Browser,
+) -> None:
+    async with dashboard() as shown:
+        await shown.until_shares(0)
+        context = await browser.new_context()
+        page = await context.new_page()
+        await page.route("**/api/v1/state", lambda route: route.abort())
+
+        await page.goto(shown.url)
+        await expect(page.locator("table").first).to_be_hidden()
+        await page.get_by_role("link", name="Table").click()
+        await expect(page.locator("table").first).to_be_visible()
+
+
+async def test_a_devices_share_in_use_can_be_read_beside_a_long_name(browser: Browser) -> None:
+    async with dashboard() as shown:
+        long = replace(device("a", 0), model="NVIDIA A100-SXM4-40GB of a very long name")
+        await shown.ledger.save_devices(report("a", [long]))
+        page = await opened(browser, shown)
+        percent = page.locator(".dev .head i").first
+        await expect(page.locator(".dev .head span").first).to_have_text(long.model)
+
+        on_top = await percent.evaluate("""(one) => {
+          const box = one.getBoundingClientRect();
+          const card = one.closest(".dev").getBoundingClientRect();
+          const middle = document.elementFromPoint(box.x + box.width / 2, box.y + box.height / 2);
+          const covers = getComputedStyle(one).backgroundColor !== "rgba(0, 0, 0, 0)";
+          return middle === one && box.right <= card.right && covers;
+        }""")
+
+        assert on_top
 
 
 async def test_names_that_are_code_are_only_shown(browser: Browser) -> None:
