@@ -54,6 +54,10 @@ def with_values(found: Mapping[str, Any]) -> dict[str, Any]:
             limits = made["spec"]
             limits["minReplicas"] = _number("placers.min", limits["minReplicas"])
             limits["maxReplicas"] = _number("placers.max", limits["maxReplicas"])
+        case "ScaledObject":
+            limits = made["spec"]
+            limits["minReplicaCount"] = _number("placers.min", limits["minReplicaCount"])
+            limits["maxReplicaCount"] = _number("placers.max", limits["maxReplicaCount"])
         case "ConfigMap" if made["metadata"]["name"] == "leasehold":
             _settings(made["data"])
         case "CustomResourceDefinition":

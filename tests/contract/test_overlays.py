@@ -68,10 +68,10 @@ def one(found: list[Json], kind: str, name: str) -> Json:
     return it
 
 
-def with_component(name: str, directory: Path) -> list[Json]:
-    """An overlay of the base with one component, as an operator would write it."""
+def with_component(name: str, directory: Path, *, over: str = "base") -> list[Json]:
+    """An overlay of the base, or of another, with one component, as an operator would write it."""
     parts = {
-        "resources": [os.path.relpath(K8S / "base", directory)],
+        "resources": [os.path.relpath(K8S / over, directory)],
         "components": [os.path.relpath(K8S / "components" / name, directory)],
     }
     (directory / "kustomization.yaml").write_text(yaml.safe_dump(parts))
@@ -213,6 +213,27 @@ def test_the_cdi_component_lets_the_agent_write_there_and_see_the_driver(tmp_pat
     seen = mounts[str(settings.driver_places.seen_at)]
     assert volumes[seen["name"]]["path"] == str(settings.driver_places.root)
     assert seen["readOnly"] is True
+
+
+@pytest.mark.parametrize("over", ["base", "overlays/ha"])
+def test_keda_takes_the_place_of_every_other_word_on_how_many_placers_there_are(
+    tmp_path: Path, over: str
+) -> None:
+    found = with_component("keda", tmp_path, over=over)
+
+    scaled = one(found, "ScaledObject", "placer")["spec"]
+    assert scaled["scaleTargetRef"] == {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "name": one(found, "Deployment", "placer")["metadata"]["name"],
+    }
+    assert "replicas" not in one(found, "Deployment", "placer")["spec"]
+    assert not [each for each in found if each["kind"] == "HorizontalPodAutoscaler"]
+    [trigger] = scaled["triggers"]
+    host, _, port = trigger["metadata"]["natsServerMonitoringEndpoint"].partition(":")
+    nats = one(found, "StatefulSet", "nats")
+    assert host == f"{nats['spec']['serviceName']}.{nats['metadata']['namespace']}"
+    assert int(port) in {each["containerPort"] for each in container(nats)["ports"]}
 
 
 def test_the_operator_scrapes_every_part_of_ours_under_the_name_that_alerts_use(
