@@ -16,7 +16,8 @@ from shared.model.node_events import Activation
 
 AGENT_POD = "kubectl -n leasehold-system"
 AGENT_LABEL = "leasehold.dev/agent"
-"""Its value `unit` keeps the DaemonSet off a node."""
+"""Its value `unit` keeps the DaemonSet off a node that `GPU_LABEL` would have it on."""
+GPU_LABEL = "leasehold.dev/gpu"
 SHOWN = 5
 
 Registered = Mapping[str, frozenset[str]]
@@ -32,7 +33,8 @@ def agent(node: str, holder: Holder | None, labels: Mapping[str, str] | None) ->
             "leasehold-agent",
         )
     wants_unit = labels is not None and labels.get(AGENT_LABEL) == UNIT
-    if holder.form == UNIT and labels is not None and not wants_unit:
+    wants_pod = labels is not None and labels.get(GPU_LABEL) == "true" and not wants_unit
+    if holder.form == UNIT and wants_pod:
         return fail(
             f"{holder} serves this node, and a pod of the DaemonSet comes here as well",
             f"kubectl label node {node} {AGENT_LABEL}={UNIT}",

@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 VERSION = "v1beta1"
 MAX_SOCKET_PATH = 107
 LOOK_S = 0.2
+LOOK_SOON_S = 0.05
+"""While there is no kubelet: one that boots admits its pods 0.8 s after it has made its socket."""
 REGISTER_S = 10.0
 FIRST_LIST_S = 10.0
 """The kubelet asks for the list within this after it took a registration."""
@@ -167,7 +169,7 @@ class Endpoint:
             if not said:
                 logger.info("waiting for the kubelet's socket %s", self._kubelet)
                 said = True
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(LOOK_SOON_S)
         return mark
 
     async def _serve_once(self, before: SocketMark) -> tuple[str, bool]:

@@ -1,23 +1,9 @@
 """The reflector against an API server that does everything a real one does on a bad day."""
 
-import asyncio
-import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
-
-import pytest
-
-from shared.clients.known_objects import Appeared, Change, Changed, Gone, Synced
-from shared.clients.kube import Kube
-from shared.clients.kube_errors import ForbiddenError
-from shared.clients.kube_types import Pod
-from shared.clients.kubeconfig import Credentials
-from shared.clients.reflector import BATCH, Reflector
+from shared.clients.reflector import BATCH
+from tests.support.reflecting import PODS, following, has
 from tests.support.scripted_apiserver import (
-    ScriptedApiserver,
-    Step,
     added,
-    answers,
     bookmark,
     deleted,
     failed,
@@ -26,84 +12,8 @@ from tests.support.scripted_apiserver import (
     modified,
     pod,
     refuses,
-    resets,
     streams,
 )
-
-PODS = "/api/v1/pods"
-
-
-class Followed:
-    """A reflector with its server; pauses are recorded instead of waited for."""
-
-    def __init__(self, server: ScriptedApiserver, kube: Kube, silence_s: float) -> None:
-        self.server = server
-        self.pauses: list[float] = []
-        self.batches: list[list[Change[Pod]]] = []
-        self.reflector = Reflector(
-            kube,
-            PODS,
-            Pod,
-            label_selector="app=x",
-            silence_s=silence_s,
-            pause=self._pause,
-            uniform=lambda _, high: high,
-        )
-
-    async def _pause(self, seconds: float) -> None:
-        self.pauses.append(seconds)
-        await asyncio.sleep(0)
-
-    async def told_until(self, enough: Callable[[list[str]], bool]) -> list[str]:
-        """Follow until `enough` holds for what was told so far; return all of it as words."""
-        async with asyncio.timeout(5), aclosing(self.reflector.batches()) as batches:
-            async for batch in batches:
-                self.batches.append(batch)
-                if enough(self.told()):
-                    break
-        return self.told()
-
-    async def told_by_request(self, count: int) -> list[str]:
-        """Follow until the server has received `count` requests; return what was told by then."""
-        async with asyncio.timeout(5), asyncio.TaskGroup() as group:
-            following = group.create_task(self.told_until(lambda _: False))
-            await self.server.received(count)
-            following.cancel()
-        return self.told()
-
-    def told(self) -> list[str]:
-        return [_words(change) for batch in self.batches for change in batch]
-
-    def watched_from(self) -> list[str]:
-        requests = [r.query for r in self.server.requests if "watch" in r.query]
-        return [query["resourceVersion"] for query in requests]
-
-
-def _words(change: Change[Pod]) -> str:
-    match change:
-        case Appeared(item):
-            return f"+{item.metadata.name}@{item.metadata.resource_version}"
-        case Changed(item, previous):
-            before, after = previous.metadata.resource_version, item.metadata.resource_version
-            return f"~{item.metadata.name}@{before}>{after}"
-        case Gone(item, version):
-            return f"-{item.metadata.name}@{version}"
-        case Synced(version):
-            return f"={version}"
-    raise AssertionError(change)
-
-
-@asynccontextmanager
-async def following(*steps: Step, silence_s: float = 30.0) -> AsyncIterator[Followed]:
-    async with (
-        ScriptedApiserver(*steps) as server,
-        Kube(Credentials(server=server.url), timeout_s=5) as kube,
-    ):
-        yield Followed(server, kube, silence_s)
-
-
-def has(word: str) -> Callable[[list[str]], bool]:
-    return lambda told: word in told
 
 
 async def test_a_list_is_told_and_then_the_watch_goes_on_from_its_version() -> None:
@@ -206,7 +116,11 @@ async def test_an_hour_of_bookmarks_tells_nothing_and_advances_the_version() -> 
 
 
 GAP = lists(pod("kept", 1), pod("moved", 12), pod("new", 11), version=20)
+
+
 BEFORE_GAP = lists(pod("kept", 1), pod("moved", 2), pod("ended", 3), version=7)
+
+
 AFTER_GAP = ["~moved@2>12", "+new@11", "-ended@20", "=20"]
 
 
@@ -255,109 +169,6 @@ async def test_a_pod_replaced_under_its_name_during_a_gap_ends_before_it_appears
     assert told == ["+a@1", "=7", "-a@15", "+a@15", "=20"]
 
 
-async def test_retry_after_is_honoured_for_a_list_and_for_a_watch() -> None:
-    steps = (
-        refuses(429, "TooManyRequests", Retry_After="3"),
-        lists(version=7),
-        refuses(429, "TooManyRequests", Retry_After="12"),
-        hang,
-    )
-    async with following(*steps) as followed:
-        await followed.told_by_request(4)
-
-    assert followed.pauses == [3.0, 12.0]
-
-
-async def test_500_is_retried_with_growing_pauses_from_the_last_version() -> None:
-    failing = [refuses(500, "InternalError")] * 8
-    steps = (lists(version=7), *failing, streams(added(pod("a", 8)), then="silence"))
-    async with following(*steps) as followed:
-        told = await followed.told_until(has("+a@8"))
-
-    assert told == ["=7", "+a@8"]
-    assert followed.pauses == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0]
-    assert set(followed.watched_from()) == {"7"}
-
-
-async def test_an_error_event_of_500_is_retried_from_the_last_version() -> None:
-    steps = (
-        lists(version=7),
-        streams(added(pod("a", 8)), failed(500, "InternalError")),
-        streams(added(pod("b", 9)), then="silence"),
-    )
-    async with following(*steps) as followed:
-        told = await followed.told_until(has("+b@9"))
-
-    assert told == ["=7", "+a@8", "+b@9"]
-    assert followed.watched_from() == ["7", "8"]
-
-
-async def test_pauses_start_small_again_after_success() -> None:
-    steps = (
-        lists(version=7),
-        refuses(500, "InternalError"),
-        refuses(500, "InternalError"),
-        streams(added(pod("a", 8)), then="reset"),
-        hang,
-    )
-    async with following(*steps) as followed:
-        await followed.told_by_request(5)
-
-    assert followed.pauses == [0.2, 0.4, 0.2]
-
-
-async def test_a_reset_at_connect_and_mid_stream_is_resumed() -> None:
-    steps = (
-        lists(version=7),
-        resets,
-        resets,
-        streams(added(pod("a", 8)), then="reset"),
-        streams(added(pod("b", 9)), then="silence"),
-    )
-    async with following(*steps) as followed:
-        told = await followed.told_until(has("+b@9"))
-
-    assert told == ["=7", "+a@8", "+b@9"]
-    assert followed.watched_from()[-1] == "8"
-
-
-@pytest.mark.parametrize("then", ["end", "reset"])
-async def test_half_a_line_is_dropped_and_the_event_comes_again(then: str) -> None:
-    half = b'{"type":"ADDED","object":{"metadata":{"name":"b","resourceV'
-    steps = (
-        lists(version=7),
-        streams(added(pod("a", 8)), half, then=then),
-        streams(added(pod("b", 9)), then="silence"),
-    )
-    async with following(*steps) as followed:
-        told = await followed.told_until(has("+b@9"))
-
-    assert told == ["=7", "+a@8", "+b@9"]
-    assert followed.watched_from() == ["7", "8"]
-
-
-async def test_a_line_that_arrives_in_pieces_is_put_together() -> None:
-    line = b'{"type":"ADDED","object":{"metadata":{"name":"a","resourceVersion":"8"}}}\n'
-    steps = (lists(version=7), streams(line[:9], line[9:40], line[40:], then="silence"))
-    async with following(*steps) as followed:
-        told = await followed.told_until(has("+a@8"))
-
-    assert told == ["=7", "+a@8"]
-
-
-async def test_a_silent_connection_is_given_up_and_resumed() -> None:
-    steps = (
-        lists(version=7),
-        streams(added(pod("a", 8)), then="silence"),
-        streams(added(pod("b", 9)), then="silence"),
-    )
-    async with following(*steps, silence_s=0.2) as followed:
-        told = await followed.told_until(has("+b@9"))
-
-    assert told == ["=7", "+a@8", "+b@9"]
-    assert followed.watched_from() == ["7", "8"]
-
-
 async def test_duplicates_and_overtaken_events_are_ignored() -> None:
     events = streams(
         modified(pod("a", 12)),
@@ -397,46 +208,6 @@ async def test_versions_that_are_not_numbers_pass_through() -> None:
     assert told == ["=7", "+a@x1", "~a@x1>w9"]
 
 
-async def test_one_unreadable_pod_is_reported_and_the_stream_goes_on(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    caplog.set_level(logging.ERROR)
-    bad_listed, bad = pod("bad", 5, spec={"priority": "high"}), pod("a", 8, spec=[])
-    events = streams(modified(bad), deleted(pod("a", 9, spec=[])), then="silence")
-    async with following(lists(bad_listed, pod("a", 1), version=7), events) as followed:
-        told = await followed.told_until(has("-a@9"))
-
-    assert told == ["+a@1", "=7", "-a@9"]
-    assert followed.reflector.counts.undecodable == 3
-    assert "default/bad at version 5" in caplog.text
-
-
-async def test_a_known_pod_that_a_list_shows_unreadable_is_not_gone() -> None:
-    steps = (
-        lists(pod("a", 1), version=7),
-        refuses(410, "Expired"),
-        lists(pod("a", 8, spec=[]), version=9),
-    )
-    async with following(*steps) as followed:
-        told = await followed.told_until(has("=9"))
-
-    assert told == ["+a@1", "=7", "=9"]
-
-
-@pytest.mark.parametrize("junk", [b"not json\n", b"x" * (9 << 20), b'{"type":"ADDED"}\n'])
-async def test_a_line_that_cannot_be_read_leads_to_a_new_list(junk: bytes) -> None:
-    steps = (
-        lists(pod("a", 1), version=7),
-        streams(modified(pod("a", 8)), junk, then="silence"),
-        lists(pod("a", 9), version=10),
-    )
-    async with following(*steps) as followed:
-        told = await followed.told_until(has("=10"))
-
-    assert told == ["+a@1", "=7", "~a@1>8", "~a@8>9", "=10"]
-    assert followed.pauses == [0.2]
-
-
 BURST = b"".join(
     b'{"type":"ADDED","object":{"metadata":{"name":"p%d","resourceVersion":"%d"}}}\n' % (n, n + 8)
     for n in range(1000)
@@ -463,35 +234,3 @@ async def test_who_stops_listening_midway_misses_nothing_when_listening_again() 
 
     assert sorted(followed.told()) == sorted(set(followed.told()))
     assert len(followed.told()) == 1301
-
-
-async def test_a_missing_permission_is_raised_before_the_first_list() -> None:
-    async with following(refuses(403, "Forbidden", "cannot list pods")) as followed:
-        with pytest.raises(ForbiddenError, match="cannot list pods"):
-            await followed.told_until(has("never"))
-
-
-async def test_a_permission_lost_later_is_waited_out_with_a_new_list() -> None:
-    steps = (lists(version=7), refuses(403, "Forbidden"), lists(pod("a", 8), version=9))
-    async with following(*steps) as followed:
-        told = await followed.told_until(has("=9"))
-
-    assert told == ["=7", "+a@8", "=9"]
-    assert followed.pauses == [0.2]
-
-
-async def test_a_connection_is_freed_as_soon_as_nobody_follows() -> None:
-    steps = (lists(version=7), streams(added(pod("a", 8)), then="silence"))
-    async with following(*steps) as followed:
-        await followed.told_until(has("+a@8"))
-        async with asyncio.timeout(5):
-            while followed.server.open_connections:
-                await asyncio.sleep(0.01)
-
-
-async def test_an_answer_cut_short_is_asked_for_again() -> None:
-    steps = (answers(200, b'{"items":[{"metadata"'), lists(pod("a", 1), version=7))
-    async with following(*steps) as followed:
-        told = await followed.told_until(has("=7"))
-
-    assert told == ["+a@1", "=7"]

@@ -214,7 +214,8 @@ UNIT_LABEL = {"leasehold.dev/agent": "unit"}
         ("pod", {}, OK, "pod node-agent-x serves"),
         ("process", None, OK, "process 7 serves"),
         ("unit", None, OK, "a unit of this node"),
-        ("unit", {}, FAIL, "a pod of the DaemonSet comes here as well"),
+        ("unit", {}, OK, "a unit of this node"),
+        ("unit", {"leasehold.dev/gpu": "true"}, FAIL, "a pod of the DaemonSet comes here as well"),
         ("pod", UNIT_LABEL, FAIL, "labelled to be served by its unit"),
     ],
 )
