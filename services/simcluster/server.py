@@ -250,7 +250,7 @@ async def _body(request: web.BaseRequest) -> Any:
         return protobuf_bodies.decoded(raw)
     try:
         return decode(raw)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ApiError.bad_request(f"error decoding JSON: {error}") from error
 
 

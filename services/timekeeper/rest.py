@@ -336,7 +336,7 @@ def _namespace(request: web.Request) -> Namespace:
 async def _body(request: web.Request) -> Mapping[str, Any]:
     try:
         body = msgspec.json.decode(await request.read())
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RequestError(f"the body is no JSON: {error}") from error
     if not isinstance(body, dict):
         raise RequestError("the body must be a JSON object")

@@ -45,7 +45,7 @@ from shared.model.request import PodRequest
 
 DEFAULT_SCHEDULER = "default-scheduler"
 WHOLE_CARD = 100
-BAD_REQUEST, FORBIDDEN = 400, 403
+BAD_REQUEST, FORBIDDEN, UNREADABLE = 400, 403, 422
 OLD_TEXT = "Must supply both tencent.com/vcuda-core AND tencent.com/vcuda-memory"
 """What GPUSharing's webhook said; clients of it look for these very words."""
 

@@ -75,8 +75,8 @@ def read_pod(obj: Mapping[str, Any], namespace: str) -> PodSeen:
             namespace=namespace,
             name=str(meta.get("name") or f"{meta.get('generateName', '')}…"),
             containers=tuple(_containers(spec)),
-            annotations=meta.get("annotations") or {},
-            labels=meta.get("labels") or {},
+            annotations=_texts(meta, "annotations"),
+            labels=_texts(meta, "labels"),
             has_annotations=bool(meta.get("annotations")),
             scheduler=spec.get("schedulerName") or "",
             node=spec.get("nodeName") or "",
@@ -95,6 +95,13 @@ def read_pod(obj: Mapping[str, Any], namespace: str) -> PodSeen:
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise RequestError(f"the object under review is no pod: {error!r}") from error
+
+
+def _texts(meta: Mapping[str, Any], key: str) -> Mapping[str, str]:
+    found = meta.get(key) or {}
+    if not all(isinstance(value, str) for value in found.values()):
+        raise RequestError(f"metadata.{key} of the pod must be texts by name")
+    return dict(found)
 
 
 def _containers(spec: Mapping[str, Any]) -> Iterator[ContainerSeen]:

@@ -8,11 +8,13 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from services.webhook.admission import BAD_REQUEST, Decision
+from services.webhook.admission import BAD_REQUEST, FORBIDDEN, UNREADABLE, Decision
 from shared.model.errors import RequestError
 
 API_VERSION = "admission.k8s.io/v1"
 KIND = "AdmissionReview"
+REASONS = {BAD_REQUEST: "BadRequest", FORBIDDEN: "Forbidden", UNREADABLE: "Invalid"}
+"""What Kubernetes calls a Status with such a code."""
 
 
 def request_of(review: Any) -> Mapping[str, Any]:
@@ -39,11 +41,10 @@ def answered(uid: str, decision: Decision) -> dict[str, Any]:
     """Return the review that carries a decision."""
     response: dict[str, Any] = {"uid": uid, "allowed": decision.allowed}
     if not decision.allowed:
-        reason = "BadRequest" if decision.code == BAD_REQUEST else "Forbidden"
         response["status"] = {
             "status": "Failure",
             "message": decision.message,
-            "reason": reason,
+            "reason": REASONS[decision.code],
             "code": decision.code,
         }
     elif decision.patches:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from services.webhook.admission import FORBIDDEN, Decision, Policy, decide
+from services.webhook.admission import FORBIDDEN, UNREADABLE, Decision, Policy, decide
 from services.webhook.largest import LargestHeard
 from services.webhook.patches import add_gate
 from services.webhook.pods import PodSeen, Source, read_pod
@@ -23,7 +23,6 @@ logger = logging.getLogger(__name__)
 STALE_S = 120.0
 """A budget of which nothing was heard for so long counts as not spent."""
 ALLOWED = Decision(allowed=True)
-UNREADABLE = 422
 
 
 class Keys(Protocol):

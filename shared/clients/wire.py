@@ -30,7 +30,7 @@ def decode(data: bytes, event_type: type[E]) -> list[E]:
     """Decode one message. Raises RequestError if it is not a message of `event_type`."""
     try:
         message = _decoder(event_type).decode(data)  # type: ignore[arg-type]
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise RequestError(f"{len(data)} bytes are no {event_type.subject}: {error}") from error
     if message.v != FORMAT:
         raise RequestError(f"a message of {event_type.subject} has format {message.v}")

@@ -277,7 +277,7 @@ def parse_register(text: str, *, unit_mib: int = 1) -> tuple[Device, ...]:
     """Read `node-vgpu-register`, as another plugin wrote it; what is no record is skipped.
 
     Five fields are HAMi-core without a word on health (that generation always wrote `false`); of
-    six, `false` is believed.
+    six, `false` is believed. A device without memory or slots is sick, whatever it says.
     """
     records = [record.split(",") for record in text.split(":") if record.count(",") >= 4]
     return tuple(
@@ -289,7 +289,8 @@ def parse_register(text: str, *, unit_mib: int = 1) -> tuple[Device, ...]:
             slots=_number(fields[1]),
             unit_mib=unit_mib,
             mode=DeviceMode.MIG if fields[5:6] == ["mig"] else DeviceMode.HAMI_CORE,
-            healthy=len(fields) == 5 or fields[4] == "true",
+            healthy=(len(fields) == 5 or fields[4] == "true")
+            and min(_number(fields[1]), _number(fields[2])) > 0,
         )
         for index, fields in enumerate(records)
     )

@@ -48,6 +48,17 @@ async def test_only_the_token_lets_in(api: ApiUnderTest) -> None:
     assert (refused.status, wrong.status) == (401, 401)
 
 
+@pytest.mark.parametrize("body", [b"{", b'{"metadata": {"name": "\xff"}}'])
+async def test_a_body_that_is_no_json_is_refused(
+    client: aiohttp.ClientSession, body: bytes
+) -> None:
+    headers = {"Content-Type": "application/json"}
+
+    refused = await client.post(PODS, data=body, headers=headers)
+
+    assert (refused.status, (await refused.json())["reason"]) == (400, "BadRequest")
+
+
 async def test_a_pod_lives_from_post_to_delete(client: aiohttp.ClientSession) -> None:
     created = await client.post(PODS, json=a_pod("web"))
     assert created.status == 201

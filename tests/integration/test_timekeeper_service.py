@@ -237,6 +237,7 @@ async def test_tokens_say_who_may_read_and_who_may_grant(opened: Books, tmp_path
         for _ in range(2):
             granted = await answer(await http.post(grants, headers=keyed, json=body), 201)
         await answer(await http.post(grants, headers=ADMIN, json={"minutes": "x"}), 400)
+        await answer(await http.post(grants, headers=ADMIN, data=b'{"minutes": "\xff"}'), 400)
     async with served(opened, keeper) as http:
         await answer(await http.post(grants, json=body), 401)
 
