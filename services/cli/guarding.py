@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from services.cli.doors import Doors
-from services.cli.parts import Part
+from services.cli.parts import Answers, Part
+from services.doorkeeper.ledger_users import PROBE
 from shared.clients.subjects import user_of
 
 
@@ -17,16 +18,23 @@ def guarded(
 
 def _guarded(part: Part, doors: Doors, *, nats: bool, redis: bool) -> Part:
     added: list[str] = []
+    checks = part.checks
     if part.name == "nats":
         added += ["--config", str(doors.nats_configuration)]
     elif part.name == "valkey":
         added += ["--aclfile", str(doors.acl)]
+        checks = tuple(
+            replace(check, says=f"AUTH {PROBE} -\r\nPING\r\n".encode(), expects=b"+OK\r\n+PONG")
+            if isinstance(check, Answers)
+            else check
+            for check in checks
+        )
     if nats and "--nats-url" in part.argv:
         added += ["--nats-credentials", str(doors.nats(user_of(_service(part), _node(part))))]
         added += ["--nats-ca-file", str(doors.authority)]
     if redis and "--redis-url" in part.argv:
         added += ["--redis-credentials", str(doors.redis(_service(part)))]
-    return replace(part, argv=(*part.argv, *added))
+    return replace(part, argv=(*part.argv, *added), checks=checks)
 
 
 def _service(part: Part) -> str:

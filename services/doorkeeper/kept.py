@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from services.doorkeeper.bus_users import BusUser, called_out_configuration
-from services.doorkeeper.ledger_users import ADMIN, digest_of, ledger_names, redis_acl
+from services.doorkeeper.ledger_users import ADMIN, PROBE, digest_of, ledger_names, redis_acl
 from services.doorkeeper.nkeys import SEED_BYTES, Issuer
 from shared import certificates
 from shared.certificates import EARLY, Issued
@@ -108,12 +108,12 @@ def users_at_redis(kept: Kept) -> list[list[str]]:
     """Return the words by which a running Redis is told of its users.
 
     Whom we come as is left alone; and where that is another administrator than ours, as at a
-    managed server, its default user, too.
+    managed server, its default user and its health checks are its own.
     """
     us = kept[f"redis.{ADMIN}"].decode().partition(":")[0]
     digests = {name: digest_of(_secret(kept, name)) for name in ledger_names()}
     lines = [line.split()[1:] for line in redis_acl(digests).splitlines()]
-    left = {us, ADMIN} | ({"default"} if us != ADMIN else set())
+    left = {us, ADMIN} | ({"default", PROBE} if us != ADMIN else set())
     return [words for words in lines if words[0] not in left]
 
 

@@ -45,6 +45,12 @@ USERS = (
 )
 ADMIN = "admin"
 """For whoever looks after the server: may everything; no service uses it."""
+PROBE = "probe"
+"""For health checks: has no secret, and may ask whether the server answers."""
+NOBODY = "user default off resetpass ~* &* +@all"
+"""Whoever names no user may nothing. The words after `off` are for the server itself: Redis, and
+Valkey before 9.1, read their file of writes back with the rights of this user, and leave out what
+it may not do."""
 
 
 def ledger_names() -> tuple[str, ...]:
@@ -75,10 +81,11 @@ def acl_of(user: LedgerUser, digest: str, commands: Sequence[str]) -> str:
 
 
 def redis_acl(digests: Mapping[str, str]) -> str:
-    """Write the ACL file; who names no user may ask whether the server answers, and no more."""
+    """Write the ACL file; who names no user may nothing."""
     commands = (*script_commands(), *ACCOUNTING)
     lines = [
-        "user default on nopass resetkeys resetchannels -@all +ping",
+        NOBODY,
+        f"user {PROBE} on nopass resetkeys resetchannels -@all +ping",
         f"user {ADMIN} on #{digests[ADMIN]} ~* &* +@all",
         *(acl_of(user, digests[user.name], sorted(commands)) for user in USERS),
     ]

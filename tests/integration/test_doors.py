@@ -309,19 +309,38 @@ async def test_a_placer_sees_no_budgets_and_a_timekeeper_ends_no_lease(
             await timekeeper.hdel("lh:leases", "pod")
 
 
-async def test_who_names_no_user_may_ask_whether_the_server_answers_and_no_more(
+async def test_who_names_no_user_may_nothing_and_health_checks_ask_whether_it_answers(
     redis_url: str, written: Doors
 ) -> None:
-    async with (
-        known_as(redis_url, written, "admin"),
-        redis.asyncio.Redis.from_url(redis_url) as client,
-    ):
-        assert await client.ping()
-        with pytest.raises(NoPermissionError):
-            await client.get("lh:meta")
+    probing = redis.asyncio.Redis.from_url(redis_url, username="probe", password="-")  # noqa: S106
+    async with known_as(redis_url, written, "admin"), probing as probe:
+        for asked in ("PING", "GET lh:meta", "AUTH default x", "AUTH x"):
+            assert (await answer_of(redis_url, asked)).startswith((b"-NOAUTH", b"-WRONGPASS"))
+        assert await probe.ping()
+        for words in FORBIDDEN:
+            with pytest.raises(NoPermissionError):
+                await probe.execute_command(*words)
     async with RedisLeases.connect(redis_url) as ledger:
         with pytest.raises(UnavailableError, match="--redis-credentials"):
             await ledger.epoch()
+
+
+async def answer_of(url: str, words: str) -> bytes:
+    """Say one line as nobody."""
+    reader, writer = await asyncio.open_unix_connection(url.removeprefix("unix://"))
+    writer.write(f"{words}\r\n".encode())
+    answer = await reader.readline()
+    writer.close()
+    return answer
+
+
+async def test_the_server_may_read_back_whatever_it_wrote_for_anybody(
+    redis_url: str, written: Doors
+) -> None:
+    """Redis, and Valkey before 9.1, replay transactions with the rights of `default`."""
+    async with known_as(redis_url, written, "admin") as admin:
+        for key in KEYS:
+            assert await allowed(admin, "default", "HSET", key, "field", "value")
 
 
 def keys_at(written: Doors, user: str) -> Keys:

@@ -17,6 +17,7 @@ import yaml
 
 from services.cli import doors
 from services.cli.doors import Doors
+from services.doorkeeper.ledger_users import NOBODY
 from shared.clients.leases import RedisLeases
 from shared.clients.logins import Keys
 from shared.model.errors import NoRightError, UnavailableError
@@ -110,11 +111,11 @@ async def test_a_service_on_another_machine_is_let_in_by_its_secret_and_nobody_e
 async def test_a_server_in_protected_mode_is_named_with_what_to_do(
     written: Doors, tmp_path: Path
 ) -> None:
-    words = without_tls(in_compose())
-    words[words.index("--protected-mode") + 1] = "yes"
+    careless = "user default on nopass -@all +ping"
+    written.acl.write_text(written.acl.read_text().replace(NOBODY, careless))
 
     async with (
-        served(words, written, tmp_path) as url,
+        served(without_tls(in_compose()), written, tmp_path) as url,
         RedisLeases.connect(url, keys=shown(written, "placer")) as placer,
     ):
         with pytest.raises(UnavailableError, match="--protected-mode no"):

@@ -59,7 +59,7 @@ def test_an_operators_own_administrator_is_kept_and_neither_it_nor_default_is_to
     assert whole["redis.admin"] == b"default:given"
     assert told == {"placer", "binder", "timekeeper", "dashboard", "operator"}
     ours = kept.users_at_redis(kept.completed({}, NAMES, NOW, fresh))
-    assert {words[0] for words in ours} == told | {"default"}
+    assert {words[0] for words in ours} == told | {"default", "probe"}
 
 
 def test_the_servers_certificate_is_renewed_by_the_same_authority_half_way_through_its_year() -> (
