@@ -68,7 +68,7 @@ def pods_in(text: str, source: str) -> list[Written]:
 def _in_object(document: Any, where: str) -> Iterator[Written]:
     if not isinstance(document, dict) or not isinstance(document.get("kind"), str):
         raise RequestError(f"{where} is no Kubernetes object: it has no kind")
-    kind, name = document["kind"], _name(document)
+    kind, name = document["kind"], _name(document, where)
     if kind.endswith("List") and isinstance(document.get("items"), list):
         for item in document["items"]:
             yield from _in_object(item, where)
@@ -89,19 +89,26 @@ def _written(origin: str, template: Any, owner: Any, where: str) -> Written:
     if not isinstance(template, dict) or not isinstance(template.get("spec"), dict):
         raise RequestError(f"{where}: {origin} has no pod spec")
     metadata = {
-        "namespace": (owner.get("metadata") or {}).get("namespace") or "default",
-        "name": _name(owner),
-        **{key: value for key, value in (template.get("metadata") or {}).items() if value},
+        "namespace": _metadata(owner, where).get("namespace") or "default",
+        "name": _name(owner, where),
+        **{key: value for key, value in _metadata(template, where).items() if value},
     }
     pod = {"metadata": metadata, "spec": template["spec"]}
     try:
         return Written(
             origin=origin, pod=msgspec.json.decode(json.dumps(pod, default=str), type=Pod)
         )
-    except msgspec.ValidationError as error:
+    except (ValueError, TypeError) as error:
         raise RequestError(f"{where}: {origin} is no pod: {error}") from error
 
 
-def _name(document: Mapping[str, Any]) -> str:
+def _metadata(document: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     metadata = document.get("metadata") or {}
+    if not isinstance(metadata, dict):
+        raise RequestError(f"{where}: metadata must be a mapping, got {metadata!r}")
+    return metadata
+
+
+def _name(document: Mapping[str, Any], where: str) -> str:
+    metadata = _metadata(document, where)
     return str(metadata.get("name") or f"{metadata.get('generateName', 'unnamed-')}…")

@@ -17,6 +17,9 @@ from shared.runtime.settings import ServiceSettings, setting
 
 logger = logging.getLogger(__name__)
 
+PLUGINS = ("deviceshare", "predicates")
+"""Those of Volcano's scheduler whose arguments are read."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatcherSettings(ServiceSettings):
@@ -95,14 +98,13 @@ def _arguments(path: Path) -> dict[str, Any]:
         if conf.get("kind") == "ConfigMap":
             conf = yaml.safe_load(conf["data"]["volcano-scheduler.conf"])
         plugins = [plugin for tier in conf["tiers"] for plugin in tier["plugins"]]
+        return {
+            str(key): value
+            for plugin in plugins
+            if plugin.get("name") in PLUGINS
+            for key, value in (plugin.get("arguments") or {}).items()
+        }
     except OSError as error:
         raise RequestError(f"{path}: {error.strerror}") from error
-    except (yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
         raise RequestError(f"{path} is no volcano-scheduler.conf: {error}") from error
-    named = {"deviceshare", "predicates"}
-    return {
-        key: value
-        for plugin in plugins
-        if plugin.get("name") in named
-        for key, value in (plugin.get("arguments") or {}).items()
-    }

@@ -132,6 +132,9 @@ def test_a_pod_without_a_gpu_is_said_to_have_none(
         ("kind: Service\nmetadata: {name: s}", "has no pod in it"),
         ("kind: Deployment\nspec: {}", "has no pod spec"),
         ("kind: Pod\nmetadata: {name: p}\nspec: {containers: 1}", "Pod p is no pod"),
+        ("kind: Pod\nmetadata: {name: p}\nspec: {schedulerName: .nan}", "Pod p is no pod"),
+        ("kind: Pod\nmetadata: {name: p}\nspec: {? [a] : b}", "is not YAML"),
+        ("kind: Pod\nmetadata: p\nspec: {containers: []}", "metadata must be a mapping"),
     ],
 )
 def test_what_is_no_manifest_is_refused_with_the_reason(

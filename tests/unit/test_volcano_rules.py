@@ -77,6 +77,24 @@ def test_item_50_the_guides_configuration_is_taken_without_a_warning(
     assert caplog.records == []
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"tiers: {",
+        b"- tiers",
+        b"tiers: [{plugins: [deviceshare]}]",
+        b"tiers: [{plugins: [{name: deviceshare, arguments: [x]}]}]",
+        b"tiers: \xff",
+    ],
+)
+def test_a_file_that_is_no_configuration_is_refused_by_name(tmp_path: Path, text: bytes) -> None:
+    conf = tmp_path / "volcano-scheduler.conf"
+    conf.write_bytes(text)
+
+    with pytest.raises(RequestError, match=r"is no volcano-scheduler\.conf"):
+        load_rules(WatcherSettings(volcano_conf=conf))
+
+
 def test_item_50_a_misspelt_argument_is_warned_about_with_the_nearest_name() -> None:
     [warning] = warnings_about({"deviceshare.ShedulePolicy": "binpack"})
 
