@@ -22,6 +22,11 @@ def nats(messages: int | None) -> Finding:
     return ok(f"JetStream answers, {messages} messages wait")
 
 
+def agent_let_in() -> Finding:
+    """Judge what an agent can see of NATS: that it is let in."""
+    return ok("NATS lets this node's agent in; only others may look at its stream")
+
+
 def redis(facts: RedisFacts, *, single: bool) -> Finding:
     """Judge the ledger's server; `single`: on this machine, without replicas by design."""
     if facts.role != "master":

@@ -77,6 +77,12 @@ async def _policy(client: Any) -> str:
         return ""
 
 
+async def let_in(url: str, keys: Keys) -> None:
+    """Connect, and no more. Raises UnavailableError saying why NATS does not let us in."""
+    client = await connected(url, name="leasehold doctor", keys=keys, patience_s=LIMIT_S)
+    await client.close()
+
+
 async def stream_messages(url: str, keys: Keys) -> int | None:
     """Return how many messages our stream holds; None: there is no such stream.
 

@@ -13,6 +13,8 @@ import pytest
 import yaml
 
 from services.cli.__main__ import main
+from services.cli.doctor_cluster_probes import ClusterProbes
+from services.cli.doctor_finding import Outcome, SkipError
 from services.cli.node_keys import API_TOKEN, KUBECONFIG, NATS_AUTHORITY, NATS_TOKEN
 from services.doorkeeper import service
 from services.doorkeeper.bus_users import bus_users
@@ -20,7 +22,8 @@ from shared.clients import subjects
 from shared.clients.bus import Bus
 from shared.clients.kube import Kube
 from shared.clients.kubeconfig import load_credentials
-from shared.model.errors import RequestError
+from shared.clients.logins import NO_KEYS
+from shared.model.errors import RequestError, UnavailableError
 from shared.model.names import NodeName
 from shared.model.node_events import DeviceReported
 from tests.support.apiserver import ApiUnderTest, api_server
@@ -170,3 +173,30 @@ async def test_a_node_renews_its_own_keys_and_gets_none_for_another(hosts: Hosts
     ):
         with pytest.raises(RequestError, match="a node agent gets tokens"):
             await hosts.token_by(out / KUBECONFIG, **spec)
+
+
+async def test_the_doctor_on_a_node_sees_that_nats_lets_its_agent_in_and_raises_no_alarm(
+    hosts: Hosts,
+) -> None:
+    out = await hosts.issue(A)
+
+    async def found(token: str) -> tuple[Outcome, str]:
+        probes = ClusterProbes(
+            kube=None,
+            redis_url="",
+            redis_keys=NO_KEYS,
+            nats_url=hosts.world.url,
+            nats_keys=hosts.world.keys(token, "node-agent.node-a"),
+            simulated=False,
+        )
+        with pytest.raises(SkipError, match="look as operator"):
+            await probes.parts()
+        finding = await probes.nats()
+        return finding.outcome, finding.text
+
+    outcome, text = await found((out / NATS_TOKEN).read_text())
+
+    assert outcome is Outcome.OK
+    assert "lets this node's agent in" in text
+    with pytest.raises(UnavailableError, match="refuses the token in"):
+        await found("made-up")
