@@ -21,6 +21,8 @@ from shared.runtime.service import Role, loops
 logger = logging.getLogger(__name__)
 
 LOOK_S = 60.0
+USERS_S = 5.0
+"""How often Redis is told of its users: a server that takes over knows only those of its file."""
 PAUSE_S = 2.0
 LIFE_S = 4 * 3600
 """So long a connection to NATS lasts at most before it is asked for anew."""
@@ -101,6 +103,7 @@ class Doorkeeper:
         self.tally = tally
         self.ends_at = 0.0
         self._issuer: Issuer | None = None
+        self._users: Sequence[Sequence[str]] = ()
         self._reloaded = b""
         self._known: dict[bytes, tuple[float, BusUser | RefusedError]] = {}
 
@@ -126,6 +129,7 @@ class Doorkeeper:
                 logger.info("%s holds what it should now", handout.name)
         await asyncio.to_thread(self.servers.write, kept.own_files(whole))
         self._issuer, self.ends_at = Issuer(whole[kept.ISSUER]), kept.ends_at(whole)
+        self._users = kept.users_at_redis(whole)
         return whole
 
     @loops
@@ -135,11 +139,25 @@ class Doorkeeper:
             pause_s = LOOK_S
             try:
                 whole = await self.make()
-                await self.servers.set_users(kept.users_at_redis(whole))
                 await self._show_anew(whole)
             except LeaseholdError as error:
                 logger.warning("looked after again in %g s: %s", PAUSE_S, error)
                 pause_s = PAUSE_S
+            await self.clock.sleep(pause_s)
+
+    @loops
+    async def keep_users(self) -> None:
+        """Tell Redis who may what, again and again."""
+        said = ""
+        while True:
+            pause_s, fault = USERS_S if self._users else PAUSE_S, ""
+            try:
+                await self.servers.set_users(self._users)
+            except LeaseholdError as error:
+                pause_s, fault = PAUSE_S, str(error)
+            if fault and fault != said:
+                logger.warning("told again every %g s: %s", PAUSE_S, fault)
+            said = fault
             await self.clock.sleep(pause_s)
 
     async def _show_anew(self, whole: Mapping[str, bytes]) -> None:

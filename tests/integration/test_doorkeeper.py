@@ -275,6 +275,28 @@ async def test_a_secret_that_is_taken_away_is_made_anew_and_redis_is_told(
         assert await _pings(valkey, second["redis.placer"])
 
 
+async def test_a_redis_that_takes_over_without_our_users_is_told_of_them(
+    valkey: ValkeyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.doorkeeper.service.PAUSE_S", 0.02)
+    monkeypatch.setattr("services.doorkeeper.service.USERS_S", 0.02)
+    cluster = DoorsCluster()
+    async with cluster.served() as kube:
+        world = DoorsWorld(tmp_path, cluster, kube, valkey.url)
+        keeping = asyncio.create_task(world.doorkeeper.keep_users())
+        made = await world.doorkeeper.make()
+        admin, _, secret = made["redis.admin"].decode().partition(":")
+        bare = tmp_path / "bare.acl"
+        bare.write_text(f"user default off\nuser {admin} on >{secret} ~* &* +@all\n")
+        for _ in range(2):
+            valkey.start("--aclfile", str(bare))
+            async with asyncio.timeout(20):
+                while not await _pings(valkey, made["redis.binder"]):
+                    await asyncio.sleep(0.02)
+            valkey.kill()
+        keeping.cancel()
+
+
 async def _pings(valkey: ValkeyServer, login: bytes) -> bool:
     user, _, secret = login.decode().partition(":")
     async with redis.asyncio.Redis.from_url(valkey.url, username=user, password=secret) as client:
