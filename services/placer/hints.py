@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from services.placer.device_choice import share_mib
 from services.placer.mirrored import DeviceState, NodeState
+from shared.dialects.dialect import TRIGGER
 from shared.model.request import PodRequest
 from shared.placing.device_filters import device_excluded
 from shared.placing.node_filters import Blocked
@@ -67,6 +68,11 @@ def _allowed(request: PodRequest, device: DeviceState) -> bool:
 def _for_trigger(request: PodRequest, nearest: Near) -> str:
     missing = [name for name in request.triggers if name not in nearest[0][0].served]
     name = missing[0] if missing else "the resource"
+    if missing and TRIGGER in nearest[0][0].served:
+        return (
+            f"ask for {TRIGGER}: 1 beside it: node {nearest[0][0].name} has so much that a list of "
+            f"all its {name} would be too long for its kubelet"
+        )
     return (
         f"run a node agent whose --dialects and --gpu-strategy serve {name}: no fitting node does"
     )

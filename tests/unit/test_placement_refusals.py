@@ -113,6 +113,14 @@ def test_a_resource_that_nobody_serves_points_at_the_agent() -> None:
     )
 
 
+def test_a_resource_whose_list_was_too_long_points_at_what_is_served_in_its_place() -> None:
+    node = ledger_node("n1", device(), served=("leasehold.dev/share",))
+
+    refusal = refused(request(gpu(memory=1), triggers=("volcano.sh/gpu-memory",)), node)
+
+    assert refusal.hint.startswith("ask for leasehold.dev/share: 1 beside it: node n1 has so much")
+
+
 def test_an_empty_cluster_is_no_reason_to_give_up() -> None:
     refusal = refused(request(gpu(memory=1)))
 
