@@ -38,6 +38,8 @@ async def test_a_sound_stack_is_found_to_be_sound(up: Stack) -> None:
 
     done = await up.leasehold("doctor", "--json")
     shown = await up.leasehold("doctor")
+    node = await up.leasehold("doctor", "--json", "--only", "node")
+    around = await up.leasehold("doctor", "--json", "--only", "cluster")
 
     assert outcomes(done, "fail") == set(), done.out
     assert (done.code, shown.code) == (0, 0)
@@ -46,6 +48,10 @@ async def test_a_sound_stack_is_found_to_be_sound(up: Stack) -> None:
     assert "1 pods" in findings(done)["pod-resources"]["text"]
     assert all(one["text"] for one in findings(done).values())
     assert "0 fail" in shown.out
+    assert findings(node).keys() | findings(around).keys() == findings(done).keys()
+    assert findings(node).keys() & findings(around).keys() == {"api-clock"}
+    assert {"rights", "kubelet-socket"} <= findings(node).keys()
+    assert {"nats", "redis", "parts"} <= findings(around).keys()
 
 
 async def test_faults_are_found_named_and_have_a_remedy(up: Stack) -> None:

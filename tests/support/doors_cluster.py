@@ -49,6 +49,11 @@ class DoorsCluster:
         }
         return token
 
+    def hold(self, kind: str, name: str) -> None:
+        """Have one more object, whose uid is its name."""
+        self.objects[kind, name] = {}
+        self.versions[kind, name] = 1
+
     @contextlib.asynccontextmanager
     async def served(self) -> AsyncIterator[Kube]:
         """Answer, and yield a client."""
@@ -85,7 +90,8 @@ class DoorsCluster:
         return web.json_response(self._shape(key))
 
     def _shape(self, key: tuple[str, str]) -> Json:
-        shape: Json = {"metadata": {"name": key[1], "resourceVersion": str(self.versions[key])}}
+        version = str(self.versions[key])
+        shape: Json = {"metadata": {"name": key[1], "uid": key[1], "resourceVersion": version}}
         return shape | ({"data": self.objects[key]} if self.objects[key] else {})
 
     async def _review(self, request: web.Request) -> web.Response:
