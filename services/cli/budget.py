@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import getpass
 import json
+import os
 import shutil
 import sys
 from collections.abc import Awaitable, Callable, Sequence
@@ -133,7 +134,7 @@ def _grant(flags: argparse.Namespace) -> int:
             store,
             namespace,
             round(units),
-            actor=getpass.getuser(),
+            actor=_who(),
             reason=flags.reason,
             key=uuid4().hex,
         )
@@ -143,6 +144,14 @@ def _grant(flags: argparse.Namespace) -> int:
     left = "no limit" if seen.remaining_units is None else f"{minutes(seen.remaining_units)} left"
     print(f"granted {minutes(round(units))} GPU-minutes to {namespace}: {left}")
     return 0
+
+
+def _who() -> str:
+    """Return who types: by name, or by number where nobody has one, as in a container."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"uid {os.getuid()}"
 
 
 def _run(flags: argparse.Namespace, work: Callable[[Budgets], Awaitable[Any]]) -> Any:

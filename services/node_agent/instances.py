@@ -35,6 +35,8 @@ READY_S = 20.0
 """How long Allocate waits for instances; the kubelet admits no other pod meanwhile."""
 LOOK_AGAIN_S = 0.25
 LIST_S = 5.0
+GONE_S = 5.0
+"""So long the kubelet may still count containers that have ended: it looks every other second."""
 
 
 class Instanced(Protocol):
@@ -169,18 +171,25 @@ class Instances:
         return layout_of(share.mig, share.device, device)
 
     async def _check_free(self, instance: MigInstance, pod: PodUid) -> None:
-        """Raise RequestError if the instance was given to a pod that the kubelet still shows."""
+        """Wait until the kubelet has let go of whom the instance was given to.
+
+        Raises RequestError if it still shows that pod after GONE_S.
+        """
         others = [
             entry.activation
             for entry in self.record.answers
             if instance.uuid in entry.instances and entry.activation.pod != pod
         ]
-        going_on = await self._going_on() if others else {}
-        for told in others:
-            if told.pod in going_on:
+        until = self.clock.ticks() + GONE_S
+        while others:
+            going_on = await self._going_on()
+            others = [told for told in others if told.pod in going_on]
+            if others and self.clock.ticks() >= until:
                 raise RequestError(
-                    f"instance {instance.uuid} is with pod {told.namespace}/{told.name}"
+                    f"instance {instance.uuid} is with pod {others[0].namespace}/{others[0].name}"
                 )
+            if others:
+                await self.clock.sleep(LOOK_AGAIN_S)
 
     def _check_newest(self, lease: Lease, share: Share) -> None:
         """Raise RequestError if a newer lease has laid the device out in another way."""

@@ -169,7 +169,10 @@ async def test_item_44_seven_pods_at_once_each_get_an_instance_of_their_own() ->
         assert not at.refused
 
 
-async def test_an_instance_that_a_living_pod_was_given_is_given_to_nobody_else() -> None:
+async def test_an_instance_that_a_living_pod_was_given_is_given_to_nobody_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(waiting, "GONE_S", 0.3)
     async with site("1xA100-40GB:mig") as at, at.running():
         at.bind(pod("one", limits={NUMBER: 1}), part("group1", 0))
         await at.node.phase("one", "Running")
@@ -197,6 +200,27 @@ async def test_an_instance_is_the_next_pods_as_soon_as_the_last_ones_phase_is_fi
         await at.node.phase("two", "Running")
 
         assert not at.refused
+
+
+async def test_an_instance_waits_for_containers_that_the_kubelet_counts_after_their_pod_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stale: list[PodUid] = []
+
+    async def running(_: KubeletPods) -> frozenset[PodUid]:
+        return frozenset([stale.pop()] if stale else [])
+
+    monkeypatch.setattr(KubeletPods, "list_running", running)
+    async with site("1xA100-40GB:mig") as at, at.running():
+        first = at.bind(pod("one", limits={NUMBER: 1}), part("group1", 0))
+        await at.node.phase("one", "Running")
+        await end(at, first)
+        stale += [first.pod] * 3
+        at.bind(pod("two", limits={NUMBER: 1}), part("group1", 0, fence=2))
+        await at.node.phase("two", "Running")
+
+        assert not at.refused
+        assert not stale
 
 
 async def test_item_46_an_idle_device_changes_its_layout_at_once() -> None:
