@@ -20,15 +20,15 @@ from shared.runtime.tls_stores import DirectoryStore, SecretStore
 
 
 async def admit(settings: WebhookSettings) -> None:
-    """Build the webhook from real parts and serve it until told to stop."""
+    """Build the webhook from real parts and serve it until told to stop.
+
+    NATS only brings news to it: pods are admitted without, by what was heard last.
+    """
     policy, tls_dir = settings.policy, settings.tls_dir
     async with (
         Kube(load_credentials(settings.kubeconfig)) as kube,
-        Bus.connect(
-            settings.nats_url,
-            name="webhook",
-            keys=settings.nats_keys("webhook"),
-            copies=settings.nats_copies,
+        Bus.connect_later(
+            settings.nats_url, name="webhook", keys=settings.nats_keys("webhook")
         ) as bus,
     ):
         store = DirectoryStore(tls_dir) if tls_dir else SecretStore(kube, *settings.secret_name)
@@ -41,7 +41,9 @@ async def admit(settings: WebhookSettings) -> None:
             if settings.url:
                 registration.url = f"{settings.url.rstrip('/')}:{port}{PATH}"
             probes = {"certificate": shown.missing}
-            await serve("webhook", webhook, bus=bus, settings=settings, probes=probes)
+            await serve(
+                "webhook", webhook, bus=bus, settings=settings, probes=probes, needs_nats=False
+            )
 
 
 def main() -> None:

@@ -278,17 +278,21 @@ async def serve(
     tracing: telemetry.Tracing | None = None,
     probes: Mapping[str, health.Probe] | None = None,
     leave: Callable[[], Awaitable[None]] | None = None,
+    needs_nats: bool = True,
 ) -> None:
     """Run a service until SIGTERM or SIGINT: health pages, handlers, sources and loops.
 
-    Told to stop, it first waits for `leave`, with everything still running.
+    Told to stop, it first waits for `leave`, with everything still running. Who does not need NATS
+    is ready without it.
     `settings.run_file` is written once everything is heard and every probe is content.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    checks = {"nats": lambda: None if bus.connected else "not connected", **(probes or {})}
+    checks = dict(probes or {})
+    if needs_nats:
+        checks = {"nats": lambda: None if bus.connected else "not connected", **checks}
     tracing = tracing or telemetry.open_tracing(name, settings)
     try:
         instance = telemetry.instance_of(name, settings)
