@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from shared.model.errors import UnavailableError
 from shared.model.lease import Lease
 from shared.model.names import NodeName, PodUid
 from shared.model.node_events import DeviceReported
@@ -26,7 +27,8 @@ AWAY_S = 0.5
 AWAY_MOST_S = 4.0
 """And so long if it never answers."""
 FIRST_S = 5.0
-"""So long after its start a binder waits for agents it never heard: they may have started, too."""
+"""So long after its start, and after NATS was away, a binder waits for agents that it never heard:
+they may have started, too."""
 NONE_S = 10.0
 """So long a node that never had an agent of ours is not asked again."""
 SILENCES = 2
@@ -161,7 +163,7 @@ class Presence:
         known = self._known.setdefault(node, Known())
         if self.clock.ticks() >= known.until:
             async with self._gate:
-                told = await self.agents.may_bind(node, leases)
+                told = await self._answer(node, leases)
             self._learn(node, known, told)
             if isinstance(told, BindTold):
                 wait = Wait(told.reason, soon=told.soon, shut_s=self._shut_s(known))
@@ -171,6 +173,14 @@ class Presence:
         reason = known.shut or f"the agent of node {node} does not answer"
         wait = Wait(reason, shut_s=self._shut_s(known))
         return dict.fromkeys((each.pod for each in leases), wait)
+
+    async def _answer(self, node: NodeName, leases: Sequence[Lease]) -> BindTold | Silence:
+        try:
+            return await self.agents.may_bind(node, leases)
+        except UnavailableError:
+            # Whoever could not be asked was not heard either: as at the start.
+            self._began = self.clock.ticks()
+            raise
 
     def _learn(self, node: NodeName, known: Known, told: BindTold | Silence) -> None:
         now = self.clock.ticks()

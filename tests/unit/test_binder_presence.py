@@ -131,6 +131,23 @@ async def test_an_agent_that_starts_together_with_the_binder_is_waited_for() -> 
     assert await presence.held_back([lease()]) == {}
 
 
+async def test_agents_that_nobody_could_ask_are_waited_for_as_at_the_start() -> None:
+    agents, clock = Agents(), FakeClock()
+    presence = Presence(agents, clock)
+    agents.cut_off = True
+    clock.advance(2 * FIRST_S)
+    with pytest.raises(UnavailableError):
+        await presence.held_back([lease()])
+
+    agents.cut_off = False
+    held = await presence.held_back([lease()])
+    agents.there[N1] = BindTold()
+    clock.advance(AWAY_S)
+
+    assert lease().pod in held, "it may have been replaced while NATS was away"
+    assert await presence.held_back([lease()]) == {}
+
+
 async def test_an_agent_that_goes_holds_its_pods_back_until_it_is_there_again() -> None:
     agents, clock = Agents(), FakeClock()
     presence = Presence(agents, clock)
