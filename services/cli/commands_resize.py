@@ -1,7 +1,6 @@
 """The command line of `leasehold resize`; what it does is imported when it is called."""
 
 import argparse
-import os
 from collections.abc import Callable
 
 from services.cli import flags
@@ -24,7 +23,7 @@ def add(command: Callable[..., argparse.ArgumentParser]) -> None:
         "my-pod --cores 20 --json",
     )
     resize.description = f"{resize.description}\n\n{ABOUT}"
-    option, environ = resize.add_argument, os.environ
+    option = resize.add_argument
     flags.of_pod(resize)
     option(
         "-c",
@@ -36,28 +35,16 @@ def add(command: Callable[..., argparse.ArgumentParser]) -> None:
     option("--memory", default="", metavar="SIZE", help="of each of its GPUs: 6Gi, 6144Mi")
     option("--cores", type=int, metavar="PERCENT", help="of each of its GPUs: 1 to 99")
     flags.of_state(resize)
-    option(
-        "--nats-url",
-        default=environ.get("LEASEHOLD_NATS_URL", ""),
-        help="where a binder is asked [LEASEHOLD_NATS_URL; default: as DIR/state.json says]",
+    flags.of_server(
+        resize,
+        "nats",
+        url="where a binder is asked",
+        credentials="user:secret of the operator",
+        files={
+            "token": "a token of the operator's service account, instead",
+            "ca": "authority of NATS' certificate, PEM",
+        },
     )
-    option(
-        "--nats-credentials",
-        default=environ.get("LEASEHOLD_NATS_CREDENTIALS", ""),
-        metavar="FILE",
-        help="user:secret of the operator [LEASEHOLD_NATS_CREDENTIALS; default: likewise]",
-    )
-    for what, text in (
-        ("token", "a token of the operator's service account, instead"),
-        ("ca", "authority of NATS' certificate, PEM"),
-    ):
-        variable = f"LEASEHOLD_NATS_{what.upper()}_FILE"
-        option(
-            f"--nats-{what}-file",
-            default=environ.get(variable, ""),
-            metavar="FILE",
-            help=f"{text} [{variable}]",
-        )
     flags.of_api_server(resize)
     flags.for_programs(resize)
 

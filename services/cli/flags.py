@@ -2,6 +2,7 @@
 
 import argparse
 import os
+from collections.abc import Mapping
 
 
 def of_state(command: argparse.ArgumentParser) -> None:
@@ -36,33 +37,50 @@ def for_programs(command: argparse.ArgumentParser) -> None:
     command.add_argument("--json", action="store_true", help="for programs; keys stay as they are")
 
 
-def of_view(command: argparse.ArgumentParser) -> None:
-    """Where all that a view shows is read, and how it is written."""
-    of_state(command)
-    add = command.add_argument
-    environ = os.environ
-    add(
-        "--redis-url",
-        default=environ.get("LEASEHOLD_REDIS_URL", ""),
-        help="the ledger [LEASEHOLD_REDIS_URL; default: as DIR/state.json says]",
+def of_server(
+    command: argparse.ArgumentParser,
+    server: str,
+    *,
+    url: str,
+    credentials: str,
+    files: Mapping[str, str],
+) -> None:
+    """Where `server` is, who we are there, and files for its TLS; the texts say what for."""
+    prefix = f"LEASEHOLD_{server.upper()}"
+    command.add_argument(
+        f"--{server}-url",
+        default=os.environ.get(f"{prefix}_URL", ""),
+        help=f"{url} [{prefix}_URL; default: as DIR/state.json says]",
     )
-    add(
-        "--redis-credentials",
-        default=environ.get("LEASEHOLD_REDIS_CREDENTIALS", ""),
+    command.add_argument(
+        f"--{server}-credentials",
+        default=os.environ.get(f"{prefix}_CREDENTIALS", ""),
         metavar="FILE",
-        help="user:secret for the ledger [LEASEHOLD_REDIS_CREDENTIALS; default: likewise]",
+        help=f"{credentials} [{prefix}_CREDENTIALS; default: likewise]",
     )
-    for what, text in (
-        ("ca", "authority of the ledger's certificate, PEM"),
-        ("certificate", "shown to the ledger if it asks for one, PEM"),
-        ("key", "of that certificate, PEM"),
-    ):
-        variable = f"LEASEHOLD_REDIS_{what.upper()}_FILE"
-        add(
-            f"--redis-{what}-file",
-            default=environ.get(variable, ""),
+    for what, text in files.items():
+        variable = f"{prefix}_{what.upper()}_FILE"
+        command.add_argument(
+            f"--{server}-{what}-file",
+            default=os.environ.get(variable, ""),
             metavar="FILE",
             help=f"{text} [{variable}]",
         )
+
+
+def of_view(command: argparse.ArgumentParser) -> None:
+    """Where all that a view shows is read, and how it is written."""
+    of_state(command)
+    of_server(
+        command,
+        "redis",
+        url="the ledger",
+        credentials="user:secret for the ledger",
+        files={
+            "ca": "authority of the ledger's certificate, PEM",
+            "certificate": "shown to the ledger if it asks for one, PEM",
+            "key": "of that certificate, PEM",
+        },
+    )
     of_api_server(command)
     for_programs(command)
