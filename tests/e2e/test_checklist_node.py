@@ -39,6 +39,7 @@ from tests.support.checklist import (
     refused,
     restart_kubelet,
     runs,
+    said_of,
     state_of,
     told,
     uuid,
@@ -49,6 +50,10 @@ from tests.support.stack import Stack, run, running, stack, vgpu
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 VGPU = "volcano.sh/vgpu-number"
+UNSERVED = re.compile(
+    "1 node.s. did not serve volcano.sh/vgpu-number"
+    "|1 node.s. could start no container on a GPU now"  # it was placed before the node was seen
+)
 UNITS_OF_10 = 8 * (CARD_MIB // 10)
 LEFT, PHASE, TIME = (
     "volcano.sh/devices-to-allocate",
@@ -82,7 +87,8 @@ async def test_item_40_restarts_of_agent_and_kubelet_leave_pods_alone_and_pendin
         await process.wait()
     await node_shows(up, SPARE, {VGPU: 0})
 
-    text = await refused(up, asking("late", vgpu(memory=2000), node=SPARE))
+    await up.create(asking("late", vgpu(memory=2000), node=SPARE))
+    await up.until("late", lambda pod: UNSERVED.search(said_of(pod)))
     await restart_kubelet(up, SPARE)
     async with agent(up):
         late = await up.until("late", running)
@@ -97,7 +103,6 @@ async def test_item_40_restarts_of_agent_and_kubelet_leave_pods_alone_and_pendin
         assert (await told(up, after)).envs["CUDA_DEVICE_MEMORY_LIMIT_0"] == "3000m"
         await up.audit()
         await cleared(up)
-    assert "1 node(s) did not serve volcano.sh/vgpu-number" in text
 
 
 async def test_item_8_a_gpushare_container_gets_exactly_three_variables(up: Stack) -> None:
