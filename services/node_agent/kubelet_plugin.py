@@ -92,6 +92,7 @@ class PluginServer:
         self._devices = devices
         self._changed = asyncio.Event()
         self._server: grpc.aio.Server | None = None
+        self._starting: asyncio.Task[None]
 
     async def start(self) -> None:
         """Listen. Raises UnavailableError if the socket cannot be had."""
@@ -108,13 +109,15 @@ class PluginServer:
             server.add_insecure_port(f"unix:{self.socket}")
         except RuntimeError as error:
             raise UnavailableError(f"no socket {self.socket}: {error}") from error
-        await server.start()
         self._server = server
+        self._starting = asyncio.create_task(server.start())
+        await asyncio.shield(self._starting)
 
     async def stop(self) -> None:
-        """End the stream and remove the socket."""
+        """End the stream and remove the socket, also where `start` was cancelled."""
         self.ended.set()
         if self._server is not None:
+            await self._starting  # one that has only begun to start cannot be stopped
             await self._server.stop(None)
         with contextlib.suppress(OSError):  # the directory may be gone, or another thing
             self.socket.unlink(missing_ok=True)

@@ -14,6 +14,7 @@ import pytest
 
 from proto.deviceplugin import api_pb2, api_pb2_grpc
 from services.node_agent.kubelet import DevicePlugins
+from services.node_agent.kubelet_plugin import PluginServer, encode_list
 from shared.dialects.dialect import ContainerSetup, ServedId
 from shared.dialects.volcano_gpushare import unit_id
 from shared.model.errors import RequestError
@@ -314,3 +315,18 @@ async def _channel(kubelet: ScriptedKubelet, short: str) -> AsyncIterator[grpc.a
         options=(("grpc.default_authority", "localhost"), ("grpc.max_send_message_length", -1)),
     ) as channel:
         yield channel
+
+
+@pytest.mark.parametrize("steps", range(4))
+async def test_a_socket_whose_start_is_cancelled_is_closed(steps: int) -> None:
+    with tempfile.TemporaryDirectory(prefix="lh-") as root:
+        path = Path(root) / "plugin.sock"
+        server = PluginServer(RESOURCE, path, Scripted(), encode_list({}))
+        start = asyncio.create_task(server.start())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        start.cancel()
+        await asyncio.gather(start, return_exceptions=True)
+        await server.stop()
+
+        assert str(path) not in Path("/proc/net/unix").read_text()
