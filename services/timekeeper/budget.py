@@ -16,6 +16,8 @@ from shared.model.budget import (
     Window,
 )
 
+LATEST_MS = 253_402_300_799_000
+"""The last second of which a date can be written; what would end later does not end."""
 HYSTERESIS_PERCENT = 5
 HYSTERESIS_BURN_MS = 10 * 60_000
 
@@ -185,7 +187,8 @@ def projected_ms(
     if slope <= 0:
         return None
     at = at_ms + -(-remaining * HOUR_MS // slope)
-    return None if window.end_ms is not None and at > window.end_ms and _ends(budget) else at
+    ends_ms = window.end_ms if window.end_ms is not None and _ends(budget) else LATEST_MS
+    return at if at <= ends_ms else None
 
 
 def _ends(budget: Budget) -> bool:

@@ -4,6 +4,9 @@ from services.timekeeper.budget import consequence
 from shared.model.budget import Account, Balance, Budget, Standing
 from shared.model.events import BudgetChanged
 
+MOST_UNITS = 2**63 - 1
+"""What a message can hold: 150 thousand million GPU-minutes; more is told as so much."""
+
 
 def differs(before: Standing, after: Standing) -> bool:
     """Return whether something has changed that others must hear of."""
@@ -26,8 +29,10 @@ def told(budget: Budget, account: Account, seen: Balance, *, previous: Standing)
         since=account.standing.since_ms / 1000,
         at=seen.at_ms / 1000,
         window=seen.window.id,
-        used_units=seen.used_units,
-        remaining_units=seen.remaining_units,
+        used_units=min(seen.used_units, MOST_UNITS),
+        remaining_units=(
+            None if seen.remaining_units is None else min(seen.remaining_units, MOST_UNITS)
+        ),
         burn_milli_gpu=seen.burn_milli_gpu,
         exhausted_at=None if exhausted is None else exhausted / 1000,
     )

@@ -13,12 +13,12 @@ from shared.dialects import (
 from shared.model.names import NodeName
 from shared.model.node import AGENT_ANNOTATION, NodeFacts, Taint
 from shared.model.node_events import DeviceReported
-from shared.model.quantity import parse_resources
+from shared.model.quantity import parse_available
 
 
 def read(node: Node) -> NodeFacts:
     """Read one node. Raises RequestError for a quantity that is none."""
-    allocatable = parse_resources(node.status.allocatable)
+    allocatable = parse_available(node.status.allocatable)
     return NodeFacts(
         name=NodeName(node.metadata.name),
         labels=node.metadata.labels,
@@ -49,7 +49,7 @@ def foreign_devices(node: Node, *, now_s: float) -> DeviceReported | None:
     notes = node.metadata.annotations
     if AGENT_ANNOTATION in notes:
         return None
-    slots = parse_resources(node.status.allocatable).get(volcano_vgpu.NUMBER)
+    slots = parse_available(node.status.allocatable).get(volcano_vgpu.NUMBER)
     gone = volcano_handshake.is_gone(notes.get(volcano_handshake.HANDSHAKE), now_s)
     register = notes.get(volcano_vgpu.REGISTER, "") if slots and not gone else ""
     return DeviceReported(

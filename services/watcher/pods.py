@@ -19,7 +19,7 @@ from shared.dialects.reserved import opens_devices
 from shared.model.errors import RequestError
 from shared.model.lease_copy import ANNOTATION
 from shared.model.names import BUDGET_GATE, Namespace, NodeName, PodUid
-from shared.model.quantity import parse_resources
+from shared.model.quantity import check_amount, parse_resources
 from shared.model.request import NodeDemands, NodeTerm, PodRequest, Toleration
 
 TEMPLATES = 4096
@@ -200,7 +200,7 @@ def _request(
 def pod_resources(pod: Pod) -> dict[str, int]:
     """Return what the pod takes of a node, dialects' resources left out.
 
-    Raises RequestError for a quantity that is none.
+    Raises RequestError for a quantity that is none, and for more than can be counted.
     """
     beside: Counter[str] = Counter()
     largest: dict[str, int] = {}
@@ -217,6 +217,8 @@ def pod_resources(pod: Pod) -> dict[str, int]:
     _raise_to(largest, beside)
     total = Counter(largest)
     total.update(parse_resources(pod.spec.overhead))
+    for key, amount in total.items():
+        check_amount(key, amount)
     return {**{key: amount for key, amount in total.items() if amount}, "pods": 1}
 
 

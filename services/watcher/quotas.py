@@ -18,7 +18,7 @@ import yaml
 from shared.model.errors import RequestError
 from shared.model.lease import MIB
 from shared.model.names import Namespace
-from shared.model.quantity import parse_count
+from shared.model.quantity import MOST, parse_count
 from shared.model.quota import Limits, Quota
 
 API_VERSION = "leasehold.dev/v1alpha1"
@@ -105,7 +105,7 @@ def read_config(data: Mapping[str, str]) -> dict[Namespace, Quota]:
         Namespace(name): Quota(
             namespace=Namespace(name),
             models=tuple(
-                (model, Limits(cores_milli=max(0, 1000 * cards)))
+                (model, Limits(cores_milli=min(max(0, 1000 * cards), MOST)))
                 for model, cards in sorted((said.quota or {}).items())
             ),
             only_models=True,
@@ -175,8 +175,13 @@ def _limits(read: _Limits, place: str) -> Limits:
             raise RequestError(f"{place}.{name} may not be below 0")
     percent = read.max_core_percent
     return Limits(
-        cores_milli=None if percent is None else 10 * percent,
-        milli_gpu=read.max_milli_gpu,
-        memory_mib=memory,
-        cards=read.max_cards,
+        cores_milli=_counted(None if percent is None else 10 * percent),
+        milli_gpu=_counted(read.max_milli_gpu),
+        memory_mib=_counted(memory),
+        cards=_counted(read.max_cards),
     )
+
+
+def _counted(limit: int | None) -> int | None:
+    """Return a limit that can be counted to: one above that is as good as none."""
+    return None if limit is None else min(limit, MOST)

@@ -154,8 +154,8 @@ class Bus:
 
         Order is kept within one type and route. Raises UnavailableError if it could not be
         confirmed: the caller may publish again, since repeated facts are dropped or harmless. An
-        event that is larger than what the server takes is logged and left out, so that it holds up
-        nobody else's.
+        event that cannot be written, or is larger than what the server takes, is logged and left
+        out, so that it holds up nobody else's.
         """
         if self.client is None:
             raise UnavailableError("NATS was not reached yet")
@@ -270,21 +270,26 @@ class Bus:
         await add_durable(self.stream, config)
 
     def _messages(self, events: list[Event]) -> Iterator[tuple[list[Event], bytes]]:
-        """Encode events of one type, in one message if the server takes it."""
-        data = wire.encode(events)
-        if len(data) <= self.client.max_payload - HEADERS_BYTES:
-            yield events, data
-        elif len(events) > 1:
+        """Encode events of one type, in one message if the server takes it.
+
+        What cannot be told at all, by its size or by what is in it, is logged and left out.
+        """
+        try:
+            data = wire.encode(events)
+        except RequestError as error:
+            why = str(error)
+        else:
+            most = self.client.max_payload - HEADERS_BYTES
+            if len(data) <= most:
+                yield events, data
+                return
+            why = f"{len(data)} bytes, and NATS takes {most}; raise its max_payload"
+        if len(events) > 1:
             half = len(events) // 2
             yield from self._messages(events[:half])
             yield from self._messages(events[half:])
         else:
-            logger.error(
-                "left out: %d bytes, and NATS takes %d; raise its max_payload: %.200r",
-                len(data),
-                self.client.max_payload,
-                events[0],
-            )
+            logger.error("left out: %s: %.200r", why, events[0])
 
     async def _send(
         self, kind: type[Event], route: str, events: list[Event], data: bytes, traceparent: str

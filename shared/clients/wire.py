@@ -21,8 +21,15 @@ E = TypeVar("E", bound=Event)
 
 
 def encode(events: Sequence[Event]) -> bytes:
-    """Encode events of one type as one message."""
-    packed: bytes = msgpack.packb({"v": FORMAT, "events": msgspec.to_builtins(list(events))})
+    """Encode events of one type as one message.
+
+    Raises RequestError for what MessagePack has no form for: numbers beyond 64 bits, broken text.
+    """
+    try:
+        packed: bytes = msgpack.packb({"v": FORMAT, "events": msgspec.to_builtins(list(events))})
+    except (OverflowError, UnicodeEncodeError) as error:
+        subject = events[0].subject
+        raise RequestError(f"{len(events)} of {subject} cannot be written: {error}") from error
     return packed
 
 

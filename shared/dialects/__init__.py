@@ -13,6 +13,7 @@ from shared.dialects import (
 )
 from shared.dialects.dialect import TRIGGER, ContainerAsks, Dialect, PodAsks, Rules
 from shared.model.errors import RequestError
+from shared.model.quantity import check_amount
 from shared.model.request import PodRequest
 
 DIALECTS: Mapping[str, Dialect] = {
@@ -70,6 +71,7 @@ def read_pod(asks: PodAsks, rules: Rules) -> PodRequest:
         raise _mixed(asks, [request.dialect for request in requests])
     request = requests[0] if requests else PodRequest()
     _check_silent(asks, rules, request)
+    _check_amounts(request)
     if request.containers and strictness.is_strict(asks, rules):
         request = strictness.strictly(request)
     return replace(request, instances_first=True) if rules.instances_first else request
@@ -122,6 +124,17 @@ def _check_silent(asks: PodAsks, rules: Rules, request: PodRequest) -> None:
             else:
                 fault = f"means nothing in pods for the scheduler {asks.scheduler!r}"
             raise RequestError(f"container {asked.name}: {resource} {fault}")
+
+
+def _check_amounts(request: PodRequest) -> None:
+    """Refuse amounts that no ledger can count: a dialect's unit may have multiplied them."""
+    for asked in request.containers:
+        for name, amount in (
+            ("GPUs", asked.gpus),
+            ("units of memory", asked.memory_units or 0),
+            ("bytes of memory", asked.memory_bytes or 0),
+        ):
+            check_amount(f"container {asked.container}: {name}", amount)
 
 
 def _named(asked: ContainerAsks) -> list[str]:

@@ -23,6 +23,8 @@ _SUFFIXES: Mapping[str, Fraction] = {
     **{f"{s}i": Fraction(1024**power) for power, s in enumerate("KMGTPE", start=1)},
 }
 _BYTES = frozenset({"memory", "ephemeral-storage"})
+MOST = 2**53 - 1
+"""The most that an amount may be: JSON, MessagePack and the ledger's scripts keep it exactly."""
 REMEMBERED = 4096
 """Quantities whose reading is remembered: a cluster writes few different ones, very often."""
 _NUMBER = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))(?:[eE]([+-]?\d{1,3})|([numkMGTPE]|[KMGTPE]i|))")
@@ -58,11 +60,29 @@ def parse_cpu_m(text: str | float) -> int:
 
 
 def parse_resources(resources: Mapping[str, str | int | float]) -> dict[str, int]:
-    """Read a resource list into integers: `cpu` in thousandths of a core, all else in units."""
-    return {
-        name: parse_cpu_m(text) if name == "cpu" else parse_count(text)
-        for name, text in resources.items()
-    }
+    """Read a resource list into integers: `cpu` in thousandths of a core, all else in units.
+
+    Raises RequestError for what is no quantity, or more than `MOST`.
+    """
+    read = {name: _amount(name, text) for name, text in resources.items()}
+    for name, amount in read.items():
+        check_amount(name, amount)
+    return read
+
+
+def parse_available(resources: Mapping[str, str | int | float]) -> dict[str, int]:
+    """Read what a node has, as `parse_resources` does; more than `MOST` counts as that."""
+    return {name: min(_amount(name, text), MOST) for name, text in resources.items()}
+
+
+def check_amount(name: str, amount: int) -> None:
+    """Raise RequestError for more of a resource than anything has, and than can be counted."""
+    if abs(amount) > MOST:
+        raise RequestError(f"{name}: {amount} is more than any node has; ask for {MOST} at most")
+
+
+def _amount(name: str, text: str | float) -> int:
+    return parse_cpu_m(text) if name == "cpu" else parse_count(text)
 
 
 def amount_text(name: str, amount: int) -> str:

@@ -271,3 +271,17 @@ async def test_events_too_large_for_one_message_travel_in_several_and_one_too_la
         assert sorted(name[0] for name in recorder.seen) == ["0", "1", "3"]
         assert "raise its max_payload" in caplog.text
         task.cancel()
+
+
+async def test_an_event_that_cannot_be_written_holds_up_no_other(
+    server: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Bus.connect(server.url, name="test") as bus:
+        recorder = Recorder()
+        task = await running("placer", recorder, bus)
+
+        await bus.publish([queued(1), replace(queued(2), offer=2**64), queued(3)])
+
+        await until(lambda: len(recorder.seen) == 2)
+        assert "cannot be written" in caplog.text
+        task.cancel()

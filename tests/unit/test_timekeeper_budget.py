@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 
 from services.timekeeper.accrual import advance, applied, granted
 from services.timekeeper.budget import balance, consequence, hysteresis_units, level_at
+from services.timekeeper.news import told
+from services.timekeeper.statuses import status_of
 from services.timekeeper.windows import open_window, rollover_units, span_at
+from shared.clients import wire
 from shared.model.budget import (
     HOUR_MS,
     Account,
@@ -22,8 +25,10 @@ from shared.model.budget import (
     Period,
     Policy,
     PolicyType,
+    Standing,
     Window,
 )
+from shared.model.events import BudgetChanged
 from tests.support.budget import MINUTE_MS, T0, account, budget, tenure, units
 
 BERLIN = ZoneInfo("Europe/Berlin")
@@ -272,6 +277,20 @@ def test_projection_divides_what_is_left_by_the_burn() -> None:
     now = stepped(account(tenure()), wanted, T0 + 4 * MINUTE_MS)
 
     assert balance(now, wanted, T0 + 4 * MINUTE_MS).exhausted_at_ms == T0 + 20 * MINUTE_MS
+
+
+@pytest.mark.parametrize("kind", [PolicyType.NONE, PolicyType.SLIDING, PolicyType.BUCKET])
+def test_a_limit_that_will_never_be_reached_is_told_like_any_other(kind: PolicyType) -> None:
+    refill: dict[str, Any] = {"refill_units_per_hour": 1} if kind is PolicyType.BUCKET else {}
+    wanted = budget(10**12, type=kind, **refill)
+    now = stepped(account(tenure(weight=1)), wanted, T0 + MINUTE_MS)
+
+    seen = balance(now, wanted, T0 + MINUTE_MS)
+    event = told(wanted, now, seen, previous=Standing())
+
+    assert seen.exhausted_at_ms is None
+    assert status_of(now, seen)["remainingGPUMinutes"].startswith("99999999999")
+    assert wire.decode(wire.encode([event]), BudgetChanged) == [event]
 
 
 def test_sliding_use_is_forgotten_bucket_by_bucket() -> None:

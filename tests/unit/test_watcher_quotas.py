@@ -102,6 +102,19 @@ def test_a_file_holds_objects_and_one_for_everybody_else(tmp_path: Path) -> None
         load_file(tmp_path / "none.yaml")
 
 
+def test_a_limit_beyond_all_counting_is_the_most_that_can_be_counted() -> None:
+    most = 2**53 - 1
+    spec = {"maxMilliGPU": 2**63 - 1, "maxCorePercent": 2**63 - 1, "maxMemory": "1e99"}
+
+    limits = read_spec(TEAM, spec).limits
+    cards = read_config({"gpu_quota": f'{{"team-a":{{"quota":{{"T4":{2**62}}}}}}}'})[
+        Namespace("team-a")
+    ].models
+
+    assert limits == Limits(milli_gpu=most, cores_milli=most, memory_mib=most)
+    assert cards == (("T4", Limits(cores_milli=most)),)
+
+
 def test_the_first_source_that_has_a_quota_counts() -> None:
     one, other = Quota(namespace=TEAM, limits=Limits(cards=1)), Quota(namespace=TEAM)
 

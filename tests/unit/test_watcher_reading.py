@@ -16,6 +16,8 @@ from shared.model.request import NodeTerm
 READER = pods.PodReader(frozenset({"volcano"}), Rules())
 
 
+INT64 = "9223372036854775807"
+"""The largest amount that the API server takes; what is above becomes this."""
 VGPU = {"name": "c", "resources": {"limits": {"volcano.sh/vgpu-number": "1"}}}
 
 
@@ -138,6 +140,44 @@ def test_a_bad_quantity_is_a_fault_and_no_crash() -> None:
     )
 
     assert "'many' is not a Kubernetes quantity" in seen.fault
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"volcano.sh/vgpu-number": "1", "cpu": INT64},
+        {"volcano.sh/vgpu-number": "1", "ephemeral-storage": INT64},
+        {"volcano.sh/vgpu-number": INT64},
+        {"volcano.sh/vgpu-number": "1", "volcano.sh/vgpu-memory": INT64},
+        {"tencent.com/vcuda-core": "50", "tencent.com/vcuda-memory": "9007199254740991"},
+    ],
+)
+def test_a_request_beyond_all_counting_is_a_fault_and_can_be_told(limits: dict[str, str]) -> None:
+    seen = read(
+        {
+            "spec": {
+                "schedulerName": "volcano",
+                "containers": [{"name": "c", "resources": {"limits": limits}}],
+            }
+        }
+    )
+
+    assert "is more than any node has" in seen.fault
+    assert seen.request is None
+
+
+def test_containers_that_together_ask_beyond_all_counting_are_a_fault() -> None:
+    half = {"name": "c", "resources": {"requests": {"memory": "9007199254740991"}}}
+    seen = read({"spec": {"schedulerName": "volcano", "containers": [half, half]}})
+
+    assert "memory: 18014398509481982 is more than any node has" in seen.fault
+
+
+def test_a_node_that_claims_to_have_more_than_can_be_counted_has_so_much() -> None:
+    text = {"metadata": {"name": "n"}, "status": {"allocatable": {"cpu": INT64, "pods": "110"}}}
+    node = msgspec.json.decode(msgspec.json.encode(text), type=Node)
+
+    assert nodes.read(node).allocatable == {"cpu": 2**53 - 1, "pods": 110}
 
 
 @pytest.mark.parametrize(
