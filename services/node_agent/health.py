@@ -77,7 +77,8 @@ class Sight:
 
     memory_mib: int
     mode: DeviceMode
-    ecc_errors: int
+    ecc_errors: int | None
+    """The last figure that was told; None: none ever was."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +189,10 @@ def _sight(gpu: Gpu, before: Sight | None) -> Sight:
     """Return what a GPU looks like; one that does not answer looks as it did."""
     if gpu.fault is not None and before is not None:
         return before
-    return Sight(memory_mib=gpu.memory_mib, mode=gpu.mode, ecc_errors=gpu.ecc_errors)
+    told = gpu.ecc_errors
+    if told is None and before is not None:
+        told = before.ecc_errors
+    return Sight(memory_mib=gpu.memory_mib, mode=gpu.mode, ecc_errors=told)
 
 
 def _changed(before: Sight, gpu: Gpu) -> Fault | None:
@@ -199,6 +203,8 @@ def _changed(before: Sight, gpu: Gpu) -> Fault | None:
     if gpu.mode is not before.mode:
         text = f"its mode was {before.mode} and is {gpu.mode} now: somebody changed it by hand"
         return Fault("ModeChanged", text, grave=True)
+    if gpu.ecc_errors is None or before.ecc_errors is None:
+        return None
     if gpu.ecc_errors > before.ecc_errors:
         text = f"{gpu.ecc_errors - before.ecc_errors} uncorrected memory errors more"
         return Fault("EccErrors", text, grave=True)

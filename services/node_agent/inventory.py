@@ -32,8 +32,8 @@ class Gpu:
     memory_mib: int
     fault: Fault | None = None
     """What is wrong with it now, as far as it can be seen from outside."""
-    ecc_errors: int = 0
-    """Memory errors that could not be corrected, since the driver was loaded."""
+    ecc_errors: int | None = None
+    """Memory errors that could not be corrected, since the driver was loaded; None: not told."""
     numa: int | None = None
     pcie: str = ""
     """Root complex; empty: unknown."""

@@ -4,19 +4,21 @@ One that hangs or fails holds up no other, and is not asked again before it has 
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
 from services.node_agent.faults import no_answer
 from services.node_agent.inventory import Gpu
-from services.node_agent.own_thread import begun
+from services.node_agent.own_thread import Questions
 from shared.model.errors import LeaseholdError, UnavailableError
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-AGAIN_S = 0.5
-"""How often the limit is looked at."""
+_COUNT = "count"
 
 
 class Looking:
@@ -38,33 +40,38 @@ class Looking:
         self.ask = ask
         self.limit_s = limit_s
         """How long an answer may take, as of now."""
-        self._counting: asyncio.Future[int] | None = None
-        self._asked: dict[int, asyncio.Future[Gpu | None]] = {}
+        self.unseen: dict[int, str] = {}
+        """By number, why GPUs are not among those of the last look: none has ever answered."""
+        self._counting: Questions[int] = Questions(LeaseholdError)
+        self._looking: Questions[Gpu | None] = Questions(LeaseholdError)
         self._known: dict[int, Gpu] = {}
 
     async def look(self) -> tuple[Gpu, ...]:
         """Return all GPUs. Raises UnavailableError while nothing is known of any."""
-        numbers = range(await self._count())
-        seen = await asyncio.gather(*(self._one(number) for number in numbers))
+        count = await self._in_time(self._counting, _COUNT, self.count)
+        seen = await asyncio.gather(*(self._one(number) for number in range(count)))
         answers = [one for one in seen if isinstance(one, Gpu)]
         sound = {gpu.uuid for gpu in answers if gpu.fault is None}
         found = {gpu.uuid: gpu for gpu in answers if gpu.fault is None or gpu.uuid not in sound}
-        errors = [one for one in seen if isinstance(one, UnavailableError)]
+        errors = {n: one for n, one in enumerate(seen) if isinstance(one, UnavailableError)}
         if errors and not found:
-            raise errors[0]
+            raise next(iter(errors.values()))
+        self._tell({number: str(error) for number, error in errors.items()})
         return tuple(found.values())
 
-    async def _count(self) -> int:
-        if self._counting is None or self._counting.done():
-            self._counting = begun(self.count, LeaseholdError)
-        return await self._in_time(self._counting)
+    def _tell(self, unseen: dict[int, str]) -> None:
+        for number, why in unseen.items():
+            if number not in self.unseen:
+                logger.warning(
+                    "number %d of the driver's GPUs is not served, as it has never answered: %s",
+                    number,
+                    why,
+                )
+        self.unseen = unseen
 
     async def _one(self, number: int) -> Gpu | UnavailableError | None:
-        asked = self._asked.get(number)
-        if asked is None or asked.done():
-            asked = self._asked[number] = begun(lambda: self.ask(number), LeaseholdError)
         try:
-            gpu = await self._in_time(asked)
+            gpu = await self._in_time(self._looking, number, lambda: self.ask(number))
         except UnavailableError as error:
             known = self._known.get(number)
             return error if known is None else replace(known, fault=no_answer(str(error)))
@@ -74,16 +81,13 @@ class Looking:
             self._known[number] = gpu
         return gpu
 
-    async def _in_time(self, answer: asyncio.Future[T]) -> T:
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        while not answer.done():
-            limit_s = self.limit_s()
-            left_s = began + limit_s - loop.time()
-            if left_s <= 0:
-                raise UnavailableError(
-                    f"the NVIDIA driver did not answer within {limit_s:g} s: look at "
-                    "`nvidia-smi` and at the kernel log for Xid messages"
-                )
-            await asyncio.wait({answer}, timeout=min(left_s, AGAIN_S))
-        return answer.result()
+    async def _in_time(
+        self, questions: Questions[T], about: int | str, question: Callable[[], T]
+    ) -> T:
+        try:
+            return await questions.answer(about, question, self.limit_s)
+        except TimeoutError as error:
+            raise UnavailableError(
+                f"the NVIDIA driver did not answer within {self.limit_s():g} s: look at "
+                "`nvidia-smi` and at the kernel log for Xid messages"
+            ) from error

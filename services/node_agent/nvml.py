@@ -1,11 +1,14 @@
 """NVML, the NVIDIA driver's own account of its GPUs. The only door to `pynvml`.
 
 NVML blocks, and a sick driver blocks for ever: a question runs in a thread of its own, under a time
-limit, and no second one is put before the first has come back.
+limit, and no second one is put before the first has come back. A look at one GPU asks nothing of
+the others; how they are linked is asked by itself, now and then, of those that have just answered.
 """
 
 import asyncio
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import pynvml
@@ -16,14 +19,21 @@ from services.node_agent.inventory import Gpu
 from services.node_agent.looking import Looking
 from services.node_agent.mig import MigInstance
 from services.node_agent.nvml_events import NvmlEvents
-from services.node_agent.own_thread import begun
+from services.node_agent.own_thread import Questions, begun
 from shared.model.errors import UnavailableError
 from shared.model.names import DeviceUuid
 
+logger = logging.getLogger(__name__)
+
 TIMEOUT_S = 20.0
+LINKS_S = 300.0
+"""How often it is asked anew how GPUs are linked."""
 MIB = 1024 * 1024
 
 T = TypeVar("T")
+
+Links = Mapping[DeviceUuid, Mapping[DeviceUuid, int]]
+"""Scores of pairs."""
 
 
 class NvmlGpus:
@@ -32,6 +42,10 @@ class NvmlGpus:
     def __init__(self) -> None:
         self._looking = Looking(_count, _look, limit_s=lambda: TIMEOUT_S)
         self._events = NvmlEvents()
+        self._linking: Questions[Links] = Questions(pynvml.NVMLError)
+        self._links: Links = {}
+        self._linked: tuple[frozenset[DeviceUuid], float] | None = None
+        """Of which GPUs the links are known, and until when they are believed."""
         self._last: dict[DeviceUuid, asyncio.Future[Any]] = {}
 
     async def discover(self) -> tuple[Gpu, ...]:
@@ -39,7 +53,34 @@ class NvmlGpus:
 
         Raises UnavailableError, saying what to do, while there is no driver or it does not answer.
         """
-        return await self._looking.look()
+        found = await self._looking.look()
+        await self._ask_links(frozenset(gpu.uuid for gpu in found if gpu.fault is None))
+        return tuple(replace(gpu, links=self._links.get(gpu.uuid, {})) for gpu in found)
+
+    @property
+    def unseen(self) -> Mapping[int, str]:
+        """Why GPUs are not among those that were found at last, by the driver's number."""
+        return self._looking.unseen
+
+    async def _ask_links(self, sound: frozenset[DeviceUuid]) -> None:
+        """Ask how GPUs are linked, if others answer than did, or the last answer is old.
+
+        Without an answer they are taken to be linked as they were.
+        """
+        now = asyncio.get_running_loop().time()
+        if self._linked is not None and self._linked[0] == sound and now < self._linked[1]:
+            return
+        try:
+            links = await self._linking.answer(
+                sound,
+                lambda: _initialised(lambda: nvml_topology.links_among(sorted(sound))),
+                lambda: TIMEOUT_S,
+            )
+        except (TimeoutError, pynvml.NVMLError, UnavailableError) as error:
+            logger.debug("how GPUs are linked is not told: %s", error or "no answer in time")
+            return
+        self._links = {**self._links, **links}
+        self._linked = (sound, now + LINKS_S)
 
     def xids(self) -> tuple[Xid, ...]:
         """Return the XID events since the last call."""
@@ -118,7 +159,7 @@ def _look(number: int) -> Gpu:
 
 def _gpu(number: int) -> Gpu:
     handle = pynvml.nvmlDeviceGetHandleByIndex(number)
-    place = nvml_topology.place_of(handle, number, int(pynvml.nvmlDeviceGetCount()))
+    place = nvml_topology.place_of(handle)
     mig = nvml_mig.state_of(handle)
     return Gpu(
         uuid=DeviceUuid(_text(pynvml.nvmlDeviceGetUUID(handle))),
@@ -126,11 +167,10 @@ def _gpu(number: int) -> Gpu:
         model=_text(pynvml.nvmlDeviceGetName(handle)),
         memory_mib=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) // MIB,
         fault=_fault_of(handle),
-        ecc_errors=_asked(lambda: _uncorrected(handle), 0),
+        ecc_errors=_asked(lambda: _uncorrected(handle), None),
         numa=place.numa,
         pcie=place.pcie,
         bus=place.bus,
-        links=place.links,
         driver=_asked(lambda: _text(pynvml.nvmlSystemGetDriverVersion()), ""),
         mig=mig,
         instances=_asked(lambda: nvml_mig.instances_of(handle, mig.profiles), ())

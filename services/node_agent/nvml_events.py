@@ -35,8 +35,8 @@ class NvmlEvents:
         self._trouble = ""
 
     def drain(self) -> tuple[Xid, ...]:
-        """Return what has come since the last call; the first one begins to listen."""
-        if self._thread is None:
+        """Return what has come since the last call; begin to listen if nobody does."""
+        if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._listen, name="xids", daemon=True)
             self._thread.start()
         seen: list[Xid] = []

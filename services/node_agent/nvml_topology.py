@@ -4,8 +4,8 @@ Everything here is between an `nvmlInit` and an `nvmlShutdown`. What a model or 
 know is left out.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -45,7 +45,6 @@ class Place:
     bus: str = ""
     pcie: str = ""
     numa: int | None = None
-    links: dict[DeviceUuid, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,31 +56,56 @@ class _Links:
     switched: int = 0
 
 
-def place_of(handle: Any, number: int, count: int) -> Place:
-    """Return where the GPU with this number among `count` lies."""
+def place_of(handle: Any) -> Place:
+    """Return where a GPU lies; no other is asked."""
     bus = _bus(handle)
     numa, pcie = _in_sysfs(bus) if bus else (None, "")
     if numa is None:
         numa = _asked(lambda: int(pynvml.nvmlDeviceGetNumaNodeId(handle)), None)
-    own = _links(handle)
-    pairs = [_pair(handle, own, other) for other in range(count) if other != number]
-    return Place(bus=bus, pcie=pcie, numa=numa, links=dict(pair for pair in pairs if pair))
+    return Place(bus=bus, pcie=pcie, numa=numa)
 
 
-def _pair(handle: Any, own: _Links, number: int) -> tuple[DeviceUuid, int] | None:
-    """Return another GPU's name and the pair's score, if they are told."""
+def links_among(uuids: Iterable[DeviceUuid]) -> dict[DeviceUuid, Mapping[DeviceUuid, int]]:
+    """Return the score of each pair of these GPUs, as far as it is told.
+
+    One that hangs holds this up: only those are to be named that have just answered.
+    """
+    there = [end for uuid in uuids if (end := _end_of(uuid)) is not None]
+    return {
+        own.uuid: {
+            other.uuid: points
+            for other in there
+            if other is not own and (points := _score(own, other)) is not None
+        }
+        for own in there
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """One GPU of a pair."""
+
+    uuid: DeviceUuid
+    handle: Any
+    bus: str
+    links: _Links
+
+
+def _end_of(uuid: DeviceUuid) -> _End | None:
     try:
-        other = pynvml.nvmlDeviceGetHandleByIndex(number)
-        name = pynvml.nvmlDeviceGetUUID(other)
-        nearest = _NEAREST.get(pynvml.nvmlDeviceGetTopologyCommonAncestor(handle, other))
+        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
     except pynvml.NVMLError:
         return None
-    uuid = DeviceUuid(name.decode() if isinstance(name, bytes) else name)
+    return _End(uuid, handle, _bus(handle), _links(handle))
+
+
+def _score(own: _End, other: _End) -> int | None:
+    ask = pynvml.nvmlDeviceGetTopologyCommonAncestor
+    nearest = _NEAREST.get(_asked(lambda: ask(own.handle, other.handle), None))
     if nearest is None:
         return None
-    theirs = _links(other)
-    joined = nvlinks_between(own.direct, own.switched, _bus(other), theirs.switched)
-    return uuid, score(nearest, joined)
+    joined = nvlinks_between(own.links.direct, own.links.switched, other.bus, other.links.switched)
+    return score(nearest, joined)
 
 
 def _links(handle: Any) -> _Links:

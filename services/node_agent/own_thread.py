@@ -4,33 +4,78 @@ import asyncio
 import contextlib
 import functools
 import threading
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+from shared.model.errors import UnavailableError
 
 T = TypeVar("T")
+
+AGAIN_S = 0.5
+"""How often the limit of an answer is looked at."""
 
 
 def begun(question: Callable[[], T], *errors: type[Exception]) -> asyncio.Future[T]:
     """Begin in a thread that keeps neither the other threads busy nor the process alive.
 
-    The answer is what the question returns, or which of `errors` it raises.
+    The answer is what the question returns, or which of `errors` it raises. Whatever else it raises
+    is a bug: its traceback is printed, and the answer is an UnavailableError.
     """
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[T] = loop.create_future()
     answer.add_done_callback(_noticed)
 
     def ask() -> None:
+        broken = UnavailableError("the question broke off; why is in the agent's log")
+        settle = functools.partial(_settle_wrong, answer, broken)
         try:
             found = question()
         except errors as error:
             settle = functools.partial(_settle_wrong, answer, error)
         else:
             settle = functools.partial(_settle, answer, found)
-        with contextlib.suppress(RuntimeError):  # the loop ended in the meantime
-            loop.call_soon_threadsafe(settle)
+        finally:
+            with contextlib.suppress(RuntimeError):  # the loop ended in the meantime
+                loop.call_soon_threadsafe(settle)
 
     threading.Thread(target=ask, name="gpu", daemon=True).start()
     return answer
+
+
+class Questions(Generic[T]):
+    """Questions about several things, of each thing one at a time.
+
+    What has not answered in time is not asked again before it has, and meanwhile nobody waits for
+    it: a GPU that hangs must not hold up every look at the others. `errors` are as for `begun`.
+    """
+
+    def __init__(self, *errors: type[Exception]) -> None:
+        self._errors = errors
+        self._asked: dict[Hashable, asyncio.Future[T]] = {}
+        self._late: set[Hashable] = set()
+
+    async def answer(
+        self, about: Hashable, question: Callable[[], T], limit_s: Callable[[], float]
+    ) -> T:
+        """Return the answer, be it to a question that was put before and is answered only now.
+
+        Raises TimeoutError if there is none within `limit_s`, which is looked at all the time.
+        """
+        asked = self._asked.get(about)
+        if asked is None:
+            asked = self._asked[about] = begun(question, *self._errors)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        while not asked.done():
+            left_s = began + limit_s() - loop.time()
+            if left_s <= 0 or about in self._late:
+                self._late.add(about)
+                raise TimeoutError
+            await asyncio.wait({asked}, timeout=min(left_s, AGAIN_S))
+        if self._asked.get(about) is asked:  # nobody has begun anew in the meantime
+            del self._asked[about]
+            self._late.discard(about)
+        return asked.result()
 
 
 def _noticed(answer: asyncio.Future[T]) -> None:

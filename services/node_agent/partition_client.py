@@ -80,7 +80,7 @@ class Partitionable:
     async def discover(self) -> tuple[Gpu, ...]:
         """Return all GPUs; UnavailableError while the driver cannot be asked."""
         found = await self.gpus.discover()
-        return tuple([await self._completed(gpu) for gpu in found])
+        return tuple(await asyncio.gather(*(self._completed(gpu) for gpu in found)))
 
     def xids(self) -> tuple[Xid, ...]:
         """Return the XID events since the last call."""

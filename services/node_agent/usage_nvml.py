@@ -1,19 +1,19 @@
-"""What the NVIDIA driver says of processes on its GPUs."""
+"""What the NVIDIA driver says of processes on its GPUs; each is asked in a thread of its own."""
 
 import asyncio
-import functools
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import pynvml
 
-from services.node_agent.nvml import in_own_thread
+from services.node_agent.own_thread import Questions
 from services.node_agent.usage import DeviceSample, Process
 from shared.model.errors import UnavailableError
 from shared.model.names import DeviceUuid
 
 TIMEOUT_S = 20.0
+_SILENT = f"the NVIDIA driver did not name processes within {TIMEOUT_S:g} s"
 BUSY_WITHIN_S = 5.0
 """A process is as busy as the driver's samples of this time are on average."""
 
@@ -21,32 +21,51 @@ T = TypeVar("T")
 
 
 class NvmlUsage:
-    """The processes of this machine's GPUs; one question at a time."""
+    """The processes of this machine's GPUs; of each GPU one question at a time."""
 
     def __init__(self) -> None:
-        self._asked: asyncio.Future[tuple[DeviceSample, ...]] | None = None
+        self._counting: Questions[int] = Questions(pynvml.NVMLError)
+        self._looking: Questions[DeviceSample | None] = Questions(pynvml.NVMLError)
 
     async def look(self) -> tuple[DeviceSample, ...]:
         """Return all devices that answer. Raises UnavailableError if the driver does not."""
         try:
-            async with asyncio.timeout(TIMEOUT_S):
-                if self._asked is None or self._asked.done():
-                    self._asked = in_own_thread(_look)
-                return await asyncio.shield(self._asked)
+            count = await self._counting.answer("count", _count, _limit_s)
         except TimeoutError as error:
-            raise UnavailableError(
-                f"the NVIDIA driver did not name processes within {TIMEOUT_S:g} s"
-            ) from error
+            raise UnavailableError(_SILENT) from error
         except pynvml.NVMLError as error:
             raise UnavailableError(f"NVML: {error}") from error
+        seen = await asyncio.gather(*(self._one(number) for number in range(count)))
+        if seen and all(isinstance(one, TimeoutError) for one in seen):
+            raise UnavailableError(_SILENT)
+        return tuple(one for one in seen if isinstance(one, DeviceSample))
+
+    async def _one(self, number: int) -> DeviceSample | TimeoutError | None:
+        """Return what one GPU says; None: it has nothing to say."""
+        try:
+            return await self._looking.answer(number, lambda: _look(number), _limit_s)
+        except TimeoutError as error:
+            return error
+        except pynvml.NVMLError:
+            return None
 
 
-def _look() -> tuple[DeviceSample, ...]:
+def _limit_s() -> float:
+    return TIMEOUT_S
+
+
+def _count() -> int:
     pynvml.nvmlInit()
     try:
-        count = pynvml.nvmlDeviceGetCount()
-        samples = [_asked(functools.partial(_sample, number), None) for number in range(count)]
-        return tuple(sample for sample in samples if sample is not None)
+        return int(pynvml.nvmlDeviceGetCount())
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _look(number: int) -> DeviceSample | None:
+    pynvml.nvmlInit()
+    try:
+        return _asked(lambda: _sample(number), None)
     finally:
         pynvml.nvmlShutdown()
 

@@ -1,5 +1,6 @@
 """A device's health, by example and by property; which XIDs count; how the driver is heard."""
 
+import asyncio
 import threading
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -133,19 +134,30 @@ def look(
     [
         ({"memory_mib": 12288}, "MemoryChanged: its memory was 15360 MiB and is 12288 MiB now"),
         ({"mig": MigState(enabled=True, pending=True)}, "ModeChanged: its mode was hami-core and"),
-        ({"ecc_errors": 2}, "EccErrors: 2 uncorrected memory errors more"),
+        ({"ecc_errors": 5}, "EccErrors: 2 uncorrected memory errors more"),
     ],
 )
 def test_a_device_that_is_not_what_it_was_is_cordoned_and_then_taken_as_it_is(
     changes: dict[str, Any], said: str
 ) -> None:
-    patients = look(look({}, gpu()), gpu(**changes))
+    patients = look(look({}, gpu(ecc_errors=3)), gpu(**changes))
     assert patients[A].record.said.startswith(f"cordoned: {said}")
 
     for now in (30, 35, 40, 45):
         patients = look(patients, gpu(**changes), now=now)
 
     assert patients[A].record.state is Health.HEALTHY
+
+
+def test_a_driver_that_once_does_not_tell_its_memory_errors_accuses_nobody() -> None:
+    patients = look({}, gpu(ecc_errors=3))
+
+    for told in (None, 3):
+        patients = look(patients, gpu(ecc_errors=told))
+        assert patients[A].record.said == ""
+    patients = look(look(patients, gpu()), gpu(ecc_errors=4))
+
+    assert "EccErrors: 1 uncorrected" in patients[A].record.said
 
 
 def test_a_device_that_vanishes_is_known_by_its_uuid_when_it_comes_back() -> None:
@@ -215,7 +227,7 @@ async def test_a_gpu_that_hangs_holds_up_no_other_and_is_not_asked_twice() -> No
     def ask(number: int) -> Gpu:
         asked.append(number)
         if number == 0 and hangs:
-            hang.wait(10)
+            hang.wait(30)
         return gpu(DeviceUuid(f"GPU-{number}"), index=number)
 
     looking = Looking(lambda: 2, ask, limit_s=lambda: 0.2)
@@ -224,13 +236,77 @@ async def test_a_gpu_that_hangs_holds_up_no_other_and_is_not_asked_twice() -> No
     stuck = [await looking.look() for _ in range(2)]
     hang.set()
     hangs = False
-    await looking.look()
     freed = await looking.look()
+    async with asyncio.timeout(20):
+        while any(one.fault for one in freed):
+            freed = await looking.look()
 
     faults = [[one.fault and one.fault.code for one in found] for found in stuck]
     assert faults == [["NoAnswer", None]] * 2
     assert asked.count(0) <= asked.count(1) - 1
-    assert [one.fault for one in freed] == [None, None]
+    assert len(freed) == 2
+
+
+async def test_a_gpu_that_was_late_once_is_not_waited_for_again() -> None:
+    hang = threading.Event()
+
+    def ask(number: int) -> Gpu:
+        if number == 0:
+            hang.wait(60)
+        return gpu(DeviceUuid(f"GPU-{number}"), index=number)
+
+    looking = Looking(lambda: 2, ask, limit_s=lambda: 1.0)
+    await looking.look()
+    began = asyncio.get_running_loop().time()
+    for _ in range(10):
+        assert [one.uuid for one in await looking.look()] == ["GPU-1"]
+    took_s = asyncio.get_running_loop().time() - began
+    hang.set()
+
+    assert took_s < 6
+
+
+async def test_a_gpu_that_has_never_answered_is_told_of_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def ask(number: int) -> Gpu:
+        if number == 1 and not healed:
+            raise UnavailableError("NVML: Unknown Error")
+        return gpu(DeviceUuid(f"GPU-{number}"), index=number)
+
+    healed = False
+    looking = Looking(lambda: 2, ask, limit_s=lambda: 30.0)
+    for _ in range(3):
+        assert [one.uuid for one in await looking.look()] == ["GPU-0"]
+
+    assert looking.unseen == {1: "NVML: Unknown Error"}
+    assert [one.getMessage() for one in caplog.records] == [
+        "number 1 of the driver's GPUs is not served, as it has never answered: NVML: Unknown Error"
+    ]
+    healed = True
+    assert len(await looking.look()) == 2
+    assert not looking.unseen
+
+
+async def test_a_question_that_breaks_off_is_answered_and_put_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    printed = threading.Event()
+    monkeypatch.setattr(threading, "excepthook", lambda _: printed.set())
+
+    def ask(number: int) -> Gpu:
+        if not asked:
+            asked.append(number)
+            raise AssertionError("a bug of ours")
+        return gpu()
+
+    asked: list[int] = []
+    looking = Looking(lambda: 1, ask, limit_s=lambda: 30.0)
+
+    with pytest.raises(UnavailableError, match="broke off"):
+        await looking.look()
+    assert len(await looking.look()) == 1
+    assert await asyncio.to_thread(printed.wait, 20)
 
 
 async def test_a_gpu_that_takes_anothers_number_is_not_taken_for_it() -> None:

@@ -1,5 +1,7 @@
 """NVML, as a driver would answer, and without one."""
 
+import threading
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,6 +31,7 @@ class Driver:
             "nvmlDeviceGetName": lambda _: "Tesla T4",
             "nvmlDeviceGetMemoryInfo": lambda _: SimpleNamespace(total=15360 * 1024 * 1024 + 5),
             "nvmlDeviceGetNumaNodeId": self.unsupported,
+            "nvmlDeviceGetHandleByUUID": lambda uuid: self.handle(int(uuid[-1])),
             "nvmlDeviceGetMigMode": self.unsupported,
             "nvmlDeviceGetRemappedRows": self.unsupported,
             "nvmlDeviceGetUtilizationRates": self.utilisation,
@@ -73,6 +76,60 @@ async def test_a_lost_gpu_does_not_hide_the_others(monkeypatch: pytest.MonkeyPat
     Driver(lost=(0,)).install(monkeypatch)
 
     assert [gpu.uuid for gpu in await NvmlGpus().discover()] == ["GPU-1"]
+
+
+@pytest.fixture
+def released() -> Iterator[threading.Event]:
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def hanging(
+    name: str, answer: Callable[..., Any], at: str, released: threading.Event
+) -> Callable[..., Any]:
+    """Answer as before, and for GPU 1 not at all if this is the function that hangs."""
+
+    def ask(*arguments: Any) -> Any:
+        handles = arguments if name == "TopologyCommonAncestor" else arguments[:1]
+        if name == at and {1, "GPU-1"} & set(handles):
+            released.wait(60)
+        return answer(*arguments)
+
+    return ask
+
+
+OF_A_GPU = (
+    "HandleByIndex", "HandleByUUID", "UUID", "MinorNumber", "Name", "MemoryInfo", "MigMode",
+    "RemappedRows", "UtilizationRates", "TotalEccErrors", "PciInfo", "NumaNodeId", "NvLinkState",
+    "TopologyCommonAncestor",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("function", OF_A_GPU)
+async def test_whatever_hangs_of_one_gpu_holds_up_no_other(
+    function: str, monkeypatch: pytest.MonkeyPatch, released: threading.Event
+) -> None:
+    driver = Driver()
+    driver.install(monkeypatch)
+    for name in OF_A_GPU:
+        full = f"nvmlDeviceGet{name}"
+        answer = {
+            "HandleByUUID": lambda uuid: int(uuid[-1]),
+            "TopologyCommonAncestor": lambda *_: pynvml.NVML_TOPOLOGY_NODE,
+            "TotalEccErrors": lambda *_: 0,
+            "NvLinkState": lambda *_: driver.unsupported(0),
+            "PciInfo": lambda handle: SimpleNamespace(busId=f"0000:0{handle}:00.0"),
+        }.get(name, getattr(pynvml, full))
+        hung = hanging(name, answer, function, released)
+        monkeypatch.setattr(pynvml, full, hung)
+    gpus = NvmlGpus()
+    monkeypatch.setattr(nvml, "TIMEOUT_S", 0.5)
+
+    looks = [await gpus.discover() for _ in range(3)]
+
+    for found in looks:
+        assert next(gpu for gpu in found if gpu.uuid == "GPU-0").fault is None
 
 
 async def test_without_a_driver_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from services.node_agent import nvml_topology
 from services.node_agent.inventory import Division, Gpu, devices_of
 from services.node_agent.nvml import NvmlGpus
-from services.node_agent.nvml_topology import Place, place_of
+from services.node_agent.nvml_topology import links_among, place_of
 from services.node_agent.topology import bus_of, nvlinks_between, root_in
 from shared.model.names import DeviceUuid
 
@@ -40,6 +40,7 @@ class Machine:
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         answers: dict[str, Any] = {
             "nvmlDeviceGetHandleByIndex": self.handle,
+            "nvmlDeviceGetHandleByUUID": lambda uuid: self.handle(int(uuid.rpartition("-")[2])),
             "nvmlDeviceGetUUID": lambda number: f"GPU-{number}".encode(),
             "nvmlDeviceGetPciInfo": self.info,
             "nvmlDeviceGetNumaNodeId": self.unsupported,
@@ -81,15 +82,9 @@ class Machine:
     def unsupported(self, *_: Any) -> None:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
-    def places(self) -> list[Place]:
-        return [place_of(n, n, len(self.cards)) for n in range(len(self.cards)) if self.seen(n)]
-
-    def seen(self, number: int) -> bool:
-        return not self.cards[number].lost
-
-
-def scores(place: Place) -> dict[str, int]:
-    return {str(uuid): found for uuid, found in place.links.items()}
+    def scores(self) -> list[dict[str, int]]:
+        names = [DeviceUuid(f"GPU-{number}") for number in range(len(self.cards))]
+        return [{str(to): n for to, n in one.items()} for one in links_among(names).values()]
 
 
 def test_pairs_are_scored_by_what_is_nearest_above_both(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,12 +92,12 @@ def test_pairs_are_scored_by_what_is_nearest_above_both(monkeypatch: pytest.Monk
     machine = Machine([Card(f"0000:{n:02x}:00.0") for n in range(7)], nearest)
     machine.install(monkeypatch)
 
-    first, second, *_ = machine.places()
+    first, second, *_ = machine.scores()
 
-    assert scores(first) == {
+    assert first == {
         f"GPU-{n}": score for n, score in zip(range(1, 7), (60, 50, 40, 30, 20, 10), strict=True)
     }
-    assert scores(second) == {"GPU-0": 60}, "what the driver does not say is left out"
+    assert second == {"GPU-0": 60}, "what the driver does not say is left out"
 
 
 def test_each_nvlink_counts_direct_or_through_switches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,17 +107,17 @@ def test_each_nvlink_counts_direct_or_through_switches(monkeypatch: pytest.Monke
         Card("0000:03:00.0", (0,)),
     ]
     Machine(cards, {(0, 1): 50, (0, 2): 50, (1, 2): 50}).install(monkeypatch)
-    direct = Machine(cards, {}).places()
+    direct = Machine(cards, {}).scores()
     switched = Machine(
         [Card("0000:01:00.0", ("switch",) * 18), Card("0000:02:00.0", ("switch",) * 12)],
         {(0, 1): 50},
     )
     switched.install(monkeypatch)
 
-    assert [scores(place) for place in direct] == [
+    assert direct == [
         {"GPU-1": 210, "GPU-2": 110}, {"GPU-0": 210, "GPU-2": 10}, {"GPU-0": 110, "GPU-1": 10}
     ]  # fmt: skip
-    assert [scores(place) for place in switched.places()] == [{"GPU-1": 1210}, {"GPU-0": 1210}]
+    assert switched.scores() == [{"GPU-1": 1210}, {"GPU-0": 1210}]
 
 
 def test_a_lost_card_takes_the_links_of_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +125,7 @@ def test_a_lost_card_takes_the_links_of_no_other(monkeypatch: pytest.MonkeyPatch
     machine = Machine(cards, {(0, 1): 10, (0, 2): 20, (1, 2): 10})
     machine.install(monkeypatch)
 
-    assert [scores(place) for place in machine.places()] == [{"GPU-2": 40}, {"GPU-0": 40}]
+    assert machine.scores() == [{"GPU-2": 40}, {"GPU-0": 40}]
 
 
 def test_the_kernel_says_where_a_card_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +137,7 @@ def test_the_kernel_says_where_a_card_lies(tmp_path: Path, monkeypatch: pytest.M
     machine = Machine([Card("0000:3b:00.0"), Card("0000:5e:00.0")])
     machine.install(monkeypatch)
 
-    known, unknown = machine.places()
+    known, unknown = (place_of(number) for number in range(2))
 
     assert (known.bus, known.pcie, known.numa) == ("0000:3b:00.0", "pci0000:3a", 1)
     assert (unknown.bus, unknown.pcie, unknown.numa) == ("0000:5e:00.0", "", None)

@@ -1,5 +1,6 @@
 """Who uses the GPUs, as a driver would answer."""
 
+import threading
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pynvml
 import pytest
 
+from services.node_agent import usage_nvml
 from services.node_agent.usage import Process
 from services.node_agent.usage_nvml import NvmlUsage
 from shared.model.errors import UnavailableError
@@ -84,3 +86,35 @@ async def test_a_lost_device_is_left_out_and_without_a_driver_nothing_is_said(
     with pytest.raises(UnavailableError, match="NVML"):
         await NvmlUsage().look()
     assert lost == ()
+
+
+async def test_a_device_that_hangs_hides_the_processes_of_no_other(
+    driver: pytest.MonkeyPatch,
+) -> None:
+    released = threading.Event()
+
+    def processes(handle: int) -> list[Any]:
+        if handle == 0:
+            released.wait(60)
+        return [on(7, GIB)]
+
+    driver.setattr(pynvml, "nvmlDeviceGetCount", lambda: 2)
+    driver.setattr(pynvml, "nvmlDeviceGetUUID", lambda handle: f"GPU-{handle}")
+    driver.setattr(pynvml, "nvmlDeviceGetComputeRunningProcesses", processes)
+    driver.setattr(usage_nvml, "TIMEOUT_S", 0.5)
+    usage = NvmlUsage()
+
+    seen = [await usage.look() for _ in range(2)]
+    released.set()
+
+    assert [[sample.device for sample in found] for found in seen] == [["GPU-1"]] * 2
+
+
+async def test_a_driver_that_hangs_at_every_device_is_said_to(driver: pytest.MonkeyPatch) -> None:
+    released = threading.Event()
+    driver.setattr(pynvml, "nvmlDeviceGetName", lambda _: released.wait(60))
+    driver.setattr(usage_nvml, "TIMEOUT_S", 0.1)
+
+    with pytest.raises(UnavailableError, match="did not name processes"):
+        await NvmlUsage().look()
+    released.set()
