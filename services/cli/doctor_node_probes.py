@@ -211,8 +211,9 @@ class NodeProbes:
         if leases is None:
             raise SkipError("the ledger is not known here: give --redis-url")
         samples = await usage_of(self.settings, gpus_of(self.settings)).look()
-        pids = {process.pid for sample in samples for process in sample.processes}
-        origins = {pid: origin_of(pid, self.settings.proc_dir) for pid in pids}
+        pids = {one.pid: sample.asked_at_s for sample in samples for one in sample.processes}
+        proc = self.settings.proc_dir
+        origins = {pid: origin_of(pid, proc, named_at_s=at) for pid, at in pids.items()}
         leased: dict[str, set[PodUid]] = {}
         for lease in leases.values():
             for share in lease.shares:

@@ -136,7 +136,7 @@ class Monitor(Collector):
         began = self.clock.now()
         complete = self.leases.settled and not self.record.lost
         devices = await self._devices()
-        pids = {process.pid for sample in devices for process in sample.processes}
+        pids = {one.pid: sample.asked_at_s for sample in devices for one in sample.processes}
         async with self.record.changing:
             tenants = tenants_of(self.record.answers, self.leases.leases, complete=complete)
             regions, origins = await asyncio.to_thread(self._read, tenants, pids)
@@ -187,12 +187,12 @@ class Monitor(Collector):
             return None
 
     def _read(
-        self, tenants: Sequence[Tenant], pids: Iterable[int]
+        self, tenants: Sequence[Tenant], pids: Mapping[int, float | None]
     ) -> tuple[Regions, dict[int, Origin]]:
         regions = {
             tenant.key: read_region(tenant.place) for tenant in tenants if tenant.place is not None
         }
-        found = ((pid, origin_of(pid, self.proc)) for pid in pids)
+        found = ((pid, origin_of(pid, self.proc, named_at_s=at)) for pid, at in pids.items())
         return regions, {pid: origin for pid, origin in found if origin is not None}
 
     async def _restore(self, suspects: Set[tuple[PodUid, str]], *, complete: bool) -> None:
@@ -210,7 +210,7 @@ class Monitor(Collector):
 
         Processes that have the old file open go on with it, and are seen to be in no region.
         """
-        regions, _ = self._read(suspects, ())
+        regions, _ = self._read(suspects, {})
         unlike = _unlike(suspects, regions)
         kept = set[tuple[PodUid, str]]()
         for tenant in suspects:

@@ -41,6 +41,9 @@ class DeviceSample:
     busy_percent: int | None = None
     memory_busy_percent: int | None = None
     processes: tuple[Process, ...] = ()
+    asked_at_s: float | None = None
+    """When the driver was asked, in seconds since the machine started; None: not noted. A process
+    that is younger cannot have been named: its pid was another's then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

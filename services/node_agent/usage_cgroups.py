@@ -5,6 +5,7 @@ runtime a container's after its id, in one of a few forms. Nothing a container s
 believed here.
 """
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,10 @@ files have uids without dashes."""
 _CONTAINER = re.compile(r"(?:^|[/:-])([0-9a-f]{64})(?:\.scope)?(?=/|$)")
 """`<id>`, `cri-containerd-<id>.scope`, `crio-<id>.scope`, `docker-<id>.scope`, and containerd's
 `...:cri-containerd:<id>`."""
+
+_STARTED = 19
+"""Field 22 of `/proc/<pid>/stat` is the 20th after the name."""
+_TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,12 +71,30 @@ def parse_inner_pid(status: str) -> int:
     return 0
 
 
-def origin_of(pid: int, proc: Path) -> Origin | None:
-    """Look a process up below `proc`; None if there is none of that pid (any more)."""
+def parse_started_s(stat: str) -> float:
+    """Return when a process began, from its `/proc/<pid>/stat`, in seconds since the machine did.
+
+    0 if untold. The name in it may hold anything, blanks and brackets too.
+    """
+    fields = stat.rpartition(")")[2].split()
+    if len(fields) <= _STARTED or not fields[_STARTED].isdecimal():
+        return 0.0
+    return int(fields[_STARTED]) / _TICKS_A_SECOND
+
+
+def origin_of(pid: int, proc: Path, *, named_at_s: float | None = None) -> Origin | None:
+    """Look a process up below `proc`; None if there is none of that pid (any more).
+
+    One that began after `named_at_s`, when the pid was named, has taken the number of another: an
+    answer of a driver that hung may be old.
+    """
     try:
         cgroup = (proc / str(pid) / "cgroup").read_text(errors="replace")
         status = (proc / str(pid) / "status").read_text(errors="replace")
+        stat = (proc / str(pid) / "stat").read_text(errors="replace")
     except OSError:
+        return None
+    if named_at_s is not None and parse_started_s(stat) > named_at_s:
         return None
     pod, container = parse_cgroup(cgroup)
     return Origin(pod=pod, container_id=container, inner_pid=parse_inner_pid(status))

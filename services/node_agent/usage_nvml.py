@@ -71,6 +71,7 @@ def _look(number: int) -> DeviceSample | None:
 
 
 def _sample(number: int) -> DeviceSample:
+    asked_at_s = time.clock_gettime(time.CLOCK_BOOTTIME)
     handle = pynvml.nvmlDeviceGetHandleByIndex(number)
     rates: Any = _asked(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle), None)
     busy = _busy(handle)
@@ -85,6 +86,7 @@ def _sample(number: int) -> DeviceSample:
             Process(pid=pid, memory_bytes=memory, busy_percent=busy.get(pid, 0))
             for pid, memory in sorted(_memory(handle).items())
         ),
+        asked_at_s=asked_at_s,
     )
 
 

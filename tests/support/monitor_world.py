@@ -171,12 +171,15 @@ class World:
         seed_region(tenant.place, tenant.seed, starting=True)
         return tenant
 
-    def runs(self, tenant: Tenant, pid: int, *, inner: int, mib: int = 350) -> None:
+    def runs(
+        self, tenant: Tenant, pid: int, *, inner: int, mib: int = 350, began_ticks: int = 0
+    ) -> None:
         """Have a process run on GPU 0."""
         directory = self.root / "proc" / str(pid)
         directory.mkdir(parents=True)
         (directory / "cgroup").write_text(f"0::/kubepods/pod{tenant.lease.pod}/{ID}\n")
         (directory / "status").write_text(f"NSpid:\t{pid}\t{inner}\n")
+        (directory / "stat").write_text(stat_of(pid, began_ticks))
         (before,) = self.driver.samples
         one = Process(pid=pid, memory_bytes=mib * MIB, busy_percent=35)
         self.driver.samples = (replace(before, processes=(*before.processes, one)),)
@@ -186,6 +189,11 @@ class World:
         with path_of(tenant.place).open("r+b") as file:
             file.seek(at)
             file.write(data)
+
+
+def stat_of(pid: int, began_ticks: int) -> str:
+    """Write /proc/PID/stat of a process whose name is as odd as names may be."""
+    return f"{pid} (a) b) (R) S {'0 ' * 18}{began_ticks} 0 0\n"
 
 
 def monitored(tmp_path: Path) -> World:

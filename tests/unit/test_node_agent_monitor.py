@@ -171,6 +171,23 @@ async def test_hami_core_35_a_bypass_is_told_once_until_it_has_ended(world: Worl
             await world.monitor.violations()
 
 
+async def test_nobody_is_accused_for_a_pid_that_was_anothers_when_the_driver_named_it(
+    world: World,
+) -> None:
+    tenant = world.give(lease_of(UID))
+    world.runs(tenant, 70, inner=7, began_ticks=1000 * os.sysconf("SC_CLK_TCK"))
+    (sample,) = world.driver.samples
+
+    world.driver.samples = (replace(sample, asked_at_s=999.0),)
+    await world.monitor.look()
+    before = world.monitor.seen.violations
+    world.driver.samples = (replace(sample, asked_at_s=1001.0),)
+    await world.monitor.look()
+
+    assert before == ()
+    assert [one.rule for one in world.monitor.seen.violations] == [Rule.ISOLATION_LOST]
+
+
 @pytest.mark.parametrize("what", ["fifo", "link", "short", "gone"])
 async def test_whatever_lies_where_the_region_was_the_page_is_written(
     world: World, what: str

@@ -1,12 +1,20 @@
 """Whose process it is, from cgroups of all kinds of nodes."""
 
+import os
+import time
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.node_agent.usage_cgroups import origin_of, parse_cgroup, parse_inner_pid
+from services.node_agent.usage_cgroups import (
+    origin_of,
+    parse_cgroup,
+    parse_inner_pid,
+    parse_started_s,
+)
+from tests.support.monitor_world import stat_of
 
 UID = "0b7a4d0e-7f0c-4d55-9f5b-2f2f0f9d7a11"
 SLICE = UID.replace("-", "_")
@@ -64,6 +72,7 @@ def test_hierarchies_that_disagree_name_nobody() -> None:
 def test_any_text_is_read(text: str) -> None:
     assert parse_cgroup(text)[0] is None or "pod" in text
     assert parse_inner_pid(text) >= 0
+    assert parse_started_s(text) >= 0
 
 
 def test_the_innermost_pid_is_the_one_a_process_sees() -> None:
@@ -76,9 +85,20 @@ def test_a_process_is_looked_up_and_one_that_ended_is_none(tmp_path: Path) -> No
     (tmp_path / "7").mkdir()
     (tmp_path / "7" / "cgroup").write_text(f"0::/kubepods/pod{UID}/{ID}\n")
     (tmp_path / "7" / "status").write_bytes(b"Name:\t\xff\nNSpid:\t7\t3\n")
+    (tmp_path / "7" / "stat").write_text(stat_of(7, 0))
 
     found = origin_of(7, tmp_path)
 
     assert found is not None
     assert (found.pod, found.container_id, found.inner_pid) == (UID, ID, 3)
     assert origin_of(8, tmp_path) is None
+
+
+def test_who_has_a_pid_that_was_anothers_when_it_was_named_is_nobody() -> None:
+    now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+    began_s = parse_started_s(Path("/proc/self/stat").read_text())
+
+    assert 0 < began_s <= now_s
+    assert origin_of(os.getpid(), Path("/proc"), named_at_s=now_s) is not None
+    assert origin_of(os.getpid(), Path("/proc"), named_at_s=began_s - 1) is None
+    assert parse_started_s(stat_of(7, 123 * os.sysconf("SC_CLK_TCK"))) == 123
