@@ -6,7 +6,7 @@ from services.webhook import metrics
 from services.webhook.reading import ClusterKeys
 from services.webhook.registering import Registration
 from services.webhook.registration import PATH
-from services.webhook.server import listening
+from services.webhook.server import Leaving, listening
 from services.webhook.service import Webhook
 from services.webhook.settings import ABOUT, EXAMPLES, WebhookSettings
 from shared.clients.bus import Bus
@@ -36,13 +36,20 @@ async def admit(settings: WebhookSettings) -> None:
         shown = Shown(store, registration, settings.names, lambda: datetime.now(UTC))
         clock, tally = SystemClock(), metrics.PrometheusTally()
         webhook = Webhook(policy, ClusterKeys(kube), shown, tally, clock)
+        leaving = Leaving(settings.drain_s)
         metrics.watch(lambda: shown.expires_at)
-        async with listening(webhook.review, settings.listen, shown.context) as (_, port):
+        async with listening(webhook.review, settings.listen, shown.context, leaving) as (_, port):
             if settings.url:
                 registration.url = f"{settings.url.rstrip('/')}:{port}{PATH}"
             probes = {"certificate": shown.missing}
             await serve(
-                "webhook", webhook, bus=bus, settings=settings, probes=probes, needs_nats=False
+                "webhook",
+                webhook,
+                bus=bus,
+                settings=settings,
+                probes=probes,
+                leave=leaving.begin,
+                needs_nats=False,
             )
 
 

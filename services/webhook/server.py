@@ -1,9 +1,11 @@
 """The webhook's doors: /mutate for the API server, over TLS."""
 
+import asyncio
 import json
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
@@ -17,15 +19,30 @@ MAX_BODY_BYTES = 8 * 1024 * 1024
 Review = Callable[[Any], Awaitable[dict[str, Any]]]
 
 
-def application(review: Review) -> web.Application:
+@dataclass(slots=True)
+class Leaving:
+    """The end of a replica: API servers learn only after a while that they are to call another."""
+
+    drain_s: float = 0.0
+    begun: bool = False
+
+    async def begin(self) -> None:
+        """Answer on for the time, and have every connection closed after its next answer."""
+        self.begun = True
+        await asyncio.sleep(self.drain_s)
+
+
+def application(review: Review, leaving: Leaving) -> web.Application:
     """Build the page that reviews are sent to."""
 
     async def mutate(request: web.Request) -> web.Response:
         try:
-            answer = await review(json.loads(await request.read()))
+            told = web.json_response(await review(json.loads(await request.read())))
         except (RequestError, ValueError) as error:
-            return web.json_response({"error": str(error)}, status=400)
-        return web.json_response(answer)
+            told = web.json_response({"error": str(error)}, status=400)
+        if leaving.begun:
+            told.force_close()
+        return told
 
     pages = web.Application(client_max_size=MAX_BODY_BYTES)
     pages.router.add_post(PATH, mutate)
@@ -34,7 +51,7 @@ def application(review: Review) -> web.Application:
 
 @asynccontextmanager
 async def listening(
-    review: Review, address: str, context: ssl.SSLContext
+    review: Review, address: str, context: ssl.SSLContext, leaving: Leaving | None = None
 ) -> AsyncIterator[tuple[str, int]]:
     """Listen on `HOST:PORT` (port 0: any free one) and yield the real host and port.
 
@@ -43,7 +60,9 @@ async def listening(
     host, _, port = address.rpartition(":")
     if not port.isdecimal():
         raise RequestError(f"--listen {address!r} is not HOST:PORT")
-    runner = web.AppRunner(application(review), access_log=None, shutdown_timeout=5.0)
+    runner = web.AppRunner(
+        application(review, leaving or Leaving()), access_log=None, shutdown_timeout=5.0
+    )
     await runner.setup()
     try:
         site = web.TCPSite(runner, host.strip("[]") or None, int(port), ssl_context=context)

@@ -36,6 +36,9 @@ class WebhookSettings(ServiceSettings):
     url: str = setting(
         "", "register the webhook at this URL (its port is added) instead of behind a Service"
     )
+    drain_s: float = setting(
+        0.0, "seconds to answer on when told to stop, for API servers that do not know it yet"
+    )
     scheduler: str = setting("leasehold", "given to GPU pods that name none")
     schedulers: tuple[str, ...] = setting(
         ("leasehold", "volcano", "koord-scheduler", "hami-scheduler"),

@@ -1,7 +1,8 @@
 """Keeps the certificate: made at the first start, replaced half way through, shown at once.
 
-What clients trust is written before a new certificate is shown, and the authority before
-stays trusted: so no call fails while replicas change over one after the other.
+What clients trust is written one look before a new certificate is shown, since they do not read it
+at once, and the authority before stays trusted: so no call fails while replicas change over one
+after the other.
 """
 
 import asyncio
@@ -48,6 +49,8 @@ class Shown:
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.minimum_version = ssl.TLSVersion.TLSv1_2
         self.bundle: Bundle | None = None
+        self._coming: Bundle | None = None
+        """Clients have been told of it; it is shown at the next look."""
 
     def missing(self) -> str | None:
         """Say what keeps the server from being called, or None."""
@@ -70,8 +73,15 @@ class Shown:
                 logger.info("a new certificate was made for %s", ", ".join(self.names))
             stored = await self.store.load() or fresh
         await self.registering.trust(stored.trusted)
-        if stored != self.bundle:
+        if stored != self.bundle and not self._is_news(stored, now):
             await asyncio.to_thread(self._show, stored)
+
+    def _is_news(self, stored: Bundle, now: datetime) -> bool:
+        """Say whether clients may not have read yet whom to trust, and the one shown will do."""
+        told, self._coming = self._coming, stored
+        if self.bundle is None or not is_valid(self.bundle, now):
+            return False
+        return told != stored and stored.authority != self.bundle.authority
 
     def _show(self, bundle: Bundle) -> None:
         with tempfile.TemporaryDirectory() as directory:
