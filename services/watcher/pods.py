@@ -15,7 +15,7 @@ from services.watcher.seen import PodSeen
 from shared.clients.kube_types import Affinity, Container, NodeSelectorTerm, Pod
 from shared.dialects import BOOKED_RESOURCES, READ_ANNOTATIONS, READ_LABELS, pod_groups, read_pod
 from shared.dialects.dialect import ContainerAsks, PodAsks, Rules
-from shared.dialects.reserved import opens_devices
+from shared.dialects.reserved import names_devices, opens_devices
 from shared.model.errors import RequestError
 from shared.model.lease_copy import ANNOTATION
 from shared.model.names import BUDGET_GATE, Namespace, NodeName, PodUid
@@ -150,6 +150,12 @@ def check_openings(pod: Pod, *, allow_privileged: bool) -> None:
                 "the lease"
             )
     for container in (*pod.spec.init_containers, *pod.spec.containers):
+        for mount in container.volume_mounts:
+            if names_devices(mount.mount_path):
+                raise RequestError(
+                    f"container {container.name}: a mount at {mount.mount_path} would name devices "
+                    "to the container runtime: create the pod without it"
+                )
         context = container.security_context
         if context and context.privileged and not allow_privileged:
             raise RequestError(

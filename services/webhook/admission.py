@@ -36,6 +36,7 @@ from shared.dialects.reserved import (
     is_denied,
     is_reserved,
     may_reserve,
+    names_devices,
     opens_devices,
     sees_devices,
 )
@@ -102,7 +103,7 @@ def decide(
 ) -> Decision:
     """Decide on one new pod; `largest` is what is known of the cluster's largest device."""
     patches, warnings = _stripped(pod)
-    denied = _denied_annotation(pod)
+    denied = _denied_annotation(pod) or _named_by_mount(pod)
     if denied:
         return Decision(allowed=False, message=denied, code=FORBIDDEN)
     asking = [container for container in pod.containers if _asks(container)]
@@ -153,6 +154,17 @@ def _denied_annotation(pod: PodSeen) -> str:
     if not found:
         return ""
     return f"annotation {found[0]} is written by Leasehold only: create the pod without it"
+
+
+def _named_by_mount(pod: PodSeen) -> str:
+    """Say which mount would name devices to NVIDIA's runtime, whoever asks for none or for some."""
+    for container in pod.containers:
+        for path in filter(names_devices, container.mounts):
+            return (
+                f"container {container.name}: a mount at {path} would name devices to the "
+                "container runtime: leave it out, devices come with the lease"
+            )
+    return ""
 
 
 def _forbidden(

@@ -44,6 +44,8 @@ class ContainerSeen:
     sources: tuple[Source, ...] = ()
     privileged: bool = False
     image: str = ""
+    mounts: tuple[str, ...] = ()
+    """Paths inside the container at which volumes are mounted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +128,7 @@ def _containers(spec: Mapping[str, Any]) -> Iterator[ContainerSeen]:
                 elsewhere=frozenset(one["name"] for one in env if one.get("valueFrom")),
                 sources=tuple(_sources(container)),
                 image=str(container.get("image") or ""),
+                mounts=tuple(str(one["mountPath"]) for one in container.get("volumeMounts") or ()),
                 privileged=bool((container.get("securityContext") or {}).get("privileged")),
             )
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from shared.dialects.reserved import (
     DENIED_ANNOTATIONS,
+    NAMING_MOUNTS,
     SEEING_IMAGES,
     SEEING_IMAGES_FROM,
     STRIPPED_ANNOTATIONS,
@@ -61,7 +62,8 @@ def has_reserved_annotation() -> str:
 def would_see_devices() -> str:
     """Return the condition, in CEL, that some container would see devices unasked.
 
-    That is what NVIDIA's container runtime makes of the variable, which its images set themselves.
+    That is what NVIDIA's container runtime makes of the variable, which its images set themselves,
+    and of certain mounts.
     """
     image = " || ".join(
         [
@@ -69,7 +71,10 @@ def would_see_devices() -> str:
             *(f"c.image.contains('{part}')" for part in SEEING_IMAGES),
         ]
     )
-    in_one = f"(has(c.env) && c.env.exists(e, e.name == '{VISIBLE}')) || {image}"
+    in_one = (
+        f"(has(c.env) && c.env.exists(e, e.name == '{VISIBLE}')) || (has(c.volumeMounts) && "
+        f"c.volumeMounts.exists(m, m.mountPath.contains('{NAMING_MOUNTS}'))) || {image}"
+    )
     return (
         f"object.spec.containers.exists(c, {in_one}) || "
         f"(has(object.spec.initContainers) && object.spec.initContainers.exists(c, {in_one}))"

@@ -133,6 +133,12 @@ class Volume(Struct, frozen=True, rename="camel", gc=False):
     host_path: HostPath | None = None
 
 
+class VolumeMount(Struct, frozen=True, rename="camel", gc=False):
+    """Where a volume is mounted; its name is left out, since that of a token differs by pod."""
+
+    mount_path: str = ""
+
+
 class Container(Struct, frozen=True, rename="camel", gc=False):
     """A container or init container; a restart policy of Always makes the latter a sidecar."""
 
@@ -144,6 +150,7 @@ class Container(Struct, frozen=True, rename="camel", gc=False):
     ports: tuple[ContainerPort, ...] = ()
     restart_policy: str | None = None
     security_context: SecurityContext | None = None
+    volume_mounts: tuple[VolumeMount, ...] = ()
 
 
 class SchedulingGate(Struct, frozen=True):

@@ -60,6 +60,9 @@ SEEING_IMAGES = ("nvidia/", "cuda")
 HOST_PATHS = ("/dev/nvidia", "/etc/ld.so.preload", LIBRARY_DIRECTORY)
 """Host paths, and all below them, that open a device or replace the library."""
 
+NAMING_MOUNTS = "nvidia-container-devices"
+"""NVIDIA's runtime takes what is mounted below a directory of this name for names of devices."""
+
 
 def is_denied(annotation: str) -> bool:
     """Tell whether no new pod may carry this annotation."""
@@ -95,6 +98,14 @@ def reserved_among(variables: Iterable[str], prefixes: Iterable[str]) -> str | N
         if may_reserve(prefix):
             return f"{prefix}* (from envFrom)"
     return None
+
+
+def names_devices(mount_path: str) -> bool:
+    """Tell whether NVIDIA's runtime may read a device's name from a mount at this path.
+
+    It does so where it was told to take mounts for what a container is to see.
+    """
+    return NAMING_MOUNTS in mount_path
 
 
 def opens_devices(host_path: str) -> bool:

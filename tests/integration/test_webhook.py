@@ -333,6 +333,7 @@ async def test_pods_that_would_see_devices_unasked_see_none_and_are_never_stoppe
 ) -> None:
     cuda = {"name": "main", "image": "nvidia/cuda:12.4.1-base"}
     everywhere = {"name": "main", "image": "app", "env": [{"name": VISIBLE, "value": "all"}]}
+    naming_mount = {"name": "v", "mountPath": "/var/run/nvidia-container-devices/all"}
     driver = {"metadata": {"name": "drivers", "labels": {OPEN_LABEL: "true"}}}
 
     def named(name: str, container: dict[str, Any]) -> dict[str, Any]:
@@ -346,6 +347,9 @@ async def test_pods_that_would_see_devices_unasked_see_none_and_are_never_stoppe
                 "variable": await created(client, named("variable", everywhere)),
                 "plain": await created(client, pod("plain")),
             }
+            spec: dict[str, Any] = {"volumes": [{"name": "v", "hostPath": {"path": "/dev/null"}}]}
+            spec["containers"] = [{"name": "c", "image": "app", "volumeMounts": [naming_mount]}]
+            naming = await created(client, {"metadata": {"name": "naming"}, "spec": spec})
             path = "/api/v1/namespaces/{}/pods"
             for where in ("drivers", "kube-system"):
                 async with client.post(path.format(where), json=named("open", cuda)) as answer:
@@ -365,5 +369,6 @@ async def test_pods_that_would_see_devices_unasked_see_none_and_are_never_stoppe
         "drivers": [],
         "kube-system": [],
     }
+    assert naming[0] == 403, "a device named by a mount cannot be made unseen"
     assert away[0] == 201, "nobody waits for a webhook that is away, but pods with GPUs"
     assert denied[0] == 500

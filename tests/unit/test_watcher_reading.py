@@ -18,6 +18,7 @@ READER = pods.PodReader(frozenset({"volcano"}), Rules())
 
 INT64 = "9223372036854775807"
 """The largest amount that the API server takes; what is above becomes this."""
+NAMING = "/var/run/nvidia-container-devices/all"
 VGPU = {"name": "c", "resources": {"limits": {"volcano.sh/vgpu-number": "1"}}}
 
 
@@ -217,6 +218,10 @@ def test_pods_of_four_schedulers_are_ours_by_default() -> None:
         (
             {"containers": [VGPU, {"name": "side", "securityContext": {"privileged": True}}]},
             "container side is privileged",
+        ),
+        (
+            {"containers": [{**VGPU, "volumeMounts": [{"name": "v", "mountPath": NAMING}]}]},
+            "would name devices to the container runtime",
         ),
     ],
 )

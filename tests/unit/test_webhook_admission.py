@@ -22,6 +22,9 @@ KEYS = {
 }
 
 
+NAMING = {"volumeMounts": [{"name": "v", "mountPath": "/var/run/nvidia-container-devices/all"}]}
+
+
 def container(name: str = "main", **limits: Any) -> dict[str, Any]:
     resources = {"limits": limits, "requests": dict(limits)} if limits else {}
     return {"name": name, "image": "app", "resources": resources}
@@ -202,6 +205,8 @@ def test_gpusharing_18_a_container_called_sidecar_is_a_container() -> None:
             pod(gpu("a"), gpu("b", env=[{"name": "LD_PRELOAD", "value": "x"}])),
             "container b: variable LD_PRELOAD",
         ),
+        (pod(gpu(), container("side") | NAMING), "container side: a mount at /var/run/nvidia-con"),
+        (pod(container() | NAMING), "would name devices to the container runtime"),
     ],
 )
 def test_what_would_free_a_pod_from_its_limits_is_denied(obj: Any, said: str) -> None:
