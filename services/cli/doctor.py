@@ -20,12 +20,14 @@ from typing import Any
 from services.cli.doctor_cluster_probes import ClusterProbes
 from services.cli.doctor_finding import Finding, Outcome, SkipError
 from services.cli.doctor_node_probes import NodeProbes
+from services.cli.doctor_remedies import REMEDIES
 from services.cli.sources import redis_keys_of
 from services.cli.statedir import StateDir, load_state
+from services.node_agent.alone import POD, ourselves
 from services.node_agent.settings import AgentSettings
 from services.topology import OPERATOR
 from shared.clients.kube import Kube
-from shared.clients.kubeconfig import load_credentials
+from shared.clients.kubeconfig import NOWHERE, KubeconfigError, load_credentials
 from shared.clients.leases import RedisLeases
 from shared.clients.logins import NO_KEYS, Keys
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
@@ -189,52 +191,67 @@ async def examined(ward: Ward) -> list[Finding]:
             nats_keys=ward.nats_keys,
             simulated=ward.simulated,
         )
-        waiting = [_made(name, "", CLUSTER_CHECKS[name](cluster)) for name in ward.checks]
+        named = [(name, "") for name in ward.checks]
+        waiting = [made(CLUSTER_CHECKS[name](cluster)) for name in ward.checks]
         for settings in ward.nodes if ward.only != "cluster" else ():
             node = NodeProbes(
                 settings,
                 kube=kube,
                 account=(accounts or {}).get(settings.node_name),
                 knows_ledger=accounts is not None,
+                host=None if ourselves(os.environ).form == POD else Path("/"),
             )
-            waiting += [
-                _made(name, settings.node_name, check(node)) for name, check in NODE_CHECKS.items()
-            ]
-        return list(await asyncio.gather(*waiting))
+            named += [(name, settings.node_name) for name in NODE_CHECKS]
+            waiting += [made(check(node)) for check in NODE_CHECKS.values()]
+        found = await asyncio.gather(*waiting, return_exceptions=True)
+    return [
+        complete(one, check=name, subject=subject)
+        for one, (name, subject) in zip(found, named, strict=True)
+    ]
 
 
-async def _made(name: str, subject: str, check: Awaitable[Finding]) -> Finding:
+def complete(found: Finding | BaseException, *, check: str, subject: str) -> Finding:
+    """Name what was found; what nobody expected spoils its own check alone."""
+    if isinstance(found, BaseException):
+        text = f"a bug, or data of another version: {type(found).__name__}: {found}"
+        found = Finding(outcome=Outcome.FAIL, text=text)
+    lacks = found.outcome is Outcome.FAIL and not found.fix
+    fix = REMEDIES[check] if lacks else found.fix
+    return replace(found, check=check, subject=subject, fix=fix)
+
+
+async def made(check: Awaitable[Finding]) -> Finding:
     """Wait for a check; whatever keeps it from its end is what it found."""
     try:
         async with asyncio.timeout(LIMIT_S):
-            found = await check
+            return await check
     except SkipError as error:
-        found = Finding(outcome=Outcome.SKIPPED, text=str(error))
+        return Finding(outcome=Outcome.SKIPPED, text=str(error))
     except PermissionError as error:
         text = f"{error.filename} may not be read by this user"
-        found = Finding(outcome=Outcome.SKIPPED, text=text, fix="run it as root, or in the agent")
+        return Finding(outcome=Outcome.SKIPPED, text=text, fix="run it as root, or in the agent")
     except TimeoutError:
-        found = Finding(outcome=Outcome.FAIL, text=f"no answer within {LIMIT_S:g} s")
+        return Finding(outcome=Outcome.FAIL, text=f"no answer within {LIMIT_S:g} s")
     except (LeaseholdError, OSError, ValueError) as error:
-        found = Finding(outcome=Outcome.FAIL, text=str(error) or type(error).__name__)
-    return replace(found, check=name, subject=subject)
+        text = " ".join(str(error).split())
+        return Finding(outcome=Outcome.FAIL, text=text or type(error).__name__)
 
 
-async def _opened(stack: AsyncExitStack, ward: Ward) -> Kube | None:
-    """Open the API server; None: nobody says where it is."""
+async def _opened(stack: AsyncExitStack, ward: Ward) -> Kube | LeaseholdError:
+    """Open the API server, or return why it cannot be asked: nobody has to say where it is."""
     try:
         credentials = load_credentials(ward.kubeconfig, environ=os.environ)
-    except RequestError:
-        return None
-    return await stack.enter_async_context(Kube(credentials))
+        return await stack.enter_async_context(Kube(credentials))
+    except KubeconfigError as error:
+        return SkipError(str(error)) if error.where == NOWHERE else error
 
 
 async def _accounts(ward: Ward) -> dict[NodeName, NodeAccount] | None:
     """Read the ledger; None: it cannot be had, of which the check `redis` tells."""
     if not ward.redis_url:
         return None
-    opening = RedisLeases.connect(ward.redis_url, keys=ward.redis_keys)
-    with contextlib.suppress(UnavailableError, TimeoutError):
+    with contextlib.suppress(UnavailableError, RequestError, TimeoutError):
+        opening = RedisLeases.connect(ward.redis_url, keys=ward.redis_keys)
         async with asyncio.timeout(LIMIT_S), opening as ledger:
             pages = [page async for page in ledger.totals()]
             return {one.node.facts.name: one for page in pages for one in page}

@@ -27,8 +27,27 @@ def agent_let_in() -> Finding:
     return ok("NATS lets this node's agent in; only others may look at its stream")
 
 
-def redis(facts: RedisFacts, *, single: bool) -> Finding:
-    """Judge the ledger's server; `single`: on this machine, without replicas by design."""
+def redis(facts: RedisFacts, *, by_sentinels: bool) -> Finding:
+    """Judge the ledger's server.
+
+    It may stand alone: what is lost with it is rebuilt. Where Sentinels watch over it, somebody
+    counts on another that takes over.
+    """
+    unsafe = _unsafe(facts)
+    if unsafe is not None:
+        return unsafe
+    if not facts.replicas and by_sentinels:
+        return warn(
+            "it has no replica that Sentinels could have take over",
+            "redis-cli info replication; start its replicas, or have them follow it",
+        )
+    alone = "no replica (the ledger would be rebuilt from pods and agents)"
+    replicas = f"{facts.replicas} replicas" if facts.replicas else alone
+    return ok(f"primary, {replicas}, appendonly, {facts.policy or 'policy unknown'}")
+
+
+def _unsafe(facts: RedisFacts) -> Finding | None:
+    """Return how the server can lose what it was told, if it can."""
     if facts.role != "master":
         return fail(
             f"it is a {facts.role}: nothing can be written", "give --redis-url of the primary"
@@ -45,9 +64,13 @@ def redis(facts: RedisFacts, *, single: bool) -> Finding:
             "appendonly is off: after a crash the ledger is rebuilt, and placing waits for that",
             "redis-cli config set appendonly yes, and in its configuration",
         )
-    if not facts.replicas and not single:
-        return warn("it has no replica", "add one; a lost server means a rebuild")
-    return ok(f"primary, {facts.replicas} replicas, appendonly, {facts.policy or 'policy unknown'}")
+    if facts.unreplayed:
+        return fail(
+            "after a restart it reads its file of writes back as its user default, and leaves out "
+            f"what that may not do: {facts.unreplayed}",
+            "redis-cli acl setuser default off resetpass '~*' '&*' +@all, and so in its users file",
+        )
+    return None
 
 
 def clock(whose: str, ahead_s: float) -> Finding:
@@ -128,7 +151,7 @@ def runtime_class(there: bool) -> Finding:
     """Judge whether pods can ask for NVIDIA's runtime."""
     if there:
         return ok("RuntimeClass nvidia exists")
-    return warn(
-        "there is no RuntimeClass nvidia: fine where it is the runtime's default",
-        "kubectl get runtimeclass; nvidia-ctk runtime configure --set-as-default",
+    return ok(
+        "there is no RuntimeClass nvidia: NVIDIA's runtime has to be the default one of GPU nodes, "
+        "or devices be told by CDI (on a node: container-toolkit, cdi-devices)"
     )

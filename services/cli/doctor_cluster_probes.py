@@ -18,6 +18,8 @@ from shared.clients.bus import Bus
 from shared.clients.kube import Kube
 from shared.clients.kube_errors import NotFoundError
 from shared.clients.logins import Keys
+from shared.clients.redis_sentinel import is_by_sentinels
+from shared.model.errors import LeaseholdError
 from shared.model.events import PartReported
 
 ADMISSION = "/apis/admissionregistration.k8s.io/v1"
@@ -63,7 +65,7 @@ class ClusterProbes:
     def __init__(
         self,
         *,
-        kube: Kube | None,
+        kube: Kube | LeaseholdError,
         redis_url: str,
         redis_keys: Keys,
         nats_url: str,
@@ -80,9 +82,9 @@ class ClusterProbes:
 
     @property
     def kube(self) -> Kube:
-        """The API server."""
-        if self._kube is None:
-            raise SkipError("no kubeconfig is known: give --kubeconfig")
+        """The API server; raises why there is none."""
+        if isinstance(self._kube, LeaseholdError):
+            raise self._kube
         return self._kube
 
     async def nats(self) -> Finding:
@@ -95,7 +97,7 @@ class ClusterProbes:
     async def redis(self) -> Finding:
         """Ask for its role and how it keeps what it has."""
         facts = await probing.redis_facts(self._redis(), self.redis_keys)
-        return judge.redis(facts, single=self.simulated)
+        return judge.redis(facts, by_sentinels=is_by_sentinels(self.redis_url))
 
     async def redis_clock(self) -> Finding:
         """Compare clocks: reservations run out by it."""

@@ -145,9 +145,10 @@ def device_health(devices: Iterable[Device]) -> Finding:
     return ok(f"{len(listed)} devices are healthy")
 
 
-def driver(gpus: Sequence[Gpu]) -> Finding:
-    """Judge what the driver lists."""
+def driver(gpus: Sequence[Gpu], unseen: Mapping[int, str]) -> Finding:
+    """Judge what the driver lists, and why it has said nothing of others that it counts."""
     silent = [f"GPU {gpu.index}: {gpu.fault}" for gpu in gpus if gpu.fault is not None]
+    silent += [f"number {number} of its GPUs: {why}" for number, why in sorted(unseen.items())]
     if silent:
         return fail("; ".join(silent[:SHOWN]), "nvidia-smi -q; dmesg | grep -i xid")
     if not gpus:

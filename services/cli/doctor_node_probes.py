@@ -1,10 +1,9 @@
 """Looks at one node for the doctor: one method per check."""
 
 import asyncio
+import functools
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import msgspec
@@ -15,10 +14,12 @@ from services.node_agent.alone import holder_of
 from services.node_agent.building import gpus_of, usage_of
 from services.node_agent.cdi import FILE, names_in, names_of, qualified
 from services.node_agent.device_lists import BY_CDI
+from services.node_agent.hardware import Hardware
 from services.node_agent.inventory import Gpu, Shown, shown_by
 from services.node_agent.isolation import ELF_HEAD
 from services.node_agent.kubelet_pod_resources import KubeletPodResources
 from services.node_agent.library import why_unusable
+from services.node_agent.partition_client import Partitionable
 from services.node_agent.settings import AgentSettings
 from services.node_agent.usage_cgroups import origin_of
 from shared.clients.kube import Kube
@@ -26,7 +27,7 @@ from shared.clients.kube_types import ObjectMeta
 from shared.dialects import enabled
 from shared.dialects.dialect import Host, Rules
 from shared.model.device import Device
-from shared.model.errors import UnavailableError
+from shared.model.errors import LeaseholdError, UnavailableError
 from shared.model.lease import Lease
 from shared.model.ledger import NodeAccount
 from shared.model.names import PodUid
@@ -52,25 +53,53 @@ class _Node(msgspec.Struct):
     status: _Status = msgspec.field(default_factory=_Status)
 
 
+class _DeviceEntry(msgspec.Struct):
+    pod: str = msgspec.field(name="PodUID")
+    resource: str = msgspec.field(name="ResourceName")
+
+
+class _KubeletData(msgspec.Struct):
+    entries: list[_DeviceEntry] | None = msgspec.field(name="PodDeviceEntries", default=None)
+    registered: dict[str, list[str] | None] | None = msgspec.field(
+        name="RegisteredDevices", default=None
+    )
+
+
+class _KubeletCheckpoint(msgspec.Struct):
+    data: _KubeletData = msgspec.field(name="Data")
+
+
 class NodeProbes:
-    """One node, as its agent's settings describe it; `host` is where its file system is."""
+    """One node, as its agent's settings describe it.
+
+    `host` is where its file system is; None: it is not seen from here.
+    """
 
     def __init__(
         self,
         settings: AgentSettings,
         *,
-        kube: Kube | None,
+        kube: Kube | LeaseholdError,
         account: NodeAccount | None,
         knows_ledger: bool,
-        host: Path = Path("/"),
+        host: Path | None = Path("/"),
     ) -> None:
         self.settings = settings
         self.kube = kube
         self.account = account
         self.knows_ledger = knows_ledger
-        self.host = host
+        self._host = host
         self._shown: Shown | None = None
         self._gpus: asyncio.Task[tuple[Gpu, ...]] | None = None
+
+    @property
+    def host(self) -> Path:
+        """The node's file system."""
+        if self._host is None:
+            raise SkipError(
+                "a pod does not see its node's files: run `leasehold doctor` on the node itself"
+            )
+        return self._host
 
     @property
     def plugins(self) -> Path:
@@ -104,7 +133,8 @@ class NodeProbes:
         if not self.settings.state_dir.is_dir():
             raise SkipError(f"{self.settings.state_dir} is not there: no agent has run here")
         holder = holder_of(self.settings.state_dir)
-        labels = None if self.kube is None else (await self._node()).metadata.labels
+        known = not isinstance(self.kube, LeaseholdError)
+        labels = (await self._node()).metadata.labels if known else None
         return judge.agent(self.settings.node_name, holder, labels)
 
     async def kubelet_socket(self) -> Finding:
@@ -151,7 +181,8 @@ class NodeProbes:
 
     async def driver(self) -> Finding:
         """Ask NVML, or whatever stands for it."""
-        return judge.driver(await self._found())
+        found = await self._found()
+        return judge.driver(found, self._hardware.unseen)
 
     async def mig_modes(self) -> Finding:
         """Compare modes."""
@@ -197,10 +228,9 @@ class NodeProbes:
         """Compare the kubelet's checkpoint with ours."""
         ours = self.shown.served.keys()
         owners: dict[str, frozenset[str]] = {}
-        for entry in self._kubelet_data().get("PodDeviceEntries") or ():
-            resource = str(entry.get("ResourceName"))
-            if resource in ours:
-                owners[resource] = owners.get(resource, frozenset()) | {str(entry["PodUID"])}
+        for entry in self._kubelet_data().entries or ():
+            if entry.resource in ours:
+                owners[entry.resource] = owners.get(entry.resource, frozenset()) | {entry.pod}
         return judge.kubelet_record(owners, await self._told())
 
     async def processes(self) -> Finding:
@@ -256,14 +286,17 @@ class NodeProbes:
         by_cdi = not BY_CDI.isdisjoint(self.settings.lists)
         if not by_cdi and not path.is_file():
             raise SkipError("containers are not told their devices by CDI")
-        named = names_in(json.loads(path.read_text())) if path.is_file() else None
+        try:
+            named = names_in(json.loads(path.read_text())) if path.is_file() else None
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise UnavailableError(f"{path} is no CDI specification: {error!r}") from error
         gpus = await self._found() if by_cdi else ()
         wanted = (name for gpu in gpus for name in names_of(gpu))
         return judge.cdi_devices(str(path), map(qualified, wanted), named)
 
     async def _node(self) -> _Node:
-        if self.kube is None:
-            raise SkipError("no kubeconfig is known: give --kubeconfig")
+        if isinstance(self.kube, LeaseholdError):
+            raise self.kube
         path = f"/api/v1/nodes/{quote(self.settings.node_name, safe='')}"
         return await self.kube.read(path, _Node)
 
@@ -273,9 +306,13 @@ class NodeProbes:
                 "simulated GPUs are isolated by nothing: their library is an empty file"
             )
 
+    @functools.cached_property
+    def _hardware(self) -> Hardware | Partitionable:
+        return gpus_of(self.settings)
+
     async def _found(self) -> tuple[Gpu, ...]:
         if self._gpus is None:
-            self._gpus = asyncio.create_task(gpus_of(self.settings).discover())
+            self._gpus = asyncio.create_task(self._hardware.discover())
         return await self._gpus
 
     async def _told(self) -> tuple[Activation, ...]:
@@ -289,22 +326,21 @@ class NodeProbes:
             content = json.loads(path.read_text())
             entries = [entry["activation"] for entry in content["entries"]]
             return msgspec.convert(entries, tuple[Activation, ...])
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise UnavailableError(f"{path} is no checkpoint of an agent: {error}") from error
 
     def _registered(self) -> dict[str, frozenset[str]]:
-        registered: Mapping[str, Any] = self._kubelet_data().get("RegisteredDevices") or {}
+        registered = self._kubelet_data().registered or {}
         return {name: frozenset(ids or ()) for name, ids in registered.items()}
 
-    def _kubelet_data(self) -> dict[str, Any]:
+    def _kubelet_data(self) -> _KubeletData:
         path = self.plugins / "kubelet_internal_checkpoint"
         try:
-            data: dict[str, Any] = json.loads(path.read_text())["Data"]
+            return msgspec.json.decode(path.read_bytes(), type=_KubeletCheckpoint).data
         except FileNotFoundError as error:
             raise SkipError(f"{path} is not there: the kubelet has no plugin yet") from error
-        except (ValueError, KeyError, TypeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise UnavailableError(f"{path} is not what a kubelet writes: {error}") from error
-        return data
 
 
 def _kind_of(path: Path) -> str:

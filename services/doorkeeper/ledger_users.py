@@ -40,7 +40,7 @@ USERS = (
         name="operator",
         writes=(BUDGET,),
         reads=(LEDGER, QUOTAS, RECLAIM),
-        commands=("info", "config|get"),
+        commands=("info", "config|get", "acl|dryrun"),
     ),
 )
 ADMIN = "admin"

@@ -1,5 +1,6 @@
 """The node's GPUs, real or simulated: which door to them is opened, as settings say."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -15,6 +16,11 @@ LAYOUTS = "nvml, or a layout of simulated GPUs such as 8xA100-80GB, 4xT4+2xA10, 
 
 class Hardware(Gpus, Driver, Xids, Protocol):
     """The node's GPUs."""
+
+    @property
+    def unseen(self) -> Mapping[int, str]:
+        """Why GPUs are not among those that were found at last, by the driver's number."""
+        ...
 
 
 def hardware_of(node: NodeName, gpus: str, *, fault_file: Path, mig_file: Path) -> Hardware:

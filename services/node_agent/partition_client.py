@@ -6,7 +6,7 @@ comes from the partitioner, and what it said last holds while it is away.
 
 import asyncio
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -81,6 +81,11 @@ class Partitionable:
         """Return all GPUs; UnavailableError while the driver cannot be asked."""
         found = await self.gpus.discover()
         return tuple(await asyncio.gather(*(self._completed(gpu) for gpu in found)))
+
+    @property
+    def unseen(self) -> Mapping[int, str]:
+        """Why GPUs are not among those that were found at last, by the driver's number."""
+        return self.gpus.unseen
 
     def xids(self) -> tuple[Xid, ...]:
         """Return the XID events since the last call."""

@@ -5,7 +5,7 @@ import json
 import re
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -120,6 +120,11 @@ class SimulatedGpus:
     async def discover(self) -> tuple[Gpu, ...]:
         """Return all GPUs. Raises RequestError if the fault file is not what it should be."""
         return await self._looking.look()
+
+    @property
+    def unseen(self) -> Mapping[int, str]:
+        """Why GPUs are not among those that were found at last, by number."""
+        return self._looking.unseen
 
     def xids(self) -> tuple[Xid, ...]:
         """Return an event of each GPU that the fault file says has some."""

@@ -38,6 +38,10 @@ class Credentials:
     insecure_skip_tls_verify: bool = False
 
 
+NOWHERE = "no kubeconfig"
+"""Where an error is that is in no file: there is none."""
+
+
 class KubeconfigError(RequestError):
     """The kubeconfig is missing, unreadable, or asks for something we do not do."""
 
@@ -74,7 +78,7 @@ def load_credentials(
     tried = [f"$KUBECONFIG ({', '.join(map(str, listed)) or 'not set'})"]
     tried += [f"{service_account} (not in a pod)", f"{standard} (no such file)"]
     raise KubeconfigError(
-        "no kubeconfig",
+        NOWHERE,
         f"tried {'; '.join(tried)}",
         "Pass --kubeconfig PATH, set KUBECONFIG, or run `leasehold up`, which writes one",
     )

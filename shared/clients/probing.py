@@ -18,6 +18,16 @@ from shared.clients.tls import tls_fault
 from shared.model.errors import UnavailableError
 
 LIMIT_S = 3.0
+_KEY = "lh:doctor"
+_FAMILIES = ("lh", "lh-quotas", "lh-reclaim", "lh-budget")
+_REPLAYED = (
+    *(("SET", f"{family}:doctor", "0") for family in _FAMILIES),
+    ("HSET", _KEY, "field", "0"), ("HDEL", _KEY, "field"), ("DEL", _KEY), ("SADD", _KEY, "0"),
+    ("ZADD", _KEY, "0", "0"), ("XADD", _KEY, "*", "field", "0"), ("PEXPIREAT", _KEY, "1"),
+)  # fmt: skip
+"""What a server's file of writes is full of: each family of keys, and each kind of write."""
+_FAITHFUL_VALKEY = (9, 1)
+"""From this version on Valkey reads its file of writes back with all rights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +41,9 @@ class RedisFacts:
     """What it does when memory runs out."""
     written: bool = True
     """Its last write to disk succeeded."""
+    unreplayed: str = ""
+    """What its user `default` may not do of what is in its file of writes, in its own words, if it
+    reads that file back with the rights of this user: then it leaves it out."""
     ahead_s: float = 0.0
     """How far its clock is ahead of ours."""
 
@@ -66,6 +79,7 @@ async def _facts(client: Any) -> RedisFacts:
         appendonly="yes" if persistence.get("aof_enabled") else "no",
         policy=await _policy(client),
         written=persistence.get("aof_last_write_status", "ok") == "ok",
+        unreplayed=await _unreplayed(client),
         ahead_s=ahead_s(seconds + micros / 1e6, before, after),
     )
 
@@ -75,6 +89,31 @@ async def _policy(client: Any) -> str:
         return str((await client.config_get("maxmemory-policy")).get("maxmemory-policy", ""))
     except ResponseError:  # a managed server keeps its configuration to itself
         return ""
+
+
+async def _unreplayed(client: Any) -> str:
+    """Ask what `default` may do, if that matters; nothing is done, and no secret is shown."""
+    server: dict[str, Any] = await client.info("server")
+    numbers = str(server.get("valkey_version", "")).split(".")[:2]
+    if all(map(str.isdecimal, numbers)) and tuple(map(int, numbers)) >= _FAITHFUL_VALKEY:
+        return ""
+    return await default_may_not(client)
+
+
+async def default_may_not(client: Any) -> str:
+    """Return the first reason for which the user `default` could not write the ledger; empty: none.
+
+    Empty as well where we have no right to ask, or the server no answer.
+    """
+    for command in _REPLAYED:
+        try:
+            said = await client.execute_command("ACL", "DRYRUN", "default", *command)
+        except ResponseError:
+            return ""
+        text = said.decode() if isinstance(said, bytes) else str(said)
+        if text != "OK":
+            return text
+    return ""
 
 
 async def let_in(url: str, keys: Keys) -> None:

@@ -49,8 +49,8 @@ class _Covered(redis.asyncio.SSLConnection):  # type: ignore[misc]
 def pool_of(url: str, keys: Keys, *, timeout_s: float) -> redis.asyncio.ConnectionPool:
     """Return a pool of connections; nothing is tried twice, and no answer is waited for for ever.
 
-    Raises RequestError for files of TLS with an address that speaks none, and for one that names
-    Sentinels and no primary.
+    Raises RequestError for what is no address, for files of TLS with one that speaks none, and for
+    one that names Sentinels and no primary.
     """
     if keys.tls and not url.startswith("rediss"):
         scheme = url.partition("://")[0]
@@ -64,14 +64,20 @@ def pool_of(url: str, keys: Keys, *, timeout_s: float) -> redis.asyncio.Connecti
 
 
 def _direct(url: str, keys: Keys, timeout_s: float) -> redis.asyncio.ConnectionPool:
-    pool = redis.asyncio.ConnectionPool.from_url(
-        url,
-        protocol=2,
-        socket_timeout=None,
-        socket_connect_timeout=timeout_s,
-        retry=Retry(NoBackoff(), 0),
-        **({"credential_provider": _InFile(keys)} if keys.credentials else {}),
-    )
+    try:
+        pool = redis.asyncio.ConnectionPool.from_url(
+            url,
+            protocol=2,
+            socket_timeout=None,
+            socket_connect_timeout=timeout_s,
+            retry=Retry(NoBackoff(), 0),
+            **({"credential_provider": _InFile(keys)} if keys.credentials else {}),
+        )
+    except ValueError as error:
+        raise RequestError(  # and not what it is: there may be a secret in it
+            "--redis-url is no address of a Redis: write redis://HOST:PORT/0, or rediss:// or "
+            "redis+sentinel://"
+        ) from error
     if keys.tls:
         pool.connection_class = _Covered
         pool.connection_kwargs["files"] = keys.tls

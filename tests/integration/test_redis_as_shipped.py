@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis.asyncio
 import yaml
 
 from services.cli import doors
@@ -20,6 +21,8 @@ from services.cli.doors import Doors
 from services.doorkeeper.ledger_users import NOBODY
 from shared.clients.leases import RedisLeases
 from shared.clients.logins import Keys
+from shared.clients.probing import default_may_not, redis_facts
+from shared.clients.redis_pool import pool_of
 from shared.model.errors import NoRightError, UnavailableError
 from tests.support.nats import free_port
 from tests.support.valkey import valkey_binary
@@ -120,3 +123,29 @@ async def test_a_server_in_protected_mode_is_named_with_what_to_do(
     ):
         with pytest.raises(UnavailableError, match="--protected-mode no"):
             await placer.epoch()
+
+
+@pytest.mark.parametrize(
+    ("default", "said"),
+    [
+        (NOBODY, ""),
+        ("user default on >secret ~* &* -@all +ping", "'set' command"),
+        ("user default off resetpass ~lh:* &* +@all", "'lh-quotas:doctor' key"),
+        ("user default off resetpass ~* &* +@all -xadd", "'xadd' command"),
+    ],
+)
+async def test_an_operator_sees_whether_the_file_of_writes_could_be_read_back(
+    default: str, said: str, written: Doors, tmp_path: Path
+) -> None:
+    written.acl.write_text(written.acl.read_text().replace(NOBODY, default))
+
+    async with served(without_tls(in_compose()), written, tmp_path) as url:
+        pool = pool_of(url, shown(written, "operator"), timeout_s=5)
+        client = redis.asyncio.Redis.from_pool(pool)
+        found = await default_may_not(client)
+        facts = await redis_facts(url, shown(written, "operator"))
+        await client.aclose()
+
+    assert bool(found) == bool(said)
+    assert said in found
+    assert facts.unreplayed == "", "this Valkey reads it back whatever its default user may do"

@@ -2,23 +2,32 @@
 
 import platform
 import struct
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from services.cli import doctor_cluster, doctor_node
-from services.cli.doctor_finding import Finding, Outcome
+from services.cli.doctor import CLUSTER_CHECKS, NODE_CHECKS, Ward, complete, examined, made
+from services.cli.doctor_finding import Finding, Outcome, SkipError
+from services.cli.doctor_node_probes import NodeProbes
+from services.cli.doctor_remedies import REMEDIES
+from services.node_agent import kubelet_pod_resources
 from services.node_agent.alone import Holder
+from services.node_agent.cdi import FILE
 from services.node_agent.faults import no_answer
 from services.node_agent.inventory import MAX_LIST_BYTES, Gpu
 from services.node_agent.mig import MigState
+from services.node_agent.settings import AgentSettings
 from services.node_agent.usage import DeviceSample, Process
 from shared.clients.probing import RedisFacts, ahead_s
 from shared.dialects.dialect import ServedId
 from shared.model.device import Device, DeviceMode
 from shared.model.lease import Lease, Share
+from shared.model.ledger import NodeAccount
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node_events import Activation
+from shared.runtime.settings import load
 
 OK, WARN, FAIL = Outcome.OK, Outcome.WARN, Outcome.FAIL
 GPU = DeviceUuid("GPU-a")
@@ -90,9 +99,10 @@ CASES: list[tuple[Finding, Outcome, str]] = [
     (doctor_node.list_sizes({COUNT: LONG | {f"a{k}": v for k, v in LONG.items()}}), FAIL, ""),
     (doctor_node.device_health([DEVICE]), OK, "1 devices"),
     (doctor_node.device_health([]), FAIL, "no device"),
-    (doctor_node.driver([gpu(driver="550.1")]), OK, "550.1"),
-    (doctor_node.driver([]), FAIL, "no GPU"),
-    (doctor_node.driver([gpu(fault=no_answer("lost"))]), FAIL, "NoAnswer: lost"),
+    (doctor_node.driver([gpu(driver="550.1")], {}), OK, "550.1"),
+    (doctor_node.driver([], {}), FAIL, "no GPU"),
+    (doctor_node.driver([gpu(fault=no_answer("lost"))], {}), FAIL, "NoAnswer: lost"),
+    (doctor_node.driver([gpu()], {3: "no answer"}), FAIL, "number 3 of its GPUs: no answer"),
     (doctor_node.mig_modes([gpu()], [DEVICE]), OK, ""),
     (
         doctor_node.mig_modes([gpu(mig=MigState(enabled=True, pending=True))], [DEVICE]),
@@ -149,7 +159,7 @@ CASES: list[tuple[Finding, Outcome, str]] = [
     (doctor_cluster.rights([], 5), OK, "5 rights"),
     (doctor_cluster.rights(["patch pods"], 5), FAIL, "patch pods"),
     (doctor_cluster.runtime_class(there=True), OK, ""),
-    (doctor_cluster.runtime_class(there=False), WARN, ""),
+    (doctor_cluster.runtime_class(there=False), OK, "has to be the default"),
 ]
 
 
@@ -171,11 +181,12 @@ def test_a_sick_device_is_named_with_what_is_wrong() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "single", "outcome", "said"),
+    ("changes", "by_sentinels", "outcome", "said"),
     [
         ({}, False, OK, "primary, 1 replicas"),
-        ({"replicas": 0}, True, OK, "primary"),
-        ({"replicas": 0}, False, WARN, "no replica"),
+        ({"replicas": 0}, False, OK, "primary, no replica (the ledger would be rebuilt"),
+        ({"replicas": 0}, True, WARN, "no replica that Sentinels"),
+        ({"unreplayed": "User default may not 'hset'"}, False, FAIL, "User default may not 'hset'"),
         ({"role": "slave"}, False, FAIL, "slave"),
         ({"policy": "allkeys-lru"}, False, FAIL, "allkeys-lru"),
         ({"policy": ""}, False, OK, "unknown"),
@@ -184,7 +195,7 @@ def test_a_sick_device_is_named_with_what_is_wrong() -> None:
     ],
 )
 def test_a_redis_that_may_lose_leases_is_told_of(
-    changes: dict[str, Any], single: bool, outcome: Outcome, said: str
+    changes: dict[str, Any], by_sentinels: bool, outcome: Outcome, said: str
 ) -> None:
     facts: dict[str, Any] = {
         "role": "master",
@@ -193,7 +204,7 @@ def test_a_redis_that_may_lose_leases_is_told_of(
         "policy": "noeviction",
     }
 
-    found = doctor_cluster.redis(RedisFacts(**(facts | changes)), single=single)
+    found = doctor_cluster.redis(RedisFacts(**(facts | changes)), by_sentinels=by_sentinels)
 
     assert (found.outcome, said in found.text) == (outcome, True)
 
@@ -237,3 +248,107 @@ def test_a_node_without_any_agent_is_told_where_to_look() -> None:
 
     assert found.outcome is FAIL
     assert "systemctl status leasehold-agent" in found.fix
+
+
+def test_every_check_says_what_to_do_if_it_cannot_be_made() -> None:
+    assert REMEDIES.keys() == NODE_CHECKS.keys() | CLUSTER_CHECKS.keys()
+    assert all(REMEDIES.values())
+
+
+def test_what_nobody_expected_spoils_its_own_check_alone() -> None:
+    found = complete(KeyError("x"), check="cdi", subject="gpu-1")
+
+    assert (found.check, found.subject, found.outcome) == ("cdi", "gpu-1", FAIL)
+    assert "KeyError: 'x'" in found.text
+    assert found.fix == REMEDIES["cdi"]
+
+
+@pytest.fixture
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the directory of a kubelet, on a machine that knows of no cluster."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("KUBECONFIG", "")
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    (tmp_path / "device-plugins").mkdir()
+    (tmp_path / "agent").mkdir()
+    return tmp_path
+
+
+async def found_on(kubelet: Path, account: NodeAccount | None = None) -> dict[str, Finding]:
+    place = ["--kubelet-dir", str(kubelet), "--state-dir", str(kubelet / "agent"), "--node", "n"]
+    settings = load(AgentSettings, "doctor", about="", argv=[*place, "--gpus", "1xT4"])
+    node = NodeProbes(
+        settings, kube=SkipError("no cluster"), account=account, knows_ledger=True, host=kubelet
+    )
+    found = {name: await made(check(node)) for name, check in NODE_CHECKS.items()}
+    return {name: complete(one, check=name, subject="n") for name, one in found.items()}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b'{"Data": 5}',
+        b'{"Data": {"RegisteredDevices": [], "PodDeviceEntries": 0}}',
+        b'{"Data": {"PodDeviceEntries": [{}]}}',
+        b"\xff\xfe\x00",
+        b"[" * 100_000,
+    ],
+)
+async def test_no_file_is_so_broken_that_the_doctor_breaks(
+    content: bytes, alone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubelet_pod_resources, "TIMEOUT_S", 0.05)
+    (alone / "device-plugins" / "kubelet_internal_checkpoint").write_bytes(content)
+    (alone / "agent" / "checkpoint.json").write_bytes(content)
+    (alone / "agent" / "cdi").mkdir()
+    (alone / "agent" / "cdi" / FILE).write_bytes(content)
+
+    found = await found_on(alone)
+
+    broken = {name for name, one in found.items() if one.outcome is FAIL}
+    assert {"other-plugins", "registration", "checkpoint", "cdi-devices"} <= broken
+    assert not [one for one in found.values() if "a bug" in one.text]
+    assert all(found[name].fix for name in broken)
+
+
+async def test_in_a_pod_the_nodes_own_files_are_left_to_whoever_sees_them(
+    alone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    argv = ["--kubelet-dir", str(alone), "--state-dir", str(alone / "agent")]
+    settings = load(AgentSettings, "doctor", about="", argv=argv)
+
+    found = {one.check: one for one in await examined(Ward(nodes=(settings,), only="node"))}
+
+    for name in ("container-toolkit", "cdi"):
+        assert found[name].outcome is Outcome.SKIPPED
+        assert "on the node itself" in found[name].text
+
+
+async def test_a_kubeconfig_that_is_given_and_broken_is_said_to_be(alone: Path) -> None:
+    broken = alone / "kubeconfig"
+    broken.write_text("a: [")
+
+    said = await examined(Ward(nodes=(), kubeconfig=broken))
+    nowhere = await examined(Ward(nodes=()))
+
+    assert {one.check: one.outcome for one in said}["rights"] is FAIL
+    assert next(one.text for one in said if one.check == "rights").startswith(
+        f"{broken}: not valid"
+    )
+    assert {one.check: one.outcome for one in nowhere}["rights"] is Outcome.SKIPPED
+
+
+async def test_an_address_that_is_none_is_said_so_without_what_may_be_secret_in_it() -> None:
+    (found,) = [
+        one
+        for one in await examined(Ward(nodes=(), redis_url="redis://me:s3cret", only="cluster"))
+        if one.check == "redis"
+    ]
+
+    assert found.outcome is FAIL
+    assert "no address of a Redis" in found.text
+    assert "s3cret" not in found.text
