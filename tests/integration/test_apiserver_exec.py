@@ -31,7 +31,7 @@ async def session_of(
     query += [("stdin", "true"), ("stdout", "true"), ("stderr", "true")]
     channels: dict[int, bytes] = {}
     async with (
-        asyncio.timeout(10),
+        asyncio.timeout(30),
         api.client() as client,
         client.ws_connect(f"{POD}/exec", params=query, protocols=(protocol,)) as socket,
     ):
@@ -73,7 +73,7 @@ async def test_a_refusal_of_the_runtime_comes_as_a_status(api: ApiUnderTest) -> 
 
 
 async def test_a_client_that_leaves_ends_the_command(api: ApiUnderTest) -> None:
-    async with asyncio.timeout(10), api.client() as client:
+    async with asyncio.timeout(30), api.client() as client:
         socket = await client.ws_connect(f"{POD}/exec?command=hang", protocols=(V5,))
         await socket.close()
 

@@ -84,7 +84,7 @@ async def test_a_kill_loses_nothing_that_was_acknowledged(state: Path) -> None:
 async def test_a_signal_stops_it_in_order_while_watches_are_open(state: Path) -> None:
     async with cluster(state) as running, running.client.get(f"{PODS}?watch=1"):
         running.process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             code = await running.process.wait()
 
     assert code == 0

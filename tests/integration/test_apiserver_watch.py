@@ -33,7 +33,7 @@ async def watching(
     api: ApiUnderTest, path: str = PODS, accept: str = "application/json", **query: str
 ) -> AsyncIterator[AsyncIterator[Any]]:
     async with (
-        asyncio.timeout(10),
+        asyncio.timeout(30),
         api.client() as session,
         session.get(path, params={"watch": "1", **query}, headers={"Accept": accept}) as answer,
     ):

@@ -184,7 +184,7 @@ async def test_validating_webhooks_are_asked_at_once_and_see_the_final_object(
     both = asyncio.Barrier(2)
 
     async def meet(_request: Json) -> Json:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await both.wait()
         return {"allowed": True, "warnings": ["mind the gap"]}
 

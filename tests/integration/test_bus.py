@@ -62,7 +62,7 @@ class Ending:
         return EndTold(ended=event.pod == "gone")
 
 
-async def until(condition: object, limit_s: float = 15.0) -> None:
+async def until(condition: object, limit_s: float = 30.0) -> None:
     async with asyncio.timeout(limit_s):
         while not condition():  # type: ignore[operator]
             await asyncio.sleep(0.01)

@@ -106,7 +106,7 @@ async def world(server: ValkeyServer, nats: NatsServer, nodes: int) -> AsyncIter
             for placer, begun in zip(placers, started, strict=True)
         ]
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 await asyncio.gather(*(begun.wait() for begun in started))
                 while any(placer.missing() for placer in placers):
                     await asyncio.sleep(0.01)

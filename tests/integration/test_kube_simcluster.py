@@ -74,7 +74,7 @@ async def test_changes_are_followed_from_list_to_deletion(kube: Kube) -> None:
     pod = await create(kube, "a")
     told: list[Change[Pod]] = []
 
-    async with asyncio.timeout(10), aclosing(Reflector(kube, PODS, Pod).batches()) as batches:
+    async with asyncio.timeout(30), aclosing(Reflector(kube, PODS, Pod).batches()) as batches:
         async for batch in batches:
             told += batch
             match batch[-1]:
@@ -99,7 +99,7 @@ async def test_a_deletion_during_a_gap_longer_than_the_servers_memory_is_seen() 
             await create(kube, name)
         reflector = Reflector(kube, PODS, Pod)
         told: set[str] = set()
-        async with asyncio.timeout(10), aclosing(reflector.batches()) as batches:
+        async with asyncio.timeout(30), aclosing(reflector.batches()) as batches:
             async for batch in batches:
                 told |= {c.item.metadata.name for c in batch if isinstance(c, Appeared)}
                 if isinstance(batch[-1], Synced):
@@ -109,7 +109,7 @@ async def test_a_deletion_during_a_gap_longer_than_the_servers_memory_is_seen() 
             await create(kube, name)
 
         changes: list[Change[Pod]] = []
-        async with asyncio.timeout(10), aclosing(reflector.batches()) as batches:
+        async with asyncio.timeout(30), aclosing(reflector.batches()) as batches:
             async for batch in batches:
                 changes += batch
                 if isinstance(batch[-1], Synced):

@@ -221,7 +221,7 @@ async def test_a_restart_in_the_middle_of_an_allocation_fails_that_pod_only() ->
         await plugin.register()
         await node.allocatable(SLOT, 1)
         node.create(pod("unlucky", limits={SLOT: 1}))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await asked.wait()
 
         await node.kubelet.restart()

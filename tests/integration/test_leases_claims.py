@@ -70,7 +70,7 @@ async def test_placers_refuse_claimed_devices_and_say_why(
     placer = Placer(leases, SystemClock(), Uncounted(), dice(), ttl_s=30)
     following = asyncio.create_task(placer.follow())
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while placer.missing():
                 await asyncio.sleep(0.01)
         other = pod_queued("other", request(gpu(memory=1_000), resources={"cpu": 100, "pods": 1}))
@@ -81,7 +81,7 @@ async def test_placers_refuse_claimed_devices_and_say_why(
 
         affairs = await takings.affairs(now=NOW)
         assert await takings.close(affairs.open[0])
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not isinstance(answer, PlacementChosen):
                 answers = await placer.place_pods([other])
                 answer = answers[0] if answers else answer

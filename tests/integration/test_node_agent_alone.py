@@ -59,13 +59,13 @@ async def test_a_second_agent_waits_says_for_whom_and_what_to_do_and_takes_over(
     monkeypatch.setattr(module, "PATIENCE_S", 0.0)
     monkeypatch.setattr(module, "LOOK_S", 0.01)
     caplog.set_level(logging.WARNING)
-    async with alone(tmp_path, UNIT), waiting(tmp_path, POD) as serves, asyncio.timeout(10):
+    async with alone(tmp_path, UNIT), waiting(tmp_path, POD) as serves, asyncio.timeout(30):
         while "another node agent serves" not in caplog.text:
             await asyncio.sleep(0.01)
         assert not serves.is_set()
         assert "a unit of this node, pid" in caplog.text
         assert "leasehold.dev/agent=unit" in caplog.text
-    async with waiting(tmp_path, POD) as serves, asyncio.timeout(10):
+    async with waiting(tmp_path, POD) as serves, asyncio.timeout(30):
         await serves.wait()
         holder = holder_of(tmp_path)
 
@@ -79,7 +79,7 @@ async def test_a_holder_of_an_earlier_version_is_waited_for_without_its_name(
     monkeypatch.setattr(module, "PATIENCE_S", 0.0)
     async with alone(tmp_path, UNIT):
         (tmp_path / FILE).write_text("")
-        async with waiting(tmp_path, POD), asyncio.timeout(10):
+        async with waiting(tmp_path, POD), asyncio.timeout(30):
             while "it does not say which" not in caplog.text:
                 await asyncio.sleep(0.01)
 

@@ -90,7 +90,7 @@ async def test_when_cdi_is_given_up_the_file_stays_for_those_who_have_devices_by
 async def test_every_look_puts_back_what_was_removed() -> None:
     async with site(device_list_strategy=("cdi-cri",)) as at, at.running():
         (at.root / "agent/cdi" / FILE).unlink()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not (at.root / "agent/cdi" / FILE).exists():
                 await asyncio.sleep(0.02)
         assert len(specified(at)) == 2

@@ -72,7 +72,7 @@ async def test_an_agent_that_leaves_says_so_and_serves_who_is_on_the_way() -> No
         assert not leaving.done(), "a pod with a bound lease has not come yet"
         post(at, "late")
         await at.node.phase("late", "Running")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await leaving
 
     assert told.held == (uid,)

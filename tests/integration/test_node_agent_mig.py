@@ -129,7 +129,7 @@ async def test_a_device_is_laid_out_before_anybody_asks_for_the_instance() -> No
         created = at.node.create(pod("one", limits={NUMBER: 1}, node=None))["metadata"]
         at.bind(pod("other", limits={NUMBER: 1}, node=None), part("group3"))
         await at.tell(next(iter(at.ledger.leases.values())))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while len(await there(at)) < 2:
                 await asyncio.sleep(0.02)
 

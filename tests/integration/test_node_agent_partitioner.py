@@ -169,7 +169,7 @@ async def test_lines_that_are_no_questions_harm_nobody(tmp_path: Path) -> None:
 async def test_a_change_that_was_begun_is_finished_if_its_agent_goes(tmp_path: Path) -> None:
     async with served(tmp_path) as remote:
         asking = asyncio.create_task(remote.partition(A100, LAYOUTS["group1"], (), ()))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not (tmp_path / "mig.json").exists():
                 await asyncio.sleep(0)
         asking.cancel()

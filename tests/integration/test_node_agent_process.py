@@ -90,7 +90,7 @@ async def process_of(at: Site, nats: NatsServer) -> AsyncIterator[asyncio.subpro
     finally:
         if process.returncode is None:
             process.terminate()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 await process.wait()
         await log
 
@@ -130,7 +130,7 @@ async def test_an_agent_hears_leases_and_says_what_it_did_with_them() -> None:
             metrics = await page(at, "/metrics")
             ready = await page(at, "/readyz")
             process.send_signal(signal.SIGTERM)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 code = await process.wait()
         (span,) = [s for s in spans_of(at.root / "traces") if s["name"] == "node-agent allocate"]
 
@@ -207,6 +207,6 @@ async def bind(at: Site, name: str) -> None:
 
 
 async def _known(at: Site) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while "leasehold_agent_leases 1.0" not in await page(at, "/metrics"):
             await asyncio.sleep(0.05)

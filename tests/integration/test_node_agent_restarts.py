@@ -122,7 +122,7 @@ async def test_a_second_agent_waits_until_the_first_has_left() -> None:
             second = asyncio.create_task(_settled(at))
             await asyncio.sleep(0.3)
             early = second.done()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await second
 
     assert not early

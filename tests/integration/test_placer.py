@@ -49,7 +49,7 @@ def mirrored(placer: Placer) -> dict[str, DeviceUse]:
 
 
 async def until_mirrored(leases: RedisLeases, several: Sequence[Placer]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         truth = await uses(leases)
         while any(mirrored(placer) != truth for placer in several):
             await asyncio.sleep(0.01)
@@ -115,7 +115,7 @@ async def test_a_cordoned_node_gets_no_more_pods(url: str) -> None:
         await leases.save_node(
             type(changed)(name=changed.name, allocatable=changed.allocatable, unschedulable=True)
         )
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while placer.mirror.nodes[NodeName("a")].open:
                 await asyncio.sleep(0.01)
 
@@ -232,7 +232,7 @@ async def test_a_late_pod_of_low_priority_does_not_take_what_is_offered_to_a_hig
         assert [type(said) for said in await one.place_pods([high])] == [PlacementRefused]
         await leases.offers(now=SystemClock().now())
         await leases.release([PodUid("uid-0")], reason="gone")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             freed = await leases.capacity()
             while min(one.capacity, other.capacity) < freed:
                 await asyncio.sleep(0.01)

@@ -44,7 +44,7 @@ async def placer(leases: RedisLeases) -> AsyncIterator[Placer]:
     placer = Placer(leases, SystemClock(), Uncounted(), dice(3), ttl_s=30.0)
     following = asyncio.create_task(placer.follow())
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while placer.missing():
                 await asyncio.sleep(0.01)
         yield placer
@@ -179,7 +179,7 @@ async def test_a_pod_whom_another_model_could_help_is_offered_both(
     others = [pod(f"other-{n}", Namespace("others")) for n in range(12)]
     await placer.place_pods(others)
     await leases.release([(await held_on(leases, "a"))[0]], reason="test")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while sum(each.use().shares for each in placer.mirror.nodes[NodeName("a")].devices) > 7:
             await asyncio.sleep(0.01)
 
@@ -195,7 +195,7 @@ async def held_on(leases: RedisLeases, node: str) -> list[PodUid]:
 
 
 async def until_seen(placer: Placer, node: str) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not any(
             each == node and state.devices for each, state in placer.mirror.nodes.items()
         ):

@@ -43,7 +43,7 @@ async def epoch(leases: RedisLeases) -> str | None:
 async def kept(servers: Servers) -> None:
     """Wait until the replica has all that was written."""
     first = servers.ports["first"]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while True:
             reader, writer = await asyncio.open_connection("127.0.0.1", first)
             writer.write(b"WAIT 1 1000\r\n")

@@ -330,7 +330,7 @@ async def test_counting_publishes_and_the_replica_goes_on_after_a_crash(opened: 
     keeper.store.now_ms = T0
     task = asyncio.create_task(keeper.keep_time())
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not keeper.has_counted or not keeper.bus.events:
                 await asyncio.sleep(0.01)
     finally:

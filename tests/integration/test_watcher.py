@@ -78,7 +78,7 @@ async def watching(api: ApiUnderTest) -> AsyncIterator[Bus]:
             await asyncio.gather(task, return_exceptions=True)
 
 
-async def heard(inbox: Inbox, count: int, limit_s: float = 15.0) -> list[Event]:
+async def heard(inbox: Inbox, count: int, limit_s: float = 30.0) -> list[Event]:
     events: list[Event] = []
     async with asyncio.timeout(limit_s):
         while len(events) < count:

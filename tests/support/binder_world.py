@@ -407,7 +407,7 @@ async def running(*loops: Callable[[], Any]) -> AsyncIterator[None]:
                 await task
 
 
-async def until(condition: Callable[[], Any], limit_s: float = 5.0) -> None:
+async def until(condition: Callable[[], Any], limit_s: float = 30.0) -> None:
     """Wait for a condition."""
     async with asyncio.timeout(limit_s):
         while not condition():

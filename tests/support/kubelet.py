@@ -33,7 +33,7 @@ from services.simcluster.kubelet_settings import NodeSettings
 from services.simcluster.objects import Json
 from services.simcluster.store import Store
 
-WITHIN_S = 10.0
+WITHIN_S = 30.0
 NODE = "node-0"
 
 

@@ -66,7 +66,7 @@ class NatsServer:
             reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         except OSError:
             return False
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             info = await reader.readline()
         writer.close()
         with contextlib.suppress(OSError):

@@ -23,7 +23,7 @@ async def placers(leases: RedisLeases, count: int) -> AsyncIterator[list[Placer]
     ]
     following = [asyncio.create_task(placer.follow()) for placer in several]
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while any(placer.missing() for placer in several):
                 await asyncio.sleep(0.01)
         yield several

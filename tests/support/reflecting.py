@@ -40,7 +40,7 @@ class Followed:
 
     async def told_until(self, enough: Callable[[list[str]], bool]) -> list[str]:
         """Follow until `enough` holds for what was told so far; return all of it as words."""
-        async with asyncio.timeout(5), aclosing(self.reflector.batches()) as batches:
+        async with asyncio.timeout(30), aclosing(self.reflector.batches()) as batches:
             async for batch in batches:
                 self.batches.append(batch)
                 if enough(self.told()):
@@ -49,7 +49,7 @@ class Followed:
 
     async def told_by_request(self, count: int) -> list[str]:
         """Follow until the server has received `count` requests; return what was told by then."""
-        async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+        async with asyncio.timeout(30), asyncio.TaskGroup() as group:
             following = group.create_task(self.told_until(lambda _: False))
             await self.server.received(count)
             following.cancel()

@@ -126,7 +126,7 @@ class ScriptedApiserver:
 
     async def received(self, count: int) -> None:
         """Wait until `count` requests have arrived."""
-        async with asyncio.timeout(5), self._arrived:
+        async with asyncio.timeout(30), self._arrived:
             await self._arrived.wait_for(lambda: len(self.requests) >= count)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

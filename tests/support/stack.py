@@ -128,7 +128,7 @@ class Stack:
                 await asyncio.sleep(0.05)
 
     async def until(
-        self, name: str, wanted: Callable[[dict[str, Any]], object], limit_s: float = 30.0
+        self, name: str, wanted: Callable[[dict[str, Any]], object], limit_s: float = 60.0
     ) -> dict[str, Any]:
         """Wait until a pod is as wanted; fail showing what it is instead."""
         pod: dict[str, Any] = {}

@@ -131,7 +131,7 @@ class Running:
         await asyncio.gather(self.following, return_exceptions=True)
 
     async def settled(self) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while self.placer.missing() or not self.ledger.feed.empty():
                 await asyncio.sleep(0)
         for _ in range(3):
@@ -304,7 +304,7 @@ async def test_a_stale_verdict_is_decided_again() -> None:
             ]
         )
         deciding = asyncio.create_task(it.placer.place_pods([pod_queued("uid-1")]))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             answers = await deciding
 
         assert [type(one) for one in answers] == [PlacementChosen]
@@ -365,7 +365,7 @@ async def test_the_largest_device_is_told_as_soon_as_devices_are_known_and_again
     listening = asyncio.create_task(listen())
     await it.clock.sleep(0)
     before = list(heard)
-    async with it, asyncio.timeout(5):
+    async with it, asyncio.timeout(30):
         while len(heard) < 2:
             await it.clock.sleep(0)
     listening.cancel()
@@ -378,7 +378,7 @@ async def test_the_largest_device_is_told_as_soon_as_devices_are_known_and_again
 async def test_a_lost_feed_is_followed_from_a_new_snapshot() -> None:
     async with Running(*two_nodes()) as it:
         it.ledger.feed.put_nowait(FeedLostError("1", "trimmed"))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await it.following
 
         assert it.placer.missing() is None

@@ -94,7 +94,7 @@ async def test_a_listing_that_failed_is_asked_for_until_it_succeeds() -> None:
     watcher = Watcher(nothing, nothing, nothing, listing, Clock(), quotas=nothing)
 
     told = watcher.list_pods()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         first, second = [await anext(told) for _ in range(2)]
 
     assert list(first) == []
