@@ -18,7 +18,7 @@ class Store(Protocol):
         """Load accounts."""
         ...
 
-    async def save(self, update: Update, *, keep_days: int | None = None) -> bool:
+    async def save(self, update: Update, *, kept_since_ms: int | None = None) -> bool:
         """Write one step; False if the account has moved on, or the grant is there."""
         ...
 

@@ -39,6 +39,7 @@ TELL_AGAIN_MS = 60_000
 TAKE_IN = 200
 """Entries of the journal taken in at once."""
 ALL = 200_000
+DAY_MS = 86_400_000
 NEVER_S = 3600.0
 
 
@@ -65,7 +66,7 @@ class Store(Protocol):
         """Return up to when tenures that ended lately are charged."""
         ...
 
-    async def save(self, update: Update, *, keep_days: int | None = None) -> bool:
+    async def save(self, update: Update, *, kept_since_ms: int | None = None) -> bool:
         """Write one step; False if the account has moved on."""
         ...
 
@@ -370,7 +371,8 @@ class Timekeeper:
         update = advance(account, budget, now_ms, charge_every_ms=self.charge_every_ms)
         if update is not None:
             self._report_late(account, now_ms)
-            if not await self.store.save(update, keep_days=self.keep_days):
+            kept_since_ms = self._kept_since_ms(budget, now_ms)
+            if not await self.store.save(update, kept_since_ms=kept_since_ms):
                 del self.accounts[namespace]
                 return None
             account = self.accounts[namespace] = trimmed(applied(account, update), budget, now_ms)
@@ -384,6 +386,13 @@ class Timekeeper:
         if changed or reweighted or again:
             return told(budget, account, seen, previous=before.standing)
         return None
+
+    def _kept_since_ms(self, budget: Budget, now_ms: int) -> int:
+        """Return the instant before which entries and windows go: nobody looks back beyond it."""
+        reach_ms = self.keep_days * DAY_MS
+        if budget.policy.type is PolicyType.SLIDING:
+            reach_ms = max(reach_ms, budget.policy.length_ms + budget.policy.bucket_ms)
+        return max(0, now_ms - reach_ms)
 
     def _report_late(self, account: Account, now_ms: int) -> None:
         behind = [now_ms - each.charged_ms for each in account.tenures]

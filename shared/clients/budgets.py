@@ -47,7 +47,6 @@ R = TypeVar("R")
 
 PAGE = 500
 FAR_MS = 1 << 52
-DAY_MS = 86_400_000
 DONE_KEPT_S = 86_400
 """A lease that was given back may come again from its pod's copy; it is not charged twice."""
 
@@ -164,10 +163,10 @@ class Budgets:
         found = [_read(Window, text) for text in await self._look("windows", namespace)]
         return sorted(found, key=lambda window: window.place)
 
-    async def save(self, update: Update, *, keep_days: int | None = None) -> bool:
+    async def save(self, update: Update, *, kept_since_ms: int | None = None) -> bool:
         """Write one step; False if the account has moved on since it was decided.
 
-        Entries older than `keep_days` are cut off.
+        Entries and closed windows from before `kept_since_ms` are cut off.
         """
         name = update.namespace
         held, charged, ended = (self._key(key, name) for key in ("held", "charged", "ended"))
@@ -187,10 +186,11 @@ class Budgets:
         ]
         entries = self._key("entries", name)
         commands += [["XADD", entries, "*", "e", _text(entry)] for entry in update.entries]
-        if keep_days is not None and update.entries:
-            now = max((entry.to_ms for entry in update.entries), default=0)
-            oldest = str(max(0, now - keep_days * DAY_MS))
-            commands.append(["XTRIM", entries, "MINID", "~", oldest])
+        old: list[str] = []
+        if kept_since_ms is not None and update.windows:
+            commands.append(["XTRIM", entries, "MINID", "~", str(kept_since_ms)])
+            old = [self._key("starts", name), self._key("windows", name)]
+            old += [update.windows[-1].id, str(kept_since_ms)]
         if update.standing is not None:
             standings = f"{self._prefix}standings"
             commands.append(["HSET", standings, name, _text(update.standing)])
@@ -204,7 +204,7 @@ class Budgets:
             guards.append([grants, update.grant_key, ""])
             commands.append(["HSET", grants, update.grant_key, update.windows[-1].id])
         commands.append(["HINCRBY", revisions, name, "1"])
-        return await self._write(guards, commands)
+        return await self._write(guards, commands, old)
 
     async def entries(
         self, namespace: Namespace, *, after: str = "", most: int = PAGE
@@ -228,8 +228,14 @@ class Budgets:
         """Return whether the caller is the first to ask by this name within the time."""
         return bool(await self._look("turn", name, every_ms))
 
-    async def _write(self, guards: Sequence[Sequence[str]], commands: Sequence[Any]) -> bool:
-        return bool(await self._connection.run("budget_write", guards, commands, state="any"))
+    async def _write(
+        self,
+        guards: Sequence[Sequence[str]],
+        commands: Sequence[Any],
+        old: Sequence[str] = (),
+    ) -> bool:
+        done = await self._connection.run("budget_write", guards, commands, old, state="any")
+        return bool(done)
 
     async def _look(self, what: str, *more: object) -> Any:
         return await self._connection.run("budget_look", self._prefix, what, *more, state="any")

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from services.timekeeper.granting import grant
 from services.timekeeper.service import Timekeeper
 from services.timekeeper.showback import Range, as_csv, showback
 from services.timekeeper.statuses import minutes, read_status, status_of
-from shared.model.budget import Account, Period
+from shared.model.budget import HOUR_MS, Account, Period, PolicyType
 from shared.model.errors import RequestError
 from shared.model.events import BudgetChanged
 from shared.model.names import Namespace, PodUid
@@ -298,6 +299,31 @@ async def test_a_namespace_without_a_budget_is_metered_and_never_exhausted(opene
     assert (minutes(seen.used_units), seen.state, seen.remaining_units) == ("300.000", "ok", None)
     with pytest.raises(RequestError, match="no budget"):
         await grant(opened.store, other, 1, actor="me", reason="r", key="")
+
+
+@pytest.mark.parametrize(
+    ("policy", "looks_back_h"),
+    [
+        ({"type": PolicyType.SLIDING, "length_ms": 2 * HOUR_MS}, 24),
+        ({"type": PolicyType.SLIDING, "length_ms": 30 * HOUR_MS}, 31),
+        ({"type": PolicyType.FIXED, "period": Period.HOUR}, 24),
+        ({"type": PolicyType.NONE}, None),
+    ],
+)
+async def test_windows_that_nobody_looks_back_to_go(
+    opened: Books, policy: dict[str, Any], looks_back_h: int | None
+) -> None:
+    opened.config.given[TEAM] = budget(100, **policy)
+    keeper = opened.timekeeper()
+    keeper.keep_days = 1
+    for hour in range(0, 72, 2):
+        await opened.count(T0 + hour * HOUR_MS, keeper=keeper)
+
+    found = await opened.store.windows(TEAM)
+
+    oldest = 0 if looks_back_h is None else T0 + (70 - looks_back_h) * HOUR_MS
+    assert found[0].start_ms == oldest
+    assert looks_back_h is None or len(found) == looks_back_h + 1
 
 
 async def test_an_idle_timekeeper_writes_nothing(opened: Books) -> None:

@@ -101,9 +101,9 @@ class Timeline:
         self._crash(after=True)
         return done
 
-    async def save(self, update: Update, *, keep_days: int | None = None) -> bool:
+    async def save(self, update: Update, *, kept_since_ms: int | None = None) -> bool:
         self._crash(after=False)
-        done = await self.store.save(update, keep_days=keep_days)
+        done = await self.store.save(update, kept_since_ms=kept_since_ms)
         self._crash(after=True)
         return done
 
