@@ -145,6 +145,8 @@ async def test_it_is_served_over_tls_and_no_call_fails_while_the_certificate_is_
         first = shown.bundle
         now = today
         await shown.look()
+        assert shown.bundle == first, "clients are told whom to trust before it is shown"
+        await shown.look()
         authorities = (tmp_path / "ca.crt").read_text() + (tmp_path / "previous-ca.crt").read_text()
         assert shown.bundle != first
         assert await ask(ssl.create_default_context(cadata=authorities)) == 200
