@@ -9,18 +9,17 @@ import shutil
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
-from fractions import Fraction
 from typing import Any
 from uuid import uuid4
 
 from services.cli import sources
 from services.timekeeper.budget import balance
-from services.timekeeper.granting import grant
+from services.timekeeper.granting import grant, units_of
 from services.timekeeper.showback import GROUPS, Range, Row, as_csv, showback
 from services.timekeeper.showback import shape as row_shape
 from services.timekeeper.statuses import minutes, stamp
 from shared.clients.budgets import Budgets
-from shared.model.budget import UNITS_PER_GPU_MINUTE, Account, Balance, Budget, PolicyType
+from shared.model.budget import Account, Balance, Budget, PolicyType
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.names import Namespace
 
@@ -123,17 +122,14 @@ def _grant(flags: argparse.Namespace) -> int:
     if len(flags.words) != 3:
         raise RequestError("write `leasehold budget grant NAMESPACE MINUTES --reason TEXT`")
     _, name, amount = flags.words
-    try:
-        units = Fraction(amount) * UNITS_PER_GPU_MINUTE
-    except (ValueError, ZeroDivisionError) as error:
-        raise RequestError(f"{amount!r} is no number of GPU-minutes") from error
+    units = units_of(amount)
     namespace = Namespace(name)
 
     async def write(store: Budgets) -> Sequence[Balance]:
         await grant(
             store,
             namespace,
-            round(units),
+            units,
             actor=_who(),
             reason=flags.reason,
             key=uuid4().hex,
@@ -142,7 +138,7 @@ def _grant(flags: argparse.Namespace) -> int:
 
     (seen,) = _run(flags, write)
     left = "no limit" if seen.remaining_units is None else f"{minutes(seen.remaining_units)} left"
-    print(f"granted {minutes(round(units))} GPU-minutes to {namespace}: {left}")
+    print(f"granted {minutes(units)} GPU-minutes to {namespace}: {left}")
     return 0
 
 

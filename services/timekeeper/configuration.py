@@ -25,6 +25,11 @@ KIND = "GPUBudget"
 EVERYBODY = Namespace("*")
 """In a file, the name of the budget of every namespace that has none of its own."""
 
+MOST_MINUTES = 2**63 - 1
+"""What the field of an object can hold."""
+LONGEST_HOURS, LONGEST_BUCKET_MINUTES = 20 * 8784, 31 * 1440
+"""Of a sliding policy: instants beyond could not be written as dates."""
+
 E = TypeVar("E", bound=StrEnum)
 
 
@@ -76,6 +81,8 @@ class Fields:
             raise RequestError(f"{self.at(name)} must be GPU-minutes, not {value!r}") from error
         if isinstance(value, bool) or units < 0 or units.denominator != 1:
             raise RequestError(f"{self.at(name)} must be GPU-minutes from 0, not {value!r}")
+        if units > MOST_MINUTES * UNITS_PER_GPU_MINUTE:
+            raise RequestError(f"{self.at(name)} may be {MOST_MINUTES} at most, not {value!r}")
         return int(units)
 
     def choice(self, name: str, kind: type[E], default: E) -> E:
@@ -140,8 +147,13 @@ def _policy(said: Fields) -> Policy:
     rollover.only("percent", "maxGPUMinutes")
     usual = Policy()
     kind = said.choice("type", PolicyType, PolicyType.FIXED)
-    length = _or(said.whole("lengthHours", 1), usual.length_ms // 3_600_000) * 3_600_000
-    bucket = _or(said.whole("bucketMinutes", 1), usual.bucket_ms // 60_000) * 60_000
+    length = (
+        _or(said.whole("lengthHours", 1, LONGEST_HOURS), usual.length_ms // 3_600_000) * 3_600_000
+    )
+    bucket = (
+        _or(said.whole("bucketMinutes", 1, LONGEST_BUCKET_MINUTES), usual.bucket_ms // 60_000)
+        * 60_000
+    )
     if length < bucket or length > 1000 * bucket:
         raise RequestError(f"{said.at('lengthHours')} must be 1 to 1000 times bucketMinutes")
     refill = said.units("refillGPUMinutesPerHour") or 0

@@ -1,14 +1,19 @@
 """Grants: GPU time added to a namespace's open window by somebody who may."""
 
+import re
 from collections.abc import Mapping
+from fractions import Fraction
 from typing import Protocol
 
 from services.timekeeper.accrual import granted
-from shared.model.budget import Account, Update
+from shared.model.budget import UNITS_PER_GPU_MINUTE, Account, Update
 from shared.model.errors import ConflictError, RequestError
 from shared.model.names import Namespace
 
 ATTEMPTS = 20
+_MINUTES = re.compile(r"-?\d{1,9}(\.\d+)?(e-?\d{1,2})?")
+"""What is granted stays in the books for ever: nothing that no float could say any more."""
+MOST_MINUTES = 10**9
 
 
 class Store(Protocol):
@@ -21,6 +26,17 @@ class Store(Protocol):
     async def save(self, update: Update, *, kept_since_ms: int | None = None) -> bool:
         """Write one step; False if the account has moved on, or the grant is there."""
         ...
+
+
+def units_of(said: object) -> int:
+    """Read GPU-minutes. Raises RequestError for what is no number of them, or far too many."""
+    text = str(said)
+    if isinstance(said, bool) or not _MINUTES.fullmatch(text):
+        raise RequestError(f"{said!r} is no number of GPU-minutes such as 120 or -0.5")
+    given = Fraction(text)
+    if abs(given) > MOST_MINUTES:
+        raise RequestError(f"{text} GPU-minutes are too many: {MOST_MINUTES} at most in one grant")
+    return round(given * UNITS_PER_GPU_MINUTE)
 
 
 async def grant(

@@ -4,9 +4,9 @@ Errors are JSON `{"error": ...}`. Nothing that a tenant's pod can send changes a
 """
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from fractions import Fraction
 from typing import Any, Protocol
 from urllib.parse import quote
 
@@ -15,7 +15,7 @@ from aiohttp import web
 
 from services.timekeeper.budget import OUT, consequence
 from services.timekeeper.granting import Store as GrantStore
-from services.timekeeper.granting import grant
+from services.timekeeper.granting import grant, units_of
 from services.timekeeper.service import Configuration, Timekeeper
 from services.timekeeper.showback import GROUPS, Range, as_csv, entry_shape, shape, showback
 from services.timekeeper.statuses import minutes, stamp
@@ -34,6 +34,9 @@ GONE = (
     "out of the pod's template"
 )
 SIDECAR = "gpu-sidecar"
+_CURSOR = re.compile(r"[0-9]{1,18}-[0-9]{1,18}")
+"""A place in a ledger, as the store names it."""
+_MILLISECONDS = re.compile(r"[0-9]{1,18}")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -136,9 +139,10 @@ class Pages:
         await self._check(request, namespace)
         query = request.query
         begin, end = _instant(query, "from"), _instant(query, "to")
-        after = query.get("cursor") or (f"{begin - 1}-{(1 << 64) - 1}" if begin else "")
-        if not all(part.isdecimal() for part in after.split("-")) and after:
-            raise RequestError(f"cursor={after!r} is none that was given out")
+        cursor = query.get("cursor", "")
+        if cursor and not _CURSOR.fullmatch(cursor):
+            raise RequestError(f"cursor={cursor!r} is none that was given out")
+        after = cursor or (f"{begin - 1}-{(1 << 64) - 1}" if begin else "")
         page = await self.store.entries(namespace, after=after, most=PAGE_MAX)
         shown = [each for each in page if end is None or each.ts_ms < end]
         more = len(page) == PAGE_MAX and len(shown) == len(page)
@@ -217,15 +221,10 @@ class Pages:
         namespace = _namespace(request)
         actor = await self._granter(request, namespace)
         body = await _body(request)
-        given = body.get("minutes")
-        try:
-            units = Fraction(str(given)) * UNITS_PER_GPU_MINUTE
-        except (ValueError, ZeroDivisionError) as error:
-            raise RequestError(f"minutes must be a number, not {given!r}") from error
         await grant(
             self.store,
             namespace,
-            round(units),
+            units_of(body.get("minutes")),
             actor=actor,
             reason=str(body.get("reason", "")),
             key=request.headers.get("Idempotency-Key", ""),
@@ -344,15 +343,15 @@ async def _body(request: web.Request) -> Mapping[str, Any]:
 
 
 def _instant(query: Mapping[str, str], name: str) -> int | None:
-    """Read an instant: milliseconds, or RFC 3339."""
+    """Read an instant: milliseconds, or RFC 3339. What was before 1970 was at its beginning."""
     text = query.get(name, "")
     if not text:
         return None
-    if text.isdecimal():
+    if _MILLISECONDS.fullmatch(text):
         return int(text)
     try:
-        return round(datetime.fromisoformat(text).timestamp() * 1000)
-    except ValueError as error:
+        return max(0, round(datetime.fromisoformat(text).timestamp() * 1000))
+    except (ValueError, OverflowError) as error:
         raise RequestError(f"{name}={text!r} is neither milliseconds nor RFC 3339") from error
 
 

@@ -14,6 +14,7 @@ from services.timekeeper.budget import balance
 from services.timekeeper.intake import Intake, intake, reconcile, tenure_id
 from services.timekeeper.news import differs, told
 from services.timekeeper.weights import Card, Weighed, weigh
+from services.timekeeper.windows import kept_since_ms
 from shared.model.budget import (
     Account,
     Balance,
@@ -39,7 +40,6 @@ TELL_AGAIN_MS = 60_000
 TAKE_IN = 200
 """Entries of the journal taken in at once."""
 ALL = 200_000
-DAY_MS = 86_400_000
 NEVER_S = 3600.0
 
 
@@ -371,8 +371,8 @@ class Timekeeper:
         update = advance(account, budget, now_ms, charge_every_ms=self.charge_every_ms)
         if update is not None:
             self._report_late(account, now_ms)
-            kept_since_ms = self._kept_since_ms(budget, now_ms)
-            if not await self.store.save(update, kept_since_ms=kept_since_ms):
+            kept = kept_since_ms(budget.policy, now_ms, keep_days=self.keep_days)
+            if not await self.store.save(update, kept_since_ms=kept):
                 del self.accounts[namespace]
                 return None
             account = self.accounts[namespace] = trimmed(applied(account, update), budget, now_ms)
@@ -386,13 +386,6 @@ class Timekeeper:
         if changed or reweighted or again:
             return told(budget, account, seen, previous=before.standing)
         return None
-
-    def _kept_since_ms(self, budget: Budget, now_ms: int) -> int:
-        """Return the instant before which entries and windows go: nobody looks back beyond it."""
-        reach_ms = self.keep_days * DAY_MS
-        if budget.policy.type is PolicyType.SLIDING:
-            reach_ms = max(reach_ms, budget.policy.length_ms + budget.policy.bucket_ms)
-        return max(0, now_ms - reach_ms)
 
     def _report_late(self, account: Account, now_ms: int) -> None:
         behind = [now_ms - each.charged_ms for each in account.tenures]

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -109,6 +110,9 @@ def _measure(budget: Budget, seen: Balance) -> None:
     BURN.labels(name).set(seen.burn_milli_gpu)
     if seen.remaining_units is not None:
         REMAINING.labels(name).set(seen.remaining_units / UNITS_PER_GPU_MINUTE)
+    else:
+        with suppress(KeyError):  # it may never have had a limit
+            REMAINING.remove(name)
     for state in BudgetState:
         STATE.labels(name, state).set(int(state is seen.state))
 

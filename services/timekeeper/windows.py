@@ -10,6 +10,7 @@ from zoneinfo import ZoneInfo
 
 from shared.model.budget import HOUR_MS, Budget, Period, Policy, PolicyType, Window
 
+DAY_MS = 24 * HOUR_MS
 _IDS = {Period.DAY: "%Y-%m-%d", Period.WEEK: "%G-W%V", Period.MONTH: "%Y-%m"}
 
 
@@ -100,3 +101,11 @@ def rollover_units(policy: Policy, closed: Window) -> int:
     granted = unused * policy.rollover_percent // 100
     most = policy.rollover_max_units
     return granted if most is None else min(granted, most)
+
+
+def kept_since_ms(policy: Policy, now_ms: int, *, keep_days: int) -> int:
+    """Return the instant before which entries and windows go: nobody looks back beyond it."""
+    reach_ms = keep_days * DAY_MS
+    if policy.type is PolicyType.SLIDING:
+        reach_ms = max(reach_ms, policy.length_ms + policy.bucket_ms)
+    return max(0, now_ms - reach_ms)

@@ -3,9 +3,11 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY
 
 from services.timekeeper.accrual import advance
 from services.timekeeper.granting import grant
@@ -324,6 +326,22 @@ async def test_windows_that_nobody_looks_back_to_go(
     oldest = 0 if looks_back_h is None else T0 + (70 - looks_back_h) * HOUR_MS
     assert found[0].start_ms == oldest
     assert looks_back_h is None or len(found) == looks_back_h + 1
+
+
+async def test_what_was_left_of_a_limit_is_no_metric_any_more_when_the_limit_is_gone(
+    opened: Books,
+) -> None:
+    left = partial(
+        REGISTRY.get_sample_value, "leasehold_budget_remaining_gpu_minutes", {"namespace": TEAM}
+    )
+    keeper = opened.timekeeper()
+    opened.config.given[TEAM] = budget(100)
+    await opened.count(T0, keeper=keeper)
+    limited = left()
+    opened.config.given[TEAM] = budget(None)
+    await opened.count(T0 + 5_000, keeper=keeper)
+
+    assert (limited, left()) == (100.0, None)
 
 
 async def test_an_idle_timekeeper_writes_nothing(opened: Books) -> None:

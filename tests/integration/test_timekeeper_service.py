@@ -117,6 +117,49 @@ def pod(**containers: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    "query",
+    ["cursor=1-2-3", "cursor=1-99999999999999999999", "cursor=-", f"from={'9' * 30}", "from=soon"],
+)
+async def test_a_place_in_the_ledger_that_there_cannot_be_is_refused(
+    opened: Books, query: str
+) -> None:
+    async with served(opened, opened.timekeeper()) as http:
+        told = await answer(await http.get(f"/v1/budgets/team-a/ledger?{query}"), 400)
+        early = await answer(await http.get("/v1/budgets/team-a/ledger?from=0002-01-01T00:00:00Z"))
+
+    assert query.partition("=")[2] in told["error"]
+    assert early == {"entries": [], "cursor": None}
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ({"policy": {"type": "bucket", "refillGPUMinutesPerHour": 1}}, "is what a bucket holds"),
+        ({"limitGPUMinutes": 1, "policy": {"type": "bucket"}}, "need each other"),
+        ({"policy": {"refillGPUMinutesPerHour": 1}}, "need each other"),
+        ({"policy": {"type": "sliding", "lengthHours": 20, "bucketMinutes": 1}}, "1 to 1000 times"),
+        ({"policy": {"type": "sliding", "lengthHours": 2**40}}, "less than or equal to 175680"),
+    ],
+)
+async def test_an_object_that_could_not_be_read_is_refused_where_it_is_written(
+    api: ApiUnderTest, spec: dict[str, Any], said: str
+) -> None:
+    whole = {"limitGPUMinutes": 60, "policy": {"type": "bucket", "refillGPUMinutesPerHour": 1}}
+    made = [{"metadata": {"name": f"n{n}"}, "spec": one} for n, one in enumerate((spec, whole))]
+    async with api.client() as client:
+        async with client.post(PATH, json=_budget(made[0])) as refused:
+            told = await answer(refused, 422)
+        async with client.post(PATH, json=_budget(made[1])) as taken:
+            await answer(taken, 201)
+
+    assert said in told["message"]
+
+
+def _budget(body: dict[str, Any]) -> dict[str, Any]:
+    return {"apiVersion": "leasehold.dev/v1alpha1", "kind": "GPUBudget", **body}
+
+
 async def test_the_proof_of_concepts_question_is_answered_with_more_fields(opened: Books) -> None:
     keeper = opened.timekeeper()
     async with served(opened, keeper) as http:
@@ -236,7 +279,9 @@ async def test_tokens_say_who_may_read_and_who_may_grant(opened: Books, tmp_path
         keyed = ADMIN | {"Idempotency-Key": "k1"}
         for _ in range(2):
             granted = await answer(await http.post(grants, headers=keyed, json=body), 201)
-        await answer(await http.post(grants, headers=ADMIN, json={"minutes": "x"}), 400)
+        for minutes in ("x", "nan", "1e400", 1e308, "1e999999999", 10**10, True, None):
+            odd = {"minutes": minutes, "reason": "odd"}
+            await answer(await http.post(grants, headers=ADMIN, json=odd), 400)
         await answer(await http.post(grants, headers=ADMIN, data=b'{"minutes": "\xff"}'), 400)
     async with served(opened, keeper) as http:
         await answer(await http.post(grants, json=body), 401)
