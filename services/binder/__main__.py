@@ -28,10 +28,11 @@ async def bind(settings: BinderSettings) -> None:
     redis_url, keys = settings.redis_url, settings.redis_keys
     async with (
         Kube(credentials, timeout_s=settings.api_timeout_s) as kube,
-        Bus.connect(
+        Bus.connect_later(
             settings.nats_url,
             name="binder",
             keys=settings.nats_keys("binder"),
+            keeps_stream=True,
             copies=settings.nats_copies,
         ) as bus,
         RedisLeases.connect(redis_url, keys=keys, is_witness=True) as ledger,
@@ -68,8 +69,13 @@ async def bind(settings: BinderSettings) -> None:
             concurrency=settings.api_concurrency,
             events_per_s=settings.events_per_s,
         )
-        await bus.publish([ListingWanted(reason="a binder has started")])
-        await serve("binder", binder, bus=bus, settings=settings)
+
+        async def begin() -> None:
+            binder.presence.begin()
+            await bus.publish([ListingWanted(reason="a binder has started")])
+
+        probes = {"redis": ledger.trouble}
+        await serve("binder", binder, bus=bus, settings=settings, probes=probes, begin=begin)
 
 
 def main() -> None:

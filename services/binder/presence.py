@@ -96,6 +96,10 @@ class Presence:
         self._marked: frozenset[NodeName] = frozenset()
         self._gate = asyncio.Semaphore(ASKING_MAX)
 
+    def begin(self) -> None:
+        """Note that agents can be asked from now on."""
+        self._began = self.clock.ticks()
+
     async def held_back(self, leases: Sequence[Lease]) -> dict[PodUid, Wait]:
         """Return the pods that must not be bound now, each with the reason.
 
@@ -178,8 +182,7 @@ class Presence:
         try:
             return await self.agents.may_bind(node, leases)
         except UnavailableError:
-            # Whoever could not be asked was not heard either: as at the start.
-            self._began = self.clock.ticks()
+            self.begin()  # whoever could not be asked was not heard either: as at the start
             raise
 
     def _learn(self, node: NodeName, known: Known, told: BindTold | Silence) -> None:

@@ -29,10 +29,11 @@ async def show(settings: DashboardSettings) -> None:
     async with AsyncExitStack() as stack:
         door = await _door(settings, stack)
         bus = await stack.enter_async_context(
-            Bus.connect(
+            Bus.connect_later(
                 settings.nats_url,
                 name="dashboard",
                 keys=settings.nats_keys("dashboard"),
+                keeps_stream=True,
                 copies=settings.nats_copies,
             )
         )
@@ -50,8 +51,10 @@ async def show(settings: DashboardSettings) -> None:
             await stack.enter_async_context(
                 health.served(old, settings.scheduler_metrics, flag="--scheduler-metrics")
             )
-        probes = {"ledger": board.missing}
-        await serve("dashboard", board, bus=bus, settings=settings, probes=probes)
+        probes = {"redis": ledger.trouble, "ledger": board.missing}
+        await serve(
+            "dashboard", board, bus=bus, settings=settings, probes=probes, begin=board.begin
+        )
 
 
 async def _door(settings: DashboardSettings, stack: AsyncExitStack) -> Door:

@@ -88,6 +88,10 @@ class Dashboard:
         """Say what keeps the page from being shown, or None."""
         return None if self.has_read else "the ledger was not read yet"
 
+    async def begin(self) -> None:
+        """Note that news are heard from now on."""
+        self.parts.began_at = self.clock.now()
+
     # What is heard
 
     @overhears

@@ -1,7 +1,5 @@
 """Runs the doorkeeper: `python -m services.doorkeeper --help`."""
 
-import asyncio
-import logging
 from collections.abc import Mapping
 
 from services.doorkeeper import metrics
@@ -9,7 +7,7 @@ from services.doorkeeper.admitting import RefusedError, Reviewed
 from services.doorkeeper.bus_users import CALLS
 from services.doorkeeper.kept import DOORKEEPER, Handout
 from services.doorkeeper.servers import OurServers
-from services.doorkeeper.service import PAUSE_S, Doorkeeper
+from services.doorkeeper.service import Doorkeeper
 from services.doorkeeper.settings import ABOUT, EXAMPLES, DoorkeeperSettings
 from services.doorkeeper.stores import Objects
 from services.topology import roles
@@ -17,17 +15,12 @@ from shared.clients.bus import Bus
 from shared.clients.kube import Kube
 from shared.clients.kubeconfig import load_credentials
 from shared.clients.token_reviews import review_token
-from shared.model.errors import ConflictError, UnavailableError
 from shared.runtime.clock import SystemClock
-from shared.runtime.run import run, serve
+from shared.runtime.run import Nats, run, serve
 from shared.runtime.settings import load_or_exit
-
-logger = logging.getLogger(__name__)
 
 AT_ONCE = 16
 """Questions of NATS that are answered side by side."""
-NATS_PATIENCE_S = 540.0
-"""NATS waits for what we make, and its image may have to be fetched."""
 
 
 class OneSecret:
@@ -52,7 +45,10 @@ class OneSecret:
 
 
 async def guard(settings: DoorkeeperSettings) -> None:
-    """Build the doorkeeper from real parts and serve it until told to stop."""
+    """Build the doorkeeper from real parts and serve it until told to stop.
+
+    NATS waits for what we make, and so we wait for NATS.
+    """
     namespace, name = settings.secret_name
     servers = OurServers(settings)
     async with Kube(load_credentials(settings.kubeconfig)) as kube:
@@ -75,30 +71,23 @@ async def guard(settings: DoorkeeperSettings) -> None:
             metrics.PrometheusTally(),
         )
         metrics.watch(lambda: doorkeeper.ends_at)
-        await _made(doorkeeper)
-        async with Bus.connect(
-            settings.nats_url,
-            name=DOORKEEPER,
-            keys=servers.nats_keys,
-            keeps_stream=False,
-            patience_s=NATS_PATIENCE_S,
+        async with Bus.connect_later(
+            settings.nats_url, name=DOORKEEPER, keys=servers.nats_keys
         ) as bus:
-            for _ in range(AT_ONCE):
-                await bus.answer_raw(CALLS, DOORKEEPER, doorkeeper.answer)
-            probes = {"secrets": doorkeeper.missing}
-            await serve(DOORKEEPER, doorkeeper, bus=bus, settings=settings, probes=probes)
 
+            async def begin() -> None:
+                for _ in range(AT_ONCE):
+                    await bus.answer_raw(CALLS, DOORKEEPER, doorkeeper.answer)
 
-async def _made(doorkeeper: Doorkeeper) -> None:
-    """Make everything: nothing else starts without it."""
-    while True:
-        try:
-            await doorkeeper.make()
-        except (ConflictError, UnavailableError) as error:
-            logger.warning("made again in %g s: %s", PAUSE_S, error)
-            await asyncio.sleep(PAUSE_S)
-        else:
-            return
+            await serve(
+                DOORKEEPER,
+                doorkeeper,
+                bus=bus,
+                settings=settings,
+                nats=Nats.MEANWHILE,
+                probes={"secrets": doorkeeper.missing},
+                begin=begin,
+            )
 
 
 def main() -> None:

@@ -135,14 +135,17 @@ class Doorkeeper:
     @loops
     async def keep(self) -> None:
         """Look after everything, again and again."""
+        said = ""
         while True:
-            pause_s = LOOK_S
+            pause_s, fault = LOOK_S, ""
             try:
                 whole = await self.make()
                 await self._show_anew(whole)
             except LeaseholdError as error:
-                logger.warning("looked after again in %g s: %s", PAUSE_S, error)
-                pause_s = PAUSE_S
+                pause_s, fault = PAUSE_S, str(error)
+            if fault and fault != said:
+                logger.warning("looked after again every %g s: %s", PAUSE_S, fault)
+            said = fault
             await self.clock.sleep(pause_s)
 
     @loops

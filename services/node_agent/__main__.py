@@ -3,7 +3,7 @@
 from services.node_agent.building import node_agent
 from services.node_agent.settings import ABOUT, EXAMPLES, AgentSettings
 from shared.clients.bus import Bus
-from shared.runtime.run import run, serve
+from shared.runtime.run import Nats, run, serve
 from shared.runtime.settings import load
 from shared.runtime.telemetry import open_tracing
 
@@ -30,6 +30,7 @@ async def serve_node(settings: AgentSettings) -> None:
             agent,
             bus=bus,
             settings=settings,
+            nats=Nats.MEANWHILE,
             tracing=tracing,
             probes=probes,
             leave=agent.leave,

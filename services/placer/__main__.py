@@ -9,7 +9,7 @@ from services.placer.tracing import TracedLedger
 from shared.clients.bus import Bus
 from shared.clients.leases import RedisLeases
 from shared.runtime.clock import SystemClock
-from shared.runtime.run import run, serve
+from shared.runtime.run import Nats, run, serve
 from shared.runtime.settings import LedgerSettings, load_or_exit, setting
 from shared.runtime.telemetry import open_tracing
 
@@ -27,10 +27,11 @@ async def place(settings: PlacerSettings) -> None:
         RedisLeases.connect(
             settings.redis_url, keys=settings.redis_keys, is_witness=True
         ) as ledger,
-        Bus.connect(
+        Bus.connect_later(
             settings.nats_url,
             name="placer",
             keys=settings.nats_keys("placer"),
+            keeps_stream=True,
             copies=settings.nats_copies,
         ) as bus,
     ):
@@ -44,8 +45,16 @@ async def place(settings: PlacerSettings) -> None:
             ttl_s=settings.reservation_ttl,
         )
         watch_mirror(placer.mirror)
-        probes = {"ledger": placer.missing}
-        await serve("placer", placer, bus=bus, settings=settings, tracing=tracing, probes=probes)
+        probes = {"redis": ledger.trouble, "ledger": placer.missing}
+        await serve(
+            "placer",
+            placer,
+            bus=bus,
+            settings=settings,
+            nats=Nats.MEANWHILE,
+            tracing=tracing,
+            probes=probes,
+        )
 
 
 def main() -> None:

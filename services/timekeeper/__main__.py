@@ -41,10 +41,11 @@ async def keep_time(settings: TimekeeperSettings) -> None:
         if settings.objects or settings.secret or settings.manner == "kube":
             kube = await stack.enter_async_context(Kube(load_credentials(settings.kubeconfig)))
         bus = await stack.enter_async_context(
-            Bus.connect(
+            Bus.connect_later(
                 settings.nats_url,
                 name="timekeeper",
                 keys=settings.nats_keys("timekeeper"),
+                keeps_stream=True,
                 copies=settings.nats_copies,
             )
         )
@@ -84,7 +85,7 @@ async def keep_time(settings: TimekeeperSettings) -> None:
             await stack.enter_async_context(
                 health.served(pages.reports(), settings.reports, flag="--reports")
             )
-        probes = {"certificate": shown.missing} if shown else {}
+        probes = {"redis": store.trouble} | ({"certificate": shown.missing} if shown else {})
         await serve("timekeeper", keeper, bus=bus, settings=settings, probes=probes)
 
 

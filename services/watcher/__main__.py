@@ -19,10 +19,11 @@ async def watch(settings: WatcherSettings) -> None:
     rules, schedulers = load_rules(settings), frozenset(settings.schedulers)
     async with (
         Kube(load_credentials(settings.kubeconfig)) as kube,
-        Bus.connect(
+        Bus.connect_later(
             settings.nats_url,
             name="watcher",
             keys=settings.nats_keys("watcher"),
+            keeps_stream=True,
             copies=settings.nats_copies,
         ) as bus,
     ):

@@ -13,7 +13,7 @@ from shared.clients.bus import Bus
 from shared.clients.kube import Kube
 from shared.clients.kubeconfig import load_credentials
 from shared.runtime.clock import SystemClock
-from shared.runtime.run import run, serve
+from shared.runtime.run import Nats, run, serve
 from shared.runtime.settings import load_or_exit
 from shared.runtime.tls_showing import Shown
 from shared.runtime.tls_stores import DirectoryStore, SecretStore
@@ -47,9 +47,9 @@ async def admit(settings: WebhookSettings) -> None:
                 webhook,
                 bus=bus,
                 settings=settings,
+                nats=Nats.OPTIONAL,
                 probes=probes,
                 leave=leaving.begin,
-                needs_nats=False,
             )
 
 

@@ -72,6 +72,10 @@ class Budgets:
         async with LedgerConnection(url, prefix=ledger, keys=keys) as connection:
             yield cls(connection, prefix)
 
+    def trouble(self) -> str | None:
+        """Say why the server did not serve the last call, or None."""
+        return self._connection.trouble
+
     # The journal of tenures
 
     async def unread(self, most: int = 200) -> Journal:

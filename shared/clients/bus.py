@@ -22,7 +22,7 @@ from nats.js import JetStreamContext
 from nats.js.api import ConsumerConfig
 
 from shared.clients import subjects, wire
-from shared.clients.bus_connection import connected
+from shared.clients.bus_connection import FirstWait, connected
 from shared.clients.bus_inbox import EVENTS_PER_MESSAGE, Delivered, Inbox
 from shared.clients.bus_stream import add_durable, durable_config, ensured
 from shared.clients.cancelling import end
@@ -35,6 +35,8 @@ from shared.model.events import ListingWanted
 logger = logging.getLogger(__name__)
 
 WATCH_S = 2.0
+AGAIN_S = 0.5
+"""A stream that cannot be made yet, or a file that cannot be read, is tried again after this."""
 HEADERS_BYTES = 1024
 """Kept free for headers in a message of the size that the server takes."""
 
@@ -62,8 +64,10 @@ class Bus:
         self.durables: dict[str, ConsumerConfig] = {}
         self.inboxes: list[Inbox] = []
         self._reached = asyncio.Event()
+        self._wait = FirstWait()
         if client is not None:
             self._take(client)
+            self._reached.set()
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -96,36 +100,50 @@ class Bus:
     @classmethod
     @contextlib.asynccontextmanager
     async def connect_later(
-        cls, url: str, *, name: str, keys: Keys = NO_KEYS, patience_s: float = 30.0
+        cls,
+        url: str,
+        *,
+        name: str,
+        keys: Keys = NO_KEYS,
+        keeps_stream: bool = False,
+        copies: int = 1,
+        patience_s: float = 30.0,
     ) -> AsyncIterator["Bus"]:
-        """Yield at once, and connect meanwhile, however long that takes.
+        """Yield at once, and connect meanwhile as `connect` does, however long that takes.
 
-        For who has work without NATS, and leaves the stream to others. Until `reached` returns,
-        publishing and asking raise UnavailableError. Why it takes long is logged every `patience_s`
-        seconds.
+        A server that refuses us is asked again as well, and files that cannot be read are read
+        again: users and secrets may come later. Until `reached` returns, publishing and asking
+        raise UnavailableError. Each reason why it takes long is logged once; `trouble` tells it.
+        An attempt that hangs is begun anew after `patience_s` seconds.
         """
-        bus = cls(None, keeps_stream=False)
-        reaching = asyncio.create_task(bus._reach(url, name, keys, patience_s))
-        try:
-            yield bus
-        finally:
-            await end(reaching)
-            await bus._leave()
+        bus = cls(None, keeps_stream=keeps_stream, copies=copies)
+        async with asyncio.TaskGroup() as tasks:
+            reaching = tasks.create_task(bus._reach(url, name, keys, patience_s))
+            try:
+                yield bus
+            finally:
+                await end(reaching)
+                await bus._leave()
 
     async def _reach(self, url: str, name: str, keys: Keys, patience_s: float) -> None:
-        while self.client is None:
+        while not self.is_reached:
             try:
-                self._take(await connected(url, name=name, keys=keys, patience_s=patience_s))
-            except UnavailableError as error:
-                logger.warning("going on without NATS: %s", error)
-            except RequestError as error:  # a file; it may come yet
-                logger.warning("going on without NATS: %s", error)
-                await asyncio.sleep(WATCH_S)
+                if self.client is None:
+                    self._take(
+                        await connected(
+                            url, name=name, keys=keys, patience_s=patience_s, waits=self._wait.note
+                        )
+                    )
+                await self._ensure(first=True)
+                self._reached.set()
+            except LeaseholdError as error:
+                self._wait.note(str(error))
+                await asyncio.sleep(AGAIN_S)
+        self._wait.over()
         await self._watch_stream()
 
     def _take(self, client: Client) -> None:
         self.client, self.stream = client, client.jetstream(timeout=5.0)
-        self._reached.set()
 
     async def _leave(self) -> None:
         if self.client is None:
@@ -139,6 +157,12 @@ class Bus:
     def connected(self) -> bool:
         """Whether the server is reachable at this moment."""
         return self.client is not None and bool(self.client.is_connected)
+
+    def trouble(self) -> str | None:
+        """Say why NATS cannot be used at this moment, or None."""
+        if self.is_reached:
+            return None if self.connected else "not connected"
+        return self._wait.why or "not reached yet"
 
     @property
     def is_reached(self) -> bool:
@@ -235,14 +259,15 @@ class Bus:
     async def hear(self, kinds: Sequence[type[Event]], *, durable: str, route: str = "") -> Inbox:
         """Start hearing events of `kinds`: work as one of the replicas of `durable`, news as all.
 
-        With a `route`, only news for that route is heard.
+        With a `route`, only news for that route is heard. Raises UnavailableError, and nothing is
+        heard, if NATS does not keep the work for us.
         """
         inbox = Inbox()
-        self.inboxes.append(inbox)
         work = [kind for kind in kinds if kind.delivery is Delivery.WORK]
         news = [kind for kind in kinds if kind.delivery is Delivery.NEWS]
         if work:
             await self._hear_work(inbox, work, durable)
+        self.inboxes.append(inbox)
         for kind in news:
             subject = subjects.heard(kind, route)
             inbox.subscriptions.append(
@@ -264,10 +289,10 @@ class Bus:
     async def _hear_work(self, inbox: Inbox, kinds: list[type[Event]], durable: str) -> None:
         deliver = subjects.deliver(durable)
         callback = _into(inbox, {kind.subject: kind for kind in kinds}, work=True)
-        inbox.subscriptions.append(await self.client.subscribe(deliver, queue=durable, cb=callback))
         config = durable_config(durable, deliver, [subjects.heard(kind) for kind in kinds])
-        self.durables[durable] = config
         await add_durable(self.stream, config)
+        self.durables[durable] = config
+        inbox.subscriptions.append(await self.client.subscribe(deliver, queue=durable, cb=callback))
 
     def _messages(self, events: list[Event]) -> Iterator[tuple[list[Event], bytes]]:
         """Encode events of one type, in one message if the server takes it.

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import socket
 import ssl
 import time
 from collections.abc import Callable
@@ -23,7 +24,13 @@ logger = logging.getLogger(__name__)
 
 GOODBYE_S = 2.0
 BUFFER_BYTES = 32 * 1024
+LATE_S = 2.0
+"""Whoever waits longer than this for the first connection says why."""
 NO_TLS = "the server offers no TLS, and we were told to use it: nothing was said to it"
+
+
+_ENDED = (ConnectionResetError, ConnectionAbortedError, BrokenPipeError)
+"""How a server that refuses us may end the connection, before we have read why."""
 
 
 class _Transport(TcpTransport):  # type: ignore[misc]
@@ -112,13 +119,21 @@ class _Client(Client):  # type: ignore[misc]
         await self._transport.connect(s.uri, BUFFER_BYTES, self.options["connect_timeout"])
 
 
-async def connected(url: str, *, name: str, keys: Keys, patience_s: float) -> Client:
+async def connected(
+    url: str,
+    *,
+    name: str,
+    keys: Keys,
+    patience_s: float,
+    waits: Callable[[str], None] | None = None,
+) -> Client:
     """Return a connection that heals itself; `keys` are files that say who we are and who it is.
 
-    Raises UnavailableError if no server took us within `patience_s` seconds, RequestError if a
-    file cannot be read.
+    `waits` is told why at each attempt that fails. Raises UnavailableError if no server took us
+    within `patience_s` seconds, RequestError if a file cannot be read.
     """
-    met = _Met()
+    where = url.rpartition("@")[2]
+    met = _Met(lambda met: waits(_why_not(where, keys, met)) if waits else None)
     parts = urlsplit(url)
     demands_tls = bool(keys.tls) or parts.scheme == "tls"
     if demands_tls:
@@ -145,7 +160,7 @@ async def connected(url: str, *, name: str, keys: Keys, patience_s: float) -> Cl
         await _within(connecting, patience_s)
     except (TimeoutError, OSError, nats.errors.Error) as error:
         met.sort(error)
-        raise UnavailableError(_why_not(url.rpartition("@")[2], patience_s, keys, met)) from error
+        raise UnavailableError(_why_not(where, keys, met)) from error
     met.is_connected = True
     return client
 
@@ -172,13 +187,36 @@ def _options(client: _Client, keys: Keys, *, demands_tls: bool) -> dict[str, Any
     return {"token": client.said_nothing} if demands_tls else {}
 
 
+class FirstWait:
+    """Why the first connection takes long: each reason is logged once, and not before it lasts."""
+
+    def __init__(self) -> None:
+        self.why = ""
+        self._began = time.monotonic()
+        self._told: set[str] = set()
+
+    def note(self, why: str) -> None:
+        """Take the newest reason."""
+        self.why = why
+        if time.monotonic() - self._began >= LATE_S and why not in self._told:
+            self._told.add(why)
+            logger.warning("waiting for NATS, however long that takes: %s", why)
+
+    def over(self) -> None:
+        """There is nothing to wait for any more."""
+        if self._told:
+            logger.info("NATS is there after %.0f s", time.monotonic() - self._began)
+
+
 class _Met:
     """What went wrong with a connection: told once each, until it is back."""
 
-    def __init__(self) -> None:
+    def __init__(self, waits: "Callable[[_Met], None]") -> None:
         self.is_connected = False
         self.is_refused = False
         self.fault = ""
+        self.silence = "no answer"
+        self._waits = waits
         self._told = ""
 
     async def note(self, error: Exception) -> None:
@@ -188,7 +226,9 @@ class _Met:
             return
         logger.debug("NATS: %r", error)
         told = self.sort(error)
-        if self.is_connected and told and told != self._told:
+        if not self.is_connected:
+            self._waits(self)
+        elif told and told != self._told:
             self._told = told
             logger.warning("NATS does not take us back: %s", told)
 
@@ -198,20 +238,34 @@ class _Met:
         logger.info("the connection to NATS is back")
 
     def sort(self, error: BaseException) -> str:
-        """Keep what an error says of certificates and rights; empty: nothing."""
+        """Keep what an error says, the last one most; return it if it is about who may come in."""
         if "authorization" in repr(error).lower():
-            self.is_refused = True
+            self.is_refused, self.fault = True, ""
             return "it refuses our user"
         fault = tls_fault(error, flag="--nats")
         if fault is None and isinstance(error.__cause__, RequestError):
             fault = str(error)
         if fault is None and NO_TLS in str(error):
             fault = f"{NO_TLS}; leave out --nats-ca-file, or turn TLS on there"
-        self.fault = fault or self.fault
+        if fault:
+            self.fault = fault
+        elif isinstance(error, OSError) and not isinstance(error, TimeoutError):
+            self.silence = _words(error)
+            if not isinstance(error, _ENDED):
+                self.is_refused, self.fault = False, ""
         return fault or ""
 
 
-def _why_not(where: str, patience_s: float, keys: Keys, met: _Met) -> str:
+def _words(error: OSError) -> str:
+    """Return what the system says of a connection that was not made, without its number."""
+    if isinstance(error, socket.gaierror):
+        return "its name is not known yet"
+    if isinstance(error, ConnectionRefusedError):
+        return "nobody listens there"
+    return error.strerror or str(error) or type(error).__name__
+
+
+def _why_not(where: str, keys: Keys, met: _Met) -> str:
     if met.fault:
         return f"NATS at {where}: {met.fault}"
     if met.is_refused and keys.shown is None:
@@ -227,8 +281,8 @@ def _why_not(where: str, patience_s: float, keys: Keys, met: _Met) -> str:
             "server's configuration; `leasehold doors --out DIR` writes both"
         )
     return (
-        f"NATS at {where} did not answer within {patience_s:g} s: is nats-server running, "
-        "and is LEASEHOLD_NATS_URL right?"
+        f"NATS at {where} does not answer ({met.silence}): is nats-server running, and is "
+        "LEASEHOLD_NATS_URL right?"
     )
 
 

@@ -34,6 +34,8 @@ GROUP = 64
 """Things per script call: enough to be cheap, few enough to share Redis."""
 _AWAY = (MasterDownError, OutOfMemoryError, ReadOnlyError)
 """Answers after which the same call may succeed later."""
+_THERE = ("NOTREADY", "FORMAT", "LOSTWRITES")
+"""How the scripts say that the server is there, and its ledger cannot be used."""
 _SCRIPTS = resources.files("shared.clients") / "scripts"
 _COMMON = ("layout", "rules", "fair", "queue", "limits", "writing", "tenures", "claiming")
 """What is put before every script."""
@@ -58,6 +60,8 @@ class LedgerConnection:
         self.timeout_s = timeout_s
         self.feed_length = feed_length
         self.is_witness = is_witness
+        self.trouble: str | None = "not asked yet"
+        """Why the server did not serve the last call; None: it did, or said that it is rebuilt."""
         self._heard = 0
         # Time limits are ours, around each call: the library's own may swallow a cancellation.
         self._redis = redis.asyncio.Redis.from_pool(pool_of(url, keys, timeout_s=timeout_s))
@@ -105,6 +109,7 @@ class LedgerConnection:
                     answer = await self._redis.eval(source, *sent)
         except (RedisError, OSError, TimeoutError) as error:
             raise self._translated(error) from error
+        self.trouble = None
         return answer
 
     async def read_feed(
@@ -118,6 +123,7 @@ class LedgerConnection:
                 found = await self._redis.xread({key: f"{after}-0"}, count=count, block=block_ms)
         except (RedisError, OSError, TimeoutError) as error:
             raise self._translated(error) from error
+        self.trouble = None
         entries = found[0][1] if found else []
         return [(int(number.partition(b"-")[0]), fields) for number, fields in entries]
 
@@ -129,6 +135,12 @@ class LedgerConnection:
         return self._loaded[name]
 
     def _translated(self, error: Exception) -> Exception:
+        translated = self._sorted(error)
+        is_there = str(error).startswith(_THERE) or not isinstance(translated, UnavailableError)
+        self.trouble = None if is_there else str(translated)
+        return translated
+
+    def _sorted(self, error: Exception) -> Exception:
         said, untranslated = str(error) or type(error).__name__, error
         if shut := _shut(error, said):
             return UnavailableError(f"the ledger at {self._where}{shut}")
@@ -138,7 +150,7 @@ class LedgerConnection:
                 "the server's users, both of which `leasehold doors --out DIR` writes"
             )
         if isinstance(error, ResponseError):
-            if said.startswith(("NOTREADY", "FORMAT", "LOSTWRITES")):
+            if said.startswith(_THERE):
                 return UnavailableError(f"the ledger at {self._where} {_not_ours(said)}")
             if said.startswith("STALETOKEN"):
                 return ConflictError("another rebuild of the ledger has begun since")
@@ -164,6 +176,10 @@ class LedgerStore:
         """Open what belongs to the ledger with this prefix; connects when used."""
         async with LedgerConnection(url, prefix=prefix, keys=keys) as connection:
             yield cls(connection)
+
+    def trouble(self) -> str | None:
+        """Say why the server did not serve the last call, or None."""
+        return self._connection.trouble
 
 
 def _not_ours(said: str) -> str:

@@ -23,7 +23,7 @@ SPEAKING = (
     "services.placer.tallying",
     "services.timekeeper.telling",
     "services.webhook.metrics",
-    "shared.runtime.run",
+    "shared.runtime.runner",
 )
 """Modules that register metrics when they are imported."""
 NAME = re.compile(r"\b((?:leasehold|hami|vGPU|Host|Device)_?[A-Za-z_]+)\b")

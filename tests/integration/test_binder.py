@@ -38,7 +38,7 @@ from shared.model.node_events import Activation, DeviceReported
 from shared.model.placement import Placement, Refusal
 from shared.model.request import GpuRequest, PodRequest
 from shared.runtime.clock import SystemClock
-from shared.runtime.run import Runner
+from shared.runtime.runner import Runner
 from shared.runtime.telemetry import Tracing
 from tests.support.apiserver import ApiUnderTest, api_server
 from tests.support.binder_world import ContentAgents, NoReclaimer

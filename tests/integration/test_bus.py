@@ -14,7 +14,7 @@ from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
 from shared.model.questions import EndAsked, EndTold
 from shared.model.request import GpuRequest, PodRequest
-from shared.runtime.run import Runner
+from shared.runtime.runner import Runner
 from shared.runtime.service import answers, handles
 from shared.runtime.telemetry import Tracing
 from tests.support.nats import NatsServer, nats_server
@@ -147,7 +147,7 @@ async def test_work_is_asked_for_again_after_a_pause_when_something_is_away(
 async def test_each_event_is_a_log_line_with_its_pod_and_trace(
     server: NatsServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.DEBUG, logger="shared.runtime.run")
+    caplog.set_level(logging.DEBUG, logger="shared.runtime.runner")
     async with Bus.connect(server.url, name="test") as bus:
         recorder = Recorder()
         task = await running("placer", recorder, bus)

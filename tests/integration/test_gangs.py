@@ -17,7 +17,7 @@ from shared.model.lease import LeaseState
 from shared.model.names import PodUid
 from shared.model.request import Gang, PodRequest
 from shared.runtime.clock import SystemClock
-from shared.runtime.run import Runner
+from shared.runtime.runner import Runner
 from shared.runtime.telemetry import Tracing
 from tests.support.build import dice, gpu, pod_queued, request
 from tests.support.ledger import assert_sound, ledger

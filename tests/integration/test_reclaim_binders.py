@@ -19,7 +19,7 @@ from shared.clients.gates import Gates
 from shared.clients.leases_staging import LedgerStaging
 from shared.placing.naive import fit_on_node
 from shared.runtime.clock import SystemClock
-from shared.runtime.run import Runner
+from shared.runtime.runner import Runner
 from shared.runtime.telemetry import Tracing
 from tests.support.binder_world import ContentAgents
 from tests.support.clock import FakeClock

@@ -158,3 +158,15 @@ def test_ctrl_c_ends_every_process(directory: StateDir) -> None:
     assert up.returncode == 0
     assert "nothing is left running" in said
     assert leftovers(directory) == []
+
+
+def test_a_nats_of_its_own_that_cannot_start_ends_up_with_its_log(tmp_path: Path) -> None:
+    (tmp_path / "nats").mkdir()
+    (tmp_path / "nats" / "jetstream").write_text("in the way of its streams")
+
+    failed = leasehold("up", "--state", str(tmp_path), "--placers", "1")
+
+    assert failed.returncode == 1
+    assert "nats ended 4 times" in failed.stderr
+    assert "not a directory" in failed.stderr
+    assert leftovers(StateDir.at(tmp_path)) == []

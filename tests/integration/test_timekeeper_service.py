@@ -25,7 +25,7 @@ from shared.model.events import BudgetChanged
 from shared.runtime import health
 from shared.runtime.access import load_access
 from shared.runtime.doors import OpenDoor, TokenDoor
-from shared.runtime.run import Runner
+from shared.runtime.runner import Runner
 from shared.runtime.telemetry import Tracing
 from tests.support.apiserver import ApiUnderTest, api_server
 from tests.support.budget import MINUTE_MS, T0, TEAM, Books, books, budget, lease, units

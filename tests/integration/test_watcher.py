@@ -29,7 +29,7 @@ from shared.model.events import (
 )
 from shared.model.request import Gang
 from shared.runtime.clock import SystemClock
-from shared.runtime.run import Runner
+from shared.runtime.runner import Runner
 from shared.runtime.telemetry import Tracing
 from tests.support.apiserver import ApiUnderTest, api_server
 from tests.support.nats import nats_server

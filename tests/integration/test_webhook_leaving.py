@@ -1,40 +1,40 @@
 """A webhook that is told to stop, while an API server still calls it."""
 
 import asyncio
-import sys
 from pathlib import Path
 
 import aiohttp
+import pytest
 
 from tests.integration.test_webhook import NAMES, VGPU, cluster, created, pod
-from tests.integration.test_webhook_alone import is_ready
-from tests.support.nats import free_port, nats_server
+from tests.support.nats import NatsServer, free_port
+from tests.support.service_process import service_process
 
 DRAIN_S = 2.0
 
 
-async def test_a_webhook_that_leaves_answers_until_everybody_knows(tmp_path: Path) -> None:
-    http, listen = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
-    async with nats_server() as nats, cluster() as (api, _, client):
-        command = [sys.executable, "-m", "services.webhook", "--kubeconfig", str(api.kubeconfig)]
-        command += ["--nats-url", nats.url, "--http", http, "--listen", listen]
-        command += ["--tls-dir", str(tmp_path), "--names", ",".join(NAMES)]
-        command += ["--url", "https://127.0.0.1", "--drain-s", str(DRAIN_S)]
-        process = await asyncio.create_subprocess_exec(*command)
-        try:
-            async with asyncio.timeout(30), aiohttp.ClientSession() as asking:
-                while not await is_ready(asking, http):
-                    await asyncio.sleep(0.05)
-                early, _ = await created(client, pod("early", VGPU, schedulerName="volcano"))
-                process.terminate()
-                while not await is_closing(asking, listen):
-                    await asyncio.sleep(0.05)
-                late, said = await created(client, pod("late", VGPU, schedulerName="volcano"))
-                status = await process.wait()
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
+@pytest.mark.parametrize("with_nats", [True, False])
+async def test_a_webhook_that_leaves_answers_until_everybody_knows(
+    tmp_path: Path, *, with_nats: bool
+) -> None:
+    nats, listen = NatsServer(), f"127.0.0.1:{free_port()}"
+    flags = ["--nats-url", nats.url, "--listen", listen, "--drain-s", str(DRAIN_S)]
+    flags += ["--tls-dir", str(tmp_path), "--names", ",".join(NAMES), "--url", "https://127.0.0.1"]
+    try:
+        if with_nats:
+            await nats.start()
+        async with cluster() as (api, _, client), aiohttp.ClientSession() as asking:
+            with service_process("webhook", "--kubeconfig", str(api.kubeconfig), *flags) as webhook:
+                async with asyncio.timeout(30):
+                    await webhook.until_ready()
+                    early, _ = await created(client, pod("early", VGPU, schedulerName="volcano"))
+                    leaving = asyncio.create_task(webhook.terminated())
+                    while not await is_closing(asking, listen):
+                        await asyncio.sleep(0.05)
+                    late, said = await created(client, pod("late", VGPU, schedulerName="volcano"))
+                    status = await leaving
+    finally:
+        nats.forget()
 
     assert (early, late, status) == (201, 201, 0), said
 

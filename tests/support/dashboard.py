@@ -19,7 +19,7 @@ from shared.model.lease import Lease
 from shared.runtime import health
 from shared.runtime.clock import SystemClock
 from shared.runtime.doors import Door, OpenDoor
-from shared.runtime.run import Runner
+from shared.runtime.runner import Runner
 from shared.runtime.telemetry import Tracing
 from tests.support.ledger import ledger, reserve, share, wish
 from tests.support.nats import nats_server

@@ -30,8 +30,9 @@ def nats_binary() -> str:
 class NatsServer:
     """Start, stop, kill and start again on the same port."""
 
-    def __init__(self, tls: tuple[Path, Path] | None = None) -> None:
+    def __init__(self, tls: tuple[Path, Path] | None = None, *, more: str = "") -> None:
         self.tls = tls
+        self.more = more
         self.port = free_port()
         self.store = Path(tempfile.mkdtemp(prefix="lh-nats-"))
         self.process: subprocess.Popen[bytes] | None = None
@@ -44,7 +45,7 @@ class NatsServer:
         config = self.store / "nats.conf"
         config.write_text(
             f"listen: 127.0.0.1:{self.port}\n"
-            f"jetstream {{ store_dir: {json.dumps(str(self.store))} }}\n" + self._cover()
+            f"jetstream {{ store_dir: {json.dumps(str(self.store))} }}\n{self._cover()}{self.more}"
         )
         self.process = subprocess.Popen(
             [nats_binary(), "-c", str(config)],

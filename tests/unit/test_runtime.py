@@ -17,6 +17,7 @@ from shared.model.events import LedgerRebuilt, ListingWanted, PodGone
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.questions import EndAsked, EndTold
 from shared.runtime import telemetry
+from shared.runtime.reasons import STEADY_S, Reasons
 from shared.runtime.service import Role, answers, emits, handles, loops, roles_of
 from shared.runtime.settings import ServiceSettings, load, setting
 
@@ -159,6 +160,26 @@ def test_logs_are_json_lines_that_carry_pod_and_trace() -> None:
         "t1",
         "placer",
     )
+
+
+def test_a_reason_is_a_warning_once_whoever_meets_it_until_it_was_away(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    now = 0.0
+    reasons = Reasons(lambda: now)
+    for _ in range(100):
+        reasons.tell("place_pods", "Redis is away")
+        reasons.tell("follow", "Redis is away")
+        now += 1.0
+    reasons.tell("follow", "NATS is away")
+    now += STEADY_S
+    reasons.tell("follow", "Redis is away")
+
+    assert caplog.messages == [
+        "place_pods waits: Redis is away",
+        "follow waits: NATS is away",
+        "follow waits: Redis is away",
+    ]
 
 
 async def test_a_task_that_lets_a_cancellation_pass_is_ended_all_the_same() -> None:
