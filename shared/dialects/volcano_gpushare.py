@@ -4,6 +4,8 @@ Wire forms are those of Volcano's GPU sharing guide and its share plugin. Memory
 enforced: containers are told which card is theirs and how much of it, and nothing else.
 """
 
+import zlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from shared.dialects.dialect import (
@@ -141,9 +143,24 @@ def ids_of(share: Share, resource: str) -> int:
     return share.memory_units if resource == MEMORY else 1
 
 
-def unit_id(index: int, number: int) -> str:
+def unit_id(head: str, number: int) -> str:
     """Return the device-plugin ID of one unit of memory: short, for a list has many of them."""
-    return f"{base36(index)}-{base36(number)}"
+    return f"{head}-{base36(number)}"
+
+
+def _heads(devices: Sequence[Device]) -> dict[DeviceUuid, str]:
+    """Return what the IDs of each device's units begin with: its number, if it is its alone.
+
+    A card that was put in the place of a lost one has its number. The lost one's IDs may be with
+    pods that run, so that they mean neither of the two from then on.
+    """
+    numbers = Counter(device.index for device in devices)
+    return {
+        device.uuid: base36(device.index)
+        if numbers[device.index] == 1
+        else f"{base36(device.index)}_{base36(zlib.crc32(device.uuid.encode()))}"
+        for device in devices
+    }
 
 
 def list_bytes(devices: Sequence[Device]) -> int:
@@ -152,9 +169,10 @@ def list_bytes(devices: Sequence[Device]) -> int:
     An entry is its tag and length (2), the ID's tag, length and text, and `Healthy` or `Unhealthy`
     likewise.
     """
+    heads = _heads(devices)
     return sum(
         (device.memory_mib // device.unit_mib)
-        * (2 + 2 + len(unit_id(device.index, device.memory_mib // device.unit_mib)) + 2 + 9)
+        * (2 + 2 + len(unit_id(heads[device.uuid], device.memory_mib // device.unit_mib)) + 2 + 9)
         for device in devices
     )
 
@@ -178,7 +196,9 @@ def advertised(devices: Sequence[Device], strategy: str) -> Advertised:
     resource is served in its place. A device in MIG mode has neither memory nor a card to give.
     Raises RequestError if `share` makes too long a list.
     """
-    lists = {UNHEALTHY: tuple(str(device.index) for device in devices if not device.healthy)}
+    sound = {device.index for device in devices if device.healthy}
+    sick = {device.index for device in devices} - sound
+    lists = {UNHEALTHY: tuple(str(index) for index in sorted(sick))}
     devices = [device for device in devices if device.mode is DeviceMode.HAMI_CORE]
     healthy = [device for device in devices if device.healthy]
     units = sum(device.memory_mib // device.unit_mib for device in healthy)
@@ -201,8 +221,9 @@ def advertised(devices: Sequence[Device], strategy: str) -> Advertised:
 
 
 def _unit_ids(devices: Sequence[Device]) -> tuple[ServedId, ...]:
+    heads = _heads(devices)
     return tuple(
-        ServedId(text=unit_id(device.index, n), healthy=device.healthy, device=device.uuid)
+        ServedId(text=unit_id(heads[device.uuid], n), healthy=device.healthy, device=device.uuid)
         for device in devices
         for n in range(device.memory_mib // device.unit_mib)
     )

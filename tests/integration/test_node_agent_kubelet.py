@@ -234,7 +234,7 @@ async def test_resources_come_and_go(directory: Path) -> None:
 
 
 async def test_a_list_of_180_000_units_is_taken_and_asked_about(directory: Path) -> None:
-    units = ids(*(unit_id(card, n) for card in range(8) for n in range(22_500)))
+    units = ids(*(unit_id(str(card), n) for card in range(8) for n in range(22_500)))
     async with (
         ScriptedKubelet(directory) as kubelet,
         plugins_in(directory, **{"gpu-memory": units}),

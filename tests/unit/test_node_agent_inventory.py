@@ -122,6 +122,21 @@ def test_a_lost_card_stays_unhealthy_and_its_ids_are_never_anothers() -> None:
     ]
 
 
+def test_a_card_in_the_place_of_a_lost_one_has_ids_of_its_own() -> None:
+    lost, put_in = GPUS[0], replace(GPUS[0], uuid=DeviceUuid("GPU-00"))
+    before = devices_of([lost], Division())
+    both = devices_of([put_in], Division(), before)
+
+    for strategy in (Strategy.AUTO, Strategy.NUMBER):
+        old = shown_by(DIALECTS.values(), before, strategy)
+        new = shown_by(DIALECTS.values(), both, strategy)
+        for resource, ids in new.served.items():
+            known = old.served[resource]
+            assert all(known[text].device == ids[text].device for text in ids if text in known)
+            assert sum(entry.healthy for entry in ids.values()) == len(known), resource
+        assert new.lists["volcano.sh/gpu-unhealthy-ids"] == ()
+
+
 def test_a_division_that_cannot_be_is_refused_by_its_flag() -> None:
     for division, flag in (
         (Division(split_count=0), "--device-split-count"),
