@@ -8,7 +8,7 @@ import msgspec
 from services.node_agent.identity import KubeletContainer, KubeletPod
 from shared.clients.kube import Kube
 from shared.clients.kube_errors import NotFoundError, UnreachableError
-from shared.clients.kubeconfig import Credentials
+from shared.clients.kubeconfig import Credentials, KubeconfigError
 from shared.model.names import Namespace, PodUid
 from shared.model.quantity import parse_count
 
@@ -92,11 +92,14 @@ class KubeletPods:
         return tuple(_pod(pod) for pod in listed.items or ())
 
     async def _read(self, path: str, kind: type[T]) -> T:
-        """Read, and once more if the connection broke: the kubelet may be back, elsewhere even."""
+        """Read, and once more if the connection broke: the kubelet may be back, elsewhere even.
+
+        It may show a certificate of an authority that was not there when we began.
+        """
         try:
             return await self.kubelet.read(path, kind)
-        except UnreachableError:
-            self.kubelet.credentials = self._described()
+        except (UnreachableError, KubeconfigError):
+            self.kubelet.use(self._described())
             return await self.kubelet.read(path, kind)
 
     async def list_running(self) -> frozenset[PodUid]:

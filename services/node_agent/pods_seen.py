@@ -12,6 +12,7 @@ from pathlib import Path
 from services.node_agent.finding import Held, KubeletList
 from services.node_agent.identity import KubeletPod
 from services.node_agent.usage_cgroups import parse_cgroup
+from shared.clients.kubeconfig import KubeconfigError
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.names import PodUid
 from shared.runtime.clock import Clock
@@ -22,6 +23,8 @@ PATIENCE_S = 10.0
 """So long a kubelet that does not answer may just be restarting."""
 TRY_AGAIN_S = 5.0
 ADVICE = "grant the agent's account `get` on nodes/pods, or on nodes/proxy before Kubernetes 1.33"
+UNTRUSTED = "--kubelet-ca-file must name the authority of the kubelet's certificate"
+SILENT = "look at the kubelet's log, and at --kubelet-address"
 
 
 class PodsSeen:
@@ -67,7 +70,7 @@ class PodsSeen:
             listed = await self.kubelet.list_pods()
         except RequestError as error:
             self._silent_since = None
-            self._lose(str(error))
+            self._lose(str(error), UNTRUSTED if isinstance(error, KubeconfigError) else ADVICE)
             return None
         except UnavailableError as error:
             now = self.clock.ticks()
@@ -75,7 +78,7 @@ class PodsSeen:
                 self._silent_since = now
             if not self.blind and now - self._silent_since < PATIENCE_S:
                 raise
-            self._lose(str(error))
+            self._lose(str(error), SILENT)
             return None
         self._silent_since = None
         if self.blind:
@@ -83,15 +86,15 @@ class PodsSeen:
         self.blind = ""
         return listed
 
-    def _lose(self, why: str) -> None:
+    def _lose(self, why: str, advice: str) -> None:
         if not self.blind:
             logger.warning(
                 "the kubelet's list of pods cannot be read: pods that ask for the same are bound "
                 "one after the other from now on; %s: %s",
-                ADVICE,
+                advice,
                 why,
             )
-        self.blind = f"the kubelet's list of pods cannot be read ({why}); {ADVICE}"
+        self.blind = f"the kubelet's list of pods cannot be read ({why}); {advice}"
 
 
 def pods_of_processes(proc: Path) -> frozenset[PodUid]:

@@ -8,6 +8,7 @@ twice: a second Binding, or create of the same name, is answered with KubeConfli
 """
 
 import asyncio
+import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -115,18 +116,26 @@ class Kube:
     ) -> None:
         self.credentials = credentials
         self._timeout_s = timeout_s
+        self._clock = clock
         self._token = BearerToken(credentials, clock=clock)
+        self._tls: ssl.SSLContext | None = None
         self._encode = msgspec.json.Encoder().encode
         self._session: aiohttp.ClientSession | None = None
 
+    def use(self, credentials: Credentials) -> None:
+        """Go on with these: another address, token, or authority; requests under way end as begun.
+
+        Raises KubeconfigError if a certificate or key is unusable, and then nothing is changed.
+        """
+        https = credentials.server.startswith("https:")
+        self._tls = tls_context(credentials) if https else None
+        self.credentials = credentials
+        self._token = BearerToken(credentials, clock=self._clock)
+
     async def __aenter__(self) -> Self:
-        https = self.credentials.server.startswith("https:")
+        self.use(self.credentials)
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(
-                limit=CONNECTIONS,
-                keepalive_timeout=60,
-                ssl=tls_context(self.credentials) if https else True,
-            ),
+            connector=aiohttp.TCPConnector(limit=CONNECTIONS, keepalive_timeout=60),
             cookie_jar=aiohttp.DummyCookieJar(),
             headers={
                 "Accept": JSON,
@@ -315,6 +324,7 @@ class Kube:
                 data=body,
                 headers={**(headers or {}), **token},
                 allow_redirects=False,
+                ssl=self._tls or True,
                 server_hostname=self.credentials.tls_server_name,
                 **options,
             )
