@@ -25,6 +25,7 @@ from services.simcluster.persistence import SqliteDisk
 from services.simcluster.server import ApiServer, ApiSettings, listening
 from services.simcluster.store import DEFAULT_WINDOW, Store
 from services.simcluster.tls import certificates, kept_secret
+from shared.runtime.no_http import quiet_no_http
 
 log = logging.getLogger("simcluster")
 
@@ -106,6 +107,7 @@ def main() -> None:
     """Run the simulated cluster."""
     options = parser().parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    quiet_no_http()
     uvloop.run(serve(options))
 
 

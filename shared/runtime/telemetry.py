@@ -36,6 +36,7 @@ from opentelemetry.trace import (
 )
 
 from shared.model.event import Event
+from shared.runtime.no_http import quiet_no_http
 from shared.runtime.settings import ServiceSettings
 
 E = TypeVar("E", bound=Event)
@@ -249,6 +250,7 @@ def open_logs(service: str, level: str) -> None:
     handler.setFormatter(JsonLines(service))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.getLogger("aiohttp.access").setLevel("WARNING")
+    quiet_no_http()
     logging.getLogger("nats").setLevel("CRITICAL")  # its errors reach us as exceptions
 
 
