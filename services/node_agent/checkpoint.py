@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
+import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,6 +47,10 @@ class Checkpoint:
         self.changing = asyncio.Lock()
         """Held while an answer and the region of its container change together."""
         self._writing = asyncio.Lock()
+        self._numbers = itertools.count(1)
+        self._disk = threading.Lock()
+        """A kubelet that restarts breaks its questions off; what is being written then goes on."""
+        self._newest = 0
 
     async def load(self) -> None:
         """Read the file; one that is not ours to read is moved aside, never overwritten.
@@ -124,7 +130,8 @@ class Checkpoint:
     ) -> None:
         content = Content(node=self.node, entries=tuple(entries.values()), fences=fences)
         try:
-            await asyncio.to_thread(self._replace, msgspec.json.encode(content))
+            encoded = msgspec.json.encode(content)
+            await asyncio.to_thread(self._write_newer, encoded, next(self._numbers))
         except OSError as error:
             raise UnavailableError(
                 f"{self.path} cannot be written: {error.strerror}; what the kubelet is told must "
@@ -152,6 +159,13 @@ class Checkpoint:
         self.lost = True
         logger.warning("%s %s; kept as %s, and rebuilt from the kubelet", self.path, why, aside)
         return Content()
+
+    def _write_newer(self, data: bytes, number: int) -> None:
+        """Write, one after the other, and nothing after what came later."""
+        with self._disk:
+            if number > self._newest:
+                self._replace(data)
+                self._newest = number
 
     def _replace(self, data: bytes) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)

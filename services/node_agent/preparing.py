@@ -6,6 +6,7 @@ import logging
 import os
 import platform
 import shutil
+import threading
 import time
 from pathlib import Path
 
@@ -212,7 +213,7 @@ def _keep(path: Path, content: bytes) -> None:
 def _write(path: Path, content: bytes) -> None:
     """Write a file that appears whole, with an inode of its own."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
     draft.write_bytes(content)
     draft.chmod(0o644)
     draft.replace(path)

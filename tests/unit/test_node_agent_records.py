@@ -1,10 +1,12 @@
 """What the agent remembers: leases, answers, directories."""
 
+import asyncio
 import os
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -50,6 +52,37 @@ async def test_a_checkpoint_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert second.entries == first.entries
     assert second.fences == first.fences
     assert not second.lost
+
+
+async def test_an_answer_broken_off_while_it_is_written_spoils_none_that_follows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow, began, path = threading.Event(), threading.Event(), tmp_path / "checkpoint.json"
+    open_now = Path.open
+
+    def opened(path: Path, mode: str = "r") -> IO[Any]:
+        file = open_now(path, mode)
+        if not began.is_set():
+            began.set()
+            slow.wait(30)
+        return file
+
+    monkeypatch.setattr(Path, "open", opened)
+    first = Checkpoint(path, "node-0")
+    async with asyncio.TaskGroup() as group:
+        broken = group.create_task(first.save(entry("u1")))
+        await asyncio.to_thread(began.wait, 30)
+        broken.cancel()
+        await asyncio.wait({broken})
+        following = group.create_task(first.save(entry("u2")))
+        await asyncio.wait({following}, timeout=0.2)
+        slow.set()
+    second = Checkpoint(path, "node-0")
+    await second.load()
+
+    assert not second.lost
+    assert second.entries == first.entries
+    assert second.pods == {"u2"}
 
 
 async def test_a_damaged_checkpoint_is_set_aside(tmp_path: Path) -> None:
