@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import get_ident
 from typing import Protocol
 
 from services.node_agent.cdi import (
@@ -159,7 +160,7 @@ class CdiFiles:
                 return
             self.path.parent.mkdir(parents=True, exist_ok=True)
             # Runtimes read what ends in .json or .yaml.
-            draft = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+            draft = self.path.with_name(f".{self.path.name}.{os.getpid()}-{get_ident()}")
             with draft.open("wb") as file:
                 file.write(content)
                 file.flush()

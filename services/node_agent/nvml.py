@@ -29,6 +29,14 @@ TIMEOUT_S = 20.0
 LINKS_S = 300.0
 """How often it is asked anew how GPUs are linked."""
 MIB = 1024 * 1024
+UNTOLD = frozenset(
+    {
+        pynvml.NVML_ERROR_NOT_SUPPORTED,
+        pynvml.NVML_ERROR_NO_PERMISSION,
+        pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+    }
+)
+"""How a driver that works says that it does not tell something: of this model, us, or ever."""
 
 T = TypeVar("T")
 
@@ -187,7 +195,7 @@ def _fault_of(handle: Any) -> Fault | None:
     try:
         pynvml.nvmlDeviceGetUtilizationRates(handle)
     except pynvml.NVMLError as error:
-        if error.value != pynvml.NVML_ERROR_NOT_SUPPORTED:
+        if error.value not in UNTOLD:
             return no_answer(f"NVML: {error}")
     return None
 

@@ -106,23 +106,47 @@ OF_A_GPU = (
 )  # fmt: skip
 
 
+NEEDED = {"HandleByIndex", "UUID", "Name", "MemoryInfo"}
+
+
+def install_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a driver that answers all that is asked of a GPU."""
+    driver = Driver()
+    driver.install(monkeypatch)
+    more: dict[str, Any] = {
+        "TopologyCommonAncestor": lambda *_: pynvml.NVML_TOPOLOGY_NODE,
+        "TotalEccErrors": lambda *_: 0,
+        "NvLinkState": lambda *_: driver.unsupported(0),
+        "PciInfo": lambda handle: SimpleNamespace(busId=f"0000:0{handle}:00.0"),
+    }
+    for name, answer in more.items():
+        monkeypatch.setattr(pynvml, f"nvmlDeviceGet{name}", answer)
+
+
+@pytest.mark.parametrize("function", sorted(set(OF_A_GPU) - NEEDED - {"MigMode"}))
+@pytest.mark.parametrize("code", ["NOT_SUPPORTED", "NO_PERMISSION", "FUNCTION_NOT_FOUND"])
+async def test_what_a_driver_does_not_tell_of_a_gpu_is_no_fault(
+    function: str, code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def untold(*_: Any) -> None:
+        raise pynvml.NVMLError(getattr(pynvml, f"NVML_ERROR_{code}"))
+
+    install_all(monkeypatch)
+    monkeypatch.setattr(pynvml, f"nvmlDeviceGet{function}", untold)
+
+    found = await NvmlGpus().discover()
+
+    assert [(gpu.uuid, gpu.fault) for gpu in found] == [("GPU-0", None), ("GPU-1", None)]
+
+
 @pytest.mark.parametrize("function", OF_A_GPU)
 async def test_whatever_hangs_of_one_gpu_holds_up_no_other(
     function: str, monkeypatch: pytest.MonkeyPatch, released: threading.Event
 ) -> None:
-    driver = Driver()
-    driver.install(monkeypatch)
+    install_all(monkeypatch)
     for name in OF_A_GPU:
         full = f"nvmlDeviceGet{name}"
-        answer = {
-            "HandleByUUID": lambda uuid: int(uuid[-1]),
-            "TopologyCommonAncestor": lambda *_: pynvml.NVML_TOPOLOGY_NODE,
-            "TotalEccErrors": lambda *_: 0,
-            "NvLinkState": lambda *_: driver.unsupported(0),
-            "PciInfo": lambda handle: SimpleNamespace(busId=f"0000:0{handle}:00.0"),
-        }.get(name, getattr(pynvml, full))
-        hung = hanging(name, answer, function, released)
-        monkeypatch.setattr(pynvml, full, hung)
+        monkeypatch.setattr(pynvml, full, hanging(name, getattr(pynvml, full), function, released))
     gpus = NvmlGpus()
     monkeypatch.setattr(nvml, "TIMEOUT_S", 0.5)
 
