@@ -9,7 +9,8 @@ COUNTED = Counter(
     "What the binder had to drop, or found to differ between ledger and cluster.",
     ["what"],
 )
-
+for _what in ("active_without_lease", "leases_elsewhere", "not_restored", "pods_without_lease"):
+    COUNTED.labels(_what)  # at 0 from the start, or the first one would be no increase
 
 EVICTED = Counter(
     "leasehold_reclaim_evictions",

@@ -26,6 +26,7 @@ ALLOCATING = Histogram(
 PARTITIONS = Counter(
     "leasehold_mig_partitions", "Changes of the MIG layout of a device, by outcome.", ["outcome"]
 )
+PARTITIONS.labels("failed")  # at 0 from the start, or the first one would be no increase
 PARTITIONING = Histogram(
     "leasehold_mig_partition_seconds",
     "Time to change the MIG layout of a device.",

@@ -41,6 +41,8 @@ LATE = Histogram(
 MISTAKES = Counter(
     "leasehold_ledger_invariant_violations", "What must not happen in the accounts.", ["kind"]
 )
+for _kind in ("ended-before-charged", "journal-cut"):
+    MISTAKES.labels(_kind)  # at 0 from the start, or the first one would be no increase
 REPORTS = Counter(
     "leasehold_budget_ignored_reports", "Calls of the proof of concept's /report and /increase."
 )

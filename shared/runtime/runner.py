@@ -35,7 +35,7 @@ GC_THRESHOLD = (20_000, 20, 50)
 
 HANDLED = Counter(
     "leasehold_events_handled",
-    "Events handled, by what became of them.",
+    "Events handled, by what became of them; for loops and sources, how often a bug ended them.",
     ["service", "handler", "outcome"],
 )
 PUBLISHED = Counter("leasehold_events_published", "Events published.", ["service", "subject"])
@@ -244,6 +244,7 @@ class Runner:
             except LeaseholdError as error:
                 self._reasons.tell(role.method, str(error))
             except Exception:
+                HANDLED.labels(self.name, role.method, "bug").inc()
                 logger.exception("%s ended by a bug; again in %g s", role.method, PAUSE_S)
             await asyncio.sleep(PAUSE_S)
 

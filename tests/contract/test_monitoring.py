@@ -3,6 +3,8 @@
 import importlib
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ SPEAKING = (
     "shared.runtime.runner",
 )
 """Modules that register metrics when they are imported."""
+INCREASE = re.compile(r"increase\((\w+)\{(\w+)=~?\"([^\"]+)\"")
 NAME = re.compile(r"\b((?:leasehold|hami|vGPU|Host|Device)_?[A-Za-z_]+)\b")
 
 
@@ -58,6 +61,25 @@ def test_an_alert_asks_for_what_exists_and_says_what_to_do(alert: dict[str, Any]
     assert asked(alert["expr"]) <= existing()
     assert alert["annotations"].keys() == {"summary", "next"}
     assert alert["labels"]["severity"] in {"critical", "warning"}
+
+
+def test_what_an_alert_wants_increased_is_there_before_it_increases() -> None:
+    """Prometheus sees no increase in a series that begins with 1."""
+    program = f"import importlib\nfor module in {SPEAKING}: importlib.import_module(module)\n"
+    program += "import prometheus_client as p; print(p.generate_latest().decode())"
+    fresh = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout
+    wanted = [
+        (name, f'{label}="{value}"')
+        for alert in alerts()
+        for name, label, values in INCREASE.findall(alert["expr"])
+        for value in values.split("|")
+    ]
+
+    assert len(wanted) > 2
+    for name, label in wanted:
+        assert re.search(rf"^{name}\{{.*{label}.*\}} 0\.0$", fresh, re.MULTILINE), (name, label)
 
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: str(path.name))

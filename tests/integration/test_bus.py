@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
 import pytest
+from prometheus_client import REGISTRY
 
 from shared.clients.bus import Bus
 from shared.model.errors import RequestError, UnavailableError
@@ -15,7 +16,7 @@ from shared.model.node import NodeFacts
 from shared.model.questions import EndAsked, EndTold
 from shared.model.request import GpuRequest, PodRequest
 from shared.runtime.runner import Runner
-from shared.runtime.service import answers, handles
+from shared.runtime.service import answers, handles, loops
 from shared.runtime.telemetry import Tracing
 from tests.support.nats import NatsServer, nats_server
 
@@ -284,4 +285,19 @@ async def test_an_event_that_cannot_be_written_holds_up_no_other(
 
         await until(lambda: len(recorder.seen) == 2)
         assert "cannot be written" in caplog.text
+        task.cancel()
+
+
+class Stumbling:
+    @loops
+    async def stumble(self) -> None:
+        raise ZeroDivisionError
+
+
+async def test_a_bug_that_ends_a_loop_is_counted(server: NatsServer) -> None:
+    labels = {"service": "stumbling", "handler": "stumble", "outcome": "bug"}
+    async with Bus.connect(server.url, name="test") as bus:
+        task = await running("stumbling", Stumbling(), bus)
+
+        await until(lambda: REGISTRY.get_sample_value("leasehold_events_handled_total", labels))
         task.cancel()
