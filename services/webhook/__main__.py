@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 
 from services.webhook import metrics
-from services.webhook.reading import ClusterKeys
+from services.webhook.reading import ClusterClasses, ClusterKeys
 from services.webhook.registering import Registration
 from services.webhook.registration import PATH
 from services.webhook.server import Leaving, listening
@@ -35,7 +35,8 @@ async def admit(settings: WebhookSettings) -> None:
         registration = Registration(kube)
         shown = Shown(store, registration, settings.names, lambda: datetime.now(UTC))
         clock, tally = SystemClock(), metrics.PrometheusTally()
-        webhook = Webhook(policy, ClusterKeys(kube), shown, tally, clock)
+        keys, classes = ClusterKeys(kube), ClusterClasses(kube)
+        webhook = Webhook(policy, keys, classes, shown, tally, clock)
         leaving = Leaving(settings.drain_s)
         metrics.watch(lambda: shown.expires_at)
         async with listening(webhook.review, settings.listen, shown.context, leaving) as (_, port):

@@ -100,8 +100,13 @@ def decide(
     *,
     has_budget: bool = True,
     largest: Largest | None = None,
+    usual_class: str = "",
 ) -> Decision:
-    """Decide on one new pod; `largest` is what is known of the cluster's largest device."""
+    """Decide on one new pod; `largest` is what is known of the cluster's largest device.
+
+    `usual_class` is the priority class of pods that name none: the API server has written it into
+    them before webhooks are asked, so that a pod with it counts as one that names none.
+    """
     patches, warnings = _stripped(pod)
     denied = _denied_annotation(pod) or _named_by_mount(pod)
     if denied:
@@ -124,7 +129,10 @@ def decide(
         warnings += _checked(pod, _read(pod, asking, completed, policy), policy, largest)
     except RequestError as error:
         return Decision(allowed=False, message=str(error), code=BAD_REQUEST)
-    patches += _completions(pod, asking, completed, policy, has_budget=has_budget)
+    wanted = policy.in_budget_class if has_budget else policy.out_of_budget_class
+    if pod.priority_class not in {"", usual_class}:
+        wanted = ""
+    patches += _completions(pod, asking, completed, policy, priority_class=wanted)
     return Decision(allowed=True, patches=tuple(patches), warnings=tuple(warnings), asks=True)
 
 
@@ -298,7 +306,7 @@ def _completions(
     completed: Mapping[str, Mapping[str, int | None]],
     policy: Policy,
     *,
-    has_budget: bool,
+    priority_class: str,
 ) -> Iterator[Patch]:
     for container in asking:
         yield from complete_limits(container, completed[container.path])
@@ -310,9 +318,8 @@ def _completions(
     yield from _core_limit(pod, asking)
     if policy.runtime_class and "runtimeClassName" not in pod.has:
         yield Patch(op="add", path="/spec/runtimeClassName", value=policy.runtime_class)
-    wanted = policy.in_budget_class if has_budget else policy.out_of_budget_class
-    if wanted and not pod.priority_class:
-        yield Patch(op="add", path="/spec/priorityClassName", value=wanted)
+    if priority_class:
+        yield Patch(op="add", path="/spec/priorityClassName", value=priority_class)
         # Both were filled in from the class before, and are again after us.
         for filled in ("priority", "preemptionPolicy"):
             if filled in pod.has:

@@ -1,4 +1,7 @@
-"""Reads which variables config maps would set; secrets are never read."""
+"""Reads which variables config maps would set, and which priority class is the usual one.
+
+Secrets are never read.
+"""
 
 from urllib.parse import quote
 
@@ -12,6 +15,39 @@ from shared.model.errors import RequestError
 
 class _ConfigMap(msgspec.Struct):
     data: dict[str, str] | None = None
+
+
+CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
+
+
+class _Named(msgspec.Struct, frozen=True):
+    name: str = ""
+
+
+class _Class(msgspec.Struct, frozen=True, rename="camel"):
+    metadata: _Named = _Named()
+    value: int = 0
+    global_default: bool = False
+
+
+class _Classes(msgspec.Struct, frozen=True):
+    items: tuple[_Class, ...] = ()
+
+
+class ClusterClasses:
+    """Priority classes, from the API server."""
+
+    def __init__(self, kube: Kube) -> None:
+        self.kube = kube
+
+    async def usual(self) -> str:
+        """Return the class of pods that name none, empty if there is none.
+
+        Of several the API server takes the one of the least value.
+        """
+        found = await self.kube.read(CLASSES, _Classes)
+        usual = [one for one in found.items if one.global_default]
+        return min(usual, key=lambda one: one.value).metadata.name if usual else ""
 
 
 class ClusterKeys:

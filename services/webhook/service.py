@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 STALE_S = 120.0
 """A budget of which nothing was heard for so long counts as not spent."""
+CLASSES_S = 60.0
+"""Between two looks at the priority classes."""
 ALLOWED = Decision(allowed=True)
 
 
@@ -30,6 +32,14 @@ class Keys(Protocol):
 
     async def keys(self, namespace: str, source: Source) -> frozenset[str] | None:
         """Return the keys of one, none if it does not exist; None if it may not be read."""
+        ...
+
+
+class Classes(Protocol):
+    """Priority classes of the cluster."""
+
+    async def usual(self) -> str:
+        """Return the class of pods that name none; empty: there is none."""
         ...
 
 
@@ -56,16 +66,24 @@ class Tally(Protocol):
 class Webhook:
     """Stateless but for what it heard of budgets and devices: any number of replicas may run."""
 
-    def __init__(
-        self, policy: Policy, keys: Keys, showing: Showing, tally: Tally, clock: Clock
+    def __init__(  # noqa: PLR0917 - its ports
+        self,
+        policy: Policy,
+        keys: Keys,
+        classes: Classes,
+        showing: Showing,
+        tally: Tally,
+        clock: Clock,
     ) -> None:
         self.policy = policy
         self.keys = keys
+        self.classes = classes
         self.showing = showing
         self.tally = tally
         self.clock = clock
         self.budgets: dict[Namespace, BudgetChanged] = {}
         self.largest = LargestHeard()
+        self.usual_class = ""
 
     @handles
     async def note_budgets(self, events: Sequence[BudgetChanged]) -> None:
@@ -83,6 +101,16 @@ class Webhook:
     async def keep_certificate(self) -> None:
         """Keep the certificate valid and trusted."""
         await self.showing.keep(self.clock.sleep)
+
+    @loops
+    async def know_usual_class(self) -> None:
+        """Know which priority class pods have that name none."""
+        while True:
+            try:
+                self.usual_class = await self.classes.usual()
+            except RequestError as error:
+                logger.warning("which priority class is the usual one is not known: %s", error)
+            await self.clock.sleep(CLASSES_S)
 
     async def review(self, body: Any) -> dict[str, Any]:
         """Answer one AdmissionReview. Raises RequestError for a body that is none."""
@@ -107,6 +135,7 @@ class Webhook:
             known.get,
             has_budget=budget is None or budget.lease_class == "guaranteed",
             largest=self.largest.now(self.clock.now()),
+            usual_class=self.usual_class,
         )
         if decision.allowed and decision.asks and budget is not None and budget.new_pods == "deny":
             text = (

@@ -14,7 +14,7 @@ import pytest
 
 from services.webhook.admission import Policy
 from services.webhook.metrics import PrometheusTally
-from services.webhook.reading import ClusterKeys
+from services.webhook.reading import ClusterClasses, ClusterKeys
 from services.webhook.registering import CONFIGURATIONS, Registration
 from services.webhook.registration import NAME, OPEN_LABEL, PATH
 from services.webhook.server import listening
@@ -58,7 +58,9 @@ async def replica(
     """Run a webhook with a certificate of its own; it has registered itself."""
     registration = Registration(kube)
     shown = Shown(DirectoryStore(directory), registration, NAMES, time or Time())
-    webhook = Webhook(Policy(**policy), ClusterKeys(kube), shown, PrometheusTally(), SystemClock())
+    keys, classes = ClusterKeys(kube), ClusterClasses(kube)
+    tally, clock = PrometheusTally(), SystemClock()
+    webhook = Webhook(Policy(**policy), keys, classes, shown, tally, clock)
     async with listening(webhook.review, "127.0.0.1:0", shown.context) as (_, port):
         registration.url = f"https://127.0.0.1:{port}{PATH}"
         await shown.look()
@@ -113,6 +115,28 @@ async def test_gpusharing_2_a_malformed_pod_is_denied_in_the_api_servers_words(
     assert status == 400
     assert said["message"].startswith('admission webhook "pods.leasehold.dev" denied the request: ')
     assert "150 must be 1..99 or a multiple of 100" in said["message"]
+
+
+async def test_the_class_that_the_api_server_gives_to_all_counts_as_none(tmp_path: Path) -> None:
+    classes = [("everybody", 1, True), ("mine", 2, False), ("in-budget", 3, False)]
+    async with cluster() as (api, kube, client):
+        for name, value, usual in classes:
+            body = {"metadata": {"name": name}, "value": value, "globalDefault": usual}
+            async with client.post("/apis/scheduling.k8s.io/v1/priorityclasses", json=body) as made:
+                assert made.status == 201
+        async with replica(api, kube, tmp_path, in_budget_class="in-budget") as one:
+            knowing = asyncio.create_task(one.webhook.know_usual_class())
+            async with asyncio.timeout(10):
+                while not one.webhook.usual_class:
+                    await asyncio.sleep(0.01)
+            _, unnamed = await created(client, pod("unnamed", VGPU))
+            _, named = await created(client, pod("named", VGPU, priorityClassName="mine"))
+            knowing.cancel()
+
+    assert one.webhook.usual_class == "everybody"
+    assert [
+        (obj["spec"]["priorityClassName"], obj["spec"]["priority"]) for obj in (unnamed, named)
+    ] == [("in-budget", 3), ("mine", 2)]
 
 
 async def test_pods_that_do_not_concern_us_never_reach_the_webhook(tmp_path: Path) -> None:
