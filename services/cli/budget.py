@@ -15,7 +15,7 @@ from uuid import uuid4
 from services.cli import sources
 from services.timekeeper.budget import balance
 from services.timekeeper.granting import grant, units_of
-from services.timekeeper.showback import GROUPS, Range, Row, as_csv, showback
+from services.timekeeper.showback import GROUPS, Range, Row, add_up, as_csv
 from services.timekeeper.showback import shape as row_shape
 from services.timekeeper.statuses import minutes, stamp
 from shared.clients.budgets import Budgets
@@ -64,9 +64,7 @@ def report(flags: argparse.Namespace) -> int:
     group_by = [part for part in flags.group_by.split(",") if part] or list(GROUPS)
 
     async def read(store: Budgets) -> list[Row]:
-        names = sorted(await store.revisions())
-        ledgers = [(name, await store.all_entries(name)) for name in names]
-        return showback(ledgers, within, group_by)
+        return await add_up(store, sorted(await store.revisions()), within, group_by)
 
     rows = _run(flags, read)
     if flags.csv:

@@ -3,7 +3,6 @@
 Errors are JSON `{"error": ...}`. Nothing that a tenant's pod can send changes a balance.
 """
 
-import asyncio
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
@@ -17,7 +16,7 @@ from services.timekeeper.budget import OUT, consequence
 from services.timekeeper.granting import Store as GrantStore
 from services.timekeeper.granting import grant, units_of
 from services.timekeeper.service import Configuration, Timekeeper
-from services.timekeeper.showback import GROUPS, Range, as_csv, entry_shape, shape, showback
+from services.timekeeper.showback import GROUPS, Range, add_up, as_csv, entry_shape, shape
 from services.timekeeper.statuses import minutes, stamp
 from services.timekeeper.telling import REPORTS
 from shared.clients.kube import Kube, pod_path
@@ -51,10 +50,6 @@ class Store(GrantStore, Protocol):
         self, namespace: Namespace, *, after: str = "", most: int = PAGE_MAX
     ) -> list[Entry]:
         """Return entries after the one named."""
-        ...
-
-    async def all_entries(self, namespace: Namespace) -> list[Entry]:
-        """Return the whole ledger of a namespace."""
         ...
 
 
@@ -167,9 +162,8 @@ class Pages:
             from_ms=_instant(query, "from"),
             to_ms=_instant(query, "to"),
         )
-        ledgers = [(name, await self.store.all_entries(name)) for name in names]
         group_by = [part for part in query.get("groupBy", "").split(",") if part] or GROUPS
-        rows = await asyncio.to_thread(showback, ledgers, within, group_by)
+        rows = await add_up(self.store, names, within, group_by)
         if query.get("format", "json") == "csv":
             return web.Response(text=as_csv(rows), content_type="text/csv")
         return web.json_response({"rows": [shape(row) for row in rows]})

@@ -4,12 +4,22 @@ import csv
 import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from services.timekeeper.statuses import minutes
 from shared.model.budget import UNITS_PER_GPU_MINUTE, Entry, LeaseClass
 from shared.model.errors import RequestError
+from shared.model.names import Namespace
 
 GROUPS = ("namespace", "model", "class")
+
+
+class Entries(Protocol):
+    """The ledgers."""
+
+    async def entries(self, namespace: Namespace, *, after: str = "") -> list[Entry]:
+        """Return a page of the entries after the one named, oldest first."""
+        ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,34 +69,54 @@ class Range:
         return after and (self.to_ms is None or entry.ts_ms < self.to_ms)
 
 
-def showback(
-    ledgers: Iterable[tuple[str, Sequence[Entry]]], within: Range, group_by: Sequence[str] = GROUPS
-) -> list[Row]:
-    """Add up ledgers, given by namespace; rows are sorted, so that equal ledgers give equal text.
+class Sums:
+    """Adds up ledgers, a part at a time: of entries it keeps nothing but the leases' names."""
 
-    Raises RequestError for a group that there is not.
-    """
-    unknown = [name for name in group_by if name not in GROUPS]
-    if unknown:
-        raise RequestError(f"groupBy={unknown[0]} is none of {', '.join(GROUPS)}")
-    rows: dict[tuple[str, ...], Row] = {}
-    seen: dict[tuple[str, ...], set[str]] = {}
-    for namespace, entries in ledgers:
+    def __init__(self, within: Range, group_by: Sequence[str] = GROUPS) -> None:
+        """Raise RequestError for a group that there is not."""
+        unknown = [name for name in group_by if name not in GROUPS]
+        if unknown:
+            raise RequestError(f"groupBy={unknown[0]} is none of {', '.join(GROUPS)}")
+        self._within = within
+        self._group_by = group_by
+        self._rows: dict[tuple[str, ...], Row] = {}
+        self._leases: dict[tuple[str, ...], set[str]] = {}
+
+    def add(self, namespace: str, entries: Iterable[Entry]) -> None:
+        """Add entries of a namespace's ledger."""
         for entry in entries:
-            key = _key(entry, namespace, group_by)
+            key = _key(entry, namespace, self._group_by)
             if entry.kind == "charge":
-                part = within.cut(entry)
+                part = self._within.cut(entry)
                 if part is not None:
-                    row = rows.setdefault(key, _row(key))
-                    _add_charge(row, entry, part[1] - part[0])
-                    seen.setdefault(key, set()).add(entry.lease)
-            elif entry.kind != "close" and within.holds(entry):
-                row = rows.setdefault(key, _row(key))
+                    _add_charge(self._row(key), entry, part[1] - part[0])
+                    self._leases.setdefault(key, set()).add(entry.lease)
+            elif entry.kind != "close" and self._within.holds(entry):
+                row = self._row(key)
                 name = f"{entry.kind}_units"
                 setattr(row, name, getattr(row, name) + entry.units)
-    for key, leases in seen.items():
-        rows[key].leases = len(leases)
-    return [rows[key] for key in sorted(rows)]
+
+    def rows(self) -> list[Row]:
+        """Return the sums, sorted, so that equal ledgers give equal text."""
+        for key, leases in self._leases.items():
+            self._rows[key].leases = len(leases)
+        return [self._rows[key] for key in sorted(self._rows)]
+
+    def _row(self, key: tuple[str, ...]) -> Row:
+        return self._rows.setdefault(key, _row(key))
+
+
+async def add_up(
+    store: Entries, namespaces: Iterable[Namespace], within: Range, group_by: Sequence[str] = GROUPS
+) -> list[Row]:
+    """Add up the ledgers of namespaces, of which no more than a page is held at once."""
+    sums = Sums(within, group_by)
+    for namespace in namespaces:
+        after = ""
+        while page := await store.entries(namespace, after=after):
+            sums.add(namespace, page)
+            after = page[-1].id
+    return sums.rows()
 
 
 def _key(entry: Entry, namespace: str, group_by: Sequence[str]) -> tuple[str, ...]:

@@ -217,13 +217,6 @@ class Budgets:
         rows = await self._look("entries", namespace, after, most)
         return [_entry(id_, text) for id_, text in rows]
 
-    async def all_entries(self, namespace: Namespace) -> list[Entry]:
-        """Return the whole ledger of a namespace."""
-        found: list[Entry] = []
-        while page := await self.entries(namespace, after=found[-1].id if found else ""):
-            found += page
-        return found
-
     async def now_ms(self) -> int:
         """Return the instant by the server's clock."""
         return int(await self._look("now"))

@@ -203,8 +203,14 @@ class Books:
         (found,) = await self.store.load({namespace: None})
         return found
 
+    async def ledger(self, namespace: Namespace = TEAM) -> list[Entry]:
+        found: list[Entry] = []
+        while page := await self.store.entries(namespace, after=found[-1].id if found else ""):
+            found += page
+        return found
+
     async def charges(self, namespace: Namespace = TEAM) -> list[Entry]:
-        entries = await self.store.all_entries(namespace)
+        entries = await self.ledger(namespace)
         return [entry for entry in entries if entry.kind == "charge"]
 
 
