@@ -120,7 +120,7 @@ def trace(flags: argparse.Namespace) -> int:
         return 1
     if flags.json:
         return _dump(waterfall.shape(spans))
-    print(f"trace {spans[0].trace} of {flags.namespace}/{flags.pod}")
+    print(f"trace {spans[-1].trace} of {flags.namespace}/{flags.pod}")
     print("\n".join(waterfall.waterfall(spans, _width())))
     return 0
 

@@ -1,7 +1,7 @@
 """Spans of one pod, from the files that services write, as a waterfall."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,31 +22,37 @@ class SpanSeen:
     end_ns: int
     ok: bool = True
     text: str = ""
+    links: tuple[str, ...] = ()
+    """Spans that it follows from, of this trace or another."""
 
 
 def read_spans(directory: Path, *, namespace: str, name: str) -> tuple[SpanSeen, ...]:
     """Return the spans of the newest trace of a pod, in the order in which they began.
 
-    The pod is named, or `name` is its uid; it may be gone.
+    The pod is named, or `name` is its uid; it may be gone. Its admission is of another trace, which
+    one of these spans links to; it began before them.
     """
     found = [span for path in _files(directory) for span in _matching(path, namespace, name)]
     if not found:
         return ()
     newest = max(found, key=lambda span: span.start_ns).trace
-    every = {
-        span.span: span
-        for path in _files(directory)
-        for span in _spans(path)
-        if span.trace == newest
-    }
+    own = _found(directory, lambda span: span.trace == newest)
+    before = {link for span in own.values() for link in span.links} - own.keys()
+    every = own | (_found(directory, lambda span: span.span in before) if before else {})
     return tuple(sorted(every.values(), key=lambda span: (span.start_ns, span.span)))
+
+
+def _found(directory: Path, is_wanted: Callable[[SpanSeen], bool]) -> dict[str, SpanSeen]:
+    return {
+        span.span: span for path in _files(directory) for span in _spans(path) if is_wanted(span)
+    }
 
 
 def shape(spans: Sequence[SpanSeen]) -> dict[str, Any]:
     """Return the JSON form; see `shapes.py`."""
     first = spans[0].start_ns
     return {
-        "trace": spans[0].trace,
+        "trace": spans[-1].trace,
         "spans": [
             {
                 "span": span.span,
@@ -110,7 +116,7 @@ def _matching(path: Path, namespace: str, name: str) -> Iterator[SpanSeen]:
         raw = _loaded(line)
         facts = raw.get("attributes", {})
         named = (facts.get("k8s.namespace.name"), facts.get("k8s.pod.name")) == (namespace, name)
-        if named or raw.get("trace") == uid:
+        if (named and "k8s.pod.uid" in facts) or raw.get("trace") == uid:
             yield _span(raw)
 
 
@@ -143,4 +149,5 @@ def _span(raw: dict[str, Any]) -> SpanSeen:
         end_ns=int(raw.get("end_ns", 0)),
         ok=bool(raw.get("ok", True)),
         text=raw.get("text", ""),
+        links=tuple(raw.get("links", ())),
     )

@@ -218,6 +218,7 @@ def announcement(pod: PodSeen, *, offer: int = 0) -> PodQueued | PodRejected:
             name=pod.name,
             resource_version=f"{pod.resource_version}{offer or ''}",
             reason=pod.fault,
+            admitted=pod.admitted,
         )
     return PodQueued(
         pod=pod.pod,
@@ -228,6 +229,7 @@ def announcement(pod: PodSeen, *, offer: int = 0) -> PodQueued | PodRejected:
         created_at=pod.created_at,
         offer=offer,
         unexplained=bool(offer) and not pod.explained,
+        admitted=pod.admitted,
     )
 
 

@@ -21,6 +21,7 @@ from shared.model.lease_copy import ANNOTATION
 from shared.model.names import BUDGET_GATE, Namespace, NodeName, PodUid
 from shared.model.quantity import check_amount, parse_resources
 from shared.model.request import NodeDemands, NodeTerm, PodRequest, Toleration
+from shared.model.trace_context import ADMISSION, is_traceparent
 
 TEMPLATES = 4096
 """Templates whose request is remembered."""
@@ -88,6 +89,7 @@ class PodReader:
             request=asked.request,
             fault=asked.fault,
             group=asked.group,
+            admitted=_admitted(meta.annotations),
         )
 
     def _remembered(self, pod: Pod, *, ours: bool) -> _Asked:
@@ -162,6 +164,12 @@ def check_openings(pod: Pod, *, allow_privileged: bool) -> None:
                 f"container {container.name} is privileged and would see every device: create the "
                 "pod with the capabilities that it needs"
             )
+
+
+def _admitted(annotations: Mapping[str, str]) -> str:
+    """Return the span that the webhook has named; whoever else wrote something there is ignored."""
+    said = annotations.get(ADMISSION, "")
+    return said if is_traceparent(said) else ""
 
 
 def _group(pod: Pod) -> pod_groups.GroupNamed | None:

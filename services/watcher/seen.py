@@ -38,6 +38,8 @@ class PodSeen:
     """What it asks for; None if that cannot be read, or if it is not ours."""
     fault: str = ""
     """Why its request cannot be read."""
+    admitted: str = ""
+    """The span in which it was admitted, as W3C `traceparent`; empty: none is known."""
     group: GroupNamed | None = None
     """The group it names; `request.gang` is filled in once that is known."""
 

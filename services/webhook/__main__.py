@@ -9,12 +9,14 @@ from services.webhook.registration import PATH
 from services.webhook.server import Leaving, listening
 from services.webhook.service import Webhook
 from services.webhook.settings import ABOUT, EXAMPLES, WebhookSettings
+from services.webhook.tracing import ReviewSpans
 from shared.clients.bus import Bus
 from shared.clients.kube import Kube
 from shared.clients.kubeconfig import load_credentials
 from shared.runtime.clock import SystemClock
 from shared.runtime.run import Nats, run, serve
 from shared.runtime.settings import load_or_exit
+from shared.runtime.telemetry import open_tracing
 from shared.runtime.tls_showing import Shown
 from shared.runtime.tls_stores import DirectoryStore, SecretStore
 
@@ -36,7 +38,9 @@ async def admit(settings: WebhookSettings) -> None:
         shown = Shown(store, registration, settings.names, lambda: datetime.now(UTC))
         clock, tally = SystemClock(), metrics.PrometheusTally()
         keys, classes = ClusterKeys(kube), ClusterClasses(kube)
-        webhook = Webhook(policy, keys, classes, shown, tally, clock)
+        tracing = open_tracing("webhook", settings)
+        reviews = ReviewSpans(tracing)
+        webhook = Webhook(policy, keys, classes, shown, tally, clock, reviews)
         leaving = Leaving(settings.drain_s)
         metrics.watch(lambda: shown.expires_at)
         async with listening(webhook.review, settings.listen, shown.context, leaving) as (_, port):
@@ -49,6 +53,7 @@ async def admit(settings: WebhookSettings) -> None:
                 bus=bus,
                 settings=settings,
                 nats=Nats.OPTIONAL,
+                tracing=tracing,
                 probes=probes,
                 leave=leaving.begin,
             )

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from services.webhook.largest import Largest, too_large
 from services.webhook.patches import (
+    ANNOTATIONS,
     Patch,
     add_annotation,
     add_variable,
@@ -28,6 +29,7 @@ from shared.dialects import (
 )
 from shared.dialects.dialect import ContainerAsks, PodAsks, Rules
 from shared.dialects.reserved import (
+    COMPLETED_ANNOTATIONS,
     LIBRARY_DIRECTORY,
     LIBRARY_SEARCH,
     NOTHING_VISIBLE,
@@ -154,7 +156,8 @@ def _stripped(pod: PodSeen) -> tuple[list[Patch], list[str]]:
     warnings = [
         f"annotation {key} is written by schedulers only, and was taken away" for key in found
     ]
-    return [remove("/metadata/annotations", key) for key in found], warnings
+    found += [key for key in COMPLETED_ANNOTATIONS if key in pod.annotations]
+    return [remove(ANNOTATIONS, key) for key in found], warnings
 
 
 def _denied_annotation(pod: PodSeen) -> str:

@@ -1,10 +1,12 @@
 """JSON Patch operations (RFC 6902), made so that they apply whatever the object has already."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from services.webhook.pods import ContainerSeen, PodSeen
+
+ANNOTATIONS = "/metadata/annotations"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,9 +36,16 @@ def remove(path: str, key: str) -> Patch:
 def add_annotation(pod: PodSeen, key: str, value: str) -> Iterator[Patch]:
     """Add an annotation beside those that there are."""
     if not pod.has_annotations:
-        yield Patch(op="add", path="/metadata/annotations", value={key: value})
+        yield Patch(op="add", path=ANNOTATIONS, value={key: value})
     else:
-        yield Patch(op="add", path=f"/metadata/annotations/{pointer(key)}", value=value)
+        yield Patch(op="add", path=f"{ANNOTATIONS}/{pointer(key)}", value=value)
+
+
+def annotated(pod: PodSeen, patches: Sequence[Patch], key: str, value: str) -> tuple[Patch, ...]:
+    """Return the patches and one that adds an annotation beside those that they add."""
+    if any(patch.path == ANNOTATIONS for patch in patches):
+        pod = replace(pod, has_annotations=True)
+    return (*patches, *add_annotation(pod, key, value))
 
 
 def add_gate(pod: PodSeen, name: str) -> Iterator[Patch]:

@@ -8,7 +8,12 @@ https://kubernetes.io/docs/reference/access-authn-authz/validating-admission-pol
 from collections.abc import Sequence
 from typing import Any
 
-from shared.dialects.reserved import AUTHORS_ANNOTATIONS, DENIED_ANNOTATIONS, STRIPPED_ANNOTATIONS
+from shared.dialects.reserved import (
+    AUTHORS_ANNOTATIONS,
+    COMPLETED_ANNOTATIONS,
+    DENIED_ANNOTATIONS,
+    STRIPPED_ANNOTATIONS,
+)
 
 NAME = "leasehold-annotations"
 WRITERS = ("binder", "node-agent")
@@ -24,7 +29,8 @@ def policy(users: Sequence[str]) -> list[dict[str, Any]]:
     """Return the policy and its binding; `users` may change what it protects."""
     prefixes = (*DENIED_ANNOTATIONS, *STRIPPED_ANNOTATIONS)
     named = " || ".join(f"k.startsWith('{prefix}')" for prefix in prefixes)
-    named = f"!(k in {list(AUTHORS_ANNOTATIONS)}) && ({named})"
+    free = [*AUTHORS_ANNOTATIONS, *COMPLETED_ANNOTATIONS]
+    named = f"!(k in {free}) && ({named})"
     api_version = "admissionregistration.k8s.io/v1"
     return [
         {

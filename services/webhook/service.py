@@ -9,12 +9,13 @@ from typing import Any, Protocol
 
 from services.webhook.admission import FORBIDDEN, UNREADABLE, Decision, Policy, decide
 from services.webhook.largest import LargestHeard
-from services.webhook.patches import add_gate
+from services.webhook.patches import add_gate, annotated
 from services.webhook.pods import PodSeen, Source, read_pod
 from services.webhook.reviewing import answered, is_new_pod, request_of
 from shared.model.errors import RequestError
 from shared.model.events import BudgetChanged, LargestTold
 from shared.model.names import BUDGET_GATE, Namespace
+from shared.model.trace_context import ADMISSION
 from shared.runtime.clock import Clock
 from shared.runtime.service import handles, loops
 
@@ -55,6 +56,14 @@ class Showing(Protocol):
         ...
 
 
+class Reviews(Protocol):
+    """Spans of reviews."""
+
+    def keep(self, pod: PodSeen, began_ns: int, denied: str) -> str:
+        """Keep the span of one that ends now; return its context, empty if nobody traces."""
+        ...
+
+
 class Tally(Protocol):
     """Counts decisions."""
 
@@ -74,6 +83,7 @@ class Webhook:
         showing: Showing,
         tally: Tally,
         clock: Clock,
+        reviews: Reviews,
     ) -> None:
         self.policy = policy
         self.keys = keys
@@ -81,6 +91,7 @@ class Webhook:
         self.showing = showing
         self.tally = tally
         self.clock = clock
+        self.reviews = reviews
         self.budgets: dict[Namespace, BudgetChanged] = {}
         self.largest = LargestHeard()
         self.usual_class = ""
@@ -116,17 +127,28 @@ class Webhook:
         """Answer one AdmissionReview. Raises RequestError for a body that is none."""
         began = time.perf_counter()
         request = request_of(body)
-        decision = await self._decision(request) if is_new_pod(request) else ALLOWED
+        decision = await self._reviewed(request) if is_new_pod(request) else ALLOWED
         outcome = "allowed" if decision.allowed else "denied"
         self.tally.count(outcome, time.perf_counter() - began)
         return answered(request["uid"], decision)
 
-    async def _decision(self, request: Any) -> Decision:
+    async def _reviewed(self, request: Any) -> Decision:
+        """Decide, and have the pod name the span of that, so that its own trace leads there."""
+        began_ns = time.time_ns()
         namespace = Namespace(str(request.get("namespace") or "default"))
         try:
             pod = read_pod(request.get("object") or {}, namespace)
         except RequestError as error:
             return Decision(allowed=False, message=str(error), code=UNREADABLE)
+        decision = await self._decision(pod, namespace)
+        if request.get("dryRun") or (decision.allowed and not decision.asks):
+            return decision
+        span = self.reviews.keep(pod, began_ns, decision.message)
+        if not span or not decision.allowed:
+            return decision
+        return replace(decision, patches=annotated(pod, decision.patches, ADMISSION, span))
+
+    async def _decision(self, pod: PodSeen, namespace: Namespace) -> Decision:
         known = await self._known_keys(pod)
         budget = self._budget(namespace)
         decision = decide(

@@ -60,8 +60,8 @@ class LedgerConnection:
         self.timeout_s = timeout_s
         self.feed_length = feed_length
         self.is_witness = is_witness
-        self.trouble: str | None = "not asked yet"
-        """Why the server did not serve the last call; None: it did, or said that it is rebuilt."""
+        self.trouble: str | None = None
+        """Why the server did not serve the last call; None: it did, or nobody has called yet."""
         self._heard = 0
         # Time limits are ours, around each call: the library's own may swallow a cancellation.
         self._redis = redis.asyncio.Redis.from_pool(pool_of(url, keys, timeout_s=timeout_s))

@@ -8,6 +8,7 @@ vendors' components may still read theirs.
 from collections.abc import Iterable
 
 from shared.dialects.strictness import ISOLATION
+from shared.model.trace_context import ADMISSION
 
 PREFIXES = ("CUDA_DEVICE_", "VOLCANO_GPU_")
 NAMES = frozenset(
@@ -27,6 +28,9 @@ DENIED_ANNOTATIONS = ("leasehold.dev/",)
 """Prefixes of annotations that a new pod has no reason to carry, but for the author's own."""
 AUTHORS_ANNOTATIONS = (ISOLATION,)
 """Those of them that are for a pod's author to write."""
+COMPLETED_ANNOTATIONS = (ADMISSION,)
+"""Those that the webhook writes itself. A pod that brings one, copied from another or because the
+webhook is asked a second time, has it replaced; it grants nothing."""
 STRIPPED_ANNOTATIONS = (
     "volcano.sh/vgpu-node",
     "volcano.sh/vgpu-time",
@@ -66,7 +70,8 @@ NAMING_MOUNTS = "nvidia-container-devices"
 
 def is_denied(annotation: str) -> bool:
     """Tell whether no new pod may carry this annotation."""
-    return annotation.startswith(DENIED_ANNOTATIONS) and annotation not in AUTHORS_ANNOTATIONS
+    free = (*AUTHORS_ANNOTATIONS, *COMPLETED_ANNOTATIONS)
+    return annotation.startswith(DENIED_ANNOTATIONS) and annotation not in free
 
 
 def sees_devices(image: str, variable: str | None) -> bool:

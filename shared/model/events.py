@@ -34,6 +34,8 @@ class PodQueued(Event):
     """
     unexplained: bool = False
     """It has waited a while, and nobody has said why yet: what was said of it may be lost."""
+    admitted: str = ""
+    """The span in which the webhook admitted it, for its first span to link to."""
 
     @property
     def event_id(self) -> str:
@@ -57,6 +59,8 @@ class PodRejected(Event):
     resource_version: str
     reason: str
     trace: str = ""
+    admitted: str = ""
+    """The span in which the webhook admitted it, for its first span to link to."""
 
     @property
     def event_id(self) -> str:

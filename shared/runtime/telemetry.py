@@ -36,6 +36,7 @@ from opentelemetry.trace import (
 )
 
 from shared.model.event import Event
+from shared.model.trace_context import is_traceparent
 from shared.runtime.no_http import quiet_no_http
 from shared.runtime.settings import ServiceSettings
 
@@ -73,7 +74,8 @@ class Tracing:
 
         The events returned carry the span's own context in `trace`, so that what is said because
         of them becomes its child. The span of an event that has waited begins anew in its trace,
-        and links to what it waited after, so that no span lasts as long as a pod waits.
+        and links to what it waited after, so that no span lasts as long as a pod waits. A pod's
+        first span links to that of its admission, which ended before the pod had its uid.
         """
         if self.tracer is None:
             return list(events), []
@@ -84,20 +86,49 @@ class Tracing:
             if "k8s.pod.uid" not in facts or not hasattr(event, "trace"):
                 inside.append(event)
                 continue
-            span = self._begin(name, event.trace, facts, kind, link=event.waited)
+            admitted = str(getattr(event, "admitted", ""))
+            span = self._begin(name, event.trace, facts, kind, link=event.waited, after=admitted)
             span.set_attribute("messaging.system", "nats")
             span.set_attribute("messaging.destination.name", event.subject)
             spans.append(span)
             placed: Any = event
-            inside.append(dataclasses.replace(placed, trace=context_of(span)))
+            said = {"admitted": ""} if admitted else {}
+            inside.append(dataclasses.replace(placed, trace=context_of(span), **said))
         return inside, spans
 
     def span(self, name: str, parent: str, facts: dict[str, str]) -> Span | None:
         """Begin one span below `parent`; the caller ends it."""
         return self._begin(name, parent, facts, SpanKind.INTERNAL) if self.tracer else None
 
+    def over(self, name: str, began_ns: int, facts: dict[str, str], *, fault: str = "") -> str:
+        """Keep the span of a question that is answered now, in a trace of its own.
+
+        Return its context; empty if nobody keeps it.
+        """
+        if self.tracer is None:
+            return ""
+        span = self.tracer.start_span(
+            name,
+            trace.set_span_in_context(trace.INVALID_SPAN),
+            kind=SpanKind.SERVER,
+            attributes=facts,
+            start_time=began_ns,
+        )
+        kept = span.is_recording()
+        if fault:
+            span.set_status(Status(StatusCode.ERROR, fault))
+        span.end()
+        return context_of(span) if kept else ""
+
     def _begin(
-        self, name: str, parent: str, facts: dict[str, str], kind: SpanKind, *, link: bool = False
+        self,
+        name: str,
+        parent: str,
+        facts: dict[str, str],
+        kind: SpanKind,
+        *,
+        link: bool = False,
+        after: str = "",
     ) -> Span:
         if self.tracer is None:
             raise AssertionError("spans are begun only while tracing is on")
@@ -108,7 +139,8 @@ class Tracing:
         token = _root_trace_id.set(int(trace_id_of(facts["k8s.pod.uid"]), 16))
         try:
             context = trace.set_span_in_context(trace.INVALID_SPAN)
-            links = [Link(above)] if above is not None else []
+            linked = (above, parse_traceparent(after))
+            links = [Link(context) for context in linked if context is not None]
             return self.tracer.start_span(name, context, kind=kind, attributes=facts, links=links)
         finally:
             _root_trace_id.reset(token)
@@ -135,15 +167,9 @@ def context_of(span: Span) -> str:
 
 def parse_traceparent(text: str) -> SpanContext | None:
     """Read a traceparent, or return None if the text is none."""
-    parts = text.split("-")
-    if len(parts) != 4 or [len(part) for part in parts] != [2, 32, 16, 2]:
+    if not is_traceparent(text):
         return None
-    try:
-        trace_id, span_id, flags = (int(part, 16) for part in parts[1:])
-    except ValueError:
-        return None
-    if not trace_id or not span_id:
-        return None
+    trace_id, span_id, flags = (int(part, 16) for part in text.split("-")[1:])
     return SpanContext(trace_id, span_id, is_remote=True, trace_flags=TraceFlags(flags))
 
 

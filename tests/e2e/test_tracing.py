@@ -1,7 +1,9 @@
 """O1: one bound pod is one trace, from the watch event to the kubelet's Allocate."""
 
 import asyncio
+import json
 
+from shared.model.trace_context import ADMISSION
 from tests.support.otlp import otlp_receiver
 from tests.support.stack import PODS, gpu_pod, running, stack, vgpu
 
@@ -15,9 +17,11 @@ STEPS = (
 
 
 async def test_o1_one_trace_leads_from_watch_to_allocate() -> None:
-    async with otlp_receiver() as spans, stack("--nodes", "1", "--otlp-endpoint", spans.url) as up:
+    flags = ("--nodes", "1", "--otlp-endpoint")
+    async with otlp_receiver() as spans, stack(*flags, spans.url, webhook=True) as up:
         made = await up.create(gpu_pod("traced", vgpu(memory=1000)))
         uid = made["metadata"]["uid"]
+        _, admitted_in, admitted_by, _ = made["metadata"]["annotations"][ADMISSION].split("-")
         await up.until("traced", running)
         trace_id = uid.replace("-", "")
         async with asyncio.timeout(20):
@@ -26,6 +30,15 @@ async def test_o1_one_trace_leads_from_watch_to_allocate() -> None:
 
         by_name = spans.of(trace_id)
         assert by_name[STEPS[0]].parent_span_id == b""
+        (link,) = by_name[STEPS[0]].links
+        assert (link.trace_id.hex(), link.span_id.hex()) == (admitted_in, admitted_by)
+        async with asyncio.timeout(20):
+            while not spans.of(admitted_in):
+                await asyncio.sleep(0.1)
+        assert spans.of(admitted_in)["webhook review"].span_id == link.span_id
+        shown = json.loads((await up.leasehold("trace", "traced", "--json")).out)["spans"]
+        assert [step["name"] for step in shown[:2]] == ["webhook review", STEPS[0]]
+        assert shown[0]["duration_s"] > 0
         assert by_name["placer place_pods"].parent_span_id == by_name[STEPS[0]].span_id
         for below, above in (
             ("placer reserve", "placer place_pods"),

@@ -19,6 +19,7 @@ from services.webhook.registering import CONFIGURATIONS, Registration
 from services.webhook.registration import NAME, OPEN_LABEL, PATH
 from services.webhook.server import listening
 from services.webhook.service import Webhook
+from services.webhook.tracing import ReviewSpans
 from shared.clients.kube import Kube
 from shared.clients.kubeconfig import load_credentials
 from shared.dialects.reserved import VISIBLE
@@ -26,6 +27,7 @@ from shared.model.errors import UnavailableError
 from shared.model.events import BudgetChanged, LargestTold
 from shared.model.names import BUDGET_GATE, Namespace
 from shared.runtime.clock import SystemClock
+from shared.runtime.telemetry import Tracing
 from shared.runtime.tls_bundle import LIFE_DAYS, Bundle, make
 from shared.runtime.tls_showing import Shown
 from shared.runtime.tls_stores import DirectoryStore, SecretStore
@@ -53,14 +55,20 @@ class Replica:
 
 @asynccontextmanager
 async def replica(
-    api: ApiUnderTest, kube: Kube, directory: Path, time: Time | None = None, **policy: Any
+    api: ApiUnderTest,
+    kube: Kube,
+    directory: Path,
+    time: Time | None = None,
+    tracing: Tracing | None = None,
+    **policy: Any,
 ) -> AsyncIterator[Replica]:
     """Run a webhook with a certificate of its own; it has registered itself."""
     registration = Registration(kube)
     shown = Shown(DirectoryStore(directory), registration, NAMES, time or Time())
     keys, classes = ClusterKeys(kube), ClusterClasses(kube)
     tally, clock = PrometheusTally(), SystemClock()
-    webhook = Webhook(Policy(**policy), keys, classes, shown, tally, clock)
+    reviews = ReviewSpans(tracing or Tracing("webhook", None))
+    webhook = Webhook(Policy(**policy), keys, classes, shown, tally, clock, reviews)
     async with listening(webhook.review, "127.0.0.1:0", shown.context) as (_, port):
         registration.url = f"https://127.0.0.1:{port}{PATH}"
         await shown.look()

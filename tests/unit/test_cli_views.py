@@ -271,7 +271,11 @@ def line(span: str, parent: str, start_ms: int, end_ms: int, **changes: object) 
         "end_ns": end_ms * 1_000_000,
         "ok": True,
         "text": "",
-        "attributes": {"k8s.namespace.name": "team", "k8s.pod.name": "first"},
+        "attributes": {
+            "k8s.namespace.name": "team",
+            "k8s.pod.name": "first",
+            "k8s.pod.uid": POD.pod,
+        },
     }
     return json.dumps({**fields, **changes}) + "\n"
 
@@ -306,6 +310,25 @@ def test_the_newest_trace_of_a_name_is_taken(tmp_path: Path) -> None:
     (span,) = waterfall.read_spans(tmp_path, namespace="team", name="first")
 
     assert span.span == "new"
+
+
+def test_a_pods_admission_is_the_first_step_and_that_of_another_pod_of_its_name_is_none(
+    tmp_path: Path,
+) -> None:
+    unknown = {"k8s.namespace.name": "team", "k8s.pod.name": "first"}
+    admission = {"trace": "9" * 32, "name": "webhook review", "attributes": unknown}
+    text = line("r", "", 5, 8, **admission) + line("z", "", 900, 903, **admission)
+    text += line("a", "", 10, 20, links=["r", "nowhere"]) + line("b", "a", 20, 40)
+    (tmp_path / "a.jsonl").write_text(text)
+
+    spans = waterfall.read_spans(tmp_path, namespace="team", name="first")
+    shown = waterfall.shape(spans)
+
+    assert [span.span for span in spans] == ["r", "a", "b"]
+    assert waterfall.waterfall(spans, 100)[0].startswith("webhook review")
+    assert waterfall.waterfall(spans, 100)[0].endswith("0.0 +3.0 ms")
+    assert shown["trace"] == TRACE
+    assert shown["spans"][0]["duration_s"] == pytest.approx(0.003)
 
 
 def test_the_waterfall_indents_children_and_shows_times_and_failures(tmp_path: Path) -> None:

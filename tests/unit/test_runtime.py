@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import logging
 from collections.abc import AsyncIterator, Sequence
@@ -9,13 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from hypothesis import given, strategies
 from opentelemetry.trace import SpanKind
 
 from shared.clients.cancelling import end
 from shared.model.errors import RequestError
-from shared.model.events import LedgerRebuilt, ListingWanted, PodGone
+from shared.model.events import LedgerRebuilt, ListingWanted, PodGone, PodQueued
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.questions import EndAsked, EndTold
+from shared.model.request import PodRequest
+from shared.model.trace_context import is_traceparent
 from shared.runtime import telemetry
 from shared.runtime.reasons import STEADY_S, Reasons
 from shared.runtime.service import Role, answers, emits, handles, loops, roles_of
@@ -119,6 +123,15 @@ GONE = PodGone(
 )
 
 
+QUEUED = PodQueued(
+    pod=GONE.pod,
+    namespace=GONE.namespace,
+    name=GONE.name,
+    resource_version="1",
+    request=PodRequest(),
+)
+
+
 def test_a_pods_trace_id_is_its_uid_and_the_next_span_is_its_child(tmp_path: Path) -> None:
     tracing = telemetry.open_tracing("test", ServiceSettings(trace_dir=tmp_path))
 
@@ -134,6 +147,43 @@ def test_a_pods_trace_id_is_its_uid_and_the_next_span_is_its_child(tmp_path: Pat
     assert (one["parent"], two["parent"]) == ("", one["span"])
     assert (two["ok"], two["text"]) == (False, "no")
     assert one["attributes"]["k8s.pod.name"] == "p"
+
+
+def test_a_pods_first_span_links_to_its_admission_and_what_follows_does_not(
+    tmp_path: Path,
+) -> None:
+    tracing = telemetry.open_tracing("test", ServiceSettings(trace_dir=tmp_path))
+    admitted = f"00-{'1' * 32}-{'2' * 16}-01"
+
+    (seen,), first = tracing.start(
+        "one", [dataclasses.replace(QUEUED, admitted=admitted)], kind=SpanKind.PRODUCER
+    )
+    (_, second) = tracing.start("two", [seen], kind=SpanKind.CONSUMER)
+    _, third = tracing.start(
+        "three", [dataclasses.replace(QUEUED, admitted="no context")], kind=SpanKind.PRODUCER
+    )
+    telemetry.end([*first, *second, *third])
+    tracing.close()
+
+    (file,) = tmp_path.glob("*.jsonl")
+    spans = [json.loads(line) for line in file.read_text().splitlines()]
+    assert {span["name"]: span["links"] for span in spans} == {
+        "one": ["2" * 16],
+        "two": [],
+        "three": [],
+    }
+    assert {span["trace"] for span in spans} == {telemetry.trace_id_of(QUEUED.pod)}
+    assert seen.admitted == ""
+
+
+@given(
+    strategies.text() | strategies.from_regex(r"[0-9a-f]{2}-[0-9a-f]{32}-.{16}-..", fullmatch=True)
+)
+def test_whatever_is_written_where_a_context_belongs_is_one_or_none(text: str) -> None:
+    context = telemetry.parse_traceparent(text)
+
+    assert (context is not None) == is_traceparent(text)
+    assert context is None or f"{context.trace_id:032x}-{context.span_id:016x}" in text
 
 
 def test_without_an_exporter_events_pass_through_untouched() -> None:

@@ -10,8 +10,9 @@ from services.watcher.settings import WatcherSettings, load_rules
 from shared.clients.kube_types import Node, Pod
 from shared.dialects.dialect import Rules
 from shared.model.errors import RequestError
-from shared.model.events import PodRejected
+from shared.model.events import PodQueued, PodRejected
 from shared.model.request import NodeTerm
+from shared.model.trace_context import ADMISSION
 
 READER = pods.PodReader(frozenset({"volcano"}), Rules())
 
@@ -29,6 +30,25 @@ def read(text: dict[str, object], **meta: object) -> PodSeen:
     }
     pod = msgspec.json.decode(msgspec.json.encode(whole), type=Pod)
     return READER.read(pod)
+
+
+@pytest.mark.parametrize(
+    ("said", "read_as"),
+    [
+        (f"00-{'a' * 32}-{'b' * 16}-01", f"00-{'a' * 32}-{'b' * 16}-01"),
+        *((text, "") for text in ("", "x" * 100_000, f"00-{'0' * 32}-{'b' * 16}-01", "00-\n-1-01")),
+    ],
+)
+def test_the_span_of_a_pods_admission_is_told_and_what_is_none_is_not(
+    said: str, read_as: str
+) -> None:
+    spec = {"schedulerName": "volcano", "containers": [VGPU]}
+    seen = read({"spec": spec}, annotations={ADMISSION: said})
+
+    (told,) = Pods().see(seen, None)
+
+    assert isinstance(told, PodQueued)
+    assert told.admitted == read_as
 
 
 def test_init_containers_count_by_their_largest_and_sidecars_add_up() -> None:
