@@ -68,7 +68,7 @@ class Shown:
         stored = await self.store.load()
         now = self.now()
         if stored is None or is_due(stored, self.names, now):
-            fresh = await asyncio.to_thread(make, self.names, now, after=stored)
+            fresh = await asyncio.to_thread(make, self.names, now, after=stored or self.bundle)
             if await self.store.save(fresh, after=stored):
                 logger.info("a new certificate was made for %s", ", ".join(self.names))
             stored = await self.store.load() or fresh
@@ -79,9 +79,10 @@ class Shown:
     def _is_news(self, stored: Bundle, now: datetime) -> bool:
         """Say whether clients may not have read yet whom to trust, and the one shown will do."""
         told, self._coming = self._coming, stored
-        if self.bundle is None or not is_valid(self.bundle, now):
+        shown = self.bundle
+        if shown is None or not is_valid(shown, now) or shown.authority not in stored.trusted:
             return False
-        return told != stored and stored.authority != self.bundle.authority
+        return told != stored and stored.authority != shown.authority
 
     def _show(self, bundle: Bundle) -> None:
         with tempfile.TemporaryDirectory() as directory:

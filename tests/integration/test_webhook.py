@@ -307,6 +307,24 @@ async def test_a_second_replica_takes_over_the_certificate_and_both_are_trusted(
         assert first.bundle == second.bundle
 
 
+async def test_a_certificate_that_somebody_deleted_is_trusted_until_another_is_shown(
+    tmp_path: Path,
+) -> None:
+    async with cluster() as (api, kube, client), replica(api, kube, tmp_path) as one:
+        before = one.shown.bundle
+        for path in tmp_path.iterdir():
+            path.unlink()
+        await one.shown.look()
+        between = await created(client, pod("between", VGPU))
+        await one.shown.look()
+        after = await created(client, pod("after", VGPU))
+
+    assert [status for status, _ in (between, after)] == [201, 201], (between, after)
+    assert before is not None
+    assert one.shown.bundle is not None
+    assert one.shown.bundle.previous == before.authority != one.shown.bundle.authority
+
+
 async def trusted_by(client: aiohttp.ClientSession) -> bytes:
     async with client.get(f"{CONFIGURATIONS}/{NAME}") as response:
         webhooks = (await response.json())["webhooks"]
