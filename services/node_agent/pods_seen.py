@@ -23,7 +23,10 @@ PATIENCE_S = 10.0
 """So long a kubelet that does not answer may just be restarting."""
 TRY_AGAIN_S = 5.0
 ADVICE = "grant the agent's account `get` on nodes/pods, or on nodes/proxy before Kubernetes 1.33"
-UNTRUSTED = "--kubelet-ca-file must name the authority of the kubelet's certificate"
+UNTRUSTED = (
+    "--kubelet-ca-file names the authority of the kubelet's certificate, --kubelet-token-file who "
+    "we are"
+)
 SILENT = "look at the kubelet's log, and at --kubelet-address"
 
 

@@ -1,5 +1,6 @@
 """What the doctor makes of what it sees, check by check."""
 
+import asyncio
 import platform
 import struct
 from pathlib import Path
@@ -20,9 +21,11 @@ from services.node_agent.inventory import MAX_LIST_BYTES, Gpu
 from services.node_agent.mig import MigState
 from services.node_agent.settings import AgentSettings
 from services.node_agent.usage import DeviceSample, Process
+from shared.clients import probing
 from shared.clients.probing import RedisFacts, ahead_s
 from shared.dialects.dialect import ServedId
 from shared.model.device import Device, DeviceMode
+from shared.model.errors import UnavailableError
 from shared.model.lease import Lease, Share
 from shared.model.ledger import NodeAccount
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
@@ -352,3 +355,16 @@ async def test_an_address_that_is_none_is_said_so_without_what_may_be_secret_in_
     assert found.outcome is FAIL
     assert "no address of a Redis" in found.text
     assert "s3cret" not in found.text
+
+
+async def test_a_redis_that_says_nothing_is_said_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    monkeypatch.setattr(probing, "LIMIT_S", 0.2)
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(UnavailableError, match=r"it does not answer within 0\.2 s"):
+            await probing.redis_facts(f"redis://127.0.0.1:{port}/0")
