@@ -128,7 +128,7 @@ class CdiFiles:
         if not names or (names <= self._names and await asyncio.to_thread(self.path.is_file)):
             return
         async with self._writing:
-            self._gpus = tuple([await self._asked(gpu) for gpu in self._gpus])
+            self._gpus = tuple(await asyncio.gather(*map(self._asked, self._gpus)))
             await self._write()
         if not names <= self._names:
             missing = ", ".join(sorted(names - self._names))
@@ -138,9 +138,14 @@ class CdiFiles:
             )
 
     async def _asked(self, gpu: Gpu) -> Gpu:
-        if gpu.mode is not DeviceMode.MIG:
+        """Return a GPU with its instances as they are now; as it was if it does not answer."""
+        if gpu.mode is not DeviceMode.MIG or gpu.fault is not None:
             return gpu
-        return replace(gpu, instances=await self.driver.instances(gpu.uuid))
+        try:
+            return replace(gpu, instances=await self.driver.instances(gpu.uuid))
+        except UnavailableError as error:
+            logger.warning("the CDI specification has GPU %d as it was: %s", gpu.index, error)
+            return gpu
 
     async def _write(self) -> None:
         found = await asyncio.to_thread(self._specified)

@@ -65,9 +65,13 @@ class Node:
     instances_there: tuple[MigInstance, ...] = ()
     answers: tuple[Entry, ...] = ()
     asked: list[str] = field(default_factory=list)
+    silent: str = ""
+    """A GPU that does not answer."""
 
     async def instances(self, device: DeviceUuid) -> tuple[MigInstance, ...]:
         self.asked.append(device)
+        if device == self.silent:
+            raise UnavailableError("the NVIDIA driver did not answer within 20 s")
         return self.instances_there
 
     @property
@@ -255,6 +259,19 @@ async def test_an_instance_that_was_just_made_is_named_before_its_container_star
 
     assert set(cdi_devices(node.path)) == {"leasehold.dev/gpu=MIG-x"}
     assert node.asked == ["GPU-m"], "and what is there is not asked for again"
+
+
+async def test_a_gpu_that_does_not_answer_keeps_no_container_of_another_from_starting(
+    node: Node,
+) -> None:
+    files = node.files()
+    silent = replace(parted(instance(3, "MIG-y")), uuid=DeviceUuid("GPU-s"), index=2)
+    await files.keep([silent, parted()])
+    node.instances_there, node.silent = (instance(3, "MIG-x"),), "GPU-s"
+
+    await files.ready(listed(GIVEN, ["MIG-x"], (CDI_CRI,), "u/c"))
+
+    assert "leasehold.dev/gpu=MIG-x" in set(cdi_devices(node.path))
 
 
 async def test_a_container_whose_device_cannot_be_named_does_not_start(node: Node) -> None:
