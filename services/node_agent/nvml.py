@@ -55,6 +55,8 @@ class NvmlGpus:
         self._linked: tuple[frozenset[DeviceUuid], float] | None = None
         """Of which GPUs the links are known, and until when they are believed."""
         self._last: dict[DeviceUuid, asyncio.Future[Any]] = {}
+        self._late: set[DeviceUuid] = set()
+        """Devices that owe an answer for which nobody waits any more."""
 
     async def discover(self) -> tuple[Gpu, ...]:
         """Return all GPUs, with what is wrong with each.
@@ -117,22 +119,29 @@ class NvmlGpus:
     async def _ask(self, device: DeviceUuid, question: Callable[[], T]) -> T:
         """Put a question about one device, after the last one has come back.
 
-        Raises UnavailableError in NVML's words, or if it takes longer than `TIMEOUT_S`.
+        Raises UnavailableError in NVML's words, or if it takes longer than `TIMEOUT_S`; at once
+        while a device still owes an answer that took longer.
         """
+        last = self._last.get(device)
+        if device in self._late and last is not None and not last.done():
+            raise _silent()
+        self._late.discard(device)
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                last = self._last.get(device)
                 if last is not None and not last.done():
                     await asyncio.wait([last])
                 asked = in_own_thread(lambda: _initialised(question))
                 self._last[device] = asked
                 return await asyncio.shield(asked)
         except TimeoutError as error:
-            raise UnavailableError(
-                f"the NVIDIA driver did not answer within {TIMEOUT_S:g} s"
-            ) from error
+            self._late.add(device)
+            raise _silent() from error
         except pynvml.NVMLError as error:
             raise UnavailableError(f"NVML: {error}") from error
+
+
+def _silent() -> UnavailableError:
+    return UnavailableError(f"the NVIDIA driver did not answer within {TIMEOUT_S:g} s")
 
 
 def _initialised(question: Callable[[], T]) -> T:

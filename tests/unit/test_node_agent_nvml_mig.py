@@ -1,8 +1,9 @@
 """NVML's MIG calls, with a stand-in for the driver's own functions below pynvml."""
 
+import asyncio
+import contextlib
 import ctypes
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from services.node_agent import nvml
 from services.node_agent.geometry import KNOWN, layouts_for
 from services.node_agent.gpu_profiles import PROFILES
-from services.node_agent.mig import is_laid_out
+from services.node_agent.mig import MigInstance, is_laid_out
 from services.node_agent.nvml import NvmlGpus
 from services.node_agent.partitioning import Partitioner
 from services.node_agent.simulated_mig import SimulatedMig
@@ -39,6 +40,7 @@ class Driver:
         self.own = threading.local()
         """A thread that another test has left behind may shut NVML down at any time."""
         self.hangs = False
+        self.came_back = threading.Event()
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for name, answer in self.answers():
@@ -124,7 +126,7 @@ class Driver:
 
     def _create(self, _: str, profile: int, place: Any) -> Any:
         if self.hangs:
-            time.sleep(0.5)
+            self.came_back.wait(30)
         return _handle(self._do("create_instance", profile, int(place._obj.start)))
 
     def _instances(self, _: str, profile: int, found: Any, count: Any) -> None:
@@ -280,4 +282,15 @@ async def test_a_call_that_hangs_is_given_up_on_and_no_second_one_is_put_beside_
     with pytest.raises(UnavailableError, match="did not answer"):
         await gpus.instances(GPU)
     monkeypatch.setattr(nvml, "TIMEOUT_S", 10.0)
-    assert len(await gpus.instances(GPU)) == 1, "asked once the first has come back"
+    began = asyncio.get_running_loop().time()
+    with pytest.raises(UnavailableError, match="did not answer"):
+        await gpus.instances(GPU)
+    assert asyncio.get_running_loop().time() - began < 5, "nobody waits for it again"
+    driver.came_back.set()
+    listed: tuple[MigInstance, ...] = ()
+    async with asyncio.timeout(20):
+        while not listed:
+            with contextlib.suppress(UnavailableError):
+                listed = await gpus.instances(GPU)
+            await asyncio.sleep(0.01)
+    assert len(listed) == 1, "asked once the first has come back"
