@@ -71,7 +71,6 @@ async def bind(settings: BinderSettings) -> None:
         )
 
         async def begin() -> None:
-            binder.presence.begin()
             await bus.publish([ListingWanted(reason="a binder has started")])
 
         probes = {"redis": ledger.trouble}

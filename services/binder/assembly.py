@@ -67,7 +67,7 @@ def assemble(
     events = EventWriter(pods, clock, tally, per_s=events_per_s)
     sweeper = Sweeper(ledger, clock)
     poster = Poster(pods, clock, concurrency=concurrency, patience_s=patience_s)
-    presence, conditions = Presence(agents, clock), ConditionWriter(pods, clock, tally)
+    presence, conditions = Presence(agents, ledger, clock), ConditionWriter(pods, clock, tally)
     keeper = Keeper(ledger, Endings(agents, clock), tally)
     return Binder(
         ledger=ledger,

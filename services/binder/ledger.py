@@ -65,6 +65,10 @@ class Ledger(Protocol):
         """Note why nodes are shut, or (empty) that they are open; return all that are shut."""
         ...
 
+    async def has_agent(self, node: NodeName) -> bool:
+        """Say whether it was an agent of ours that told last of the node's devices."""
+        ...
+
     async def remove_node(self, name: NodeName) -> bool:
         """Take a node out; its leases end with their pods."""
         ...

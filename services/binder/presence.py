@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from shared.model.errors import UnavailableError
 from shared.model.lease import Lease
 from shared.model.names import NodeName, PodUid
 from shared.model.node_events import DeviceReported
@@ -26,11 +25,8 @@ AWAY_S = 0.5
 """So long an agent that did not answer is not asked again: a batch is not to wait each time."""
 AWAY_MOST_S = 4.0
 """And so long if it never answers."""
-FIRST_S = 5.0
-"""So long after its start, and after NATS was away, a binder waits for agents that it never heard:
-they may have started, too."""
 NONE_S = 10.0
-"""So long a node that never had an agent of ours is not asked again."""
+"""So long a node that has no agent of ours is not asked again."""
 SILENCES = 2
 """So many questions in a row without an answer shut the node: one may have been slow."""
 ASKING_MAX = 64
@@ -50,6 +46,14 @@ class Agents(Protocol):
 
     async def may_bind(self, node: NodeName, leases: Sequence[Lease]) -> BindTold | Silence:
         """Tell which of the pods must wait. Raises UnavailableError if nobody can be asked."""
+        ...
+
+
+class Nodes(Protocol):
+    """What the ledger knows of nodes."""
+
+    async def has_agent(self, node: NodeName) -> bool:
+        """Say whether it was an agent of ours that told last of the node's devices."""
         ...
 
 
@@ -86,26 +90,21 @@ class Known:
 class Presence:
     """Which agents answered a moment ago, and which nodes are shut."""
 
-    def __init__(self, agents: Agents, clock: Clock) -> None:
+    def __init__(self, agents: Agents, nodes: Nodes, clock: Clock) -> None:
         self.agents = agents
+        self.nodes = nodes
         self.clock = clock
         self.news = asyncio.Event()
         """Set when a node has shut or opened, or may have."""
-        self._began = clock.ticks()
         self._known: dict[NodeName, Known] = {}
         self._marked: frozenset[NodeName] = frozenset()
         self._gate = asyncio.Semaphore(ASKING_MAX)
 
-    def begin(self) -> None:
-        """Note that agents can be asked from now on."""
-        self._began = self.clock.ticks()
-
     async def held_back(self, leases: Sequence[Lease]) -> dict[PodUid, Wait]:
         """Return the pods that must not be bound now, each with the reason.
 
-        A node whose agent is never heard (another device plugin's, say) holds nobody back, but for
-        the first seconds of this binder.
-        Raises UnavailableError if agents cannot be asked at all.
+        A node of another device plugin holds nobody back: its devices were told of by no agent.
+        Raises UnavailableError if agents cannot be asked at all, or the ledger about a silent one.
         """
         by_node: dict[NodeName, list[Lease]] = {}
         for lease in leases:
@@ -167,7 +166,9 @@ class Presence:
         known = self._known.setdefault(node, Known())
         if self.clock.ticks() >= known.until:
             async with self._gate:
-                told = await self._answer(node, leases)
+                told = await self.agents.may_bind(node, leases)
+            if isinstance(told, Silence) and not known.heard:
+                known.heard = told.listens or await self.nodes.has_agent(node)
             self._learn(node, known, told)
             if isinstance(told, BindTold):
                 wait = Wait(told.reason, soon=told.soon, shut_s=self._shut_s(known))
@@ -178,28 +179,20 @@ class Presence:
         wait = Wait(reason, shut_s=self._shut_s(known))
         return dict.fromkeys((each.pod for each in leases), wait)
 
-    async def _answer(self, node: NodeName, leases: Sequence[Lease]) -> BindTold | Silence:
-        try:
-            return await self.agents.may_bind(node, leases)
-        except UnavailableError:
-            self.begin()  # whoever could not be asked was not heard either: as at the start
-            raise
-
     def _learn(self, node: NodeName, known: Known, told: BindTold | Silence) -> None:
         now = self.clock.ticks()
         if isinstance(told, BindTold):
             known.heard, known.misses, known.pause_s = True, 0, AWAY_S
             known.until = now + TRUSTED_S if told.free else 0.0
             self._shut(known, told.reason if told.closed else "")
-        elif known.heard or told.listens:
-            known.heard, known.misses = True, known.misses + 1
+        elif known.heard:
+            known.misses += 1
             known.until = now + known.pause_s
             known.pause_s = min(2 * known.pause_s, AWAY_MOST_S)
             if known.misses >= SILENCES:
                 self._shut(known, f"the agent of node {node} does not answer: {told.text}")
         else:
-            young = now < self._began + FIRST_S
-            known.misses, known.until = int(young), now + (AWAY_S if young else NONE_S)
+            known.misses, known.until = 0, now + NONE_S
 
     def _shut(self, known: Known, why: str) -> None:
         if bool(why) != bool(known.shut):

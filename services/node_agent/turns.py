@@ -114,8 +114,8 @@ class Turns:
     now: Callable[[], float]
     leaving: bool = False
     _permits: dict[PodUid, tuple[Lease, float]] = field(default_factory=dict)
-    _coming: dict[PodUid, float] = field(default_factory=dict)
-    """Until when each pod that was let through counts as on its way."""
+    _coming: dict[PodUid, tuple[Lease, float]] = field(default_factory=dict)
+    """Pods that were let through, and until when each counts as on its way."""
 
     @property
     def answered(self) -> frozenset[tuple[PodUid, str]]:
@@ -132,6 +132,12 @@ class Turns:
             for pod, lease in self.leases.leases.items()
             if pod not in refused and is_open(lease, answered)
         }
+
+    def on_the_way(self) -> dict[PodUid, Lease]:
+        """Return the leases of pods that the kubelet may still ask for, bound by now or not."""
+        self._forget_arrived()
+        let_through = {pod: lease for pod, (lease, _) in self._coming.items()}
+        return {**let_through, **self._permitted(), **self.open()}
 
     def pods(self, node: Node | None) -> tuple[KubeletPod, ...]:
         """Return the pods of the node as its leases imply them."""
@@ -157,21 +163,26 @@ class Turns:
 
     def _beyond(self, asked: Sequence[Lease]) -> tuple[PodUid, ...]:
         """Let so many through that no more than `AHEAD` are on their way; return the others."""
-        now, answered, refused = self.now(), self.answered, self.refused()
-        self._coming = {
-            pod: until
-            for pod, until in self._coming.items()
-            if now < until and pod not in refused and not self._is_over(pod, answered)
-        }
+        answered = self._forget_arrived()
         held = []
         for lease in asked:
             if lease.pod in self._coming or self._is_over(lease.pod, answered):
                 continue
             if len(self._coming) < AHEAD:
-                self._coming[lease.pod] = now + COMING_S
+                self._coming[lease.pod] = lease, self.now() + COMING_S
             else:
                 held.append(lease.pod)
         return tuple(held)
+
+    def _forget_arrived(self) -> frozenset[tuple[PodUid, str]]:
+        """Drop who is on its way no more; return what was answered."""
+        now, answered, refused = self.now(), self.answered, self.refused()
+        self._coming = {
+            pod: (lease, until)
+            for pod, (lease, until) in self._coming.items()
+            if now < until and pod not in refused and not self._is_over(pod, answered)
+        }
+        return answered
 
     def _is_over(self, pod: PodUid, answered: Set[tuple[PodUid, str]]) -> bool:
         if pod in self.leases.ended:

@@ -260,6 +260,10 @@ class RedisLeases(WaitingPods, ResizedLeases, Accounts):
         """
         return bool(await self._connection.run("save_devices", *report_row(report), state="open"))
 
+    async def has_agent(self, node: NodeName) -> bool:
+        """Say whether it was an agent of ours that told last of the node's devices."""
+        return bool(await self._connection.run("agent", node))
+
     async def remove_node(self, name: NodeName) -> bool:
         """Note that a node is gone; its leases stay until they are released."""
         return bool(await self._connection.run("remove_node", name, state="open"))

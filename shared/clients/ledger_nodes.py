@@ -62,6 +62,7 @@ def report_row(report: DeviceReported) -> list[Any]:
         ],
         [part for item in fences.items() for part in item],
         report.reported_at,
+        int(not report.foreign),
     ]
 
 

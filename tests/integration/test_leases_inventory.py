@@ -114,6 +114,20 @@ async def test_a_node_that_is_gone_is_shut_no_more_and_an_unknown_one_never(url:
         assert await leases.keep_shut({}) == set()
 
 
+async def test_whether_a_node_has_an_agent_is_what_the_last_report_says(url: str) -> None:
+    ours = report("a", [device("a", 0)], at=NOW)
+    theirs = replace(ours, foreign=True, reported_at=NOW + 1)
+    async with ledger(url, {}) as leases:
+        seen = [await leases.has_agent(ours.node)]
+        for told in (ours, theirs, replace(ours, reported_at=NOW + 2)):
+            await leases.save_devices(told)
+            seen.append(await leases.has_agent(ours.node))
+        await leases.save_devices(theirs)
+        seen.append(await leases.has_agent(ours.node))
+
+    assert seen == [False, True, False, True, True], "the last one came late"
+
+
 async def test_a_report_of_an_agent_whose_clock_was_set_back_counts(url: str) -> None:
     two, one = [device("a", 0), device("a", 1)], [device("a", 0)]
     async with ledger(url) as leases:

@@ -1,11 +1,13 @@
 """An agent that is replaced while pods arrive: the kubelet refuses none of them."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
+from services.node_agent.leaving import GRACE_S
 from services.node_agent.turns import LEAVES
-from shared.model.lease import Share
+from shared.model.lease import LeaseState, Share
 from shared.model.names import NodeName
 from shared.model.questions import BindAsked
 from tests.support.kubelet import NODE, eventually, pod
@@ -77,6 +79,30 @@ async def test_an_agent_that_leaves_says_so_and_serves_who_is_on_the_way() -> No
 
     assert told.held == (uid,)
     assert told.reason == LEAVES
+
+
+@pytest.mark.parametrize("binders_answer", [True, False])
+async def test_an_agent_that_leaves_waits_for_whom_it_let_through_though_nobody_has_committed(
+    binders_answer: bool,
+) -> None:
+    async with site() as at, at.running() as agent:
+        obj = pod("slow", limits={NUMBER: 1}, node=None)
+        uid = at.node.create(obj)["metadata"]["uid"]
+        bound = lease_of(uid, share(0, 2000), name="slow")
+        reserved = replace(bound, state=LeaseState.RESERVED, version=bound.version - 1)
+        told = await agent.may_bind(BindAsked(node=NodeName(NODE), leases=(reserved,)))
+        at.ledger.silent = not binders_answer
+        leaving = asyncio.create_task(agent.leave())
+        await asyncio.sleep(2 * GRACE_S)
+        still_there = not leaving.done()
+        await at.tell(at.ledger.grant(bound))
+        post(at, "slow")
+        await at.node.phase("slow", "Running")
+        async with asyncio.timeout(5):
+            await leaving
+
+    assert told.held == ()
+    assert still_there, "a binder commits and posts when it gets round to it"
 
 
 async def test_pods_are_held_back_until_the_kubelet_has_taken_the_agents_list() -> None:

@@ -20,13 +20,17 @@ def away(*pods: str) -> BindTold:
 
 
 class Agents:
-    """Agents of nodes, each away or there; counts questions."""
+    """Agents of nodes, each away or there, and what the ledger knows; counts questions."""
 
     def __init__(self) -> None:
         self.there: dict[NodeName, BindTold] = {}
         self.hanging: set[NodeName] = set()
+        self.reported: set[NodeName] = set()
         self.cut_off = False
         self.questions = 0
+
+    async def has_agent(self, node: NodeName) -> bool:
+        return node in self.reported
 
     async def may_bind(self, node: NodeName, leases: Sequence[Lease]) -> BindTold | Silence:
         self.questions += 1

@@ -146,6 +146,9 @@ class FakeLedger(FakeSizes):
     async def remove_node(self, name: NodeName) -> bool:
         return self.nodes.pop(name, None) is not None
 
+    async def has_agent(self, node: NodeName) -> bool:
+        return node in self.devices and not self.devices[node].foreign
+
     async def keep_shut(self, words: Mapping[NodeName, str]) -> frozenset[NodeName]:
         self.shut = {node: why for node, why in {**self.shut, **words}.items() if why}
         return frozenset(self.shut)

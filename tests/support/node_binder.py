@@ -28,6 +28,9 @@ class Agents:
             return Silence("nobody is there", listens=False)
         return await self.at.agent.may_bind(BindAsked(node=node, leases=tuple(leases)))
 
+    async def has_agent(self, node: NodeName) -> bool:
+        return bool(self.at.reported)
+
 
 @dataclass(slots=True)
 class Binder:
@@ -38,7 +41,8 @@ class Binder:
     presence: Presence = field(init=False)
 
     def __post_init__(self) -> None:
-        self.presence = Presence(Agents(self.at), SystemClock())
+        agents = Agents(self.at)
+        self.presence = Presence(agents, agents, SystemClock())
 
     async def bind(self, lease: Lease) -> None:
         while held := await self.presence.held_back([lease]):

@@ -9,8 +9,8 @@ from services.binder.holding import EXPLAIN_S, GIVE_UP_S
 from services.binder.presence import (
     AWAY_MOST_S,
     AWAY_S,
-    FIRST_S,
     NONE_S,
+    TRUSTED_S,
     Presence,
 )
 from services.binder.shutting import Shutting
@@ -24,7 +24,7 @@ from tests.support.clock import FakeClock
 
 
 def shutting(world: World, agents: Agents, clock: FakeClock) -> Shutting:
-    return Shutting(world.ledger, Presence(agents, clock))
+    return Shutting(world.ledger, Presence(agents, agents, clock))
 
 
 async def test_a_node_is_shut_at_the_second_silence_and_open_at_the_first_answer() -> None:
@@ -88,7 +88,7 @@ async def test_a_node_that_another_device_plugin_serves_opens_and_nobody_there_i
     for it in (one, two):
         await it.presence.held_back([lease()])
     agents.there.clear()
-    clock.advance(FIRST_S)
+    clock.advance(TRUSTED_S)
     for _ in range(2):
         await one.presence.held_back([lease()])
         clock.advance(AWAY_S)

@@ -166,6 +166,20 @@ def test_who_was_let_through_or_answered_may_be_asked_for_again_at_any_time() ->
     assert desk.paced(done, *others) == ("three",)
 
 
+@pytest.mark.parametrize("blind", ["", BLIND])
+def test_who_was_let_through_is_on_the_way_until_answered_or_too_late(blind: str) -> None:
+    desk = Desk()
+    one, two = reserved("one"), reserved("two", share(0, slot=4), share(1, slot=4))
+    for lease in (one, two):
+        assert desk.turns.tell((lease,), desk.node, None, blind=blind).held == ()
+
+    assert desk.turns.on_the_way().keys() == {"one", "two"}
+    desk.answer(desk.bind(one))
+    assert desk.turns.on_the_way().keys() == {"two"}
+    desk.time += PERMIT_S
+    assert desk.turns.on_the_way() == {}
+
+
 def test_turns_come_soon_and_an_agent_that_leaves_does_not_come_back_soon() -> None:
     desk = Desk()
     asked = [reserved(uid) for uid in ("one", "two", "three")]

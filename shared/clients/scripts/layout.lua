@@ -19,7 +19,7 @@
 --   leases        hash   pod -> see L_*
 --   on            zset   pod -> number of the node that it has a lease on
 --   ganged        zset   gang|pod of every live lease of a gang, all of score 0
---   facts:NAME    hash   facts, rules, seen, closed, devices, uuids, served, reported
+--   facts:NAME    hash   facts, rules, seen, closed, devices, uuids, served, reported, agent
 --   shut          hash   node -> why no pod may be bound to it now, though it serves resources
 --   due           zset   {version, pods} packed -> instant at which their reservations end
 --   freed         zset   node -> capacity number at which something on it was freed last

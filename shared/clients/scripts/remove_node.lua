@@ -14,7 +14,7 @@ for _, uuid in ipairs(uuids_on(name)) do
   end
 end
 call('HDEL', P .. 'facts:' .. name, 'facts', 'rules', 'closed', 'devices', 'served',
-  'reported')
+  'reported', 'agent')
 call('HDEL', P .. 'shut', name)
 drop_gone()
 flush('node removed')

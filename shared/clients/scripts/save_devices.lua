@@ -1,12 +1,14 @@
 -- Write all devices of a node. Arguments: name, devices and served resources (as text), rows of
--- {uuid, MiB, slots, ok, unit, index, mode}, {uuid, fence at least, ...}, reported_at. A device that is missing
--- keeps what leases hold of it and takes nothing new. Answers whether anything changed.
+-- {uuid, MiB, slots, ok, unit, index, mode}, {uuid, fence at least, ...}, reported_at, 1 if an agent of ours says so.
+-- A device that is missing keeps what leases hold of it and takes nothing new. Answers whether anything changed.
 local LATE_S = 120
 local name, devices_text, served, rows, fences, reported = A[1], A[2], A[3], A[4], A[5], A[6]
-local stored = call('HMGET', P .. 'facts:' .. name, 'devices', 'served', 'reported', 'closed')
+local stored = call('HMGET', P .. 'facts:' .. name, 'devices', 'served', 'reported', 'closed',
+  'agent')
 -- One that is much older is of an agent whose clock was set back.
 local older = tonumber(stored[3] or 0) - reported
 if older > 0 and older < LATE_S then return pack(false) end
+if stored[5] ~= tostring(A[7]) then call('HSET', P .. 'facts:' .. name, 'agent', A[7]) end
 
 local before, reported_here, uuids = uuids_on(name), {}, {}
 for i, row in ipairs(rows) do
