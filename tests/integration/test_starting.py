@@ -14,10 +14,20 @@ from shared.clients.bus import Bus
 from shared.model.events import PodQueued
 from shared.model.names import NodeName
 from tests.support.apiserver import api_server
+from tests.support.doors_cluster import DoorsCluster
+from tests.support.doors_world import DoorsWorld
 from tests.support.nats import NatsServer, free_port, nats_binary
 from tests.support.service_process import service_process
 from tests.support.valkey import ValkeyServer
 
+KUBECONFIG = """
+apiVersion: v1
+kind: Config
+current-context: test
+clusters: [{{name: test, cluster: {{server: "{url}"}}}}]
+users: [{{name: test, user: {{}}}}]
+contexts: [{{name: test, context: {{cluster: test, user: test}}}}]
+"""
 LIMIT_S = 60.0
 """Of a slow machine; a second is usual."""
 
@@ -105,6 +115,36 @@ async def test_a_nats_without_streams_is_waited_for_as_well(
         bare.kill()
         bare.wait()
         nats.forget()
+
+
+async def test_the_doorkeeper_makes_what_nats_waits_for_and_then_waits_for_nats(
+    tmp_path: Path,
+) -> None:
+    cluster = DoorsCluster()
+    async with cluster.served() as kube:
+        world = DoorsWorld(tmp_path, cluster, kube, "unix:///nowhere")
+        kubeconfig = tmp_path / "kubeconfig"
+        kubeconfig.write_text(KUBECONFIG.format(url=cluster.url))
+        flags = ["--kubeconfig", str(kubeconfig), "--nats-url", world.url, "--redis-files", ""]
+        flags += ["--redis-url", world.settings.redis_url, "--nats-files", str(world.files)]
+        flags += ["--names", "127.0.0.1", "--state-dir", str(tmp_path / "run")]
+        flags += ["--nats-ca-file", str(tmp_path / "run" / "ca.crt")]
+        with service_process("doorkeeper", *flags) as doorkeeper:
+            try:
+                async with asyncio.timeout(LIMIT_S):
+                    await doorkeeper.until_unready(f"NATS at {world.url} does not answer")
+                    assert await doorkeeper.page("/healthz") == (200, "ok\n")
+                    world.start_nats()
+                    await doorkeeper.until_ready()
+                    keys = world.keys(cluster.bear("placer"), "placer")
+                    async with Bus.connect(world.url, name="placer", keys=keys) as bus:
+                        assert bus.connected
+                    code = await doorkeeper.terminated()
+            finally:
+                world.stop_nats()
+
+    assert code == 0
+    assert "Traceback" not in doorkeeper.log()
 
 
 LATE = """
