@@ -6,18 +6,24 @@ queues new pods; only taking it away is allowed afterwards, and only binders wri
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from services.binder.explaining import Note, cut
+from shared.model.errors import RequestError
 from shared.model.events import BudgetChanged, PodGated
 from shared.model.names import BUDGET_GATE, Namespace, PodUid
 from shared.runtime.clock import Clock
+
+logger = logging.getLogger(__name__)
 
 LOOK_S = 0.5
 AT_ONCE = 16
 UNKNOWN_S = 120.0
 """A namespace of whose budget nothing was heard for so long counts as one that has budget."""
+REFUSED_S = 60.0
+"""After so long the gate of a pod is tried again that the API server refused to change."""
 KEEPING = frozenset({"queue", "deny"})
 """What budgets say of new pods when those that wait are to wait on."""
 
@@ -67,6 +73,7 @@ class Gatekeeper:
         self.events = events
         self.clock = clock
         self._unknown_since: dict[Namespace, float] = {}
+        self._refused_until: dict[PodUid, float] = {}
         self._wake = asyncio.Event()
 
     async def hold(self, pods: Sequence[PodGated]) -> None:
@@ -106,8 +113,10 @@ class Gatekeeper:
 
     async def _open(self, namespace: Namespace) -> None:
         """Open gates, highest priority and then oldest first, while the budget allows it."""
+        now = self.clock.now()
+        self._refused_until = {pod: at for pod, at in self._refused_until.items() if at > now}
         gated = sorted(
-            await self.store.pods(namespace),
+            (pod for pod in await self.store.pods(namespace) if pod.pod not in self._refused_until),
             key=lambda pod: (-pod.priority, pod.created_at, pod.name),
         )
         for first in range(0, len(gated), AT_ONCE):
@@ -115,16 +124,22 @@ class Gatekeeper:
             if standing is not None and self._keeps(namespace, standing):
                 return
             part = gated[first : first + AT_ONCE]
-            opened = await asyncio.gather(
-                *(
-                    self.pods.open_gate(pod.namespace, pod.name, pod.pod, BUDGET_GATE)
-                    for pod in part
-                )
-            )
-            await self.store.drop(namespace, [pod.pod for pod in part])
-            for pod, is_there in zip(part, opened, strict=True):
-                if is_there:
+            opened = await asyncio.gather(*map(self._open_one, part))
+            over = [pod for pod in part if pod.pod not in self._refused_until]
+            await self.store.drop(namespace, [pod.pod for pod in over])
+            for pod, is_open in zip(part, opened, strict=True):
+                if is_open:
                     self.events.note(_opened_note(pod), once=True)
+
+    async def _open_one(self, pod: PodGated) -> bool:
+        """Open a gate; False if the pod is gone, or the API server refuses (a policy's, say)."""
+        try:
+            return await self.pods.open_gate(pod.namespace, pod.name, pod.pod, BUDGET_GATE)
+        except RequestError as error:
+            logger.warning("the gate of pod %s/%s stays: %s", pod.namespace, pod.name, error)
+            self._refused_until[pod.pod] = self.clock.now() + REFUSED_S
+            self.events.note(_refused_note(pod, str(error)), once=True)
+            return False
 
 
 def _held_note(pod: PodGated) -> Note:
@@ -134,6 +149,16 @@ def _held_note(pod: PodGated) -> Note:
         f"namespace {pod.namespace} has used up its GPU time: the pod waits at its scheduling gate "
         f"{BUDGET_GATE} until the budget is refilled; `leasehold budget {pod.namespace}` shows "
         "when",
+        warning=True,
+    )
+
+
+def _refused_note(pod: PodGated, why: str) -> Note:
+    return _note(
+        pod,
+        "BudgetQueued",
+        f"namespace {pod.namespace} has GPU time again, but the scheduling gate {BUDGET_GATE} "
+        f"cannot be opened, and is tried again in a minute: {why}",
         warning=True,
     )
 

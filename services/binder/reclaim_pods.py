@@ -1,6 +1,7 @@
 """Pods and PodDisruptionBudgets at the API server, as far as evicting needs them."""
 
 import asyncio
+import logging
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, TypeVar
@@ -16,10 +17,13 @@ from shared.clients.kube_errors import (
     KubeConflictError,
     NotFoundError,
     OverloadedError,
+    RefusedError,
 )
 from shared.clients.kube_types import SelectorRequirement
 from shared.model.names import Namespace, PodUid
 from shared.model.reclaim import PREEMPTIBLE, RECLAIM_AT, Outcome, Victim
+
+logger = logging.getLogger(__name__)
 
 PAGE = 500
 BUDGETS = "/apis/policy/v1/poddisruptionbudgets"
@@ -95,7 +99,7 @@ class ApiVictims:
             return None
 
     async def announce(self, victim: Victim, at: float) -> bool:
-        """Write on the pod when it will be evicted; False if it is gone."""
+        """Write on the pod when it will be evicted; False if it is gone, or cannot be changed."""
         return await self._annotate(victim, stamp(at))
 
     async def withdraw(self, victim: Victim) -> bool:
@@ -103,13 +107,19 @@ class ApiVictims:
         return await self._annotate(victim, None)
 
     async def evict(self, victim: Victim, *, dry_run: bool = False) -> tuple[Outcome, str]:
-        """Evict the pod of exactly this uid, or ask whether that is allowed; say why not."""
+        """Evict the pod of exactly this uid, or ask whether that is allowed; say why not.
+
+        Raises UnavailableError if the API server does not answer.
+        """
         try:
             await self.kube.evict(victim.namespace, victim.name, uid=victim.pod, dry_run=dry_run)
         except EvictionBlockedError as error:
             return Outcome.BLOCKED, error.answer.message
         except (NotFoundError, KubeConflictError) as error:
             return Outcome.GONE, error.answer.message
+        except RefusedError as error:
+            # An admission policy of the cluster's, say: it is for others to say why.
+            return Outcome.BLOCKED, error.answer.message
         except OverloadedError as error:
             if error.answer.code == SEVERAL_BUDGETS:
                 return Outcome.BLOCKED, error.answer.message
@@ -122,6 +132,9 @@ class ApiVictims:
             path = pod_path(victim.namespace, victim.name)
             await self.kube.patch_merge(path, {"metadata": metadata})
         except (NotFoundError, KubeConflictError):
+            return False
+        except RefusedError as error:
+            logger.warning("pod %s/%s is not told: %s", victim.namespace, victim.name, error)
             return False
         return True
 

@@ -114,6 +114,44 @@ async def test_gpusharing_28_a_protected_pod_stays_and_another_plan_is_made(
         assert outcome is Outcome.BLOCKED, why
 
 
+async def test_what_a_policy_of_the_cluster_refuses_holds_up_no_other(server: ValkeyServer) -> None:
+    await server.ready()
+    async with scene(server.url, gpus=2) as at:
+        refuse(at, "evictions", "pods/eviction", "CREATE", "request.name != 'kept'")
+        refuse(at, "notes", "pods", "UPDATE", "object.metadata.name != 'other'")
+        await at.running("kept", gpu=0, mib=16_000, age_s=100)
+        await at.running("other", gpu=1, mib=16_000, age_s=9_000)
+        await at.stands("a")
+        await at.waits("new")
+
+        binder = at.binder()
+        await binder.step()
+        at.clock.advance(30)
+        await binder.step()
+
+        assert not await at.ending("kept")
+        assert await at.ending("other")
+
+
+def refuse(at: Scene, name: str, resource: str, operation: str, unless: str) -> None:
+    """Have a ValidatingAdmissionPolicy refuse a write unless an expression holds."""
+    kind = "admissionregistration.k8s.io/v1"
+    rule = {"operations": [operation], "apiGroups": [""], "apiVersions": ["v1"]}
+    spec = {
+        "matchConstraints": {"resourceRules": [{**rule, "resources": [resource]}]},
+        "validations": [{"expression": unless}],
+    }
+    policy = {"apiVersion": kind, "kind": "ValidatingAdmissionPolicy", "spec": spec}
+    at.api.store.create("validatingadmissionpolicies", {**policy, "metadata": {"name": name}})
+    binding = {
+        "apiVersion": kind,
+        "kind": "ValidatingAdmissionPolicyBinding",
+        "metadata": {"name": name},
+        "spec": {"policyName": name, "validationActions": ["Deny"]},
+    }
+    at.api.store.create("validatingadmissionpolicybindings", binding)
+
+
 class Unaware(ApiVictims):
     """Does not see PodDisruptionBudgets beforehand, as if they had just been made."""
 

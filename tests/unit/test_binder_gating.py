@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from services.binder.explaining import Note
-from services.binder.gating import AT_ONCE, UNKNOWN_S, Gatekeeper
-from shared.model.errors import UnavailableError
+from services.binder.gating import AT_ONCE, REFUSED_S, UNKNOWN_S, Gatekeeper
+from shared.model.errors import RequestError, UnavailableError
 from shared.model.events import BudgetChanged, PodGated
 from shared.model.names import BUDGET_GATE, Namespace, PodUid
 from tests.support.clock import FakeClock
@@ -46,6 +46,8 @@ class Stage:
         self.opened: list[str] = []
         self.absent: set[str] = set()
         self.away = False
+        self.refused: set[str] = set()
+        self.tried: list[str] = []
         self.exhausted_after = 10_000
         self.notes: list[Note] = []
         self.clock = FakeClock(1_000.0)
@@ -70,6 +72,9 @@ class Stage:
         assert (namespace, gate, uid) == (TEAM, BUDGET_GATE, f"uid-{name}")
         if self.away:
             raise UnavailableError("no answer")
+        self.tried.append(name)
+        if name in self.refused:
+            raise RequestError("no policy lets it")
         if name in self.absent:
             return False
         self.opened.append(name)
@@ -104,6 +109,25 @@ async def test_a_refilled_budget_lets_all_through_in_the_order_of_their_turn() -
     assert at.held == {}
     refilled = [note.name for note in at.notes if note.reason == "BudgetRefilled"]
     assert refilled == ["high", "early", "late"]
+
+
+async def test_a_pod_that_may_not_be_changed_holds_up_no_other_and_is_tried_again() -> None:
+    at = Stage()
+    at.refused.add("first")
+    await at.keeper.hold([gated("first", 1), gated("second", 2)])
+    at.standing = standing("admit")
+
+    await at.keeper.step()
+    await at.keeper.step()
+    tried = at.tried.count("first")
+    said = [note.message for note in at.notes if "cannot be opened" in note.message]
+    at.clock.advance(REFUSED_S)
+    at.refused.clear()
+    await at.keeper.step()
+
+    assert (at.opened, tried) == (["second", "first"], 1)
+    assert "no policy lets it" in said[0]
+    assert at.held == {}
 
 
 async def test_it_stops_when_the_budget_is_spent_again() -> None:
