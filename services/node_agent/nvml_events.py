@@ -8,7 +8,6 @@ import contextlib
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,15 +21,14 @@ logger = logging.getLogger(__name__)
 WAIT_MS = 5000
 OPEN_S = 60.0
 PAUSE_S = 5.0
-KEPT = 1024
-"""Of a storm of events, the newest."""
 
 
 class NvmlEvents:
     """XID events since they were last asked for."""
 
     def __init__(self) -> None:
-        self._seen: deque[Xid] = deque(maxlen=KEPT)
+        self._seen: dict[Xid, None] = {}
+        """Each once: in a storm of what applications do wrong the one that counts must not go."""
         self._thread: threading.Thread | None = None
         self._trouble = ""
 
@@ -40,9 +38,14 @@ class NvmlEvents:
             self._thread = threading.Thread(target=self._listen, name="xids", daemon=True)
             self._thread.start()
         seen: list[Xid] = []
-        while self._seen:
-            seen.append(self._seen.popleft())
-        return tuple(seen)
+        while self._seen:  # the listener goes on meanwhile
+            xid, _ = self._seen.popitem()
+            seen.append(xid)
+        return tuple(reversed(seen))
+
+    def note(self, xid: Xid) -> None:
+        """Take an event."""
+        self._seen[xid] = None
 
     def _listen(self) -> None:
         while True:
@@ -64,7 +67,7 @@ class NvmlEvents:
             while time.monotonic() < until:
                 found = heard(events)
                 if found is not None:
-                    self._seen.append(found)
+                    self.note(found)
 
 
 @contextlib.contextmanager

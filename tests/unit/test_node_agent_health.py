@@ -25,7 +25,7 @@ from services.node_agent.health import (
 from services.node_agent.inventory import Gpu
 from services.node_agent.looking import Looking
 from services.node_agent.mig import MigState
-from services.node_agent.nvml_events import heard, opened
+from services.node_agent.nvml_events import NvmlEvents, heard, opened
 from shared.model.errors import UnavailableError
 from shared.model.names import DeviceUuid
 
@@ -389,3 +389,17 @@ def test_the_drivers_events_are_heard_of_every_gpu_that_has_some(
     assert registered == 1
     assert found == [Xid(DeviceUuid("GPU-0"), 79), None, None, Xid(None, 48)]
     assert (driver.freed, driver.inits) == (1, 0)
+
+
+def test_in_a_storm_no_event_of_another_kind_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    def silent() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", silent)
+    events = NvmlEvents()
+    events.note(Xid(B, 79))
+    for _ in range(100_000):
+        events.note(Xid(A, 31))
+
+    assert events.drain() == (Xid(B, 79), Xid(A, 31))
+    assert events.drain() == ()
