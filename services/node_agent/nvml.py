@@ -87,7 +87,7 @@ class NvmlGpus:
                 lambda: TIMEOUT_S,
             )
         except (TimeoutError, pynvml.NVMLError, UnavailableError) as error:
-            logger.debug("how GPUs are linked is not told: %s", error or "no answer in time")
+            logger.debug("how GPUs are linked is not told: %s", str(error) or "no answer in time")
             return
         self._links = {**self._links, **links}
         self._linked = (sound, now + LINKS_S)
