@@ -29,15 +29,14 @@ class LargestHeard:
 
     def __init__(self) -> None:
         self._heard: dict[tuple[int, int], float] = {}
-        """When each pair of MiB and units was told last."""
+        """When each pair of MiB and units was heard last."""
 
-    def note(self, told: LargestTold) -> None:
-        """Remember what was told."""
-        key = (told.memory_mib, told.memory_units)
-        self._heard[key] = max(told.told_at, self._heard.get(key, 0.0))
+    def note(self, told: LargestTold, heard_at: float) -> None:
+        """Remember what was told, and when it was heard (in the reader's own ticks, seconds)."""
+        self._heard[told.memory_mib, told.memory_units] = heard_at
 
     def now(self, now: float) -> Largest | None:
-        """Return the most that counts at `now` (Unix seconds), or None if nothing does."""
+        """Return the most that counts at `now` (the same ticks), or None if nothing does."""
         self._heard = {key: at for key, at in self._heard.items() if now - at <= STALE_S}
         if not self._heard:
             return None

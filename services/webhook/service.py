@@ -92,7 +92,8 @@ class Webhook:
         self.tally = tally
         self.clock = clock
         self.reviews = reviews
-        self.budgets: dict[Namespace, BudgetChanged] = {}
+        self.budgets: dict[Namespace, tuple[BudgetChanged, float]] = {}
+        """As last heard, and when by our own ticks: clocks of several hosts may differ."""
         self.largest = LargestHeard()
         self.usual_class = ""
 
@@ -100,13 +101,13 @@ class Webhook:
     async def note_budgets(self, events: Sequence[BudgetChanged]) -> None:
         """Remember how namespaces stand."""
         for event in events:
-            self.budgets[event.namespace] = event
+            self.budgets[event.namespace] = event, self.clock.ticks()
 
     @handles
     async def note_largest(self, events: Sequence[LargestTold]) -> None:
         """Remember how large the largest device is."""
         for event in events:
-            self.largest.note(event)
+            self.largest.note(event, self.clock.ticks())
 
     @loops
     async def keep_certificate(self) -> None:
@@ -156,7 +157,7 @@ class Webhook:
             self.policy,
             known.get,
             has_budget=budget is None or budget.lease_class == "guaranteed",
-            largest=self.largest.now(self.clock.now()),
+            largest=self.largest.now(self.clock.ticks()),
             usual_class=self.usual_class,
         )
         if decision.allowed and decision.asks and budget is not None and budget.new_pods == "deny":
@@ -187,7 +188,5 @@ class Webhook:
         }
 
     def _budget(self, namespace: Namespace) -> BudgetChanged | None:
-        budget = self.budgets.get(namespace)
-        if budget is None or self.clock.now() - budget.at > STALE_S:
-            return None
-        return budget
+        budget, heard_at = self.budgets.get(namespace, (None, 0.0))
+        return budget if self.clock.ticks() - heard_at <= STALE_S else None

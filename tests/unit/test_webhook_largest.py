@@ -91,17 +91,17 @@ def test_where_larger_nodes_may_come_the_pod_is_let_in_with_a_warning() -> None:
     assert [text for text in decision.warnings if "the pod waits for a node that has it" in text]
 
 
-def told(mib: int, at: float) -> LargestTold:
-    return LargestTold(memory_mib=mib, memory_units=mib, told_at=at)
+def told(mib: int) -> LargestTold:
+    return LargestTold(memory_mib=mib, memory_units=mib, told_at=0.0)
 
 
-def test_a_device_counts_for_a_while_after_it_was_told_last() -> None:
+def test_a_device_counts_for_a_while_after_it_was_heard_of_last() -> None:
     heard = LargestHeard()
     assert heard.now(100.0) is None
 
-    heard.note(told(80_000, 100.0))
-    heard.note(told(16_000, 150.0))
-    heard.note(told(80_000, 90.0))
+    heard.note(told(80_000), 90.0)
+    heard.note(told(80_000), 100.0)
+    heard.note(told(16_000), 150.0)
 
     assert heard.now(100.0 + STALE_S) == Largest(80_000, 80_000)
     assert heard.now(101.0 + STALE_S) == Largest(16_000, 16_000)
@@ -110,7 +110,7 @@ def test_a_device_counts_for_a_while_after_it_was_told_last() -> None:
 
 def test_units_and_mib_may_be_of_different_devices() -> None:
     heard = LargestHeard()
-    heard.note(LargestTold(memory_mib=80_000, memory_units=8_000, told_at=1.0))
-    heard.note(LargestTold(memory_mib=16_000, memory_units=16_000, told_at=1.0))
+    heard.note(LargestTold(memory_mib=80_000, memory_units=8_000, told_at=1.0), 1.0)
+    heard.note(LargestTold(memory_mib=16_000, memory_units=16_000, told_at=1.0), 1.0)
 
     assert heard.now(2.0) == Largest(80_000, 16_000)
