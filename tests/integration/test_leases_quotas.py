@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 
@@ -196,14 +197,19 @@ async def test_what_is_held_already_counts_when_a_quota_comes(leases: RedisLease
 
 
 async def test_older_news_of_quotas_is_passed_over(leases: RedisLeases) -> None:
-    await leases.save_quotas([], told_at=NOW)
+    await leases.save_quotas([], told_at=2.0)
 
-    changed = await leases.save_quotas(
-        [Quota(namespace=TEAM, limits=Limits(cards=0))], told_at=NOW - 1
-    )
+    changed = await leases.save_quotas([Quota(namespace=TEAM, limits=Limits(cards=0))], told_at=1.0)
 
     assert not changed
     assert (await leases.quota_accounts()).quotas == {}
+
+
+async def test_news_of_a_clock_that_is_a_day_ahead_bars_none_after_it(leases: RedisLeases) -> None:
+    tomorrow = time.time() + 86_400
+    await leases.save_quotas([Quota(namespace=TEAM, limits=Limits(cards=0))], told_at=tomorrow)
+
+    assert await leases.save_quotas([], told_at=time.time() + 1)
 
 
 async def test_a_rebuild_keeps_quotas_and_counts_anew(leases: RedisLeases) -> None:
