@@ -49,9 +49,9 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Xid:
-    """An XID event of a GPU; of no one in particular, all are meant."""
+    """An XID event of a GPU."""
 
-    device: DeviceUuid | None
+    device: DeviceUuid
     number: int
 
     @property

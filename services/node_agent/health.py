@@ -174,7 +174,7 @@ def examine(
     after: dict[DeviceUuid, Patient] = {}
     for uuid in patients.keys() | found.keys():
         gpu, before = found.get(uuid), patients.get(uuid)
-        struck = next((xid.fault for xid in events if xid.device in {uuid, None}), None)
+        struck = next((xid.fault for xid in events if xid.device == uuid), None)
         if gpu is not None:
             fault = struck or gpu.fault or (_changed(before.sight, gpu) if before else None)
             sight = _sight(gpu, before.sight if before else None)

@@ -64,6 +64,7 @@ class NvmlGpus:
         Raises UnavailableError, saying what to do, while there is no driver or it does not answer.
         """
         found = await self._looking.look()
+        self._events.listen(gpu.uuid for gpu in found)
         await self._ask_links(frozenset(gpu.uuid for gpu in found if gpu.fault is None))
         return tuple(replace(gpu, links=self._links.get(gpu.uuid, {})) for gpu in found)
 
