@@ -177,7 +177,11 @@ def _about_time(command: Callable[..., argparse.ArgumentParser]) -> None:
         "--json",
     )
     taking.add_argument(
-        "--dry-run", default="", metavar="POD", help="say who would be evicted for this pod"
+        "--dry-run",
+        type=flags.pod_name,
+        default="",
+        metavar="POD",
+        help="say who would be evicted for this pod",
     )
     taking.add_argument("-n", "--namespace", default="default", help="default: default")
     taking.add_argument(

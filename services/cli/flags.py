@@ -15,10 +15,25 @@ def of_state(command: argparse.ArgumentParser) -> None:
     )
 
 
+def pod_name(text: str) -> str:
+    """Read a pod's name, also as `kubectl get -o name` writes it (`pod/NAME`)."""
+    before, _, name = text.rpartition("/")
+    if before not in ("", "pod"):
+        raise argparse.ArgumentTypeError(
+            f"{text} is no name of a pod; a namespace is named by itself: {name} -n {before}"
+        )
+    return name
+
+
 def of_pod(command: argparse.ArgumentParser, *, needed: bool = True) -> None:
     """Name one pod."""
     command.add_argument(
-        "pod", metavar="POD", nargs=None if needed else "?", default="", help="the pod's name"
+        "pod",
+        metavar="POD",
+        type=pod_name,
+        nargs=None if needed else "?",
+        default="",
+        help="the pod's name",
     )
     command.add_argument("-n", "--namespace", default="default", help="default: default")
 

@@ -44,6 +44,17 @@ def test_help_of_every_command_ends_with_examples_and_exit_codes() -> None:
         assert "exit codes:" in text
 
 
+@pytest.mark.parametrize("command", [("explain",), ("trace",), ("reclaim", "--dry-run")])
+def test_a_pod_may_be_named_as_kubectl_names_it_and_not_with_its_namespace(
+    command: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    named = parser().parse_args([*command, "pod/my-pod"])
+
+    assert getattr(named, "dry_run" if len(command) > 1 else "pod") == "my-pod"
+    assert code_of(*command, "team-a/my-pod") == 2
+    assert "a namespace is named by itself: my-pod -n team-a" in capsys.readouterr().err
+
+
 def test_help_imports_nothing_heavy() -> None:
     heavy = "{'asyncio', 'redis', 'aiohttp', 'rich', 'grpc', 'opentelemetry', 'nats', 'msgspec'}"
     program = (
