@@ -8,7 +8,9 @@ local stored = call('HMGET', P .. 'facts:' .. name, 'devices', 'served', 'report
 -- One that is much older is of an agent whose clock was set back.
 local older = tonumber(stored[3] or 0) - reported
 if older > 0 and older < LATE_S then return pack(false) end
-if stored[5] ~= tostring(A[7]) then call('HSET', P .. 'facts:' .. name, 'agent', A[7]) end
+if stored[5] ~= tostring(A[7]) then
+  call('HSET', P .. 'facts:' .. name, 'agent', A[7], 'reported', reported)
+end
 
 local before, reported_here, uuids = uuids_on(name), {}, {}
 for i, row in ipairs(rows) do
