@@ -10,7 +10,7 @@ from services.binder.keeping import Keeper
 from services.binder.ledger import Ledger
 from services.binder.presence import Wait
 from shared.model.lease import Lease, LeaseState
-from shared.model.names import PodUid
+from shared.model.names import NodeName, PodUid
 from shared.runtime.clock import Clock
 
 GIVE_UP_S = 5.0
@@ -48,15 +48,17 @@ class Holder:
         self.events = events
         self.clock = clock
 
-    async def hold(self, waits: Mapping[PodUid, Wait]) -> Held:
-        """Explain the pods that wait, and give up reservations on nodes that stay shut.
+    async def hold(self, waits: Mapping[PodUid, Wait], nodes: Mapping[PodUid, NodeName]) -> Held:
+        """Explain the pods that wait for their nodes; give up reservations where these stay shut.
 
-        What was committed stays: its Binding may have been sent. Raises ConflictError if a
-        reservation moved on meanwhile.
+        What was committed stays: its Binding may have been sent. A pod whose lease is on another
+        node by now waits for nothing here. Raises ConflictError if a reservation moved on
+        meanwhile.
         """
         if not waits:
             return Held()
-        found = [lease for lease in await self.ledger.load(list(waits)) if lease is not None]
+        stored = [lease for lease in await self.ledger.load(list(waits)) if lease is not None]
+        found = [lease for lease in stored if lease.node == nodes[lease.pod]]
         hopeless = [
             lease
             for lease in found
@@ -71,5 +73,5 @@ class Holder:
                 why = explain_held(lease, wait.reason)
                 if self.conditions.explain(why):
                     self.events.note(waiting_note(why))
-        ended = waits.keys() - {lease.pod for lease in found}
+        ended = waits.keys() - {lease.pod for lease in stored}
         return Held(kept=kept, given_up=tuple(given_up), ended=tuple(sorted(ended)))

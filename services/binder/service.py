@@ -136,7 +136,7 @@ class Binder:
             pause_s = TURN_S if len(held) < len(left) else min(2 * pause_s, TURN_MOST_S)
             left = {pod: left[pod] for pod in held}
             await self.clock.sleep(pause_s)
-        kept = await self.holder.hold(held)
+        kept = await self.holder.hold(held, {pod: left[pod].lease.node for pod in held})
         said += self._freed(told(kept.given_up))
         over = dict.fromkeys(kept.ended, ENDED)
         over |= {lease.pod: held[lease.pod].reason for lease in kept.given_up}

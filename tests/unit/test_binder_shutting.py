@@ -177,3 +177,13 @@ async def test_what_was_committed_is_not_given_up_however_long_its_node_is_shut(
         world.clock.advance(GIVE_UP_S)
 
     assert list(world.ledger.leases) == [bound.pod]
+
+
+async def test_a_placement_that_came_late_waits_for_no_node_that_its_pod_has_left() -> None:
+    world = World(lease("p1", node="n2", state=LeaseState.ACTIVE))
+    world.agents.told = {N1: away("p1")}
+
+    said = await world.binder.bind_pods(chosen(lease("p1")))
+
+    assert not said
+    assert [kept.node for kept in world.ledger.leases.values()] == [N2]
