@@ -3,33 +3,9 @@
 from dataclasses import replace
 
 from services.binder.recovery import Evidence, recover
-from shared.model.events import BoundPod
-from shared.model.lease import Lease, LeaseState
-from shared.model.lease_copy import dump_lease
-from shared.model.node_events import Activation
+from shared.model.lease import LeaseState
+from tests.support.binder_events import activation, bound
 from tests.support.binder_world import lease
-
-
-def activation(held: Lease) -> Activation:
-    return Activation(
-        pod=held.pod,
-        namespace=held.namespace,
-        name=held.name,
-        container="c",
-        resource="volcano.sh/vgpu-number",
-        device_ids=("GPU-n1-0-0",),
-        lease=held,
-    )
-
-
-def bound(held: Lease) -> BoundPod:
-    return BoundPod(
-        pod=held.pod,
-        namespace=held.namespace,
-        name=held.name,
-        node=held.node,
-        lease=dump_lease(held),
-    )
 
 
 def test_a_pod_that_is_not_listed_claims_its_place_after_all_that_are() -> None:
