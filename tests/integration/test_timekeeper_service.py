@@ -132,34 +132,6 @@ async def test_a_place_in_the_ledger_that_there_cannot_be_is_refused(
     assert early == {"entries": [], "cursor": None}
 
 
-@pytest.mark.parametrize(
-    ("spec", "said"),
-    [
-        ({"policy": {"type": "bucket", "refillGPUMinutesPerHour": 1}}, "is what a bucket holds"),
-        ({"limitGPUMinutes": 1, "policy": {"type": "bucket"}}, "need each other"),
-        ({"policy": {"refillGPUMinutesPerHour": 1}}, "need each other"),
-        ({"policy": {"type": "sliding", "lengthHours": 20, "bucketMinutes": 1}}, "1 to 1000 times"),
-        ({"policy": {"type": "sliding", "lengthHours": 2**40}}, "less than or equal to 175680"),
-    ],
-)
-async def test_an_object_that_could_not_be_read_is_refused_where_it_is_written(
-    api: ApiUnderTest, spec: dict[str, Any], said: str
-) -> None:
-    whole = {"limitGPUMinutes": 60, "policy": {"type": "bucket", "refillGPUMinutesPerHour": 1}}
-    made = [{"metadata": {"name": f"n{n}"}, "spec": one} for n, one in enumerate((spec, whole))]
-    async with api.client() as client:
-        async with client.post(PATH, json=_budget(made[0])) as refused:
-            told = await answer(refused, 422)
-        async with client.post(PATH, json=_budget(made[1])) as taken:
-            await answer(taken, 201)
-
-    assert said in told["message"]
-
-
-def _budget(body: dict[str, Any]) -> dict[str, Any]:
-    return {"apiVersion": "leasehold.dev/v1alpha1", "kind": "GPUBudget", **body}
-
-
 async def test_the_proof_of_concepts_question_is_answered_with_more_fields(opened: Books) -> None:
     keeper = opened.timekeeper()
     async with served(opened, keeper) as http:
@@ -380,18 +352,6 @@ async def until(wanted: Any, limit_s: float = 20) -> None:
     async with asyncio.timeout(limit_s):
         while not wanted():
             await asyncio.sleep(0.02)
-
-
-@pytest.mark.parametrize(
-    "spec",
-    [{"limitGPUMinutes": -1}, {"policy": {"type": "lunar"}}, {"warnAt": [101]}, {"share": 0}],
-)
-async def test_the_definition_refuses_what_could_not_be_read(
-    api: ApiUnderTest, spec: dict[str, Any]
-) -> None:
-    async with Kube(load_credentials(api.kubeconfig)) as kube:
-        with pytest.raises(Exception, match=next(iter(spec))):
-            await kube.create(PATH, manifest(**spec))
 
 
 async def test_changes_are_told_on_the_bus_by_the_running_service(opened: Books) -> None:
