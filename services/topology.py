@@ -4,8 +4,8 @@ import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shared.model.event import Event
-from shared.model.events import (
+from shared.model.events.event import Event
+from shared.model.events.pod_events import (
     BindingFailed,
     BudgetChanged,
     LeaseChanged,
@@ -16,7 +16,13 @@ from shared.model.events import (
     PodBound,
     PodQueued,
 )
-from shared.model.questions import BindAsked, EndAsked, LeasesAsked, LimitsAsked, ResizeAsked
+from shared.model.events.request_reply import (
+    BindAsked,
+    EndAsked,
+    LeasesAsked,
+    LimitsAsked,
+    ResizeAsked,
+)
 from shared.runtime.service import Role, roles_of
 
 
@@ -73,7 +79,7 @@ SERVICES: tuple[ServiceListed, ...] = (
         also_says=(BudgetChanged,),
     ),
     ServiceListed(name="webhook", module="services.webhook.service", cls="Webhook"),
-    ServiceListed(name="doorkeeper", module="services.doorkeeper.service", cls="Doorkeeper"),
+    ServiceListed(name="doorkeeper", module="services.auth.service", cls="Doorkeeper"),
     ServiceListed(name="dashboard", module="services.dashboard.service", cls="Dashboard"),
 )
 OPERATOR = ServiceListed(name="operator", module="", cls="", also_says=(ResizeAsked,))

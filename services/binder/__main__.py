@@ -1,25 +1,25 @@
 """Runs the binder: `python -m services.binder --help`."""
 
-from services.binder.agents import BusAgents
-from services.binder.api_pods import ApiPods
-from services.binder.assembly import assemble
-from services.binder.event_writer import EventWriter
+from services.binder.bind.agent_client import BusAgents
+from services.binder.bind.pod_client import ApiPods
 from services.binder.metrics import PrometheusEvictions, PrometheusTally, count_resize
-from services.binder.reclaim_pods import ApiVictims
-from services.binder.reclaiming import Reclaimer
+from services.binder.preempt.eviction_client import ApiVictims
+from services.binder.preempt.preemptor import Reclaimer
+from services.binder.report.event_writer import EventWriter
 from services.binder.settings import BinderSettings
-from shared.clients.bus import Bus
-from shared.clients.gates import Gates
-from shared.clients.kube import Kube
-from shared.clients.kubeconfig import load_credentials
-from shared.clients.leases import RedisLeases
-from shared.clients.leases_staging import LedgerStaging
-from shared.clients.takings import Takings
-from shared.model.events import ListingWanted
-from shared.placing.naive import fit_on_node
-from shared.runtime.clock import SystemClock
+from services.binder.wiring import assemble
+from shared.kubernetes.client import Kube
+from shared.kubernetes.kubeconfig import load_credentials
+from shared.ledger.gates import Gates
+from shared.ledger.leases import RedisLeases
+from shared.ledger.preemptions import Takings
+from shared.ledger.staging import LedgerStaging
+from shared.model.clock import SystemClock
+from shared.model.events.pod_events import ListingWanted
+from shared.nats.bus import Bus
 from shared.runtime.run import run, serve
 from shared.runtime.settings import load_or_exit
+from tests.support.placer.naive import fit_on_node
 
 
 async def bind(settings: BinderSettings) -> None:

@@ -2,7 +2,7 @@
 
 from prometheus_client import Counter
 
-from shared.model.reclaim import Victim
+from shared.model.preemption import Victim
 
 COUNTED = Counter(
     "leasehold_binder_remarks",

@@ -6,10 +6,21 @@ Any number of replicas may run. The handlers are here; what they do is in the fi
 from collections.abc import Sequence
 from typing import Never
 
-from services.binder.binding import Outcome, Verdict
-from services.binder.condition_writer import ConditionWriter
-from services.binder.event_writer import EventWriter
-from services.binder.explaining import (
+from services.binder.bind.agent_presence import Presence
+from services.binder.bind.binding import Outcome, Verdict
+from services.binder.bind.binding_sender import Poster
+from services.binder.bind.deferred_pods import Holder
+from services.binder.ledger_sync.ledger_updates import Keeper, failure, told
+from services.binder.ledger_sync.node_cordons import Shutting
+from services.binder.ledger_sync.rebuild import Rebuild
+from services.binder.ledger_sync.reconciliation import Reconciler
+from services.binder.ledger_sync.scheduling_gates import Gatekeeper
+from services.binder.ledger_sync.sweep import SWEEP_S, Sweeper
+from services.binder.ports.general import Publishing, TakingBack
+from services.binder.ports.ledger import Ledger
+from services.binder.report.condition_writer import ConditionWriter
+from services.binder.report.event_writer import EventWriter
+from services.binder.report.explanations import (
     bound_note,
     explain,
     health_notes,
@@ -18,20 +29,17 @@ from services.binder.explaining import (
     violation_note,
     waiting_note,
 )
-from services.binder.gating import Gatekeeper
-from services.binder.holding import Holder
-from services.binder.keeping import Keeper, failure, told
-from services.binder.ledger import Ledger
-from services.binder.ports import Publishing, TakingBack
-from services.binder.posting import Poster
-from services.binder.presence import Presence
-from services.binder.rebuilding import Rebuild
-from services.binder.reconciling import Reconciler
-from services.binder.resizing import Resizer
-from services.binder.shutting import Shutting
-from services.binder.sweeping import SWEEP_S, Sweeper
+from services.binder.resize.resizer import Resizer
+from shared.model.clock import Clock
 from shared.model.errors import UnavailableError
-from shared.model.events import (
+from shared.model.events.node_events import (
+    DeviceReported,
+    HealthChanged,
+    ShareActivated,
+    ShareRefused,
+    ViolationFound,
+)
+from shared.model.events.pod_events import (
     BindingFailed,
     BudgetChanged,
     LeaseChanged,
@@ -46,16 +54,8 @@ from shared.model.events import (
     PodsListed,
     QuotasTold,
 )
+from shared.model.events.request_reply import LeasesAsked, LeasesTold, ResizeAsked, ResizeTold
 from shared.model.lease import Lease
-from shared.model.node_events import (
-    DeviceReported,
-    HealthChanged,
-    ShareActivated,
-    ShareRefused,
-    ViolationFound,
-)
-from shared.model.questions import LeasesAsked, LeasesTold, ResizeAsked, ResizeTold
-from shared.runtime.clock import Clock
 from shared.runtime.service import answers, handles, loops
 
 ASK_S = 1.0

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.binder.reclaim_rules import Rules, violations_of
+from services.binder.preempt.rules import Rules, violations_of
 from shared.runtime.settings import LedgerSettings, setting
 
 

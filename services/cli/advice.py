@@ -3,7 +3,7 @@
 import shutil
 from pathlib import Path
 
-from services.cli.statedir import StateDir
+from services.cli.state_dir import StateDir
 
 EXAMPLE = """\
 apiVersion: v1

@@ -4,9 +4,9 @@ import argparse
 import os
 from collections.abc import Callable
 
-from services.cli import commands_node_keys as node_keys
-from services.cli import commands_resize as resizing
 from services.cli import flags
+from services.cli.admin import node_keys_arguments as node_keys
+from services.cli.admin import resize_arguments as resizing
 from shared.model.names import SCHEDULERS
 
 EXIT_CODES = """\
@@ -194,14 +194,14 @@ def _about_time(command: Callable[..., argparse.ArgumentParser]) -> None:
 
 
 def _doctor(given: argparse.Namespace) -> int:
-    from services.cli.doctor import doctor  # noqa: PLC0415 - start-up time
+    from services.cli.doctor.doctor import doctor
 
     return doctor(given)
 
 
 def _budget(name: str) -> Run:
     def run(given: argparse.Namespace) -> int:
-        from services.cli import budget  # noqa: PLC0415 - start-up time
+        from services.cli.admin import budget
 
         code: int = getattr(budget, name)(given)
         return code
@@ -210,7 +210,7 @@ def _budget(name: str) -> Run:
 
 
 def _reclaim(given: argparse.Namespace) -> int:
-    from services.cli.reclaim import reclaim  # noqa: PLC0415 - start-up time
+    from services.cli.admin.preemptions import reclaim
 
     return reclaim(given)
 
@@ -274,7 +274,7 @@ def _views(command: Callable[..., argparse.ArgumentParser]) -> None:
 
 
 def _show_doors(given: argparse.Namespace) -> int:
-    from services.cli.doors import show  # noqa: PLC0415 - start-up time
+    from services.cli.admin.credentials import show
 
     return show(given)
 
@@ -312,7 +312,7 @@ def _flag_of_schedulers(command: argparse.ArgumentParser) -> None:
 
 def _view(name: str) -> Run:
     def run(given: argparse.Namespace) -> int:
-        from services.cli import views  # noqa: PLC0415 - start-up time
+        from services.cli.inspect import commands as views
 
         code: int = getattr(views, name)(given)
         return code
@@ -353,13 +353,13 @@ def _flags_of_up(command: argparse.ArgumentParser) -> None:
 
 
 def _up(given: argparse.Namespace) -> int:
-    from services.cli.up import settings_of, up  # noqa: PLC0415 - start-up time
+    from services.cli.up.up import settings_of, up
 
     return up(settings_of(given))
 
 
 def _down(given: argparse.Namespace) -> int:
-    from services.cli.down import down  # noqa: PLC0415 - start-up time
-    from services.cli.statedir import StateDir  # noqa: PLC0415 - start-up time
+    from services.cli.state_dir import StateDir
+    from services.cli.up.down import down
 
     return down(StateDir.at(given.state))

@@ -3,19 +3,19 @@
 import logging
 from contextlib import AsyncExitStack
 
-from services.dashboard.old_series import old_metrics
-from services.dashboard.pages import Pages
+from services.dashboard.http_server import Pages
+from services.dashboard.legacy_metrics import old_metrics
 from services.dashboard.service import Dashboard
 from services.dashboard.settings import ABOUT, EXAMPLES, DashboardSettings
-from shared.clients.budgets import Budgets
-from shared.clients.bus import Bus
-from shared.clients.kube import Kube
-from shared.clients.kubeconfig import load_credentials
-from shared.clients.leases import RedisLeases
+from shared.credentials.authorization import Door, KubeDoor, OpenDoor, TokenDoor, make_token
+from shared.credentials.tokens import load_access
+from shared.kubernetes.client import Kube
+from shared.kubernetes.kubeconfig import load_credentials
+from shared.ledger.budgets import Budgets
+from shared.ledger.leases import RedisLeases
+from shared.model.clock import SystemClock
+from shared.nats.bus import Bus
 from shared.runtime import health
-from shared.runtime.access import load_access
-from shared.runtime.clock import SystemClock
-from shared.runtime.doors import Door, KubeDoor, OpenDoor, TokenDoor, make_token
 from shared.runtime.run import run, serve
 from shared.runtime.settings import load_or_exit
 

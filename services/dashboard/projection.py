@@ -7,14 +7,14 @@ the keys of what looks different now. No clock: `now` is an argument, Unix secon
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from services.dashboard.ticker import News, Ticker
+from services.dashboard.recent_events import News, Ticker
 from shared.model.budget import LeaseClass
 from shared.model.device import Device, DeviceUse
-from shared.model.events import BudgetChanged
+from shared.model.events.pod_events import BudgetChanged
+from shared.model.fair_share import Right, Taken, Turns, in_turn
 from shared.model.lease import LIVE, Lease, Share, bookings
 from shared.model.ledger import NodeAccount, Waiting
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
-from shared.model.turns import Right, Taken, Turns, in_turn
 
 Key = tuple[str, str]
 """What looks different: (`device`, uuid), (`node`, name), or a list: (`waiting`, ``)."""

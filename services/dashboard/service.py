@@ -9,11 +9,13 @@ import logging
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Protocol
 
-from services.dashboard.hub import Hub
+from services.dashboard.change_feed import Hub
+from services.dashboard.missing_components import Parts, Silent
 from services.dashboard.projection import SILENT, Projection
-from services.dashboard.silence import Parts, Silent
-from services.dashboard.ticker import News
-from shared.model.events import (
+from services.dashboard.recent_events import News
+from shared.model.clock import Clock
+from shared.model.events.node_events import ShareActivated, ShareRefused, ViolationFound
+from shared.model.events.pod_events import (
     BindingFailed,
     BudgetChanged,
     LeaseChanged,
@@ -28,8 +30,6 @@ from shared.model.events import (
 )
 from shared.model.ledger import LedgerChange, NodeAccount, Snapshot, Waiting
 from shared.model.names import NodeName, PodUid
-from shared.model.node_events import ShareActivated, ShareRefused, ViolationFound
-from shared.runtime.clock import Clock
 from shared.runtime.service import loops, overhears
 
 logger = logging.getLogger(__name__)

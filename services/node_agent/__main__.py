@@ -1,8 +1,8 @@
 """`python -m services.node_agent`: one node's agent."""
 
-from services.node_agent.building import node_agent
 from services.node_agent.settings import ABOUT, EXAMPLES, AgentSettings
-from shared.clients.bus import Bus
+from services.node_agent.wiring import node_agent
+from shared.nats.bus import Bus
 from shared.runtime.run import Nats, run, serve
 from shared.runtime.settings import load
 from shared.runtime.telemetry import open_tracing

@@ -1,248 +1,161 @@
-"""Volcano's two ConfigMaps for its vGPU device plugin, as far as they concern a node; pure.
+"""Finds Volcano's ConfigMaps, in files or at the API server, and reads them again now and then."""
 
-`volcano-vgpu-device-config` has settings for all nodes and the MIG layouts, and
-`volcano-vgpu-node-config` has what is different on single nodes. Nothing in them ends an agent that
-runs: what is wrong is said, and left out.
-"""
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
 
-import difflib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import msgspec
+import yaml
 
-from services.node_agent.geometry import KNOWN, Geometry
-from services.node_agent.inventory import Division
-from shared.model.device import DeviceMode, MigLayout, MigProfile
+from services.node_agent.gpus.inventory import Division, check_division
+from services.node_agent.volcano_config import divided, read_config
+from shared.dialects.dialect import Strategy
+from shared.kubernetes.client import Kube
+from shared.kubernetes.errors import NotFoundError
+from shared.model.clock import Clock
+from shared.model.errors import LeaseholdError, RequestError
+from shared.model.names import NodeName
 
-SECTION = "nvidia"
-SPLIT_COUNT, FACTOR, GEOMETRIES = "deviceSplitCount", "gpuMemoryFactor", "knownMigGeometries"
-NAMES: Mapping[str, str] = {
-    "resourceCountName": "volcano.sh/vgpu-number",
-    "resourceMemoryName": "volcano.sh/vgpu-memory",
-    "resourceMemoryPercentageName": "volcano.sh/vgpu-memory-percentage",
-    "resourceCoreName": "volcano.sh/vgpu-cores",
-}
-"""Resources that Leasehold serves under these names, and no others."""
-WITHOUT_EFFECT: Mapping[str, object] = {
-    "deviceCoreScaling": 1,
-    "deviceMemoryScaling": 1,
-    "disableCoreLimit": False,
-    "defaultMemory": 0,
-    "defaultCores": 0,
-    "defaultGPUNum": 1,
-    "overwriteEnv": False,
-    "resourcePriorityName": "",
-    "passDeviceSpecs": False,
-}
-"""Keys that say nothing to Leasehold, with the value that asks for nothing: no warning for that."""
-NODE_KEYS = ("name", "operatingmode", "devicesplitcount", "filterdevices")
-NODE_WITHOUT_EFFECT: Mapping[str, object] = {
-    "devicecorescaling": 1,
-    "devicememoryscaling": 1,
-    "migstrategy": "none",
-}
-FORBIDDEN = "-[],:;"
-"""Characters with a meaning of their own where a group's name appears in annotations."""
+logger = logging.getLogger(__name__)
+
+READ_AGAIN_S = 60.0
+ASK_S = 3.0
+NAMESPACES = ("kube-system", "volcano-system")
+DEVICE_MAP, DEVICE_KEY = "volcano-vgpu-device-config", "device-config.yaml"
+NODE_MAP, NODE_KEY = "volcano-vgpu-node-config", "config.json"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceConfig:
-    """What both files say to one node; None and empty: nothing."""
-
-    split_count: int | None = None
-    unit_mib: int | None = None
-    tables: tuple[Geometry, ...] = ()
-    own_split_count: int | None = None
-    """For this node alone; wins over everything, flags too."""
-    mode: DeviceMode | None = None
-    hidden: frozenset[str] = frozenset()
-    """UUIDs, and indices as text, of devices that are not to be served."""
-    said: tuple[str, ...] = ()
-    """What is wrong in the files, a sentence each."""
+class _ConfigMap(msgspec.Struct):
+    data: dict[str, str] | None = None
 
 
-def read_config(device: object, node: object, name: str) -> DeviceConfig:
-    """Read both documents (None: there is none) for the node of this name."""
-    said: list[str] = []
-    config = _read_device(device, said)
-    config = _read_node(config, node, name, said)
-    return replace(config, said=tuple(said))
+class Configuring:
+    """How the node's devices are divided, as flags and both ConfigMaps say together.
 
-
-def divided(
-    config: DeviceConfig, flags: Division, *, split: int | None, unit: int | None
-) -> Division:
-    """Return how the node's devices are divided.
-
-    Flags (`split` and `unit`, None where not given) win over the file for all nodes, and the
-    node's own entry over both; 10 slots and 1 MiB per unit are what nobody has to say.
+    What the API server said is kept in a file, so that an agent that starts without it divides
+    devices as before.
     """
-    return replace(
-        flags,
-        split_count=config.own_split_count or split or config.split_count or flags.split_count,
-        unit_mib=unit or config.unit_mib or flags.unit_mib,
-        tables=(*config.tables, *KNOWN),
-        hidden=config.hidden,
-        wanted_mode=config.mode,
-    )
 
+    def __init__(
+        self,
+        kube: Kube,
+        node: NodeName,
+        *,
+        flags: Division,
+        split: int | None,
+        unit: int | None,
+        device_file: Path | None,
+        node_file: Path | None,
+        kept: Path,
+        clock: Clock,
+    ) -> None:
+        self.kube = kube
+        self.node = node
+        self.flags = flags
+        self.split = split
+        self.unit = unit
+        self.files = {DEVICE_MAP: device_file, NODE_MAP: node_file}
+        self.kept = kept
+        self.clock = clock
+        self._division: Division | None = None
+        self._read_at = 0.0
+        self._texts: dict[str, str | None] = {}
+        self._said: tuple[str, ...] = ()
+        self._unread: dict[str, str] = {}
+        """Why a ConfigMap could not be read when it was last tried."""
 
-def _read_device(document: object, said: list[str]) -> DeviceConfig:
-    if document is None:
-        return DeviceConfig()
-    whole = _mapping(document, "the device configuration", said)
-    section = _mapping(whole.get(SECTION, {}), f"section {SECTION}", said)
-    _name_unknown(whole, (SECTION,), "the device configuration", said)
-    keys = (SPLIT_COUNT, FACTOR, GEOMETRIES, *NAMES, *WITHOUT_EFFECT)
-    _name_unknown(section, keys, f"section {SECTION}", said)
-    for key, ours in NAMES.items():
-        if section.get(key, ours) != ours:
-            said.append(f"{key} is {section[key]!r}: Leasehold serves it as {ours}")
-    _name_idle(section, WITHOUT_EFFECT, said)
-    return DeviceConfig(
-        split_count=_positive(section, SPLIT_COUNT, said),
-        unit_mib=_positive(section, FACTOR, said),
-        tables=tuple(_tables(section.get(GEOMETRIES) or (), said)),
-    )
+    async def division(self) -> Division:
+        """Return it, as of at most `READ_AGAIN_S` ago.
 
+        Raises RequestError if a file that a flag names cannot be read when it is first wanted, or
+        if the settings divide nothing.
+        """
+        if self._division is None or self.clock.ticks() >= self._read_at + READ_AGAIN_S:
+            texts = {
+                DEVICE_MAP: await self._text(DEVICE_MAP, DEVICE_KEY),
+                NODE_MAP: await self._text(NODE_MAP, NODE_KEY),
+            }
+            self._read_at = self.clock.ticks()
+            if self._division is None or texts != self._texts:
+                self._division = self._understood(texts)
+                self._texts = texts
+                await asyncio.to_thread(self._keep, texts)
+        return self._division
 
-def _tables(listed: object, said: list[str]) -> Iterable[Geometry]:
-    for number, entry in enumerate(_sequence(listed, GEOMETRIES, said)):
-        where = f"{GEOMETRIES}[{number}]"
-        table = _mapping(entry, where, said)
-        _name_unknown(table, ("models", "allowedGeometries"), where, said)
-        models = tuple(
-            str(model) for model in _sequence(table.get("models"), f"{where}.models", said) if model
+    async def _text(self, name: str, key: str) -> str | None:
+        file = self.files[name]
+        if file is None:
+            return await self._from_cluster(name, key)
+        try:
+            return await asyncio.to_thread(file.read_text)
+        except (OSError, UnicodeDecodeError) as error:
+            if self._division is None:
+                raise RequestError(f"{file} cannot be read: {error}") from error
+            logger.warning("%s cannot be read, and counts as it was: %s", file, error)
+            return self._texts.get(name)
+
+    async def _from_cluster(self, name: str, key: str) -> str | None:
+        try:
+            async with asyncio.timeout(ASK_S):
+                for namespace in NAMESPACES:
+                    try:
+                        found = await self.kube.read(
+                            f"/api/v1/namespaces/{namespace}/configmaps/{name}", _ConfigMap
+                        )
+                    except NotFoundError:
+                        continue
+                    self._unread.pop(name, None)
+                    return (found.data or {}).get(key)
+                self._unread.pop(name, None)
+                return None
+        except (LeaseholdError, TimeoutError) as error:
+            before = self._texts or await asyncio.to_thread(self._load)
+            why = str(error) or f"no answer within {ASK_S:g} s"
+            if self._unread.get(name) != why:
+                logger.warning("ConfigMap %s cannot be read, and counts as it was: %s", name, why)
+            self._unread[name] = why
+            return before.get(name)
+
+    def _understood(self, texts: dict[str, str | None]) -> Division:
+        said: list[str] = []
+        config = read_config(
+            _document(texts[DEVICE_MAP], DEVICE_KEY, yaml.safe_load, said),
+            _document(texts[NODE_MAP], NODE_KEY, json.loads, said),
+            self.node,
         )
-        listed_layouts = _sequence(
-            table.get("allowedGeometries"), f"{where}.allowedGeometries", said
-        )
-        layouts: dict[str, MigLayout] = {}
-        for order, layout in enumerate(listed_layouts):
-            read = _layout(layout, f"{where}.allowedGeometries[{order}]", said)
-            if read is not None and read.name in layouts:
-                said.append(f"{where} has group {read.name!r} twice: the first one counts")
-            elif read is not None:
-                layouts[read.name] = read
-        if models and layouts:
-            yield Geometry(models=models, layouts=tuple(layouts.values()))
+        for text in (*said, *config.said):
+            if text not in self._said:
+                logger.warning("configuration: %s", text)
+        self._said = (*said, *config.said)
+        division = divided(config, self.flags, split=self.split, unit=self.unit)
+        check_division(division, Strategy.ALL)
+        return division
+
+    def _keep(self, texts: dict[str, str | None]) -> None:
+        """Keep them for a start without the API server; a full disk is no reason to stop."""
+        draft = self.kept.with_suffix(".new")
+        try:
+            draft.write_text(json.dumps(texts))
+            draft.replace(self.kept)
+        except OSError as error:
+            logger.warning("%s cannot be written: %s", self.kept, error.strerror)
+
+    def _load(self) -> dict[str, str | None]:
+        try:
+            kept: dict[str, str | None] = json.loads(self.kept.read_text())
+        except (OSError, ValueError):
+            return {}
+        return kept
 
 
-def _layout(entry: object, where: str, said: list[str]) -> MigLayout | None:
-    layout = _mapping(entry, where, said)
-    _name_unknown(layout, ("group", "geometries"), where, said)
-    name = layout.get("group")
-    if not isinstance(name, str) or not name or set(name) & set(FORBIDDEN):
-        said.append(
-            f"{where}.group is {name!r}: a group needs a name, without any of "
-            f"{' '.join(FORBIDDEN)}; it is left out"
-        )
+def _document(
+    text: str | None, where: str, load: Callable[[str], object], said: list[str]
+) -> object:
+    """Return what a text says; None for none, or for one that is not in its language."""
+    try:
+        return load(text) if text and text.strip() else None
+    except (yaml.YAMLError, ValueError) as error:
+        said.append(f"{where} cannot be read, and says nothing: {error}")
         return None
-    profiles: dict[str, MigProfile] = {}
-    listed = _sequence(layout.get("geometries"), f"{where}.geometries", said)
-    for number, one in enumerate(listed):
-        profile = _profile(one, f"{where}.geometries[{number}]", said)
-        if profile is None:
-            said.append(f"group {name} is left out: without all of its instances it is another")
-            return None
-        if profile.name in profiles:
-            said.append(f"{where} has {profile.name} twice: give it once, with the sum as count")
-            return None
-        profiles[profile.name] = profile
-    return MigLayout(name=name, profiles=tuple(profiles.values())) if profiles else None
-
-
-def _profile(entry: object, where: str, said: list[str]) -> MigProfile | None:
-    profile = _mapping(entry, where, said)
-    _name_unknown(profile, ("name", "memory", "count"), where, said)
-    name = profile.get("name")
-    memory, count = _positive(profile, "memory", said), _positive(profile, "count", said)
-    if not isinstance(name, str) or not name or memory is None or count is None:
-        said.append(f"{where} needs a name, a memory in MiB and a count of 1 or more")
-        return None
-    return MigProfile(name=name, memory_mib=memory, count=count)
-
-
-def _read_node(config: DeviceConfig, document: object, name: str, said: list[str]) -> DeviceConfig:
-    if document is None:
-        return config
-    whole = _mapping(document, "the node configuration", said)
-    _name_unknown(whole, ("nodeconfig",), "the node configuration", said)
-    for number, entry in enumerate(_sequence(whole.get("nodeconfig"), "nodeconfig", said)):
-        where = f"nodeconfig[{number}]"
-        own = _mapping(entry, where, said)
-        if own.get("name") != name:
-            continue
-        _name_unknown(own, (*NODE_KEYS, *NODE_WITHOUT_EFFECT), where, said)
-        _name_idle(own, NODE_WITHOUT_EFFECT, said)
-        config = replace(
-            config,
-            own_split_count=_positive(own, "devicesplitcount", said, zero=True),
-            mode=_mode(own.get("operatingmode"), said),
-            hidden=_hidden(own.get("filterdevices") or {}, f"{where}.filterdevices", said),
-        )
-    return config
-
-
-def _mode(value: object, said: list[str]) -> DeviceMode | None:
-    if value in (None, ""):
-        return None
-    if value not in tuple(DeviceMode):
-        said.append(f"operatingmode is {value!r}, and can be {' or '.join(DeviceMode)}")
-        return None
-    return DeviceMode(str(value))
-
-
-def _hidden(value: object, where: str, said: list[str]) -> frozenset[str]:
-    lists = _mapping(value, where, said)
-    _name_unknown(lists, ("uuid", "index"), where, said)
-    return frozenset(
-        str(one)
-        for key in ("uuid", "index")
-        for one in _sequence(lists.get(key) or (), f"{where}.{key}", said)
-    )
-
-
-def _mapping(value: object, where: str, said: list[str]) -> Mapping[str, object]:
-    if isinstance(value, Mapping):
-        return value
-    said.append(f"{where} is no mapping, but {value!r}")
-    return {}
-
-
-def _sequence(value: object, where: str, said: list[str]) -> Sequence[object]:
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return value
-    said.append(f"{where} is no list, but {value!r}")
-    return ()
-
-
-def _positive(
-    section: Mapping[str, object], key: str, said: list[str], *, zero: bool = False
-) -> int | None:
-    """Return a whole number above 0; with `zero`, a 0 says nothing without being wrong."""
-    value = section.get(key)
-    if value is None or (zero and value == 0):
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        said.append(f"{key} is {value!r}: it must be a whole number of 1 or more")
-        return None
-    return value
-
-
-def _name_unknown(
-    section: Mapping[str, object], known: Sequence[str], where: str, said: list[str]
-) -> None:
-    for key in section:
-        if key not in known:
-            lowered = {name.lower(): name for name in known}
-            near = difflib.get_close_matches(str(key).lower(), lowered, n=1, cutoff=0.6)
-            hint = f"; did you mean {lowered[near[0]]}?" if near else ""
-            said.append(f"{where} has a key {key!r} that nothing reads{hint}")
-
-
-def _name_idle(
-    section: Mapping[str, object], without_effect: Mapping[str, object], said: list[str]
-) -> None:
-    for key, usual in without_effect.items():
-        if section.get(key) not in (None, usual, ""):
-            said.append(f"{key} is {section[key]!r}, and has no effect in Leasehold")

@@ -10,8 +10,8 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.node_agent.hardware import LAYOUTS, NVML, hardware_of
-from services.node_agent.partition_server import PartitionServer
+from services.node_agent.gpus.driver import LAYOUTS, NVML, hardware_of
+from services.node_agent.mig.partition_server import PartitionServer
 from shared.model.names import NodeName
 from shared.runtime.run import run
 from shared.runtime.settings import load_or_exit, setting

@@ -3,16 +3,16 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
-from services.node_agent.device_lists import Strategies
-from services.node_agent.entry import Entry
-from services.node_agent.inventory import Division, Gpu, Shown
-from services.node_agent.mig import MigInstance
-from services.node_agent.usage import Violation
+from services.node_agent.allocate.device_list_strategies import Strategies
+from services.node_agent.gpus.inventory import Division, Gpu, Shown
+from services.node_agent.mig.layout_changes import MigInstance
+from services.node_agent.records.checkpoint_entry import Entry
+from services.node_agent.usage.usage_model import Violation
 from shared.dialects.dialect import ServedId
 from shared.model.device import Device
+from shared.model.events.node_events import Activation
+from shared.model.events.request_reply import LimitsAsked, LimitsTold
 from shared.model.names import DeviceUuid, PodUid
-from shared.model.node_events import Activation
-from shared.model.questions import LimitsAsked, LimitsTold
 
 
 class Gpus(Protocol):

@@ -4,13 +4,14 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 
-from services.node_agent import inventory
-from services.node_agent.allocation import Node
-from services.node_agent.answering import Answering
-from services.node_agent.checkup import Checkup
-from services.node_agent.faults import Fault, no_answer
-from services.node_agent.inventory import Division, Gpu, Shown
-from services.node_agent.leaving import drained
+from services.node_agent.allocate.allocation import Node
+from services.node_agent.allocate.handler import Answering
+from services.node_agent.drain import drained
+from services.node_agent.gpus import inventory
+from services.node_agent.gpus.device_faults import Fault, no_answer
+from services.node_agent.gpus.health_monitor import Checkup
+from services.node_agent.gpus.inventory import Division, Gpu, Shown
+from services.node_agent.kubelet.admission_window import Turns
 from services.node_agent.ports import (
     Cleaning,
     Configuring,
@@ -24,24 +25,23 @@ from services.node_agent.ports import (
     Specifying,
     Watching,
 )
-from services.node_agent.rebuilding import ended_pods
-from services.node_agent.record_rebuilding import rebuild_record
-from services.node_agent.turns import Turns
-from services.node_agent.violations import told
-from services.node_agent.waiting import set_within
+from services.node_agent.records.checkpoint_rebuild import ended_pods
+from services.node_agent.records.rebuild_writer import rebuild_record
+from services.node_agent.timeouts import set_within
+from services.node_agent.usage.violations import told
 from shared.dialects.dialect import Dialect, Host, Paths
+from shared.model.clock import Clock
 from shared.model.device import Device
 from shared.model.errors import LeaseholdError, UnavailableError
-from shared.model.events import LeaseChanged, ListingWanted
-from shared.model.names import NodeName
-from shared.model.node_events import (
+from shared.model.events.node_events import (
     DeviceReported,
     HealthChanged,
     ShareActivated,
     ShareRefused,
     ViolationFound,
 )
-from shared.model.questions import (
+from shared.model.events.pod_events import LeaseChanged, ListingWanted
+from shared.model.events.request_reply import (
     BindAsked,
     BindTold,
     EndAsked,
@@ -51,7 +51,7 @@ from shared.model.questions import (
     LimitsAsked,
     LimitsTold,
 )
-from shared.runtime.clock import Clock
+from shared.model.names import NodeName
 from shared.runtime.service import answers, emits, handles, loops
 
 logger = logging.getLogger(__name__)

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.node_agent.cdi_files import DriverPlaces
-from services.node_agent.device_lists import USUAL, Strategies, strategies_of
-from services.node_agent.hardware import LAYOUTS, NVML
-from services.node_agent.inventory import Division, check_division, isolation_of
-from services.node_agent.library import current
-from shared.clients.kubeconfig import Credentials
+from services.node_agent.allocate.cdi_files import DriverPlaces
+from services.node_agent.allocate.device_list_strategies import USUAL, Strategies, strategies_of
+from services.node_agent.gpus.driver import LAYOUTS, NVML
+from services.node_agent.gpus.inventory import Division, check_division, isolation_of
+from services.node_agent.isolation.library import current
 from shared.dialects.dialect import Strategy
+from shared.kubernetes.kubeconfig import Credentials
 from shared.model.device import Isolation
 from shared.model.errors import RequestError
 from shared.model.names import NodeName

@@ -3,12 +3,12 @@
 import random
 from dataclasses import dataclass
 
+from services.placer.metrics import PrometheusTally, watch_mirror
 from services.placer.service import Placer
-from services.placer.tallying import PrometheusTally, watch_mirror
 from services.placer.tracing import TracedLedger
-from shared.clients.bus import Bus
-from shared.clients.leases import RedisLeases
-from shared.runtime.clock import SystemClock
+from shared.ledger.leases import RedisLeases
+from shared.model.clock import SystemClock
+from shared.nats.bus import Bus
 from shared.runtime.run import Nats, run, serve
 from shared.runtime.settings import LedgerSettings, load_or_exit, setting
 from shared.runtime.telemetry import open_tracing

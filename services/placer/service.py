@@ -7,8 +7,8 @@ ledger, and the ledger checks that what was decided still fits.
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
-from services.placer.batch import KEPT, Decided, decide, reservation_of, verdict_of
-from services.placer.gangs import (
+from services.placer.choice.batch import KEPT, Decided, decide, reservation_of, verdict_of
+from services.placer.choice.gangs import (
     COUNTED,
     decide_gang,
     lacking,
@@ -17,12 +17,13 @@ from services.placer.gangs import (
     units_of,
     unwritten,
 )
-from services.placer.index import Index
-from services.placer.mirror import Mirror
-from services.placer.quotas import QuotasMet
-from services.placer.telling import Told
+from services.placer.index.node_index import Index
+from services.placer.mirror.cluster_mirror import Mirror
+from services.placer.refusal.last_verdicts import Told
+from services.placer.refusal.quotas import QuotasMet
+from shared.model.clock import Clock
 from shared.model.errors import ConflictError, UnavailableError
-from shared.model.events import LargestTold, PlacementChosen, PlacementRefused, PodQueued
+from shared.model.events.pod_events import LargestTold, PlacementChosen, PlacementRefused, PodQueued
 from shared.model.lease import Lease, LeaseState
 from shared.model.ledger import (
     KEPT_BACK,
@@ -42,7 +43,6 @@ from shared.model.ledger import (
 from shared.model.names import PodUid
 from shared.model.placement import Refusal
 from shared.model.request import Gang
-from shared.runtime.clock import Clock
 from shared.runtime.service import emits, handles, loops
 
 ROUNDS = 10

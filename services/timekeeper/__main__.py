@@ -5,26 +5,26 @@ from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from functools import partial
 
-from services.timekeeper.configuration import read_factors
-from services.timekeeper.rest import Pages
+from services.timekeeper.config.configuration import read_factors
+from services.timekeeper.config.sources import BudgetFile, BudgetObjects, Configured
+from services.timekeeper.report.status_publisher import Told
+from services.timekeeper.rest.client_trust import AuthorityMap, NoMap
+from services.timekeeper.rest.server import Pages
 from services.timekeeper.service import Timekeeper
 from services.timekeeper.settings import TimekeeperSettings
-from services.timekeeper.sources import BudgetFile, BudgetObjects, Configured
-from services.timekeeper.telling import Told
-from services.timekeeper.trust import AuthorityMap, NoMap
-from shared.clients.budgets import Budgets
-from shared.clients.bus import Bus
-from shared.clients.kube import Kube
-from shared.clients.kubeconfig import load_credentials
-from shared.clients.leases import RedisLeases
+from shared.credentials.authorization import Door, KubeDoor, OpenDoor, TokenDoor
+from shared.credentials.certificate_rotation import Shown
+from shared.credentials.certificate_stores import DirectoryStore, SecretStore
+from shared.credentials.tokens import load_access
+from shared.kubernetes.client import Kube
+from shared.kubernetes.kubeconfig import load_credentials
+from shared.ledger.budgets import Budgets
+from shared.ledger.leases import RedisLeases
+from shared.model.clock import SystemClock
+from shared.nats.bus import Bus
 from shared.runtime import health
-from shared.runtime.access import load_access
-from shared.runtime.clock import SystemClock
-from shared.runtime.doors import Door, KubeDoor, OpenDoor, TokenDoor
 from shared.runtime.run import run, serve
 from shared.runtime.settings import load_or_exit
-from shared.runtime.tls_showing import Shown
-from shared.runtime.tls_stores import DirectoryStore, SecretStore
 
 logger = logging.getLogger(__name__)
 

@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from fractions import Fraction
 from typing import Protocol
 
-from services.timekeeper.accrual import advance, applied, restored, trimmed
-from services.timekeeper.budget import balance
-from services.timekeeper.intake import Intake, intake, reconcile, tenure_id
-from services.timekeeper.news import differs, told
-from services.timekeeper.weights import Card, Weighed, weigh
-from services.timekeeper.windows import kept_since_ms
+from services.timekeeper.accounts.accrual import advance, applied, restored, trimmed
+from services.timekeeper.accounts.budget import balance
+from services.timekeeper.accounts.journal import Intake, intake, reconcile, tenure_id
+from services.timekeeper.accounts.weights import Card, Weighed, weigh
+from services.timekeeper.accounts.windows import kept_since_ms
+from services.timekeeper.report.budget_changes import differs, told
 from shared.model.budget import (
     Account,
     Balance,
@@ -25,13 +25,13 @@ from shared.model.budget import (
     Update,
     Window,
 )
+from shared.model.clock import Clock
 from shared.model.errors import ConflictError
-from shared.model.event import Event
-from shared.model.events import BudgetChanged
+from shared.model.events.event import Event
+from shared.model.events.pod_events import BudgetChanged
 from shared.model.lease import Lease
 from shared.model.ledger import Snapshot
 from shared.model.names import DeviceUuid, Namespace
-from shared.runtime.clock import Clock
 from shared.runtime.service import loops
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ NEVER_S = 3600.0
 
 
 class Store(Protocol):
-    """The accounts; `shared.clients.budgets.Budgets` is it."""
+    """The accounts; `shared.ledger.budgets.Budgets` is it."""
 
     async def unread(self, most: int = TAKE_IN) -> Journal:
         """Read what happened to leases since it was taken in last."""

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from shared.credentials.authorization import MANNERS, is_loopback
 from shared.model.errors import RequestError
-from shared.runtime.doors import MANNERS, is_loopback
 from shared.runtime.settings import LedgerSettings, setting
 
 

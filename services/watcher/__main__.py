@@ -6,10 +6,10 @@ from services.watcher.quotas import load_file
 from services.watcher.service import Watcher
 from services.watcher.settings import WatcherSettings, load_rules
 from services.watcher.sources import FreshListing, GroupReflectors, NodeReflector, PodReflector
-from shared.clients.bus import Bus
-from shared.clients.kube import Kube
-from shared.clients.kubeconfig import load_credentials
-from shared.runtime.clock import SystemClock
+from shared.kubernetes.client import Kube
+from shared.kubernetes.kubeconfig import load_credentials
+from shared.model.clock import SystemClock
+from shared.nats.bus import Bus
 from shared.runtime.run import run, serve
 from shared.runtime.settings import load_or_exit
 

@@ -5,12 +5,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from services.watcher.groups import GroupNews, Groups
-from services.watcher.seen import PodSeen
-from shared.model.events import NodeChanged, PodGated, PodGone, PodQueued, PodRejected
+from services.watcher.observed_pod import PodSeen
+from services.watcher.pod_groups import GroupNews, Groups
+from shared.model.events.node_events import DeviceReported
+from shared.model.events.pod_events import NodeChanged, PodGated, PodGone, PodQueued, PodRejected
 from shared.model.names import NodeName, PodUid
 from shared.model.node import NodeFacts
-from shared.model.node_events import DeviceReported
 
 PodEvent = PodQueued | PodRejected | PodGated | PodGone
 TURNS = 24

@@ -2,17 +2,13 @@
 
 from collections.abc import Mapping
 
-from shared.clients.kube_types import Node
-from shared.dialects import (
-    BOOKED_RESOURCES,
-    nvidia_views,
-    volcano_gpushare,
-    volcano_handshake,
-    volcano_vgpu,
-)
+from shared.dialects import BOOKED_RESOURCES
+from shared.dialects.nvidia import annotations
+from shared.dialects.volcano import gpushare, handshake, vgpu
+from shared.kubernetes.types import Node
+from shared.model.events.node_events import DeviceReported
 from shared.model.names import NodeName
 from shared.model.node import AGENT_ANNOTATION, NodeFacts, Taint
-from shared.model.node_events import DeviceReported
 from shared.model.quantity import parse_available
 
 
@@ -35,9 +31,9 @@ def read(node: Node) -> NodeFacts:
 
 def _closed(notes: Mapping[str, str]) -> tuple[int, ...]:
     """Return the devices that the node's annotations close, in Volcano's words and in HAMi's."""
-    unhealthy = notes.get(volcano_gpushare.UNHEALTHY, "").split(",")
+    unhealthy = notes.get(gpushare.UNHEALTHY, "").split(",")
     listed = {int(index) for text in unhealthy if (index := text.strip()).isdecimal()}
-    return tuple(sorted(listed.union(nvidia_views.cordoned(notes))))
+    return tuple(sorted(listed.union(annotations.cordoned(notes))))
 
 
 def foreign_devices(node: Node, *, now_s: float) -> DeviceReported | None:
@@ -49,13 +45,13 @@ def foreign_devices(node: Node, *, now_s: float) -> DeviceReported | None:
     notes = node.metadata.annotations
     if AGENT_ANNOTATION in notes:
         return None
-    slots = parse_available(node.status.allocatable).get(volcano_vgpu.NUMBER)
-    gone = volcano_handshake.is_gone(notes.get(volcano_handshake.HANDSHAKE), now_s)
-    register = notes.get(volcano_vgpu.REGISTER, "") if slots and not gone else ""
+    slots = parse_available(node.status.allocatable).get(vgpu.NUMBER)
+    gone = handshake.is_gone(notes.get(handshake.HANDSHAKE), now_s)
+    register = notes.get(vgpu.REGISTER, "") if slots and not gone else ""
     return DeviceReported(
         node=NodeName(node.metadata.name),
-        devices=volcano_vgpu.parse_register(register),
-        served=(volcano_vgpu.NUMBER,),
+        devices=vgpu.parse_register(register),
+        served=(vgpu.NUMBER,),
         reported_at=now_s,
         foreign=True,
     )

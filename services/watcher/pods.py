@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from services.watcher.seen import PodSeen
-from shared.clients.kube_types import Affinity, Container, NodeSelectorTerm, Pod
+from services.watcher.observed_pod import PodSeen
 from shared.dialects import BOOKED_RESOURCES, READ_ANNOTATIONS, READ_LABELS, pod_groups, read_pod
 from shared.dialects.dialect import ContainerAsks, PodAsks, Rules
 from shared.dialects.reserved import names_devices, opens_devices
+from shared.kubernetes.types import Affinity, Container, NodeSelectorTerm, Pod
 from shared.model.errors import RequestError
 from shared.model.lease_copy import ANNOTATION
 from shared.model.names import BUDGET_GATE, Namespace, NodeName, PodUid

@@ -14,11 +14,11 @@ from typing import Any
 import msgspec
 
 from services.watcher import quotas
-from shared.clients.known_objects import Appeared, Changed, Gone
-from shared.clients.kube import Kube
-from shared.clients.kube_errors import NotFoundError
-from shared.clients.kube_types import ObjectMeta
-from shared.clients.reflector import Reflector
+from shared.kubernetes.client import Kube
+from shared.kubernetes.errors import NotFoundError
+from shared.kubernetes.known_objects import Appeared, Changed, Gone
+from shared.kubernetes.reflector import Reflector
+from shared.kubernetes.types import ObjectMeta
 from shared.model.errors import RequestError
 from shared.model.names import Namespace
 from shared.model.quota import Quota

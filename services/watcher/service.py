@@ -7,11 +7,13 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 from services.watcher.changes import ForeignDevices, Nodes, PodEvent, Pods
-from services.watcher.groups import GroupNews
-from services.watcher.seen import PodSeen
+from services.watcher.observed_pod import PodSeen
+from services.watcher.pod_groups import GroupNews
 from shared.dialects.pod_groups import GroupKind
+from shared.model.clock import Clock
 from shared.model.errors import LeaseholdError
-from shared.model.events import (
+from shared.model.events.node_events import DeviceReported
+from shared.model.events.pod_events import (
     BindingFailed,
     LedgerRebuilt,
     ListingWanted,
@@ -24,9 +26,7 @@ from shared.model.events import (
 )
 from shared.model.names import NodeName
 from shared.model.node import NodeFacts
-from shared.model.node_events import DeviceReported
 from shared.model.quota import Quota
-from shared.runtime.clock import Clock
 from shared.runtime.service import emits, handles
 
 logger = logging.getLogger(__name__)

@@ -7,9 +7,11 @@ from typing import Any
 
 import yaml
 
-from shared.dialects import enabled, koordinator, volcano_rules
+from shared.dialects import enabled
 from shared.dialects.dialect import Rules
-from shared.dialects.nvidia_choice import check_policies
+from shared.dialects.koordinator import dialect
+from shared.dialects.nvidia.device_choice import check_policies
+from shared.dialects.volcano import scheduler_arguments
 from shared.model.device import DeviceMode
 from shared.model.errors import RequestError
 from shared.model.names import SCHEDULERS
@@ -62,9 +64,9 @@ class WatcherSettings(ServiceSettings):
 
 def load_rules(settings: WatcherSettings) -> Rules:
     """Return the rules of the settings. Raises RequestError for any that contradict."""
-    if settings.koordinator_scoring not in koordinator.ORDERS:
+    if settings.koordinator_scoring not in dialect.ORDERS:
         raise RequestError(
-            f"--koordinator-scoring must be {' or '.join(koordinator.ORDERS)}, got "
+            f"--koordinator-scoring must be {' or '.join(dialect.ORDERS)}, got "
             f"{settings.koordinator_scoring!r}"
         )
     if settings.mode_first not in {mode.value for mode in DeviceMode}:
@@ -74,8 +76,8 @@ def load_rules(settings: WatcherSettings) -> Rules:
     rules = Rules()
     if settings.volcano_conf is not None:
         arguments = _arguments(settings.volcano_conf)
-        rules = volcano_rules.rules_of(arguments)
-        for warning in volcano_rules.warnings_about(arguments):
+        rules = scheduler_arguments.rules_of(arguments)
+        for warning in scheduler_arguments.warnings_about(arguments):
             logger.warning("%s: %s", settings.volcano_conf, warning)
     rules = replace(
         rules,

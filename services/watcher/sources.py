@@ -12,20 +12,20 @@ from dataclasses import dataclass, field
 import msgspec
 
 from services.watcher import nodes, pods
-from services.watcher.groups import GroupNews, cannot_read
-from services.watcher.seen import PodSeen
-from shared.clients.known_objects import Appeared, Changed, Gone
-from shared.clients.kube import Kube
-from shared.clients.kube_errors import NotFoundError
-from shared.clients.kube_types import Node, Pod, PodGroup
-from shared.clients.reflector import Reflector
+from services.watcher.observed_pod import PodSeen
+from services.watcher.pod_groups import GroupNews, cannot_read
 from shared.dialects.pod_groups import PATHS, GroupKind
+from shared.kubernetes.client import Kube
+from shared.kubernetes.errors import NotFoundError
+from shared.kubernetes.known_objects import Appeared, Changed, Gone
+from shared.kubernetes.reflector import Reflector
+from shared.kubernetes.types import Node, Pod, PodGroup
 from shared.model.errors import LeaseholdError, RequestError
-from shared.model.events import BoundPod, PodsListed
+from shared.model.events.node_events import DeviceReported
+from shared.model.events.pod_events import BoundPod, PodsListed
 from shared.model.lease_copy import ANNOTATION
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
-from shared.model.node_events import DeviceReported
 
 logger = logging.getLogger(__name__)
 

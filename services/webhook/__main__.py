@@ -3,22 +3,22 @@
 from datetime import UTC, datetime
 
 from services.webhook import metrics
-from services.webhook.reading import ClusterClasses, ClusterKeys
-from services.webhook.registering import Registration
+from services.webhook.config_reader import ClusterClasses, ClusterKeys
 from services.webhook.registration import PATH
+from services.webhook.registration_writer import Registration
 from services.webhook.server import Leaving, listening
 from services.webhook.service import Webhook
 from services.webhook.settings import ABOUT, EXAMPLES, WebhookSettings
 from services.webhook.tracing import ReviewSpans
-from shared.clients.bus import Bus
-from shared.clients.kube import Kube
-from shared.clients.kubeconfig import load_credentials
-from shared.runtime.clock import SystemClock
+from shared.credentials.certificate_rotation import Shown
+from shared.credentials.certificate_stores import DirectoryStore, SecretStore
+from shared.kubernetes.client import Kube
+from shared.kubernetes.kubeconfig import load_credentials
+from shared.model.clock import SystemClock
+from shared.nats.bus import Bus
 from shared.runtime.run import Nats, run, serve
 from shared.runtime.settings import load_or_exit
 from shared.runtime.telemetry import open_tracing
-from shared.runtime.tls_showing import Shown
-from shared.runtime.tls_stores import DirectoryStore, SecretStore
 
 
 async def admit(settings: WebhookSettings) -> None:

@@ -8,7 +8,7 @@ reads it with, so that nothing is admitted that would then be refused for how it
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from services.webhook.largest import Largest, too_large
+from services.webhook.largest_device import Largest, too_large
 from services.webhook.patches import (
     ANNOTATIONS,
     Patch,
@@ -19,15 +19,11 @@ from services.webhook.patches import (
     set_variable,
 )
 from services.webhook.pods import ContainerSeen, PodSeen, Source
-from shared.dialects import (
-    OWN_RESOURCES,
-    koordinator_amounts,
-    koordinator_texts,
-    nvidia,
-    read_pod,
-    tencent,
-)
+from shared.dialects import OWN_RESOURCES, read_pod
 from shared.dialects.dialect import ContainerAsks, PodAsks, Rules
+from shared.dialects.koordinator import amounts as koordinator_amounts
+from shared.dialects.koordinator import texts
+from shared.dialects.nvidia import dialect
 from shared.dialects.reserved import (
     COMPLETED_ANNOTATIONS,
     LIBRARY_DIRECTORY,
@@ -42,6 +38,7 @@ from shared.dialects.reserved import (
     opens_devices,
     sees_devices,
 )
+from shared.dialects.tencent import vcuda
 from shared.model.errors import RequestError
 from shared.model.names import Namespace
 from shared.model.request import PodRequest
@@ -237,7 +234,7 @@ def _completed(container: ContainerSeen) -> Mapping[str, int | None]:
     """Return what is added to a container's amounts, as the vendors' own webhooks would."""
     limits = {**container.requests, **container.limits}
     added = koordinator_amounts.complete(limits)
-    counted = nvidia.complete(limits)
+    counted = dialect.complete(limits)
     return {**{k: v for k, v in counted.items() if k not in limits}, **added}
 
 
@@ -250,7 +247,7 @@ def _read(
     """Read the request. Raises RequestError saying what is wrong with it as it is written."""
     if policy.koordinator_texts:
         apps = [{**one.limits, **one.requests} for one in asking if not one.init]
-        text = koordinator_texts.text_of(apps)
+        text = texts.text_of(apps)
         if text:
             raise RequestError(text)
     try:
@@ -297,7 +294,7 @@ def _text(pod: PodSeen, policy: Policy, text: str) -> str:
     if not policy.old_texts:
         return text
     one_of_two = any(
-        (tencent.CORE in container.limits) != (tencent.MEMORY in container.limits)
+        (vcuda.CORE in container.limits) != (vcuda.MEMORY in container.limits)
         for container in pod.containers
     )
     return OLD_TEXT if one_of_two else text
@@ -330,6 +327,6 @@ def _completions(
 
 
 def _core_limit(pod: PodSeen, asking: list[ContainerSeen]) -> Iterator[Patch]:
-    cores = [container.limits.get(tencent.CORE, 0) for container in asking]
-    if tencent.CORE_LIMIT not in pod.annotations and 0 < max(cores) < WHOLE_CARD:
-        yield from add_annotation(pod, tencent.CORE_LIMIT, str(max(cores)))
+    cores = [container.limits.get(vcuda.CORE, 0) for container in asking]
+    if vcuda.CORE_LIMIT not in pod.annotations and 0 < max(cores) < WHOLE_CARD:
+        yield from add_annotation(pod, vcuda.CORE_LIMIT, str(max(cores)))

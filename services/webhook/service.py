@@ -8,15 +8,15 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from services.webhook.admission import FORBIDDEN, UNREADABLE, Decision, Policy, decide
-from services.webhook.largest import LargestHeard
+from services.webhook.largest_device import LargestHeard
 from services.webhook.patches import add_gate, annotated
 from services.webhook.pods import PodSeen, Source, read_pod
-from services.webhook.reviewing import answered, is_new_pod, request_of
+from services.webhook.reviews import answered, is_new_pod, request_of
+from shared.model.clock import Clock
 from shared.model.errors import RequestError
-from shared.model.events import BudgetChanged, LargestTold
+from shared.model.events.pod_events import BudgetChanged, LargestTold
 from shared.model.names import BUDGET_GATE, Namespace
 from shared.model.trace_context import ADMISSION
-from shared.runtime.clock import Clock
 from shared.runtime.service import handles, loops
 
 logger = logging.getLogger(__name__)

@@ -3,15 +3,12 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from shared.dialects import (
-    koordinator,
-    nvidia,
-    strictness,
-    tencent,
-    volcano_gpushare,
-    volcano_vgpu,
-)
+from shared.dialects import strict_isolation
 from shared.dialects.dialect import TRIGGER, ContainerAsks, Dialect, PodAsks, Rules
+from shared.dialects.koordinator import dialect as koordinator
+from shared.dialects.nvidia import dialect as nvidia
+from shared.dialects.tencent import vcuda
+from shared.dialects.volcano import gpushare, vgpu
 from shared.model.errors import RequestError
 from shared.model.quantity import check_amount
 from shared.model.request import PodRequest
@@ -19,9 +16,9 @@ from shared.model.request import PodRequest
 DIALECTS: Mapping[str, Dialect] = {
     dialect.name: dialect
     for dialect in (
-        volcano_vgpu.DIALECT,
-        volcano_gpushare.DIALECT,
-        tencent.DIALECT,
+        vgpu.DIALECT,
+        gpushare.DIALECT,
+        vcuda.DIALECT,
         nvidia.DIALECT,
         koordinator.DIALECT,
     )
@@ -40,7 +37,7 @@ BOOKED_RESOURCES = OWN_RESOURCES.difference(*(d.summed for d in DIALECTS.values(
 """Those that are no ordinary resources of a node: the ledger accounts for them by device."""
 
 
-READ_ANNOTATIONS = frozenset({strictness.ISOLATION}).union(
+READ_ANNOTATIONS = frozenset({strict_isolation.ISOLATION}).union(
     *(d.annotations for d in DIALECTS.values())
 )
 """Annotations of a pod that change how its request is read."""
@@ -72,8 +69,8 @@ def read_pod(asks: PodAsks, rules: Rules) -> PodRequest:
     request = requests[0] if requests else PodRequest()
     _check_silent(asks, rules, request)
     _check_amounts(request)
-    if request.containers and strictness.is_strict(asks, rules):
-        request = strictness.strictly(request)
+    if request.containers and strict_isolation.is_strict(asks, rules):
+        request = strict_isolation.strictly(request)
     return replace(request, instances_first=True) if rules.instances_first else request
 
 

@@ -7,7 +7,7 @@ vendors' components may still read theirs.
 
 from collections.abc import Iterable
 
-from shared.dialects.strictness import ISOLATION
+from shared.dialects.strict_isolation import ISOLATION
 from shared.model.trace_context import ADMISSION
 
 PREFIXES = ("CUDA_DEVICE_", "VOLCANO_GPU_")

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from shared.model.device import Device, DeviceUse
 from shared.model.errors import ConflictError
-from shared.model.events import PodQueued
+from shared.model.events.pod_events import PodQueued
 from shared.model.lease import Lease, bookings
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts

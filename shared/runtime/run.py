@@ -12,11 +12,11 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from enum import Enum
 from typing import Any
 
-from shared.clients.bus import Bus
-from shared.clients.cancelling import end
 from shared.model.errors import LeaseholdError
+from shared.nats.bus import Bus
+from shared.nats.cancellation import end
 from shared.runtime import health, telemetry
-from shared.runtime.reporting import reporting
+from shared.runtime.heartbeat import reporting
 from shared.runtime.runner import Runner
 from shared.runtime.settings import ServiceSettings
 

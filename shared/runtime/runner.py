@@ -15,15 +15,15 @@ from typing import Any, TypeVar
 from opentelemetry.trace import Span, SpanKind
 from prometheus_client import Counter, Histogram
 
-from shared.clients.bus import Bus
-from shared.clients.bus_inbox import Delivered, Inbox
-from shared.clients.bus_stream import ACK_WAIT_S
-from shared.clients.subjects import durable_of
 from shared.model.errors import ConflictError, LeaseholdError, RequestError, UnavailableError
-from shared.model.event import Event
+from shared.model.events.event import Event
+from shared.nats.bus import Bus
+from shared.nats.inbox import Delivered, Inbox
+from shared.nats.stream import ACK_WAIT_S
+from shared.nats.subjects import durable_of
 from shared.runtime import telemetry
-from shared.runtime.reasons import Reasons
 from shared.runtime.service import Role, roles_of
+from shared.runtime.wait_reasons import Reasons
 
 logger = logging.getLogger(__name__)
 

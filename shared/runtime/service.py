@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import UnionType
 from typing import Any, TypeVar, overload
 
-from shared.model.event import Event
+from shared.model.events.event import Event
 
 F = TypeVar("F", bound=Callable[..., Any])
 _MARK = "__leasehold_role__"

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from shared.clients.logins import Keys
-from shared.clients.subjects import user_of
-from shared.clients.tls import TlsFiles
+from shared.credentials.logins import Keys
+from shared.credentials.tls import TlsFiles
 from shared.model.errors import RequestError
+from shared.nats.subjects import user_of
 
 PREFIX = "LEASEHOLD_"
 

@@ -35,9 +35,9 @@ from opentelemetry.trace import (
     TraceFlags,
 )
 
-from shared.model.event import Event
+from shared.model.events.event import Event
 from shared.model.trace_context import is_traceparent
-from shared.runtime.no_http import quiet_no_http
+from shared.runtime.bad_requests import quiet_no_http
 from shared.runtime.settings import ServiceSettings
 
 E = TypeVar("E", bound=Event)

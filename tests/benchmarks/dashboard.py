@@ -20,15 +20,15 @@ from pathlib import Path
 
 from playwright.async_api import CDPSession, expect
 
-from services.dashboard.pages import Pages
+from services.dashboard.http_server import Pages
 from services.dashboard.service import ROUND_S, Dashboard
+from shared.credentials.authorization import OpenDoor
+from shared.model.clock import SystemClock
 from shared.model.lease import LeaseState
 from shared.model.ledger import NodeAccount, counted_use
 from shared.runtime import health
-from shared.runtime.clock import SystemClock
-from shared.runtime.doors import OpenDoor
 from tests.support import build
-from tests.support.browser import chromium
+from tests.support.dashboard.browser import chromium
 
 PER_NODE = 8
 LEASES = 4

@@ -8,10 +8,10 @@ import asyncio
 import statistics
 import time
 
-from services.node_agent.kubelet_pods import KubeletPods
+from services.node_agent.kubelet.pod_list import KubeletPods
 from services.node_agent.settings import AgentSettings, kubelet_credentials
-from shared.clients.kube import Kube
-from tests.support.kubelet import one_kubelet, pod
+from shared.kubernetes.client import Kube
+from tests.support.simcluster.kubelet import one_kubelet, pod
 
 CEILING_MS = 10.0
 

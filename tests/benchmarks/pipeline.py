@@ -21,9 +21,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from tests.benchmarks.trivial_apiserver import Connection, TrivialApi
-from tests.support.nats import nats_server
-from tests.support.tls import Made
-from tests.support.valkey import valkey_server
+from tests.support.servers.nats import nats_server
+from tests.support.servers.tls import Made
+from tests.support.servers.valkey import valkey_server
 
 KUBECONFIG = """apiVersion: v1
 kind: Config

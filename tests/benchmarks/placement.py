@@ -22,9 +22,9 @@ import timeit
 from collections import deque
 from dataclasses import replace
 
-from services.placer.index import Index
-from services.placer.mirror import Mirror
-from services.placer.placement import place
+from services.placer.choice.placement import place
+from services.placer.index.node_index import Index
+from services.placer.mirror.cluster_mirror import Mirror
 from shared.model.device import Device, DeviceUse
 from shared.model.lease import Lease, Share
 from shared.model.ledger import LedgerNode
@@ -32,7 +32,7 @@ from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
 from shared.model.placement import Refusal
 from shared.model.request import GpuRequest, NodeOrder, PodRequest
-from shared.placing.naive import place_naive
+from tests.support.placer.naive import place_naive
 
 DEVICES = 8
 DEVICE_MIB = 81_920

@@ -14,15 +14,15 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 
-from services.binder.agents import BusAgents
-from services.binder.presence import Presence
-from shared.clients.bus import Bus
+from services.binder.bind.agent_client import BusAgents
+from services.binder.bind.agent_presence import Presence
+from shared.model.clock import SystemClock
+from shared.model.events.request_reply import BindAsked, BindTold
 from shared.model.lease import Lease
 from shared.model.names import NodeName
-from shared.model.questions import BindAsked, BindTold
-from shared.runtime.clock import SystemClock
-from tests.support.binder_world import lease
-from tests.support.nats import nats_server
+from shared.nats.bus import Bus
+from tests.support.binder.world import lease
+from tests.support.servers.nats import nats_server
 
 CEILING_MS = 5.0
 

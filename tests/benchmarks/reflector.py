@@ -13,13 +13,13 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager
 from multiprocessing.connection import Connection
 
-from shared.clients.known_objects import KnownObjects
-from shared.clients.kube import Kube
-from shared.clients.kube_types import Pod
-from shared.clients.kubeconfig import Credentials
-from shared.clients.reflector import Reflector
-from shared.clients.watch_events import EventReader, Lines, WatchEvent
-from tests.support.scripted_apiserver import (
+from shared.kubernetes.client import Kube
+from shared.kubernetes.known_objects import KnownObjects
+from shared.kubernetes.kubeconfig import Credentials
+from shared.kubernetes.reflector import Reflector
+from shared.kubernetes.types import Pod
+from shared.kubernetes.watch_events import EventReader, Lines, WatchEvent
+from tests.support.kubernetes.scripted_apiserver import (
     Object,
     ScriptedApiserver,
     lists,

@@ -18,15 +18,15 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from shared.clients.leases import RedisLeases
+from shared.ledger.leases import RedisLeases
 from shared.model.device import Device
+from shared.model.events.node_events import DeviceReported
 from shared.model.lease import Share
 from shared.model.ledger import Reservation, Reserved
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
-from shared.model.node_events import DeviceReported
 from shared.model.placement import Placement
-from tests.support.valkey import ValkeyServer, valkey_server
+from tests.support.servers.valkey import ValkeyServer, valkey_server
 
 GPUS = 8
 SHARE_MIB = 4096

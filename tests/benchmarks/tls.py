@@ -16,11 +16,11 @@ from pathlib import Path
 from nats.aio.client import Client
 from nats.js.api import StreamConfig
 
-from services.cli import doors
-from shared.clients.bus_connection import connected
-from shared.clients.logins import Keys
-from shared.clients.tls import TlsFiles
-from tests.support.nats import free_port, nats_binary
+from services.cli.admin import credentials
+from shared.credentials.logins import Keys
+from shared.credentials.tls import TlsFiles
+from shared.nats.connection import connected
+from tests.support.servers.nats import free_port, nats_binary
 
 ROUNDS, QUESTIONS, MESSAGES, AT_ONCE = 5, 1000, 2000, 32
 BODY = b"x" * 4096
@@ -51,7 +51,7 @@ async def published(client: Client) -> float:
 
 async def served(stack: AsyncExitStack, folder: Path, *, tls: bool) -> Client:
     """Start a server and return a client of it that also answers."""
-    written = doors.write(folder / "doors", [], names=["127.0.0.1"] if tls else [])
+    written = credentials.write(folder / "doors", [], names=["127.0.0.1"] if tls else [])
     secret = written.nats("binder").read_text().strip().partition(":")[2]
     config = folder / "nats.conf"
     cover = f"tls {{ cert_file: '{written.certificate}', key_file: '{written.key}' }}\n"

@@ -21,8 +21,8 @@ from typing import Any
 
 from tests.benchmarks.pipeline import KUBECONFIG, cpu_s, services, wait_bound
 from tests.benchmarks.trivial_apiserver import DEVICES, Connection, TrivialApi, pod_event
-from tests.support.nats import nats_server
-from tests.support.valkey import ValkeyServer, valkey_server
+from tests.support.servers.nats import nats_server
+from tests.support.servers.valkey import ValkeyServer, valkey_server
 
 SIZES = 20
 WHOLE = {"volcano.sh/vgpu-number": "1", "volcano.sh/vgpu-cores": "100"}

@@ -15,8 +15,8 @@ from typing import Any
 
 import aiohttp
 
-from services.webhook.registering import CONFIGURATIONS
 from services.webhook.registration import NAME
+from services.webhook.registration_writer import CONFIGURATIONS
 from tests.support.stack import Stack, stack
 
 AIM_MS = 10.0

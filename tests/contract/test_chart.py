@@ -1,6 +1,6 @@
 """The Helm chart: it renders to what kustomize makes of the manifests, for every choice of parts.
 
-Its templates are written anew by `python -m tests.contract.chart`. Helm itself is tried where it is
+Its templates are written anew by `python -m tools.generate.chart`. Helm itself is tried where it is
 installed; without it, `tests.support.helm_template` renders the same files.
 """
 
@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 import yaml
 
-from services.simcluster.schema_check import violations
-from tests.contract.chart import (
+from simcluster.apiserver.crd.schema_check import violations
+from tests.support.helm_template import rendered
+from tools.generate.chart import (
     HIGHLY_AVAILABLE,
     K8S,
     NAMESPACE,
@@ -29,8 +30,7 @@ from tests.contract.chart import (
     parts,
     templates,
 )
-from tests.contract.chart_values import defaults
-from tests.support.helm_template import rendered
+from tools.generate.chart_values import defaults
 
 CHART = K8S / "chart"
 ROOT = K8S.parent
@@ -82,7 +82,7 @@ def schema() -> Json:
 def test_the_templates_are_those_of_the_manifests() -> None:
     written = {path.name: path.read_text() for path in TEMPLATES.glob("*.yaml")}
 
-    assert written == templates(), "python -m tests.contract.chart"
+    assert written == templates(), "python -m tools.generate.chart"
 
 
 @pytest.mark.parametrize("chosen", combinations(), ids=lambda it: "+".join(sorted(it)) or "base")

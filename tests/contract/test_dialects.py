@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.node_agent.inventory import MAX_ID_LENGTH, check_list, list_bytes, shown_by
+from services.node_agent.gpus.inventory import MAX_ID_LENGTH, check_list, list_bytes, shown_by
 from shared.dialects import DIALECTS, OWN_RESOURCES, READ_ANNOTATIONS, read_pod
 from shared.dialects.dialect import TRIGGER, Advertised, ContainerAsks, PodAsks, Rules, Strategy
 from shared.model.device import Device, DeviceMode, MigLayout, MigProfile

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.contract.registered import pages
+from tools.generate.webhook_registration import pages
 
 K8S = Path(__file__).parents[2] / "k8s"
 
@@ -71,7 +71,9 @@ def test_nobody_may_do_everything_or_read_secrets_but_their_own() -> None:
 
 @pytest.mark.parametrize("name", pages())
 def test_generated_manifests_are_the_codes(name: str) -> None:
-    assert (K8S / "base" / name).read_text() == pages()[name], "python -m tests.contract.registered"
+    assert (K8S / "base" / name).read_text() == pages()[name], (
+        "python -m tools.generate.webhook_registration"
+    )
 
 
 def test_whoever_has_a_token_has_a_role_and_the_others_have_none() -> None:

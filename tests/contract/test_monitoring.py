@@ -12,18 +12,18 @@ import pytest
 import yaml
 from prometheus_client import REGISTRY
 
-from services.node_agent.usage import Picture
-from services.node_agent.usage_series import families
+from services.node_agent.usage.series import families
+from services.node_agent.usage.usage_model import Picture
 from shared.model.names import NodeName
 
 MONITORING = Path(__file__).parents[2] / "k8s" / "monitoring"
 DASHBOARDS = sorted((MONITORING / "grafana" / "dashboards").glob("*.json"))
 SPEAKING = (
     "services.binder.metrics",
-    "services.doorkeeper.metrics",
-    "services.node_agent.measuring",
-    "services.placer.tallying",
-    "services.timekeeper.telling",
+    "services.auth.metrics",
+    "services.node_agent.metrics",
+    "services.placer.metrics",
+    "services.timekeeper.report.status_publisher",
     "services.webhook.metrics",
     "shared.runtime.runner",
 )

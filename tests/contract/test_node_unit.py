@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from services.cli.node_keys import API_TOKEN, KUBECONFIG, NATS_AUTHORITY, NATS_TOKEN
+from services.cli.admin.node_keys import API_TOKEN, KUBECONFIG, NATS_AUTHORITY, NATS_TOKEN
 from services.node_agent.settings import AgentSettings
 from shared.runtime.settings import PREFIX
 

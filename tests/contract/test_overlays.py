@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import yaml
 
-from services.doorkeeper.bus_users import BusUser
-from services.doorkeeper.kept import completed, handouts
-from services.node_agent.device_lists import BY_CDI
+from services.auth.nats_users import BusUser
+from services.auth.secrets import completed, handouts
+from services.node_agent.allocate.device_list_strategies import BY_CDI
 from services.node_agent.partitioner import PartitionerSettings
 from services.node_agent.settings import AgentSettings
 

@@ -14,10 +14,10 @@ import msgpack
 import msgspec
 import pytest
 
-from services.node_agent.checkpoint import Checkpoint, Content
-from shared.clients import wire
+from services.node_agent.records.checkpoint import Checkpoint, Content
 from shared.model.lease_copy import dump_lease, load_lease
 from shared.model.names import Namespace
+from shared.nats import wire
 from tests.contract.test_wire import SAMPLES
 from tests.support.recorded import Recorded, kinds, recorded, versions
 

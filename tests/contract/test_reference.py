@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.contract.reference import pieces
+from tools.generate.reference import pieces
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reference.md"
@@ -36,7 +36,7 @@ def test_the_reference_is_that_of_the_code() -> None:
 
 def test_the_reference_is_the_same_whatever_the_environment_says() -> None:
     told = {"LEASEHOLD_STATE": "/elsewhere", "LEASEHOLD_NATS_URL": "nats://other:1", "COLUMNS": "9"}
-    code = "import json; from tests.contract.reference import pieces; print(json.dumps(pieces()))"
+    code = "import json; from tools.generate.reference import pieces; print(json.dumps(pieces()))"
     said = subprocess.run(
         [sys.executable, "-c", code],
         cwd=ROOT,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from shared.model.budget import BudgetState
-from shared.model.node_events import Rule
+from shared.model.events.node_events import Rule
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "troubleshooting.md").read_text()
@@ -44,7 +44,7 @@ def missing(wanted: Iterable[str], there: set[str]) -> set[str]:
 
 
 def test_every_code_of_a_refusal_has_its_row_and_no_row_is_of_yesterday() -> None:
-    codes = set(words("services/placer/*.py", "shared/placing/*.py", "shared/model/device.py"))
+    codes = set(words("services/placer/**/*.py", "shared/placing/*.py", "shared/model/device.py"))
     table = re.search(r"<!-- codes -->\n(.*?)<!-- end -->", PAGE, re.DOTALL)
     assert table
     named = first_cells(table[1])
@@ -54,7 +54,7 @@ def test_every_code_of_a_refusal_has_its_row_and_no_row_is_of_yesterday() -> Non
 
 
 def test_every_reason_of_an_event_has_its_row() -> None:
-    reasons = set(words("services/binder/*.py")) - NO_REASONS
+    reasons = set(words("services/binder/**/*.py")) - NO_REASONS
     reasons |= {str(rule) for rule in Rule} | {"Scheduled"}
     reasons |= {f"Budget{str(state).capitalize()}" for state in BudgetState}
 
@@ -72,7 +72,7 @@ def test_every_probe_has_its_row() -> None:
 
 
 def test_every_invariant_of_the_audit_has_its_row() -> None:
-    sources = sorted((ROOT / "services" / "cli").glob("audit*.py"))
+    sources = sorted((ROOT / "services" / "cli" / "audit").glob("*.py"))
     checked = set(re.findall(r'invariant="(\w+)"', "".join(map(Path.read_text, sources))))
 
     assert first_cells(section("`leasehold audit` finds a difference")) == checked

@@ -11,11 +11,19 @@ from typing import Any
 import msgpack
 import pytest
 
-from shared.clients import wire
 from shared.model.device import Device, DeviceMode
 from shared.model.errors import RequestError
-from shared.model.event import Event
-from shared.model.events import (
+from shared.model.events.event import Event
+from shared.model.events.node_events import (
+    Activation,
+    DeviceReported,
+    HealthChanged,
+    LeaseHolder,
+    ShareActivated,
+    ShareRefused,
+    ViolationFound,
+)
+from shared.model.events.pod_events import (
     BindingFailed,
     BoundPod,
     BudgetChanged,
@@ -36,20 +44,7 @@ from shared.model.events import (
     PodsListed,
     QuotasTold,
 )
-from shared.model.lease import Lease, LeaseState, Share, Size
-from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
-from shared.model.node import NodeFacts, Taint
-from shared.model.node_events import (
-    Activation,
-    DeviceReported,
-    HealthChanged,
-    LeaseHolder,
-    ShareActivated,
-    ShareRefused,
-    ViolationFound,
-)
-from shared.model.placement import DeviceVerdict, NodeVerdict, Refusal
-from shared.model.questions import (
+from shared.model.events.request_reply import (
     BindAsked,
     BindTold,
     EndAsked,
@@ -61,6 +56,10 @@ from shared.model.questions import (
     ResizeAsked,
     ResizeTold,
 )
+from shared.model.lease import Lease, LeaseState, Share, Size
+from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
+from shared.model.node import NodeFacts, Taint
+from shared.model.placement import DeviceVerdict, NodeVerdict, Refusal
 from shared.model.quota import Limits, Quota
 from shared.model.request import (
     DeviceOrder,
@@ -72,6 +71,7 @@ from shared.model.request import (
     PodRequest,
     Toleration,
 )
+from shared.nats import wire
 
 PINNED = Path(__file__).with_name("wire_v1.json")
 POD = PodUid("7f7c2c5e-57a5-4d3c-9d0e-0d7e6c1f2a3b")

@@ -9,7 +9,7 @@ import os
 import signal
 from collections import Counter
 
-from services.node_agent.turns import AHEAD
+from services.node_agent.kubelet.admission_window import AHEAD
 from tests.support.stack import Stack, gpu_pod, running, stack, vgpu
 
 PODS = 50

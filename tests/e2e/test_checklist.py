@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from tests.support.checklist import (
+from tests.support.dialects.checklist import (
     CARD_MIB,
     GPUS,
     IDS,

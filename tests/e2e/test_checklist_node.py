@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from tests.support.checklist import (
+from tests.support.dialects.checklist import (
     CARD_MIB,
     GPUS,
     IDS,
@@ -44,7 +44,7 @@ from tests.support.checklist import (
     told,
     uuid,
 )
-from tests.support.kubelet import ScriptedPlugin, healthy
+from tests.support.simcluster.kubelet import ScriptedPlugin, healthy
 from tests.support.stack import Stack, run, running, stack, vgpu
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

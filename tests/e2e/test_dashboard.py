@@ -6,7 +6,7 @@ import time
 import pytest
 from playwright.async_api import expect
 
-from tests.support.browser import chromium, needed
+from tests.support.dashboard.browser import chromium, needed
 from tests.support.stack import gpu_pod, stack, vgpu
 
 pytestmark = [*needed, pytest.mark.kubectl]

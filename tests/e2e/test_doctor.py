@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 import redis.asyncio
 
-from tests.support.kubelet import ScriptedPlugin, healthy
+from tests.support.simcluster.kubelet import ScriptedPlugin, healthy
 from tests.support.stack import LEASEHOLD, Done, Stack, gpu_pod, run, running, stack, vgpu
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -18,11 +18,11 @@ import pytest
 import pytest_asyncio
 import yaml
 
-from shared.clients.leases import RedisLeases
-from shared.clients.logins import Keys
+from shared.credentials.logins import Keys
+from shared.ledger.leases import RedisLeases
 from shared.model.names import Namespace
-from tests.support import guides
-from tests.support.checklist import node_shows
+from tests.support.dialects import guides
+from tests.support.dialects.checklist import node_shows
 from tests.support.stack import KUBECTL, Stack, stack
 
 pytestmark = [

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from tests.support import guides
+from tests.support.dialects import guides
 from tests.support.stack import KUBECTL, Stack, running, stack
 
 pytestmark = [

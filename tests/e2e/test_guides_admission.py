@@ -13,8 +13,8 @@ import pytest_asyncio
 
 from shared.dialects import DIALECTS
 from shared.model.ledger import counted_use
-from tests.support import guides
-from tests.support.checklist import cleared, leases, node_shows, note, notes_of, told, uuid
+from tests.support.dialects import guides
+from tests.support.dialects.checklist import cleared, leases, node_shows, note, notes_of, told, uuid
 from tests.support.stack import KUBECTL, Stack, gpu_pod, running, stack, vgpu
 
 pytestmark = [

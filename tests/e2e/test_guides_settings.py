@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from tests.support import guides
-from tests.support.checklist import agent, cleared, node_shows, note, refused, uuid
+from tests.support.dialects import guides
+from tests.support.dialects.checklist import agent, cleared, node_shows, note, refused, uuid
 from tests.support.stack import KUBECTL, Stack, gpu_pod, running, stack, vgpu
 
 pytestmark = [

@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 import yaml
 
-from tests.support.checklist import (
+from tests.support.dialects.checklist import (
     NODE,
     SPARE,
     agent_flags,

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from shared.clients.kube_errors import NotFoundError
+from shared.kubernetes.errors import NotFoundError
 from shared.model.lease_copy import ANNOTATION
-from shared.model.reclaim import RECLAIM_AT
+from shared.model.preemption import RECLAIM_AT
 from tests.support.stack import Stack, gpu_pod, running, stack, vgpu
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

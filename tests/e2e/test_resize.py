@@ -12,17 +12,17 @@ import pytest
 import pytest_asyncio
 import redis.asyncio
 
-from services.node_agent.region import Region, RegionPlace
-from services.node_agent.region_reading import read_region
-from shared.clients.bus import Bus
-from shared.clients.logins import Keys
-from shared.clients.tls import TlsFiles
+from services.node_agent.isolation.region import Region, RegionPlace
+from services.node_agent.isolation.region_reader import read_region
+from shared.credentials.logins import Keys
+from shared.credentials.tls import TlsFiles
 from shared.model.errors import UnavailableError
+from shared.model.events.request_reply import LimitsAsked, LimitsTold
 from shared.model.lease import Lease
 from shared.model.lease_copy import ANNOTATION, load_lease
 from shared.model.names import Namespace
-from shared.model.questions import LimitsAsked, LimitsTold
-from tests.support.regions import path_of, process
+from shared.nats.bus import Bus
+from tests.support.node_agent.regions import path_of, process
 from tests.support.stack import Done, Stack, gpu_pod, running, stack, vgpu
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

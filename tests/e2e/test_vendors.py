@@ -13,7 +13,7 @@ import pytest_asyncio
 from shared.model.device import DeviceUse
 from shared.model.ledger import counted_use
 from shared.model.names import DeviceUuid
-from tests.support.checklist import (
+from tests.support.dialects.checklist import (
     NODE,
     annotate,
     asking,

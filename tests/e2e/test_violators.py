@@ -5,10 +5,10 @@ import json
 import struct
 from pathlib import Path
 
-from services.node_agent.region import Region, RegionPlace
-from services.node_agent.region_layouts import V1_2
-from services.node_agent.region_reading import read_region
-from shared.clients.kube_errors import NotFoundError
+from services.node_agent.isolation.region import Region, RegionPlace
+from services.node_agent.isolation.region_layouts import V1_2
+from services.node_agent.isolation.region_reader import read_region
+from shared.kubernetes.errors import NotFoundError
 from tests.support.stack import PODS, Stack, gpu_pod, running, stack, vgpu
 
 MIB = 1 << 20

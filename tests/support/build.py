@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from shared.model.device import Device, DeviceUse
-from shared.model.events import PodQueued
+from shared.model.events.pod_events import PodQueued
 from shared.model.lease import Lease, Share
 from shared.model.ledger import LedgerNode
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid

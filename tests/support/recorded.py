@@ -20,14 +20,14 @@ import redis.asyncio
 from nats.aio.msg import Msg
 
 import services.topology  # noqa: F401  so that every event is known
-from services.node_agent.checkpoint import Content
-from shared.clients import wire
-from shared.dialects.volcano_vgpu import GROUP_POLICY, GROUPS
-from shared.model.event import Event
+from services.node_agent.records.checkpoint import Content
+from shared.dialects.volcano.vgpu import GROUP_POLICY, GROUPS
+from shared.model.events.event import Event
+from shared.nats import wire
 from tests.contract.test_wire import SAMPLES
-from tests.support.nats import NatsServer
+from tests.support.servers.nats import NatsServer
+from tests.support.servers.valkey import ValkeyServer
 from tests.support.stack import PODS, Stack, gpu_pod, running, stack, vgpu
-from tests.support.valkey import ValkeyServer
 
 FOLDER = Path(__file__).parents[1] / "recorded"
 COPY = "leasehold.dev/lease"

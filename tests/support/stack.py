@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shared.clients.kube import Kube
-from shared.clients.kubeconfig import load_credentials
-from tests.support.websocket_exec import websocket_exec
+from shared.kubernetes.client import Kube
+from shared.kubernetes.kubeconfig import load_credentials
+from tests.support.simcluster.websocket_exec import websocket_exec
 
 LEASEHOLD = (sys.executable, "-P", "-m", "services.cli")
 KUBECTL = shutil.which("kubectl")

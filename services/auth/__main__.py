@@ -1,0 +1,102 @@
+"""Runs the doorkeeper: `python -m services.auth --help`."""
+
+from collections.abc import Mapping
+
+from services.auth import metrics
+from services.auth.auth_callout import RefusedError, Reviewed
+from services.auth.nats_users import CALLS
+from services.auth.secret_store import Objects
+from services.auth.secrets import DOORKEEPER, Handout
+from services.auth.servers import OurServers
+from services.auth.service import Doorkeeper
+from services.auth.settings import ABOUT, EXAMPLES, DoorkeeperSettings
+from services.topology import roles
+from shared.kubernetes.client import Kube
+from shared.kubernetes.kubeconfig import load_credentials
+from shared.kubernetes.token_reviews import review_token
+from shared.model.clock import SystemClock
+from shared.nats.bus import Bus
+from shared.runtime.run import Nats, run, serve
+from shared.runtime.settings import load_or_exit
+
+AT_ONCE = 16
+"""Questions of NATS that are answered side by side."""
+
+
+class OneSecret:
+    """All that is kept, in one Secret, and what follows from it in others."""
+
+    def __init__(self, objects: Objects, name: str) -> None:
+        self.objects = objects
+        self.name = name
+
+    async def load(self) -> tuple[Mapping[str, bytes], str]:
+        """Read it."""
+        stored = await self.objects.load("secrets", self.name)
+        return stored.data, stored.version
+
+    async def save(self, data: Mapping[str, bytes], version: str) -> None:
+        """Write it."""
+        await self.objects.save("secrets", self.name, data, version)
+
+    async def hand_out(self, handout: Handout) -> bool:
+        """Write what follows."""
+        return await self.objects.hand_out(handout)
+
+
+async def guard(settings: DoorkeeperSettings) -> None:
+    """Build the doorkeeper from real parts and serve it until told to stop.
+
+    NATS waits for what we make, and so we wait for NATS.
+    """
+    namespace, name = settings.secret_name
+    servers = OurServers(settings)
+    async with Kube(load_credentials(settings.kubeconfig)) as kube:
+
+        async def review(token: str) -> Reviewed:
+            status = await review_token(kube, token, [settings.audience])
+            if not status.authenticated or settings.audience not in status.audiences:
+                raise RefusedError(f"the API server does not know its token: {status.error}")
+            return Reviewed(user=status.user.username, extra=status.user.extra)
+
+        doorkeeper = Doorkeeper(
+            OneSecret(Objects(kube, namespace), name),
+            servers,
+            review,
+            SystemClock(),
+            namespace,
+            settings.names,
+            settings.nats_files,
+            roles(),
+            metrics.PrometheusTally(),
+        )
+        metrics.watch(lambda: doorkeeper.ends_at)
+        async with Bus.connect_later(
+            settings.nats_url, name=DOORKEEPER, keys=servers.nats_keys
+        ) as bus:
+
+            async def begin() -> None:
+                for _ in range(AT_ONCE):
+                    await bus.answer_raw(CALLS, DOORKEEPER, doorkeeper.answer)
+
+            await serve(
+                DOORKEEPER,
+                doorkeeper,
+                bus=bus,
+                settings=settings,
+                nats=Nats.MEANWHILE,
+                probes={"secrets": doorkeeper.missing},
+                begin=begin,
+            )
+
+
+def main() -> None:
+    """Read the settings and run."""
+    settings = load_or_exit(
+        DoorkeeperSettings, "python -m services.auth", about=ABOUT, examples=EXAMPLES
+    )
+    run(lambda: guard(settings), service=DOORKEEPER, log_level=settings.log_level)
+
+
+if __name__ == "__main__":
+    main()

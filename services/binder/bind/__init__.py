@@ -1,0 +1,1 @@
+"""Sending Bindings, and whether a node may be bound to."""

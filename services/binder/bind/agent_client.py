@@ -1,0 +1,63 @@
+"""Node agents, asked over the bus."""
+
+from collections.abc import Sequence
+
+from services.binder.bind.agent_presence import Silence
+from shared.model.errors import UnavailableError
+from shared.model.events.request_reply import (
+    BindAsked,
+    BindTold,
+    EndAsked,
+    EndTold,
+    LimitsAsked,
+    LimitsTold,
+)
+from shared.model.lease import Lease
+from shared.model.names import NodeName, PodUid
+from shared.nats.bus import Bus, NobodyListensError
+
+ANSWER_S = 0.9
+LIMITS_S = 3.0
+"""An agent writes its checkpoint and looks twice at what is in use before it answers."""
+MAY_BIND_S = 0.5
+"""A batch of Bindings waits for the answer."""
+
+
+class BusAgents:
+    """Questions to the agent of one node."""
+
+    def __init__(self, bus: Bus) -> None:
+        self.bus = bus
+
+    async def which_ended(self, node: NodeName, pods: Sequence[PodUid]) -> set[PodUid]:
+        """Tell which pods' last containers have ended; while nobody can be asked, none has.
+
+        Raises UnavailableError if the node's agent does not answer.
+        """
+        if not self.bus.connected:
+            return set()
+        question = EndAsked(node=node, pod=pods[0], more=tuple(pods[1:]))
+        told = await self.bus.ask(question, EndTold, timeout_s=ANSWER_S)
+        return {*told.more, *(pods[:1] if told.ended else ())}
+
+    async def may_bind(self, node: NodeName, leases: Sequence[Lease]) -> BindTold | Silence:
+        """Tell which of the pods must wait before they are bound to the node.
+
+        Raises UnavailableError while NATS is away: then it is not the agent that is silent.
+        """
+        question = BindAsked(node=node, leases=tuple(leases))
+        try:
+            return await self.bus.ask(question, BindTold, timeout_s=MAY_BIND_S)
+        except NobodyListensError as error:
+            return Silence(str(error), listens=False)
+        except UnavailableError as error:
+            if not self.bus.connected:
+                raise
+            return Silence(str(error), listens=True)
+
+    async def set_limits(self, question: LimitsAsked) -> LimitsTold:
+        """Have containers held to a lease, or to what it may become.
+
+        Raises UnavailableError if the node's agent does not answer.
+        """
+        return await self.bus.ask(question, LimitsTold, timeout_s=LIMITS_S)

@@ -1,0 +1,1 @@
+"""Keeping the ledger in step with the cluster: leases, inventory, rebuild, expiry."""

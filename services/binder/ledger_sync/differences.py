@@ -1,0 +1,52 @@
+"""Comparing the ledger with a complete listing of the cluster's bound pods: which leases are over.
+
+Kubernetes wins: a lease whose pod is gone ends. The other way round nothing is made up: a pod that
+carries a lease which the ledger does not have is reported.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from shared.model.events.pod_events import BoundPod
+from shared.model.lease import Lease, LeaseState
+from shared.model.names import PodUid
+
+GRACE_S = 5.0
+"""A lease made or changed this shortly before the listing may be missing from it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Differences:
+    """What the ledger and the cluster do not agree on."""
+
+    orphans: tuple[Lease, ...] = ()
+    """Leases whose pods are not there."""
+    unleased: tuple[BoundPod, ...] = ()
+    """Pods that carry a lease which the ledger does not have."""
+    moved: tuple[tuple[Lease, BoundPod], ...] = ()
+    """Leases of another node than the one their pod is on."""
+
+
+def compare(leases: Iterable[Lease], pods: Sequence[BoundPod], *, listed_at: float) -> Differences:
+    """Compare leases with the pods of a complete listing made at `listed_at` (Unix seconds)."""
+    listed: Mapping[PodUid, BoundPod] = {pod.pod: pod for pod in pods}
+    orphans: list[Lease] = []
+    moved: list[tuple[Lease, BoundPod]] = []
+    leased: set[PodUid] = set()
+    for lease in leases:
+        leased.add(lease.pod)
+        pod = listed.get(lease.pod)
+        if pod is not None and pod.node != lease.node and lease.state is not LeaseState.RESERVED:
+            moved.append((lease, pod))
+        if pod is None and _should_be_listed(lease, listed_at):
+            orphans.append(lease)
+    return Differences(
+        orphans=tuple(orphans),
+        unleased=tuple(pod for pod in pods if pod.lease and pod.pod not in leased),
+        moved=tuple(moved),
+    )
+
+
+def _should_be_listed(lease: Lease, listed_at: float) -> bool:
+    held = lease.state in {LeaseState.BOUND, LeaseState.ACTIVE}
+    return held and lease.created_at < listed_at - GRACE_S

@@ -1,0 +1,1 @@
+"""Interfaces that the binder needs; adapters and tests implement them."""

@@ -1,0 +1,1 @@
+"""Preemption: plans, rules, eviction and its announcements."""

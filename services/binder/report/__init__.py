@@ -1,0 +1,1 @@
+"""What pods and nodes show: conditions and core/v1 Events."""

@@ -1,0 +1,1 @@
+"""Resizing the lease of a running pod."""

@@ -1,0 +1,300 @@
+"""May a running lease have another size, and what is it then? Its own facts decide; pure.
+
+Whether the device and the quota have room is the ledger's to say, and whether a smaller one is
+enough for what is in use the node agent's.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from shared.dialects import DIALECTS
+from shared.dialects.dialect import Paths
+from shared.dialects.hami_core import holds
+from shared.model.device import Device
+from shared.model.errors import RequestError
+from shared.model.events.request_reply import ResizeAsked
+from shared.model.lease import MIB, Lease, LeaseState, Share, Size
+from shared.model.ledger import Full, LedgerNode
+from shared.model.names import DeviceUuid
+from shared.model.quota import Excess
+from shared.model.request import Company
+
+MOST_CORES = 99
+"""All cores of a device come with the device."""
+_NOWHERE = Paths(library="/", preload="/", containers="/")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """It cannot be, and what to try instead."""
+
+    reason: str
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unchanged:
+    """The container has that size already."""
+
+    container: str
+    shares: tuple[Share, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """Another size for one container."""
+
+    container: str
+    lease: Lease
+    """With its new shares, and the version that this was decided on."""
+    before: tuple[Share, ...]
+
+    @property
+    def after(self) -> tuple[Share, ...]:
+        """The container's new shares."""
+        return self.lease.shares_of(self.container)
+
+    @property
+    def shrinks(self) -> bool:
+        """Whether some device's memory is given back: its node has to be asked first."""
+        pairs = zip(self.before, self.after, strict=True)
+        return any(new.memory_mib < old.memory_mib for old, new in pairs)
+
+
+def decide(
+    lease: Lease | None, asked: ResizeAsked, node: LedgerNode | None
+) -> Change | Unchanged | Refused:
+    """Decide on a wish. `node` is the lease's, with its devices."""
+    if lease is None:
+        return Refused(
+            reason="it holds no lease",
+            hint="`leasehold explain` says why; a pod that waits gets what its spec asks for",
+        )
+    container = _container_of(lease, asked)
+    if isinstance(container, Refused):
+        return container
+    shares = lease.shares_of(container)
+    devices = {device.uuid: device for device, _ in node.devices} if node else {}
+    refused = next(_fixed(lease, shares), None) or next(_wrong(asked, shares, devices), None)
+    if refused is not None:
+        return refused
+    sized = tuple(
+        _sized(share, asked) if share.container == container else share for share in lease.shares
+    )
+    if sized == lease.shares:
+        return Unchanged(container=container, shares=shares)
+    change = Change(container=container, lease=replace(lease, shares=sized), before=shares)
+    return next(_unheld(lease, change, node, devices), change)
+
+
+def _container_of(lease: Lease, asked: ResizeAsked) -> str | Refused:
+    names = tuple(dict.fromkeys(share.container for share in lease.shares))
+    listed = ", ".join(names)
+    if not names:
+        return Refused(reason="its lease has no share of a GPU")
+    if asked.container and asked.container not in names:
+        return Refused(
+            reason=f"its container {asked.container} has no share; these have: {listed}",
+            hint=f"-c {names[0]}",
+        )
+    if not asked.container and len(names) > 1:
+        return Refused(
+            reason=f"{len(names)} of its containers have shares: {listed}",
+            hint=f"name one of them: -c {names[0]}",
+        )
+    return asked.container or names[0]
+
+
+def _fixed(lease: Lease, shares: Sequence[Share]) -> Iterator[Refused]:
+    """Say why shares have the size they have for as long as they last."""
+    anew = "delete the pod, and create it with the size that it is to have"
+    first = shares[0]
+    if lease.state is not LeaseState.ACTIVE:
+        yield Refused(
+            reason=f"its lease is {lease.state}: its containers have not been started yet",
+            hint="try again once the pod runs",
+        )
+    if first.mig is not None:
+        yield Refused(
+            reason=f"container {first.container} has MIG instance {first.mig.profile} of GPU "
+            f"{first.index}, whose size the hardware fixes",
+            hint=f"{anew}: it gets an instance that fits",
+        )
+    if any(share.whole for share in shares):
+        yield Refused(
+            reason=f"container {first.container} has GPU {first.index} whole, and nothing holds it "
+            "to less",
+            hint=anew,
+        )
+    if any(share.init for share in shares):
+        yield Refused(
+            reason=f"container {first.container} is an init container: its share is for the time "
+            "before the others start",
+            hint="name a container that runs, with -c",
+        )
+
+
+def _wrong(
+    asked: ResizeAsked, shares: Sequence[Share], devices: dict[DeviceUuid, Device]
+) -> Iterator[Refused]:
+    """Say what of a wish no device could grant."""
+    if asked.memory_mib is None and asked.cores_percent is None:
+        yield Refused(reason="nothing is asked for", hint="--memory 6Gi, --cores 30, or both")
+    for share in shares:
+        device = devices.get(share.device)
+        if device is None:
+            yield Refused(
+                reason=f"GPU {share.index} ({share.device}) is not reported by its node",
+                hint="`leasehold doctor` looks for what is wrong with the node",
+            )
+            return
+        yield from _wrong_memory(asked.memory_mib, share, device)
+        yield from _wrong_cores(asked.cores_percent, share)
+
+
+def _wrong_memory(memory_mib: int | None, share: Share, device: Device) -> Iterator[Refused]:
+    if memory_mib is None:
+        return
+    unit = share.unit_mib
+    if memory_mib < 1:
+        yield Refused(reason=f"{memory_mib} MiB is no size", hint="--memory 1Gi, say")
+    elif memory_mib % unit:
+        below = memory_mib // unit * unit
+        yield Refused(
+            reason=f"this node counts memory in units of {unit} MiB, and {memory_mib} MiB is no "
+            "multiple of that",
+            hint=f"--memory {below or unit}Mi or --memory {below + unit}Mi",
+        )
+    elif memory_mib > device.memory_mib:
+        yield Refused(
+            reason=f"GPU {device.index} has {device.memory_mib} MiB in all, and {memory_mib} are "
+            "asked for",
+            hint="delete the pod, and create it for a larger model or for more GPUs",
+        )
+
+
+def _wrong_cores(cores_percent: int | None, share: Share) -> Iterator[Refused]:
+    if cores_percent is None or cores_percent == share.cores_percent:
+        return
+    if not 1 <= cores_percent <= MOST_CORES:
+        yield Refused(
+            reason=f"cores must be 1 to {MOST_CORES} percent of each device, got {cores_percent}",
+            hint="a pod that asks for all cores when it is created gets a device to itself",
+        )
+    elif share.company is Company.ALONE:
+        yield Refused(
+            reason=f"container {share.container} has GPU {share.index} to itself, with all of its "
+            "cores",
+            hint="--memory alone can be changed; for fewer cores create the pod anew",
+        )
+
+
+def _sized(share: Share, asked: ResizeAsked) -> Share:
+    memory = share.memory_mib if asked.memory_mib is None else asked.memory_mib
+    cores = share.cores_percent if asked.cores_percent is None else asked.cores_percent
+    size, was = Size(memory_mib=memory, cores_percent=cores), _size_of(share)
+    if size == was:
+        return share
+    first = share.asked or was
+    terms = share.terms
+    if terms is not None and memory != share.memory_mib:
+        terms = replace(terms, memory_mib=memory, memory_bytes=memory * MIB, memory_percent=None)
+    return replace(
+        share,
+        memory_mib=memory,
+        cores_percent=cores,
+        company=Company.ORDINARY if cores and share.company is Company.ANY else share.company,
+        terms=terms,
+        asked=None if first == size else first,
+    )
+
+
+def _size_of(share: Share) -> Size:
+    return Size(memory_mib=share.memory_mib, cores_percent=share.cores_percent)
+
+
+def _unheld(
+    lease: Lease, change: Change, node: LedgerNode | None, devices: dict[DeviceUuid, Device]
+) -> Iterator[Refused]:
+    """Say why a container cannot be held to another size while it runs."""
+    dialect = DIALECTS.get(lease.dialect)
+    if dialect is None or node is None:
+        yield Refused(reason=f"nobody here speaks {lease.dialect!r}, in which it asked")
+        return
+    for resource in sorted(dialect.served.intersection(node.served)):
+        before, after = (
+            sum(dialect.ids_of(share, resource) for share in shares)
+            for shares in (change.before, change.after)
+        )
+        if before != after:
+            yield Refused(
+                reason=f"its kubelet counts {resource} in {before} device IDs that the container "
+                f"was given when it started, and it would need {after}",
+                hint="delete the pod, and create it with the size that it is to have",
+            )
+    for each, when in ((lease, "has"), (change.lease, "would have")):
+        try:
+            held = holds(dialect.environment(each, change.container, devices, _NOWHERE))
+        except RequestError as error:
+            yield Refused(reason=str(error))
+            return
+        if not held:
+            yield Refused(
+                reason=f"container {change.container} {when} a share that HAMi-core does not hold "
+                f"it to, as {lease.dialect} has it",
+                hint="delete the pod, and create it with the size that it is to have",
+            )
+
+
+def full_text(full: Full, change: Change, node: LedgerNode) -> Refused:
+    """Say why the ledger has no room for what a lease was to have more."""
+    if full.quotas:
+        return _over_quota(change.lease, full.quotas[0])
+    code, _, uuid = full.reason.partition(" of ")
+    device = next((each for each, _ in node.devices if each.uuid == uuid), None)
+    use = full.devices.get(DeviceUuid(uuid))
+    if device is None or use is None:
+        return Refused(reason=f"the ledger does not know GPU {uuid} any more")
+    pairs = list(zip(change.before, change.after, strict=True))
+    more_mib = sum(new.memory_mib - old.memory_mib for old, new in pairs if new.device == uuid)
+    more_cores = sum(
+        new.cores_percent - old.cores_percent for old, new in pairs if new.device == uuid
+    )
+    free_mib, free_cores = device.memory_mib - use.memory_mib, 100 - use.cores_percent
+    gpu = f"GPU {device.index} of node {change.lease.node}"
+    most = change.before[0].memory_mib + free_mib
+    reasons = {
+        "memory": (
+            f"{gpu} has {device.memory_mib} MiB, {free_mib} of them free, and {more_mib} more are "
+            "needed",
+            f"`leasehold gpus` shows who has the rest; --memory {most}Mi would fit now",
+        ),
+        "cores": (
+            f"{free_cores} % of the cores of {gpu} are free, and {more_cores} % more are needed",
+            "`leasehold gpus` shows who has the rest",
+        ),
+        "claimed": (
+            f"{gpu} is kept for a pod for which others make room",
+            "`leasehold reclaim` shows for whom; try again when that is over",
+        ),
+        "device-unhealthy": (
+            f"{gpu} is unhealthy: {device.fault or 'it gives nothing more'}",
+            "a smaller size is possible; to move, delete the pod",
+        ),
+        "device-closed": (
+            f"an annotation of its node closes {gpu} to more",
+            "a smaller size is possible; to move, delete the pod",
+        ),
+    }
+    reason, hint = reasons.get(code, (f"{gpu} cannot give more: {code}", "`leasehold doctor`"))
+    return Refused(reason=reason, hint=hint)
+
+
+def _over_quota(lease: Lease, excess: Excess) -> Refused:
+    of_model = f" of model {excess.model}" if excess.model else ""
+    return Refused(
+        reason=f"the GPU quota of namespace {lease.namespace} allows {excess.limit} "
+        f"{excess.measure}{of_model}; {excess.held} are held besides this lease, and it would "
+        f"count as {excess.asked}",
+        hint=f"raise its GPUQuota (kubectl get gpuquota {lease.namespace}), or ask for less",
+    )

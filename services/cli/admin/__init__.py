@@ -1,0 +1,1 @@
+"""Commands that change something: budget, resize, node-keys, credentials, reclaim."""

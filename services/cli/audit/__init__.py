@@ -1,0 +1,1 @@
+"""`leasehold audit`: recomputing totals from leases, pods and agents."""

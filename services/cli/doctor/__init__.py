@@ -1,0 +1,1 @@
+"""`leasehold doctor`: checks of a node and of the cluster."""

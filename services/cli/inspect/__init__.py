@@ -1,0 +1,1 @@
+"""Commands that read: gpus, ps, explain, trace, topology."""

@@ -1,0 +1,1 @@
+"""`leasehold explain --request`: reading the pods of a manifest."""

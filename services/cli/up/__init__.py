@@ -1,0 +1,1 @@
+"""`leasehold up` and `leasehold down`: running everything on one machine."""

@@ -1,0 +1,1 @@
+"""Allocate: which pod the kubelet asks for, and what its container gets."""

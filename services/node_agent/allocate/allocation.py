@@ -1,0 +1,230 @@
+"""May a container have these devices, and what is it given? Its lease alone decides; pure."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from services.node_agent.allocate.device_list_strategies import USUAL, VISIBLE, Strategies, listed
+from services.node_agent.allocate.pod_resolution import Candidate
+from services.node_agent.kubelet.device_ids import (
+    IdsOf,
+    compact,
+    devices_named,
+    preferred_ids,
+    wanted_counts,
+)
+from shared.dialects import DIALECTS
+from shared.dialects.dialect import ContainerSetup, Dialect, Paths, ServedId
+from shared.dialects.reserved import reserved_among
+from shared.model.device import Device, DeviceMode, Isolation
+from shared.model.errors import RequestError
+from shared.model.lease import Lease, LeaseState, Share
+from shared.model.names import DeviceUuid, NodeName, PodUid
+from shared.model.request import Company
+
+HONOURED = frozenset({LeaseState.BOUND, LeaseState.ACTIVE})
+"""States in which a lease may be told to the kubelet: a reservation alone may still expire."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fence:
+    """The newest fence honoured for a slot, and for which pod."""
+
+    fence: int
+    pod: PodUid
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """What the agent knows of its own node when it decides."""
+
+    name: NodeName
+    devices: Mapping[DeviceUuid, Device]
+    served: Mapping[str, Mapping[str, ServedId]]
+    paths: Paths
+    lists: Strategies = USUAL
+    """How containers are told which devices they have."""
+
+
+def slot_key(share: Share, pod: PodUid) -> str:
+    """Name the place whose fences only rise: a slot; for a share without one, the pod's own."""
+    place = pod if share.slot is None else str(share.slot)
+    return f"{share.device}/{place}"
+
+
+def shares_for(lease: Lease | None, candidate: Candidate, node: NodeName) -> tuple[Share, ...]:
+    """Return the shares that the lease gives the container.
+
+    Raises RequestError, naming what is missing, if there is no live lease of this very pod on this
+    node with shares for this container, or if the pod sets a variable that only a lease may set.
+    """
+    pod = candidate.pod
+    if lease is None:
+        raise RequestError(
+            f"pod {candidate} holds no lease on node {node}: it was not placed by Leasehold; "
+            "set schedulerName to the one Leasehold answers to, and do not set nodeName"
+        )
+    if lease.pod != pod.uid or lease.node != node:
+        raise RequestError(
+            f"the lease is of pod {lease.pod} on node {lease.node}, not of pod {pod.uid} on {node}"
+        )
+    if lease.state not in HONOURED:
+        raise RequestError(f"the lease of pod {candidate} on node {node} is {lease.state}")
+    shares = lease.shares_of(candidate.container.name)
+    if not shares:
+        raise RequestError(f"the lease of pod {candidate} has no share for this container")
+    variable = reserved_among(candidate.container.variables, candidate.container.prefixes)
+    if variable is not None:
+        raise RequestError(
+            f"container {candidate.container.name} of pod {pod.namespace}/{pod.name} sets "
+            f"{variable}, which only its lease may set: remove it from the pod"
+        )
+    return shares
+
+
+def dialect_of(lease: Lease) -> Dialect:
+    """Return the dialect in which the pod asked. Raises RequestError for one nobody knows."""
+    dialect = DIALECTS.get(lease.dialect)
+    if dialect is None:
+        raise RequestError(
+            f"the lease of pod {lease.namespace}/{lease.name} speaks {lease.dialect!r}, which this "
+            f"agent does not: it speaks {', '.join(DIALECTS)}"
+        )
+    return dialect
+
+
+def _ids_of(lease: Lease, resource: str) -> IdsOf:
+    dialect = dialect_of(lease)
+    return lambda share: dialect.ids_of(share, resource)
+
+
+def prefer(
+    lease: Lease | None,
+    candidate: Candidate,
+    node: Node,
+    *,
+    resource: str,
+    available: Sequence[str],
+    must_include: Sequence[str],
+    size: int,
+) -> list[str]:
+    """Choose device IDs for a container; an empty list leaves the choice to the kubelet.
+
+    Raises RequestError where its lease gives it nothing.
+    """
+    shares = shares_for(lease, candidate, node.name)
+    if lease is None:
+        raise AssertionError("shares_for refuses pods without a lease")
+    return preferred_ids(
+        shares,
+        node.served.get(resource, {}),
+        _ids_of(lease, resource),
+        available=available,
+        must_include=must_include,
+        size=size,
+    )
+
+
+def grant(
+    lease: Lease,
+    candidate: Candidate,
+    node: Node,
+    *,
+    resource: str,
+    device_ids: Sequence[str],
+    honoured: Mapping[str, Fence],
+    reusable: Iterable[str] = (),
+    instances: Mapping[tuple[DeviceUuid, int], str] | None = None,
+) -> ContainerSetup:
+    """Return what the container is given. Raises RequestError saying why it gets nothing.
+
+    `instances` are the UUIDs of its MIG instances, by device and position.
+
+    `reusable` are IDs of the pod's init containers, which the kubelet hands on whatever the lease
+    says: the container's limits come from its lease, not from the names of IDs.
+    """
+    shares = shares_for(lease, candidate, node.name)
+    ids_of = _ids_of(lease, resource)
+    _check_fences(shares, lease.pod, honoured)
+    asked = devices_named(device_ids, node.served.get(resource, {}))
+    if None not in asked and not set(reusable).intersection(device_ids):
+        _check_ids(asked, wanted_counts(shares, ids_of))
+    _check_devices(shares, node.devices)
+    return given(lease, candidate.container.name, node, instances or {})
+
+
+def given(
+    lease: Lease, container: str, node: Node, instances: Mapping[tuple[DeviceUuid, int], str]
+) -> ContainerSetup:
+    """Return what holds a container to its shares.
+
+    MIG instances are given by name alone: hardware holds to their limits. Raises RequestError for
+    an instance that is not there, and for instances beside shares that are none.
+    """
+    dialect, shares = dialect_of(lease), lease.shares_of(container)
+    if not any(share.mig for share in shares):
+        setup = dialect.environment(lease, container, node.devices, node.paths)
+        devices = [share.device for share in sorted(shares, key=lambda share: share.index)]
+        return listed(setup, devices, node.lists, f"{lease.pod}/{container}")
+    uuids = [
+        instances.get((share.device, share.mig.position), "") if share.mig else ""
+        for share in shares
+    ]
+    if not all(uuids):
+        raise RequestError(
+            "the lease is for MIG instances and others, which no container can use at once, or "
+            "for an instance that is not there"
+        )
+    setup = ContainerSetup(environment={VISIBLE: ",".join(uuids), **dialect.besides})
+    return listed(setup, uuids, node.lists, f"{lease.pod}/{container}")
+
+
+def _check_fences(shares: Sequence[Share], pod: PodUid, honoured: Mapping[str, Fence]) -> None:
+    for share in shares:
+        newest = honoured.get(slot_key(share, pod))
+        if newest is not None and newest.pod != pod and share.fence < newest.fence:
+            raise RequestError(
+                f"the lease's fence {share.fence} for slot {share.slot} of device {share.device} "
+                f"is older than {newest.fence}, which pod {newest.pod} was given it with"
+            )
+
+
+def _check_ids(asked: Counter[DeviceUuid | None], wanted: Counter[DeviceUuid]) -> None:
+    if asked != wanted:
+        raise RequestError(
+            f"the kubelet chose {_counted(asked)}, and the lease is for {_counted(wanted)}"
+        )
+
+
+def _check_devices(shares: Sequence[Share], devices: Mapping[DeviceUuid, Device]) -> None:
+    for share in shares:
+        device = devices.get(share.device)
+        if device is None:
+            raise RequestError(f"the lease is for device {share.device}, which is not here")
+        if (device.mode is DeviceMode.MIG) != (share.mig is not None):
+            raise RequestError(
+                f"device {share.device} is in {device.mode} mode, and the lease is for "
+                f"{'an instance' if share.mig else 'a part'} of it"
+            )
+        strict = device.isolation is Isolation.STRICT
+        if strict and share.mig is None and share.company is not Company.ALONE:
+            raise RequestError(
+                f"the isolation of this node is strict, and the lease is for a part of device "
+                f"{share.device}: its node agent was started with --isolation strict since"
+            )
+        if share.memory_mib <= 0:
+            raise RequestError(
+                f"the lease is for {share.memory_mib} MiB of device {share.device}: without a "
+                "limit a container would have all of it"
+            )
+
+
+def _counted(counts: Mapping[DeviceUuid, int] | Mapping[DeviceUuid | None, int]) -> str:
+    return ", ".join(f"{count} of {device}" for device, count in sorted(counts.items(), key=str))
+
+
+def refusal_text(why: str, *, node: NodeName, resource: str, device_ids: Sequence[str]) -> str:
+    """Put a refusal in one sentence for the pod's owner: node, resource, IDs and reason."""
+    ids = compact(device_ids)
+    named = ", ".join(ids[:3]) + (f" and {len(ids) - 3} more" if len(ids) > 3 else "")
+    return f"Leasehold refuses {len(device_ids)} of {resource} on node {node} ({named}): {why}"

@@ -1,0 +1,226 @@
+"""Keeps the CDI specification of this node's devices on disk, as long as containers are to use it.
+
+The file appears whole and is compared at every look: one that is lost, or that somebody else has
+written over, is there again within seconds.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from threading import get_ident
+from typing import Protocol
+
+from services.node_agent.allocate.cdi import (
+    CONTROL_NODES,
+    FILE,
+    LIBRARIES,
+    PROGRAMS,
+    HostDriver,
+    encoded,
+    names_in,
+    parse_minors,
+    specification,
+)
+from services.node_agent.allocate.device_list_strategies import BY_CDI, Strategies, named_in_cdi
+from services.node_agent.gpus.inventory import Gpu, driver_of
+from services.node_agent.mig.layout_changes import MigInstance
+from services.node_agent.records.checkpoint_entry import Entry
+from shared.dialects.dialect import ContainerSetup
+from shared.model.device import DeviceMode
+from shared.model.errors import UnavailableError
+from shared.model.names import DeviceUuid
+
+logger = logging.getLogger(__name__)
+
+FOLDERS = (
+    "usr/lib/x86_64-linux-gnu",
+    "usr/lib/aarch64-linux-gnu",
+    "usr/lib64",
+    "usr/lib",
+    "usr/lib/x86_64-linux-gnu/nvidia/current",
+    "usr/lib/aarch64-linux-gnu/nvidia/current",
+)
+"""Where distributions keep the driver's libraries, below its root."""
+HOOKS = (
+    "/usr/bin/nvidia-cdi-hook",
+    "/usr/bin/nvidia-ctk",
+    "/usr/local/nvidia/toolkit/nvidia-cdi-hook",
+    "/usr/local/nvidia/toolkit/nvidia-ctk",
+)
+"""Where NVIDIA's container toolkit and GPU operator put the program."""
+
+
+class Instanced(Protocol):
+    """The driver's list of MIG instances."""
+
+    async def instances(self, device: DeviceUuid) -> tuple[MigInstance, ...]:
+        """Return the instances of a device."""
+        ...
+
+
+class Answered(Protocol):
+    """What the kubelet was told."""
+
+    @property
+    def answers(self) -> tuple[Entry, ...]:
+        """All that is not over."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriverPlaces:
+    """Where the driver's files are to be looked for."""
+
+    root: Path = Path("/")
+    """On the host."""
+    seen_at: Path = Path("/")
+    """Where this process sees that root."""
+    hook: str = ""
+    """NVIDIA's program on the host; empty: the first of the usual places that has one."""
+    proc: Path = Path("/proc")
+
+
+class CdiFiles:
+    """The one file of this node's agent; `places` is None where GPUs are simulated."""
+
+    def __init__(
+        self,
+        directory: Path,
+        strategies: Strategies,
+        *,
+        places: DriverPlaces | None,
+        driver: Instanced,
+        record: Answered,
+    ) -> None:
+        self.path = directory / FILE
+        self.strategies = strategies
+        self.places = places
+        self.driver = driver
+        self.record = record
+        self._gpus: tuple[Gpu, ...] = ()
+        self._names: frozenset[str] = frozenset()
+        self._writing = asyncio.Lock()
+
+    async def keep(self, gpus: Sequence[Gpu]) -> None:
+        """Have the file say what there is, or be gone if nobody uses it.
+
+        While containers run that were given devices by it, it stays: their restarts need it. Raises
+        UnavailableError saying what of the driver is missing, or cannot be written.
+        """
+        self._gpus = tuple(gpus)
+        async with self._writing:
+            wanted = not BY_CDI.isdisjoint(self.strategies)
+            if wanted or any(named_in_cdi(entry.setup) for entry in self.record.answers):
+                await self._write()
+            else:
+                await asyncio.to_thread(self._remove)
+
+    async def ready(self, setup: ContainerSetup) -> None:
+        """See that the file names what a container is given; MIG instances may be new.
+
+        Raises UnavailableError if it does not: the runtime would not start the container.
+        """
+        names = named_in_cdi(setup)
+        if not names or (names <= self._names and await asyncio.to_thread(self.path.is_file)):
+            return
+        async with self._writing:
+            self._gpus = tuple(await asyncio.gather(*map(self._asked, self._gpus)))
+            await self._write()
+        if not names <= self._names:
+            missing = ", ".join(sorted(names - self._names))
+            raise UnavailableError(
+                f"the CDI specification {self.path} has no {missing}: look at `nvidia-smi -L`, and "
+                "for MIG instances at /proc/driver/nvidia-caps/mig-minors"
+            )
+
+    async def _asked(self, gpu: Gpu) -> Gpu:
+        """Return a GPU with its instances as they are now; as it was if it does not answer."""
+        if gpu.mode is not DeviceMode.MIG or gpu.fault is not None:
+            return gpu
+        try:
+            return replace(gpu, instances=await self.driver.instances(gpu.uuid))
+        except UnavailableError as error:
+            logger.warning("the CDI specification has GPU %d as it was: %s", gpu.index, error)
+            return gpu
+
+    async def _write(self) -> None:
+        found = await asyncio.to_thread(self._specified)
+        await asyncio.to_thread(self._put, encoded(found))
+        self._names = names_in(found)
+
+    def _specified(self) -> dict[str, object]:
+        if self.places is None:
+            return specification(self._gpus, {}, None)
+        minors = self.places.proc / "driver/nvidia-caps/mig-minors"
+        known = parse_minors(minors.read_text()) if minors.is_file() else {}
+        return specification(self._gpus, known, find_driver(self.places, driver_of(self._gpus)))
+
+    def _put(self, content: bytes) -> None:
+        try:
+            if self.path.is_file() and self.path.read_bytes() == content:
+                return
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            # Runtimes read what ends in .json or .yaml.
+            draft = self.path.with_name(f".{self.path.name}.{os.getpid()}-{get_ident()}")
+            with draft.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            draft.chmod(0o644)
+            draft.replace(self.path)
+        except OSError as error:
+            raise UnavailableError(
+                f"{error.filename or self.path}: {error.strerror}; --cdi-dir must be a directory "
+                "of the host that the node agent may write to"
+            ) from error
+        logger.info("CDI devices are in %s", self.path)
+
+    def _remove(self) -> None:
+        self._names = frozenset()
+        with contextlib.suppress(OSError):
+            self.path.unlink()
+            logger.info("%s is gone: no container is given devices by CDI", self.path)
+
+
+def find_driver(places: DriverPlaces, version: str) -> HostDriver:
+    """Find the files of a driver's version on the host.
+
+    Raises UnavailableError naming what is not there: no container could use a GPU.
+    """
+    root = places.seen_at
+    folder = next((f for f in FOLDERS if (root / f / f"libcuda.so.{version}").is_file()), None)
+    if folder is None:
+        raise UnavailableError(
+            f"there is no libcuda.so.{version} in the usual places below {root}: mount the host's "
+            f"{places.root} here and give its path by --driver-root-ctr-path; where a container "
+            "has the driver, --nvidia-driver-root is its root on the host"
+        )
+    libraries = (f"{folder}/{name}.{version}" for name in LIBRARIES)
+    return HostDriver(
+        root=str(places.root),
+        nodes=_there((f"dev/{name}" for name in CONTROL_NODES), root, "/dev/"),
+        files=_there((*libraries, *(f"usr/bin/{name}" for name in PROGRAMS)), root, ""),
+        folder=f"/{folder}",
+        hook=_hook(places),
+    )
+
+
+def _there(paths: Iterable[str], root: Path, before: str) -> tuple[str, ...]:
+    return tuple(f"/{path}".removeprefix(before) for path in paths if (root / path).exists())
+
+
+def _hook(places: DriverPlaces) -> str:
+    """Return the program's path on the host; it is looked for where the host's root is seen."""
+    if places.hook:
+        return places.hook
+    for path in HOOKS:
+        if (places.seen_at / path[1:]).exists():
+            return path
+    raise UnavailableError(
+        f"none of {', '.join(HOOKS)} is there: install NVIDIA's container toolkit on the node, or "
+        "give the program's path there by --nvidia-cdi-hook-path"
+    )

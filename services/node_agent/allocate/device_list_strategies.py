@@ -1,0 +1,87 @@
+"""How a container is told which devices it has: NVIDIA's device-list strategies; pure.
+
+The strategies and what each puts into the answer to Allocate are those of NVIDIA's device plugin:
+a variable or mounts for NVIDIA's container runtime, names for any runtime that knows CDI.
+"""
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import replace
+from enum import StrEnum
+
+from services.node_agent.allocate.cdi import qualified
+from shared.dialects.dialect import ContainerSetup, Mount
+from shared.model.errors import RequestError
+
+VISIBLE = "NVIDIA_VISIBLE_DEVICES"
+MOUNTS = "/var/run/nvidia-container-devices"
+"""Below it, NVIDIA's runtime reads names of devices from mounts of `NOTHING`."""
+NOTHING = "/dev/null"
+CDI_KEY = "cdi.k8s.io/nvidia-device-plugin_"
+"""Annotation of the container in its runtime; what follows tells one answer from another."""
+_ANSWERS = uuid.UUID("c0a4c1f6-0e6b-4c0c-9a4f-5d6d3c5a7e42")
+
+
+class ListStrategy(StrEnum):
+    """One way of naming devices."""
+
+    ENVVAR = "envvar"
+    VOLUME_MOUNTS = "volume-mounts"
+    CDI_CRI = "cdi-cri"
+    CDI_ANNOTATIONS = "cdi-annotations"
+
+
+Strategies = tuple[ListStrategy, ...]
+USUAL: Strategies = (ListStrategy.ENVVAR,)
+BY_CDI = frozenset({ListStrategy.CDI_CRI, ListStrategy.CDI_ANNOTATIONS})
+
+
+def strategies_of(words: Sequence[str]) -> Strategies:
+    """Read the names of strategies. Raises RequestError naming one that is none, or none at all."""
+    for word in words:
+        if word not in set(ListStrategy):
+            raise RequestError(
+                f"--device-list-strategy must be among {', '.join(ListStrategy)}, got {word!r}"
+            )
+    if not words:
+        raise RequestError(f"--device-list-strategy needs one of {', '.join(ListStrategy)}")
+    return tuple(dict.fromkeys(map(ListStrategy, words)))
+
+
+def listed(
+    setup: ContainerSetup, devices: Sequence[str], strategies: Strategies, answer: str
+) -> ContainerSetup:
+    """Return the setup with its devices named as the strategies want it.
+
+    `setup` names them in the variable, as all dialects do; `devices` are the UUIDs of GPUs and MIG
+    instances, and `answer` is the same whenever the same container is answered.
+    """
+    environment, mounts = dict(setup.environment), list(setup.mounts)
+    annotations = dict(setup.annotations)
+    if ListStrategy.ENVVAR not in strategies:
+        environment.pop(VISIBLE, None)
+    if ListStrategy.VOLUME_MOUNTS in strategies:
+        environment[VISIBLE] = MOUNTS
+        mounts += [_named(device) for device in devices]
+    names = tuple(map(qualified, devices))
+    if ListStrategy.CDI_ANNOTATIONS in strategies:
+        annotations[f"{CDI_KEY}{uuid.uuid5(_ANSWERS, answer)}"] = ",".join(names)
+    return replace(
+        setup,
+        environment=environment,
+        mounts=tuple(mounts),
+        annotations=annotations,
+        cdi_devices=names if ListStrategy.CDI_CRI in strategies else (),
+    )
+
+
+def named_in_cdi(setup: ContainerSetup) -> frozenset[str]:
+    """Return the CDI names of devices that a container was given, by either strategy."""
+    noted = (value for key, value in setup.annotations.items() if key.startswith(CDI_KEY))
+    return frozenset(setup.cdi_devices).union(*(value.split(",") for value in noted))
+
+
+def _named(device: str) -> Mount:
+    return Mount(
+        container_path=f"{MOUNTS}/{device}", host_path=NOTHING, read_only=True, directory=False
+    )

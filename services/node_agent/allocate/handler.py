@@ -1,0 +1,378 @@
+"""Answers the kubelet: gathers who asks and what they hold, decides, writes down, then says it.
+
+Calls for one resource are answered one after the other, since each answer changes who is asked for
+next. Whatever is refused here fails the pod for good: its controller makes a new one.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from services.node_agent.allocate.allocation import (
+    Fence,
+    Node,
+    grant,
+    prefer,
+    refusal_text,
+    shares_for,
+)
+from services.node_agent.allocate.pod_resolution import (
+    Candidate,
+    Holding,
+    Told,
+    Unknown,
+)
+from services.node_agent.allocate.pod_resolver import Finding
+from services.node_agent.kubelet.device_ids import compact
+from services.node_agent.outbox import Said
+from services.node_agent.records.checkpoint_entry import Entry
+from shared.dialects.dialect import ContainerSetup
+from shared.model.clock import Clock
+from shared.model.errors import LeaseholdError, RequestError, UnavailableError
+from shared.model.events.node_events import Activation, ShareActivated, ShareRefused
+from shared.model.lease import Lease
+from shared.model.names import DeviceUuid, NodeName, PodUid
+
+
+class Record(Protocol):
+    """What the kubelet was told before."""
+
+    fences: dict[str, Fence]
+    changing: asyncio.Lock
+    """Held while an answer and the region of its container change together."""
+
+    async def save(self, entry: Entry) -> None:
+        """Record an answer; it is safe when this returns."""
+        ...
+
+    def find(self, pod: PodUid, container: str, resource: str) -> Entry | None:
+        """Return what was answered for a container."""
+        ...
+
+    def of_resource(self, resource: str) -> list[Entry]:
+        """Return all answers for one resource."""
+        ...
+
+    def told(self, resource: str, refused: frozenset[PodUid]) -> Told:
+        """Return what identity needs to know."""
+        ...
+
+
+class Preparing(Protocol):
+    """The host's disk."""
+
+    async def prepare(self, setup: ContainerSetup, *, starting: bool = False) -> None:
+        """Make what one container mounts; none of its processes runs if it is `starting`."""
+        ...
+
+
+class Specifying(Protocol):
+    """The CDI specification of the node's devices."""
+
+    async def ready(self, setup: ContainerSetup) -> None:
+        """See that it names what a container is given; UnavailableError if it cannot."""
+        ...
+
+
+class MigInstances(Protocol):
+    """Instances of devices in MIG mode."""
+
+    async def of(self, lease: Lease, container: str) -> dict[tuple[DeviceUuid, int], str]:
+        """Return the UUIDs of a container's, by device and position, once they are there."""
+        ...
+
+
+class PodViews(Protocol):
+    """Annotations that others like to read."""
+
+    def allocated(self, lease: Lease, containers: frozenset[str]) -> None:
+        """Show that these containers of the pod have their devices."""
+        ...
+
+    def failed(self, lease: Lease) -> None:
+        """Show that the pod was refused."""
+        ...
+
+
+class Span(Protocol):
+    """One allocation in the pod's trace."""
+
+    context: str
+
+    def end(self, error: str = "") -> None:
+        """End it, as failed if there is an error."""
+        ...
+
+
+class Measuring(Protocol):
+    """Traces and counters."""
+
+    def begin(self, lease: Lease, facts: Mapping[str, str]) -> Span:
+        """Begin a span below the lease's trace."""
+        ...
+
+    def counted(self, resource: str, outcome: str, seconds: float) -> None:
+        """Count one Allocate."""
+        ...
+
+
+class Answering:
+    """The kubelet's three questions."""
+
+    def __init__(
+        self,
+        node: NodeName,
+        *,
+        finding: Finding,
+        record: Record,
+        preparing: Preparing,
+        cdi: Specifying,
+        instances: MigInstances,
+        views: PodViews,
+        measuring: Measuring,
+        clock: Clock,
+    ) -> None:
+        self.node = node
+        self.finding = finding
+        self.record = record
+        self.preparing = preparing
+        self.cdi = cdi
+        self.instances = instances
+        self.views = views
+        self.measuring = measuring
+        self.clock = clock
+        self.facts: Node | None = None
+        """Set as soon as the devices are known, and nothing is served before that."""
+        self.said = Said()
+        self.refused: set[PodUid] = set()
+        self._locks: dict[str, asyncio.Lock] = {}
+
+    async def preferred(
+        self, resource: str, available: Sequence[str], must_include: Sequence[str], size: int
+    ) -> list[str]:
+        """Return the IDs that the lease of whoever is asked for names; none if that is unclear."""
+        facts = self._known_node()
+        async with self._locks.setdefault(resource, asyncio.Lock()):
+            who = await self.finding.who(resource, size, self._told(resource))
+            if isinstance(who, Unknown):
+                return []
+            lease = await self.finding.lease_of(who)
+        return prefer(
+            lease,
+            who,
+            facts,
+            resource=resource,
+            available=available,
+            must_include=must_include,
+            size=size,
+        )
+
+    async def allocate(self, resource: str, device_ids: Sequence[str]) -> ContainerSetup:
+        """Return what the container gets; it is on disk before.
+
+        Raises RequestError or UnavailableError with a sentence for the pod's owner.
+        """
+        began = self.clock.ticks()
+        outcome = "refused"
+        try:
+            async with self._locks.setdefault(resource, asyncio.Lock()):
+                setup = await self._allocate(resource, device_ids)
+            outcome = "answered"
+        except LeaseholdError as error:
+            text = refusal_text(
+                str(error), node=self.node, resource=resource, device_ids=device_ids
+            )
+            unavailable = isinstance(error, UnavailableError)
+            outcome = "unavailable" if unavailable else "refused"
+            raise (UnavailableError if unavailable else RequestError)(text) from error
+        else:
+            return setup
+        finally:
+            self.measuring.counted(resource, outcome, self.clock.ticks() - began)
+
+    async def pre_start(self, resource: str, device_ids: Sequence[str]) -> None:
+        """Agree to a start if PodResources shows that the IDs are with whom they were given to.
+
+        Init containers are not shown there. What the container mounts is made again if it is gone.
+        Raises RequestError if another container holds the IDs, or nobody was told of them.
+        """
+        ids = compact(device_ids)
+        entries = [
+            entry
+            for entry in self.record.of_resource(resource)
+            if entry.activation.device_ids == ids
+        ]
+        holders = await self._holders(resource, ids)
+        if not holders:
+            fitting = [entry for entry in entries if entry.init]
+        else:
+            fitting = [entry for entry in entries if _place(entry) in holders]
+        if not fitting:
+            holder = ", ".join("/".join(place) for place in sorted(holders)) or "nobody"
+            told = ", ".join("/".join(_place(entry)) for entry in entries) or "nobody"
+            raise RequestError(
+                refusal_text(
+                    f"the kubelet shows them with {holder}, and they were given to {told}",
+                    node=self.node,
+                    resource=resource,
+                    device_ids=device_ids,
+                )
+            )
+        for entry in fitting:
+            await self._prepare_again(entry, starting=True)
+
+    async def _prepare_again(self, entry: Entry, *, starting: bool = False) -> None:
+        """Make sure that what was told is there; MIG instances are lost when a device is reset."""
+        told = entry.activation
+        if entry.instances:
+            there = await self.instances.of(told.lease, told.container)
+            if tuple(there.values()) != entry.instances:
+                raise RequestError(
+                    f"container {told.container} of pod {told.namespace}/{told.name} was given "
+                    f"{', '.join(entry.instances)}, and its lease is for "
+                    f"{', '.join(there.values())}: delete the pod"
+                )
+        async with self.record.changing:
+            newest = self.record.find(told.pod, told.container, told.resource) or entry
+            await self.preparing.prepare(newest.limits, starting=starting)
+            await self.cdi.ready(newest.setup)
+
+    async def _holders(self, resource: str, ids: tuple[str, ...]) -> set[tuple[str, str, str]]:
+        held = await self.finding.held.list_held()
+        return {_shown(one) for one in held.holdings if _holds(one, resource, ids)}
+
+    async def _allocate(self, resource: str, device_ids: Sequence[str]) -> ContainerSetup:
+        ids = compact(device_ids)
+        who = await self.finding.who(
+            resource, len(device_ids), self._told(resource), device_ids=ids
+        )
+        if isinstance(who, Unknown):
+            self.said.say(ShareRefused(node=self.node, reason=f"{resource}: {who}"))
+            blind = self.finding.pods.blind
+            because = f", and {blind}" if blind else ""
+            raise RequestError(f"whom it is for is not certain: {who}{because}")
+        try:
+            return await self._give(who, resource, device_ids, ids)
+        except LeaseholdError as error:
+            self._refuse(who, str(error))
+            raise
+
+    def _refuse(self, who: Candidate, reason: str) -> None:
+        self.refused.add(who.pod.uid)
+        self.said.say(
+            ShareRefused(
+                node=self.node,
+                reason=reason,
+                pod=who.pod.uid,
+                namespace=who.pod.namespace,
+                name=who.pod.name,
+                container=who.container.name,
+            )
+        )
+        lease = self.finding.leases.find(who.pod.uid)
+        if lease is not None:
+            self.views.failed(lease)
+
+    async def _give(
+        self, who: Candidate, resource: str, device_ids: Sequence[str], ids: tuple[str, ...]
+    ) -> ContainerSetup:
+        lease = await self.finding.lease_of(who)
+        before = self.record.find(who.pod.uid, who.container.name, resource)
+        shares_for(lease, who, self.node)
+        if lease is None:
+            raise AssertionError("shares_for refuses pods without a lease")
+        if before is not None and before.activation.device_ids == ids:
+            await self._prepare_again(before)
+            return before.setup
+        span = self.measuring.begin(
+            lease, {"k8s.container.name": who.container.name, "leasehold.resource": resource}
+        )
+        try:
+            entry = await self._settle(lease, who, resource, device_ids, ids)
+        except LeaseholdError as error:
+            span.end(str(error))
+            raise
+        span.end()
+        self.refused.discard(who.pod.uid)
+        told = entry.activation
+        self.said.say(ShareActivated(node=self.node, activation=told, trace=span.context))
+        self.views.allocated(lease, self._done(lease))
+        return entry.setup
+
+    async def _settle(
+        self,
+        lease: Lease,
+        who: Candidate,
+        resource: str,
+        device_ids: Sequence[str],
+        ids: tuple[str, ...],
+    ) -> Entry:
+        instances = await self.instances.of(lease, who.container.name)
+        setup = grant(
+            lease,
+            who,
+            self._known_node(),
+            resource=resource,
+            device_ids=device_ids,
+            honoured=self.record.fences,
+            reusable=self._of_init_containers(lease.pod, resource),
+            instances=instances,
+        )
+        await self.preparing.prepare(setup)
+        await self.cdi.ready(setup)
+        activation = Activation(
+            pod=lease.pod,
+            namespace=lease.namespace,
+            name=lease.name,
+            container=who.container.name,
+            resource=resource,
+            device_ids=ids,
+            lease=lease,
+            activated_at=self.clock.now(),
+        )
+        entry = Entry(
+            activation=activation,
+            setup=setup,
+            init=who.container.init,
+            instances=tuple(instances.values()),
+        )
+        await self.record.save(entry)
+        return entry
+
+    def _done(self, lease: Lease) -> frozenset[str]:
+        containers = {share.container for share in lease.shares}
+        resources = self._known_node().served
+        return frozenset(
+            name
+            for name in containers
+            if any(self.record.find(lease.pod, name, resource) for resource in resources)
+        )
+
+    def _of_init_containers(self, pod: PodUid, resource: str) -> list[str]:
+        return [
+            text
+            for entry in self.record.of_resource(resource)
+            if entry.init and entry.activation.pod == pod
+            for text in entry.activation.device_ids
+        ]
+
+    def _told(self, resource: str) -> Callable[[], Told]:
+        return lambda: self.record.told(resource, frozenset(self.refused))
+
+    def _known_node(self) -> Node:
+        if self.facts is None:
+            raise UnavailableError("the node agent does not know its devices yet")
+        return self.facts
+
+
+def _place(entry: Entry) -> tuple[str, str, str]:
+    told = entry.activation
+    return told.namespace, told.name, told.container
+
+
+def _shown(held: Holding) -> tuple[str, str, str]:
+    return held.namespace, held.name, held.container
+
+
+def _holds(held: Holding, resource: str, ids: tuple[str, ...]) -> bool:
+    return held.resource == resource and compact(held.device_ids) == ids

@@ -1,0 +1,1 @@
+"""GPUs of the node: NVML or simulation, inventory, health."""

@@ -1,0 +1,281 @@
+"""What a node has and shows: devices from what NVML found, and lists from devices; pure."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from services.node_agent.gpus.device_faults import GONE, Fault
+from services.node_agent.mig.layout_changes import MigInstance, MigState
+from services.node_agent.mig.layouts import KNOWN, Geometry, layouts_for, present
+from shared.dialects.dialect import Dialect, Host, NodeObject, ServedId
+from shared.model.device import Device, DeviceMode, Isolation, MigLayout
+from shared.model.errors import RequestError
+from shared.model.names import DeviceUuid
+from shared.model.node import AGENT_ANNOTATION
+
+MAX_LIST_BYTES = 4_000_000
+"""The kubelet receives at most 4 MiB in one message; a little room is left."""
+MAX_ID_LENGTH = 63
+NO_HOST = Host()
+NO_ILLS: Mapping[DeviceUuid, str] = {}
+_HEALTH_LENGTHS = {True: len("Healthy"), False: len("Unhealthy")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One physical GPU as found."""
+
+    uuid: DeviceUuid
+    index: int
+    """Minor number."""
+    model: str
+    memory_mib: int
+    fault: Fault | None = None
+    """What is wrong with it now, as far as it can be seen from outside."""
+    ecc_errors: int | None = None
+    """Memory errors that could not be corrected, since the driver was loaded; None: not told."""
+    numa: int | None = None
+    pcie: str = ""
+    """Root complex; empty: unknown."""
+    bus: str = ""
+    """PCI address; empty: unknown."""
+    links: Mapping[DeviceUuid, int] = field(default_factory=dict)
+    """How well it is linked to others of the node; see `topology.score`."""
+    driver: str = ""
+    """Version of its driver; empty: unknown."""
+    mig: MigState | None = None
+    """None: the model has no MIG."""
+    instances: tuple[MigInstance, ...] = ()
+    """What it is partitioned into at present; MIG mode only."""
+
+    @property
+    def mode(self) -> DeviceMode:
+        """How it is divided: MIG's own mode decides, which only an operator changes."""
+        return DeviceMode.MIG if self.mig is not None and self.mig.enabled else DeviceMode.HAMI_CORE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Division:
+    """The operator's choices of how GPUs are shared."""
+
+    split_count: int = 10
+    """Slots per device."""
+    unit_mib: int = 1
+    """MiB per unit in which pods ask for memory."""
+    strategy: str = "auto"
+    """How gpushare's memory reaches the kubelet; see `Strategy`."""
+    tables: tuple[Geometry, ...] = KNOWN
+    """MIG layouts by model; the first table that is about a model counts."""
+    partition: bool = True
+    """Layouts may be changed; otherwise what is on a device is all there is."""
+    hidden: frozenset[str] = frozenset()
+    """UUIDs, and indices as text, of devices that are not served."""
+    isolation: Isolation = Isolation.SHARED
+    """Which shares are offered of devices that are not partitioned."""
+    wanted_mode: DeviceMode | None = None
+    """The mode that the configuration expects of the node's devices."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """What the node shows for all its dialects together."""
+
+    served: Mapping[str, Mapping[str, ServedId]] = field(default_factory=dict)
+    """By resource and ID, in the order of the list."""
+    patched: Mapping[str, int] = field(default_factory=dict)
+    annotations: Mapping[str, str | None] = field(default_factory=dict)
+    labels: Mapping[str, str | None] = field(default_factory=dict)
+    lists: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Our entries in annotations that others write too."""
+    objects: tuple[NodeObject, ...] = ()
+
+    @property
+    def healthy_counts(self) -> dict[str, int]:
+        """How many devices the kubelet should call allocatable, by served resource."""
+        return {
+            resource: sum(served.healthy for served in ids.values())
+            for resource, ids in self.served.items()
+        }
+
+    def beside(self, more: Mapping[str, int]) -> "Shown":
+        """Return the same with more of those resources that are written into node status."""
+        patched = {name: amount + more.get(name, 0) for name, amount in self.patched.items()}
+        return replace(self, patched=patched)
+
+
+def check_division(division: Division, strategies: Sequence[str]) -> None:
+    """Raise RequestError naming the setting that no node can be divided by."""
+    if division.split_count < 1:
+        raise RequestError(f"--device-split-count must be 1 or more, got {division.split_count}")
+    if division.unit_mib < 1:
+        raise RequestError(f"--memory-factor must be 1 MiB or more, got {division.unit_mib}")
+    if division.strategy not in strategies:
+        raise RequestError(
+            f"--gpu-strategy must be one of {', '.join(strategies)}, got {division.strategy!r}"
+        )
+
+
+def devices_of(
+    gpus: Iterable[Gpu],
+    division: Division,
+    known: Iterable[Device] = (),
+    ills: Mapping[DeviceUuid, str] = NO_ILLS,
+) -> tuple[Device, ...]:
+    """Divide GPUs into devices, in order of their minor number; `ills` says what is wrong.
+
+    A known device that is not found any more stays, unhealthy: the kubelet may have given its IDs
+    to pods that still run, and an ID must never come to mean another device.
+    """
+    found = {
+        gpu.uuid: _device(gpu, division, ills.get(gpu.uuid, ""))
+        for gpu in served_of(gpus, division)
+    }
+    lost = {
+        device.uuid: replace(device, healthy=False, fault=ills.get(device.uuid, str(GONE)))
+        for device in known
+    }
+    return tuple(sorted((lost | found).values(), key=lambda device: (device.index, device.uuid)))
+
+
+def served_of(gpus: Iterable[Gpu], division: Division) -> list[Gpu]:
+    """Leave out the GPUs that the configuration hides."""
+    return [gpu for gpu in gpus if not division.hidden & {gpu.uuid, str(gpu.index)}]
+
+
+def driver_of(gpus: Iterable[Gpu]) -> str:
+    """Return the version of the GPUs' driver; empty: unknown."""
+    return next((gpu.driver for gpu in gpus if gpu.driver), "")
+
+
+def models_of(devices: Iterable[Device]) -> str:
+    """Count devices by model, for people."""
+    counts = Counter(device.model for device in devices)
+    return ", ".join(f"{count}x {model}" for model, count in counts.items())
+
+
+def notes_on(gpus: Iterable[Gpu], division: Division) -> tuple[str, ...]:
+    """Say what an operator should know of the GPUs' modes and layouts, a sentence each."""
+    notes: list[str] = []
+    for gpu in served_of(gpus, division):
+        where = f"GPU {gpu.index} ({gpu.model})"
+        if division.wanted_mode not in {None, gpu.mode}:
+            remedy = (
+                f"`nvidia-smi -i {gpu.index} -mig 1` turns it on once nothing uses the GPU"
+                if gpu.mig is not None and gpu.mode is DeviceMode.HAMI_CORE
+                else "the mode of the hardware counts"
+            )
+            notes.append(
+                f"{where} is in {gpu.mode} mode, and operatingmode is {division.wanted_mode}: "
+                f"{remedy}"
+            )
+        if gpu.mig is not None and gpu.mig.enabled != gpu.mig.pending:
+            to = "on" if gpu.mig.pending else "off"
+            notes.append(f"{where}: MIG goes {to} with the next reset of the GPU")
+        if gpu.mig is not None and gpu.mode is DeviceMode.MIG:
+            _, said = layouts_for(gpu.model, gpu.mig.profiles, division.tables)
+            notes += said
+    return tuple(dict.fromkeys(notes))
+
+
+def _device(gpu: Gpu, division: Division, ill: str) -> Device:
+    layouts = _layouts(gpu, division)
+    return Device(
+        uuid=gpu.uuid,
+        index=gpu.index,
+        model=gpu.model,
+        memory_mib=gpu.memory_mib,
+        slots=max([division.split_count, *(len(layout.positions) for layout in layouts)]),
+        unit_mib=division.unit_mib,
+        mode=gpu.mode,
+        healthy=not ill,
+        fault=ill,
+        numa=gpu.numa,
+        pcie=gpu.pcie,
+        bus=gpu.bus,
+        links=gpu.links,
+        layouts=layouts,
+        isolation=division.isolation,
+    )
+
+
+def isolation_of(word: str) -> Isolation:
+    """Read an operator's choice. Raises RequestError for a word that is none."""
+    if word not in {Isolation.SHARED.value, Isolation.STRICT.value}:
+        raise RequestError(
+            f"--isolation must be {Isolation.SHARED} or {Isolation.STRICT}, got {word!r}"
+        )
+    return Isolation(word)
+
+
+def unheld(division: Division) -> Division:
+    """Return how devices are shared while HAMi-core's library does not load."""
+    if division.isolation is Isolation.STRICT:
+        return division
+    return replace(division, isolation=Isolation.UNHELD)
+
+
+def _layouts(gpu: Gpu, division: Division) -> tuple[MigLayout, ...]:
+    if gpu.mig is None or gpu.mode is not DeviceMode.MIG:
+        return ()
+    layouts, _ = layouts_for(gpu.model, gpu.mig.profiles, division.tables)
+    return layouts if division.partition else present(gpu.instances, layouts, gpu.mig.profiles)
+
+
+def shown_by(
+    dialects: Iterable[Dialect], devices: Sequence[Device], strategy: str, host: Host = NO_HOST
+) -> Shown:
+    """Put together what all dialects show of the devices and their host.
+
+    Raises RequestError where a list is too long for the kubelet or an ID is.
+    """
+    served: dict[str, Mapping[str, ServedId]] = {}
+    patched: dict[str, int] = {}
+    annotations: dict[str, str | None] = {AGENT_ANNOTATION: "true"}
+    labels: dict[str, str | None] = {}
+    lists: dict[str, tuple[str, ...]] = {}
+    objects: list[NodeObject] = []
+    for dialect in dialects:
+        described = dialect.described(devices, host)
+        for advertised in (dialect.advertised(devices, strategy), described):
+            for resource, ids in advertised.served.items():
+                check_list(resource, ids)
+                served[resource] = {entry.text: entry for entry in ids}
+            patched |= advertised.patched
+            annotations |= advertised.annotations
+            labels |= advertised.labels
+            lists |= advertised.lists
+            objects += advertised.objects
+    return Shown(
+        served=served,
+        patched=patched,
+        annotations=annotations,
+        labels=labels,
+        lists=lists,
+        objects=tuple(objects),
+    )
+
+
+def check_list(resource: str, ids: Sequence[ServedId]) -> None:
+    """Raise RequestError if the kubelet would not take a list, with its size."""
+    size = list_bytes(ids)
+    if size > MAX_LIST_BYTES:
+        raise RequestError(
+            f"the list of {len(ids)} devices for {resource} has {size} bytes, and the kubelet "
+            f"takes {MAX_LIST_BYTES}: raise --memory-factor to "
+            f"{-(-size // MAX_LIST_BYTES)} times what it is, or use --gpu-strategy auto"
+        )
+    long = next((entry.text for entry in ids if len(entry.text) > MAX_ID_LENGTH), None)
+    if long is not None:
+        raise RequestError(
+            f"the device ID {long} for {resource} has {len(long)} characters, at most "
+            f"{MAX_ID_LENGTH} are allowed"
+        )
+
+
+def list_bytes(ids: Iterable[ServedId]) -> int:
+    """Return the exact size of a ListAndWatch message.
+
+    Every device is a field of tag, length, then ID and health, each with tag and length; all of
+    these lengths are below 128 and take one byte.
+    """
+    return sum(6 + len(entry.text) + _HEALTH_LENGTHS[entry.healthy] for entry in ids)

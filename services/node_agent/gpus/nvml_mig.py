@@ -1,0 +1,243 @@
+"""NVML's MIG calls in our words; blocking, for the door in `nvml.py` alone.
+
+Everything here is between an `nvmlInit` and an `nvmlShutdown`, and raises NVML's own errors.
+"""
+
+import contextlib
+import ctypes
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pynvml
+
+from services.node_agent.mig.layout_changes import InstanceProfile, MigInstance, MigState
+from shared.model.names import DeviceUuid
+
+UNSUPPORTED = frozenset(
+    {
+        pynvml.NVML_ERROR_NOT_SUPPORTED,
+        pynvml.NVML_ERROR_INVALID_ARGUMENT,
+        pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+    }
+)
+"""How a driver says that it does not know a profile, or a call."""
+EIGHTHS = 8
+
+
+def state_of(handle: Any) -> MigState | None:
+    """Return the MIG mode of a device and, if that is on, its profiles; None: it has no MIG.
+
+    Without the driver's rights to list instances, profiles are none.
+    """
+    try:
+        current, pending = pynvml.nvmlDeviceGetMigMode(handle)
+    except pynvml.NVMLError as error:
+        if error.value in UNSUPPORTED:
+            return None
+        raise
+    enabled = current == pynvml.NVML_DEVICE_MIG_ENABLE
+    return MigState(
+        enabled=enabled,
+        pending=pending == pynvml.NVML_DEVICE_MIG_ENABLE,
+        profiles=_permitted_profiles(handle) if enabled else (),
+    )
+
+
+def _permitted_profiles(handle: Any) -> tuple[InstanceProfile, ...]:
+    try:
+        return tuple(_profiles(handle))
+    except pynvml.NVMLError_NoPermission:
+        return ()
+
+
+def instances_of(handle: Any, profiles: tuple[InstanceProfile, ...]) -> tuple[MigInstance, ...]:
+    """Return what a device has, with the UUID of each instance that can be used whole."""
+    uuids = dict(_uuids(handle))
+    busy = _busy(handle)
+    return tuple(
+        _instance(gpu_instance, profile, uuids, busy)
+        for profile in profiles
+        for gpu_instance in _gpu_instances(handle, profile)
+    )
+
+
+def instances(device: DeviceUuid) -> tuple[MigInstance, ...]:
+    """Return what a device has."""
+    handle = _handle(device)
+    return instances_of(handle, tuple(_profiles(handle)))
+
+
+def create_instance(device: DeviceUuid, profile: int, start: int) -> int:
+    """Make an instance at a place; return its id."""
+    handle = _handle(device)
+    place = _found(place for place in _placements(handle, profile) if place.start == start)
+    made = pynvml.nvmlDeviceCreateGpuInstanceWithPlacement(handle, profile, ctypes.byref(place))
+    return int(pynvml.nvmlGpuInstanceGetInfo(made).id)
+
+
+def create_compute(device: DeviceUuid, gi: int) -> None:
+    """Make the compute instance that takes all of an instance."""
+    handle = _handle(device)
+    gpu_instance = pynvml.nvmlDeviceGetGpuInstanceById(handle, gi)
+    number = pynvml.nvmlGpuInstanceGetInfo(gpu_instance).profileId
+    slices = _found(p.compute_slices for p in _profiles(handle) if p.id == number)
+    whole = _found(
+        info.id
+        for info in _compute_profiles(gpu_instance)
+        if info.sliceCount == slices and info.instanceCount == 1
+    )
+    pynvml.nvmlGpuInstanceCreateComputeInstance(gpu_instance, whole)
+
+
+def destroy_compute(device: DeviceUuid, gi: int, compute: int) -> None:
+    """Remove a compute instance."""
+    gpu_instance = pynvml.nvmlDeviceGetGpuInstanceById(_handle(device), gi)
+    pynvml.nvmlComputeInstanceDestroy(
+        pynvml.nvmlGpuInstanceGetComputeInstanceById(gpu_instance, compute)
+    )
+
+
+def destroy_instance(device: DeviceUuid, gi: int) -> None:
+    """Remove an instance without compute instances."""
+    pynvml.nvmlGpuInstanceDestroy(pynvml.nvmlDeviceGetGpuInstanceById(_handle(device), gi))
+
+
+def _handle(device: DeviceUuid) -> Any:
+    return pynvml.nvmlDeviceGetHandleByUUID(device)
+
+
+def _profiles(handle: Any) -> Iterator[InstanceProfile]:
+    ask = pynvml.nvmlDeviceGetGpuInstanceProfileInfo
+    for number in range(pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
+        info = _first_known(
+            functools.partial(ask, handle, number), functools.partial(ask, handle, number, 1)
+        )
+        places = list(_placements(handle, info.id)) if info is not None else []
+        if info is not None and places:
+            yield InstanceProfile(
+                id=int(info.id),
+                name=_name(handle, info),
+                memory_mib=int(info.memorySizeMB),
+                compute_slices=int(info.sliceCount),
+                memory_slices=int(places[0].size),
+                count=int(info.instanceCount),
+                starts=tuple(int(place.start) for place in places),
+            )
+
+
+def _name(handle: Any, info: Any) -> str:
+    """Return NVML's name of a profile; drivers that do not tell it are named after NVIDIA's rule.
+
+    That is: compute slices, and the memory as so many eighths of the device's, in GB.
+    """
+    told = getattr(info, "name", b"")
+    text = (told.decode() if isinstance(told, bytes) else told).removeprefix("MIG ").strip()
+    if text:
+        return text
+    total = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+    eighths = -(-int(info.memorySizeMB) * (1 << 20) * EIGHTHS // total)
+    gigabytes = -(-total // (1 << 30))
+    return f"{info.sliceCount}g.{round(eighths * gigabytes / EIGHTHS)}gb"
+
+
+def _placements(handle: Any, profile: int) -> Iterator[Any]:
+    count = ctypes.c_uint(0)
+    ask = pynvml.nvmlDeviceGetGpuInstancePossiblePlacements
+    with _none_if_unsupported():
+        ask(handle, profile, None, ctypes.byref(count))
+        places = (pynvml.c_nvmlGpuInstancePlacement_t * count.value)()
+        ask(handle, profile, places, ctypes.byref(count))
+        yield from places[: count.value]
+
+
+def _gpu_instances(handle: Any, profile: InstanceProfile) -> list[Any]:
+    count = ctypes.c_uint(profile.count)
+    found = (pynvml.c_nvmlGpuInstance_t * profile.count)()
+    with _none_if_unsupported():
+        pynvml.nvmlDeviceGetGpuInstances(handle, profile.id, found, ctypes.byref(count))
+        return list(found[: count.value])
+    return []
+
+
+def _instance(
+    gpu_instance: Any,
+    profile: InstanceProfile,
+    uuids: dict[tuple[int, int], str],
+    busy: frozenset[int],
+) -> MigInstance:
+    info = pynvml.nvmlGpuInstanceGetInfo(gpu_instance)
+    gi = int(info.id)
+    computes: dict[int, int] = {}
+    for known in _compute_profiles(gpu_instance):
+        count = ctypes.c_uint(known.instanceCount)
+        found = (pynvml.c_nvmlComputeInstance_t * known.instanceCount)()
+        pynvml.nvmlGpuInstanceGetComputeInstances(
+            gpu_instance, known.id, found, ctypes.byref(count)
+        )
+        for compute in found[: count.value]:
+            computes[int(pynvml.nvmlComputeInstanceGetInfo(compute).id)] = int(known.sliceCount)
+    whole = [number for number, slices in computes.items() if slices == profile.compute_slices]
+    return MigInstance(
+        gi=gi,
+        profile=profile.name,
+        start=int(info.placement.start),
+        memory_slices=int(info.placement.size),
+        compute_slices=profile.compute_slices,
+        computes=tuple(sorted(computes)),
+        uuid=uuids.get((gi, whole[0]), "") if whole else "",
+        busy=gi in busy,
+    )
+
+
+def _compute_profiles(gpu_instance: Any) -> Iterator[Any]:
+    shared = pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
+    ask = pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo
+    for number in range(pynvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT):
+        info = _first_known(
+            functools.partial(ask, gpu_instance, number, shared),
+            functools.partial(ask, gpu_instance, number, shared, 1),
+        )
+        if info is not None:
+            yield info
+
+
+def _uuids(handle: Any) -> Iterator[tuple[tuple[int, int], str]]:
+    """Name MIG devices by their instances' ids: NVML's order of them means nothing."""
+    for number in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+        with contextlib.suppress(pynvml.NVMLError_NotFound):
+            device = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
+            gi = int(pynvml.nvmlDeviceGetGpuInstanceId(device))
+            compute = int(pynvml.nvmlDeviceGetComputeInstanceId(device))
+            told = pynvml.nvmlDeviceGetUUID(device)
+            yield (gi, compute), told.decode() if isinstance(told, bytes) else told
+
+
+def _busy(handle: Any) -> frozenset[int]:
+    """Return the ids of instances that some process uses."""
+    found = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    return frozenset(int(one.gpuInstanceId) for one in found if one.gpuInstanceId is not None)
+
+
+def _found(options: Iterator[Any]) -> Any:
+    """Return the first, or raise what NVML says to something it does not know."""
+    for option in options:
+        return option
+    raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+
+
+def _first_known(*questions: Callable[[], Any]) -> Any:
+    """Return the first answer, or None where the driver knows none of the questions."""
+    for question in questions:
+        with _none_if_unsupported():
+            return question()
+    return None
+
+
+@contextlib.contextmanager
+def _none_if_unsupported() -> Iterator[None]:
+    try:
+        yield
+    except pynvml.NVMLError as error:
+        if error.value not in UNSUPPORTED:
+            raise

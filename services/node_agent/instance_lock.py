@@ -1,0 +1,123 @@
+"""One agent serves a node: whoever holds the lock of its state directory. The others wait."""
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import platform
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO
+
+from shared.model.errors import UnavailableError
+from shared.runtime.sd_notify import tell_started
+
+logger = logging.getLogger(__name__)
+
+FILE = "agent.lock"
+LOOK_S = 0.2
+PATIENCE_S = 10.0
+"""A replacement is gone by then; after that somebody runs two on purpose, or by mistake."""
+AGAIN_S = 60.0
+UNIT, POD, PROCESS = "unit", "pod", "process"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """Who serves the node."""
+
+    form: str
+    """`unit` of its init system, `pod`, or a `process` that somebody started."""
+    name: str
+    pid: int
+
+    def __str__(self) -> str:
+        """Name it as an operator would."""
+        return {UNIT: f"a unit of this node, pid {self.pid}", POD: f"pod {self.name}"}.get(
+            self.form, f"process {self.pid}"
+        )
+
+
+def ourselves(environ: Mapping[str, str]) -> Holder:
+    """Say what we run as, by what the kubelet or systemd leaves in the environment."""
+    form = PROCESS
+    if "KUBERNETES_SERVICE_HOST" in environ:
+        form = POD
+    elif "INVOCATION_ID" in environ:
+        form = UNIT
+    return Holder(form=form, name=platform.node(), pid=os.getpid())
+
+
+def holder_of(state_dir: Path) -> Holder | None:
+    """Return which agent serves, None: none does. Raises OSError if that cannot be seen."""
+    try:
+        file = (state_dir / FILE).open()
+    except FileNotFoundError:
+        return None
+    with file:
+        return None if _locked(file, fcntl.LOCK_SH) else _read(file)
+
+
+@contextlib.asynccontextmanager
+async def alone(state_dir: Path, environ: Mapping[str, str] = os.environ) -> AsyncIterator[None]:
+    """Wait until no other agent uses the state directory, as happens while one is replaced.
+
+    Raises UnavailableError if the directory cannot be written to.
+    """
+    try:
+        await asyncio.to_thread(state_dir.mkdir, parents=True, exist_ok=True)
+        file = await asyncio.to_thread((state_dir / FILE).open, "a+")
+    except OSError as error:
+        raise UnavailableError(
+            f"{error.filename or state_dir}: {error.strerror}; --state-dir must be writable by the "
+            "node agent"
+        ) from error
+    with file:
+        await _lock(file, state_dir)
+        with contextlib.suppress(OSError):  # a full disk; who it is stays unknown
+            _write(file, ourselves(environ))
+        yield
+
+
+async def _lock(file: IO[str], state_dir: Path) -> None:
+    loop = asyncio.get_running_loop()
+    began, say_at = loop.time(), loop.time() + PATIENCE_S
+    while not _locked(file, fcntl.LOCK_EX):
+        if loop.time() - began < LOOK_S:
+            logger.info("waiting for another node agent to leave %s", state_dir)
+            tell_started("waits for another node agent to leave")  # that one serves the kubelet
+        if loop.time() >= say_at:
+            say_at = loop.time() + AGAIN_S
+            logger.warning(
+                "another node agent serves this node: %s. One is enough: label the node "
+                "leasehold.dev/agent=unit if it is to be served by its unit, else stop that with "
+                "systemctl disable --now leasehold-agent",
+                _read(file) or "it does not say which",
+            )
+        await asyncio.sleep(LOOK_S)
+
+
+def _locked(file: IO[str], kind: int) -> bool:
+    try:
+        fcntl.flock(file.fileno(), kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _write(file: IO[str], holder: Holder) -> None:
+    file.seek(0)
+    file.truncate()
+    file.write(json.dumps(asdict(holder)))
+    file.flush()
+
+
+def _read(file: IO[str]) -> Holder | None:
+    file.seek(0)
+    try:
+        return Holder(**json.loads(file.read()))
+    except (ValueError, TypeError):  # of an agent that did not write it
+        return None

@@ -1,0 +1,1 @@
+"""Isolation: HAMi-core library, region files, limits, host paths."""

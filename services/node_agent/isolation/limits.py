@@ -1,0 +1,158 @@
+"""Which limits running containers are to have, and whether they can: their leases decide; pure."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from services.node_agent.allocate.allocation import Node, given
+from services.node_agent.isolation.region import Region, sums
+from services.node_agent.isolation.region_image import CORES, MEMORY, Seed
+from services.node_agent.records.checkpoint_entry import Entry, Lowered
+from services.node_agent.usage.usage_model import UNCOUNTED_BYTES, ContainerUse, positions
+from shared.dialects import DIALECTS
+from shared.dialects.dialect import ContainerSetup
+from shared.model.errors import RequestError
+from shared.model.lease import MIB, Lease, Share
+from shared.model.names import DeviceUuid
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shortage:
+    """A container uses more of a device than it is to be limited to."""
+
+    device: DeviceUuid
+    index: int
+    used_mib: int
+    """Rounded up."""
+    limit_mib: int
+    unseen: bool = False
+    """The driver says so, and HAMi-core has not counted it."""
+
+
+def adopted(entry: Entry, lease: Lease, node: Node) -> Entry | None:
+    """Return an answer as it is to be kept now that its lease is this one; None: as it is.
+
+    Raises RequestError if the lease cannot be held to any more.
+    """
+    told = entry.activation
+    if lease.pod != told.pod or lease.created_at != told.lease.created_at:
+        return None
+    if lease.version <= entry.lease.version:
+        return None
+    if [_place(share) for share in lease.shares] != [_place(share) for share in told.lease.shares]:
+        raise RequestError("its lease is for other shares than it was given")
+    if lease.shares == told.lease.shares:
+        return replace(entry, lowered=None) if entry.lowered else None
+    return replace(
+        entry,
+        activation=replace(told, lease=lease),
+        setup=_setup(entry, lease, node),
+        lowered=None,
+    )
+
+
+def lowered(entry: Entry, lease: Lease, turn: str, node: Node) -> Entry | None:
+    """Return an answer whose container is held to the smaller of its lease and another.
+
+    None if that is what it has. Nothing becomes larger: the ledger has not decided yet. Raises
+    RequestError if the lease cannot be held to.
+    """
+    container = entry.activation.container
+    before = entry.activation.lease
+    if [_place(share) for share in before.shares] != [_place(share) for share in lease.shares]:
+        raise RequestError("what it may become is of other shares than its lease")
+    shares = tuple(
+        _smaller(old, new) if old.container == container else old
+        for old, new in zip(before.shares, lease.shares, strict=True)
+    )
+    if shares == before.shares:
+        return None
+    held = replace(lease, shares=shares)
+    return replace(entry, lowered=Lowered(turn=turn, lease=held, setup=_setup(entry, held, node)))
+
+
+def _place(share: Share) -> tuple[str, DeviceUuid, int | None, int]:
+    return share.container, share.device, share.slot, share.fence
+
+
+def _smaller(old: Share, new: Share) -> Share:
+    if new.memory_mib >= old.memory_mib:
+        return old
+    return replace(new, cores_percent=old.cores_percent, company=old.company)
+
+
+def _setup(entry: Entry, lease: Lease, node: Node) -> ContainerSetup:
+    """Return what a container was given, with the limits of another lease.
+
+    All else stays: it has its mounts, and its region lies where it lay when it was started.
+    """
+    container = entry.activation.container
+    if any(share.mig for share in lease.shares_of(container)):
+        return entry.setup
+    fresh = given(lease, container, node, {}).environment
+    environment = {
+        **{name: text for name, text in entry.setup.environment.items() if not _is_limit(name)},
+        **{name: text for name, text in fresh.items() if _is_limit(name)},
+    }
+    return replace(entry.setup, environment=environment)
+
+
+def _is_limit(name: str) -> bool:
+    return name.startswith((MEMORY, CORES))
+
+
+def shortage(entry: Entry, region: Region, seed: Seed, use: ContainerUse | None) -> Shortage | None:
+    """Say which limit would be below what is in use, by the region or by the driver's last word.
+
+    The driver counts contexts and code that HAMi-core leaves out: so much of each process does not
+    count here either.
+    """
+    shares = in_order(entry.activation.lease.shares_of(entry.activation.container))
+    places = positions(region, shares)
+    seen = {one.share.device: one for one in use.shares} if use else {}
+    for number, share in enumerate(shares):
+        limit = seed.memory_bytes[number]
+        counted = sums(region, places[number]).enforced
+        one = seen.get(share.device)
+        told = (one.driver_bytes or 0) - UNCOUNTED_BYTES * max(1, one.processes) if one else 0
+        used = max(counted, told)
+        if used > limit:
+            return Shortage(
+                device=share.device,
+                index=share.index,
+                used_mib=-(-used // MIB),
+                limit_mib=limit // MIB,
+                unseen=told > counted,
+            )
+    return None
+
+
+def shortage_text(entry: Entry, found: Shortage) -> str:
+    """Say what is in the way."""
+    container, witness = entry.activation.container, ""
+    if found.unseen:
+        witness = ", as the driver says"
+    return (
+        f"container {container} has {found.used_mib} MiB of GPU {found.index} ({found.device}) in "
+        f"use{witness}, and its limit would be {found.limit_mib}"
+    )
+
+
+def in_order(shares: Iterable[Share]) -> tuple[Share, ...]:
+    """Return shares in the order in which a container counts its devices."""
+    return tuple(sorted(shares, key=lambda share: share.index))
+
+
+def beyond(entries: Iterable[Entry]) -> dict[str, int]:
+    """Return what pods ask of resources in node status beyond what their containers have by now.
+
+    A kubelet goes by what pods ask for, which does not change: without this it would refuse pods
+    that are given what others have left.
+    """
+    total: dict[str, int] = {}
+    for entry in {entry.key[:2]: entry for entry in entries}.values():
+        dialect = DIALECTS.get(entry.lease.dialect)
+        for share in entry.lease.shares_of(entry.activation.container):
+            for resource, amount in dialect.beyond(share).items() if dialect else ():
+                if amount > 0:
+                    total[resource] = total.get(resource, 0) + amount
+    return total

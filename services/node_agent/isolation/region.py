@@ -1,0 +1,216 @@
+"""What a region file says, read out of its bytes; pure, and safe on any bytes whatever.
+
+A container may write anything into its region. So every count is clamped, every text checked, and
+numbers that cannot be are marked: what comes out is a value, never an exception.
+"""
+
+import re
+import struct
+from collections.abc import Callable, Iterable, Set
+from dataclasses import dataclass
+
+from services.node_agent.isolation.region_layouts import DEVICES, SLOTS, UUID_BYTES, Layout
+
+EXITED, RUNNING = 0, 1
+WRAPPED = 1 << 63
+"""An amount from here on has been counted down below zero."""
+_UUID = re.compile(rb"(?:GPU|MIG)-[0-9A-Fa-f-]{1,91}")
+_WORDS = struct.Struct(f"<{DEVICES}Q")
+_CONTROL = struct.Struct("<iiii")
+_PID = struct.Struct("<i")
+_PIDS = struct.Struct("<ii")
+_NOTHING = (0,) * DEVICES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegionPlace:
+    """Where a region lies on the host."""
+
+    directory: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tampered:
+    """The file is no region: for people, what is wrong with it."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """What one process of the container says it uses; amounts by device, in bytes."""
+
+    index: int
+    pid: int
+    """As the container counts."""
+    host_pid: int
+    """As the library guessed; 0: unknown. Never proof."""
+    status: int
+    context: tuple[int, ...]
+    module: tuple[int, ...]
+    buffer: tuple[int, ...]
+    offset: tuple[int, ...]
+    total: tuple[int, ...]
+    monitored: tuple[int, ...]
+    sm_percent: tuple[int, ...]
+    torn: bool = False
+    """It was being written all the time: its amounts may belong to different moments."""
+
+    @property
+    def live(self) -> bool:
+        """Whether the process has not said that it ended."""
+        return self.status != EXITED and self.pid != 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Region:
+    """One container's region."""
+
+    layout: Layout
+    device_num: int
+    uuids: tuple[str, ...]
+    """By position; empty where there is none, or none that could be one."""
+    memory_limits: tuple[int, ...]
+    core_limits: tuple[int, ...]
+    slots: tuple[Slot, ...]
+    """All that the library itself counts, ended ones included."""
+    orphans: tuple[Slot, ...]
+    """Processes that run and that the library has lost sight of: it counts none of their memory."""
+    utilization_switch: int
+    recent_kernel: int
+    priority: int
+    last_kernel_at: int | None
+    """Unix seconds; None: no kernel ever ran, or the layout does not say."""
+    clamped: bool = False
+    """Some count was beyond what can be."""
+
+    @property
+    def pids(self) -> frozenset[int]:
+        """Pids, as the container counts, of all that run."""
+        return frozenset(slot.pid for slot in (*self.slots, *self.orphans) if slot.live)
+
+    @property
+    def host_pids(self) -> frozenset[int]:
+        """Pids as the node counts, of those whose library knows it."""
+        live = (slot for slot in (*self.slots, *self.orphans) if slot.live)
+        return frozenset(slot.host_pid for slot in live if slot.host_pid > 0)
+
+    @property
+    def torn(self) -> int:
+        """How many slots were torn."""
+        return sum(slot.torn for slot in self.slots)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSums:
+    """What all processes together use of one device, bytes."""
+
+    context: int = 0
+    module: int = 0
+    buffer: int = 0
+    offset: int = 0
+    total: int = 0
+    sm_percent: int = 0
+    enforced: int = 0
+    """What the library compares with the limit: ended processes count until they are cleared."""
+    wrapped: int = 0
+    """Amounts left out because they were counted down below zero."""
+
+
+def sums(region: Region, position: int) -> DeviceSums:
+    """Add up what the processes use of the device at a position."""
+    live = [slot for slot in region.slots if slot.live]
+    return DeviceSums(
+        context=_sum(slot.context[position] for slot in live),
+        module=_sum(slot.module[position] for slot in live),
+        buffer=_sum(slot.buffer[position] for slot in live),
+        offset=_sum(slot.offset[position] for slot in live),
+        total=_sum(slot.total[position] for slot in live),
+        sm_percent=_sum(min(slot.sm_percent[position], 100) for slot in live),
+        enforced=_sum(slot.total[position] for slot in region.slots),
+        wrapped=sum(slot.total[position] >= WRAPPED for slot in region.slots),
+    )
+
+
+def _sum(amounts: Iterable[int]) -> int:
+    return sum(amount for amount in amounts if amount < WRAPPED)
+
+
+def decode(layout: Layout, data: bytes | bytearray, torn: Set[int] = frozenset()) -> Region:
+    """Read a region. `data` is a whole file of the layout's size; `torn` names slots by index."""
+    claimed_devices = _word(data, layout.device_num)
+    claimed_slots, switch, recent, priority = _CONTROL.unpack_from(data, layout.slot_count)
+    count = min(max(claimed_slots, 0), SLOTS)
+    read = _slot_reader(layout, data, torn)
+    slots = tuple(read(index) for index in range(count))
+    there = {slot.pid for slot in slots if slot.live}
+    last = _word(data, layout.last_kernel) if layout.last_kernel is not None else 0
+    return Region(
+        layout=layout,
+        device_num=min(claimed_devices, DEVICES),
+        uuids=tuple(_uuid(data, layout.uuids + UUID_BYTES * n) for n in range(DEVICES)),
+        memory_limits=_WORDS.unpack_from(data, layout.memory_limits),
+        core_limits=_WORDS.unpack_from(data, layout.core_limits),
+        slots=slots,
+        orphans=tuple(
+            read(index)
+            for index in range(count, SLOTS)
+            if _is_orphan(layout, data, layout.slot_at(index), there)
+        ),
+        utilization_switch=switch,
+        recent_kernel=recent,
+        priority=priority,
+        last_kernel_at=last if 0 < last < WRAPPED else None,
+        clamped=count != claimed_slots or claimed_devices > DEVICES,
+    )
+
+
+def slot_count(layout: Layout, data: bytes | bytearray) -> int:
+    """Return how many slots the library counts, never more than there are."""
+    return min(max(int(_CONTROL.unpack_from(data, layout.slot_count)[0]), 0), SLOTS)
+
+
+def _is_orphan(layout: Layout, data: bytes | bytearray, at: int, there: Set[int]) -> bool:
+    (pid,) = _PID.unpack_from(data, at)
+    if pid == 0 or pid in there:
+        return False
+    return bool(_PID.unpack_from(data, at + layout.slot.status)[0] == RUNNING)
+
+
+def _slot_reader(layout: Layout, data: bytes | bytearray, torn: Set[int]) -> Callable[[int], Slot]:
+    slot = layout.slot
+    used = struct.Struct("<" + f"5Q{slot.used_size - 40}x" * DEVICES)
+    utilization = struct.Struct("<" + f"16xQ{max(slot.utilization_size - 24, 0)}x" * DEVICES)
+
+    def read(index: int) -> Slot:
+        at = layout.slot_at(index)
+        pid, host_pid = _PIDS.unpack_from(data, at)
+        amounts = used.unpack_from(data, at + slot.used)
+        return Slot(
+            index=index,
+            pid=pid,
+            host_pid=host_pid,
+            status=_PID.unpack_from(data, at + slot.status)[0],
+            context=amounts[0::5],
+            module=amounts[1::5],
+            buffer=amounts[2::5],
+            offset=amounts[3::5],
+            total=amounts[4::5],
+            monitored=_WORDS.unpack_from(data, at + slot.monitored),
+            sm_percent=_NOTHING
+            if slot.utilization is None
+            else utilization.unpack_from(data, at + slot.utilization),
+            torn=index in torn,
+        )
+
+    return read
+
+
+def _word(data: bytes | bytearray, at: int) -> int:
+    return int.from_bytes(data[at : at + 8], "little")
+
+
+def _uuid(data: bytes | bytearray, at: int) -> str:
+    text, end, _ = bytes(data[at : at + UUID_BYTES]).partition(b"\0")
+    return text.decode("ascii") if end and _UUID.fullmatch(text) else ""

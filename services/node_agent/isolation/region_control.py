@@ -1,0 +1,104 @@
+"""Changes limits of a region in use; touches nothing else of it.
+
+Amounts of memory hold from the container's next allocation on, core limits for processes that start
+later, the switch within a fraction of a second. Each field is one aligned write, which a process
+that has the file mapped sees whole.
+"""
+
+import os
+import struct
+from dataclasses import dataclass
+
+from services.node_agent.isolation.region import Region, RegionPlace, Tampered, sums
+from services.node_agent.isolation.region_image import SWITCH_ON, Seed
+from services.node_agent.isolation.region_layouts import DEVICES, Layout
+from services.node_agent.isolation.region_reader import open_region, read_region
+from shared.model.errors import RequestError, UnavailableError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """What to write; None leaves a field as it is."""
+
+    memory_limits: tuple[int, ...] | None = None
+    """Bytes, for all 16 positions; 0 is no limit."""
+    core_limits: tuple[int, ...] | None = None
+    """Percent, for all 16 positions."""
+    utilization_switch: int | None = None
+    recent_kernel: int | None = None
+    """-1 keeps launches of a container with core limits back, 0 lets them go."""
+
+
+def write_changes(place: RegionPlace, changes: Changes, *, forced: bool = False) -> None:
+    """Change a region in use. What already is as wanted is not written.
+
+    Raises RequestError, unless forced, if a limit would fall below what is in use: the container
+    could then not even ask how much memory it has. Raises UnavailableError if there is no region.
+    """
+    region = read_region(place)
+    if not isinstance(region, Region):
+        raise UnavailableError(f"{_named(place)}: {_lack(region)}")
+    if changes.memory_limits is not None and not forced:
+        _check_use(region, changes.memory_limits)
+    pieces = _pieces(region, changes)
+    if not pieces:
+        return
+    descriptor = open_region(place, os.O_RDWR)
+    if not isinstance(descriptor, int):
+        raise UnavailableError(f"{_named(place)}: {_lack(descriptor)}")
+    try:
+        for at, piece in pieces.items():
+            os.pwrite(descriptor, piece, at)
+    except OSError as error:
+        raise UnavailableError(f"{_named(place)}: {error.strerror}") from error
+    finally:
+        os.close(descriptor)
+
+
+def restore(place: RegionPlace, seed: Seed) -> None:
+    """Give a region in use the limits it was made with.
+
+    Raises UnavailableError if there is no region to give them to.
+    """
+    wanted = Changes(
+        memory_limits=seed.memory_limits,
+        core_limits=seed.core_limits,
+        utilization_switch=SWITCH_ON,
+    )
+    write_changes(place, wanted, forced=True)
+
+
+def _check_use(region: Region, limits: tuple[int, ...]) -> None:
+    for position, limit in enumerate(limits):
+        used = sums(region, position).enforced
+        if 0 < limit < used:
+            raise RequestError(
+                f"device {position} of the container has {used} bytes in use, and the limit would "
+                f"be {limit}"
+            )
+
+
+def _pieces(region: Region, changes: Changes) -> dict[int, bytes]:
+    """Return what differs, by offset: only the words of limits, and the two control fields."""
+    layout: Layout = region.layout
+    pieces: dict[int, bytes] = {}
+    for at, held, wanted in (
+        (layout.memory_limits, region.memory_limits, changes.memory_limits),
+        (layout.core_limits, region.core_limits, changes.core_limits),
+    ):
+        for position in range(DEVICES if wanted is not None else 0):
+            if wanted is not None and held[position] != wanted[position]:
+                pieces[at + 8 * position] = struct.pack("<Q", wanted[position])
+    if changes.utilization_switch not in {None, region.utilization_switch}:
+        pieces[layout.switch] = struct.pack("<i", changes.utilization_switch)
+    if changes.recent_kernel not in {None, region.recent_kernel}:
+        pieces[layout.recent_kernel] = struct.pack("<i", changes.recent_kernel)
+    return pieces
+
+
+def _named(place: RegionPlace) -> str:
+    return f"the region {place.directory}/{place.name}"
+
+
+def _lack(found: Tampered | None) -> str:
+    return "it is not there" if found is None else found.reason

@@ -1,0 +1,160 @@
+"""What a fresh region holds: the limits a container is told of, as HAMi-core keeps them; pure.
+
+The library takes its limits from the first region it finds ready, whatever its environment says,
+so that a region made before the container starts cannot be argued with. Its contents are those the
+library would write itself from the environment that the container is given.
+"""
+
+import re
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from services.node_agent.isolation.region import Region, RegionPlace
+from services.node_agent.isolation.region_layouts import DEVICES, MAGIC, V1_2, Layout
+from shared.dialects.dialect import ContainerSetup
+from shared.model.errors import RequestError
+
+CACHE = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
+MEMORY = "CUDA_DEVICE_MEMORY_LIMIT"
+CORES = "CUDA_DEVICE_SM_LIMIT"
+PRIORITY = "CUDA_TASK_PRIORITY"
+SWITCH_ON = 1
+ACTIVE = 2
+"""The activity counter of a region that nobody has used yet."""
+FREE_SEMAPHORE = bytes.fromhex("0100000000000000 80000000") + bytes(20)
+"""A glibc `sem_t` of 64 bits: free, and shared between processes."""
+_AMOUNT = re.compile(r"([1-9][0-9]{0,18})([kmgKMG]?)")
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seed:
+    """The limits of one container, by device in the order in which CUDA counts them there."""
+
+    memory_bytes: tuple[int, ...]
+    cores_percent: tuple[int, ...]
+    """0, or 100 and more: not throttled."""
+    other_cores_percent: int = 100
+    """For positions without a device, as the library fills them."""
+    priority: int = 1
+
+    @property
+    def memory_limits(self) -> tuple[int, ...]:
+        """The whole array; positions without a device have no limit."""
+        return self.memory_bytes + (0,) * (DEVICES - len(self.memory_bytes))
+
+    @property
+    def core_limits(self) -> tuple[int, ...]:
+        """The whole array."""
+        rest = DEVICES - len(self.cores_percent)
+        return self.cores_percent + (self.other_cores_percent,) * rest
+
+
+def place_of(setup: ContainerSetup) -> RegionPlace | None:
+    """Return where the region of a container lies, or None if it has no HAMi-core.
+
+    Raises RequestError if none of its mounts holds it: nobody could see it, or set its limits.
+    """
+    inside = setup.environment.get(CACHE)
+    if inside is None:
+        return None
+    path = PurePosixPath(inside)
+    for mount in setup.mounts:
+        if mount.directory and PurePosixPath(mount.container_path) == path.parent:
+            return RegionPlace(directory=mount.host_path, name=path.name)
+        if not mount.directory and PurePosixPath(mount.container_path) == path:
+            host = PurePosixPath(mount.host_path)
+            return RegionPlace(directory=str(host.parent), name=host.name)
+    raise RequestError(f"{CACHE} is {inside}, which none of the container's mounts holds")
+
+
+def seed_of(environment: Mapping[str, str]) -> Seed:
+    """Return the limits that a container is told of.
+
+    Raises RequestError naming a variable that the library would take for no limit, or that says
+    something else to it than to us.
+    """
+    memory: list[int] = []
+    while (name := f"{MEMORY}_{len(memory)}") in environment:
+        memory.append(_amount(name, environment[name]))
+    if not memory and MEMORY in environment:  # the library gives it to every position
+        memory = [_amount(MEMORY, environment[MEMORY])] * DEVICES
+    if not 1 <= len(memory) <= DEVICES:
+        raise RequestError(f"{MEMORY}_<i> is set for {len(memory)} devices, not for 1 to {DEVICES}")
+    others = _percent(CORES, environment.get(CORES, "100"))
+    cores = tuple(
+        _percent(name, environment[name]) if (name := f"{CORES}_{n}") in environment else others
+        for n in range(len(memory))
+    )
+    return Seed(
+        memory_bytes=tuple(memory),
+        cores_percent=cores,
+        other_cores_percent=others,
+        priority=_percent(PRIORITY, environment.get(PRIORITY, "1")),
+    )
+
+
+def _amount(name: str, text: str) -> int:
+    match = _AMOUNT.fullmatch(text)
+    amount = int(match[1]) * _UNITS[match[2].lower()] if match else 0
+    if not 0 < amount < 1 << 63:
+        raise RequestError(f"{name} is {text!r}, which is no amount of memory")
+    return amount
+
+
+def _percent(name: str, text: str) -> int:
+    if not re.fullmatch(r"0|[1-9][0-9]{0,2}", text):
+        raise RequestError(f"{name} is {text!r}, which is no number of 0 to 999")
+    return int(text)
+
+
+def pieces_of(seed: Seed, layout: Layout = V1_2) -> dict[int, bytes]:
+    """Return what a fresh region holds, by offset; everything else is zero.
+
+    Devices' names are left to the library, which writes them as soon as it knows them.
+    """
+    words = struct.Struct(f"<{DEVICES}Q")
+    tail = struct.pack("<iiii", 0, SWITCH_ON, ACTIVE, seed.priority)
+    head = struct.pack("<i", MAGIC)
+    if layout.version is not None:
+        head += struct.pack("<II", *layout.version)
+    pieces = {
+        0: head,
+        layout.semaphore: FREE_SEMAPHORE,
+        layout.memory_limits: words.pack(*seed.memory_limits),
+        layout.core_limits: words.pack(*seed.core_limits),
+        layout.slot_count: tail,
+    }
+    if layout.postinit_semaphore is not None:
+        pieces[layout.postinit_semaphore] = FREE_SEMAPHORE
+    return pieces
+
+
+def image_of(seed: Seed, layout: Layout = V1_2) -> bytes:
+    """Return a fresh region, whole."""
+    image = bytearray(layout.file_size)
+    for at, piece in pieces_of(seed, layout).items():
+        image[at : at + len(piece)] = piece
+    return bytes(image)
+
+
+def altered(region: Region, seed: Seed) -> tuple[str, ...]:
+    """Say which limits of a region are not those it was given."""
+    held = region.core_limits, seed.core_limits
+    said = [
+        f"the memory limit of device {n} is {found} bytes instead of {wanted}"
+        for n, (found, wanted) in enumerate(
+            zip(region.memory_limits, seed.memory_limits, strict=True)
+        )
+        if found != wanted
+    ]
+    said += [
+        f"the core limit of device {n} is {found} % instead of {wanted}"
+        for n, (found, wanted) in enumerate(zip(*held, strict=True))
+        if found != wanted
+    ]
+    if region.utilization_switch != SWITCH_ON:
+        said.append(f"the switch of its core limits is {region.utilization_switch}")
+    return tuple(said)

@@ -1,0 +1,93 @@
+"""Makes a container's region before the container starts, and says no if that cannot be done.
+
+The draft is written in the directory above, which no container can write to, and takes its place
+in one step. The file is left sparse, as the library itself leaves it: two megabytes to its readers,
+some kilobytes on disk.
+"""
+
+import os
+import stat
+import threading
+from pathlib import Path
+
+from services.node_agent.isolation.region import Region, RegionPlace
+from services.node_agent.isolation.region_control import restore
+from services.node_agent.isolation.region_image import Seed, image_of, pieces_of
+from services.node_agent.isolation.region_layouts import V1_2
+from services.node_agent.isolation.region_reader import open_region, read_region
+from shared.model.errors import UnavailableError
+
+MODE = 0o666
+"""The container's processes may run as any user."""
+
+
+def seed_region(place: RegionPlace, seed: Seed, *, starting: bool) -> None:
+    """Have a region with these limits lie at its place, verified byte for byte.
+
+    `starting` means that no process of the container runs: whatever an earlier one left is
+    replaced, since pids of ended processes would be taken for new ones. Otherwise a region in use
+    keeps its file and its processes, and is given its limits back.
+    Raises UnavailableError naming the file and what is wrong: the container must not start.
+    """
+    if not starting and _keep(place, seed):
+        return
+    image = image_of(seed)
+    if _holds(place, image):
+        return
+    try:
+        _replace(place, seed)
+    except OSError as error:
+        raise UnavailableError(
+            f"the limits of the container cannot be set: {place.directory}/{place.name}: "
+            f"{error.strerror}"
+        ) from error
+    if not _holds(place, image):
+        raise UnavailableError(
+            f"the limits of the container cannot be set: {place.directory}/{place.name} does not "
+            "hold what was written to it; look at the disk, and at who else writes there"
+        )
+
+
+def _keep(place: RegionPlace, seed: Seed) -> bool:
+    if not isinstance(read_region(place), Region):
+        return False
+    restore(place, seed)
+    return True
+
+
+def _replace(place: RegionPlace, seed: Seed) -> None:
+    directory = os.open(place.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        own = f".{Path(place.directory).name}.seed-{os.getpid()}-{threading.get_ident()}"
+        draft = Path(place.directory).with_name(own)
+        draft.unlink(missing_ok=True)
+        _write(draft, seed)
+        os.rename(draft, place.name, dst_dir_fd=directory)
+    finally:
+        os.close(directory)
+
+
+def _write(draft: Path, seed: Seed) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    descriptor = os.open(draft, flags, 0o600)
+    try:
+        os.ftruncate(descriptor, V1_2.file_size)
+        for at, piece in pieces_of(seed).items():
+            os.pwrite(descriptor, piece, at)
+        os.fchmod(descriptor, MODE)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _holds(place: RegionPlace, image: bytes) -> bool:
+    descriptor = open_region(place, os.O_RDONLY)
+    if not isinstance(descriptor, int):
+        return False
+    try:
+        mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
+        return mode == MODE and os.pread(descriptor, len(image) + 1, 0) == image
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,1 @@
+"""The kubelet: device-plugin gRPC, PodResources, pod list."""

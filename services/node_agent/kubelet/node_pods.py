@@ -1,0 +1,113 @@
+"""The pods of the node: the kubelet's own list, or, where it cannot be read, what leases imply.
+
+Without the list (an older cluster, a right that is missing) a pod is known by its lease, and counts
+only while the kubelet's PodResources call it active. Whatever a pod sets itself is not seen then.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from services.node_agent.allocate.pod_resolution import KubeletPod
+from services.node_agent.allocate.pod_resolver import Held, KubeletList
+from services.node_agent.usage.cgroups import parse_cgroup
+from shared.kubernetes.kubeconfig import KubeconfigError
+from shared.model.clock import Clock
+from shared.model.errors import RequestError, UnavailableError
+from shared.model.names import PodUid
+
+logger = logging.getLogger(__name__)
+
+PATIENCE_S = 10.0
+"""So long a kubelet that does not answer may just be restarting."""
+TRY_AGAIN_S = 5.0
+ADVICE = "grant the agent's account `get` on nodes/pods, or on nodes/proxy before Kubernetes 1.33"
+UNTRUSTED = (
+    "--kubelet-ca-file names the authority of the kubelet's certificate, --kubelet-token-file who "
+    "we are"
+)
+SILENT = "look at the kubelet's log, and at --kubelet-address"
+
+
+class PodsSeen:
+    """What is known of the node's pods."""
+
+    def __init__(
+        self,
+        kubelet: KubeletList,
+        held: Held,
+        *,
+        implied: Callable[[], tuple[KubeletPod, ...]],
+        proc: Path,
+        clock: Clock,
+    ) -> None:
+        self.kubelet = kubelet
+        self.held = held
+        self.implied = implied
+        self.proc = proc
+        self.clock = clock
+        self.blind = ""
+        """Why the kubelet's list cannot be read; empty: it can."""
+        self._silent_since: float | None = None
+        self._tried_at = 0.0
+
+    async def list_pods(self) -> tuple[KubeletPod, ...]:
+        """Return the pods. Raises UnavailableError while the kubelet may be restarting."""
+        if not self.blind or self.clock.ticks() - self._tried_at >= TRY_AGAIN_S:
+            listed = await self._try()
+            if listed is not None:
+                return listed
+        shown = await self.held.list_held()
+        return tuple(pod for pod in self.implied() if (pod.namespace, pod.name) in shown.pods)
+
+    async def list_running(self) -> frozenset[PodUid]:
+        """Return the pods that still run; without the list, those that processes belong to."""
+        if self.blind:
+            return await asyncio.to_thread(pods_of_processes, self.proc)
+        return await self.kubelet.list_running()
+
+    async def _try(self) -> tuple[KubeletPod, ...] | None:
+        self._tried_at = self.clock.ticks()
+        try:
+            listed = await self.kubelet.list_pods()
+        except RequestError as error:
+            self._silent_since = None
+            self._lose(str(error), UNTRUSTED if isinstance(error, KubeconfigError) else ADVICE)
+            return None
+        except UnavailableError as error:
+            now = self.clock.ticks()
+            if self._silent_since is None:
+                self._silent_since = now
+            if not self.blind and now - self._silent_since < PATIENCE_S:
+                raise
+            self._lose(str(error), SILENT)
+            return None
+        self._silent_since = None
+        if self.blind:
+            logger.warning("the kubelet's list of pods can be read again")
+        self.blind = ""
+        return listed
+
+    def _lose(self, why: str, advice: str) -> None:
+        if not self.blind:
+            logger.warning(
+                "the kubelet's list of pods cannot be read: pods that ask for the same are bound "
+                "one after the other from now on; %s: %s",
+                advice,
+                why,
+            )
+        self.blind = f"the kubelet's list of pods cannot be read ({why}); {advice}"
+
+
+def pods_of_processes(proc: Path) -> frozenset[PodUid]:
+    """Return the pods that any process of the node belongs to, by its cgroup."""
+    found: set[PodUid] = set()
+    for path in proc.glob("[0-9]*/cgroup"):
+        try:
+            pod, _ = parse_cgroup(path.read_text(errors="replace"))
+        except OSError:  # it has just ended
+            continue
+        if pod is not None:
+            found.add(pod)
+    return frozenset(found)

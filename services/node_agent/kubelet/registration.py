@@ -1,0 +1,258 @@
+"""Keeps our device plugins registered with a kubelet that comes and goes.
+
+The kubelet never dials again by itself: whenever its socket is replaced, ours is lost, or its
+stream ends, a resource is served anew, on a fresh socket, and registered again.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+
+import grpc
+
+from proto.deviceplugin import api_pb2, api_pb2_grpc
+from services.node_agent.kubelet.device_plugin import OPTIONS, Answers, PluginServer, encode_list
+from services.node_agent.timeouts import set_within
+from shared.dialects.dialect import ServedId
+from shared.model.errors import LeaseholdError, RequestError, UnavailableError
+
+logger = logging.getLogger(__name__)
+
+VERSION = "v1beta1"
+MAX_SOCKET_PATH = 107
+LOOK_S = 0.2
+LOOK_SOON_S = 0.05
+"""While there is no kubelet: one that boots admits its pods 0.8 s after it has made its socket."""
+REGISTER_S = 10.0
+FIRST_LIST_S = 10.0
+"""The kubelet asks for the list within this after it took a registration."""
+LONGEST_PAUSE_S = 30.0
+SETTLING_S = 1.0
+"""The end of an old stream must reach the kubelet before a new registration does."""
+VERIFY_S = 20.0
+
+Allocatable = Callable[[str], Awaitable[int | None]]
+"""How many devices of a resource the node shows as allocatable; None: not known now."""
+
+SocketMark = tuple[int, int]
+
+
+def mark_of(path: Path) -> SocketMark | None:
+    """Return what tells a socket from another of the same name, or None if there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_ctime_ns
+
+
+class DevicePlugins:
+    """All resources served to one kubelet."""
+
+    def __init__(
+        self, directory: Path, answers: Answers, allocatable: Allocatable | None = None
+    ) -> None:
+        self.directory = directory
+        self.answers = answers
+        self.allocatable = allocatable
+        self.endpoints: dict[str, Endpoint] = {}
+        self._changed = asyncio.Event()
+
+    def show(self, served: Mapping[str, Mapping[str, ServedId]]) -> None:
+        """Serve these resources, each with this complete list, and no others.
+
+        Raises RequestError if the directory's path is too long for a socket.
+        """
+        for resource in self.endpoints.keys() - served.keys():
+            del self.endpoints[resource]
+        for resource, ids in served.items():
+            endpoint = self.endpoints.get(resource)
+            if endpoint is None:
+                self.endpoints[resource] = Endpoint(resource, self, ids)
+            else:
+                endpoint.show(ids)
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Keep everything registered until cancelled."""
+        tasks: dict[Endpoint, asyncio.Task[None]] = {}
+        async with asyncio.TaskGroup() as group:
+            while True:
+                self._changed.clear()
+                wanted = set(self.endpoints.values())
+                for endpoint in tasks.keys() - wanted:
+                    tasks.pop(endpoint).cancel()
+                for endpoint in wanted - tasks.keys():
+                    tasks[endpoint] = group.create_task(endpoint.run())
+                await self._changed.wait()
+
+    def trouble(self) -> str | None:
+        """Say which resources are not registered, or None."""
+        missing = [name for name, end in self.endpoints.items() if not end.is_served]
+        return f"not registered with the kubelet: {', '.join(missing)}" if missing else None
+
+
+class Endpoint:
+    """One resource, from registration to registration."""
+
+    def __init__(self, resource: str, plugins: DevicePlugins, ids: Mapping[str, ServedId]) -> None:
+        self.resource = resource
+        self.registered = False
+        self.registrations = 0
+        self._plugins = plugins
+        self._ids = ids
+        self._devices = encode_list(ids)
+        self._server: PluginServer | None = None
+        self._stem = f"leasehold-{resource.rpartition('/')[2]}"
+        self._kubelet = plugins.directory / "kubelet.sock"
+        longest = self._socket()
+        if len(os.fsencode(longest)) > MAX_SOCKET_PATH:
+            raise RequestError(
+                f"{longest} is longer than the {MAX_SOCKET_PATH} bytes a socket's path may have: "
+                "give a shorter --kubelet-dir"
+            )
+
+    @property
+    def is_served(self) -> bool:
+        """Whether it is registered, and the kubelet has asked for the list."""
+        return self.registered and self._server is not None and self._server.watched.is_set()
+
+    def _socket(self) -> Path:
+        return self._plugins.directory / f"{self._stem}-{os.urandom(3).hex()}.sock"
+
+    def show(self, ids: Mapping[str, ServedId]) -> None:
+        """Send a new list if it differs."""
+        if ids == self._ids:
+            return
+        self._ids = ids
+        self._devices = encode_list(ids)
+        if self._server is not None:
+            self._server.show(self._devices)
+
+    async def run(self) -> None:
+        """Serve and register, again and again."""
+        self._remove_left_over()
+        pause_s = 0.0
+        before: SocketMark | None = None
+        while True:
+            await self._pause(pause_s, before)
+            before = await self._kubelet_socket()
+            why, lasted = await self._serve_once(before)
+            replaced = mark_of(self._kubelet) != before
+            logger.info("%s is registered anew: %s", self.resource, why)
+            if replaced:
+                pause_s = 0.0
+            else:
+                longer = min(max(2 * pause_s, SETTLING_S), LONGEST_PAUSE_S)
+                pause_s = SETTLING_S if lasted else longer
+
+    async def _pause(self, pause_s: float, before: SocketMark | None) -> None:
+        """Wait; a kubelet whose socket is a new one is not kept waiting."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + pause_s
+        while (left_s := until - loop.time()) > 0:
+            await asyncio.sleep(min(LOOK_S, left_s))
+            if mark_of(self._kubelet) != before:
+                return
+
+    def _remove_left_over(self) -> None:
+        for path in self._plugins.directory.glob(f"{self._stem}-{6 * '[0-9a-f]'}.sock"):
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+
+    async def _kubelet_socket(self) -> SocketMark:
+        said = False
+        while (mark := mark_of(self._kubelet)) is None:
+            if not said:
+                logger.info("waiting for the kubelet's socket %s", self._kubelet)
+                said = True
+            await asyncio.sleep(LOOK_SOON_S)
+        return mark
+
+    async def _serve_once(self, before: SocketMark) -> tuple[str, bool]:
+        """Serve until something ends it; return what, and whether it had been registered."""
+        server = PluginServer(self.resource, self._socket(), self._plugins.answers, self._devices)
+        self._server = server
+        try:
+            await server.start()
+            await self._register(server, before)
+            self.registered = True
+            self.registrations += 1
+            logger.info("%s is registered on %s", self.resource, server.socket.name)
+            return await self._watch(server, before), True
+        except UnavailableError as error:
+            return str(error), False
+        finally:
+            self.registered = False
+            self._server = None
+            await server.stop()
+
+    async def _register(self, server: PluginServer, before: SocketMark) -> None:
+        """Register, patiently while the socket is there and nobody listens on it yet.
+
+        A kubelet that starts empties the directory, then listens. Asked to dial a socket that it
+        has removed, it would try for ten seconds, so it is never left with such a request.
+        """
+        own = mark_of(server.socket)
+        deadline = asyncio.get_running_loop().time() + REGISTER_S
+        while mark_of(self._kubelet) == before and mark_of(server.socket) == own:
+            call = asyncio.create_task(register(self._kubelet, server.socket.name, self.resource))
+            try:
+                while not call.done() and mark_of(server.socket) == own:
+                    await asyncio.wait({call}, timeout=LOOK_S)
+                if call.done():
+                    return call.result()
+            except UnavailableError:
+                if asyncio.get_running_loop().time() > deadline:
+                    raise
+                await asyncio.sleep(LOOK_S)
+            finally:
+                call.cancel()
+        raise UnavailableError("the kubelet's socket was replaced, or ours removed")
+
+    async def _watch(self, server: PluginServer, before: SocketMark) -> str:
+        loop = asyncio.get_running_loop()
+        began, verified = loop.time(), loop.time()
+        own = mark_of(server.socket)
+        while True:
+            if await set_within(server.ended, LOOK_S):
+                return "the kubelet ended the stream"
+            if mark_of(self._kubelet) != before:
+                return "the kubelet's socket was replaced"
+            if mark_of(server.socket) != own:
+                return "our own socket was removed"
+            if not server.watched.is_set() and loop.time() - began > FIRST_LIST_S:
+                return f"the kubelet did not ask for the list within {FIRST_LIST_S:g} s"
+            if loop.time() - verified > VERIFY_S:
+                verified = loop.time()
+                if await self._is_missing():
+                    return "the node shows none of it as allocatable"
+
+    async def _is_missing(self) -> bool:
+        if self._plugins.allocatable is None or not any(
+            entry.healthy for entry in self._ids.values()
+        ):
+            return False
+        try:
+            return await self._plugins.allocatable(self.resource) == 0
+        except LeaseholdError as error:
+            logger.debug("allocatable of %s is not known: %s", self.resource, error)
+            return False
+
+
+async def register(kubelet: Path, endpoint: str, resource: str) -> None:
+    """Register one plugin. Raises UnavailableError with the kubelet's own words."""
+    options = (("grpc.default_authority", "localhost"), ("grpc.use_local_subchannel_pool", 1))
+    request = api_pb2.RegisterRequest(
+        version=VERSION, endpoint=endpoint, resource_name=resource, options=OPTIONS
+    )
+    async with grpc.aio.insecure_channel(f"unix:{kubelet}", options=options) as channel:
+        try:
+            await api_pb2_grpc.RegistrationStub(channel).Register(request, timeout=REGISTER_S)
+        except grpc.aio.AioRpcError as error:
+            raise UnavailableError(
+                f"the kubelet did not register {resource}: {error.details()}"
+            ) from error

@@ -1,0 +1,115 @@
+"""Spans and counters of the node agent."""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from opentelemetry.trace import Span
+from prometheus_client import Counter, Gauge, Histogram
+
+from services.node_agent.gpus.health import Health
+from shared.model.lease import Lease
+from shared.model.names import DeviceUuid
+from shared.runtime import telemetry
+
+logger = logging.getLogger(__name__)
+
+ALLOCATIONS = Counter(
+    "leasehold_allocations", "Allocate calls of the kubelet, by outcome.", ["resource", "outcome"]
+)
+ALLOCATING = Histogram(
+    "leasehold_allocation_seconds",
+    "Time to answer one Allocate.",
+    ["resource"],
+    buckets=(0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10),
+)
+PARTITIONS = Counter(
+    "leasehold_mig_partitions", "Changes of the MIG layout of a device, by outcome.", ["outcome"]
+)
+PARTITIONS.labels("failed")  # at 0 from the start, or the first one would be no increase
+PARTITIONING = Histogram(
+    "leasehold_mig_partition_seconds",
+    "Time to change the MIG layout of a device.",
+    buckets=(0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20),
+)
+LEASES = Gauge("leasehold_agent_leases", "Live leases of this node that its agent knows.")
+UNREGISTERED = Gauge(
+    "leasehold_agent_unregistered", "1 while a resource is not registered with the kubelet."
+)
+HEALTH = Gauge(
+    "leasehold_device_health",
+    "1 for the state of health that a device is in.",
+    ["device", "index", "state"],
+)
+
+
+def health_shown(device: DeviceUuid, index: int, state: Health) -> None:
+    """Show the state that a device is in now, and that it is in no other."""
+    for each in Health:
+        HEALTH.labels(device, str(index), str(each)).set(float(each is state))
+
+
+BLIND = Gauge(
+    "leasehold_agent_by_signature",
+    "1 while the kubelet's list of pods cannot be read, and pods are known by what they ask for.",
+)
+
+
+@dataclass(slots=True)
+class Spanned:
+    """A span, or nothing where tracing is off; the trace goes on either way."""
+
+    context: str
+    span: Span | None
+    facts: Mapping[str, str]
+
+    def end(self, error: str = "") -> None:
+        """End it, as failed if there is an error; either is logged."""
+        logger.info(
+            "container %s of %s/%s %s",
+            self.facts.get("k8s.container.name"),
+            self.facts.get("k8s.namespace.name"),
+            self.facts.get("k8s.pod.name"),
+            f"is refused: {error}" if error else "has its shares",
+            extra={"pod": self.facts.get("k8s.pod.uid"), "trace": self.context},
+        )
+        if self.span is not None:
+            telemetry.end([self.span], RuntimeError(error) if error else None)
+
+
+class Telemetry:
+    """Spans go where the service's own do."""
+
+    def __init__(self, tracing: telemetry.Tracing) -> None:
+        self.tracing = tracing
+
+    def begin(self, lease: Lease, facts: Mapping[str, str]) -> Spanned:
+        """Begin the span `node-agent allocate` below the lease's trace."""
+        pod = {
+            "k8s.pod.uid": lease.pod,
+            "k8s.pod.name": lease.name,
+            "k8s.namespace.name": lease.namespace,
+            "k8s.node.name": lease.node,
+        }
+        known = {**pod, **facts}
+        span = self.tracing.span("node-agent allocate", lease.trace, known)
+        return Spanned(lease.trace if span is None else telemetry.context_of(span), span, known)
+
+    def counted(self, resource: str, outcome: str, seconds: float) -> None:
+        """Count one Allocate."""
+        ALLOCATIONS.labels(resource, outcome).inc()
+        ALLOCATING.labels(resource).observe(seconds)
+
+    def partitioned(self, outcome: str, seconds: float) -> None:
+        """Count one change of a layout: `done` or `failed`."""
+        PARTITIONS.labels(outcome).inc()
+        PARTITIONING.observe(seconds)
+
+
+def watch(
+    leases: Callable[[], int], unregistered: Callable[[], bool], blind: Callable[[], bool]
+) -> None:
+    """Have the gauges read from these whenever somebody asks for them."""
+    LEASES.set_function(leases)
+    UNREGISTERED.set_function(lambda: float(unregistered()))
+    BLIND.set_function(lambda: float(blind()))

@@ -1,0 +1,1 @@
+"""MIG: layouts, instances and the partitioner."""

@@ -1,0 +1,226 @@
+"""Which layouts a device in MIG mode is offered with: tables of them, held against NVML; pure.
+
+The tables for A30 and A100 are those that Volcano ships; those for Hopper and Blackwell follow the
+same pattern with the profiles that NVIDIA's MIG user guide lists. A table says which layouts there
+are and in which order; what an instance really has, NVML says.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from services.node_agent.mig.layout_changes import InstanceProfile, MigInstance, fits_alone
+from shared.model.device import MigLayout, MigProfile
+
+NEAR_PERCENT = 12
+"""By how much a profile's memory may differ from a table's to be taken for it under its name."""
+PRESENT = "present"
+"""Name of a layout that is on the device and in no table."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Geometry:
+    """The layouts of a family of devices, in order of preference."""
+
+    models: tuple[str, ...]
+    """Parts of product names; `NVIDIA-` before the name counts, too."""
+    layouts: tuple[MigLayout, ...]
+
+
+def _layout(name: str, *profiles: tuple[str, int, int]) -> MigLayout:
+    return MigLayout(
+        name=name,
+        profiles=tuple(
+            MigProfile(name=n, memory_mib=mib, count=count) for n, mib, count in profiles
+        ),
+    )
+
+
+def _sevenths(*profiles: tuple[str, int]) -> tuple[MigLayout, ...]:
+    """Return the usual layouts of a device with seven compute slices, given its 1g, 2g, 3g, 7g."""
+    one, two, three, all_ = profiles
+    return (
+        _layout("group1", (*one, 7)),
+        _layout("group2", (*two, 3), (*one, 1)),
+        _layout("group3", (*three, 2)),
+        _layout("group4", (*all_, 1)),
+    )
+
+
+KNOWN: tuple[Geometry, ...] = (
+    Geometry(
+        models=("A30",),
+        layouts=(
+            _layout("group1", ("1g.6gb", 6144, 4)),
+            _layout("group2", ("2g.12gb", 12288, 2)),
+            _layout("group3", ("4g.24gb", 24576, 1)),
+        ),
+    ),
+    Geometry(
+        models=("A100-SXM4-40GB", "A100-40GB-PCIe", "A100-PCIE-40GB"),
+        layouts=_sevenths(
+            ("1g.5gb", 5120), ("2g.10gb", 10240), ("3g.20gb", 20480), ("7g.40gb", 40960)
+        ),
+    ),
+    Geometry(
+        models=("A100-SXM4-80GB", "A100-80GB-PCIe", "A100-PCIE-80GB"),
+        layouts=_sevenths(
+            ("1g.10gb", 9728), ("2g.20gb", 19968), ("3g.40gb", 40192), ("7g.80gb", 80896)
+        ),
+    ),
+    Geometry(
+        models=("H100 80GB", "H100 PCIe", "H800"),
+        layouts=_sevenths(
+            ("1g.10gb", 9984), ("2g.20gb", 20096), ("3g.40gb", 40448), ("7g.80gb", 81152)
+        ),
+    ),
+    Geometry(
+        models=("NVIDIA H200",),
+        layouts=_sevenths(
+            ("1g.18gb", 16384), ("2g.35gb", 33024), ("3g.71gb", 71168), ("7g.141gb", 143360)
+        ),
+    ),
+    Geometry(
+        models=("NVIDIA B200",),
+        layouts=_sevenths(
+            ("1g.23gb", 20992), ("2g.45gb", 45312), ("3g.90gb", 90624), ("7g.180gb", 182272)
+        ),
+    ),
+)
+
+
+def layouts_for(
+    model: str, profiles: Sequence[InstanceProfile], tables: Sequence[Geometry]
+) -> tuple[tuple[MigLayout, ...], tuple[str, ...]]:
+    """Return the layouts of a device, and what is wrong with the table they were taken from.
+
+    The first table with a part of the model's name counts. Profiles that NVML does not know are
+    dropped, and layouts that cannot be; sizes are NVML's. Where nothing is left, or no table is
+    about the model, layouts are made of what NVML knows.
+    """
+    named = f"NVIDIA-{model}"
+    table = next((t for t in tables if any(part in named for part in t.models)), None)
+    said: list[str] = []
+    found: list[MigLayout] = []
+    for layout in table.layouts if table is not None else ():
+        real = _as_nvml_says(layout, model, profiles, said)
+        if not real.profiles:
+            continue
+        if fits_alone(profiles, _instances(real, profiles)):
+            found.append(real)
+        else:
+            said.append(f"layout {layout.name} of {model} does not fit on the device")
+    if not found:
+        if table is not None:
+            said.append(f"no layout of {model} is left: layouts are made of what NVML knows")
+        found = list(derived(profiles))
+    return tuple(found), tuple(said)
+
+
+def derived(profiles: Sequence[InstanceProfile]) -> tuple[MigLayout, ...]:
+    """Return one layout for each size of instance, smallest first, filled up with the smallest.
+
+    Profiles for special uses (`+me`, `+gfx`, `-me`) are left out; of those with equal memory, the
+    one that brings most of the device's compute slices to use stays.
+    """
+    plain = [profile for profile in profiles if profile.name.replace(".", "").isalnum()]
+    best: dict[int, InstanceProfile] = {}
+    for profile in plain:
+        rival = best.get(profile.memory_mib)
+        if rival is None or _reach(rival) < _reach(profile):
+            best[profile.memory_mib] = profile
+    sizes = [best[memory] for memory in sorted(best)]
+    return tuple(
+        _filled(f"group{number}", profile, sizes[0], profiles)
+        for number, profile in enumerate(sizes, start=1)
+    )
+
+
+def present(
+    instances: Sequence[MigInstance],
+    layouts: Sequence[MigLayout],
+    profiles: Sequence[InstanceProfile],
+) -> tuple[MigLayout, ...]:
+    """Return the only layout of a device that may not be changed: what is there.
+
+    It has the name of the layout that it equals, if there is one.
+    """
+    counts: dict[str, int] = {}
+    for instance in instances:
+        if instance.uuid:
+            counts[instance.profile] = counts.get(instance.profile, 0) + 1
+    for layout in layouts:
+        if counts == {profile.name: profile.count for profile in layout.profiles}:
+            return (layout,)
+    memory = {profile.name: profile.memory_mib for profile in profiles}
+    there = tuple(
+        MigProfile(name=name, memory_mib=memory[name], count=count)
+        for name, count in sorted(counts.items(), key=lambda pair: (-memory[pair[0]], pair[0]))
+    )
+    return (MigLayout(name=PRESENT, profiles=there),) if there else ()
+
+
+def _as_nvml_says(
+    layout: MigLayout, model: str, profiles: Sequence[InstanceProfile], said: list[str]
+) -> MigLayout:
+    real: list[MigProfile] = []
+    for profile in layout.profiles:
+        found = _like(profile, profiles)
+        if found is None:
+            said.append(
+                f"layout {layout.name} of {model} has {profile.name}, which NVML does not know "
+                f"there: it knows {', '.join(p.name for p in profiles) or 'none'}"
+            )
+            continue
+        if found.name != profile.name:
+            said.append(f"{profile.name} of {model} is called {found.name} by NVML")
+        real.append(replace(profile, name=found.name, memory_mib=found.memory_mib))
+    return replace(layout, profiles=tuple(real))
+
+
+def _like(profile: MigProfile, profiles: Iterable[InstanceProfile]) -> InstanceProfile | None:
+    """Return the profile of this name, or else the one of like compute and memory."""
+    slices = profile.name.partition("g.")[0]
+    near = [
+        one
+        for one in profiles
+        if one.name == profile.name
+        or (
+            str(one.compute_slices) == slices
+            and one.name.replace(".", "").isalnum()
+            and 100 * abs(one.memory_mib - profile.memory_mib) <= NEAR_PERCENT * profile.memory_mib
+        )
+    ]
+    return min(
+        near,
+        key=lambda one: (one.name != profile.name, abs(one.memory_mib - profile.memory_mib)),
+        default=None,
+    )
+
+
+def _instances(layout: MigLayout, profiles: Sequence[InstanceProfile]) -> list[InstanceProfile]:
+    known = {profile.name: profile for profile in profiles}
+    return [known[profile.name] for profile in layout.positions]
+
+
+def _reach(profile: InstanceProfile) -> int:
+    return profile.count * profile.compute_slices
+
+
+def _filled(
+    name: str,
+    profile: InstanceProfile,
+    smallest: InstanceProfile,
+    profiles: Sequence[InstanceProfile],
+) -> MigLayout:
+    chosen: list[InstanceProfile] = []
+    for one, most in ((profile, profile.count), (smallest, smallest.count)):
+        while chosen.count(one) < most and fits_alone(profiles, [*chosen, one]):
+            chosen.append(one)
+    kinds = dict.fromkeys(chosen)
+    return MigLayout(
+        name=name,
+        profiles=tuple(
+            MigProfile(name=kind.name, memory_mib=kind.memory_mib, count=chosen.count(kind))
+            for kind in kinds
+        ),
+    )

@@ -1,0 +1,131 @@
+"""The partitioner: changes MIG layouts for the node's agent, which itself has no right to.
+
+It listens on a unix socket, talks to processes of one user only (the kernel says who they are), and
+trusts nothing it is told: that the device is there and in MIG mode, which instances the hardware
+knows, and which are in use it asks the driver itself. It never changes a device's mode and never
+removes an instance that a process uses, whatever it is asked.
+"""
+
+import asyncio
+import contextlib
+import logging
+import socket
+import struct
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from services.node_agent.gpus.driver import Hardware
+from services.node_agent.gpus.inventory import Gpu
+from services.node_agent.mig.partition_protocol import (
+    MAX_LINE,
+    Failed,
+    Look,
+    Partition,
+    Seen,
+    asked_in,
+    failed,
+    line_of,
+)
+from services.node_agent.mig.partitioner import Partitioner
+from shared.model.device import DeviceMode
+from shared.model.errors import LeaseholdError, RequestError, UnavailableError
+from shared.model.names import DeviceUuid
+
+logger = logging.getLogger(__name__)
+
+MODE = 0o600
+IDLE_S = 30.0
+"""A connection that says nothing for so long is closed."""
+MAX_POSITIONS = 64
+"""No device has as many instances."""
+_CREDENTIALS = struct.Struct("3i")
+
+
+class PartitionServer:
+    """Serves one agent; a change that was begun is finished, also if nobody waits for it."""
+
+    def __init__(self, gpus: Hardware, *, uid: int) -> None:
+        self.gpus = gpus
+        self.uid = uid
+        self._partitioner = Partitioner(gpus)
+        self._locks: dict[DeviceUuid, asyncio.Lock] = {}
+        self._under_way: set[asyncio.Task[Seen]] = set()
+
+    @contextlib.asynccontextmanager
+    async def listening(self, path: Path) -> AsyncIterator[None]:
+        """Listen on a socket that only its owner may use."""
+        await asyncio.to_thread(path.parent.mkdir, parents=True, exist_ok=True)
+        server = await asyncio.start_unix_server(self._talk, path, limit=MAX_LINE)
+        await asyncio.to_thread(path.chmod, MODE)
+        logger.info("partitioning is done for user %d through %s", self.uid, path)
+        try:
+            yield
+        finally:
+            server.close()
+            if self._under_way:
+                await asyncio.wait(self._under_way)
+            await asyncio.to_thread(path.unlink, missing_ok=True)
+
+    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            pid, uid = _peer(writer)
+            while line := await _line(reader):
+                told = await self._answer(line) if uid == self.uid else self._refuse(pid, uid)
+                writer.write(line_of(told))
+                await writer.drain()
+        except (OSError, TimeoutError, ValueError) as error:
+            logger.info("a connection ended: %r", error)
+        finally:
+            writer.close()
+
+    def _refuse(self, pid: int, uid: int) -> Failed:
+        logger.warning("process %d of user %d is not talked to", pid, uid)
+        return failed(UnavailableError(f"the partitioner talks to user {self.uid}, not to {uid}"))
+
+    async def _answer(self, line: bytes) -> Seen | Failed:
+        try:
+            asked = asked_in(line)
+            gpu = await self._gpu(asked.device)
+            if isinstance(asked, Look):
+                return Seen(gpu.mig, gpu.instances)
+            _check(gpu, len(asked.layout.positions))
+            task = asyncio.create_task(self._partition(gpu, asked))
+            self._under_way.add(task)
+            task.add_done_callback(self._under_way.discard)
+            return await asyncio.shield(task)
+        except LeaseholdError as error:
+            logger.info("%s: %s", type(error).__name__, error)
+            return failed(error)
+
+    async def _partition(self, gpu: Gpu, asked: Partition) -> Seen:
+        profiles = gpu.mig.profiles if gpu.mig is not None else ()
+        async with self._locks.setdefault(gpu.uuid, asyncio.Lock()):
+            there = await self._partitioner.partition(gpu.uuid, asked.layout, profiles, asked.held)
+        return Seen(gpu.mig, there)
+
+    async def _gpu(self, device: DeviceUuid) -> Gpu:
+        found = {gpu.uuid: gpu for gpu in await self.gpus.discover()}
+        if device not in found:
+            raise RequestError(f"device {device} is not here")
+        return found[device]
+
+
+def _check(gpu: Gpu, positions: int) -> None:
+    """Raise RequestError for what no agent of ours asks."""
+    if gpu.mode is not DeviceMode.MIG:
+        raise RequestError(f"device {gpu.uuid} is not in MIG mode, which only an operator changes")
+    if not 0 < positions <= MAX_POSITIONS:
+        raise RequestError(f"a layout of {positions} instances is none")
+
+
+async def _line(reader: asyncio.StreamReader) -> bytes:
+    async with asyncio.timeout(IDLE_S):
+        return await reader.readline()
+
+
+def _peer(writer: asyncio.StreamWriter) -> tuple[int, int]:
+    """Return process and user at the other end, as the kernel has them."""
+    connection = writer.get_extra_info("socket")
+    told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(told)
+    return pid, uid

@@ -1,0 +1,1 @@
+"""What the agent stores on disk and remembers: checkpoint and known leases."""

@@ -1,0 +1,188 @@
+"""What the kubelet was told: a JSON file that is on disk before the kubelet hears of it."""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from services.node_agent.allocate.allocation import Fence, slot_key
+from services.node_agent.allocate.pod_resolution import Told
+from services.node_agent.records.checkpoint_entry import Entry
+from shared.model.errors import UnavailableError
+from shared.model.events.node_events import Activation
+from shared.model.names import PodUid
+
+logger = logging.getLogger(__name__)
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Content:
+    """The file."""
+
+    v: int = FORMAT
+    node: str = ""
+    entries: tuple[Entry, ...] = ()
+    fences: Mapping[str, Fence] = field(default_factory=dict)
+
+
+class Checkpoint:
+    """Entries by pod, container and resource, and the newest fence honoured for each slot."""
+
+    def __init__(self, path: Path, node: str) -> None:
+        self.path = path
+        self.node = node
+        self.entries: dict[tuple[PodUid, str, str], Entry] = {}
+        self.fences: dict[str, Fence] = {}
+        self.lost = False
+        """There is no file, or none that can be read: what the kubelet holds is found elsewhere."""
+        self.changing = asyncio.Lock()
+        """Held while an answer and the region of its container change together."""
+        self._writing = asyncio.Lock()
+        self._numbers = itertools.count(1)
+        self._disk = threading.Lock()
+        """A kubelet that restarts breaks its questions off; what is being written then goes on."""
+        self._newest = 0
+
+    async def load(self) -> None:
+        """Read the file; one that is not ours to read is moved aside, never overwritten.
+
+        Raises UnavailableError if the disk does not give it, or the room to move it.
+        """
+        try:
+            content = await asyncio.to_thread(self._read)
+        except OSError as error:
+            raise UnavailableError(f"{self.path} cannot be read: {error.strerror}") from error
+        self.entries = {entry.key: entry for entry in content.entries}
+        self.fences = dict(content.fences)
+
+    async def save(self, entry: Entry) -> None:
+        """Record an answer; it is on disk when this returns.
+
+        Raises UnavailableError if it cannot be written, and then nothing is recorded.
+        """
+        async with self._writing:
+            lease, fences = entry.activation.lease, dict(self.fences)
+            for share in lease.shares_of(entry.activation.container):
+                key = slot_key(share, lease.pod)
+                newest = fences.get(key)
+                if newest is None or newest.fence <= share.fence:
+                    fences[key] = Fence(fence=share.fence, pod=lease.pod)
+            await self._write({**self.entries, entry.key: entry}, fences)
+
+    async def forget(self, pods: Iterable[PodUid]) -> None:
+        """Drop the entries of pods that are gone; the fences of slots stay.
+
+        Raises UnavailableError if that cannot be written.
+        """
+        gone = set(pods)
+        async with self._writing:
+            if not gone.intersection(key[0] for key in self.entries):
+                return
+            entries = {key: entry for key, entry in self.entries.items() if key[0] not in gone}
+            own = tuple(f"/{pod}" for pod in gone)
+            fences = {key: fence for key, fence in self.fences.items() if not key.endswith(own)}
+            await self._write(entries, fences)
+
+    def find(self, pod: PodUid, container: str, resource: str) -> Entry | None:
+        """Return what was answered for a container, if it was."""
+        return self.entries.get((pod, container, resource))
+
+    def of_resource(self, resource: str) -> list[Entry]:
+        """Return all answers for one resource, oldest first."""
+        return [entry for key, entry in self.entries.items() if key[2] == resource]
+
+    def told(self, resource: str, refused: frozenset[PodUid]) -> Told:
+        """Return what identity needs to know of our own answers."""
+        return Told(
+            answered={
+                (entry.activation.pod, entry.activation.container): entry.activation.device_ids
+                for entry in self.of_resource(resource)
+            },
+            refused=refused,
+        )
+
+    @property
+    def activations(self) -> tuple[Activation, ...]:
+        """Everything the kubelet was told and that is not over."""
+        return tuple(entry.activation for entry in self.entries.values())
+
+    @property
+    def answers(self) -> tuple[Entry, ...]:
+        """All answers that are not over."""
+        return tuple(self.entries.values())
+
+    @property
+    def pods(self) -> frozenset[PodUid]:
+        """Pods with an entry."""
+        return frozenset(key[0] for key in self.entries)
+
+    async def _write(
+        self, entries: dict[tuple[PodUid, str, str], Entry], fences: dict[str, Fence]
+    ) -> None:
+        content = Content(node=self.node, entries=tuple(entries.values()), fences=fences)
+        try:
+            encoded = msgspec.json.encode(content)
+            await asyncio.to_thread(self._write_newer, encoded, next(self._numbers))
+        except OSError as error:
+            raise UnavailableError(
+                f"{self.path} cannot be written: {error.strerror}; what the kubelet is told must "
+                "be on disk before"
+            ) from error
+        self.entries, self.fences = entries, fences
+
+    def _read(self) -> Content:
+        try:
+            data = self.path.read_bytes()
+        except FileNotFoundError:
+            self.lost = True
+            return Content()
+        try:
+            content = msgspec.json.decode(data, type=Content)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            return self._set_aside(f"is damaged ({error})")
+        if content.v != FORMAT or content.node != self.node:
+            return self._set_aside(f"is of node {content.node!r}, format {content.v}")
+        return content
+
+    def _set_aside(self, why: str) -> Content:
+        aside = self.path.with_suffix(".damaged")
+        self.path.replace(aside)
+        self.lost = True
+        logger.warning("%s %s; kept as %s, and rebuilt from the kubelet", self.path, why, aside)
+        return Content()
+
+    def _write_newer(self, data: bytes, number: int) -> None:
+        """Write, one after the other, and nothing after what came later."""
+        with self._disk:
+            if number > self._newest:
+                self._replace(data)
+                self._newest = number
+
+    def _replace(self, data: bytes) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        draft = self.path.with_suffix(".new")
+        try:
+            with draft.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(self.path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                draft.unlink(missing_ok=True)
+            raise
+        with contextlib.suppress(OSError):
+            directory = os.open(self.path.parent, os.O_RDONLY)
+            try:
+                os.fsync(directory)
+            finally:
+                os.close(directory)

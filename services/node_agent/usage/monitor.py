@@ -1,0 +1,346 @@
+"""Looks at what containers use every few seconds, keeps what it saw, and puts limits back.
+
+The page of metrics is written from the last look: a scrape asks neither the driver, nor the
+kubelet, nor the API server, and a driver that hangs leaves the page readable, with its age on it.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, Metric, generate_latest
+from prometheus_client.registry import Collector
+
+from services.node_agent.allocate.pod_resolution import KubeletPod
+from services.node_agent.gpus.inventory import Gpu
+from services.node_agent.isolation.region import Region, Tampered
+from services.node_agent.isolation.region_image import altered, place_of, seed_of
+from services.node_agent.isolation.region_reader import read_region
+from services.node_agent.isolation.region_seed import seed_region
+from services.node_agent.mig.layout_changes import MigInstance
+from services.node_agent.records.checkpoint_entry import Entry
+from services.node_agent.records.known_leases import LeasesKnown
+from services.node_agent.usage.cgroups import Origin, origin_of
+from services.node_agent.usage.series import DESCRIPTION, families
+from services.node_agent.usage.usage_model import DeviceSample, Picture, Tenant, Violation, picture
+from shared.model.clock import Clock
+from shared.model.errors import LeaseholdError, RequestError
+from shared.model.lease import Lease
+from shared.model.names import DeviceUuid, NodeName, PodUid
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 5.0
+TOLD_KEPT = 256
+TOLD_AGAIN_S = 300.0
+"""A violation that goes on is told again after so long, for who could not act on it before."""
+PAGE = "/metrics"
+
+Regions = dict[tuple[PodUid, str], Region | Tampered | None]
+
+
+class Usage(Protocol):
+    """The driver's account of who uses its devices."""
+
+    async def look(self) -> tuple[DeviceSample, ...]:
+        """Return all devices; UnavailableError while the driver cannot be asked."""
+        ...
+
+
+class Instances(Protocol):
+    """The devices in MIG mode."""
+
+    async def instances(self, device: DeviceUuid) -> tuple[MigInstance, ...]:
+        """Return the instances of a device; UnavailableError while it cannot be asked."""
+        ...
+
+
+class Pods(Protocol):
+    """The kubelet's own list."""
+
+    async def list_pods(self) -> tuple[KubeletPod, ...]:
+        """Return every pod the kubelet knows."""
+        ...
+
+
+class Records(Protocol):
+    """What the kubelet was told."""
+
+    lost: bool
+    changing: asyncio.Lock
+    """Held while an answer and the region of its container change together."""
+
+    @property
+    def answers(self) -> tuple[Entry, ...]:
+        """Every answer that is not over."""
+        ...
+
+
+class Monitor(Collector):
+    """What the containers of one node use."""
+
+    def __init__(
+        self,
+        node: NodeName,
+        *,
+        usage: Usage,
+        mig: Instances,
+        pods: Pods,
+        record: Records,
+        leases: LeasesKnown,
+        clock: Clock,
+        proc: Path = Path("/proc"),
+    ) -> None:
+        self.node = node
+        self.usage = usage
+        self.mig = mig
+        self.pods = pods
+        self.record = record
+        self.leases = leases
+        self.clock = clock
+        self.proc = proc
+        self.seen = Picture()
+        self.restored = 0
+        self._told: dict[Violation, float] = {}
+        """When violations that were there at the last look were told."""
+        self._new: asyncio.Queue[list[Violation]] = asyncio.Queue(TOLD_KEPT)
+        self._trouble = ""
+        self._unrestored: set[tuple[PodUid, str]] = set()
+        """Containers whose limits could not be put back at the last look."""
+
+    async def run(self) -> None:
+        """Look again and again until cancelled."""
+        while True:
+            await self.look()
+            await self.clock.sleep(LOOK_S)
+
+    async def violations(self) -> list[Violation]:
+        """Wait for violations that were not there at the look before, or are there for long."""
+        return await self._new.get()
+
+    def collect(self) -> Iterator[Metric]:
+        """Return what the last look has shown."""
+        return families(self.seen, self.node, now=self.clock.now(), restored=self.restored)
+
+    async def look(self) -> None:
+        """Look once.
+
+        The driver is asked before the regions are read: a process is in its region before the
+        driver knows it.
+        """
+        began = self.clock.now()
+        complete = self.leases.settled and not self.record.lost
+        devices = await self._devices()
+        pids = {one.pid: sample.asked_at_s for sample in devices for one in sample.processes}
+        async with self.record.changing:
+            tenants = tenants_of(self.record.answers, self.leases.leases, complete=complete)
+            regions, origins = await asyncio.to_thread(self._read, tenants, pids)
+        pods = await self._pods(origins.values())
+        instances = await self._instances(tenants)
+        seen = picture(
+            tenants,
+            regions,
+            devices,
+            origins,
+            pods or {},
+            complete=complete and pods is not None,
+            seen_at=began,
+            instances=instances,
+        )
+        await self._restore(_unlike(tenants, regions), complete=complete)
+        self.seen = replace(seen, took_s=max(0.0, self.clock.now() - began))
+        self._tell(seen.violations)
+
+    async def _devices(self) -> tuple[DeviceSample, ...]:
+        try:
+            devices = await self.usage.look()
+        except LeaseholdError as error:
+            self._say(str(error))
+            return ()
+        self._say("")
+        return devices
+
+    async def _instances(self, tenants: Sequence[Tenant]) -> dict[str, MigInstance]:
+        """Return the instances of the devices that containers have instances of, by UUID."""
+        shares = (share for tenant in tenants if tenant.instances for share in tenant.shares)
+        found: dict[str, MigInstance] = {}
+        for device in sorted({share.device for share in shares if share.mig is not None}):
+            try:
+                found |= {one.uuid: one for one in await self.mig.instances(device) if one.uuid}
+            except LeaseholdError as error:
+                self._say(str(error))
+        return found
+
+    async def _pods(self, origins: Iterable[Origin]) -> dict[PodUid, KubeletPod] | None:
+        """Return the kubelet's pods if a process is in one; None if they cannot be had."""
+        if not any(origin.pod for origin in origins):
+            return {}
+        try:
+            return {pod.uid: pod for pod in await self.pods.list_pods()}
+        except LeaseholdError as error:
+            self._say(str(error))
+            return None
+
+    def _read(
+        self, tenants: Sequence[Tenant], pids: Mapping[int, float | None]
+    ) -> tuple[Regions, dict[int, Origin]]:
+        regions = {
+            tenant.key: read_region(tenant.place) for tenant in tenants if tenant.place is not None
+        }
+        found = ((pid, origin_of(pid, self.proc, named_at_s=at)) for pid, at in pids.items())
+        return regions, {pid: origin for pid, origin in found if origin is not None}
+
+    async def _restore(self, suspects: Set[tuple[PodUid, str]], *, complete: bool) -> None:
+        """Put limits back, unless they are as they should be by now: leases change meanwhile."""
+        if not suspects:
+            self._unrestored = set()
+            return
+        async with self.record.changing:
+            tenants = tenants_of(self.record.answers, self.leases.leases, complete=complete)
+            again = [tenant for tenant in tenants if tenant.key in suspects]
+            await asyncio.to_thread(self._put_back, again)
+
+    def _put_back(self, suspects: Sequence[Tenant]) -> None:
+        """Give regions their limits back; what is no region any more makes room for a fresh one.
+
+        Processes that have the old file open go on with it, and are seen to be in no region.
+        """
+        regions, _ = self._read(suspects, {})
+        unlike = _unlike(suspects, regions)
+        kept = set[tuple[PodUid, str]]()
+        for tenant in suspects:
+            if tenant.key not in unlike or tenant.place is None or tenant.seed is None:
+                continue
+            try:
+                seed_region(tenant.place, tenant.seed, starting=False)
+                self.restored += 1
+            except LeaseholdError as error:
+                kept.add(tenant.key)
+                if tenant.key not in self._unrestored:
+                    logger.warning("limits stay altered: %s", error)
+        self._unrestored = kept
+
+    def _tell(self, violations: Sequence[Violation]) -> None:
+        now = self.clock.ticks()
+        before = now - TOLD_AGAIN_S
+        new = [one for one in violations if self._told.get(one, before) <= before]
+        self._told = {one: self._told.get(one, now) for one in violations}
+        self._told |= dict.fromkeys(new, now)
+        for violation in new:
+            logger.warning(
+                "%s/%s: %s: %s",
+                violation.namespace,
+                violation.name,
+                violation.rule,
+                violation.text,
+                extra={"pod": violation.pod},
+            )
+        if new:
+            with contextlib.suppress(asyncio.QueueFull):  # nobody listens; the page shows them
+                self._new.put_nowait(new)
+
+    def _say(self, trouble: str) -> None:
+        if trouble and trouble != self._trouble:
+            logger.warning("not all usage can be seen: %s", trouble)
+        self._trouble = trouble
+
+
+class Gpus(Protocol):
+    """The GPUs of the node."""
+
+    async def discover(self) -> tuple[Gpu, ...]:
+        """Return all GPUs."""
+        ...
+
+
+class Idle:
+    """The driver of simulated GPUs: nothing ever runs on them."""
+
+    def __init__(self, gpus: Gpus) -> None:
+        self.gpus = gpus
+
+    async def look(self) -> tuple[DeviceSample, ...]:
+        """Return the devices, idle."""
+        found = await self.gpus.discover()
+        return tuple(
+            DeviceSample(
+                device=gpu.uuid,
+                index=gpu.index,
+                model=gpu.model,
+                busy_percent=0,
+                memory_busy_percent=0,
+            )
+            for gpu in found
+        )
+
+
+def _unlike(tenants: Iterable[Tenant], regions: Regions) -> frozenset[tuple[PodUid, str]]:
+    """Return the containers whose limits are not those that they were given, or are gone."""
+    return frozenset(
+        tenant.key
+        for tenant in tenants
+        if tenant.place is not None
+        and tenant.seed is not None
+        and not (
+            isinstance(region := regions.get(tenant.key), Region)
+            and not altered(region, tenant.seed)
+        )
+    )
+
+
+def tenants_of(
+    entries: Iterable[Entry], leases: Mapping[PodUid, Lease], *, complete: bool
+) -> tuple[Tenant, ...]:
+    """Return the containers that the kubelet was told to give shares.
+
+    Those whose lease has ended are none any more; unless the leases are complete, nobody knows.
+    """
+    found: dict[tuple[PodUid, str], Tenant] = {}
+    for entry in entries:
+        told = entry.activation
+        lease = leases.get(told.pod)
+        if lease is None and complete:
+            continue
+        tenant = _tenant(entry, lease or told.lease)
+        before = found.get(tenant.key)
+        if before is None or before.place is None:
+            found[tenant.key] = tenant
+    return tuple(found.values())
+
+
+def _tenant(entry: Entry, lease: Lease) -> Tenant:
+    try:
+        place = place_of(entry.limits)
+        seed = seed_of(entry.limits.environment) if place is not None else None
+    except RequestError as error:  # told by another version of the agent
+        logger.debug("container %s of %s: %s", entry.activation.container, lease.pod, error)
+        place = seed = None
+    return Tenant(
+        lease=lease,
+        container=entry.activation.container,
+        place=place,
+        seed=seed,
+        instances=entry.instances,
+    )
+
+
+def page(monitor: Collector) -> bytes:
+    """Write the page of metrics; its one counter keeps its published name."""
+    text = generate_latest(monitor)
+    return text.replace(f"{DESCRIPTION}_total ".encode(), f"{DESCRIPTION} ".encode())
+
+
+def pages(monitor: Collector) -> web.Application:
+    """Build the pages."""
+
+    async def metrics(_: web.Request) -> web.Response:
+        return web.Response(body=page(monitor), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    application = web.Application()
+    application.router.add_get(PAGE, metrics)
+    return application

@@ -1,0 +1,25 @@
+"""What is said on the bus of rules that containers break; pure."""
+
+from collections.abc import Iterable
+
+from services.node_agent.usage.usage_model import Violation
+from shared.model.events.node_events import ViolationFound
+from shared.model.names import NodeName
+
+
+def told(found: Iterable[Violation], node: NodeName, now: float) -> list[ViolationFound]:
+    """Return what is said of violations: those whose pod's name is known."""
+    return [
+        ViolationFound(
+            node=node,
+            pod=one.pod,
+            namespace=one.namespace,
+            name=one.name,
+            container=one.container,
+            reason=one.rule,
+            message=one.text,
+            found_at=now,
+        )
+        for one in found
+        if one.name
+    ]

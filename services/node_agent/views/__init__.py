@@ -1,0 +1,1 @@
+"""What Kubernetes objects show of the node: status, annotations, custom objects."""

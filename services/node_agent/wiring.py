@@ -1,0 +1,249 @@
+"""Builds a node agent out of real clients."""
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import AsyncIterator, Mapping
+from pathlib import PurePosixPath
+
+from services.node_agent import metrics
+from services.node_agent.allocate.cdi_files import CdiFiles
+from services.node_agent.allocate.handler import Answering
+from services.node_agent.allocate.pod_resolver import Asking, Finding
+from services.node_agent.device_config import Configuring
+from services.node_agent.gpus.device_faults import DISABLE, ENABLE, XidRules
+from services.node_agent.gpus.driver import Hardware, hardware_of
+from services.node_agent.gpus.health import Policy
+from services.node_agent.gpus.health_monitor import Checkup
+from services.node_agent.instance_lock import alone
+from services.node_agent.isolation import library
+from services.node_agent.isolation.container_files import HostPreparing
+from services.node_agent.isolation.host_paths import Layout
+from services.node_agent.isolation.limit_updates import Limiting
+from services.node_agent.kubelet.admission_window import Turns
+from services.node_agent.kubelet.node_pods import PodsSeen
+from services.node_agent.kubelet.pod_list import KubeletPods
+from services.node_agent.kubelet.pod_resources import KubeletPodResources
+from services.node_agent.kubelet.registration import DevicePlugins
+from services.node_agent.mig.instances import Instances, Partitioning
+from services.node_agent.mig.partition_client import Partitionable, RemotePartitioner
+from services.node_agent.mig.partitioner import Partitioner
+from services.node_agent.ports import Gpus
+from services.node_agent.records.checkpoint import Checkpoint
+from services.node_agent.records.known_leases import LeasesKnown
+from services.node_agent.service import NodeAgent
+from services.node_agent.settings import (
+    NVML_LOOK_S,
+    SIMULATED_FIRST_S,
+    SIMULATED_LOOK_S,
+    AgentSettings,
+    kubelet_credentials,
+)
+from services.node_agent.usage.monitor import PAGE, Idle, Monitor, Usage, pages
+from services.node_agent.views.handshake import Handshake
+from services.node_agent.views.node_views import Views
+from shared.dialects import enabled
+from shared.dialects.dialect import Rules
+from shared.kubernetes.client import Kube
+from shared.kubernetes.kubeconfig import load_credentials
+from shared.model.clock import SystemClock
+from shared.model.errors import UnavailableError
+from shared.runtime.health import served
+from shared.runtime.sd_notify import tell_started
+from shared.runtime.telemetry import Tracing
+
+logger = logging.getLogger(__name__)
+
+
+def gpus_of(settings: AgentSettings) -> Hardware | Partitionable:
+    """Return the node's GPUs."""
+    gpus = hardware_of(
+        settings.node_name,
+        settings.gpus,
+        fault_file=settings.fault_file or settings.state_dir / "faults.json",
+        mig_file=settings.mig_file or settings.state_dir / "simulated-mig.json",
+    )
+    if settings.partition_socket is None:
+        return gpus
+    return Partitionable(gpus, RemotePartitioner(settings.partition_socket))
+
+
+def partitioning_of(settings: AgentSettings, gpus: Hardware | Partitionable) -> Partitioning | None:
+    """Return who changes the layouts of GPUs; None: nobody may."""
+    if not settings.partitions:
+        return None
+    return gpus.remote if isinstance(gpus, Partitionable) else Partitioner(gpus)
+
+
+def xid_rules(environ: Mapping[str, str]) -> XidRules:
+    """Return which XIDs condemn a GPU, as the environment says; what it says wrongly is logged."""
+    rules = XidRules.of(environ)
+    if rules.strange:
+        words = ", ".join(rules.strange)
+        logger.warning("%s and %s list XIDs by number, not %s", DISABLE, ENABLE, words)
+    return rules
+
+
+def usage_of(settings: AgentSettings, gpus: Gpus) -> Usage:
+    """Return who knows what runs on the node's GPUs."""
+    if settings.simulated:
+        return Idle(gpus)
+    from services.node_agent.usage.gpu_processes import NvmlUsage  # noqa: PLC0415 - as above
+
+    return NvmlUsage()
+
+
+async def install_library(settings: AgentSettings) -> None:
+    """Install the library that the operator names; if that fails, the one before goes on."""
+    if settings.library_source is None:
+        return
+    try:
+        source, root = settings.library_source, settings.library_root
+        place = await asyncio.to_thread(library.install, source, root)
+        logger.info("containers mount %s", place)
+    except UnavailableError as error:
+        logger.error("containers mount %s still: %s", settings.library, error)  # noqa: TRY400
+
+
+@contextlib.asynccontextmanager
+async def node_agent(
+    settings: AgentSettings, *, asking: Asking, tracing: Tracing
+) -> AsyncIterator[NodeAgent]:
+    """Open everything a node agent needs; the state directory is this agent's alone."""
+    node, clock = settings.node_name, SystemClock()
+    await install_library(settings)
+    layout = Layout(
+        state_dir=PurePosixPath(settings.state_dir.absolute()),
+        library=PurePosixPath(settings.library.absolute()),
+    )
+    preparing = HostPreparing(
+        layout,
+        simulated=settings.simulated and settings.library_source is None,
+        installed=settings.library_root if settings.library_source else None,
+    )
+    record = Checkpoint(settings.state_dir / "checkpoint.json", node)
+    leases = LeasesKnown(node)
+    async with contextlib.AsyncExitStack() as stack:
+        await stack.enter_async_context(alone(settings.state_dir))
+        await preparing.begin()
+        await record.load()
+        kube = await stack.enter_async_context(
+            Kube(load_credentials(settings.kubeconfig, environ=os.environ))
+        )
+        kubelet = await stack.enter_async_context(Kube(kubelet_credentials(settings)))
+        held = await stack.enter_async_context(
+            KubeletPodResources(settings.kubelet_dir / "pod-resources" / "kubelet.sock")
+        )
+        views = Views(kube, node, clock)
+        handshake = Handshake(kube, views.path, clock) if settings.volcano_handshake else None
+        gpus, counting = gpus_of(settings), metrics.Telemetry(tracing)
+        pods = KubeletPods(kubelet, lambda: kubelet_credentials(settings))
+        turns = Turns(leases, record, lambda: answering.refused, clock.ticks)
+        seen = PodsSeen(
+            pods,
+            held,
+            implied=lambda: turns.pods(answering.facts),
+            proc=settings.proc_dir,
+            clock=clock,
+        )
+        instances = Instances(
+            gpus,
+            partitioning_of(settings, gpus),
+            leases=leases,
+            record=record,
+            pods=pods,
+            counting=counting,
+            clock=clock,
+        )
+        cdi = CdiFiles(
+            settings.cdi_directory,
+            settings.lists,
+            places=settings.driver_places,
+            driver=gpus,
+            record=record,
+        )
+        answering = Answering(
+            node,
+            finding=Finding(node, leases=leases, pods=seen, held=held, asking=asking, clock=clock),
+            record=record,
+            preparing=preparing,
+            cdi=cdi,
+            instances=instances,
+            views=views,
+            measuring=counting,
+            clock=clock,
+        )
+        plugins = DevicePlugins(
+            settings.kubelet_dir / "device-plugins", answering, views.allocatable
+        )
+        monitor = Monitor(
+            node,
+            usage=usage_of(settings, gpus),
+            mig=gpus,
+            pods=pods,
+            record=record,
+            leases=leases,
+            clock=clock,
+            proc=settings.proc_dir,
+        )
+        if settings.monitor_address is not None:
+            address = await stack.enter_async_context(
+                served(pages(monitor), settings.monitor_address, flag="--monitor-http")
+            )
+            logger.info("what containers use is shown at http://%s%s", address, PAGE)
+        metrics.watch(
+            lambda: len(leases.leases),
+            lambda: plugins.trouble() is not None,
+            lambda: bool(seen.blind),
+        )
+        agent = NodeAgent(
+            node,
+            gpus=gpus,
+            look_s=SIMULATED_LOOK_S if settings.simulated else NVML_LOOK_S,
+            checkup=Checkup(
+                node,
+                xids=gpus,
+                rules=xid_rules(os.environ),
+                policy=Policy(first_s=SIMULATED_FIRST_S) if settings.simulated else Policy(),
+                leases=leases,
+                clock=clock,
+            ),
+            configuring=Configuring(
+                kube,
+                node,
+                flags=settings.division,
+                split=settings.device_split_count,
+                unit=settings.memory_factor,
+                device_file=settings.device_config,
+                node_file=settings.node_config,
+                kept=settings.state_dir / "device-config.json",
+                clock=clock,
+            ),
+            instances=instances,
+            dialects=enabled(Rules(enabled=settings.dialects)),
+            paths=layout.paths,
+            answering=answering,
+            turns=turns,
+            plugins=plugins,
+            views=views,
+            handshake=handshake,
+            record=record,
+            cleaning=preparing,
+            cdi=cdi,
+            limiting=Limiting(
+                node,
+                leases=leases,
+                record=record,
+                facts=lambda: answering.facts,
+                monitor=monitor,
+                asking=asking,
+                clock=clock,
+            ),
+            usage=monitor,
+            clock=clock,
+        )
+        with contextlib.suppress(UnavailableError):  # the agent looks again, and says so
+            await agent.look()
+        tell_started("serves the kubelet as soon as its socket is there")
+        yield agent

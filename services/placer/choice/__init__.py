@@ -1,0 +1,1 @@
+"""The choice of node and devices for pods and gangs."""

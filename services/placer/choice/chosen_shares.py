@@ -1,0 +1,44 @@
+"""The shares that a choice of devices amounts to."""
+
+from collections.abc import Sequence
+
+from services.placer.mirror.node_mirror import DeviceState
+from shared.model.lease import MigPlace, Share
+from shared.model.request import Company, GpuRequest
+from shared.placing.shares import held_share, instance_share
+
+Pick = tuple[GpuRequest, DeviceState, int, MigPlace | None]
+"""A container, a device for it, the MiB that its share takes there, and which MIG instance it is;
+None: HAMi-core holds it."""
+
+KNOWN_SHARES = 16
+"""Shares kept per device: a share is a value, and pods of one template ask for equal ones."""
+
+
+def shares_of(picks: Sequence[Pick]) -> tuple[Share, ...]:
+    """Return the shares that a choice amounts to."""
+    return tuple([_share(*pick) for pick in picks])
+
+
+def _share(
+    container: GpuRequest, device: DeviceState, memory: int, place: MigPlace | None
+) -> Share:
+    if place is not None:
+        return instance_share(container, device.device, memory, place)
+    key = (
+        memory,
+        container.container,
+        container.cores_percent,
+        container.company is not Company.ORDINARY and container.company,
+        container.whole,
+        container.slotted,
+        container.slots,
+        container.init,
+        container.keeps_terms and (container.memory_bytes, container.memory_percent),
+    )
+    share = device.known_shares.get(key)
+    if share is None:
+        if len(device.known_shares) >= KNOWN_SHARES:
+            device.known_shares.clear()
+        share = device.known_shares[key] = held_share(container, device.device, memory)
+    return share

@@ -1,0 +1,1 @@
+"""The copy of nodes, devices and leases that the placer decides on."""

@@ -1,0 +1,1 @@
+"""Reasons why a pod cannot be placed, with numbers and hints."""

@@ -1,0 +1,1 @@
+"""GPU time accounts: accrual, windows, weights and budget state."""

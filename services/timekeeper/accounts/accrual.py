@@ -1,0 +1,266 @@
+"""The one step of an account: what is charged, which windows close and open, what state follows.
+
+Everything in a step is written together or not at all, and only on the revision it was decided on.
+What is charged begins where the last charge of the same tenure ended, so the sum over any steps, by
+any replica, with any pauses between, is weight x (end - begin).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from services.timekeeper.accounts.budget import CLASSES, accrued, balance, level_at
+from services.timekeeper.accounts.windows import open_window, rollover_units, shape_of
+from shared.model.budget import (
+    HOUR_MS,
+    Account,
+    Budget,
+    BudgetState,
+    Entry,
+    PolicyType,
+    Standing,
+    Tenure,
+    Update,
+    Window,
+)
+
+RESTORED = "restored from"
+"""Begins the reason of the entry with which a lost account goes on."""
+
+
+@dataclass(slots=True)
+class _Step:
+    """A step while it is put together."""
+
+    account: Account
+    budget: Budget
+    charged: dict[str, int] = field(default_factory=dict)
+    windows: dict[str, Window] = field(default_factory=dict)
+    entries: list[Entry] = field(default_factory=list)
+
+    def tenures(self) -> list[Tenure]:
+        """Return the tenures as charged so far."""
+        return [
+            replace(each, charged_ms=self.charged.get(each.id, each.charged_ms))
+            for each in self.account.tenures
+        ]
+
+
+def advance(
+    account: Account, budget: Budget, now_ms: int, *, charge_every_ms: int
+) -> Update | None:
+    """Return the step that brings an account to an instant, or None if nothing is due.
+
+    Everything that began or ended until `now_ms` must be in the account. Time that is held goes
+    unwritten for up to `charge_every_ms`, unless a window closes, a tenure ends or a state changes:
+    it is not forgotten, since a tenure says how far it is charged.
+    """
+    if not _is_due(account, budget, now_ms, charge_every_ms):
+        return None
+    step = _Step(account, budget)
+    window = account.windows[-1] if account.windows else _first_window(step, now_ms)
+    known = account.standing.shape
+    while True:
+        until = now_ms if window.end_ms is None else min(now_ms, window.end_ms)
+        window = _charge(step, window, until)
+        reshaped = bool(known) and known != shape_of(budget.policy)
+        if window.end_ms is not None and window.end_ms <= now_ms:
+            window = _close(step, window, window.end_ms)
+        elif reshaped:
+            window = _close(step, window, now_ms)
+        else:
+            break
+        known = shape_of(budget.policy)
+    _relimit(step, window, now_ms)
+    return _finished(step, now_ms)
+
+
+def _is_due(account: Account, budget: Budget, now_ms: int, charge_every_ms: int) -> bool:
+    if not account.windows or account.budget != budget:
+        return True
+    window, standing = account.windows[-1], account.standing
+    if window.end_ms is not None and window.end_ms <= now_ms:
+        return True
+    if any(
+        each.ended_ms is not None or now_ms - each.charged_ms >= charge_every_ms
+        for each in account.tenures
+    ):
+        return True
+    seen = balance(account, budget, now_ms)
+    return (seen.state, seen.warned_percent) != (standing.state, standing.warned_percent)
+
+
+def _first_window(step: _Step, now_ms: int) -> Window:
+    first = min([now_ms, *(each.charged_ms for each in step.account.tenures)])
+    window = open_window(step.budget, first, natural=True)
+    step.windows[window.id] = window
+    return window
+
+
+def _charge(step: _Step, window: Window, until_ms: int) -> Window:
+    """Charge every tenure up to an instant to a window, and move the window's level with it."""
+    held = step.tenures()
+    bucket = step.budget.policy.type is PolicyType.BUCKET and window.limit_units is not None
+    if bucket and until_ms > window.level_ms:
+        level = level_at(window, held, step.budget, until_ms)
+        window = replace(window, level_scaled=level, level_ms=until_ms)
+    lease_class = CLASSES[_state_in(step.account, window)]
+    used = window.used_units
+    for tenure in held:
+        units = accrued(tenure, until_ms)
+        until = until_ms if tenure.ended_ms is None else min(until_ms, tenure.ended_ms)
+        if until <= tenure.charged_ms:
+            continue
+        used += units
+        step.charged[tenure.id] = until
+        step.entries.append(_charge_entry(tenure, window, until, units, lease_class))
+    window = replace(window, used_units=used)
+    step.windows[window.id] = window
+    return window
+
+
+def _state_in(account: Account, window: Window) -> BudgetState:
+    """Return the state a window's charges are made under: the one known when they began."""
+    standing = account.standing
+    return standing.state if standing.window in {window.id, ""} else BudgetState.OK
+
+
+def _charge_entry(
+    tenure: Tenure, window: Window, until_ms: int, units: int, lease_class: str
+) -> Entry:
+    return Entry(
+        window=window.id,
+        kind="charge",
+        units=units,
+        lease=tenure.id,
+        pod=tenure.name,
+        from_ms=tenure.charged_ms,
+        to_ms=until_ms,
+        weight=tenure.weight,
+        lease_class=str(lease_class),
+        model=tenure.model,
+        cores_milli=tenure.cores_milli,
+        memory_mib=tenure.memory_mib,
+    )
+
+
+def _close(step: _Step, window: Window, at_ms: int) -> Window:
+    """Close a window for ever and open the one after it."""
+    closed = replace(window, end_ms=at_ms, closed=True)
+    step.windows[closed.id] = closed
+    step.entries.append(Entry(window=closed.id, kind="close", units=closed.used_units))
+    rolled = rollover_units(step.budget.policy, closed)
+    fresh = open_window(step.budget, at_ms, rolled_units=rolled)
+    if rolled:
+        step.entries.append(
+            Entry(window=fresh.id, kind="rollover", units=rolled, reason=f"unused in {closed.id}")
+        )
+    step.windows[fresh.id] = fresh
+    return fresh
+
+
+def _relimit(step: _Step, window: Window, now_ms: int) -> None:
+    """Give an open window the limit that the budget has by now."""
+    before, after = window.limit_units, step.budget.limit_units
+    if before == after:
+        return
+    changed = replace(window, limit_units=after)
+    if step.budget.policy.type is PolicyType.BUCKET and after is not None:
+        full = after * HOUR_MS
+        level = full if before is None else min(full, window.level_scaled)
+        changed = replace(changed, level_scaled=level, level_ms=now_ms)
+    step.windows[window.id] = changed
+    shown = ["none" if each is None else str(each) for each in (before, after)]
+    reason = f"the limit was {shown[0]} and is {shown[1]}"
+    units = (after or 0) - (before or 0)
+    step.entries.append(Entry(window=window.id, kind="adjust", units=units, reason=reason))
+
+
+def _finished(step: _Step, now_ms: int) -> Update:
+    account = step.account
+    over = {
+        each.id: each.charged_ms
+        for each in step.tenures()
+        if each.ended_ms is not None and each.charged_ms >= each.ended_ms
+    }
+    update = Update(
+        namespace=account.namespace,
+        revision=account.revision,
+        windows=tuple(sorted(step.windows.values(), key=lambda window: window.place)),
+        charged=step.charged,
+        ended=over,
+        entries=tuple(step.entries),
+        budget=None if account.budget == step.budget else step.budget,
+    )
+    seen = balance(applied(account, update), step.budget, now_ms)
+    before = account.standing
+    known = bool(before.since_ms)
+    standing = Standing(
+        state=seen.state,
+        warned_percent=seen.warned_percent,
+        since_ms=before.since_ms if known and seen.state is before.state else now_ms,
+        window=seen.window.id,
+        shape=shape_of(step.budget.policy),
+        restored_ms=before.restored_ms,
+    )
+    return replace(update, standing=standing)
+
+
+def applied(account: Account, update: Update) -> Account:
+    """Return the account after a step: what the store must hold then."""
+    charged: Mapping[str, int] = update.charged
+    windows = {window.id: window for window in account.windows}
+    windows.update((window.id, window) for window in update.windows)
+    return replace(
+        account,
+        revision=account.revision + 1,
+        tenures=tuple(
+            replace(each, charged_ms=charged.get(each.id, each.charged_ms))
+            for each in account.tenures
+            if each.id not in update.ended
+        ),
+        windows=tuple(sorted(windows.values(), key=lambda window: window.place)),
+        standing=account.standing if update.standing is None else update.standing,
+        budget=account.budget if update.budget is None else update.budget,
+    )
+
+
+def granted(account: Account, units: int, *, actor: str, reason: str, key: str) -> Update:
+    """Return the step that adds a grant to the open window. A negative grant takes back."""
+    window = account.windows[-1]
+    changed = replace(window, granted_units=window.granted_units + units)
+    if window.level_ms:
+        changed = replace(changed, level_scaled=window.level_scaled + units * HOUR_MS)
+    entry = Entry(window=window.id, kind="grant", units=units, actor=actor, reason=reason)
+    return Update(
+        namespace=account.namespace,
+        revision=account.revision,
+        windows=(changed,),
+        entries=(entry,),
+        grant_key=key,
+    )
+
+
+def restored(account: Account, budget: Budget, *, window: Window, at_ms: int) -> Update:
+    """Return the step that opens a lost account anew from what its last copy said."""
+    entry = Entry(
+        window=window.id,
+        kind="adjust",
+        units=window.used_units,
+        reason=f"{RESTORED} the budget's status of {at_ms}",
+    )
+    return Update(
+        namespace=account.namespace,
+        revision=account.revision,
+        windows=(window,),
+        entries=(entry,),
+        standing=Standing(window=window.id, shape=shape_of(budget.policy), restored_ms=at_ms),
+    )
+
+
+def trimmed(account: Account, budget: Budget, now_ms: int) -> Account:
+    """Return the account without the windows that nothing is decided from any more."""
+    since = now_ms
+    if budget.policy.type is PolicyType.SLIDING:
+        since -= budget.policy.length_ms
+    kept = [each for each in account.windows[:-1] if (each.end_ms or 0) > since]
+    return replace(account, windows=(*kept, *account.windows[-1:]))

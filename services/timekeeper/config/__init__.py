@@ -1,0 +1,1 @@
+"""Where GPUBudget objects are read from."""

@@ -1,0 +1,1 @@
+"""Reports about budgets: object statuses, Events, metrics, showback."""

@@ -1,0 +1,196 @@
+"""Showback: who used what, added up from ledger entries alone, to the unit."""
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from services.timekeeper.report.statuses import minutes
+from shared.model.budget import UNITS_PER_GPU_MINUTE, Entry, LeaseClass
+from shared.model.errors import RequestError
+from shared.model.names import Namespace
+
+GROUPS = ("namespace", "model", "class")
+
+
+class Entries(Protocol):
+    """The ledgers."""
+
+    async def entries(self, namespace: Namespace, *, after: str = "") -> list[Entry]:
+        """Return a page of the entries after the one named, oldest first."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True)
+class Row:
+    """Sums of one group. All amounts are whole units until they are written."""
+
+    window: str
+    namespace: str = ""
+    model: str = ""
+    lease_class: str = ""
+    units: int = 0
+    """Weighted milli-GPU-milliseconds."""
+    core_units: int = 0
+    """Thousandths of devices' cores times milliseconds."""
+    memory_mib_ms: int = 0
+    wall_ms: int = 0
+    leases: int = 0
+    in_budget_units: int = 0
+    out_of_budget_units: int = 0
+    rollover_units: int = 0
+    grant_units: int = 0
+    credit_units: int = 0
+    adjust_units: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Range:
+    """Which entries count: those of one window, or the parts of charges between two instants."""
+
+    window: str = ""
+    from_ms: int | None = None
+    to_ms: int | None = None
+
+    def cut(self, entry: Entry) -> tuple[int, int] | None:
+        """Return the part of a charge that counts, or None."""
+        if self.window:
+            return (entry.from_ms, entry.to_ms) if entry.window == self.window else None
+        begin = max(entry.from_ms, self.from_ms if self.from_ms is not None else entry.from_ms)
+        end = min(entry.to_ms, self.to_ms if self.to_ms is not None else entry.to_ms)
+        return (begin, end) if begin < end else None
+
+    def holds(self, entry: Entry) -> bool:
+        """Return whether an entry without an interval counts."""
+        if self.window:
+            return entry.window == self.window
+        after = self.from_ms is None or entry.ts_ms >= self.from_ms
+        return after and (self.to_ms is None or entry.ts_ms < self.to_ms)
+
+
+class Sums:
+    """Adds up ledgers, a part at a time: of entries it keeps nothing but the leases' names."""
+
+    def __init__(self, within: Range, group_by: Sequence[str] = GROUPS) -> None:
+        """Raise RequestError for a group that there is not."""
+        unknown = [name for name in group_by if name not in GROUPS]
+        if unknown:
+            raise RequestError(f"groupBy={unknown[0]} is none of {', '.join(GROUPS)}")
+        self._within = within
+        self._group_by = group_by
+        self._rows: dict[tuple[str, ...], Row] = {}
+        self._leases: dict[tuple[str, ...], set[str]] = {}
+
+    def add(self, namespace: str, entries: Iterable[Entry]) -> None:
+        """Add entries of a namespace's ledger."""
+        for entry in entries:
+            key = _key(entry, namespace, self._group_by)
+            if entry.kind == "charge":
+                part = self._within.cut(entry)
+                if part is not None:
+                    _add_charge(self._row(key), entry, part[1] - part[0])
+                    self._leases.setdefault(key, set()).add(entry.lease)
+            elif entry.kind != "close" and self._within.holds(entry):
+                row = self._row(key)
+                name = f"{entry.kind}_units"
+                setattr(row, name, getattr(row, name) + entry.units)
+
+    def rows(self) -> list[Row]:
+        """Return the sums, sorted, so that equal ledgers give equal text."""
+        for key, leases in self._leases.items():
+            self._rows[key].leases = len(leases)
+        return [self._rows[key] for key in sorted(self._rows)]
+
+    def _row(self, key: tuple[str, ...]) -> Row:
+        return self._rows.setdefault(key, _row(key))
+
+
+async def add_up(
+    store: Entries, namespaces: Iterable[Namespace], within: Range, group_by: Sequence[str] = GROUPS
+) -> list[Row]:
+    """Add up the ledgers of namespaces, of which no more than a page is held at once."""
+    sums = Sums(within, group_by)
+    for namespace in namespaces:
+        after = ""
+        while page := await store.entries(namespace, after=after):
+            sums.add(namespace, page)
+            after = page[-1].id
+    return sums.rows()
+
+
+def _key(entry: Entry, namespace: str, group_by: Sequence[str]) -> tuple[str, ...]:
+    by = {"namespace": namespace, "model": entry.model, "class": entry.lease_class}
+    return (entry.window, *(by[name] if name in group_by else "" for name in GROUPS))
+
+
+def _row(key: tuple[str, ...]) -> Row:
+    window, namespace, model, lease_class = key
+    return Row(window=window, namespace=namespace, model=model, lease_class=lease_class)
+
+
+def _add_charge(row: Row, entry: Entry, length_ms: int) -> None:
+    units = entry.weight * length_ms
+    row.units += units
+    row.core_units += entry.cores_milli * length_ms
+    row.memory_mib_ms += entry.memory_mib * length_ms
+    row.wall_ms += length_ms
+    if entry.lease_class == LeaseClass.GUARANTEED:
+        row.in_budget_units += units
+    else:
+        row.out_of_budget_units += units
+
+
+def shape(row: Row) -> dict[str, object]:
+    """Return a row as a program reads it: exact units as text, and minutes to the thousandth."""
+    return {
+        "window": row.window,
+        "namespace": row.namespace,
+        "model": row.model,
+        "class": row.lease_class,
+        "gpu_minutes": minutes(row.units),
+        "core_minutes": minutes(row.core_units),
+        "mem_gib_minutes": minutes(row.memory_mib_ms * UNITS_PER_GPU_MINUTE // (60_000 * 1024)),
+        "wall_minutes": minutes(row.wall_ms * 1000),
+        "leases": row.leases,
+        "charged_in_budget": minutes(row.in_budget_units),
+        "charged_out_of_budget": minutes(row.out_of_budget_units),
+        "rollover": minutes(row.rollover_units),
+        "grants": minutes(row.grant_units),
+        "credits": minutes(row.credit_units),
+        "units": str(row.units),
+    }
+
+
+def as_csv(rows: Iterable[Row]) -> str:
+    """Write rows as CSV with a header."""
+    shapes = [shape(row) for row in rows]
+    text = io.StringIO()
+    header = list(shapes[0]) if shapes else list(shape(Row(window="")))
+    writer = csv.DictWriter(text, header, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(shapes)
+    return text.getvalue()
+
+
+def entry_shape(entry: Entry, namespace: str) -> dict[str, object]:
+    """Return a ledger line in its fixed order; units are text, what does not apply is left out."""
+    line: dict[str, object] = {
+        "id": entry.id,
+        "ts": entry.ts_ms,
+        "ns": namespace,
+        "window": entry.window,
+        "kind": entry.kind,
+    }
+    if entry.kind == "charge":
+        line |= {
+            "lease": entry.lease,
+            "pod": entry.pod,
+            "from": entry.from_ms,
+            "to": entry.to_ms,
+            "w": entry.weight,
+            "class": entry.lease_class,
+            "model": entry.model,
+        }
+    line |= {"units": str(entry.units), "actor": entry.actor}
+    return line | ({"reason": entry.reason} if entry.reason else {})

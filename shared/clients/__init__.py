@@ -1,1 +1,0 @@
-"""Everything that does I/O: the wire, the bus, Redis, Kubernetes."""

@@ -1,0 +1,1 @@
+"""Credentials and certificates: logins, TLS, authorization, serving certificates."""

@@ -1,0 +1,251 @@
+"""Who may look, and at whose: anybody, bearers of a token, or whom the API server lets."""
+
+import asyncio
+import hashlib
+import ipaddress
+import secrets
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from shared.credentials.tokens import EVERYTHING, Access
+from shared.kubernetes.client import Kube
+from shared.kubernetes.token_reviews import TokenUser, review_token
+from shared.model.clock import Clock
+from shared.model.errors import RequestError
+from shared.model.names import Namespace
+
+MANNERS = ("none", "tokens", "kube")
+"""What `--auth` may say."""
+REMEMBER_S = 30.0
+"""So long an answer of the API server is believed."""
+REMEMBERED = 10_000
+QUESTIONS_AT_ONCE = 16
+REVIEW_ACCESS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+
+
+class Viewer(Protocol):
+    """Somebody who may look."""
+
+    @property
+    def name(self) -> str:
+        """Who it is, for the books."""
+        ...
+
+    async def visible(self, namespaces: Iterable[Namespace]) -> frozenset[Namespace] | None:
+        """Return those of the namespaces whose names it may see; None: of all there are."""
+        ...
+
+    async def may_grant(self, namespace: Namespace) -> bool:
+        """Say whether it may add to the namespace's budget."""
+        ...
+
+
+class Door(Protocol):
+    """Lets viewers in."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether no token is wanted."""
+        ...
+
+    async def admit(self, token: str) -> Viewer | None:
+        """Return who bears a token, or None if nobody known does."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ScopedViewer:
+    """May see these namespaces; `*` is all."""
+
+    scopes: frozenset[str]
+    grants: bool = False
+    """May add to their budgets."""
+
+    @property
+    def name(self) -> str:
+        """Whose scopes they are."""
+        if EVERYTHING in self.scopes:
+            return "administrator" if self.grants else "anybody"
+        return f"member of {', '.join(sorted(self.scopes))}"
+
+    async def may_grant(self, namespace: Namespace) -> bool:
+        """Say whether it may; for all namespaces or for none."""
+        return self.grants
+
+    async def visible(self, namespaces: Iterable[Namespace]) -> frozenset[Namespace] | None:
+        """Return those of the namespaces that are in scope."""
+        if EVERYTHING in self.scopes:
+            return None
+        return frozenset(name for name in namespaces if name in self.scopes)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenDoor:
+    """Anybody who reaches it sees everything: for loopback addresses."""
+
+    is_open: bool = True
+
+    async def admit(self, token: str) -> Viewer | None:
+        """Let them in."""
+        return ScopedViewer(frozenset({EVERYTHING}))
+
+
+@dataclass(frozen=True, slots=True)
+class TokenDoor:
+    """Bearers of tokens from a file."""
+
+    access: Access
+    is_open: bool = False
+
+    async def admit(self, token: str) -> Viewer | None:
+        """Return a viewer of the token's namespaces."""
+        scopes = self.access.scopes(f"Bearer {token}")
+        return ScopedViewer(scopes, grants=EVERYTHING in scopes) if scopes else None
+
+
+class _AccessStatus(msgspec.Struct, frozen=True):
+    allowed: bool = False
+
+
+class _AccessReview(msgspec.Struct, frozen=True):
+    status: _AccessStatus = _AccessStatus()
+
+
+@dataclass(slots=True)
+class _Memory:
+    """Answers that are believed for a while."""
+
+    clock: Clock
+    answers: dict[Any, tuple[float, Any]] = field(default_factory=dict)
+
+    def recall(self, question: Any) -> Any:
+        until, answer = self.answers.get(question, (0.0, None))
+        return answer if until > self.clock.now() else None
+
+    def keep(self, question: Any, answer: Any) -> None:
+        if len(self.answers) >= REMEMBERED:
+            self.answers.clear()
+        self.answers[question] = (self.clock.now() + REMEMBER_S, answer)
+
+
+class KubeDoor:
+    """Bearers of tokens that the API server knows; it also says whose pods they may get."""
+
+    is_open = False
+
+    def __init__(self, kube: Kube, clock: Clock) -> None:
+        self._kube = kube
+        self._tokens = _Memory(clock)
+        self._rights = _Memory(clock)
+        self._gate = asyncio.Semaphore(QUESTIONS_AT_ONCE)
+
+    async def admit(self, token: str) -> Viewer | None:
+        """Ask whose token it is. Raises UnavailableError if the API server does not answer."""
+        if not token:
+            return None
+        digest = hashlib.sha256(token.encode()).digest()
+        known = self._tokens.recall(digest)
+        if known is None:
+            known = await review_token(self._kube, token)
+            self._tokens.keep(digest, known)
+        return KubeViewer(self, known.user) if known.authenticated else None
+
+    async def may_get_pods(self, user: TokenUser, namespace: str) -> bool:
+        """Ask whether a user may `get pods` of a namespace; of all if it is empty."""
+        asked = {"verb": "get", "resource": "pods", "version": "v1", "namespace": namespace}
+        return await self._may(user, asked)
+
+    async def may_grant(self, user: TokenUser, namespace: str) -> bool:
+        """Ask whether a user may `create gpubudgets/grants` of the namespace's GPUBudget."""
+        asked = {"verb": "create", "group": "leasehold.dev", "resource": "gpubudgets"}
+        return await self._may(user, {**asked, "subresource": "grants", "name": namespace})
+
+    async def _may(self, user: TokenUser, asked: Mapping[str, str]) -> bool:
+        question = (user.username, user.uid, user.groups, *sorted(asked.items()))
+        known: bool | None = self._rights.recall(question)
+        if known is None:
+            async with self._gate:
+                known = await self._ask(user, asked)
+            self._rights.keep(question, known)
+        return known
+
+    async def _ask(self, user: TokenUser, asked: Mapping[str, str]) -> bool:
+        body = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SubjectAccessReview",
+            "spec": {
+                "resourceAttributes": dict(asked),
+                "user": user.username,
+                "uid": user.uid,
+                "groups": user.groups,
+                "extra": user.extra,
+            },
+        }
+        return (await self._kube.create(REVIEW_ACCESS, body, _AccessReview)).status.allowed
+
+
+@dataclass(frozen=True, slots=True)
+class KubeViewer:
+    """A user of the API server."""
+
+    door: KubeDoor
+    user: TokenUser
+
+    @property
+    def name(self) -> str:
+        """The API server's name for it."""
+        return self.user.username
+
+    async def may_grant(self, namespace: Namespace) -> bool:
+        """Ask the API server."""
+        return await self.door.may_grant(self.user, namespace)
+
+    async def visible(self, namespaces: Iterable[Namespace]) -> frozenset[Namespace] | None:
+        """Ask for all namespaces at once; else for each."""
+        if await self.door.may_get_pods(self.user, ""):
+            return None
+        names = sorted(name for name in set(namespaces) if name)
+        rights = await asyncio.gather(*(self.door.may_get_pods(self.user, name) for name in names))
+        return frozenset(name for name, right in zip(names, rights, strict=True) if right)
+
+
+def make_token(path: Path, said: Callable[[str], None]) -> None:
+    """Write a file with a token for everything, if there is none.
+
+    Raises RequestError if it cannot be written.
+    """
+    if path.exists():
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(mode=0o600, exist_ok=False)
+        path.write_text(f"{secrets.token_urlsafe(32)} {EVERYTHING}\n")
+    except FileExistsError:
+        return
+    except OSError as error:
+        raise RequestError(
+            f"{path} cannot hold a token ({error.strerror}): give --tokens FILE, or --state-dir"
+        ) from error
+    said(f"a token for everything is in {path}")
+
+
+def is_loopback(address: str) -> bool:
+    """Say whether `HOST:PORT`, or a host alone in brackets or without a port, is this machine."""
+    host = host_of(address)
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def host_of(address: str) -> str:
+    """Return the host of `HOST:PORT`, `HOST` or `[V6]:PORT`."""
+    if address.startswith("["):
+        return address[1:].partition("]")[0]
+    return address.partition(":")[0] if address.count(":") == 1 else address

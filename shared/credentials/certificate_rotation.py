@@ -1,0 +1,104 @@
+"""Keeps the certificate: made at the first start, replaced half way through, shown at once.
+
+What clients trust is written one look before a new certificate is shown, since they do not read it
+at once, and the authority before stays trusted: so no call fails while replicas change over one
+after the other.
+"""
+
+import asyncio
+import logging
+import ssl
+import tempfile
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Protocol
+
+from shared.credentials.certificate_stores import Store
+from shared.credentials.serving_certificate import Bundle, ends_at, is_due, is_valid, make
+from shared.model.errors import LeaseholdError
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 10.0
+PAUSE_S = 1.0
+
+
+class Registering(Protocol):
+    """Where clients find what they are to trust."""
+
+    async def trust(self, authorities: bytes) -> None:
+        """Have clients trust these authorities (PEM)."""
+        ...
+
+
+class Shown:
+    """The certificate that this replica shows; its context serves every new connection."""
+
+    def __init__(
+        self,
+        store: Store,
+        registering: Registering,
+        names: Sequence[str],
+        now: Callable[[], datetime],
+    ) -> None:
+        self.store = store
+        self.registering = registering
+        self.names = tuple(names)
+        self.now = now
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
+        self.bundle: Bundle | None = None
+        self._coming: Bundle | None = None
+        """Clients have been told of it; it is shown at the next look."""
+
+    def missing(self) -> str | None:
+        """Say what keeps the server from being called, or None."""
+        if self.bundle is None:
+            return "no certificate yet"
+        return None if is_valid(self.bundle, self.now()) else "the certificate has expired"
+
+    @property
+    def expires_at(self) -> float:
+        """Return when the certificate that is shown ends, Unix seconds; 0 without one."""
+        return ends_at(self.bundle) if self.bundle else 0.0
+
+    async def look(self) -> None:
+        """Make, replace or take over the bundle where that is due, and have it trusted."""
+        stored = await self.store.load()
+        now = self.now()
+        if stored is None or is_due(stored, self.names, now):
+            fresh = await asyncio.to_thread(make, self.names, now, after=stored or self.bundle)
+            if await self.store.save(fresh, after=stored):
+                logger.info("a new certificate was made for %s", ", ".join(self.names))
+            stored = await self.store.load() or fresh
+        await self.registering.trust(stored.trusted)
+        if stored != self.bundle and not self._is_news(stored, now):
+            await asyncio.to_thread(self._show, stored)
+
+    def _is_news(self, stored: Bundle, now: datetime) -> bool:
+        """Say whether clients may not have read yet whom to trust, and the one shown will do."""
+        told, self._coming = self._coming, stored
+        shown = self.bundle
+        if shown is None or not is_valid(shown, now) or shown.authority not in stored.trusted:
+            return False
+        return told != stored and stored.authority != shown.authority
+
+    def _show(self, bundle: Bundle) -> None:
+        with tempfile.TemporaryDirectory() as directory:
+            chain = Path(directory) / "tls.pem"  # ssl reads files only
+            chain.touch(mode=0o600)
+            chain.write_bytes(bundle.key + bundle.certificate)
+            self.context.load_cert_chain(chain)
+        self.bundle = bundle
+
+    async def keep(self, pause: Callable[[float], Awaitable[None]]) -> None:
+        """Look again and again, until cancelled."""
+        while True:
+            try:
+                await self.look()
+            except LeaseholdError as error:
+                logger.warning("the certificate is looked at again in %g s: %s", PAUSE_S, error)
+                await pause(PAUSE_S)
+                continue
+            await pause(LOOK_S)

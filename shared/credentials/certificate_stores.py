@@ -1,0 +1,136 @@
+"""Where replicas share the certificate: a Secret of the cluster, or a directory of this machine."""
+
+import base64
+import binascii
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import quote
+
+import msgspec
+
+from shared.credentials.serving_certificate import Bundle
+from shared.kubernetes.client import Kube
+from shared.kubernetes.errors import KubeConflictError, NotFoundError
+from shared.model.errors import RequestError
+
+FILES = {
+    "certificate": "tls.crt",
+    "key": "tls.key",
+    "authority": "ca.crt",
+    "previous": "previous-ca.crt",
+}
+"""Under which name each part is kept: those of a `kubernetes.io/tls` Secret, where it has one."""
+
+
+class Store(Protocol):
+    """One bundle that all replicas see."""
+
+    async def load(self) -> Bundle | None:
+        """Return the bundle, or None if there is none yet. Raises RequestError for what is none."""
+        ...
+
+    async def save(self, bundle: Bundle, *, after: Bundle | None) -> bool:
+        """Write the bundle if `after` is still the stored one; say whether it was written."""
+        ...
+
+
+class DirectoryStore:
+    """A directory; whoever comes second finds the first one's bundle there."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    async def load(self) -> Bundle | None:
+        """Read the files; all or none are there."""
+        paths = {part: self.directory / name for part, name in FILES.items()}
+        if not paths["certificate"].exists():
+            return None
+        try:
+            return Bundle(**{part: path.read_bytes() for part, path in paths.items()})
+        except OSError as error:
+            raise RequestError(f"{error.filename} cannot be read: {error.strerror}") from error
+
+    async def save(self, bundle: Bundle, *, after: Bundle | None) -> bool:
+        """Write the files, the certificate last: it says that the others are there."""
+        if await self.load() != after:
+            return False
+        self.directory.mkdir(parents=True, exist_ok=True)
+        for part in ("previous", "authority", "key", "certificate"):
+            path = self.directory / FILES[part]
+            partial = path.with_name(f".{path.name}.partial")
+            partial.unlink(missing_ok=True)
+            partial.touch(mode=0o600)
+            partial.write_bytes(getattr(bundle, part))
+            partial.replace(path)
+        return True
+
+
+class _Metadata(msgspec.Struct):
+    version: str = msgspec.field(name="resourceVersion", default="")
+
+
+class _Secret(msgspec.Struct):
+    metadata: _Metadata = msgspec.field(default_factory=_Metadata)
+    data: dict[str, str] | None = None
+
+
+class SecretStore:
+    """A Secret; a write is refused by the API server if another replica wrote meanwhile."""
+
+    def __init__(self, kube: Kube, namespace: str, name: str) -> None:
+        self.kube = kube
+        self.namespace = namespace
+        self.name = name
+        self._version: str | None = None
+
+    @property
+    def _secrets(self) -> str:
+        return f"/api/v1/namespaces/{quote(self.namespace, safe='')}/secrets"
+
+    async def load(self) -> Bundle | None:
+        """Read the Secret; one that holds no certificate yet counts as none."""
+        try:
+            secret = await self.kube.read(f"{self._secrets}/{quote(self.name, safe='')}", _Secret)
+        except NotFoundError:
+            self._version = None
+            return None
+        self._version = secret.metadata.version
+        data = secret.data or {}
+        if not data.get(FILES["certificate"]):
+            return None
+        return _decoded(data)
+
+    async def save(self, bundle: Bundle, *, after: Bundle | None) -> bool:
+        """Create the Secret, or change the one that was read last."""
+        data = {
+            name: base64.b64encode(getattr(bundle, part)).decode() for part, name in FILES.items()
+        }
+        try:
+            if self._version is None:
+                body = {
+                    "apiVersion": "v1",
+                    "kind": "Secret",
+                    "type": "Opaque",
+                    "metadata": {"name": self.name, "namespace": self.namespace},
+                    "data": data,
+                }
+                await self.kube.create(self._secrets, body)
+            else:
+                body = {"metadata": {"resourceVersion": self._version}, "data": data}
+                await self.kube.patch_merge(f"{self._secrets}/{quote(self.name, safe='')}", body)
+        except KubeConflictError:
+            return False
+        return True
+
+
+def _decoded(data: Mapping[str, str]) -> Bundle:
+    try:
+        return Bundle(
+            **{
+                part: base64.b64decode(data.get(name, ""), validate=True)
+                for part, name in FILES.items()
+            }
+        )
+    except binascii.Error as error:
+        raise RequestError(f"the Secret with the certificate is damaged: {error}") from error

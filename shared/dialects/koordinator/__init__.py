@@ -1,0 +1,1 @@
+"""Koordinator: `koordinator.sh/gpu*` resources, annotations and Device objects."""

@@ -1,0 +1,104 @@
+"""What Koordinator's users see of a node: its labels, and its object of kind `Device`.
+
+Both are views of what the agent reports, as is everything else that this dialect shows. Deleting
+the object takes nothing from anybody: bookings are leases, and the agent writes it anew.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from shared.dialects.dialect import Advertised, Host, NodeObject
+from shared.dialects.koordinator.amounts import CORE, FULL, MEMORY, PREFIX, RATIO
+from shared.dialects.koordinator.annotation import binary_text, decimal_text
+from shared.dialects.koordinator.hints import MODEL_LABEL, VENDOR, VENDOR_LABEL
+from shared.model.device import LABEL_LENGTH, Device, DeviceMode
+from shared.model.lease import MIB
+
+ISOLATION_LABEL = "koordinator.sh/gpu-isolation-provider"
+HAMI_CORE = "HAMi-core"
+DRIVER_LABEL = "node.koordinator.sh/gpu-driver-version"
+
+COLLECTION = "/apis/scheduling.koordinator.sh/v1alpha1/devices"
+KIND = "Device"
+UNHEALTHY = "DeviceUnhealthy"
+
+
+def described(devices: Sequence[Device], host: Host) -> Advertised:
+    """Return labels and the object of a node.
+
+    The isolation label is there only while isolation would work: pods that are to be held to their
+    share go nowhere else.
+    """
+    cards = cards_of(devices)
+    labels = labels_of(cards, host)
+    return Advertised(
+        labels=labels | {ISOLATION_LABEL: HAMI_CORE if cards and host.isolates else None},
+        objects=(
+            NodeObject(
+                collection=COLLECTION,
+                kind=KIND,
+                labels=labels,
+                devices=tuple(_entry(device) for device in cards),
+            ),
+        ),
+    )
+
+
+def cards_of(devices: Sequence[Device]) -> list[Device]:
+    """Leave out devices in MIG mode, which Koordinator does not know."""
+    return [device for device in devices if device.mode is DeviceMode.HAMI_CORE]
+
+
+def labels_of(devices: Sequence[Device], host: Host) -> dict[str, str | None]:
+    """Return vendor, model and driver; as upstream, the first device speaks for the node."""
+    if not devices:
+        return dict.fromkeys((VENDOR_LABEL, MODEL_LABEL, DRIVER_LABEL))
+    return {
+        VENDOR_LABEL: VENDOR,
+        MODEL_LABEL: devices[0].model_label,
+        DRIVER_LABEL: host.driver[:LABEL_LENGTH] or None,
+    }
+
+
+def card_resources(device: Device) -> dict[str, int]:
+    """Return what one card has to give, in bytes and percent."""
+    return {
+        PREFIX + CORE: FULL,
+        PREFIX + MEMORY: device.memory_mib * MIB,
+        PREFIX + RATIO: FULL,
+    }
+
+
+def _entry(device: Device) -> dict[str, Any]:
+    amounts = card_resources(device)
+    return {
+        "type": "gpu",
+        "id": device.uuid,
+        "minor": device.index,
+        "health": device.healthy,
+        "labels": {VENDOR_LABEL: VENDOR, MODEL_LABEL: device.model_label},
+        "resources": {
+            name: binary_text(amount) if name == PREFIX + MEMORY else decimal_text(amount)
+            for name, amount in amounts.items()
+        },
+        **_topology(device),
+        **({} if device.healthy else {"conditions": [_condition(device)]}),
+    }
+
+
+def _topology(device: Device) -> Mapping[str, Any]:
+    """Return where the card is plugged in, or nothing: a guess would mislead whoever reads it."""
+    if not device.pcie:
+        return {}
+    place = {"socketID": -1, "nodeID": max(device.numa or 0, 0), "pcieID": device.pcie}
+    return {"topology": place | ({"busID": device.bus} if device.bus else {})}
+
+
+def _condition(device: Device) -> dict[str, str]:
+    return {
+        "type": "Healthy",
+        "status": "False",
+        "reason": UNHEALTHY,
+        "message": f"GPU {device.index} is {device.fault or 'not healthy'}: see `leasehold gpus`, "
+        "nvidia-smi and the kernel's log of the node",
+    }

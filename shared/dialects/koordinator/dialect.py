@@ -1,0 +1,311 @@
+"""koordinator.sh/gpu*: percent of a card's compute, and percent or bytes of its memory.
+
+A container names a number of cards and what it takes of all of them together; see
+`koordinator_amounts`. Differences from Koordinator itself, all of them on the safe side:
+
+* Requests are read per container. Two containers of a pod never share a card, and each sees, and
+  is held to, its own cards only; upstream shows all cards of a pod to each of its containers, and
+  limits each container to the limit of the pod.
+* Memory is booked in bytes whether it was asked for in bytes or as a ratio, so that mixing the two
+  on a card never promises more than the card has. A ratio is booked and enforced in whole MiB,
+  rounded down.
+* Whoever gets less than a whole card is held to it by HAMi-core, whether or not the pod carries
+  the label `koordinator.sh/gpu-isolation-provider`, and a cap on compute counts beside all of the
+  memory too. Such pods only go where the node's agent finds the library in place.
+* Devices are named to the container by UUID, not by minor number.
+
+The kubelet calls the agent for `koordinator.sh/gpu.shared` only, which is served as a hundred
+shares of each card; the other resources are figures in node status. A container without it (plain
+`gpu-core` and `gpu-memory-ratio`, or the shorthand `koordinator.sh/gpu`) would start without the
+agent being asked at all, and is therefore refused with the value to add. Koordinator's webhook adds
+it at admission, and so does Leasehold's, by `koordinator_amounts.complete`. `nvidia.com/gpu` in a
+pod for `koord-scheduler` is served by the NVIDIA dialect's own list.
+
+Not written, because Koordinator writes them only with its gate `DevicePluginAdaption`, which is off
+by default and drives device plugins that have no place beside our agent: the annotations
+`bind-timestamp` and `gpu-minors`, and the label `hami.io/vgpu-node`.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from shared.dialects import hami_core
+from shared.dialects.dialect import (
+    Advertised,
+    ContainerAsks,
+    ContainerSetup,
+    Dialect,
+    Mount,
+    Paths,
+    PodAsks,
+    Rules,
+    runs_before,
+    trigger_ids,
+)
+from shared.dialects.koordinator.amounts import (
+    CORE,
+    FULL,
+    GPU,
+    MEMORY,
+    PREFIX,
+    RATIO,
+    RESOURCES,
+    SHARED,
+    Part,
+    complete,
+    part_of,
+)
+from shared.dialects.koordinator.annotation import ALLOCATED, difference, encode_allocated
+from shared.dialects.koordinator.device import (
+    HAMI_CORE,
+    ISOLATION_LABEL,
+    card_resources,
+    cards_of,
+    described,
+)
+from shared.dialects.koordinator.hints import ANNOTATIONS, read_steering
+from shared.dialects.whole_cards import CARDS, KOORDINATOR, read_as_koordinator
+from shared.model.device import Device
+from shared.model.errors import RequestError
+from shared.model.lease import MIB, Lease, Share
+from shared.model.names import DeviceUuid
+from shared.model.request import (
+    Company,
+    DeviceOrder,
+    DeviceSelection,
+    GpuRequest,
+    NodeDemands,
+    NodeOrder,
+    PodRequest,
+)
+
+NAME = KOORDINATOR
+TRIGGER = PREFIX + SHARED
+LIBRARY = "/usr/local/vgpu/libvgpu.so"
+
+ORDERS: Mapping[str, tuple[DeviceOrder, NodeOrder]] = {
+    "LeastAllocated": (DeviceOrder.LEAST_ALLOCATED, NodeOrder.SPREAD),
+    "MostAllocated": (DeviceOrder.MOST_ALLOCATED, NodeOrder.BINPACK),
+}
+"""By `Rules.scoring`."""
+BY_MEMORY = (0, 0, 1)
+"""Upstream weighs bytes and ratio alike, and both are the same memory."""
+
+
+def read(asks: PodAsks, rules: Rules) -> PodRequest | None:
+    """Read the pod's containers. Raises RequestError naming container, resource, value and rule."""
+    cards = read_as_koordinator(asks, rules)
+    parts = [(asked, part) for asked in asks.containers if (part := _part(asked, cards=cards))]
+    if not parts:
+        return None
+    _check_units([(asked.name, part) for asked, part in parts])
+    vendor = _check_vocabulary([asked for asked, _ in parts])
+    asking = [asked for asked, _ in parts]
+    steering = read_steering(
+        asks.annotations,
+        asked={name for asked in asks.containers for name, n in asked.limits.items() if n},
+        shared=any(part.ratio_percent != FULL for _, part in parts),
+    )
+    device_order, node_order = ORDERS[rules.scoring]
+    return PodRequest(
+        dialect=NAME,
+        containers=tuple(
+            _request(asked.name, part, init=runs_before(asked, asking)) for asked, part in parts
+        ),
+        distinct=True,
+        triggers=(CARDS if vendor else TRIGGER,),
+        selection=DeviceSelection(models=steering.models, not_models=steering.not_models),
+        scope=steering.scope,
+        weights=BY_MEMORY,
+        device_order=device_order,
+        node_order=node_order,
+        demands=NodeDemands(selector=_isolation(asks.labels, [part for _, part in parts])),
+    )
+
+
+def _part(asked: ContainerAsks, *, cards: bool) -> Part | None:
+    said = {**asked.requests, **asked.limits}
+    part = part_of(asked.name, said if cards else {**said, CARDS: 0})
+    if part is None or TRIGGER in _named(asked) or CARDS in _named(asked):
+        return part
+    missing = complete(said)
+    count = missing.get(TRIGGER, part.cards)
+    shorthand = f", and in place of {PREFIX}{GPU} what it stands for" if len(missing) > 1 else ""
+    raise RequestError(
+        f"container {asked.name}: {TRIGGER} is missing, and without it the kubelet would start the "
+        f"container without a device: add {TRIGGER}: {count}{shorthand}, or install the webhook, "
+        "which does so"
+    )
+
+
+def _named(asked: ContainerAsks) -> set[str]:
+    return {name for name, amount in asked.limits.items() if amount > 0}
+
+
+def _check_units(parts: Sequence[tuple[str, Part]]) -> None:
+    ratio = [name for name, part in parts if part.ratio_percent is not None]
+    in_bytes = [name for name, part in parts if part.memory_bytes is not None]
+    if ratio and in_bytes:
+        raise RequestError(
+            f"container {ratio[0]} asks for memory as a ratio and container {in_bytes[0]} in "
+            "bytes: Koordinator takes one of the two for all containers of a pod"
+        )
+
+
+def _check_vocabulary(asking: Sequence[ContainerAsks]) -> bool:
+    """Say whether the pod asks for whole cards by NVIDIA's name."""
+    vendor = [asked.name for asked in asking if CARDS in _named(asked)]
+    others = [asked.name for asked in asking if CARDS not in _named(asked)]
+    if vendor and others:
+        raise RequestError(
+            f"container {vendor[0]} asks for {CARDS} and container {others[0]} for {PREFIX}*: "
+            "Koordinator takes one of the two for all containers of a pod"
+        )
+    return bool(vendor)
+
+
+def _request(container: str, part: Part, *, init: bool) -> GpuRequest:
+    return GpuRequest(
+        container=container,
+        gpus=part.cards,
+        memory_percent=None if part.whole else part.ratio_percent,
+        percent_of_mib=True,
+        memory_bytes=part.memory_bytes,
+        cores_percent=part.core_percent or 0,
+        whole=part.whole,
+        company=Company.ANY if part.core_percent is None else Company.ORDINARY,
+        slots=FULL,
+        init=init,
+        keeps_terms=True,
+    )
+
+
+def _isolation(labels: Mapping[str, str], parts: Sequence[Part]) -> tuple[tuple[str, str], ...]:
+    """Demand a node with HAMi-core for whoever must be held to a limit."""
+    wanted = labels.get(ISOLATION_LABEL, "")
+    if wanted and wanted.lower() != HAMI_CORE.lower():
+        raise RequestError(
+            f"label {ISOLATION_LABEL} must be {HAMI_CORE}, got {wanted!r}: there is no other "
+            "provider of isolation here"
+        )
+    return ((ISOLATION_LABEL, HAMI_CORE),) if any(part.limited for part in parts) else ()
+
+
+def binding(lease: Lease, _: float) -> dict[str, str]:
+    """Return the allocation; it replaces whatever the pod's author put in its place."""
+    return {ALLOCATED: encode_allocated(lease)}
+
+
+def resized(lease: Lease) -> dict[str, str]:
+    """Return the allocation as it is by now."""
+    return {ALLOCATED: encode_allocated(lease)}
+
+
+def beyond(share: Share) -> dict[str, int]:
+    """Return what was asked for and given back, compute and memory."""
+    if share.asked is None or share.terms is None:
+        return {}
+    less_mib = share.asked.memory_mib - share.memory_mib
+    return {
+        PREFIX + CORE: share.asked.cores_percent - share.cores_percent,
+        PREFIX + MEMORY: less_mib * MIB,
+        PREFIX + RATIO: -(-100 * less_mib // share.terms.device_mib),
+    }
+
+
+def after(_: Lease, __: frozenset[str]) -> dict[str, str]:
+    """Return nothing: the allocation is said at the Binding."""
+    return {}
+
+
+def failed(_: Lease) -> dict[str, str]:
+    """Return nothing: Koordinator has no mark for it."""
+    return {}
+
+
+def environment(
+    lease: Lease, container: str, _: Mapping[DeviceUuid, Device], paths: Paths
+) -> ContainerSetup:
+    """Return the container's devices and, unless they are whole, what HAMi-core needs.
+
+    Exactly the variables and mounts that Koordinator's node agent injects with its monitor on, but
+    the library is mounted read-only and the lock's directory is the container's own: a shared one
+    would let any container stop all others (libraries up to HAMi 2.8 take the lock while they find
+    out their process's number on the host; later ones do not). So `/etc/ld.so.preload` is left
+    alone, and a process that clears its environment escapes the limit as it does upstream; the
+    agent's measurements show it. The limits are one for all cards of the container; where a ratio
+    comes to different amounts, the smallest. Raises RequestError for a share that would be
+    unlimited by mistake.
+    """
+    shares = lease.shares_of(container)
+    if not shares or any(share.limit_bytes <= 0 for share in shares):
+        raise RequestError(f"container {container} of pod {lease.pod} has no memory leased")
+    visible = {"NVIDIA_VISIBLE_DEVICES": ",".join(share.device for share in shares)}
+    if not any(_is_limited(share) for share in shares):
+        return ContainerSetup(environment=visible)
+    cores = shares[0].cores_percent
+    own = f"{lease.pod}_{container}"
+    return ContainerSetup(
+        environment={
+            **visible,
+            "CUDA_DEVICE_MEMORY_LIMIT": str(min(share.limit_bytes for share in shares)),
+            **({"CUDA_DEVICE_SM_LIMIT": str(cores)} if cores else {}),
+            "LD_PRELOAD": LIBRARY,
+            "CUDA_DEVICE_MEMORY_SHARED_CACHE": f"/usr/local/vgpu/{own}.cache",
+        },
+        mounts=(
+            Mount(
+                container_path="/usr/local/vgpu",
+                host_path=f"{paths.containers}/{own}",
+                read_only=False,
+                directory=True,
+            ),
+            Mount(container_path=LIBRARY, host_path=paths.library, read_only=True, directory=False),
+            hami_core.lock_mount(f"{paths.containers}/{own}"),
+        ),
+    )
+
+
+def _is_limited(share: Share) -> bool:
+    """Say whether a share is less than its device in memory or in compute."""
+    if share.whole:
+        return False
+    terms = share.terms
+    everything = terms is not None and share.limit_bytes >= terms.device_mib * MIB
+    return not everything or 0 < share.cores_percent < FULL
+
+
+def advertised(devices: Sequence[Device], _: str) -> Advertised:
+    """Serve a hundred shares of each card; write what healthy cards have into node status."""
+    usable = cards_of(devices)
+    healthy = [device for device in usable if device.healthy]
+    patched = dict.fromkeys(sorted(PATCHED), 0)
+    for device in healthy:
+        for name, amount in card_resources(device).items():
+            patched[name] += amount
+    patched[PREFIX + GPU] = patched[PREFIX + CORE]
+    return Advertised(
+        served={TRIGGER: trigger_ids(usable)},
+        patched=patched,
+    )
+
+
+PATCHED = frozenset(PREFIX + name for name in (GPU, CORE, MEMORY, RATIO))
+
+DIALECT = Dialect(
+    name=NAME,
+    resources=RESOURCES | {CARDS},
+    served=frozenset({TRIGGER}),
+    patched=PATCHED,
+    annotations=ANNOTATIONS,
+    labels=frozenset({ISOLATION_LABEL}),
+    read=read,
+    binding=binding,
+    after=after,
+    failed=failed,
+    environment=environment,
+    advertised=advertised,
+    described=described,
+    differs=difference,
+    resized=resized,
+    beyond=beyond,
+)

@@ -1,0 +1,188 @@
+"""Koordinator's annotations that steer the choice of devices, as far as they concern GPUs.
+
+`device-allocate-hint`: `selector` and `requiredTopologyScope` are obeyed. `allocateStrategy` is for
+RDMA and FPGAs and has no effect on GPUs, here as upstream. What upstream accepts and then ignores
+or can never satisfy is refused by name: `exclusivePolicy` and `vfSelector` of a GPU, and the scope
+`Device`.
+
+`device-joint-allocate`: a device type that the pod does not ask for is dropped. RDMA and FPGAs are
+ordinary resources of a node here, so the preference for GPUs near them has no effect, and a
+*demand* for one PCIe root with them is refused.
+
+`gpu-partition-spec`: there are no partition tables here. `BestEffort` is what every pod with
+several GPUs gets anyway, the best linked ones; `Restricted` is refused. Pods that share GPUs never
+had partitions, and the annotation means nothing for them.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from shared.dialects.koordinator.amounts import DEPRECATED, PREFIX
+from shared.model.errors import RequestError
+from shared.model.request import Scope
+
+HINT = "scheduling.koordinator.sh/device-allocate-hint"
+JOINT = "scheduling.koordinator.sh/device-joint-allocate"
+PARTITION = "scheduling.koordinator.sh/gpu-partition-spec"
+ANNOTATIONS = frozenset({HINT, JOINT, PARTITION})
+
+VENDOR_LABEL = "node.koordinator.sh/gpu-vendor"
+MODEL_LABEL = "node.koordinator.sh/gpu-model"
+VENDOR = "nvidia"
+
+GPU = "gpu"
+OTHERS = ("rdma", "fpga")
+APPLY_FOR_ALL = "ApplyForAll"
+SAME_PCIE = "SamePCIe"
+RESTRICTED, BEST_EFFORT = "Restricted", "BestEffort"
+
+SCOPES: Mapping[str, Scope] = {
+    "": Scope.NODE,
+    "Node": Scope.NODE,
+    "NUMANode": Scope.NUMA,
+    "PCIe": Scope.PCIE,
+}
+
+Hints = Mapping[str, Mapping[str, Any]]
+"""By device type."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steering:
+    """What the annotations leave of the devices."""
+
+    scope: Scope = Scope.NODE
+    models: tuple[str, ...] = ()
+    """Values of the model label that are allowed; empty: all."""
+    not_models: tuple[str, ...] = ()
+
+
+def read_steering(
+    annotations: Mapping[str, str], *, asked: Iterable[str], shared: bool
+) -> Steering:
+    """Read the annotations of a pod that asks for GPUs.
+
+    `asked` are the resources of all its containers; `shared` says that it wants parts of GPUs.
+    Raises RequestError, naming annotation, field, value and rule.
+    """
+    hints = _hints(annotations.get(HINT))
+    _check_joint(_object(JOINT, annotations.get(JOINT)), hints, frozenset(asked))
+    _check_partition(_object(PARTITION, annotations.get(PARTITION)), shared=shared)
+    hint = hints.get(GPU, {})
+    for name in ("vfSelector", "exclusivePolicy"):
+        if hint.get(name):
+            raise RequestError(f"{HINT}: {name} has no meaning for a GPU; leave it out of {GPU}")
+    scope = str(hint.get("requiredTopologyScope") or "")
+    if scope not in SCOPES:
+        raise RequestError(
+            f"{HINT}: requiredTopologyScope must be PCIe, NUMANode or Node, got {scope}; nothing "
+            "is nearer than one PCIe root"
+        )
+    return _selected(hint.get("selector") or {}, SCOPES[scope])
+
+
+def _object(name: str, text: str | None) -> Mapping[str, Any]:
+    if not text:
+        return {}
+    try:
+        read = json.loads(text)
+    except ValueError as error:
+        raise RequestError(f"{name} is not JSON: {error}") from error
+    if read is not None and not isinstance(read, dict):
+        raise RequestError(f"{name} must be a JSON object, got {text}")
+    return read or {}
+
+
+def _hints(text: str | None) -> Hints:
+    hints = _object(HINT, text)
+    for kind, hint in hints.items():
+        if not isinstance(hint, dict):
+            raise RequestError(f"{HINT}: {kind} must be a JSON object, got {json.dumps(hint)}")
+    return hints
+
+
+def _check_joint(joint: Mapping[str, Any], hints: Hints, asked: frozenset[str]) -> None:
+    scope = joint.get("requiredScope") or ""
+    if scope not in {"", SAME_PCIE}:
+        raise RequestError(f"{JOINT}: requiredScope must be {SAME_PCIE}, got {scope!r}")
+    kinds = joint.get("deviceTypes") or ()
+    if not isinstance(kinds, list | tuple):
+        raise RequestError(f"{JOINT}: deviceTypes must be a list, got {json.dumps(kinds)}")
+    beside = [
+        kind
+        for kind in kinds
+        if kind in OTHERS
+        and not asked.isdisjoint({PREFIX + kind, DEPRECATED + kind})
+        and hints.get(kind, {}).get("allocateStrategy") != APPLY_FOR_ALL
+    ]
+    if scope and beside and GPU in kinds:
+        raise RequestError(
+            f"{JOINT}: requiredScope {SAME_PCIE} of {GPU} and {beside[0]} cannot be kept: only "
+            f"GPUs are chosen here; leave requiredScope out, or {beside[0]} out of deviceTypes"
+        )
+
+
+def _check_partition(spec: Mapping[str, Any], *, shared: bool) -> None:
+    policy = spec.get("allocatePolicy") or BEST_EFFORT
+    if policy not in {BEST_EFFORT, RESTRICTED}:
+        raise RequestError(
+            f"{PARTITION}: allocatePolicy must be {RESTRICTED} or {BEST_EFFORT}, got {policy!r}"
+        )
+    if policy == RESTRICTED and not shared:
+        raise RequestError(
+            f"{PARTITION}: allocatePolicy {RESTRICTED} cannot be kept, there are no partition "
+            f"tables here: with {BEST_EFFORT} the GPUs that are linked best are preferred"
+        )
+
+
+def _selected(selector: Mapping[str, Any], scope: Scope) -> Steering:
+    """Translate a label selector on devices, which carry their vendor and their model.
+
+    What does not depend on the model is decided here.
+    """
+    models: list[str] | None = None
+    not_models: list[str] = []
+    for key, operator, values in _requirements(selector):
+        if key == MODEL_LABEL and operator == "In":
+            models = [v for v in values if models is None or v in models]
+        elif key == MODEL_LABEL and operator == "NotIn":
+            not_models += values
+        elif not _OPERATORS[operator](_FIXED.get(key), values):
+            raise RequestError(
+                f"{HINT}: selector demands {key} {operator} {', '.join(values)}".rstrip()
+                + f", and no device fulfils that: devices are labelled with {VENDOR_LABEL} "
+                f"({VENDOR}) and {MODEL_LABEL}"
+            )
+    if models == []:
+        raise RequestError(f"{HINT}: selector demands of {MODEL_LABEL} what no value fulfils")
+    return Steering(scope=scope, models=tuple(models or ()), not_models=tuple(not_models))
+
+
+def _requirements(selector: Mapping[str, Any]) -> list[tuple[str, str, tuple[str, ...]]]:
+    try:
+        equal = [(key, "In", (str(v),)) for key, v in (selector.get("matchLabels") or {}).items()]
+        found = [
+            (str(one["key"]), str(one["operator"]), tuple(map(str, one.get("values") or ())))
+            for one in selector.get("matchExpressions") or ()
+        ]
+    except (AttributeError, KeyError, TypeError) as error:
+        raise RequestError(f"{HINT}: {json.dumps(selector)} is no label selector") from error
+    for key, operator, _ in found:
+        if operator not in _OPERATORS:
+            raise RequestError(
+                f"{HINT}: operator of {key} must be one of {', '.join(_OPERATORS)}, got {operator}"
+            )
+    return equal + found
+
+
+_ANY_MODEL = "(any)"
+_FIXED: Mapping[str, str] = {VENDOR_LABEL: VENDOR, MODEL_LABEL: _ANY_MODEL}
+
+_OPERATORS: Mapping[str, Callable[[str | None, tuple[str, ...]], bool]] = {
+    "In": lambda found, values: found is not None and found in values,
+    "NotIn": lambda found, values: found is None or found not in values,
+    "Exists": lambda found, _: found is not None,
+    "DoesNotExist": lambda found, _: found is None,
+}

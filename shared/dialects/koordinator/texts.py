@@ -1,0 +1,76 @@
+"""What Koordinator's own validating webhook says of a container, word by word.
+
+Its clients may look for these texts. Which rows there are, and in which order, is Koordinator's
+(gate `ValidatePodDeviceResource`); what is refused beyond them is refused in our words.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from shared.dialects.koordinator.amounts import (
+    CORE,
+    DEPRECATED,
+    FULL,
+    GPU,
+    MEMORY,
+    PREFIX,
+    RATIO,
+    SHARED,
+)
+
+FIELD = "pod.spec.containers[*].resources.requests"
+NPU_CORE = "huawei.com/npu-core"
+_NAMES = (GPU, SHARED, CORE, MEMORY, RATIO)
+
+
+def text_of(containers: Iterable[Mapping[str, int]]) -> str:
+    """Return what is said of a pod's requests, one map per app container; empty: nothing is wrong.
+
+    Several errors are joined as Kubernetes joins them: `[first, second]`.
+    """
+    errors = [f"{FIELD}: {error}" for amounts in containers for error in _errors(amounts)]
+    return f"[{', '.join(errors)}]" if len(errors) > 1 else "".join(errors)
+
+
+def _errors(amounts: Mapping[str, int]) -> Iterable[str]:
+    asked = {
+        name: amounts[prefix + name]
+        for prefix in (DEPRECATED, PREFIX)
+        for name in _NAMES
+        if prefix + name in amounts
+    }
+    if not asked:
+        return
+    if GPU in asked:
+        yield from _of_cards(asked)
+    else:
+        yield from _of_shares(asked, has_npu=NPU_CORE in amounts)
+
+
+def _of_cards(asked: Mapping[str, int]) -> Iterable[str]:
+    if SHARED in asked:
+        yield "Forbidden: Forbidden declare GPU and GPU share at same time"
+    if asked[GPU] == 0:
+        yield _invalid(asked[GPU], "the requested GPU must be greater than zero")
+    elif asked[GPU] > FULL and asked[GPU] % FULL:
+        yield _invalid(asked[GPU], "the requested GPU must be percentage of 100")
+
+
+def _of_shares(asked: Mapping[str, int], *, has_npu: bool) -> Iterable[str]:
+    shared = asked.get(SHARED, 1)
+    if shared == 0:
+        yield _invalid(shared, "the requested GPU must be greater than zero")
+    if has_npu:
+        return
+    memory, ratio = asked.get(MEMORY, 0), asked.get(RATIO, 0)
+    if not memory and not ratio:
+        yield "Forbidden: GPU memory and GPU memory ratio all is zero"
+    if memory and ratio:
+        yield "Forbidden: declare GPU memory and GPU memory ratio at same time"
+    for name, word in ((CORE, "gpuCore"), (RATIO, "gpuMemoryRatio")):
+        amount = asked.get(name, 0)
+        if shared and amount % shared:
+            yield _invalid(amount, f"the requested {word} must multiple of shared")
+
+
+def _invalid(value: int, rule: str) -> str:
+    return f'Invalid value: "{value}": {rule}'

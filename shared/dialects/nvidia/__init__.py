@@ -1,0 +1,1 @@
+"""NVIDIA and HAMi: `nvidia.com/gpu*` resources and annotations."""

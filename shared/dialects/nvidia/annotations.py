@@ -1,0 +1,139 @@
+"""HAMi's annotations on pods and nodes: what its scheduler and device plugin write, and read."""
+
+import json
+from collections.abc import Mapping, Sequence
+
+from shared.dialects.lease_memo import memo_of
+from shared.model.device import Device
+from shared.model.lease import Lease, Share
+
+NODE = "hami.io/vgpu-node"
+TIME = "hami.io/vgpu-time"
+TO_ALLOCATE = "hami.io/vgpu-devices-to-allocate"
+ALLOCATED = "hami.io/vgpu-devices-allocated"
+BIND_TIME = "hami.io/bind-time"
+PHASE = "hami.io/bind-phase"
+
+REGISTER = "hami.io/node-nvidia-register"
+SCORES = "hami.io/node-nvidia-score"
+CORDON = "hami.io/device-cordon"
+"""On a node, by its operator: UUIDs of devices that take no new shares, with commas."""
+
+
+def binding(lease: Lease, now_s: float) -> dict[str, str]:
+    """Return the keys of an assignment whose Allocate is still to come."""
+    devices, seconds = encode_devices(lease), str(int(now_s))
+    return {
+        NODE: lease.node,
+        TIME: seconds,
+        TO_ALLOCATE: devices,
+        ALLOCATED: devices,
+        BIND_TIME: seconds,
+        PHASE: "allocating",
+    }
+
+
+def after(lease: Lease, done: frozenset[str]) -> dict[str, str]:
+    """Return what changes once these containers have their devices."""
+    left = {TO_ALLOCATE: encode_devices(lease, done)}
+    if not done.issuperset(share.container for share in lease.shares):
+        return left
+    return {**left, PHASE: "success"}
+
+
+def resized(lease: Lease) -> dict[str, str]:
+    """Return what says how much a running pod holds."""
+    return {ALLOCATED: encode_devices(lease)}
+
+
+def failed(_: Lease) -> dict[str, str]:
+    """Return what changes once Allocate was refused."""
+    return {PHASE: "failed"}
+
+
+def encode_devices(lease: Lease, done: frozenset[str] = frozenset()) -> str:
+    """Write an element for every container of the pod, init containers first, each ended by `;`.
+
+    An element has `id,NVIDIA,MiB,cores:` for each device, in the order in which the container sees
+    them; it is empty for those without a GPU, and for those in `done`. The id of a MIG instance is
+    `uuid[layout-position]`.
+    """
+    memo = memo_of(lease)
+    return "".join(
+        f"{'' if container in done else _element(lease, container)};"
+        for container in (*memo.init, *memo.containers)
+    )
+
+
+def _element(lease: Lease, container: str) -> str:
+    shares = sorted(lease.shares_of(container), key=lambda share: share.index)
+    return "".join(
+        f"{_id_of(share)},NVIDIA,{share.memory_mib},{share.cores_percent}:" for share in shares
+    )
+
+
+def _id_of(share: Share) -> str:
+    place = f"[{share.mig.layout}-{share.mig.position}]" if share.mig else ""
+    return f"{share.device}{place}"
+
+
+def encode_register(devices: Sequence[Device]) -> str:
+    """Write `node-nvidia-register`: a record per device, without what is zero or false.
+
+    Memory is in MiB, whatever the node's unit.
+    """
+    records = (
+        {
+            "id": device.uuid,
+            "index": device.index,
+            "count": slots_shown(device),
+            "devmem": device.memory_mib,
+            "devcore": 100,
+            "type": f"NVIDIA-{device.model}",
+            "numa": device.numa or 0,
+            "mode": device.mode.value,
+            "health": device.healthy,
+        }
+        for device in devices
+    )
+    return _json([{key: fact for key, fact in record.items() if fact} for record in records])
+
+
+def encode_scores(devices: Sequence[Device]) -> str | None:
+    """Write `node-nvidia-score`: how well each device is linked to others; None if unknown."""
+    if not any(device.links for device in devices):
+        return None
+    scores: list[dict[str, object]] = [
+        {"uuid": device.uuid, "score": dict(device.links)} for device in devices
+    ]
+    return _json(scores)
+
+
+def slots_shown(device: Device) -> int:
+    """Return how many shares a device is shown with: its slots, or the most instances it can be."""
+    instances = (len(layout.positions) for layout in device.layouts)
+    return max(instances, default=device.slots)
+
+
+def cordoned(annotations: Mapping[str, str]) -> tuple[int, ...]:
+    """Return the indices of the devices that a node's annotations cordon, ascending.
+
+    The operator names UUIDs; which index is whose is in the register on the same node.
+    """
+    named = {entry.strip() for entry in annotations.get(CORDON, "").split(",")} - {""}
+    if not named:
+        return ()
+    indices = _indices(annotations.get(REGISTER, ""))
+    return tuple(sorted(indices[uuid] for uuid in named & indices.keys()))
+
+
+def _indices(register: str) -> dict[str, int]:
+    try:
+        records = json.loads(register)
+        return {str(record["id"]): int(record.get("index", 0)) for record in records}
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return {}
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))

@@ -1,0 +1,216 @@
+"""nvidia.com/gpu, as HAMi reads it and as NVIDIA's own device plugin does.
+
+A number alone means whole devices, as everywhere. With `gpumem`, `gpumem-percentage` or `gpucores`
+beside it each of them is a share. Wire forms are those of HAMi; where its scheduler and webhook
+add what is missing (`complete`), a pod that was not completed is refused with the reason, because
+without `nvidia.com/gpu` the kubelet asks nobody and the container would see every device.
+
+Of an amount and a percentage the amount counts, as in HAMi (in Volcano it is the percentage).
+"""
+
+from collections.abc import Mapping, Sequence
+
+from shared.dialects import hami_core
+from shared.dialects.dialect import (
+    Advertised,
+    ContainerAsks,
+    ContainerSetup,
+    Dialect,
+    Paths,
+    PodAsks,
+    Rules,
+    ServedId,
+    runs_before,
+)
+from shared.dialects.lease_memo import memo_of, memo_text
+from shared.dialects.nvidia.annotations import (
+    REGISTER,
+    SCORES,
+    after,
+    binding,
+    encode_register,
+    encode_scores,
+    failed,
+    resized,
+    slots_shown,
+)
+from shared.dialects.nvidia.device_choice import ANNOTATIONS, Choice, read_choice
+from shared.dialects.whole_cards import CARDS, read_as_koordinator
+from shared.model.device import Device
+from shared.model.errors import RequestError
+from shared.model.lease import Lease, Share
+from shared.model.names import DeviceUuid
+from shared.model.request import Company, GpuRequest, PodRequest
+
+NAME = "nvidia"
+COUNT = CARDS
+MEMORY = "nvidia.com/gpumem"
+PERCENTAGE = "nvidia.com/gpumem-percentage"
+CORES = "nvidia.com/gpucores"
+PRIORITY = "nvidia.com/priority"
+
+ALL = 100
+"""Percent of a device's memory, or of its cores."""
+DEFAULT_GPUS = 1
+"""HAMi's `defaultGPUNum`: how many GPUs a container means that names none."""
+REGIONS = "/usr/local/vgpu"
+"""Where HAMi's containers see the directory of their region file."""
+ERRORS_ONLY = "1"
+"""HAMi's `libCudaLogLevel`: the library prints nothing but errors."""
+
+Amounts = Mapping[str, int]
+
+
+def read(asks: PodAsks, rules: Rules) -> PodRequest | None:
+    """Read the pod's containers. Raises RequestError naming container, resource and rule."""
+    if read_as_koordinator(asks, rules):
+        return None
+    asking = [asked for asked in asks.containers if any(_amounts(asked).values())]
+    if not asking:
+        return None
+    for asked in asking:
+        _check(f"container {asked.name}", _amounts(asked))
+    most = max(_amounts(asked)[COUNT] for asked in asking)
+    choice = read_choice(asks.annotations, rules, gpus=most)
+    containers = tuple(_request(asked, choice, runs_before(asked, asking)) for asked in asking)
+    priorities = {
+        asked.name: _amounts(asked)[PRIORITY] for asked in asking if PRIORITY in _amounts(asked)
+    }
+    return PodRequest(
+        dialect=NAME,
+        containers=containers,
+        triggers=(COUNT,),
+        memo=memo_text(asks, containers, priorities),
+        selection=choice.selection,
+        scope=choice.scope,
+        links=choice.linked or any(request.whole for request in containers),
+        weights=choice.weights,
+        device_order=choice.device_order,
+        node_order=choice.node_order,
+    )
+
+
+def complete(limits: Amounts) -> dict[str, int]:
+    """Return a container's limits with the number of GPUs that HAMi's webhook would add."""
+    if limits.get(COUNT) or not any(limits.get(name) for name in (MEMORY, PERCENTAGE, CORES)):
+        return dict(limits)
+    return {**limits, COUNT: DEFAULT_GPUS}
+
+
+def _amounts(asked: ContainerAsks) -> Amounts:
+    said = {**asked.requests, **asked.limits}
+    return {
+        name: said[name] for name in (COUNT, MEMORY, PERCENTAGE, CORES, PRIORITY) if name in said
+    }
+
+
+def _check(where: str, amounts: Amounts) -> None:
+    if amounts.get(COUNT, 0) < 1:
+        named = next(name for name, amount in amounts.items() if amount)
+        raise RequestError(
+            f"{where}: {named} needs {COUNT} of 1 or more beside it in the limits (HAMi's webhook "
+            f"would add {COUNT}: {DEFAULT_GPUS}); the kubelet would give the container no device"
+        )
+    percent, cores = amounts.get(PERCENTAGE), amounts.get(CORES, 0)
+    if percent is not None and not 1 <= percent <= ALL:
+        raise RequestError(f"{where}: {PERCENTAGE} must be 1 to 100, got {percent}")
+    if not 0 <= cores <= ALL:
+        raise RequestError(f"{where}: {CORES} must be 0 to 100 percent of a GPU, got {cores}")
+    if amounts.get(MEMORY, 0) < 0:
+        raise RequestError(f"{where}: {MEMORY} must not be negative, got {amounts[MEMORY]}")
+
+
+def _request(asked: ContainerAsks, choice: Choice, init: bool) -> GpuRequest:
+    """Read one container that has been checked.
+
+    All of the memory means all of the device, unless fewer cores are asked for. Of a device that
+    must be partitioned nothing is whole: such a pod gets the largest instances.
+    """
+    amounts = _amounts(asked)
+    memory, cores = amounts.get(MEMORY, 0) or None, amounts.get(CORES, 0)
+    percent = None if memory else amounts.get(PERCENTAGE)
+    everything = memory is None and percent in {None, ALL}
+    whole = everything and cores in {0, ALL} and not choice.instances_only
+    return GpuRequest(
+        container=asked.name,
+        gpus=amounts[COUNT],
+        memory_units=None if whole else memory,
+        memory_percent=None if whole else percent,
+        percent_of_mib=not whole,
+        cores_percent=0 if whole else cores,
+        whole=whole,
+        company=_company(choice, alone=whole or cores == ALL),
+        init=init,
+        instances=not whole,
+    )
+
+
+def _company(choice: Choice, *, alone: bool) -> Company:
+    if alone and not choice.instances_only:
+        return Company.ALONE
+    return Company.IDLE if choice.idle else Company.ORDINARY
+
+
+def environment(
+    lease: Lease, container: str, _: Mapping[DeviceUuid, Device], paths: Paths
+) -> ContainerSetup:
+    """Return HAMi's variables and mounts for shares, and only the devices for whole ones."""
+    if all(share.whole for share in hami_core.held(lease, container)):
+        return hami_core.visible(lease, container)
+    priority = memo_of(lease).priorities.get(container)
+    return hami_core.limited(
+        lease,
+        container,
+        paths,
+        regions=REGIONS,
+        more={
+            "LIBCUDA_LOG_LEVEL": ERRORS_ONLY,
+            **({} if priority is None else {"CUDA_TASK_PRIORITY": str(priority)}),
+        },
+    )
+
+
+def beyond(share: Share) -> dict[str, int]:
+    """Return the units of memory and the cores that were asked for and given back."""
+    if share.asked is None:
+        return {}
+    return {
+        MEMORY: (share.asked.memory_mib - share.memory_mib) // share.unit_mib,
+        CORES: share.asked.cores_percent - share.cores_percent,
+    }
+
+
+def advertised(devices: Sequence[Device], _: str) -> Advertised:
+    """Serve the slots; write memory and cores of healthy devices into node status."""
+    healthy = [device for device in devices if device.healthy]
+    return Advertised(
+        served={
+            COUNT: tuple(
+                ServedId(text=f"{device.uuid}-{n}", healthy=device.healthy, device=device.uuid)
+                for device in devices
+                for n in range(slots_shown(device))
+            )
+        },
+        patched={
+            MEMORY: sum(device.memory_mib // device.unit_mib for device in healthy),
+            CORES: ALL * len(healthy),
+        },
+        annotations={REGISTER: encode_register(devices), SCORES: encode_scores(devices)},
+    )
+
+
+DIALECT = Dialect(
+    name=NAME,
+    resources=frozenset({COUNT, MEMORY, PERCENTAGE, CORES, PRIORITY}),
+    served=frozenset({COUNT}),
+    patched=frozenset({MEMORY, CORES}),
+    annotations=ANNOTATIONS,
+    read=read,
+    binding=binding,
+    after=after,
+    failed=failed,
+    environment=environment,
+    advertised=advertised,
+    resized=resized,
+    beyond=beyond,
+)

@@ -1,0 +1,1 @@
+"""gpu-manager: `tencent.com/vcuda-*` resources and annotations."""

@@ -1,0 +1,205 @@
+"""tencent.com/vcuda-*: hundredths of a card and blocks of 256 MiB, as gpu-manager counts them.
+
+Wire forms are those of tkestack's gpu-admission and gpu-manager, which GPUSharing builds on. Less
+than 100 of `vcuda-core` is a share of one card and needs `vcuda-memory` beside it; 100 and its
+multiples are whole cards, and memory beside them is not looked at, except that the node as a whole
+must have it: the kubelet would refuse the pod. What those programs let through and
+then run without a GPU, or fail in the kubelet, is refused here with the reason.
+
+`tencent.com/vcuda-core-limit` would let a share use idle cores beyond those it asked for. HAMi-core
+has no such limit: a share is held to exactly its `vcuda-core`, and the annotation is read only to
+refuse a value that is no number. GPUSharing always sets it to `vcuda-core`, which means the same.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from shared.dialects import hami_core
+from shared.dialects.device_numbers import base36
+from shared.dialects.dialect import (
+    Advertised,
+    ContainerAsks,
+    ContainerSetup,
+    Dialect,
+    Paths,
+    PodAsks,
+    Rules,
+    ServedId,
+    runs_before,
+)
+from shared.dialects.lease_memo import memo_of, memo_text
+from shared.model.device import Device, DeviceMode
+from shared.model.errors import RequestError
+from shared.model.lease import MIB, Lease, Share
+from shared.model.names import DeviceUuid
+from shared.model.request import DeviceOrder, GpuRequest, PodRequest
+
+NAME = "tencent"
+CORE = "tencent.com/vcuda-core"
+MEMORY = "tencent.com/vcuda-memory"
+
+CORE_LIMIT = "tencent.com/vcuda-core-limit"
+GPU_INDEX = "tencent.com/predicate-gpu-idx-"
+"""Followed by the container's place among `spec.containers`, counted from 0."""
+TIME = "tencent.com/predicate-time"
+NODE = "tencent.com/predicate-node"
+ASSIGNED = "tencent.com/gpu-assigned"
+DEVICES = "tencent.com/vcuda-device"
+"""On containers in their runtime, with `CORE` and, in bytes, `MEMORY`."""
+
+WHOLE = 100
+"""`vcuda-core` of one card."""
+BLOCK_MIB = 256
+BLOCK_BYTES = BLOCK_MIB * MIB
+
+
+def read(asks: PodAsks, _: Rules) -> PodRequest | None:
+    """Read the pod's containers. Raises RequestError naming container, resource and rule."""
+    asking = [asked for asked in asks.containers if _amount(asked, CORE) or _amount(asked, MEMORY)]
+    if not asking:
+        return None
+    _check_core_limit(asks.annotations)
+    containers = tuple(_read_container(asked, runs_before(asked, asking)) for asked in asking)
+    return PodRequest(
+        dialect=NAME,
+        containers=containers,
+        triggers=(CORE,),
+        memo=memo_text(asks, containers),
+        device_order=DeviceOrder.TIGHTEST,
+    )
+
+
+def _read_container(asked: ContainerAsks, init: bool) -> GpuRequest:
+    core, memory = _amount(asked, CORE), _amount(asked, MEMORY)
+    where = f'container "{asked.name}"'
+    if core < 1:
+        raise RequestError(
+            f"{where}: {MEMORY}={memory} needs {CORE} beside it: 1..99 for a share of a card, or a "
+            "multiple of 100 for whole cards"
+        )
+    if core > WHOLE and core % WHOLE:
+        raise RequestError(f"{where}: {CORE}={core} must be 1..99 or a multiple of 100")
+    if core >= WHOLE:
+        return GpuRequest(
+            container=asked.name, gpus=core // WHOLE, whole=True, slotted=False, init=init
+        )
+    if memory < 1:
+        raise RequestError(
+            f"{where}: {CORE}={core} is less than a card and needs {MEMORY} of 1 or more beside "
+            "it, in blocks of 256 MiB"
+        )
+    return GpuRequest(
+        container=asked.name,
+        gpus=1,
+        memory_bytes=memory * BLOCK_BYTES,
+        cores_percent=core,
+        slotted=False,
+        init=init,
+    )
+
+
+def _amount(asked: ContainerAsks, resource: str) -> int:
+    return asked.limits.get(resource, asked.requests.get(resource, 0))
+
+
+def _check_core_limit(annotations: Mapping[str, str]) -> None:
+    limit = annotations.get(CORE_LIMIT)
+    if limit is not None and not limit.strip().isdecimal():
+        raise RequestError(
+            f"annotation {CORE_LIMIT} must be a whole number of percent, got {limit!r}; it may be "
+            f"left out, since a share is held to its {CORE} in any case"
+        )
+
+
+def binding(lease: Lease, now_s: float) -> dict[str, str]:
+    """Return each container's cards by minor number, the node, the nanosecond, and the mark."""
+    cards = {
+        f"{GPU_INDEX}{place}": ",".join(str(share.index) for share in _by_index(lease, container))
+        for place, container in enumerate(memo_of(lease).containers)
+        if lease.shares_of(container)
+    }
+    return {**cards, NODE: lease.node, TIME: str(int(now_s * 1e9)), ASSIGNED: "false"}
+
+
+def after(lease: Lease, done: frozenset[str]) -> dict[str, str]:
+    """Return the mark of a pod whose containers all have their cards."""
+    return {ASSIGNED: "true"} if done.issuperset(s.container for s in lease.shares) else {}
+
+
+def failed(_: Lease) -> dict[str, str]:
+    """Return nothing: a refused pod is simply not assigned."""
+    return {}
+
+
+def environment(
+    lease: Lease, container: str, _: Mapping[DeviceUuid, Device], paths: Paths
+) -> ContainerSetup:
+    """Return HAMi-core's variables and mounts for a share, and only the devices for whole cards.
+
+    Both with gpu-manager's annotations of the container. Its driver directory and `LD_LIBRARY_PATH`
+    are left out: the NVIDIA runtime puts the driver where the loader finds it, and the variable
+    would displace the image's own.
+    """
+    shares = hami_core.held(lease, container)
+    whole = all(share.whole for share in shares)
+    setup = (
+        hami_core.visible(lease, container) if whole else hami_core.limited(lease, container, paths)
+    )
+    return replace(
+        setup,
+        annotations={
+            CORE: str(sum(share.cores_percent for share in shares)),
+            MEMORY: str(sum(share.limit_bytes for share in shares)),
+            DEVICES: ",".join(f"/dev/nvidia{share.index}" for share in shares),
+        },
+    )
+
+
+def _by_index(lease: Lease, container: str) -> list[Share]:
+    return sorted(lease.shares_of(container), key=lambda share: share.index)
+
+
+def ids_of(share: Share, _: str) -> int:
+    """Return how many device IDs a share takes: one per hundredth of the card."""
+    return share.cores_percent
+
+
+def advertised(devices: Sequence[Device], _: str) -> Advertised:
+    """Serve each card's hundredths; write the blocks of healthy cards into node status.
+
+    The blocks are those of the node's memory as a whole, as gpu-manager counts them. A device in
+    MIG mode has no hundredths.
+    """
+    cards = [device for device in devices if device.mode is DeviceMode.HAMI_CORE]
+    return Advertised(
+        served={
+            CORE: tuple(
+                ServedId(text=core_id(device.uuid, n), healthy=device.healthy, device=device.uuid)
+                for device in cards
+                for n in range(WHOLE)
+            )
+        },
+        patched={MEMORY: sum(device.memory_mib for device in cards if device.healthy) // BLOCK_MIB},
+    )
+
+
+def core_id(device: DeviceUuid, number: int) -> str:
+    """Return the device-plugin ID of one hundredth of a card."""
+    return f"{device}-{base36(number)}"
+
+
+DIALECT = Dialect(
+    name=NAME,
+    resources=frozenset({CORE, MEMORY}),
+    served=frozenset({CORE}),
+    patched=frozenset({MEMORY}),
+    summed=frozenset({MEMORY}),
+    annotations=frozenset({CORE_LIMIT}),
+    read=read,
+    binding=binding,
+    after=after,
+    failed=failed,
+    environment=environment,
+    advertised=advertised,
+    ids_of=ids_of,
+)

@@ -1,0 +1,1 @@
+"""Volcano: `volcano.sh/gpu-*` and `volcano.sh/vgpu-*` resources, annotations, configuration."""

@@ -1,0 +1,245 @@
+"""volcano.sh/gpu-memory and volcano.sh/gpu-number: memory of one GPU, or whole GPUs.
+
+Wire forms are those of Volcano's GPU sharing guide and its share plugin. Memory is booked, not
+enforced: containers are told which card is theirs and how much of it, and nothing else.
+"""
+
+import zlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from shared.dialects.device_numbers import base36
+from shared.dialects.dialect import (
+    TRIGGER,
+    Advertised,
+    ContainerAsks,
+    ContainerSetup,
+    Dialect,
+    Paths,
+    PodAsks,
+    Rules,
+    ServedId,
+    Strategy,
+    runs_before,
+    trigger_ids,
+)
+from shared.model.device import Device, DeviceMode
+from shared.model.errors import RequestError
+from shared.model.lease import Lease, Share
+from shared.model.names import DeviceUuid
+from shared.model.request import DeviceOrder, GpuRequest, PodRequest
+
+NAME = "volcano-gpushare"
+MEMORY = "volcano.sh/gpu-memory"
+NUMBER = "volcano.sh/gpu-number"
+INDEX = "volcano.sh/gpu-index"
+TIME = "volcano.sh/predicate-time"
+ASSIGNED = "volcano.sh/gpu-assigned"
+UNHEALTHY = "volcano.sh/gpu-unhealthy-ids"
+
+MAX_LIST_BYTES = 4_000_000
+"""The kubelet receives at most 4 MiB in one list of devices."""
+
+
+def read(asks: PodAsks, _: Rules) -> PodRequest | None:
+    """Read the pod's containers; memory, where asked for, decides, and numbers are then ignored.
+
+    Raises RequestError naming container, resource and rule.
+    """
+    memory = [asked for asked in asks.containers if asked.limits.get(MEMORY, 0) > 0]
+    if memory:
+        return _read_memory(memory)
+    number = [asked for asked in asks.containers if asked.limits.get(NUMBER, 0) > 0]
+    if number:
+        return _read_number(number)
+    for asked in asks.containers:
+        for name in (MEMORY, NUMBER):
+            if name in asked.limits:
+                raise RequestError(
+                    f"container {asked.name}: {name} must be 1 or more, got {asked.limits[name]}"
+                )
+    return None
+
+
+def _read_memory(containers: Sequence[ContainerAsks]) -> PodRequest:
+    triggered = all(asked.limits.get(TRIGGER, 0) > 0 for asked in containers)
+    return PodRequest(
+        dialect=NAME,
+        containers=tuple(
+            GpuRequest(
+                container=asked.name,
+                gpus=1,
+                memory_units=asked.limits[MEMORY],
+                slotted=False,
+                limited=False,
+                init=runs_before(asked, containers),
+            )
+            for asked in containers
+        ),
+        same_device=True,
+        triggers=(TRIGGER if triggered else MEMORY,),
+        device_order=DeviceOrder.FIRST,
+    )
+
+
+def _read_number(containers: Sequence[ContainerAsks]) -> PodRequest:
+    init = next((asked for asked in containers if asked.init), None)
+    if init is not None:
+        raise RequestError(f"container {init.name}: an init container may not ask for {NUMBER}")
+    return PodRequest(
+        dialect=NAME,
+        containers=tuple(
+            GpuRequest(container=asked.name, gpus=asked.limits[NUMBER], whole=True, slotted=False)
+            for asked in containers
+        ),
+        triggers=(NUMBER,),
+        device_order=DeviceOrder.FIRST,
+    )
+
+
+def _indices(lease: Lease) -> str:
+    return ",".join(str(index) for index in sorted({share.index for share in lease.shares}))
+
+
+def binding(lease: Lease, now_s: float) -> dict[str, str]:
+    """Return the pod's card indices, ascending, and the time in nanoseconds."""
+    return {INDEX: _indices(lease), TIME: str(int(now_s * 1e9))}
+
+
+def after(lease: Lease, done: frozenset[str]) -> dict[str, str]:
+    """Return the mark of a pod whose containers all have their cards."""
+    return {ASSIGNED: "true"} if done.issuperset(s.container for s in lease.shares) else {}
+
+
+def failed(_: Lease) -> dict[str, str]:
+    """Return nothing: a refused pod is simply not assigned."""
+    return {}
+
+
+def environment(
+    lease: Lease, container: str, devices: Mapping[DeviceUuid, Device], _: Paths
+) -> ContainerSetup:
+    """Return the three variables of the guide: the pod's cards, what is allocated, a card's size.
+
+    For whole cards, what is allocated is their number times the unit, as the share plugin says.
+    Raises RequestError if the container holds nothing.
+    """
+    shares = lease.shares_of(container)
+    if not shares:
+        raise RequestError(f"container {container} of pod {lease.pod} has no share leased")
+    whole = shares[0].whole
+    allocated = len(shares) * shares[0].unit_mib if whole else sum(s.memory_mib for s in shares)
+    return ContainerSetup(
+        environment={
+            "NVIDIA_VISIBLE_DEVICES": _indices(lease),
+            "VOLCANO_GPU_ALLOCATED": str(allocated),
+            "VOLCANO_GPU_MEMORY_TOTAL": str(devices[shares[0].device].memory_mib),
+        }
+    )
+
+
+def ids_of(share: Share, resource: str) -> int:
+    """Return how many device IDs a share takes: one per unit where units of memory are served."""
+    return share.memory_units if resource == MEMORY else 1
+
+
+def unit_id(head: str, number: int) -> str:
+    """Return the device-plugin ID of one unit of memory: short, for a list has many of them."""
+    return f"{head}-{base36(number)}"
+
+
+def _heads(devices: Sequence[Device]) -> dict[DeviceUuid, str]:
+    """Return what the IDs of each device's units begin with: its number, if it is its alone.
+
+    A card that was put in the place of a lost one has its number. The lost one's IDs may be with
+    pods that run, so that they mean neither of the two from then on.
+    """
+    numbers = Counter(device.index for device in devices)
+    return {
+        device.uuid: base36(device.index)
+        if numbers[device.index] == 1
+        else f"{base36(device.index)}_{base36(zlib.crc32(device.uuid.encode()))}"
+        for device in devices
+    }
+
+
+def list_bytes(devices: Sequence[Device]) -> int:
+    """Return the most bytes that a list of all units takes on the wire.
+
+    An entry is its tag and length (2), the ID's tag, length and text, and `Healthy` or `Unhealthy`
+    likewise.
+    """
+    heads = _heads(devices)
+    return sum(
+        (device.memory_mib // device.unit_mib)
+        * (2 + 2 + len(unit_id(heads[device.uuid], device.memory_mib // device.unit_mib)) + 2 + 9)
+        for device in devices
+    )
+
+
+def check_list(devices: Sequence[Device]) -> None:
+    """Raise RequestError, naming the memory factor needed, if a list of all units is too long."""
+    size = list_bytes(devices)
+    if size > MAX_LIST_BYTES:
+        unit = max((device.unit_mib for device in devices), default=1)
+        needed = -(-unit * size // MAX_LIST_BYTES)
+        raise RequestError(
+            f"{MEMORY}: one device ID per {unit} MiB makes a list of {size} bytes, and the kubelet "
+            f"takes {MAX_LIST_BYTES}: use a memory factor of {needed} or more, or strategy auto"
+        )
+
+
+def advertised(devices: Sequence[Device], strategy: str) -> Advertised:
+    """Serve memory by the unit (share), cards (number), or what fits (auto).
+
+    With `auto`, memory that makes too long a list is written into node status, and the trigger
+    resource is served in its place. A device in MIG mode has neither memory nor a card to give.
+    Raises RequestError if `share` makes too long a list.
+    """
+    sound = {device.index for device in devices if device.healthy}
+    sick = {device.index for device in devices} - sound
+    lists = {UNHEALTHY: tuple(str(index) for index in sorted(sick))}
+    devices = [device for device in devices if device.mode is DeviceMode.HAMI_CORE]
+    healthy = [device for device in devices if device.healthy]
+    units = sum(device.memory_mib // device.unit_mib for device in healthy)
+    if strategy == Strategy.NUMBER:
+        cards = tuple(ServedId(text=d.uuid, healthy=d.healthy, device=d.uuid) for d in devices)
+        return Advertised(served={NUMBER: cards}, patched={MEMORY: 0}, lists=lists)
+    if strategy == Strategy.SHARE:
+        check_list(devices)
+    if list_bytes(devices) <= MAX_LIST_BYTES:
+        return Advertised(
+            served={MEMORY: _unit_ids(devices)},
+            patched={NUMBER: len(healthy)},
+            lists=lists,
+        )
+    return Advertised(
+        served={TRIGGER: trigger_ids(devices)},
+        patched={MEMORY: units, NUMBER: len(healthy)},
+        lists=lists,
+    )
+
+
+def _unit_ids(devices: Sequence[Device]) -> tuple[ServedId, ...]:
+    heads = _heads(devices)
+    return tuple(
+        ServedId(text=unit_id(heads[device.uuid], n), healthy=device.healthy, device=device.uuid)
+        for device in devices
+        for n in range(device.memory_mib // device.unit_mib)
+    )
+
+
+DIALECT = Dialect(
+    name=NAME,
+    resources=frozenset({MEMORY, NUMBER}),
+    served=frozenset({MEMORY, NUMBER, TRIGGER}),
+    patched=frozenset({MEMORY, NUMBER}),
+    annotations=frozenset(),
+    read=read,
+    binding=binding,
+    after=after,
+    failed=failed,
+    environment=environment,
+    advertised=advertised,
+    ids_of=ids_of,
+)

@@ -1,0 +1,107 @@
+"""The arguments of Volcano's scheduler plugin `deviceshare`, as rules of ours."""
+
+import difflib
+from collections.abc import Mapping, Sequence
+
+from shared.dialects.dialect import Rules
+from shared.dialects.volcano import gpushare, vgpu
+from shared.model.errors import RequestError
+
+SHARING = "deviceshare.GPUSharingEnable"
+NUMBER = "deviceshare.GPUNumberEnable"
+VGPU = "deviceshare.VGPUEnable"
+LOCK = "deviceshare.NodeLockEnable"
+POLICY = "deviceshare.SchedulePolicy"
+WEIGHT = "deviceshare.ScheduleWeight"
+EXCLUSIVE = "deviceshare.GPUExclusiveRules"
+GEOMETRIES = ("deviceshare.KnownGeometriesCMName", "deviceshare.KnownGeometriesCMNamespace")
+KNOWN = (SHARING, NUMBER, VGPU, LOCK, POLICY, WEIGHT, EXCLUSIVE, *GEOMETRIES)
+_OLD = "predicate."
+_PREFIX = "deviceshare."
+_GUIDES = {name.replace("Known", "Know"): name for name in GEOMETRIES}
+"""The guides spell them so, which no release of Volcano reads."""
+
+
+def rules_of(arguments: Mapping[str, object]) -> Rules:
+    """Read `deviceshare` arguments (or the older `predicate.` spelling of the switches).
+
+    The switches choose between Volcano's own dialects; the others are spoken in any case. Raises
+    RequestError where Volcano's scheduler refuses to start (sharing and number together, or either
+    together with vGPU), and for a value that is none.
+    """
+    named = _canonical(arguments)
+    on = [key for key in (SHARING, NUMBER, VGPU) if _switch(named, key)]
+    if len(on) > 1:
+        raise RequestError(
+            f"{' and '.join(on)} are both true: Volcano allows one of them; leave one on, or give "
+            "no scheduler configuration to speak all dialects side by side"
+        )
+    policy = str(named.get(POLICY) or "")
+    if policy not in vgpu.ORDERS:
+        raise RequestError(f"{POLICY} must be empty, binpack or spread, got {policy!r}")
+    dialects = {
+        SHARING: gpushare.NAME,
+        NUMBER: gpushare.NAME,
+        VGPU: vgpu.NAME,
+    }
+    spoken = {dialects[key] for key in on}
+    return Rules(
+        disabled=tuple(sorted(set(dialects.values()) - spoken)) if on else (),
+        policy=policy,
+        exclusive=_exclusive(named.get(EXCLUSIVE)),
+    )
+
+
+def warnings_about(arguments: Mapping[str, object]) -> list[str]:
+    """Say which arguments are read by nobody, and which mean something else here than upstream."""
+    named = _canonical(arguments)
+    warnings = [_unknown(key) for key in named if key not in KNOWN and key.startswith(_PREFIX)]
+    if _switch(named, LOCK):
+        warnings.append(f"{LOCK} is accepted and does nothing: leases need no node lock")
+    weight = named.get(WEIGHT)
+    if weight is not None and str(weight) == "0" and named.get(POLICY):
+        warnings.append(
+            f"{WEIGHT} is 0, which in Volcano leaves {POLICY} without effect on the choice of the "
+            "node; here the policy orders nodes as well as devices, whatever the weight"
+        )
+    return warnings
+
+
+def _canonical(arguments: Mapping[str, object]) -> dict[str, object]:
+    """Return the arguments under the names that the latest Volcano gives them."""
+    named = {}
+    for key, value in arguments.items():
+        current = key.replace(_OLD, "deviceshare.") if key.startswith(_OLD) else key
+        current = _GUIDES.get(current, current)
+        named[current if current in KNOWN else key] = value
+    return named
+
+
+def _unknown(key: str) -> str:
+    nearest = difflib.get_close_matches(key, KNOWN, n=1)
+    hint = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(KNOWN)}"
+    return f"{key} is no argument of deviceshare: {hint}"
+
+
+def _exclusive(rules: object) -> tuple[tuple[tuple[str, str], ...], ...]:
+    """Read label rules: pods that carry all labels of one rule never meet on a device."""
+    if rules is None:
+        return ()
+    if not isinstance(rules, Sequence) or isinstance(rules, str):
+        raise RequestError(f"{EXCLUSIVE} must be a list of label maps, got {rules!r}")
+    read = []
+    for rule in rules:
+        if not isinstance(rule, Mapping) or not rule:
+            raise RequestError(f"{EXCLUSIVE} must be a list of label maps, got the entry {rule!r}")
+        read.append(tuple(sorted((str(key), str(value)) for key, value in rule.items())))
+    return tuple(read)
+
+
+def _switch(arguments: Mapping[str, object], key: str) -> bool:
+    value = arguments.get(key, False)
+    if isinstance(value, bool):
+        return value
+    text = str(value).lower()
+    if text not in {"true", "false"}:
+        raise RequestError(f"{key} must be true or false, got {value!r}")
+    return text == "true"

@@ -1,0 +1,1 @@
+"""The Kubernetes API: client, credentials, typed objects, list and watch."""

@@ -1,0 +1,382 @@
+"""The one door to the Kubernetes API: every request we make passes here, typed and translated.
+
+Guarantees: every call is bounded by the timeout and raises only our own errors
+(`kube_errors.py`). POST and PATCH are sent once, and once more only if the token was refused and
+a newer one was found; GET and DELETE also go out again where a kept connection turns out closed.
+After an UnreachableError a write may or may not have happened, so ask again in a way that is safe
+twice: a second Binding, or create of the same name, is answered with KubeConflictError.
+"""
+
+import asyncio
+import ssl
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from importlib.metadata import version
+from types import TracebackType
+from typing import Any, Self, TypeVar, overload
+from urllib.parse import quote, urlencode
+
+import aiohttp
+import msgspec
+from yarl import URL
+
+from shared.kubernetes.auth import BearerToken, tls_context
+from shared.kubernetes.errors import (
+    UnreachableError,
+    UnreadableAnswerError,
+    error_for,
+    read_answer,
+)
+from shared.kubernetes.kubeconfig import Credentials, KubeconfigError
+from shared.model.errors import UnavailableError
+
+T = TypeVar("T")
+
+CONNECTIONS = 32
+WATCH_BUFFER_BYTES = 1 << 20
+JSON = "application/json"
+MERGE_PATCH = "application/merge-patch+json"
+JSON_PATCH = "application/json-patch+json"
+STRATEGIC_PATCH = "application/strategic-merge-patch+json"
+
+
+class ListMetadata(msgspec.Struct, frozen=True, rename="camel"):
+    """Where a list stands: its version, and the token of its next page if there is one."""
+
+    resource_version: str = ""
+    continue_: str = msgspec.field(name="continue", default="")
+
+
+class Page(msgspec.Struct, frozen=True):
+    """One page of a list; the items stay encoded, so that one bad item spoils no other."""
+
+    metadata: ListMetadata = ListMetadata()
+    items: tuple[msgspec.Raw, ...] | None = ()
+
+
+class BindingMetadata(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the API server merges into the pod, and the uid the pod must have."""
+
+    name: str
+    namespace: str
+    uid: str
+    annotations: Mapping[str, str] = {}
+    labels: Mapping[str, str] = {}
+
+
+class BindingTarget(msgspec.Struct, frozen=True, rename="camel"):
+    """The node."""
+
+    name: str
+    kind: str = "Node"
+    api_version: str = "v1"
+
+
+class Binding(msgspec.Struct, frozen=True, rename="camel"):
+    """`v1 Binding`."""
+
+    metadata: BindingMetadata
+    target: BindingTarget
+    kind: str = "Binding"
+    api_version: str = "v1"
+
+
+class WatchStream:
+    """The open body of a watch: bytes as they arrive."""
+
+    def __init__(self, path: str, response: aiohttp.ClientResponse) -> None:
+        self._path = path
+        self._response = response
+
+    async def read(self, *, silence_s: float) -> bytes:
+        """Return everything readable at once, or nothing at the stream's regular end.
+
+        Raises UnreachableError if the connection breaks or stays silent for `silence_s`.
+        """
+        try:
+            async with asyncio.timeout(silence_s):
+                return await self._response.content.readany()
+        except TimeoutError as error:
+            why = f"the watch was silent for {silence_s:g} s"
+            raise UnreachableError("GET", self._path, why) from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise UnreachableError("GET", self._path, f"the watch broke: {error!r}") from error
+
+
+class Kube:
+    """A pool of keep-alive connections to one API server; an async context manager."""
+
+    def __init__(
+        self,
+        credentials: Credentials,
+        *,
+        timeout_s: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.credentials = credentials
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._token = BearerToken(credentials, clock=clock)
+        self._tls: ssl.SSLContext | None = None
+        self._encode = msgspec.json.Encoder().encode
+        self._session: aiohttp.ClientSession | None = None
+
+    def use(self, credentials: Credentials) -> None:
+        """Go on with these: another address, token, or authority; requests under way end as begun.
+
+        Raises KubeconfigError if a certificate or key is unusable, and then nothing is changed.
+        """
+        https = credentials.server.startswith("https:")
+        self._tls = tls_context(credentials) if https else None
+        self.credentials = credentials
+        self._token = BearerToken(credentials, clock=self._clock)
+
+    async def __aenter__(self) -> Self:
+        self.use(self.credentials)
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=CONNECTIONS, keepalive_timeout=60),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers={
+                "Accept": JSON,
+                "Accept-Encoding": "identity",
+                "User-Agent": f"leasehold/{version('leasehold')}",
+            },
+            timeout=aiohttp.ClientTimeout(total=self._timeout_s),
+        )
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def bind_pod(  # noqa: PLR0917 - the hot path's one call, as the binder says it
+        self,
+        namespace: str,
+        name: str,
+        uid: str,
+        node: str,
+        annotations: Mapping[str, str],
+        labels: Mapping[str, str] | None = None,
+        traceparent: str | None = None,
+    ) -> None:
+        """Give the pod its node and its annotations in exactly one write.
+
+        Raises KubeConflictError if the pod is bound already or has another uid.
+        """
+        binding = Binding(
+            metadata=BindingMetadata(name, namespace, uid, annotations, labels or {}),
+            target=BindingTarget(node),
+        )
+        await self._send(
+            "POST",
+            f"{pod_path(namespace, name)}/binding",
+            self._encode(binding),
+            extra={"traceparent": traceparent} if traceparent else None,
+        )
+
+    @overload
+    async def read(self, path: str) -> bytes: ...
+    @overload
+    async def read(self, path: str, kind: type[T]) -> T: ...
+    async def read(self, path: str, kind: type[T] | None = None) -> T | bytes:
+        """Return the object at `path`, decoded into `kind` if one is given."""
+        return _as(kind, await self._send("GET", path))
+
+    @overload
+    async def create(self, path: str, body: object) -> bytes: ...
+    @overload
+    async def create(self, path: str, body: object, kind: type[T]) -> T: ...
+    async def create(self, path: str, body: object, kind: type[T] | None = None) -> T | bytes:
+        """POST `body` to a collection and return the object as stored."""
+        return _as(kind, await self._send("POST", path, self._encode(body)))
+
+    @overload
+    async def patch_merge(self, path: str, body: object) -> bytes: ...
+    @overload
+    async def patch_merge(self, path: str, body: object, kind: type[T]) -> T: ...
+    async def patch_merge(self, path: str, body: object, kind: type[T] | None = None) -> T | bytes:
+        """Apply a JSON merge patch (null deletes a field) and return the object as stored."""
+        return _as(kind, await self._send("PATCH", path, self._encode(body), MERGE_PATCH))
+
+    @overload
+    async def patch_json(self, path: str, body: object) -> bytes: ...
+    @overload
+    async def patch_json(self, path: str, body: object, kind: type[T]) -> T: ...
+    async def patch_json(self, path: str, body: object, kind: type[T] | None = None) -> T | bytes:
+        """Apply a list of JSON patch operations and return the object as stored."""
+        return _as(kind, await self._send("PATCH", path, self._encode(body), JSON_PATCH))
+
+    @overload
+    async def patch_strategic(self, path: str, body: object) -> bytes: ...
+    @overload
+    async def patch_strategic(self, path: str, body: object, kind: type[T]) -> T: ...
+    async def patch_strategic(
+        self, path: str, body: object, kind: type[T] | None = None
+    ) -> T | bytes:
+        """Apply a strategic merge patch (lists merge by key) and return the object as stored."""
+        return _as(kind, await self._send("PATCH", path, self._encode(body), STRATEGIC_PATCH))
+
+    async def delete(
+        self, path: str, *, uid: str | None = None, grace_s: int | None = None
+    ) -> None:
+        """Delete the object; with `uid`, only that very object, else KubeConflictError."""
+        options = _delete_options(uid, grace_s)
+        await self._send("DELETE", path, self._encode(options) if options else None)
+
+    async def evict(
+        self,
+        namespace: str,
+        name: str,
+        *,
+        uid: str,
+        grace_s: int | None = None,
+        dry_run: bool = False,
+    ) -> None:
+        """Evict the pod; raises EvictionBlockedError while a PodDisruptionBudget forbids it.
+
+        With `dry_run`, only ask whether it would be.
+        """
+        options = _delete_options(uid, grace_s)
+        if dry_run:
+            options["dryRun"] = ["All"]
+        eviction = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": name, "namespace": namespace},
+            "deleteOptions": options,
+        }
+        await self._send("POST", f"{pod_path(namespace, name)}/eviction", self._encode(eviction))
+
+    async def date(self) -> str:
+        """Return the API server's clock, as it writes it on its answers; empty: it does not."""
+        path = "/version"
+        with _translating("GET", path):
+            response = await self._open("GET", path)
+            await response.read()
+            return response.headers.get("Date", "")
+
+    async def list_page(
+        self, path: str, *, query: Mapping[str, str], limit: int, continue_token: str = ""
+    ) -> Page:
+        """Return one page; raises ExpiredError if the token is too old to go on from."""
+        parameters = {**query, "limit": str(limit)}
+        if continue_token:
+            parameters["continue"] = continue_token
+        return _decode(await self._send("GET", f"{path}?{urlencode(parameters)}"), Page)
+
+    @asynccontextmanager
+    async def watch(self, path: str, *, query: Mapping[str, str]) -> AsyncIterator[WatchStream]:
+        """Open a watch; the timeout bounds only the wait for its first answer."""
+        target = f"{path}?{urlencode({**query, 'watch': 'true'})}"
+        with _translating("GET", path):
+            async with asyncio.timeout(self._timeout_s):
+                response = await self._open(
+                    "GET",
+                    target,
+                    timeout=aiohttp.ClientTimeout(),
+                    read_bufsize=WATCH_BUFFER_BYTES,
+                )
+        try:
+            yield WatchStream(path, response)
+        finally:
+            response.close()
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        content_type: str = JSON,
+        extra: Mapping[str, str] | None = None,
+    ) -> bytes:
+        headers = {"Content-Type": content_type} if body is not None else {}
+        if extra:
+            headers.update(extra)
+        with _translating(method, path):
+            response = await self._open(method, path, body=body, headers=headers)
+            return await response.read()
+
+    async def _open(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> aiohttp.ClientResponse:
+        """Send the request and return its response, unread, if it is a good one."""
+        if self._session is None:
+            raise RuntimeError("Kube is used outside its `async with`")
+        url = URL(self.credentials.server + path, encoded=True)
+        shown = path.partition("?")[0]
+        for last in (False, True):
+            token = self._token.headers()
+            response = await self._session.request(
+                method,
+                url,
+                data=body,
+                headers={**(headers or {}), **token},
+                allow_redirects=False,
+                ssl=self._tls or True,
+                server_hostname=self.credentials.tls_server_name,
+                **options,
+            )
+            if response.status < 300:
+                return response
+            answer = await response.read()
+            if last or response.status != 401 or self._token.headers_after_refusal() == token:
+                break
+        wish = response.headers.get("Retry-After")
+        raise error_for(read_answer(method, shown, response.status, answer, wish))
+
+
+@contextmanager
+def _translating(method: str, path: str) -> Iterator[None]:
+    """Turn the HTTP library's errors into ours."""
+    path = path.partition("?")[0]
+    try:
+        yield
+    except aiohttp.ClientConnectorCertificateError as error:
+        raise KubeconfigError(
+            f"{error.host}:{error.port}",
+            f"its certificate is not trusted ({error.certificate_error})",
+            "Check certificate-authority and server in the kubeconfig",
+        ) from error
+    except TimeoutError as error:
+        raise UnreachableError(method, path, "it took longer than the timeout") from error
+    except (aiohttp.ClientError, OSError) as error:
+        raise UnreachableError(method, path, repr(error)) from error
+
+
+def _as(kind: type[T] | None, body: bytes) -> T | bytes:
+    return body if kind is None else _decode(body, kind)
+
+
+def _decode(body: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise UnreadableAnswerError(f"an answer is not a {kind.__name__}: {error}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UnavailableError(f"an answer is not JSON: {error}") from error
+
+
+def _delete_options(uid: str | None, grace_s: int | None) -> dict[str, object]:
+    options: dict[str, object] = {}
+    if uid is not None:
+        options["preconditions"] = {"uid": uid}
+    if grace_s is not None:
+        options["gracePeriodSeconds"] = grace_s
+    return options
+
+
+def pod_path(namespace: str, name: str) -> str:
+    """Return the path of a pod."""
+    return f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(name, safe='')}"

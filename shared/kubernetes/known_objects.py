@@ -1,0 +1,173 @@
+"""Decides what changed: compares what the API server says with what is already known.
+
+A watch may repeat events after a reconnect and a list says nothing about what is missing from
+it; here both become a plain sequence in which every change of an object is told once, in order.
+"""
+
+from typing import Generic, TypeVar
+
+import msgspec
+
+from shared.kubernetes.types import ObjectMeta
+from shared.kubernetes.watch_events import Named, Resource
+
+R = TypeVar("R", bound=Resource)
+Key = tuple[str, str]
+TOMBSTONES = 4096
+
+
+class Appeared(msgspec.Struct, Generic[R], frozen=True, gc=False):
+    """An object not known before."""
+
+    item: R
+
+
+class Changed(msgspec.Struct, Generic[R], frozen=True, gc=False):
+    """A newer version of a known object."""
+
+    item: R
+    previous: R
+
+
+class Gone(msgspec.Struct, Generic[R], frozen=True, gc=False):
+    """An object that no longer exists, or no longer matches the selectors.
+
+    `item` is its last known state, `resource_version` where its end was learned.
+    """
+
+    item: R
+    resource_version: str
+
+
+class Synced(msgspec.Struct, frozen=True, gc=False):
+    """A list is complete: everything that existed at this version has been told."""
+
+    resource_version: str
+
+
+Change = Appeared[R] | Changed[R] | Gone[R] | Synced
+
+
+def newer(version: str, known: str) -> bool:
+    """Return whether `version` comes after `known`.
+
+    Decimal versions compare as integers, as documented since Kubernetes 1.35; others are opaque,
+    so that all but the very same version counts as newer.
+    """
+    if version.isdecimal() and known.isdecimal():
+        return int(version) > int(known)
+    return version != known
+
+
+class KnownObjects(Generic[R]):
+    """The objects as last told, by namespace and name."""
+
+    def __init__(self) -> None:
+        self.resource_version = ""
+        self.ignored = 0
+        self._objects: dict[Key, R] = {}
+        self._missing: dict[Key, R] = {}
+        self._listed_at = ""
+        self._tombstones: dict[str, str] = {}
+
+    def __len__(self) -> int:
+        """Return how many objects are known."""
+        return len(self._objects)
+
+    def begin_list(self) -> None:
+        """Start a list: everything known is missing until the list shows it."""
+        self._missing = dict(self._objects)
+
+    def list_item(self, item: R) -> tuple[Change[R], ...]:
+        """Take one item of a list, which is right even where its version is lower than ours."""
+        metadata = item.metadata
+        known = self._objects.get(_key(metadata))
+        self._missing.pop(_key(metadata), None)
+        if known is not None and known.metadata.uid == metadata.uid:
+            if known.metadata.resource_version == metadata.resource_version:
+                return ()
+            return self._store(item, known)
+        return self._store(item, known, ended_at=metadata.resource_version)
+
+    def list_undecodable(self, named: Named) -> None:
+        """Keep what is known of an item that exists but cannot be read."""
+        known = self._missing.get(_key(named))
+        if known is not None and known.metadata.uid == named.uid:
+            del self._missing[_key(named)]
+
+    def end_list(self, resource_version: str) -> tuple[Change[R], ...]:
+        """Finish a list: what it did not show is gone."""
+        gone = tuple(Gone(item, resource_version) for item in self._missing.values())
+        for key in self._missing:
+            del self._objects[key]
+        self._missing = {}
+        self._tombstones.clear()
+        self.resource_version = self._listed_at = resource_version
+        return (*gone, Synced(resource_version))
+
+    def upsert(self, item: R) -> tuple[Change[R], ...]:
+        """Take an ADDED or MODIFIED event."""
+        metadata = item.metadata
+        known = self._objects.get(_key(metadata))
+        if self._is_old(metadata, known):
+            return ()
+        self.advance(metadata.resource_version)
+        return self._store(item, known, ended_at=metadata.resource_version)
+
+    def remove(self, named: ObjectMeta | Named, last: R | None) -> tuple[Change[R], ...]:
+        """Take a DELETED event; `last` is the object's final state if it could be read."""
+        known = self._objects.get(_key(named))
+        if self._is_old(named, known):
+            return ()
+        self.advance(named.resource_version)
+        self._bury(named)
+        if known is None or known.metadata.uid != named.uid:
+            self.ignored += 1
+            return ()
+        del self._objects[_key(named)]
+        return (Gone(last if last is not None else known, named.resource_version),)
+
+    def skip(self, named: Named) -> tuple[Change[R], ...]:
+        """Take an ADDED or MODIFIED event that cannot be read: keep what is known of the object."""
+        known = self._objects.get(_key(named))
+        if self._is_old(named, known):
+            return ()
+        self.advance(named.resource_version)
+        if known is None or known.metadata.uid == named.uid:
+            return ()
+        del self._objects[_key(named)]
+        return (Gone(known, named.resource_version),)
+
+    def advance(self, resource_version: str) -> None:
+        """Note how far the watch has come: a bookmark, or an event's own version."""
+        if newer(resource_version, self.resource_version):
+            self.resource_version = resource_version
+
+    def _is_old(self, named: ObjectMeta | Named, known: R | None) -> bool:
+        """Return whether the event tells nothing new: a repetition, or one overtaken by another."""
+        version = named.resource_version
+        if known is not None:
+            floor = known.metadata.resource_version
+        else:
+            floor = self._tombstones.get(named.uid, self._listed_at)
+        old = not newer(version, floor)
+        self.ignored += old
+        return old
+
+    def _store(self, item: R, known: R | None, *, ended_at: str = "") -> tuple[Change[R], ...]:
+        self._objects[_key(item.metadata)] = item
+        if known is None:
+            return (Appeared(item),)
+        if known.metadata.uid == item.metadata.uid:
+            return (Changed(item, known),)
+        return (Gone(known, ended_at), Appeared(item))
+
+    def _bury(self, named: ObjectMeta | Named) -> None:
+        """Remember the end for a while, so that a late event does not bring the object back."""
+        self._tombstones[named.uid] = named.resource_version
+        if len(self._tombstones) > TOMBSTONES:
+            del self._tombstones[next(iter(self._tombstones))]
+
+
+def _key(named: ObjectMeta | Named) -> Key:
+    return (named.namespace, named.name)

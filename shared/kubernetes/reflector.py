@@ -1,0 +1,257 @@
+"""Follows one kind of object: list, watch, resume, and list again where resuming is impossible.
+
+The sequence of changes is gapless from the first list on: whatever happens to the connection, an
+object's end is told once, a change is told once or merged with later ones, and what did not
+change is not told again.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import msgspec
+
+from shared.kubernetes.client import Kube
+from shared.kubernetes.errors import ExpiredError, KubeError, Status, answer_of, error_for
+from shared.kubernetes.known_objects import Change, KnownObjects
+from shared.kubernetes.watch_events import (
+    Bookmark,
+    EventReader,
+    Lines,
+    Resource,
+    Undecodable,
+    UnreadableLineError,
+    WatchEvent,
+)
+from shared.model.errors import LeaseholdError, RequestError
+
+R = TypeVar("R", bound=Resource)
+Uniform = Callable[[float, float], float]
+
+BATCH = 256
+PAGE = 500
+FIRST_PAUSE_S = 0.2
+LONGEST_PAUSE_S = 10.0
+LONGEST_WISH_S = 60.0
+SHORT_WATCH_S = 1.0
+WATCH_S = (300, 600)
+"""A watch ends regularly after a time between these, so that many do not end together."""
+
+_UNIFORM = random.SystemRandom().uniform
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class ReflectorCounts:
+    """What happened so far, for metrics."""
+
+    lists: int = 0
+    watches: int = 0
+    interruptions: int = 0
+    undecodable: int = 0
+
+
+def pause_s(failures: int, *, jitter: float, wish_s: float | None = None) -> float:
+    """Return how long to wait after this many failures in a row; `jitter` is from 0.5 to 1.
+
+    A longer wish of the API server (Retry-After) is granted, up to a minute.
+    """
+    doubled = FIRST_PAUSE_S * 2.0 ** min(failures - 1, 16)
+    return max(min(LONGEST_PAUSE_S, doubled) * jitter, min(wish_s or 0.0, LONGEST_WISH_S))
+
+
+class Reflector(Generic[R]):
+    """One resource path, optionally narrowed by selectors, decoded into `kind`."""
+
+    def __init__(
+        self,
+        kube: Kube,
+        path: str,
+        kind: type[R],
+        *,
+        label_selector: str = "",
+        field_selector: str = "",
+        silence_s: float = 150.0,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        uniform: Uniform = _UNIFORM,
+    ) -> None:
+        self.counts = ReflectorCounts()
+        self._kube = kube
+        self._path = path
+        self._selectors = {
+            name: value
+            for name, value in (
+                ("labelSelector", label_selector),
+                ("fieldSelector", field_selector),
+            )
+            if value
+        }
+        self._silence_s = silence_s
+        self._pause = pause
+        self._uniform = uniform
+        self._reader = EventReader(kind)
+        self._known: KnownObjects[R] = KnownObjects()
+        self._untold: list[Change[R]] = []
+        self._failures = 0
+        self._must_list = True
+        self._watching_since_s = float("inf")
+
+    @property
+    def resource_version(self) -> str:
+        """How far the sequence has come."""
+        return self._known.resource_version
+
+    @property
+    def ignored(self) -> int:
+        """How many events told nothing new."""
+        return self._known.ignored
+
+    async def batches(self) -> AsyncGenerator[list[Change[R]], None]:
+        """Yield changes for ever, as many at once as are readable, at most 256.
+
+        Raises RequestError (wrong credentials, missing permission, no such resource) only before
+        the first list is complete; from then on every interruption is logged and overcome.
+        Consume it inside `contextlib.aclosing`, so that the connection is freed at once; a later
+        call goes on where this one was left.
+        """
+        for batch in self._tell():
+            yield batch
+        while True:
+            try:
+                async with aclosing(self._follow()) as batches:
+                    async for batch in batches:
+                        yield batch
+            except LeaseholdError as error:
+                if isinstance(error, RequestError) and not self._known.resource_version:
+                    raise
+                await self._recover(error)
+
+    async def _recover(self, error: LeaseholdError) -> None:
+        """Wait as long as the error asks for; a first expiry costs no wait, listing helps."""
+        expired = isinstance(error, ExpiredError)
+        self._must_list |= isinstance(error, ExpiredError | UnreadableLineError | RequestError)
+        self.counts.interruptions += 1
+        self._failures = 1 if self._watched_s() > LONGEST_PAUSE_S else self._failures + 1
+        if expired and self._failures == 1:
+            logger.info("%s: listing again: %s", self._path, error)
+            return
+        wish_s = error.answer.retry_after_s if isinstance(error, KubeError) else None
+        wait_s = pause_s(self._failures, jitter=self._uniform(0.5, 1.0), wish_s=wish_s)
+        logger.warning("%s: trying again in %.1f s: %s", self._path, wait_s, error)
+        await self._pause(wait_s)
+
+    async def _follow(self) -> AsyncGenerator[list[Change[R]], None]:
+        """List if that is needed, then watch until the watch ends regularly."""
+        if self._must_list:
+            async with aclosing(self._list()) as listed:
+                async for batch in listed:
+                    yield batch
+        start = self._known.resource_version
+        async with aclosing(self._watch()) as watched:
+            async for batch in watched:
+                yield batch
+        if self._known.resource_version == start and self._watched_s() < SHORT_WATCH_S:
+            # An early end without news costs a pause, or a server that hangs up is hammered.
+            self._failures += 1
+            await self._pause(pause_s(self._failures, jitter=self._uniform(0.5, 1.0)))
+
+    def _watched_s(self) -> float:
+        return asyncio.get_running_loop().time() - self._watching_since_s
+
+    async def _list(self) -> AsyncGenerator[list[Change[R]], None]:
+        self.counts.lists += 1
+        self._watching_since_s = float("inf")
+        self._known.begin_list()
+        token = ""
+        while True:
+            page = await self._kube.list_page(
+                self._path, query=self._selectors, limit=PAGE, continue_token=token
+            )
+            for item in page.items or ():
+                self._untold.extend(self._take_item(item))
+            token = page.metadata.continue_
+            if not token:
+                self._untold.extend(self._known.end_list(page.metadata.resource_version))
+                self._must_list = False
+            for batch in self._tell():
+                yield batch
+            if not token:
+                return
+
+    async def _watch(self) -> AsyncGenerator[list[Change[R]], None]:
+        """Yield the changes of one watch; the part of a line before a disconnect is dropped."""
+        self.counts.watches += 1
+        self._watching_since_s = asyncio.get_running_loop().time()
+        lines = Lines()
+        async with self._kube.watch(self._path, query=self._watch_query()) as stream:
+            while chunk := await stream.read(silence_s=self._silence_s):
+                before = self._known.resource_version
+                failure: LeaseholdError | None = None
+                try:
+                    for line in lines.feed(chunk):
+                        self._untold.extend(self._take_line(line))
+                except LeaseholdError as error:
+                    failure = error
+                if self._known.resource_version != before:
+                    self._failures = 0
+                for batch in self._tell():
+                    yield batch
+                if failure is not None:
+                    raise failure
+
+    def _tell(self) -> Iterator[list[Change[R]]]:
+        while self._untold:
+            batch = self._untold[:BATCH]
+            del self._untold[:BATCH]
+            yield batch
+
+    def _watch_query(self) -> Mapping[str, str]:
+        return {
+            **self._selectors,
+            "resourceVersion": self._known.resource_version,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(round(self._uniform(*WATCH_S))),
+        }
+
+    def _take_line(self, line: bytes) -> tuple[Change[R], ...]:
+        event = self._reader.read_event(line)
+        if isinstance(event, Bookmark):
+            self._known.advance(event.resource_version)
+            return ()
+        if isinstance(event, WatchEvent):
+            if event.kind == "DELETED":
+                return self._known.remove(event.item.metadata, event.item)
+            return self._known.upsert(event.item)
+        if isinstance(event, Undecodable):
+            self._report(event)
+            if event.kind == "DELETED":
+                return self._known.remove(event.item, None)
+            return self._known.skip(event.item)
+        raise self._ended_by(event)
+
+    def _take_item(self, encoded: msgspec.Raw) -> tuple[Change[R], ...]:
+        item = self._reader.read_item(encoded)
+        if isinstance(item, Undecodable):
+            self._report(item)
+            self._known.list_undecodable(item.item)
+            return ()
+        return self._known.list_item(item)
+
+    def _ended_by(self, status: Status) -> KubeError:
+        return error_for(answer_of("GET", self._path, status, code=status.code))
+
+    def _report(self, found: Undecodable) -> None:
+        self.counts.undecodable += 1
+        logger.error(
+            "%s: %s/%s at version %s cannot be read and is left out: %s",
+            self._path,
+            found.item.namespace,
+            found.item.name,
+            found.item.resource_version,
+            found.why,
+        )

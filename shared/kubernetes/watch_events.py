@@ -1,0 +1,151 @@
+"""Reads a watch's bytes: cuts them into lines, and each line into a typed event."""
+
+from typing import Generic, Protocol, TypeVar
+
+import msgspec
+
+from shared.kubernetes.errors import Status
+from shared.kubernetes.types import ObjectMeta
+from shared.model.errors import UnavailableError
+
+LINE_LIMIT_BYTES = 8 << 20
+
+
+class Resource(Protocol):
+    """Anything with metadata: the Structs of `kube_types.py` and those a service declares."""
+
+    @property
+    def metadata(self) -> ObjectMeta:
+        """Name, uid and version."""
+        ...
+
+
+R = TypeVar("R", bound=Resource)
+
+
+class WatchEvent(msgspec.Struct, Generic[R], frozen=True, gc=False):
+    """One line of a watch that tells of an object; `kind` is ADDED, MODIFIED or DELETED."""
+
+    item: R = msgspec.field(name="object")
+    kind: str = msgspec.field(name="type", default="")
+
+
+class Bookmark(msgspec.Struct, frozen=True):
+    """How far the watch has come. The API server hangs it on an object that is none.
+
+    That of a Pod has no containers, not even an empty list, so it is never read as a Pod.
+    """
+
+    resource_version: str
+
+
+class Named(msgspec.Struct, frozen=True, rename="camel"):
+    """The little of an object's metadata that tells which object it is."""
+
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+
+
+class Undecodable(msgspec.Struct, frozen=True):
+    """An object that is not of the declared shape, and why; `kind` as in WatchEvent."""
+
+    kind: str
+    item: Named
+    why: str
+
+
+class UnreadableLineError(UnavailableError):
+    """What this line said is lost, so only a new list tells how things are."""
+
+
+class Lines:
+    """Cuts a stream into lines; what follows the last newline is held until its end arrives."""
+
+    def __init__(self, *, limit_bytes: int = LINE_LIMIT_BYTES) -> None:
+        self._limit_bytes = limit_bytes
+        self._held: list[bytes] = []
+        self._held_bytes = 0
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """Return the lines now complete; raises UnreadableLineError past the size limit."""
+        first, *others = chunk.split(b"\n")
+        self._held.append(first)
+        self._held_bytes += len(first)
+        if self._held_bytes > self._limit_bytes:
+            raise UnreadableLineError(
+                f"a line of a watch is longer than {self._limit_bytes} bytes, which no object is"
+            )
+        if not others:
+            return []
+        lines = [b"".join(self._held), *others]
+        last = lines.pop()
+        self._held, self._held_bytes = [last], len(last)
+        return [line for line in lines if line]
+
+
+class _NamedObject(msgspec.Struct, frozen=True):
+    metadata: Named = Named()
+
+
+class _NamedEvent(msgspec.Struct, frozen=True):
+    item: _NamedObject = msgspec.field(name="object")
+    kind: str = msgspec.field(name="type", default="")
+
+
+class _ErrorEvent(msgspec.Struct, frozen=True):
+    item: Status = msgspec.field(name="object", default=Status())
+
+
+class EventReader(Generic[R]):
+    """Decodes lines and list items into one declared type, in one pass for a good one."""
+
+    def __init__(self, kind: type[R]) -> None:
+        self._events = msgspec.json.Decoder(WatchEvent[kind])  # type: ignore[valid-type]
+        self._items = msgspec.json.Decoder(kind)
+
+    def read_event(self, line: bytes) -> WatchEvent[R] | Bookmark | Undecodable | Status:
+        """Read one line of a watch; a Status is the API server ending the watch with an error."""
+        try:
+            event: WatchEvent[R] = self._events.decode(line)
+        except msgspec.ValidationError as error:
+            return self._read_loosely(line, str(error))
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise UnreadableLineError(f"a line of a watch is not JSON: {error}") from error
+        if event.kind == "BOOKMARK":
+            return Bookmark(event.item.metadata.resource_version)
+        return _read_status(line) if event.kind == "ERROR" else event
+
+    def read_item(self, item: msgspec.Raw) -> R | Undecodable:
+        """Read one item of a list; one without even a readable name is Undecodable too."""
+        try:
+            return self._items.decode(item)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            try:
+                named = _decode(item, _NamedObject).metadata
+            except UnreadableLineError:
+                named = Named()
+            return Undecodable("LISTED", named, str(error))
+
+    def _read_loosely(self, line: bytes, why: str) -> Bookmark | Undecodable | Status:
+        event = _decode(line, _NamedEvent)
+        if event.kind == "BOOKMARK":
+            return Bookmark(event.item.metadata.resource_version)
+        if event.kind == "ERROR":
+            return _read_status(line)
+        return Undecodable(event.kind, event.item.metadata, why)
+
+
+def _read_status(line: bytes) -> Status:
+    return _decode(line, _ErrorEvent).item
+
+
+S = TypeVar("S")
+
+
+def _decode(data: bytes | msgspec.Raw, kind: type[S]) -> S:
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UnreadableLineError(f"an object without readable metadata: {error}") from error

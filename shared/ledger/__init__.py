@@ -1,0 +1,1 @@
+"""The ledger of leases and budgets in Redis or Valkey."""

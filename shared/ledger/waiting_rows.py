@@ -1,0 +1,107 @@
+"""Waiting pods as the ledger keeps them: grouped by their smallest need, in order of priority."""
+
+from typing import Any
+
+import msgspec
+
+from shared.ledger.lease_rows import text
+from shared.model.device import MIB
+from shared.model.events.pod_events import PodQueued
+from shared.model.ledger import Waiting
+from shared.model.placement import Refusal
+from shared.model.request import GpuRequest, PodRequest
+
+_record_of = msgspec.json.Decoder(tuple[PodQueued, Refusal]).decode
+
+_QUIET = "-"
+_LOWEST_PRIORITY = -(2**31)
+_PRIORITIES = 2**32
+
+
+def group_of(request: PodRequest) -> str:
+    """Name the group of pods that a node must have the same room for, at the least.
+
+    Every container's need must be met, so the one that asks for most decides; the others are the
+    placer's business. `gpus:units:percent:cores:company:slotted:mib:slots`.
+    """
+    needs = [_need(container) for container in request.containers if not container.init]
+    if not needs:
+        needs = [_need(container) for container in request.containers]
+    largest = max(needs, default=(0,) * 8)
+    return ":".join(str(part) for part in largest)
+
+
+def order_of(queued: PodQueued) -> str:
+    """Return what sorts pods: highest priority first, then oldest."""
+    return f"{rank_of(queued.request.priority):010d}:{queued.created_at:014.3f}"
+
+
+def rank_of(priority: int) -> int:
+    """Return a number of at most ten digits that is the lower the higher the priority."""
+    return _PRIORITIES - 1 - (priority - _LOWEST_PRIORITY)
+
+
+def waiting_row(waiting: Waiting) -> list[Any]:
+    """Pack a waiting pod."""
+    return [
+        waiting.queued.pod,
+        _group(waiting),
+        order_of(waiting.queued),
+        waiting.capacity,
+        text((waiting.queued, waiting.refusal)),
+        waiting.waiting_since,
+        gang_of(waiting.queued),
+        waiting.leads,
+        waiting.fewer_than,
+        waiting.queued.namespace,
+    ]
+
+
+def enrolled_row(waiting: Waiting) -> list[Any]:
+    """Pack a pod of a gang that is only counted so far."""
+    record = text((waiting.queued, waiting.refusal))
+    order, since = order_of(waiting.queued), waiting.waiting_since
+    return [waiting.queued.pod, _group(waiting), order, record, since, waiting.queued.namespace]
+
+
+def gang_of(queued: PodQueued) -> str:
+    """Name the gang that the pod waits with; empty: it may run alone."""
+    gang = queued.request.gang
+    return gang.name if gang and gang.min_member > 1 else ""
+
+
+def waiting_of(capacity: int, since: float, record: str, group: str = "") -> Waiting:
+    """Read a waiting pod."""
+    queued, refusal = _record_of(record)
+    return Waiting(
+        queued=queued,
+        refusal=refusal,
+        capacity=capacity,
+        waiting_since=float(since),
+        leads=group != _QUIET,
+    )
+
+
+def _group(waiting: Waiting) -> str:
+    """Name the group; pods that a quota keeps waiting have one for each namespace."""
+    by_need = "" if waiting.refusal.permanent else group_of(waiting.queued.request)
+    if waiting.refusal.quota:
+        return f"q:{waiting.refusal.quota}" + (f"|{by_need}" if by_need else "")
+    return by_need
+
+
+def _need(request: GpuRequest) -> tuple[int, ...]:
+    percent = 0 if request.whole else request.memory_percent or 0
+    amount = not request.whole and not percent
+    units = request.memory_units or 0 if amount else 0
+    mib = -(-(request.memory_bytes or 0) // MIB) if amount else 0
+    return (
+        request.gpus,
+        units,
+        percent,
+        request.cores_percent,
+        int(request.company),
+        int(request.slotted),
+        mib,
+        request.slots,
+    )

@@ -1,0 +1,1 @@
+"""Events and request-reply messages that travel on NATS."""

@@ -1,0 +1,1 @@
+"""NATS: the bus, its subjects and the wire form of events."""

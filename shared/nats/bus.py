@@ -1,0 +1,381 @@
+"""NATS: work queues that survive, news that does not, and questions.
+
+Work travels on one JetStream stream with explicit acknowledgement; each durable consumer pushes to
+the queue group of its service's replicas. A stream or consumer that went missing (a server that
+lost its disk) is made anew within `WATCH_S`, and everybody is told by `ListingWanted`: NATS is
+the truth about nothing. What says in its fields that it is about another node than its subject does
+is dropped: the server holds a node's agent to its own subjects, and so the subject is what counts.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+from nats.js import JetStreamContext
+from nats.js.api import ConsumerConfig
+
+from shared.credentials.logins import NO_KEYS, Keys
+from shared.model.errors import LeaseholdError, RequestError, UnavailableError
+from shared.model.events.event import Delivery, Event
+from shared.model.events.pod_events import ListingWanted
+from shared.nats import subjects, wire
+from shared.nats.cancellation import end
+from shared.nats.connection import FirstWait, connected
+from shared.nats.inbox import EVENTS_PER_MESSAGE, Delivered, Inbox
+from shared.nats.stream import add_durable, durable_config, ensured
+from shared.nats.subjects import STREAM
+
+logger = logging.getLogger(__name__)
+
+WATCH_S = 2.0
+AGAIN_S = 0.5
+"""A stream that cannot be made yet, or a file that cannot be read, is tried again after this."""
+HEADERS_BYTES = 1024
+"""Kept free for headers in a message of the size that the server takes."""
+
+E = TypeVar("E", bound=Event)
+
+
+class NobodyListensError(UnavailableError):
+    """A question was put that nobody there is could answer."""
+
+
+class Bus:
+    """A connection that heals itself. Publishing raises UnavailableError while it is away."""
+
+    def __init__(
+        self,
+        client: Client | None,
+        *,
+        keeps_stream: bool = True,
+        copies: int = 1,
+    ) -> None:
+        self.client: Any = None
+        self.stream: JetStreamContext = None
+        self.keeps_stream = keeps_stream
+        self.copies = copies
+        self.durables: dict[str, ConsumerConfig] = {}
+        self.inboxes: list[Inbox] = []
+        self._reached = asyncio.Event()
+        self._wait = FirstWait()
+        if client is not None:
+            self._take(client)
+            self._reached.set()
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def connect(
+        cls,
+        url: str,
+        *,
+        name: str,
+        keys: Keys = NO_KEYS,
+        keeps_stream: bool = True,
+        copies: int = 1,
+        patience_s: float = 30.0,
+    ) -> AsyncIterator["Bus"]:
+        """Connect as whom the files `keys` say, and keep connected until the context ends.
+
+        A stream that is missing is made with so many copies on a NATS cluster; who does not keep it
+        leaves that to others. Raises UnavailableError if no server took us within `patience_s`
+        seconds, RequestError if a file cannot be read.
+        """
+        client = await connected(url, name=name, keys=keys, patience_s=patience_s)
+        bus = cls(client, keeps_stream=keeps_stream, copies=copies)
+        watch = asyncio.create_task(bus._watch_stream())
+        try:
+            await bus._ensure(first=True)
+            yield bus
+        finally:
+            await end(watch)
+            await bus._leave()
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def connect_later(
+        cls,
+        url: str,
+        *,
+        name: str,
+        keys: Keys = NO_KEYS,
+        keeps_stream: bool = False,
+        copies: int = 1,
+        patience_s: float = 30.0,
+    ) -> AsyncIterator["Bus"]:
+        """Yield at once, and connect meanwhile as `connect` does, however long that takes.
+
+        A server that refuses us is asked again as well, and files that cannot be read are read
+        again: users and secrets may come later. Until `reached` returns, publishing and asking
+        raise UnavailableError. Each reason why it takes long is logged once; `trouble` tells it.
+        An attempt that hangs is begun anew after `patience_s` seconds.
+        """
+        bus = cls(None, keeps_stream=keeps_stream, copies=copies)
+        async with asyncio.TaskGroup() as tasks:
+            reaching = tasks.create_task(bus._reach(url, name, keys, patience_s))
+            try:
+                yield bus
+            finally:
+                await end(reaching)
+                await bus._leave()
+
+    async def _reach(self, url: str, name: str, keys: Keys, patience_s: float) -> None:
+        while not self.is_reached:
+            try:
+                if self.client is None:
+                    self._take(
+                        await connected(
+                            url, name=name, keys=keys, patience_s=patience_s, waits=self._wait.note
+                        )
+                    )
+                await self._ensure(first=True)
+                self._reached.set()
+            except LeaseholdError as error:
+                self._wait.note(str(error))
+                await asyncio.sleep(AGAIN_S)
+        self._wait.over()
+        await self._watch_stream()
+
+    def _take(self, client: Client) -> None:
+        self.client, self.stream = client, client.jetstream(timeout=5.0)
+
+    async def _leave(self) -> None:
+        if self.client is None:
+            return
+        with contextlib.suppress(nats.errors.Error, TimeoutError, OSError):
+            async with asyncio.timeout(3):
+                await self.client.drain()
+        await self.client.close()
+
+    @property
+    def connected(self) -> bool:
+        """Whether the server is reachable at this moment."""
+        return self.client is not None and bool(self.client.is_connected)
+
+    def trouble(self) -> str | None:
+        """Say why NATS cannot be used at this moment, or None."""
+        if self.is_reached:
+            return None if self.connected else "not connected"
+        return self._wait.why or "not reached yet"
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether the server was reached at least once: subscriptions can be made."""
+        return self._reached.is_set()
+
+    async def reached(self) -> None:
+        """Wait until the server was reached for the first time."""
+        await self._reached.wait()
+
+    async def publish(self, events: Sequence[Event], *, traceparent: str = "") -> None:
+        """Publish events, many in a message; return once the stream has the work among them.
+
+        Order is kept within one type and route. Raises UnavailableError if it could not be
+        confirmed: the caller may publish again, since repeated facts are dropped or harmless. An
+        event that cannot be written, or is larger than what the server takes, is logged and left
+        out, so that it holds up nobody else's.
+        """
+        if self.client is None:
+            raise UnavailableError("NATS was not reached yet")
+        groups: dict[tuple[type[Event], str], list[Event]] = {}
+        for event in events:
+            groups.setdefault((type(event), event.route), []).append(event)
+        sending = [
+            self._send(kind, route, some, data, traceparent)
+            for (kind, route), group in groups.items()
+            for at in range(0, len(group), EVENTS_PER_MESSAGE)
+            for some, data in self._messages(group[at : at + EVENTS_PER_MESSAGE])
+        ]
+        try:
+            if len(sending) == 1:
+                await sending[0]
+            else:
+                await asyncio.gather(*sending)
+        except (nats.errors.Error, TimeoutError) as error:
+            raise UnavailableError(f"NATS did not take {len(events)} events: {error!r}") from error
+
+    async def ask(self, question: Event, answer: type[E], *, timeout_s: float = 2.0) -> E:
+        """Put a question to any one replica of whoever answers it.
+
+        Raises UnavailableError if nobody answers within `timeout_s` seconds; NobodyListensError, at
+        once, if there is nobody who could.
+        """
+        if self.client is None:
+            raise UnavailableError("NATS was not reached yet")
+        subject = subjects.asked(type(question), question.route)
+        try:
+            reply = await self.client.request(subject, wire.encode([question]), timeout=timeout_s)
+        except nats.errors.NoRespondersError as error:
+            raise NobodyListensError(f"nobody is there for {question.subject}") from error
+        except (nats.errors.Error, TimeoutError) as error:
+            raise UnavailableError(
+                f"nobody answered {question.subject} within {timeout_s:g} s"
+            ) from error
+        told = wire.decode(reply.data, answer)
+        if not told:
+            raise UnavailableError(f"the answer to {question.subject} was empty")
+        return told[0]
+
+    async def answer(
+        self, kind: type[Event], group: str, route: str, reply: Callable[[Any], Any]
+    ) -> Subscription:
+        """Answer questions of `kind` (on `route` only, if given) as one replica of `group`."""
+
+        async def heard(message: Msg) -> None:
+            try:
+                questions = _of_its_node(wire.decode(message.data, kind), message.subject)
+                answered = await reply(questions[0]) if questions else None
+            except LeaseholdError as error:
+                logger.warning("no answer to %s: %s", kind.subject, error)
+                return
+            if answered is not None:
+                await message.respond(wire.encode([answered]))
+
+        subject = subjects.answered(kind, route)
+        return await self.client.subscribe(subject, queue=group, cb=heard)
+
+    async def answer_raw(
+        self, subject: str, group: str, reply: Callable[[bytes], Awaitable[bytes]]
+    ) -> Subscription:
+        """Answer whatever is asked on a subject as one replica of `group`, one after the other.
+
+        What the reply raises of ours is logged, and nobody is answered.
+        """
+
+        async def heard(message: Msg) -> None:
+            try:
+                await message.respond(await reply(message.data))
+            except LeaseholdError as error:
+                logger.warning("no answer on %s: %s", subject, error)
+
+        return await self.client.subscribe(subject, queue=group, cb=heard)
+
+    async def hear(self, kinds: Sequence[type[Event]], *, durable: str, route: str = "") -> Inbox:
+        """Start hearing events of `kinds`: work as one of the replicas of `durable`, news as all.
+
+        With a `route`, only news for that route is heard. Raises UnavailableError, and nothing is
+        heard, if NATS does not keep the work for us.
+        """
+        inbox = Inbox()
+        work = [kind for kind in kinds if kind.delivery is Delivery.WORK]
+        news = [kind for kind in kinds if kind.delivery is Delivery.NEWS]
+        if work:
+            await self._hear_work(inbox, work, durable)
+        self.inboxes.append(inbox)
+        for kind in news:
+            subject = subjects.heard(kind, route)
+            inbox.subscriptions.append(
+                await self.client.subscribe(
+                    subject, cb=_into(inbox, {kind.subject: kind}, work=False)
+                )
+            )
+        return inbox
+
+    async def overhear(self, kinds: Sequence[type[Event]]) -> Inbox:
+        """Start hearing copies of events of `kinds`, work included, without taking any of it."""
+        inbox = Inbox()
+        for kind in kinds:
+            subject = subjects.heard(kind)
+            callback = _into(inbox, {kind.subject: kind}, work=False)
+            inbox.subscriptions.append(await self.client.subscribe(subject, cb=callback))
+        return inbox
+
+    async def _hear_work(self, inbox: Inbox, kinds: list[type[Event]], durable: str) -> None:
+        deliver = subjects.deliver(durable)
+        callback = _into(inbox, {kind.subject: kind for kind in kinds}, work=True)
+        config = durable_config(durable, deliver, [subjects.heard(kind) for kind in kinds])
+        await add_durable(self.stream, config)
+        self.durables[durable] = config
+        inbox.subscriptions.append(await self.client.subscribe(deliver, queue=durable, cb=callback))
+
+    def _messages(self, events: list[Event]) -> Iterator[tuple[list[Event], bytes]]:
+        """Encode events of one type, in one message if the server takes it.
+
+        What cannot be told at all, by its size or by what is in it, is logged and left out.
+        """
+        try:
+            data = wire.encode(events)
+        except RequestError as error:
+            why = str(error)
+        else:
+            most = self.client.max_payload - HEADERS_BYTES
+            if len(data) <= most:
+                yield events, data
+                return
+            why = f"{len(data)} bytes, and NATS takes {most}; raise its max_payload"
+        if len(events) > 1:
+            half = len(events) // 2
+            yield from self._messages(events[:half])
+            yield from self._messages(events[half:])
+        else:
+            logger.error("left out: %s: %.200r", why, events[0])
+
+    async def _send(
+        self, kind: type[Event], route: str, events: list[Event], data: bytes, traceparent: str
+    ) -> None:
+        headers = {"traceparent": traceparent} if traceparent else None
+        if kind.delivery is Delivery.NEWS:
+            await self.client.publish(subjects.said(kind, route), data, headers=headers)
+            return
+        ids = [event.event_id for event in events]
+        if all(ids):
+            digest = hashlib.blake2s("\n".join(ids).encode(), digest_size=16).hexdigest()
+            headers = {**(headers or {}), "Nats-Msg-Id": digest}
+        await self.stream.publish(subjects.said(kind, route), data, stream=STREAM, headers=headers)
+
+    async def _watch_stream(self) -> None:
+        while True:
+            await asyncio.sleep(WATCH_S)
+            try:
+                for inbox in self.inboxes:
+                    await inbox.keep()
+                await self._ensure(first=False)
+            except UnavailableError as error:
+                logger.debug("%s", error)
+
+    async def _ensure(self, *, first: bool) -> None:
+        """Make the stream and our consumers if they are missing. Tell everybody if they were."""
+        if not self.keeps_stream:
+            return
+        missing = await ensured(self.stream, self.durables.values(), copies=self.copies)
+        if missing and not first:
+            logger.warning("a NATS stream or consumer was missing and is made anew")
+            await self.publish([ListingWanted(reason="work may have been lost with NATS")])
+
+
+def _into(inbox: Inbox, kinds: dict[str, type[Event]], *, work: bool) -> Callable[[Msg], Any]:
+    async def heard(message: Msg) -> None:
+        subject = message.subject.split(".", 2)[2]
+        kind = next((k for name, k in kinds.items() if subject.startswith(name)), None)
+        if kind is None:
+            return
+        try:
+            events = wire.decode(message.data, kind)
+        except RequestError as error:
+            logger.error("given up: %s", error)  # noqa: TRY400 - the message says it all
+            if work:
+                await message.term()
+            return
+        ours = _of_its_node(events, message.subject)
+        if ours or not work:
+            inbox.put(Delivered(ours, message, work))
+        else:
+            await message.term()
+
+    return heard
+
+
+def _of_its_node(events: list[E], subject: str) -> list[E]:
+    """Leave out events about another node than the one that the subject ends in."""
+    if not events or not subjects.is_routed(type(events[0])):
+        return events
+    ours = [event for event in events if subject.endswith(subjects.token(event.route))]
+    if len(ours) < len(events):
+        logger.error("dropped: %d events on %s about other nodes", len(events) - len(ours), subject)
+    return ours

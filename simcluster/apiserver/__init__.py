@@ -1,0 +1,1 @@
+"""The simulated API server: what it serves, keeps, checks and admits."""

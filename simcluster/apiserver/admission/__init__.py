@@ -1,0 +1,1 @@
+"""Admission: webhooks, ValidatingAdmissionPolicies and the CEL expressions in them."""

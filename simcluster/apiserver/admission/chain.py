@@ -1,0 +1,219 @@
+"""Asking the webhooks that have a say in a write: the mutating ones in turn, the others at once."""
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from simcluster.apiserver.admission.cel import ExpressionError
+from simcluster.apiserver.admission.match_conditions import holds, variables_of
+from simcluster.apiserver.admission.policies import Policies
+from simcluster.apiserver.admission.review import (
+    Verdict,
+    WebhookError,
+    denied,
+    failed,
+    no_dry_run,
+    patched,
+    read,
+    review,
+)
+from simcluster.apiserver.admission.rules import (
+    Attributes,
+    matching,
+    selected,
+)
+from simcluster.apiserver.admission.webhook_client import WebhookClient
+from simcluster.apiserver.http.errors import ApiError
+from simcluster.apiserver.kinds.resources import Resource
+from simcluster.apiserver.storage.history import Change
+from simcluster.apiserver.storage.objects import Json, copied, metadata, name_of
+from simcluster.apiserver.storage.store import Store
+
+log = logging.getLogger(__name__)
+
+MUTATING = "mutatingwebhookconfigurations"
+VALIDATING = "validatingwebhookconfigurations"
+Completion = Callable[[Json], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Hook:
+    """One webhook of one configuration."""
+
+    spec: Json
+    mutating: bool
+
+    @property
+    def name(self) -> str:
+        """The webhook's name, which every message carries."""
+        return str(self.spec["name"])
+
+
+class AdmissionChain:
+    """Knows all webhooks; asks those that a request concerns."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.client = WebhookClient(store)
+        self._policies = Policies(store)
+        self._hooks: dict[str, list[Hook]] = {MUTATING: [], VALIDATING: []}
+        store.listeners.append(self._on_change)
+        for table in self._hooks:
+            self._load(table)
+
+    @property
+    def is_idle(self) -> bool:
+        """True while nobody has a say, so that nobody needs to be asked."""
+        return self._policies.is_idle and not any(self._hooks.values())
+
+    def concerns(self, kind: Resource, operation: str, subresource: str, namespace: str) -> bool:
+        """Tell whether anybody may have a say in such a request, going by their rules alone."""
+        if self.is_idle:
+            return False
+        request = Attributes(operation=operation, kind=kind, body_kind={}, options={},
+                             subresource=subresource, namespace=namespace)  # fmt: skip
+        versions = self._store.kinds.versions(kind.table)
+        rules = [hook.spec.get("rules") or () for hooks in self._hooks.values() for hook in hooks]
+        rules += self._policies.rules()
+        return any(matching(each, request, versions, exact=False) is not None for each in rules)
+
+    def _on_change(self, kind: Resource, _change: Change) -> None:
+        if kind.table in self._hooks:
+            self._load(kind.table)
+
+    def _load(self, table: str) -> None:
+        """Read the configurations in the order of their names, which is the order of calls."""
+        configs = sorted(self._store.list(table), key=name_of)
+        self._hooks[table] = [
+            Hook(spec, table == MUTATING)
+            for config in configs
+            for spec in config.get("webhooks") or ()
+        ]
+
+    async def mutate(
+        self, request: Attributes, warnings: list[str], *, complete: Completion, admit: Completion
+    ) -> Attributes:
+        """Let the mutating webhooks change the object, and those ask again that want to.
+
+        `complete` fills in defaults after each change; `admit` runs the built-in admission again,
+        which refuses what contradicts it.
+        """
+        if request.is_exempt:
+            return request
+        first = request.obj
+        asked: list[Hook] = []
+        again: list[Hook] = []
+        for hook in self._hooks[MUTATING]:
+            before = request.obj
+            kind = self._concerned(hook, request)
+            if kind is None:
+                continue
+            request = await self._change(hook, kind, request, warnings, complete)
+            if request.obj != before:
+                again = list(asked)
+            if hook.spec.get("reinvocationPolicy") == "IfNeeded":
+                asked.append(hook)
+        if request.obj == first or request.obj is None:
+            return request
+        readmitted = copied(request.obj)
+        admit(readmitted)
+        if readmitted != request.obj:
+            request, again = replace(request, obj=readmitted), asked
+        for hook in again:
+            kind = self._concerned(hook, request)
+            if kind is not None:
+                request = await self._change(hook, kind, request, warnings, complete)
+        return request
+
+    async def validate(self, request: Attributes, warnings: list[str]) -> None:
+        """Hear the policies, then ask all validating webhooks at once; the first refusal counts."""
+        if request.is_exempt:
+            return
+        self._policies.validate(request, warnings)
+        concerned = [(hook, self._concerned(hook, request)) for hook in self._hooks[VALIDATING]]
+        calls = [
+            self._outcome(hook, kind, request, warnings)
+            for hook, kind in concerned
+            if kind is not None
+        ]
+        for refusal in await asyncio.gather(*calls):
+            if refusal is not None:
+                raise refusal
+
+    async def _outcome(
+        self, hook: Hook, kind: Resource, request: Attributes, warnings: list[str]
+    ) -> ApiError | None:
+        try:
+            await self._ask(hook, kind, request, warnings)
+        except ApiError as refusal:
+            return refusal
+        return None
+
+    async def _change(
+        self,
+        hook: Hook,
+        kind: Resource,
+        request: Attributes,
+        warnings: list[str],
+        complete: Completion,
+    ) -> Attributes:
+        verdict = await self._ask(hook, kind, request, warnings)
+        if verdict is None or not verdict.patch:
+            return request
+        changed = patched(request, kind, hook.name, verdict.patch)
+        if changed.obj is not None:
+            complete(changed.obj)
+        return changed
+
+    async def _ask(
+        self, hook: Hook, kind: Resource, request: Attributes, warnings: list[str]
+    ) -> Verdict | None:
+        """Return what a webhook says, None where it cannot be asked and need not be.
+
+        Raises its refusal.
+        """
+        if request.dry_run and hook.spec.get("sideEffects") not in {"None", "NoneOnDryRun"}:
+            raise no_dry_run(hook.name)
+        uid = str(uuid.uuid4())
+        try:
+            answer = await self.client.post(
+                hook.spec["clientConfig"],
+                review(request, kind, uid=uid),
+                timeout_s=int(hook.spec.get("timeoutSeconds") or 10),
+            )
+            verdict = read(answer, uid=uid, mutating=hook.mutating)
+        except WebhookError as error:
+            if hook.spec.get("failurePolicy") != "Ignore":
+                raise failed(hook.name, str(error)) from error
+            log.warning("failed calling webhook, failing open %s: %s", hook.name, error)
+            return None
+        warnings += verdict.warnings
+        if not verdict.allowed:
+            raise denied(hook.name, verdict.status)
+        return verdict
+
+    def _concerned(self, hook: Hook, request: Attributes) -> Resource | None:
+        """Return the version of its kind in which a webhook is to see the request, or None."""
+        kind = matching(
+            hook.spec.get("rules") or (),
+            request,
+            self._store.kinds.versions(request.kind.table),
+            exact=hook.spec.get("matchPolicy") == "Exact",
+        )
+        if kind is None or not selected(hook.spec, request, self.namespace_labels):
+            return None
+        try:
+            concerned = holds(hook.spec.get("matchConditions") or (), variables_of(request, kind))
+        except ExpressionError as error:
+            if hook.spec.get("failurePolicy") == "Ignore":
+                return None
+            name = request.name or (name_of(request.obj) if request.obj else "")
+            raise ApiError.forbidden(request.kind.qualified, name, str(error)) from error
+        return kind if concerned else None
+
+    def namespace_labels(self, name: str) -> Json | None:
+        """Return a namespace's labels, None where it is gone."""
+        found = self._store.find("namespaces", None, name)
+        return None if found is None else metadata(found.obj).get("labels")

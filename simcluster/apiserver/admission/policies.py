@@ -1,0 +1,214 @@
+"""ValidatingAdmissionPolicies: refuse or warn by expressions, without asking anybody.
+
+Of what Kubernetes documents, `authorizer` is not there (the one token may do everything) and
+audit annotations go nowhere, for there is no audit log.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from simcluster.apiserver.admission.cel import ExpressionError, compiled
+from simcluster.apiserver.admission.match_conditions import holds, variables_of
+from simcluster.apiserver.admission.rules import Attributes, matching, selected
+from simcluster.apiserver.http.errors import ApiError
+from simcluster.apiserver.kinds.resources import Resource
+from simcluster.apiserver.storage.history import Change
+from simcluster.apiserver.storage.objects import Json, at_path, metadata, name_of
+from simcluster.apiserver.storage.selectors import object_requirements
+from simcluster.apiserver.storage.store import Store
+
+POLICIES = "validatingadmissionpolicies"
+BINDINGS = "validatingadmissionpolicybindings"
+_CODES = {"Unauthorized": 401, "Forbidden": 403, "RequestEntityTooLarge": 413, "Invalid": 422}
+
+
+@dataclass(frozen=True, slots=True)
+class Denial:
+    """Why a policy does not let a request pass."""
+
+    message: str
+    reason: str = "Invalid"
+
+
+class Policies:
+    """Knows all policies and their bindings."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._bound: list[tuple[Json, list[Json]]] = []
+        store.listeners.append(self._on_change)
+        self._load()
+
+    @property
+    def is_idle(self) -> bool:
+        """True while no policy is bound."""
+        return not self._bound
+
+    def rules(self) -> list[Sequence[Json]]:
+        """Return the rules of each bound policy, without the names to which they are limited."""
+        return [
+            [{**rule, "resourceNames": []} for rule in _rules(policy)] for policy, _ in self._bound
+        ]
+
+    def _on_change(self, kind: Resource, _change: Change) -> None:
+        if kind.table in {POLICIES, BINDINGS}:
+            self._load()
+
+    def _load(self) -> None:
+        bindings = self._store.list(BINDINGS)
+        pairs = (
+            (policy, [b for b in bindings if at_path(b, "spec.policyName") == name_of(policy)])
+            for policy in self._store.list(POLICIES)
+        )
+        self._bound = [(policy, bound) for policy, bound in pairs if bound]
+
+    def validate(self, request: Attributes, warnings: list[str]) -> None:
+        """Raise the first denial; add what bindings only warn of to `warnings`."""
+        denied: list[tuple[str, Denial]] = []
+        for policy, bindings in self._bound:
+            kind = self._chosen(policy["spec"].get("matchConstraints") or {}, request)
+            if kind is None:
+                continue
+            for binding in bindings:
+                limits = binding["spec"].get("matchResources")
+                if limits and self._chosen(limits, request, everything=True) is None:
+                    continue
+                named = f"ValidatingAdmissionPolicy '{name_of(policy)}' with binding "
+                named += f"'{name_of(binding)}'"
+                actions = binding["spec"].get("validationActions") or ()
+                for denial in self._denials(policy, binding, request, kind):
+                    if "Warn" in actions:
+                        warnings.append(f"Validation failed for {named}: {denial.message}")
+                    if "Deny" in actions:
+                        denied.append((named, denial))
+        if denied:
+            raise _refusal(request, *denied[0])
+
+    def _chosen(
+        self, match: Json, request: Attributes, *, everything: bool = False
+    ) -> Resource | None:
+        """Return the version in which rules and selectors choose a request, None for none.
+
+        With `everything`, no rules means all requests, as in bindings.
+        """
+        versions = self._store.kinds.versions(request.kind.table)
+        exact = match.get("matchPolicy") == "Exact"
+        rules, apart = match.get("resourceRules") or (), match.get("excludeResourceRules") or ()
+        if matching(apart, request, versions, exact=exact) is not None:
+            return None
+        kind = matching(rules, request, versions, exact=exact)
+        if kind is None and everything and not rules:
+            kind = request.kind
+        return kind if kind and selected(match, request, self._labels) else None
+
+    def _labels(self, namespace: str) -> Json | None:
+        found = self._store.find("namespaces", None, namespace)
+        return None if found is None else metadata(found.obj).get("labels")
+
+    def _denials(
+        self, policy: Json, binding: Json, request: Attributes, kind: Resource
+    ) -> Iterator[Denial]:
+        spec = policy["spec"]
+        variables = variables_of(request, kind)
+        found = None
+        if request.namespace and request.kind.table != "namespaces":
+            found = self._store.find("namespaces", None, request.namespace)
+        variables["namespaceObject"] = None if found is None else found.obj
+        strict = spec.get("failurePolicy") != "Ignore"
+        try:
+            params = self._params(spec, binding["spec"], request)
+        except LookupError as error:
+            if strict:
+                yield Denial(f"failed to configure binding: {error.args[0]}")
+            return
+        for param in params:
+            given = {**variables, "params": param}
+            for denial, is_error in _judged(spec, given):
+                if strict or not is_error:
+                    yield denial
+
+    def _params(self, spec: Json, bound: Json, request: Attributes) -> Sequence[Json | None]:
+        """Return the objects a policy is evaluated with, one None where it takes none."""
+        wanted, ref = spec.get("paramKind"), bound.get("paramRef")
+        if not wanted or not ref:
+            return [None]
+        kind = next(
+            (k for k in self._store.kinds
+             if (k.api_version, k.kind) == (wanted.get("apiVersion"), wanted.get("kind"))), None
+        )  # fmt: skip
+        if kind is None:
+            raise LookupError(f"paramKind {wanted.get('kind')} is not known")
+        namespace = (ref.get("namespace") or request.namespace) if kind.namespaced else None
+        if ref.get("name"):
+            one = self._store.find(kind.table, namespace, ref["name"])
+            found = [] if one is None else [one.obj]
+        else:
+            terms = object_requirements(ref.get("selector") or {})
+            found = [
+                obj
+                for obj in self._store.list(kind.table, namespace)
+                if all(term(metadata(obj).get("labels") or {}) for term in terms)
+            ]
+        if not found and ref.get("parameterNotFoundAction") != "Allow":
+            raise LookupError(
+                "no params found for policy binding with `Deny` parameterNotFoundAction"
+            )
+        return found
+
+
+def _rules(policy: Json) -> Sequence[Json]:
+    return at_path(policy, "spec.matchConstraints.resourceRules") or ()
+
+
+def _judged(spec: Json, given: Json) -> Iterator[tuple[Denial, bool]]:
+    """Yield what the validations say no to, and whether that is for an error in them."""
+    try:
+        if not holds(spec.get("matchConditions") or (), given):
+            return
+    except ExpressionError as error:
+        yield Denial(str(error)), True
+        return
+    given = {**given, "variables": _variables(spec.get("variables") or (), given)}
+    for validation in spec.get("validations") or ():
+        expression = validation["expression"]
+        try:
+            if compiled(expression).evaluate(given) is True:
+                continue
+        except ExpressionError as error:
+            yield Denial(f"expression '{expression}' resulted in error: {error}"), True
+            continue
+        yield Denial(_message(validation, given), validation.get("reason") or "Invalid"), False
+
+
+def _variables(described: Sequence[Json], given: Json) -> Json:
+    """Evaluate a policy's variables; one that cannot be is missed only by those who use it."""
+    found: Json = {}
+    for each in described:
+        try:
+            found[each["name"]] = compiled(each["expression"]).evaluate(
+                {**given, "variables": found}
+            )
+        except ExpressionError:
+            continue
+    return found
+
+
+def _message(validation: Json, given: Mapping[str, object]) -> str:
+    said: object = ""
+    if validation.get("messageExpression"):
+        try:
+            said = compiled(validation["messageExpression"]).evaluate(given)
+        except ExpressionError:
+            said = ""
+    text = said.strip() if isinstance(said, str) and "\n" not in said else ""
+    plain = str(validation.get("message") or "").strip()
+    return text or plain or f"failed expression: {validation['expression'].strip()}"
+
+
+def _refusal(request: Attributes, named: str, denial: Denial) -> ApiError:
+    text = f"{named} denied request: {denial.message}"
+    name = request.name or (name_of(request.obj) if request.obj else "")
+    refused = ApiError.forbidden(request.kind.qualified, name, text)
+    refused.reason, refused.code = denial.reason, _CODES.get(denial.reason, 422)
+    refused.details = {**(refused.details or {}), "causes": [{"message": text}]}
+    return refused

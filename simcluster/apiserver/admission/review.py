@@ -1,0 +1,135 @@
+"""AdmissionReview v1: what a webhook is told, and how its answer is read; pure."""
+
+import base64
+import binascii
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jsonpatch
+import jsonpointer
+
+from simcluster.apiserver.admission.rules import Attributes, in_version, request_of
+from simcluster.apiserver.http.errors import ApiError
+from simcluster.apiserver.kinds.resources import Resource
+from simcluster.apiserver.storage.objects import Json, copied, decode
+
+_V1 = "admission.k8s.io/v1"
+
+
+class WebhookError(Exception):
+    """A webhook could not be asked, or did not answer as it should; `failurePolicy` decides."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a webhook says: yes or why not, what it would change, what it warns of."""
+
+    allowed: bool
+    status: Json | None = None
+    patch: Sequence[Json] = ()
+    warnings: Sequence[str] = ()
+
+
+def review(request: Attributes, kind: Resource, *, uid: str) -> Json:
+    """Return the body that a webhook is sent."""
+    described = request_of(request, kind, uid=uid)
+    described["object"], described["oldObject"] = in_version(request, kind)
+    return {"kind": "AdmissionReview", "apiVersion": _V1, "request": described}
+
+
+def read(body: Any, *, uid: str, mutating: bool) -> Verdict:
+    """Read a webhook's answer; `WebhookError` where it breaks the protocol."""
+    response = body.get("response") if isinstance(body, dict) else None
+    if not isinstance(response, dict):
+        raise _invalid("webhook response was absent")
+    if response.get("uid") != uid:
+        raise _invalid(f'expected response.uid="{uid}", got "{response.get("uid") or ""}"')
+    if (body.get("apiVersion"), body.get("kind")) != (_V1, "AdmissionReview"):
+        group, _, version = str(body.get("apiVersion") or "/").rpartition("/")
+        raise _invalid(
+            "expected webhook response of admission.k8s.io/v1, Kind=AdmissionReview, got "
+            f"{group}/{version}, Kind={body.get('kind') or ''}"
+        )
+    return Verdict(
+        allowed=response.get("allowed") is True,
+        status=response.get("status"),
+        patch=_patch(response, mutating=mutating),
+        warnings=[str(each) for each in response.get("warnings") or ()],
+    )
+
+
+def _patch(response: Json, *, mutating: bool) -> Sequence[Json]:
+    patch, form = response.get("patch"), response.get("patchType")
+    if not mutating:
+        for field, value in (("patch", patch), ("patchType", form)):
+            if value:
+                raise _invalid(f"validating webhook may not return response.{field}")
+        return ()
+    if patch and form is None:
+        raise _invalid("webhook returned response.patch but not response.patchType")
+    if form is not None and not patch:
+        raise _invalid("webhook returned response.patchType but not response.patch")
+    if not patch:
+        return ()
+    if form != "JSONPatch":
+        raise WebhookError(f'unsupported patch type "{form}"')
+    try:
+        operations = decode(base64.b64decode(patch, validate=True))
+    except (binascii.Error, ValueError, TypeError) as error:
+        raise WebhookError(f"received undecodable patch in webhook response: {error}") from error
+    return operations if isinstance(operations, list) else ()
+
+
+def _invalid(why: str) -> WebhookError:
+    return WebhookError(f"received invalid webhook response: {why}")
+
+
+def patched(request: Attributes, kind: Resource, name: str, patch: Sequence[Json]) -> Attributes:
+    """Return the request with its object changed by a webhook; 500 where the patch does not fit."""
+    obj, _ = in_version(request, kind)
+    if obj is None:
+        raise internal(
+            f'admission webhook "{name}" attempted to modify the object, which is not supported '
+            "for this operation"
+        )
+    try:
+        changed: Json = jsonpatch.JsonPatch(patch).apply(copied(obj))
+    except (
+        jsonpatch.JsonPatchException,
+        jsonpointer.JsonPointerException,
+        TypeError,
+        KeyError,
+    ) as e:
+        raise internal(str(e)) from e
+    if "apiVersion" in obj:
+        changed["apiVersion"] = (request.obj or obj).get("apiVersion")
+    return replace(request, obj=changed)
+
+
+def denied(name: str, status: Json | None) -> ApiError:
+    """Return the refusal of a webhook, in the words of its status."""
+    said = status or {}
+    by = f'admission webhook "{name}" denied the request'
+    if said.get("message") or said.get("reason"):
+        message = f"{by}: {said.get('message') or said['reason']}"
+    else:
+        message = f"{by} without explanation"
+    code = max(int(said.get("code") or 0), 400)
+    return ApiError(code, str(said.get("reason") or ""), message, details=said.get("details"))
+
+
+def failed(name: str, why: str) -> ApiError:
+    """Return the refusal that follows when a webhook that must be asked cannot be."""
+    return internal(f'failed calling webhook "{name}": {why}')
+
+
+def no_dry_run(name: str) -> ApiError:
+    """Return the refusal of a dry run that would have side effects."""
+    return ApiError.bad_request(f'admission webhook "{name}" does not support dry run')
+
+
+def internal(why: str) -> ApiError:
+    """Return a 500 as the API server words it."""
+    details = {"causes": [{"message": why}]}
+    return ApiError(500, "InternalError", f"Internal error occurred: {why}", details=details)

@@ -1,0 +1,148 @@
+"""Which requests an admission webhook or policy is about: rules, scope, selectors; pure."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from simcluster.apiserver.crd.conversions import shown
+from simcluster.apiserver.kinds.resources import Resource
+from simcluster.apiserver.storage.objects import Json, metadata, name_of
+from simcluster.apiserver.storage.selectors import object_requirements
+
+_EXEMPT = "admissionregistration.k8s.io"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attributes:
+    """What a request would do, as admission sees it; `obj` is None for a deletion."""
+
+    operation: str
+    kind: Resource
+    body_kind: Json
+    """Group, version and kind of `obj`: a subresource's body has another than the resource."""
+    subresource: str = ""
+    namespace: str = ""
+    name: str = ""
+    obj: Json | None = None
+    old: Json | None = None
+    options: Json
+    dry_run: bool = False
+    user: Json = field(default_factory=dict)
+    """Who asks, as `userInfo` shows it."""
+
+    @property
+    def is_exempt(self) -> bool:
+        """True for the configuration of admission itself, which could lock everybody out."""
+        return self.kind.group == _EXEMPT
+
+
+def matching(
+    rules: Iterable[Json], request: Attributes, versions: Sequence[Resource], *, exact: bool
+) -> Resource | None:
+    """Return the version of the kind in which the rules match the request, None for none.
+
+    Unless `exact`, a rule for one version of a kind also catches requests that use another.
+    """
+    chosen = [request.kind, *(() if exact else versions)]
+    listed = list(rules)
+    return next(
+        (kind for kind in chosen if any(_rule(rule, kind, request) for rule in listed)), None
+    )
+
+
+def _rule(rule: Json, kind: Resource, request: Attributes) -> bool:
+    return (
+        _in_scope(rule.get("scope") or "*", request)
+        and _named(rule.get("operations"), request.operation)
+        and _named(rule.get("apiGroups"), kind.group)
+        and _named(rule.get("apiVersions"), kind.version)
+        and any(_resource(each, kind, request) for each in rule.get("resources") or ())
+        and (not rule.get("resourceNames") or request.name in rule["resourceNames"])
+    )
+
+
+def _named(listed: Sequence[str] | None, wanted: str) -> bool:
+    return any(each in {"*", wanted} for each in listed or ())
+
+
+def _in_scope(scope: str, request: Attributes) -> bool:
+    namespaced = bool(request.namespace) and request.kind.table != "namespaces"
+    return {"*": True, "Namespaced": namespaced, "Cluster": not namespaced}.get(scope, False)
+
+
+def _resource(pattern: str, kind: Resource, request: Attributes) -> bool:
+    resource, _, subresource = pattern.partition("/")
+    return resource in {"*", kind.plural} and subresource in {"*", request.subresource}
+
+
+def selected(
+    hook: Json, request: Attributes, namespace_labels: Callable[[str], Json | None]
+) -> bool:
+    """Tell whether the selectors of a webhook, or of a policy's constraints, choose the request."""
+    return _namespace_selected(hook, request, namespace_labels) and _object_selected(hook, request)
+
+
+def _namespace_selected(
+    hook: Json, request: Attributes, namespace_labels: Callable[[str], Json | None]
+) -> bool:
+    holds = object_requirements(hook.get("namespaceSelector") or {})
+    if not holds:
+        return True
+    if request.kind.table == "namespaces" and not request.subresource:
+        labels = metadata(request.obj or request.old or {}).get("labels")
+    elif request.namespace:
+        labels = namespace_labels(request.namespace)
+    else:
+        return True
+    return all(each(labels or {}) for each in holds)
+
+
+def _object_selected(hook: Json, request: Attributes) -> bool:
+    holds = object_requirements(hook.get("objectSelector") or {})
+    if not holds:
+        return True
+    candidates = [obj for obj in (request.obj, request.old) if obj is not None]
+    return any(all(e(metadata(obj).get("labels") or {}) for e in holds) for obj in candidates)
+
+
+def in_version(request: Attributes, kind: Resource) -> tuple[Json | None, Json | None]:
+    """Return the request's objects as one version of the kind shows them."""
+    if kind is request.kind or request.subresource not in {"", "status"}:
+        return request.obj, request.old
+    return (
+        None if request.obj is None else shown(kind, request.obj),
+        None if request.old is None else shown(kind, request.old),
+    )
+
+
+def request_of(request: Attributes, kind: Resource, *, uid: str) -> Json:
+    """Describe the request as `AdmissionRequest` does, for a webhook that matched on `kind`."""
+    resource = {"group": kind.group, "version": kind.version, "resource": kind.plural}
+    asked = {"group": request.kind.group, "version": request.kind.version,
+             "resource": request.kind.plural}  # fmt: skip
+    body_kind = request.body_kind
+    if kind is not request.kind and request.subresource in {"", "status"}:
+        body_kind = kind_of(kind)
+    described: Json = {
+        "uid": uid,
+        "kind": body_kind,
+        "resource": resource,
+        "requestKind": request.body_kind,
+        "requestResource": asked,
+        "operation": request.operation,
+        "userInfo": request.user,
+        "object": None,
+        "oldObject": None,
+        "dryRun": request.dry_run,
+        "options": request.options,
+    }
+    if request.subresource:
+        described |= {"subResource": request.subresource, "requestSubResource": request.subresource}
+    name = request.name or (name_of(request.obj) if request.obj else "")
+    described |= {key: text for key, text in (("name", name), ("namespace", request.namespace))
+                  if text}  # fmt: skip
+    return described
+
+
+def kind_of(kind: Resource) -> Json:
+    """Return group, version and kind as admission writes them."""
+    return {"group": kind.group, "version": kind.version, "kind": kind.kind}

@@ -1,0 +1,97 @@
+"""Calls to admission webhooks: over TLS that their configuration vouches for, in their time."""
+
+import base64
+import os
+import ssl
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from simcluster.apiserver.admission.review import WebhookError
+from simcluster.apiserver.admission.service_address import ServiceAddress, address_of
+from simcluster.apiserver.storage.objects import Json, decode, encode
+from simcluster.apiserver.storage.store import Store
+
+
+@dataclass(slots=True)
+class WebhookClient:
+    """Holds the connections to webhooks; `close` them with the server."""
+
+    store: Store
+    _session: aiohttp.ClientSession | None = None
+    _contexts: dict[str, ssl.SSLContext] = field(default_factory=dict)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def post(self, config: Json, body: Json, *, timeout_s: int) -> Any:
+        """Send a review and return the decoded answer; `WebhookError` for everything else.
+
+        The texts are those of Kubernetes' own client, which name the method and the URL.
+        """
+        target = self._target(config)
+        shown = f'Post "{target.url}?timeout={timeout_s}s"'
+        if self._session is None:
+            self._session = aiohttp.ClientSession()
+        try:
+            async with self._session.post(
+                f"{target.dialled}?timeout={timeout_s}s",
+                data=encode(body),
+                headers={"Content-Type": "application/json", "Accept": "application/json",
+                         "Host": target.host},
+                ssl=self._context(config.get("caBundle") or ""),
+                server_hostname=target.server_name,
+                timeout=aiohttp.ClientTimeout(total=timeout_s),
+                allow_redirects=False,
+            ) as response:  # fmt: skip
+                return _answer(response.status, await response.read())
+        except TimeoutError as error:
+            raise _failed(f"{shown}: context deadline exceeded") from error
+        except aiohttp.ClientConnectorCertificateError as error:
+            why = getattr(error.certificate_error, "verify_message", "") or error.certificate_error
+            text = f"{shown}: tls: failed to verify certificate: x509: {why}"
+            raise _failed(text) from error
+        except aiohttp.ClientConnectorError as error:
+            number = error.os_error.errno
+            why = os.strerror(number).lower() if number else str(error.os_error)
+            raise _failed(f"{shown}: dial tcp {error.host}:{error.port}: connect: {why}") from error
+        except aiohttp.ClientError as error:
+            raise _failed(f"{shown}: {error}") from error
+
+    def _target(self, config: Json) -> ServiceAddress:
+        try:
+            return address_of(config, self.store)
+        except LookupError as error:
+            raise _failed(str(error.args[0])) from error
+
+    def _context(self, bundle: str) -> ssl.SSLContext:
+        """Trust what the configuration says, and what this machine does where it says nothing."""
+        if bundle not in self._contexts:
+            pem = base64.b64decode(bundle).decode() if bundle else None
+            context = ssl.create_default_context(cadata=pem)
+            context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # as Go: no demands on extensions
+            self._contexts[bundle] = context
+        return self._contexts[bundle]
+
+
+def _failed(why: str) -> WebhookError:
+    return WebhookError(f"failed to call webhook: {why}")
+
+
+def _answer(status: int, raw: bytes) -> Any:
+    if status == 404:
+        raise _failed("the server could not find the requested resource")
+    if not 200 <= status < 300:
+        text = raw[:2048].decode(errors="replace").strip() or "unknown"
+        raise _failed(
+            f'an error on the server ("{text}") has prevented the request from succeeding'
+        )
+    try:
+        return decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _failed(f"couldn't get version/kind; json parse error: {error}") from error

@@ -1,0 +1,1 @@
+"""CustomResourceDefinitions: their validation, their schemas and the objects they define."""

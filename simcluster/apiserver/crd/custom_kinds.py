@@ -1,0 +1,122 @@
+"""The kinds that a CustomResourceDefinition adds: one per version it serves."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from simcluster.apiserver.crd import json_path
+from simcluster.apiserver.crd.schema_rules import has_rules
+from simcluster.apiserver.http.columns import AGE, NAME, Column, age
+from simcluster.apiserver.kinds.resources import Resource
+from simcluster.apiserver.storage.objects import Json, at_path, encode, name_of
+
+_VERSION = re.compile(r"v(\d+)(?:(alpha|beta)(\d+))?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CustomKind(Resource):
+    """A kind in one version, with its schema and the columns in which it is listed."""
+
+    schema: Json
+    columns: tuple[Column, ...]
+    rules: bool = False
+    """Whether the schema has rules in CEL."""
+    warning: str = ""
+    """What every answer in this version warns of; empty unless it is deprecated."""
+
+
+def kinds_of(definition: Json) -> tuple[CustomKind, list[CustomKind]]:
+    """Return the kind as it is stored, and all versions that are served, best first."""
+    made = {
+        str(version["name"]): (_kind(definition, version), version)
+        for version in sorted(definition["spec"]["versions"], key=lambda each: rank(each["name"]))
+    }
+    stored = next(kind for kind, version in made.values() if version.get("storage"))
+    return stored, [kind for kind, version in made.values() if version.get("served")]
+
+
+def rank(version: str) -> tuple[int, int, int, str]:
+    """Order versions as Kubernetes prefers them: v2, v1, v1beta1, v1alpha1, then all others."""
+    match = _VERSION.fullmatch(version)
+    if match is None:
+        return (3, 0, 0, version)
+    level = {None: 0, "beta": 1, "alpha": 2}[match[2]]
+    return (level, -int(match[1]), -int(match[3] or 0), version)
+
+
+def _kind(definition: Json, version: Json) -> CustomKind:
+    spec, names = definition["spec"], definition["spec"]["names"]
+    group = spec["group"]
+    schema = at_path(version, "schema.openAPIV3Schema") or {}
+    said = version.get("deprecationWarning") or (
+        f"{group}/{version['name']} {names['kind']} is deprecated"
+    )
+    return CustomKind(
+        plural=names["plural"],
+        kind=names["kind"],
+        group=group,
+        version=version["name"],
+        namespaced=spec["scope"] == "Namespaced",
+        short_names=tuple(names.get("shortNames") or ()),
+        categories=tuple(names.get("categories") or ()),
+        has_status=at_path(version, "subresources.status") is not None,
+        selectable=tuple(
+            each["jsonPath"].removeprefix(".") for each in version.get("selectableFields") or ()
+        ),
+        singular_name=names["singular"],
+        list_name=names["listKind"],
+        stored_as=name_of(definition),
+        status_alone=True,
+        schema=schema,
+        rules=has_rules(schema),
+        columns=_columns(version),
+        warning=said if version.get("deprecated") else "",
+    )
+
+
+def _columns(version: Json) -> tuple[Column, ...]:
+    described = version.get("additionalPrinterColumns") or ()
+    if not described:
+        return (NAME, AGE)
+    return (NAME, *(_column(each) for each in described))
+
+
+def _column(described: Json) -> Column:
+    find = json_path.compiled(described["jsonPath"])
+    show = _CELLS[described["type"]]
+
+    def cell(obj: Json, now: float) -> Any:
+        found = find(obj)
+        return None if not found or found[0] is None else show(found[0], now)
+
+    return Column(
+        described["name"],
+        cell,
+        described.get("priority") or 0,
+        described["type"],
+        described.get("format") or "",
+    )
+
+
+def _text(value: Any, _now: float) -> str:
+    return value if isinstance(value, str) else encode(value).decode()
+
+
+def _number(value: Any, _now: float) -> Any:
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _whole(value: Any, now: float) -> int | None:
+    number = _number(value, now)
+    return None if number is None else int(number)
+
+
+_CELLS: Mapping[str, Callable[[Any, float], Any]] = {
+    "string": _text,
+    "integer": _whole,
+    "number": _number,
+    "boolean": lambda value, _now: value if isinstance(value, bool) else None,
+    "date": age,
+}
+COLUMN_TYPES = tuple(_CELLS)

@@ -1,0 +1,240 @@
+"""What is wrong with a value by its structural OpenAPI v3 schema, in Kubernetes' words."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
+from typing import Any
+
+from simcluster.apiserver.crd.schema_formats import has_format
+from simcluster.apiserver.http.errors import Cause
+from simcluster.apiserver.storage.objects import Json, encode
+
+ABSENT: Any = object()
+"""Stands for the old value where there is none."""
+
+
+def shown(value: Any) -> str:
+    """Write a value as error messages do."""
+    return encode(value).decode()
+
+
+def violations(schema: Json, value: Any, path: str = "", old: Any = ABSENT) -> Iterator[Cause]:
+    """Check a value; what has not changed since `old` is let be, as Kubernetes ratchets."""
+    if old is not ABSENT and old == value:
+        return
+    wanted = _types(schema)
+    if value is None and (schema.get("nullable") or not wanted):
+        return
+    if wanted and not any(_is(value, each) for each in wanted):
+        kind = _type_of(value)
+        text = f'must be of type {",".join(wanted)}: "{kind}"'
+        yield Cause("FieldValueTypeInvalid", f'Invalid value: "{kind}": {_in(path)} {text}', path)
+        return
+    for keyword, check in _KEYWORDS.items():
+        if keyword in schema:
+            yield from check(schema, value, path)
+    yield from _combined(schema, value, path)
+    yield from _children(schema, value, path, old)
+
+
+def _types(schema: Json) -> list[str]:
+    if schema.get("x-kubernetes-int-or-string"):
+        return ["integer", "string"]
+    return [schema["type"]] if schema.get("type") else []
+
+
+def _type_of(value: Any) -> str:
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, int | float):
+        return "integer" if float(value).is_integer() else "number"
+    names: Mapping[type, str] = {str: "string", list: "array", dict: "object"}
+    return names.get(type(value), "null")
+
+
+def _is(value: Any, wanted: str) -> bool:
+    found = _type_of(value)
+    return found == wanted or (wanted == "number" and found == "integer")
+
+
+def _in(path: str) -> str:
+    return f"{path} in body"
+
+
+def _bad(path: str, value: Any, text: str) -> Cause:
+    return Cause("FieldValueInvalid", f"Invalid value: {shown(value)}: {_in(path)} {text}", path)
+
+
+def child_path(path: str, key: str) -> str:
+    """Return the path of a field below another."""
+    return f"{path}.{key}" if path else key
+
+
+def _enum(schema: Json, value: Any, path: str) -> Iterator[Cause]:
+    if value not in schema["enum"]:
+        allowed = ", ".join(f'"{e}"' if isinstance(e, str) else f'"{shown(e)}"'
+                            for e in schema["enum"])  # fmt: skip
+        text = f"Unsupported value: {shown(value)}: supported values: {allowed}"
+        yield Cause("FieldValueNotSupported", text, path)
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _minimum(schema: Json, value: Any, path: str) -> Iterator[Cause]:
+    if _number(value):
+        bound = schema["minimum"]
+        if schema.get("exclusiveMinimum") and value <= bound:
+            yield _bad(path, value, f"should be greater than {bound}")
+        elif value < bound:
+            yield _bad(path, value, f"should be greater than or equal to {bound}")
+
+
+def _maximum(schema: Json, value: Any, path: str) -> Iterator[Cause]:
+    if _number(value):
+        bound = schema["maximum"]
+        if schema.get("exclusiveMaximum") and value >= bound:
+            yield _bad(path, value, f"should be less than {bound}")
+        elif value > bound:
+            yield _bad(path, value, f"should be less than or equal to {bound}")
+
+
+def _multiple_of(schema: Json, value: Any, path: str) -> Iterator[Cause]:
+    step = schema["multipleOf"]
+    if _number(value) and not float(value / step).is_integer():
+        yield _bad(path, value, f"should be a multiple of {step}")
+
+
+@lru_cache(maxsize=1024)
+def pattern_of(text: str) -> re.Pattern[str]:
+    """Compile a schema's pattern; raises `re.error`."""
+    return re.compile(text)
+
+
+def _pattern(schema: Json, value: Any, path: str) -> Iterator[Cause]:
+    if isinstance(value, str) and pattern_of(schema["pattern"]).search(value) is None:
+        yield _bad(path, value, f"should match '{schema['pattern']}'")
+
+
+def _format(schema: Json, value: Any, path: str) -> Iterator[Cause]:
+    if not has_format(schema["format"], value):
+        yield _bad(path, value, f"must be of type {schema['format']}: {shown(value)}")
+
+
+def _min_length(schema: Json, value: Any, path: str) -> Iterator[Cause]:
+    least = schema["minLength"]
+    if isinstance(value, str) and len(value) < least:
+        yield _bad(path, value, f"should be at least {least} chars long")
+
+
+def _at_least(kind: type, keyword: str, words: str) -> "_Check":
+    def check(schema: Json, value: Any, path: str) -> Iterator[Cause]:
+        if isinstance(value, kind) and len(value) < schema[keyword]:  # type: ignore[arg-type]
+            size = len(value)  # type: ignore[arg-type]
+            yield _bad(path, size, f"should have at least {schema[keyword]} {words}")
+
+    return check
+
+
+def _max_length(schema: Json, value: Any, path: str) -> Iterator[Cause]:
+    most = schema["maxLength"]
+    if isinstance(value, str) and len(value) > most:
+        text = f"Too long: may not be more than {most} bytes"
+        yield Cause("FieldValueTooLong", text, path)
+
+
+def _at_most(kind: type, keyword: str) -> "_Check":
+    def check(schema: Json, value: Any, path: str) -> Iterator[Cause]:
+        if isinstance(value, kind) and len(value) > schema[keyword]:  # type: ignore[arg-type]
+            most, size = schema[keyword], len(value)  # type: ignore[arg-type]
+            items = "item" if most == 1 else "items"
+            text = f"Too many: {size}: must have at most {most} {items}"
+            yield Cause("FieldValueTooMany", text, path)
+
+    return check
+
+
+def _required(schema: Json, value: Any, path: str) -> Iterator[Cause]:
+    if isinstance(value, dict):
+        for key in schema["required"]:
+            if key not in value:
+                yield Cause("FieldValueRequired", "Required value", child_path(path, key))
+
+
+def _list_type(schema: Json, value: Any, path: str) -> Iterator[Cause]:
+    if not isinstance(value, list) or schema["x-kubernetes-list-type"] == "atomic":
+        return
+    keys = schema.get("x-kubernetes-list-map-keys") or []
+    seen: list[Any] = []
+    for at, item in enumerate(value):
+        known = {key: item.get(key) for key in keys} if keys and isinstance(item, dict) else item
+        if known in seen:
+            yield Cause("FieldValueDuplicate", f"Duplicate value: {shown(known)}", f"{path}[{at}]")
+        seen.append(known)
+
+
+_Check = Callable[[Json, Any, str], Iterator[Cause]]
+_KEYWORDS: Mapping[str, _Check] = {
+    "required": _required,
+    "enum": _enum,
+    "minimum": _minimum,
+    "maximum": _maximum,
+    "multipleOf": _multiple_of,
+    "pattern": _pattern,
+    "format": _format,
+    "minLength": _min_length,
+    "maxLength": _max_length,
+    "minItems": _at_least(list, "minItems", "items"),
+    "maxItems": _at_most(list, "maxItems"),
+    "minProperties": _at_least(dict, "minProperties", "properties"),
+    "maxProperties": _at_most(dict, "maxProperties"),
+    "x-kubernetes-list-type": _list_type,
+}
+
+
+def _combined(schema: Json, value: Any, path: str) -> Iterator[Cause]:
+    def valid(below: Json) -> bool:
+        return next(violations(below, value, path), None) is None
+
+    def fails(text: str) -> Cause:
+        return Cause("FieldValueInvalid", f'Invalid value: "": "{path}" {text}', path)
+
+    for below in schema.get("allOf") or ():
+        yield from violations(below, value, path)
+    options = schema.get("anyOf") or ()
+    if options and not any(valid(below) for below in options):
+        yield fails("must validate at least one schema (anyOf)")
+    exclusive = [valid(below) for below in schema.get("oneOf") or ()]
+    if exclusive and sum(exclusive) != 1:
+        found = f"{sum(exclusive)} valid alternatives" if any(exclusive) else "none valid"
+        yield fails(f"must validate one and only one schema (oneOf). Found {found}")
+    if isinstance(schema.get("not"), dict) and valid(schema["not"]):
+        yield fails("must not validate the schema (not)")
+
+
+def _children(schema: Json, value: Any, path: str, old: Any) -> Iterator[Cause]:
+    if isinstance(value, dict):
+        properties = schema.get("properties") or {}
+        others = schema.get("additionalProperties")
+        before = old if isinstance(old, dict) else {}
+        for key, item in value.items():
+            below = properties.get(key, others)
+            if isinstance(below, dict):
+                yield from violations(below, item, child_path(path, key), before.get(key, ABSENT))
+    elif isinstance(value, list) and isinstance(schema.get("items"), dict):
+        partner = partners(schema, old)
+        for at, item in enumerate(value):
+            yield from violations(schema["items"], item, f"{path}[{at}]", partner(item))
+
+
+def partners(schema: Json, old: Any) -> Callable[[Any], Any]:
+    """Return who was a list's item before: known for lists that are maps, unknown for others."""
+    keys = schema.get("x-kubernetes-list-map-keys")
+    if not keys or not isinstance(old, list):
+        return lambda _item: ABSENT
+
+    def identity(item: Any) -> list[Any] | None:
+        return [item.get(key) for key in keys] if isinstance(item, dict) else None
+
+    return lambda item: next((each for each in old if identity(each) == identity(item)), ABSENT)

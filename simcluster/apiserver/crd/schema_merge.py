@@ -1,0 +1,53 @@
+"""Server-side apply to a custom object: maps merge, and lists as its schema says they do."""
+
+from typing import Any
+
+from simcluster.apiserver.storage.objects import Json
+
+
+def applied(schema: Json, old: Any, new: Any) -> Any:
+    """Return what an applied value makes of the old one.
+
+    Lists that are maps merge by their keys, sets are united, all other lists are replaced. Fields
+    that an earlier apply set and this one leaves out stay as they are: no owners are recorded.
+    """
+    if isinstance(new, dict) and isinstance(old, dict):
+        if schema.get("x-kubernetes-map-type") == "atomic":
+            return new
+        return {**old, **{key: _field(schema, key, old, value) for key, value in new.items()}}
+    if isinstance(new, list) and isinstance(old, list):
+        return _list(schema, old, new)
+    return new
+
+
+def _field(schema: Json, key: str, old: Json, value: Any) -> Any:
+    below = (schema.get("properties") or {}).get(key, schema.get("additionalProperties"))
+    if key not in old:
+        return value
+    return applied(below if isinstance(below, dict) else {}, old[key], value)
+
+
+def _list(schema: Json, old: list[Any], new: list[Any]) -> list[Any]:
+    match schema.get("x-kubernetes-list-type"):
+        case "set":
+            return [*old, *(each for each in new if each not in old)]
+        case "map":
+            return _keyed(schema, old, new)
+        case _:
+            return new
+
+
+def _keyed(schema: Json, old: list[Any], new: list[Any]) -> list[Any]:
+    keys = schema.get("x-kubernetes-list-map-keys") or ()
+
+    def identity(item: Any) -> tuple[Any, ...]:
+        return tuple(item.get(key) for key in keys)
+
+    result = list(old)
+    for item in new:
+        places = [at for at, each in enumerate(result) if identity(each) == identity(item)]
+        if places:
+            result[places[0]] = applied(schema.get("items") or {}, result[places[0]], item)
+        else:
+            result.append(item)
+    return result

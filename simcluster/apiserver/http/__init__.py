@@ -1,0 +1,1 @@
+"""Requests and responses: routing, query parameters, discovery, watches, exec, representations."""

@@ -1,0 +1,68 @@
+"""Reaching into a pod: which container is meant, and its log."""
+
+from collections.abc import Mapping
+
+from aiohttp import web
+
+from simcluster.apiserver.http.errors import ApiError
+from simcluster.apiserver.http.query_parameters import flag, whole
+from simcluster.apiserver.kinds.pod_defaults import containers_of
+from simcluster.apiserver.storage.objects import Json, at_path, metadata
+from simcluster.ports import ContainerRuntime, LogOptions
+
+_DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
+
+NO_RUNTIME = ApiError(
+    503, "ServiceUnavailable", "no kubelet runs in this simulated cluster, so no container does"
+)
+
+
+def container_of(pod: Json, asked: str) -> str:
+    """Return the container that is meant; 400 when it is not there or not clear which one."""
+    name = metadata(pod)["name"]
+    if not at_path(pod, "spec.nodeName"):
+        raise ApiError.bad_request(f"pod {name} does not have a host assigned")
+    names = [str(each.get("name")) for each in containers_of(pod)]
+    if asked:
+        if asked not in names:
+            raise ApiError.bad_request(f"container {asked} is not valid for pod {name}")
+        return asked
+    main = [str(each.get("name")) for each in pod["spec"]["containers"]]
+    chosen = (metadata(pod).get("annotations") or {}).get(_DEFAULT_CONTAINER)
+    if chosen in names:
+        return str(chosen)
+    if len(main) > 1:
+        raise ApiError.bad_request(
+            f"a container name must be specified for pod {name}, choose one of: [{' '.join(main)}]"
+        )
+    return main[0]
+
+
+async def serve_log(
+    request: web.BaseRequest, runtime: ContainerRuntime | None, pod: Json
+) -> web.StreamResponse:
+    """Stream a container's log as text."""
+    query: Mapping[str, str] = request.query
+    container = container_of(pod, query.get("container", ""))
+    if runtime is None:
+        raise NO_RUNTIME
+    options = LogOptions(
+        follow=flag(query, "follow"),
+        previous=flag(query, "previous"),
+        timestamps=flag(query, "timestamps"),
+        tail_lines=whole(query, "tailLines"),
+        since_s=whole(query, "sinceSeconds"),
+        limit_bytes=whole(query, "limitBytes"),
+    )
+    meta = metadata(pod)
+    chunks = runtime.log(meta["namespace"], meta["name"], container, options)
+    first = await anext(chunks, b"")  # a refusal comes before the answer has begun
+    response = web.StreamResponse(headers={"Content-Type": "text/plain"})
+    response.enable_chunked_encoding()
+    await response.prepare(request)
+    if first:
+        await response.write(first)
+    async for chunk in chunks:
+        await response.write(chunk)
+    await response.write_eof()
+    return response

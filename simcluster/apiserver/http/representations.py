@@ -1,0 +1,177 @@
+"""The forms in which objects are answered: as they are, their metadata only, or as table rows."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from simcluster.apiserver.crd.conversions import shown
+from simcluster.apiserver.crd.custom_kinds import CustomKind
+from simcluster.apiserver.http.columns import COLUMNS, GENERIC, Column
+from simcluster.apiserver.http.errors import ApiError
+from simcluster.apiserver.kinds.resources import Resource
+from simcluster.apiserver.storage.history import Record
+from simcluster.apiserver.storage.objects import Json, encode
+
+_PARAMETER = re.compile(r"\s*([\w-]+)\s*=\s*([^;,\s]+)")
+
+
+class View(Protocol):
+    """Turns records into bytes of one form."""
+
+    def one(self, record: Record) -> bytes:
+        """Encode an object on its own, also inside a watch event."""
+        ...
+
+    def many(self, records: Sequence[Record], meta: Json) -> bytes:
+        """Encode a list; `meta` is the list's metadata."""
+        ...
+
+    def bookmark(self, meta: Json) -> bytes:
+        """Encode the object of a BOOKMARK event."""
+        ...
+
+
+EMPTY: Mapping[str, Json] = {"Pod": {"spec": {"containers": None}, "status": {}}}
+"""What a bookmark's object says besides its metadata: fields that are never left out."""
+
+
+class PlainView:
+    """Objects as they are; list items go without their type, which the list names."""
+
+    def __init__(self, kind: Resource) -> None:
+        self.kind = kind
+        self._prefix = encode({"apiVersion": kind.api_version, "kind": kind.kind})[:-1] + b","
+
+    def one(self, record: Record) -> bytes:
+        """Return the bytes that were encoded when the object was written, if in this version."""
+        if record.encoded.startswith(self._prefix):
+            return record.encoded
+        return encode(shown(self.kind, record.obj))
+
+    def many(self, records: Sequence[Record], meta: Json) -> bytes:
+        """Join the encoded objects."""
+        skip = len(self._prefix)
+        head = {"kind": self.kind.list_kind, "apiVersion": self.kind.api_version}
+        if isinstance(self.kind, CustomKind):
+            items = b",".join([self.one(record) for record in records])
+        else:
+            items = b",".join([b"{" + self.one(record)[skip:] for record in records])
+        start = encode({**head, "metadata": meta})[:-1]
+        return b'%b,"items":[%b]}\n' % (start, items)
+
+    def bookmark(self, meta: Json) -> bytes:
+        """Return an empty object with the metadata."""
+        kind = {"kind": self.kind.kind, "apiVersion": self.kind.api_version}
+        return encode({**kind, "metadata": meta, **EMPTY.get(self.kind.kind, {})})
+
+
+class MetadataView:
+    """Only type and metadata: `PartialObjectMetadata`."""
+
+    def one(self, record: Record) -> bytes:
+        """Return the metadata as an object."""
+        return encode(partial(record.obj))
+
+    def many(self, records: Sequence[Record], meta: Json) -> bytes:
+        """Return a `PartialObjectMetadataList`."""
+        return encode(
+            {
+                "kind": "PartialObjectMetadataList",
+                "apiVersion": "meta.k8s.io/v1",
+                "metadata": meta,
+                "items": [partial(record.obj) for record in records],
+            }
+        )
+
+    def bookmark(self, meta: Json) -> bytes:
+        """Return the metadata as an object."""
+        return encode(partial({"metadata": meta}))
+
+
+@dataclass(frozen=True, slots=True)
+class TableView:
+    """Rows and columns, made for people; `include` says what of each object goes along."""
+
+    kind: Resource
+    version: str
+    include: str
+    now: float
+
+    def one(self, record: Record) -> bytes:
+        """Return a table of one row."""
+        return self.many([record], {"resourceVersion": str(record.version)})
+
+    def many(self, records: Sequence[Record], meta: Json) -> bytes:
+        """Return a table with a row per object."""
+        columns = columns_of(self.kind)
+        return encode(
+            {
+                "kind": "Table",
+                "apiVersion": f"meta.k8s.io/{self.version}",
+                "metadata": meta,
+                "columnDefinitions": [
+                    {
+                        "name": column.name,
+                        "type": column.type,
+                        "format": column.format,
+                        "description": "",
+                        "priority": column.priority,
+                    }
+                    for column in columns
+                ],
+                "rows": [
+                    {
+                        "cells": [column.cell(record.obj, self.now) for column in columns],
+                        "object": self._object(shown(self.kind, record.obj)),
+                    }
+                    for record in records
+                ],
+            }
+        )
+
+    def bookmark(self, meta: Json) -> bytes:
+        """Return a table without rows."""
+        return self.many([], meta)
+
+    def _object(self, obj: Json) -> Json | None:
+        if self.include == "None":
+            return None
+        return obj if self.include == "Object" else partial(obj)
+
+
+def columns_of(kind: Resource) -> Sequence[Column]:
+    """Return the columns of a kind: its own where its definition gives it some."""
+    return kind.columns if isinstance(kind, CustomKind) else COLUMNS.get(kind.table, GENERIC)
+
+
+def partial(obj: Json) -> Json:
+    """Return the object's metadata as a `PartialObjectMetadata`."""
+    return {
+        "kind": "PartialObjectMetadata",
+        "apiVersion": "meta.k8s.io/v1",
+        "metadata": obj["metadata"],
+    }
+
+
+def view(kind: Resource, accept: str, include: str, now: float) -> View:
+    """Choose the first form in `Accept` that is served; 406 when none is."""
+    for choice in accept.split(",") if accept else ["*/*"]:
+        media_type = choice.split(";", 1)[0].strip().lower()
+        parameters = dict(_PARAMETER.findall(choice))
+        if media_type not in {"application/json", "application/*", "*/*", "application/yaml"}:
+            continue
+        match parameters.get("as"), parameters.get("g"), parameters.get("v"):
+            case None, _, _:
+                return PlainView(kind)
+            case "Table", "meta.k8s.io", "v1" | "v1beta1" as version:
+                return TableView(kind, version, include or "Metadata", now)
+            case (("PartialObjectMetadata" | "PartialObjectMetadataList"), "meta.k8s.io", "v1"):
+                return MetadataView()
+    raise ApiError(
+        406,
+        "NotAcceptable",
+        "only the following media types are accepted: application/json, "
+        "application/json;as=Table;v=v1;g=meta.k8s.io, "
+        "application/json;as=PartialObjectMetadata;v=v1;g=meta.k8s.io",
+    )

@@ -1,0 +1,301 @@
+"""The API server: TLS, bearer tokens, and one door through which every request goes."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from simcluster.apiserver.admission.chain import AdmissionChain
+from simcluster.apiserver.crd.conversions import shown as in_version
+from simcluster.apiserver.crd.definitions import DefinedKinds
+from simcluster.apiserver.http import protobuf_bodies
+from simcluster.apiserver.http.certificates import Certificates
+from simcluster.apiserver.http.errors import ApiError
+from simcluster.apiserver.http.exec_socket import exec_options, serve_exec
+from simcluster.apiserver.http.fault_injection import Faults
+from simcluster.apiserver.http.metrics import Metrics
+from simcluster.apiserver.http.pod_access import serve_log
+from simcluster.apiserver.http.query_parameters import ListOptions
+from simcluster.apiserver.http.representations import View, view
+from simcluster.apiserver.http.request_target import Target, parse
+from simcluster.apiserver.http.static_responses import OPEN_PATHS, static_answer
+from simcluster.apiserver.http.watches import Watched, serve_watch
+from simcluster.apiserver.kinds.disruption import Disruptions
+from simcluster.apiserver.kinds.namespaces import Namespaces, prepare
+from simcluster.apiserver.kinds.resource_quotas import Quotas
+from simcluster.apiserver.kinds.service_account_tokens import ServiceTokens, TokenError
+from simcluster.apiserver.storage import patches
+from simcluster.apiserver.storage.object_writes import Writer, WriteRequest, not_allowed
+from simcluster.apiserver.storage.objects import Json, decode, encode
+from simcluster.apiserver.storage.paged_lists import listing
+from simcluster.apiserver.storage.selectors import selection
+from simcluster.apiserver.storage.store import Store
+from simcluster.ports import ContainerRuntime
+
+log = logging.getLogger(__name__)
+
+_MAX_BODY_BYTES = 3 * 1024 * 1024
+_REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"
+_UNAUTHORIZED = ApiError(401, "Unauthorized", "Unauthorized")
+_STOP_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiSettings:
+    """How the server listens; port 0 takes a free one."""
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    token: str
+    bookmark_s: float = 60.0
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What a request turned out to be, for the metrics."""
+
+    verb: str
+    resource: str = ""
+    subresource: str = ""
+    key: str = ""
+
+
+class ApiServer:
+    """Serves a store; containers are reached through a port."""
+
+    def __init__(
+        self,
+        store: Store,
+        settings: ApiSettings,
+        *,
+        runtime: ContainerRuntime | None = None,
+    ) -> None:
+        self.store = store
+        self.settings = settings
+        self.runtime = runtime
+        self.faults = Faults()
+        self.metrics = Metrics()
+        self._definitions = DefinedKinds(store)
+        self._namespaces = Namespaces(store)
+        self._quotas = Quotas(store)
+        self._admission = AdmissionChain(store)
+        self._tokens = ServiceTokens(store, settings.token)
+        self._writer = Writer(store, Disruptions(store), self._admission, self._tokens)
+        prepare(store)
+
+    async def close(self) -> None:
+        """Close the connections to webhooks."""
+        await self._admission.client.close()
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer one request, whatever it is."""
+        started = time.perf_counter()
+        seen = _Seen(request.method)
+        try:
+            user = {} if request.path in OPEN_PATHS else self._bearer(request)
+            if self.faults.pending:
+                await self.faults.inject(request)
+            response = await self._answer(request, seen, user)
+        except ApiError as error:
+            response = _refusal(error)
+            if seen.verb in {"POST", "PUT", "PATCH", "DELETE"} and seen.key:
+                verb = f"{request.method} {seen.subresource}".strip()
+                self.store.writes.count(seen.resource, seen.key, f"{verb} refused {error.code}")
+        took_s = time.perf_counter() - started
+        self.metrics.count(
+            seen.verb, seen.resource, seen.subresource, code=response.status, took_s=took_s
+        )
+        return response
+
+    def _bearer(self, request: web.BaseRequest) -> Json:
+        """Return who asks."""
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+        if scheme != "Bearer":
+            raise _UNAUTHORIZED
+        try:
+            return self._tokens.bearer(token)[0]
+        except TokenError as error:
+            raise _UNAUTHORIZED from error
+
+    async def _answer(
+        self, request: web.BaseRequest, seen: _Seen, user: Json
+    ) -> web.StreamResponse:
+        path = request.path
+        if path.startswith("/debug/") or path == "/metrics":
+            return await self._debug(request)
+        static = static_answer(request, self.store.kinds)
+        if static is not None:
+            return static
+        if path == _REVIEWS and request.method == "POST":
+            return _json(encode(self._tokens.review(await _body(request) or {})), 201)
+        target = parse(path, self.store.kinds)
+        seen.resource, seen.subresource = target.kind.table, target.subresource
+        if target.subresource in {"exec", "attach", "portforward", "log"}:
+            return await self._reach_in(request, target, user)
+        if request.method == "GET":
+            return await self._read(request, target, seen)
+        seen.key = target.key if target.name else ""
+        return await self._write(request, target, user)
+
+    async def _reach_in(
+        self, request: web.BaseRequest, target: Target, user: Json
+    ) -> web.StreamResponse:
+        pod = self.store.read("pods", target.namespace, target.name)
+        if target.subresource == "log":
+            if request.method != "GET":
+                raise not_allowed(request.method)
+            return await serve_log(request, self.runtime, pod)
+        if target.subresource != "exec":
+            raise ApiError(
+                501,
+                "NotImplemented",
+                f"pods/{target.subresource} is not simulated; exec and log are",
+            )
+        await self._writer.may_connect(target, exec_options(request), user)
+        return await serve_exec(request, self.runtime, pod)
+
+    async def _read(
+        self, request: web.BaseRequest, target: Target, seen: _Seen
+    ) -> web.StreamResponse:
+        query = request.query
+        shown = self._view(request, target)
+        if target.subresource not in {"", "status"}:
+            raise not_allowed("GET")
+        options = ListOptions.of(query)
+        fields = options.fields
+        if target.name and not options.watch:
+            record = self.store.record(target.kind.table, target.namespace, target.name)
+            return _json(shown.one(record))
+        if target.name:
+            fields = ",".join(filter(None, (fields, f"metadata.name={target.name}")))
+        chosen = selection(target.kind, target.namespace, options.labels, fields)
+        if not options.watch:
+            found = listing(self.store, target.kind.table, chosen, options)
+            return _json(shown.many(found.records, found.meta))
+        seen.verb = "WATCH"
+        watched = Watched(target.kind.table, chosen, shown, options)
+        with self.metrics.watches.labels(target.kind.table).track_inprogress():
+            return await serve_watch(
+                request, self.store, watched, bookmark_s=self.settings.bookmark_s
+            )
+
+    def _view(self, request: web.BaseRequest, target: Target) -> View:
+        accept = request.headers.get("Accept", "")
+        include = request.query.get("includeObject", "")
+        return view(target.kind, accept, include, self.store.clock())
+
+    async def _write(
+        self, request: web.BaseRequest, target: Target, user: Json
+    ) -> web.StreamResponse:
+        shown = self._view(request, target)
+        body = await _body(request)
+        content_type = request.content_type
+        try:
+            written = await self._writer.write(
+                request.method, WriteRequest(target, request.query, content_type, body, user)
+            )
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            log.warning("an object of unexpected shape in %s", request.path, exc_info=True)
+            raise ApiError.bad_request(f"the object has an unexpected shape: {error!r}") from error
+        response = _json(self._shown(shown, target, written.obj), written.code)
+        for warning in written.warnings:
+            quoted = warning.replace("\\", "\\\\").replace('"', '\\"')
+            response.headers.add("Warning", f'299 - "{quoted}"')
+        return response
+
+    def _shown(self, shown: View, target: Target, obj: Json) -> bytes:
+        """Encode what was written: what is stored was encoded before, a Status was not."""
+        if obj.get("kind") == target.kind.kind:
+            name = obj["metadata"]["name"]
+            record = self.store.find(target.kind.table, target.namespace, name)
+            if record is not None and record.obj is obj:
+                return shown.one(record)
+            obj = in_version(target.kind, obj)
+        return encode(obj)
+
+    async def _debug(self, request: web.BaseRequest) -> web.StreamResponse:
+        match request.method, request.path:
+            case "GET", "/metrics":
+                return web.Response(body=self.metrics.text(), content_type="text/plain")
+            case "GET", "/debug/writes":
+                prefix = request.query.get("prefix", "")
+                return _json(encode(self.store.writes.everything(prefix)))
+            case "POST", "/debug/faults":
+                self.faults.add(await _body(request))
+            case "DELETE", "/debug/faults":
+                self.faults.pending.clear()
+            case "POST", "/debug/compact":
+                self.store.compact()
+            case _:
+                raise not_allowed(request.method)
+        return _json(b"{}")
+
+
+async def _body(request: web.BaseRequest) -> Any:
+    try:
+        raw = await request.read()
+    except web.HTTPRequestEntityTooLarge as error:
+        text = f"Request entity too large: limit is {_MAX_BODY_BYTES}"
+        raise ApiError(413, "RequestEntityTooLarge", text) from error
+    if not raw:
+        return None
+    if request.content_type in {"application/yaml", patches.APPLY_PATCH}:
+        return patches.parsed_yaml(raw)
+    if request.content_type == protobuf_bodies.CONTENT_TYPE:
+        return protobuf_bodies.decoded(raw)
+    try:
+        return decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ApiError.bad_request(f"error decoding JSON: {error}") from error
+
+
+def _json(body: bytes, code: int = 200) -> web.Response:
+    return web.Response(body=body, status=code, headers={"Content-Type": "application/json"})
+
+
+def _refusal(error: ApiError) -> web.Response:
+    response = _json(encode(error.status()), error.code)
+    if error.retry_after_s is not None:
+        response.headers["Retry-After"] = str(error.retry_after_s)
+    return response
+
+
+@asynccontextmanager
+async def listening(server: ApiServer, certificates: Certificates) -> AsyncIterator[str]:
+    """Listen for as long as the context lasts; gives the URL."""
+    runner = web.ServerRunner(_web_server(server.handle), shutdown_timeout=_STOP_S)
+    await runner.setup()
+    settings = server.settings
+    context = certificates.server_context()
+    site = web.TCPSite(runner, settings.host, settings.port, ssl_context=context, backlog=1024)
+    try:
+        await site.start()
+        port = runner.addresses[0][1]
+        yield f"https://{settings.host}:{port}"
+    finally:
+        await runner.cleanup()
+        await server.close()
+
+
+def _web_server(
+    handle: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
+) -> web.Server:
+    def made(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
+        loop = asyncio.get_running_loop()
+        return web.BaseRequest(
+            message, payload, protocol, writer, task, loop, client_max_size=_MAX_BODY_BYTES
+        )
+
+    return web.Server(
+        handle,
+        request_factory=made,
+        handler_cancellation=True,
+        access_log=None,
+        keepalive_timeout=600,
+    )

@@ -1,0 +1,80 @@
+"""The answers that do not depend on any object: health, version, discovery, OpenAPI."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from aiohttp import web
+
+from simcluster.apiserver.http import discovery, openapi
+from simcluster.apiserver.http.request_target import UNKNOWN
+from simcluster.apiserver.kinds.kinds import Kinds
+from simcluster.apiserver.storage.object_writes import not_allowed
+from simcluster.apiserver.storage.objects import encode
+
+_HEALTH = frozenset({"/healthz", "/readyz", "/livez"})
+OPEN_PATHS = _HEALTH | {"/version"}
+_AGGREGATED = re.compile(
+    r"application/json;(?=[^,]*as=APIGroupDiscoveryList)(?=[^,]*g=apidiscovery\.k8s\.io)"
+    r"[^,]*v=(v2beta1|v2)\b"
+)
+
+
+def static_answer(request: web.BaseRequest, kinds: Kinds) -> web.Response | None:
+    """Answer what needs no store; None for what does."""
+    path = request.path.rstrip("/")
+    if path in _HEALTH or path.startswith(("/livez/", "/readyz/", "/healthz/")):
+        return web.Response(text="ok")
+    if path.startswith("/openapi/"):
+        return _openapi(request, path, kinds)
+    found = _discovery(request, path, kinds)
+    if found is not None and request.method != "GET":
+        raise not_allowed(request.method)
+    return found
+
+
+def _discovery(request: web.BaseRequest, path: str, kinds: Kinds) -> web.Response | None:
+    simple: dict[str, Callable[[], Any]] = {
+        "/version": discovery.version,
+        "/api": lambda: discovery.core_versions(request.host),
+        "/apis": lambda: discovery.group_list(kinds),
+        "/api/v1": lambda: discovery.resource_list(kinds, "", "v1"),
+        "": lambda: {"paths": ["/api", "/apis", "/healthz", "/openapi/v2", "/version"]},
+    }
+    if path in {"/api", "/apis"}:
+        match = _AGGREGATED.search(request.headers.get("Accept", "").replace(" ", ""))
+        if match is not None:
+            form = match[1]
+            body = discovery.aggregated(kinds, core=path == "/api", form=form)
+            content_type = (
+                f"application/json;g={discovery.AGGREGATED};v={form};as=APIGroupDiscoveryList"
+            )
+            return _answer(encode(body), content_type)
+    if path in simple:
+        return _answer(encode(simple[path]()))
+    parts = path.split("/")
+    if len(parts) in {3, 4} and parts[1] == "apis":
+        served = discovery.versions(kinds, parts[2])
+        if not served or (parts[3:] and parts[3] not in served):
+            raise UNKNOWN
+        if parts[3:]:
+            return _answer(encode(discovery.resource_list(kinds, parts[2], parts[3])))
+        return _answer(encode(discovery.group(kinds, parts[2])))
+    return None
+
+
+def _openapi(request: web.BaseRequest, path: str, kinds: Kinds) -> web.Response:
+    if path == "/openapi/v2":
+        if "proto-openapi.spec.v2" in request.headers.get("Accept", ""):
+            return _answer(openapi.document_v2_protobuf(), openapi.PROTOBUF_V2)
+        return _answer(encode(openapi.document_v2()))
+    if path == "/openapi/v3":
+        return _answer(encode(openapi.index_v3(kinds)))
+    below = path.removeprefix("/openapi/v3/")
+    if below not in discovery.group_versions(kinds):
+        raise UNKNOWN
+    return _answer(encode(openapi.document_v3(kinds, below)))
+
+
+def _answer(body: bytes, content_type: str = "application/json") -> web.Response:
+    return web.Response(body=body, headers={"Content-Type": content_type})

@@ -1,0 +1,104 @@
+"""Watches over HTTP: one JSON line per change, bookmarks in quiet times, 410 when left behind."""
+
+import asyncio
+import random
+import time
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from simcluster.apiserver.http.errors import ApiError
+from simcluster.apiserver.http.query_parameters import ListOptions
+from simcluster.apiserver.http.representations import View
+from simcluster.apiserver.storage.history import Subscription
+from simcluster.apiserver.storage.objects import Json, encode
+from simcluster.apiserver.storage.selectors import Selection
+from simcluster.apiserver.storage.store import Store
+
+_SHORTEST_S = 1800
+_INITIAL_END = {"k8s.io/initial-events-end": "true"}
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """What is watched, in which form it is told, and what the client asked for."""
+
+    resource: str
+    chosen: Selection
+    view: View
+    options: ListOptions
+
+
+async def serve_watch(
+    request: web.BaseRequest, store: Store, watched: Watched, *, bookmark_s: float
+) -> web.StreamResponse:
+    """Stream changes until the time is over, the client leaves, or it is too far behind."""
+    response = web.StreamResponse(headers={"Content-Type": "application/json"})
+    response.enable_chunked_encoding()
+    await response.prepare(request)
+    try:
+        await _stream(response, store, watched, bookmark_s=bookmark_s)
+    except ApiError as error:
+        await response.write(_line(b"ERROR", encode(error.status())))
+    except ConnectionError:
+        return response
+    await response.write_eof()
+    return response
+
+
+async def _stream(
+    response: web.StreamResponse, store: Store, watched: Watched, *, bookmark_s: float
+) -> None:
+    options = watched.options
+    subscription = _subscribe(store, watched)
+    if options.initial_events and options.bookmarks:
+        await _tell(response, subscription, watched)
+        meta = {"resourceVersion": str(store.version), "annotations": _INITIAL_END}
+        await response.write(_bookmark(watched.view, meta))
+    timeout_s = options.timeout_s or _SHORTEST_S * (1 + random.random())  # noqa: S311
+    ends_at = time.monotonic() + timeout_s
+    bookmark_at = time.monotonic() + bookmark_s
+    while (now := time.monotonic()) < ends_at:
+        is_over = subscription.is_over
+        await _tell(response, subscription, watched)
+        if is_over:
+            return
+        if options.bookmarks and now >= bookmark_at:
+            meta = {"resourceVersion": str(store.version)}
+            await response.write(_bookmark(watched.view, meta))
+            bookmark_at = now + bookmark_s
+        next_at = min(ends_at, bookmark_at) if options.bookmarks else ends_at
+        await subscription.wait(max(next_at - time.monotonic(), 0.001))
+
+
+def _subscribe(store: Store, watched: Watched) -> Subscription:
+    """Start from the present state unless an exact version is given.
+
+    With `sendInitialEvents` the version is only the oldest acceptable one, so the present state
+    serves; without initial events and without a version the watch starts now.
+    """
+    options = watched.options
+    since = options.version or None
+    if options.initial_events is True:
+        since = None
+    elif options.initial_events is False and since is None:
+        since = store.version
+    return store.subscribe(watched.resource, watched.chosen, since)
+
+
+async def _tell(response: web.StreamResponse, subscription: Subscription, watched: Watched) -> None:
+    events = subscription.take()
+    if events:
+        view = watched.view
+        lines = [_line(event.type.encode(), view.one(event.record)) for event in events]
+        await response.write(b"".join(lines))
+    else:
+        await asyncio.sleep(0)
+
+
+def _bookmark(view: View, meta: Json) -> bytes:
+    return _line(b"BOOKMARK", view.bookmark(meta))
+
+
+def _line(kind: bytes, obj: bytes) -> bytes:
+    return b'{"type":"%b","object":%b}\n' % (kind, obj)

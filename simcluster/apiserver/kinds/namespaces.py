@@ -1,0 +1,71 @@
+"""What a cluster does to namespaces: fills new ones, empties those being deleted."""
+
+from simcluster.apiserver.kinds.resources import Resource
+from simcluster.apiserver.kinds.strategies import SYSTEM_PRIORITIES
+from simcluster.apiserver.storage.history import Change
+from simcluster.apiserver.storage.objects import (
+    Json,
+    at_path,
+    copied,
+    metadata,
+    name_of,
+    namespace_of,
+)
+from simcluster.apiserver.storage.store import Store
+
+INITIAL = ("default", "kube-system", "kube-public", "kube-node-lease")
+
+
+def prepare(store: Store) -> None:
+    """Create the namespaces and priority classes that every cluster has, where missing."""
+    for name in INITIAL:
+        if store.find("namespaces", None, name) is None:
+            store.create("namespaces", {"metadata": {"name": name}})
+    for name, value in SYSTEM_PRIORITIES.items():
+        if store.find("priorityclasses", None, name) is None:
+            store.create("priorityclasses", {"metadata": {"name": name}, "value": value})
+
+
+class Namespaces:
+    """Watches the store: a namespace being deleted loses its contents, then goes itself."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        store.listeners.append(self._on_change)
+        for namespace in store.list("namespaces"):
+            if metadata(namespace).get("deletionTimestamp"):
+                self._empty(name_of(namespace))
+
+    def _on_change(self, kind: Resource, change: Change) -> None:
+        if kind.table == "namespaces":
+            self._on_namespace(change)
+        elif change.after is None and kind.namespaced:
+            self._finish(namespace_of(change.last.obj))
+
+    def _on_namespace(self, change: Change) -> None:
+        if change.after is None:
+            return
+        name = name_of(change.after.obj)
+        if change.before is None:
+            account = {"metadata": {"name": "default", "namespace": name}}
+            self._store.create("serviceaccounts", account)
+        elif metadata(change.after.obj).get("deletionTimestamp") and not metadata(
+            change.before.obj
+        ).get("deletionTimestamp"):
+            self._empty(name)
+
+    def _empty(self, name: str) -> None:
+        for kind, obj in self._store.everything_in(name):
+            if not self._store.gone(kind.table, obj):
+                self._store.delete(kind.table, name, name_of(obj))
+        self._finish(name)
+
+    def _finish(self, name: str) -> None:
+        """Let a namespace go once it is being deleted and nothing is left in it."""
+        found = self._store.find("namespaces", None, name)
+        if found is None or not metadata(found.obj).get("deletionTimestamp"):
+            return
+        if at_path(found.obj, "spec.finalizers") and not any(self._store.everything_in(name)):
+            emptied: Json = copied(found.obj)
+            emptied["spec"]["finalizers"] = []
+            self._store.update("namespaces", emptied, subresource="finalize")

@@ -1,0 +1,197 @@
+"""What the API server fills into a pod: defaults, priority, tolerations, quality of service."""
+
+import base64
+from collections.abc import Iterable, Iterator
+
+from simcluster.apiserver.http.errors import ApiError
+from simcluster.apiserver.storage.objects import Json, name_of
+
+_SPEC_DEFAULTS = {
+    "restartPolicy": "Always",
+    "terminationGracePeriodSeconds": 30,
+    "dnsPolicy": "ClusterFirst",
+    "schedulerName": "default-scheduler",
+    "enableServiceLinks": True,
+}
+_EVICTING_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+_EVICTED_AFTER_S = 300
+_PROBES = ("livenessProbe", "readinessProbe", "startupProbe")
+_PROBE_DEFAULTS = {
+    "timeoutSeconds": 1, "periodSeconds": 10, "successThreshold": 1, "failureThreshold": 3,
+}  # fmt: skip
+_FILE_MODE = 420  # 0644
+_GATED = {
+    "type": "PodScheduled",
+    "status": "False",
+    "reason": "SchedulingGated",
+    "message": "Scheduling is blocked due to non-empty scheduling gates",
+}
+
+
+def containers_of(pod: Json) -> Iterator[Json]:
+    """Iterate over the init containers, then the containers."""
+    spec = pod.get("spec") or {}
+    for field in ("initContainers", "containers"):
+        for container in spec.get(field) or ():
+            if isinstance(container, dict):
+                yield container
+
+
+def admit(pod: Json, priority_classes: Iterable[Json]) -> None:
+    """Give a new pod its priority, tolerations and service account; 403 where it has others."""
+    spec = pod.get("spec")
+    if not isinstance(spec, dict):
+        return
+    _give_priority(pod, spec, priority_classes)
+    _tolerate_lost_nodes(spec)
+    spec.setdefault("serviceAccountName", "default")
+    spec.setdefault("serviceAccount", spec["serviceAccountName"])
+
+
+def begin(pod: Json) -> None:
+    """Bring a new pod to its initial state: Pending, with its quality of service.
+
+    One with scheduling gates is said to wait for them; a scheduler replaces that condition later.
+    """
+    pod["status"] = {"phase": "Pending"}
+    spec = pod.get("spec")
+    if isinstance(spec, dict) and spec.get("schedulingGates"):
+        pod["status"]["conditions"] = [dict(_GATED)]
+    complete(pod)
+    pod["status"]["qosClass"] = qos_class(pod)
+
+
+def complete(pod: Json) -> None:
+    """Fill in the API's defaults, in place; repeating it changes nothing."""
+    spec = pod.get("spec")
+    if not isinstance(spec, dict):
+        return
+    for field, value in _SPEC_DEFAULTS.items():
+        if spec.get(field) is None:
+            spec[field] = value
+    if spec.get("securityContext") is None:
+        spec["securityContext"] = {}
+    for container in containers_of(pod):
+        _complete_container(container, host_network=bool(spec.get("hostNetwork")))
+    for volume in spec.get("volumes") or ():
+        _complete_volume(volume)
+
+
+def _complete_container(container: Json, *, host_network: bool) -> None:
+    image = str(container.get("image") or "")
+    tag = image.rpartition("/")[2].partition("@")[0].partition(":")[2]
+    latest = "@" not in image and tag in {"", "latest"}
+    container.setdefault("imagePullPolicy", "Always" if latest else "IfNotPresent")
+    container.setdefault("terminationMessagePath", "/dev/termination-log")
+    container.setdefault("terminationMessagePolicy", "File")
+    resources = container.get("resources")
+    if resources is None:
+        resources = container["resources"] = {}
+    if isinstance(resources, dict) and isinstance(resources.get("limits"), dict):
+        for field in ("limits", "requests"):
+            if isinstance(resources.get(field), dict):
+                resources[field] = {k: _quantity(v) for k, v in resources[field].items()}
+        resources["requests"] = {**resources["limits"], **(resources.get("requests") or {})}
+    elif isinstance(resources, dict) and isinstance(resources.get("requests"), dict):
+        resources["requests"] = {k: _quantity(v) for k, v in resources["requests"].items()}
+    for port in container.get("ports") or ():
+        port.setdefault("protocol", "TCP")
+        if host_network:
+            port.setdefault("hostPort", port.get("containerPort"))
+    for probe in filter(None, (container.get(name) for name in _PROBES)):
+        for field, value in _PROBE_DEFAULTS.items():
+            probe.setdefault(field, value)
+
+
+def _quantity(value: object) -> object:
+    """Quantities may be written as numbers and are always answered as text."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value
+    return str(int(value)) if float(value).is_integer() else str(value)
+
+
+def _complete_volume(volume: Json) -> None:
+    for source in ("configMap", "secret", "projected", "downwardAPI"):
+        if isinstance(volume.get(source), dict):
+            volume[source].setdefault("defaultMode", _FILE_MODE)
+    if isinstance(volume.get("hostPath"), dict):
+        volume["hostPath"].setdefault("type", "")
+
+
+def _give_priority(pod: Json, spec: Json, classes: Iterable[Json]) -> None:
+    wanted = spec.get("priorityClassName")
+    known = {name_of(each): each for each in classes}
+    if wanted and wanted not in known:
+        why = f"no PriorityClass with name {wanted} was found"
+        raise ApiError.forbidden("pods", name_of(pod), why)
+    chosen = known.get(wanted) if wanted else None
+    if chosen is None:
+        defaults = [each for each in known.values() if each.get("globalDefault")]
+        chosen = min(defaults, key=lambda each: int(each["value"]), default=None)
+    if chosen is not None:
+        spec["priorityClassName"] = name_of(chosen)
+    value = int(chosen["value"]) if chosen else 0
+    if spec.get("priority") not in (None, value):
+        why = (
+            f"the integer value of priority ({spec['priority']}) must not be provided in pod spec;"
+            f" priority admission controller computed {value} from the given PriorityClass name"
+        )
+        raise ApiError.forbidden("pods", name_of(pod), why)
+    spec["priority"] = value
+    policy = (chosen or {}).get("preemptionPolicy") or "PreemptLowerPriority"
+    if spec.get("preemptionPolicy") not in (None, policy):
+        why = (
+            f"the string value of PreemptionPolicy ({spec['preemptionPolicy']}) must not be "
+            f"provided in pod spec; priority admission controller computed {policy} from the given "
+            "PriorityClass name"
+        )
+        raise ApiError.forbidden("pods", name_of(pod), why)
+    spec["preemptionPolicy"] = policy
+
+
+def _tolerate_lost_nodes(spec: Json) -> None:
+    tolerations = spec.setdefault("tolerations", [])
+    if not isinstance(tolerations, list):
+        return
+    for taint in _EVICTING_TAINTS:
+        covered = any(
+            each.get("key") in (None, "", taint)
+            and each.get("effect") in (None, "", "NoExecute")
+            and (each.get("key") or each.get("operator") == "Exists")
+            for each in tolerations
+        )
+        if not covered:
+            tolerations.append(
+                {
+                    "key": taint,
+                    "operator": "Exists",
+                    "effect": "NoExecute",
+                    "tolerationSeconds": _EVICTED_AFTER_S,
+                }
+            )
+
+
+def qos_class(pod: Json) -> str:
+    """Return the pod's quality of service, from its cpu and memory alone."""
+    guaranteed = True
+    any_set = False
+    for container in containers_of(pod):
+        resources = container.get("resources")
+        resources = resources if isinstance(resources, dict) else {}
+        limits = resources.get("limits") or {}
+        requests = resources.get("requests") or {}
+        for resource in ("cpu", "memory"):
+            any_set = any_set or resource in limits or resource in requests
+            same = resource in limits and str(limits[resource]) == str(requests.get(resource))
+            guaranteed = guaranteed and same
+    if not any_set:
+        return "BestEffort"
+    return "Guaranteed" if guaranteed else "Burstable"
+
+
+def encode_secret(secret: Json) -> None:
+    """Move `stringData` into `data` as base64; the type defaults to Opaque."""
+    secret.setdefault("type", "Opaque")
+    for key, text in (secret.pop("stringData", None) or {}).items():
+        data = secret.setdefault("data", {})
+        data[key] = base64.b64encode(str(text).encode()).decode()

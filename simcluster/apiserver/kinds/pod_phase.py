@@ -1,0 +1,72 @@
+"""A pod's state in a word, as `kubectl get pods` shows it."""
+
+from collections.abc import Iterable
+
+from simcluster.apiserver.storage.objects import Json, at_path, metadata
+
+
+def _statuses(pod: Json, field: str) -> list[Json]:
+    return at_path(pod, f"status.{field}") or []
+
+
+def ready_containers(pod: Json) -> tuple[int, int]:
+    """Return how many containers are ready, and how many there are."""
+    statuses = _statuses(pod, "containerStatuses")
+    ready = sum(1 for each in statuses if each.get("ready") and at_path(each, "state.running"))
+    return ready, len(at_path(pod, "spec.containers") or ())
+
+
+def restarts(pod: Json) -> int:
+    """Return how often its containers were restarted."""
+    return sum(int(each.get("restartCount") or 0) for each in _statuses(pod, "containerStatuses"))
+
+
+def is_ready(pod: Json) -> bool:
+    """Tell whether the pod's condition Ready is true."""
+    return any(
+        each.get("type") == "Ready" and each.get("status") == "True"
+        for each in _statuses(pod, "conditions")
+    )
+
+
+def status_word(pod: Json) -> str:
+    """Return the phase, or what says more: a container's reason, or that the pod is ending."""
+    word = str(at_path(pod, "status.reason") or at_path(pod, "status.phase") or "Unknown")
+    for condition in _statuses(pod, "conditions"):
+        if condition.get("type") == "PodScheduled" and condition.get("reason") == "SchedulingGated":
+            word = "SchedulingGated"
+    word = _init_word(pod) or _container_word(_statuses(pod, "containerStatuses")) or word
+    if metadata(pod).get("deletionTimestamp"):
+        return "Unknown" if at_path(pod, "status.reason") == "NodeLost" else "Terminating"
+    return word
+
+
+def _init_word(pod: Json) -> str:
+    total = len(at_path(pod, "spec.initContainers") or ())
+    for at, status in enumerate(_statuses(pod, "initContainerStatuses")):
+        if at_path(status, "state.terminated.exitCode") == 0:
+            continue
+        reason = _reason(status)
+        if reason and reason != "PodInitializing":
+            return f"Init:{reason}"
+        return f"Init:{at}/{total}"
+    return ""
+
+
+def _container_word(statuses: Iterable[Json]) -> str:
+    words = [_reason(status) for status in statuses]
+    return next((word for word in words if word), "")
+
+
+def _reason(status: Json) -> str:
+    waiting = at_path(status, "state.waiting.reason")
+    if waiting:
+        return str(waiting)
+    terminated = at_path(status, "state.terminated")
+    if not terminated:
+        return ""
+    if terminated.get("reason"):
+        return str(terminated["reason"])
+    if terminated.get("signal"):
+        return f"Signal:{terminated['signal']}"
+    return f"ExitCode:{terminated.get('exitCode')}"

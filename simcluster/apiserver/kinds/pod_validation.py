@@ -1,0 +1,158 @@
+"""What is wrong with a pod's spec: every fault at once, as causes of one 422."""
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+from shared.model.errors import RequestError
+from shared.model.quantity import parse_quantity
+from simcluster.apiserver.http.errors import Cause
+from simcluster.apiserver.storage.names import is_qualified, is_subdomain, label_name_cause
+from simcluster.apiserver.storage.objects import Json
+
+_RESTART_POLICIES = ("Always", "OnFailure", "Never")
+_parsed = lru_cache(maxsize=4096)(parse_quantity)
+_NATIVE = ("cpu", "memory", "ephemeral-storage", "pods", "storage")
+
+
+def required(field: str) -> Cause:
+    """Say that a field is missing."""
+    return Cause("FieldValueRequired", "Required value", field)
+
+
+def check(pod: Json) -> list[Cause]:
+    """Check the whole spec."""
+    spec = pod.get("spec")
+    if not isinstance(spec, dict):
+        return [required("spec")]
+    causes: list[Cause] = []
+    containers = spec.get("containers")
+    if not isinstance(containers, list) or not containers:
+        causes.append(required("spec.containers"))
+    if spec.get("restartPolicy") not in _RESTART_POLICIES:
+        allowed = ", ".join(f'"{policy}"' for policy in _RESTART_POLICIES)
+        text = f'Unsupported value: "{spec.get("restartPolicy")}": supported values: {allowed}'
+        causes.append(Cause("FieldValueNotSupported", text, "spec.restartPolicy"))
+    node = spec.get("nodeName")
+    if node and not (isinstance(node, str) and is_subdomain(node)):
+        text = f'Invalid value: "{node}": not a valid node name'
+        causes.append(Cause("FieldValueInvalid", text, "spec.nodeName"))
+    return [*causes, *_gate_causes(spec), *_container_causes(spec)]
+
+
+def check_new(pod: Json) -> list[Cause]:
+    """Check what only a new pod may not be."""
+    spec = pod.get("spec")
+    if isinstance(spec, dict) and spec.get("nodeName") and spec.get("schedulingGates"):
+        text = "Forbidden: cannot be set until all schedulingGates have been cleared"
+        return [Cause("FieldValueForbidden", text, "spec.nodeName")]
+    return []
+
+
+def _gate_causes(spec: Json) -> Iterator[Cause]:
+    seen: set[str] = set()
+    for at, gate in enumerate(spec.get("schedulingGates") or ()):
+        name = str(gate.get("name") or "") if isinstance(gate, dict) else ""
+        where = f"spec.schedulingGates[{at}]"
+        if not is_qualified(name):
+            text = f'Invalid value: "{name}": name part must consist of alphanumeric characters'
+            yield Cause("FieldValueInvalid", text, where)
+        elif name in seen:
+            yield Cause("FieldValueDuplicate", f'Duplicate value: "{name}"', where)
+        seen.add(name)
+
+
+def _container_causes(spec: Json) -> Iterator[Cause]:
+    volumes = {each.get("name") for each in spec.get("volumes") or () if isinstance(each, dict)}
+    seen: set[object] = set()
+    for field in ("initContainers", "containers"):
+        listed = spec.get(field)
+        for at, container in enumerate(listed if isinstance(listed, list) else ()):
+            path = f"spec.{field}[{at}]"
+            if not isinstance(container, dict):
+                yield Cause("FieldValueTypeInvalid", "Invalid value: not a map", path)
+                continue
+            yield from _one_container(container, path, seen, volumes)
+            seen.add(container.get("name"))
+
+
+def _one_container(
+    container: Json, path: str, seen: set[object], volumes: set[object]
+) -> Iterator[Cause]:
+    name = container.get("name")
+    if not name:
+        yield required(f"{path}.name")
+    elif name in seen:
+        yield Cause("FieldValueDuplicate", f'Duplicate value: "{name}"', f"{path}.name")
+    else:
+        yield from label_name_cause(str(name), f"{path}.name")
+    if not container.get("image"):
+        yield required(f"{path}.image")
+    for at, variable in enumerate(container.get("env") or ()):
+        if not (isinstance(variable, dict) and variable.get("name")):
+            yield required(f"{path}.env[{at}].name")
+    for at, mount in enumerate(container.get("volumeMounts") or ()):
+        if mount.get("name") not in volumes:
+            where = f"{path}.volumeMounts[{at}].name"
+            yield Cause("FieldValueNotFound", f'Not found: "{mount.get("name")}"', where)
+    yield from _resource_causes(container.get("resources"), f"{path}.resources")
+
+
+def _resource_causes(resources: object, path: str) -> Iterator[Cause]:
+    if not isinstance(resources, dict):
+        yield Cause("FieldValueTypeInvalid", "Invalid value: not a map", path)
+        return
+    limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
+    unreadable: set[str] = set()
+    for field, listed in (("limits", limits), ("requests", requests)):
+        for name, value in listed.items():
+            faults = list(_quantity_causes(name, value, f"{path}.{field}"))
+            if faults:
+                unreadable.add(name)
+            yield from faults
+    for name in sorted({*limits, *requests} - unreadable):
+        yield from _pair_causes(name, limits, requests, path)
+
+
+def _quantity_causes(name: str, value: object, path: str) -> Iterator[Cause]:
+    where = f"{path}[{name}]"
+    if not is_qualified(name) or ("/" not in name and not _is_native(name)):
+        text = f'Invalid value: "{name}": must be a standard resource type or fully qualified'
+        yield Cause("FieldValueInvalid", text, where)
+        return
+    try:
+        amount = _parsed(str(value))
+    except RequestError:
+        text = (
+            f'Invalid value: "{value}": quantities must match the regular expression '
+            "'^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'"
+        )
+        yield Cause("FieldValueInvalid", text, where)
+        return
+    if amount < 0:
+        text = f'Invalid value: "{value}": must be greater than or equal to 0'
+        yield Cause("FieldValueInvalid", text, where)
+    elif not _is_native(name) and amount.denominator != 1:
+        yield Cause("FieldValueInvalid", f'Invalid value: "{value}": must be an integer', where)
+
+
+def _pair_causes(name: str, limits: Json, requests: Json, path: str) -> Iterator[Cause]:
+    if _is_native(name) and not name.startswith("hugepages-"):
+        if name in limits and name in requests:
+            limit, request = _parsed(limits[name]), _parsed(requests[name])
+            if request > limit:
+                text = (
+                    f'Invalid value: "{requests[name]}": must be less than or equal to {name} '
+                    f"limit of {limits[name]}"
+                )
+                yield Cause("FieldValueInvalid", text, f"{path}.requests")
+        return
+    if name not in limits:
+        text = "Required value: Limit must be set for non overcommitable resources"
+        yield Cause("FieldValueRequired", text, f"{path}.limits")
+    elif _parsed(requests.get(name, limits[name])) != _parsed(limits[name]):
+        text = f'Invalid value: "{requests[name]}": must be equal to {name} limit of {limits[name]}'
+        yield Cause("FieldValueInvalid", text, f"{path}.requests")
+
+
+def _is_native(name: str) -> bool:
+    return name in _NATIVE or name.startswith("hugepages-") or "kubernetes.io/" in name

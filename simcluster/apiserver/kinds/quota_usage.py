@@ -1,0 +1,152 @@
+"""What a pod counts against a ResourceQuota, and which quotas it is counted against; pure.
+
+As Kubernetes documents it, except that a pod that outlives its grace period stays charged until
+it is gone.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+
+from simcluster.apiserver.kinds.pod_defaults import qos_class
+from simcluster.apiserver.kinds.quantities import (
+    Amounts,
+    Quantity,
+    added,
+    amounts,
+    largest,
+    quantity,
+)
+from simcluster.apiserver.storage.objects import Json, at_path
+from simcluster.apiserver.storage.selectors import object_requirements
+
+_COMPUTE = ("cpu", "memory", "ephemeral-storage")
+_EXPLICIT = frozenset(f"{head}{name}" for name in ("cpu", "memory")
+                      for head in ("", "requests.", "limits."))  # fmt: skip
+_TRACKED = frozenset(f"{head}{name}" for name in _COMPUTE for head in ("", "requests.", "limits.")
+                     ) | {"pods", "count/pods"}  # fmt: skip
+_FINISHED = frozenset({"Succeeded", "Failed"})
+_ONE = Quantity(quantity(1).value)
+
+
+def counts_pods(name: str) -> bool:
+    """Tell whether a resource of a quota is about pods."""
+    return (
+        name in _TRACKED
+        or name.startswith(("hugepages-", "requests.hugepages-"))
+        or (name.startswith("requests.") and is_extended(name.removeprefix("requests.")))
+    )
+
+
+def is_extended(name: str) -> bool:
+    """Tell whether a container's resource is one of a device plugin."""
+    return "/" in name and "kubernetes.io/" not in name
+
+
+def usage(pod: Json) -> Amounts:
+    """Return all that a pod counts; one that has ended counts as an object only."""
+    total: Amounts = {"count/pods": _ONE}
+    if at_path(pod, "status.phase") in _FINISHED:
+        return total
+    return total | _charges(_of_pod(pod, "requests"), _of_pod(pod, "limits")) | {"pods": _ONE}
+
+
+def _charges(requests: Amounts, limits: Amounts) -> Amounts:
+    charged: Amounts = {}
+    for name, amount in requests.items():
+        if name in _COMPUTE or name.startswith("hugepages-"):
+            charged |= {name: amount, f"requests.{name}": amount}
+        elif is_extended(name):
+            charged[f"requests.{name}"] = amount
+    return charged | {f"limits.{name}": limits[name] for name in _COMPUTE if name in limits}
+
+
+def _of_pod(pod: Json, field: str) -> Amounts:
+    """Sum a pod's requests or limits: init containers one by one, unless they stay beside."""
+    spec = pod["spec"]
+    beside: Amounts = {}
+    highest: Amounts = {}
+    for container in spec.get("initContainers") or ():
+        own = _listed(container, field)
+        if container.get("restartPolicy") == "Always":
+            beside = added(beside, own)
+            highest = largest(highest, beside)
+        else:
+            highest = largest(highest, added(beside, own))
+    running = beside
+    for container in spec.get("containers") or ():
+        running = added(running, _listed(container, field))
+    total = largest(running, highest) | _listed(spec, field)
+    overhead = amounts(spec.get("overhead") or {})
+    if field == "limits":
+        overhead = {name: amount for name, amount in overhead.items() if name in total}
+    return added(total, overhead)
+
+
+def _listed(holder: Json, field: str) -> Amounts:
+    return amounts(at_path(holder, f"resources.{field}") or {})
+
+
+def unspecified(names: Iterable[str], pod: Json) -> str:
+    """Say which containers lack what a quota on cpu or memory demands of each; empty if none."""
+    if at_path(pod, "spec.resources"):
+        return ""
+    wanted = sorted(_EXPLICIT & set(names))
+    containers = [
+        each for f in ("containers", "initContainers") for each in pod["spec"].get(f) or ()
+    ]
+    lacking: dict[str, list[str]] = {}
+    for container in containers:
+        given = _charges(_listed(container, "requests"), _listed(container, "limits"))
+        for name in wanted:
+            if name not in given:
+                lacking.setdefault(name, []).append(str(container.get("name")))
+    parts = [f"{name} for: {','.join(sorted(who))}" for name, who in sorted(lacking.items())]
+    return f"must specify {'; '.join(parts)}" if parts else ""
+
+
+def matches(quota: Json, pod: Json) -> bool:
+    """Tell whether a quota counts a pod: it must count pods at all, and every scope must hold."""
+    if not any(counts_pods(name) for name in at_path(quota, "spec.hard") or ()):
+        return False
+    scopes = [
+        {"scopeName": name, "operator": "Exists"} for name in at_path(quota, "spec.scopes") or ()
+    ]
+    selectors = at_path(quota, "spec.scopeSelector.matchExpressions") or ()
+    return all(_in_scope(each, pod) for each in (*scopes, *selectors))
+
+
+def _in_scope(selector: Json, pod: Json) -> bool:
+    test = SCOPES.get(selector["scopeName"])
+    if test is not None:
+        return test(pod)
+    name = at_path(pod, "spec.priorityClassName")
+    if selector["operator"] == "Exists":
+        return bool(name)
+    expression = {"key": "PriorityClass", "operator": selector["operator"],
+                  "values": selector.get("values") or []}  # fmt: skip
+    labels = {"PriorityClass": name} if name else {}
+    return all(e(labels) for e in object_requirements({"matchExpressions": [expression]}))
+
+
+def _terminating(pod: Json) -> bool:
+    return at_path(pod, "spec.activeDeadlineSeconds") is not None
+
+
+def _crosses_namespaces(pod: Json) -> bool:
+    terms: list[Json] = []
+    for kind in ("podAffinity", "podAntiAffinity"):
+        affinity = at_path(pod, f"spec.affinity.{kind}") or {}
+        terms += affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or ()
+        terms += [
+            each.get("podAffinityTerm") or {}
+            for each in affinity.get("preferredDuringSchedulingIgnoredDuringExecution") or ()
+        ]
+    return any(t.get("namespaces") or t.get("namespaceSelector") is not None for t in terms)
+
+
+SCOPES: Mapping[str, Callable[[Json], bool]] = {
+    "Terminating": _terminating,
+    "NotTerminating": lambda pod: not _terminating(pod),
+    "BestEffort": lambda pod: qos_class(pod) == "BestEffort",
+    "NotBestEffort": lambda pod: qos_class(pod) != "BestEffort",
+    "CrossNamespacePodAffinity": _crosses_namespaces,
+}

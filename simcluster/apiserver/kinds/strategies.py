@@ -1,0 +1,179 @@
+"""Per kind: what is filled in, what is checked, what an update may not touch."""
+
+from collections.abc import Mapping
+
+from simcluster.apiserver.admission.policy_configs import AdmissionPolicies, PolicyBindings
+from simcluster.apiserver.admission.webhook_configs import WebhookConfigurations
+from simcluster.apiserver.crd.custom_kinds import CustomKind
+from simcluster.apiserver.crd.custom_objects import CustomObjects
+from simcluster.apiserver.crd.strategy import Definitions
+from simcluster.apiserver.http.errors import ApiError, Cause
+from simcluster.apiserver.kinds import pod_defaults, pod_updates, pod_validation
+from simcluster.apiserver.kinds.disruption_validation import budget_causes
+from simcluster.apiserver.kinds.quota_validation import quota_causes
+from simcluster.apiserver.kinds.resources import Resource
+from simcluster.apiserver.kinds.strategy import Lookup, Strategy
+from simcluster.apiserver.storage.names import metadata_causes
+from simcluster.apiserver.storage.objects import Json, name_of
+
+
+class Pods(Strategy):
+    """Pods begin as Pending; most of their spec is settled at creation."""
+
+    counts_generations = True
+
+    def admit(self, obj: Json, cluster: Lookup) -> None:
+        """Fill in priority, tolerations and the service account."""
+        pod_defaults.admit(obj, cluster.list("priorityclasses"))
+
+    def begin(self, obj: Json, cluster: Lookup) -> None:
+        """Begin as Pending."""
+        pod_defaults.begin(obj)
+
+    def complete(self, obj: Json, cluster: Lookup) -> None:
+        """Fill in the defaults of the API."""
+        pod_defaults.complete(obj)
+
+    def check(self, obj: Json) -> list[Cause]:
+        """Check metadata and spec."""
+        return [
+            *metadata_causes(obj),
+            *pod_validation.check(obj),
+            *pod_validation.check_new(obj),
+        ]
+
+    def check_update(self, new: Json, old: Json) -> list[Cause]:
+        """Refuse changes to what is settled."""
+        return pod_updates.check(new, old)
+
+
+class Namespaces(Strategy):
+    """Namespaces stay, Terminating, until all in them is gone."""
+
+    def begin(self, obj: Json, cluster: Lookup) -> None:
+        """Begin as Active, with the finalizer that waits for the contents."""
+        obj["spec"] = {"finalizers": ["kubernetes"]}
+        obj["status"] = {"phase": "Active"}
+        labels = obj["metadata"].setdefault("labels", {})
+        labels["kubernetes.io/metadata.name"] = name_of(obj)
+
+    def check_delete(self, obj: Json, cluster: Lookup) -> None:
+        """Keep the namespaces without which a cluster is none."""
+        if name_of(obj) in {"default", "kube-system", "kube-public"}:
+            raise ApiError.forbidden(
+                "namespaces", name_of(obj), "this namespace may not be deleted"
+            )
+
+    def mark_deleted(self, obj: Json) -> None:
+        """Show that it is on its way out."""
+        obj["status"] = {**(obj.get("status") or {}), "phase": "Terminating"}
+
+
+class Secrets(Strategy):
+    """Secrets hold base64; `stringData` is how text gets in."""
+
+    def complete(self, obj: Json, cluster: Lookup) -> None:
+        """Encode `stringData` into `data`."""
+        pod_defaults.encode_secret(obj)
+
+
+class Services(Strategy):
+    """Services are stored; no traffic flows."""
+
+    def complete(self, obj: Json, cluster: Lookup) -> None:
+        """Fill in type, affinity and target ports."""
+        spec = obj.setdefault("spec", {})
+        spec.setdefault("type", "ClusterIP")
+        spec.setdefault("sessionAffinity", "None")
+        for port in spec.get("ports") or ():
+            port.setdefault("protocol", "TCP")
+            port.setdefault("targetPort", port.get("port"))
+
+
+SYSTEM_PRIORITIES: Mapping[str, int] = {
+    "system-cluster-critical": 2_000_000_000,
+    "system-node-critical": 2_000_001_000,
+}
+
+
+class PriorityClasses(Strategy):
+    """A priority class is its value."""
+
+    def complete(self, obj: Json, cluster: Lookup) -> None:
+        """Preempt lower priorities unless told otherwise; 403 for a second default."""
+        obj.setdefault("preemptionPolicy", "PreemptLowerPriority")
+        others = [each for each in cluster.list("priorityclasses") if each.get("globalDefault")]
+        if obj.get("globalDefault") and any(name_of(each) != name_of(obj) for each in others):
+            why = (
+                f"PriorityClass {name_of(others[0])} is already marked as default. "
+                "Only one default can exist"
+            )
+            raise ApiError.forbidden("priorityclasses.scheduling.k8s.io", name_of(obj), why)
+
+    def check(self, obj: Json) -> list[Cause]:
+        """A value must be there, and leave the highest ones to the system."""
+        causes = metadata_causes(obj)
+        value = obj.get("value")
+        if not isinstance(value, int):
+            causes.append(Cause("FieldValueRequired", "Required value", "value"))
+        elif SYSTEM_PRIORITIES.get(name_of(obj)) == value:
+            return causes
+        elif value > 1_000_000_000:
+            text = "Forbidden: maximum allowed value of a user defined priority is 1000000000"
+            causes.append(Cause("FieldValueForbidden", text, "value"))
+        if name_of(obj).startswith("system-"):
+            text = (
+                "Forbidden: priority class names with 'system-' prefix are reserved for system "
+                "use only"
+            )
+            causes.append(Cause("FieldValueForbidden", text, "metadata.name"))
+        return causes
+
+    def check_update(self, new: Json, old: Json) -> list[Cause]:
+        """The value never changes."""
+        if new.get("value") != old.get("value"):
+            text = "Forbidden: may not be changed in an update."
+            return [Cause("FieldValueForbidden", text, "value")]
+        return []
+
+
+class ResourceQuotas(Strategy):
+    """Quotas must be readable, for every write in their namespace reads them."""
+
+    def check(self, obj: Json) -> list[Cause]:
+        """Check names, amounts and scopes."""
+        return [*metadata_causes(obj), *quota_causes(obj)]
+
+
+class DisruptionBudgets(Strategy):
+    """Budgets must be readable, for every eviction reads them."""
+
+    counts_generations = True
+
+    def check(self, obj: Json) -> list[Cause]:
+        """Check the amounts and the selector."""
+        return [*metadata_causes(obj), *budget_causes(obj)]
+
+
+_PLAIN = Strategy()
+_STRATEGIES: Mapping[str, Strategy] = {
+    "pods": Pods(),
+    "namespaces": Namespaces(),
+    "secrets": Secrets(),
+    "services": Services(),
+    "priorityclasses": PriorityClasses(),
+    "poddisruptionbudgets": DisruptionBudgets(),
+    "resourcequotas": ResourceQuotas(),
+    "customresourcedefinitions": Definitions(),
+    "validatingadmissionpolicies": AdmissionPolicies(),
+    "validatingadmissionpolicybindings": PolicyBindings(),
+    "mutatingwebhookconfigurations": WebhookConfigurations(mutating=True),
+    "validatingwebhookconfigurations": WebhookConfigurations(mutating=False),
+}
+
+
+def strategy_of(kind: Resource) -> Strategy:
+    """Return the behaviour of a kind."""
+    if isinstance(kind, CustomKind):
+        return CustomObjects(kind)
+    return _STRATEGIES.get(kind.table, _PLAIN)

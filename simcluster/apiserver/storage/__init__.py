@@ -1,0 +1,1 @@
+"""The object store: versions, history, lists, patches and deletion."""

@@ -1,0 +1,401 @@
+"""The cluster's objects: versions, watches, graceful deletion, all in one process.
+
+Everything that happens to an object goes through `Store`, whether it came over HTTP or from a
+simulated kubelet in the same process. Methods other than `watch` do not wait, so what runs between
+two `await`s is atomic. Objects are plain JSON maps. **Those returned or watched are shared: copy
+(`objects.copied`) before changing one.** What you pass in is copied. Refusals are `ApiError`s with
+the `code` and `reason` of the Kubernetes Status.
+
+How a kubelet uses it::
+
+    async for event in store.watch("pods", fields=f"spec.nodeName={node}"):
+        pod = event.object                      # ADDED for each existing pod first
+        if event.type == "DELETED": ...         # gone: forget its containers
+        elif "deletionTimestamp" in pod["metadata"]:
+            ...                                 # stop the containers, then
+            store.delete("pods", namespace, name, grace_s=0, uid=pod["metadata"]["uid"])
+        else:
+            store.patch("pods", namespace, name, {"status": {...}}, subresource="status")
+
+`patch` is a JSON merge patch unless told otherwise (a function from object to object). `update`
+replaces, and is refused with 409 when the object it carries has another `resourceVersion` than the
+stored one. With `subresource="status"` only status and labels, annotations and finalizers are
+taken over; without it everything but status is. A pod that is bound to a node is only marked by
+`delete` (`deletionTimestamp`, grace period) and goes when deleted with `grace_s=0`; an unbound or
+finished one goes at once.
+"""
+
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+
+from simcluster.apiserver.crd.custom_kinds import kinds_of
+from simcluster.apiserver.crd.strategy import TABLE as DEFINITIONS
+from simcluster.apiserver.crd.strategy import is_established
+from simcluster.apiserver.http.errors import ApiError
+from simcluster.apiserver.kinds.kinds import Kinds
+from simcluster.apiserver.kinds.resources import Resource
+from simcluster.apiserver.kinds.strategies import strategy_of
+from simcluster.apiserver.storage.deletion import Deletion, decide
+from simcluster.apiserver.storage.history import (
+    Change,
+    History,
+    Page,
+    Record,
+    Subscription,
+    WatchEvent,
+)
+from simcluster.apiserver.storage.json_merge_patch import merged
+from simcluster.apiserver.storage.objects import (
+    Json,
+    Objects,
+    copied,
+    decode,
+    metadata,
+    name_of,
+    namespace_of,
+    rfc3339,
+)
+from simcluster.apiserver.storage.persistence import Disk, NoDisk
+from simcluster.apiserver.storage.preconditions import (
+    check_namespace,
+    check_preconditions,
+    refuse_invalid,
+)
+from simcluster.apiserver.storage.selectors import Selection, selection
+from simcluster.apiserver.storage.updates import carried_over, identify, named
+from simcluster.apiserver.storage.write_counts import WriteCounter
+
+DEFAULT_WINDOW = 5000
+
+Patcher = Callable[[Json], Json]
+Gate = Callable[[Resource, Json | None, Json], None]
+"""Asked before a write, with the object as it was and as it would be; raises to refuse it."""
+
+
+class Store:
+    """All objects of the cluster, each kind with its history."""
+
+    def __init__(
+        self,
+        disk: Disk | None = None,
+        *,
+        window: int = DEFAULT_WINDOW,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.clock = clock
+        self.writes = WriteCounter()
+        self.listeners: list[Callable[[Resource, Change], None]] = []
+        self.gates: list[Gate] = []
+        self._disk = NoDisk() if disk is None else disk
+        self._window = window
+        self.version = max(self._disk.last_version(), 1)
+        self.kinds = Kinds()
+        self._records: dict[str, dict[str, Record]] = {}
+        self._histories: dict[str, History] = {}
+        for kind in self.kinds.stored():
+            self._make_table(kind.table)
+        self._load()
+
+    def _make_table(self, table: str) -> None:
+        if table not in self._records:
+            self._records[table] = {}
+            self._histories[table] = History(window=self._window, floor=self.version)
+
+    def _load(self) -> None:
+        """Read what is on disk: definitions first, for they say what else there may be."""
+        rows = sorted(self._disk.rows(), key=lambda row: row.resource != DEFINITIONS)
+        for row in rows:
+            if row.resource in self._records:
+                record = Record(decode(row.body), row.version, row.body)
+                self._records[row.resource][row.key] = record
+                if row.resource == DEFINITIONS and is_established(record.obj):
+                    self.serve(record.obj)
+
+    def serve(self, definition: Json) -> None:
+        """Serve the kinds of a definition, keeping what is stored of them."""
+        stored, served = kinds_of(definition)
+        self.kinds.install(stored.table, stored, served)
+        self._make_table(stored.table)
+
+    def withdraw(self, table: str) -> None:
+        """Serve a defined kind no longer; what is stored of it is lost, its watches end."""
+        for key in self._records.pop(table, {}):
+            self.version += 1
+            self._disk.write(table, key, self.version, None)
+        history = self._histories.pop(table, None)
+        if history is not None:
+            history.end_watches()
+        self.kinds.remove(table)
+
+    def close(self) -> None:
+        """Release the disk."""
+        self._disk.close()
+
+    def now(self) -> str:
+        """Return the cluster's time as a `metav1.Time`."""
+        return rfc3339(self.clock())
+
+    # Reading
+
+    def find(self, resource: str, namespace: str | None, name: str) -> Record | None:
+        """Return the current version of an object, or None."""
+        return self._records[resource].get(self._key(resource, namespace, name))
+
+    def record(self, resource: str, namespace: str | None, name: str) -> Record:
+        """Return the current version of an object; 404 if there is none."""
+        found = self.find(resource, namespace, name)
+        if found is None:
+            raise ApiError.not_found(self.kinds[resource].qualified, name)
+        return found
+
+    def read(self, resource: str, namespace: str | None, name: str) -> Json:
+        """Return an object; 404 if there is none."""
+        return self.record(resource, namespace, name).obj
+
+    def list(
+        self, resource: str, namespace: str | None = None, *, labels: str = "", fields: str = ""
+    ) -> Objects:
+        """Return the selected objects in the order of their names."""
+        chosen = selection(self.kinds[resource], namespace, labels, fields)
+        return [record.obj for record in self.page(resource, chosen).records]
+
+    def page(
+        self,
+        resource: str,
+        chosen: Selection,
+        *,
+        limit: int = 0,
+        start: str = "",
+        version: int | None = None,
+    ) -> Page:
+        """Return the part of a list from key `start`, as of now or as of an earlier version.
+
+        An earlier version is found by undoing the changes since; 410 if they are forgotten.
+        """
+        records = self._records[resource]
+        if version is not None and version != self.version:
+            records = self._histories[resource].as_of(version, records)
+        prefix = f"{chosen.namespace}/" if chosen.namespace else ""
+        found: list[Record] = []
+        keys = sorted(key for key in records if key >= start and key.startswith(prefix))
+        for at, key in enumerate(keys):
+            if limit and len(found) == limit:
+                return Page(found, version or self.version, key, len(keys) - at)
+            if chosen.matches(records[key].obj):
+                found.append(records[key])
+        return Page(found, version or self.version, None, 0)
+
+    # Watching
+
+    def subscribe(
+        self, resource: str, chosen: Selection, since_rv: int | None = None
+    ) -> Subscription:
+        """Watch from a version on, or from the present state (ADDED for each object) if None."""
+        history = self._histories[resource]
+        if since_rv is None:
+            records = [
+                record for record in self._records[resource].values() if chosen.matches(record.obj)
+            ]
+            return Subscription(history, chosen, history.end(), records)
+        return Subscription(history, chosen, history.position_after(since_rv), [])
+
+    async def watch(
+        self,
+        resource: str,
+        since_rv: int | None = None,
+        *,
+        namespace: str | None = None,
+        labels: str = "",
+        fields: str = "",
+    ) -> AsyncIterator[WatchEvent]:
+        """Yield changes while the kind is served; 410 at once or later when they are forgotten."""
+        chosen = selection(self.kinds[resource], namespace, labels, fields)
+        subscription = self.subscribe(resource, chosen, since_rv)
+        while True:
+            is_over = subscription.is_over
+            for event in subscription.take():
+                yield event
+            if is_over:
+                return
+            await subscription.wait()
+
+    def compact(self) -> None:
+        """Forget all history, so that watches from earlier versions get 410."""
+        for history in self._histories.values():
+            history.compact()
+            history.floor = self.version
+
+    # Writing
+
+    def create(self, resource: str, obj: Json, *, dry_run: bool = False) -> Json:
+        """Store a new object and return it, completed with defaults."""
+        return self.insert(resource, self.draft(resource, obj), dry_run=dry_run)
+
+    def draft(self, resource: str, obj: Json) -> Json:
+        """Return a new object as the built-in admission leaves it: named, with its uid."""
+        kind = self.kinds.of(resource, obj.get("apiVersion"))
+        new = named(copied(obj), kind)
+        identify(new["metadata"], now=self.now())
+        self._check_namespace(kind, new)
+        self.admit(kind, new)
+        return new
+
+    def admit(self, kind: Resource, draft: Json) -> None:
+        """Run the built-in admission over a draft, in place."""
+        strategy_of(kind).admit(draft, self)
+
+    def complete(self, kind: Resource, obj: Json) -> None:
+        """Fill in the defaults of a kind, in place."""
+        strategy_of(kind).complete(obj, self)
+
+    def insert(self, resource: str, draft: Json, *, dry_run: bool = False) -> Json:
+        """Complete, check and store a draft."""
+        kind = self.kinds.of(resource, draft.get("apiVersion"))
+        new = copied(draft) if dry_run else draft
+        self._check_namespace(kind, new)
+        strategy = strategy_of(kind)
+        if strategy.counts_generations:
+            new["metadata"]["generation"] = 1
+        strategy.begin(new, self)
+        strategy.complete(new, self)
+        refuse_invalid(kind, new, strategy.check(new))
+        new["apiVersion"] = self.kinds[resource].api_version
+        key = self._key(resource, namespace_of(new), name_of(new))
+        if key in self._records[resource]:
+            raise ApiError.already_exists(kind.qualified, name_of(new))
+        for gate in self.gates:
+            gate(self.kinds[resource], None, new)
+        return self._commit(kind, key, None, new, verb="create", dry_run=dry_run)
+
+    def draft_update(self, resource: str, obj: Json, *, subresource: str = "") -> tuple[Json, Json]:
+        """Return what an update would store, completed but not checked, and what is there.
+
+        409 if it carries an older resourceVersion or another uid.
+        """
+        kind = self.kinds.of(resource, obj.get("apiVersion"))
+        new = named(copied(obj), kind)
+        old = self.read(resource, namespace_of(new), name_of(new))
+        check_preconditions(kind, old, metadata(new))
+        new = carried_over(kind, new, old, subresource)
+        if not subresource:
+            self.complete(kind, new)
+        return new, old
+
+    def update(
+        self, resource: str, obj: Json, *, subresource: str = "", dry_run: bool = False,
+        verb: str = "update",
+    ) -> Json:  # fmt: skip
+        """Replace an object; 409 if it carries an older resourceVersion or another uid."""
+        new, _ = self.draft_update(resource, obj, subresource=subresource)
+        kind = self.kinds.of(resource, new.get("apiVersion"))
+        old = self.record(resource, namespace_of(new), name_of(new))
+        strategy = strategy_of(kind)
+        check = strategy.check_part if subresource else strategy.check_change
+        refuse_invalid(kind, new, check(new, old.obj))
+        new["apiVersion"] = self.kinds[resource].api_version
+        key = self._key(resource, namespace_of(new), name_of(new))
+        if new == old.obj:
+            if not dry_run:
+                self.writes.count(resource, key, f"{verb}/{subresource}".rstrip("/"))
+            return old.obj
+        for gate in self.gates if not subresource else ():
+            gate(self.kinds[resource], old.obj, new)
+        main = not subresource and strategy.counts_generations
+        if main and strategy.is_new_generation(new, old.obj):
+            new["metadata"]["generation"] = int(old.obj["metadata"].get("generation") or 0) + 1
+        counted = f"{verb}/{subresource}".rstrip("/")
+        meta = new["metadata"]
+        if meta.get("deletionTimestamp") and decide(kind, new, grace_s=None).gone_now:
+            return self._remove(kind, key, Record(new, old.version), verb=counted, dry_run=dry_run)
+        return self._commit(kind, key, old, new, verb=counted, dry_run=dry_run)
+
+    def patch(
+        self, resource: str, namespace: str | None, name: str, patch: Json | Patcher, *,
+        subresource: str = "", dry_run: bool = False,
+    ) -> Json:  # fmt: skip
+        """Apply a JSON merge patch, or a function from object to object."""
+        old = copied(self.read(resource, namespace, name))
+        new = patch(old) if callable(patch) else merged(old, patch)
+        return self.update(resource, new, subresource=subresource, dry_run=dry_run, verb="patch")
+
+    def delete(
+        self, resource: str, namespace: str | None, name: str, *, grace_s: int | None = None,
+        uid: str | None = None, resource_version: str | None = None, dry_run: bool = False,
+        subresource: str = "",
+    ) -> Json:  # fmt: skip
+        """Delete an object, or mark it where its kubelet or a finalizer has to act first.
+
+        Returns the object as marked, or as it last was; `gone` tells which of the two happened.
+        """
+        kind = self.kinds[resource]
+        old = self.record(resource, namespace, name)
+        wanted = {"uid": uid, "resourceVersion": resource_version}
+        check_preconditions(kind, old.obj, wanted)
+        key = self._key(resource, namespace, name)
+        counted = f"delete/{subresource}".rstrip("/")
+        strategy_of(kind).check_delete(old.obj, self)
+        match decide(kind, old.obj, grace_s=grace_s):
+            case Deletion(gone_now=True):
+                return self._remove(kind, key, old, verb=counted, dry_run=dry_run)
+            case Deletion(changes=False):
+                return old.obj
+            case Deletion(grace_s=seconds):
+                new = copied(old.obj)
+                new["metadata"]["deletionTimestamp"] = rfc3339(self.clock() + seconds)
+                new["metadata"]["deletionGracePeriodSeconds"] = seconds
+                strategy_of(kind).mark_deleted(new)
+                return self._commit(kind, key, old, new, verb=counted, dry_run=dry_run)
+
+    def gone(self, resource: str, obj: Json) -> bool:
+        """Tell whether this very object (by uid) is no longer there."""
+        found = self.find(resource, namespace_of(obj), name_of(obj))
+        return found is None or found.obj["metadata"]["uid"] != obj["metadata"]["uid"]
+
+    def everything_in(self, namespace: str) -> Iterator[tuple[Resource, Json]]:
+        """Iterate over all objects of a namespace."""
+        prefix = f"{namespace}/"
+        for kind in list(self.kinds.stored()):
+            if kind.namespaced:
+                for key, record in list(self._records[kind.table].items()):
+                    if key.startswith(prefix):
+                        yield kind, record.obj
+
+    def _check_namespace(self, kind: Resource, new: Json) -> None:
+        if kind.namespaced:
+            check_namespace(kind, new, self.find("namespaces", None, namespace_of(new)))
+        else:
+            new["metadata"].pop("namespace", None)
+
+    def _commit(
+        self, kind: Resource, key: str, old: Record | None, new: Json, *, verb: str, dry_run: bool
+    ) -> Json:
+        if dry_run:
+            return new
+        version = self.version + 1
+        new["metadata"]["resourceVersion"] = str(version)
+        record = Record(new, version)
+        self._disk.write(kind.table, key, version, record.encoded)
+        self.version = version
+        self._records[kind.table][key] = record
+        self._tell(kind, key, Change(version, key, old, record, record), verb)
+        return new
+
+    def _remove(self, kind: Resource, key: str, old: Record, *, verb: str, dry_run: bool) -> Json:
+        if dry_run:
+            return old.obj
+        version = self.version + 1
+        self._disk.write(kind.table, key, version, None)
+        self.version = version
+        before = self._records[kind.table].pop(key)
+        last = old.at_version(version)
+        self._tell(kind, key, Change(version, key, before, None, last), verb)
+        return last.obj
+
+    def _tell(self, kind: Resource, key: str, change: Change, verb: str) -> None:
+        self.writes.count(kind.table, key, verb)
+        self._histories[kind.table].append(change)
+        for listener in self.listeners:
+            listener(kind, change)
+
+    def _key(self, resource: str, namespace: str | None, name: str) -> str:
+        return f"{namespace}/{name}" if self.kinds[resource].namespaced else name

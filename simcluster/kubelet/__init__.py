@@ -1,0 +1,1 @@
+"""The simulated kubelet: pods, containers, devices, PodResources and node status."""

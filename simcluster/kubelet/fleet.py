@@ -1,0 +1,93 @@
+"""All simulated kubelets of a cluster, and the way into their containers for exec and logs."""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from simcluster.apiserver.http.errors import ApiError
+from simcluster.apiserver.storage.objects import at_path
+from simcluster.apiserver.storage.store import Store
+from simcluster.kubelet.container_commands import LogReader, execute
+from simcluster.kubelet.container_state import ContainerPhase, ContainerState
+from simcluster.kubelet.kubelet import SimKubelet
+from simcluster.kubelet.settings import NodeSettings
+from simcluster.ports import ExecStreams, LogOptions
+
+SettingsOf = Callable[[str], NodeSettings]
+
+
+class KubeletFleet:
+    """Starts a kubelet per node under `<directory>/nodes/<name>`; also the API server's runtime."""
+
+    def __init__(
+        self,
+        store: Store,
+        directory: Path,
+        *,
+        nodes: int,
+        settings: NodeSettings | SettingsOf,
+        prefix: str = "node-",
+    ) -> None:
+        chosen = settings if callable(settings) else lambda _name: settings
+        names = [f"{prefix}{number}" for number in range(nodes)]
+        self._store = store
+        self._stack = AsyncExitStack()
+        self.kubelets = {
+            name: SimKubelet(store, name, directory / "nodes" / name, chosen(name), index=index)
+            for index, name in enumerate(names)
+        }
+
+    async def __aenter__(self) -> Self:
+        try:
+            for kubelet in self.kubelets.values():
+                await self._stack.enter_async_context(kubelet)
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._stack.__aexit__(kind, error, trace)
+
+    async def exec(
+        self,
+        namespace: str,
+        pod: str,
+        container: str,
+        command: Sequence[str],
+        *,
+        tty: bool,
+        streams: ExecStreams,
+    ) -> int:
+        """Run a built-in command in a running container and return its exit code."""
+        state = self._state(namespace, pod, container)
+        if state is None or state.phase is not ContainerPhase.RUNNING:
+            raise ApiError(
+                500,
+                "InternalError",
+                f'unable to upgrade connection: container not found ("{container}")',
+            )
+        return await execute(state, command, tty=tty, streams=streams)
+
+    def log(
+        self, namespace: str, pod: str, container: str, options: LogOptions
+    ) -> AsyncIterator[bytes]:
+        """Yield the container's log; with `follow`, until the container ends."""
+        state = self._state(namespace, pod, container)
+        if state is None or not state.container_id:
+            text = f'container "{container}" in pod "{pod}" is waiting to start: ContainerCreating'
+            raise ApiError.bad_request(text)
+        return LogReader(state, options).chunks()
+
+    def _state(self, namespace: str, pod: str, container: str) -> ContainerState | None:
+        node = at_path(self._store.read("pods", namespace, pod), "spec.nodeName")
+        kubelet = self.kubelets.get(node)
+        found = None if kubelet is None else kubelet.state_of(namespace, pod)
+        return None if found is None else found.containers.get(container)

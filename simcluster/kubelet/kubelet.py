@@ -1,0 +1,261 @@
+"""One simulated kubelet: a node, its pods, its sockets; restartable as a real one is."""
+
+import asyncio
+import itertools
+import secrets
+import shutil
+import time
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import grpc
+import msgspec
+
+from shared.model.quantity import parse_resources
+from simcluster.apiserver.http.certificates import certificates, kept_secret
+from simcluster.apiserver.storage.objects import Json
+from simcluster.apiserver.storage.store import Store
+from simcluster.kubelet.checkpoint import FILE_NAME, replace_file
+from simcluster.kubelet.container_state import PodState, StateFiles
+from simcluster.kubelet.device_manager import DeviceManager
+from simcluster.kubelet.https import KubeletEndpoint, serve_https
+from simcluster.kubelet.node import (
+    LEASE_NAMESPACE,
+    lease_object,
+    node_object,
+    node_status,
+    same_but_heartbeat,
+    without_extended,
+)
+from simcluster.kubelet.plugin_client import PluginConnection, checked_socket
+from simcluster.kubelet.pod_resources import PodResources, serve_pod_resources
+from simcluster.kubelet.pods import PodManager
+from simcluster.kubelet.predicates import NodeFacts
+from simcluster.kubelet.registration import SOCKET_NAME, serve_registration
+from simcluster.kubelet.settings import NodeFiles, NodeSettings
+
+COALESCE_S = 0.05
+FULL_STATUS_S = 300.0
+
+
+class SimKubelet:
+    """Runs between `__aenter__` and `__aexit__`; leaving stops the kubelet, not its containers."""
+
+    def __init__(
+        self, store: Store, name: str, directory: Path, settings: NodeSettings, *, index: int = 0
+    ) -> None:
+        self.name = name
+        self.files = NodeFiles(directory.absolute())
+        self.settings = settings
+        self.port = 0
+        self.token = ""
+        self._store = store
+        self._index = index
+        self._stack = AsyncExitStack()
+        self._life: asyncio.Task[None] | None = None
+        self._pods: PodManager | None = None
+        self._node_written_at = -FULL_STATUS_S
+        self._restarting = asyncio.Lock()
+        self._node_changed = asyncio.Event()
+        checked_socket(self.files.device_plugins / SOCKET_NAME)
+        checked_socket(self.files.pod_resources_socket)
+
+    async def __aenter__(self) -> Self:
+        self.files.root.mkdir(parents=True, exist_ok=True)
+        self.token = kept_secret(self.files.token, lambda: secrets.token_urlsafe(32))
+        made = certificates(self.files.tls)
+        self.endpoint = endpoint = KubeletEndpoint(self.token, self._listed, self.restart)
+        runner, self.port = await serve_https(
+            endpoint.application(), made, self.settings.host, self._earlier_port()
+        )
+        self._stack.push_async_callback(runner.cleanup)
+        self._group = await self._stack.enter_async_context(asyncio.TaskGroup())
+        try:
+            await self._begin()
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        self._describe(made.ca)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._end()
+        await self._stack.__aexit__(kind, error, trace)
+
+    # One life, from start to restart
+
+    async def restart(self) -> None:
+        """Stop and start the kubelet: plugins must register again, containers are left alone."""
+        async with self._restarting:
+            await self._end()
+            await self._begin()
+
+    async def reboot(self) -> None:
+        """Do what a reboot of the node does: no container runs, and each pod is admitted anew."""
+        async with self._restarting:
+            await self._end()
+            await asyncio.to_thread(shutil.rmtree, self.files.pods, ignore_errors=True)
+            await self._begin()
+
+    async def _begin(self) -> None:
+        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._life = self._group.create_task(self._live(ready))
+        await asyncio.wait([ready, self._life], return_when=asyncio.FIRST_COMPLETED)
+        if self._life.done():
+            self._life.result()
+
+    async def _end(self) -> None:
+        if self._life is not None:
+            self._life.cancel()
+            await asyncio.wait([self._life])
+
+    async def _live(self, ready: asyncio.Future[None]) -> None:
+        directory = self.files.device_plugins
+        forgetful = not (directory / FILE_NAME).exists()
+        devices = DeviceManager(
+            directory,
+            grace_s=self.settings.plugin_grace_s,
+            stale_stream_race=self.settings.stale_stream_race,
+            changed=self._node_changed.set,
+        )
+        self._begin_node(forgetful=forgetful)
+        self._write_node(devices)
+        pods = self._pods = PodManager(
+            self.name,
+            self.settings,
+            self._store,
+            devices=devices,
+            files=StateFiles(self.files.pods),
+            node_facts=lambda: self._facts(devices),
+            address=self._address,
+        )
+        async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
+            stack.push_async_callback(devices.close)
+
+            async def accept(connection: PluginConnection) -> None:
+                await devices.accept(connection, group)
+
+            service = PodResources(lambda: devices.ledger, pods.active)
+            stack.push_async_callback(_stop, await serve_registration(directory, accept))
+            socket = self.files.pod_resources_socket
+            stack.push_async_callback(_stop, await serve_pod_resources(socket, service))
+            group.create_task(pods.run())
+            group.create_task(self._report_node(devices))
+            group.create_task(self._renew_lease())
+            ready.set_result(None)
+
+    # The node
+
+    def _begin_node(self, *, forgetful: bool) -> None:
+        found = self._store.find("nodes", None, self.name)
+        if found is None:
+            self._store.create("nodes", node_object(self.name, self.settings))
+        elif forgetful:
+            status = without_extended(found.obj.get("status") or {})
+            self._store.patch(
+                "nodes", None, self.name, lambda obj: obj | {"status": status}, subresource="status"
+            )
+
+    async def _report_node(self, devices: DeviceManager) -> None:
+        while True:
+            wait_s = devices.expire()
+            heartbeat_s = self.settings.heartbeat_s
+            try:
+                async with asyncio.timeout(
+                    heartbeat_s if wait_s is None else min(wait_s, heartbeat_s)
+                ):
+                    await self._node_changed.wait()
+            except TimeoutError:
+                devices.expire()
+            else:
+                await asyncio.sleep(COALESCE_S)
+            self._node_changed.clear()
+            self._write_node(devices)
+
+    def _write_node(self, devices: DeviceManager) -> None:
+        """Write the node's status if it has changed, or if nothing was written for long."""
+        found = self._store.find("nodes", None, self.name)
+        if found is None:
+            return
+        previous = found.obj.get("status") or {}
+        counts = devices.counts()
+        status = node_status(
+            self.name,
+            self.settings,
+            port=self.port,
+            previous=previous,
+            counts=counts,
+            now=time.time(),
+        )
+        quiet = time.monotonic() - self._node_written_at < FULL_STATUS_S
+        if quiet and same_but_heartbeat(status, previous):
+            return
+        self._node_written_at = time.monotonic()
+        self._store.patch(
+            "nodes", None, self.name, lambda obj: obj | {"status": status}, subresource="status"
+        )
+
+    async def _renew_lease(self) -> None:
+        if self._store.find("namespaces", None, LEASE_NAMESPACE) is None:
+            self._store.create("namespaces", {"metadata": {"name": LEASE_NAMESPACE}})
+        while True:
+            wanted = lease_object(self.name, datetime.now(UTC).isoformat(timespec="microseconds"))
+            wanted["spec"]["renewTime"] = wanted["spec"]["renewTime"].replace("+00:00", "Z")
+            if self._store.find("leases", LEASE_NAMESPACE, self.name) is None:
+                self._store.create("leases", wanted)
+            else:
+                patch = {"spec": wanted["spec"]}
+                self._store.patch("leases", LEASE_NAMESPACE, self.name, patch)
+            await asyncio.sleep(self.settings.heartbeat_s)
+
+    def _facts(self, devices: DeviceManager) -> NodeFacts:
+        found = self._store.find("nodes", None, self.name)
+        node: Json = {} if found is None else found.obj
+        return NodeFacts(
+            name=self.name,
+            labels=(node.get("metadata") or {}).get("labels") or {},
+            allocatable=parse_resources((node.get("status") or {}).get("allocatable") or {}),
+            managed=frozenset(devices.ledger.healthy),
+        )
+
+    def _address(self, taken: set[str]) -> str:
+        addresses = (f"10.244.{self._index}.{number}" for number in itertools.count(2))
+        return next(address for address in addresses if address not in taken)
+
+    # What others read
+
+    def _listed(self) -> list[Json]:
+        return [] if self._pods is None else self._pods.listed()
+
+    def state_of(self, namespace: str, name: str) -> PodState | None:
+        """Return the state of a pod's containers, if it was admitted here."""
+        return None if self._pods is None else self._pods.state_of(namespace, name)
+
+    def _earlier_port(self) -> int:
+        if not self.files.description.exists():
+            return 0
+        return int(msgspec.json.decode(self.files.description.read_bytes())["port"])
+
+    def _describe(self, ca: Path) -> None:
+        description = {
+            "name": self.name,
+            "address": self.settings.host,
+            "port": self.port,
+            "tokenPath": str(self.files.token),
+            "caPath": str(ca),
+            "devicePluginDir": str(self.files.device_plugins),
+            "podResourcesSocket": str(self.files.pod_resources_socket),
+        }
+        replace_file(self.files.description, msgspec.json.encode(description))
+
+
+async def _stop(server: grpc.aio.Server) -> None:
+    await server.stop(None)

@@ -1,0 +1,388 @@
+"""The doorkeeper beside a real nats-server and valkey-server: who is let in, and as whom."""
+
+import asyncio
+import base64
+import json
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import nats.errors
+import pytest
+import redis.asyncio
+
+from services.auth import secrets as kept
+from services.auth import service
+from services.auth.nats_users import bus_users
+from shared.model.errors import UnavailableError
+from shared.model.events.node_events import DeviceReported
+from shared.model.events.request_reply import LeasesAsked, LeasesTold
+from shared.model.names import NodeName
+from shared.nats import subjects
+from shared.nats.bus import Bus
+from shared.nats.system_account import reload_servers
+from tests.support.auth.cluster import DoorsCluster
+from tests.support.auth.world import DoorsWorld, doors_world
+from tests.support.servers.nats import free_port
+from tests.support.servers.valkey import ValkeyServer
+
+A, B = NodeName("node-a"), NodeName("node.b")
+USERS = {user.name: user for user in bus_users([A, B])}
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[DoorsWorld]:
+    with tempfile.TemporaryDirectory(prefix="lh-doorkeeper-") as folder:
+        async with doors_world(Path(folder)) as made:
+            yield made
+
+
+async def refused(world: DoorsWorld, token: str, user: str) -> bool:
+    try:
+        async with world.raw(token, user):
+            return False
+    except nats.errors.Error:
+        return True
+
+
+async def test_an_agent_speaks_asks_and_hears_as_the_node_that_its_token_names(
+    world: DoorsWorld,
+) -> None:
+    token = world.cluster.bear("node-agent", node=B)
+    keys = world.keys(token, "node-agent.node.b")
+    binder = world.keys(world.cluster.bear("binder"), "binder")
+
+    async with (
+        Bus.connect(world.url, name="binder", keys=binder) as asked,
+        Bus.connect(world.url, name="agent", keys=keys, keeps_stream=False) as agent,
+    ):
+        inbox = await asked.hear([DeviceReported], durable="binder-keep-devices")
+        await asked.answer(LeasesAsked, "binder", "", _no_leases)
+        await agent.publish([DeviceReported(node=B, devices=(), served=())])
+        async with asyncio.timeout(20):
+            (delivered,) = await inbox.batch()
+        await delivered.done()
+        told = await agent.ask(LeasesAsked(node=B), LeasesTold, timeout_s=10)
+
+    assert delivered.events[0].node == B
+    assert told.leases == ()
+
+
+async def _no_leases(_: LeasesAsked) -> LeasesTold:
+    return LeasesTold()
+
+
+async def test_an_agent_gets_nowhere_on_the_subjects_of_another_node_whatever_it_calls_itself(
+    world: DoorsWorld,
+) -> None:
+    token, other = world.cluster.bear("node-agent", node=A), USERS["node-agent.node.b"]
+    told = [one for one in other.publish if one.endswith("node_b")]
+    open_to_all = USERS["node-agent.node-a"].subscribe
+    heard = [one.partition(" ")[0] for one in other.subscribe if one not in open_to_all]
+
+    async with world.raw(token, "node-agent.node.b") as (client, said):
+        for subject in told:
+            await client.publish(subject, b"x")
+        for subject in heard:
+            await client.subscribe(subject)
+        await client.publish(subjects.said(DeviceReported, A), b"x")
+        for _ in range(2):
+            await client.flush(timeout=10)
+
+        violations = [text for text in said if "permissions violation" in text]
+
+    assert len(told) >= 4
+    assert len(heard) >= 3
+    assert {_subject(text) for text in violations} == {one.lower() for one in (*told, *heard)}
+
+
+def _subject(violation: str) -> str:
+    return violation.split('"')[1]
+
+
+@pytest.mark.parametrize("name", sorted(set(USERS) - {"operator", "doorkeeper"}))
+async def test_each_service_account_has_the_rights_of_its_service_and_no_more(
+    world: DoorsWorld, name: str
+) -> None:
+    service_name, _, node = name.partition(".")
+    token = world.cluster.bear(service_name, node=node)
+    mine = USERS[name]
+    others = {
+        subject for user in USERS.values() for subject in user.publish if "*" not in subject
+    } - set(mine.publish)
+    others = {subject for subject in others if not _covered(subject, mine.publish)}
+
+    async with world.raw(token, name) as (client, said):
+        for subject in mine.publish:
+            await client.publish(subject.replace("*", "x").replace(">", "x"), b"x")
+        for _ in range(2):
+            await client.flush(timeout=10)
+        assert [text for text in said if "violation" in text] == []
+        for subject in others:
+            await client.publish(subject.replace(">", "x"), b"x")
+        for _ in range(2):
+            await client.flush(timeout=10)
+
+    assert {_subject(text) for text in said if "violation" in text} == {
+        subject.replace(">", "x").lower() for subject in others
+    }
+
+
+def _covered(subject: str, patterns: tuple[str, ...]) -> bool:
+    def covers(pattern: list[str], parts: list[str]) -> bool:
+        for index, part in enumerate(pattern):
+            if part == ">":
+                return len(parts) > index
+            if index >= len(parts) or part not in {"*", parts[index]}:
+                return False
+        return len(pattern) == len(parts)
+
+    return any(covers(one.split("."), subject.replace(">", "x").split(".")) for one in patterns)
+
+
+async def test_nobody_else_is_let_in(world: DoorsWorld) -> None:
+    cluster = world.cluster
+
+    assert not await refused(world, cluster.bear("placer"), "placer")
+    for token in (
+        cluster.bear("node-agent"),
+        cluster.bear("default"),
+        cluster.bear("placer", namespace="team-a"),
+        cluster.bear("placer", audience="another"),
+        "made-up",
+        "",
+    ):
+        assert await refused(world, token, "placer"), token
+    before = cluster.reviews
+    with pytest.raises(UnavailableError, match="refuses the token in"):
+        async with Bus.connect(
+            world.url, name="x", keys=world.keys("guessed", "placer"), patience_s=3
+        ):
+            pass
+    assert cluster.reviews == before + 1  # who tries on and on is not asked about each time
+
+
+async def test_rights_that_have_run_out_are_asked_for_anew_with_the_token_of_that_moment(
+    world: DoorsWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "LIFE_S", 1)
+    keys = world.keys(world.cluster.bear("placer"), "placer")
+    async with Bus.connect(world.url, name="placer", keys=keys) as bus:
+        before = world.cluster.reviews
+        monkeypatch.setattr(service, "LIFE_S", 600)
+        world.keys(world.cluster.bear("placer"), "placer")
+
+        async with asyncio.timeout(20):
+            while world.cluster.reviews == before or not bus.connected:
+                await asyncio.sleep(0.05)
+
+    assert world.cluster.reviews == before + 1
+
+
+async def test_replicas_that_begin_together_keep_the_same_secrets(tmp_path: Path) -> None:
+    cluster = DoorsCluster()
+    async with cluster.served() as kube:
+        replicas = [DoorsWorld(tmp_path / f"{n}", cluster, kube, "unix:///x") for n in range(4)]
+
+        found = await asyncio.gather(*(each.doorkeeper.make() for each in replicas))
+        files = [(each.folder / "run" / "redis").read_bytes() for each in replicas]
+
+    assert all(each == found[0] for each in found)
+    assert len(set(files)) == 1
+
+
+async def test_what_is_handed_out_is_for_its_owner_and_holds_no_secret_of_another(
+    world: DoorsWorld,
+) -> None:
+    cluster = world.cluster
+    held = {
+        key: base64.b64decode(text)
+        for key, text in cluster.objects["secrets", "doorkeeper"].items()
+    }
+    secrets = {key: held[key] for key in held if key.startswith("redis.")}
+
+    for (kind, name), data in cluster.objects.items():
+        if name == "doorkeeper":
+            continue
+        text = b"".join(
+            base64.b64decode(value) if kind == "secrets" else value.encode()
+            for value in data.values()
+        )
+        shown = {key for key, value in secrets.items() if value.partition(b":")[2] in text}
+        assert shown == ({f"redis.{name[6:]}"} if name.startswith("redis-") else set())
+        assert held["ca.key"] not in text
+        assert held["issuer"] not in text
+
+
+async def test_a_new_certificate_is_shown_without_a_restart_and_everybody_comes_back(
+    world: DoorsWorld,
+) -> None:
+    token = world.cluster.bear("placer")
+    async with Bus.connect(world.url, name="placer", keys=world.keys(token, "placer")) as bus:
+        root = world.cluster.objects["secrets", "doorkeeper"]
+        before = root["server.crt"]
+        root["server.crt"] = ""
+        await world.doorkeeper.make()
+        world.mount("doors-nats", world.files)
+
+        await world.servers.reload()
+
+        assert root["server.crt"] != before
+        async with asyncio.timeout(20):
+            while await _shown(world) != base64.b64decode(root["server.crt"]):
+                await asyncio.sleep(0.05)
+            while not bus.connected:
+                await asyncio.sleep(0.05)
+
+
+async def _shown(world: DoorsWorld) -> bytes:
+    import ssl  # noqa: PLC0415 - one test looks at a certificate
+
+    async with world.raw(world.cluster.bear("placer"), "placer") as (client, _):
+        tls = client._transport._io_writer.get_extra_info("ssl_object")
+        return ssl.DER_cert_to_PEM_cert(tls.getpeercert(binary_form=True)).encode()
+
+
+# Redis
+
+
+@pytest.fixture
+def valkey(tmp_path: Path) -> Iterator[ValkeyServer]:
+    server = ValkeyServer()
+    yield server
+    server.forget()
+
+
+async def test_a_secret_that_is_taken_away_is_made_anew_and_redis_is_told(
+    valkey: ValkeyServer, tmp_path: Path
+) -> None:
+    cluster = DoorsCluster()
+    async with cluster.served() as kube:
+        world = DoorsWorld(tmp_path, cluster, kube, valkey.url)
+        first = await world.doorkeeper.make()
+        world.mount("doors-redis", tmp_path / "etc-redis")
+        valkey.start("--aclfile", str(tmp_path / "etc-redis" / "users.acl"))
+        await valkey.ready()
+        assert await _pings(valkey, first["redis.binder"])
+
+        del cluster.objects["secrets", "doorkeeper"]["redis.binder"]
+        second = await world.doorkeeper.make()
+        await world.servers.set_users(kept.users_at_redis(second))
+
+        assert await _pings(valkey, second["redis.binder"])
+        assert not await _pings(valkey, first["redis.binder"])
+        assert await _pings(valkey, second["redis.placer"])
+
+
+async def test_a_redis_that_takes_over_without_our_users_is_told_of_them(
+    valkey: ValkeyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.auth.service.PAUSE_S", 0.02)
+    monkeypatch.setattr("services.auth.service.USERS_S", 0.02)
+    cluster = DoorsCluster()
+    async with cluster.served() as kube:
+        world = DoorsWorld(tmp_path, cluster, kube, valkey.url)
+        keeping = asyncio.create_task(world.doorkeeper.keep_users())
+        made = await world.doorkeeper.make()
+        admin, _, secret = made["redis.admin"].decode().partition(":")
+        bare = tmp_path / "bare.acl"
+        bare.write_text(f"user default off\nuser {admin} on >{secret} ~* &* +@all\n")
+        for _ in range(2):
+            valkey.start("--aclfile", str(bare))
+            async with asyncio.timeout(20):
+                while not await _pings(valkey, made["redis.binder"]):
+                    await asyncio.sleep(0.02)
+            valkey.kill()
+        keeping.cancel()
+
+
+async def _pings(valkey: ValkeyServer, login: bytes) -> bool:
+    user, _, secret = login.decode().partition(":")
+    async with redis.asyncio.Redis.from_url(valkey.url, username=user, password=secret) as client:
+        try:
+            return bool(await client.ping())
+        except redis.exceptions.ConnectionError:
+            return False
+
+
+async def test_servers_of_a_cluster_know_each_other_by_certificate_and_nobody_without_one(
+    tmp_path: Path,
+) -> None:
+    cluster = DoorsCluster()
+    async with cluster.served() as kube:
+        worlds = [DoorsWorld(tmp_path / f"{n}", cluster, kube, "unix:///x") for n in range(3)]
+        bare = tmp_path / "2" / "bare.conf"
+        bare.write_text("accounts { SYS { users: [{ user: system, password: x }] } }\n")
+        ports = [free_port() for _ in worlds]
+        routes = ",".join(f"nats://127.0.0.1:{port}" for port in ports[:2])
+        flags = [
+            (f"--cluster=nats://127.0.0.1:{port}", "--cluster_name=c", f"--name=n{port}",
+             f"--routes={routes}")
+            for port in ports
+        ]  # fmt: skip
+        try:
+            for each, mine in zip(worlds[:2], flags, strict=False):
+                await each.doorkeeper.make()
+                each.start_nats("nats-cluster.conf", *mine)
+            worlds[2].start_nats(str(bare), *flags[2])
+            system = replace(
+                worlds[0].servers.nats_keys, credentials=worlds[0].folder / "run" / "nats-system"
+            )
+
+            async with asyncio.timeout(30):
+                while await reload_servers(worlds[0].url, system) < 2:
+                    await asyncio.sleep(0.1)
+            assert await reload_servers(worlds[0].url, system) == 2
+            async with worlds[0].answering():  # asked by the other server, too
+                token = cluster.bear("placer")
+                assert not await refused(worlds[1], token, "placer")
+        finally:
+            for each in worlds:
+                each.stop_nats()
+
+
+async def test_the_process_makes_everything_waits_for_its_servers_and_lets_a_placer_in(
+    valkey: ValkeyServer, tmp_path: Path
+) -> None:
+    cluster = DoorsCluster()
+    async with cluster.served() as kube:
+        world = DoorsWorld(tmp_path, cluster, kube, valkey.url)
+        config = {"clusters": [{"name": "c", "cluster": {"server": cluster.url}}], "users": [],
+                  "contexts": [{"name": "c", "context": {"cluster": "c", "user": ""}}],
+                  "current-context": "c"}  # fmt: skip
+        (tmp_path / "kubeconfig").write_text(json.dumps(config))
+        run = tmp_path / "run"
+        flags = {
+            "kubeconfig": tmp_path / "kubeconfig",
+            "state-dir": run,
+            "nats-url": world.url,
+            "nats-ca-file": run / "ca.crt",
+            "redis-url": valkey.url,
+            "names": "127.0.0.1",
+            "nats-files": world.files,
+            "redis-files": "",
+            "run-file": tmp_path / "ready",
+        }
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "services.auth"),
+            *(f"--{name}={value}" for name, value in flags.items()),
+        )
+        try:
+            async with asyncio.timeout(60):
+                while not cluster.objects["secrets", "redis-placer"]:
+                    await asyncio.sleep(0.05)
+                world.mount("doors-redis", tmp_path / "etc-redis")
+                valkey.start("--aclfile", str(tmp_path / "etc-redis" / "users.acl"))
+                world.start_nats()
+                while not (tmp_path / "ready").exists():
+                    await asyncio.sleep(0.05)
+            token = cluster.bear("placer")
+            keys = world.keys(token, "placer")
+            async with Bus.connect(world.url, name="placer", keys=keys) as bus:
+                assert bus.connected
+        finally:
+            world.stop_nats()
+            process.terminate()
+            assert await process.wait() == 0

@@ -1,0 +1,421 @@
+"""What is shut and what is open on a real nats-server and a real valkey-server with users."""
+
+import asyncio
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+import redis.asyncio
+from redis.exceptions import NoPermissionError, ResponseError
+
+from services.auth.nats_users import BusUser, bus_users
+from services.auth.redis_users import USERS as LEDGER_USERS
+from services.auth.redis_users import LedgerUser
+from services.cli.admin import credentials
+from services.cli.admin.credentials import Doors
+from services.topology import edges
+from shared.credentials.logins import Keys, load_login
+from shared.ledger.budgets import Budgets
+from shared.ledger.leases import RedisLeases
+from shared.model.errors import UnavailableError
+from shared.model.events.node_events import DeviceReported
+from shared.model.events.pod_events import LeaseChanged, PodQueued
+from shared.model.events.request_reply import EndAsked, EndTold, LeasesAsked, LeasesTold
+from shared.model.names import NodeName, PodUid
+from shared.nats import subjects
+from shared.nats.bus import Bus
+from tests.support.servers.nats import free_port, nats_binary
+from tests.support.servers.valkey import valkey_binary
+
+NODES = [NodeName("node-a"), NodeName("node.b")]
+USERS = {user.name: user for user in bus_users(NODES)}
+SAID = sorted({subjects.said(edge.event, "") for edge in edges() if not edge.question})
+
+
+@pytest.fixture(scope="module")
+def written() -> Iterator[Doors]:
+    with tempfile.TemporaryDirectory(prefix="lh-doors-") as folder:
+        yield credentials.write(Path(folder) / "doors", NODES)
+
+
+@pytest.fixture(scope="module")
+def nats_url(written: Doors) -> Iterator[str]:
+    port = free_port()
+    with tempfile.TemporaryDirectory(prefix="lh-nats-") as store:
+        command = [nats_binary(), "-a", "127.0.0.1", "-p", str(port), "-js", "-sd", store]
+        command += ["--config", str(written.nats_configuration)]
+        server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        yield f"nats://127.0.0.1:{port}"
+        server.kill()
+        server.wait()
+
+
+@asynccontextmanager
+async def bus_of(url: str, written: Doors, user: str) -> AsyncIterator[Bus]:
+    keeps = not user.startswith("node-agent")
+    async with Bus.connect(
+        url, name=user, keys=Keys(credentials=written.nats(user)), keeps_stream=keeps
+    ) as bus:
+        yield bus
+
+
+class Raw:
+    """A connection of a user, and what the server refused it."""
+
+    def __init__(self) -> None:
+        self.refused: list[str] = []
+        self.client: Any = None
+
+    async def note(self, error: Exception) -> None:
+        self.refused.append(str(error).lower())
+
+    async def is_refused(self, subject: str, *, publish: bool, queue: str = "") -> bool:
+        self.refused.clear()
+        if publish:
+            await self.client.publish(subject, b"x")
+        else:
+            subscription = await self.client.subscribe(subject, queue=queue)
+        for _ in range(2):  # a first ping may overtake what was published before it
+            await self.client.flush(timeout=10)
+        if not publish:
+            await subscription.unsubscribe()
+        return any("permissions violation" in text for text in self.refused)
+
+
+@asynccontextmanager
+async def raw(url: str, written: Doors, user: str) -> AsyncIterator[Raw]:
+    login, made = load_login(written.nats(user)), Raw()
+    made.client = await nats.connect(
+        url,
+        user=login.user,
+        password=login.secret,
+        error_cb=made.note,
+        inbox_prefix=subjects.inbox_of(user),
+    )
+    yield made
+    await made.client.close()
+
+
+def is_open(subject: str, allowed: tuple[str, ...]) -> bool:
+    """Whether a user may publish there by its own list, wildcards included."""
+    return any(_covers(pattern.split("."), subject.split(".")) for pattern in allowed)
+
+
+def _covers(pattern: list[str], subject: list[str]) -> bool:
+    for index, part in enumerate(pattern):
+        if part == ">":
+            return len(subject) > index
+        if index >= len(subject) or part not in {"*", subject[index]}:
+            return False
+    return len(pattern) == len(subject)
+
+
+@pytest.mark.parametrize("user", USERS.values(), ids=lambda user: user.name)
+async def test_each_user_says_and_hears_what_it_may_and_nothing_else(
+    nats_url: str, written: Doors, user: BusUser
+) -> None:
+    everything = [
+        *(name for said in SAID for name in (said, f"{said}.node-z", f"{said}.node-a")),
+        *(f"leasehold.ask.{kind.subject}.node-z" for kind in (LeasesAsked, EndAsked)),
+        *(f"$JS.API.STREAM.{what}.LEASEHOLD" for what in ("DELETE", "PURGE", "UPDATE")),
+        *("$JS.API.STREAM.CREATE.OTHER", "$JS.API.CONSUMER.DELETE.LEASEHOLD.placer-place-pods"),
+        *("_INBOX.placer.stolen", "_INBOX.node-agent.node-z.stolen", "$SYS.REQ.SERVER.PING"),
+    ]
+    foreign = [
+        *(each for other in USERS.values() if other.name != user.name for each in other.subscribe),
+        *("leasehold.>", "_INBOX.>", ">", "leasehold.work.>"),
+    ]
+
+    async with raw(nats_url, written, user.name) as door:
+        found = {name: await door.is_refused(name, publish=True) for name in everything}
+        heard = {
+            each: await door.is_refused(subject, publish=False, queue=queue)
+            for each in {*foreign, *user.subscribe}
+            for subject, _, queue in (each.partition(" "),)
+        }
+
+    assert found == {name: not is_open(name, user.publish) for name in everything}
+    plain = tuple(each for each in user.subscribe if " " not in each)
+    assert heard == {
+        each: each not in user.subscribe and not is_open(each.partition(" ")[0], plain)
+        for each in heard
+    }
+    assert any(found.values())
+    assert any(heard.values())
+
+
+async def test_who_gives_no_name_or_a_wrong_secret_is_told_so(
+    nats_url: str, written: Doors, tmp_path: Path
+) -> None:
+    wrong = tmp_path / "placer"
+    wrong.write_text("placer:guessed")
+
+    with pytest.raises(UnavailableError, match="give --nats-credentials FILE"):
+        async with Bus.connect(nats_url, name="test", patience_s=3):
+            pass
+    with pytest.raises(UnavailableError, match="refuses the user in") as refused:
+        async with Bus.connect(nats_url, name="test", keys=Keys(credentials=wrong), patience_s=3):
+            pass
+    assert "guessed" not in str(refused.value)
+
+
+async def test_work_questions_and_answers_pass_between_users(nats_url: str, written: Doors) -> None:
+    async with (
+        bus_of(nats_url, written, "binder") as binder,
+        bus_of(nats_url, written, "node-agent.node.b") as agent,
+    ):
+        inbox = await binder.hear([DeviceReported], durable="binder-keep-devices")
+        await binder.answer(LeasesAsked, "binder", "", _no_leases)
+        await agent.answer(EndAsked, "node-agent", "node.b", _ended)
+
+        await agent.publish([DeviceReported(node=NodeName("node.b"), devices=(), served=())])
+        async with asyncio.timeout(20):
+            (delivered,) = await inbox.batch()
+        await delivered.done()
+        told = await agent.ask(LeasesAsked(node=NodeName("node.b")), LeasesTold, timeout_s=10)
+        ended = await binder.ask(
+            EndAsked(node=NodeName("node.b"), pod=PodUid("p")), EndTold, timeout_s=10
+        )
+
+    assert delivered.events[0].node == "node.b"
+    assert told.leases == ()
+    assert ended.ended
+
+
+async def test_an_agent_that_speaks_of_another_node_on_its_own_subject_is_not_heard(
+    nats_url: str, written: Doors
+) -> None:
+    async with (
+        bus_of(nats_url, written, "binder") as binder,
+        bus_of(nats_url, written, "node-agent.node-a") as agent,
+    ):
+        inbox = await binder.hear([DeviceReported], durable="binder-keep-devices")
+        forged = DeviceReported(node=NodeName("node.b"), devices=(), served=())
+        own = DeviceReported(node=NodeName("node-a"), devices=(), served=())
+        said = subjects.said(DeviceReported, "node-a")
+
+        await agent.stream.publish(said, _encoded(forged), stream=subjects.STREAM)
+        await agent.stream.publish(said, _encoded(own), stream=subjects.STREAM)
+
+        async with asyncio.timeout(20):
+            (delivered,) = await inbox.batch()
+        await delivered.done()
+        assert delivered.events == [own]
+
+
+async def test_publishing_what_is_not_ours_raises_for_work_and_reaches_nobody_as_news(
+    nats_url: str, written: Doors
+) -> None:
+    async with raw(nats_url, written, "placer") as placer:
+        assert await placer.is_refused(subjects.said(LeaseChanged, "node-a"), publish=True)
+        assert await placer.is_refused(subjects.said(PodQueued), publish=True)
+
+
+def _encoded(event: DeviceReported) -> bytes:
+    from shared.nats import wire  # noqa: PLC0415 - one test speaks by hand
+
+    return wire.encode([event])
+
+
+async def _no_leases(_: LeasesAsked) -> LeasesTold:
+    return LeasesTold()
+
+
+async def _ended(_: EndAsked) -> EndTold:
+    return EndTold(ended=True)
+
+
+# Redis or Valkey
+
+
+@pytest.fixture(scope="module")
+def redis_url(written: Doors) -> Iterator[str]:
+    with tempfile.TemporaryDirectory(prefix="lh-valkey-") as folder:
+        socket = Path(folder) / "s"
+        command = [valkey_binary(), "--port", "0", "--unixsocket", str(socket), "--save", ""]
+        command += ["--dir", folder, "--aclfile", str(written.acl)]
+        server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        yield f"unix://{socket}"
+        server.kill()
+        server.wait()
+
+
+@asynccontextmanager
+async def known_as(url: str, written: Doors, user: str) -> AsyncIterator[Any]:
+    login = load_login(written.redis(user))
+    async with redis.asyncio.Redis.from_url(
+        url, username=login.user, password=login.secret
+    ) as client:
+        async with asyncio.timeout(20):
+            while not await _answers(client):
+                await asyncio.sleep(0.02)
+        yield client
+
+
+async def _answers(client: Any) -> bool:
+    try:
+        return bool(await client.ping())
+    except redis.exceptions.ConnectionError:
+        return False
+
+
+FORBIDDEN = (
+    ("FLUSHALL",), ("FLUSHDB",), ("CONFIG", "SET", "maxmemory", "1"), ("KEYS", "*"), ("MONITOR",),
+    ("SHUTDOWN",), ("ACL", "LIST"), ("SCRIPT", "FLUSH"), ("SAVE",),
+    ("REPLICAOF", "other", "1"), ("CLIENT", "LIST"), ("GET", "elsewhere"), ("SET", "lh", "x"),
+    ("HSET", "elsewhere", "a", "b"), ("PUBLISH", "c", "x"), ("FUNCTION", "LIST"),
+)  # fmt: skip
+READERS = {"dashboard": ("lh:", "lh-budget:"), "operator": ("lh:",), "timekeeper": ("lh:",)}
+
+
+@pytest.mark.parametrize("user", ["placer", "binder", "timekeeper", "dashboard", "operator"])
+async def test_no_service_may_do_what_only_an_administrator_does(
+    redis_url: str, written: Doors, user: str
+) -> None:
+    async with known_as(redis_url, written, user) as client:
+        for words in FORBIDDEN:
+            with pytest.raises(NoPermissionError):
+                await client.execute_command(*words)
+        with pytest.raises(ResponseError, match="ACL failure"):
+            await client.eval("return redis.call('GET', 'elsewhere')", 0)
+
+
+@pytest.mark.parametrize(("user", "prefix"), [(u, p) for u, ps in READERS.items() for p in ps])
+async def test_who_only_reads_changes_nothing_by_a_script_either(
+    redis_url: str, written: Doors, user: str, prefix: str
+) -> None:
+    async with known_as(redis_url, written, user) as client:
+        await client.hgetall(f"{prefix}ledger")
+        with pytest.raises(NoPermissionError):
+            await client.hset(f"{prefix}ledger", "epoch", "forged")
+        with pytest.raises(ResponseError, match="ACL failure"):
+            await client.eval(f"return redis.call('HSET', '{prefix}ledger', 'ready', '0')", 0)
+
+
+async def test_a_placer_sees_no_budgets_and_a_timekeeper_ends_no_lease(
+    redis_url: str, written: Doors
+) -> None:
+    async with known_as(redis_url, written, "placer") as placer:
+        with pytest.raises(NoPermissionError):
+            await placer.hgetall("lh-budget:meta")
+    async with known_as(redis_url, written, "timekeeper") as timekeeper:
+        with pytest.raises(NoPermissionError):
+            await timekeeper.hdel("lh:leases", "pod")
+
+
+async def test_who_names_no_user_may_nothing_and_health_checks_ask_whether_it_answers(
+    redis_url: str, written: Doors
+) -> None:
+    probing = redis.asyncio.Redis.from_url(redis_url, username="probe", password="-")  # noqa: S106
+    async with known_as(redis_url, written, "admin"), probing as probe:
+        for asked in ("PING", "GET lh:meta", "AUTH default x", "AUTH x"):
+            assert (await answer_of(redis_url, asked)).startswith((b"-NOAUTH", b"-WRONGPASS"))
+        assert await probe.ping()
+        for words in FORBIDDEN:
+            with pytest.raises(NoPermissionError):
+                await probe.execute_command(*words)
+    async with RedisLeases.connect(redis_url) as ledger:
+        with pytest.raises(UnavailableError, match="--redis-credentials"):
+            await ledger.epoch()
+
+
+async def answer_of(url: str, words: str) -> bytes:
+    """Say one line as nobody."""
+    reader, writer = await asyncio.open_unix_connection(url.removeprefix("unix://"))
+    writer.write(f"{words}\r\n".encode())
+    answer = await reader.readline()
+    writer.close()
+    return answer
+
+
+async def test_the_server_may_read_back_whatever_it_wrote_for_anybody(
+    redis_url: str, written: Doors
+) -> None:
+    """Redis, and Valkey before 9.1, replay transactions with the rights of `default`."""
+    async with known_as(redis_url, written, "admin") as admin:
+        for key in KEYS:
+            assert await allowed(admin, "default", "HSET", key, "field", "value")
+
+
+def keys_at(written: Doors, user: str) -> Keys:
+    return Keys(credentials=written.redis(user))
+
+
+async def test_each_client_does_its_work_as_its_own_user(redis_url: str, written: Doors) -> None:
+    async with (
+        known_as(redis_url, written, "admin"),
+        RedisLeases.connect(redis_url, keys=keys_at(written, "binder")) as binder,
+        RedisLeases.connect(redis_url, keys=keys_at(written, "dashboard")) as dashboard,
+        Budgets.connect(redis_url, keys=keys_at(written, "timekeeper")) as accounts,
+    ):
+        token = await binder.begin_rebuild(now=1.0)
+        assert token is not None
+        await binder.finish_rebuild(token)
+
+        assert [page async for page in dashboard.totals()] == []
+        assert await dashboard.waiting() == []
+        assert await accounts.revisions() == {}
+        assert await accounts.turn("count", every_ms=60_000)
+
+
+async def test_no_command_of_the_scripts_is_one_that_the_server_calls_dangerous(
+    redis_url: str, written: Doors
+) -> None:
+    from services.auth.redis_users import script_commands  # noqa: PLC0415 - one test
+
+    async with known_as(redis_url, written, "admin") as admin:
+        dangerous = {str(word) for word in await admin.acl_cat("dangerous")}
+
+    assert script_commands().isdisjoint(dangerous)
+
+
+KEYS = ("lh:leases", "lh-quotas", "lh-reclaim:open", "lh-budget:meta", "lh", "elsewhere")
+
+
+@pytest.mark.parametrize("user", LEDGER_USERS, ids=lambda user: user.name)
+async def test_each_user_reads_and_writes_the_keys_it_declares_and_no_other(
+    redis_url: str, written: Doors, user: LedgerUser
+) -> None:
+    async with known_as(redis_url, written, "admin") as admin:
+        for key in KEYS:
+            writes = any(fnmatch(key, pattern) for pattern in user.writes)
+            reads = writes or any(fnmatch(key, pattern) for pattern in user.reads)
+            assert await allowed(admin, user.name, "HGET", key, "field") is reads, key
+            assert await allowed(admin, user.name, "HSET", key, "field", "value") is writes, key
+            assert await allowed(admin, user.name, "DEL", key) is writes, key
+
+
+@pytest.mark.parametrize("user", LEDGER_USERS, ids=lambda user: user.name)
+async def test_each_user_may_call_what_the_clients_and_scripts_call_and_no_other_command(
+    redis_url: str, written: Doors, user: LedgerUser
+) -> None:
+    line = next(x for x in written.acl.read_text().splitlines() if x.split()[1] == user.name)
+    granted = {word[1:].partition("|")[0] for word in line.split() if word.startswith("+")}
+    async with known_as(redis_url, written, "admin") as admin:
+        commands = await admin.execute_command("COMMAND")
+        may = {
+            name
+            for name, told in commands.items()
+            if await allowed(admin, user.name, *_called(name, told["arity"]))
+        }
+
+    assert may <= granted | {"auth", "hello", "quit", "reset"}  # what everybody may
+
+
+def _called(name: str, arity: int) -> list[str]:
+    """Words for a command; keys are of the ledger, so that only the command itself decides."""
+    return [name.upper(), *["lh:leases"] * (abs(arity) - 1)]
+
+
+async def allowed(admin: Any, user: str, *words: str) -> bool:
+    """Ask the server whether a user could call this; no call is made."""
+    try:
+        return await admin.execute_command("ACL", "DRYRUN", user, *words) in {b"OK", "OK"}
+    except ResponseError:
+        return False

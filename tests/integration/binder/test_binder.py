@@ -1,0 +1,321 @@
+"""The binder against a real NATS, a real Valkey and the simulated API server."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from services.binder.bind.pod_client import ApiPods
+from services.binder.metrics import PrometheusTally
+from services.binder.service import Binder
+from services.binder.wiring import assemble
+from shared.kubernetes.client import Kube
+from shared.kubernetes.kubeconfig import load_credentials
+from shared.ledger.gates import Gates
+from shared.ledger.leases import RedisLeases
+from shared.ledger.staging import LedgerStaging
+from shared.model.clock import SystemClock
+from shared.model.events.event import Event
+from shared.model.events.node_events import Activation, DeviceReported
+from shared.model.events.pod_events import (
+    BoundPod,
+    ListingWanted,
+    NodeChanged,
+    PlacementChosen,
+    PlacementRefused,
+    PodBound,
+    PodQueued,
+    PodsListed,
+)
+from shared.model.lease import Lease, LeaseState, Share
+from shared.model.lease_copy import ANNOTATION
+from shared.model.ledger import Reservation, Reserved, Waiting
+from shared.model.names import Namespace, NodeName, PodUid
+from shared.model.placement import Placement, Refusal
+from shared.model.request import GpuRequest, PodRequest
+from shared.nats.bus import Bus
+from shared.runtime.runner import Runner
+from shared.runtime.telemetry import Tracing
+from tests.support.binder.resizing import uncounted
+from tests.support.binder.world import ContentAgents, NoReclaimer
+from tests.support.build import devices, facts
+from tests.support.servers.nats import nats_server
+from tests.support.servers.valkey import valkey_server
+from tests.support.simcluster.apiserver import ApiUnderTest, api_server
+
+NODE = NodeName("n1")
+PODS = "/api/v1/namespaces/default/pods"
+
+
+@dataclass(slots=True)
+class Stage:
+    """Everything around one running binder."""
+
+    api: ApiUnderTest
+    kube: Kube
+    bus: Bus
+    ledger: RedisLeases
+    binder: Binder
+    runner: Runner
+    held: tuple[Any, ...]
+    activations: tuple[Activation, ...] = ()
+
+    async def pod(self, name: str) -> dict[str, Any]:
+        """Create a pod that waits."""
+        body = {
+            "metadata": {"name": name},
+            "spec": {"schedulerName": "leasehold", "containers": [{"name": "c", "image": "i"}]},
+        }
+        return dict(await self.kube.create(PODS, body, dict))
+
+    async def reserve(
+        self, pods: Sequence[dict[str, Any]], *, mib: int = 100, ttl_s: float = 30
+    ) -> list[Lease]:
+        """Reserve a share for each pod, on the devices in turn."""
+        wanted = [
+            Reservation(
+                pod=PodUid(pod["metadata"]["uid"]),
+                namespace=Namespace("default"),
+                name=pod["metadata"]["name"],
+                resources={"pods": 1},
+                candidates=(self._candidate(number, mib),),
+            )
+            for number, pod in enumerate(pods)
+        ]
+        outcomes = await self.ledger.reserve(wanted, now=time.time(), ttl_s=ttl_s)
+        return [outcome.lease for outcome in outcomes if isinstance(outcome, Reserved)]
+
+    def _candidate(self, number: int, mib: int) -> Placement:
+        device = self.held[number % len(self.held)]
+        share = Share(
+            container="c",
+            device=device.uuid,
+            index=device.index,
+            memory_mib=mib,
+            cores_percent=0,
+            slotted=False,
+        )
+        return Placement(node=NODE, shares=(share,))
+
+    async def tell_all(self) -> None:
+        """Say what a watcher and a node agent would say."""
+        found = dict(await self.kube.read(PODS, dict))
+        bound = tuple(
+            BoundPod(
+                pod=PodUid(pod["metadata"]["uid"]),
+                namespace=Namespace("default"),
+                name=pod["metadata"]["name"],
+                node=NodeName(pod["spec"]["nodeName"]),
+                lease=pod["metadata"].get("annotations", {}).get(ANNOTATION, ""),
+            )
+            for pod in found["items"]
+            if pod["spec"].get("nodeName")
+        )
+        half = len(bound) // 2
+        listing = PodsListed(
+            listing=f"l{time.time()}", piece=0, pieces=2, pods=bound[:half], listed_at=time.time()
+        )
+        await self.bus.publish([NodeChanged(facts=facts(NODE, allocatable={"pods": 1000}))])
+        await self.bus.publish(
+            [
+                DeviceReported(
+                    node=NODE,
+                    devices=self.held,
+                    served=(),
+                    activations=self.activations,
+                    reported_at=time.time(),
+                )
+            ]
+        )
+        await self.bus.publish([listing, replace(listing, piece=1, pods=bound[half:])])
+
+
+@contextlib.asynccontextmanager
+async def staged() -> AsyncIterator[Stage]:
+    """Start the servers and a binder on them, and play watcher and agent beside it."""
+    with valkey_server() as valkey:
+        await valkey.ready()
+        async with (
+            nats_server() as nats,
+            api_server() as api,
+            Kube(load_credentials(api.kubeconfig)) as kube,
+            Bus.connect(nats.url, name="test") as bus,
+            RedisLeases.connect(valkey.url) as ledger,
+            LedgerStaging.connect(valkey.url) as staging,
+            Gates.connect(valkey.url) as gates,
+        ):
+            binder = assemble(
+                ledger=ledger,
+                staging=staging,
+                gates=gates,
+                pods=ApiPods(kube),
+                bus=bus,
+                agents=ContentAgents(bus),
+                clock=SystemClock(),
+                tally=PrometheusTally(),
+                reclaimer=lambda _: NoReclaimer(),
+                resized=uncounted,
+            )
+            runner = Runner("binder", binder, bus, Tracing("binder", None))
+            stage = Stage(api, kube, bus, ledger, binder, runner, devices(8, NODE))
+            async with _background(runner, stage):
+                await _until(lambda: _is_ready(ledger))
+                yield stage
+
+
+@contextlib.asynccontextmanager
+async def _background(runner: Runner, stage: Stage) -> AsyncIterator[None]:
+    wanted = await stage.bus.hear([ListingWanted], durable="test-watcher")
+
+    async def tell() -> None:
+        while True:
+            await wanted.batch()
+            await stage.tell_all()
+
+    tasks = [asyncio.create_task(tell()), asyncio.create_task(runner.run(asyncio.Event()))]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+
+async def _is_ready(ledger: RedisLeases) -> bool:
+    return await ledger.epoch() is not None and bool((await ledger.snapshot()).nodes)
+
+
+async def _until(condition: Any, limit_s: float = 30.0) -> None:
+    async with asyncio.timeout(limit_s):
+        while not await condition():
+            await asyncio.sleep(0.02)
+
+
+async def _heard(stage: Stage, kind: type[Event]) -> Any:
+    return await stage.bus.hear([kind], durable=f"test-{kind.subject.replace('.', '-')}")
+
+
+@pytest.fixture
+async def stage() -> AsyncIterator[Stage]:
+    async with staged() as one:
+        yield one
+
+
+async def test_100_placements_are_bound_with_exactly_one_write_per_pod(stage: Stage) -> None:
+    pods = [await stage.pod(f"p{number}") for number in range(100)]
+    heard = await _heard(stage, PodBound)
+    leases = await stage.reserve(pods)
+    chosen = [PlacementChosen(lease=lease) for lease in leases]
+
+    await stage.bus.publish(chosen)
+    await stage.bus.publish(list(reversed(chosen)))
+    bound: list[PodBound] = []
+    async with asyncio.timeout(20):
+        while len({event.lease.pod for event in bound}) < 100:
+            bound += [event for told in await heard.batch() for event in told.events]
+
+    found = dict(await stage.kube.read(PODS, dict))["items"]
+    assert {pod["spec"]["nodeName"] for pod in found} == {NODE}
+    assert all(ANNOTATION in pod["metadata"]["annotations"] for pod in found)
+    for pod in found:
+        writes = stage.api.store.writes.of("pods", f"default/{pod['metadata']['name']}")
+        assert {verb: n for verb, n in writes.items() if "refused" not in verb} == {
+            "create": 1,
+            "create/binding": 1,
+        }
+
+
+async def test_after_flushall_the_rebuild_restores_the_same_leases(stage: Stage) -> None:
+    pods = [await stage.pod(f"p{number}") for number in range(20)]
+    leases = await stage.reserve(pods)
+    await stage.bus.publish([PlacementChosen(lease=lease) for lease in leases])
+
+    async def all_bound() -> bool:
+        found = await stage.ledger.load([lease.pod for lease in leases])
+        items = dict(await stage.kube.read(PODS, dict))["items"]
+        in_cluster = all(pod["spec"].get("nodeName") for pod in items)
+        return in_cluster and all(each and each.state is LeaseState.BOUND for each in found)
+
+    await _until(all_bound)
+    held = [each for each in await stage.ledger.load([lease.pod for lease in leases]) if each]
+    active = held[0]
+    stage.activations = (
+        Activation(
+            pod=active.pod,
+            namespace=active.namespace,
+            name=active.name,
+            container="c",
+            resource="r",
+            device_ids=("x",),
+            lease=active,
+        ),
+    )
+    epoch = await stage.ledger.epoch()
+    await stage.ledger._connection._redis.flushall()
+
+    async def rebuilt() -> bool:
+        return await stage.ledger.epoch() not in {None, epoch}
+
+    await _until(rebuilt)
+    again = [each for each in await stage.ledger.load([each.pod for each in held]) if each]
+    assert [each.shares for each in again] == [each.shares for each in held]
+    assert again[0].state is LeaseState.ACTIVE
+    assert {each.state for each in again[1:]} == {LeaseState.BOUND}
+
+
+async def test_an_expired_reservation_frees_its_capacity_for_who_waits(stage: Stage) -> None:
+    first, second = await stage.pod("first"), await stage.pod("second")
+    whole = stage.held[0].memory_mib
+    queued = PodQueued(
+        pod=PodUid(second["metadata"]["uid"]),
+        namespace=Namespace("default"),
+        name="second",
+        resource_version="1",
+        request=PodRequest(
+            containers=(GpuRequest(container="c", gpus=1, memory_units=whole, slotted=False),)
+        ),
+    )
+    stage.held = stage.held[:1]
+    await stage.tell_all()
+    capacity = await stage.ledger.capacity()
+    (lease,) = await stage.reserve([first], mib=whole, ttl_s=1.0)
+    verdict = Waiting(queued=queued, refusal=Refusal(reason="full"), capacity=capacity)
+    await stage.ledger.wait([replace(verdict, capacity=await stage.ledger.capacity())])
+    offered = await _heard(stage, PodQueued)
+
+    async with asyncio.timeout(30):
+        (delivered,) = await offered.batch()
+
+    assert [event.name for event in delivered.events] == ["second"]
+    assert delivered.events[0].offer > 0
+    assert await stage.ledger.load([lease.pod]) == [None]
+
+
+async def test_a_refusal_is_visible_on_the_pod_within_seconds(stage: Stage) -> None:
+    pod = await stage.pod("waits")
+    refused = PlacementRefused(
+        pod=PodUid(pod["metadata"]["uid"]),
+        namespace=Namespace("default"),
+        name="waits",
+        refusal=Refusal(reason="0/1 nodes are available: 1 has no device with 99999 MiB free."),
+    )
+
+    await stage.bus.publish([refused])
+
+    async def visible() -> bool:
+        now = dict(await stage.kube.read(f"{PODS}/waits", dict))
+        events = dict(await stage.kube.read("/api/v1/namespaces/default/events", dict))["items"]
+        said = [c for c in now["status"].get("conditions", []) if c["type"] == "PodScheduled"]
+        return bool(
+            said
+            and said[0]["reason"] == "Unschedulable"
+            and said[0]["message"] == refused.refusal.reason
+            and any(event["reason"] == "FailedScheduling" for event in events)
+        )
+
+    await _until(visible, limit_s=5)

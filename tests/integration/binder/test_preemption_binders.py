@@ -1,0 +1,127 @@
+"""Whole binders on NATS: one announces and dies, the next evicts, hands over and binds."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+
+from services.binder.bind.pod_client import ApiPods
+from services.binder.metrics import EVICTED, PrometheusEvictions, PrometheusTally
+from services.binder.preempt.eviction_client import ApiVictims
+from services.binder.preempt.preemptor import Reclaimer
+from services.binder.preempt.rules import Rules
+from services.binder.report.event_writer import EventWriter
+from services.binder.wiring import assemble
+from shared.ledger.gates import Gates
+from shared.ledger.staging import LedgerStaging
+from shared.model.clock import SystemClock
+from shared.nats.bus import Bus
+from shared.runtime.runner import Runner
+from shared.runtime.telemetry import Tracing
+from tests.support.binder.preemption import Scene, scene, standing
+from tests.support.binder.resizing import uncounted
+from tests.support.binder.world import ContentAgents
+from tests.support.clock import FakeClock
+from tests.support.placer.naive import fit_on_node
+from tests.support.servers.nats import nats_server
+from tests.support.servers.valkey import ValkeyServer, valkey_server
+
+
+class RealClock(FakeClock):
+    """The machine's."""
+
+    def now(self) -> float:
+        return time.time()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ValkeyServer]:
+    with valkey_server() as running:
+        yield running
+
+
+@asynccontextmanager
+async def binder(at: Scene, nats: str, redis: str) -> AsyncIterator[None]:
+    """Run one binder while the block lasts."""
+
+    def reclaimer(events: EventWriter) -> Reclaimer:
+        return Reclaimer(
+            ledger=at.ledger,
+            store=at.takings,
+            victims=ApiVictims(at.kube),
+            events=events,
+            counts=PrometheusEvictions(),
+            clock=SystemClock(),
+            fit=fit_on_node,
+            rules=at.rules,
+        )
+
+    async with (
+        Bus.connect(nats, name="binder") as bus,
+        LedgerStaging.connect(redis, prefix=at.ledger._connection.prefix) as staging,
+        Gates.connect(redis, prefix=at.ledger._connection.prefix) as gates,
+    ):
+        made = assemble(
+            ledger=at.ledger,
+            staging=staging,
+            gates=gates,
+            pods=ApiPods(at.kube),
+            bus=bus,
+            agents=ContentAgents(bus),
+            clock=SystemClock(),
+            tally=PrometheusTally(),
+            reclaimer=reclaimer,
+            resized=uncounted,
+        )
+        runner = Runner("binder", made, bus, Tracing("binder", None))
+        started = asyncio.Event()
+        running = asyncio.create_task(runner.run(started))
+        try:
+            async with asyncio.timeout(20):
+                await started.wait()
+            yield
+        finally:
+            running.cancel()
+            with suppress(asyncio.CancelledError):
+                await running
+
+
+async def until(wanted: Callable[[], Awaitable[object]], limit_s: float = 40) -> None:
+    async with asyncio.timeout(limit_s):
+        while not await wanted():
+            await asyncio.sleep(0.05)
+
+
+async def test_a_binder_takes_over_from_one_that_had_announced(server: ValkeyServer) -> None:
+    await server.ready()
+    before = EVICTED.labels("a", "reclaimable", "b")._value.get()
+    async with (
+        nats_server() as nats,
+        scene(server.url) as at,
+        Bus.connect(nats.url, name="test") as bus,
+    ):
+        at.clock = RealClock()
+        at.rules = Rules(notice_s=1.0, min_runtime_s=60)
+        old = await at.running("old", mib=16_000)
+        await at.waits("new")
+
+        async with binder(at, nats.url, server.url):
+            await bus.publish([standing("a", at=time.time())])
+            await until(lambda: at.notice("old"))
+        assert not await at.ending("old")
+        async with binder(at, nats.url, server.url):
+            await until(lambda: at.ending("old"))
+            await at.ends(old)
+            await until(lambda: bound(at))
+
+        [lease] = [each async for page in at.ledger.load_all() for each in page]
+        assert lease.name == "new"
+        assert EVICTED.labels("a", "reclaimable", "b")._value.get() == before + 1
+        assert at.writes("old")["delete/eviction"] == 1
+
+
+async def bound(at: Scene) -> bool:
+    pod = await at.look("new", "b")
+    return pod is not None and pod["spec"].get("nodeName") == "a"

@@ -1,0 +1,167 @@
+"""Taking back goes on exactly where a binder was killed, and never twice."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from services.binder.preempt.eviction_client import ApiVictims
+from services.binder.preempt.preemptor import Reclaimer
+from shared.kubernetes.client import Kube
+from shared.model.ledger import Reserved
+from shared.model.names import NodeName
+from shared.model.placement import Placement
+from shared.model.preemption import Outcome, Victim
+from tests.support.binder.preemption import Scene, scene
+from tests.support.placer.ledger import share
+from tests.support.servers.valkey import ValkeyServer, valkey_server
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ValkeyServer]:
+    with valkey_server() as running:
+        yield running
+
+
+@pytest.fixture
+async def at(server: ValkeyServer) -> AsyncIterator[Scene]:
+    await server.ready()
+    await server.command("FLUSHALL")
+    async with scene(server.url) as made:
+        yield made
+
+
+class KilledError(Exception):
+    """The binder ended here."""
+
+
+class Mortal(ApiVictims):
+    """Kills its binder before or after the nth call that changes something."""
+
+    def __init__(self, kube: Kube, *, at: int, after: bool) -> None:
+        super().__init__(kube)
+        self.left = at
+        self.after = after
+
+    def _die(self, *, after: bool) -> None:
+        if after is self.after:
+            self.left -= 1
+            if self.left == 0:
+                raise KilledError
+
+    async def announce(self, victim: Victim, at: float) -> bool:
+        self._die(after=False)
+        done = await super().announce(victim, at)
+        self._die(after=True)
+        return done
+
+    async def evict(self, victim: Victim, *, dry_run: bool = False) -> tuple[Outcome, str]:
+        self._die(after=False)
+        done = await super().evict(victim, dry_run=dry_run)
+        self._die(after=True)
+        return done
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("call", range(1, 7))
+async def test_another_binder_goes_on_wherever_one_is_killed(
+    at: Scene, call: int, after: bool
+) -> None:
+    one = await at.running("one", mib=8_000)
+    two = await at.running("two", mib=8_000)
+    await at.stands("a")
+    pod = await at.waits("new", mib=16_000)
+    binder = at.binder(victims=Mortal(at.kube, at=call, after=after))
+    with pytest.raises(KilledError):
+        await _told_and_evicted(at, binder)
+    heir = at.binder()
+    assert await heir.step() == []  # the dead one's turn is not over
+    await _turn_over(at)
+
+    await _told_and_evicted(at, heir)
+    await at.ends(one)
+    await at.ends(two)
+    [chosen] = await heir.step()
+
+    assert chosen.lease.pod == pod
+    for name in ("one", "two"):
+        writes = at.writes(name)
+        assert writes.get("delete/eviction") == 1, writes
+    past = (await at.takings.affairs(now=at.clock.now())).past
+    assert sorted(line.name for line in past) == ["one", "two"]
+
+
+async def test_a_lease_that_nobody_heard_of_is_said_again(at: Scene) -> None:
+    old = await at.running("old", mib=16_000)
+    await at.stands("a")
+    await at.waits("new")
+    binder = at.binder()
+    await binder.step()
+    at.clock.advance(30)
+    await binder.step()
+    await at.ends(old)
+    [said] = await binder.step()  # and killed before anybody heard it
+    await _turn_over(at)
+
+    assert await at.binder().step() == [said]
+
+
+async def test_two_binders_do_not_both_evict(at: Scene) -> None:
+    await at.running("old", mib=16_000)
+    await at.stands("a")
+    await at.waits("new")
+    binders = [at.binder() for _ in range(3)]
+
+    for _ in range(3):
+        await asyncio.gather(*(binder.step() for binder in binders))
+        at.clock.advance(30)
+
+    assert at.writes("old")["delete/eviction"] == 1
+    assert len((await at.takings.affairs(now=at.clock.now())).past) == 1
+
+
+async def test_a_pod_in_need_that_is_placed_elsewhere_calls_it_off(at: Scene) -> None:
+    await at.running("old", mib=8_000)
+    await at.stands("a")
+    pod = await at.waits("new", mib=16_000)
+    binder = at.binder()
+    await binder.step()
+
+    place = Placement(node=NodeName("a"), shares=(share("a", 0, mib=1_000),))
+    outcome = await at.reserve(pod, "new", place, namespace="b")
+    assert isinstance(outcome, Reserved)
+    await at.ledger.bind([outcome.lease])
+    await binder.step()
+
+    assert await at.notice("old") is None
+    assert not (await at.takings.affairs(now=at.clock.now())).open
+    assert await at.thief() == ""
+
+
+async def test_a_rebuilt_ledger_calls_it_off(at: Scene) -> None:
+    old = await at.running("old", mib=16_000)
+    await at.stands("a")
+    await at.waits("new")
+    binder = at.binder()
+    await binder.step()
+
+    token = await at.ledger.begin_rebuild(now=at.clock.now(), force=True)
+    assert token is not None
+    await at.ledger.restore([old], now=at.clock.now(), token=token)
+    await at.ledger.finish_rebuild(token)
+    await binder.step()
+
+    assert await at.notice("old") is None
+    assert not (await at.takings.affairs(now=at.clock.now())).open
+
+
+async def _told_and_evicted(at: Scene, binder: Reclaimer) -> None:
+    await binder.step()
+    at.clock.advance(30)
+    await binder.step()
+
+
+async def _turn_over(at: Scene) -> None:
+    """Wait until the leader's turn is over: the server's clock is real."""
+    prefix = at.ledger._connection.prefix.removesuffix(":")
+    await at.takings._connection._redis.delete(f"{prefix}-reclaim:leader")

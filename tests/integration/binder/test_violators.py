@@ -1,0 +1,175 @@
+"""Pods that break a rule of their node are evicted where the operator wants it, and no others."""
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+from shared.model.events.node_events import Rule, ViolationFound
+from shared.model.lease import Lease
+from shared.model.names import Namespace, NodeName, PodUid
+from shared.model.preemption import Cause, Outcome, Stage
+from tests.support.binder.preemption import Scene, scene
+from tests.support.servers.valkey import ValkeyServer, valkey_server
+
+EVICTED = {"violations": frozenset({Rule.TAMPERED, Rule.UNLEASED})}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ValkeyServer]:
+    with valkey_server() as running:
+        yield running
+
+
+@pytest.fixture
+async def at(server: ValkeyServer) -> AsyncIterator[Scene]:
+    await server.ready()
+    await server.command("FLUSHALL")
+    async with scene(server.url, gpus=8) as made:
+        yield made
+
+
+def seen(at: Scene, lease: Lease, rule: Rule = Rule.TAMPERED, **changes: Any) -> ViolationFound:
+    facts: dict[str, Any] = {
+        "node": lease.node,
+        "pod": lease.pod,
+        "namespace": lease.namespace,
+        "name": lease.name,
+        "container": "main",
+        "reason": rule,
+        "message": "container main has changed its limits",
+        "found_at": at.clock.now(),
+    }
+    return ViolationFound(**(facts | changes))
+
+
+async def open_takings(at: Scene) -> list[Stage]:
+    return [each.taking.stage for each in (await at.takings.affairs(now=at.clock.now())).open]
+
+
+async def test_by_default_nobody_is_evicted_for_what_it_did(at: Scene) -> None:
+    lease = await at.running("bad")
+    binder = at.binder()
+
+    await binder.accuse([seen(at, lease, rule) for rule in Rule])
+    await at.steps(binder, 2)
+
+    assert await open_takings(at) == []
+    assert await at.notice("bad") is None
+
+
+async def test_a_violator_is_told_evicted_after_notice_and_written_down(at: Scene) -> None:
+    lease = await at.running("bad")
+    binder = at.binder(**EVICTED)
+
+    await binder.accuse([seen(at, lease)])
+    await binder.accuse([seen(at, lease)])
+    await binder.step()
+    told = await at.notice("bad")
+    at.clock.advance(at.rules.notice_s - 1)
+    await binder.step()
+    early = await at.ending("bad")
+    at.clock.advance(1)
+    await at.steps(binder, 2)
+
+    assert told is not None
+    assert not early
+    assert await at.ending("bad")
+    assert at.writes("bad")["delete/eviction"] == 1
+    assert await open_takings(at) == []
+    (line,) = (await at.takings.affairs(now=at.clock.now())).past
+    assert (line.cause, line.outcome, line.for_pod) == (Cause.VIOLATION, Outcome.EVICTED, "")
+    assert {note.reason for note in at.told.notes} == {"GPUViolationEvict"}
+    said = "its node reports GpuLimitTampered: container main has changed its limits"
+    assert [said in text for text in at.told.of("bad")] == [True, True]
+    assert at.told.counted == [("a", "violation", "")]
+
+
+async def test_a_pod_without_a_lease_is_evicted_too(at: Scene) -> None:
+    made = await at.pod("stranger", "a", spec={})
+    uid = PodUid(made["metadata"]["uid"])
+    await at.kube.bind_pod("a", "stranger", uid, "a", {})
+    binder = at.binder(**EVICTED, notice_s=0)
+    lease = Lease(pod=uid, namespace=Namespace("a"), name="stranger", node=NodeName("a"), shares=())
+
+    await binder.accuse([seen(at, lease, Rule.UNLEASED)])
+    await at.steps(binder, 2)
+
+    assert await at.ending("stranger")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"reason": Rule.OVERRUN},
+        {"pod": PodUid("another of this name")},
+        {"node": NodeName("of a thief")},
+        {"found_at": 0.0},
+        {"name": "gone"},
+    ],
+    ids=["another rule", "another uid", "another node", "long ago", "gone"],
+)
+async def test_what_is_no_reason_or_not_believed_evicts_nobody(
+    at: Scene, changes: dict[str, Any]
+) -> None:
+    lease = await at.running("good")
+    binder = at.binder(**EVICTED)
+
+    await binder.accuse([seen(at, lease, **changes)])
+
+    assert await open_takings(at) == []
+
+
+async def test_pods_of_spared_namespaces_stay(at: Scene) -> None:
+    lease = await at.running("system")
+    binder = at.binder(**EVICTED, spared=frozenset({"a"}))
+
+    await binder.accuse([seen(at, lease)])
+
+    assert await open_takings(at) == []
+
+
+async def test_a_disruption_budget_protects_violators_and_they_are_told_so(at: Scene) -> None:
+    lease = await at.running("bad", labels={"app": "x"})
+    await at.protect("keep", {"app": "x"}, least=1)
+    binder = at.binder(**EVICTED)
+
+    await binder.accuse([seen(at, lease)])
+    await binder.step()
+
+    assert await open_takings(at) == []
+    assert not await at.ending("bad")
+    assert await at.notice("bad") is None
+    assert "not evicted after all" in at.told.of("bad")[-1]
+
+
+async def test_limits_of_the_hour_hold_for_violators_of_one_moment(at: Scene) -> None:
+    leases = [await at.running(f"bad{n}", gpu=n, owner=f"o{n}") for n in range(4)]
+    binder = at.binder(**EVICTED, notice_s=0, per_namespace_hour=2)
+
+    await binder.accuse([seen(at, lease) for lease in leases])
+    await at.steps(binder, 3)
+    at.clock.advance(300)
+    late = [lease for lease in leases if not await at.ending(lease.name)]
+    await binder.accuse([seen(at, lease) for lease in late])
+    await at.steps(binder, 3)
+    ending = [lease.name for lease in leases if await at.ending(lease.name)]
+    at.clock.advance(3600)
+    await binder.accuse([seen(at, lease) for lease in late])
+    await at.steps(binder, 3)
+
+    assert len(ending) == 2
+    assert "2 pods of a namespace are evicted in an hour at most" in at.told.of(late[0].name)[0]
+    assert all([await at.ending(lease.name) for lease in leases])
+
+
+async def test_another_binder_goes_on_where_one_was_killed(at: Scene) -> None:
+    lease = await at.running("bad")
+    await at.binder(**EVICTED).accuse([seen(at, lease)])
+    other = at.binder(**EVICTED)
+
+    await other.step()
+    at.clock.advance(at.rules.notice_s)
+    await at.steps(other, 2)
+
+    assert await at.ending("bad")

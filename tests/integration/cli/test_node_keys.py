@@ -1,0 +1,202 @@
+"""Keys of a node agent without a pod: bound to its Node, shown to a real nats-server."""
+
+import asyncio
+import stat
+import tempfile
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import nats.errors
+import pytest
+import yaml
+
+from services.auth import service
+from services.auth.nats_users import bus_users
+from services.cli.__main__ import main
+from services.cli.admin.node_keys import API_TOKEN, KUBECONFIG, NATS_AUTHORITY, NATS_TOKEN
+from services.cli.doctor.cluster_probes import ClusterProbes
+from services.cli.doctor.finding import Outcome, SkipError
+from shared.credentials.logins import NO_KEYS
+from shared.kubernetes.client import Kube
+from shared.kubernetes.kubeconfig import load_credentials
+from shared.model.errors import RequestError, UnavailableError
+from shared.model.events.node_events import DeviceReported
+from shared.model.names import NodeName
+from shared.nats import subjects
+from shared.nats.bus import Bus
+from tests.support.auth.cluster import AUDIENCE, NAMESPACE
+from tests.support.auth.world import DoorsWorld, doors_world
+from tests.support.simcluster.apiserver import ApiUnderTest, api_server
+
+A, B = NodeName("node-a"), NodeName("node.b")
+POLICY = Path(__file__).parents[3] / "k8s" / "components" / "node-unit" / "node-unit.yaml"
+USERS = {user.name: user for user in bus_users([A, B])}
+
+
+@dataclass
+class Hosts:
+    """NATS behind its doorkeeper, an API server that reviews tokens, and directories of nodes."""
+
+    world: DoorsWorld
+    api: ApiUnderTest
+    folder: Path
+
+    async def issue(self, node: str, *flags: str, kubeconfig: Path | None = None) -> Path:
+        out = self.folder / f"keys-{node}"
+        used = str(kubeconfig or self.api.kubeconfig)
+        words = ["node-keys", "--node", node, "--out", str(out), "--kubeconfig", used, *flags]
+        with pytest.raises(SystemExit) as ended:
+            await asyncio.to_thread(main, words)
+        assert ended.value.code == 0
+        return out
+
+    async def token(self, **spec: Any) -> str:
+        """A token of the agent's account, by hand."""
+        return await self.token_by(self.api.kubeconfig, **spec)
+
+    async def token_by(self, kubeconfig: Path, **spec: Any) -> str:
+        path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/node-agent/token"
+        async with Kube(load_credentials(kubeconfig)) as kube:
+            answer = await kube.create(path, {"spec": spec}, dict[str, Any])
+        return str(answer["status"]["token"])
+
+    async def is_refused(self, token: str, user: str) -> bool:
+        try:
+            async with self.world.raw(token, user):
+                return False
+        except nats.errors.Error:
+            return True
+
+
+@pytest.fixture
+async def hosts() -> AsyncIterator[Hosts]:
+    with tempfile.TemporaryDirectory(prefix="lh-keys-") as name:
+        folder = Path(name)
+        async with doors_world(folder) as world, api_server() as api:
+            api.store.create("namespaces", {"metadata": {"name": NAMESPACE}})
+            account = {"metadata": {"name": "node-agent", "namespace": NAMESPACE}}
+            api.store.create("serviceaccounts", account)
+            for node in (A, B):
+                api.store.create("nodes", {"metadata": {"name": node}})
+            authority = (folder / "run" / "ca.crt").read_text()
+            doors = {"metadata": {"name": "doors", "namespace": NAMESPACE}}
+            api.store.create("configmaps", {**doors, "data": {"ca.crt": authority}})
+            async with Kube(load_credentials(api.kubeconfig)) as kube:
+                world.kube = kube  # tokens are reviewed there
+                yield Hosts(world, api, folder)
+
+
+async def test_the_keys_of_a_node_open_nats_for_this_node_and_the_api_server(
+    hosts: Hosts, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = await hosts.issue(B)
+    user = "node-agent.node.b"
+    keys = replace(hosts.world.keys("", user), token=out / NATS_TOKEN)
+
+    async with (
+        Bus.connect(hosts.world.url, name="agent", keys=keys, keeps_stream=False) as agent,
+        hosts.world.raw((out / NATS_TOKEN).read_text(), "node-agent.node-a") as (client, said),
+        Kube(load_credentials(out / KUBECONFIG)) as kube,
+    ):
+        await agent.client.subscribe(subjects.heard(DeviceReported, B))
+        for subject in (
+            one for one in USERS["node-agent.node-a"].publish if one.endswith("node-a")
+        ):
+            await client.publish(subject, b"x")
+        for _ in range(2):
+            await client.flush(timeout=10)
+        found = await kube.read(f"/api/v1/nodes/{B}", dict[str, Any])
+
+    assert len([text for text in said if "permissions violation" in text]) >= 4
+    assert found["metadata"]["name"] == B
+    assert {
+        path.name: stat.S_IMODE(path.stat().st_mode) for path in out.iterdir()
+    } == dict.fromkeys((API_TOKEN, NATS_TOKEN, NATS_AUTHORITY, KUBECONFIG), 0o600)
+    assert "tokens of node node.b, good until" in capsys.readouterr().out
+
+
+async def test_an_agents_token_that_is_bound_to_nothing_is_refused(hosts: Hosts) -> None:
+    bound = {"apiVersion": "v1", "kind": "Node", "name": A}
+
+    unbound = await hosts.token(audiences=[AUDIENCE])
+    of_another_audience = await hosts.token(boundObjectRef=bound)
+    good = await hosts.token(audiences=[AUDIENCE], boundObjectRef=bound)
+
+    assert await hosts.is_refused(unbound, "node-agent.node-a")
+    assert await hosts.is_refused(of_another_audience, "node-agent.node-a")
+    assert not await hosts.is_refused(good, "node-agent.node-a")
+
+
+async def test_keys_of_a_deleted_node_open_nothing_and_renew_nothing(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(service, "REMEMBER_S", 0.0)
+    out = await hosts.issue(A)
+    token = (out / NATS_TOKEN).read_text()
+    assert not await hosts.is_refused(token, "node-agent.node-a")
+
+    hosts.api.store.delete("nodes", None, A)
+    hosts.api.store.create("nodes", {"metadata": {"name": A}})
+
+    assert await hosts.is_refused(token, "node-agent.node-a")
+    words = ["node-keys", "--node", A, "--out", str(out), "--kubeconfig", str(out / KUBECONFIG)]
+    with pytest.raises(SystemExit) as ended:
+        await asyncio.to_thread(main, words)
+    assert ended.value.code == 2
+    assert "run this command as an administrator" in capsys.readouterr().err
+
+
+async def test_a_node_renews_its_own_keys_and_gets_none_for_another(hosts: Hosts) -> None:
+    for found in yaml.safe_load_all(POLICY.read_text()):
+        if found["kind"].startswith("ValidatingAdmission"):
+            plural = (
+                "validatingadmissionpolicies"
+                if found["kind"].endswith("Policy")
+                else ("validatingadmissionpolicybindings")
+            )
+            hosts.api.store.create(plural, found)
+    out = await hosts.issue(A)
+    before = {path.name: path.read_text() for path in out.iterdir()}
+    month_s, own = 30 * 24 * 3600, {"apiVersion": "v1", "kind": "Node", "name": A}
+
+    await hosts.issue(A, kubeconfig=out / KUBECONFIG)
+
+    after = {path.name: path.read_text() for path in out.iterdir()}
+    assert {name for name in after if after[name] != before[name]} == {API_TOKEN, NATS_TOKEN}
+    for spec in (
+        {"expirationSeconds": month_s},
+        {"expirationSeconds": month_s, "boundObjectRef": own | {"name": B}},
+        {"expirationSeconds": month_s, "boundObjectRef": {**own, "kind": "Secret"}},
+        {"expirationSeconds": 4 * month_s, "boundObjectRef": own},
+    ):
+        with pytest.raises(RequestError, match="a node agent gets tokens"):
+            await hosts.token_by(out / KUBECONFIG, **spec)
+
+
+async def test_the_doctor_on_a_node_sees_that_nats_lets_its_agent_in_and_raises_no_alarm(
+    hosts: Hosts,
+) -> None:
+    out = await hosts.issue(A)
+
+    async def found(token: str) -> tuple[Outcome, str]:
+        probes = ClusterProbes(
+            kube=SkipError("not looked at"),
+            redis_url="",
+            redis_keys=NO_KEYS,
+            nats_url=hosts.world.url,
+            nats_keys=hosts.world.keys(token, "node-agent.node-a"),
+            simulated=False,
+        )
+        with pytest.raises(SkipError, match="look as operator"):
+            await probes.parts()
+        finding = await probes.nats()
+        return finding.outcome, finding.text
+
+    outcome, text = await found((out / NATS_TOKEN).read_text())
+
+    assert outcome is Outcome.OK
+    assert "lets this node's agent in" in text
+    with pytest.raises(UnavailableError, match="refuses the token in"):
+        await found("made-up")

@@ -1,0 +1,70 @@
+"""Whoever types commands in a cluster: known by a token of the account `operator`."""
+
+import json
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from shared.model.events.request_reply import ResizeAsked, ResizeTold
+from shared.model.lease import Size
+from shared.nats.bus import Bus
+from tests.support.auth.cluster import NAMESPACE
+from tests.support.auth.world import DoorsWorld, doors_world
+from tests.support.stack import LEASEHOLD, Done, run
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[DoorsWorld]:
+    with tempfile.TemporaryDirectory(prefix="lh-operator-") as folder:
+        async with doors_world(Path(folder)) as made:
+            made.cluster.hold("pods", "train")
+            yield made
+
+
+async def answer(asked: ResizeAsked) -> ResizeTold:
+    after = Size(memory_mib=asked.memory_mib or 0, cores_percent=0)
+    before = Size(memory_mib=3000, cores_percent=0)
+    return ResizeTold(
+        outcome="resized", container="c", node="node-a", devices=(0,), before=before, after=after
+    )
+
+
+async def resize(world: DoorsWorld, token: str) -> Done:
+    """Type the command as docs/operations.md has it."""
+    kubeconfig, file = world.folder / "kubeconfig", world.folder / "token"
+    context = {"name": "c", "context": {"cluster": "c", "user": "u"}}
+    kubeconfig.write_text(
+        json.dumps(
+            {
+                "current-context": "c",
+                "contexts": [context],
+                "clusters": [{"name": "c", "cluster": {"server": world.cluster.url}}],
+                "users": [{"name": "u", "user": {"token": "of-a-person"}}],
+            }
+        )
+    )
+    file.write_text(f"{token}\n")
+    words = ["resize", "train", "-n", NAMESPACE, "--memory", "2Gi", "--nats-url", world.url]
+    words += ["--nats-token-file", str(file), "--nats-ca-file", str(world.trusting.ca)]
+    return await run(*LEASEHOLD, *words, "--kubeconfig", str(kubeconfig))
+
+
+async def test_the_operators_token_lets_a_command_ask_a_binder(world: DoorsWorld) -> None:
+    keys = world.keys(world.cluster.bear("binder"), "binder")
+    async with Bus.connect(world.url, name="binder", keys=keys) as binder:
+        await binder.answer(ResizeAsked, "binder", "", answer)
+        await binder.client.flush()
+
+        done = await resize(world, world.cluster.bear("operator"))
+
+    assert (done.code, done.err) == (0, "")
+    assert "2048 MiB" in done.out
+
+
+async def test_a_token_that_is_not_for_nats_lets_nobody_ask(world: DoorsWorld) -> None:
+    done = await resize(world, world.cluster.bear("operator", audience="api-server"))
+
+    assert (done.code, done.out) == (3, "")
+    assert "refuses the token in" in done.err

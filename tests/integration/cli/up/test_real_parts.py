@@ -1,0 +1,172 @@
+"""`leasehold up` with the real parts: ready, looked at, killed, started again, ended."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.cli.state_dir import StateDir, holder, load_state
+from services.cli.up.orphans import leftovers
+
+ROOT = Path(__file__).resolve().parents[4]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+def leasehold(*argv: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "services.cli", *argv],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        env=ENVIRONMENT,
+    )
+
+
+def until(condition: Callable[[], Any], limit_s: float = 30.0) -> Any:
+    end = time.monotonic() + limit_s
+    while not (found := condition()):
+        assert time.monotonic() < end, "it did not come true in time"
+        time.sleep(0.05)
+    return found
+
+
+@pytest.fixture(scope="module")
+def directory() -> Iterator[StateDir]:
+    root = Path(tempfile.mkdtemp(prefix="lh-up-"))
+    made = StateDir.at(root)
+    yield made
+    leasehold("down", "--state", str(root))
+    shutil.rmtree(root, ignore_errors=True)
+
+
+@pytest.fixture
+def running(directory: StateDir) -> StateDir:
+    """Everything up and ready; started only if the test before ended it."""
+    if holder(directory) is None:
+        started = leasehold(
+            *("up", "--headless", "--state", str(directory.root), "--nodes", "1", "--gpus", "2xT4"),
+            *("--placers", "1"),
+        )
+        assert started.returncode == 0, started.stdout + started.stderr
+    return directory
+
+
+def look(directory: StateDir, *command: str) -> Any:
+    done = leasehold(*command, "--state", str(directory.root), "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout)
+
+
+def test_headless_returns_when_every_part_is_ready(running: StateDir) -> None:
+    state = load_state(running)
+
+    assert state is not None
+    assert state.ready
+    assert {part.name for part in state.parts if part.ready} == {
+        *("nats", "valkey", "simcluster", "watcher", "placer-0", "binder"),
+        *("timekeeper", "webhook", "dashboard", "agent-node-0"),
+    }
+
+
+def test_the_agents_devices_are_seen_and_the_audit_is_clean(running: StateDir) -> None:
+    nodes = until(lambda: look(running, "gpus")["nodes"])
+
+    assert [device["model"] for device in nodes[0]["devices"]] == ["Tesla T4"] * 2
+    assert look(running, "audit")["clean"]
+    assert look(running, "ps") == {"leases": [], "waiting": []}
+
+
+def test_a_second_up_says_who_runs_it(running: StateDir) -> None:
+    second = leasehold("up", "--state", str(running.root))
+
+    assert second.returncode == 1
+    assert f"process {holder(running)} runs it already" in second.stderr
+
+
+def test_every_service_that_is_killed_comes_back(running: StateDir) -> None:
+    before = load_state(running)
+    assert before is not None
+    for part in before.parts:
+        if part.pid is not None:
+            os.kill(part.pid, signal.SIGKILL)
+
+    def all_back() -> bool:
+        now = load_state(running)
+        assert now is not None
+        return all(part.ready and part.restarts for part in now.parts)
+
+    until(all_back, 60.0)
+
+    assert until(lambda: look(running, "gpus")["nodes"])
+    assert look(running, "audit")["clean"]
+
+
+def test_kill_9_of_the_supervisor_leaves_nothing_and_up_again_takes_the_state_over(
+    running: StateDir,
+) -> None:
+    pid = holder(running)
+    assert pid
+
+    os.kill(pid, signal.SIGKILL)
+
+    until(lambda: not leftovers(running))
+    down = leasehold("ps", "--state", str(running.root))
+    assert down.returncode == 3
+    assert "nothing runs in" in down.stderr
+    assert len(down.stderr.splitlines()) == 1
+    again = leasehold("up", "--headless", "--state", str(running.root), "--placers", "1")
+    assert again.returncode == 0, again.stdout + again.stderr
+    state = load_state(running)
+    assert state is not None
+    assert state.nodes == {"node-0": "2xT4"}
+
+
+def test_down_ends_every_process(running: StateDir) -> None:
+    ended = leasehold("down", "--state", str(running.root))
+
+    assert ended.returncode == 0
+    assert holder(running) is None
+    assert leftovers(running) == []
+
+
+def test_ctrl_c_ends_every_process(directory: StateDir) -> None:
+    up = subprocess.Popen(
+        [
+            *(sys.executable, "-P", "-m", "services.cli", "up", "--state", str(directory.root)),
+            *("--placers", "1"),
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=ENVIRONMENT,
+    )
+    assert up.stdout is not None
+    until(lambda: up.stdout and up.stdout.readline().startswith("ready in"), 60.0)
+
+    up.send_signal(signal.SIGINT)
+    said, _ = up.communicate(timeout=30)
+
+    assert up.returncode == 0
+    assert "nothing is left running" in said
+    assert leftovers(directory) == []
+
+
+def test_a_nats_of_its_own_that_cannot_start_ends_up_with_its_log(tmp_path: Path) -> None:
+    (tmp_path / "nats").mkdir()
+    (tmp_path / "nats" / "jetstream").write_text("in the way of its streams")
+
+    failed = leasehold("up", "--state", str(tmp_path), "--placers", "1")
+
+    assert failed.returncode == 1
+    assert "nats ended 4 times" in failed.stderr
+    assert "not a directory" in failed.stderr
+    assert leftovers(StateDir.at(tmp_path)) == []

@@ -1,0 +1,290 @@
+"""The supervisor with real processes: starts, restarts, stops, and leaves nothing behind."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from services.cli.state_dir import AlreadyRunningError, PartState, StateDir, holder, locked, wipe
+from services.cli.up.down import down
+from services.cli.up.orphans import end_leftovers, leftovers
+from services.cli.up.parts import Announces, Part
+from services.cli.up.process_keeper import StartError
+from services.cli.up.restart_policy import RestartPolicy
+from services.cli.up.supervisor import Supervisor
+from shared.model.errors import RequestError
+from tests.support.servers.supervised import STUBBORN, WITH_CHILD, dummy
+
+ROOT = Path(__file__).resolve().parents[4]
+QUICK = RestartPolicy(first_s=0.01, most_s=0.05)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> StateDir:
+    made = StateDir.at(tmp_path / "state")
+    made.make()
+    return made
+
+
+class Watched:
+    """A supervisor in this process, and what it said and saved."""
+
+    def __init__(self, directory: StateDir, parts: list[Part], ready_s: float = 20.0) -> None:
+        self.said: list[str] = []
+        self.states: dict[str, PartState] = {}
+        self.pids: dict[str, list[int]] = {}
+        self.stop = asyncio.Event()
+        self.ready = asyncio.Event()
+        self.supervisor = Supervisor(
+            parts,
+            directory,
+            say=self.said.append,
+            save=self._save,
+            policy=QUICK,
+            ready_s=ready_s,
+        )
+
+    def _save(self, states: tuple[PartState, ...], ready: bool) -> None:
+        self.states = {state.name: state for state in states}
+        for state in states:
+            if state.pid is not None and state.pid not in self.pids.setdefault(state.name, []):
+                self.pids[state.name].append(state.pid)
+
+    async def run(self) -> None:
+        await self.supervisor.run(self.stop, self.ready.set)
+
+
+@contextlib.asynccontextmanager
+async def running(directory: StateDir, *parts: Part) -> AsyncIterator[Watched]:
+    watched = Watched(directory, list(parts))
+    task = asyncio.create_task(watched.run())
+    try:
+        async with asyncio.timeout(20):
+            await watched.ready.wait()
+        yield watched
+    finally:
+        watched.stop.set()
+        async with asyncio.timeout(20):
+            await task
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def is_alive(pid: int) -> bool:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, 0)
+        return True
+    return False
+
+
+async def test_a_part_starts_once_those_it_comes_after_are_ready(directory: StateDir) -> None:
+    first, second = dummy(directory, "first"), dummy(directory, "second", after=("first",))
+
+    async with running(directory, second, first) as watched:
+        assert [line.split()[0] for line in watched.said] == ["first", "second"]
+        assert all(state.ready for state in watched.states.values())
+
+
+async def test_a_killed_part_is_started_again_and_gets_ready_again(directory: StateDir) -> None:
+    async with running(directory, dummy(directory, "part")) as watched:
+        os.kill(watched.pids["part"][0], signal.SIGKILL)
+
+        await until(lambda: len(watched.pids["part"]) == 2 and watched.states["part"].ready)
+
+        assert watched.states["part"].restarts == 1
+        assert any("killed by SIGKILL" in line for line in watched.said)
+
+
+async def test_stopping_ends_every_process_in_reverse_order(directory: StateDir) -> None:
+    ends = directory.root / "ends"
+    noting = (
+        "import signal, sys\n"
+        "def end(*_):\n open({ends!r}, 'a').write({name!r}); sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, end)\n"
+    )
+    parts = [
+        dummy(directory, name, after=after, before=noting.format(ends=str(ends), name=name))
+        for name, after in (("a", ()), ("b", ("a",)), ("c", ("a", "b")))
+    ]
+
+    async with running(directory, *parts) as watched:
+        pids = [pids[0] for pids in watched.pids.values()]
+
+    assert ends.read_text() == "cba"
+    assert not any(is_alive(pid) for pid in pids)
+
+
+async def test_a_part_that_ignores_sigterm_is_killed(
+    directory: StateDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.cli.up.process_keeper.STOP_S", 0.2)
+
+    async with running(directory, dummy(directory, "deaf", before=STUBBORN)) as watched:
+        pid = watched.pids["deaf"][0]
+
+    assert not is_alive(pid)
+
+
+async def test_a_part_that_never_gets_ready_is_given_up_with_the_end_of_its_log(
+    directory: StateDir,
+) -> None:
+    good = dummy(directory, "good")
+    bad = Part(
+        name="bad",
+        argv=(sys.executable, "-c", "raise SystemExit('no such thing')"),
+        after=("good",),
+        checks=(Announces(path=directory.run_file("bad")),),
+    )
+    watched = Watched(directory, [good, bad])
+
+    with pytest.raises(StartError, match=r"bad ended 4 times \(exit code 1\)[\s\S]*no such thing"):
+        await watched.run()
+
+    assert not is_alive(watched.pids["good"][0])
+
+
+async def test_a_program_that_is_not_there_is_named(directory: StateDir) -> None:
+    watched = Watched(directory, [Part(name="none", argv=("/no/such/program",))])
+
+    with pytest.raises(StartError, match=r"none cannot be started: .*/no/such/program"):
+        await watched.run()
+
+
+async def test_a_part_that_is_too_slow_is_named(directory: StateDir) -> None:
+    slow = dummy(directory, "slow", before="import time; time.sleep(600)")
+    watched = Watched(directory, [slow], ready_s=0.3)
+
+    with pytest.raises(StartError, match=r"not ready within 0.3 s: slow"):
+        await watched.run()
+
+    assert not is_alive(watched.pids["slow"][0])
+
+
+async def test_a_stop_during_the_start_ends_what_had_started(directory: StateDir) -> None:
+    slow = dummy(directory, "slow", before="import time; time.sleep(600)")
+    watched = Watched(directory, [slow])
+    task = asyncio.create_task(watched.run())
+    await until(lambda: watched.pids.get("slow"))
+
+    watched.stop.set()
+
+    async with asyncio.timeout(20):
+        await task
+    assert not is_alive(watched.pids["slow"][0])
+    assert not watched.ready.is_set()
+
+
+@contextlib.asynccontextmanager
+async def supervisor_process(root: Path) -> AsyncIterator[asyncio.subprocess.Process]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "tests.support.servers.supervised", str(root)),
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(20):
+            while (await process.stdout.readline()).strip() != b"ready":
+                assert process.returncode is None
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def test_kill_9_of_the_supervisor_leaves_no_part_running(directory: StateDir) -> None:
+    async with supervisor_process(directory.root) as process:
+        parts = [pid for pid in leftovers(directory) if _parent(pid) == process.pid]
+        assert len(parts) == 2
+
+        process.kill()
+        await process.wait()
+
+        await until(lambda: not any(is_alive(pid) for pid in parts))
+
+
+async def test_what_a_part_had_started_is_found_and_ended_after_kill_9(directory: StateDir) -> None:
+    async with supervisor_process(directory.root) as process:
+        process.kill()
+        await process.wait()
+        await until(lambda: len(leftovers(directory)) == 1)
+
+        assert end_leftovers(directory) == 1
+
+    assert leftovers(directory) == []
+
+
+async def test_a_second_one_on_the_same_state_is_told_who_runs_it(directory: StateDir) -> None:
+    async with supervisor_process(directory.root) as process:
+        assert holder(directory) == process.pid
+
+        with pytest.raises(AlreadyRunningError, match=f"process {process.pid} runs it already"):
+            locked(directory).__enter__()
+
+
+async def test_the_lock_is_free_as_soon_as_its_holder_was_killed(directory: StateDir) -> None:
+    async with supervisor_process(directory.root) as process:
+        process.kill()
+        await process.wait()
+
+    assert holder(directory) is None
+    with locked(directory):
+        assert directory.lock.read_text().strip() == str(os.getpid())
+
+
+async def test_down_ends_the_supervisor_and_everything_under_it(
+    directory: StateDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with supervisor_process(directory.root):
+        code = await asyncio.to_thread(down, directory)
+
+    assert code == 0
+    assert leftovers(directory) == []
+    assert "nothing is left running" in capsys.readouterr().out
+
+
+def test_down_where_nothing_runs_says_so(
+    directory: StateDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert down(directory) == 0
+    assert "nothing runs" in capsys.readouterr().out
+
+
+async def test_processes_that_a_part_started_are_ended_with_it_by_the_sweep(
+    directory: StateDir,
+) -> None:
+    async with running(directory, dummy(directory, "part", before=WITH_CHILD)):
+        pass
+
+    assert end_leftovers(directory) == 1
+    assert leftovers(directory) == []
+
+
+def test_wiping_keeps_the_lock_and_refuses_a_directory_that_is_not_ours(tmp_path: Path) -> None:
+    ours, other = StateDir(tmp_path / "ours"), StateDir(tmp_path / "other")
+    for directory in (ours, other):
+        directory.make()
+        (directory.root / "photos").mkdir()
+    ours.state.write_text("{}")
+    ours.lock.touch()
+
+    wipe(ours)
+
+    assert [path.name for path in ours.root.iterdir()] == ["lock"]
+    with pytest.raises(RequestError, match="is not a state directory"):
+        wipe(other)
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])

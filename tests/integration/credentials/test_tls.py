@@ -1,0 +1,314 @@
+"""NATS and Redis under TLS: who is believed, who is refused and in which words, and new files."""
+
+import asyncio
+import contextlib
+import json
+import signal
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from shared.credentials.logins import Keys
+from shared.credentials.tls import TlsFiles
+from shared.ledger.leases import RedisLeases
+from shared.ledger.server_status import redis_facts
+from shared.model.errors import RequestError, UnavailableError
+from shared.nats.bus import Bus
+from shared.nats.connection import connected
+from tests.support.servers.nats import free_port, nats_binary
+from tests.support.servers.tls import Cover, Made
+from tests.support.servers.valkey import ValkeyServer, valkey_server
+
+
+class CoveredNats:
+    """A nats-server that shows a certificate, asks for one if told so, and knows one user."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.port = free_port()
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"nats://127.0.0.1:{self.port}"
+
+    def start(
+        self, files: tuple[Path, Path], *, asks: Path | None = None, word: str = "first"
+    ) -> None:
+        self.stop()
+        tls: dict[str, object] = {"cert_file": str(files[0]), "key_file": str(files[1])}
+        if asks is not None:
+            tls |= {"ca_file": str(asks), "verify": True}
+        config = self.folder / "nats.conf"
+        config.write_text(
+            "tls {"
+            + "\n".join(f"{name}: {json.dumps(value)}" for name, value in tls.items())
+            + "}\nauthorization { users = [{ user: someone, password: "
+            + word
+            + " }] }\n"
+        )
+        command = [nats_binary(), "-a", "127.0.0.1", "-p", str(self.port), "-js"]
+        command += ["-sd", str(self.folder / "store"), "--config", str(config)]
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+
+    def stop(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[CoveredNats]:
+    made = CoveredNats(tmp_path)
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def ours(tmp_path: Path) -> Made:
+    return Made(tmp_path)
+
+
+def login(folder: Path, word: str = "first") -> Path:
+    path = folder / "login"
+    path.write_text(f"someone:{word}")
+    return path
+
+
+def keys(tmp_path: Path, ca: Path, shown: tuple[Path, Path] | None = None) -> Keys:
+    certificate, key = shown or (None, None)
+    return Keys(credentials=login(tmp_path), tls=TlsFiles(ca=ca, certificate=certificate, key=key))
+
+
+async def fault_at_nats(url: str, shown: Keys) -> str:
+    with pytest.raises(UnavailableError) as refused:
+        async with Bus.connect(url, name="test", keys=shown, patience_s=2):
+            pass
+    assert "first" not in str(refused.value)
+    return str(refused.value)
+
+
+async def test_a_server_of_our_authority_is_believed_under_its_name(
+    server: CoveredNats, ours: Made, tmp_path: Path
+) -> None:
+    server.start(ours.issue("server"))
+
+    async with Bus.connect(server.url, name="test", keys=keys(tmp_path, ours.ca)) as bus:
+        assert bus.connected
+
+
+async def test_a_server_of_another_authority_is_not(
+    server: CoveredNats, ours: Made, tmp_path: Path
+) -> None:
+    server.start(ours.issue("server"))
+
+    fault = await fault_at_nats(server.url, keys(tmp_path, Made(tmp_path, "another").ca))
+
+    assert "of an authority that we do not know" in fault
+    assert "--nats-ca-file must hold that authority" in fault
+
+
+async def test_an_expired_certificate_and_one_for_another_name_are_told_apart(
+    server: CoveredNats, ours: Made, tmp_path: Path
+) -> None:
+    server.start(ours.issue("old", made_days_ago=40))
+    assert "has expired: renew it" in await fault_at_nats(server.url, keys(tmp_path, ours.ca))
+
+    server.start(ours.issue("elsewhere", "elsewhere.example"))
+    fault = await fault_at_nats(server.url, keys(tmp_path, ours.ca))
+    assert "is for another name" in fault
+    assert "--nats-url" in fault
+
+
+async def test_a_server_that_asks_for_a_certificate_gets_ours_and_refuses_whoever_has_none(
+    server: CoveredNats, ours: Made, tmp_path: Path
+) -> None:
+    server.start(ours.issue("server"), asks=ours.ca)
+
+    refused = await fault_at_nats(server.url, keys(tmp_path, ours.ca))
+
+    assert "--nats-certificate-file and --nats-key-file must be valid now" in refused
+    shown = keys(tmp_path, ours.ca, ours.issue("client", "somebody"))
+    async with Bus.connect(server.url, name="test", keys=shown) as bus:
+        assert bus.connected
+
+
+async def test_no_secret_is_given_to_a_server_that_offers_no_tls(
+    ours: Made, tmp_path: Path
+) -> None:
+    heard = bytearray()
+
+    async def pretend(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        info = {"server_id": "x", "version": "2.11.0", "auth_required": True, "max_payload": 1024}
+        writer.write(b"INFO " + json.dumps(info).encode() + b"\r\n")
+        with contextlib.suppress(OSError):
+            heard.extend(await reader.read(4096))
+        writer.close()
+
+    async with await asyncio.start_server(pretend, "127.0.0.1", 0) as listening:
+        port = listening.sockets[0].getsockname()[1]
+        fault = await fault_at_nats(f"nats://127.0.0.1:{port}", keys(tmp_path, ours.ca))
+
+    assert "offers no TLS" in fault
+    assert heard == b""
+
+
+async def test_new_files_are_taken_when_the_connection_is_made_anew(
+    server: CoveredNats, ours: Made, tmp_path: Path
+) -> None:
+    server.start(ours.issue("server"))
+    trusted = tmp_path / "trusted.crt"
+    trusted.write_bytes(ours.ca.read_bytes())
+    later = Made(tmp_path, "later")
+
+    async with Bus.connect(server.url, name="test", keys=keys(tmp_path, trusted)) as bus:
+        server.start(later.issue("server"), word="second")
+        await until(lambda: not bus.connected)
+        trusted.write_bytes(later.ca.read_bytes())
+        login(tmp_path, "second")
+
+        await until(lambda: bus.connected)
+
+
+async def test_a_server_that_hangs_is_not_waited_for_at_the_end(
+    server: CoveredNats, ours: Made, tmp_path: Path
+) -> None:
+    server.start(ours.issue("server"))
+    known = keys(tmp_path, ours.ca)
+    client = await connected(server.url, name="test", keys=known, patience_s=20)
+    assert server.process is not None
+    server.process.send_signal(signal.SIGSTOP)
+
+    async with asyncio.timeout(15):  # asyncio's own patience is 30 s
+        await client.close()
+
+
+async def until(wanted: object) -> None:
+    assert callable(wanted)
+    async with asyncio.timeout(20):
+        while not wanted():
+            await asyncio.sleep(0.02)
+
+
+async def test_files_that_are_none_are_named(tmp_path: Path, ours: Made) -> None:
+    broken = tmp_path / "broken.crt"
+    broken.write_text("no PEM")
+
+    for files, named in (
+        (TlsFiles(ca=tmp_path / "missing"), "missing, by which .* cannot be read"),
+        (TlsFiles(ca=broken), "broken.crt, by which .* does not hold what it should"),
+        (TlsFiles(ca=ours.ca, certificate=broken), "broken.crt, which we show"),
+    ):
+        with pytest.raises(RequestError, match=named):
+            async with Bus.connect("nats://127.0.0.1:1", name="test", keys=Keys(tls=files)):
+                pass
+
+
+# Redis
+
+
+@pytest.fixture(scope="module")
+def valkey() -> Iterator[ValkeyServer]:
+    with valkey_server() as running:
+        yield running
+
+
+@pytest.fixture
+async def cover(valkey: ValkeyServer, ours: Made) -> AsyncIterator[Cover]:
+    await valkey.ready()
+    made = Cover(valkey.socket)
+    made.show(ours.issue("server"))
+    async with made.listening():
+        yield made
+
+
+async def fault_at_redis(url: str, files: TlsFiles) -> str:
+    async with RedisLeases.connect(url, keys=Keys(tls=files)) as ledger:
+        with pytest.raises(UnavailableError) as refused:
+            await ledger.epoch()
+    with pytest.raises(UnavailableError):
+        await redis_facts(url, Keys(tls=files))
+    return str(refused.value)
+
+
+async def test_the_ledger_is_read_under_tls_from_a_server_of_our_authority(
+    cover: Cover, ours: Made
+) -> None:
+    known = Keys(tls=TlsFiles(ca=ours.ca))
+
+    async with RedisLeases.connect(cover.url, keys=known) as ledger:
+        await ledger.epoch()
+
+    assert (await redis_facts(cover.url, known)).role == "master"
+
+
+async def test_a_ledger_of_another_authority_an_expired_one_and_a_wrong_name_are_refused(
+    cover: Cover, ours: Made, tmp_path: Path
+) -> None:
+    another = await fault_at_redis(cover.url, TlsFiles(ca=Made(tmp_path, "another").ca))
+    cover.show(ours.issue("old", made_days_ago=40))
+    old = await fault_at_redis(cover.url, TlsFiles(ca=ours.ca))
+    cover.show(ours.issue("elsewhere", "elsewhere.example"))
+    elsewhere = await fault_at_redis(cover.url, TlsFiles(ca=ours.ca))
+
+    assert "--redis-ca-file must hold that authority" in another
+    assert "has expired" in old
+    assert "is for another name" in elsewhere
+
+
+async def test_a_ledger_that_asks_for_a_certificate_refuses_whoever_has_none(
+    cover: Cover, ours: Made
+) -> None:
+    cover.show(ours.issue("server"), asks=ours.ca)
+    certificate, key = ours.issue("client", "somebody")
+
+    refused = await fault_at_redis(cover.url, TlsFiles(ca=ours.ca))
+    known = Keys(tls=TlsFiles(ca=ours.ca, certificate=certificate, key=key))
+    async with RedisLeases.connect(cover.url, keys=known) as ledger:
+        await ledger.epoch()
+
+    assert "--redis-certificate-file" in refused
+
+
+async def test_the_ledger_takes_new_files_at_its_next_connection(
+    cover: Cover, ours: Made, tmp_path: Path
+) -> None:
+    trusted = tmp_path / "trusted.crt"
+    trusted.write_bytes(ours.ca.read_bytes())
+    later = Made(tmp_path, "later")
+
+    async with RedisLeases.connect(cover.url, keys=Keys(tls=TlsFiles(ca=trusted))) as ledger:
+        await ledger.epoch()
+        cover.show(later.issue("server"))
+        cover.drop()
+        for _ in range(2):  # the first call may only learn that the connection is gone
+            with pytest.raises(UnavailableError):
+                await ledger.epoch()
+        trusted.write_bytes(later.ca.read_bytes())
+
+        await ledger.epoch()
+
+
+async def test_files_for_a_ledger_that_speaks_no_tls_are_a_mistake(ours: Made) -> None:
+    with pytest.raises(RequestError, match="write rediss://"):
+        async with RedisLeases.connect("redis://127.0.0.1:1", keys=Keys(tls=TlsFiles(ca=ours.ca))):
+            pass
+
+
+async def test_a_port_without_tls_is_told_from_a_server_that_is_away(ours: Made) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1024)
+        writer.write(b"-ERR unknown command\r\n")
+        with contextlib.suppress(OSError):
+            await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as listening:
+        port = listening.sockets[0].getsockname()[1]
+        fault = await fault_at_redis(f"rediss://127.0.0.1:{port}/0", TlsFiles(ca=ours.ca))
+
+    assert "speaks no TLS on this port" in fault

@@ -1,0 +1,366 @@
+"""The dashboard over a real NATS and a real Valkey: what it shows, streams, and hides."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from services.dashboard.http_server import COOKIE, Pages
+from services.dashboard.legacy_metrics import old_metrics
+from shared.credentials.authorization import OpenDoor, TokenDoor, make_token
+from shared.credentials.tokens import load_access
+from shared.model.events.pod_events import (
+    LeaseChanged,
+    PartReported,
+    PlacementChosen,
+    PlacementRefused,
+    PodBound,
+)
+from shared.model.names import Namespace
+from shared.model.placement import Refusal
+from shared.nats.bus import Bus
+from shared.runtime import health
+from shared.runtime.heartbeat import reporting
+from tests.support.clock import FakeClock
+from tests.support.dashboard.dashboard import Shown, dashboard, held
+from tests.support.kubernetes.reviews import Reviews, reviewed
+from tests.support.placer.ledger import queued, verdict
+from tests.support.servers.nats import nats_server
+
+
+class Stream:
+    """A reader of server-sent events."""
+
+    def __init__(self, answer: aiohttp.ClientResponse) -> None:
+        self.answer = answer
+        self.id = ""
+
+    async def next(self) -> tuple[str, Any]:
+        name = ""
+        async with asyncio.timeout(20):
+            while True:
+                line = (await self.answer.content.readline()).decode().rstrip("\n")
+                field, _, value = line.partition(": ")
+                if field == "event":
+                    name = value
+                elif field == "id":
+                    self.id = value
+                elif field == "data":
+                    return name, json.loads(value)
+                elif not line and self.answer.content.at_eof():
+                    raise AssertionError("the stream has ended")
+
+    async def until(self, wanted: str) -> Any:
+        """Return the first delta that has something under a key."""
+        while True:
+            name, told = await self.next()
+            assert name == "delta"
+            if told.get(wanted):
+                return told[wanted]
+
+
+@contextlib.asynccontextmanager
+async def streamed(
+    shown: Shown, *, after: str = "", last: str = "", token: str = ""
+) -> AsyncIterator[Stream]:
+    headers = {"Last-Event-ID": last} if last else {}
+    if token:
+        headers["Authorization"] = f"Bearer {token}"
+    url = f"{shown.url}/api/v1/events"
+    timeout = aiohttp.ClientTimeout(total=None)
+    async with shown.client.get(
+        url, params={"after": after}, headers=headers, timeout=timeout
+    ) as answer:
+        assert answer.content_type == "text/event-stream"
+        yield Stream(answer)
+
+
+async def test_what_the_ledger_holds_is_shown_and_what_ends_goes() -> None:
+    async with dashboard() as shown:
+        lease = await held(shown)
+
+        (one,) = await shown.until_shares(1)
+        assert (one["pod"], one["name"], one["state"]) == ("p1", "name-of-p1", "reserved")
+
+        await shown.ledger.bind([lease])
+        await shown.tell(PodBound(lease=lease))
+        async with asyncio.timeout(20):
+            while (await shown.shares())[0]["state"] != "bound":
+                await asyncio.sleep(0.02)
+        await shown.ledger.release([lease.pod], reason="test")
+        await shown.until_shares(0)
+
+
+async def test_changes_are_streamed_and_a_reader_that_comes_again_misses_nothing() -> None:
+    async with dashboard() as shown:
+        begin = (await shown.state())["id"]
+        async with streamed(shown, after=begin) as stream:
+            await held(shown, "p1", 0)
+            (device,) = await stream.until("devices")
+            assert device["shares"][0]["pod"] == "p1"
+            place = stream.id
+
+        await held(shown, "p2", 1)
+        await shown.until_shares(2)
+
+        async with streamed(shown, after=begin, last=place) as stream:
+            devices = await stream.until("devices")
+            assert [one["uuid"] for one in devices] == ["GPU-a-1"]
+
+
+async def test_a_reader_from_another_life_is_told_to_start_anew() -> None:
+    async with dashboard() as shown, streamed(shown, last="another-7") as stream:
+        assert (await stream.next())[0] == "reset"
+
+
+async def test_who_waits_is_shown_with_place_and_reason_until_it_is_gone() -> None:
+    async with dashboard() as shown:
+        event = queued("w1", units=99_000)
+        await shown.ledger.wait([verdict(event, await shown.ledger.capacity())])
+        refused = PlacementRefused(
+            pod=event.pod,
+            namespace=event.namespace,
+            name=event.name,
+            refusal=Refusal(reason="full"),
+        )
+        begin = (await shown.state())["id"]
+        async with streamed(shown, after=begin) as stream:
+            await shown.tell(event, refused)
+            queue = await stream.until("waiting")
+            assert [(one["name"], one["place"], one["reason"]) for one in queue["pods"]] == [
+                ("w1", 1, "full")
+            ]
+        _, told = await shown.get("/api/v1/leases/w1")
+        assert told["lease"] is None
+        assert told["waiting"]["place"] == 1
+
+        await shown.ledger.forget_waiting([event.pod])
+        await shown.tell(event)
+        async with asyncio.timeout(20):
+            while (await shown.state())["waiting"]["total"]:
+                await asyncio.sleep(0.05)
+
+
+async def test_the_ticker_tells_what_was_said_on_the_bus_and_takes_no_work_from_anybody() -> None:
+    async with dashboard() as shown:
+        placed = await shown.bus.hear([PlacementChosen], durable="binder-bind-pods")
+        lease = await held(shown)
+
+        await shown.tell(queued("p1"), PlacementChosen(lease=lease))
+
+        async with asyncio.timeout(20):
+            while [one["kind"] for one in (await shown.state())["ticker"]] != ["queued", "placed"]:
+                await asyncio.sleep(0.02)
+            (work,) = await placed.batch()
+        assert work.events == [PlacementChosen(lease=lease)]
+        await work.done()
+
+
+async def test_a_lease_that_nobody_mentioned_is_found_all_the_same() -> None:
+    async with dashboard() as shown:
+        lease = await held(shown)
+        await shown.until_shares(1)
+        await shown.ledger.bind([lease])
+
+        await shown.ledger.activate([lease.pod])
+        await shown.tell(LeaseChanged(lease=lease))
+
+        async with asyncio.timeout(20):
+            while (await shown.shares())[0]["state"] != "active":
+                await asyncio.sleep(0.02)
+
+
+async def test_a_replica_reports_that_it_runs_and_when_it_leaves() -> None:
+    async with nats_server() as nats, Bus.connect(nats.url, name="test") as bus:
+        heard = await bus.overhear([PartReported])
+        probes = {"ledger": lambda: "not read yet"}
+
+        async with (
+            asyncio.timeout(20),
+            reporting(bus, probes, service="s", instance="s-1", node="n", every_s=0.01),
+        ):
+            (first, *_) = await heard.batch()
+            (second, *_) = await heard.batch()
+        last = [event for one in await heard.batch() for event in one.events][-1]
+
+        assert (first.events[0].instance, first.events[0].node) == ("s-1", "n")
+        assert second.events[0].missing == ("ledger: not read yet",)
+        assert (first.events[0].leaving, last.leaving) == (False, True)
+
+
+async def test_a_lease_tells_its_trace_and_a_device_its_shares() -> None:
+    async with dashboard() as shown:
+        await held(shown, "7f7c2c5e-57a5-4d3c-9d0e-0d7e6c1f2a3b")
+        await shown.until_shares(1)
+
+        _, lease = await shown.get("/api/v1/leases/7f7c2c5e-57a5-4d3c-9d0e-0d7e6c1f2a3b")
+        _, device = await shown.get("/api/v1/devices/GPU-a-0")
+
+        assert lease["trace"]["url"] == "http://j/7f7c2c5e57a54d3c9d0e0d7e6c1f2a3b"
+        assert device["shares"][0]["name"] == lease["lease"]["name"]
+        assert (await shown.get("/api/v1/leases/unknown"))[0] == 404
+        assert (await shown.get("/api/v1/namespaces/default"))[1]["leases"] == 1
+
+
+async def test_without_a_token_only_this_machines_own_names_are_answered() -> None:
+    async with dashboard() as shown:
+        headers = {"Host": "evil.example.org"}
+        async with shown.client.get(f"{shown.url}/api/v1/state", headers=headers) as answer:
+            assert answer.status == 403
+
+
+async def test_every_answer_keeps_foreign_code_out() -> None:
+    async with dashboard() as shown:
+        for path in ("/", "/static/page.js", "/api/v1/state", "/static/none", "/login"):
+            async with shown.client.get(shown.url + path) as answer:
+                policy = answer.headers["Content-Security-Policy"]
+                assert "default-src 'none'; script-src 'self'" in policy
+                assert "unsafe" not in policy
+                assert answer.headers["X-Content-Type-Options"] == "nosniff"
+
+
+async def test_the_whole_page_is_under_150_kb() -> None:
+    async with dashboard() as shown:
+        names = list(Pages(shown.board, OpenDoor(), None).files)  # type: ignore[arg-type]
+        sizes = [
+            len(await (await shown.client.get(f"{shown.url}/static/{n}")).read()) for n in names
+        ]
+        _, text = await shown.get("/")
+
+        assert sum(sizes) + len(text) < 150_000
+
+
+# Doors
+
+
+async def test_a_token_shows_its_own_namespace_and_of_others_only_that_something_is_in_use(
+    tmp_path: Path,
+) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("everything *\nfor-b b\nfor-default default\n")
+    async with dashboard(TokenDoor(load_access(tokens))) as shown:
+        await held(shown)
+        async with asyncio.timeout(20):
+            while not await shown.shares("everything"):
+                await asyncio.sleep(0.02)
+
+        (full,), (hidden,) = await shown.shares("for-default"), await shown.shares("for-b")
+
+        assert full["name"] == "name-of-p1"
+        assert hidden.keys() == {"state", "memory_mib", "cores_percent", "slot", "init"}
+        assert "p1" not in str(await shown.state("for-b"))
+        assert (await shown.get("/api/v1/leases/p1", "for-b"))[0] == 404
+        assert (await shown.get("/api/v1/namespaces/default", "for-b"))[0] == 404
+        for path in ("/api/v1/state", "/api/v1/events", "/api/v1/leases/p1"):
+            assert (await shown.get(path, "wrong"))[0] == 401
+            assert (await shown.get(path))[0] == 401
+
+
+async def test_signing_in_keeps_the_token_where_scripts_cannot_read_it(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("secret *\n")
+    async with dashboard(TokenDoor(load_access(tokens))) as shown:
+        assert "Token" in (await shown.get("/"))[1]
+
+        async with shown.client.post(f"{shown.url}/login", data={"token": "wrong"}) as answer:
+            assert answer.status == 401
+        async with shown.client.post(
+            f"{shown.url}/login", data={"token": "secret"}, allow_redirects=False
+        ) as answer:
+            cookie = answer.cookies[COOKIE]
+
+        assert (cookie["httponly"], cookie["samesite"]) == (True, "Strict")
+        assert "Devices" in (await shown.get("/"))[1]
+        assert (await shown.get("/api/v1/state"))[0] == 200
+        await shown.client.post(f"{shown.url}/logout")
+        assert (await shown.get("/api/v1/state"))[0] == 401
+
+
+async def test_a_token_is_made_once_and_only_its_owner_may_read_it(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "tokens"
+    said: list[str] = []
+
+    make_token(path, said.append)
+    first = path.read_text()
+    make_token(path, said.append)
+
+    assert path.read_text() == first
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert first.split()[1] == "*"
+    assert first.split()[0] not in said[0]
+    assert load_access(path).scopes(f"Bearer {first.split()[0]}") == {"*"}
+
+
+async def test_whoever_may_not_get_pods_of_a_namespace_sees_its_leases_as_in_use() -> None:
+    reviews = Reviews()
+    async with reviewed(reviews, FakeClock()) as door, dashboard(door) as shown:
+        await held(shown)
+        async with asyncio.timeout(20):
+            while not await shown.shares("token-of-root"):
+                await asyncio.sleep(0.02)
+
+        (member,), (stranger,) = (
+            await shown.shares("token-of-member"),
+            await shown.shares("token-of-stranger"),
+        )
+
+        assert member["name"] == "name-of-p1"
+        assert "name" not in stranger
+        assert (await shown.get("/api/v1/state", "token-of-nobody"))[0] == 401
+        assert (await shown.get("/api/v1/state"))[0] == 401
+        assert "in use" in (await shown.get("/?view=table", "token-of-stranger"))[1]
+
+
+async def test_a_right_that_is_taken_away_ends_what_is_seen() -> None:
+    reviews, clock, where = Reviews(), FakeClock(), [Namespace("default")]
+    async with reviewed(reviews, clock) as door:
+        viewer = await door.admit("token-of-member")
+        assert viewer is not None
+        assert await viewer.visible(where) == frozenset(where)
+        assert await viewer.visible(where) == frozenset(where)
+        assert reviews.asked == ["member:", "member:default"]
+
+        reviews.rights["member"].clear()
+        clock.advance(31)
+
+        assert await viewer.visible(where) == frozenset()
+        reviews.rights.pop("member")
+        assert await door.admit("token-of-member") is None
+
+
+# The old schedulers' metrics
+
+
+async def test_item_49_the_schedulers_metrics_come_and_end_with_their_pod() -> None:
+    name = "volcano_vgpu_device_memory_allocation_for_a_certain_pod{"
+    async with (
+        dashboard() as shown,
+        health.served(old_metrics(shown.board.projection), "127.0.0.1:0") as address,
+    ):
+
+        async def scrape() -> str:
+            async with shown.client.get(f"http://{address}/metrics") as answer:
+                assert answer.status == 200
+                return await answer.text()
+
+        lease = await held(shown)
+        await shown.until_shares(1)
+        line = next(line for line in (await scrape()).splitlines() if line.startswith(name))
+        assert line == f'{name}NodeName="a",devID="GPU-a-0",podName="name-of-p1"}} 4000.0'
+        assert "# TYPE volcano_vgpu_device_shared_number gauge" in await scrape()
+
+        await shown.ledger.release([lease.pod], reason="test")
+        await shown.until_shares(0)
+
+        assert name not in await scrape()
+
+
+@pytest.mark.parametrize("path", ["/static/..%2f__init__.py", "/static/page.html", "/api/v1/none"])
+async def test_nothing_else_is_served(path: str) -> None:
+    async with dashboard() as shown:
+        assert (await shown.get(path))[0] == 404

@@ -1,0 +1,109 @@
+"""What somebody sees of other tenants' namespaces, in every answer of the dashboard: `in use`."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import aiohttp
+
+from shared.credentials.authorization import TokenDoor
+from shared.credentials.tokens import load_access
+from shared.model.events.node_events import ViolationFound
+from shared.model.events.pod_events import (
+    BudgetChanged,
+    PlacementChosen,
+    PlacementRefused,
+    PodBound,
+)
+from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
+from shared.model.placement import Refusal
+from tests.support.dashboard.dashboard import Shown, dashboard, held
+from tests.support.placer.ledger import queued, verdict
+
+THEIRS = ("p1", "w1", "default", "reason-of-theirs", "window-of-theirs")
+"""Words of a namespace, its pods, and what is said of them."""
+
+
+async def heard_until(shown: Shown, after: str, token: str, word: str) -> str:
+    """Return all that is streamed to the bearer of a token until a word comes."""
+    found = ""
+    async with shown.client.get(
+        f"{shown.url}/api/v1/events",
+        params={"after": after},
+        headers={"Authorization": f"Bearer {token}"},
+        timeout=aiohttp.ClientTimeout(total=None),
+    ) as answer:
+        async with asyncio.timeout(20):
+            while word not in found:
+                found += (await answer.content.readline()).decode()
+    return found
+
+
+async def test_neither_stream_nor_answers_nor_pages_name_a_namespace_that_is_not_the_viewers(
+    tmp_path: Path,
+) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("for-b b\nfor-default default\n")
+    async with dashboard(TokenDoor(load_access(tokens))) as shown:
+        begin = (await shown.state("for-b"))["id"]
+        lease = await held(shown)
+        waits = queued("w1", units=99_000)
+        mine = replace(queued("mine", units=99_000), namespace=Namespace("b"), name="name-of-mine")
+        capacity = await shown.ledger.capacity()
+        await shown.ledger.wait([verdict(waits, capacity), verdict(mine, capacity)])
+        await shown.tell(
+            PlacementChosen(lease=lease),
+            PodBound(lease=lease),
+            PlacementRefused(
+                pod=waits.pod,
+                namespace=waits.namespace,
+                name=waits.name,
+                refusal=Refusal(reason="reason-of-theirs"),
+            ),
+            PlacementRefused(
+                pod=mine.pod,
+                namespace=mine.namespace,
+                name=mine.name,
+                refusal=Refusal(reason="full"),
+            ),
+            ViolationFound(
+                node=NodeName("a"),
+                pod=PodUid("p1"),
+                namespace=Namespace("default"),
+                name="name-of-p1",
+                container="main",
+                reason="GpuLimitTampered",
+                message="reason-of-theirs",
+            ),
+            BudgetChanged(
+                namespace=Namespace("default"),
+                state="ok",
+                previous="ok",
+                lease_class="guaranteed",
+                window="window-of-theirs",
+            ),
+        )
+
+        theirs, others = await asyncio.gather(
+            heard_until(shown, begin, "for-default", "name-of-p1"),
+            heard_until(shown, begin, "for-b", "name-of-mine"),
+        )
+        async with asyncio.timeout(20):
+            while (await shown.state("for-b"))["waiting"]["hidden"] < 1:
+                await asyncio.sleep(0.02)
+        device = DeviceUuid("GPU-a-0")
+        answers = [
+            others,
+            str(await shown.state("for-b")),
+            *[
+                str((await shown.get(path, "for-b"))[1])
+                for path in (f"/api/v1/devices/{device}", "/", "/?view=table")
+            ],
+        ]
+
+        assert "name-of-p1" in theirs
+        for text in answers:
+            assert [word for word in THEIRS if word in text] == []
+        assert "in use" in answers[-1]
+        for path in ("/api/v1/leases/p1", "/api/v1/leases/w1", "/api/v1/namespaces/default"):
+            assert (await shown.get(path, "for-b"))[0] == 404

@@ -1,0 +1,183 @@
+"""Pods of all dialects, placed by two placers over one real ledger, against a brute-force recount.
+
+The placers follow the ledger's feed as they do in production, so their mirrors are behind at times;
+whatever they decide on, the ledger must not grant more than there is.
+"""
+
+import asyncio
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from services.placer.service import Placer
+from shared.dialects import read_pod
+from shared.dialects.dialect import Rules
+from shared.ledger.leases import RedisLeases
+from shared.model.clock import SystemClock
+from shared.model.events.node_events import DeviceReported
+from shared.model.events.pod_events import PlacementChosen, PlacementRefused, PodQueued
+from shared.model.names import NodeName, PodUid
+from shared.model.request import PodRequest
+from tests.support.build import dice, facts, pod_queued
+from tests.support.dialects.mixes import Wish, mixed
+from tests.support.dialects.recount import LABELS, NODES, SERVED, Recount, check_environment
+from tests.support.placer.ledger import assert_sound, ledger
+from tests.support.servers.valkey import ValkeyServer, valkey_server
+
+PLACERS = 2
+TTL_S = 600.0
+
+
+class Uncounted:
+    def count(self, outcome: str, amount: int = 1) -> None:
+        """Forget it."""
+
+
+class MixMachine(RuleBasedStateMachine):
+    """Pods come and go; every lease is held against what its pod asked for."""
+
+    url: ClassVar[str]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runner = asyncio.Runner()
+        self.stack = AsyncExitStack()
+        self.recount = Recount(NODES)
+        self.pods = 0
+        self.spoken = Rules()
+        opened = ledger(self.url, {})
+        self.leases: RedisLeases = self.run(self.stack.enter_async_context(opened))
+        self.placers = [
+            Placer(self.leases, SystemClock(), Uncounted(), dice(n), ttl_s=TTL_S)
+            for n in range(PLACERS)
+        ]
+        self.following: list[asyncio.Task[None]] = []
+        self.run(self.begin())
+
+    async def begin(self) -> None:
+        for name in NODES:
+            await self.leases.save_node(facts(name, labels=LABELS))
+            await self.report(name)
+        self.following = [asyncio.create_task(placer.follow()) for placer in self.placers]
+        async with asyncio.timeout(20):
+            while any(placer.missing() for placer in self.placers):
+                await asyncio.sleep(0.001)
+
+    async def report(self, name: NodeName) -> None:
+        devices = [replace(d, healthy=d.uuid not in self.recount.ill) for d in NODES[name]]
+        await self.leases.save_devices(
+            DeviceReported(node=name, devices=tuple(devices), served=SERVED, reported_at=0.0)
+        )
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return self.runner.run(work)
+
+    def teardown(self) -> None:
+        self.run(self.end())
+        self.runner.close()
+
+    async def end(self) -> None:
+        for task in self.following:
+            task.cancel()
+        await asyncio.gather(*self.following, return_exceptions=True)
+        await self.stack.aclose()
+
+    @initialize(rules=st.sampled_from([Rules(), Rules(policy="spread", instances_first=True)]))
+    def choose(self, rules: Rules) -> None:
+        self.spoken = rules
+
+    @rule(batch=st.lists(mixed, min_size=1, max_size=4))
+    def place_twins(self, batch: list[Wish]) -> None:
+        """Give every placer the like, at the same time: they will want the same devices."""
+        self.place([batch] * PLACERS)
+
+    @rule(batches=st.lists(st.lists(mixed, max_size=4), min_size=PLACERS, max_size=PLACERS))
+    def place_others(self, batches: list[list[Wish]]) -> None:
+        """Give every placer a batch of its own, at the same time."""
+        self.place(batches)
+
+    def place(self, batches: list[list[Wish]]) -> None:
+        wishes: dict[PodUid, Wish] = {}
+        queued = [[self.queued(wish, wishes) for wish in batch] for batch in batches]
+
+        said = self.run(self.place_all(queued))
+
+        for answer in said:
+            wish = wishes.pop(_pod_of(answer))
+            if isinstance(answer, PlacementChosen):
+                self.recount.arrive(answer.lease.pod, wish, answer.lease)
+                check_environment(wish, answer.lease, NODES[answer.lease.node])
+
+    def queued(self, wish: Wish, wishes: dict[PodUid, Wish]) -> PodQueued:
+        self.pods += 1
+        request: PodRequest = replace(read_pod(wish.asks, self.spoken), resources={"pods": 1})
+        event = pod_queued(f"uid-{self.pods}", request)
+        wishes[event.pod] = wish
+        return event
+
+    async def place_all(
+        self, queued: Sequence[Sequence[PodQueued]]
+    ) -> list[PlacementChosen | PlacementRefused]:
+        async with asyncio.timeout(60):
+            both = await asyncio.gather(
+                *(
+                    placer.place_pods(events)
+                    for placer, events in zip(self.placers, queued, strict=True)
+                )
+            )
+        return [answer for answers in both for answer in answers]
+
+    @rule(picks=st.lists(st.integers(0, 99), min_size=1, max_size=4))
+    def release(self, picks: list[int]) -> None:
+        live = sorted(self.recount.live)
+        ending = sorted({live[pick % len(live)] for pick in picks}) if live else []
+
+        ended = self.run(self.leases.release([PodUid(pod) for pod in ending], reason="test"))
+
+        assert [lease.pod for lease in ended] == ending
+        for pod in ending:
+            self.recount.end(pod)
+
+    @rule(name=st.sampled_from(sorted(NODES)), pick=st.integers(0, 3))
+    def fall_ill_or_recover(self, name: NodeName, pick: int) -> None:
+        device = NODES[name][pick % len(NODES[name])]
+        self.recount.ill ^= {device.uuid}
+
+        self.run(self.report(name))
+
+    @invariant()
+    def nothing_is_over_committed(self) -> None:
+        found = self.run(assert_sound(self.leases))
+        assert {lease.pod: lease for lease in found} == {
+            pod: lease for pod, (_, lease) in self.recount.live.items()
+        }
+        self.recount.check()
+
+
+def _pod_of(answer: PlacementChosen | PlacementRefused) -> PodUid:
+    return answer.lease.pod if isinstance(answer, PlacementChosen) else answer.pod
+
+
+MixMachine.TestCase.settings = settings(
+    max_examples=20,
+    stateful_step_count=20,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def server() -> Iterator[ValkeyServer]:
+    with valkey_server() as running:
+        asyncio.run(running.ready())
+        MixMachine.url = running.url
+        yield running
+
+
+TestMixOfDialects = MixMachine.TestCase

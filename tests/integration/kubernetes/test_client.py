@@ -1,0 +1,346 @@
+"""The Kubernetes client against scripted answers on real sockets."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from shared.kubernetes.client import Kube, pod_path
+from shared.kubernetes.errors import (
+    EvictionBlockedError,
+    ExpiredError,
+    ForbiddenError,
+    InvalidError,
+    KubeConflictError,
+    KubeError,
+    NotFoundError,
+    OverloadedError,
+    RefusedError,
+    UnauthorizedError,
+    UnreachableError,
+    UnreadableAnswerError,
+)
+from shared.kubernetes.kubeconfig import Credentials
+from shared.kubernetes.types import Node, Pod
+from shared.model.errors import ConflictError, RequestError, UnavailableError
+from tests.support.kubernetes.scripted_apiserver import (
+    Exchange,
+    ScriptedApiserver,
+    Step,
+    answers,
+    hang,
+    lists,
+    pod,
+    refuses,
+    resets,
+)
+
+
+@asynccontextmanager
+async def talking(
+    *steps: Step, timeout_s: float = 5, token_file: Path | None = None, token: str | None = None
+) -> AsyncIterator[tuple[Kube, ScriptedApiserver]]:
+    async with ScriptedApiserver(*steps) as server:
+        credentials = Credentials(server=server.url, token=token, token_file=token_file)
+        async with Kube(credentials, timeout_s=timeout_s) as kube:
+            yield kube, server
+
+
+async def test_binding_is_one_post_with_node_uid_and_annotations() -> None:
+    async with talking(answers(201)) as (kube, server):
+        await kube.bind_pod("team", "a", "u-1", "n-1", {"x/y": "z"}, traceparent="00-1-2-01")
+
+    (request,) = server.requests
+    assert (request.method, request.path) == ("POST", "/api/v1/namespaces/team/pods/a/binding")
+    assert request.headers["content-type"] == "application/json"
+    assert request.headers["traceparent"] == "00-1-2-01"
+    assert request.headers["user-agent"].startswith("leasehold/")
+    assert request.json() == {
+        "apiVersion": "v1",
+        "kind": "Binding",
+        "metadata": {
+            "name": "a",
+            "namespace": "team",
+            "uid": "u-1",
+            "annotations": {"x/y": "z"},
+        },
+        "target": {"apiVersion": "v1", "kind": "Node", "name": "n-1"},
+    }
+
+
+async def test_a_binding_carries_labels_where_there_are_some() -> None:
+    async with talking(answers(201)) as (kube, server):
+        await kube.bind_pod("team", "a", "u-1", "n-1", {}, {"held": "yes"})
+
+    body = server.requests[0].json()
+    assert isinstance(body, dict)
+    assert body["metadata"]["labels"] == {"held": "yes"}
+
+
+async def test_a_second_binding_is_a_conflict_that_names_the_request() -> None:
+    said = 'Operation cannot be fulfilled on pods/binding "a": already assigned to node "n-2"'
+    async with talking(refuses(409, "Conflict", said)) as (kube, server):
+        with pytest.raises(KubeConflictError) as caught:
+            await kube.bind_pod("team", "a", "u-1", "n-1", {})
+
+    assert len(server.requests) == 1
+    assert isinstance(caught.value, ConflictError)
+    assert str(caught.value) == (
+        f"POST /api/v1/namespaces/team/pods/a/binding was answered 409 Conflict: {said}"
+    )
+
+
+async def test_a_binding_is_never_sent_twice_by_itself() -> None:
+    async with talking(answers(200), resets, answers(201)) as (kube, server):
+        await kube.read("/x")
+        with pytest.raises(UnreachableError):
+            await kube.bind_pod("team", "a", "u-1", "n-1", {})
+
+    assert [request.method for request in server.requests] == ["GET", "POST"]
+
+
+async def test_bindings_share_a_few_kept_connections() -> None:
+    async with talking(*[answers(201)] * 200) as (kube, server):
+        for _ in range(2):
+            async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+                for n in range(100):
+                    group.create_task(kube.bind_pod("team", f"p{n}", "u", "n", {}))
+
+    assert len(server.requests) == 200
+    assert len(server.peers) <= 32
+
+
+REFUSALS: Mapping[int, tuple[type[KubeError], type[Exception]]] = {
+    400: (RefusedError, RequestError),
+    401: (UnauthorizedError, RequestError),
+    403: (ForbiddenError, RequestError),
+    404: (NotFoundError, RequestError),
+    405: (RefusedError, RequestError),
+    409: (KubeConflictError, ConflictError),
+    410: (ExpiredError, ConflictError),
+    422: (InvalidError, RequestError),
+    429: (OverloadedError, UnavailableError),
+    500: (OverloadedError, UnavailableError),
+    503: (OverloadedError, UnavailableError),
+    504: (OverloadedError, UnavailableError),
+}
+
+
+@pytest.mark.parametrize("code", REFUSALS)
+async def test_each_refusal_says_what_to_do_next_by_its_class(code: int) -> None:
+    kind, parent = REFUSALS[code]
+    async with talking(refuses(code, "Why", "because")) as (kube, _):
+        with pytest.raises(kind, match=f"GET /api/v1/x was answered {code} Why: because") as caught:
+            await kube.read("/api/v1/x")
+
+    assert isinstance(caught.value, parent)
+
+
+async def test_a_refusal_that_is_no_status_is_quoted() -> None:
+    async with talking(answers(502, b"<html>bad gateway</html>")) as (kube, _):
+        with pytest.raises(OverloadedError, match="502: <html>bad gateway</html>"):
+            await kube.read("/x")
+
+
+async def test_a_missing_permission_says_how_to_get_it() -> None:
+    async with talking(refuses(403, "Forbidden", "cannot get x")) as (kube, _):
+        with pytest.raises(ForbiddenError, match=r"cannot get x\. .*Role or ClusterRole"):
+            await kube.read("/x")
+
+
+async def test_the_wish_for_a_pause_is_passed_on() -> None:
+    async with talking(refuses(429, "TooManyRequests", Retry_After="7")) as (kube, _):
+        with pytest.raises(OverloadedError) as caught:
+            await kube.read("/x")
+
+    assert caught.value.answer.retry_after_s == 7
+
+
+async def test_a_server_that_does_not_answer_is_given_up() -> None:
+    async with talking(hang, timeout_s=0.2) as (kube, _):
+        with pytest.raises(UnreachableError, match="longer than the timeout"):
+            await kube.read("/x")
+
+
+async def test_a_watch_that_is_not_opened_in_time_is_given_up() -> None:
+    async with talking(hang, timeout_s=0.2) as (kube, _):
+        with pytest.raises(UnreachableError, match="longer than the timeout"):
+            async with kube.watch("/x", query={}):
+                pass
+
+
+async def test_a_server_that_is_not_there_is_unavailable() -> None:
+    async with ScriptedApiserver() as server:
+        url = server.url
+    async with Kube(Credentials(server=url)) as kube:
+        with pytest.raises(UnavailableError, match="GET /x got no answer"):
+            await kube.read("/x")
+
+
+async def test_objects_are_decoded_where_a_type_is_given() -> None:
+    node = {"metadata": {"name": "n"}, "status": {"allocatable": {"cpu": "8", "pods": 110}}}
+    async with talking(answers(200, node), answers(200, b"raw")) as (kube, _):
+        decoded = await kube.read("/api/v1/nodes/n", Node)
+        raw = await kube.read("/api/v1/nodes/n")
+
+    assert decoded.status.allocatable == {"cpu": "8", "pods": 110}
+    assert raw == b"raw"
+
+
+async def test_an_answer_of_another_shape_is_no_reason_to_ask_again() -> None:
+    async with talking(answers(200, {"metadata": []}), answers(200, b"{")) as (kube, _):
+        with pytest.raises(UnreadableAnswerError):
+            await kube.read("/x", Pod)
+        with pytest.raises(UnavailableError):
+            await kube.read("/x", Pod)
+
+
+async def test_objects_are_created_and_patched_each_in_their_own_way() -> None:
+    async with talking(*[answers(200, pod("a", 1))] * 4) as (kube, server):
+        created = await kube.create("/api/v1/namespaces/d/pods", {"kind": "Pod"}, Pod)
+        await kube.patch_merge("/p", {"metadata": {"labels": {"x": None}}})
+        await kube.patch_json("/p", [{"op": "remove", "path": "/x"}])
+        await kube.patch_strategic("/p", {"status": {}}, Pod)
+
+    assert created.metadata.uid == "uid-a"
+    assert [(r.method, r.headers["content-type"]) for r in server.requests] == [
+        ("POST", "application/json"),
+        ("PATCH", "application/merge-patch+json"),
+        ("PATCH", "application/json-patch+json"),
+        ("PATCH", "application/strategic-merge-patch+json"),
+    ]
+    assert server.requests[1].json() == {"metadata": {"labels": {"x": None}}}
+
+
+async def test_a_delete_may_be_tied_to_one_uid_and_a_grace_period() -> None:
+    async with talking(answers(200), answers(200)) as (kube, server):
+        await kube.delete(pod_path("d", "a"), uid="u-1", grace_s=0)
+        await kube.delete(pod_path("d", "a"))
+
+    first, second = server.requests
+    assert first.json() == {"preconditions": {"uid": "u-1"}, "gracePeriodSeconds": 0}
+    assert (second.method, second.path, second.body) == (
+        "DELETE",
+        "/api/v1/namespaces/d/pods/a",
+        b"",
+    )
+
+
+async def test_an_eviction_forbidden_by_a_disruption_budget_is_told_apart() -> None:
+    blocked = refuses(429, "TooManyRequests", "budget needs 2 pods", causes=["DisruptionBudget"])
+    async with talking(answers(201), blocked) as (kube, server):
+        await kube.evict("d", "a", uid="u-1", grace_s=30)
+        with pytest.raises(EvictionBlockedError, match="budget needs 2 pods"):
+            await kube.evict("d", "b", uid="u-2")
+
+    assert server.requests[0].path == "/api/v1/namespaces/d/pods/a/eviction"
+    assert server.requests[0].json() == {
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"name": "a", "namespace": "d"},
+        "deleteOptions": {"preconditions": {"uid": "u-1"}, "gracePeriodSeconds": 30},
+    }
+
+
+async def test_names_cannot_leave_their_place_in_the_path() -> None:
+    async with talking(answers(201)) as (kube, server):
+        await kube.evict("d", "../x?y", uid="u")
+
+    assert server.requests[0].path == "/api/v1/namespaces/d/pods/..%2Fx%3Fy/eviction"
+
+
+async def test_a_page_holds_its_items_undecoded_and_the_way_on() -> None:
+    selector, before = {"fieldSelector": "spec.nodeName=n"}, "p"
+    async with talking(lists(pod("a", 1), version=7, next_page="t/1=")) as (kube, server):
+        page = await kube.list_page("/api/v1/pods", query=selector, limit=5, continue_token=before)
+
+    assert page.items is not None
+    assert (len(page.items), page.metadata.resource_version) == (1, "7")
+    assert page.metadata.continue_ == "t/1="
+    expected = {"fieldSelector": "spec.nodeName=n", "limit": "5", "continue": "p"}
+    assert server.requests[0].query == expected
+
+
+async def test_a_rotated_token_is_read_at_once_after_a_refusal(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("old")
+
+    async def rotates(exchange: Exchange) -> None:
+        file.write_text("new\n")
+        await exchange.answer(401, {"message": "expired"})
+
+    async with talking(answers(200), rotates, answers(200), token_file=file) as (kube, server):
+        await kube.read("/one")
+        await kube.read("/two")
+
+    sent = [(r.path, r.headers["authorization"]) for r in server.requests]
+    assert sent == [("/one", "Bearer old"), ("/two", "Bearer old"), ("/two", "Bearer new")]
+
+
+async def test_a_refused_token_that_did_not_change_is_not_sent_again(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("same")
+    refusal = refuses(401, "Unauthorized")
+    async with talking(refusal, token_file=file) as (kube, server):
+        with pytest.raises(UnauthorizedError, match="service account"):
+            await kube.read("/one")
+
+    assert len(server.requests) == 1
+
+
+async def test_a_refused_token_is_tried_anew_only_once(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("0")
+
+    async def rotates(exchange: Exchange) -> None:
+        file.write_text(file.read_text() + "0")
+        await exchange.answer(401, {"message": "expired"})
+
+    async with talking(rotates, rotates, token_file=file) as (kube, server):
+        with pytest.raises(UnauthorizedError):
+            await kube.read("/one")
+
+    assert len(server.requests) == 2
+
+
+async def test_a_token_file_is_read_again_after_a_minute(tmp_path: Path) -> None:
+    file, now = tmp_path / "token", [1000.0]
+    file.write_text("first")
+    async with ScriptedApiserver(*[answers(200)] * 3) as server:
+        credentials = Credentials(server=server.url, token_file=file)
+        async with Kube(credentials, clock=lambda: now[0]) as kube:
+            await kube.read("/x")
+            file.write_text("second")
+            now[0] += 59
+            await kube.read("/x")
+            now[0] += 1
+            await kube.read("/x")
+
+    sent = [request.headers["authorization"] for request in server.requests]
+    assert sent == ["Bearer first", "Bearer first", "Bearer second"]
+
+
+async def test_a_token_file_that_vanishes_leaves_the_last_token_in_use(tmp_path: Path) -> None:
+    file, now = tmp_path / "token", [1000.0]
+    file.write_text("first")
+    async with ScriptedApiserver(*[answers(200)] * 2) as server:
+        credentials = Credentials(server=server.url, token_file=file)
+        async with Kube(credentials, clock=lambda: now[0]) as kube:
+            await kube.read("/x")
+            file.unlink()
+            now[0] += 60
+            await kube.read("/x")
+
+    assert server.requests[1].headers["authorization"] == "Bearer first"
+
+
+async def test_a_server_below_a_path_is_reached_there() -> None:
+    async with (
+        ScriptedApiserver(answers(200)) as server,
+        Kube(Credentials(server=f"{server.url}/k8s/clusters/c-1")) as kube,
+    ):
+        await kube.read("/api/v1/x")
+
+    assert server.requests[0].path == "/k8s/clusters/c-1/api/v1/x"

@@ -1,0 +1,149 @@
+"""Claims in the ledger: for everybody else as if held alone, and never lost or counted twice."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from services.placer.service import Placer
+from shared.ledger.leases import RedisLeases
+from shared.ledger.preemptions import Takings
+from shared.model.clock import SystemClock
+from shared.model.events.pod_events import PlacementChosen, PlacementRefused
+from shared.model.ledger import Full, Reserved, counted_use
+from shared.model.names import Namespace, NodeName, PodUid
+from shared.model.preemption import Taking
+from shared.model.quota import Limits, Quota
+from tests.support.build import dice, gpu, pod_queued, request
+from tests.support.placer.ledger import NOW, ledger, reserve, share, uuid, wish
+from tests.support.servers.valkey import ValkeyServer, valkey_server
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ValkeyServer]:
+    with valkey_server() as running:
+        yield running
+
+
+@pytest.fixture
+async def leases(server: ValkeyServer) -> AsyncIterator[RedisLeases]:
+    await server.ready()
+    async with ledger(server.url, {"a": 3}) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def takings(server: ValkeyServer, leases: RedisLeases) -> AsyncIterator[Takings]:
+    async with Takings.connect(server.url, prefix=leases._connection.prefix) as opened:
+        yield opened
+
+
+def taking(pod: str, *gpus: int, mib: int = 8_000, cpu: int = 100) -> Taking:
+    return Taking(
+        id=pod, victims=(), wanted=wish(pod, *(share("a", n, mib=mib) for n in gpus), cpu=cpu)
+    )
+
+
+class Uncounted:
+    def count(self, outcome: str, amount: int = 1) -> None:
+        """Forget it."""
+
+
+async def test_a_pod_and_a_device_are_claimed_once(leases: RedisLeases, takings: Takings) -> None:
+    assert await takings.open(taking("p", 0, 1))
+
+    assert not await takings.open(taking("p", 2))
+    assert not await takings.open(taking("q", 1, 2))
+    assert await takings.open(taking("q", 2))
+    [refused] = await leases.reserve([wish("r", share("a", 0))], now=NOW, ttl_s=30)
+    assert isinstance(refused, Full)
+    await reserve(leases, wish("p", share("a", 0), share("a", 1)))
+    await reserve(leases, wish("r", share("a", 0)))
+
+
+async def test_placers_refuse_claimed_devices_and_say_why(
+    leases: RedisLeases, takings: Takings
+) -> None:
+    for number in range(3):
+        await takings.open(taking(f"p{number}", number))
+    placer = Placer(leases, SystemClock(), Uncounted(), dice(), ttl_s=30)
+    following = asyncio.create_task(placer.follow())
+    try:
+        async with asyncio.timeout(30):
+            while placer.missing():
+                await asyncio.sleep(0.01)
+        other = pod_queued("other", request(gpu(memory=1_000), resources={"cpu": 100, "pods": 1}))
+
+        [answer] = await placer.place_pods([other])
+        assert isinstance(answer, PlacementRefused)
+        assert "kept for a pod" in answer.refusal.reason
+
+        affairs = await takings.affairs(now=NOW)
+        assert await takings.close(affairs.open[0])
+        async with asyncio.timeout(30):
+            while not isinstance(answer, PlacementChosen):
+                answers = await placer.place_pods([other])
+                answer = answers[0] if answers else answer
+                await asyncio.sleep(0.01)
+        assert answer.lease.shares[0].device == uuid("a", 0)
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_whatever_happens_totals_are_leases_and_claims(
+    leases: RedisLeases, takings: Takings, seed: int
+) -> None:
+    chance = random.Random(seed)  # noqa: S311
+    pods = [f"p{number}" for number in range(10)]
+    claims: dict[str, tuple[int, ...]] = {}
+    for now in range(60):
+        pod, gpus = chance.choice(pods), tuple(chance.sample(range(3), chance.randint(1, 2)))
+        mine = {n for other, held in claims.items() if other != pod for n in held}
+        what = chance.randrange(5)
+        if what == 0:
+            if await takings.open(taking(pod, *gpus, cpu=chance.choice([100, 40_000]))):
+                assert not mine & set(gpus)
+                claims[pod] = gpus
+        elif what == 1:
+            wanted = wish(pod, *(share("a", n, mib=6_000) for n in gpus), cpu=20_000)
+            [outcome] = await leases.reserve([wanted], now=float(now), ttl_s=20)
+            if isinstance(outcome, Reserved):
+                assert not mine & set(gpus)
+                claims.pop(pod, None)
+        elif what == 2:
+            await leases.release([PodUid(pod)], reason="over")
+        elif what == 3:
+            await leases.expire(float(now))
+        else:
+            for read in (await takings.affairs(now=NOW)).open:
+                if read.taking.id == pod:
+                    assert await takings.close(read)
+                    claims.pop(pod, None)
+        await _sound(leases, claims)
+
+
+async def _sound(leases: RedisLeases, claims: dict[str, tuple[int, ...]]) -> None:
+    claimed = {uuid("a", n) for held in claims.values() for n in held}
+    kept = (await leases.kept()).get(NodeName("a"), {})
+    [[account]] = [page async for page in leases.totals()]
+    devices, nodes = counted_use(account.leases)
+    summed = nodes.get(account.node.facts.name, {})
+    for name in ("cpu", "pods"):
+        assert account.node.used.get(name, 0) == summed.get(name, 0) + kept.get(name, 0)
+        assert account.node.used.get(name, 0) <= account.node.facts.allocatable[name]
+    for device, use in account.node.devices:
+        assert use.claimed is (device.uuid in claimed)
+        assert use.memory_mib == (devices[device.uuid].memory_mib if device.uuid in devices else 0)
+
+
+async def test_nothing_is_claimed_beyond_the_namespaces_quota(
+    leases: RedisLeases, takings: Takings
+) -> None:
+    small = Quota(namespace=Namespace("default"), limits=Limits(memory_mib=4_000))
+    await leases.save_quotas([small], told_at=NOW)
+
+    assert not await takings.open(taking("p", 0, mib=8_000))
+    assert await takings.open(taking("p", 0, mib=4_000))

@@ -1,0 +1,338 @@
+"""Whose turn it is: namespaces that wait are offered what is freed by what they hold already."""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from shared.ledger.leases import RedisLeases
+from shared.ledger.preemptions import Takings
+from shared.model.events.pod_events import (
+    BudgetChanged,
+    PlacementChosen,
+    PlacementRefused,
+    PodQueued,
+)
+from shared.model.fair_share import Right, Taken, in_turn
+from shared.model.lease import Lease
+from shared.model.ledger import Full, Reservation, Reserved
+from shared.model.names import Namespace, PodUid
+from shared.model.request import Gang
+from tests.support.build import gpu, pod_queued, request
+from tests.support.placer.ledger import NOW, ledger, queued, reserve, share, uses, verdict, wish
+from tests.support.placer.placers import placers
+from tests.support.servers.valkey import ValkeyServer, valkey_server
+
+A, B, C = (Namespace(f"team-{letter}") for letter in "abc")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ValkeyServer]:
+    with valkey_server() as running:
+        yield running
+
+
+@pytest.fixture
+async def url(server: ValkeyServer) -> str:
+    await server.ready()
+    return server.url
+
+
+def held(pod: str, namespace: Namespace, gpu: int, mib: int = 4_000, cores: int = 0) -> Reservation:
+    return replace(wish(pod, share("a", gpu, mib, cores), cpu=1), namespace=namespace)
+
+
+def waits(pod: str, namespace: Namespace, at: float = 0.0, **asked: int) -> PodQueued:
+    return replace(queued(pod, **asked), namespace=namespace, created_at=NOW + at)
+
+
+async def let_wait(leases: RedisLeases, *events: PodQueued) -> None:
+    await leases.offers(now=NOW)
+    await leases.wait([verdict(event, await leases.capacity()) for event in events])
+
+
+async def tell(
+    leases: RedisLeases,
+    namespace: Namespace,
+    *,
+    share: int = 1,
+    out: bool = False,
+    at: float = 1.0,
+    new_pods: str = "admit",
+) -> None:
+    """Say how a namespace's budget stands."""
+    standing = BudgetChanged(
+        namespace=namespace,
+        state="exhausted" if out else "ok",
+        previous="ok",
+        lease_class="reclaimable" if out else "guaranteed",
+        new_pods=new_pods,
+        share=share,
+        at=at,
+    )
+    await Takings(leases._connection).note_standing(standing)
+
+
+async def order(leases: RedisLeases, *full: str) -> list[str]:
+    """End one lease after the other; return who is offered it, and takes it on device 0."""
+    found: list[str] = []
+    for number, pod in enumerate(full):
+        await leases.release([PodUid(pod)], reason="test")
+        offers = await leases.offers(now=NOW + number, spare=0)
+        [event] = offers.pods
+        found.append(event.pod)
+        wanted = held(event.pod, event.namespace, 0)
+        wanted = replace(wanted, priority=event.request.priority)
+        [taken] = await leases.reserve([wanted], now=NOW + number, ttl_s=30)
+        assert isinstance(taken, Reserved), taken
+    return found
+
+
+async def test_what_is_freed_goes_to_the_namespace_that_holds_least(url: str) -> None:
+    async with ledger(url, {"a": 2}) as leases:
+        await reserve(leases, *(held(f"full-{n}", C, 0) for n in range(4)))
+        await reserve(leases, held("a-0", A, 1, 8_000), held("b-0", B, 1), held("rest", C, 1))
+        await let_wait(leases, *(waits(f"a-{n}", A, n) for n in range(1, 4)))
+        await let_wait(leases, *(waits(f"b-{n}", B, n) for n in range(11, 14)))
+
+        found = await order(leases, *(f"full-{n}" for n in range(4)))
+
+        # 2 : 1 shares of 4,000 MiB; then 2 : 2, and the older first.
+        assert found == ["b-11", "a-1", "b-12", "a-2"]
+
+
+async def test_the_larger_of_cores_and_memory_counts(url: str) -> None:
+    async with ledger(url, {"a": 2}) as leases:
+        await reserve(leases, *(held(f"full-{n}", C, 0) for n in range(4)))
+        # A: 6,000 of 32,000 MiB, B: 4,000 MiB and 60 % of 200 % of cores.
+        await reserve(leases, held("a-0", A, 1, 6_000), held("b-0", B, 1, 4_000, cores=60))
+        await reserve(leases, held("rest", C, 1, 6_000))
+        await let_wait(leases, waits("b-1", B, -100), waits("a-1", A))
+
+        assert await order(leases, "full-0") == ["a-1"]
+
+
+async def test_a_namespace_with_two_shares_may_hold_twice_as_much(url: str) -> None:
+    async with ledger(url, {"a": 3}) as leases:
+        await reserve(leases, *(held(f"full-{n}", C, 0) for n in range(4)))
+        await reserve(leases, held("a-0", A, 1, 12_000), held("b-0", B, 2, 8_000))
+        await reserve(leases, held("rest", C, 1), held("more", C, 2, 8_000))
+        await let_wait(leases, waits("b-1", B, -100), waits("a-1", A))
+
+        await tell(leases, A, share=2)
+
+        assert await order(leases, "full-0") == ["a-1"]
+        assert (await leases.turns()).rights == {A: Right(share=2)}
+
+
+async def test_priority_comes_before_shares_and_budget_before_priority(url: str) -> None:
+    async with ledger(url, {"a": 2}) as leases:
+        await reserve(leases, *(held(f"full-{n}", C, 0) for n in range(4)))
+        await reserve(leases, held("a-0", A, 1, 12_000), held("rest", C, 1))
+        await let_wait(leases, waits("b-low", B), waits("a-high", A, priority=5))
+        await let_wait(leases, waits("c-highest", C, priority=9))
+
+        await tell(leases, C, out=True)
+
+        full = [f"full-{n}" for n in range(3)]
+        assert await order(leases, *full) == ["a-high", "b-low", "c-highest"]
+
+
+async def test_a_pod_that_arrives_does_not_snatch_what_is_anothers_turn(url: str) -> None:
+    async with ledger(url, {"a": 2}) as leases:
+        await reserve(leases, *(held(f"full-{n}", A, n // 4) for n in range(8)))
+        await let_wait(leases, waits("poor", B))
+        await leases.release([PodUid("full-0"), PodUid("full-1")], reason="test")
+
+        [before] = await leases.reserve([held("rich", A, 0)], now=NOW, ttl_s=30)
+        [event] = (await leases.offers(now=NOW, spare=0)).pods
+        [during] = await leases.reserve([held("rich", A, 0)], now=NOW, ttl_s=30)
+        [poorer] = await leases.reserve([held("none", C, 0, 1_000)], now=NOW, ttl_s=30)
+        await leases.wait([verdict(waits("poor", B), await leases.capacity())])
+        [after] = await leases.reserve([held("rich", A, 0, 3_000)], now=NOW, ttl_s=30)
+
+        assert event.pod == "poor"
+        assert isinstance(before, Full)
+        assert before.is_kept
+        assert isinstance(during, Full)
+        assert during.is_kept
+        assert isinstance(poorer, Reserved), "another that holds as little need not wait"
+        assert isinstance(after, Reserved), "it has answered"
+
+
+async def test_within_a_batch_a_namespace_stops_when_it_has_more_than_one_that_waits(
+    url: str,
+) -> None:
+    async with ledger(url, {"a": 2}) as leases:
+        await reserve(leases, *(held(f"full-{n}", C, n // 4) for n in range(8)))
+        await let_wait(leases, waits("b-1", B))
+        await leases.release([PodUid(f"full-{n}") for n in range(3)], reason="test")
+
+        outcomes = await leases.reserve(
+            [held(f"a-{n}", A, 0, 4_000) for n in range(3)], now=NOW, ttl_s=30
+        )
+
+        assert [isinstance(each, Reserved) for each in outcomes] == [True, False, False]
+
+
+async def test_what_namespaces_hold_follows_every_lease(url: str) -> None:
+    async with ledger(url, {"a": 2}) as leases:
+        await reserve(leases, held("a-0", A, 0, 4_000, cores=30), held("b-0", B, 1, 16_000, 100))
+        both = (await leases.turns()).taken
+        gang = Gang(name="g", min_member=3)
+        withheld = await leases.reserve_gang(gang, [held("c-0", C, 0)], now=NOW, ttl_s=30)
+        await leases.release([PodUid("a-0")], reason="test")
+        one = (await leases.turns()).taken
+        await leases.expire(NOW + 1000)
+        turns = await leases.turns()
+
+        assert not any(isinstance(each, Reserved) for each in withheld)
+        assert both == {
+            A: Taken(cores_percent=30, memory_mib=4_000),
+            B: Taken(cores_percent=100, memory_mib=16_000),
+        }
+        assert one == {B: both[B]}
+        assert turns.taken == {}
+        assert turns.total == Taken(cores_percent=200, memory_mib=32_000)
+
+
+async def test_a_rebuilt_ledger_counts_and_weighs_as_before(url: str) -> None:
+    async with ledger(url, {"a": 2}) as leases:
+        found = await reserve(leases, held("a-0", A, 0, 4_000, cores=30))
+        await tell(leases, A, share=3)
+        before = await leases.turns()
+
+        token = await leases.begin_rebuild(now=NOW + 1, force=True)
+        assert token is not None
+        await leases.restore(found, now=NOW + 1, token=token)
+        await leases.finish_rebuild(token)
+        after = await leases.turns()
+
+        assert after.taken == before.taken
+        assert after.rights == before.rights == {A: Right(share=3)}
+
+
+POOL = [Namespace(name) for name in ("n-1", "n-2", "n-3")]
+PODS = st.lists(
+    st.tuples(st.sampled_from(POOL), st.integers(0, 2), st.integers(0, 50)), min_size=1, max_size=12
+)
+HOLDS = st.lists(st.tuples(st.sampled_from(POOL), st.integers(1, 4)), max_size=4)
+RIGHTS = st.dictionaries(st.sampled_from(POOL), st.tuples(st.integers(1, 3), st.booleans()))
+
+
+@settings(
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(PODS, HOLDS, RIGHTS)
+def test_the_ledger_offers_in_the_order_that_explain_tells(
+    server: ValkeyServer,
+    pods: list[tuple[Namespace, int, int]],
+    holds: list[tuple[Namespace, int]],
+    rights: dict[Namespace, tuple[int, bool]],
+) -> None:
+    async def both() -> tuple[list[str], list[str]]:
+        await server.ready()
+        async with ledger(server.url, {"a": 16}) as leases:
+            for n, (namespace, quarters) in enumerate(holds):
+                await reserve(leases, held(f"h-{n}", namespace, n, 4_000 * quarters))
+            for namespace, (weight, out) in rights.items():
+                await tell(leases, namespace, share=weight, out=out)
+            full = [held(f"full-{n}", C, n, 16_000) for n in range(4, 16)]
+            await reserve(leases, *full)
+            events = [
+                waits(f"w-{n:02d}", namespace, at, units=16_000, priority=priority)
+                for n, (namespace, priority, at) in enumerate(pods)
+            ]
+            await let_wait(leases, *events)
+            told = in_turn(events, await leases.turns())
+            await leases.release([each.pod for each in full[: len(pods)]], reason="test")
+            offers = await leases.offers(now=NOW, spare=0)
+            return [event.pod for event in offers.pods], [event.pod for event in told]
+
+    offered, told = asyncio.run(both())
+
+    assert offered == told
+
+
+async def endless(leases: RedisLeases, steps: int) -> AsyncIterator[list[Lease]]:
+    """End leases by chance while two namespaces want ever more; yield all leases at each step."""
+    draw, numbers = random.Random(34), iter(range(10_000))  # noqa: S311
+    asked = request(gpu(memory=4_000), resources={"cpu": 1, "pods": 1})
+
+    def fresh(namespace: Namespace) -> PodQueued:
+        number = next(numbers)
+        at = NOW + number
+        return pod_queued(f"p-{number:05d}", asked, namespace=namespace, created_at=at)
+
+    async with placers(leases, 2) as (one, other):
+        for namespace in (A, B):
+            await one.place_pods([fresh(namespace) for _ in range(60)])
+        for step in range(steps):
+            live = [lease async for page in leases.load_all() for lease in page]
+            yield live
+            ended = draw.choice(sorted(live, key=lambda lease: lease.pod))
+            await leases.release([ended.pod], reason="it ended")
+            # Its controller is quicker than any offer.
+            await other.place_pods([fresh(ended.namespace)])
+            async with asyncio.timeout(20):
+                while not (offers := await leases.offers(now=NOW + step, spare=0)).settled:
+                    await one.place_pods(offers.pods)
+
+
+async def test_gpusharing_34_endless_demand_with_shares_2_to_1_converges_to_2_to_1(
+    url: str,
+) -> None:
+    async with ledger(url, {"a": 6}) as leases:
+        await tell(leases, A, share=2)
+        seen: Counter[Namespace] = Counter()
+        number = 0
+        async for live in endless(leases, 140):
+            number += 1
+            if number == 1:
+                assert {lease.namespace for lease in live} == {A}, "who came first has everything"
+            if number > 60:
+                seen.update(lease.namespace for lease in live)
+        taken = (await leases.turns()).taken
+        used = await uses(leases)
+
+    assert 2 * 0.95 <= seen[A] / seen[B] <= 2 * 1.05
+    assert sum(each.memory_mib for each in taken.values()) == sum(
+        use.memory_mib for use in used.values()
+    )
+    assert msgspec.to_builtins(taken[B])["memory_mib"] == 8 * 4_000
+
+
+@pytest.mark.parametrize("new_pods", ["queue", "deny"])
+async def test_a_budget_that_keeps_new_pods_waiting_does_so_whoever_admitted_them(
+    url: str, new_pods: str
+) -> None:
+    async with ledger(url, {"a": 2}) as leases, placers(leases, 2) as (one, other):
+        asked = request(gpu(memory=4_000), resources={"cpu": 1, "pods": 1})
+        pods = [pod_queued(f"p-{n}", asked, namespace=A) for n in range(20)]
+        await tell(leases, A, out=True, new_pods=new_pods)
+
+        refused = await one.place_pods(pods)
+        free = await other.place_pods([pod_queued("free", asked, namespace=B)])
+        before = await leases.offers(now=NOW, spare=0)
+        await tell(leases, A, at=2.0)
+        offered: list[str] = []
+        async with asyncio.timeout(20):
+            while not (found := await leases.offers(now=NOW, spare=0)).settled:
+                offered += [event.pod for event in found.pods]
+                await other.place_pods(found.pods)
+        live = [lease async for page in leases.load_all() for lease in page]
+
+    assert len(refused) == len(pods)
+    assert all(isinstance(each, PlacementRefused) for each in refused)
+    assert "has used up its GPU time" in refused[0].refusal.reason  # type: ignore[union-attr]
+    assert "leasehold budget team-a" in refused[0].refusal.hint  # type: ignore[union-attr]
+    assert isinstance(free[0], PlacementChosen)
+    assert before.pods == ()
+    assert sorted(offered)[:7] == sorted(lease.pod for lease in live if lease.namespace == A)
+    assert len(live) == 8

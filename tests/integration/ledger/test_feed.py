@@ -1,0 +1,189 @@
+"""Mirrors of the ledger: a snapshot and all changes after it are the present."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from shared.ledger.leases import RedisLeases
+from shared.model.device import DeviceUse
+from shared.model.errors import UnavailableError
+from shared.model.ledger import FeedLostError, LedgerChange, LedgerNode, Snapshot
+from shared.model.names import DeviceUuid, NodeName, PodUid
+from tests.support.placer.ledger import (
+    NOW,
+    device,
+    facts,
+    ledger,
+    report,
+    reserve,
+    share,
+    wish,
+    wish_among,
+)
+from tests.support.servers.valkey import ValkeyServer, valkey_server
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ValkeyServer]:
+    with valkey_server() as running:
+        yield running
+
+
+@pytest.fixture
+async def url(server: ValkeyServer) -> str:
+    await server.ready()
+    return server.url
+
+
+class Replica:
+    """Applies changes to a snapshot."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.position = snapshot.position
+        self.capacity = snapshot.capacity
+        self.nodes = {node.facts.name: node for node in snapshot.nodes}
+
+    def hear(self, change: LedgerChange) -> None:
+        self.position, self.capacity = change.position, change.capacity
+        for node in change.nodes:
+            self.nodes[node.facts.name] = node
+        for name in change.removed:
+            self.nodes.pop(name, None)
+        for name, node in self.nodes.items():
+            use = change.used.get(name)
+            self.nodes[name] = LedgerNode(
+                facts=node.facts,
+                version=use.version if use else node.version,
+                used=use.used if use else node.used,
+                devices=tuple((d, change.devices.get(d.uuid, old)) for d, old in node.devices),
+                served=node.served,
+            )
+
+    async def catch_up(self, leases: RedisLeases, until: str) -> None:
+        async with asyncio.timeout(30):
+            changes = leases.changes(self.position)
+            while self.position != until:
+                for change in await anext(changes):
+                    self.hear(change)
+            await aclose(changes)
+
+
+async def aclose(changes: AsyncIterator[list[LedgerChange]]) -> None:
+    await changes.aclose()  # type: ignore[attr-defined]
+
+
+async def first_of(changes: AsyncIterator[list[LedgerChange]]) -> list[LedgerChange]:
+    return await anext(changes)
+
+
+async def disturb(leases: RedisLeases, seed: int) -> None:
+    chance = random.Random(seed)  # noqa: S311
+    for step in range(60):
+        match chance.randrange(6):
+            case 0 | 1 | 2:
+                where = [(node, [share(node, chance.randrange(2), 500)]) for node in "ab"]
+                wishes = [wish_among(f"{seed}-{step}-{n}", where) for n in range(3)]
+                await leases.reserve(wishes, now=NOW + step, ttl_s=5)
+            case 3:
+                await leases.expire(NOW + step)
+            case 4:
+                devices = [device("b", gpu, healthy=chance.random() < 0.7) for gpu in range(2)]
+                await leases.save_devices(report("b", devices[: chance.randint(1, 2)]))
+            case _:
+                if chance.random() < 0.5:
+                    await leases.remove_node(NodeName("c"))
+                else:
+                    await leases.save_node(facts("c", pods=chance.randrange(50)))
+
+
+async def test_a_replica_that_applies_changes_equals_a_fresh_snapshot(url: str) -> None:
+    async with ledger(url, {"a": 2, "b": 2, "c": 1}) as leases:
+        replica = Replica(await leases.snapshot())
+
+        async with asyncio.TaskGroup() as tasks:
+            for seed in range(3):
+                tasks.create_task(disturb(leases, seed))
+        fresh = await leases.snapshot()
+        await replica.catch_up(leases, fresh.position)
+
+        assert {node.facts.name: node for node in fresh.nodes} == replica.nodes
+        assert fresh.capacity == replica.capacity
+
+
+async def test_a_snapshot_taken_amid_changes_comes_right_with_those_after_it(url: str) -> None:
+    async with ledger(url, {f"n{n:03d}": 1 for n in range(150)}) as leases:
+
+        async def write() -> None:
+            for n in range(150):
+                await reserve(leases, wish(f"p{n}", share(f"n{n:03d}"), node=f"n{n:03d}"))
+
+        taken, _ = await asyncio.gather(leases.snapshot(), write())
+        replica = Replica(taken)
+        fresh = await leases.snapshot()
+        await replica.catch_up(leases, fresh.position)
+
+        assert {node.facts.name: node for node in fresh.nodes} == replica.nodes
+
+
+async def test_a_change_carries_totals_and_its_cause(url: str) -> None:
+    async with ledger(url) as leases:
+        position = (await leases.snapshot()).position
+        [lease] = await reserve(leases, wish("p", share("a", 0, 700), tag="red"))
+        await leases.release([PodUid("p")], reason="the pod is gone")
+
+        changes = leases.changes(position)
+        made, ended = await anext(changes)
+        await aclose(changes)
+
+        assert (made.cause, ended.cause) == ("reserved", "released: the pod is gone")
+        assert made.devices == {
+            lease.shares[0].device: DeviceUse(
+                memory_mib=700,
+                shares=1,
+                fence=lease.shares[0].fence,
+                tags=frozenset({"red"}),
+                taken="1",
+            )
+        }
+        assert ended.devices[DeviceUuid("GPU-a-0")].memory_mib == 0
+        assert ended.capacity == made.capacity + 1
+        assert ended.used[NodeName("a")].version > made.used[NodeName("a")].version
+
+
+async def test_a_change_is_heard_as_soon_as_it_happens(url: str) -> None:
+    async with ledger(url) as leases:
+        changes = leases.changes((await leases.snapshot()).position)
+        async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
+            heard = tasks.create_task(first_of(changes))
+            await asyncio.sleep(0)
+            await reserve(leases, wish("p", share("a")))
+
+        assert heard.result()[0].cause == "reserved"
+        await aclose(changes)
+
+
+async def test_a_feed_that_was_trimmed_is_lost(url: str) -> None:
+    async with ledger(url, feed_length=10) as leases:
+        position = (await leases.snapshot()).position
+        for n in range(300):
+            await reserve(leases, wish(f"p{n}", cpu=1, node="a"))
+            await leases.release([PodUid(f"p{n}")], reason="test")
+
+        with pytest.raises(FeedLostError, match="it begins at"):
+            await anext(leases.changes(position))
+
+
+async def test_a_rebuilt_ledger_has_another_feed(url: str) -> None:
+    async with ledger(url) as leases:
+        position = (await leases.snapshot()).position
+        token = await leases.begin_rebuild(now=NOW + 1, force=True)
+
+        with pytest.raises(UnavailableError):
+            await anext(leases.changes(position))
+
+        assert token is not None
+        await leases.finish_rebuild(token)
+        with pytest.raises(FeedLostError, match="rebuilt"):
+            await anext(leases.changes(position))

@@ -1,0 +1,252 @@
+"""Gangs in the ledger: all or nothing, counted, committed as a whole, offered once."""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from shared.ledger.leases import RedisLeases
+from shared.model.events.pod_events import PodQueued
+from shared.model.lease import Lease, LeaseState
+from shared.model.ledger import Full, Held, Reservation, Reserved, Waited, Waiting, Withheld
+from shared.model.names import PodUid
+from shared.model.placement import Refusal
+from shared.model.request import Gang
+from tests.support.placer.ledger import (
+    NOW,
+    assert_sound,
+    ledger,
+    queued,
+    reserve,
+    share,
+    verdict,
+    wish,
+)
+from tests.support.servers.valkey import ValkeyServer, valkey_server
+
+GANG = Gang(name="default/g", min_member=3)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ValkeyServer]:
+    with valkey_server() as running:
+        yield running
+
+
+@pytest.fixture
+async def url(server: ValkeyServer) -> str:
+    await server.ready()
+    return server.url
+
+
+def member(pod: str, gpu: int = 0, mib: int = 4_000) -> Reservation:
+    return replace(wish(pod, share("a", gpu, mib)), gang=GANG.name)
+
+
+def waits(pod: str, units: int = 4_000, gang: Gang = GANG) -> PodQueued:
+    event = queued(pod, units=units)
+    return replace(event, request=replace(event.request, gang=gang))
+
+
+async def reserve_gang(leases: RedisLeases, *wanted: Reservation) -> list[type]:
+    outcomes = await leases.reserve_gang(GANG, wanted, now=NOW, ttl_s=30)
+    return [type(outcome) for outcome in outcomes]
+
+
+async def muster(leases: RedisLeases, *pods: PodQueued) -> tuple[int, int, list[str]]:
+    counted = await leases.muster(pods[0].request.gang or GANG, [verdict(p, 0) for p in pods])
+    return counted.live, counted.here, [waiting.queued.pod for waiting in counted.waiting]
+
+
+async def test_a_gang_that_fits_is_reserved_whole(url: str) -> None:
+    async with ledger(url) as leases:
+        said = await reserve_gang(leases, member("p", 0), member("q", 1), member("r", 1))
+
+        assert said == [Reserved] * 3
+        assert {lease.gang for lease in await assert_sound(leases)} == {GANG.name}
+        assert await leases.gangs() == {GANG.name: {"p", "q", "r"}}
+
+
+async def test_a_gang_of_which_one_does_not_fit_holds_nothing_and_hears_the_stored_totals(
+    url: str,
+) -> None:
+    async with ledger(url) as leases:
+        await reserve(leases, wish("other", share("a", 1, 14_000)))
+        before = await leases.capacity()
+
+        outcomes = await leases.reserve_gang(
+            GANG, [member("p", 0), member("q", 1), member("r", 0)], now=NOW, ttl_s=30
+        )
+
+        assert [type(outcome) for outcome in outcomes] == [Withheld, Full, Withheld]
+        full = outcomes[1]
+        assert isinstance(full, Full)
+        assert [(d, use.memory_mib) for d, use in full.devices.items()] == [("GPU-a-1", 14_000)]
+        assert full.nodes["a"].used["pods"] == 1  # type: ignore[index]
+        assert [lease.pod for lease in await assert_sound(leases)] == ["other"]
+        assert await leases.gangs() == {}
+        assert await leases.capacity() == before
+
+
+async def test_a_gang_that_would_run_too_small_is_withheld_though_all_that_is_asked_fits(
+    url: str,
+) -> None:
+    async with ledger(url) as leases:
+        assert await reserve_gang(leases, member("p"), member("q")) == [Withheld] * 2
+        assert await reserve_gang(leases, *map(member, ("p", "q", "r"))) == [Reserved] * 3
+        await leases.release([PodUid("q")], reason="died")
+
+        assert await reserve_gang(leases, member("replacement")) == [Reserved]
+
+        await leases.release([PodUid("p"), PodUid("r")], reason="died")
+        assert await reserve_gang(leases, member("late")) == [Withheld]
+
+
+async def test_a_repeated_reservation_of_a_gang_answers_what_it_holds(url: str) -> None:
+    async with ledger(url) as leases:
+        wanted = [member(pod) for pod in ("p", "q", "r")]
+        first = await leases.reserve_gang(GANG, wanted, now=NOW, ttl_s=30)
+
+        second = await leases.reserve_gang(GANG, wanted, now=NOW + 1, ttl_s=30)
+
+        assert [type(outcome) for outcome in second] == [Held] * 3
+        assert [o.lease for o in second if isinstance(o, Held)] == [
+            o.lease for o in first if isinstance(o, Reserved)
+        ]
+
+
+async def test_a_gang_of_a_thousand_is_one_step(url: str) -> None:
+    async with ledger(url, {f"n{n}": 8 for n in range(32)}) as leases:
+        gang = Gang(name="default/g", min_member=1_000)
+        wanted = [
+            replace(wish(f"p{n}", share(f"n{n % 32}", n // 128), node=f"n{n % 32}"), gang=gang.name)
+            for n in range(1_000)
+        ]
+
+        short = await leases.reserve_gang(gang, wanted[:-1], now=NOW, ttl_s=30)
+        whole = await leases.reserve_gang(gang, wanted, now=NOW, ttl_s=30)
+
+        assert {type(outcome) for outcome in short} == {Withheld}
+        assert {type(outcome) for outcome in whole} == {Reserved}
+        assert len(await leases.expire(NOW + 31)) == 1_000
+        assert await assert_sound(leases) == []
+
+
+async def test_reservations_of_a_gang_expire_together_until_the_first_is_bound(url: str) -> None:
+    async with ledger(url) as leases:
+        wanted = [member(pod) for pod in ("p", "q", "r")]
+        await leases.reserve_gang(GANG, wanted, now=NOW, ttl_s=30)
+        assert {lease.pod for lease in await leases.expire(NOW + 31)} == {"p", "q", "r"}
+
+        outcomes = await leases.reserve_gang(GANG, wanted, now=NOW + 40, ttl_s=30)
+        reserved = [o.lease for o in outcomes if isinstance(o, Reserved)]
+        await leases.bind(reserved[:1])
+
+        assert await leases.expire(NOW + 100) == []
+        assert {lease.state for lease in await assert_sound(leases)} == {LeaseState.BOUND}
+        late = await leases.bind(reserved[1:])
+        assert [isinstance(lease, Lease) and lease.state for lease in late] == ["bound"] * 2
+
+
+async def test_a_gang_is_counted_while_its_pods_arrive_from_everywhere(url: str) -> None:
+    async with ledger(url) as leases:
+        assert await muster(leases, waits("p")) == (0, 1, [])
+        assert await muster(leases, waits("p")) == (0, 1, [])
+        assert await muster(leases, waits("q")) == (0, 2, [])
+
+        assert await muster(leases, waits("r")) == (0, 3, ["p", "q", "r"])
+
+        assert await muster(leases, waits("x", gang=Gang(name="default/gx", min_member=2))) == (
+            0,
+            1,
+            [],
+        )
+        await leases.forget_waiting([PodUid("q")])
+        assert await muster(leases, waits("r")) == (0, 2, [])
+
+
+async def test_pods_arriving_at_the_same_time_are_seen_by_the_last(url: str) -> None:
+    async with ledger(url) as leases:
+        gang = Gang(name="default/g", min_member=20)
+
+        counted = await asyncio.gather(
+            *(muster(leases, waits(f"p{n:02d}", gang=gang)) for n in range(20))
+        )
+
+        assert sorted(here for _, here, _ in counted) == list(range(1, 21))
+        assert sorted(len(pods) for _, _, pods in counted) == [0] * 19 + [20]
+
+
+async def test_a_repeated_arrival_hears_of_all_leases_that_may_not_have_been_told(
+    url: str,
+) -> None:
+    async with ledger(url) as leases:
+        await muster(leases, waits("p"), waits("q"), waits("r"), waits("s"))
+        await reserve_gang(leases, member("p"), member("q"), member("r"))
+
+        counted = await leases.muster(GANG, [verdict(waits("r"), 0)])
+
+        assert (counted.live, counted.here) == (3, 1)
+        assert [lease.pod for lease in counted.leases] == ["p", "q", "r"]
+        assert [waiting.queued.pod for waiting in counted.waiting] == ["s"]
+
+
+async def let_gang_wait(leases: RedisLeases, *events: PodQueued) -> None:
+    """Have the first lead."""
+    await muster(leases, *events)
+    await leases.offers(now=NOW)
+    capacity = await leases.capacity()
+    full = Refusal(reason="full")
+    await leases.wait(
+        [
+            Waiting(queued=event, refusal=full, capacity=capacity, leads=event is events[0])
+            for event in events
+        ]
+    )
+
+
+async def test_freed_capacity_is_offered_to_one_pod_of_a_gang(url: str) -> None:
+    async with ledger(url) as leases:
+        await reserve(leases, *(wish(f"full-{n}", share("a", n // 4)) for n in range(8)))
+        await let_gang_wait(leases, *(waits(f"p{n}") for n in range(5)))
+
+        await leases.release([PodUid(f"full-{n}") for n in range(6)], reason="test")
+
+        assert [event.pod for event in (await leases.offers(now=NOW)).pods] == ["p0"]
+        assert (await leases.offers(now=NOW)).pods == ()
+
+
+async def test_a_gang_whose_leader_is_gone_has_another(url: str) -> None:
+    async with ledger(url) as leases:
+        await reserve(leases, *(wish(f"full-{n}", share("a", n // 4)) for n in range(8)))
+        await let_gang_wait(leases, *(waits(f"p{n}") for n in range(5)))
+        await leases.forget_waiting([PodUid("p0")])
+
+        await leases.release([PodUid("full-0")], reason="test")
+
+        assert [event.pod for event in (await leases.offers(now=NOW)).pods] == ["p1"]
+
+
+async def test_a_rebuilt_ledger_counts_gangs_again(url: str) -> None:
+    async with ledger(url) as leases:
+        outcomes = await leases.reserve_gang(
+            GANG, [member(pod) for pod in ("p", "q", "r")], now=NOW, ttl_s=30
+        )
+        kept = [o.lease for o in outcomes if isinstance(o, Reserved)]
+        token = await leases.begin_rebuild(now=NOW, force=True)
+        assert token is not None
+        await leases.restore(kept, now=NOW, token=token)
+        await leases.finish_rebuild(token)
+
+        assert await leases.gangs() == {GANG.name: {"p", "q", "r"}}
+
+
+async def test_that_pods_are_missing_is_not_written_once_they_are_there(url: str) -> None:
+    async with ledger(url) as leases:
+        await let_gang_wait(leases, waits("p"), waits("q"))
+        missing = replace(verdict(waits("p"), 0), leads=False, fewer_than=3)
+        assert await leases.wait([missing]) == Waited()
+        await muster(leases, waits("r"))
+
+        assert await leases.wait([missing]) == Waited(stale=(PodUid("p"),))

@@ -1,0 +1,324 @@
+"""The ledger on a real server: what a lease holds, when it ends, and what is asked twice."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from shared.ledger.leases import RedisLeases
+from shared.model.errors import UnavailableError
+from shared.model.lease import Lease, LeaseState, StaleLeaseError
+from shared.model.ledger import Full, Held, Reserved
+from shared.model.names import NodeName, PodUid
+from tests.support.placer.ledger import (
+    NOW,
+    assert_sound,
+    device,
+    facts,
+    ledger,
+    report,
+    reserve,
+    share,
+    uses,
+    uuid,
+    wish,
+    wish_among,
+)
+from tests.support.servers.valkey import ValkeyServer, valkey_server
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ValkeyServer]:
+    with valkey_server() as running:
+        yield running
+
+
+@pytest.fixture
+async def url(server: ValkeyServer) -> str:
+    await server.ready()
+    return server.url
+
+
+async def test_a_reservation_takes_the_first_candidate_that_fits(url: str) -> None:
+    async with ledger(url, {"a": 1, "b": 1}) as leases:
+        await reserve(leases, wish("first", share("a", mib=15_000)))
+
+        [lease] = await reserve(
+            leases, wish_among("second", [("a", [share("a")]), ("b", [share("b")])])
+        )
+
+        assert lease.node == "b"
+        assert lease.shares[0].slot == 0
+        assert lease.state is LeaseState.RESERVED
+        assert lease.expires_at == NOW + 30
+        assert await leases.load([lease.pod]) == [lease]
+        assert await leases.load_node(NodeName("b")) == [lease]
+        await assert_sound(leases)
+
+
+async def test_a_pod_that_holds_a_lease_is_answered_with_it(url: str) -> None:
+    async with ledger(url) as leases:
+        [lease] = await reserve(leases, wish("p", share("a")))
+
+        again = await leases.reserve(
+            [wish("p", share("a", 1)), wish("p", share("a"))], now=NOW + 5, ttl_s=30
+        )
+
+        assert again == [Held(lease=lease), Held(lease=lease)]
+        assert len(await assert_sound(leases)) == 1
+
+
+async def test_a_refusal_brings_the_totals_of_what_was_tried(url: str) -> None:
+    async with ledger(url, {"a": 1}) as leases:
+        await reserve(leases, wish("p", share("a", mib=10_000, cores=40)))
+
+        [full] = await leases.reserve([wish("q", share("a", mib=10_000))], now=NOW, ttl_s=30)
+
+        assert isinstance(full, Full)
+        assert full.reason == f"a: memory of {uuid('a', 0)}"
+        assert full.devices[uuid("a", 0)].memory_mib == 10_000
+        assert full.nodes[NodeName("a")].used == {"cpu": 100, "pods": 1}
+
+
+@pytest.mark.parametrize(
+    ("held", "wanted", "reason"),
+    [
+        (share("a", cores=70), share("a", cores=40), "cores"),
+        (share("a"), share("a", cores=100), "alone"),
+        (share("a", cores=100, mib=100), share("a", mib=100), "held-alone"),
+        (share("a", mib=100), share("b"), "device-moved"),
+        (share("a", mib=100), share("z"), "device-unknown"),
+    ],
+)
+async def test_what_does_not_fit_is_refused(
+    url: str, held: object, wanted: object, reason: str
+) -> None:
+    async with ledger(url, {"a": 1, "b": 1}) as leases:
+        await reserve(leases, wish("p", held))  # type: ignore[arg-type]
+
+        [full] = await leases.reserve(
+            [wish("q", wanted)],  # type: ignore[arg-type]
+            now=NOW,
+            ttl_s=30,
+        )
+
+        assert isinstance(full, Full)
+        assert full.reason.startswith(f"a: {reason}")
+
+
+async def test_slots_tags_and_node_resources_are_limits_too(url: str) -> None:
+    async with ledger(url, {"a": 1, "b": 1}) as leases:
+        await reserve(leases, *(wish(f"p{n}", share("a", mib=1)) for n in range(4)))
+        await reserve(leases, wish("tagged", share("b"), node="b", tag="red"))
+
+        refused = await leases.reserve(
+            [
+                wish("slot", share("a", mib=1)),
+                wish("tag", share("b"), node="b", tag="red"),
+                wish("cpu", share("b"), node="b", cpu=64_000),
+            ],
+            now=NOW,
+            ttl_s=30,
+        )
+
+        assert [r.reason for r in refused if isinstance(r, Full)] == [
+            f"a: slots of {uuid('a', 0)}",
+            f"b: tag of {uuid('b', 0)}",
+            "b: resource:cpu",
+        ]
+        unslotted = wish("unslotted", share("a", mib=1, slotted=False))
+        [lease] = await reserve(leases, unslotted)
+        assert lease.shares[0].slot is None
+
+
+async def test_containers_count_together_and_init_containers_use_what_the_others_use(
+    url: str,
+) -> None:
+    async with ledger(url, {"a": 1}) as leases:
+        [lease] = await reserve(
+            leases,
+            wish(
+                "p",
+                share("a", mib=9_000, container="init", init=True),
+                share("a", mib=4_000, container="one"),
+                share("a", mib=4_000, container="two"),
+            ),
+        )
+
+        assert [s.slot for s in lease.shares] == [0, 0, 1]
+        assert len({s.fence for s in lease.shares}) == 3
+        use = (await uses(leases))[uuid("a", 0)]
+        assert (use.memory_mib, use.shares) == (9_000, 2)
+
+
+async def test_ending_a_lease_frees_exactly_what_it_took(url: str) -> None:
+    async with ledger(url) as leases:
+        before = await leases.capacity()
+        taken = await reserve(
+            leases,
+            wish("p", share("a", 0, cores=10), share("a", 1, mib=5), tag="red"),
+            wish("q", share("a", 0)),
+        )
+
+        ended = await leases.release([PodUid("p"), PodUid("none")], reason="gone")
+
+        assert [(lease.pod, lease.state) for lease in ended] == [("p", LeaseState.RELEASED)]
+        assert await leases.capacity() > before
+        assert await leases.release([PodUid("p")], reason="gone") == []
+        [left] = await assert_sound(leases)
+        assert left == taken[1]
+        [again] = await reserve(leases, wish("p", share("a", 0), tag="red"))
+        assert again.shares[0].slot == 0
+        assert again.shares[0].fence > taken[1].shares[0].fence > taken[0].shares[0].fence
+        assert again.version > ended[0].version
+
+
+async def test_a_lease_goes_from_reserved_to_bound_to_active(url: str) -> None:
+    async with ledger(url) as leases:
+        [lease] = await reserve(leases, wish("p", share("a")))
+        assert await leases.activate([lease.pod]) == [None]
+
+        [bound] = await leases.bind([lease])
+        [active] = await leases.activate([lease.pod])
+
+        assert isinstance(bound, Lease)
+        assert (bound.state, bound.expires_at) == (LeaseState.BOUND, 0.0)
+        assert active is not None
+        assert active.state is LeaseState.ACTIVE
+        assert lease.version < bound.version < active.version
+        assert await leases.activate([lease.pod]) == [active]
+        assert await leases.bind([lease, bound]) == [active, active]
+        assert await leases.expire(NOW + 1000) == []
+
+
+async def test_a_lease_of_an_earlier_life_is_stale(url: str) -> None:
+    async with ledger(url) as leases:
+        [lease] = await reserve(leases, wish("p", share("a")))
+        await leases.release([lease.pod], reason="test")
+        [gone] = await leases.bind([lease])
+        [second] = await reserve(leases, wish("p", share("a")))
+
+        [stale] = await leases.bind([lease])
+
+        assert isinstance(gone, StaleLeaseError)
+        assert gone.stored is None
+        assert isinstance(stale, StaleLeaseError)
+        assert stale.stored == second.version
+        assert await leases.release([lease.pod], reason="old", version=lease.version) == []
+        assert await leases.release([lease.pod], reason="new", version=second.version) != []
+
+
+async def test_only_reservations_past_their_time_expire(url: str) -> None:
+    async with ledger(url) as leases:
+        early = [wish(f"p{n:03d}", share("a", n % 2, mib=1, slotted=False)) for n in range(100)]
+        await reserve(leases, *early)
+        await reserve(leases, wish("late", share("a", slotted=False)), now=NOW + 10)
+
+        expired = await leases.expire(NOW + 30)
+
+        assert len(expired) == 100
+        assert {lease.state for lease in expired} == {LeaseState.EXPIRED}
+        assert [lease.pod for lease in await assert_sound(leases)] == ["late"]
+
+
+async def test_a_pod_without_gpu_takes_ordinary_resources_only(url: str) -> None:
+    async with ledger(url) as leases:
+        [lease] = await reserve(leases, wish("p"))
+
+        assert lease.shares == ()
+        assert isinstance((await leases.bind([lease]))[0], Lease)
+        assert isinstance((await leases.bind([lease]))[0], Lease)
+
+
+async def test_all_leases_are_read_page_by_page(url: str) -> None:
+    async with ledger(url) as leases:
+        wanted = [wish(f"p{n}", share("a", mib=1, slotted=False), cpu=1) for n in range(109)]
+        await reserve(leases, *wanted)
+
+        found = [lease.pod async for page in leases.load_all() for lease in page]
+
+        assert sorted(found) == sorted(w.pod for w in wanted)
+
+
+async def test_a_missing_or_shrunk_device_keeps_its_leases_and_takes_no_more(url: str) -> None:
+    async with ledger(url) as leases:
+        await reserve(leases, wish("p", share("a", 0)), wish("q", share("a", 1)))
+
+        await leases.save_devices(report("a", [device("a", 1, memory_mib=1_000)]))
+
+        refused = await leases.reserve(
+            [wish("r", share("a", 0)), wish("s", share("a", 1, mib=1))], now=NOW, ttl_s=30
+        )
+        assert [r.reason for r in refused if isinstance(r, Full)] == [
+            f"a: device-unhealthy of {uuid('a', 0)}",
+            f"a: memory of {uuid('a', 1)}",
+        ]
+        await assert_sound(leases)
+        await leases.save_devices(report("a", [device("a", 0), device("a", 1)]))
+        await reserve(leases, wish("r", share("a", 0)), wish("s", share("a", 1, mib=1)))
+        await assert_sound(leases)
+
+
+async def test_a_report_older_than_the_stored_one_is_passed_over(url: str) -> None:
+    async with ledger(url) as leases:
+        assert await leases.save_devices(report("a", [device("a", 0)], at=5.0))
+
+        assert not await leases.save_devices(report("a", [device("a", 1)], at=4.0))
+
+        assert list(await uses(leases)) == [uuid("a", 0)]
+
+
+async def test_only_more_room_raises_the_capacity_number(url: str) -> None:
+    async with ledger(url) as leases:
+        start = await leases.capacity()
+        assert not await leases.save_node(facts("a"))
+        assert await leases.save_node(facts("a", cpu=1))
+        sick = [device("a", 0, healthy=False), device("a", 1)]
+        assert await leases.save_devices(report("a", sick))
+        assert await leases.capacity() == start
+
+        await leases.save_node(facts("a", cpu=2))
+        more = await leases.capacity()
+        await leases.save_devices(report("a", [device("a", 0), device("a", 1)]))
+
+        assert start < more < await leases.capacity()
+
+
+async def test_a_node_that_is_gone_is_forgotten_with_its_last_lease(url: str) -> None:
+    async with ledger(url, {"a": 1, "b": 1}) as leases:
+        [lease] = await reserve(leases, wish("p", share("a")))
+
+        assert await leases.remove_node(NodeName("a"))
+
+        [full] = await leases.reserve([wish("q", share("a"))], now=NOW, ttl_s=30)
+        assert isinstance(full, Full)
+        assert [node.facts.name for node in (await leases.snapshot()).nodes] == ["b"]
+        await assert_sound(leases)
+        await leases.release([lease.pod], reason="gone")
+        assert list(await uses(leases)) == [uuid("b", 0)]
+        await leases.save_node(facts("a"))
+        await leases.save_devices(report("a", [device("a", 0)]))
+        [later] = await reserve(leases, wish("q", share("a")))
+        assert later.shares[0].fence > lease.shares[0].fence
+
+
+async def test_a_server_that_is_away_is_unavailable() -> None:
+    async with RedisLeases.connect("redis://:secret@127.0.0.1:1/0") as leases:
+        with pytest.raises(UnavailableError, match=r"127\.0\.0\.1:1/0 did not") as caught:
+            await leases.capacity()
+
+        assert "secret" not in str(caught.value)
+
+
+async def test_a_server_without_memory_is_unavailable_and_nothing_is_written(url: str) -> None:
+    with valkey_server() as small:
+        await small.ready()
+        async with ledger(small.url) as leases:
+            await small.command("CONFIG", "SET", "maxmemory", "1")
+
+            with pytest.raises(UnavailableError, match="maxmemory"):
+                await leases.reserve([wish("p", share("a"))], now=NOW, ttl_s=30)
+
+            await small.command("CONFIG", "SET", "maxmemory", "0")
+            assert await assert_sound(leases) == []
+            outcomes = await leases.reserve([wish("p", share("a"))], now=NOW, ttl_s=30)
+            assert isinstance(outcomes[0], Reserved)

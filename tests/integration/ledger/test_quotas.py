@@ -1,0 +1,345 @@
+"""Quotas in the ledger: checked as a lease is made, counted exactly, offered when freed."""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+
+import pytest
+
+from services.timekeeper.accounts.weights import Card, weigh
+from shared.ledger.leases import RedisLeases
+from shared.model.budget import Budget
+from shared.model.lease import Lease, Share
+from shared.model.ledger import Full, Outcome, Reservation, Reserved, Waiting
+from shared.model.names import Namespace, NodeName, PodUid
+from shared.model.placement import Refusal
+from shared.model.quota import Held, Limits, Quota, charge_of, total_of
+from shared.model.request import Gang
+from tests.support.placer.ledger import (
+    NOW,
+    assert_sound,
+    device,
+    facts,
+    ledger,
+    queued,
+    report,
+    reserve,
+    share,
+    uuid,
+    wish_among,
+)
+from tests.support.servers.valkey import ValkeyServer, valkey_server
+
+TEAM = Namespace("team")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ValkeyServer]:
+    with valkey_server() as running:
+        yield running
+
+
+@pytest.fixture
+async def leases(server: ValkeyServer) -> AsyncIterator[RedisLeases]:
+    await server.ready()
+    async with ledger(server.url, {"a": 4}) as opened:
+        yield opened
+
+
+def wish(pod: str, *shares: Share, namespace: Namespace = TEAM, node: str = "a") -> Reservation:
+    given = shares or (share(node),)
+    return replace(wish_among(pod, [(node, given)]), namespace=namespace)
+
+
+async def outcome(leases: RedisLeases, wanted: Reservation) -> Outcome:
+    [only] = await leases.reserve([wanted], now=NOW, ttl_s=30)
+    return only
+
+
+async def held(leases: RedisLeases, model: str = "") -> Held:
+    """Return what the team holds, after checking it against its leases, one by one."""
+    found = await assert_sound(leases)
+    accounts = await leases.quota_accounts()
+    sizes = {
+        known.uuid: known.memory_mib
+        async for page in leases.totals()
+        for account in page
+        for known, _ in account.node.devices
+    }
+    ours = {lease.pod: charge_of(lease, sizes) for lease in found if lease.namespace == TEAM}
+    assert {pod: rows[""] for pod, (_, rows) in accounts.charges.items()} == ours
+    assert accounts.held.get(TEAM, {}).get("", Held()) == total_of(ours.values())
+    return accounts.held.get(TEAM, {}).get(model, Held())
+
+
+async def test_what_a_quota_does_not_allow_is_refused_with_the_numbers(leases: RedisLeases) -> None:
+    await leases.save_quotas([Quota(namespace=TEAM, limits=Limits(milli_gpu=600))], told_at=NOW)
+    await reserve(leases, wish("first", share("a", 0, 4_000)), wish("second", share("a", 1, 4_000)))
+
+    third = await outcome(leases, wish("third", share("a", 2, 4_000)))
+
+    assert isinstance(third, Full)
+    [excess] = third.quotas
+    assert (excess.measure, excess.limit, excess.held, excess.asked) == ("milliGPU", 600, 500, 250)
+    assert third.reason == "a: quota"
+    assert (await held(leases)).milli_gpu == 500
+
+
+async def test_other_namespaces_are_not_concerned(leases: RedisLeases) -> None:
+    await leases.save_quotas([Quota(namespace=TEAM, limits=Limits(cards=0))], told_at=NOW)
+
+    other = await outcome(leases, wish("other", namespace=Namespace("others")))
+
+    assert isinstance(other, Reserved)
+    assert (await leases.quota_accounts()).charges == {}
+
+
+async def test_the_quota_for_everybody_counts_each_namespace_by_itself(leases: RedisLeases) -> None:
+    everybody = Quota(namespace=Namespace("*"), limits=Limits(memory_mib=4_000))
+    await leases.save_quotas([everybody], told_at=NOW)
+
+    one = await outcome(leases, wish("one", namespace=Namespace("one")))
+    two = await outcome(leases, wish("two", namespace=Namespace("two")))
+    more = await outcome(leases, wish("more", namespace=Namespace("two")))
+
+    assert (isinstance(one, Reserved), isinstance(two, Reserved)) == (True, True)
+    assert isinstance(more, Full)
+
+
+async def test_memory_cards_and_cores_are_limited_each(leases: RedisLeases) -> None:
+    for limits, fits, over in (
+        (Limits(memory_mib=8_000), share("a", 0, 8_000), share("a", 0, 8_001)),
+        (Limits(cards=0), share("a", 0), share("a", 0)),
+        (Limits(cores_milli=300), share("a", 0, 100, 30), share("a", 0, 100, 31)),
+    ):
+        await leases.save_quotas([Quota(namespace=TEAM, limits=limits)], told_at=NOW)
+        assert isinstance(await outcome(leases, wish("over", over)), Full)
+        if limits.cards is None:
+            assert isinstance(await outcome(leases, wish("fits", fits)), Reserved)
+            await leases.release([PodUid("fits")], reason="test")
+
+
+async def test_two_leases_on_one_card_hold_one_card(leases: RedisLeases) -> None:
+    await leases.save_quotas([Quota(namespace=TEAM, limits=Limits(cards=1))], told_at=NOW)
+    await reserve(leases, wish("first", share("a", 0)), wish("second", share("a", 0)))
+
+    other_card = await outcome(leases, wish("third", share("a", 1)))
+
+    assert isinstance(other_card, Full)
+    assert other_card.quotas[0].values == (uuid("a", 0),)
+    await leases.release([PodUid("first")], reason="test")
+    assert isinstance(await outcome(leases, wish("third", share("a", 1))), Full)
+    await leases.release([PodUid("second")], reason="test")
+    assert isinstance(await outcome(leases, wish("third", share("a", 1))), Reserved)
+
+
+async def test_the_next_candidate_is_taken_when_a_quota_refuses_the_first(
+    leases: RedisLeases,
+) -> None:
+    await leases.save_node(replace(facts("b"), labels={"pool": "public"}))
+    await leases.save_devices(report("b", [device("b", 0)]))
+    quota = Quota(namespace=TEAM, pools=("public",), pool_label="pool")
+    await leases.save_quotas([quota], told_at=NOW)
+    both = replace(wish_among("pod", [("a", [share("a")]), ("b", [share("b")])]), namespace=TEAM)
+
+    got = await outcome(leases, both)
+
+    assert isinstance(got, Reserved)
+    assert got.lease.node == "b"
+
+
+@pytest.mark.parametrize("label", ["", "gpu-model"])
+async def test_models_are_counted_by_themselves(leases: RedisLeases, label: str) -> None:
+    await leases.save_node(replace(facts("b"), labels={"gpu-model": "P100"}))
+    await leases.save_devices(report("b", [device("b", 0, model="Tesla P100-PCIE-16GB")]))
+    await leases.save_node(replace(facts("a"), labels={"gpu-model": "T4"}))
+    models = (("T4", Limits(cores_milli=1000)), ("P100", Limits(cores_milli=200)))
+    quota = Quota(namespace=TEAM, models=models, only_models=True, model_label=label)
+    await leases.save_quotas([quota], told_at=NOW)
+
+    small = await outcome(leases, wish("small", share("b", 0, 100, 20), node="b"))
+    more = await outcome(leases, wish("more", share("b", 0, 100, 1), node="b"))
+    whole = await outcome(leases, wish("whole", share("a", 0, 16_000, whole=True)))
+    last = await outcome(leases, wish("last", share("a", 1, 100, 1)))
+
+    assert [isinstance(each, Reserved) for each in (small, more, whole, last)] == [
+        True,
+        False,
+        True,
+        False,
+    ]
+    assert isinstance(more, Full)
+    assert (more.quotas[0].model, more.quotas[0].values) == ("P100", ("P100",))
+    assert (await held(leases, "T4")).cores_milli == 1000
+
+
+async def test_a_model_that_the_quota_does_not_name_is_not_allowed(leases: RedisLeases) -> None:
+    quota = Quota(namespace=TEAM, models=(("P100", Limits()),), only_models=True)
+    await leases.save_quotas([quota], told_at=NOW)
+
+    refused = await outcome(leases, wish("pod"))
+
+    assert isinstance(refused, Full)
+    assert (refused.quotas[0].measure, refused.quotas[0].values) == ("model", ("P100",))
+
+
+async def test_what_is_held_already_counts_when_a_quota_comes(leases: RedisLeases) -> None:
+    await reserve(leases, wish("early", share("a", 0, 8_000)))
+
+    await leases.save_quotas([Quota(namespace=TEAM, limits=Limits(milli_gpu=500))], told_at=NOW)
+
+    assert (await held(leases)).milli_gpu == 500
+    assert isinstance(await outcome(leases, wish("late", share("a", 1, 16))), Full)
+    await leases.save_quotas([], told_at=NOW + 1)
+    assert isinstance(await outcome(leases, wish("late", share("a", 1, 16))), Reserved)
+
+
+async def test_older_news_of_quotas_is_passed_over(leases: RedisLeases) -> None:
+    await leases.save_quotas([], told_at=2.0)
+
+    changed = await leases.save_quotas([Quota(namespace=TEAM, limits=Limits(cards=0))], told_at=1.0)
+
+    assert not changed
+    assert (await leases.quota_accounts()).quotas == {}
+
+
+async def test_news_of_a_clock_that_is_a_day_ahead_bars_none_after_it(leases: RedisLeases) -> None:
+    tomorrow = time.time() + 86_400
+    await leases.save_quotas([Quota(namespace=TEAM, limits=Limits(cards=0))], told_at=tomorrow)
+
+    assert await leases.save_quotas([], told_at=time.time() + 1)
+
+
+async def test_a_rebuild_keeps_quotas_and_counts_anew(leases: RedisLeases) -> None:
+    quota = Quota(namespace=TEAM, limits=Limits(milli_gpu=300))
+    await leases.save_quotas([quota], told_at=NOW)
+    [lease] = await reserve(leases, wish("pod", share("a", 0, 4_000)))
+    [bound] = await leases.bind([lease])
+
+    token = await leases.begin_rebuild(now=NOW, force=True)
+    assert token is not None
+    await leases.save_node(facts("a"))
+    await leases.save_devices(report("a", [device("a", gpu) for gpu in range(4)]))
+    assert not await leases.restore([bound], now=NOW, token=token)  # type: ignore[list-item]
+    assert await leases.finish_rebuild(token)
+
+    assert (await held(leases)).milli_gpu == 250
+    assert isinstance(await outcome(leases, wish("more", share("a", 1, 4_000))), Full)
+
+
+async def test_reservations_that_expire_give_the_quota_back(leases: RedisLeases) -> None:
+    await leases.save_quotas([Quota(namespace=TEAM, limits=Limits(cards=1))], told_at=NOW)
+    await reserve(leases, wish("pod"))
+
+    await leases.expire(NOW + 31)
+
+    assert await held(leases) == Held()
+
+
+async def test_a_gang_that_a_quota_does_not_allow_as_a_whole_holds_and_counts_nothing(
+    leases: RedisLeases,
+) -> None:
+    await leases.save_quotas([Quota(namespace=TEAM, limits=Limits(cards=2))], told_at=NOW)
+    gang = Gang(name="team/ring", min_member=3)
+    wanted = [
+        replace(wish(f"rank-{n}", share("a", n, 16_000, whole=True)), gang=gang.name)
+        for n in range(3)
+    ]
+
+    outcomes = await leases.reserve_gang(gang, wanted, now=NOW, ttl_s=30)
+
+    assert [each.quotas != () for each in outcomes if isinstance(each, Full)] == [True]
+    assert await held(leases) == Held()
+    assert len(await reserve(leases, wish("single", share("a", 0, 16_000, whole=True)))) == 1
+
+
+def over_quota(pod: str, capacity: int) -> Waiting:
+    event = replace(queued(pod), namespace=TEAM)
+    return Waiting(
+        queued=event,
+        refusal=Refusal(reason="over quota", permanent=True, quota=TEAM),
+        capacity=capacity,
+    )
+
+
+async def test_who_waits_for_quota_is_offered_it_when_the_namespace_frees_something(
+    leases: RedisLeases,
+) -> None:
+    await leases.save_quotas([Quota(namespace=TEAM, limits=Limits(cards=1))], told_at=NOW)
+    await reserve(leases, wish("mine"), wish("foreign", namespace=Namespace("others")))
+    waited = await leases.wait([over_quota("waiting", await leases.capacity())])
+    assert not waited.stale
+
+    await leases.release([PodUid("foreign")], reason="test")
+    assert not (await leases.offers(now=NOW)).pods
+
+    await leases.release([PodUid("mine")], reason="test")
+    offers = await leases.offers(now=NOW)
+    assert [pod.pod for pod in offers.pods] == ["waiting"]
+    assert not offers.settled
+
+
+async def test_a_verdict_older_than_what_the_namespace_freed_is_stale(leases: RedisLeases) -> None:
+    await leases.save_quotas([Quota(namespace=TEAM, limits=Limits(cards=1))], told_at=NOW)
+    await reserve(leases, wish("mine"))
+    capacity = await leases.capacity()
+    await leases.release([PodUid("mine")], reason="test")
+
+    waited = await leases.wait([over_quota("waiting", capacity)])
+
+    assert waited.stale == ("waiting",)
+
+
+async def test_a_raised_quota_is_offered_to_all_who_wait_for_it(leases: RedisLeases) -> None:
+    await leases.save_quotas([Quota(namespace=TEAM, limits=Limits(cards=0))], told_at=NOW)
+    pods = [f"waiting-{n:02d}" for n in range(20)]
+    await leases.wait([over_quota(pod, await leases.capacity()) for pod in pods])
+
+    await leases.save_quotas([], told_at=NOW + 1)
+
+    offered: list[str] = []
+    async with asyncio.timeout(30):
+        while True:
+            offers = await leases.offers(now=NOW)
+            offered += [pod.pod for pod in offers.pods]
+            await leases.forget_waiting([pod.pod for pod in offers.pods])
+            if offers.settled:
+                break
+    assert offered == pods
+
+
+async def test_callers_at_one_time_never_exceed_a_quota_together(server: ValkeyServer) -> None:
+    chance = random.Random(7)  # noqa: S311
+    async with ledger(server.url, {"a": 8, "b": 8}) as leases:
+        await leases.save_quotas([Quota(namespace=TEAM, limits=Limits(milli_gpu=1500))], told_at=1)
+
+        async def caller(name: int) -> None:
+            for turn in range(15):
+                node = chance.choice("ab")
+                wanted = wish(
+                    f"{name}-{turn}",
+                    share(node, chance.randrange(8), chance.randrange(500, 6_000)),
+                    node=node,
+                )
+                if isinstance(await outcome(leases, wanted), Reserved) and chance.random() < 0.5:
+                    await leases.release([wanted.pod], reason="test")
+                accounts = await leases.quota_accounts()
+                assert accounts.held.get(TEAM, {}).get("", Held()).milli_gpu <= 1500
+
+        await asyncio.gather(*(caller(name) for name in range(8)))
+
+        assert 0 < (await held(leases)).milli_gpu <= 1500
+
+
+def test_a_shares_part_counts_as_budgets_weigh_it() -> None:
+    chance = random.Random(11)  # noqa: S311
+    sizes = {uuid("a", gpu): 16_000 for gpu in range(4)}
+    cards = {known: Card(memory_mib=16_000) for known in sizes}
+    for _ in range(200):
+        cores, mib = chance.choice([0, 10, 50, 100]), chance.randrange(1, 16_000)
+        given = tuple(share("a", gpu, mib, cores) for gpu in range(chance.choice([1, 1, 2])))
+        lease = Lease(pod=PodUid("p"), namespace=TEAM, name="p", node=NodeName("a"), shares=given)
+        weight = weigh(lease, cards, Budget(namespace=TEAM), {}).milli_gpu
+        assert 0 <= charge_of(lease, sizes).milli_gpu - weight < len(given)

@@ -1,0 +1,307 @@
+"""The ledger under writers that know nothing of each other, and under the loss of its server."""
+
+import asyncio
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from shared.ledger.leases import RedisLeases
+from shared.model.errors import ConflictError, UnavailableError
+from shared.model.lease import Lease, LeaseState, StaleLeaseError
+from shared.model.ledger import Reserved
+from shared.model.names import Namespace, NodeName, PodUid
+from tests.support.placer.ledger import (
+    NOW,
+    assert_sound,
+    device,
+    facts,
+    ledger,
+    report,
+    reserve,
+    share,
+    uuid,
+    wish,
+    wish_among,
+)
+from tests.support.servers.valkey import ValkeyServer, valkey_server
+
+WRITERS = 20
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ValkeyServer]:
+    with valkey_server() as running:
+        yield running
+
+
+@pytest.fixture
+async def url(server: ValkeyServer) -> str:
+    await server.ready()
+    return server.url
+
+
+async def test_twenty_writers_over_few_devices_never_over_commit_one(url: str) -> None:
+    async with ledger(url, {"a": 2, "b": 1}) as leases:
+
+        async def write(writer: int) -> None:
+            chance = random.Random(writer)  # noqa: S311
+            for step in range(15):
+                pods = [f"{writer}-{step}-{n}" for n in range(chance.randint(1, 6))]
+                where = [("a", 0), ("a", 1), ("b", 0)]
+                chance.shuffle(where)
+                mib = chance.choice([500, 4_000, 9_000])
+                wishes = [
+                    wish_among(pod, [(node, [share(node, gpu, mib)]) for node, gpu in where])
+                    for pod in pods
+                ]
+                outcomes = await leases.reserve(wishes, now=NOW, ttl_s=30)
+                held = [o.lease for o in outcomes if isinstance(o, Reserved)]
+                bound = await leases.bind(held[:2])
+                assert all(isinstance(answer, Lease) for answer in bound)
+                if chance.random() < 0.8:
+                    await leases.release([lease.pod for lease in held], reason="test")
+
+        async with asyncio.TaskGroup() as tasks:
+            for writer in range(WRITERS):
+                tasks.create_task(write(writer))
+
+        async for page in leases.totals():
+            for account in page:
+                for known, use in account.node.devices:
+                    assert use.memory_mib <= known.memory_mib
+                    assert use.shares <= known.slots
+        await assert_sound(leases)
+
+
+async def test_twenty_writers_bind_one_lease_and_all_hear_of_the_same(url: str) -> None:
+    async with ledger(url) as leases:
+        [lease] = await reserve(leases, wish("p", share("a")))
+
+        answers = await asyncio.gather(*(leases.bind([lease]) for _ in range(WRITERS)))
+
+        [stored] = await leases.load([lease.pod])
+        assert all(answer == [stored] for answer in answers)
+
+
+async def test_a_reservation_is_either_bound_or_expired(url: str) -> None:
+    async with ledger(url) as leases:
+        for attempt in range(20):
+            pod = PodUid(f"p{attempt}")
+            [lease] = await reserve(leases, wish(pod, share("a")))
+
+            expired, [bound] = await asyncio.gather(leases.expire(NOW + 31), leases.bind([lease]))
+
+            assert isinstance(bound, StaleLeaseError) == bool(expired)
+            assert [found.pod for found in await assert_sound(leases)] == [pod] * (not expired)
+            await leases.release([pod], reason="next")
+
+
+async def test_of_two_reservations_for_one_pod_one_is_made(url: str) -> None:
+    async with ledger(url) as leases:
+        outcomes = await asyncio.gather(
+            *(
+                leases.reserve([wish("p", share("a", n % 2))], now=NOW, ttl_s=30)
+                for n in range(WRITERS)
+            )
+        )
+
+        assert sum(isinstance(outcome, Reserved) for [outcome] in outcomes) == 1
+        assert len({outcome.lease.version for [outcome] in outcomes}) == 1  # type: ignore[union-attr]
+
+
+async def refuses_everything(leases: RedisLeases) -> None:
+    for call in (
+        leases.reserve([wish("p", share("a"))], now=NOW, ttl_s=30),
+        leases.release([PodUid("p")], reason="x"),
+        leases.load([PodUid("p")]),
+        leases.snapshot(),
+        leases.offers(now=NOW),
+        leases.expire(NOW),
+        leases.save_node(facts("a")),
+        leases.capacity(),
+    ):
+        with pytest.raises(UnavailableError, match="being rebuilt"):
+            await call
+
+
+async def test_a_flushed_ledger_serves_again_after_a_rebuild_and_loses_nothing() -> None:
+    with valkey_server() as server:
+        await server.ready()
+        async with ledger(server.url) as leases:
+            held = await reserve(
+                leases,
+                wish("p", share("a", 0, cores=50), tag="red"),
+                wish("q", share("a", 0), share("a", 1, container="second")),
+            )
+            [bound] = await leases.bind(held[:1])
+            assert isinstance(bound, Lease)
+            kept = [bound, held[1]]
+            await server.command("SCRIPT", "FLUSH")
+            await server.command("FLUSHALL")
+
+            await refuses_everything(leases)
+            assert await leases.epoch() is None
+            tokens = await asyncio.gather(*(leases.begin_rebuild(now=NOW + 9) for _ in range(5)))
+            [token] = [token for token in tokens if token]
+            await leases.save_node(facts("a"))
+            await leases.save_devices(report("a", [device("a", 0), device("a", 1)]))
+            over = replace(held[0], pod=PodUid("forged"))
+            refused = await leases.restore([*kept, over], now=NOW + 9, token=token)
+            assert [(lease.pod, why) for lease, why in refused] == [("forged", "tag")]
+            assert await leases.restore(kept, now=NOW + 9, token=token) == []
+            with pytest.raises(UnavailableError):
+                await leases.snapshot()
+            assert await leases.finish_rebuild(token)
+
+            assert await leases.epoch() == token
+            assert sorted(await assert_sound(leases), key=lambda lease: lease.pod) == kept
+            [later] = await reserve(leases, wish("r", share("a", 0)))
+            assert later.shares[0].slot == 2
+            assert later.shares[0].fence > max(s.fence for lease in kept for s in lease.shares)
+            assert later.version > bound.version
+
+
+async def test_a_rebuild_that_stopped_half_way_is_taken_over(url: str) -> None:
+    async with ledger(url) as leases:
+        first = await leases.begin_rebuild(now=NOW, force=True, lock_s=60)
+        assert first is not None
+        assert await leases.begin_rebuild(now=NOW + 59) is None
+
+        second = await leases.begin_rebuild(now=NOW + 61)
+
+        assert second is not None
+        with pytest.raises(ConflictError):
+            await leases.restore([lease_of_p()], now=NOW, token=first)
+        assert not await leases.finish_rebuild(first)
+        assert await leases.finish_rebuild(second)
+        assert await leases.begin_rebuild(now=NOW + 1000) is None
+
+
+def lease_of_p(slot: int = 0, fence: int = 5) -> Lease:
+    return Lease(
+        pod=PodUid("p"),
+        namespace=Namespace("default"),
+        name="p",
+        node=NodeName("a"),
+        shares=(share("a", slot=slot, fence=fence),),
+        state=LeaseState.BOUND,
+        version=3,
+    )
+
+
+async def test_a_lease_is_restored_before_its_node_is_known_and_higher_fences_count(
+    url: str,
+) -> None:
+    async with ledger(url, {}) as leases:
+        fence = int(NOW * 1000) + 10**6
+        lease = lease_of_p(slot=1, fence=fence)
+
+        assert await leases.restore([lease], now=NOW) == []
+
+        await leases.save_node(facts("a"))
+        await leases.save_devices(report("a", [device("a", 0)]))
+        await assert_sound(leases)
+        [later] = await reserve(leases, wish("q", share("a")))
+        assert later.shares[0].fence == fence + 1
+        assert later.shares[0].slot == 0
+        clashing = replace(lease_of_p(), pod=PodUid("r"))
+        assert [why for _, why in await leases.restore([clashing], now=NOW)] == ["slot 0"]
+
+
+async def test_leases_survive_the_kill_of_a_durable_server() -> None:
+    with valkey_server(durable=True) as server:
+        await server.ready()
+        async with ledger(server.url) as leases:
+            held = await reserve(leases, *(wish(f"p{n}", share("a", n % 2, 10)) for n in range(8)))
+            await leases.bind(held[:4])
+            before = await assert_sound(leases)
+            epoch = await leases.epoch()
+
+            server.kill()
+            with pytest.raises(UnavailableError):
+                await leases.capacity()
+            server.start()
+            await server.ready()
+
+            assert await assert_sound(leases) == before
+            assert await leases.epoch() == epoch
+            assert len(before) == 8
+            assert before[0].shares[0].device in {uuid("a", 0), uuid("a", 1)}
+
+
+async def restart_with_an_older_file(server: ValkeyServer) -> None:
+    server.kill()
+    server.start()
+    await server.ready()
+
+
+@pytest.mark.parametrize("saw", ["reserve", "bind", "release", "feed", "epoch"])
+async def test_who_knows_more_than_a_server_closes_the_ledger(saw: str) -> None:
+    """A replica that was behind takes over, or a file is loaded that lacks the last second."""
+    with valkey_server() as server:
+        await server.ready()
+        async with ledger(server.url) as writer:
+            prefix = writer._connection.prefix
+            [old, ended] = await reserve(writer, wish("old", share("a")), wish("e", share("a")))
+            async with RedisLeases.connect(server.url, prefix=prefix, is_witness=True) as witness:
+                position = (await witness.snapshot()).position
+                assert await server.command("SAVE") == b"+OK\r\n"
+                match saw:
+                    case "reserve":
+                        await reserve(witness, wish("p", share("a")))
+                    case "bind":
+                        await witness.bind([old])
+                    case "release":
+                        await witness.release([ended.pod], reason="its pod is gone")
+                    case _:
+                        await reserve(writer, wish("p", share("a")))
+                        heard = anext(witness.changes(position))
+                        await (heard if saw == "feed" else witness.epoch())
+                await restart_with_an_older_file(server)
+
+                with pytest.raises(UnavailableError, match=r"has lost writes, [12] versions"):
+                    await witness.capacity()
+                with pytest.raises(UnavailableError, match="being rebuilt"):
+                    await witness.capacity()
+                token = await witness.begin_rebuild(now=NOW + 9)
+                assert token is not None
+                assert await witness.finish_rebuild(token)
+                assert await witness.epoch() == token
+
+
+async def test_who_only_reads_leaves_a_ledger_open_that_lost_writes() -> None:
+    with valkey_server() as server:
+        await server.ready()
+        async with ledger(server.url) as writer:
+            prefix = writer._connection.prefix
+            async with RedisLeases.connect(server.url, prefix=prefix) as reader:
+                await server.command("SAVE")
+                await reserve(writer, wish("p", share("a")))
+                assert await reader.epoch() is not None
+                await restart_with_an_older_file(server)
+
+                assert await reader.epoch() is not None
+                assert await writer.epoch() is None
+                assert await reader.epoch() is None
+
+
+async def test_versions_go_on_rising_after_lost_writes_whatever_the_clock_says() -> None:
+    with valkey_server() as server:
+        await server.ready()
+        async with ledger(server.url) as leases:
+            await server.command("SAVE")
+            [lost] = await reserve(leases, wish("p", share("a")))
+            await restart_with_an_older_file(server)
+
+            assert await leases.epoch() is None
+            token = await leases.begin_rebuild(now=NOW - 3600)
+            assert token is not None
+            assert await leases.finish_rebuild(token)
+
+            assert await leases.epoch() == token
+            await leases.save_node(facts("a"))
+            await leases.save_devices(report("a", [device("a", 0)]))
+            [later] = await reserve(leases, wish("p", share("a")))
+            assert later.version > lost.version

@@ -1,0 +1,151 @@
+"""Redis or Valkey started with the flags of our manifests, reached from another machine.
+
+The server of the wheel has no TLS, so that its flags are left out here.
+"""
+
+import asyncio
+import re
+import socket
+import subprocess
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis.asyncio
+import yaml
+
+from services.auth.redis_users import NOBODY
+from services.cli.admin import credentials
+from services.cli.admin.credentials import Doors
+from shared.credentials.logins import Keys
+from shared.ledger.leases import RedisLeases
+from shared.ledger.pool import pool_of
+from shared.ledger.server_status import default_may_not, redis_facts
+from shared.model.errors import NoRightError, UnavailableError
+from tests.support.servers.nats import free_port
+from tests.support.servers.valkey import valkey_binary
+
+ROOT = Path(__file__).parents[3]
+TLS_FLAG = re.compile(r"--(port|tls-[\w-]+)")
+
+
+def in_compose() -> list[str]:
+    service: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
+    return [str(word) for word in service["redis"]["command"]]
+
+
+def in_kubernetes() -> list[str]:
+    for found in yaml.safe_load_all((ROOT / "k8s/base/redis.yaml").read_text()):
+        if found["kind"] == "StatefulSet":
+            (container,) = found["spec"]["template"]["spec"]["containers"]
+            return [str(word) for word in (*container["command"], *container["args"])]
+    raise AssertionError("no StatefulSet")
+
+
+def without_tls(words: Sequence[str]) -> list[str]:
+    """Leave out the flags of TLS with what follows each, and the program."""
+    pairs = list(zip(words[1::2], words[2::2], strict=True))
+    assert sum(bool(TLS_FLAG.fullmatch(flag)) for flag, _ in pairs) >= 5
+    return [word for pair in pairs if not TLS_FLAG.fullmatch(pair[0]) for word in pair]
+
+
+def own_address() -> str:
+    """Return an address of this machine that is not its loopback; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+        except OSError:
+            pytest.skip("this machine has no address but its loopback")
+        return str(probe.getsockname()[0])
+
+
+@asynccontextmanager
+async def served(words: Sequence[str], written: Doors, folder: Path) -> AsyncIterator[str]:
+    """Start it, with the users of `written`; the address is one that others come by."""
+    given = {**dict(zip(words[::2], words[1::2], strict=True)), "--aclfile": str(written.acl)}
+    given |= {"--dir": str(folder), "--port": str(free_port())}
+    command = [valkey_binary(), *(word for pair in given.items() for word in pair)]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        host, port = own_address(), int(given["--port"])
+        async with asyncio.timeout(20):
+            while not await listens(host, port):
+                await asyncio.sleep(0.02)
+        yield f"redis://{host}:{port}/0"
+    finally:
+        server.kill()
+        server.wait()
+
+
+async def listens(host: str, port: int) -> bool:
+    try:
+        _, writer = await asyncio.open_connection(host, port)
+    except OSError:
+        return False
+    writer.close()
+    return True
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Doors:
+    return credentials.write(tmp_path / "doors", [], nats=False)
+
+
+def shown(written: Doors, user: str) -> Keys:
+    return Keys(credentials=written.redis(user))
+
+
+@pytest.mark.parametrize("words", [in_compose(), in_kubernetes()], ids=["compose", "kubernetes"])
+async def test_a_service_on_another_machine_is_let_in_by_its_secret_and_nobody_else_is(
+    words: list[str], written: Doors, tmp_path: Path
+) -> None:
+    async with (
+        served(without_tls(words), written, tmp_path) as url,
+        RedisLeases.connect(url, keys=shown(written, "placer")) as placer,
+        RedisLeases.connect(url) as nobody,
+    ):
+        assert await placer.epoch() is None  # it answers: nobody has built the ledger yet
+        with pytest.raises(NoRightError, match="refuses us"):
+            await nobody.epoch()
+
+
+async def test_a_server_in_protected_mode_is_named_with_what_to_do(
+    written: Doors, tmp_path: Path
+) -> None:
+    careless = "user default on nopass -@all +ping"
+    written.acl.write_text(written.acl.read_text().replace(NOBODY, careless))
+
+    async with (
+        served(without_tls(in_compose()), written, tmp_path) as url,
+        RedisLeases.connect(url, keys=shown(written, "placer")) as placer,
+    ):
+        with pytest.raises(UnavailableError, match="--protected-mode no"):
+            await placer.epoch()
+
+
+@pytest.mark.parametrize(
+    ("default", "said"),
+    [
+        (NOBODY, ""),
+        ("user default on >secret ~* &* -@all +ping", "'set' command"),
+        ("user default off resetpass ~lh:* &* +@all", "'lh-quotas:doctor' key"),
+        ("user default off resetpass ~* &* +@all -xadd", "'xadd' command"),
+    ],
+)
+async def test_an_operator_sees_whether_the_file_of_writes_could_be_read_back(
+    default: str, said: str, written: Doors, tmp_path: Path
+) -> None:
+    written.acl.write_text(written.acl.read_text().replace(NOBODY, default))
+
+    async with served(without_tls(in_compose()), written, tmp_path) as url:
+        pool = pool_of(url, shown(written, "operator"), timeout_s=5)
+        client = redis.asyncio.Redis.from_pool(pool)
+        found = await default_may_not(client)
+        facts = await redis_facts(url, shown(written, "operator"))
+        await client.aclose()
+
+    assert bool(found) == bool(said)
+    assert said in found
+    assert facts.unreplayed == "", "this Valkey reads it back whatever its default user may do"

@@ -1,0 +1,336 @@
+"""Leases that change their size in the ledger, beside everybody else who writes it."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+
+import pytest
+
+from shared.ledger.leases import RedisLeases
+from shared.model.errors import ConflictError
+from shared.model.fair_share import Taken
+from shared.model.lease import Lease, Size, StaleLeaseError, bookings
+from shared.model.ledger import Full, Reserved
+from shared.model.names import Namespace, PodUid
+from shared.model.quota import Excess, Limits, Quota, charge_of
+from tests.support.placer.ledger import (
+    NOW,
+    assert_sound,
+    device,
+    ledger,
+    queued,
+    report,
+    reserve,
+    share,
+    uses,
+    uuid,
+    verdict,
+    wish,
+)
+from tests.support.servers.valkey import ValkeyServer, valkey_server
+
+TEAM = Namespace("default")
+FREE = 12_000
+"""What `running` leaves of the device, in MiB."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ValkeyServer]:
+    with valkey_server() as running:
+        yield running
+
+
+@pytest.fixture
+async def leases(server: ValkeyServer) -> AsyncIterator[RedisLeases]:
+    await server.ready()
+    async with ledger(server.url, {"a": 2}) as opened:
+        yield opened
+
+
+async def running(leases: RedisLeases, pod: str = "p", mib: int = 4_000, gpu: int = 0) -> Lease:
+    """Return the lease of a pod that runs."""
+    [lease] = await reserve(leases, wish(pod, share("a", gpu, mib)))
+    await leases.bind([lease])
+    [active] = await leases.activate([lease.pod])
+    assert active is not None
+    return active
+
+
+def sized(lease: Lease, mib: int, cores: int = 0) -> Lease:
+    was = Size(memory_mib=lease.shares[0].memory_mib, cores_percent=lease.shares[0].cores_percent)
+    return replace(
+        lease,
+        shares=tuple(
+            replace(each, memory_mib=mib, cores_percent=cores, asked=each.asked or was)
+            for each in lease.shares
+        ),
+    )
+
+
+async def assert_turns(leases: RedisLeases) -> None:
+    """Check that what namespaces are counted to hold is what their leases take."""
+    held = await assert_sound(leases)
+    taken = [booking for lease in held for booking in bookings(lease.shares)]
+    summed = Taken(
+        cores_percent=sum(each.cores_percent for each in taken),
+        memory_mib=sum(each.memory_mib for each in taken),
+    )
+    assert (await leases.turns()).taken.get(TEAM, Taken()) == summed
+
+
+async def turn_of(leases: RedisLeases, pod: PodUid) -> str:
+    token = await leases.take_turn(pod, lasts_s=60)
+    assert token is not None
+    return token
+
+
+async def test_a_lease_keeps_its_slot_and_fence_and_rises_in_version(leases: RedisLeases) -> None:
+    before = await running(leases)
+
+    after = await leases.resize(sized(before, 6_000, 30))
+
+    assert isinstance(after, Lease)
+    assert after.shares == sized(before, 6_000, 30).shares
+    assert after == replace(
+        before, shares=after.shares, version=after.version, resized_at=after.resized_at
+    )
+    assert after.version > before.version
+    assert after.resized_at * 1000 == round(after.resized_at * 1000)
+    assert await leases.load([before.pod]) == [after]
+    assert await assert_sound(leases) == [after]
+    again = await leases.resize(sized(after, 2_000))
+    assert isinstance(again, Lease)
+    assert again.resized_at > after.resized_at
+    assert again.shares[0].asked == Size(memory_mib=4_000, cores_percent=0)
+    assert await assert_sound(leases) == [again]
+    await assert_turns(leases)
+
+
+async def test_what_does_not_fit_changes_nothing(leases: RedisLeases) -> None:
+    lease = await running(leases)
+    await running(leases, "q", 9_000)
+
+    too_much = await leases.resize(sized(lease, 7_001))
+    too_many = await leases.resize(sized(lease, 4_000, 101))
+    fits = await leases.resize(sized(lease, 7_000, 100))
+
+    assert isinstance(too_much, Full)
+    assert too_much.reason == f"memory of {uuid('a', 0)}"
+    assert too_much.devices[uuid("a", 0)].memory_mib == 13_000
+    assert isinstance(too_many, Full)
+    assert too_many.reason.startswith("cores")
+    assert isinstance(fits, Lease)
+    await assert_sound(leases)
+
+
+async def test_a_sick_device_gives_no_more_and_takes_back(leases: RedisLeases) -> None:
+    lease = await running(leases)
+    sick = replace(device("a", 0), healthy=False)
+    await leases.save_devices(report("a", [sick, device("a", 1)], at=1.0))
+
+    more = await leases.resize(sized(lease, 5_000))
+    less = await leases.resize(sized(lease, 3_000))
+
+    assert isinstance(more, Full)
+    assert more.reason.startswith("device-unhealthy")
+    assert isinstance(less, Lease)
+
+
+async def test_the_size_of_several_shares_is_changed_as_one(leases: RedisLeases) -> None:
+    [lease] = await reserve(leases, wish("p", share("a", 0), share("a", 1), share("a", 1)))
+    await leases.bind([lease])
+    [active] = await leases.activate([lease.pod])
+    assert active is not None
+    await running(leases, "q", 4_000, gpu=1)
+
+    refused = await leases.resize(sized(active, 6_001))
+    done = await leases.resize(sized(active, 6_000))
+
+    assert isinstance(refused, Full)
+    assert isinstance(done, Lease)
+    taken = await uses(leases)
+    assert [taken[uuid("a", gpu)].memory_mib for gpu in (0, 1)] == [6_000, 16_000]
+    await assert_sound(leases)
+
+
+async def test_who_is_late_by_a_version_or_an_end_changes_nothing(leases: RedisLeases) -> None:
+    lease = await running(leases)
+    await leases.resize(sized(lease, 5_000))
+
+    stale = await leases.resize(sized(lease, 6_000))
+    await leases.release([lease.pod], reason="over")
+    gone = await leases.resize(sized(lease, 6_000))
+
+    assert isinstance(stale, StaleLeaseError)
+    assert stale.stored
+    assert isinstance(gone, StaleLeaseError)
+    assert gone.stored is None
+    assert await assert_sound(leases) == []
+
+
+async def test_a_lease_is_made_smaller_only_within_the_turn_that_was_taken(
+    leases: RedisLeases,
+) -> None:
+    lease = await running(leases)
+    token = await leases.take_turn(lease.pod, lasts_s=0.05)
+    assert token is not None
+    assert await leases.take_turn(lease.pod, lasts_s=60) is None
+    async with asyncio.timeout(30):
+        while (other := await leases.take_turn(lease.pod, lasts_s=60)) is None:
+            await asyncio.sleep(0.01)
+
+    with pytest.raises(ConflictError, match="was over"):
+        await leases.resize(sized(lease, 3_000), turn=token)
+    await leases.leave_turn(lease.pod, token)
+    done = await leases.resize(sized(lease, 3_000), turn=other)
+
+    assert isinstance(done, Lease)
+    assert await leases.take_turn(lease.pod, lasts_s=60), "what was done ends the turn"
+
+
+async def test_of_twenty_who_resize_one_lease_at_once_one_does(leases: RedisLeases) -> None:
+    lease = await running(leases)
+
+    answers = await asyncio.gather(
+        *(leases.resize(sized(lease, 1_000 + 500 * n)) for n in range(20))
+    )
+
+    (done,) = (each for each in answers if isinstance(each, Lease))
+    assert sum(isinstance(each, StaleLeaseError) for each in answers) == 19
+    assert await assert_sound(leases) == [done]
+
+
+async def test_what_is_free_goes_to_a_resize_or_to_a_placement(leases: RedisLeases) -> None:
+    outcomes = set()
+    for attempt in range(20):
+        lease = await running(leases, f"p{attempt}")
+        wanted = wish(f"q{attempt}", share("a", 0, FREE))
+        calls = [leases.resize(sized(lease, 4_001)), leases.reserve([wanted], now=NOW, ttl_s=30)]
+
+        if attempt % 2:
+            resized, [placed] = await asyncio.gather(*calls)  # type: ignore[misc]
+        else:
+            [placed], resized = await asyncio.gather(*reversed(calls))
+
+        outcomes.add((isinstance(resized, Lease), isinstance(placed, Reserved)))
+        held = await assert_sound(leases)
+        assert sum(each.shares[0].memory_mib for each in held) <= 16_000
+        await leases.release([each.pod for each in held], reason="next")
+    assert outcomes <= {(True, False), (False, True)}
+
+
+async def test_a_resize_and_the_end_of_the_lease_leave_nothing_behind(leases: RedisLeases) -> None:
+    chance = random.Random(5)  # noqa: S311
+    for attempt in range(20):
+        lease = await running(leases, f"p{attempt}")
+        calls = [
+            leases.resize(sized(lease, chance.choice([1_000, 9_000]), 20)),
+            leases.release([lease.pod], reason="over"),
+        ]
+        chance.shuffle(calls)
+
+        await asyncio.gather(*calls)
+
+        assert await assert_sound(leases) == []
+        taken = await uses(leases)
+        assert {use.memory_mib for use in taken.values()} == {0}
+
+
+async def test_twenty_who_resize_place_and_end_never_over_commit(leases: RedisLeases) -> None:
+    async def write(writer: int) -> None:
+        chance = random.Random(writer)  # noqa: S311
+        for step in range(8):
+            wanted = wish(f"{writer}-{step}", share("a", chance.randint(0, 1), 2_000))
+            [outcome] = await leases.reserve([wanted], now=NOW, ttl_s=30)
+            if not isinstance(outcome, Reserved):
+                continue
+            await leases.bind([outcome.lease])
+            [lease] = await leases.activate([outcome.lease.pod])
+            for _ in range(3):
+                assert lease is not None
+                changed = await leases.resize(
+                    sized(lease, chance.choice([500, 3_000, 9_000]), chance.choice([0, 40]))
+                )
+                lease = changed if isinstance(changed, Lease) else lease
+            if chance.random() < 0.7:
+                await leases.release([outcome.lease.pod], reason="test")
+
+    async with asyncio.TaskGroup() as tasks:
+        for writer in range(20):
+            tasks.create_task(write(writer))
+
+    for use in (await uses(leases)).values():
+        assert use.memory_mib <= 16_000
+        assert use.cores_percent <= 100
+    await assert_turns(leases)
+
+
+async def test_what_a_smaller_lease_leaves_is_offered_to_who_waits(leases: RedisLeases) -> None:
+    lease = await running(leases, mib=15_000)
+    await running(leases, "q", 15_000, gpu=1)
+    waiting = queued("w", units=8_000)
+    await leases.wait([verdict(waiting, await leases.capacity())])
+    assert not (await leases.offers(now=NOW)).pods
+
+    await leases.resize(sized(lease, 8_000))
+
+    assert [pod.pod for pod in (await leases.offers(now=NOW)).pods] == ["w"]
+
+
+async def test_a_quota_counts_the_new_size(leases: RedisLeases) -> None:
+    quota = Quota(namespace=TEAM, limits=Limits(memory_mib=6_000))
+    await leases.save_quotas([quota], told_at=NOW)
+    lease = await running(leases)
+
+    over = await leases.resize(sized(lease, 6_001))
+    within = await leases.resize(sized(lease, 6_000))
+
+    assert isinstance(over, Full)
+    assert over.reason == "quota"
+    assert over.quotas == (Excess(measure="memoryMiB", limit=6_000, held=0, asked=6_001),)
+    assert isinstance(within, Lease)
+    accounts = await leases.quota_accounts()
+    assert accounts.held[TEAM][""] == charge_of(within, {uuid("a", 0): 16_000})
+    assert accounts.charges[lease.pod] == (TEAM, {"": accounts.held[TEAM][""]})
+
+
+async def test_who_is_over_a_quota_may_still_hold_less(leases: RedisLeases) -> None:
+    lease = await running(leases)
+    quota = Quota(namespace=TEAM, limits=Limits(memory_mib=1_000, cores_milli=500))
+    await leases.save_quotas([quota], told_at=NOW)
+
+    less = await leases.resize(sized(lease, 3_000, 20))
+
+    assert isinstance(less, Lease)
+    held = (await leases.quota_accounts()).held[TEAM][""]
+    assert (held.memory_mib, held.cores_milli) == (3_000, 200)
+
+
+async def test_resized_leases_are_unsettled_until_their_last_size_is_seen_through(
+    leases: RedisLeases,
+) -> None:
+    first = await leases.resize(sized(await running(leases), 5_000))
+    assert isinstance(first, Lease)
+    second = await leases.resize(sized(first, 6_000))
+    assert isinstance(second, Lease)
+
+    assert await leases.unsettled(older_than_s=3600) == []
+    assert not await leases.settled(first.pod, first.version)
+    assert await leases.unsettled(older_than_s=0) == [first.pod]
+    assert await leases.settled(first.pod, second.version)
+    assert await leases.unsettled(older_than_s=0) == []
+
+
+async def test_a_rebuild_brings_back_the_new_size(leases: RedisLeases) -> None:
+    lease = await leases.resize(sized(await running(leases), 5_000))
+    assert isinstance(lease, Lease)
+    token = await leases.begin_rebuild(now=NOW + 5, force=True)
+    assert token
+
+    assert await leases.restore([lease], now=NOW + 5, token=token) == []
+    await leases.unsettle([lease])
+    assert await leases.finish_rebuild(token)
+
+    assert await leases.load([lease.pod]) == [lease]
+    assert await leases.unsettled(older_than_s=0) == [lease.pod]

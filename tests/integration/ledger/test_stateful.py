@@ -1,0 +1,427 @@
+"""Whatever is done to the ledger, in whatever order, it agrees with a small model of it."""
+
+import asyncio
+from collections.abc import Coroutine, Iterator
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from shared.ledger.leases import RedisLeases
+from shared.model.device import Device, DeviceMode, MigLayout, MigProfile
+from shared.model.lease import Lease, LeaseState, MigPlace, Share, StaleLeaseError, bookings
+from shared.model.ledger import Full, Held, Outcome, Reservation, Reserved
+from shared.model.names import DeviceUuid, PodUid
+from shared.model.request import Company, Gang
+from tests.support.placer.ledger import (
+    NOW,
+    assert_sound,
+    device,
+    facts,
+    ledger,
+    report,
+    share,
+    uuid,
+    wish_among,
+)
+from tests.support.servers.valkey import ValkeyServer, valkey_server
+
+NODES = ("a", "b")
+GPUS = 2
+PODS = tuple(f"p{n}" for n in range(7))
+TTL_S = 30
+
+pods = st.sampled_from(PODS)
+gpus = st.integers(0, GPUS)
+MIG = GPUS
+"""Number of the device of each node that is in MIG mode, unless it is told otherwise."""
+LAYOUTS = tuple(
+    MigLayout(
+        name=name,
+        profiles=tuple(
+            MigProfile(name=f"{mib}mib", memory_mib=mib, count=count) for mib, count in profiles
+        ),
+    )
+    for name, profiles in {"thirds": [(4_000, 3)], "mixed": [(9_000, 1), (3_000, 2)]}.items()
+)
+
+
+def described(node: str, gpu: int, *, flipped: bool = False, **told: object) -> Device:
+    """A device of a node: the last is in MIG mode and the others are not, or the reverse."""
+    mode = DeviceMode.MIG if (gpu == MIG) != flipped else DeviceMode.HAMI_CORE
+    return device(node, gpu, mode=mode, layouts=LAYOUTS, **told)
+
+
+@st.composite
+def candidates(draw: st.DrawFn) -> tuple[str, list[Share]]:
+    """Shares of devices, all of one layout where they are instances, each in its own position."""
+    node = draw(st.sampled_from(NODES))
+    count = draw(st.sampled_from((1, 1, 1, 2, 3, 0)))
+    layout = draw(st.sampled_from(LAYOUTS))
+    positions = draw(st.permutations(range(3)))
+    instances = draw(st.sampled_from(({MIG}, {MIG}, {MIG}, {0, MIG}, set())))
+    shares = [
+        share(
+            node,
+            draw(gpus),
+            mib=draw(st.sampled_from((1, 1, 4_000, 9_000, 16_000))),
+            cores=draw(st.sampled_from((0, 0, 0, 30, 100))),
+            container=f"c{number}",
+            slotted=draw(st.sampled_from((True, True, False))),
+            company=draw(st.sampled_from((Company.ORDINARY, Company.ORDINARY, *Company))),
+            slots=draw(st.sampled_from((0, 0, 100, 2))),
+            init=number == 0 and draw(st.booleans()),
+        )
+        for number in range(count)
+    ]
+    if shares and shares[0].init:
+        positions[0] = draw(st.sampled_from(positions))
+    return node, [
+        as_instance(one, layout, positions[number]) if one.index in instances else one
+        for number, one in enumerate(shares)
+    ]
+
+
+def as_instance(share: Share, layout: MigLayout, position: int) -> Share:
+    profile = layout.positions[position]
+    return replace(
+        share,
+        memory_mib=profile.memory_mib,
+        company=Company.ORDINARY,
+        mig=MigPlace(layout=layout.name, position=position, profile=profile.name),
+    )
+
+
+class Model:
+    """What the ledger must answer, the slow and obvious way."""
+
+    def __init__(self) -> None:
+        self.leases: dict[str, Lease] = {}
+        self.devices = {
+            uuid(node, gpu): described(node, gpu) for node in NODES for gpu in range(GPUS + 1)
+        }
+        self.pods_allowed = dict.fromkeys(NODES, 110)
+        self.fences: dict[DeviceUuid, int] = {}
+        self.now = NOW
+
+    def held(self, where: DeviceUuid) -> list[tuple[Lease, Any]]:
+        return [
+            (lease, booking)
+            for lease in self.leases.values()
+            for booking in bookings(lease.shares)
+            if booking.device == where
+        ]
+
+    def fits(self, wanted: Reservation, node: str, shares: tuple[Share, ...]) -> bool:
+        here = sum(lease.node == node for lease in self.leases.values())
+        return here + 1 <= self.pods_allowed[node] and all(
+            self.device_fits(wanted, booking, shares) for booking in bookings(shares)
+        )
+
+    def device_fits(self, wanted: Reservation, booking: Any, shares: tuple[Share, ...]) -> bool:
+        known = self.devices.get(booking.device)
+        if known is None or not known.healthy:
+            return False
+        mine = [s for s in shares if s.device == booking.device]
+        if not self.positions_fit(known, mine):
+            return False
+        held = self.held(booking.device)
+        count = sum(other.shares for _, other in held)
+        cores = sum(other.cores_percent for _, other in held)
+        memory = sum(other.memory_mib for _, other in held)
+        slotted = [s for s in mine if s.slotted and not s.mig]
+        slots = min((s.slots for s in slotted), default=0) or known.slots
+        return not (
+            (slotted and count + booking.shares > slots)
+            or any(set(wanted.tags) & set(lease.tags) for lease, _ in held)
+            or memory + booking.memory_mib > known.memory_mib
+            or cores + booking.cores_percent > 100
+            or (booking.company in {Company.ALONE, Company.IDLE} and count > 0)
+            or any(other.company is Company.ALONE for _, other in held)
+            or (cores >= 100 and booking.company is not Company.ANY)
+        )
+
+    def positions_fit(self, known: Device, mine: list[Share]) -> bool:
+        """Instances are on devices in MIG mode, of one layout, none of them taken."""
+        there = [
+            s for lease in self.leases.values() for s in lease.shares if s.device == known.uuid
+        ]
+        layouts = {s.mig.layout if s.mig else "" for s in (*mine, *there)}
+        taken = {s.mig.position for s in there if s.mig}
+        return (
+            (known.mode is DeviceMode.MIG) == any(s.mig for s in mine)
+            and len(layouts) == 1
+            and not any(s.mig and s.mig.position in taken for s in mine)
+        )
+
+    def lowest_slots(self, where: DeviceUuid) -> Iterator[int]:
+        taken = {
+            s.slot for lease in self.leases.values() for s in lease.shares if s.device == where
+        }
+        return (slot for slot in range(1000) if slot not in taken)
+
+    def check_new(self, lease: Lease) -> None:
+        """Slots are the lowest that were free, fences are higher than all before."""
+        for where in {s.device for s in lease.shares}:
+            mine = [s for s in lease.shares if s.device == where]
+            free = self.lowest_slots(where)
+            assert all(s.slot == s.mig.position for s in mine if s.mig)
+            wanted = {s.slot for s in mine if s.slotted and not s.mig}
+            assert wanted == {next(free) for _ in wanted}
+            beside = [s.slot for s in mine if s.slotted and not s.init]
+            assert len(set(beside)) == len(beside)
+            for s in mine:
+                assert s.fence > self.fences.get(where, 0)
+                self.fences[where] = s.fence
+        self.leases[lease.pod] = lease
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """Every rule is done to the ledger and to the model, and the answers are compared."""
+
+    url: ClassVar[str]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runner = asyncio.Runner()
+        self.stack = AsyncExitStack()
+        self.model = Model()
+        self.old: list[Lease] = []
+        self.at = 0.0
+        opened = ledger(self.url, dict.fromkeys(NODES, 0))
+        self.leases: RedisLeases = self.run(self.stack.enter_async_context(opened))
+        for node in NODES:
+            here = [described(node, gpu) for gpu in range(GPUS + 1)]
+            self.run(self.leases.save_devices(report(node, here)))
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return self.runner.run(work)
+
+    def teardown(self) -> None:
+        self.run(self.stack.aclose())
+        self.runner.close()
+
+    @rule(
+        wanted=st.lists(
+            st.tuples(
+                pods,
+                st.lists(candidates(), min_size=1, max_size=3),
+                st.sampled_from(("", "", "red")),
+            ),
+            min_size=1,
+            max_size=4,
+        )
+    )
+    def reserve(self, wanted: list[tuple[str, list[tuple[str, list[Share]]], str]]) -> None:
+        group = [wish_among(pod, among, tag=tag) for pod, among, tag in wanted]
+
+        outcomes = self.run(self.leases.reserve(group, now=self.model.now, ttl_s=TTL_S))
+
+        for wish, outcome in zip(group, outcomes, strict=True):
+            self.compare(wish, outcome)
+
+    @rule(
+        wanted=st.dictionaries(
+            pods, st.lists(candidates(), min_size=1, max_size=2), min_size=1, max_size=4
+        ),
+        gang=st.sampled_from(("ns/g", "ns/h")),
+        least=st.integers(1, 4),
+    )
+    def reserve_gang(
+        self, wanted: dict[str, list[tuple[str, list[Share]]]], gang: str, least: int
+    ) -> None:
+        group = [replace(wish_among(pod, among), gang=gang) for pod, among in wanted.items()]
+        before, fences = dict(self.model.leases), dict(self.model.fences)
+
+        outcomes = self.run(
+            self.leases.reserve_gang(
+                Gang(name=gang, min_member=least), group, now=self.model.now, ttl_s=TTL_S
+            )
+        )
+
+        if any(isinstance(outcome, Reserved) for outcome in outcomes):
+            for wish, outcome in zip(group, outcomes, strict=True):
+                self.compare(wish, outcome)
+            assert sum(lease.gang == gang for lease in self.model.leases.values()) >= least
+            return
+        live = sum(lease.gang == gang for lease in before.values())
+        fitting = all(self.would_reserve(wish) for wish in group if wish.pod not in before)
+        self.model.leases, self.model.fences = before, fences
+        new = sum(wish.pod not in before for wish in group)
+        assert new == 0 or not fitting or live + new < least
+
+    def would_reserve(self, wish: Reservation) -> bool:
+        """Count the first candidate that fits in the model, as the ledger would."""
+        fits = [c for c in wish.candidates if self.model.fits(wish, c.node, c.shares)]
+        if fits:
+            self.model.leases[wish.pod] = Lease(
+                pod=wish.pod,
+                namespace=wish.namespace,
+                name=wish.name,
+                node=fits[0].node,
+                shares=fits[0].shares,
+                tags=wish.tags,
+            )
+        return bool(fits)
+
+    def compare(self, wish: Reservation, outcome: Outcome) -> None:
+        if wish.pod in self.model.leases:
+            assert outcome == Held(lease=self.model.leases[wish.pod])
+            return
+        fitting = [c for c in wish.candidates if self.model.fits(wish, c.node, c.shares)]
+        if not fitting:
+            assert isinstance(outcome, Full), (wish, outcome)
+            return
+        assert isinstance(outcome, Reserved), (fitting, outcome)
+        assert outcome.lease.node == fitting[0].node
+        bare = tuple(replace(s, slot=None, fence=0) for s in outcome.lease.shares)
+        assert bare == fitting[0].shares
+        self.model.check_new(outcome.lease)
+
+    @rule(pod=pods)
+    def bind(self, pod: str) -> None:
+        known = self.model.leases.get(pod)
+        old = [lease for lease in self.old if lease.pod == pod][-1:]
+        for lease in [*old, *([known] if known else [])]:
+            [answer] = self.run(self.leases.bind([lease]))
+            if lease is not known:
+                assert isinstance(answer, StaleLeaseError)
+            elif lease.state is LeaseState.RESERVED:
+                assert answer == replace(
+                    lease, state=LeaseState.BOUND, expires_at=0.0, version=answer.version
+                )
+                assert answer.version > lease.version
+                self.model.leases[pod] = answer
+                self.expect_committed(answer.gang)
+            else:
+                assert answer == lease
+
+    def expect_committed(self, gang: str) -> None:
+        """With the first of a gang that is bound, all its reservations are."""
+        peers = [
+            lease
+            for lease in self.model.leases.values()
+            if gang and lease.gang == gang and lease.state is LeaseState.RESERVED
+        ]
+        for peer, now in zip(
+            peers, self.run(self.leases.load([p.pod for p in peers])), strict=True
+        ):
+            assert now == replace(peer, state=LeaseState.BOUND, expires_at=0.0, version=now.version)
+            self.model.leases[peer.pod] = now
+
+    @rule(pod=pods)
+    def activate(self, pod: str) -> None:
+        known = self.model.leases.get(pod)
+
+        [answer] = self.run(self.leases.activate([PodUid(pod)]))
+
+        if known is None or known.state is LeaseState.RESERVED:
+            assert answer is None
+        else:
+            assert answer.state is LeaseState.ACTIVE
+            assert replace(answer, state=known.state, version=known.version) == known
+            self.model.leases[pod] = answer
+
+    @rule(chosen=st.sets(pods, max_size=3))
+    def release(self, chosen: set[str]) -> None:
+        asked = [PodUid(pod) for pod in sorted(chosen)]
+
+        ended = self.run(self.leases.release(asked, reason="test"))
+
+        assert [lease.pod for lease in ended] == [p for p in asked if p in self.model.leases]
+        self.forget(ended)
+
+    @rule(passed_s=st.sampled_from((1, 29, 31)))
+    def expire(self, passed_s: int) -> None:
+        self.model.now += passed_s
+        due = {
+            lease.pod
+            for lease in self.model.leases.values()
+            if lease.state is LeaseState.RESERVED and lease.expires_at <= self.model.now
+        }
+
+        ended = self.run(self.leases.expire(self.model.now))
+
+        assert {lease.pod for lease in ended} == due
+        self.forget(ended)
+
+    def forget(self, ended: list[Lease]) -> None:
+        for lease in ended:
+            self.old.append(self.model.leases.pop(lease.pod))
+
+    @rule(
+        node=st.sampled_from(NODES),
+        told=st.lists(
+            st.tuples(
+                st.booleans(),
+                st.booleans(),
+                st.sampled_from((1_000, 16_000, 20_000)),
+                st.sampled_from((False, False, True)),
+            ),
+            min_size=GPUS + 1,
+            max_size=GPUS + 1,
+        ),
+    )
+    def report(self, node: str, told: list[tuple[bool, bool, int, bool]]) -> None:
+        found: list[Device] = []
+        for gpu, (there, healthy, memory_mib, flipped) in enumerate(told):
+            self.model.devices.pop(uuid(node, gpu), None)
+            if there:
+                told_of = {"healthy": healthy, "memory_mib": memory_mib}
+                found.append(described(node, gpu, flipped=flipped, **told_of))
+                self.model.devices[uuid(node, gpu)] = found[-1]
+
+        self.run(self.leases.save_devices(report(node, found)))
+
+    @rule(node=st.sampled_from(NODES), allowed=st.sampled_from((1, 3, 110)))
+    def change_node(self, node: str, allowed: int) -> None:
+        self.model.pods_allowed[node] = allowed
+
+        self.run(self.leases.save_node(facts(node, pods=allowed)))
+
+    @precondition(lambda self: self.model.leases)
+    @rule()
+    def rebuild(self) -> None:
+        self.model.now += 1
+        self.run(self.do_rebuild())
+
+    async def do_rebuild(self) -> None:
+        now = self.model.now
+        kept = list(self.model.leases.values())
+        token = await self.leases.begin_rebuild(now=now, force=True)
+        assert token is not None
+        assert await self.leases.restore(kept, now=now, token=token) == []
+        for node in NODES:
+            await self.leases.save_node(facts(node, pods=self.model.pods_allowed[node]))
+            here = [self.model.devices.get(uuid(node, gpu)) for gpu in range(GPUS + 1)]
+            await self.leases.save_devices(report(node, [d for d in here if d]))
+        assert await self.leases.restore(kept, now=now, token=token) == []
+        assert await self.leases.finish_rebuild(token)
+
+    @invariant()
+    def agrees(self) -> None:
+        found = self.run(assert_sound(self.leases))
+        assert {lease.pod: lease for lease in found} == self.model.leases
+
+
+LedgerMachine.TestCase.settings = settings(
+    max_examples=30,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def server() -> Iterator[ValkeyServer]:
+    with valkey_server() as running:
+        asyncio.run(running.ready())
+        LedgerMachine.url = running.url
+        yield running
+
+
+TestLedger = LedgerMachine.TestCase

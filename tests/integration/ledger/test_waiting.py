@@ -1,0 +1,313 @@
+"""Pods that fit nowhere: who is offered what was freed, in which order, and how often."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from shared.ledger.leases import RedisLeases
+from shared.model.events.pod_events import PodQueued
+from shared.model.ledger import KEPT_BACK, Full, Reservation, Waited, Waiting
+from shared.model.names import PodUid
+from shared.model.placement import Refusal
+from tests.support.placer.ledger import (
+    NOW,
+    device,
+    facts,
+    ledger,
+    queued,
+    report,
+    reserve,
+    share,
+    verdict,
+    wish,
+)
+from tests.support.servers.valkey import ValkeyServer, valkey_server
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ValkeyServer]:
+    with valkey_server() as running:
+        yield running
+
+
+@pytest.fixture
+async def url(server: ValkeyServer) -> str:
+    await server.ready()
+    return server.url
+
+
+async def fill(leases: RedisLeases) -> None:
+    """Take both devices of node `a`, in shares of 4,000 MiB."""
+    await reserve(leases, *(wish(f"full-{n}", share("a", n // 4, 4_000)) for n in range(8)))
+
+
+async def let_wait(leases: RedisLeases, *events: PodQueued) -> None:
+    await leases.offers(now=NOW)
+    capacity = await leases.capacity()
+    assert await leases.wait([verdict(event, capacity) for event in events]) == Waited()
+
+
+async def offered(leases: RedisLeases, now: float = NOW, spare: int = 0) -> list[str]:
+    return [event.pod for event in (await leases.offers(now=now, spare=spare)).pods]
+
+
+async def test_a_freed_share_is_offered_to_a_pod_that_fits_once(url: str) -> None:
+    async with ledger(url) as leases:
+        await fill(leases)
+        await let_wait(leases, queued("small", units=4_000), queued("large", units=16_000))
+        assert await offered(leases) == []
+
+        await leases.release([PodUid("full-0")], reason="test")
+
+        [event] = (await leases.offers(now=NOW, spare=0)).pods
+        assert event.pod == "small"
+        assert event.offer == await leases.capacity()
+        assert await offered(leases) == []
+
+
+async def test_the_highest_priority_comes_first_then_the_oldest(url: str) -> None:
+    async with ledger(url) as leases:
+        await fill(leases)
+        old = replace(queued("old"), created_at=NOW - 100)
+        await let_wait(leases, queued("low", priority=-5), queued("new"), old)
+        await let_wait(leases, queued("high", priority=1_000_000_000))
+
+        order = []
+        for n in range(4):
+            await leases.release([PodUid(f"full-{n}")], reason="test")
+            [pod] = [event.pod for event in (await leases.offers(now=NOW, limit=1)).pods]
+            await leases.forget_waiting([PodUid(pod)])
+            order.append(pod)
+
+        assert order == ["high", "old", "new", "low"]
+
+
+async def test_as_many_are_offered_as_may_fit(url: str) -> None:
+    async with ledger(url) as leases:
+        await fill(leases)
+        await let_wait(leases, *(queued(f"w{n:02d}") for n in range(40)))
+
+        await leases.release([PodUid(f"full-{n}") for n in range(3)], reason="test")
+
+        assert await offered(leases) == ["w00", "w01", "w02"]
+
+
+async def test_a_verdict_that_freed_capacity_may_change_is_stale(url: str) -> None:
+    async with ledger(url) as leases:
+        await fill(leases)
+        before = await leases.capacity()
+        await leases.release([PodUid("full-0")], reason="test")
+
+        waited = await leases.wait(
+            [verdict(queued("fits"), before), verdict(queued("large", units=9_000), before)]
+        )
+
+        assert waited == Waited(stale=(PodUid("fits"),))
+        [waiting] = await leases.waiting()
+        assert waiting.queued.pod == "large"
+        assert waiting.capacity == await leases.capacity()
+
+
+async def test_what_was_freed_is_passed_on_while_it_is_refused_to_ever_more_pods(
+    url: str,
+) -> None:
+    async with ledger(url) as leases:
+        await fill(leases)
+        await let_wait(leases, *(queued(f"w{n:02d}") for n in range(10)))
+        await leases.release([PodUid("full-0")], reason="test")
+
+        rounds = []
+        for _ in range(5):
+            found = await leases.offers(now=NOW)
+            rounds.append([event.pod for event in found.pods])
+            assert found.settled == (not found.pods)
+            capacity = await leases.capacity()
+            await leases.wait([verdict(event, capacity) for event in found.pods])
+
+        assert [len(found) for found in rounds] == [1, 2, 4, 3, 0]
+        assert [pod for found in rounds for pod in found] == [f"w{n:02d}" for n in range(10)]
+
+
+async def test_while_an_offer_is_under_way_nobody_else_is_offered_the_same(url: str) -> None:
+    async with ledger(url) as leases:
+        await fill(leases)
+        await let_wait(leases, queued("first"), queued("second"), queued("third"))
+        await leases.release([PodUid("full-0")], reason="test")
+        assert await offered(leases) == ["first"]
+
+        second = await leases.offers(now=NOW + 1)
+        late = await leases.offers(now=NOW + 3)
+        await reserve(leases, wish("first", share("a")))
+        third = await leases.offers(now=NOW + 3)
+
+        assert (second.pods, second.settled) == ((), False)
+        assert [event.pod for event in late.pods] == ["second", "third"]
+        assert (third.pods, third.settled) == ((), True)
+
+
+async def test_pods_that_cannot_fit_what_was_freed_are_left_alone(url: str) -> None:
+    async with ledger(url) as leases:
+        await fill(leases)
+        await let_wait(leases, *(queued(f"w{n:02d}", units=16_000) for n in range(20)))
+
+        await leases.release([PodUid("full-0")], reason="test")
+
+        found = await leases.offers(now=NOW + 100)
+        assert (found.pods, found.settled) == ((), True)
+
+
+async def test_an_offer_without_an_answer_is_repeated(url: str) -> None:
+    async with ledger(url) as leases:
+        await fill(leases)
+        await let_wait(leases, queued("w"))
+        await leases.release([PodUid("full-0")], reason="test")
+        assert await offered(leases) == ["w"]
+        assert await offered(leases, NOW + 59, spare=8) == []
+
+        assert await offered(leases, NOW + 61, spare=8) == ["w"]
+
+        await let_wait(leases, queued("w"))
+        assert await offered(leases, NOW + 1000, spare=8) == []
+
+
+async def test_added_capacity_is_offered_as_well(url: str) -> None:
+    async with ledger(url) as leases:
+        await fill(leases)
+        await let_wait(leases, queued("two", gpus=2, units=10_000))
+        await leases.save_node(facts("b"))
+        await leases.save_devices(report("b", [device("b", 0)]))
+        assert await offered(leases) == []
+
+        await leases.save_devices(report("b", [device("b", 0), device("b", 1)]))
+
+        assert await offered(leases) == ["two"]
+
+
+async def test_a_pod_without_gpu_is_offered_any_freed_node(url: str) -> None:
+    async with ledger(url) as leases:
+        await fill(leases)
+        await let_wait(leases, queued("plain", gpus=0))
+
+        await leases.release([PodUid("full-0")], reason="test")
+
+        assert await offered(leases) == ["plain"]
+
+
+async def test_a_verdict_for_good_is_disturbed_by_a_changed_cluster_only(url: str) -> None:
+    async with ledger(url) as leases:
+        await fill(leases)
+        await leases.offers(now=NOW)
+        never = Refusal(reason="no such device", permanent=True)
+        await leases.wait([Waiting(queued=queued("never"), refusal=never, capacity=0)])
+
+        await leases.release([PodUid("full-0")], reason="test")
+
+        assert await offered(leases, spare=8) == []
+        await leases.save_node(facts("b"))
+        await leases.save_devices(report("b", [device("b", 0)]))
+        assert await offered(leases, spare=8) == ["never"]
+        assert await offered(leases, spare=8) == []
+
+
+async def test_a_pod_that_holds_a_lease_waits_no_longer(url: str) -> None:
+    async with ledger(url) as leases:
+        await let_wait(leases, queued("p"), queued("q"))
+        first = [w for w in await leases.waiting([PodUid("p")]) if w.queued == queued("p")]
+        assert len(first) == 1
+
+        await reserve(leases, wish("p", share("a")))
+        waited = await leases.wait([verdict(queued("p"), await leases.capacity())])
+
+        assert [lease.pod for lease in waited.held] == ["p"]
+        assert [waiting.queued.pod for waiting in await leases.waiting()] == ["q"]
+        await leases.forget_waiting([PodUid("q"), PodUid("unknown")])
+        assert await leases.waiting() == []
+
+
+async def test_how_long_a_pod_waits_is_counted_from_its_first_verdict(url: str) -> None:
+    async with ledger(url) as leases:
+        capacity = await leases.capacity()
+        for since in (NOW, NOW + 50):
+            await leases.wait([replace(verdict(queued("p"), capacity), waiting_since=since)])
+
+        assert [w.waiting_since for w in await leases.waiting()] == [NOW]
+
+
+def low(pod: str, gpu: int = 0) -> Reservation:
+    return replace(wish(pod, share("a", gpu)), priority=-1)
+
+
+async def test_what_is_offered_to_a_higher_priority_is_kept_for_it(url: str) -> None:
+    async with ledger(url) as leases:
+        await fill(leases)
+        await let_wait(leases, queued("high", priority=5))
+        await leases.release([PodUid("full-0")], reason="test")
+
+        [before_the_offer] = await leases.reserve([low("low")], now=NOW, ttl_s=30)
+        assert await offered(leases) == ["high"]
+        [after_the_offer] = await leases.reserve([low("low")], now=NOW + 1, ttl_s=30)
+        [equal] = await leases.reserve(
+            [replace(wish("equal", share("a", 1)), priority=5)], now=NOW + 1, ttl_s=30
+        )
+
+        assert isinstance(before_the_offer, Full)
+        assert before_the_offer.is_kept
+        assert isinstance(after_the_offer, Full)
+        assert after_the_offer.is_kept
+        assert isinstance(equal, Full)
+        assert not equal.is_kept
+
+
+async def test_nothing_is_kept_for_a_pod_that_has_answered_or_does_not_answer(url: str) -> None:
+    async with ledger(url) as leases:
+        await fill(leases)
+        await let_wait(leases, queued("high", priority=5))
+        await leases.release([PodUid("full-0"), PodUid("full-4")], reason="test")
+        assert await offered(leases) == ["high"]
+
+        await reserve(leases, low("low"), now=NOW + 3)
+        await leases.wait([verdict(queued("high", priority=5), await leases.capacity())])
+
+        await reserve(leases, low("lower", 1), now=NOW + 3)
+
+
+async def test_what_does_not_fit_the_higher_priority_is_not_kept_for_it(url: str) -> None:
+    async with ledger(url) as leases:
+        await fill(leases)
+        await let_wait(leases, queued("high", units=16_000, priority=5))
+        await leases.release([PodUid("full-0")], reason="test")
+
+        await reserve(leases, low("low"))
+
+
+async def test_a_pod_kept_back_is_offered_what_the_higher_priority_leaves(url: str) -> None:
+    async with ledger(url) as leases:
+        await fill(leases)
+        await let_wait(leases, queued("high", priority=5))
+        await leases.release([PodUid("full-0"), PodUid("full-1")], reason="test")
+        assert await offered(leases) == ["high"]
+        kept = replace(verdict(queued("low", priority=-1), 0), capacity=KEPT_BACK)
+        assert await leases.wait([kept]) == Waited()
+
+        await reserve(leases, replace(wish("high", share("a")), priority=5))
+
+        assert await offered(leases) == ["low"]
+        await reserve(leases, low("low"))
+        assert (await leases.offers(now=NOW)).settled
+        assert [lease.pod for lease in (await leases.wait([kept])).held] == ["low"]
+        late = replace(kept, queued=queued("late", priority=-1))
+        assert await leases.wait([late]) == Waited(stale=(PodUid("late"),))
+
+
+async def test_one_free_after_the_other_never_leaves_a_pod_that_fits_without_an_offer(
+    url: str,
+) -> None:
+    async with ledger(url, {"a": 4}) as leases:
+        await reserve(leases, *(wish(f"full-{n}", share("a", n // 4, 4_000)) for n in range(16)))
+        await let_wait(leases, *(queued(f"w{n:02d}") for n in range(16)))
+
+        for n in range(16):
+            await leases.release([PodUid(f"full-{n}")], reason="test")
+            [pod] = await offered(leases, NOW + n)
+            await reserve(leases, wish(pod, share("a", n // 4, 4_000)))

@@ -1,0 +1,303 @@
+"""The bus on a real nats-server."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+
+import pytest
+from prometheus_client import REGISTRY
+
+from shared.model.errors import RequestError, UnavailableError
+from shared.model.events.pod_events import ListingWanted, NodeChanged, PodGone, PodQueued
+from shared.model.events.request_reply import EndAsked, EndTold
+from shared.model.names import Namespace, NodeName, PodUid
+from shared.model.node import NodeFacts
+from shared.model.request import GpuRequest, PodRequest
+from shared.nats.bus import Bus
+from shared.runtime.runner import Runner
+from shared.runtime.service import answers, handles, loops
+from shared.runtime.telemetry import Tracing
+from tests.support.servers.nats import NatsServer, nats_server
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[NatsServer]:
+    async with nats_server() as running:
+        yield running
+
+
+def queued(number: int, *, version: str = "1") -> PodQueued:
+    request = PodRequest(dialect="volcano-vgpu", containers=(GpuRequest(container="a", gpus=1),))
+    return PodQueued(
+        pod=PodUid(f"pod-{number}"),
+        namespace=Namespace("default"),
+        name=f"p{number}",
+        resource_version=version,
+        request=request,
+    )
+
+
+class Recorder:
+    """Handles pods, and fails as it is told."""
+
+    def __init__(self, *errors: Exception) -> None:
+        self.errors = list(errors)
+        self.seen: list[str] = []
+        self.batches: list[int] = []
+
+    @handles
+    async def place_pods(self, events: Sequence[PodQueued]) -> list[PodGone]:
+        if self.errors:
+            raise self.errors.pop(0)
+        self.batches.append(len(events))
+        self.seen += [event.name for event in events]
+        return []
+
+
+class Ending:
+    route = "node-a"
+
+    @answers
+    async def ended(self, event: EndAsked) -> EndTold:
+        return EndTold(ended=event.pod == "gone")
+
+
+async def until(condition: object, limit_s: float = 30.0) -> None:
+    async with asyncio.timeout(limit_s):
+        while not condition():  # type: ignore[operator]
+            await asyncio.sleep(0.01)
+
+
+async def running(name: str, service: object, bus: Bus) -> asyncio.Task[None]:
+    started = asyncio.Event()
+    task = asyncio.create_task(Runner(name, service, bus, Tracing(name, None)).run(started))
+    await asyncio.wait_for(started.wait(), 10)
+    return task
+
+
+async def test_work_published_before_anybody_listens_is_handled(server: NatsServer) -> None:
+    async with Bus.connect(server.url, name="test") as bus:
+        await bus.publish([queued(1), queued(2)])
+        recorder = Recorder()
+
+        task = await running("placer", recorder, bus)
+
+        await until(lambda: recorder.seen == ["p1", "p2"])
+        task.cancel()
+
+
+async def test_many_events_travel_in_few_messages(server: NatsServer) -> None:
+    async with Bus.connect(server.url, name="test") as bus:
+        await bus.publish([queued(n) for n in range(600)])
+        recorder = Recorder()
+
+        task = await running("placer", recorder, bus)
+
+        await until(lambda: len(recorder.seen) == 600)
+        assert len(recorder.batches) <= 3
+        task.cancel()
+
+
+async def test_a_fact_told_twice_is_handled_once(server: NatsServer) -> None:
+    async with Bus.connect(server.url, name="test") as bus:
+        recorder = Recorder()
+        task = await running("placer", recorder, bus)
+
+        await bus.publish([queued(1)])
+        await bus.publish([queued(1)])
+        await bus.publish([queued(2)])
+
+        await until(lambda: "p2" in recorder.seen)
+        assert recorder.seen == ["p1", "p2"]
+        task.cancel()
+
+
+async def test_two_replicas_share_the_work(server: NatsServer) -> None:
+    async with (
+        Bus.connect(server.url, name="one") as one,
+        Bus.connect(server.url, name="two") as two,
+    ):
+        first, second = Recorder(), Recorder()
+        tasks = [await running("placer", first, one), await running("placer", second, two)]
+
+        for number in range(200):
+            await one.publish([queued(number)])
+
+        await until(lambda: len(first.seen) + len(second.seen) == 200)
+        assert sorted(first.seen + second.seen) == sorted(f"p{n}" for n in range(200))
+        assert first.seen
+        assert second.seen
+        for task in tasks:
+            task.cancel()
+
+
+async def test_work_is_asked_for_again_after_a_pause_when_something_is_away(
+    server: NatsServer,
+) -> None:
+    async with Bus.connect(server.url, name="test") as bus:
+        recorder = Recorder(UnavailableError("redis is away"))
+        task = await running("placer", recorder, bus)
+
+        await bus.publish([queued(1)])
+
+        await until(lambda: recorder.seen == ["p1"])
+        task.cancel()
+
+
+async def test_each_event_is_a_log_line_with_its_pod_and_trace(
+    server: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, logger="shared.runtime.runner")
+    async with Bus.connect(server.url, name="test") as bus:
+        recorder = Recorder()
+        task = await running("placer", recorder, bus)
+
+        await bus.publish([replace(queued(1), trace="00-a-b-01"), queued(2)])
+
+        await until(lambda: recorder.seen == ["p1", "p2"])
+        await until(lambda: any("is done" in text for text in caplog.messages))
+        lines = [(r.__dict__.get("pod"), r.__dict__.get("trace")) for r in caplog.records]
+        assert ("pod-1", "00-a-b-01") in lines
+        assert ("pod-2", "") in lines
+        task.cancel()
+
+
+async def test_one_refused_message_does_not_take_its_batch_along(server: NatsServer) -> None:
+    async with Bus.connect(server.url, name="test") as bus:
+        for number in range(3):
+            await bus.publish([queued(number)])
+        recorder = Recorder(RequestError("the batch"), RequestError("its first message"))
+
+        task = await running("placer", recorder, bus)
+
+        await until(lambda: len(recorder.seen) == 2)
+        task.cancel()
+
+
+async def test_a_replica_that_dies_leaves_its_work_to_another(server: NatsServer) -> None:
+    async with Bus.connect(server.url, name="survivor") as bus:
+        async with Bus.connect(server.url, name="victim") as dying:
+            inbox = await dying.hear([PodQueued], durable="placer-place-pods")
+            await bus.publish([queued(1)])
+            await inbox.batch()  # taken, and never acknowledged
+        recorder = Recorder()
+
+        task = await running("placer", recorder, bus)
+
+        await until(lambda: recorder.seen == ["p1"])
+        task.cancel()
+
+
+async def test_after_nats_lost_its_disk_work_flows_again_and_a_listing_is_wanted(
+    server: NatsServer,
+) -> None:
+    async with Bus.connect(server.url, name="test") as bus:
+        recorder = Recorder()
+        task = await running("placer", recorder, bus)
+        wanted = await bus.hear([ListingWanted], durable="unused")
+
+        server.forget()
+        await server.start()
+        await asyncio.wait_for(wanted.batch(), 20)
+        await bus.publish([queued(7)])
+
+        await until(lambda: recorder.seen == ["p7"])
+        task.cancel()
+
+
+async def test_a_question_reaches_the_node_it_is_for(server: NatsServer) -> None:
+    async with Bus.connect(server.url, name="test") as bus:
+        task = await running("node-agent", Ending(), bus)
+        here = EndAsked(node=NodeName("node-a"), pod=PodUid("gone"))
+        elsewhere = EndAsked(node=NodeName("node-b"), pod=PodUid("gone"))
+
+        told = await bus.ask(here, EndTold)
+
+        assert told.ended
+        with pytest.raises(UnavailableError, match=r"end\.asked\.v1"):
+            await bus.ask(elsewhere, EndTold, timeout_s=0.5)
+        task.cancel()
+
+
+async def test_a_bug_in_an_answer_is_logged_and_the_next_question_answered(
+    server: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Buggy(Ending):
+        @answers
+        async def ended(self, event: EndAsked) -> EndTold:
+            return EndTold(ended=bool(1 / len(event.pod)))
+
+    async with Bus.connect(server.url, name="test") as bus:
+        task = await running("node-agent", Buggy(), bus)
+
+        with pytest.raises(UnavailableError):
+            await bus.ask(EndAsked(node=NodeName("node-a"), pod=PodUid("")), EndTold, timeout_s=0.5)
+
+        assert "ended met a bug" in caplog.text
+        assert (await bus.ask(EndAsked(node=NodeName("node-a"), pod=PodUid("p")), EndTold)).ended
+        task.cancel()
+
+
+async def test_nested_maps_and_sets_survive_the_wire(server: NatsServer) -> None:
+    async with Bus.connect(server.url, name="test") as bus:
+        facts = NodeFacts(name=NodeName("a.b"), allocatable={"cpu": 4000}, labels={"x": "y"})
+        inbox = await bus.hear([NodeChanged], durable="binder-nodes")
+
+        await bus.publish([NodeChanged(facts=facts)])
+
+        (delivered,) = await inbox.batch()
+        assert delivered.events == [NodeChanged(facts=facts)]
+
+
+async def test_a_server_that_is_not_there_is_named() -> None:
+    with pytest.raises(UnavailableError, match=r"127\.0\.0\.1:1 "):
+        async with Bus.connect("nats://127.0.0.1:1", name="test", patience_s=0.3):
+            pass
+
+
+async def test_events_too_large_for_one_message_travel_in_several_and_one_too_large_holds_up_none(
+    server: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Bus.connect(server.url, name="test") as bus:
+        third = bus.client.max_payload // 3
+        events = [replace(queued(n), name=f"{n}" * third) for n in range(4)]
+        events[2] = replace(events[2], name="x" * bus.client.max_payload)
+        recorder = Recorder()
+        task = await running("placer", recorder, bus)
+
+        await bus.publish(events)
+
+        await until(lambda: len(recorder.seen) == 3)
+        assert sorted(name[0] for name in recorder.seen) == ["0", "1", "3"]
+        assert "raise its max_payload" in caplog.text
+        task.cancel()
+
+
+async def test_an_event_that_cannot_be_written_holds_up_no_other(
+    server: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Bus.connect(server.url, name="test") as bus:
+        recorder = Recorder()
+        task = await running("placer", recorder, bus)
+
+        await bus.publish([queued(1), replace(queued(2), offer=2**64), queued(3)])
+
+        await until(lambda: len(recorder.seen) == 2)
+        assert "cannot be written" in caplog.text
+        task.cancel()
+
+
+class Stumbling:
+    @loops
+    async def stumble(self) -> None:
+        raise ZeroDivisionError
+
+
+async def test_a_bug_that_ends_a_loop_is_counted(server: NatsServer) -> None:
+    labels = {"service": "stumbling", "handler": "stumble", "outcome": "bug"}
+    async with Bus.connect(server.url, name="test") as bus:
+        task = await running("stumbling", Stumbling(), bus)
+
+        await until(lambda: REGISTRY.get_sample_value("leasehold_events_handled_total", labels))
+        task.cancel()

@@ -1,0 +1,91 @@
+"""Init containers, sidecars and restarts: which devices a container gets, and when it may start."""
+
+from tests.support.node_agent.agent import NUMBER, share, site
+from tests.support.simcluster.kubelet import container, eventually, pod
+
+GPU = "nvidia.com/gpu"
+CRASHING = {"sim.leasehold.dev/run-for": "1500ms", "sim.leasehold.dev/exit-code": "3"}
+
+
+def limit(env: dict[str, str]) -> str:
+    return env["CUDA_DEVICE_MEMORY_LIMIT_0"]
+
+
+async def test_hami_core_29_an_app_container_reuses_the_slot_of_an_init_container() -> None:
+    first = container("first", limits={GPU: 1})
+    async with site() as at, at.running():
+        at.bind(
+            pod("one", limits={GPU: 1}, initContainers=[first]),
+            share(0, 500, container="first", init=True, slot=0),
+            share(1, 3000, slot=4),
+            dialect="nvidia",
+        )
+        await at.node.phase("one", "Running")
+        told = await eventually(lambda: len(at.activated) == 2 and at.activated)
+
+        assert limit(at.env("one", "first")) == "500m"
+        assert limit(at.env("one")) == "3000m"
+    assert told[0].activation.device_ids == told[1].activation.device_ids
+    assert not at.refused
+
+
+async def test_hami_core_30_a_sidecar_and_an_app_container_hold_devices_side_by_side() -> None:
+    side = container("side", limits={GPU: 1}, restartPolicy="Always")
+    first = container("first", limits={GPU: 1})
+    async with site() as at, at.running():
+        at.bind(
+            pod("one", limits={GPU: 1}, initContainers=[first, side]),
+            share(0, 400, container="first", slot=0),
+            share(0, 500, container="side", slot=1),
+            share(1, 3000, slot=0),
+            dialect="nvidia",
+        )
+        await at.node.phase("one", "Running")
+        held = await at.node.held()
+        env = {name: at.env("one", name) for name in ("first", "side", "main")}
+        writable = {
+            name: {m.host_path for m in at.node.container("one", name).mounts if not m.read_only}
+            for name in env
+        }
+
+    assert {name: limit(one) for name, one in env.items()} == {
+        "first": "400m",
+        "side": "500m",
+        "main": "3000m",
+    }
+    assert not held["one", "side"] & held["one", "main"]
+    assert len(set().union(*writable.values())) == sum(map(len, writable.values())) > len(env)
+    assert not at.refused
+
+
+async def test_a_container_that_restarts_while_the_agent_is_away_starts_when_it_is_back() -> None:
+    async with site() as at:
+        async with at.running():
+            at.bind(pod("one", limits={NUMBER: 1}, annotations=CRASHING), share(0, 1000))
+            await at.node.phase("one", "Running")
+        state = at.node.container("one")
+        first = state.started_at
+        await eventually(lambda: "has been stopped" in state.message)
+        assert state.started_at == first
+        async with at.running():
+            await eventually(lambda: at.node.container("one").started_at > first)
+
+            assert limit(at.env("one")) == "1000m"
+            assert not at.refused
+
+
+async def test_a_node_that_comes_up_again_admits_its_pods_with_what_they_had() -> None:
+    async with site() as at:
+        async with at.running():
+            at.bind(pod("one", limits={NUMBER: 1}), share(1, 1000, slot=7))
+            await at.node.phase("one", "Running")
+            before = await at.node.held()
+        await at.node.kubelet.restart()
+        async with at.running() as agent:
+            await agent.answering.pre_start(NUMBER, sorted(before["one", "main"]))
+            at.bind(pod("two", limits={NUMBER: 1}), share(1, 2000, slot=8, fence=2))
+            await at.node.phase("two", "Running")
+
+            assert (await at.node.held())["one", "main"] == before["one", "main"]
+            assert limit(at.env("two")) == "2000m"
+            assert len(agent.record.activations) == 2

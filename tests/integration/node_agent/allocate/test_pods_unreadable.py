@@ -1,0 +1,186 @@
+"""Without the kubelet's list, pods are known by what they ask for, and never guessed."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from shared.model.events.request_reply import EndAsked
+from shared.model.lease import LeaseState
+from shared.model.names import NodeName, PodUid
+from tests.support.binder.node_binder import Binder, post, reserve
+from tests.support.node_agent.agent import NUMBER, Site, share, site
+from tests.support.simcluster.kubelet import NODE, container, eventually, pod
+
+WHY = "the kubelet's list of pods cannot be read"
+
+
+def take_rights(at: Site, *left: str) -> None:
+    at.node.kubelet.endpoint.rights = set(left)
+
+
+@pytest.mark.parametrize("right", ["nodes/pods", "nodes/proxy"])
+async def test_either_right_is_enough(right: str) -> None:
+    async with site() as at:
+        take_rights(at, right)
+        async with at.running() as agent:
+            at.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
+            await at.node.phase("one", "Running")
+
+            assert not agent.answering.finding.pods.blind
+            assert not at.reported[-1].by_signature
+
+
+async def test_equal_pods_are_bound_one_after_the_other_and_each_gets_its_own() -> None:
+    async with site("4xA100-80GB") as at:
+        take_rights(at)
+        async with at.running():
+            binder = Binder(at)
+            await eventually(lambda: at.reported and at.reported[-1].by_signature)
+            async with asyncio.TaskGroup() as group:
+                for n in range(8):
+                    part = share(n % 4, 1000 + n, slot=n // 4, fence=n // 4 + 1)
+                    group.create_task(binder.bind(reserve(at, n, part)))
+            for n in range(8):
+                await at.node.phase(f"p{n}", "Running")
+            limits = [at.env(f"p{n}")["CUDA_DEVICE_MEMORY_LIMIT_0"] for n in range(8)]
+
+        assert limits == [f"{1000 + n}m" for n in range(8)]
+        assert not at.refused
+        assert any(
+            "another pod that asks for the same must be served first" in why for why in binder.waits
+        )
+
+
+async def test_pods_that_ask_for_different_amounts_do_not_wait_for_each_other() -> None:
+    two = [share(0, 500, slot=1), share(1, 500, slot=0)]
+    async with site() as at:
+        take_rights(at)
+        async with at.running() as agent:
+            await eventually(lambda: agent.answering.finding.pods.blind and agent.leases.settled)
+            one, other = reserve(at, 0, share(0, 1000)), reserve(at, 1, *two, limits={NUMBER: 2})
+            told = agent.turns.tell(
+                [one, other], agent.answering.facts, None, blind="it cannot be read"
+            )
+            for lease in (one, other):
+                await Binder(at).bind(lease)
+            for n in range(2):
+                await at.node.phase(f"p{n}", "Running")
+
+        assert told.held == ()
+        assert at.env("p1")["CUDA_DEVICE_MEMORY_LIMIT_1"] == "500m"
+
+
+async def test_what_cannot_be_told_apart_is_refused_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("services.node_agent.allocate.pod_resolver.CLEAR_UP_S", 0.3)
+    async with site() as at:
+        take_rights(at)
+        async with at.running() as agent:
+            leases = [reserve(at, n, share(n, 1000 + n)) for n in range(2)]
+            for lease in leases:
+                bound = at.ledger.grant(replace(lease, state=LeaseState.BOUND, version=2))
+                await at.tell(bound)
+            both = {("default", lease.name) for lease in leases}
+            listing = agent.answering.finding.held.list_held
+
+            async def both_active() -> object:
+                shown = await listing()
+                return replace(shown, pods=shown.pods | both)
+
+            monkeypatch.setattr(agent.answering.finding.held, "list_held", both_active)
+            post(at, "p0")
+            await at.node.phase("p0", "Failed")
+            text = at.message("p0")
+
+        assert "2 containers could be meant" in text
+        assert WHY in text
+        assert "nodes/pods" in text
+
+
+async def test_a_pod_without_a_lease_does_not_get_that_of_another_which_asks_for_the_same() -> None:
+    async with site() as at:
+        take_rights(at)
+        async with at.running():
+            lease = reserve(at, 0, share(0, 1000))
+            await at.tell(at.ledger.grant(replace(lease, state=LeaseState.BOUND, version=2)))
+            at.node.create(pod("stray", limits={NUMBER: 1}))
+            await at.node.phase("stray", "Failed")
+            text = at.message("stray")
+            post(at, "p0")
+            await at.node.phase("p0", "Running")
+
+        assert WHY in text
+        assert not at.annotation("stray", "volcano.sh/bind-phase")
+
+
+async def test_containers_of_one_pod_are_known_by_their_order() -> None:
+    init = container("first", limits={NUMBER: 1}, restartPolicy="Always")
+    apps = [container("a", limits={NUMBER: 1}), container("b", limits={NUMBER: 1})]
+    names = ["first", "a", "b"]
+    async with site() as at:
+        take_rights(at)
+        async with at.running():
+            parts = [share(0, 1000 + n, container=c, slot=n) for n, c in enumerate(names)]
+            await Binder(at).bind(reserve(at, 0, *parts, containers=apps, initContainers=[init]))
+            await at.node.phase("p0", "Running")
+
+        for n, name in enumerate(names):
+            assert at.env("p0", name)["CUDA_DEVICE_MEMORY_LIMIT_0"] == f"{1000 + n}m"
+
+
+async def test_a_lease_that_no_news_told_of_is_asked_for_by_node() -> None:
+    async with site() as at:
+        take_rights(at)
+        async with at.running():
+            at.bind(pod("one", limits={NUMBER: 1}), share(0, 2000), told=False)
+            await at.node.phase("one", "Running")
+
+            assert at.env("one")["CUDA_DEVICE_MEMORY_LIMIT_0"] == "2000m"
+
+
+async def test_when_the_right_is_granted_the_list_is_read_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("services.node_agent.service.TIDY_S", 0.1)
+    monkeypatch.setattr("services.node_agent.kubelet.node_pods.TRY_AGAIN_S", 0.1)
+    async with site() as at, at.running() as agent:
+        await eventually(lambda: at.reported and not at.reported[-1].by_signature)
+        take_rights(at)
+        await eventually(lambda: at.reported[-1].by_signature)
+        blind = agent.answering.finding.pods.blind
+        take_rights(at, "nodes/pods")
+        await eventually(lambda: not at.reported[-1].by_signature)
+
+    assert "Forbidden" in blind
+    assert "grant the agent's account" in blind
+
+
+async def test_a_kubelet_that_only_restarts_is_no_reason_to_go_by_signature() -> None:
+    async with site() as at, at.running() as agent:
+        await at.node.kubelet.restart()
+        await eventually(lambda: agent.plugins.trouble() is None)
+        await agent.answering.finding.pods.list_pods()
+
+        assert not agent.answering.finding.pods.blind
+
+
+async def test_whether_a_vanished_pod_has_ended_is_told_without_the_list() -> None:
+    async with site(proc_dir=None) as at:
+        at.changes["proc_dir"] = at.root / "proc"
+        take_rights(at)
+        async with at.running() as agent:
+            lease = at.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
+            await at.node.phase("one", "Running")
+            asked = EndAsked(node=NodeName(NODE), pod=lease.pod)
+            runs = await agent.end(asked)
+            lingering = PodUid("7f7c2c5e-57a5-4d3c-9d0e-0d7e6c1f2a3b")
+            cgroup = at.root / "proc" / "17" / "cgroup"
+            cgroup.parent.mkdir(parents=True)
+            cgroup.write_text(f"0::/kubepods/pod{lingering}/{'a' * 64}\n")
+            lingers = await agent.end(EndAsked(node=NodeName(NODE), pod=lingering))
+            cgroup.unlink()
+            over = await agent.end(EndAsked(node=NodeName(NODE), pod=lingering))
+
+    assert [told.ended for told in (runs, lingers, over)] == [False, False, True]

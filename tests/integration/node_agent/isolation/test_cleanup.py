@@ -1,0 +1,85 @@
+"""What containers leave on the node's disk goes with them, whoever shut it, and a live one's stays.
+
+Done by a process with the capabilities that the manifest gives the agent, as root in a container.
+"""
+
+import ctypes
+import os
+import subprocess
+import sys
+from collections.abc import Collection
+from pathlib import Path
+
+import pytest
+import yaml
+
+DAC_OVERRIDE = 1
+LAST_CAPABILITY = 40
+DROP_FROM_BOUNDING_SET = 24
+TENANT = 1000
+AGENT = Path(__file__).parents[4] / "k8s" / "base" / "node-agent.yaml"
+CLEAN = """
+import asyncio, sys
+from pathlib import PurePosixPath
+from services.node_agent.isolation.host_paths import Layout
+from services.node_agent.isolation.container_files import HostPreparing
+state = PurePosixPath(sys.argv[1])
+layout = Layout(state_dir=state, library=state / "libvgpu.so")
+asyncio.run(HostPreparing(layout, simulated=True).clean({"live"}, None))
+"""
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can leave rights behind")
+
+
+def left_by(state: Path, owner: str, *, modified_at: float) -> Path:
+    """Make what a container of any user leaves: a directory that only he can enter."""
+    made = state / "containers" / f"{owner}_main"
+    shut = made / "cache" / "shut"
+    shut.mkdir(parents=True)
+    (shut / "file").write_text("x")
+    for path in (shut / "file", shut, made / "cache"):
+        os.chown(path, TENANT, TENANT)
+    shut.chmod(0o700)
+    (shut / "file").chmod(0)
+    os.utime(made, (modified_at, modified_at))
+    return made
+
+
+def clean(state: Path, capabilities: Collection[int]) -> None:
+    """Clean as root with these capabilities only."""
+    libc = ctypes.CDLL(None)
+
+    def leave_rights() -> None:
+        for number in set(range(LAST_CAPABILITY + 1)) - set(capabilities):
+            libc.prctl(DROP_FROM_BOUNDING_SET, number, 0, 0, 0)
+
+    subprocess.run(
+        [sys.executable, "-c", CLEAN, str(state)],
+        check=True,
+        preexec_fn=leave_rights,
+    )
+
+
+def test_what_tenants_shut_goes_with_the_manifests_capabilities_and_not_without(
+    tmp_path: Path,
+) -> None:
+    agent = next(o for o in yaml.safe_load_all(AGENT.read_text()) if o["kind"] == "DaemonSet")
+    [container] = agent["spec"]["template"]["spec"]["containers"]
+    assert container["securityContext"]["capabilities"]["add"] == ["DAC_OVERRIDE"]
+    live, dead = (left_by(tmp_path, owner, modified_at=0.0) for owner in ("live", "dead"))
+
+    clean(tmp_path, ())
+    without = dead.exists()
+    clean(tmp_path, (DAC_OVERRIDE,))
+
+    assert without
+    assert not dead.exists()
+    assert (live / "cache" / "shut" / "file").exists()
+
+
+def test_a_time_in_the_future_keeps_nothing(tmp_path: Path) -> None:
+    dead = left_by(tmp_path, "dead", modified_at=4_000_000_000.0)
+
+    clean(tmp_path, (DAC_OVERRIDE,))
+
+    assert not dead.exists()

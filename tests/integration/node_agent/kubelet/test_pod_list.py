@@ -1,0 +1,94 @@
+"""The kubelet's list of pods, over connections that are refused, broken, and newly certified."""
+
+import ssl
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from services.node_agent.allocate.pod_resolution import PodResources
+from services.node_agent.kubelet.node_pods import UNTRUSTED, PodsSeen
+from services.node_agent.kubelet.pod_list import KubeletPods
+from shared.kubernetes.client import Kube
+from shared.kubernetes.kubeconfig import Credentials
+from shared.model.errors import RequestError, UnavailableError
+from tests.support.clock import FakeClock
+from tests.support.kubernetes.scripted_apiserver import Exchange, ScriptedApiserver, Step, answers
+from tests.support.servers.tls import Made
+
+METADATA = {"uid": "u", "name": "a", "namespace": "x"}
+PODS = {"items": [{"metadata": METADATA, "spec": {"containers": []}}]}
+
+
+class Nothing:
+    """PodResources of a kubelet without pods."""
+
+    async def list_held(self) -> PodResources:
+        return PodResources()
+
+
+def serving(files: tuple[Path, Path]) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*files)
+    return context
+
+
+async def resets(exchange: Exchange) -> None:
+    exchange.reset()
+
+
+async def breaks_off(exchange: Exchange) -> None:
+    exchange.writer.write(b'HTTP/1.1 200 OK\r\nContent-Length: 999\r\n\r\n{"items": [{"meta')
+    await exchange.writer.drain()
+    exchange.reset()
+
+
+async def test_a_kubelet_with_a_certificate_of_a_new_authority_is_believed_once_its_file_is_there(
+    tmp_path: Path,
+) -> None:
+    before, after = Made(tmp_path, "before"), Made(tmp_path, "after")
+    place = tmp_path / "ca.crt"
+    place.write_bytes(before.ca.read_bytes())
+    tls = serving(before.issue("kubelet"))
+
+    async with ScriptedApiserver(
+        answers(200, PODS), resets, answers(200, PODS), tls=tls
+    ) as kubelet:
+
+        def described() -> Credentials:
+            return Credentials(server=kubelet.url, ca_pem=place.read_text())
+
+        async with Kube(described()) as kube:
+            pods = KubeletPods(kube, described)
+            assert [pod.name for pod in await pods.list_pods()] == ["a"]
+
+            tls.load_cert_chain(*after.issue("kubelet"))
+            with pytest.raises(RequestError, match="not trusted"):
+                await pods.list_pods()
+            seen = PodsSeen(pods, Nothing(), implied=tuple, proc=tmp_path, clock=FakeClock())
+            assert await seen.list_pods() == ()
+            assert UNTRUSTED in seen.blind
+
+            place.write_bytes(after.ca.read_bytes())
+            assert [pod.name for pod in await pods.list_pods()] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("step", "kind"),
+    [
+        (answers(401), RequestError),
+        (answers(403), RequestError),
+        (answers(500), UnavailableError),
+        (answers(503), UnavailableError),
+        (breaks_off, UnavailableError),
+        (answers(200, {"items": 5}), RequestError),
+    ],
+)
+async def test_what_a_kubelet_does_not_tell_is_sorted_by_whether_it_may_tell_it_later(
+    step: Step, kind: type[Exception]
+) -> None:
+    async with ScriptedApiserver(*[step] * 4) as kubelet:
+        credentials = Credentials(server=kubelet.url)
+        async with Kube(credentials) as kube:
+            with pytest.raises(kind):
+                await KubeletPods(kube, lambda: replace(credentials)).list_pods()

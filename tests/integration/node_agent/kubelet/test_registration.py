@@ -1,0 +1,332 @@
+"""Registration, against a kubelet that does exactly what a test says."""
+
+import asyncio
+import shutil
+import socket
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import grpc
+import pytest
+
+from proto.deviceplugin import api_pb2, api_pb2_grpc
+from services.node_agent.kubelet.device_plugin import PluginServer, encode_list
+from services.node_agent.kubelet.registration import DevicePlugins
+from shared.dialects.dialect import ContainerSetup, ServedId
+from shared.dialects.volcano.gpushare import unit_id
+from shared.model.errors import RequestError
+from tests.support.simcluster.kubelet import eventually
+
+RESOURCE = "volcano.sh/vgpu-number"
+
+
+class ScriptedKubelet(api_pb2_grpc.RegistrationServicer):  # type: ignore[misc]
+    """Takes registrations as a kubelet does, dialling back inside the call."""
+
+    def __init__(self, directory: Path) -> None:
+        self.socket = directory / "kubelet.sock"
+        self.directory = directory
+        self.endpoints: list[str] = []
+        self.authorities: list[str] = []
+        self.lists: list[list[tuple[str, str]]] = []
+        self.options: list[Any] = []
+        self.ended = 0
+        self._streams: list[tuple[grpc.aio.Channel, asyncio.Task[None]]] = []
+
+    async def __aenter__(self) -> Self:
+        for path in self.directory.glob("*.sock"):
+            path.unlink()
+        self.server = grpc.aio.server()
+        api_pb2_grpc.add_RegistrationServicer_to_server(self, self.server)
+        self.server.add_insecure_port(f"unix:{self.socket}")
+        await self.server.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.hang_up()
+        await self.server.stop(None)
+
+    async def hang_up(self) -> None:
+        """End every stream."""
+        for channel, task in self._streams:
+            task.cancel()
+            await channel.close()
+        self._streams.clear()
+
+    async def Register(self, request: Any, context: Any) -> Any:  # noqa: N802
+        channel = grpc.aio.insecure_channel(
+            f"unix:{self.directory / request.endpoint}",
+            options=(
+                ("grpc.default_authority", "localhost"),
+                ("grpc.max_receive_message_length", 4 * 1024 * 1024),
+                ("grpc.max_send_message_length", -1),
+                ("grpc.use_local_subchannel_pool", 1),
+            ),
+        )
+        plugin = self.plugin = api_pb2_grpc.DevicePluginStub(channel)
+        self.options.append(
+            await plugin.GetDevicePluginOptions(api_pb2.Empty(), timeout=10, wait_for_ready=True)
+        )
+        self.endpoints.append(request.endpoint)
+        task = asyncio.create_task(self._follow(plugin.ListAndWatch(api_pb2.Empty())))
+        self._streams.append((channel, task))
+        return api_pb2.Empty()
+
+    async def _follow(self, stream: Any) -> None:
+        try:
+            async for message in stream:
+                self.lists.append([(device.ID, device.health) for device in message.devices])
+        except grpc.aio.AioRpcError:
+            self.ended += 1
+
+
+class Scripted:
+    """Answers as a test says."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, int]] = []
+
+    async def preferred(
+        self, resource: str, available: Sequence[str], must_include: Sequence[str], size: int
+    ) -> Sequence[str]:
+        self.asked.append((resource, len(available)))
+        return list(available)[:size]
+
+    async def allocate(self, resource: str, device_ids: Sequence[str]) -> ContainerSetup:
+        if "bad" in device_ids:
+            raise RequestError("Leasehold refuses: a reason")
+        names = {f"V{number}": "x" for number in range(20)}
+        return ContainerSetup(environment=names)
+
+    async def pre_start(self, resource: str, device_ids: Sequence[str]) -> None:
+        if "bad" in device_ids:
+            raise RequestError("not yours")
+
+
+def ids(*names: str, healthy: bool = True) -> dict[str, ServedId]:
+    return {name: ServedId(text=name, healthy=healthy) for name in names}
+
+
+@pytest.fixture
+def directory() -> Any:
+    made = Path(tempfile.mkdtemp(prefix="lh-"))
+    yield made
+    shutil.rmtree(made)
+
+
+@asynccontextmanager
+async def plugins_in(
+    directory: Path, **served: dict[str, ServedId]
+) -> AsyncIterator[DevicePlugins]:
+    plugins = DevicePlugins(directory, Scripted())
+    plugins.show({RESOURCE: ids("a", "b")} | {f"volcano.sh/{k}": v for k, v in served.items()})
+    running = asyncio.create_task(plugins.run())
+    try:
+        yield plugins
+    finally:
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+
+async def within(seconds: float, holds: Any) -> None:
+    await eventually(holds, within_s=seconds)
+
+
+async def test_16_registers_with_a_kubelet_that_dials_back_inside_the_call(directory: Path) -> None:
+    async with ScriptedKubelet(directory) as kubelet, plugins_in(directory) as plugins:
+        await within(5, lambda: kubelet.lists)
+        await within(5, lambda: plugins.trouble() is None)
+
+    assert kubelet.lists[0] == [("a", "Healthy"), ("b", "Healthy")]
+    assert kubelet.options[0].pre_start_required
+    assert kubelet.options[0].get_preferred_allocation_available
+    assert not list(directory.glob("leasehold-*.sock")), "no socket is left behind"
+
+
+async def test_registers_within_a_second_of_the_kubelets_socket_appearing(directory: Path) -> None:
+    async with plugins_in(directory) as plugins:
+        await asyncio.sleep(0.3)
+        assert plugins.trouble() == f"not registered with the kubelet: {RESOURCE}"
+        async with ScriptedKubelet(directory) as kubelet:
+            await within(1, lambda: kubelet.lists)
+
+
+async def test_17_registers_within_a_second_of_the_kubelets_socket_being_replaced(
+    directory: Path,
+) -> None:
+    async with plugins_in(directory):
+        async with ScriptedKubelet(directory) as first:
+            await within(5, lambda: first.lists)
+        async with ScriptedKubelet(directory) as second:
+            await within(1, lambda: second.lists)
+
+    assert first.endpoints[0] != second.endpoints[0]
+
+
+async def test_17_registers_within_a_second_with_a_kubelet_that_was_killed_and_started_again(
+    directory: Path,
+) -> None:
+    with socket.socket(socket.AF_UNIX) as left_behind:
+        left_behind.bind(str(directory / "kubelet.sock"))
+    async with plugins_in(directory):
+        await within(5, lambda: list(directory.glob("leasehold-*.sock")))
+        async with ScriptedKubelet(directory) as kubelet:
+            await within(1, lambda: kubelet.lists)
+
+
+async def test_17_registers_again_after_its_own_socket_was_deleted(directory: Path) -> None:
+    async with ScriptedKubelet(directory) as kubelet, plugins_in(directory):
+        await within(5, lambda: kubelet.lists)
+        (directory / kubelet.endpoints[0]).unlink()
+        await within(5, lambda: len(kubelet.endpoints) == 2)
+
+    assert kubelet.endpoints[0] != kubelet.endpoints[1]
+
+
+async def test_18_registers_again_on_a_fresh_socket_after_the_stream_ended(
+    directory: Path,
+) -> None:
+    async with ScriptedKubelet(directory) as kubelet, plugins_in(directory):
+        await within(5, lambda: kubelet.lists)
+        await kubelet.hang_up()
+        await within(5, lambda: len(kubelet.lists) == 2)
+
+    assert len(set(kubelet.endpoints)) == 2
+
+
+async def test_a_node_that_shows_nothing_allocatable_is_registered_with_again(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def nothing(_: str) -> int:
+        return 0
+
+    monkeypatch.setattr("services.node_agent.kubelet.registration.VERIFY_S", 0.3)
+    async with ScriptedKubelet(directory) as kubelet, plugins_in(directory) as plugins:
+        plugins.allocatable = nothing
+        await within(5, lambda: len(kubelet.endpoints) == 2)
+
+
+async def test_a_change_is_pushed_as_the_complete_list(directory: Path) -> None:
+    async with ScriptedKubelet(directory) as kubelet, plugins_in(directory) as plugins:
+        await within(5, lambda: kubelet.lists)
+        plugins.show({RESOURCE: ids("a") | ids("b", healthy=False)})
+        await within(5, lambda: len(kubelet.lists) == 2)
+
+    assert kubelet.lists[1] == [("a", "Healthy"), ("b", "Unhealthy")]
+    assert len(kubelet.endpoints) == 1
+
+
+async def test_resources_come_and_go(directory: Path) -> None:
+    async with ScriptedKubelet(directory) as kubelet, plugins_in(directory) as plugins:
+        await within(5, lambda: kubelet.lists)
+        plugins.show({"leasehold.dev/share": ids("share-0")})
+        await within(5, lambda: plugins.trouble() is None)
+        await within(5, lambda: kubelet.ended == 1)
+
+    assert [endpoint[:15] for endpoint in kubelet.endpoints] == [
+        "leasehold-vgpu-",
+        "leasehold-share",
+    ]
+
+
+async def test_a_list_of_180_000_units_is_taken_and_asked_about(directory: Path) -> None:
+    units = ids(*(unit_id(str(card), n) for card in range(8) for n in range(22_500)))
+    async with (
+        ScriptedKubelet(directory) as kubelet,
+        plugins_in(directory, **{"gpu-memory": units}),
+    ):
+        await within(10, lambda: any(len(sent) == 180_000 for sent in kubelet.lists))
+        available = list(units) * 4  # more than the 4 MiB that gRPC takes unless told
+        one = api_pb2.ContainerPreferredAllocationRequest(
+            available_deviceIDs=available, allocation_size=3
+        )
+        async with _channel(kubelet, "gpu-memory") as channel:
+            answer = await api_pb2_grpc.DevicePluginStub(channel).GetPreferredAllocation(
+                api_pb2.PreferredAllocationRequest(container_requests=[one])
+            )
+
+    assert len(answer.container_responses[0].deviceIDs) == 3
+
+
+async def test_23_equal_answers_are_equal_bytes(directory: Path) -> None:
+    request = api_pb2.AllocateRequest(
+        container_requests=[api_pb2.ContainerAllocateRequest(devices_ids=["a"])]
+    )
+    async with ScriptedKubelet(directory) as kubelet, plugins_in(directory):
+        await within(5, lambda: kubelet.lists)
+        async with _channel(kubelet, "vgpu-number") as channel:
+            call = channel.unary_unary(
+                "/v1beta1.DevicePlugin/Allocate",
+                request_serializer=api_pb2.AllocateRequest.SerializeToString,
+            )
+            answers = {await call(request) for _ in range(5)}
+
+    assert len(answers) == 1
+
+
+async def test_a_refusal_reaches_the_kubelet_as_a_sentence(directory: Path) -> None:
+    bad = api_pb2.ContainerAllocateRequest(devices_ids=["bad"])
+    async with ScriptedKubelet(directory) as kubelet, plugins_in(directory):
+        await within(5, lambda: kubelet.lists)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await kubelet.plugin.Allocate(api_pb2.AllocateRequest(container_requests=[bad]))
+        with pytest.raises(grpc.aio.AioRpcError) as doubled:
+            await kubelet.plugin.Allocate(api_pb2.AllocateRequest(container_requests=[bad, bad]))
+        with pytest.raises(grpc.aio.AioRpcError) as stopped:
+            await kubelet.plugin.PreStartContainer(
+                api_pb2.PreStartContainerRequest(devices_ids=["bad"])
+            )
+
+    assert refused.value.details() == "Leasehold refuses: a reason"
+    assert "2 containers at once" in str(doubled.value.details())
+    assert stopped.value.details() == "not yours"
+
+
+async def test_a_directory_too_long_for_a_socket_is_refused_with_the_flag_to_change() -> None:
+    plugins = DevicePlugins(Path("/" + "x" * 90), Scripted())
+
+    with pytest.raises(RequestError, match="--kubelet-dir"):
+        plugins.show({RESOURCE: ids("a")})
+
+
+async def test_sockets_that_an_earlier_agent_left_are_removed(directory: Path) -> None:
+    left = directory / "leasehold-vgpu-number-0a0b0c.sock"
+    other = directory / "leasehold-vgpu-number-of-another-0a0b0c.sock"
+    left.touch()
+    async with ScriptedKubelet(directory) as kubelet:
+        left.touch()
+        other.touch()
+        async with plugins_in(directory):
+            await within(5, lambda: kubelet.lists)
+
+            assert not left.exists()
+            assert other.exists(), "it is a resource's whose name only begins alike"
+
+
+@asynccontextmanager
+async def _channel(kubelet: ScriptedKubelet, short: str) -> AsyncIterator[grpc.aio.Channel]:
+    name = next(one for one in reversed(kubelet.endpoints) if f"-{short}-" in one)
+    async with grpc.aio.insecure_channel(
+        f"unix:{kubelet.directory / name}",
+        options=(("grpc.default_authority", "localhost"), ("grpc.max_send_message_length", -1)),
+    ) as channel:
+        yield channel
+
+
+@pytest.mark.parametrize("steps", range(4))
+async def test_a_socket_whose_start_is_cancelled_is_closed(steps: int) -> None:
+    with tempfile.TemporaryDirectory(prefix="lh-") as root:
+        path = Path(root) / "plugin.sock"
+        server = PluginServer(RESOURCE, path, Scripted(), encode_list({}))
+        start = asyncio.create_task(server.start())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        start.cancel()
+        await asyncio.gather(start, return_exceptions=True)
+        await server.stop()
+
+        assert str(path) not in Path("/proc/net/unix").read_text()

@@ -1,0 +1,183 @@
+"""The partitioner in a process of its own, and what it does not do whoever asks it."""
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from services.node_agent.gpus.gpu_models import PROFILES
+from services.node_agent.gpus.simulated_gpus import SimulatedGpus, uuid_of
+from services.node_agent.mig.layout_changes import InUseError, MigInstance
+from services.node_agent.mig.layouts import KNOWN, layouts_for
+from services.node_agent.mig.partition_client import RemotePartitioner
+from services.node_agent.mig.partition_server import PartitionServer
+from shared.model.device import MigLayout, MigProfile
+from shared.model.errors import RequestError, UnavailableError
+from shared.model.lease import MigPlace, Share, Terms
+from shared.model.names import DeviceUuid, NodeName
+from tests.support.node_agent.agent import NUMBER, Site, share, site
+from tests.support.simcluster.kubelet import NODE, eventually, pod
+
+A100, T4 = (uuid_of(NodeName(NODE), index) for index in range(2))
+LAYOUTS = {
+    layout.name: layout
+    for layout in layouts_for(PROFILES["A100-40GB"].product, PROFILES["A100-40GB"].mig, KNOWN)[0]
+}
+
+
+def part(layout: str, profile: str, memory_mib: int, **changes: object) -> Share:
+    place = MigPlace(layout=layout, position=0, profile=profile)
+    terms = Terms(memory_mib=3000, device_mib=40960)
+    facts: dict[str, object] = {"slot": 0, "cores_percent": 0, "mig": place, "terms": terms}
+    return share(0, memory_mib, **(facts | changes))
+
+
+@asynccontextmanager
+async def partitioner(root: Path, *flags: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run one as its container does, beside whoever simulates the same GPUs in `root`."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "services.node_agent.partitioner", "--node", NODE),
+        *("--gpus", "1xA100-40GB:mig+1xT4", "--simulation-dir", str(root)),
+        *("--socket", str(root / "p.sock"), "--log-level", "warning", *flags),
+    )
+    try:
+        async with asyncio.timeout(30):
+            while not (root / "p.sock").exists():
+                await asyncio.sleep(0.02)
+        yield process
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
+
+
+@asynccontextmanager
+async def node() -> AsyncIterator[Site]:
+    async with site("1xA100-40GB:mig+1xT4") as at:
+        at.changes |= {
+            "partition_socket": at.root / "p.sock",
+            "mig_file": at.root / "simulated-mig.json",
+        }
+        yield at
+
+
+async def test_an_agent_without_rights_has_its_devices_laid_out_by_the_partitioner() -> None:
+    async with node() as at, partitioner(at.root), at.running():
+        at.bind(pod("one", limits={NUMBER: 1}), part("group3", "3g.20gb", 20480))
+        await at.node.phase("one", "Running")
+        seen = await RemotePartitioner(at.root / "p.sock").look(A100)
+
+    assert [one.profile for one in seen.instances] == ["3g.20gb", "3g.20gb"]
+    assert at.env("one")["NVIDIA_VISIBLE_DEVICES"] in {one.uuid for one in seen.instances}
+
+
+async def test_while_the_partitioner_is_away_devices_stay_as_seen_and_pods_are_told() -> None:
+    async with node() as at, at.running(registered=False) as agent:
+        async with partitioner(at.root):
+            await eventually(lambda: len(agent.devices) == 2 and agent.devices[0].layouts)
+            await eventually(lambda: agent.plugins.trouble() is None)
+        at.bind(pod("one", limits={NUMBER: 1}), part("group3", "3g.20gb", 20480))
+        at.bind(pod("share", limits={NUMBER: 1}), share(1, 2000))
+        await at.node.phase("one", "Failed")
+        await at.node.phase("share", "Running")
+        kept = agent.devices[0].layouts
+        async with partitioner(at.root):
+            at.bind(pod("two", limits={NUMBER: 1}), part("group3", "3g.20gb", 20480, fence=2))
+            await at.node.phase("two", "Running")
+
+    assert kept
+    assert "no partitioner answers" in at.message("one")
+
+
+@asynccontextmanager
+async def served(tmp_path: Path, *, uid: int | None = None) -> AsyncIterator[RemotePartitioner]:
+    gpus = SimulatedGpus(
+        NodeName(NODE), "1xA100-40GB:mig+1xT4", tmp_path / "faults.json", tmp_path / "mig.json"
+    )
+    server = PartitionServer(gpus, uid=os.geteuid() if uid is None else uid)
+    async with server.listening(tmp_path / "p.sock"):
+        yield RemotePartitioner(tmp_path / "p.sock")
+
+
+async def test_only_its_agents_user_is_talked_to(tmp_path: Path) -> None:
+    async with served(tmp_path, uid=os.geteuid() + 1) as remote:
+        with pytest.raises(UnavailableError, match="talks to user"):
+            await remote.look(A100)
+
+    async with served(tmp_path) as remote:
+        assert (tmp_path / "p.sock").stat().st_mode & 0o777 == 0o600
+        assert (await remote.look(A100)).state is not None
+
+
+async def test_an_instance_that_a_process_uses_stays_whatever_is_asked(tmp_path: Path) -> None:
+    async with served(tmp_path) as remote:
+        before = await remote.partition(A100, LAYOUTS["group1"], (), ())
+        (tmp_path / "faults.json").write_text(json.dumps({"0": "busy"}))
+        with pytest.raises(InUseError, match="in use"):
+            await remote.partition(A100, LAYOUTS["group4"], (), ())
+        (tmp_path / "faults.json").write_text("{}")
+        with pytest.raises(InUseError, match="in use"):
+            await remote.partition(A100, LAYOUTS["group4"], (), [before[0].uuid])
+        after = await remote.instances(A100)
+
+    assert uuids(after) == uuids(before)
+
+
+NONSENSE = MigLayout(name="x", profiles=(MigProfile(name="9g.90gb", memory_mib=1, count=1),))
+ENDLESS = MigLayout(name="x", profiles=(MigProfile(name="1g.5gb", memory_mib=1, count=1_000),))
+
+
+@pytest.mark.parametrize(
+    ("device", "layout", "said"),
+    [
+        (T4, LAYOUTS["group1"], "is not in MIG mode"),
+        (DeviceUuid("GPU-other"), LAYOUTS["group1"], "is not here"),
+        (A100, NONSENSE, "the device knows"),
+        (A100, ENDLESS, "a layout of 1000 instances is none"),
+    ],
+)
+async def test_what_no_agent_asks_is_refused(
+    tmp_path: Path, device: DeviceUuid, layout: MigLayout, said: str
+) -> None:
+    async with served(tmp_path) as remote:
+        with pytest.raises(RequestError, match=said):
+            await remote.partition(device, layout, (), ())
+
+
+async def test_lines_that_are_no_questions_harm_nobody(tmp_path: Path) -> None:
+    async with served(tmp_path) as remote:
+        for line in (b"{}\n", b"\xff\n", b'{"type":"Reset"}\n', b"[" * 1_000 + b"\n"):
+            reader, writer = await asyncio.open_unix_connection(tmp_path / "p.sock")
+            writer.write(line)
+            assert b"this is no question" in await reader.readline()
+            writer.close()
+        reader, writer = await asyncio.open_unix_connection(tmp_path / "p.sock")
+        writer.write(b"x" * 1_000_000)
+        with contextlib.suppress(ConnectionResetError):
+            assert await reader.read() == b""
+        writer.close()
+
+        assert (await remote.look(A100)).state is not None
+
+
+async def test_a_change_that_was_begun_is_finished_if_its_agent_goes(tmp_path: Path) -> None:
+    async with served(tmp_path) as remote:
+        asking = asyncio.create_task(remote.partition(A100, LAYOUTS["group1"], (), ()))
+        async with asyncio.timeout(30):
+            while not (tmp_path / "mig.json").exists():
+                await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+
+    gpus = SimulatedGpus(NodeName(NODE), "1xA100-40GB:mig", None, tmp_path / "mig.json")
+    assert len(uuids(await gpus.instances(A100))) == 7
+
+
+def uuids(instances: tuple[MigInstance, ...]) -> set[str]:
+    return {one.uuid for one in instances if one.uuid}

@@ -1,0 +1,30 @@
+"""The agent and Volcano's ConfigMaps, at a simulated API server."""
+
+import json
+
+from tests.support.node_agent.agent import NUMBER, site
+from tests.support.simcluster.kubelet import NODE
+
+
+async def test_config_maps_of_the_cluster_divide_the_node() -> None:
+    async with site("2xA100-40GB:mig") as at:
+        text = (
+            "nvidia:\n  deviceSplitCount: 4\n  gpuMemoryFactor: 10\n  knownMigGeometries:\n"
+            "  - models: [A100]\n    allowedGeometries:\n"
+            "    - {group: half, geometries: [{name: 3g.20gb, memory: 20480, count: 2}]}\n"
+        )
+        own = {
+            "nodeconfig": [{"name": NODE, "devicesplitcount": 2, "filterdevices": {"index": [1]}}]
+        }
+        for name, key, said in (
+            ("volcano-vgpu-device-config", "device-config.yaml", text),
+            ("volcano-vgpu-node-config", "config.json", json.dumps(own)),
+        ):
+            metadata = {"name": name, "namespace": "kube-system"}
+            at.node.store.create("configmaps", {"metadata": metadata, "data": {key: said}})
+        async with at.running() as agent:
+            (device,) = agent.devices
+
+            assert [layout.name for layout in device.layouts] == ["half"]
+            assert (device.slots, device.unit_mib) == (2, 10)
+            assert len(agent.shown.served[NUMBER]) == 2

@@ -1,0 +1,133 @@
+"""An agent that is replaced while pods arrive: the kubelet refuses none of them."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from services.node_agent.drain import GRACE_S
+from services.node_agent.kubelet.admission_window import LEAVES
+from shared.model.events.request_reply import BindAsked
+from shared.model.lease import LeaseState, Share
+from shared.model.names import NodeName
+from tests.support.binder.node_binder import Binder, post, reserve
+from tests.support.node_agent.agent import NUMBER, Site, lease_of, share, site
+from tests.support.simcluster.kubelet import NODE, eventually, pod
+
+
+async def test_fifty_pods_arrive_while_the_agent_is_restarted_and_none_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("services.node_agent.drain.LONGEST_S", 60.0)
+    async with site("8xA100-80GB") as at:
+        binder = Binder(at)
+        async with at.running() as agent:
+            warm = reserve(at, 50, _part(50))
+            await binder.bind(warm)
+            await at.node.phase("p50", "Running")
+            await agent.leave()
+        burst = asyncio.create_task(_burst(at, binder))
+        try:
+            for _ in range(4):
+                async with at.running(registered=False) as agent:
+                    await served_one_more(at, burst)
+                    await agent.leave()
+            async with at.running():
+                await burst
+                for n in range(50):
+                    await at.node.phase(f"p{n}", "Running")
+        finally:
+            burst.cancel()
+
+        assert not at.refused
+        assert binder.waits
+        assert all(
+            at.env(f"p{n}")["CUDA_DEVICE_MEMORY_LIMIT_0"] == f"{1000 + n}m" for n in range(50)
+        )
+
+
+def _part(n: int) -> Share:
+    return share(n % 8, 1000 + n, slot=n // 8, fence=n // 8 + 1)
+
+
+async def served_one_more(at: Site, burst: asyncio.Task[None]) -> None:
+    before = len(at.activated)
+    await eventually(lambda: len(at.activated) > before or burst.done(), within_s=60)
+
+
+async def _burst(at: Site, binder: Binder) -> None:
+    async with asyncio.TaskGroup() as group:
+        for n in range(50):
+            group.create_task(binder.bind(reserve(at, n, _part(n))))
+            await asyncio.sleep(0.05)
+
+
+async def test_an_agent_that_leaves_says_so_and_serves_who_is_on_the_way() -> None:
+    async with site() as at, at.running() as agent:
+        obj = pod("late", limits={NUMBER: 1}, node=None)
+        uid = at.node.create(obj)["metadata"]["uid"]
+        lease = at.ledger.grant(lease_of(uid, share(0, 2000), name="late"))
+        leaving = asyncio.create_task(agent.leave())
+        await eventually(lambda: at.reported and at.reported[-1].served == ())
+        told = await agent.may_bind(BindAsked(node=NodeName(NODE), leases=(lease,)))
+        await asyncio.sleep(0.7)
+        assert not leaving.done(), "a pod with a bound lease has not come yet"
+        post(at, "late")
+        await at.node.phase("late", "Running")
+        async with asyncio.timeout(30):
+            await leaving
+
+    assert told.held == (uid,)
+    assert told.reason == LEAVES
+
+
+@pytest.mark.parametrize("binders_answer", [True, False])
+async def test_an_agent_that_leaves_waits_for_whom_it_let_through_though_nobody_has_committed(
+    binders_answer: bool,
+) -> None:
+    async with site() as at, at.running() as agent:
+        obj = pod("slow", limits={NUMBER: 1}, node=None)
+        uid = at.node.create(obj)["metadata"]["uid"]
+        bound = lease_of(uid, share(0, 2000), name="slow")
+        reserved = replace(bound, state=LeaseState.RESERVED, version=bound.version - 1)
+        told = await agent.may_bind(BindAsked(node=NodeName(NODE), leases=(reserved,)))
+        at.ledger.silent = not binders_answer
+        leaving = asyncio.create_task(agent.leave())
+        await asyncio.sleep(2 * GRACE_S)
+        still_there = not leaving.done()
+        await at.tell(at.ledger.grant(bound))
+        post(at, "slow")
+        await at.node.phase("slow", "Running")
+        async with asyncio.timeout(5):
+            await leaving
+
+    assert told.held == ()
+    assert still_there, "a binder commits and posts when it gets round to it"
+
+
+async def test_pods_are_held_back_until_the_kubelet_has_taken_the_agents_list() -> None:
+    async with site() as at, at.running() as agent:
+        lease = lease_of("some-uid")
+        asked = BindAsked(node=NodeName(NODE), leases=(lease,))
+        before = await agent.may_bind(asked)
+        await at.node.kubelet._end()
+        await eventually(lambda: agent.plugins.trouble() is not None)
+        without = await agent.may_bind(asked)
+        await at.node.kubelet._begin()
+        await eventually(lambda: agent.plugins.trouble() is None)
+        after = await agent.may_bind(asked)
+
+    assert before.held == after.held == ()
+    assert without.held == (lease.pod,)
+    assert "not registered with the kubelet" in without.reason
+
+
+async def test_an_agent_whose_binders_are_gone_does_not_wait_for_them() -> None:
+    async with site() as at, at.running() as agent:
+        at.ledger.silent = True
+        at.ledger.grant(lease_of("some-uid"))
+        began = asyncio.get_running_loop().time()
+        await agent.leave()
+        took_s = asyncio.get_running_loop().time() - began
+
+    assert took_s < 3

@@ -1,0 +1,105 @@
+"""Two agents on one node: one serves, the other waits and says for whom."""
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from services.node_agent import instance_lock as module
+from services.node_agent.instance_lock import FILE, Holder, alone, holder_of
+from shared.runtime.sd_notify import tell_started
+
+POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+UNIT = {"INVOCATION_ID": "0123"}
+
+
+@asynccontextmanager
+async def waiting(state_dir: Path, environ: dict[str, str]) -> AsyncIterator[asyncio.Event]:
+    """Another agent; the event is set once it serves."""
+    serves = asyncio.Event()
+
+    async def other() -> None:
+        async with alone(state_dir, environ):
+            serves.set()
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(other())
+    try:
+        yield serves
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    ("environ", "form", "named"),
+    [(UNIT, "unit", "a unit of this node, pid"), (POD, "pod", "pod "), ({}, "process", "process ")],
+)
+async def test_whoever_serves_says_what_it_runs_as(
+    tmp_path: Path, environ: dict[str, str], form: str, named: str
+) -> None:
+    assert holder_of(tmp_path) is None
+    async with alone(tmp_path, environ):
+        holder = holder_of(tmp_path)
+    assert holder_of(tmp_path) is None  # the file stays, and nobody holds it
+
+    assert holder is not None
+    assert (holder.form, holder.pid) == (form, os.getpid())
+    assert str(holder).startswith(named)
+
+
+async def test_a_second_agent_waits_says_for_whom_and_what_to_do_and_takes_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(module, "LOOK_S", 0.01)
+    caplog.set_level(logging.WARNING)
+    async with alone(tmp_path, UNIT), waiting(tmp_path, POD) as serves, asyncio.timeout(30):
+        while "another node agent serves" not in caplog.text:
+            await asyncio.sleep(0.01)
+        assert not serves.is_set()
+        assert "a unit of this node, pid" in caplog.text
+        assert "leasehold.dev/agent=unit" in caplog.text
+    async with waiting(tmp_path, POD) as serves, asyncio.timeout(30):
+        await serves.wait()
+        holder = holder_of(tmp_path)
+
+    assert isinstance(holder, Holder)
+    assert holder.form == "pod"
+
+
+async def test_a_holder_of_an_earlier_version_is_waited_for_without_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "PATIENCE_S", 0.0)
+    async with alone(tmp_path, UNIT):
+        (tmp_path / FILE).write_text("")
+        async with waiting(tmp_path, POD), asyncio.timeout(30):
+            while "it does not say which" not in caplog.text:
+                await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("abstract", [False, True])
+def test_the_init_system_is_told_where_it_asked(tmp_path: Path, *, abstract: bool) -> None:
+    name = f"leasehold-test-{os.getpid()}" if abstract else str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as init:
+        init.bind(f"\0{name}" if abstract else name)
+        init.settimeout(10)
+
+        tell_started("ready", {"NOTIFY_SOCKET": f"@{name}" if abstract else name})
+
+        assert init.recv(100) == b"READY=1\nSTATUS=ready"
+
+
+def test_an_init_system_that_is_gone_stops_nobody(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tell_started("ready", {"NOTIFY_SOCKET": str(tmp_path / "gone")})
+    tell_started("ready", {})
+
+    assert "gone: No such file or directory" in caplog.text

@@ -1,0 +1,178 @@
+"""Limits on disk and the monitor's page, by an agent beside a simulated kubelet."""
+
+import asyncio
+import contextlib
+import socket
+import struct
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from services.node_agent.isolation.region import Region, RegionPlace
+from services.node_agent.isolation.region_image import Seed, image_of
+from services.node_agent.isolation.region_layouts import V1_2
+from services.node_agent.isolation.region_reader import read_region
+from services.node_agent.settings import AgentSettings
+from shared.model.events.node_events import ViolationFound
+from shared.model.lease import Lease, LeaseState
+from tests.support.node_agent.agent import NUMBER, Site, share, site
+from tests.support.node_agent.regions import path_of, process
+from tests.support.simcluster.kubelet import eventually, pod
+
+MIB = 1 << 20
+USED = "vGPU_device_memory_usage_in_bytes"
+LIMIT = "vGPU_device_memory_limit_in_bytes"
+CRASHING = {"sim.leasehold.dev/run-for": "50ms", "sim.leasehold.dev/exit-code": "3"}
+
+
+@pytest.fixture
+def address() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{free.getsockname()[1]}"
+
+
+async def shown(address: str) -> dict[str, dict[str, float]]:
+    """Return the page: by series and pod, the value."""
+    async with aiohttp.ClientSession() as client, client.get(f"http://{address}/metrics") as answer:
+        text = await answer.text()
+    found: dict[str, dict[str, float]] = {}
+    for family in text_string_to_metric_families(text):
+        for one in family.samples:
+            who = one.labels.get("podname", one.labels.get("pod", one.labels.get("deviceidx", "")))
+            found.setdefault(one.name, {})[who] = one.value
+    return found
+
+
+async def until_shown(address: str, holds: Any) -> dict[str, dict[str, float]]:
+    async with asyncio.timeout(15):
+        while not holds(page := await shown(address)):
+            await asyncio.sleep(0.02)
+    return page
+
+
+def region_of(at: Site, lease: Lease) -> RegionPlace:
+    name = Path(at.env(lease.name)["CUDA_DEVICE_MEMORY_SHARED_CACHE"]).name
+    return RegionPlace(
+        directory=str(at.root / "agent" / "containers" / f"{lease.pod}_main"), name=name
+    )
+
+
+def use(place: RegionPlace, total: int) -> None:
+    """Have a process of the container use memory."""
+    image = bytearray(path_of(place).read_bytes())
+    process(image, 0, 7, totals=(total,))
+    with path_of(place).open("r+b") as file:
+        file.write(image)
+
+
+async def test_a_container_finds_its_limits_set_before_it_starts() -> None:
+    async with site() as at, at.running():
+        obj = pod("one", limits={NUMBER: 2})
+        both = share(1, 2000, cores_percent=50), share(0, 3000, cores_percent=50)
+        lease = at.bind(obj, *both)
+        await at.node.phase("one", "Running")
+        image = path_of(region_of(at, lease)).read_bytes()
+
+    assert image == image_of(
+        Seed(memory_bytes=(3000 * MIB, 2000 * MIB), cores_percent=(50, 50), other_cores_percent=50)
+    )
+
+
+async def test_the_page_shows_a_container_as_long_as_its_lease_lives(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.node_agent.usage.monitor.LOOK_S", 0.05)
+    async with site(monitor_http=address) as at, at.running():
+        lease = at.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
+        await at.node.phase("one", "Running")
+        use(region_of(at, lease), 300 * MIB)
+        page = await until_shown(address, lambda page: page.get(USED) == {"one": 300 * MIB})
+        await at.tell(_ended(lease))
+        at.ledger.leases.clear()
+        after = await until_shown(address, lambda page: USED not in page)
+
+    assert page[LIMIT] == {"one": 1000 * MIB}
+    assert page["leasehold_container_memory_measured_bytes"] == {"one": 300 * MIB}
+    assert page["leasehold_container_isolation_lost"] == {"one": 0}
+    assert set(page["HostGPUMemoryUsage"]) == {"0", "1"}
+    assert set(after["HostGPUMemoryUsage"]) == {"0", "1"}
+
+
+async def test_an_altered_limit_is_put_back_and_told(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.node_agent.usage.monitor.LOOK_S", 0.05)
+    async with site(monitor_http=address) as at, at.running():
+        lease = at.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
+        await at.node.phase("one", "Running")
+        place = region_of(at, lease)
+        await until_shown(address, lambda page: LIMIT in page)
+        with path_of(place).open("r+b") as file:
+            file.seek(V1_2.memory_limits)
+            file.write(struct.pack("<Q", 80_000 * MIB))
+        (told,) = await eventually(lambda: at.heard(ViolationFound))
+        page = await until_shown(
+            address, lambda page: page["leasehold_limits_restored_total"].get("") == 1
+        )
+        region = read_region(place)
+
+    assert isinstance(region, Region)
+    assert region.memory_limits[0] == 1000 * MIB
+    assert (told.pod, told.name, told.container) == (lease.pod, "one", "main")
+    assert told.reason == "GpuLimitTampered"
+    assert page
+
+
+async def test_hami_core_28_a_restarted_container_starts_from_nothing_within_its_limits() -> None:
+    async with site() as at, at.running():
+        lease = at.bind(pod("one", limits={NUMBER: 1}, annotations=CRASHING), share(0, 1000))
+        place = await eventually(lambda: _place(at, lease))
+        use(place, 300 * MIB)
+        region = await eventually(lambda: _unused(place))
+
+    assert region.memory_limits[0] == 1000 * MIB
+
+
+async def test_a_container_whose_limits_cannot_be_set_again_does_not_start() -> None:
+    async with site() as at, at.running():
+        lease = at.bind(pod("one", limits={NUMBER: 1}, annotations=CRASHING), share(0, 1000))
+        place = await eventually(lambda: _place(at, lease))
+        while not path_of(place).is_dir():  # a start may be putting a fresh one there
+            path_of(place).unlink(missing_ok=True)
+            with contextlib.suppress(FileExistsError):
+                (path_of(place) / "full").mkdir(parents=True)
+        why = await eventually(lambda: _waiting(at, "one"))
+
+    assert "limits of the container cannot be set" in why
+
+
+def test_the_page_is_on_the_published_port_where_gpus_are_real() -> None:
+    assert AgentSettings().monitor_address == "0.0.0.0:9394"
+    assert AgentSettings(gpus="2xT4").monitor_address is None
+    assert AgentSettings(gpus="2xT4", monitor_http="127.0.0.1:0").monitor_address == "127.0.0.1:0"
+
+
+def _ended(lease: Lease) -> Lease:
+    return replace(lease, state=LeaseState.RELEASED, version=9)
+
+
+def _place(at: Site, lease: Lease) -> RegionPlace | None:
+    found = list(at.root.glob(f"agent/containers/{lease.pod}_main/*.cache"))
+    return RegionPlace(directory=str(found[0].parent), name=found[0].name) if found else None
+
+
+def _unused(place: RegionPlace) -> Region | None:
+    region = read_region(place)
+    return region if isinstance(region, Region) and not region.slots else None
+
+
+def _waiting(at: Site, name: str) -> str:
+    """Return why the pod's container does not start, if the kubelet says so."""
+    statuses = at.node.pod(name)["status"].get("containerStatuses", [])
+    text = str(statuses)
+    return text if "cannot be set" in text else ""

@@ -1,0 +1,232 @@
+"""The Koordinator dialect on a node: real sockets, a simulated kubelet, a kind of its own."""
+
+import copy
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from services.node_agent.gpus.simulated_gpus import uuid_of
+from services.node_agent.isolation.host_paths import is_loadable
+from services.node_agent.views import node_objects, node_views
+from shared.model.lease import MIB, Lease, Share, Terms
+from shared.model.names import NodeName
+from shared.model.request import Company
+from simcluster.apiserver.storage.objects import Json
+from tests.support.node_agent.agent import Site, share, site
+from tests.support.simcluster.kubelet import NODE, container, eventually, pod
+
+SHARED = "koordinator.sh/gpu.shared"
+ISOLATION = "koordinator.sh/gpu-isolation-provider"
+CRD = Path(__file__).parents[4] / "k8s/base/crds/koordinator-device.yaml"
+T4_MIB = 15360
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look at the node all the time."""
+    monkeypatch.setattr(node_views, "LOOK_S", 0.1)
+    monkeypatch.setattr(node_objects, "AGAIN_S", 0.2)
+
+
+@pytest.fixture
+async def at() -> AsyncIterator[Site]:
+    async with site("2xT4") as started:
+        yield started
+
+
+def half(index: int = 0, **changes: Any) -> Share:
+    """Half a T4 for the container `main`."""
+    terms = Terms(memory_mib=T4_MIB // 2, device_mib=T4_MIB, memory_percent=50)
+    known = {"cores_percent": 50, "slots": 100, "terms": terms, "company": Company.ORDINARY}
+    return share(index, T4_MIB // 2, **(known | changes))
+
+
+def bind(at: Site, name: str, *shares: Share) -> Lease:
+    wanted = pod(name, limits={SHARED: len(shares)})
+    return at.bind(wanted, *shares, dialect="koordinator")
+
+
+def labels(at: Site) -> dict[str, str]:
+    found: dict[str, str] = at.node.node()["metadata"].get("labels", {})
+    return found
+
+
+def define(at: Site) -> None:
+    at.api.store.create("customresourcedefinitions", yaml.safe_load(CRD.read_text()))
+
+
+def shown(at: Site) -> Json | None:
+    found = at.api.store.find("devices.scheduling.koordinator.sh", None, NODE)
+    return found.obj if found is not None else None
+
+
+async def test_the_node_shows_koordinators_figures(at: Site) -> None:
+    async with at.running():
+        await at.node.allocatable(SHARED, 200)
+        await at.node.allocatable("koordinator.sh/gpu", 200)
+        await at.node.allocatable("koordinator.sh/gpu-core", 200)
+        await at.node.allocatable("koordinator.sh/gpu-memory", 2 * T4_MIB * MIB)
+        await at.node.allocatable("koordinator.sh/gpu-memory-ratio", 200)
+
+
+async def test_koordinator_26_a_container_gets_the_variables_and_mounts_of_its_share(
+    at: Site,
+) -> None:
+    async with at.running():
+        lease = bind(at, "one", half(1, slot=37))
+        await at.node.phase("one", "Running")
+        held = await at.node.held()
+        env, mounts = at.env("one"), at.node.container("one").mounts
+
+    own = f"{lease.pod}_main"
+    assert {key: env[key] for key in env if key.startswith(("CUDA", "LD_", "NVIDIA"))} == {
+        "NVIDIA_VISIBLE_DEVICES": uuid_of(NodeName(NODE), 1),
+        "CUDA_DEVICE_MEMORY_LIMIT": str(T4_MIB // 2 * MIB),
+        "CUDA_DEVICE_SM_LIMIT": "50",
+        "LD_PRELOAD": "/usr/local/vgpu/libvgpu.so",
+        "CUDA_DEVICE_MEMORY_SHARED_CACHE": f"/usr/local/vgpu/{own}.cache",
+    }
+    assert held["one", "main"] == {f"{uuid_of(NodeName(NODE), 1)}-37"}
+    assert "/usr/local/vgpu/libvgpu.so" in str(mounts)
+    assert "/tmp/vgpulock" in str(mounts)
+
+
+async def test_koordinator_28_the_lease_names_the_device_whatever_its_place_in_the_list(
+    at: Site,
+) -> None:
+    both = [container(name, limits={SHARED: 1}) for name in ("a", "b")]
+    async with at.running():
+        at.bind(
+            pod("one", containers=both),
+            half(1, container="a"),
+            half(0, container="b"),
+            dialect="koordinator",
+        )
+        await at.node.phase("one", "Running")
+        visible = [at.env("one", name)["NVIDIA_VISIBLE_DEVICES"] for name in ("a", "b")]
+
+    assert visible == [uuid_of(NodeName(NODE), index) for index in (1, 0)]
+
+
+async def test_koordinator_29_the_label_is_there_only_while_the_library_is(at: Site) -> None:
+    library = at.settings.library
+    async with at.running():
+        await eventually(lambda: labels(at).get(ISOLATION) == "HAMi-core")
+        library.unlink()
+        await eventually(lambda: ISOLATION not in labels(at))
+        library.touch()
+        await eventually(lambda: labels(at).get(ISOLATION) == "HAMi-core")
+
+    assert labels(at)["node.koordinator.sh/gpu-vendor"] == "nvidia"
+    assert labels(at)["node.koordinator.sh/gpu-model"] == "Tesla-T4"
+
+
+def test_koordinator_29_a_file_that_is_no_library_of_this_machine_does_not_isolate() -> None:
+    head = b"\x7fELF\x02\x01\x01" + bytes(9) + b"\x03\x00\x3e\x00"
+
+    assert is_loadable(head, "x86_64")
+    assert not is_loadable(head, "aarch64")
+    assert not is_loadable(b"", "x86_64")
+    assert not is_loadable(b"#!/bin/sh" + bytes(20), "x86_64")
+
+
+async def test_koordinator_30_a_container_does_not_start_where_it_cannot_be_limited(
+    at: Site,
+) -> None:
+    library = at.settings.library
+    async with at.running():
+        library.unlink()
+        library.mkdir()
+        bind(at, "one", half())
+        await at.node.phase("one", "Failed")
+        text = at.message("one")
+
+    assert "libvgpu.so" in text
+
+
+async def test_a_whole_card_needs_no_library(at: Site) -> None:
+    async with at.running():
+        bind(at, "one", replace(half(), whole=True, memory_mib=T4_MIB, cores_percent=100))
+        await at.node.phase("one", "Running")
+        mounts = at.node.container("one").mounts
+
+    assert "vgpu" not in str(mounts)
+
+
+async def test_koordinator_21_the_device_object_comes_with_its_kind_and_comes_again(
+    at: Site,
+) -> None:
+    async with at.running():
+        await eventually(lambda: labels(at).get("node.koordinator.sh/gpu-vendor"))
+        define(at)
+        first = await eventually(lambda: shown(at))
+        at.api.store.delete("devices.scheduling.koordinator.sh", None, NODE)
+        again = await eventually(lambda: shown(at))
+
+    assert first["metadata"]["uid"] != again["metadata"]["uid"]
+    assert first["spec"] == again["spec"]
+    assert [one["id"] for one in again["spec"]["devices"]] == [
+        uuid_of(NodeName(NODE), index) for index in (0, 1)
+    ]
+    owner = again["metadata"]["ownerReferences"][0]
+    assert (owner["kind"], owner["uid"]) == ("Node", at.node.node()["metadata"]["uid"])
+
+
+async def test_koordinator_20_an_unhealthy_card_is_shown_with_its_condition_since_then(
+    at: Site,
+) -> None:
+    define(at)
+
+    def condition(index: int) -> Json | None:
+        device = (shown(at) or {"spec": {"devices": [{}, {}]}})["spec"]["devices"][index]
+        found: Json | None = next(iter(device.get("conditions", ())), None)
+        return found
+
+    async with at.running():
+        await eventually(lambda: shown(at))
+        (at.root / "faults.json").write_text('{"0": "unhealthy"}')
+        first = await eventually(lambda: condition(0))
+        (at.root / "faults.json").write_text('{"0": "unhealthy", "1": "unhealthy"}')
+        await eventually(lambda: condition(1))
+        later = condition(0)
+        (at.root / "faults.json").write_text("{}")
+        await eventually(lambda: condition(0) is None and condition(1) is None)
+
+    assert (first["type"], first["status"]) == ("Healthy", "False")
+    assert later is not None
+    assert later["lastTransitionTime"] == first["lastTransitionTime"]
+
+
+async def test_the_object_is_written_on_change_only_and_keeps_what_others_added(at: Site) -> None:
+    define(at)
+    looks: list[str] = []
+    async with at.running() as agent:
+        found = copy.deepcopy(await eventually(lambda: shown(at)))
+        found["metadata"].setdefault("labels", {})["team"] = "a"
+        found["metadata"]["annotations"] = {"note": "b"}
+        at.api.store.update("devices.scheduling.koordinator.sh", found)
+        before = await eventually(
+            lambda: (one := shown(at)) and "note" in one["metadata"]["annotations"] and one
+        )
+        read = agent.views.kube.read  # type: ignore[attr-defined]
+
+        async def counted(path: str, *kind: Any) -> Any:
+            looks.append(path)
+            return await read(path, *kind)
+
+        agent.views.kube.read = counted  # type: ignore[attr-defined]
+        await eventually(lambda: sum("devices/" in path for path in looks) > 3)
+        after = shown(at)
+        (at.root / "faults.json").write_text(json.dumps({"0": "unhealthy"}))
+        changed = await eventually(
+            lambda: (one := shown(at)) and not one["spec"]["devices"][0]["health"] and one
+        )
+
+    assert after == before
+    assert changed["metadata"]["labels"]["team"] == "a"
+    assert changed["metadata"]["annotations"] == {"note": "b"}

@@ -1,0 +1,237 @@
+"""Gangs through four placers, a real work queue and a real ledger: all or nothing, no deadlock."""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+
+import pytest
+
+from services.placer.service import Placer
+from shared.ledger.leases import RedisLeases
+from shared.model.clock import SystemClock
+from shared.model.events.pod_events import PodQueued
+from shared.model.lease import LeaseState
+from shared.model.names import PodUid
+from shared.model.request import Gang, PodRequest
+from shared.nats.bus import Bus
+from shared.runtime.runner import Runner
+from shared.runtime.telemetry import Tracing
+from tests.support.build import dice, gpu, pod_queued, request
+from tests.support.placer.ledger import assert_sound, ledger
+from tests.support.servers.nats import NatsServer, nats_server
+from tests.support.servers.valkey import ValkeyServer, valkey_server
+
+PLACERS = 4
+DEVICE_MIB = 16_000
+
+
+class Uncounted:
+    def count(self, outcome: str, amount: int = 1) -> None:
+        """Forget it."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ValkeyServer]:
+    with valkey_server() as running:
+        yield running
+
+
+@dataclass(frozen=True)
+class World:
+    """Four placers that share a ledger and a queue; the test is the watcher and the binder."""
+
+    leases: RedisLeases
+    bus: Bus
+
+    async def queue(self, events: Sequence[PodQueued]) -> None:
+        """Tell of pods, each in a message of its own."""
+        for event in events:
+            await self.bus.publish([event])
+
+    async def held(self) -> Counter[str]:
+        """Count live leases by gang, at one moment."""
+        return Counter({gang: len(pods) for gang, pods in (await self.leases.gangs()).items()})
+
+    async def end(self, gang: str) -> None:
+        pods = (await self.leases.gangs())[gang]
+        await self.leases.release(sorted(pods), reason="the gang is done")
+
+    async def offer(self) -> int:
+        """Offer what was freed, as the binder does; return to how many."""
+        offers = await self.leases.offers(now=SystemClock().now())
+        await self.bus.publish(offers.pods)
+        return len(offers.pods)
+
+    async def until(self, wanted: Counter[str], *, offering: bool = True) -> None:
+        """Wait until gangs hold so much; nobody may ever be seen to hold a part of it."""
+        try:
+            async with asyncio.timeout(20):
+                while (held := await self.held()) != wanted:
+                    if offering:
+                        await self.offer()
+                    await asyncio.sleep(0.01)
+        except TimeoutError:
+            waiting = [(w.queued.pod, w.refusal.reason) for w in await self.leases.waiting()]
+            raise AssertionError(f"{held} instead of {wanted}; waiting: {waiting}") from None
+
+    async def settled(self, pods: int) -> None:
+        """Wait until every pod either holds a lease or waits with a verdict on its gang."""
+        async with asyncio.timeout(20):
+            while True:
+                waiting = await self.leases.waiting()
+                decided = [w for w in waiting if "counted" not in w.refusal.reason]
+                held = sum((await self.held()).values())
+                if len(decided) + held == pods and len(waiting) == len(decided):
+                    return
+                await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def world(server: ValkeyServer, nats: NatsServer, nodes: int) -> AsyncIterator[World]:
+    await server.ready()
+    async with (
+        ledger(server.url, {f"n{number}": 2 for number in range(nodes)}) as leases,
+        Bus.connect(nats.url, name="test") as bus,
+    ):
+        placers = [
+            Placer(leases, SystemClock(), Uncounted(), dice(seed), ttl_s=30.0)
+            for seed in range(PLACERS)
+        ]
+        started = [asyncio.Event() for _ in placers]
+        tasks = [
+            asyncio.create_task(Runner("placer", placer, bus, Tracing("placer", None)).run(begun))
+            for placer, begun in zip(placers, started, strict=True)
+        ]
+        try:
+            async with asyncio.timeout(30):
+                await asyncio.gather(*(begun.wait() for begun in started))
+                while any(placer.missing() for placer in placers):
+                    await asyncio.sleep(0.01)
+            yield World(leases, bus)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def wants(mib: int) -> PodRequest:
+    return request(gpu(memory=mib), resources={"cpu": 100, "pods": 1})
+
+
+def gang(name: str, size: int, mib: int, *, least: int | None = None) -> list[PodQueued]:
+    belongs = Gang(name=f"default/{name}", min_member=size if least is None else least)
+    return [
+        pod_queued(f"{name}-{number}", replace(wants(mib), gang=belongs), created_at=number)
+        for number in range(size)
+    ]
+
+
+def shuffled(pods: Sequence[PodQueued], seed: int) -> list[PodQueued]:
+    mixed = list(pods)
+    random.Random(seed).shuffle(mixed)  # noqa: S311
+    return mixed
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_of_two_gangs_that_each_fit_alone_one_runs_whole_and_then_the_other(
+    server: ValkeyServer, seed: int
+) -> None:
+    chance = random.Random(seed)  # noqa: S311
+    nodes = chance.randint(1, 3)
+    shares = 2 * nodes * 2
+    """Places for pods of half a device."""
+    sizes = {name: chance.randint(shares // 2 + 1, shares) for name in ("a", "b")}
+    async with nats_server() as nats, world(server, nats, nodes) as it:
+        pods = [pod for name, size in sizes.items() for pod in gang(name, size, DEVICE_MIB // 2)]
+
+        await it.queue(shuffled(pods, seed))
+        await it.settled(len(pods))
+
+        [(first, held)] = (await it.held()).items()
+        second = next(name for name in sizes if f"default/{name}" != first)
+        assert held == sizes[first.removeprefix("default/")]
+        [why] = {w.refusal.reason.partition(":")[0] for w in await it.leases.waiting()}
+        assert why.startswith(f"gang default/{second} runs with {sizes[second]} pods at once")
+        await it.end(first)
+        await it.until(Counter({f"default/{second}": sizes[second]}))
+        await assert_sound(it.leases)
+
+
+async def test_many_gangs_run_one_after_the_other_and_none_is_ever_seen_in_part(
+    server: ValkeyServer,
+) -> None:
+    chance = random.Random(7)  # noqa: S311
+    sizes = {f"g{number}": chance.randint(2, 8) for number in range(12)}
+    pods = [pod for name, size in sizes.items() for pod in gang(name, size, DEVICE_MIB // 2)]
+    left = {f"default/{name}": size for name, size in sizes.items()}
+    async with nats_server() as nats, world(server, nats, 2) as it:
+        await it.queue(shuffled(pods, 3))
+
+        async with asyncio.timeout(40):
+            while left:
+                for name, held in (await it.held()).items():
+                    assert held == left.pop(name)
+                    await it.end(name)
+                await it.offer()
+                await asyncio.sleep(0.01)
+
+        assert await assert_sound(it.leases) == []
+
+
+async def test_a_gang_waits_for_its_pods_and_says_so(server: ValkeyServer) -> None:
+    pods = gang("a", 4, 4_000)
+    async with nats_server() as nats, world(server, nats, 1) as it:
+        await it.queue(pods[:3])
+        await it.settled(3)
+        said = [w.refusal for w in await it.leases.waiting()]
+        assert await it.held() == {}
+        assert {why.hint for why in said} >= {"create the other 1, or lower the gang's minimum"}
+        assert max(why.reason for why in said) == (
+            "gang default/a runs with 4 pods at once or not at all; 3 of 4 pods are here"
+        )
+
+        await it.queue(pods[3:])
+
+        await it.until(Counter({"default/a": 4}))
+
+
+async def test_a_running_gang_takes_more_pods_and_replacements_one_by_one(
+    server: ValkeyServer,
+) -> None:
+    pods = gang("a", 6, DEVICE_MIB // 2, least=3)
+    async with nats_server() as nats, world(server, nats, 1) as it:
+        await it.queue(pods)
+        await it.until(Counter({"default/a": 4}))
+        await it.settled(6)
+        await it.leases.bind(await assert_sound(it.leases))
+        living = [lease.pod for lease in await assert_sound(it.leases)]
+
+        await it.leases.release([PodUid(living[0])], reason="it died")
+
+        await it.until(Counter({"default/a": 4}))
+        now = await assert_sound(it.leases)
+        assert {lease.state for lease in now} == {LeaseState.BOUND, LeaseState.RESERVED}
+        await it.leases.release([lease.pod for lease in now], reason="all died")
+        await it.settled(1)
+        assert await it.held() == {}
+        replacements = [replace(pod, pod=PodUid(f"new-{pod.pod}")) for pod in pods[:2]]
+
+        await it.queue(replacements)
+
+        await it.until(Counter({"default/a": 3}))
+
+
+async def test_a_gang_of_different_pods_starts_with_those_that_fit(server: ValkeyServer) -> None:
+    large = [replace(pod, pod=PodUid(f"large-{pod.pod}")) for pod in gang("a", 1, DEVICE_MIB)]
+    small = gang("a", 4, DEVICE_MIB // 2)
+    belongs = Gang(name="default/a", min_member=4)
+    pods = [replace(p, request=replace(p.request, gang=belongs)) for p in (*large, *small)]
+    async with nats_server() as nats, world(server, nats, 1) as it:
+        await it.queue(pods)
+
+        await it.until(Counter({"default/a": 4}))
+        held = {lease.pod for lease in await assert_sound(it.leases)}
+        assert held == {pod.pod for pod in small}

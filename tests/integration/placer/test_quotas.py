@@ -1,0 +1,202 @@
+"""Placers and quotas on a real ledger: who waits and why, where else a pod goes, what follows."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import replace
+
+import pytest
+
+from services.placer.service import Answer, Placer
+from shared.ledger.leases import RedisLeases
+from shared.model.clock import SystemClock
+from shared.model.events.pod_events import PlacementChosen, PlacementRefused, PodQueued
+from shared.model.names import Namespace, NodeName, PodUid
+from shared.model.quota import Limits, Quota
+from shared.model.request import Gang
+from tests.support.build import dice, gpu, pod_queued, request
+from tests.support.placer.ledger import NOW, assert_sound, device, facts, ledger, report
+from tests.support.servers.valkey import ValkeyServer, valkey_server
+
+TEAM = Namespace("team")
+SHARE = request(gpu(memory=4_000), resources={"cpu": 100, "pods": 1})
+
+
+class Uncounted:
+    def count(self, outcome: str, amount: int = 1) -> None:
+        """Forget it."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ValkeyServer]:
+    with valkey_server() as running:
+        yield running
+
+
+@pytest.fixture
+async def leases(server: ValkeyServer) -> AsyncIterator[RedisLeases]:
+    await server.ready()
+    async with ledger(server.url, {"a": 2}) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def placer(leases: RedisLeases) -> AsyncIterator[Placer]:
+    placer = Placer(leases, SystemClock(), Uncounted(), dice(3), ttl_s=30.0)
+    following = asyncio.create_task(placer.follow())
+    try:
+        async with asyncio.timeout(30):
+            while placer.missing():
+                await asyncio.sleep(0.01)
+        yield placer
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+
+
+def pod(name: str, namespace: Namespace = TEAM, gang: Gang | None = None) -> PodQueued:
+    wanted = replace(SHARE, gang=gang)
+    return replace(pod_queued(name, wanted), namespace=namespace)
+
+
+async def add_node(leases: RedisLeases, name: str, model: str, **labels: str) -> None:
+    await leases.save_node(replace(facts(name), labels=labels))
+    await leases.save_devices(report(name, [device(name, 0, model=model)]))
+
+
+def told(answers: Sequence[Answer]) -> dict[str, str]:
+    """Return by pod where it goes, or why it waits."""
+    return {
+        one.lease.pod if isinstance(one, PlacementChosen) else one.pod: (
+            one.lease.node if isinstance(one, PlacementChosen) else one.refusal.reason
+        )
+        for one in answers
+    }
+
+
+async def test_a_pod_over_its_quota_waits_with_the_numbers_and_takes_what_its_namespace_frees(
+    leases: RedisLeases, placer: Placer
+) -> None:
+    await leases.save_quotas([Quota(namespace=TEAM, limits=Limits(milli_gpu=500))], told_at=NOW)
+
+    answers = await placer.place_pods([pod("one"), pod("two"), pod("three")])
+
+    [refused] = [one for one in answers if isinstance(one, PlacementRefused)]
+    assert refused.refusal.reason == (
+        "the GPU quota of namespace team is in the way: it allows 0.5 GPUs, 0.5 are held and 0.25 "
+        "asked for"
+    )
+    assert refused.refusal.counts == (("ExceedsGPUQuota", 1),)
+    assert "raise its GPUQuota" in refused.refusal.hint
+
+    holding = sorted({"one", "two", "three"} - {refused.pod})
+    await leases.release([PodUid(holding[0])], reason="test")
+    offered = (await leases.offers(now=NOW)).pods
+    assert [each.pod for each in offered] == [refused.pod]
+    assert told(await placer.place_pods(offered)) == {refused.pod: "a"}
+    await assert_sound(leases)
+
+
+async def test_what_others_free_is_not_offered_to_a_pod_over_its_quota(
+    leases: RedisLeases, placer: Placer
+) -> None:
+    await leases.save_quotas([Quota(namespace=TEAM, limits=Limits(cards=0))], told_at=NOW)
+    await placer.place_pods([pod("other", Namespace("others")), pod("ours")])
+
+    await leases.release([PodUid("other")], reason="test")
+
+    assert not (await leases.offers(now=NOW)).pods
+
+
+@pytest.mark.parametrize("label", ["", "gpu-model"])
+async def test_a_pod_goes_to_the_model_of_which_its_namespace_has_quota_left(
+    leases: RedisLeases, placer: Placer, label: str
+) -> None:
+    await leases.save_node(replace(facts("a"), labels={"gpu-model": "T4"}))
+    await add_node(leases, "b", "Tesla P100-PCIE-16GB", **{"gpu-model": "P100"})
+    models = (("T4", Limits(cards=1)), ("P100", Limits(milli_gpu=250)))
+    quota = Quota(namespace=TEAM, models=models, only_models=True, model_label=label)
+    await leases.save_quotas([quota], told_at=NOW)
+    await until_seen(placer, "b")
+
+    where = [told(await placer.place_pods([pod(str(n))]))[str(n)] for n in range(6)]
+
+    assert sorted(where[:5]) == ["a", "a", "a", "a", "b"]
+    assert "it allows 0.25 GPUs of model P100, 0.25 are held" in where[5]
+
+
+async def test_a_namespace_that_may_hold_one_card_shares_the_one_it_holds(
+    leases: RedisLeases, placer: Placer
+) -> None:
+    await leases.save_quotas([Quota(namespace=TEAM, limits=Limits(cards=1))], told_at=NOW)
+
+    answers = told(await placer.place_pods([pod(str(n)) for n in range(5)]))
+
+    assert sorted(answers.values())[:4] == ["a"] * 4
+    assert "it allows 1 GPU cards, 1 are held and 1 asked for" in max(answers.values())
+    devices = {share.device for lease in await assert_sound(leases) for share in lease.shares}
+    assert len(devices) == 1
+
+
+async def test_pools_keep_a_namespace_to_their_nodes(leases: RedisLeases, placer: Placer) -> None:
+    await add_node(leases, "b", "Tesla T4", pool="public")
+    await leases.save_quotas(
+        [Quota(namespace=TEAM, pools=("public",), pool_label="pool")], told_at=NOW
+    )
+    await until_seen(placer, "b")
+
+    answers = told(await placer.place_pods([pod(str(n)) for n in range(5)]))
+
+    assert sorted(answers.values())[:4] == ["b"] * 4
+    assert "it allows only nodes with label pool of public" in max(answers.values())
+
+
+async def test_a_gang_over_its_quota_waits_as_a_whole_and_runs_when_that_is_raised(
+    leases: RedisLeases, placer: Placer
+) -> None:
+    await leases.save_quotas([Quota(namespace=TEAM, limits=Limits(milli_gpu=500))], told_at=NOW)
+    gang = Gang(name="team/ring", min_member=3)
+    ranks = [pod(f"rank-{n}", gang=gang) for n in range(3)]
+
+    answers = told(await placer.place_pods(ranks))
+
+    assert all("the GPU quota of namespace team is in the way" in why for why in answers.values())
+    assert not await assert_sound(leases)
+
+    await leases.save_quotas([], told_at=NOW + 1)
+    offered = (await leases.offers(now=NOW)).pods
+    assert len(offered) == 1
+    assert set(told(await placer.place_pods(offered)).values()) == {"a"}
+    assert len(await assert_sound(leases)) == 3
+
+
+async def test_a_pod_whom_another_model_could_help_is_offered_both(
+    leases: RedisLeases, placer: Placer
+) -> None:
+    await add_node(leases, "b", "Tesla P100-PCIE-16GB")
+    models = (("T4", Limits(cards=0)), ("P100", Limits()))
+    await leases.save_quotas([Quota(namespace=TEAM, models=models)], told_at=NOW)
+    await until_seen(placer, "b")
+    others = [pod(f"other-{n}", Namespace("others")) for n in range(12)]
+    await placer.place_pods(others)
+    await leases.release([(await held_on(leases, "a"))[0]], reason="test")
+    async with asyncio.timeout(30):
+        while sum(each.use().shares for each in placer.mirror.nodes[NodeName("a")].devices) > 7:
+            await asyncio.sleep(0.01)
+
+    [(name, why)] = told(await placer.place_pods([pod("ours")])).items()
+
+    assert "0 GPU cards of model T4, 0 are held and 1 asked for; elsewhere 0/2 nodes" in why
+    await leases.release([(await held_on(leases, "b"))[0]], reason="test")
+    assert [each.pod for each in (await leases.offers(now=NOW)).pods] == [name]
+
+
+async def held_on(leases: RedisLeases, node: str) -> list[PodUid]:
+    return [lease.pod for lease in await assert_sound(leases) if lease.node == node]
+
+
+async def until_seen(placer: Placer, node: str) -> None:
+    async with asyncio.timeout(30):
+        while not any(
+            each == node and state.devices for each, state in placer.mirror.nodes.items()
+        ):
+            await asyncio.sleep(0.01)

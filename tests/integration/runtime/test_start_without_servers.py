@@ -1,0 +1,226 @@
+"""Services that start while NATS or Redis is away, or takes them for nobody: they wait."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from services.cli.admin import credentials
+from shared.model.events.pod_events import PodQueued
+from shared.model.names import NodeName
+from shared.nats.bus import Bus
+from tests.support.auth.cluster import DoorsCluster
+from tests.support.auth.world import DoorsWorld
+from tests.support.servers.nats import NatsServer, free_port, nats_binary
+from tests.support.servers.service_process import service_process
+from tests.support.servers.valkey import ValkeyServer
+from tests.support.simcluster.apiserver import api_server
+
+KUBECONFIG = """
+apiVersion: v1
+kind: Config
+current-context: test
+clusters: [{{name: test, cluster: {{server: "{url}"}}}}]
+users: [{{name: test, user: {{}}}}]
+contexts: [{{name: test, context: {{cluster: test, user: test}}}}]
+"""
+LIMIT_S = 60.0
+"""Of a slow machine; a second is usual."""
+
+
+def flags_of(service: str, kubeconfig: Path, nats_url: str, redis_url: str) -> tuple[str, ...]:
+    flags: tuple[str, ...] = ("--nats-url", nats_url)
+    if service not in {"placer", "dashboard"}:
+        flags += ("--kubeconfig", str(kubeconfig))
+    if service != "watcher":
+        flags += ("--redis-url", redis_url)
+    more = {
+        "timekeeper": ("--no-objects", "--api", "127.0.0.1:0"),
+        "dashboard": ("--listen", "127.0.0.1:0", "--auth", "none"),
+    }
+    return (*flags, *more.get(service, ()))
+
+
+async def test_services_wait_for_nats_and_redis_and_go_on_by_themselves() -> None:
+    services = ("watcher", "placer", "binder", "timekeeper", "dashboard")
+    nats, redis = NatsServer(), ValkeyServer()
+    async with api_server() as api:
+        with ExitStack() as stack:
+            stack.callback(redis.forget)
+            stack.callback(nats.forget)
+            running = {
+                name: stack.enter_context(
+                    service_process(name, *flags_of(name, api.kubeconfig, nats.url, redis.url))
+                )
+                for name in services
+            }
+            waits = (f"nats: NATS at {nats.url} does not answer (nobody listens there)",)
+            async with asyncio.timeout(LIMIT_S):
+                for each in running.values():
+                    await each.until_unready(*waits)
+                    assert await each.page("/healthz") == (200, "ok\n")
+                while not all("waiting for NATS" in each.log() for each in running.values()):
+                    await asyncio.sleep(0.05)
+
+            await nats.start()
+            async with asyncio.timeout(LIMIT_S):
+                await running["watcher"].until_ready()
+                for name in ("placer", "binder", "timekeeper", "dashboard"):
+                    await running[name].until_unready("redis: the ledger at")
+            redis.start()
+            async with asyncio.timeout(LIMIT_S):
+                for each in running.values():
+                    await each.until_ready()
+
+            codes = [await each.terminated() for each in running.values()]
+
+    assert codes == [0] * len(services)
+    for each in running.values():
+        told = [line["text"] for line in each.warnings()]
+        assert len(told) == len(set(told)), told
+        (why,) = [text for text in told if "NATS" in text]
+        assert "is nats-server running, and is LEASEHOLD_NATS_URL right?" in why
+        assert "Traceback" not in each.log()
+
+
+async def test_a_nats_without_streams_is_waited_for_as_well(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    nats = NatsServer()
+    bare = subprocess.Popen(
+        [nats_binary(), "-a", "127.0.0.1", "-p", str(nats.port)], stderr=subprocess.DEVNULL
+    )
+    try:
+        async with (
+            asyncio.timeout(LIMIT_S),
+            Bus.connect_later(nats.url, name="test", keeps_stream=True) as bus,
+        ):
+            while "start nats-server with -js" not in caplog.text:
+                await asyncio.sleep(0.05)
+            assert "NATS has no JetStream for us" in str(bus.trouble())
+            assert not bus.is_reached
+
+            bare.kill()
+            bare.wait()
+            await nats.start()
+            await bus.reached()
+
+            assert bus.trouble() is None
+            await bus.hear([PodQueued], durable="test")
+    finally:
+        bare.kill()
+        bare.wait()
+        nats.forget()
+
+
+async def test_the_doorkeeper_makes_what_nats_waits_for_and_then_waits_for_nats(
+    tmp_path: Path,
+) -> None:
+    cluster = DoorsCluster()
+    async with cluster.served() as kube:
+        world = DoorsWorld(tmp_path, cluster, kube, "unix:///nowhere")
+        kubeconfig = tmp_path / "kubeconfig"
+        kubeconfig.write_text(KUBECONFIG.format(url=cluster.url))
+        flags = ["--kubeconfig", str(kubeconfig), "--nats-url", world.url, "--redis-files", ""]
+        flags += ["--redis-url", world.settings.redis_url, "--nats-files", str(world.files)]
+        flags += ["--names", "127.0.0.1", "--state-dir", str(tmp_path / "run")]
+        flags += ["--nats-ca-file", str(tmp_path / "run" / "ca.crt")]
+        with service_process("doorkeeper", *flags) as doorkeeper:
+            try:
+                async with asyncio.timeout(LIMIT_S):
+                    await doorkeeper.until_unready(f"NATS at {world.url} does not answer")
+                    assert await doorkeeper.page("/healthz") == (200, "ok\n")
+                    world.start_nats()
+                    await doorkeeper.until_ready()
+                    keys = world.keys(cluster.bear("placer"), "placer")
+                    async with Bus.connect(world.url, name="placer", keys=keys) as bus:
+                        assert bus.connected
+                    code = await doorkeeper.terminated()
+            finally:
+                world.stop_nats()
+
+    assert code == 0
+    assert "Traceback" not in doorkeeper.log()
+
+
+LATE = """
+import asyncio
+import json
+import subprocess
+import sys
+from shared.runtime.run import run
+
+async def give_up():
+    opening = asyncio.create_task(asyncio.open_connection("nowhere.invalid", 1))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    opening.cancel()
+    await asyncio.wait({opening})
+
+async def main():
+    await give_up()
+    await asyncio.sleep(60)
+
+run(main, service="test", log_level="debug")
+"""
+"""Gives up a connection before its name is found unknown."""
+
+
+async def test_a_name_that_is_found_unknown_too_late_is_no_traceback() -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", LATE, stderr=asyncio.subprocess.PIPE
+    )
+    assert process.stderr is not None
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            while True:
+                line = json.loads(await process.stderr.readline())
+                if "Name or service" in str(line) or "Future" in str(line):
+                    break
+    finally:
+        process.kill()
+        await process.wait()
+
+    assert line["level"] == "debug", line
+    assert line["text"].startswith("looked up in vain, and too late")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "nats.nowhere.invalid"])
+async def test_who_waits_is_ended_by_sigterm(host: str) -> None:
+    nats_url = f"nats://{host}:{free_port()}"
+    with service_process("placer", "--nats-url", nats_url) as placer:
+        async with asyncio.timeout(LIMIT_S):
+            await placer.until_unready(f"NATS at {nats_url} does not answer")
+
+        code = await placer.terminated()
+
+    assert code == 0
+    assert "Traceback" not in placer.log()
+
+
+async def test_who_is_refused_waits_for_its_secret_and_says_what_to_do(tmp_path: Path) -> None:
+    written = credentials.write(tmp_path / "doors", [NodeName("node-a")], redis=False)
+    secret = tmp_path / "placer"
+    nats = NatsServer(more=written.nats_configuration.read_text())
+    await nats.start()
+    with ExitStack() as stack:
+        stack.callback(nats.forget)
+        flags = ("--nats-url", nats.url, "--nats-credentials", str(secret))
+        placer = stack.enter_context(service_process("placer", *flags))
+        async with asyncio.timeout(LIMIT_S):
+            await placer.until_unready(f"nats: {secret}")
+            secret.write_text("placer:guessed")
+            await placer.until_unready(f"refuses the user in {secret}")
+            while "compare the file with the server's configuration" not in placer.log():
+                await asyncio.sleep(0.05)
+
+            secret.write_text(written.nats("placer").read_text())
+            while "nats:" in (await placer.page("/readyz"))[1]:
+                await asyncio.sleep(0.05)
+
+    assert placer.process.returncode == -9  # by us, at the end
+    assert "Traceback" not in placer.log()

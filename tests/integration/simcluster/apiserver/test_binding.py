@@ -1,0 +1,136 @@
+"""Bindings: the one write on a pod's way to its node."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.support.simcluster.apiserver import ApiUnderTest, api_server
+
+PODS = "/api/v1/namespaces/default/pods"
+
+
+@pytest.fixture
+async def api() -> AsyncIterator[ApiUnderTest]:
+    async with api_server() as started:
+        yield started
+
+
+@pytest.fixture
+async def client(api: ApiUnderTest) -> AsyncIterator[aiohttp.ClientSession]:
+    async with api.client() as session:
+        yield session
+
+
+@pytest.fixture
+async def pod(client: aiohttp.ClientSession) -> Any:
+    meta = {"name": "web", "labels": {"app": "web"}, "annotations": {"a": "old", "b": "kept"}}
+    spec = {"containers": [{"name": "main", "image": "example/image:1"}]}
+    return await (await client.post(PODS, json={"metadata": meta, "spec": spec})).json()
+
+
+def a_binding(node: str = "node-0", **meta: object) -> dict[str, object]:
+    target = {"apiVersion": "v1", "kind": "Node", "name": node}
+    return {
+        "apiVersion": "v1",
+        "kind": "Binding",
+        "metadata": {"name": "web", **meta},
+        "target": target,
+    }
+
+
+async def test_a_binding_is_one_write_with_node_annotations_and_labels(
+    api: ApiUnderTest, client: aiohttp.ClientSession, pod: Any
+) -> None:
+    binding = a_binding(
+        uid=pod["metadata"]["uid"], annotations={"a": "new", "c": "added"}, labels={"zone": "z"}
+    )
+
+    answer = await client.post(f"{PODS}/web/binding", json=binding)
+
+    assert answer.status == 201
+    assert (await answer.json())["status"] == "Success"
+    bound = api.store.read("pods", "default", "web")
+    assert bound["spec"]["nodeName"] == "node-0"
+    assert bound["metadata"]["annotations"] == {"a": "new", "b": "kept", "c": "added"}
+    assert bound["metadata"]["labels"] == {"app": "web", "zone": "z"}
+    condition = bound["status"]["conditions"][0]
+    assert (condition["type"], condition["status"]) == ("PodScheduled", "True")
+    writes = await (await client.get("/debug/writes?prefix=pods/default/web")).json()
+    assert writes == {"pods/default/web": {"create": 1, "create/binding": 1}}
+    assert int(bound["metadata"]["resourceVersion"]) == int(pod["metadata"]["resourceVersion"]) + 1
+
+
+async def test_a_second_binding_is_a_conflict_even_to_the_same_node(
+    client: aiohttp.ClientSession, pod: Any
+) -> None:
+    await client.post(f"{PODS}/web/binding", json=a_binding())
+
+    again = await client.post(f"{PODS}/web/binding", json=a_binding())
+
+    assert again.status == 409
+    assert 'already assigned to node "node-0"' in (await again.json())["message"]
+    writes = await (await client.get("/debug/writes?prefix=pods/default/web")).json()
+    assert writes["pods/default/web"]["POST binding refused 409"] == 1
+
+
+async def test_of_many_binders_one_wins(
+    api: ApiUnderTest, client: aiohttp.ClientSession, pod: Any
+) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        answers = [
+            tasks.create_task(client.post(f"{PODS}/web/binding", json=a_binding(f"node-{number}")))
+            for number in range(20)
+        ]
+
+    codes = sorted(answer.result().status for answer in answers)
+    assert codes == [201] + [409] * 19
+    assert api.store.writes.of("pods", "default/web")["create/binding"] == 1
+
+
+async def test_a_binding_for_another_uid_is_a_conflict(
+    client: aiohttp.ClientSession, pod: Any
+) -> None:
+    answer = await client.post(f"{PODS}/web/binding", json=a_binding(uid="another"))
+
+    assert answer.status == 409
+    assert "Precondition failed: UID" in (await answer.json())["message"]
+
+
+async def test_a_pod_being_deleted_or_missing_is_not_bound(
+    api: ApiUnderTest, client: aiohttp.ClientSession, pod: Any
+) -> None:
+    api.store.patch("pods", "default", "web", {"metadata": {"finalizers": ["example.com/hold"]}})
+    api.store.delete("pods", "default", "web")
+
+    deleted = await client.post(f"{PODS}/web/binding", json=a_binding())
+    missing = await client.post(f"{PODS}/none/binding", json=a_binding(name="none"))
+
+    assert (deleted.status, missing.status) == (409, 404)
+    assert "is being deleted" in (await deleted.json())["message"]
+
+
+async def test_the_bindings_collection_binds_as_well(
+    api: ApiUnderTest, client: aiohttp.ClientSession, pod: Any
+) -> None:
+    answer = await client.post("/api/v1/namespaces/default/bindings", json=a_binding())
+
+    assert answer.status == 201
+    assert api.store.read("pods", "default", "web")["spec"]["nodeName"] == "node-0"
+
+
+async def test_a_binding_without_a_node_is_invalid(client: aiohttp.ClientSession, pod: Any) -> None:
+    answer = await client.post(f"{PODS}/web/binding", json=a_binding(""))
+
+    assert answer.status == 422
+
+
+async def test_a_dry_run_binds_nothing(
+    api: ApiUnderTest, client: aiohttp.ClientSession, pod: Any
+) -> None:
+    answer = await client.post(f"{PODS}/web/binding?dryRun=All", json=a_binding())
+
+    assert answer.status == 201
+    assert "nodeName" not in api.store.read("pods", "default", "web")["spec"]

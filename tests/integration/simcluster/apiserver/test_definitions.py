@@ -1,0 +1,212 @@
+"""Definitions of custom kinds: what they serve, when they wait, and which are refused."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from simcluster.apiserver.storage.objects import Json
+from simcluster.apiserver.storage.persistence import SqliteDisk
+from simcluster.apiserver.storage.store import Store
+from tests.support.simcluster.apiserver import ApiUnderTest, api_server
+from tests.support.simcluster.custom_kinds import (
+    DEFINITIONS,
+    GROUPS,
+    MERGE,
+    body_of,
+    custom_kinds,
+)
+from tests.support.simcluster.definitions import POD_GROUPS, definition, pod_group
+
+
+@pytest.fixture
+async def api() -> AsyncIterator[ApiUnderTest]:
+    async with custom_kinds() as started:
+        yield started
+
+
+@pytest.fixture
+async def client(api: ApiUnderTest) -> AsyncIterator[aiohttp.ClientSession]:
+    async with api.client() as session:
+        yield session
+
+
+async def test_a_kind_is_served_from_its_definition_on(client: aiohttp.ClientSession) -> None:
+    budgets = definition("GPUBudget", "gpubudgets", "leasehold.dev", {"spec": {"type": "object"}})
+    path = "/apis/leasehold.dev/v1/namespaces/default/gpubudgets"
+    assert (await client.get("/apis/leasehold.dev/v1")).status == 404
+    assert (await body_of(await client.get(path), 404))["message"] == (
+        "the server could not find the requested resource"
+    )
+
+    created = await body_of(await client.post(DEFINITIONS, json=budgets), 201)
+
+    conditions = {each["type"]: each["status"] for each in created["status"]["conditions"]}
+    assert conditions == {"NamesAccepted": "True", "Established": "True"}
+    assert created["status"]["storedVersions"] == ["v1"]
+    assert created["spec"]["names"]["listKind"] == "GPUBudgetList"
+    assert (await body_of(await client.get(path)))["kind"] == "GPUBudgetList"
+    groups = await body_of(await client.get("/apis"))
+    assert "leasehold.dev" in [group["name"] for group in groups["groups"]]
+
+
+async def test_discovery_tells_names_scope_and_subresources(client: aiohttp.ClientSession) -> None:
+    listed = await body_of(await client.get("/apis/scheduling.volcano.sh/v1beta1"))
+    accept = {"Accept": "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"}
+    aggregated = await body_of(await client.get("/apis", headers=accept))
+
+    kind, status = listed["resources"]
+    assert (kind["name"], kind["shortNames"], kind["categories"]) == (
+        "podgroups",
+        ["pg"],
+        ["gangs"],
+    )
+    assert (kind["namespaced"], status["name"]) == (True, "podgroups/status")
+    by_name = {item["metadata"]["name"]: item for item in aggregated["items"]}
+    version = by_name["scheduling.koordinator.sh"]["versions"][0]
+    assert (version["version"], version["resources"][0]["scope"]) == ("v1alpha1", "Cluster")
+    schema = await body_of(await client.get("/openapi/v3/apis/scheduling.volcano.sh/v1beta1"))
+    described = schema["components"]["schemas"]["sh.volcano.scheduling.v1beta1.PodGroup"]
+    assert "minMember" in described["properties"]["spec"]["properties"]
+
+
+async def test_a_watch_sees_changes_and_ends_with_the_kind(
+    api: ApiUnderTest, client: aiohttp.ClientSession
+) -> None:
+    async with asyncio.timeout(20), client.get(GROUPS, params={"watch": "true"}) as watch:
+        for name in ("gang", "other"):
+            await client.post(GROUPS, json=pod_group(name))
+        await body_of(await client.delete(f"{DEFINITIONS}/podgroups.scheduling.volcano.sh"))
+        lines = [json.loads(line) for line in (await watch.content.read()).splitlines()]
+
+    assert [line["type"] for line in lines] == ["ADDED", "ADDED", "DELETED", "DELETED"]
+    assert lines[0]["object"]["apiVersion"] == "scheduling.volcano.sh/v1beta1"
+    assert (await client.get(GROUPS)).status == 404
+    assert (await client.get("/apis/scheduling.volcano.sh")).status == 404
+
+
+async def test_a_definition_waits_for_the_finalizers_of_its_objects(
+    client: aiohttp.ClientSession,
+) -> None:
+    held = pod_group("gang")
+    held["metadata"]["finalizers"] = ["example.com/hold"]
+    await client.post(GROUPS, json=held)
+    url = f"{DEFINITIONS}/podgroups.scheduling.volcano.sh"
+
+    going = await body_of(await client.delete(url))
+    refused = await body_of(await client.post(GROUPS, json=pod_group("late")), 405)
+    terminating = [c for c in going["status"]["conditions"] if c["type"] == "Terminating"]
+    await client.patch(f"{GROUPS}/gang", json={"metadata": {"finalizers": None}}, headers=MERGE)
+
+    assert terminating[0]["reason"] == "InstanceDeletionInProgress"
+    assert refused["message"] == (
+        "create not allowed while custom resource definition is terminating"
+    )
+    assert (await client.get(url)).status == 404
+
+
+async def test_every_served_version_shows_the_same_object(client: aiohttp.ClientSession) -> None:
+    spec = {"type": "object", "properties": {"size": {"type": "integer"}}}
+    things = definition("Thing", "things", "example.com", {"spec": spec})
+    beta = {**things["spec"]["versions"][0], "name": "v1beta1", "storage": False,
+            "deprecated": True}  # fmt: skip
+    things["spec"]["versions"].append(beta)
+    await body_of(await client.post(DEFINITIONS, json=things), 201)
+    old, new = (f"/apis/example.com/{v}/namespaces/default/things" for v in ("v1beta1", "v1"))
+    thing = {"apiVersion": "example.com/v1beta1", "kind": "Thing", "metadata": {"name": "t"},
+             "spec": {"size": 1}}  # fmt: skip
+
+    made = await client.post(old, json=thing)
+    created = await body_of(made, 201)
+    shown = await body_of(await client.get(f"{new}/t"))
+    listed = await body_of(await client.get(old))
+
+    assert "example.com/v1beta1 Thing is deprecated" in made.headers["Warning"]
+    assert (created["apiVersion"], shown["apiVersion"]) == (
+        "example.com/v1beta1", "example.com/v1")  # fmt: skip
+    assert listed["items"][0]["apiVersion"] == "example.com/v1beta1"
+    patched = await body_of(
+        await client.patch(f"{old}/t", json={"spec": {"size": 2}}, headers=MERGE)
+    )
+    assert (patched["apiVersion"], patched["spec"]) == ("example.com/v1beta1", {"size": 2})
+    group = await body_of(await client.get("/apis/example.com"))
+    assert group["preferredVersion"]["version"] == "v1"
+
+
+async def test_two_kinds_of_one_plural_live_side_by_side(
+    api: ApiUnderTest, client: aiohttp.ClientSession
+) -> None:
+    other = definition(
+        "PodGroup", "podgroups", "scheduling.x-k8s.io", {"spec": {"type": "object"}},
+        version="v1alpha1", subresources={"status": {}},
+    )  # fmt: skip
+    api.store.create("customresourcedefinitions", other)
+
+    await client.post(GROUPS, json=pod_group("gang"))
+
+    theirs = "/apis/scheduling.x-k8s.io/v1alpha1/namespaces/default/podgroups"
+    assert (await body_of(await client.get(theirs)))["items"] == []
+    assert len((await body_of(await client.get(GROUPS)))["items"]) == 1
+
+
+async def test_bad_definitions_are_refused_with_their_fields(client: aiohttp.ClientSession) -> None:
+    def changed(change: Any) -> Json:
+        made = definition("Thing", "things", "example.com", {"spec": {"type": "object"}})
+        change(made, made["spec"]["versions"][0])
+        return made
+
+    cases = {
+        "metadata.name": changed(lambda d, v: d["metadata"].update(name="other.example.com")),
+        "spec.versions": changed(lambda d, v: v.update(storage=False)),
+        "spec.versions[0].schema.openAPIV3Schema": changed(lambda d, v: v.pop("schema")),
+        "spec.versions[0].schema.openAPIV3Schema.properties[spec].type": changed(
+            lambda d, v: v["schema"]["openAPIV3Schema"]["properties"]["spec"].pop("type")
+        ),
+        "spec.scope": changed(lambda d, v: d["spec"].update(scope="World")),
+        "metadata.annotations[api-approved.kubernetes.io]": changed(
+            lambda d, v: (
+                d["spec"].update(group="x.k8s.io"),
+                d["metadata"].update(name="things.x.k8s.io"),
+            )
+        ),
+    }
+
+    for field, bad in cases.items():
+        refused = await body_of(await client.post(DEFINITIONS, json=bad), 422)
+        assert field in [cause["field"] for cause in refused["details"]["causes"]], refused
+
+
+async def test_names_that_are_taken_keep_a_definition_waiting(
+    client: aiohttp.ClientSession,
+) -> None:
+    rival = definition("PodGroup", "rivals", "scheduling.volcano.sh", {"spec": {"type": "object"}})
+
+    created = await body_of(await client.post(DEFINITIONS, json=rival), 201)
+
+    accepted = created["status"]["conditions"][0]
+    assert (accepted["type"], accepted["status"]) == ("NamesAccepted", "False")
+    path = "/apis/scheduling.volcano.sh/v1/namespaces/default/rivals"
+    assert (await client.get(path)).status == 404
+
+
+async def test_definitions_and_objects_outlive_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "objects.sqlite"
+    async with api_server(store=Store(SqliteDisk(path))) as first:
+        first.store.create("customresourcedefinitions", POD_GROUPS)
+        first.store.create("podgroups.scheduling.volcano.sh", pod_group("gang"))
+        first.store.close()
+
+    async with api_server(store=Store(SqliteDisk(path))) as second, second.client() as client:
+        listed = await body_of(await client.get(GROUPS))
+        await client.delete(f"{DEFINITIONS}/podgroups.scheduling.volcano.sh")
+        assert (await client.get(GROUPS)).status == 404
+        second.store.close()
+
+    assert [item["metadata"]["name"] for item in listed["items"]] == ["gang"]
+    third = Store(SqliteDisk(path))
+    assert "podgroups.scheduling.volcano.sh" not in third.kinds
+    third.close()

@@ -1,0 +1,45 @@
+"""Events over HTTP."""
+
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+
+from tests.support.simcluster.apiserver import api_server
+from tests.support.simcluster.custom_kinds import MERGE, TABLE, body_of
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[aiohttp.ClientSession]:
+    async with api_server() as api, api.client() as session:
+        yield session
+
+
+async def test_events_are_one_kind_in_two_groups(client: aiohttp.ClientSession) -> None:
+    new, old = ("/apis/events.k8s.io/v1/namespaces/default/events",
+                "/api/v1/namespaces/default/events")  # fmt: skip
+    event = {"apiVersion": "events.k8s.io/v1", "kind": "Event", "metadata": {"name": "e"},
+             "regarding": {"kind": "Pod", "name": "web", "namespace": "default"},
+             "note": "0/3 nodes are available", "reason": "FailedScheduling", "type": "Warning",
+             "action": "Scheduling", "reportingController": "leasehold",
+             "reportingInstance": "leasehold-0",
+             "eventTime": "2026-01-01T00:00:00.000000Z"}  # fmt: skip
+
+    created = await body_of(await client.post(new, json=event), 201)
+    shown = await body_of(await client.get(f"{old}/e"))
+    chosen = await body_of(await client.get(new, params={"fieldSelector": "regarding.name=web"}))
+    patched = await body_of(await client.patch(f"{new}/e", json={"note": "bound"}, headers=MERGE))
+
+    assert (created["apiVersion"], created["note"]) == ("events.k8s.io/v1", event["note"])
+    assert (shown["apiVersion"], shown["message"]) == ("v1", event["note"])
+    assert (shown["involvedObject"], shown["reportingComponent"]) == (
+        event["regarding"],
+        "leasehold",
+    )
+    assert [item["regarding"]["name"] for item in chosen["items"]] == ["web"]
+    assert patched["note"] == "bound"
+    old_fashioned = {**event, "metadata": {"name": "f"}, "deprecatedCount": 1, "action": ""}
+    refused = await body_of(await client.post(new, json=old_fashioned), 422)
+    assert {cause["field"] for cause in refused["details"]["causes"]} == {"action", "count"}
+    table = await body_of(await client.get(new, headers=TABLE))
+    assert table["rows"][0]["cells"][1:4] == ["Warning", "FailedScheduling", "pod/web"]

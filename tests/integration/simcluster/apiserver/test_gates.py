@@ -1,0 +1,134 @@
+"""Scheduling gates: set at creation only, taken away one by one, and shown as a condition.
+
+https://kubernetes.io/docs/concepts/scheduling-eviction/pod-scheduling-readiness/
+"""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.support.simcluster.apiserver import ApiUnderTest, api_server
+
+PODS = "/api/v1/namespaces/default/pods"
+STRATEGIC = {"Content-Type": "application/strategic-merge-patch+json"}
+JSON_PATCH = {"Content-Type": "application/json-patch+json"}
+
+
+@pytest.fixture
+async def api() -> AsyncIterator[ApiUnderTest]:
+    async with api_server() as started:
+        yield started
+
+
+@pytest.fixture
+async def client(api: ApiUnderTest) -> AsyncIterator[aiohttp.ClientSession]:
+    async with api.client() as session:
+        yield session
+
+
+def pod(*gates: str, **spec: Any) -> dict[str, Any]:
+    return {
+        "metadata": {"name": "web"},
+        "spec": {
+            "containers": [{"name": "main", "image": "app"}],
+            "schedulingGates": [{"name": gate} for gate in gates],
+            **spec,
+        },
+    }
+
+
+async def create(client: aiohttp.ClientSession, obj: dict[str, Any]) -> tuple[int, Any]:
+    async with client.post(PODS, json=obj) as answer:
+        return answer.status, await answer.json()
+
+
+async def take_away(client: aiohttp.ClientSession, gate: str, **meta: str) -> tuple[int, Any]:
+    gone = [{"$patch": "delete", "name": gate}]
+    patch = {"metadata": meta, "spec": {"schedulingGates": gone}}
+    async with client.patch(f"{PODS}/web", json=patch, headers=STRATEGIC) as answer:
+        return answer.status, await answer.json()
+
+
+async def test_a_gated_pod_says_so_from_the_beginning(client: aiohttp.ClientSession) -> None:
+    status, made = await create(client, pod("example.com/a"))
+
+    assert status == 201
+    assert made["status"]["conditions"] == [
+        {
+            "type": "PodScheduled",
+            "status": "False",
+            "reason": "SchedulingGated",
+            "message": "Scheduling is blocked due to non-empty scheduling gates",
+        }
+    ]
+
+
+async def test_gates_are_taken_away_one_by_one_and_the_condition_stays(
+    client: aiohttp.ClientSession,
+) -> None:
+    await create(client, pod("example.com/a", "example.com/b"))
+
+    _, first = await take_away(client, "example.com/a")
+    _, second = await take_away(client, "example.com/b")
+
+    assert first["spec"]["schedulingGates"] == [{"name": "example.com/b"}]
+    assert not second["spec"].get("schedulingGates")
+    assert second["status"]["conditions"][0]["reason"] == "SchedulingGated"
+
+
+async def test_a_gate_is_taken_off_the_pod_of_that_uid_only(client: aiohttp.ClientSession) -> None:
+    await create(client, pod("example.com/a"))
+
+    status, said = await take_away(client, "example.com/a", uid="another")
+
+    assert status == 409, said
+
+
+async def test_no_gate_may_be_added_or_renamed_later(client: aiohttp.ClientSession) -> None:
+    await create(client, pod("example.com/a"))
+
+    for operation in (
+        {"op": "add", "path": "/spec/schedulingGates/-", "value": {"name": "example.com/b"}},
+        {"op": "replace", "path": "/spec/schedulingGates/0/name", "value": "example.com/b"},
+    ):
+        async with client.patch(f"{PODS}/web", json=[operation], headers=JSON_PATCH) as answer:
+            said = await answer.json()
+
+        assert answer.status == 422
+        assert (
+            "only deletion is allowed, but found new scheduling gate 'example.com/b'"
+            in (said["message"])
+        )
+
+
+@pytest.mark.parametrize(
+    ("made", "why"),
+    [
+        (pod("example.com/a", nodeName="n"), "cannot be set until all schedulingGates have been"),
+        (pod("example.com/a", "example.com/a"), 'Duplicate value: "example.com/a"'),
+        (pod("not a name!"), 'Invalid value: "not a name!"'),
+    ],
+)
+async def test_what_is_no_gate_is_refused(
+    client: aiohttp.ClientSession, made: dict[str, Any], why: str
+) -> None:
+    status, said = await create(client, made)
+
+    assert status == 422
+    assert why in said["message"]
+
+
+async def test_a_gated_pod_cannot_be_bound(client: aiohttp.ClientSession) -> None:
+    await create(client, pod("example.com/a"))
+    binding = {
+        "metadata": {"name": "web"},
+        "target": {"apiVersion": "v1", "kind": "Node", "name": "node-0"},
+    }
+
+    async with client.post(f"{PODS}/web/binding", json=binding) as answer:
+        said = await answer.json()
+
+    assert answer.status == 409
+    assert "has non-empty .spec.schedulingGates" in said["message"]

@@ -1,0 +1,165 @@
+"""Stock kubectl against the simulated API server: the commands that the guides print."""
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from simcluster.apiserver.storage.objects import Json
+from tests.support.kubernetes.kubectl import BINARIES, Kubectl
+from tests.support.simcluster.apiserver import ApiUnderTest, api_server
+from tests.support.simcluster.echo_runtime import Echo
+
+pytestmark = pytest.mark.kubectl
+
+POD = """
+apiVersion: v1
+kind: Pod
+metadata:
+  name: gpu-pod1
+spec:
+  schedulerName: volcano
+  containers:
+    - name: cuda-container
+      image: nvidia/cuda:9.0-devel
+      command: ["sleep"]
+      args: ["100000"]
+      resources:
+        limits:
+          volcano.sh/gpu-memory: 1024 # requesting 1024MB GPU memory
+"""
+
+
+@pytest.fixture(params=BINARIES)
+async def kubectl(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Kubectl]:
+    binary = shutil.which(str(request.param))
+    if binary is None:
+        pytest.skip(f"no {request.param} in PATH: install kubectl to run this test")
+    async with api_server(runtime=Echo) as api:
+        yield Kubectl(binary, api, tmp_path)
+
+
+def bind(api: ApiUnderTest, name: str) -> None:
+    pod: Json = api.store.read("pods", "default", name)
+    bound = {**pod, "spec": {**pod["spec"], "nodeName": "node-0"}}
+    api.store.update("pods", bound, subresource="binding")
+
+
+async def test_the_guides_pod_is_applied_read_and_deleted(kubectl: Kubectl) -> None:
+    assert "pod/gpu-pod1 created" in await kubectl.run("apply -f -", POD)
+    version = kubectl.api.store.version
+    await kubectl.run("apply -f -", POD)
+    assert kubectl.api.store.version == version
+
+    shown = await kubectl.run("get pod gpu-pod1 -oyaml")
+    assert 'volcano.sh/gpu-memory: "1024"' in shown
+    assert "schedulerName: volcano" in shown
+    table = (await kubectl.run("get pods")).splitlines()
+    assert table[0].split() == ["NAME", "READY", "STATUS", "RESTARTS", "AGE"]
+    assert table[1].split()[:4] == ["gpu-pod1", "0/1", "Pending", "0"]
+
+    assert "deleted" in await kubectl.run("delete pod gpu-pod1")
+    assert "NotFound" in await kubectl.run("get pod gpu-pod1", code=1)
+
+
+async def test_a_pod_is_described_with_its_events(kubectl: Kubectl) -> None:
+    await kubectl.run("apply -f -", POD)
+    pod = kubectl.api.store.read("pods", "default", "gpu-pod1")
+    involved = {"kind": "Pod", "namespace": "default", "name": "gpu-pod1",
+                "uid": pod["metadata"]["uid"], "apiVersion": "v1"}  # fmt: skip
+    now = kubectl.api.store.now()
+    kubectl.api.store.create(
+        "events",
+        {
+            "metadata": {"name": "gpu-pod1.1", "namespace": "default"},
+            "involvedObject": involved,
+            "type": "Warning",
+            "reason": "FailedScheduling",
+            "message": "0/3 nodes are available",
+            "source": {"component": "leasehold"},
+            "firstTimestamp": now,
+            "lastTimestamp": now,
+            "count": 1,
+        },
+    )
+
+    described = await kubectl.run("describe pod gpu-pod1")
+
+    assert "FailedScheduling" in described
+    assert "0/3 nodes are available" in described
+    assert "FailedScheduling" in await kubectl.run("get events")
+
+
+async def test_labels_annotations_and_patches_arrive(kubectl: Kubectl) -> None:
+    await kubectl.run("apply -f -", POD)
+
+    await kubectl.run("label pod gpu-pod1 tier=front")
+    await kubectl.run("annotate pod gpu-pod1 note=here")
+    await kubectl.run('patch pod gpu-pod1 -p {"metadata":{"labels":{"a":"b"}}}')
+    await kubectl.run('patch pod gpu-pod1 --type=merge -p {"metadata":{"labels":{"tier":null}}}')
+
+    meta = kubectl.api.store.read("pods", "default", "gpu-pod1")["metadata"]
+    assert meta["labels"] == {"a": "b"}
+    assert meta["annotations"]["note"] == "here"
+    assert "gpu-pod1" in await kubectl.run("get pods -l a=b -o name")
+
+
+async def test_a_wait_ends_when_its_condition_holds(kubectl: Kubectl) -> None:
+    await kubectl.run("apply -f -", POD)
+    ready = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+
+    async with asyncio.TaskGroup() as tasks:
+        waiting = tasks.create_task(
+            kubectl.run("wait --for=condition=Ready pod/gpu-pod1 --timeout=20s")
+        )
+        await asyncio.sleep(0.3)
+        kubectl.api.store.patch(
+            "pods", "default", "gpu-pod1", {"status": ready}, subresource="status"
+        )
+
+    assert "condition met" in waiting.result()
+
+
+async def test_generated_objects_are_created(kubectl: Kubectl) -> None:
+    await kubectl.run("create namespace team")
+    await kubectl.run("create configmap settings --from-literal=a=b -n team")
+    await kubectl.run("create secret generic password --from-literal=p=q -n team")
+
+    assert kubectl.api.store.read("configmaps", "team", "settings")["data"] == {"a": "b"}
+    assert kubectl.api.store.read("secrets", "team", "password")["data"] == {"p": "cQ=="}
+    await kubectl.run("delete namespace team")
+    assert kubectl.api.store.find("configmaps", "team", "settings") is None
+
+
+async def test_a_mistyped_manifest_is_refused_with_its_fields(kubectl: Kubectl) -> None:
+    said = await kubectl.run("apply -f -", POD.replace("image: nvidia", "args: [a] #"), code=1)
+
+    assert "spec.containers[0].image" in said
+
+
+async def test_a_node_is_shown_and_described(kubectl: Kubectl) -> None:
+    allocatable = {"cpu": "4", "memory": "8Gi", "pods": "110", "volcano.sh/vgpu-number": "10"}
+    status = {"allocatable": allocatable, "capacity": allocatable,
+              "conditions": [{"type": "Ready", "status": "True"}]}  # fmt: skip
+    kubectl.api.store.create("nodes", {"metadata": {"name": "node-0"}, "status": status})
+
+    assert 'volcano.sh/vgpu-number: "10"' in await kubectl.run("get node node-0 -oyaml")
+    assert "volcano.sh/vgpu-number" in await kubectl.run("describe node node-0")
+    assert (await kubectl.run("get nodes")).splitlines()[1].split()[:2] == ["node-0", "Ready"]
+    await kubectl.run("cordon node-0")
+    assert kubectl.api.store.read("nodes", None, "node-0")["spec"]["unschedulable"] is True
+
+
+async def test_exec_and_logs_reach_the_container(kubectl: Kubectl) -> None:
+    await kubectl.run("apply -f -", POD)
+    bind(kubectl.api, "gpu-pod1")
+
+    assert "default/gpu-pod1/cuda-container" in await kubectl.run("logs gpu-pod1")
+    if await kubectl.minor() < 31:
+        said = await kubectl.run("exec gpu-pod1 -- env", code=1)
+        assert "WebSocket" in said
+    else:
+        assert "cuda-container env" in await kubectl.run("exec gpu-pod1 -- env")
+        await kubectl.run("exec gpu-pod1 -- fail", code=3)

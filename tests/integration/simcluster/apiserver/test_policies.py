@@ -1,0 +1,173 @@
+"""ValidatingAdmissionPolicies: what expressions refuse, in which words, and where they apply."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+
+from simcluster.apiserver.storage.objects import Json
+from tests.support.simcluster.apiserver import ApiUnderTest, api_server
+
+PODS = "/api/v1/namespaces/default/pods"
+CONFIGS = "/apis/admissionregistration.k8s.io/v1"
+LIMIT = "object.spec.containers.all(c, has(c.resources.limits))"
+
+
+@pytest.fixture
+async def api() -> AsyncIterator[ApiUnderTest]:
+    async with api_server() as started:
+        yield started
+
+
+@pytest.fixture
+async def client(api: ApiUnderTest) -> AsyncIterator[aiohttp.ClientSession]:
+    async with api.client() as session:
+        yield session
+
+
+def a_pod(name: str = "web", limits: Json | None = None) -> Json:
+    resources = {"limits": limits} if limits else {}
+    container = {"name": "main", "image": "example/image:1", "resources": resources}
+    return {"metadata": {"name": name}, "spec": {"containers": [container]}}
+
+
+async def install(
+    client: aiohttp.ClientSession,
+    *validations: Json,
+    actions: tuple[str, ...] = ("Deny",),
+    binding: Json | None = None,
+    **spec: Any,
+) -> None:
+    rule = {"operations": ["CREATE", "UPDATE"], "apiGroups": [""], "apiVersions": ["v1"],
+            "resources": ["pods"]}  # fmt: skip
+    rules = {"resourceRules": [rule]}
+    wanted = {"matchConstraints": rules, "validations": validations, **spec}
+    policy = {"metadata": {"name": "limits"}, "spec": wanted}
+    where = {"policyName": "limits", "validationActions": actions, **(binding or {})}
+    bound = {"metadata": {"name": "here"}, "spec": where}
+    for plural, body in (("policies", policy), ("policybindings", bound)):
+        response = await client.post(f"{CONFIGS}/validatingadmission{plural}", json=body)
+        assert response.status == 201, await response.text()
+
+
+async def refused(response: aiohttp.ClientResponse, code: int = 422) -> str:
+    body = await response.json()
+    assert response.status == code, body
+    return str(body["message"])
+
+
+async def test_a_bound_policy_denies_in_kubernetes_words(client: aiohttp.ClientSession) -> None:
+    await install(client, {"expression": LIMIT})
+
+    assert await refused(await client.post(PODS, json=a_pod())) == (
+        "pods \"web\" is forbidden: ValidatingAdmissionPolicy 'limits' with binding 'here' denied "
+        f"request: failed expression: {LIMIT}"
+    )
+    assert (await client.post(PODS, json=a_pod(limits={"cpu": "1"}))).status == 201
+    await client.delete(f"{CONFIGS}/validatingadmissionpolicybindings/here")
+    assert (await client.post(PODS, json=a_pod("free"))).status == 201
+
+
+@pytest.mark.parametrize(
+    ("validation", "said", "code"),
+    [
+        ({"message": "say your limits"}, "denied request: say your limits", 422),
+        ({"messageExpression": "'pod ' + object.metadata.name + ' of ' + request.namespace"},
+         "denied request: pod web of default", 422),
+        ({"messageExpression": "object.nothing", "message": "plain"}, "request: plain", 422),
+        ({"message": "no", "reason": "Forbidden"}, "denied request: no", 403),
+    ],
+)  # fmt: skip
+async def test_a_denial_says_what_its_author_wrote(
+    client: aiohttp.ClientSession, validation: Json, said: str, code: int
+) -> None:
+    await install(client, {"expression": LIMIT, **validation})
+
+    assert (await refused(await client.post(PODS, json=a_pod()), code)).endswith(said)
+
+
+async def test_a_binding_may_only_warn(client: aiohttp.ClientSession) -> None:
+    await install(client, {"expression": LIMIT, "message": "mind"}, actions=("Warn", "Audit"))
+
+    created = await client.post(PODS, json=a_pod())
+
+    assert created.status == 201
+    assert created.headers["Warning"] == (
+        "299 - \"Validation failed for ValidatingAdmissionPolicy 'limits' with binding 'here': "
+        'mind"'
+    )
+
+
+async def test_variables_conditions_and_namespaces_are_known(client: aiohttp.ClientSession) -> None:
+    await install(
+        client,
+        {"expression": "variables.memory.all(m, quantity(m).isLessThan(quantity('1Gi')))"},
+        {"expression": "namespaceObject.metadata.name == 'default'"},
+        variables=[
+            {"name": "limits", "expression": "object.spec.containers.map(c, c.resources.limits)"},
+            {"name": "memory", "expression": "variables.limits.map(l, l.memory)"},
+        ],
+        matchConditions=[{"name": "memory",
+                          "expression": "object.metadata.name.startsWith('m')"}],
+    )  # fmt: skip
+
+    assert (await client.post(PODS, json=a_pod("other"))).status == 201
+    assert (await client.post(PODS, json=a_pod("m1", {"memory": "512Mi"}))).status == 201
+    assert "failed expression: variables.memory" in await refused(
+        await client.post(PODS, json=a_pod("m2", {"memory": "2Gi"}))
+    )
+
+
+@pytest.mark.parametrize(("policy", "code"), [("Fail", 422), ("Ignore", 201)])
+async def test_an_error_in_an_expression_follows_the_failure_policy(
+    client: aiohttp.ClientSession, policy: str, code: int
+) -> None:
+    await install(client, {"expression": "object.nothing.here == 1"}, failurePolicy=policy)
+
+    response = await client.post(PODS, json=a_pod())
+
+    assert response.status == code
+    if code != 201:
+        assert "resulted in error: no such key: nothing" in await refused(response)
+
+
+async def test_params_come_from_the_object_that_the_binding_names(
+    client: aiohttp.ClientSession,
+) -> None:
+    maps = "/api/v1/namespaces/default/configmaps"
+    ref = {"name": "settings", "parameterNotFoundAction": "Deny"}
+    await install(
+        client,
+        {"expression": "object.metadata.name != params.data.forbidden"},
+        paramKind={"apiVersion": "v1", "kind": "ConfigMap"},
+        binding={"paramRef": ref},
+    )
+    assert "no params found" in await refused(await client.post(PODS, json=a_pod()))
+
+    await client.post(maps, json={"metadata": {"name": "settings"}, "data": {"forbidden": "web"}})
+
+    assert "failed expression" in await refused(await client.post(PODS, json=a_pod()))
+    assert (await client.post(PODS, json=a_pod("other"))).status == 201
+
+
+async def test_bindings_and_exclusions_narrow_a_policy(client: aiohttp.ClientSession) -> None:
+    elsewhere = {"matchExpressions": [{"key": "kubernetes.io/metadata.name", "operator": "NotIn",
+                                       "values": ["default"]}]}  # fmt: skip
+    await install(client, {"expression": "false"},
+                  binding={"matchResources": {"namespaceSelector": elsewhere}})  # fmt: skip
+
+    assert (await client.post(PODS, json=a_pod())).status == 201
+    there = "/api/v1/namespaces/kube-system/pods"
+    assert "failed expression: false" in await refused(await client.post(there, json=a_pod()))
+
+
+async def test_expressions_that_do_not_compile_are_refused(client: aiohttp.ClientSession) -> None:
+    policy = {"metadata": {"name": "bad"}, "spec": {"validations": [{"expression": "1 +"}]}}
+
+    answer = await client.post(f"{CONFIGS}/validatingadmissionpolicies", json=policy)
+
+    body = await answer.json()
+    assert answer.status == 422
+    assert {cause["field"] for cause in body["details"]["causes"]} == {
+        "spec.matchConstraints.resourceRules", "spec.validations[0].expression"}  # fmt: skip

@@ -1,0 +1,91 @@
+"""The simulated cluster as a process of its own: ready, killed, back with everything, stopped."""
+
+import asyncio
+import signal
+import ssl
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import pytest
+import yaml
+
+PODS = "/api/v1/namespaces/default/pods"
+
+
+@pytest.fixture
+def state() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="lh-") as directory:
+        yield Path(directory)
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """The process, and a session with it."""
+
+    process: asyncio.subprocess.Process
+    client: aiohttp.ClientSession
+    url: str
+
+
+@asynccontextmanager
+async def cluster(state: Path) -> AsyncIterator[Running]:
+    kubeconfig = state / "kubeconfig"
+    kubeconfig.unlink(missing_ok=True)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "simcluster", "--state", str(state), "--nodes", "1",
+        stderr=asyncio.subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        async with asyncio.timeout(20):
+            while not kubeconfig.exists():
+                assert process.returncode is None
+                await asyncio.sleep(0.02)
+        config = yaml.safe_load(kubeconfig.read_text())
+        url = config["clusters"][0]["cluster"]["server"]
+        context = ssl.create_default_context(cafile=str(state / "tls" / "ca.crt"))
+        async with aiohttp.ClientSession(
+            url,
+            headers={"Authorization": f"Bearer {config['users'][0]['user']['token']}"},
+            connector=aiohttp.TCPConnector(ssl=context),
+        ) as client:
+            yield Running(process, client, url)
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def test_a_kill_loses_nothing_that_was_acknowledged(state: Path) -> None:
+    async with cluster(state) as first:
+        for number in range(50):
+            meta = {"name": f"web-{number}"}
+            spec = {"containers": [{"name": "main", "image": "x:1"}]}
+            answer = await first.client.post(PODS, json={"metadata": meta, "spec": spec})
+            assert answer.status == 201
+        before = await (await first.client.get(PODS)).json()
+        first.process.kill()
+        await first.process.wait()
+
+    async with cluster(state) as second:
+        after = await (await second.client.get(PODS)).json()
+        nodes = await (await second.client.get("/api/v1/nodes")).json()
+
+    assert after["items"] == before["items"]
+    assert int(after["metadata"]["resourceVersion"]) >= int(before["metadata"]["resourceVersion"])
+    assert second.url == first.url
+    assert [node["metadata"]["name"] for node in nodes["items"]] == ["node-0"]
+
+
+async def test_a_signal_stops_it_in_order_while_watches_are_open(state: Path) -> None:
+    async with cluster(state) as running, running.client.get(f"{PODS}?watch=1"):
+        running.process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(30):
+            code = await running.process.wait()
+
+    assert code == 0
+    assert (state / "kubeconfig").stat().st_mode & 0o777 == 0o600

@@ -1,0 +1,217 @@
+"""Quotas and priorities over HTTP: what is refused, in which words, and what is shown."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from shared.dialects import OWN_RESOURCES
+from simcluster.apiserver.storage.objects import Json
+from simcluster.apiserver.storage.persistence import SqliteDisk
+from simcluster.apiserver.storage.store import Store
+from tests.support.simcluster.apiserver import ApiUnderTest, api_server
+
+PODS = "/api/v1/namespaces/default/pods"
+QUOTAS = "/api/v1/namespaces/default/resourcequotas"
+CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
+
+
+@pytest.fixture
+async def api() -> AsyncIterator[ApiUnderTest]:
+    async with api_server() as started:
+        yield started
+
+
+@pytest.fixture
+async def client(api: ApiUnderTest) -> AsyncIterator[aiohttp.ClientSession]:
+    async with api.client() as session:
+        yield session
+
+
+def a_pod(name: str, limits: Json | None = None, **spec: Any) -> Json:
+    container = {"name": "main", "image": "example/image:1", "resources": {"limits": limits or {}}}
+    return {"metadata": {"name": name}, "spec": {"containers": [container], **spec}}
+
+
+async def status_of(client: aiohttp.ClientSession, name: str) -> Json:
+    found: Json = (await (await client.get(f"{QUOTAS}/{name}")).json())["status"]
+    return found
+
+
+async def refusal(response: aiohttp.ClientResponse) -> str:
+    body = await response.json()
+    assert response.status == 403, body
+    return str(body["message"])
+
+
+async def install(client: aiohttp.ClientSession, name: str, hard: Json, **spec: Any) -> None:
+    body = {"metadata": {"name": name}, "spec": {"hard": hard, **spec}}
+    response = await client.post(QUOTAS, json=body)
+    assert response.status == 201, await response.text()
+
+
+async def test_what_exceeds_a_quota_is_refused_in_kubernetes_words(
+    client: aiohttp.ClientSession,
+) -> None:
+    await client.post(PODS, json=a_pod("first", {"nvidia.com/gpu": "3", "memory": "1Gi"}))
+    await install(client, "gpus", {"requests.nvidia.com/gpu": "4", "pods": "5"})
+    assert await status_of(client, "gpus") == {
+        "hard": {"requests.nvidia.com/gpu": "4", "pods": "5"},
+        "used": {"requests.nvidia.com/gpu": "3", "pods": "1"},
+    }
+
+    said = await refusal(await client.post(PODS, json=a_pod("second", {"nvidia.com/gpu": "2"})))
+
+    assert said == (
+        'pods "second" is forbidden: exceeded quota: gpus, requested: requests.nvidia.com/gpu=2, '
+        "used: requests.nvidia.com/gpu=3, limited: requests.nvidia.com/gpu=4"
+    )
+    dry = await client.post(
+        PODS, json=a_pod("dry", {"nvidia.com/gpu": "2"}), params={"dryRun": "All"}
+    )
+    assert dry.status == 403
+    assert (await client.post(PODS, json=a_pod("third", {"nvidia.com/gpu": "1"}))).status == 201
+    assert (await status_of(client, "gpus"))["used"]["requests.nvidia.com/gpu"] == "4"
+
+
+async def test_what_a_pod_used_comes_back_when_it_ends(
+    api: ApiUnderTest, client: aiohttp.ClientSession
+) -> None:
+    await install(client, "cpu", {"requests.cpu": "2", "limits.memory": "2Gi"})
+    limits = {"cpu": "1500m", "memory": "512Mi"}
+    await client.post(PODS, json=a_pod("web", limits))
+    assert (await status_of(client, "cpu"))["used"] == {
+        "requests.cpu": "1500m", "limits.memory": "512Mi"}  # fmt: skip
+    assert "exceeded quota: cpu" in await refusal(await client.post(PODS, json=a_pod("b", limits)))
+
+    api.store.patch(
+        "pods", "default", "web", {"status": {"phase": "Succeeded"}}, subresource="status"
+    )
+
+    assert (await status_of(client, "cpu"))["used"] == {"requests.cpu": "0", "limits.memory": "0"}
+    assert (await client.post(PODS, json=a_pod("b", limits))).status == 201
+    await client.delete(f"{PODS}/b")
+    assert (await status_of(client, "cpu"))["used"]["requests.cpu"] == "0"
+
+
+async def test_many_writers_never_exceed_a_quota(client: aiohttp.ClientSession) -> None:
+    await install(client, "few", {"count/pods": "5"})
+
+    answers = await asyncio.gather(
+        *(client.post(PODS, json=a_pod(f"web-{number}")) for number in range(20))
+    )
+
+    assert sorted(answer.status for answer in answers) == [201] * 5 + [403] * 15
+    assert (await status_of(client, "few"))["used"] == {"count/pods": "5"}
+
+
+async def test_a_quota_on_cpu_wants_every_container_to_say_what_it_needs(
+    client: aiohttp.ClientSession,
+) -> None:
+    await install(client, "cpu", {"limits.cpu": "4"})
+
+    assert await refusal(await client.post(PODS, json=a_pod("web"))) == (
+        'pods "web" is forbidden: failed quota: cpu: must specify limits.cpu for: main'
+    )
+
+
+async def test_a_quota_for_a_priority_counts_its_pods_alone(client: aiohttp.ClientSession) -> None:
+    await client.post(CLASSES, json={"metadata": {"name": "high"}, "value": 1000})
+    chosen = {"scopeName": "PriorityClass", "operator": "In", "values": ["high"]}
+    await install(client, "high", {"pods": "1"}, scopeSelector={"matchExpressions": [chosen]})
+
+    plain = [await client.post(PODS, json=a_pod(f"plain-{n}")) for n in range(2)]
+    high = [
+        await client.post(PODS, json=a_pod(f"high-{n}", priorityClassName="high")) for n in range(2)
+    ]
+
+    assert [each.status for each in plain + high] == [201, 201, 201, 403]
+    assert (await status_of(client, "high"))["used"] == {"pods": "1"}
+
+
+async def test_other_objects_are_counted_and_bad_quotas_refused(
+    client: aiohttp.ClientSession,
+) -> None:
+    await install(client, "maps", {"configmaps": "1", "resourcequotas": "1"})
+    maps = "/api/v1/namespaces/default/configmaps"
+
+    assert (await client.post(maps, json={"metadata": {"name": "a"}})).status == 201
+    assert (await client.post(maps, json={"metadata": {"name": "b"}})).status == 403
+    assert (await status_of(client, "maps"))["used"] == {"configmaps": "1", "resourcequotas": "1"}
+    assert "exceeded quota: maps" in await refusal(
+        await client.post(QUOTAS, json={"metadata": {"name": "b"}, "spec": {"hard": {"pods": "1"}}})
+    )
+    bad = {"metadata": {"name": "bad"}, "spec": {"hard": {"pods": "many"}, "scopes": ["Some"]}}
+    assert (await client.post(QUOTAS, json=bad)).status == 422
+
+
+async def test_a_changed_quota_counts_afresh_also_after_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "objects.sqlite"
+    async with api_server(store=Store(SqliteDisk(path))) as first, first.client() as client:
+        await client.post(PODS, json=a_pod("web", {"cpu": "1"}))
+        await install(client, "all", {"pods": "1"})
+        first.store.patch("resourcequotas", "default", "all", {"spec": {"hard": {"cpu": "3"}}})
+        assert (await status_of(client, "all"))["used"] == {"pods": "1", "cpu": "1"}
+        first.store.close()
+
+    async with api_server(store=Store(SqliteDisk(path))) as second, second.client() as client:
+        assert "exceeded quota: all" in await refusal(
+            await client.post(PODS, json=a_pod("more", {"cpu": "1"}))
+        )
+        second.store.close()
+
+
+async def test_priorities_come_from_classes_alone(client: aiohttp.ClientSession) -> None:
+    default = {"metadata": {"name": "usual"}, "value": 7, "globalDefault": True}
+    await client.post(CLASSES, json=default)
+
+    usual = await (await client.post(PODS, json=a_pod("a"))).json()
+    critical = await (
+        await client.post(PODS, json=a_pod("b", priorityClassName="system-node-critical"))
+    ).json()
+    wrong = await refusal(await client.post(PODS, json=a_pod("c", priority=3)))
+    unknown = await refusal(await client.post(PODS, json=a_pod("d", priorityClassName="none")))
+    never = await refusal(await client.post(PODS, json=a_pod("e", preemptionPolicy="Never")))
+    second = await refusal(await client.post(CLASSES, json={**default, "metadata": {"name": "x"}}))
+    system = await client.post(CLASSES, json={"metadata": {"name": "system-mine"}, "value": 1})
+
+    assert (usual["spec"]["priority"], usual["spec"]["priorityClassName"]) == (7, "usual")
+    assert critical["spec"]["priority"] == 2_000_001_000
+    assert "the integer value of priority (3) must not be provided in pod spec" in wrong
+    assert unknown.endswith("no PriorityClass with name none was found")
+    assert "the string value of PreemptionPolicy (Never) must not be provided" in never
+    assert second.endswith("PriorityClass usual is already marked as default. "
+                           "Only one default can exist")  # fmt: skip
+    assert system.status == 422
+
+
+async def test_a_pod_that_is_replaced_keeps_its_priority(client: aiohttp.ClientSession) -> None:
+    created = await (
+        await client.post(PODS, json=a_pod("web", priorityClassName="system-node-critical"))
+    ).json()
+    again = {**created, "metadata": {"name": "web", "labels": {"a": "b"}}}
+    del again["spec"]["priority"], again["spec"]["preemptionPolicy"]
+
+    replaced = await (await client.put(f"{PODS}/web", json=again)).json()
+
+    assert replaced["spec"]["priority"] == 2_000_001_000
+    assert replaced["metadata"]["labels"] == {"a": "b"}
+
+
+@pytest.mark.parametrize(
+    "resource", sorted(name for name in OWN_RESOURCES if "kubernetes.io/" not in name)
+)
+async def test_every_name_for_gpus_can_be_bounded_by_a_quota(
+    client: aiohttp.ClientSession, resource: str
+) -> None:
+    # Names in kubernetes.io, Koordinator's oldest, are no extended resources: no quota counts them.
+    await install(client, "gpus", {f"requests.{resource}": "3"})
+    assert (await client.post(PODS, json=a_pod("two", {resource: "2"}))).status == 201
+
+    over = await client.post(PODS, json=a_pod("more", {resource: "2"}))
+    assert f"exceeded quota: gpus, requested: requests.{resource}=2" in await refusal(over)
+    assert (await client.post(PODS, json=a_pod("one", {resource: "1"}))).status == 201
+    assert (await status_of(client, "gpus"))["used"] == {f"requests.{resource}": "3"}

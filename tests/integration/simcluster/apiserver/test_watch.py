@@ -1,0 +1,182 @@
+"""Watches of the simulated API server over HTTP."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+
+from simcluster.apiserver.storage.objects import Json
+from tests.support.simcluster.apiserver import ApiUnderTest, api_server
+
+PODS = "/api/v1/namespaces/default/pods"
+TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io"
+
+
+def a_pod(name: str, **labels: str) -> Json:
+    containers = [{"name": "main", "image": "example/image:1"}]
+    meta = {"name": name, "namespace": "default", "labels": labels}
+    return {"metadata": meta, "spec": {"containers": containers}}
+
+
+@pytest.fixture
+async def api() -> AsyncIterator[ApiUnderTest]:
+    async with api_server(bookmark_s=0.2, window=50) as started:
+        yield started
+
+
+@asynccontextmanager
+async def watching(
+    api: ApiUnderTest, path: str = PODS, accept: str = "application/json", **query: str
+) -> AsyncIterator[AsyncIterator[Any]]:
+    async with (
+        asyncio.timeout(30),
+        api.client() as session,
+        session.get(path, params={"watch": "1", **query}, headers={"Accept": accept}) as answer,
+    ):
+        assert answer.status == 200
+
+        async def events() -> AsyncIterator[Any]:
+            async for line in answer.content:
+                yield json.loads(line)
+
+        yield events()
+
+
+def said(event: Any) -> str:
+    return f"{event['type']} {event['object']['metadata'].get('name', '')}".strip()
+
+
+async def test_a_watch_without_a_version_begins_with_what_is_there(api: ApiUnderTest) -> None:
+    api.store.create("pods", a_pod("first"))
+    async with watching(api) as events:
+        assert said(await anext(events)) == "ADDED first"
+        api.store.create("pods", a_pod("second"))
+        api.store.patch("pods", "default", "first", {"metadata": {"labels": {"a": "b"}}})
+        api.store.delete("pods", "default", "first")
+
+        following = [said(await anext(events)) for _ in range(3)]
+
+    assert following == ["ADDED second", "MODIFIED first", "DELETED first"]
+
+
+async def test_a_watch_from_a_version_tells_what_came_after(api: ApiUnderTest) -> None:
+    api.store.create("pods", a_pod("before"))
+    version = str(api.store.version)
+    api.store.create("pods", a_pod("after"))
+    api.store.delete("pods", "default", "before")
+
+    async with watching(api, resourceVersion=version) as events:
+        told = [await anext(events) for _ in range(2)]
+
+    assert [said(event) for event in told] == ["ADDED after", "DELETED before"]
+    assert told[1]["object"]["metadata"]["resourceVersion"] == str(api.store.version)
+    assert told[0]["object"]["kind"] == "Pod"
+
+
+async def test_quiet_watches_are_told_the_version(api: ApiUnderTest) -> None:
+    version = str(api.store.version)
+    async with watching(api, resourceVersion=version, allowWatchBookmarks="true") as events:
+        api.store.create("configmaps", {"metadata": {"name": "c", "namespace": "default"}})
+        bookmark = await anext(events)
+
+    assert bookmark["type"] == "BOOKMARK"
+    assert bookmark["object"]["kind"] == "Pod"
+    assert bookmark["object"]["metadata"] == {"resourceVersion": str(api.store.version)}
+
+
+async def test_a_version_too_old_is_an_error_event(api: ApiUnderTest) -> None:
+    version = str(api.store.version)
+    api.store.create("pods", a_pod("web"))
+    api.store.compact()
+
+    async with watching(api, resourceVersion=version) as events:
+        told = [event async for event in events]
+
+    assert [event["type"] for event in told] == ["ERROR"]
+    assert told[0]["object"]["code"] == 410
+    assert told[0]["object"]["reason"] == "Expired"
+
+
+async def test_selectors_hide_and_reveal(api: ApiUnderTest) -> None:
+    version = str(api.store.version)
+    api.store.create("pods", a_pod("web", app="a"))
+    api.store.create("pods", a_pod("other", app="b"))
+    bound = {**api.store.read("pods", "default", "web")}
+    bound["spec"] = {**bound["spec"], "nodeName": "node-0"}
+    api.store.update("pods", bound, subresource="binding")
+
+    async with watching(
+        api, resourceVersion=version, labelSelector="app=a", fieldSelector="spec.nodeName="
+    ) as events:
+        told = [said(await anext(events)) for _ in range(2)]
+
+    assert told == ["ADDED web", "DELETED web"]
+
+
+async def test_a_watch_ends_when_its_time_is_over(api: ApiUnderTest) -> None:
+    async with watching(api, timeoutSeconds="1") as events:
+        assert [event async for event in events] == []
+
+
+async def test_a_streamed_list_ends_with_a_marked_bookmark(api: ApiUnderTest) -> None:
+    api.store.create("pods", a_pod("web"))
+    async with watching(
+        api,
+        sendInitialEvents="true",
+        resourceVersionMatch="NotOlderThan",
+        allowWatchBookmarks="true",
+    ) as events:
+        first, end = await anext(events), await anext(events)
+
+    assert said(first) == "ADDED web"
+    assert end["type"] == "BOOKMARK"
+    assert end["object"]["metadata"]["annotations"] == {"k8s.io/initial-events-end": "true"}
+
+
+async def test_watches_come_as_tables_too(api: ApiUnderTest) -> None:
+    api.store.create("pods", a_pod("web"))
+    async with watching(api, accept=TABLE) as events:
+        event = await anext(events)
+
+    assert event["object"]["kind"] == "Table"
+    assert event["object"]["rows"][0]["cells"][0] == "web"
+
+
+async def test_one_object_is_watched_by_its_name(api: ApiUnderTest) -> None:
+    api.store.create("pods", a_pod("web"))
+    api.store.create("pods", a_pod("other"))
+
+    async with watching(api, f"{PODS}/other") as events:
+        assert said(await anext(events)) == "ADDED other"
+
+
+async def test_many_watchers_all_see_every_change(api: ApiUnderTest) -> None:
+    version = str(api.store.version)
+
+    async def follow() -> list[str]:
+        async with watching(api, resourceVersion=version) as events:
+            return [said(await anext(events)) for _ in range(30)]
+
+    async with asyncio.TaskGroup() as tasks:
+        followers = [tasks.create_task(follow()) for _ in range(10)]
+        for number in range(30):
+            api.store.create("pods", a_pod(f"web-{number}"))
+            await asyncio.sleep(0)
+
+    expected = [f"ADDED web-{number}" for number in range(30)]
+    assert all(follower.result() == expected for follower in followers)
+
+
+async def test_contradictory_queries_are_refused(api: ApiUnderTest) -> None:
+    async with api.client() as session:
+        for query in (
+            {"watch": "1", "resourceVersion": "abc"},
+            {"watch": "1", "sendInitialEvents": "true"},
+            {"resourceVersionMatch": "Exact"},
+        ):
+            answer: aiohttp.ClientResponse = await session.get(PODS, params=query)
+            assert answer.status == 400

@@ -1,0 +1,445 @@
+"""Admission webhooks: who is asked about what, what they may change, what their failure means."""
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from simcluster.apiserver.storage.objects import Json
+from tests.support.simcluster.admission_webhook import (
+    WebhookUnderTest,
+    allow,
+    configuration,
+    deny,
+    label,
+    patch,
+    webhook_server,
+)
+from tests.support.simcluster.apiserver import ApiUnderTest, api_server
+from tests.support.simcluster.definitions import POD_GROUPS, pod_group
+
+PODS = "/api/v1/namespaces/default/pods"
+CONFIGS = "/apis/admissionregistration.k8s.io/v1"
+MERGE = {"Content-Type": "application/merge-patch+json"}
+
+
+@pytest.fixture
+async def hooks() -> AsyncIterator[WebhookUnderTest]:
+    async with webhook_server() as started:
+        yield started
+
+
+@pytest.fixture
+async def api() -> AsyncIterator[ApiUnderTest]:
+    async with api_server() as started:
+        yield started
+
+
+@pytest.fixture
+async def client(api: ApiUnderTest) -> AsyncIterator[aiohttp.ClientSession]:
+    async with api.client() as session:
+        yield session
+
+
+def a_pod(name: str = "web", **labels: str) -> Json:
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, **({"labels": labels} if labels else {})},
+        "spec": {"containers": [{"name": "main", "image": "example/image:1"}]},
+    }
+
+
+def rule(*resources: str, group: str = "", version: str = "v1", **more: Any) -> Json:
+    return {"operations": ["*"], "apiGroups": [group], "apiVersions": [version],
+            "resources": list(resources), **more}  # fmt: skip
+
+
+async def install(client: aiohttp.ClientSession, kind: str, *hooks: Json, name: str = "a") -> None:
+    url = f"{CONFIGS}/{kind.lower()}webhookconfigurations"
+    response = await client.post(url, json=configuration(kind, name, *hooks))
+    assert response.status == 201, await response.text()
+
+
+async def refused(response: aiohttp.ClientResponse, code: int) -> str:
+    body = await response.json()
+    assert response.status == code, body
+    return str(body["message"])
+
+
+async def test_a_webhook_sees_the_request_as_kubernetes_describes_it(
+    client: aiohttp.ClientSession, hooks: WebhookUnderTest
+) -> None:
+    await install(client, "Mutating", hooks.hook("see", allow))
+
+    await client.post(PODS, json=a_pod(), params={"fieldManager": "me", "dryRun": "All"})
+
+    [seen] = hooks.requests("/see")
+    assert seen["kind"] == {"group": "", "version": "v1", "kind": "Pod"}
+    assert seen["resource"] == {"group": "", "version": "v1", "resource": "pods"}
+    assert (seen["operation"], seen["name"], seen["namespace"]) == ("CREATE", "web", "default")
+    assert (seen["dryRun"], seen["oldObject"]) == (True, None)
+    assert seen["options"]["kind"] == "CreateOptions"
+    assert seen["options"]["fieldManager"] == "me"
+    spec = seen["object"]["spec"]
+    assert (spec["restartPolicy"], spec["priority"]) == ("Always", 0)
+    assert seen["object"]["kind"] == "Pod"
+    assert (await client.get(f"{PODS}/web")).status == 404
+
+
+async def test_mutations_apply_in_the_order_of_names_and_are_completed(
+    client: aiohttp.ClientSession, hooks: WebhookUnderTest
+) -> None:
+    sidecar = {"name": "side", "image": "example/side:1"}
+    await install(client, "Mutating", hooks.hook("late", label("order", "late")), name="z")
+    await install(
+        client,
+        "Mutating",
+        hooks.hook("early", label("order", "early")),
+        hooks.hook("side", patch({"op": "add", "path": "/spec/containers/-", "value": sidecar})),
+    )
+
+    created = await (await client.post(PODS, json=a_pod())).json()
+
+    assert [path for path, _ in hooks.asked] == ["/early", "/side", "/late"]
+    assert created["metadata"]["labels"] == {"order": "late"}
+    added = created["spec"]["containers"][1]
+    assert (added["name"], added["imagePullPolicy"]) == ("side", "IfNotPresent")
+
+
+async def test_a_webhook_that_wants_to_is_asked_again_after_later_changes(
+    client: aiohttp.ClientSession, hooks: WebhookUnderTest
+) -> None:
+    await install(
+        client,
+        "Mutating",
+        hooks.hook("again", allow, reinvocationPolicy="IfNeeded"),
+        hooks.hook("never", allow),
+        hooks.hook("change", label("a", "b"), reinvocationPolicy="IfNeeded"),
+    )
+
+    await client.post(PODS, json=a_pod())
+
+    assert [path for path, _ in hooks.asked] == ["/again", "/never", "/change", "/again"]
+    assert hooks.requests("/again")[1]["object"]["metadata"]["labels"] == {"a": "b"}
+
+
+async def test_what_a_webhook_makes_is_checked_like_anything_else(
+    client: aiohttp.ClientSession, hooks: WebhookUnderTest
+) -> None:
+    bad = patch({"op": "replace", "path": "/spec/containers/0/image", "value": ""})
+    await install(client, "Mutating", hooks.hook("bad", bad))
+    assert "spec.containers[0].image: Required value" in await refused(
+        await client.post(PODS, json=a_pod()), 422
+    )
+
+    hooks.answers["/bad"] = patch({"op": "remove", "path": "/spec/nothing"})
+    said = await refused(await client.post(PODS, json=a_pod()), 500)
+    assert said.startswith("Internal error occurred: ")
+
+
+async def test_a_priority_that_a_webhook_only_names_is_forbidden(
+    client: aiohttp.ClientSession, hooks: WebhookUnderTest
+) -> None:
+    high = {"metadata": {"name": "high"}, "value": 1000}
+    await client.post("/apis/scheduling.k8s.io/v1/priorityclasses", json=high)
+    named = {"op": "add", "path": "/spec/priorityClassName", "value": "high"}
+    await install(client, "Mutating", hooks.hook("name", patch(named)))
+
+    said = await refused(await client.post(PODS, json=a_pod()), 403)
+    assert said == (
+        'pods "web" is forbidden: the integer value of priority (0) must not be provided in pod '
+        "spec; priority admission controller computed 1000 from the given PriorityClass name"
+    )
+    hooks.answers["/name"] = patch(named, {"op": "remove", "path": "/spec/priority"})
+    created = await (await client.post(PODS, json=a_pod())).json()
+    assert created["spec"]["priority"] == 1000
+
+
+async def test_a_denial_is_worded_as_kubernetes_words_it(
+    client: aiohttp.ClientSession, hooks: WebhookUnderTest
+) -> None:
+    await install(client, "Validating", hooks.hook("no", deny("no GPUs for you", code=403)))
+    assert await refused(await client.post(PODS, json=a_pod()), 403) == (
+        'admission webhook "no.leasehold.dev" denied the request: no GPUs for you'
+    )
+
+    hooks.answers["/no"] = deny()
+    assert await refused(await client.post(PODS, json=a_pod()), 400) == (
+        'admission webhook "no.leasehold.dev" denied the request without explanation'
+    )
+    hooks.answers["/no"] = deny(reason="Gone")
+    assert (await refused(await client.post(PODS, json=a_pod()), 400)).endswith("request: Gone")
+    assert (await client.get(f"{PODS}/web")).status == 404
+
+
+async def test_validating_webhooks_are_asked_at_once_and_see_the_final_object(
+    client: aiohttp.ClientSession, hooks: WebhookUnderTest
+) -> None:
+    both = asyncio.Barrier(2)
+
+    async def meet(_request: Json) -> Json:
+        async with asyncio.timeout(30):
+            await both.wait()
+        return {"allowed": True, "warnings": ["mind the gap"]}
+
+    await install(client, "Mutating", hooks.hook("change", label("a", "b")))
+    await install(client, "Validating", hooks.hook("one", meet), hooks.hook("two", meet))
+
+    created = await client.post(PODS, json=a_pod())
+
+    assert created.status == 201
+    assert created.headers.getall("Warning") == ['299 - "mind the gap"'] * 2
+    final = hooks.requests("/one")[0]["object"]
+    assert final["metadata"]["labels"] == {"a": "b"}
+    assert final["metadata"]["uid"] == (await created.json())["metadata"]["uid"]
+    assert final["status"]["phase"] == "Pending"
+
+
+async def test_updates_deletions_and_bindings_are_requests_too(
+    client: aiohttp.ClientSession, hooks: WebhookUnderTest
+) -> None:
+    await install(client, "Validating", hooks.hook("all", allow, rules=[rule("*/*")]))
+    await client.post(PODS, json=a_pod())
+    await client.patch(f"{PODS}/web", json={"metadata": {"labels": {"a": "b"}}}, headers=MERGE)
+    await client.patch(f"{PODS}/web/status", json={"status": {"reason": "R"}}, headers=MERGE)
+    binding = {"metadata": {"name": "web"}, "target": {"name": "node-1"}}
+    bound = await client.post(f"{PODS}/web/binding", json=binding)
+    await client.delete(f"{PODS}/web", params={"gracePeriodSeconds": "0"})
+
+    assert bound.status == 201
+    seen = hooks.requests("/all")
+    assert [(each["operation"], each.get("subResource", "")) for each in seen] == [
+        ("CREATE", ""), ("UPDATE", ""), ("UPDATE", "status"), ("CREATE", "binding"),
+        ("DELETE", ""),
+    ]  # fmt: skip
+    assert seen[1]["oldObject"]["metadata"].get("labels") is None
+    assert seen[1]["object"]["metadata"]["labels"] == {"a": "b"}
+    assert seen[3]["kind"]["kind"] == "Binding"
+    assert (seen[4]["object"], seen[4]["oldObject"]["metadata"]["name"]) == (None, "web")
+
+
+@pytest.mark.parametrize(
+    ("more", "asked"),
+    [
+        ({"rules": [rule("pods")]}, True),
+        ({"rules": [rule("*")]}, True),
+        ({"rules": [rule("pods/*")]}, True),
+        ({"rules": [rule("pods/status")]}, False),
+        ({"rules": [rule("pods", operations=["UPDATE", "DELETE"])]}, False),
+        ({"rules": [rule("pods", group="apps")]}, False),
+        ({"rules": [rule("pods", group="*", version="*")]}, True),
+        ({"rules": [rule("pods", scope="Cluster")]}, False),
+        ({"rules": [rule("pods", scope="Namespaced")]}, True),
+        ({"objectSelector": {"matchLabels": {"gpu": "yes"}}}, True),
+        ({"objectSelector": {"matchExpressions": [{"key": "gpu", "operator": "DoesNotExist"}]}},
+         False),
+        ({"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "default"}}}, True),
+        ({"namespaceSelector": {"matchExpressions": [
+            {"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": ["default"]}]}},
+         False),
+        ({"matchConditions": [{"name": "a", "expression": "object.metadata.labels.gpu == 'yes'"}]},
+         True),
+        ({"matchConditions": [{"name": "no", "expression": "request.operation == 'DELETE'"}]},
+         False),
+    ],
+)  # fmt: skip
+async def test_only_those_whom_a_request_concerns_are_asked(
+    client: aiohttp.ClientSession, hooks: WebhookUnderTest, more: Json, asked: bool
+) -> None:
+    await install(client, "Validating", hooks.hook("some", allow, **more))
+
+    created = await client.post(PODS, json=a_pod(gpu="yes"))
+
+    assert created.status == 201, await created.text()
+    assert bool(hooks.asked) is asked
+
+
+async def test_a_condition_that_cannot_be_told_follows_the_failure_policy(
+    client: aiohttp.ClientSession, hooks: WebhookUnderTest
+) -> None:
+    broken = [{"name": "x", "expression": "object.metadata.labels.gpu == 'yes'"}]
+    await install(client, "Validating", hooks.hook("strict", allow, matchConditions=broken))
+    assert "resulted in error" in await refused(await client.post(PODS, json=a_pod()), 403)
+
+    await client.delete(f"{CONFIGS}/validatingwebhookconfigurations/a")
+    lax = hooks.hook("lax", allow, matchConditions=broken, failurePolicy="Ignore")
+    await install(client, "Validating", lax)
+    assert (await client.post(PODS, json=a_pod())).status == 201
+    assert hooks.asked == []
+
+
+async def test_failures_are_refusals_or_ignored(
+    client: aiohttp.ClientSession, hooks: WebhookUnderTest
+) -> None:
+    async def slow(_request: Json) -> Json:
+        await asyncio.sleep(30)
+        return {"allowed": True}
+
+    strange = hooks.hook("strange", allow)
+    strange["clientConfig"].pop("caBundle")
+    nobody = hooks.hook("nobody", allow)
+    nobody["clientConfig"]["url"] = "https://127.0.0.1:1/x"
+    cases = {
+        "connect: connection refused": nobody,
+        "tls: failed to verify certificate: x509": strange,
+        "context deadline exceeded": hooks.hook("slow", slow, timeoutSeconds=1),
+        'expected response.uid="': hooks.hook("uid", lambda _r: {"allowed": True, "uid": "x"}),
+        "the server could not find the requested resource": hooks.hook(
+            "missing", lambda _r: web.Response(status=404)
+        ),
+        'an error on the server ("broken") has prevented': hooks.hook(
+            "broken", lambda _r: web.Response(status=500, text="broken")
+        ),
+        "webhook response was absent": hooks.hook(
+            "empty", lambda _r: web.json_response({"kind": "AdmissionReview"})
+        ),
+        "validating webhook may not return response.patch": hooks.hook("patch", label("a", "b")),
+    }
+
+    for text, hook in cases.items():
+        await install(client, "Validating", hook)
+        said = await refused(await client.post(PODS, json=a_pod("web", a="b")), 500)
+        name = hook["name"]
+        assert said.startswith(f'Internal error occurred: failed calling webhook "{name}": '), said
+        assert text in said
+        await client.delete(f"{CONFIGS}/validatingwebhookconfigurations/a")
+        await install(client, "Validating", {**hook, "failurePolicy": "Ignore"})
+        dry = await client.post(PODS, json=a_pod("web", a="b"), params={"dryRun": "All"})
+        assert dry.status == 201, await dry.text()
+        await client.delete(f"{CONFIGS}/validatingwebhookconfigurations/a")
+
+
+async def test_a_service_leads_to_its_endpoints(
+    client: aiohttp.ClientSession, hooks: WebhookUnderTest
+) -> None:
+    hook = hooks.hook("service", allow)
+    service = {"name": "hook", "namespace": "default", "path": "/service"}
+    hook["clientConfig"] = {"service": service, "caBundle": hooks.bundle}
+    await install(client, "Validating", hook)
+    said = await refused(await client.post(PODS, json=a_pod()), 500)
+    assert said.endswith('failed to call webhook: service "hook" not found')
+
+    await client.post(
+        "/api/v1/namespaces/default/services",
+        json={"metadata": {"name": "hook"},
+              "spec": {"ports": [{"name": "https", "port": 443, "targetPort": 8443}]}},
+    )  # fmt: skip
+    said = await refused(await client.post(PODS, json=a_pod()), 500)
+    assert said.endswith('no endpoints available for service "hook"')
+
+    slices = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices"
+    endpoints = {"metadata": {"name": "hook-1", "labels": {"kubernetes.io/service-name": "hook"}},
+                 "addressType": "IPv4", "endpoints": [{"addresses": ["127.0.0.1"]}],
+                 "ports": [{"name": "https", "port": hooks.port}]}  # fmt: skip
+    assert (await client.post(slices, json=endpoints)).status == 201
+    created = await client.post(PODS, json=a_pod())
+    assert created.status == 201, await created.text()
+    assert len(hooks.asked) == 1
+
+
+async def test_configurations_are_completed_checked_and_never_asked_about(
+    client: aiohttp.ClientSession, hooks: WebhookUnderTest
+) -> None:
+    everything = [rule("*/*", group="*", version="*")]
+    await install(client, "Validating", hooks.hook("no", deny("no"), rules=everything))
+    url = f"{CONFIGS}/validatingwebhookconfigurations"
+
+    shown = await (await client.get(f"{url}/a")).json()
+    first = shown["webhooks"][0]
+    assert (first["failurePolicy"], first["timeoutSeconds"], first["rules"][0]["scope"]) == (
+        "Fail", 10, "*")  # fmt: skip
+    assert (await client.post(PODS, json=a_pod())).status == 400
+    bad = hooks.hook("bad", allow, sideEffects="Some", admissionReviewVersions=[],
+                     timeoutSeconds=60, clientConfig={"url": "http://x"},
+                     matchConditions=[{"name": "x", "expression": "1 +"}])  # fmt: skip
+    bad["name"] = "short"
+    answer = await (await client.post(url, json=configuration("Validating", "bad", bad))).json()
+    assert {cause["field"] for cause in answer["details"]["causes"]} == {
+        f"webhooks[0].{field}" for field in (
+            "name", "sideEffects", "admissionReviewVersions", "timeoutSeconds", "clientConfig.url",
+            "matchConditions[0].expression")
+    }  # fmt: skip
+    assert (await client.delete(f"{url}/a")).status == 200
+    assert (await client.post(PODS, json=a_pod())).status == 201
+
+
+async def test_a_rule_for_one_version_catches_requests_in_another(
+    api: ApiUnderTest, client: aiohttp.ClientSession, hooks: WebhookUnderTest
+) -> None:
+    two = json.loads(json.dumps(POD_GROUPS))
+    newer = {**two["spec"]["versions"][0], "name": "v1", "storage": False}
+    two["spec"]["versions"].append(newer)
+    api.store.create("customresourcedefinitions", two)
+    rules = [rule("podgroups", group="scheduling.volcano.sh", version="v1")]
+    await install(client, "Mutating", hooks.hook("equal", label("a", "b"), rules=rules),
+                  hooks.hook("exact", allow, rules=rules, matchPolicy="Exact"))  # fmt: skip
+
+    url = "/apis/scheduling.volcano.sh/v1beta1/namespaces/default/podgroups"
+    created = await (await client.post(url, json=pod_group("gang"))).json()
+
+    [seen] = [request for _, request in hooks.asked]
+    assert (seen["kind"]["version"], seen["requestKind"]["version"]) == ("v1", "v1beta1")
+    assert seen["object"]["apiVersion"] == "scheduling.volcano.sh/v1"
+    assert created["apiVersion"] == "scheduling.volcano.sh/v1beta1"
+    assert created["metadata"]["labels"] == {"a": "b"}
+
+
+async def test_a_patch_that_meets_another_write_is_begun_again(
+    api: ApiUnderTest, client: aiohttp.ClientSession, hooks: WebhookUnderTest
+) -> None:
+    rivals = [{"metadata": {"labels": {"rival": "was-here"}}}]
+
+    def meddle(_request: Json) -> Json:
+        if rivals:
+            api.store.patch("pods", "default", "web", rivals.pop())
+        return {"allowed": True}
+
+    await client.post(PODS, json=a_pod())
+    rules = [rule("pods", operations=["UPDATE"])]
+    await install(client, "Validating", hooks.hook("meddle", meddle, rules=rules))
+
+    changed = await client.patch(
+        f"{PODS}/web", json={"metadata": {"labels": {"mine": "too"}}}, headers=MERGE
+    )
+
+    assert changed.status == 200
+    assert (await changed.json())["metadata"]["labels"] == {"rival": "was-here", "mine": "too"}
+    assert len(hooks.asked) == 2
+
+
+async def test_a_dry_run_with_side_effects_is_refused(
+    api: ApiUnderTest, client: aiohttp.ClientSession, hooks: WebhookUnderTest
+) -> None:
+    hook = hooks.hook("effects", allow, sideEffects="NoneOnDryRun")
+    await install(client, "Validating", hook)
+
+    assert (await client.post(PODS, json=a_pod(), params={"dryRun": "All"})).status == 201
+    assert hooks.requests("/effects")[0]["dryRun"] is True
+    assert api.store.find("pods", "default", "web") is None
+    patched = base64.b64encode(b"not a patch").decode()
+    hooks.answers["/effects"] = lambda _r: {"allowed": True, "patch": patched}
+    assert (await client.post(PODS, json=a_pod())).status == 500
+
+
+async def test_a_command_in_a_pod_is_a_request_to_connect(
+    api: ApiUnderTest, client: aiohttp.ClientSession, hooks: WebhookUnderTest
+) -> None:
+    rules = [rule("pods/exec", operations=["CONNECT"])]
+    await install(client, "Validating", hooks.hook("door", deny("locked"), rules=rules))
+    await client.post(PODS, json=a_pod())
+    api.store.patch("pods", "default", "web", {"spec": {"nodeName": "n"}}, subresource="binding")
+
+    query = [("command", "sh"), ("command", "-c"), ("stdin", "true")]
+    said = await refused(await client.get(f"{PODS}/web/exec", params=query), 400)
+
+    assert said.endswith("denied the request: locked")
+    [seen] = hooks.requests("/door")
+    assert (seen["operation"], seen["subResource"]) == ("CONNECT", "exec")
+    assert seen["object"] == {"kind": "PodExecOptions", "apiVersion": "v1", "stdin": True,
+                              "command": ["sh", "-c"]}  # fmt: skip

@@ -1,0 +1,302 @@
+"""Admission by a simulated kubelet: one pod at a time, devices first, everything else after."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import grpc
+import pytest
+
+from proto.podresources import api_pb2, api_pb2_grpc
+from simcluster.apiserver.storage.objects import Json
+from simcluster.kubelet.settings import NodeSettings
+from tests.support.simcluster.kubelet import (
+    FAST,
+    Node,
+    PluginRefusalError,
+    ScriptedPlugin,
+    container,
+    eventually,
+    healthy,
+    one_kubelet,
+    pod,
+)
+
+SLOT = "example.com/slot"
+
+
+def asks(obj: Json) -> list[tuple[str, str]]:
+    """Return the containers of a pod that ask for a slot."""
+    return [
+        (obj["metadata"]["name"], each["name"])
+        for each in obj["spec"]["containers"]
+        if SLOT in (each["resources"].get("limits") or {})
+    ]
+
+
+async def ready(node: Node, plugin: ScriptedPlugin, *devices: str) -> None:
+    plugin.report(healthy(*devices))
+    await plugin.register()
+    await node.allocatable(SLOT, len(devices))
+
+
+async def test_thirty_pods_at_once_are_admitted_one_by_one_in_order() -> None:
+    async with one_kubelet() as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
+        candidates: list[list[tuple[str, str]]] = []
+
+        async def look(_devices: list[str]) -> Mapping[str, str]:
+            held = await node.held()
+            wanting = [
+                asking
+                for each in await node.listed()
+                if each["status"].get("phase") not in {"Failed", "Succeeded"}
+                for asking in asks(each)
+            ]
+            candidates.append([asking for asking in wanting if not held.get(asking)])
+            return {"NTH": str(len(candidates))}
+
+        plugin.on_allocate = look
+        await ready(node, plugin, *(f"d{number:02}" for number in range(30)))
+        for number in range(30):
+            node.create(pod(f"p{number:02}", limits={SLOT: 1}))
+        for number in range(30):
+            await node.phase(f"p{number:02}", "Running")
+
+        assert candidates == [[(f"p{number:02}", "main")] for number in range(30)]
+        assert node.container("p07").env["NTH"] == "8"
+
+
+async def test_inside_allocate_pod_resources_shows_the_containers_served_before() -> None:
+    async with one_kubelet() as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
+        seen: list[dict[tuple[str, str], set[str]]] = []
+
+        async def look(_devices: list[str]) -> Mapping[str, str]:
+            seen.append(await node.held())
+            return {}
+
+        plugin.on_allocate = look
+        await ready(node, plugin, "a", "b")
+        both = [container("first", limits={SLOT: 1}), container("second", limits={SLOT: 1})]
+        node.create(pod("one", containers=both))
+        await node.phase("one", "Running")
+
+        assert seen == [
+            {("one", "first"): set(), ("one", "second"): set()},
+            {("one", "first"): {"a"}, ("one", "second"): set()},
+        ]
+
+
+async def test_the_plugin_s_preference_decides_and_the_call_carries_one_container() -> None:
+    async with (
+        one_kubelet() as node,
+        ScriptedPlugin(node.device_plugins, SLOT, prefers=True) as plugin,
+    ):
+
+        async def last_ones(request: Any) -> list[str]:
+            return sorted(request.available_deviceIDs)[-request.allocation_size :]
+
+        plugin.on_preferred = last_ones
+        await ready(node, plugin, "a", "b", "c")
+        node.create(pod("one", limits={SLOT: 2}))
+        await node.phase("one", "Running")
+
+        assert plugin.asked("GetPreferredAllocation") == [("a", "b", "c")]
+        assert plugin.asked("Allocate") == [("b", "c")]
+        assert [len(request.container_requests) for request in plugin.requests] == [1, 1]
+
+
+async def test_a_preference_that_names_too_few_or_unknown_devices_is_filled_up() -> None:
+    async with (
+        one_kubelet() as node,
+        ScriptedPlugin(node.device_plugins, SLOT, prefers=True) as plugin,
+    ):
+
+        async def odd(_request: Any) -> list[str]:
+            return ["c", "c", "nonsense"]
+
+        plugin.on_preferred = odd
+        await ready(node, plugin, "a", "b", "c")
+        node.create(pod("one", limits={SLOT: 2}))
+        await node.phase("one", "Running")
+
+        assert plugin.asked("Allocate") == [("a", "c")]
+
+
+async def test_a_refused_allocation_fails_the_pod_for_good_and_says_why() -> None:
+    async with one_kubelet() as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
+
+        async def refuse(_devices: list[str]) -> Mapping[str, str]:
+            raise PluginRefusalError("no lease for this pod")
+
+        plugin.on_allocate = refuse
+        await ready(node, plugin, "a")
+        node.create(pod("one", limits={SLOT: 1}))
+        failed = await node.phase("one", "Failed")
+
+        text = (
+            "Allocate failed due to rpc error: code = Unknown desc = no lease for this pod, "
+            "which is unexpected"
+        )
+        assert failed["status"]["reason"] == "UnexpectedAdmissionError"
+        assert failed["status"]["message"] == f"Pod was rejected: {text}"
+        events = node.store.list("events", "default")
+        assert [(e["reason"], e["message"]) for e in events] == [("UnexpectedAdmissionError", text)]
+        assert [each["status"]["phase"] for each in await node.listed()] == ["Failed"]
+
+
+async def test_too_few_devices_are_counted_in_the_message() -> None:
+    async with one_kubelet() as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
+        await ready(node, plugin, "a", "b", "c")
+        node.create(pod("one", limits={SLOT: 2}))
+        node.create(pod("two", limits={SLOT: 2}))
+        failed = await node.phase("two", "Failed")
+
+        assert "Requested: 2, Available: 1" in failed["status"]["message"]
+
+
+async def test_a_finished_pod_s_devices_serve_the_next_one() -> None:
+    async with one_kubelet() as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
+        await ready(node, plugin, "a")
+        brief = {"sim.leasehold.dev/run-for": "50ms"}
+        node.create(pod("one", limits={SLOT: 1}, annotations=brief, restartPolicy="Never"))
+        await node.phase("one", "Succeeded")
+        node.create(pod("two", limits={SLOT: 1}))
+        await node.phase("two", "Running")
+
+        assert plugin.asked("Allocate") == [("a",), ("a",)]
+        assert ("one", "main") not in await node.held()
+
+
+async def test_containers_reuse_what_finished_init_containers_held_but_not_sidecars() -> None:
+    async with one_kubelet() as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
+        await ready(node, plugin, "a", "b", "c")
+        init = [
+            container("prepare", limits={SLOT: 1}),
+            container("beside", limits={SLOT: 1}, restartPolicy="Always"),
+        ]
+        node.create(pod("one", limits={SLOT: 1}, initContainers=init))
+        await node.phase("one", "Running")
+
+        assert plugin.asked("Allocate") == [("a",), ("a",), ("b",)]
+        held = await node.held()
+        assert held == {("one", "beside"): {"a"}, ("one", "main"): {"b"}}
+
+
+async def test_devices_are_given_before_the_other_checks_and_freed_when_those_fail() -> None:
+    settings = NodeSettings(cpu="2")
+    async with one_kubelet(settings) as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
+        await ready(node, plugin, "a")
+        node.create(pod("greedy", limits={SLOT: 1, "cpu": 3}))
+        failed = await node.phase("greedy", "Failed")
+        node.create(pod("modest", limits={SLOT: 1, "cpu": 1}))
+        await node.phase("modest", "Running")
+
+        assert failed["status"]["reason"] == "OutOfcpu"
+        assert "requested: 3000, used: 0, capacity: 2000" in failed["status"]["message"]
+        assert plugin.asked("Allocate") == [("a",), ("a",)]
+
+
+async def test_amounts_without_a_plugin_are_counted_where_listed_and_ignored_elsewhere() -> None:
+    patch = {"status": {part: {"example.com/mib": "100"} for part in ("capacity", "allocatable")}}
+    async with one_kubelet(FAST) as node:
+        node.store.patch("nodes", None, "node-0", patch, subresource="status")
+        node.create(pod("fits", limits={"example.com/mib": 60}))
+        await node.phase("fits", "Running")
+        node.create(pod("does-not", limits={"example.com/mib": 60}))
+        failed = await node.phase("does-not", "Failed")
+        node.create(pod("unheard-of", limits={"example.com/other": 60}))
+
+        assert failed["status"]["reason"] == "OutOfexample.com/mib"
+        await node.phase("unheard-of", "Running")
+
+
+async def test_a_pod_that_does_not_belong_here_is_rejected_by_its_selector() -> None:
+    async with one_kubelet() as node:
+        node.create(pod("stray", nodeSelector={"zone": "far"}))
+        failed = await node.phase("stray", "Failed")
+
+        assert failed["status"]["reason"] == "NodeAffinity"
+
+
+async def test_a_pod_deleted_while_it_waits_its_turn_is_never_admitted() -> None:
+    async with one_kubelet() as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
+
+        async def delete_the_next(_devices: list[str]) -> Mapping[str, str]:
+            node.store.delete("pods", "default", "two")
+            return {}
+
+        plugin.on_allocate = delete_the_next
+        await ready(node, plugin, "a", "b")
+        node.create(pod("one", limits={SLOT: 1}))
+        node.create(pod("two", limits={SLOT: 1}))
+        await node.phase("one", "Running")
+        await eventually(lambda: not node.exists("two"))
+
+        assert len(plugin.asked("Allocate")) == 1
+
+
+async def test_what_happened_while_the_history_was_lost_is_seen_by_listing_again() -> None:
+    async with one_kubelet() as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
+
+        async def much_happens(_devices: list[str]) -> Mapping[str, str]:
+            if len(plugin.asked("Allocate")) == 2:
+                node.store.delete("pods", "default", "first", grace_s=0)
+                node.create(pod("third", limits={SLOT: 1}))
+                node.store.compact()
+            return {}
+
+        plugin.on_allocate = much_happens
+        await ready(node, plugin, "a", "b")
+        node.create(pod("first", limits={SLOT: 1}))
+        await node.phase("first", "Running")
+        node.create(pod("second", limits={SLOT: 1}))
+
+        await node.phase("second", "Running")
+        await node.phase("third", "Running")
+        assert sorted(each["metadata"]["name"] for each in await node.listed()) == [
+            "second",
+            "third",
+        ]
+
+
+async def test_pod_resources_answers_for_one_pod_and_for_all_healthy_devices() -> None:
+    async with one_kubelet() as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
+        await ready(node, plugin, "a", "b")
+        node.create(pod("one", limits={SLOT: 1}))
+        await node.phase("one", "Running")
+        socket = f"unix:{node.kubelet.files.pod_resources_socket}"
+        local = (("grpc.default_authority", "localhost"),)
+        async with grpc.aio.insecure_channel(socket, options=local) as channel:
+            stub = api_pb2_grpc.PodResourcesListerStub(channel)
+            named = api_pb2.GetPodResourcesRequest(pod_name="one", pod_namespace="default")
+            answer = await stub.Get(named)
+            every = await stub.GetAllocatableResources(api_pb2.AllocatableResourcesRequest())
+            with pytest.raises(grpc.aio.AioRpcError) as missing:
+                await stub.Get(api_pb2.GetPodResourcesRequest(pod_name="two", pod_namespace="x"))
+
+        (only,) = answer.pod_resources.containers[0].devices
+        assert (only.resource_name, list(only.device_ids)) == (SLOT, ["a"])
+        assert [list(each.device_ids) for each in every.devices] == [["a", "b"]]
+        assert missing.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+@pytest.mark.parametrize(("lag_s", "seen"), [(0.0, "Failed"), (60.0, "Pending")])
+async def test_how_late_a_rejected_pod_is_shown_as_such_can_be_chosen(
+    lag_s: float, seen: str
+) -> None:
+    settings = NodeSettings(pods_lag_s=lag_s)
+    async with one_kubelet(settings) as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
+        phases: list[str] = []
+
+        async def refuse_the_first(_devices: list[str]) -> Mapping[str, str]:
+            if len(plugin.asked("Allocate")) == 1:
+                raise PluginRefusalError("no")
+            phases.append((await node.listed())[0]["status"]["phase"])
+            return {}
+
+        plugin.on_allocate = refuse_the_first
+        await ready(node, plugin, "a")
+        node.create(pod("first", limits={SLOT: 1}))
+        node.create(pod("second", limits={SLOT: 1}))
+        await node.phase("second", "Running")
+
+        assert phases == [seen]

@@ -1,0 +1,351 @@
+"""Containers of a simulated kubelet: environment, starts and restarts, deletion, exec, a kill."""
+
+import asyncio
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from proto.deviceplugin import api_pb2
+from simcluster.apiserver.http.errors import ApiError
+from simcluster.apiserver.kinds.resources import Resource
+from simcluster.apiserver.storage.history import Change
+from simcluster.apiserver.storage.objects import Json, at_path
+from simcluster.kubelet.fleet import KubeletFleet
+from simcluster.kubelet.settings import NodeSettings
+from simcluster.ports import LogOptions
+from tests.support.simcluster.kubelet import (
+    FAST,
+    Node,
+    PluginRefusalError,
+    ScriptedPlugin,
+    container,
+    eventually,
+    healthy,
+    new_store,
+    one_kubelet,
+    pod,
+)
+
+SLOT = "example.com/slot"
+
+
+async def ready(node: Node, plugin: ScriptedPlugin, *devices: str) -> None:
+    plugin.report(healthy(*devices))
+    await plugin.register()
+    await node.allocatable(SLOT, len(devices))
+
+
+class Terminal:
+    """The client's end of an exec session, kept in memory."""
+
+    def __init__(self) -> None:
+        self.out = b""
+        self.err = b""
+
+    async def read_stdin(self) -> bytes:
+        return b""
+
+    async def write_stdout(self, data: bytes) -> None:
+        self.out += data
+
+    async def write_stderr(self, data: bytes) -> None:
+        self.err += data
+
+
+async def test_the_pod_s_environment_wins_over_the_plugin_s() -> None:
+    async with one_kubelet() as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
+
+        async def limits(_devices: list[str]) -> Mapping[str, str]:
+            return {"LIMIT": "1000m", "VISIBLE": "GPU-1"}
+
+        plugin.on_allocate = limits
+        await ready(node, plugin, "a")
+        env = [{"name": "LIMIT", "value": "0"}, {"name": "COPY", "value": "$(VISIBLE)"}]
+        node.create(pod("one", containers=[container("main", limits={SLOT: 1}, env=env)]))
+        await node.phase("one", "Running")
+
+        seen = node.container("one").env
+        assert (seen["LIMIT"], seen["VISIBLE"], seen["COPY"]) == ("0", "GPU-1", "GPU-1")
+        assert seen["HOSTNAME"] == "one"
+
+
+async def test_a_start_that_the_plugin_refuses_is_tried_again_until_it_agrees() -> None:
+    async with (
+        one_kubelet() as node,
+        ScriptedPlugin(node.device_plugins, SLOT, pre_start=True) as plugin,
+    ):
+        agreed = asyncio.Event()
+
+        async def not_yet(_devices: list[str]) -> Mapping[str, str]:
+            if not agreed.is_set():
+                raise PluginRefusalError("not yet")
+            return {}
+
+        plugin.on_pre_start = not_yet
+        await ready(node, plugin, "a")
+        node.create(pod("one", limits={SLOT: 1}))
+
+        def refused() -> Json | None:
+            statuses = node.pod("one")["status"].get("containerStatuses") or [{}]
+            waiting: Json = statuses[0].get("state", {}).get("waiting", {})
+            return waiting if waiting.get("reason") == "CreateContainerConfigError" else None
+
+        reason = await eventually(refused)
+        await eventually(lambda: len(plugin.asked("PreStartContainer")) > 1)
+        agreed.set()
+        await node.phase("one", "Running")
+
+        assert "not yet" in reason["message"]
+        assert len(plugin.asked("Allocate")) == 1
+
+
+async def test_a_refused_sidecar_keeps_the_others_waiting_and_a_refused_app_does_not() -> None:
+    async with (
+        one_kubelet() as node,
+        ScriptedPlugin(node.device_plugins, SLOT, pre_start=True) as plugin,
+    ):
+        refused = {"a"}
+
+        async def refuse(devices: list[str]) -> Mapping[str, str]:
+            if refused & set(devices):
+                raise PluginRefusalError("not this one")
+            return {}
+
+        def running() -> list[str]:
+            found = node.kubelet.state_of("default", "one")
+            return [n for n, c in found.containers.items() if c.container_id] if found else []
+
+        plugin.on_pre_start = refuse
+        await ready(node, plugin, "a", "b")
+        side = container("side", limits={SLOT: 1}, restartPolicy="Always")
+        apps = [container("slot", limits={SLOT: 1}), container("plain")]
+        node.create(pod("one", initContainers=[side], containers=apps))
+        await eventually(lambda: len(plugin.asked("PreStartContainer")) > 1)
+        assert running() == []
+
+        refused.symmetric_difference_update({"a", "b"})
+        await eventually(lambda: running() == ["side", "plain"])
+        refused.clear()
+
+        await node.phase("one", "Running")
+
+
+async def test_pre_start_is_asked_before_every_restart_and_allocate_only_once() -> None:
+    async with (
+        one_kubelet() as node,
+        ScriptedPlugin(node.device_plugins, SLOT, pre_start=True) as plugin,
+    ):
+        await ready(node, plugin, "a")
+        crashing = {"sim.leasehold.dev/run-for": "10ms", "sim.leasehold.dev/exit-code": "3"}
+        node.create(pod("one", limits={SLOT: 1}, annotations=crashing))
+        await eventually(lambda: len(plugin.asked("PreStartContainer")) >= 3)
+
+        status = node.pod("one")["status"]["containerStatuses"][0]
+        assert status["restartCount"] >= 1
+        assert status["lastState"]["terminated"]["exitCode"] == 3
+        assert plugin.asked("Allocate") == [("a",)]
+
+
+async def test_a_command_that_ends_ends_the_pod_as_its_restart_policy_says() -> None:
+    async with one_kubelet() as node:
+        for name, command in {"fine": ["sleep", "0.05"], "broken": ["false"]}.items():
+            one = container("main", command=command)
+            node.create(pod(name, containers=[one], restartPolicy="Never"))
+
+        await node.phase("fine", "Succeeded")
+        failed = await node.phase("broken", "Failed")
+
+        assert failed["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"] == 1
+
+
+async def test_a_running_pod_s_status_has_what_readers_expect_and_keeps_others_conditions() -> None:
+    async with one_kubelet() as node:
+        obj = pod("one")
+        node.create(obj)
+        scheduled = {"type": "PodScheduled", "status": "True"}
+        node.store.patch(
+            "pods", "default", "one", {"status": {"conditions": [scheduled]}}, subresource="status"
+        )
+        status = (await node.phase("one", "Running"))["status"]
+
+        conditions = {each["type"]: each["status"] for each in status["conditions"]}
+        assert conditions == {
+            "PodScheduled": "True",
+            "PodReadyToStartContainers": "True",
+            "Initialized": "True",
+            "Ready": "True",
+            "ContainersReady": "True",
+        }
+        assert status["hostIP"] == "127.0.0.1"
+        assert status["podIP"].startswith("10.244.")
+        reasons = [event["reason"] for event in node.store.list("events", "default")]
+        assert sorted(reasons) == ["Created", "Pulled", "Started"]
+
+
+async def test_a_running_pod_costs_one_status_write() -> None:
+    async with one_kubelet() as node:
+        node.create(pod("one"))
+        await node.phase("one", "Running")
+
+        assert node.store.writes.of("pods", "default/one") == {"create": 1, "patch/status": 1}
+
+
+async def test_a_deleted_pod_stops_reaches_a_final_phase_and_goes() -> None:
+    async with one_kubelet() as node:
+        node.create(pod("one", annotations={"sim.leasehold.dev/stop-after": "200ms"}))
+        await node.phase("one", "Running")
+        phases: list[str] = []
+
+        def note(kind: Resource, change: Change) -> None:
+            if kind.plural == "pods":
+                after = change.after
+                phases.append("gone" if after is None else after.obj["status"]["phase"])
+
+        node.store.listeners.append(note)
+
+        node.store.delete("pods", "default", "one")
+
+        assert node.exists("one")
+        await eventually(lambda: not node.exists("one"))
+        assert phases[0] == "Running"
+        assert phases[-2:] == ["Succeeded", "gone"]
+        assert await node.listed() == []
+
+
+async def test_a_pod_that_outlasts_its_grace_is_killed() -> None:
+    async with one_kubelet() as node:
+        stubborn = {"sim.leasehold.dev/stop-after": "60s"}
+        node.create(pod("one", annotations=stubborn, terminationGracePeriodSeconds=1))
+        await node.phase("one", "Running")
+        seen: list[int] = []
+
+        def note(_kind: Resource, change: Change) -> None:
+            statuses = at_path(change.last.obj, "status.containerStatuses") or ()
+            endings = [at_path(each, "state.terminated.exitCode") for each in statuses]
+            seen.extend(code for code in endings if code is not None)
+
+        node.store.listeners.append(note)
+
+        node.store.delete("pods", "default", "one")
+        await eventually(lambda: not node.exists("one"))
+
+        assert set(seen) == {137}
+
+
+async def test_a_force_deleted_pod_s_devices_are_free_at_once() -> None:
+    async with one_kubelet() as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
+        await ready(node, plugin, "a")
+        node.create(pod("one", limits={SLOT: 1}))
+        await node.phase("one", "Running")
+
+        node.store.delete("pods", "default", "one", grace_s=0)
+        node.create(pod("one", limits={SLOT: 1}))
+
+        await node.phase("one", "Running")
+        assert (await node.held())["one", "main"] == {"a"}
+
+
+async def test_containers_outlive_a_kill_of_the_whole_process() -> None:
+    store, root = new_store(), Path(tempfile.mkdtemp(prefix="lh-"))
+    try:
+        async with one_kubelet(store=store, directory=root) as node:
+            async with ScriptedPlugin(node.device_plugins, SLOT) as plugin:
+
+                async def limits(_devices: list[str]) -> Mapping[str, str]:
+                    return {"LIMIT": "1000m"}
+
+                plugin.on_allocate = limits
+                await ready(node, plugin, "a")
+                node.create(pod("one", limits={SLOT: 1}))
+                await node.phase("one", "Running")
+            before = node.container("one")
+            port = node.kubelet.port
+        async with one_kubelet(store=store, directory=root) as node:
+            await eventually(lambda: node.kubelet.state_of("default", "one"))
+
+            assert node.container("one") == before
+            assert node.container("one").env["LIMIT"] == "1000m"
+            assert (await node.held())["one", "main"] == {"a"}
+            assert node.kubelet.port == port
+    finally:
+        shutil.rmtree(root)
+
+
+async def test_the_https_endpoint_wants_its_token() -> None:
+    async with one_kubelet() as node:
+        assert (await node.ask("/pods", token=""))[0] == 401
+        assert (await node.ask("/healthz", token=f"{node.kubelet.token}x"))[0] == 401
+        assert await node.ask("/healthz") == (200, b"ok")
+
+
+async def test_the_node_says_where_its_kubelet_is_and_that_it_is_alive() -> None:
+    async with one_kubelet() as node:
+        status = node.node()["status"]
+        lease = await eventually(lambda: node.store.find("leases", "kube-node-lease", "node-0"))
+
+        assert status["daemonEndpoints"]["kubeletEndpoint"]["Port"] == node.kubelet.port
+        assert status["nodeInfo"]["kubeletVersion"].startswith("v1.36.")
+        assert {"type": "Hostname", "address": "node-0"} in status["addresses"]
+        assert ("Ready", "True") in [(c["type"], c["status"]) for c in status["conditions"]]
+        assert lease.obj["spec"]["holderIdentity"] == "node-0"
+        described = json.loads(node.kubelet.files.description.read_text())
+        assert described["port"] == node.kubelet.port
+
+
+async def test_commands_in_a_container_see_its_environment_and_its_mounts() -> None:
+    root = Path(tempfile.mkdtemp(prefix="lh-"))
+    mounted = root / "mounted"
+    mounted.mkdir()
+    (mounted / "limit").write_text("1000\n")
+    store = new_store()
+    try:
+        async with KubeletFleet(store, root, nodes=1, settings=FAST) as fleet:
+            node = Node(store, fleet.kubelets["node-0"])
+            async with ScriptedPlugin(node.device_plugins, SLOT) as plugin:
+                plugin.mounts = [
+                    api_pb2.Mount(container_path="/lease", host_path=str(mounted), read_only=True)
+                ]
+                await ready(node, plugin, "a")
+                node.create(pod("one", limits={SLOT: 1}))
+                await node.phase("one", "Running")
+
+                async def executed(*command: str, tty: bool = False) -> tuple[int, bytes, bytes]:
+                    streams = Terminal()
+                    code = await fleet.exec(
+                        "default", "one", "main", command, tty=tty, streams=streams
+                    )
+                    return code, streams.out, streams.err
+
+                assert b"HOSTNAME=one\r\n" in (await executed("env", tty=True))[1]
+                assert await executed("printenv", "HOSTNAME") == (0, b"one\n", b"")
+                assert await executed("sh", "-c", "echo $HOSTNAME") == (0, b"one\n", b"")
+                assert await executed("cat", "/lease/limit") == (0, b"1000\n", b"")
+                assert (await executed("cat", "/etc/passwd"))[0] == 1
+                assert (await executed("false"))[0] == 1
+                code, _, err = await executed("nvidia-smi")
+                assert code == 127
+                assert b"executable file not found in $PATH" in err
+    finally:
+        shutil.rmtree(root)
+
+
+async def test_the_log_of_a_command_that_prints_is_what_it_prints() -> None:
+    root, store = Path(tempfile.mkdtemp(prefix="lh-")), new_store()
+    try:
+        async with KubeletFleet(store, root, nodes=2, settings=NodeSettings()) as fleet:
+            node = Node(store, fleet.kubelets["node-1"])
+            one = container("main", command=["echo", "hello", "there"])
+            node.create(pod("one", containers=[one], restartPolicy="Never", node="node-1"))
+            await node.phase("one", "Succeeded")
+
+            chunks = [c async for c in fleet.log("default", "one", "main", LogOptions())]
+
+            assert chunks == [b"hello there\n"]
+            with pytest.raises(ApiError, match="container not found"):
+                await fleet.exec("default", "one", "main", ["env"], tty=False, streams=Terminal())
+    finally:
+        shutil.rmtree(root)

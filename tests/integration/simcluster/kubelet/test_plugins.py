@@ -1,0 +1,265 @@
+"""A device plugin and a simulated kubelet over real sockets: registration, streams, restarts."""
+
+import asyncio
+import json
+import time
+from pathlib import Path
+
+import grpc
+import pytest
+
+from simcluster.kubelet import plugin_client
+from simcluster.kubelet.settings import NodeSettings
+from tests.support.simcluster.kubelet import (
+    FAST,
+    ScriptedPlugin,
+    eventually,
+    healthy,
+    one_kubelet,
+    pod,
+)
+
+SLOT = "example.com/slot"
+
+
+async def test_a_registered_plugin_s_devices_become_allocatable_and_serve_a_pod() -> None:
+    async with one_kubelet() as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
+        plugin.report(healthy("a", "b"))
+        await plugin.register()
+        await node.allocatable(SLOT, 2)
+        node.create(pod("one", limits={SLOT: 1}))
+
+        await node.phase("one", "Running")
+
+        assert plugin.asked("Allocate") == [("a",)]
+        assert (await node.held())["one", "main"] == {"a"}
+
+
+async def test_the_kubelet_dials_back_and_reads_the_options_inside_register() -> None:
+    async with one_kubelet() as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
+        await plugin.register()
+
+        assert plugin.calls[0] == ("GetDevicePluginOptions", ())
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"version": "v1"}, 'requested API version "v1" is not supported'),
+        ({"resource_name": "slots"}, 'the ResourceName "slots" is invalid'),
+        ({"resource_name": "kubernetes.io/slot"}, "is invalid"),
+    ],
+)
+async def test_a_registration_that_makes_no_sense_is_refused(
+    changes: dict[str, str], text: str
+) -> None:
+    async with one_kubelet() as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await plugin.register(**changes)
+
+        assert text in (refused.value.details() or "")
+        assert plugin.calls == []
+
+
+async def test_a_plugin_that_does_not_listen_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugin_client, "DIAL_S", 0.2)
+    async with one_kubelet() as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await plugin.register(endpoint="nobody.sock")
+
+        assert "failed to dial device plugin" in (refused.value.details() or "")
+
+
+async def test_changes_of_health_reach_the_node_status_within_a_moment() -> None:
+    async with one_kubelet() as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
+        plugin.report(healthy("a", "b"))
+        await plugin.register()
+        await node.allocatable(SLOT, 2)
+
+        changed_at = time.monotonic()
+        plugin.report({"a": "Healthy", "b": "Unhealthy"})
+        await node.allocatable(SLOT, 1)
+
+        assert time.monotonic() - changed_at < 1
+        assert node.amount(SLOT, "capacity") == "2"
+        plugin.report(healthy("a", "b"))
+        await node.allocatable(SLOT, 2)
+
+
+async def test_when_the_stream_ends_nothing_is_allocatable_and_nobody_reconnects() -> None:
+    async with one_kubelet() as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
+        plugin.report(healthy("a", "b"))
+        await plugin.register()
+        await node.allocatable(SLOT, 2)
+
+        plugin.end_streams()
+        await node.allocatable(SLOT, 0)
+        node.create(pod("late", limits={SLOT: 1}))
+        failed = await node.phase("late", "Failed")
+
+        assert node.amount(SLOT, "capacity") == "2"
+        assert "no healthy devices present" in failed["status"]["message"]
+        assert [name for name, _ in plugin.calls].count("ListAndWatch") == 1
+        await plugin.register()
+        await node.allocatable(SLOT, 2)
+
+
+async def test_after_the_grace_a_plugin_that_stays_away_counts_nothing() -> None:
+    settings = NodeSettings(plugin_grace_s=0.2)
+    async with one_kubelet(settings) as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
+        plugin.report(healthy("a"))
+        await plugin.register()
+        await node.allocatable(SLOT, 1)
+
+        plugin.end_streams()
+
+        await eventually(lambda: node.amount(SLOT, "capacity") == "0")
+
+
+async def test_of_two_plugins_for_one_resource_the_later_registration_wins() -> None:
+    async with (
+        one_kubelet() as node,
+        ScriptedPlugin(node.device_plugins, SLOT, endpoint="old.sock") as old,
+        ScriptedPlugin(node.device_plugins, SLOT, endpoint="new.sock") as new,
+    ):
+        old.report(healthy("old-1"))
+        await old.register()
+        await node.allocatable(SLOT, 1)
+        new.report(healthy("new-1", "new-2"))
+        await new.register()
+        await node.allocatable(SLOT, 2)
+
+        old.end_streams()
+        node.create(pod("one", limits={SLOT: 2}))
+        await node.phase("one", "Running")
+
+        assert (len(old.asked("Allocate")), len(new.asked("Allocate"))) == (0, 1)
+        assert node.amount(SLOT) == "2"
+
+
+async def test_with_the_race_switched_on_an_old_stream_s_end_takes_the_new_plugin_down() -> None:
+    settings = NodeSettings(stale_stream_race=True)
+    async with (
+        one_kubelet(settings) as node,
+        ScriptedPlugin(node.device_plugins, SLOT, endpoint="old.sock") as old,
+        ScriptedPlugin(node.device_plugins, SLOT, endpoint="new.sock") as new,
+    ):
+        old.report(healthy("old-1"))
+        await old.register()
+        await node.allocatable(SLOT, 1)
+        new.report(healthy("new-1", "new-2"))
+        await new.register()
+        await node.allocatable(SLOT, 2)
+
+        old.end_streams()
+
+        await node.allocatable(SLOT, 0)
+
+
+async def test_a_list_of_more_than_four_mebibytes_leaves_the_resource_at_zero() -> None:
+    async with one_kubelet() as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
+        plugin.report(healthy(*(f"{'x' * 50}-{number:06}" for number in range(70_000))))
+
+        await plugin.register()
+
+        await node.allocatable(SLOT, 0)
+        assert node.amount(SLOT, "capacity") == "0"
+
+
+async def test_amounts_that_others_patched_into_the_node_stay_over_a_restart() -> None:
+    patch = {"status": {part: {"example.com/mib": "4096"} for part in ("capacity", "allocatable")}}
+    async with one_kubelet() as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
+        plugin.report(healthy("a"))
+        await plugin.register()
+        await node.allocatable(SLOT, 1)
+        node.store.patch("nodes", None, "node-0", patch, subresource="status")
+
+        await node.kubelet.restart()
+
+        assert node.amount("example.com/mib") == "4096"
+        assert node.amount(SLOT) == "0"
+
+
+async def test_a_restart_leaves_containers_alone_and_needs_a_new_registration() -> None:
+    async with one_kubelet() as node:
+        async with ScriptedPlugin(node.device_plugins, SLOT) as plugin:
+            plugin.report(healthy("a", "b"))
+            await plugin.register()
+            await node.allocatable(SLOT, 2)
+            node.create(pod("one", limits={SLOT: 1}))
+            await node.phase("one", "Running")
+            before = node.container("one").container_id
+
+            status, _ = await node.ask("/debug/restart", method="POST")
+
+            assert status == 200
+            assert not (node.device_plugins / plugin.endpoint).exists()
+            assert node.amount(SLOT) == "0"
+        async with ScriptedPlugin(node.device_plugins, SLOT) as plugin:
+            plugin.report(healthy("a", "b"))
+            await plugin.register()
+            await node.allocatable(SLOT, 2)
+            node.create(pod("two", limits={SLOT: 1}))
+            await node.phase("two", "Running")
+
+            assert plugin.asked("Allocate") == [("b",)]
+            assert node.container("one").container_id == before
+            assert (await node.held())["one", "main"] == {"a"}
+
+
+async def test_a_restart_in_the_middle_of_an_allocation_fails_that_pod_only() -> None:
+    async with one_kubelet() as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
+        asked = asyncio.Event()
+
+        async def never(_devices: list[str]) -> dict[str, str]:
+            asked.set()
+            await asyncio.sleep(60)
+            return {}
+
+        plugin.report(healthy("a"))
+        plugin.on_allocate = never
+        await plugin.register()
+        await node.allocatable(SLOT, 1)
+        node.create(pod("unlucky", limits={SLOT: 1}))
+        async with asyncio.timeout(30):
+            await asked.wait()
+
+        await node.kubelet.restart()
+
+        failed = await node.phase("unlucky", "Failed")
+        assert failed["status"]["reason"] == "UnexpectedAdmissionError"
+
+
+async def test_the_checkpoint_has_the_real_file_s_form() -> None:
+    async with one_kubelet(FAST) as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
+        plugin.report(healthy("a", "b"))
+        await plugin.register()
+        await node.allocatable(SLOT, 2)
+        uid = node.create(pod("one", limits={SLOT: 1}))["metadata"]["uid"]
+        await node.phase("one", "Running")
+
+        content = json.loads((node.device_plugins / "kubelet_internal_checkpoint").read_text())
+
+        (entry,) = content["Data"]["PodDeviceEntries"]
+        assert (entry["PodUID"], entry["ContainerName"]) == (uid, "main")
+        assert entry["DeviceIDs"] == {"-1": ["a"]}
+        assert content["Data"]["RegisteredDevices"] == {SLOT: ["a", "b"]}
+
+
+async def test_a_spoilt_checkpoint_is_passed_over() -> None:
+    async with one_kubelet() as node:
+        checkpoint = node.device_plugins / "kubelet_internal_checkpoint"
+        checkpoint.write_text('{"Data": ')
+
+        await node.kubelet.restart()
+
+        async with ScriptedPlugin(node.device_plugins, SLOT, endpoint="again.sock") as plugin:
+            plugin.report(healthy("a"))
+            await plugin.register()
+            await node.allocatable(SLOT, 1)
+
+
+async def test_a_directory_too_long_for_sockets_is_refused_with_the_limit() -> None:
+    with pytest.raises(ValueError, match="107"):
+        async with one_kubelet(directory=Path("/tmp") / ("x" * 100)):
+            pass

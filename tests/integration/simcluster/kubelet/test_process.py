@@ -1,0 +1,84 @@
+"""The simulated cluster as a process: killed and started again, its containers go on."""
+
+import asyncio
+import json
+import shutil
+import signal
+import ssl
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import yaml
+
+from simcluster.apiserver.storage.objects import Json
+from tests.support.simcluster.kubelet import pod
+
+WITHIN_S = 30
+
+
+@asynccontextmanager
+async def cluster(state: Path) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run the cluster with one node until the end of the block, then kill it."""
+    (state / "kubeconfig").unlink(missing_ok=True)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "simcluster", "--state", str(state), "--nodes", "1")
+    )
+    try:
+        async with asyncio.timeout(WITHIN_S):
+            while not (state / "kubeconfig").exists():
+                await asyncio.sleep(0.05)
+        yield process
+    finally:
+        process.send_signal(signal.SIGKILL)
+        await process.wait()
+
+
+async def asked(state: Path, method: str, path: str, body: Json | None = None) -> Any:
+    config = yaml.safe_load((state / "kubeconfig").read_text())
+    context = ssl.create_default_context(cafile=state / "tls" / "ca.crt")
+    headers = {"Authorization": f"Bearer {config['users'][0]['user']['token']}"}
+    url = config["clusters"][0]["cluster"]["server"] + path
+    async with (
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context)) as session,
+        session.request(method, url, headers=headers, json=body) as answer,
+    ):
+        answer.raise_for_status()
+        return await answer.json()
+
+
+async def running(state: Path, name: str) -> Json:
+    async with asyncio.timeout(WITHIN_S):
+        while True:
+            found: Json = await asked(state, "GET", f"/api/v1/namespaces/default/pods/{name}")
+            if found["status"].get("phase") == "Running":
+                return found
+            await asyncio.sleep(0.05)
+
+
+@pytest.fixture
+def state() -> Any:
+    directory = Path(tempfile.mkdtemp(prefix="lh-"))
+    yield directory
+    shutil.rmtree(directory)
+
+
+async def test_a_container_goes_on_when_the_whole_cluster_was_killed(state: Path) -> None:
+    description = state / "nodes" / "node-0" / "kubelet.json"
+    async with cluster(state):
+        await asked(state, "POST", "/api/v1/namespaces/default/pods", pod("one"))
+        before = await running(state, "one")
+        described = json.loads(description.read_text())
+
+    async with cluster(state):
+        await asked(state, "POST", "/api/v1/namespaces/default/pods", pod("two"))
+        await running(state, "two")
+        after = await running(state, "one")
+
+        assert after["status"]["containerStatuses"] == before["status"]["containerStatuses"]
+        assert json.loads(description.read_text()) == described

@@ -1,0 +1,55 @@
+"""GPUBudgets that the timekeeper could not read are refused where they are written."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from services.timekeeper.config.sources import PATH
+from tests.support.simcluster.apiserver import ApiUnderTest, api_server
+
+DEFINITION = Path(__file__).parents[3] / "k8s" / "base" / "crds" / "gpubudgets.yaml"
+
+
+@pytest.fixture
+async def api() -> AsyncIterator[ApiUnderTest]:
+    async with api_server() as started:
+        started.store.create("customresourcedefinitions", yaml.safe_load(DEFINITION.read_text()))
+        yield started
+
+
+def manifest(spec: dict[str, Any]) -> dict[str, Any]:
+    kind = {"apiVersion": "leasehold.dev/v1alpha1", "kind": "GPUBudget"}
+    return {**kind, "metadata": {"name": "team-a"}, "spec": spec}
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ({"limitGPUMinutes": -1}, "limitGPUMinutes"),
+        ({"policy": {"type": "lunar"}}, "policy"),
+        ({"warnAt": [101]}, "warnAt"),
+        ({"share": 0}, "share"),
+        ({"policy": {"type": "bucket", "refillGPUMinutesPerHour": 1}}, "is what a bucket holds"),
+        ({"limitGPUMinutes": 1, "policy": {"type": "bucket"}}, "need each other"),
+        ({"policy": {"refillGPUMinutesPerHour": 1}}, "need each other"),
+        ({"policy": {"type": "sliding", "lengthHours": 20, "bucketMinutes": 1}}, "1 to 1000 times"),
+        ({"policy": {"type": "sliding", "lengthHours": 2**40}}, "less than or equal to 175680"),
+    ],
+)
+async def test_what_could_not_be_read_is_refused(
+    api: ApiUnderTest, spec: dict[str, Any], said: str
+) -> None:
+    async with api.client() as client, client.post(PATH, json=manifest(spec)) as answer:
+        told = await answer.json()
+
+    assert answer.status == 422
+    assert said in told["message"]
+
+
+async def test_a_whole_bucket_is_taken(api: ApiUnderTest) -> None:
+    whole = {"limitGPUMinutes": 60, "policy": {"type": "bucket", "refillGPUMinutesPerHour": 1}}
+    async with api.client() as client, client.post(PATH, json=manifest(whole)) as answer:
+        assert answer.status == 201, await answer.text()

@@ -1,0 +1,230 @@
+"""The timekeeper's REST interface in a cluster: who sees and grants what, and its certificate."""
+
+import asyncio
+import base64
+import json
+import ssl
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from services.timekeeper.rest.client_trust import AuthorityMap, NoMap
+from services.timekeeper.rest.server import Pages
+from services.timekeeper.settings import TimekeeperSettings
+from shared.credentials.authorization import Door, OpenDoor
+from shared.credentials.certificate_rotation import Shown
+from shared.credentials.certificate_stores import DirectoryStore, SecretStore
+from shared.credentials.serving_certificate import LIFE_DAYS
+from shared.kubernetes.client import Kube
+from shared.kubernetes.kubeconfig import load_credentials
+from shared.model.errors import RequestError
+from shared.model.names import Namespace
+from shared.runtime import health
+from tests.support.clock import FakeClock
+from tests.support.kubernetes.reviews import Reviews, reviewed
+from tests.support.servers.valkey import ValkeyServer, valkey_server
+from tests.support.simcluster.apiserver import api_server
+from tests.support.timekeeper.accounts import MINUTE_MS, T0, Books, books, budget, lease
+
+OWN, OTHER = Namespace("default"), Namespace("team-b")
+NAMES = ("127.0.0.1", "localhost")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ValkeyServer]:
+    with valkey_server() as started:
+        asyncio.run(started.ready())
+        yield started
+
+
+@asynccontextmanager
+async def served(
+    server: ValkeyServer, door: Door, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[str]:
+    """Serve two namespaces that have used GPUs."""
+    async with books(server.url, budget(10, OWN), budget(20, OTHER)) as found:
+        keeper = await counted(found)
+        pages = Pages(keeper, found.store, found.config, door, kube=None, old_reports="answer")
+        async with health.served(pages.application(), "127.0.0.1:0", tls=tls) as address:
+            yield f"{'https' if tls else 'http'}://{address}"
+
+
+async def counted(found: Books) -> Any:
+    keeper = found.timekeeper(charge_every_s=0)
+    leases = (lease("own", namespace=OWN), lease("other", namespace=OTHER))
+    await found.journal("held", T0, *leases)
+    await found.count(T0 + MINUTE_MS, keeper=keeper)
+    await found.journal("ended", T0 + 2 * MINUTE_MS, *leases)
+    await found.count(T0 + 3 * MINUTE_MS, keeper=keeper)
+    return keeper
+
+
+def bearer(name: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer token-of-{name}"}
+
+
+async def test_the_api_server_says_who_sees_which_budget_and_who_grants(
+    server: ValkeyServer,
+) -> None:
+    reviews = Reviews()
+    seen: dict[str, Any] = {}
+    async with (
+        reviewed(reviews, FakeClock()) as door,
+        served(server, door) as url,
+        aiohttp.ClientSession(url) as http,
+    ):
+
+        async def status(who: str, path: str) -> int:
+            async with http.get(path, headers=bearer(who)) as answer:
+                return answer.status
+
+        async def listed(who: str, path: str, key: str) -> list[str]:
+            async with http.get(path, headers=bearer(who)) as answer:
+                return sorted({each["namespace"] for each in (await answer.json())[key]})
+
+        for who in ("root", "member", "stranger"):
+            seen[who] = (
+                await listed(who, "/v1/budgets", "budgets"),
+                await listed(who, "/v1/reports/showback", "rows"),
+                [await status(who, f"/v1/budgets/{where}") for where in (OWN, OTHER)],
+                [await status(who, f"/budget/{where}") for where in (OWN, OTHER)],
+                [await status(who, f"/v1/budgets/{where}/ledger") for where in (OWN, OTHER)],
+            )
+        nobody = await status("nobody", "/v1/budgets"), await status("nobody", f"/budget/{OWN}")
+        body = {"minutes": 5, "reason": "because"}
+        granted = {}
+        for who in ("member", "root"):
+            path = f"/v1/budgets/{OWN}/grants"
+            async with http.post(path, json=body, headers=bearer(who)) as answer:
+                granted[who] = answer.status, await answer.text()
+        async with http.get(f"/v1/budgets/{OWN}/ledger", headers=bearer("root")) as answer:
+            entries = (await answer.json())["entries"]
+
+    both = sorted((OWN, OTHER))
+    assert seen == {
+        "root": (both, both, [200, 200], [200, 200], [200, 200]),
+        "member": ([OWN], [OWN], [200, 403], [200, 403], [200, 403]),
+        "stranger": ([], [], [403, 403], [403, 403], [403, 403]),
+    }
+    assert nobody == (401, 401)
+    assert granted["member"][0] == 403
+    assert "gpubudgets/grants" in granted["member"][1]
+    assert granted["root"][0] == 201
+    assert [(each["actor"], each["reason"]) for each in entries if each["kind"] == "grant"] == [
+        ("root", "because")
+    ]
+
+
+async def test_it_is_served_over_tls_and_no_call_fails_while_the_certificate_is_replaced(
+    server: ValkeyServer, tmp_path: Path
+) -> None:
+    today = datetime.now(UTC)
+    now = today - timedelta(days=LIFE_DAYS / 2 + 1)
+    shown = Shown(DirectoryStore(tmp_path), NoMap(), NAMES, lambda: now)
+    assert shown.missing() is not None
+    await shown.look()
+    trusted = ssl.create_default_context(cadata=(tmp_path / "ca.crt").read_text())
+    async with served(server, OpenDoor(), shown.context) as url, aiohttp.ClientSession() as http:
+
+        async def ask(context: ssl.SSLContext) -> int:
+            async with http.get(f"{url}/budget/{OWN}", ssl=context) as answer:
+                return answer.status
+
+        assert await ask(trusted) == 200
+        with pytest.raises(aiohttp.ClientError):
+            await ask(ssl.create_default_context())
+        with pytest.raises(aiohttp.ClientError):
+            async with http.get(f"{url.replace('https', 'http')}/budget/{OWN}"):
+                pass
+
+        first = shown.bundle
+        now = today
+        await shown.look()
+        assert shown.bundle == first, "clients are told whom to trust before it is shown"
+        await shown.look()
+        authorities = (tmp_path / "ca.crt").read_text() + (tmp_path / "previous-ca.crt").read_text()
+        assert shown.bundle != first
+        assert await ask(ssl.create_default_context(cadata=authorities)) == 200
+
+
+async def test_replicas_share_one_certificate_and_clients_find_its_authority() -> None:
+    async with (
+        api_server() as api,
+        Kube(load_credentials(api.kubeconfig, environ={})) as kube,
+    ):
+        await kube.create("/api/v1/namespaces", {"metadata": {"name": "lh"}})
+        for kind, name in (("secrets", "shared"), ("configmaps", "for-clients")):
+            await kube.create(f"/api/v1/namespaces/lh/{kind}", {"metadata": {"name": name}})
+        replicas = [
+            Shown(
+                SecretStore(kube, "lh", "shared"),
+                AuthorityMap(kube, "lh", "for-clients"),
+                NAMES,
+                lambda: datetime.now(UTC),
+            )
+            for _ in range(2)
+        ]
+
+        for replica in replicas:
+            await replica.look()
+        found = json.loads(await kube.read("/api/v1/namespaces/lh/configmaps/for-clients"))
+        secret = json.loads(await kube.read("/api/v1/namespaces/lh/secrets/shared"))
+
+    one, other = (replica.bundle for replica in replicas)
+    assert one is not None
+    assert one == other
+    assert found["data"]["ca.crt"].encode() == one.trusted
+    assert base64.b64decode(secret["data"]["tls.crt"]) == one.certificate
+
+
+async def test_sidecars_have_a_door_that_leads_nowhere_else(server: ValkeyServer) -> None:
+    async with books(server.url, budget(10, OWN)) as found:
+        keeper = found.timekeeper()
+        pages = Pages(keeper, found.store, found.config, OpenDoor(), kube=None, old_reports="gone")
+        async with (
+            health.served(pages.reports(), "127.0.0.1:0") as address,
+            aiohttp.ClientSession(f"http://{address}") as http,
+        ):
+            answers = [
+                (await http.post(f"/budget/{OWN}/report", json={})).status,
+                (await http.post(f"/budget/{OWN}/increase", json={})).status,
+                (await http.get(f"/budget/{OWN}")).status,
+                (await http.get("/v1/budgets")).status,
+            ]
+
+    assert answers == [410, 404, 404, 404]
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"api": "0.0.0.0:8090"}, "would show every budget to anybody"),
+        ({"auth": "tokens"}, "need each other"),
+        ({"auth": "kube", "tokens": Path("t")}, "need each other"),
+        ({"auth": "friends"}, "none, tokens, kube"),
+        ({"secret": "no-namespace"}, "NAMESPACE/NAME"),
+        ({"authority": "map"}, "without --secret"),
+    ],
+)
+def test_settings_that_would_let_anybody_in_or_contradict_each_other_are_refused(
+    settings: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(RequestError, match=why):
+        TimekeeperSettings(**settings).check()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"auth": "kube", "api": "0.0.0.0:8090", "secret": "ns/name", "authority": "map"},
+        {"tokens": Path("t"), "api": "0.0.0.0:8090", "tls_dir": Path("d")},
+    ],
+)
+def test_settings_of_a_machine_and_of_a_cluster_are_good(settings: dict[str, Any]) -> None:
+    TimekeeperSettings(**settings).check()

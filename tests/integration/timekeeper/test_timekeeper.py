@@ -1,0 +1,384 @@
+"""The timekeeper over a real valkey-server: what is charged for what the ledger of leases says."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+from prometheus_client import REGISTRY
+
+from services.timekeeper.accounts.accrual import advance
+from services.timekeeper.report.showback import Range, add_up, as_csv
+from services.timekeeper.report.statuses import minutes, read_status, status_of
+from services.timekeeper.rest.grants import grant
+from services.timekeeper.service import Timekeeper
+from shared.model.budget import HOUR_MS, Account, Period, PolicyType
+from shared.model.clock import SystemClock
+from shared.model.errors import RequestError
+from shared.model.events.pod_events import BudgetChanged
+from shared.model.names import Namespace, PodUid
+from tests.support.placer.ledger import reserve, share, wish
+from tests.support.servers.valkey import ValkeyServer, valkey_server
+from tests.support.timekeeper.accounts import (
+    MINUTE_MS,
+    T0,
+    TEAM,
+    Books,
+    Heard,
+    Timeline,
+    books,
+    budget,
+    lease,
+    units,
+)
+
+DEFAULT = Namespace("default")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ValkeyServer]:
+    with valkey_server() as started:
+        asyncio.run(started.ready())
+        yield started
+
+
+@pytest.fixture
+async def opened(server: ValkeyServer) -> AsyncIterator[Books]:
+    async with books(server.url, budget(100)) as found:
+        yield found
+
+
+def real(found: Books) -> Timekeeper:
+    """A replica that lives in the server's own time."""
+    keeper = found.timekeeper()
+    keeper.store = found.store
+    keeper.clock = SystemClock()
+    return keeper
+
+
+async def total(found: Books, namespace: Namespace = TEAM) -> int:
+    return sum(entry.units for entry in await found.charges(namespace))
+
+
+@pytest.mark.parametrize("ticks", [1, 40, 1000])
+async def test_gpusharing_12_any_number_of_ticks_by_any_replica_charges_the_same(
+    opened: Books, ticks: int
+) -> None:
+    await opened.journal("held", T0, lease("p"))
+    replicas = [opened.timekeeper(charge_every_s=0) for _ in range(3)]
+    for tick in range(1, ticks + 1):
+        at = T0 + 600_000 * tick // ticks
+        await opened.count(at, keeper=replicas[tick % 3])
+        await opened.count(at, keeper=replicas[(tick + 1) % 3])
+
+    assert await total(opened) == 300_000_000
+
+
+async def test_gpusharing_13_a_timekeeper_away_for_ten_minutes_changes_no_total(
+    opened: Books,
+) -> None:
+    ends_meanwhile, goes_on = lease("a"), lease("b")
+    await opened.journal("held", T0, ends_meanwhile, goes_on)
+    await opened.count(T0 + 5_000)
+    await opened.journal("ended", T0 + 300_000, ends_meanwhile)
+    await opened.journal("held", T0 + 301_000, lease("c", created_ms=T0 + 300_500))
+    await opened.journal("ended", T0 + 302_500, lease("c", created_ms=T0 + 300_500))
+    await opened.count(T0 + 605_000)
+    await opened.journal("ended", T0 + 700_000, goes_on)
+    await opened.count(T0 + 800_000)
+
+    by_pod: dict[str, int] = {}
+    for entry in await opened.charges():
+        by_pod[entry.pod] = by_pod.get(entry.pod, 0) + entry.units
+    assert by_pod == {"a": 300_000 * 500, "b": 700_000 * 500, "c": 1_500 * 500}
+
+
+async def test_gpusharing_15_a_lease_between_two_ticks_is_charged_exactly(opened: Books) -> None:
+    await opened.count(T0)
+    await opened.journal("held", T0 + 1_000, lease("p"))
+    await opened.journal("ended", T0 + 1_337, lease("p"))
+    await opened.count(T0 + 15_000)
+
+    assert await total(opened) == 337 * 500
+
+
+async def test_gpusharing_16_reservations_cost_nothing_and_leases_until_they_are_released(
+    opened: Books,
+) -> None:
+    keeper = real(opened)
+    wanted = [wish("only-reserved", share("a", 0)), wish("bound", share("a", 1, mib=16_000))]
+    only_reserved, bound = await reserve(opened.leases, *wanted)
+    await keeper.count()
+    assert await opened.account(DEFAULT) == Account(namespace=DEFAULT)
+
+    await opened.leases.bind([bound])
+    await opened.leases.release([only_reserved.pod], reason="a test")
+    await keeper.count()
+    held = (await opened.account(DEFAULT)).tenures
+    await opened.leases.activate([bound.pod])
+    await opened.leases.release([PodUid("bound")], reason="a test")
+    await keeper.count()
+
+    (tenure,) = held
+    charges = await opened.charges(DEFAULT)
+    assert (tenure.pod, tenure.weight, tenure.model) == ("bound", 1000, "Tesla T4")
+    assert {entry.lease for entry in charges} == {tenure.id}
+    journaled = await opened.leases._connection._redis.xinfo_stream(
+        f"{opened.ledger_prefix}tenures"
+    )
+    released_ms = int(journaled["last-generated-id"].decode().partition("-")[0])
+    assert await total(opened, DEFAULT) == 1000 * (released_ms - tenure.since_ms)
+    assert (await opened.account(DEFAULT)).tenures == ()
+
+
+async def test_a_lease_that_was_there_before_the_first_timekeeper_is_found(opened: Books) -> None:
+    (bound,) = await reserve(opened.leases, wish("old", share("a", 0)))
+    await opened.leases.bind([bound])
+    await opened.leases._connection._redis.delete(f"{opened.ledger_prefix}tenures")
+
+    await real(opened).count()
+
+    (tenure,) = (await opened.account(DEFAULT)).tenures
+    assert (tenure.pod, tenure.since_ms) == ("old", round(bound.created_at * 1000))
+
+
+async def test_a_rebuilt_ledger_of_leases_loses_no_account(opened: Books) -> None:
+    keeper = real(opened)
+    stays, goes = await reserve(
+        opened.leases, wish("stays", share("a", 0)), wish("goes", share("a", 1))
+    )
+    bound = await opened.leases.bind([stays, goes])
+    await keeper.count()
+    before = (await opened.account(DEFAULT)).tenures
+    token = await opened.leases.begin_rebuild(now=0.0, force=True)
+    assert token is not None
+    await opened.leases.restore([bound[0]], now=0.0, token=token)  # type: ignore[list-item]
+    await opened.leases.finish_rebuild(token)
+
+    await keeper.count()
+
+    after = await opened.account(DEFAULT)
+    assert [(t.pod, t.since_ms) for t in after.tenures] == [
+        (t.pod, t.since_ms) for t in before if t.pod == "stays"
+    ]
+    assert "name-of-goes" in {entry.pod for entry in await opened.charges(DEFAULT)}
+
+
+async def test_gpusharing_19_a_namespace_made_anew_finds_its_use_as_it_was(opened: Books) -> None:
+    await opened.journal("held", T0, lease("p"))
+    await opened.journal("ended", T0 + 60_000, lease("p"))
+    await opened.count(T0 + 70_000)
+    # The namespace is deleted with its pods, and made again under its name.
+    await opened.journal("held", T0 + 120_000, lease("q", created_ms=T0 + 119_000))
+    keeper = opened.timekeeper()
+    await opened.count(T0 + 180_000, keeper=keeper)
+
+    assert keeper.balance_of(TEAM).used_units == 2 * 60_000 * 500
+
+
+async def test_gpusharing_20_after_a_flush_use_is_restored_from_the_status(
+    server: ValkeyServer,
+) -> None:
+    wanted = budget(100, time_zone="Europe/Berlin")
+    async with books(server.url, wanted) as before:
+        keeper = before.timekeeper()
+        await before.journal("held", T0, lease("p"))
+        await before.count(T0 + 10 * MINUTE_MS, keeper=keeper)
+        account, seen = keeper.accounts[TEAM], keeper.balance_of(TEAM)
+        copy = read_status(status_of(account, seen), wanted)
+    async with books(server.url, wanted) as after:  # other keys: everything is lost
+        after.config.statuses = {TEAM: copy}
+        keeper = after.timekeeper()
+        await after.journal("restored", T0 + 12 * MINUTE_MS, lease("p"))
+        await after.count(T0 + 20 * MINUTE_MS, keeper=keeper)
+        await after.count(T0 + 20 * MINUTE_MS)
+
+        assert keeper.balance_of(TEAM).used_units == 20 * MINUTE_MS * 500
+        assert {e.kind for e in await after.ledger()} >= {"adjust"}
+
+
+async def test_a_journal_that_was_cut_is_noticed_and_live_leases_are_counted_on(
+    opened: Books,
+) -> None:
+    keeper = real(opened)
+    (bound,) = await reserve(opened.leases, wish("p", share("a", 0)))
+    await opened.leases.bind([bound])
+    await keeper.count()
+    (other,) = await reserve(opened.leases, wish("q", share("a", 1)))
+    await opened.leases.bind([other])
+    await opened.leases._connection._redis.xtrim(f"{opened.ledger_prefix}tenures", maxlen=0)
+    await opened.leases.release([bound.pod], reason="a test")
+
+    await keeper.count()
+
+    assert {t.pod for t in (await opened.account(DEFAULT)).tenures} == {"q"}
+
+
+async def test_gpusharing_37_showback_equals_the_ledger_and_a_closed_window_never_changes(
+    opened: Books,
+) -> None:
+    opened.config.given[TEAM] = budget(5, period=Period.DAY, time_zone="Europe/Berlin")
+    await opened.journal("held", T0 + 7, lease("p"), lease("q", mib=5_333, gpu=1))
+    await opened.count(T0 + 33_333)
+    await opened.journal("ended", T0 + 20 * MINUTE_MS + 1, lease("p"))
+    for hour in range(1, 26):
+        await opened.count(T0 + hour * 3_600_000)
+
+    async def report() -> str:
+        return as_csv(await add_up(opened.store, [TEAM], Range(window="2031-05-01")))
+
+    everything = await add_up(opened.store, [TEAM], Range())
+    assert sum(row.units for row in everything) == await total(opened)
+    assert sum(r.in_budget_units + r.out_of_budget_units for r in everything) == await total(opened)
+    windows = {window.id: window.used_units for window in await opened.store.windows(TEAM)}
+    for name, used in windows.items():
+        rows = await add_up(opened.store, [TEAM], Range(window=name))
+        assert sum(row.units for row in rows) == used
+    closed = await report()
+    assert "reclaimable" in closed
+    await opened.count(T0 + 60 * 3_600_000)
+    assert await report() == closed
+
+    half = T0 + 12 * 3_600_000
+    parts = [Range(to_ms=half), Range(from_ms=half)]
+    everything = await add_up(opened.store, [TEAM], Range())
+    rows = [row for part in parts for row in await add_up(opened.store, [TEAM], part)]
+    assert sum(row.units for row in rows) == sum(row.units for row in everything)
+
+
+async def test_a_change_of_state_is_told_once_by_the_replica_that_wrote_it(opened: Books) -> None:
+    opened.config.given[TEAM] = budget(10)
+    first, second = opened.timekeeper(), opened.timekeeper()
+    await opened.count(T0, keeper=first)
+    await opened.journal("held", T0, lease("p"))
+    said: list[BudgetChanged] = []
+    for minute in (1, 16, 20, 21):
+        for keeper in (first, second):
+            said += await opened.count(T0 + minute * MINUTE_MS, keeper=keeper)
+
+    assert [(e.state, e.previous, e.lease_class, e.warned_percent) for e in said] == [
+        ("warning", "ok", "guaranteed", 80),
+        ("exhausted", "warning", "reclaimable", 95),
+    ]
+    assert said[1].remaining_units == 0
+    assert said[1].burn_milli_gpu == 500
+
+
+async def test_a_grant_is_made_once_under_its_key_and_lifts_the_state(opened: Books) -> None:
+    opened.config.given[TEAM] = budget(10)
+    await opened.journal("held", T0, lease("p"))
+    await opened.count(T0 + 20 * MINUTE_MS)
+    for _ in range(3):
+        await grant(opened.store, TEAM, units(30), actor="me", reason="deadline", key="one")
+    said = await opened.count(T0 + 20 * MINUTE_MS)
+
+    window = (await opened.account()).windows[-1]
+    assert window.granted_units == units(30)
+    assert [(e.state, e.lease_class) for e in said] == [("ok", "guaranteed")]
+    kinds = [(e.kind, e.actor, e.reason) for e in await opened.ledger()]
+    assert kinds.count(("grant", "me", "deadline")) == 1
+
+
+@pytest.mark.parametrize(("amount", "reason"), [(0, "why"), (1, " ")])
+async def test_a_grant_of_nothing_or_without_a_reason_is_refused(
+    opened: Books, amount: int, reason: str
+) -> None:
+    await opened.count(T0)
+    with pytest.raises(RequestError):
+        await grant(opened.store, TEAM, amount, actor="me", reason=reason, key="")
+
+
+async def test_a_namespace_without_a_budget_is_metered_and_never_exhausted(opened: Books) -> None:
+    other = Namespace("other")
+    keeper = opened.timekeeper()
+    in_may = T0 + 120 * MINUTE_MS
+    await opened.journal("held", in_may, lease("p", namespace=other))
+    await opened.count(in_may + 600 * MINUTE_MS, keeper=keeper)
+
+    seen = keeper.balance_of(other)
+    assert (minutes(seen.used_units), seen.state, seen.remaining_units) == ("300.000", "ok", None)
+    with pytest.raises(RequestError, match="no budget"):
+        await grant(opened.store, other, 1, actor="me", reason="r", key="")
+
+
+@pytest.mark.parametrize(
+    ("policy", "looks_back_h"),
+    [
+        ({"type": PolicyType.SLIDING, "length_ms": 2 * HOUR_MS}, 24),
+        ({"type": PolicyType.SLIDING, "length_ms": 30 * HOUR_MS}, 31),
+        ({"type": PolicyType.FIXED, "period": Period.HOUR}, 24),
+        ({"type": PolicyType.NONE}, None),
+    ],
+)
+async def test_windows_that_nobody_looks_back_to_go(
+    opened: Books, policy: dict[str, Any], looks_back_h: int | None
+) -> None:
+    opened.config.given[TEAM] = budget(100, **policy)
+    keeper = opened.timekeeper()
+    keeper.keep_days = 1
+    for hour in range(0, 72, 2):
+        await opened.count(T0 + hour * HOUR_MS, keeper=keeper)
+
+    found = await opened.store.windows(TEAM)
+
+    oldest = 0 if looks_back_h is None else T0 + (70 - looks_back_h) * HOUR_MS
+    assert found[0].start_ms == oldest
+    assert looks_back_h is None or len(found) == looks_back_h + 1
+
+
+async def test_what_was_left_of_a_limit_is_no_metric_any_more_when_the_limit_is_gone(
+    opened: Books,
+) -> None:
+    left = partial(
+        REGISTRY.get_sample_value, "leasehold_budget_remaining_gpu_minutes", {"namespace": TEAM}
+    )
+    keeper = opened.timekeeper()
+    opened.config.given[TEAM] = budget(100)
+    await opened.count(T0, keeper=keeper)
+    limited = left()
+    opened.config.given[TEAM] = budget(None)
+    await opened.count(T0 + 5_000, keeper=keeper)
+
+    assert (limited, left()) == (100.0, None)
+
+
+async def test_an_idle_timekeeper_writes_nothing(opened: Books) -> None:
+    keeper = opened.timekeeper()
+    await opened.count(T0, keeper=keeper)
+    before = await opened.store.revisions()
+    for tick in range(1, 20):
+        await opened.count(T0 + tick * 5_000, keeper=keeper)
+
+    assert await opened.store.revisions() == before
+
+
+async def test_a_step_decided_on_an_old_revision_is_refused_whole(opened: Books) -> None:
+    await opened.journal("held", T0, lease("p"))
+    await opened.count(T0)
+    old = await opened.account()
+    await opened.count(T0 + 1_000_000)
+    update = advance(old, opened.config.given[TEAM], T0 + 2_000_000, charge_every_ms=0)
+
+    assert update is not None
+    assert not await opened.store.save(update)
+    assert await total(opened) == 1_000_000 * 500
+    assert (await opened.account()).tenures[0].charged_ms == T0 + 1_000_000
+
+
+async def test_counting_publishes_and_the_replica_goes_on_after_a_crash(opened: Books) -> None:
+    keeper = opened.timekeeper()
+    assert isinstance(keeper.bus, Heard)
+    assert isinstance(keeper.store, Timeline)
+    keeper.store.now_ms = T0
+    task = asyncio.create_task(keeper.keep_time())
+    try:
+        async with asyncio.timeout(30):
+            while not keeper.has_counted or not keeper.bus.events:
+                await asyncio.sleep(0.01)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    assert {replace(e, at=0, since=0) for e in keeper.bus.events if isinstance(e, BudgetChanged)}

@@ -1,0 +1,211 @@
+"""The watcher against a simulated API server and a real nats-server."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from services.watcher.pods import PodReader
+from services.watcher.quota_sources import QuotaReflectors
+from services.watcher.service import Watcher
+from services.watcher.sources import FreshListing, GroupReflectors, NodeReflector, PodReflector
+from shared.dialects.dialect import Rules
+from shared.kubernetes.client import Kube
+from shared.kubernetes.kubeconfig import load_credentials
+from shared.model.clock import SystemClock
+from shared.model.events.event import Event
+from shared.model.events.pod_events import (
+    BindingFailed,
+    ListingWanted,
+    NodeChanged,
+    PodGone,
+    PodQueued,
+    PodRejected,
+    PodsListed,
+)
+from shared.model.request import Gang
+from shared.nats.bus import Bus
+from shared.nats.inbox import Inbox
+from shared.runtime.runner import Runner
+from shared.runtime.telemetry import Tracing
+from tests.support.servers.nats import nats_server
+from tests.support.simcluster.apiserver import ApiUnderTest, api_server
+
+OURS = frozenset({"volcano"})
+
+
+def pod(name: str, **limits: object) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {
+            "schedulerName": "volcano",
+            "containers": [
+                {"name": "c", "image": "x", "resources": {"limits": limits, "requests": limits}}
+            ],
+        },
+    }
+
+
+@asynccontextmanager
+async def watching(api: ApiUnderTest) -> AsyncIterator[Bus]:
+    async with (
+        nats_server() as nats,
+        Bus.connect(nats.url, name="watcher") as bus,
+        Kube(load_credentials(api.kubeconfig)) as kube,
+    ):
+        watcher = Watcher(
+            PodReflector(kube, PodReader(OURS, Rules())),
+            NodeReflector(kube),
+            GroupReflectors(kube, look_s=0.5),
+            FreshListing(kube, OURS),
+            SystemClock(),
+            quotas=QuotaReflectors(kube),
+        )
+        started = asyncio.Event()
+        task = asyncio.create_task(
+            Runner("watcher", watcher, bus, Tracing("watcher", None)).run(started)
+        )
+        await asyncio.wait_for(started.wait(), 10)
+        try:
+            yield bus
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+async def heard(inbox: Inbox, count: int, limit_s: float = 30.0) -> list[Event]:
+    events: list[Event] = []
+    async with asyncio.timeout(limit_s):
+        while len(events) < count:
+            for delivered in await inbox.batch():
+                events += delivered.events
+                await delivered.done()
+    return events
+
+
+async def test_a_pod_is_queued_bound_and_gone() -> None:
+    async with api_server() as api, watching(api) as bus, api.client() as client:
+        inbox = await bus.hear([PodQueued, PodRejected, PodGone], durable="test")
+        pods = "/api/v1/namespaces/default/pods"
+
+        await client.post(pods, json=pod("good", **{"volcano.sh/vgpu-number": "1"}))
+        (queued,) = await heard(inbox, 1)
+        await client.post(pods, json=pod("bad", **{"volcano.sh/vgpu-memory": "1"}))
+        (rejected,) = await heard(inbox, 1)
+        await client.delete(f"{pods}/good")
+        (gone,) = await heard(inbox, 1)
+
+        assert isinstance(queued, PodQueued)
+        assert queued.request.dialect == "volcano-vgpu"
+        assert isinstance(rejected, PodRejected)
+        assert "needs volcano.sh/vgpu-number" in rejected.reason
+        assert isinstance(gone, PodGone)
+        assert gone.pod == queued.pod
+
+
+async def test_a_listing_is_told_at_the_start_and_whenever_it_is_wanted() -> None:
+    async with api_server() as api, watching(api) as bus, api.client() as client:
+        inbox = await bus.hear([PodsListed], durable="test-listing")
+        waiting = await bus.hear([PodQueued], durable="test-pods")
+        (first,) = await heard(inbox, 1)
+        pods = "/api/v1/namespaces/default/pods"
+        await client.post(pods, json=pod("one"))
+        await client.post(pods, json=pod("two"))
+        await heard(waiting, 2)
+        binding = {
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": {"name": "one", "annotations": {"leasehold.dev/lease": "x"}},
+            "target": {"kind": "Node", "name": "n"},
+        }
+        answer = await client.post(f"{pods}/one/binding", json=binding)
+        assert answer.status == 201
+
+        await bus.publish([ListingWanted(reason="a test")])
+
+        (second,) = await heard(inbox, 1)
+        again = await heard(waiting, 1)
+        assert isinstance(first, PodsListed)
+        assert isinstance(second, PodsListed)
+        assert first.pods == ()
+        assert [(p.name, p.node, p.lease) for p in second.pods] == [("one", "n", "x")]
+        assert [getattr(event, "name", "") for event in again] == ["two"]
+
+
+async def test_a_pod_whose_binding_failed_is_queued_again() -> None:
+    async with api_server() as api, watching(api) as bus, api.client() as client:
+        inbox = await bus.hear([PodQueued], durable="test")
+        await client.post("/api/v1/namespaces/default/pods", json=pod("unlucky"))
+        (first,) = await heard(inbox, 1)
+        assert isinstance(first, PodQueued)
+
+        failed = BindingFailed(
+            pod=first.pod, namespace=first.namespace, name=first.name, reason="a test"
+        )
+        await bus.publish([failed])
+
+        (again,) = await heard(inbox, 1)
+        assert isinstance(again, PodQueued)
+        assert again.pod == first.pod
+
+
+async def test_a_node_is_told_with_what_its_other_pods_take() -> None:
+    async with api_server() as api, watching(api) as bus, api.client() as client:
+        inbox = await bus.hear([NodeChanged], durable="test-nodes")
+        status = {"allocatable": {"cpu": "4", "volcano.sh/vgpu-number": "10"}}
+        node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n.a"}, "status": status}
+        await client.post("/api/v1/nodes", json=node)
+        (bare,) = await heard(inbox, 1)
+        foreign = pod("other", cpu="500m")
+        foreign["spec"] |= {"schedulerName": "default-scheduler", "nodeName": "n.a"}
+
+        await client.post("/api/v1/namespaces/default/pods", json=foreign)
+
+        (carrying,) = await heard(inbox, 1)
+        assert isinstance(bare, NodeChanged)
+        assert isinstance(carrying, NodeChanged)
+        assert bare.facts.occupied == {}
+        assert "volcano.sh/vgpu-number" not in bare.facts.allocatable
+        assert carrying.facts.occupied == {"cpu": 500, "pods": 1}
+
+
+def group_definition() -> dict[str, Any]:
+    text = (Path(__file__).parents[2] / "support/crds/volcano_podgroup.yaml").read_text()
+    definition: dict[str, Any] = yaml.safe_load(text)
+    return definition
+
+
+async def test_a_pod_of_a_group_is_queued_with_its_gang_once_the_group_is_there() -> None:
+    async with api_server() as api, watching(api) as bus, api.client() as client:
+        inbox = await bus.hear([PodQueued, PodRejected], durable="test")
+        pods = "/api/v1/namespaces/default/pods"
+        member = pod("p")
+        member["metadata"]["annotations"] = {"scheduling.k8s.io/group-name": "g"}
+
+        await client.post(pods, json=member)
+        (alone,) = await heard(inbox, 1)
+        definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+        answer = await client.post(definitions, json=group_definition())
+        assert answer.status == 201
+        (rejected,) = await heard(inbox, 1)
+        groups = "/apis/scheduling.volcano.sh/v1beta1/namespaces/default/podgroups"
+        group = {
+            "apiVersion": "scheduling.volcano.sh/v1beta1",
+            "kind": "PodGroup",
+            "metadata": {"name": "g"},
+            "spec": {"minMember": 3},
+        }
+        assert (await client.post(groups, json=group)).status == 201
+        (queued,) = await heard(inbox, 1)
+
+        assert isinstance(alone, PodQueued)
+        assert alone.request.gang is None
+        assert isinstance(rejected, PodRejected)
+        assert "there is none of that name" in rejected.reason
+        assert isinstance(queued, PodQueued)
+        assert queued.request.gang == Gang(name="default/g", min_member=3)

@@ -1,0 +1,82 @@
+"""The annotation policy, as an API server obeys it that no webhook stands before."""
+
+from typing import Any
+
+import aiohttp
+import pytest
+
+from services.webhook.policy import policy, writers_in
+from tests.support.simcluster.apiserver import api_server
+
+PODS = "/api/v1/namespaces/default/pods"
+RESOURCES = {
+    "ValidatingAdmissionPolicy": "validatingadmissionpolicies",
+    "ValidatingAdmissionPolicyBinding": "validatingadmissionpolicybindings",
+}
+IDS = "volcano.sh/vgpu-ids-new"
+
+
+async def install(client: aiohttp.ClientSession, *users: str) -> None:
+    for obj in policy(users):
+        path = f"/apis/{obj['apiVersion']}/{RESOURCES[obj['kind']]}"
+        async with client.post(path, json=obj) as response:
+            assert response.status == 201, await response.text()
+
+
+def pod(name: str, **notes: str) -> dict[str, Any]:
+    main = {"name": "main", "image": "app"}
+    meta: dict[str, Any] = {"name": name} | ({"annotations": notes} if notes else {})
+    return {"metadata": meta, "spec": {"containers": [main]}}
+
+
+async def created(client: aiohttp.ClientSession, obj: dict[str, Any]) -> tuple[int, str]:
+    async with client.post(PODS, json=obj) as response:
+        return response.status, str((await response.json()).get("message"))
+
+
+async def annotated(
+    client: aiohttp.ClientSession, name: str, notes: dict[str, str | None]
+) -> tuple[int, str]:
+    kind = {"Content-Type": "application/merge-patch+json"}
+    body = {"metadata": {"annotations": notes}}
+    async with client.patch(f"{PODS}/{name}", json=body, headers=kind) as response:
+        return response.status, str((await response.json()).get("message"))
+
+
+@pytest.mark.parametrize("key", [IDS, "leasehold.dev/lease", "tencent.com/predicate-gpu-idx-0"])
+async def test_gpusharing_8_a_pod_that_is_created_with_an_assignment_is_denied(key: str) -> None:
+    async with api_server() as api, api.client() as client:
+        await install(client, *writers_in("leasehold-system"))
+
+        status, text = await created(client, pod("forged", **{key: "x"}))
+        plain, _ = await created(client, pod("plain", mine="stays"))
+
+    assert (status, plain) == (403, 201)
+    assert key in text
+
+
+async def test_assignments_are_neither_added_changed_nor_removed_by_others() -> None:
+    async with api_server() as api, api.client() as client:
+        await created(client, pod("assigned", **{IDS: "GPU-a,NVIDIA,1,1:"}))
+        await created(client, pod("free"))
+        await install(client, *writers_in("leasehold-system"))
+
+        answers = [
+            await annotated(client, "free", {IDS: "GPU-b"}),
+            await annotated(client, "assigned", {IDS: "GPU-b"}),
+            await annotated(client, "assigned", {IDS: None}),
+        ]
+        own, _ = await annotated(client, "assigned", {"mine": "x"})
+
+    assert [status for status, _ in answers] == [403, 403, 403]
+    assert own == 200
+
+
+async def test_who_writes_assignments_may_go_on() -> None:
+    async with api_server() as api, api.client() as client:
+        await created(client, pod("assigned", **{IDS: "x"}))
+        await install(client, "kubernetes-admin")  # whom the simulated API server takes us for
+
+        status, text = await annotated(client, "assigned", {IDS: "y"})
+
+    assert status == 200, text

@@ -1,0 +1,88 @@
+"""The span of a review, named by the pod it admitted; over a real TLS connection."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.webhook.policy import writers_in
+from shared.model.trace_context import ADMISSION, is_traceparent
+from shared.runtime.settings import ServiceSettings
+from shared.runtime.telemetry import Tracing, open_tracing
+from tests.integration.webhook.test_policy import install
+from tests.integration.webhook.test_webhook import PODS, VGPU, cluster, created, pod, replica
+
+OLD = "00-" + "1" * 32 + "-" + "2" * 16 + "-01"
+CORE = {"tencent.com/vcuda-core": "20", "tencent.com/vcuda-memory": "4"}
+
+
+def traced(directory: Path, ratio: float = 1.0) -> Tracing:
+    return open_tracing("webhook", ServiceSettings(trace_dir=directory, trace_ratio=ratio))
+
+
+def kept(directory: Path) -> list[dict[str, Any]]:
+    return [
+        json.loads(line)
+        for file in directory.glob("*.jsonl")
+        for line in file.read_text().splitlines()
+    ]
+
+
+def named(made: dict[str, Any]) -> str:
+    return str(made["metadata"].get("annotations", {}).get(ADMISSION, ""))
+
+
+@pytest.mark.parametrize("limits", [VGPU, CORE])
+@pytest.mark.parametrize("brought", [{}, {ADMISSION: OLD}, {ADMISSION: "no context", "mine": "x"}])
+async def test_o1_an_admitted_pod_names_the_span_of_its_review_whatever_it_brought(
+    tmp_path: Path, limits: dict[str, str], brought: dict[str, str]
+) -> None:
+    tracing = traced(tmp_path / "spans")
+    wanted = pod(limits=limits)
+    wanted["metadata"]["annotations"] = brought
+    async with cluster() as (api, kube, client), replica(api, kube, tmp_path, tracing=tracing):
+        await install(client, *writers_in("leasehold-system"))
+        status, made = await created(client, wanted)
+    tracing.close()
+
+    assert status == 201, made
+    (span,) = kept(tmp_path / "spans")
+    assert is_traceparent(named(made))
+    assert named(made).split("-")[1:3] == [span["trace"], span["span"]]
+    assert (span["name"], span["ok"], span["parent"]) == ("webhook review", True, "")
+    assert span["end_ns"] > span["start_ns"]
+    assert span["attributes"] == {"k8s.namespace.name": "default", "k8s.pod.name": "pod"}
+    others = made["metadata"]["annotations"]
+    assert others.get("mine") == brought.get("mine")
+    assert ("tencent.com/vcuda-core-limit" in others) == (limits is CORE)
+
+
+async def test_a_denied_pod_leaves_a_failed_span_and_others_leave_none(tmp_path: Path) -> None:
+    tracing = traced(tmp_path / "spans")
+    async with cluster() as (api, kube, client), replica(api, kube, tmp_path, tracing=tracing):
+        denied, _ = await created(client, pod("bad", {"tencent.com/vcuda-core": "150"}))
+        async with client.post(f"{PODS}?dryRun=All", json=pod("dry", VGPU)) as response:
+            dry = await response.json()
+        _, plain = await created(client, pod("plain"))
+    tracing.close()
+
+    (span,) = kept(tmp_path / "spans")
+    assert (denied, span["ok"]) == (400, False)
+    assert "multiple of 100" in span["text"]
+    assert named(dry) == named(plain) == ""
+
+
+@pytest.mark.parametrize("ratio", [None, 0.0])
+async def test_where_no_span_is_kept_none_is_named(tmp_path: Path, ratio: float | None) -> None:
+    tracing = None if ratio is None else traced(tmp_path / "spans", ratio)
+    wanted = pod(limits=VGPU)
+    wanted["metadata"]["annotations"] = {ADMISSION: OLD, "mine": "stays"}
+    async with cluster() as (api, kube, client), replica(api, kube, tmp_path, tracing=tracing):
+        status, made = await created(client, wanted)
+    if tracing is not None:
+        tracing.close()
+
+    assert status == 201
+    assert named(made) == ""
+    assert made["metadata"]["annotations"]["mine"] == "stays"

@@ -1,0 +1,106 @@
+"""The part of an API server that a doorkeeper needs: objects by name, and whose tokens."""
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+from aiohttp import web
+
+from services.auth.auth_callout import NODE_NAME
+from shared.kubernetes.client import Kube
+from shared.kubernetes.kubeconfig import Credentials
+
+NAMESPACE = "leasehold-system"
+AUDIENCE = "leasehold-nats"
+SECRETS = (
+    *("doorkeeper", "doors-nats", "doors-redis"),
+    *(f"redis-{user}" for user in ("placer", "binder", "timekeeper", "dashboard", "operator")),
+)
+Json = dict[str, Any]
+
+
+class DoorsCluster:
+    """Secrets and a config map, installed empty; a write names the version that it was read at."""
+
+    def __init__(self) -> None:
+        self.objects: dict[tuple[str, str], Json] = {
+            **{("secrets", name): {} for name in SECRETS},
+            ("configmaps", "doors"): {},
+        }
+        self.versions = dict.fromkeys(self.objects, 1)
+        self.tokens: dict[str, Json] = {}
+        self.reviews = 0
+        self.url = ""
+
+    def bear(
+        self,
+        account: str,
+        *,
+        node: str = "",
+        namespace: str = NAMESPACE,
+        audience: str = AUDIENCE,
+    ) -> str:
+        """Return a token of a service account's pod, on a node."""
+        token = f"token-{len(self.tokens)}-{account}-{node}"
+        extra = {NODE_NAME: [node]} if node else {}
+        self.tokens[token] = {
+            "audience": audience,
+            "user": {"username": f"system:serviceaccount:{namespace}:{account}", "extra": extra},
+        }
+        return token
+
+    def hold(self, kind: str, name: str) -> None:
+        """Have one more object, whose uid is its name."""
+        self.objects[kind, name] = {}
+        self.versions[kind, name] = 1
+
+    @contextlib.asynccontextmanager
+    async def served(self) -> AsyncIterator[Kube]:
+        """Answer, and yield a client."""
+        app = web.Application()
+        path = f"/api/v1/namespaces/{NAMESPACE}/{{kind}}/{{name}}"
+        app.router.add_get(path, self._read)
+        app.router.add_patch(path, self._patch)
+        app.router.add_post("/apis/authentication.k8s.io/v1/tokenreviews", self._review)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        try:
+            async with Kube(Credentials(server=self.url)) as kube:
+                yield kube
+        finally:
+            await runner.cleanup()
+
+    async def _read(self, request: web.Request) -> web.Response:
+        key = request.match_info["kind"], request.match_info["name"]
+        if key not in self.objects:
+            return web.json_response({"kind": "Status", "code": 404}, status=404)
+        return web.json_response(self._shape(key))
+
+    async def _patch(self, request: web.Request) -> web.Response:
+        key = request.match_info["kind"], request.match_info["name"]
+        body = await request.json()
+        if body["metadata"]["resourceVersion"] != str(self.versions[key]):
+            told = {"kind": "Status", "code": 409, "reason": "Conflict", "message": "changed"}
+            return web.json_response(told, status=409)
+        self.objects[key] |= body["data"]
+        self.versions[key] += 1
+        return web.json_response(self._shape(key))
+
+    def _shape(self, key: tuple[str, str]) -> Json:
+        version = str(self.versions[key])
+        shape: Json = {"metadata": {"name": key[1], "uid": key[1], "resourceVersion": version}}
+        return shape | ({"data": self.objects[key]} if self.objects[key] else {})
+
+    async def _review(self, request: web.Request) -> web.Response:
+        self.reviews += 1
+        spec = (await request.json())["spec"]
+        known = self.tokens.get(spec["token"])
+        if known is None or known["audience"] not in spec["audiences"]:
+            status: Json = {"authenticated": False, "error": "token is not for this audience"}
+        else:
+            audiences = [known["audience"]]
+            status = {"authenticated": True, "user": known["user"], "audiences": audiences}
+        return web.json_response({"status": status})

@@ -1,0 +1,40 @@
+"""Node agents that a binder asks, as a test wants them to be."""
+
+from collections.abc import Sequence
+
+from services.binder.bind.agent_presence import Silence
+from shared.model.errors import UnavailableError
+from shared.model.events.request_reply import BindTold
+from shared.model.lease import Lease
+from shared.model.names import NodeName
+from tests.support.binder.world import lease
+
+N1, N2 = NodeName("n1"), NodeName("n2")
+
+
+def away(*pods: str) -> BindTold:
+    """Answer for pods that must wait since the agent is leaving."""
+    held = tuple(lease(name).pod for name in pods)
+    reason = "its agent is being stopped"
+    return BindTold(held=held, reason=reason, free=False, closed=True)
+
+
+class Agents:
+    """Agents of nodes, each away or there, and what the ledger knows; counts questions."""
+
+    def __init__(self) -> None:
+        self.there: dict[NodeName, BindTold] = {}
+        self.hanging: set[NodeName] = set()
+        self.reported: set[NodeName] = set()
+        self.cut_off = False
+        self.questions = 0
+
+    async def has_agent(self, node: NodeName) -> bool:
+        return node in self.reported
+
+    async def may_bind(self, node: NodeName, leases: Sequence[Lease]) -> BindTold | Silence:
+        self.questions += 1
+        if self.cut_off:
+            raise UnavailableError("NATS is away")
+        silent = Silence("nobody answered", listens=node in self.hanging)
+        return self.there.get(node, silent)

@@ -1,0 +1,55 @@
+"""What a binder hears of pods and nodes, as its tests say it."""
+
+from dataclasses import replace
+
+from shared.model.events.node_events import Activation, DeviceReported
+from shared.model.events.pod_events import (
+    BoundPod,
+    PodGone,
+    PodsListed,
+)
+from shared.model.lease import Lease, LeaseState
+from shared.model.lease_copy import dump_lease
+from shared.model.names import NodeName
+from tests.support.binder.world import NOW, lease
+
+
+def gone(name: str = "p1", phase: str = "") -> PodGone:
+    held = lease(name)
+    return PodGone(pod=held.pod, namespace=held.namespace, name=name, node=held.node, phase=phase)
+
+
+def in_state(state: LeaseState, name: str = "p1") -> Lease:
+    return replace(lease(name), state=state, version=2, created_at=NOW - 60)
+
+
+def activation(held: Lease) -> Activation:
+    return Activation(
+        pod=held.pod,
+        namespace=held.namespace,
+        name=held.name,
+        container="c",
+        resource="volcano.sh/vgpu-number",
+        device_ids=("GPU-n1-0-0",),
+        lease=held,
+    )
+
+
+def report(node: str = "n1", *activations: Activation, at: float = NOW) -> DeviceReported:
+    return DeviceReported(
+        node=NodeName(node), devices=(), served=(), activations=activations, reported_at=at
+    )
+
+
+def bound(held: Lease) -> BoundPod:
+    return BoundPod(
+        pod=held.pod,
+        namespace=held.namespace,
+        name=held.name,
+        node=held.node,
+        lease=dump_lease(held),
+    )
+
+
+def listing(*pods: BoundPod, at: float = NOW, piece: int = 0, pieces: int = 1) -> PodsListed:
+    return PodsListed(listing="l1", piece=piece, pieces=pieces, pods=pods, listed_at=at)

@@ -1,0 +1,69 @@
+"""Binds pods to the one node of a `Site` as the binder does: asks, commits, tells, posts."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from services.binder.bind.agent_presence import Presence, Silence
+from shared.model.clock import SystemClock
+from shared.model.events.request_reply import BindAsked, BindTold
+from shared.model.lease import Lease, LeaseState, Share
+from shared.model.names import NodeName
+from simcluster.apiserver.kinds.binding import bind
+from tests.support.node_agent.agent import NUMBER, Site, lease_of
+from tests.support.simcluster.kubelet import NODE, pod
+
+WAIT_S = 0.05
+
+
+@dataclass(slots=True)
+class Agents:
+    """The one agent, while it runs."""
+
+    at: Site
+
+    async def may_bind(self, node: NodeName, leases: Sequence[Lease]) -> BindTold | Silence:
+        if self.at.agent is None:
+            return Silence("nobody is there", listens=False)
+        return await self.at.agent.may_bind(BindAsked(node=node, leases=tuple(leases)))
+
+    async def has_agent(self, node: NodeName) -> bool:
+        return bool(self.at.reported)
+
+
+@dataclass(slots=True)
+class Binder:
+    """A binder of this node only; keeps why pods had to wait."""
+
+    at: Site
+    waits: list[str] = field(default_factory=list)
+    presence: Presence = field(init=False)
+
+    def __post_init__(self) -> None:
+        agents = Agents(self.at)
+        self.presence = Presence(agents, agents, SystemClock())
+
+    async def bind(self, lease: Lease) -> None:
+        while held := await self.presence.held_back([lease]):
+            self.waits.append(held[lease.pod].reason)
+            await asyncio.sleep(WAIT_S)
+        bound = self.at.ledger.grant(replace(lease, state=LeaseState.BOUND, version=2))
+        if self.at.agent is not None:
+            await self.at.tell(bound)
+        post(self.at, lease.name)
+
+
+def post(at: Site, name: str) -> None:
+    """Send a Binding."""
+    target = {"target": {"kind": "Node", "name": NODE}}
+    bind(at.node.store, "default", name, target, dry_run=False)
+
+
+def reserve(at: Site, n: int, *parts: Share, name: str = "", **spec: Any) -> Lease:
+    """Create a pod without a node, and a reservation for it."""
+    named = name or f"p{n}"
+    limits = spec.pop("limits", {NUMBER: 1})
+    created = at.node.create(pod(named, limits=limits, node=None, **spec))["metadata"]
+    facts: dict[str, Any] = {"name": named, "state": LeaseState.RESERVED, "version": 1}
+    return lease_of(created["uid"], *parts, **facts)

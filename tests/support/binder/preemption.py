@@ -1,0 +1,271 @@
+"""A scene for taking back: a ledger, an API server with PodDisruptionBudgets, and a clock."""
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from services.binder.preempt.eviction_client import ApiVictims
+from services.binder.preempt.preemptor import Reclaimer
+from services.binder.preempt.rules import Rules
+from services.binder.report.explanations import Note
+from shared.kubernetes.client import Kube
+from shared.kubernetes.errors import NotFoundError
+from shared.kubernetes.kubeconfig import load_credentials
+from shared.ledger.leases import RedisLeases
+from shared.ledger.preemptions import Takings
+from shared.model.events.pod_events import BudgetChanged, PlacementChosen, PodQueued
+from shared.model.lease import Lease
+from shared.model.ledger import Full, Reservation, Reserved, Waiting
+from shared.model.names import Namespace, NodeName, PodUid
+from shared.model.placement import Placement, Refusal
+from shared.model.preemption import RECLAIM_AT, Victim
+from shared.model.request import GpuRequest, PodRequest
+from tests.support.clock import FakeClock
+from tests.support.placer.ledger import ledger, share
+from tests.support.placer.naive import fit_on_node
+from tests.support.simcluster.apiserver import ApiUnderTest, api_server
+
+RULES = Rules(notice_s=30, min_runtime_s=60, cooldown_s=600)
+OWNER = "uid-of-owner"
+
+
+def standing(namespace: str, lease_class: str = "reclaimable", **fields: Any) -> BudgetChanged:
+    """How a namespace's budget stands."""
+    states = {"guaranteed": "ok", "reclaimable": "exhausted", "expired": "overdrawn"}
+    known: dict[str, Any] = {"previous": "ok", "state": states[lease_class]}
+    return BudgetChanged(
+        namespace=Namespace(namespace), lease_class=lease_class, **(known | fields)
+    )
+
+
+def waiting_pod(
+    pod: str,
+    *,
+    namespace: str = "b",
+    name: str = "",
+    mib: int = 8_000,
+    gpus: int = 1,
+    **fields: Any,
+) -> PodQueued:
+    """A pod that waits for so much of so many devices."""
+    request = PodRequest(
+        containers=(GpuRequest(container="main", gpus=gpus, memory_units=mib),),
+        resources={"cpu": 100, "pods": 1},
+        priority=fields.pop("priority", 0),
+    )
+    return PodQueued(
+        pod=PodUid(pod),
+        namespace=Namespace(namespace),
+        name=name or pod,
+        resource_version="1",
+        request=request,
+        **fields,
+    )
+
+
+@dataclass
+class Told:
+    """Events and metrics, kept."""
+
+    notes: list[Note] = field(default_factory=list)
+    counted: list[tuple[str, str, str]] = field(default_factory=list)
+
+    def note(self, note: Note, *, once: bool = False) -> None:
+        self.notes.append(note)
+
+    def evicted(self, victim: Victim, beneficiary: str) -> None:
+        self.counted.append((victim.namespace, victim.cause, beneficiary))
+
+    def of(self, name: str) -> list[str]:
+        """Messages of a pod's Events about taking back."""
+        return [note.message for note in self.notes if note.name == name]
+
+
+@dataclass
+class Scene:
+    """One node `a` with GPUs of 16,000 MiB, namespaces `a` and `b`."""
+
+    api: ApiUnderTest
+    kube: Kube
+    ledger: RedisLeases
+    takings: Takings
+    clock: FakeClock
+    rules: Rules = RULES
+    told: Told = field(default_factory=Told)
+
+    def binder(self, **changes: Any) -> Reclaimer:
+        """A replica of its own."""
+        return Reclaimer(
+            ledger=self.ledger,
+            store=self.takings,
+            victims=changes.pop("victims", ApiVictims(self.kube)),
+            events=self.told,
+            counts=self.told,
+            clock=self.clock,
+            fit=fit_on_node,
+            rules=replace(self.rules, **changes),
+        )
+
+    async def running(
+        self,
+        name: str,
+        *,
+        namespace: str = "a",
+        gpu: int = 0,
+        mib: int = 8_000,
+        age_s: float = 3600,
+        owner: str = OWNER,
+        labels: Mapping[str, str] | None = None,
+        grace_s: int = 30,
+        cpu: int = 100,
+    ) -> Lease:
+        """A ready pod of node `a` with its lease."""
+        references = [
+            {
+                "apiVersion": "apps/v1",
+                "kind": "ReplicaSet",
+                "name": "r",
+                "uid": owner,
+                "controller": True,
+            }
+        ]
+        made = await self.pod(
+            name,
+            namespace,
+            labels=dict(labels or {}),
+            spec={"terminationGracePeriodSeconds": grace_s},
+            owners=references if owner else [],
+        )
+        uid = PodUid(made["metadata"]["uid"])
+        place = Placement(node=NodeName("a"), shares=(share("a", gpu, mib=mib),))
+        lease = await self.reserve(uid, name, place, namespace=namespace, age_s=age_s, cpu=cpu)
+        assert isinstance(lease, Reserved), lease
+        await self.ledger.bind([lease.lease])
+        [active] = await self.ledger.activate([uid])
+        assert active is not None
+        await self.kube.bind_pod(namespace, name, uid, "a", {})
+        ready = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+        path = f"/api/v1/namespaces/{namespace}/pods/{name}/status"
+        await self.kube.patch_merge(path, {"status": ready})
+        return active
+
+    async def reserve(
+        self,
+        uid: str,
+        name: str,
+        place: Placement,
+        *,
+        namespace: str = "a",
+        age_s: float = 0.0,
+        cpu: int = 100,
+    ) -> Any:
+        wish = Reservation(
+            pod=PodUid(uid),
+            namespace=Namespace(namespace),
+            name=name,
+            candidates=(place,),
+            resources={"cpu": cpu, "pods": 1},
+        )
+        [outcome] = await self.ledger.reserve([wish], now=self.clock.now() - age_s, ttl_s=1e6)
+        return outcome
+
+    async def pod(
+        self, name: str, namespace: str, *, spec: Mapping[str, Any], owners: Any = (), **meta: Any
+    ) -> dict[str, Any]:
+        body = {
+            "metadata": {"name": name, "ownerReferences": list(owners), **meta},
+            "spec": {
+                "schedulerName": "leasehold",
+                "containers": [{"name": "main", "image": "i"}],
+                **spec,
+            },
+        }
+        return dict(await self.kube.create(f"/api/v1/namespaces/{namespace}/pods", body, dict))
+
+    async def waits(
+        self, name: str, *, namespace: str = "b", mib: int = 8_000, gpus: int = 1, priority: int = 0
+    ) -> PodUid:
+        """A pod that fits nowhere."""
+        made = await self.pod(name, namespace, spec={})
+        uid = PodUid(made["metadata"]["uid"])
+        queued = waiting_pod(
+            uid, namespace=namespace, name=name, mib=mib, gpus=gpus, priority=priority
+        )
+        capacity = await self.ledger.capacity()
+        verdict = Waiting(queued=queued, refusal=Refusal(reason="full"), capacity=capacity)
+        await self.ledger.wait([verdict])
+        return uid
+
+    async def stands(self, namespace: str, lease_class: str = "reclaimable", **fields: Any) -> None:
+        """A namespace's budget stands so."""
+        at = self.clock.now()
+        await self.takings.note_standing(standing(namespace, lease_class, at=at, **fields))
+
+    async def protect(self, name: str, labels: Mapping[str, str], *, least: int) -> None:
+        """A PodDisruptionBudget in namespace `a`."""
+        await self.kube.create(
+            "/apis/policy/v1/namespaces/a/poddisruptionbudgets",
+            {
+                "metadata": {"name": name},
+                "spec": {"minAvailable": least, "selector": {"matchLabels": dict(labels)}},
+            },
+        )
+
+    async def look(self, name: str, namespace: str = "a") -> dict[str, Any] | None:
+        with suppress(NotFoundError):
+            found: dict[str, Any] = json.loads(
+                await self.kube.read(f"/api/v1/namespaces/{namespace}/pods/{name}")
+            )
+            return found
+        return None
+
+    async def ending(self, name: str) -> bool:
+        """Whether the pod's deletion has been asked for."""
+        found = await self.look(name)
+        return found is None or "deletionTimestamp" in found["metadata"]
+
+    async def notice(self, name: str) -> str | None:
+        """When the pod was told that it will be evicted."""
+        found = await self.look(name)
+        notes: dict[str, str] = (found or {}).get("metadata", {}).get("annotations", {})
+        return notes.get(RECLAIM_AT)
+
+    def writes(self, name: str, namespace: str = "a") -> dict[str, int]:
+        """What was written of a pod."""
+        return dict(self.api.store.writes.of("pods", f"{namespace}/{name}"))
+
+    async def ends(self, lease: Lease) -> None:
+        """The last container of a pod has ended, and its node's agent said so."""
+        await self.ledger.release([lease.pod], reason="the pod is over")
+        path = f"/api/v1/namespaces/{lease.namespace}/pods/{lease.name}"
+        with suppress(NotFoundError):
+            await self.kube.delete(path, grace_s=0)
+
+    async def thief(self, gpu: int = 0, *, mib: int = 1_000, cpu: int = 100) -> str:
+        """Another pod wants something of a device: why it gets nothing; empty: it does."""
+        place = Placement(node=NodeName("a"), shares=(share("a", gpu, mib=mib),))
+        outcome = await self.reserve("thief", "thief", place, namespace="c", cpu=cpu)
+        return outcome.reason if isinstance(outcome, Full) else ""
+
+    async def steps(self, binder: Reclaimer, count: int = 1) -> list[PlacementChosen]:
+        said: list[PlacementChosen] = []
+        for _ in range(count):
+            said += await binder.step()
+        return said
+
+
+@asynccontextmanager
+async def scene(
+    url: str, *, gpus: int = 1, nodes: Mapping[str, int] | None = None
+) -> AsyncIterator[Scene]:
+    async with (
+        api_server() as api,
+        Kube(load_credentials(api.kubeconfig)) as kube,
+        ledger(url, {"a": gpus}) as leases,
+        Takings.connect(url, prefix=leases._connection.prefix) as takings,
+    ):
+        for namespace in ("a", "b", "c"):
+            await kube.create("/api/v1/namespaces", {"metadata": {"name": namespace}})
+        yield Scene(api, kube, leases, takings, FakeClock())

@@ -1,0 +1,131 @@
+"""Stand-ins for what resizing talks to besides binding: turns, limits and annotations."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from services.binder.resize.resizer import Annotated
+from shared.model.device import Device, DeviceUse
+from shared.model.errors import ConflictError, UnavailableError
+from shared.model.events.request_reply import LimitsAsked, LimitsTold
+from shared.model.lease import Lease, StaleLeaseError
+from shared.model.ledger import Full, LedgerNode, NodeAccount, counted_use
+from shared.model.names import NodeName, PodUid
+from shared.model.node import NodeFacts
+
+
+class FakeSizes:
+    """The ledger's side: turns, sizes, and what is not seen through."""
+
+    def __init__(self, *leases: Lease) -> None:
+        self.leases = {each.pod: each for each in leases}
+        self.cards: tuple[Device, ...] = ()
+        self.turns: dict[PodUid, str] = {}
+        self.left: dict[PodUid, int] = {}
+        self.full: Full | None = None
+        self.before_resize: Callable[[], None] = lambda: None
+
+    async def accounts(self, names: Sequence[NodeName]) -> list[NodeAccount]:
+        uses, _ = counted_use(self.leases.values())
+        return [
+            NodeAccount(
+                node=LedgerNode(
+                    facts=NodeFacts(name=name),
+                    devices=tuple((d, uses.get(d.uuid, DeviceUse())) for d in self.cards),
+                    served=("volcano.sh/vgpu-number", "tencent.com/vcuda-core"),
+                ),
+                leases=(),
+            )
+            for name in names
+        ]
+
+    async def take_turn(self, pod: PodUid, *, lasts_s: float) -> str | None:
+        if pod in self.turns:
+            return None
+        self.turns[pod] = f"turn of {pod}"
+        return self.turns[pod]
+
+    async def leave_turn(self, pod: PodUid, token: str) -> None:
+        if self.turns.get(pod) == token:
+            del self.turns[pod]
+
+    async def resize(self, lease: Lease, *, turn: str = "") -> Lease | Full | StaleLeaseError:
+        self.before_resize()
+        stored = self.leases.get(lease.pod)
+        if stored is None or stored.version != lease.version:
+            version = stored.version if stored else None
+            return StaleLeaseError(lease.pod, read=lease.version, stored=version)
+        if turn and self.turns.get(lease.pod) != turn:
+            raise ConflictError("the time was over")
+        if self.full is not None:
+            return self.full
+        self.turns.pop(lease.pod, None)
+        resized = replace(lease, version=lease.version + 1, resized_at=1.0)
+        self.leases[lease.pod] = resized
+        self.left[lease.pod] = resized.version
+        return resized
+
+    async def unsettled(self, *, older_than_s: float) -> list[PodUid]:
+        return list(self.left)
+
+    async def settled(self, pod: PodUid, version: int) -> bool:
+        known = self.left.get(pod)
+        if known is None or known > version:
+            return False
+        del self.left[pod]
+        return True
+
+    async def unsettle(self, leases: Sequence[Lease]) -> None:
+        self.left.update((lease.pod, lease.version) for lease in leases)
+
+
+class FakeLimits:
+    """A node agent's side: what it was asked to hold containers to."""
+
+    def __init__(self) -> None:
+        self.limits: list[LimitsAsked] = []
+        self.in_use_mib = 0
+        self.away: set[NodeName] = set()
+
+    async def set_limits(self, question: LimitsAsked) -> LimitsTold:
+        self.limits.append(question)
+        if question.node in self.away:
+            raise UnavailableError("nobody answers")
+        least = min(share.memory_mib for share in question.lease.shares)
+        if question.turn and not question.over and least < self.in_use_mib:
+            reason = f"{self.in_use_mib} MiB are in use"
+            return LimitsTold(done=False, reason=reason, in_use_mib=self.in_use_mib)
+        return LimitsTold(done=True)
+
+
+class FakeAnnotations:
+    """The API server's side: pods' annotations, each write with a version."""
+
+    def __init__(self) -> None:
+        self.annotated: dict[str, Annotated] = {}
+        self.conflicts = 0
+        self.writes = 0
+        self.before_read: Callable[[], None] = lambda: None
+        self.before_annotate: Callable[[], None] = lambda: None
+
+    async def read_annotations(self, namespace: str, name: str) -> Annotated | None:
+        self.before_read()
+        return self.annotated.get(name)
+
+    async def annotate(
+        self, namespace: str, name: str, read: Annotated, annotations: Mapping[str, str]
+    ) -> None:
+        self.before_annotate()
+        now = self.annotated[name]
+        if self.conflicts or now.resource_version != read.resource_version:
+            self.conflicts = max(0, self.conflicts - 1)
+            raise ConflictError("it has changed")
+        self.writes += 1
+        self.annotated[name] = replace(
+            now,
+            resource_version=f"{now.resource_version}+",
+            annotations={**now.annotations, **annotations},
+        )
+
+
+def uncounted(_: str) -> None:
+    """Count nothing."""

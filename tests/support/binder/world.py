@@ -1,0 +1,417 @@
+"""Hand-written stand-ins for what the binder talks to; each keeps a list of what happened."""
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from services.binder.bind.agent_client import BusAgents
+from services.binder.bind.agent_presence import Silence
+from services.binder.bind.binding import PodSeen
+from services.binder.report.explanations import ConditionSeen
+from services.binder.service import Binder
+from services.binder.wiring import assemble
+from shared.model.errors import ConflictError, LeaseholdError, RequestError, UnavailableError
+from shared.model.events.event import Event
+from shared.model.events.node_events import Activation, DeviceReported, ViolationFound
+from shared.model.events.pod_events import (
+    BoundPod,
+    BudgetChanged,
+    PlacementChosen,
+    PodGated,
+    PodQueued,
+    PodsListed,
+)
+from shared.model.events.request_reply import BindTold
+from shared.model.lease import Lease, LeaseState, Share, StaleLeaseError
+from shared.model.ledger import Offers
+from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
+from shared.model.node import NodeFacts
+from shared.model.quota import Quota
+from tests.support.binder.resizing import FakeAnnotations, FakeLimits, FakeSizes
+from tests.support.clock import FakeClock
+
+NOW = 1_787_000_000.0
+
+
+def lease(name: str = "p1", node: str = "n1", **changes: Any) -> Lease:
+    made = Lease(
+        pod=PodUid(f"uid-{name}"),
+        namespace=Namespace("default"),
+        name=name,
+        node=NodeName(node),
+        shares=(
+            Share(
+                container="c",
+                device=DeviceUuid(f"GPU-{node}-0"),
+                index=0,
+                memory_mib=1000,
+                cores_percent=10,
+                slot=0,
+                fence=1,
+            ),
+        ),
+        version=1,
+        created_at=NOW - 1,
+        expires_at=NOW + 30,
+    )
+    return replace(made, **changes)
+
+
+def chosen(*leases: Lease) -> list[PlacementChosen]:
+    return [PlacementChosen(lease=each) for each in leases]
+
+
+class FakeLedger(FakeSizes):
+    """Leases in a dictionary, with the ledger's rules for moving on."""
+
+    def __init__(self, *leases: Lease) -> None:
+        super().__init__(*leases)
+        self.released: list[tuple[PodUid, str]] = []
+        self.expiring: list[Lease] = []
+        self.waiting: list[PodQueued] = []
+        self.number = 0
+        self.scans = 0
+        self.is_ready = True
+        self.rebuilding = False
+        self.restored: list[Lease] = []
+        self.misfits: set[PodUid] = set()
+        self.pieces: dict[str, dict[int, PodsListed]] = {}
+        self.reports: dict[NodeName, tuple[Activation, ...]] = {}
+        self.nodes: dict[NodeName, NodeFacts] = {}
+        self.devices: dict[NodeName, DeviceReported] = {}
+        self.quotas: tuple[Quota, ...] = ()
+        self.shut: dict[NodeName, str] = {}
+
+    async def epoch(self) -> str | None:
+        return "epoch" if self.is_ready else None
+
+    async def bind(self, leases: Sequence[Lease]) -> list[Lease | StaleLeaseError]:
+        answers: list[Lease | StaleLeaseError] = []
+        for given in leases:
+            stored = self.leases.get(given.pod)
+            if stored is None:
+                answers.append(StaleLeaseError(given.pod, read=given.version, stored=None))
+                continue
+            if stored.state is LeaseState.RESERVED:
+                stored = replace(
+                    stored, state=LeaseState.BOUND, version=stored.version + 1, expires_at=0.0
+                )
+                self.leases[given.pod] = stored
+            answers.append(stored)
+        return answers
+
+    async def activate(self, pods: Sequence[PodUid]) -> list[Lease | None]:
+        for pod in pods:
+            if pod in self.leases:
+                self.leases[pod] = replace(self.leases[pod], state=LeaseState.ACTIVE)
+        return [self.leases.get(pod) for pod in pods]
+
+    async def release(
+        self, pods: Sequence[PodUid], *, reason: str, version: int | None = None
+    ) -> list[Lease]:
+        ended = []
+        for pod in pods:
+            stored = self.leases.get(pod)
+            if stored is not None and version in {None, stored.version}:
+                ended.append(replace(self.leases.pop(pod), state=LeaseState.RELEASED))
+                self.released.append((pod, reason))
+                self.number += 1
+        return ended
+
+    async def expire(self, now: float) -> list[Lease]:
+        ended, self.expiring = self.expiring, []
+        self.number += len(ended)
+        return ended
+
+    async def load(self, pods: Sequence[PodUid]) -> list[Lease | None]:
+        return [self.leases.get(pod) for pod in pods]
+
+    async def load_node(self, node: NodeName) -> list[Lease]:
+        return [each for each in self.leases.values() if each.node == node]
+
+    async def load_all(self) -> AsyncIterator[list[Lease]]:
+        yield list(self.leases.values())
+
+    async def save_devices(self, report: DeviceReported) -> bool:
+        self.devices[report.node] = report
+        return True
+
+    async def save_node(self, facts: NodeFacts, *, seen_at: float = 0.0) -> bool:
+        self.nodes[facts.name] = facts
+        return True
+
+    async def remove_node(self, name: NodeName) -> bool:
+        return self.nodes.pop(name, None) is not None
+
+    async def has_agent(self, node: NodeName) -> bool:
+        return node in self.devices and not self.devices[node].foreign
+
+    async def keep_shut(self, words: Mapping[NodeName, str]) -> frozenset[NodeName]:
+        self.shut = {node: why for node, why in {**self.shut, **words}.items() if why}
+        return frozenset(self.shut)
+
+    async def save_quotas(self, quotas: Sequence[Quota], *, told_at: float) -> bool:
+        self.quotas = tuple(quotas)
+        return True
+
+    async def capacity(self) -> int:
+        return self.number
+
+    async def offers(self, *, now: float) -> Offers:
+        self.scans += 1
+        offered = tuple(replace(pod, offer=self.number) for pod in self.waiting)
+        self.waiting = []
+        return Offers(pods=offered, settled=not offered)
+
+    async def forget_waiting(self, pods: Sequence[PodUid]) -> None:
+        self.waiting = [pod for pod in self.waiting if pod.pod not in pods]
+
+    async def begin_rebuild(self, *, now: float, lock_s: float = 60.0) -> str | None:
+        if self.is_ready or self.rebuilding:
+            return None
+        self.rebuilding = True
+        return "token"
+
+    async def restore(
+        self, leases: Sequence[Lease], *, now: float, token: str = "", lock_s: float = 60.0
+    ) -> list[tuple[Lease, str]]:
+        self.restored = list(leases)
+        return [(each, "memory") for each in leases if each.pod in self.misfits]
+
+    async def finish_rebuild(self, token: str) -> bool:
+        self.is_ready = True
+        return True
+
+    async def hold_rebuild(self, token: str, *, now: float, lock_s: float) -> bool:
+        return True
+
+    async def stage_piece(self, piece: PodsListed) -> tuple[BoundPod, ...] | None:
+        pieces = self.pieces.setdefault(piece.listing, {})
+        pieces[piece.piece] = piece
+        if len(pieces) < piece.pieces:
+            return None
+        return tuple(pod for each in pieces.values() for pod in each.pods)
+
+    async def stage_reports(self, reports: Sequence[DeviceReported]) -> None:
+        for report in reports:
+            self.reports[report.node] = report.activations
+
+    async def staged_reports(self) -> dict[NodeName, tuple[Activation, ...]]:
+        return dict(self.reports)
+
+    async def staged_listing(self, *, since: float) -> tuple[BoundPod, ...] | None:
+        for pieces in self.pieces.values():
+            first = next(iter(pieces.values()))
+            if first.listed_at >= since and len(pieces) == first.pieces:
+                return tuple(pod for each in pieces.values() for pod in each.pods)
+        return None
+
+    async def clear_staged(self) -> None:
+        self.pieces.clear()
+        self.reports.clear()
+
+
+class FakePods(FakeAnnotations):
+    """An API server whose answers a test chooses, pod by pod."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.posts: list[tuple[str, str, Mapping[str, str]]] = []
+        self.errors: dict[str, list[LeaseholdError]] = {}
+        self.seen: dict[str, PodSeen | None] = {}
+        self.hanging: dict[str, asyncio.Event] = {}
+        self.away = False
+        self.before_post: Callable[[], None] = lambda: None
+        self.conditions: dict[str, ConditionSeen | None] = {}
+        self.patches: list[tuple[str, Any]] = []
+        self.events: dict[str, dict[str, Any]] = {}
+        self.event_writes = 0
+
+    async def bind_pod(  # noqa: PLR0917 - the API client's own order
+        self,
+        namespace: str,
+        name: str,
+        uid: str,
+        node: str,
+        annotations: Mapping[str, str],
+        labels: Mapping[str, str] | None = None,
+        traceparent: str | None = None,
+    ) -> None:
+        self.before_post()
+        self.posts.append((name, node, annotations))
+        if name in self.hanging:
+            await self.hanging[name].wait()
+        if self.away:
+            raise UnavailableError("no answer")
+        if self.errors.get(name):
+            raise self.errors[name].pop(0)
+        if self.seen.get(name) is not None:
+            raise ConflictError("pod is already assigned")
+        self.seen[name] = PodSeen(PodUid(uid), NodeName(node))
+
+    async def look(self, namespace: str, name: str) -> PodSeen | None:
+        if self.away:
+            raise UnavailableError("no answer")
+        return self.seen.get(name)
+
+    async def open_gate(self, namespace: str, name: str, uid: str, gate: str) -> bool:
+        return True
+
+    async def read_condition(self, namespace: str, name: str) -> ConditionSeen | None:
+        if self.away:
+            raise UnavailableError("no answer")
+        return self.conditions.get(name)
+
+    async def patch_status(self, namespace: str, name: str, patch: Mapping[str, Any]) -> None:
+        if self.errors.get(name):
+            raise self.errors[name].pop(0)
+        self.patches.append((name, patch))
+
+    async def create_event(self, namespace: str, body: Mapping[str, Any]) -> None:
+        name = body["metadata"]["name"]
+        if self.away:
+            raise UnavailableError("no answer")
+        if name in self.events:
+            raise ConflictError("exists")
+        self.event_writes += 1
+        self.events[name] = dict(body)
+
+    async def patch_event(self, namespace: str, name: str, patch: Mapping[str, Any]) -> None:
+        if name not in self.events:
+            raise RequestError("not found")
+        self.event_writes += 1
+        self.events[name] |= patch
+
+    async def event_count(self, namespace: str, name: str) -> int:
+        return int(self.events.get(name, {}).get("count", 0))
+
+
+class FakeBus:
+    """Keeps what was published."""
+
+    def __init__(self) -> None:
+        self.published: list[Event] = []
+
+    async def publish(self, events: Sequence[Event]) -> None:
+        self.published += events
+
+
+class FakeAgents(FakeLimits):
+    """Agents that answer as told: True, False, or not at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers: dict[PodUid, bool] = {}
+        self.asked: list[PodUid] = []
+        self.questions = 0
+        self.told: dict[NodeName, BindTold] = {}
+        """What each says about pods to be bound; without, that all may be."""
+
+    async def may_bind(self, node: NodeName, leases: Sequence[Lease]) -> BindTold | Silence:
+        return self.told.get(node, BindTold())
+
+    async def which_ended(self, node: NodeName, pods: Sequence[PodUid]) -> set[PodUid]:
+        self.questions += 1
+        self.asked += pods
+        if not self.answers.keys() >= set(pods):
+            raise UnavailableError("nobody answers")
+        return {pod for pod in pods if self.answers[pod]}
+
+
+class ContentAgents(BusAgents):
+    """Agents that let every pod be bound, and otherwise answer on the bus, if they are there."""
+
+    async def may_bind(self, node: NodeName, leases: Sequence[Lease]) -> BindTold:
+        return BindTold()
+
+
+class NoReclaimer:
+    """Takes nothing back."""
+
+    async def hear(self, events: Sequence[BudgetChanged]) -> None:
+        """Budgets are of no interest."""
+
+    async def accuse(self, events: Sequence[ViolationFound]) -> None:
+        """Violations neither."""
+
+    async def step(self) -> list[PlacementChosen]:
+        return []
+
+
+class FakeTally(Counter[str]):
+    """Counters in a dictionary."""
+
+    def count(self, what: str, by: int = 1) -> None:
+        self[what] += by
+
+
+class FakeGates:
+    """Nobody waits at a gate but who was told of."""
+
+    def __init__(self) -> None:
+        self.held: list[PodGated] = []
+
+    async def put(self, pods: Sequence[PodGated]) -> None:
+        self.held += pods
+
+    async def drop(self, namespace: Namespace, pods: Sequence[PodUid]) -> None:
+        self.held = [pod for pod in self.held if pod.pod not in pods]
+
+    async def namespaces(self) -> Mapping[Namespace, BudgetChanged | None]:
+        return {}
+
+    async def pods(self, namespace: Namespace) -> Sequence[PodGated]:
+        return self.held
+
+
+class World:
+    """A binder among stand-ins."""
+
+    def __init__(
+        self, *leases: Lease, patience_s: float = 2.0, clock: FakeClock | None = None
+    ) -> None:
+        self.clock = clock or FakeClock(NOW)
+        self.ledger = FakeLedger(*leases)
+        self.pods = FakePods()
+        self.bus = FakeBus()
+        self.agents = FakeAgents()
+        self.gates = FakeGates()
+        self.tally = FakeTally()
+        self.resizes: list[str] = []
+        self.binder: Binder = assemble(
+            ledger=self.ledger,
+            staging=self.ledger,
+            gates=self.gates,
+            pods=self.pods,
+            bus=self.bus,
+            agents=self.agents,
+            clock=self.clock,
+            tally=self.tally,
+            reclaimer=lambda _: NoReclaimer(),
+            resized=self.resizes.append,
+            patience_s=patience_s,
+        )
+
+
+@contextlib.asynccontextmanager
+async def running(*loops: Callable[[], Any]) -> AsyncIterator[None]:
+    """Run a service's loops while the block lasts."""
+    tasks = [asyncio.create_task(loop()) for loop in loops]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+
+async def until(condition: Callable[[], Any], limit_s: float = 30.0) -> None:
+    """Wait for a condition."""
+    async with asyncio.timeout(limit_s):
+        while not condition():
+            await asyncio.sleep(0.005)

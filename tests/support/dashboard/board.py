@@ -1,0 +1,57 @@
+"""What the page's tests are made of: nodes, leases, pods that wait, budgets."""
+
+from typing import Any
+
+from services.dashboard.projection import Projection
+from shared.model.events.pod_events import (
+    BudgetChanged,
+)
+from shared.model.lease import Lease, LeaseState
+from shared.model.ledger import NodeAccount, Waiting, counted_use
+from shared.model.names import Namespace
+from shared.model.placement import Refusal
+from tests.support import build
+
+EVIL = '<img src=x onerror="alert(1)">'
+
+
+def account(*leases: Lease, name: str = "n1", devices: int = 2, **fields: Any) -> NodeAccount:
+    """A node whose totals are those of its leases."""
+    uses, _ = counted_use(leases)
+    held = [
+        (device, uses[device.uuid]) if device.uuid in uses else device
+        for device in build.devices(devices, name)
+    ]
+    return NodeAccount(node=build.ledger_node(name, *held, **fields), leases=leases)
+
+
+def lease(pod: str = "p1", gpu: int = 0, **fields: Any) -> Lease:
+    node = fields.pop("node", "n1")
+    share = build.share(f"GPU-{node}-{gpu}", gpu, slot=fields.pop("slot", 0), fence=1)
+    return build.lease(pod, node, share, state=fields.pop("state", LeaseState.BOUND), **fields)
+
+
+def waiting(pod: str, *, namespace: str = "a", priority: int = 0, since: float = 5.0) -> Waiting:
+    wanted = build.request(build.gpu(), priority=priority)
+    return Waiting(
+        queued=build.pod_queued(pod, wanted, namespace=namespace),
+        refusal=Refusal(reason="0/2 nodes", hint="try less"),
+        capacity=1,
+        waiting_since=since,
+    )
+
+
+def projected(*accounts: NodeAccount) -> Projection:
+    made = Projection()
+    made.take_nodes([], accounts)
+    return made
+
+
+def budget(namespace: str = "a", state: str = "ok", at: float = 1.0) -> BudgetChanged:
+    return BudgetChanged(
+        namespace=Namespace(namespace),
+        state=state,
+        previous="ok",
+        lease_class="guaranteed",
+        at=at,
+    )

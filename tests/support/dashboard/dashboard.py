@@ -1,0 +1,93 @@
+"""A running dashboard over a real NATS, a real Valkey and a ledger of its own."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from services.dashboard.http_server import Pages
+from services.dashboard.service import Dashboard
+from shared.credentials.authorization import Door, OpenDoor
+from shared.ledger.budgets import Budgets
+from shared.ledger.leases import RedisLeases
+from shared.model.clock import SystemClock
+from shared.model.events.event import Event
+from shared.model.lease import Lease
+from shared.nats.bus import Bus
+from shared.runtime import health
+from shared.runtime.runner import Runner
+from shared.runtime.telemetry import Tracing
+from tests.support.placer.ledger import ledger, reserve, share, wish
+from tests.support.servers.nats import nats_server
+from tests.support.servers.valkey import valkey_server
+
+
+@dataclass
+class Shown:
+    """A running dashboard and what it looks at."""
+
+    board: Dashboard
+    ledger: RedisLeases
+    bus: Bus
+    url: str
+    client: aiohttp.ClientSession
+
+    async def get(self, path: str, token: str = "") -> tuple[int, Any]:
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        async with self.client.get(self.url + path, headers=headers) as answer:
+            text = await answer.text()
+            kind = answer.content_type
+            return answer.status, json.loads(text) if kind == "application/json" else text
+
+    async def state(self, token: str = "") -> Any:
+        status, state = await self.get("/api/v1/state", token)
+        assert status == 200
+        return state
+
+    async def shares(self, token: str = "") -> list[Any]:
+        return [one for device in (await self.state(token))["devices"] for one in device["shares"]]
+
+    async def until_shares(self, count: int) -> list[Any]:
+        async with asyncio.timeout(20):
+            while len(found := await self.shares()) != count:
+                await asyncio.sleep(0.02)
+        return found
+
+    async def tell(self, *events: Event) -> None:
+        await self.bus.publish(events)
+
+
+@contextlib.asynccontextmanager
+async def dashboard(door: Door | None = None) -> AsyncIterator[Shown]:
+    async with nats_server() as nats:
+        with valkey_server() as valkey:
+            await valkey.ready()
+            async with (
+                ledger(valkey.url, {"a": 2}) as leases,
+                Bus.connect(nats.url, name="test") as bus,
+                Budgets.connect(valkey.url) as store,
+                aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as client,
+            ):
+                board = Dashboard(leases, SystemClock(), round_s=0.02)
+                runner = Runner("dashboard", board, bus, Tracing("dashboard", None))
+                started = asyncio.Event()
+                task = asyncio.create_task(runner.run(started))
+                pages = Pages(board, door or OpenDoor(), store, trace_url="http://j/{trace}")
+                async with health.served(pages.application(), "127.0.0.1:0") as address:
+                    async with asyncio.timeout(20):
+                        await started.wait()
+                        while board.missing():
+                            await asyncio.sleep(0.02)
+                    yield Shown(board, leases, bus, f"http://{address}", client)
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+
+
+async def held(shown: Shown, pod: str = "p1", gpu: int = 0) -> Lease:
+    (lease,) = await reserve(shown.ledger, wish(pod, share("a", gpu)))
+    return lease

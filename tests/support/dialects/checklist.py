@@ -1,0 +1,270 @@
+"""What the acceptance checklist's end-to-end tests ask of a running stack, and parts they start."""
+
+import asyncio
+import base64
+import contextlib
+import json
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from proto.deviceplugin.api_pb2 import ContainerAllocateResponse
+from services.node_agent.gpus.simulated_gpus import uuid_of
+from shared.credentials.logins import Keys
+from shared.kubernetes.client import Kube
+from shared.kubernetes.kubeconfig import Credentials
+from shared.ledger.leases import RedisLeases
+from shared.model.lease import Lease
+from shared.model.names import NodeName
+from shared.nats.subjects import user_of
+from tests.support.stack import PODS, Stack, gpu_pod, running
+
+GPUS = "8xGTX1080Ti"
+CARD_MIB = 11178
+NODE, SPARE, OTHER = "node-0", "node-1", "node-2"
+"""The agents of all but the first node are started by the tests that need them."""
+
+MEMORY, NUMBER = "volcano.sh/gpu-memory", "volcano.sh/gpu-number"
+INDEX, IDS = "volcano.sh/gpu-index", "volcano.sh/vgpu-ids-new"
+SIX = (
+    "volcano.sh/vgpu-node",
+    "volcano.sh/vgpu-time",
+    IDS,
+    "volcano.sh/devices-to-allocate",
+    "volcano.sh/bind-phase",
+    "volcano.sh/bind-time",
+)
+NEVER = "18446744073709551615"
+
+
+def uuid(index: int, node: str = NODE) -> str:
+    """Return the UUID of a node's GPU."""
+    return uuid_of(NodeName(node), index)
+
+
+def on(*indices: int) -> dict[str, str]:
+    """Return the annotation that keeps a vGPU pod on some cards of the first node."""
+    return {"volcano.sh/vgpu-use-gpuuuid": ",".join(uuid(index) for index in indices)}
+
+
+def asking(
+    name: str,
+    limits: Mapping[str, Any],
+    annotations: Mapping[str, str] | None = None,
+    *,
+    node: str = NODE,
+    **spec: Any,
+) -> dict[str, Any]:
+    """Return a pod of one container that may only go to `node`."""
+    wanted = {"nodeSelector": {"kubernetes.io/hostname": node}, "terminationGracePeriodSeconds": 0}
+    return gpu_pod(name, limits, annotations=annotations, **(wanted | spec))
+
+
+def container(name: str, limits: Mapping[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+    """Return a container that runs until it is stopped."""
+    amounts = {key: str(value) for key, value in (limits or {}).items()}
+    return {"name": name, "image": "app", "resources": {"limits": amounts}, **more}
+
+
+async def bound(up: Stack, pod: Mapping[str, Any]) -> dict[str, Any]:
+    """Create a pod and wait until it has a node."""
+    await up.create(pod)
+    return await up.until(pod["metadata"]["name"], lambda p: p["spec"].get("nodeName"))
+
+
+async def runs(up: Stack, pod: Mapping[str, Any]) -> dict[str, Any]:
+    """Create a pod and wait until it runs."""
+    await up.create(pod)
+    return await up.until(pod["metadata"]["name"], running)
+
+
+async def refused(up: Stack, pod: Mapping[str, Any]) -> str:
+    """Create a pod that has to wait; return the text of its condition."""
+    await up.create(pod)
+    return await waits(up, pod["metadata"]["name"])
+
+
+async def waits(up: Stack, name: str) -> str:
+    """Wait until a pod says why it has no node; return the text."""
+    return said_of(await up.until(name, said_of))
+
+
+def said_of(pod: Mapping[str, Any]) -> str:
+    """Return why a pod waits; nothing if it does not say so."""
+    assert "nodeName" not in pod["spec"], f"{pod['metadata']['name']} has a node"
+    conditions = pod["status"].get("conditions", [])
+    texts = [c["message"] for c in conditions if (c["type"], c["status"]) == UNSCHEDULED]
+    return texts[0] if texts else ""
+
+
+UNSCHEDULED = ("PodScheduled", "False")
+
+
+def notes_of(pod: Mapping[str, Any]) -> dict[str, str]:
+    """Return a pod's annotations."""
+    notes: dict[str, str] = pod["metadata"].get("annotations") or {}
+    return notes
+
+
+def note(pod: Mapping[str, Any], key: str) -> str:
+    """Return an annotation of a pod."""
+    text: str = notes_of(pod)[key]
+    return text
+
+
+def shares(pod: Mapping[str, Any], node: str = NODE) -> list[tuple[int, int, int]]:
+    """Return index, memory and cores of each device in `vgpu-ids-new`."""
+    indices = {uuid(index, node): index for index in range(8)}
+    records = note(pod, IDS).replace(";", "").split(":")[:-1]
+    fields = [record.split(",") for record in records]
+    assert all(kind == "NVIDIA" for _, kind, _, _ in fields)
+    return [(indices[name], int(memory), int(cores)) for name, _, memory, cores in fields]
+
+
+def cards(pod: Mapping[str, Any]) -> list[int]:
+    """Return the indices of the devices in `vgpu-ids-new`."""
+    return [index for index, _, _ in shares(pod)]
+
+
+async def told(
+    up: Stack, pod: Mapping[str, Any], container: str = "cuda"
+) -> ContainerAllocateResponse:
+    """Return what the kubelet was told to give a container, from the kubelet's own checkpoint."""
+    node = pod["spec"]["nodeName"]
+    file = up.root / "nodes" / node / "device-plugins" / "kubelet_internal_checkpoint"
+    found = [
+        ContainerAllocateResponse.FromString(base64.b64decode(entry["AllocResp"]))
+        for entry in json.loads(file.read_text())["Data"]["PodDeviceEntries"]
+        if (entry["PodUID"], entry["ContainerName"]) == (pod["metadata"]["uid"], container)
+    ]
+    assert len(found) == 1, f"{len(found)} answers for {container}"
+    return found[0]
+
+
+def state_of(up: Stack, pod: Mapping[str, Any], container: str = "cuda") -> dict[str, Any]:
+    """Return what the kubelet remembers of a container that it runs."""
+    node, uid = pod["spec"]["nodeName"], pod["metadata"]["uid"]
+    state = json.loads((up.root / "nodes" / node / "pods" / f"{uid}.json").read_text())
+    found: dict[str, Any] = state["containers"][container]
+    return found
+
+
+async def leases(up: Stack) -> dict[str, Lease]:
+    """Return the live leases by the name of their pod."""
+    async with RedisLeases.connect(
+        up.state()["redis_url"], keys=Keys(credentials=up.secret("redis", "operator"))
+    ) as ledger:
+        return {lease.name: lease async for page in ledger.load_all() for lease in page}
+
+
+async def cleared(up: Stack) -> None:
+    """Delete every pod, and wait until their leases have ended too."""
+    await up.clear()
+    async with asyncio.timeout(30):
+        while await leases(up):
+            await asyncio.sleep(0.05)
+
+
+async def node_shows(
+    up: Stack, node: str, amounts: Mapping[str, int | None], limit_s: float = 30.0
+) -> dict[str, Any]:
+    """Wait until a node's allocatable holds these amounts (None: nothing of it)."""
+    wanted = {name: None if n is None else str(n) for name, n in amounts.items()}
+    shown: dict[str, Any] = {}
+    try:
+        async with asyncio.timeout(limit_s):
+            while True:
+                found = json.loads(await up.kube.read(f"/api/v1/nodes/{node}"))
+                shown = found["status"].get("allocatable", {})
+                if {name: shown.get(name) for name in wanted} == wanted:
+                    return dict(found)
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        raise AssertionError(f"{node} shows {shown}, not {wanted}") from None
+
+
+async def annotate(up: Stack, node: str, notes: Mapping[str, str | None]) -> None:
+    """Change a node's annotations, as its operator does."""
+    await up.kube.patch_merge(f"/api/v1/nodes/{node}", {"metadata": {"annotations": dict(notes)}})
+
+
+async def restart_kubelet(up: Stack, node: str) -> None:
+    """Restart a kubelet; what runs goes on."""
+    described = json.loads((up.root / "nodes" / node / "kubelet.json").read_text())
+    credentials = Credentials(
+        server=f"https://{described['address']}:{described['port']}",
+        ca_pem=Path(described["caPath"]).read_text(),
+        token_file=Path(described["tokenPath"]),
+    )
+    async with Kube(credentials) as kubelet:
+        assert await kubelet.create("/debug/restart", {}) == b"restarted"
+
+
+def agent_flags(up: Stack, node: str = SPARE, gpus: str = GPUS) -> tuple[str, ...]:
+    """Return the flags of a node agent for one of the stack's nodes."""
+    return (
+        *("--node", node, "--gpus", gpus),
+        *("--kubelet-dir", str(up.root / "nodes" / node)),
+        *("--state-dir", str(up.root / "agents" / node)),
+    )
+
+
+async def start(
+    up: Stack, module: str, name: str, *flags: str
+) -> tuple[asyncio.subprocess.Process, Path]:
+    """Start a service of ours beside the stack's own; return it and the file that it announces."""
+    node = flags[flags.index("--node") + 1] if "--node" in flags else ""
+    user = user_of(module.replace("_", "-"), node)
+    run_file = up.root / f"{name}.json"
+    run_file.unlink(missing_ok=True)
+    with (up.root / "logs" / f"{name}.log").open("ab") as log:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", f"services.{module}"),
+            *(*up.bus_flags(user), "--run-file", str(run_file)),
+            *("--kubeconfig", up.kubeconfig, "--instance", name, *flags),
+            stdout=log,
+            stderr=log,
+        )
+    return process, run_file
+
+
+@asynccontextmanager
+async def service(
+    up: Stack, module: str, name: str, *flags: str
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Keep a service of ours running beside the stack's own, once it is ready."""
+    process, run_file = await start(up, module, name, *flags)
+    try:
+        async with asyncio.timeout(30):
+            while not run_file.exists():
+                log = up.root / "logs" / f"{name}.log"
+                assert process.returncode is None, log.read_text()[-2000:]
+                await asyncio.sleep(0.05)
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        await process.wait()
+
+
+@asynccontextmanager
+async def agent(
+    up: Stack, *flags: str, node: str = SPARE
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run another node's agent."""
+    name = f"agent-{node}"
+    async with service(up, "node_agent", name, *agent_flags(up, node), *flags) as process:
+        yield process
+
+
+@asynccontextmanager
+async def failing(up: Stack, path: str, *, code: int) -> AsyncIterator[None]:
+    """Have the API server refuse POSTs to a path of the default namespace's pods."""
+    fault = {"path": f"{PODS}/{path}", "method": "POST", "code": code, "count": 1_000_000}
+    await up.kube.create("/debug/faults", fault)
+    try:
+        yield
+    finally:
+        await up.kube.delete("/debug/faults")

@@ -1,0 +1,334 @@
+"""A brute-force model of a cluster: what live leases hold, counted anew from each pod's own words.
+
+It trusts nothing but which devices, slots and positions a lease names: amounts are those that the
+pod asked for (`tests.support.dialects.mixes`), not those that the lease says.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from services.node_agent.allocate.allocation import Node, given
+from services.node_agent.mig.layouts import KNOWN
+from shared.dialects.dialect import ContainerSetup, Paths
+from shared.model.device import Device, DeviceMode
+from shared.model.lease import Lease, Share
+from shared.model.names import DeviceUuid, NodeName
+from tests.support.dialects.mixes import MIB, Part, Wish
+
+PATHS = Paths(library="/l/libvgpu.so", preload="/l/preload", containers="/c")
+
+
+LAYOUTS = next(each.layouts for each in KNOWN if "A100-SXM4-40GB" in each.models)
+
+
+def _device(node: str, index: int, **fields: Any) -> Device:
+    known: dict[str, Any] = {"model": "Tesla T4", "memory_mib": 15109, "slots": 4}
+    return Device(uuid=DeviceUuid(f"GPU-{node}-{index}"), index=index, **(known | fields))
+
+
+def _partitioned(node: str, index: int, **fields: Any) -> Device:
+    return _device(
+        node,
+        index,
+        model="NVIDIA A100-SXM4-40GB",
+        memory_mib=40960,
+        mode=DeviceMode.MIG,
+        layouts=LAYOUTS,
+        **fields,
+    )
+
+
+NODES: Mapping[NodeName, tuple[Device, ...]] = {
+    NodeName("a"): (*(_device("a", n) for n in range(3)), _partitioned("a", 3)),
+    NodeName("b"): (
+        _device("b", 0, unit_mib=10, memory_mib=16384),
+        _partitioned("b", 1, unit_mib=10),
+        _device("b", 2, unit_mib=10, memory_mib=8005),
+    ),
+}
+"""Devices in both modes side by side; the second node asks in units of 10 MiB."""
+LABELS = {"koordinator.sh/gpu-isolation-provider": "HAMi-core"}
+"""Of both nodes: the library is there."""
+SERVED = (
+    "volcano.sh/vgpu-number",
+    "volcano.sh/gpu-memory",
+    "volcano.sh/gpu-number",
+    "tencent.com/vcuda-core",
+    "nvidia.com/gpu",
+    "koordinator.sh/gpu.shared",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """One container's hold on one device."""
+
+    pod: str
+    part: Part
+    share: Share
+
+
+@dataclass(slots=True)
+class Recount:
+    """The devices by node, and the pods that hold leases."""
+
+    nodes: Mapping[NodeName, tuple[Device, ...]]
+    live: dict[str, tuple[Wish, Lease]] = field(default_factory=dict)
+    ill: set[DeviceUuid] = field(default_factory=set)
+
+    def on(self, uuid: DeviceUuid) -> list[Holding]:
+        return [
+            Holding(pod, wish.part(share.container), share)
+            for pod, (wish, lease) in self.live.items()
+            for share in lease.shares
+            if share.device == uuid
+        ]
+
+    def arrive(self, pod: str, wish: Wish, lease: Lease) -> None:
+        """Count a new lease, if it is what the pod asked for and the devices were free for it."""
+        check_sums(wish, lease, {d.uuid: d for d in self.nodes[lease.node]})
+        for uuid in {share.device for share in lease.shares}:
+            before = self.on(uuid)
+            assert uuid not in self.ill, f"{pod} was given {uuid}, which is unhealthy"
+            for share in lease.shares:
+                if share.device == uuid and share.mig is None:
+                    part = wish.part(share.container)
+                    assert not (part.alone or part.idle) or not before, f"{uuid} was not idle"
+                    assert not any(held.part.alone for held in before), f"{uuid} was held alone"
+                    reserved = sum_beside(before, lambda h: h.part.cores)
+                    assert reserved < 100 or part.joins_reserved, f"no core of {uuid} was left"
+        self.live[pod] = (wish, lease)
+        for uuid in {share.device for share in lease.shares}:
+            device, held = device_of(self.nodes, uuid), self.on(uuid)
+            self.check_device(device)
+            for part in (holding.part for holding in held if holding.pod == pod):
+                if part.slots is not None and device.mode is DeviceMode.HAMI_CORE:
+                    assert len(beside(held)) <= (part.slots or device.slots), f"too many: {held}"
+
+    def end(self, pod: str) -> None:
+        del self.live[pod]
+
+    def check(self) -> None:
+        """Nothing is over-committed anywhere."""
+        for devices in self.nodes.values():
+            for device in devices:
+                self.check_device(device)
+
+    def check_device(self, device: Device) -> None:
+        held = self.on(device.uuid)
+        if device.mode is DeviceMode.MIG:
+            check_instances(device, held)
+            return
+        assert not any(holding.share.mig for holding in held)
+        granted = sum_beside(held, lambda h: h.part.memory(device))
+        limited = sum_beside(held, lambda h: h.share.limit_bytes)
+        booked = sum_beside(held, lambda h: h.share.memory_mib)
+        cores = sum_beside(held, lambda h: h.part.cores)
+        where = f"{device.uuid} of {device.memory_mib} MiB: {held}"
+        assert granted <= device.memory_mib * MIB, f"{granted} bytes are promised of {where}"
+        assert limited <= device.memory_mib * MIB, f"limits are {limited} bytes on {where}"
+        assert booked <= device.memory_mib, f"{booked} MiB are booked on {where}"
+        assert cores <= 100, f"{cores} % are reserved of {where}"
+        check_company(held)
+        check_slots(device, held)
+
+    def fits(self, wish: Wish) -> bool:
+        """Say whether a pod of one container fits on some node."""
+        [part] = wish.parts
+        modes = {DeviceMode.HAMI_CORE} | ({DeviceMode.MIG} if part.instances else set())
+        if wish.mode:
+            modes &= {DeviceMode(wish.mode)}
+        return any(
+            sum(self.takes(part, device) for device in devices if device.mode is mode) >= part.gpus
+            for devices in self.nodes.values()
+            for mode in modes
+        )
+
+    def takes(self, part: Part, device: Device) -> bool:
+        """Say whether one device could take one share of a container."""
+        held = self.on(device.uuid)
+        if device.uuid in self.ill:
+            return False
+        if device.mode is DeviceMode.MIG:
+            return any(self.free_instances(part, device, held))
+        shares, cores = len(beside(held)), sum_beside(held, lambda h: h.part.cores)
+        memory = sum_beside(held, lambda h: mib(h.part.memory(device)))
+        return (
+            memory + mib(part.memory(device)) <= device.memory_mib
+            and cores + part.cores <= 100
+            and (cores < 100 or part.joins_reserved)
+            and not any(other.part.alone for other in held)
+            and not ((part.alone or part.idle) and held)
+            and (part.slots is None or shares < (part.slots or device.slots))
+        )
+
+    def free_instances(
+        self, part: Part, device: Device, held: list[Holding]
+    ) -> Iterable[tuple[str, int]]:
+        pinned = {holding.share.mig.layout for holding in held if holding.share.mig}
+        taken = {holding.share.mig.position for holding in held if holding.share.mig}
+        need = needed_of_instance(part, device)
+        for layout in device.layouts:
+            for position, profile in enumerate(layout.positions):
+                free = not pinned - {layout.name} and position not in taken
+                if free and profile.memory_mib >= need:
+                    yield layout.name, position
+
+
+def device_of(nodes: Mapping[NodeName, tuple[Device, ...]], uuid: DeviceUuid) -> Device:
+    return next(d for devices in nodes.values() for d in devices if d.uuid == uuid)
+
+
+def mib(amount: int) -> int:
+    """Bytes as MiB, rounded up."""
+    return -(-amount // MIB)
+
+
+def needed_of_instance(part: Part, device: Device) -> int:
+    """MiB that an instance must have at least."""
+    if part.all_memory:
+        return max(p.memory_mib for layout in device.layouts for p in layout.positions)
+    return mib(part.memory(device))
+
+
+def beside(held: Iterable[Holding]) -> list[Holding]:
+    """What counts as one share each: a pod's ordinary containers, or all its init ones as one."""
+    by_pod: dict[str, list[Holding]] = {}
+    for holding in held:
+        by_pod.setdefault(holding.pod, []).append(holding)
+    return [
+        one
+        for holdings in by_pod.values()
+        for one in ([h for h in holdings if not h.part.init] or holdings[:1])
+    ]
+
+
+def sum_beside(held: Iterable[Holding], amount: Callable[[Holding], int]) -> int:
+    """Add up an amount: of each pod the sum of its containers, or its largest init container."""
+    by_pod: dict[str, list[Holding]] = {}
+    for holding in held:
+        by_pod.setdefault(holding.pod, []).append(holding)
+    return sum(
+        max(
+            sum(amount(h) for h in holdings if not h.part.init),
+            max((amount(h) for h in holdings if h.part.init), default=0),
+        )
+        for holdings in by_pod.values()
+    )
+
+
+def check_company(held: list[Holding]) -> None:
+    """Who is to be alone meets nobody, but init containers of the same pod, that have ended."""
+    for holding in held:
+        if not holding.part.alone:
+            continue
+        for other in held:
+            same_pod = other.pod == holding.pod
+            one_after_other = same_pod and (other.part.init or holding.part.init)
+            assert other is holding or one_after_other, f"{holding} is not alone: {other}"
+
+
+def check_slots(device: Device, held: list[Holding]) -> None:
+    """No slot is given twice at a time, and each is among those that its dialect has."""
+    slots = [h.share.slot for h in beside(held) if h.share.slot is not None]
+    assert len(slots) == len(set(slots)), f"a slot of {device.uuid} is taken twice: {held}"
+    for holding in held:
+        most = holding.part.slots
+        assert (most is None) == (not holding.share.slotted)
+        if most is not None and holding.share.slot is not None:
+            assert holding.share.slot < (most or device.slots)
+
+
+def check_instances(device: Device, held: list[Holding]) -> None:
+    """Instances are of one layout, none is held twice, and each is what the layout says."""
+    assert len({h.share.mig.layout for h in held if h.share.mig}) <= 1
+    holders: dict[int, list[Holding]] = {}
+    for holding in held:
+        place = holding.share.mig
+        assert place is not None, f"{holding} holds no instance of {device.uuid}"
+        layout = next(each for each in device.layouts if each.name == place.layout)
+        profile = layout.positions[place.position]
+        assert (profile.name, profile.memory_mib) == (place.profile, holding.share.memory_mib)
+        assert profile.memory_mib >= needed_of_instance(holding.part, device)
+        holders.setdefault(place.position, []).append(holding)
+    for position, several in holders.items():
+        assert len({h.pod for h in several}) == 1, f"instance {position} is held twice: {several}"
+        assert sum(not h.part.init for h in several) <= 1
+
+
+def check_sums(wish: Wish, lease: Lease, devices: Mapping[DeviceUuid, Device]) -> None:
+    """The shares are exactly what the pod asked for, rounded only up to MiB or to an instance."""
+    assert {share.container for share in lease.shares} == {part.container for part in wish.parts}
+    for part in wish.parts:
+        shares = lease.shares_of(part.container)
+        assert len({share.device for share in shares}) == len(shares) == part.gpus
+        for share in shares:
+            device = devices[share.device]
+            assert (share.mig is not None) == (device.mode is DeviceMode.MIG)
+            if share.mig is None:
+                wanted = part.memory(device)
+                assert share.limit_bytes == wanted, f"{share} is not {wanted} bytes"
+                assert share.memory_mib == mib(wanted)
+                assert share.cores_percent == part.cores
+            else:
+                assert part.instances
+                assert not share.whole
+                assert share.memory_mib >= needed_of_instance(part, device)
+    app = [s.device for s in lease.shares if not wish.part(s.container).init]
+    assert len({devices[share.device].mode for share in lease.shares}) == 1
+    assert not wish.mode or {devices[s.device].mode for s in lease.shares} == {wish.mode}
+    assert not wish.one_device or len({share.device for share in lease.shares}) == 1
+    assert not wish.distinct or len(set(app)) == len(app)
+
+
+def setup_of(lease: Lease, container: str, devices: tuple[Device, ...]) -> ContainerSetup:
+    """What the node's agent tells the kubelet; instances are called after device and position."""
+    node = Node(name=lease.node, devices={d.uuid: d for d in devices}, served={}, paths=PATHS)
+    places = {
+        (s.device, s.mig.position): f"MIG-{s.device}-{s.mig.position}"
+        for s in lease.shares
+        if s.mig
+    }
+    return given(lease, container, node, places)
+
+
+def check_environment(wish: Wish, lease: Lease, devices: tuple[Device, ...]) -> None:
+    """What each container is told is what it asked for."""
+    by_uuid = {device.uuid: device for device in devices}
+    for part in wish.parts:
+        env = dict(setup_of(lease, part.container, devices).environment)
+        shares = sorted(lease.shares_of(part.container), key=lambda share: share.index)
+        seen = env["NVIDIA_VISIBLE_DEVICES"].split(",")
+        limits = {k: v for k, v in env.items() if k.startswith("CUDA_DEVICE_MEMORY_LIMIT")}
+        wanted = [part.memory(by_uuid[s.device]) for s in shares if s.mig is None]
+        if shares[0].mig:
+            assert sorted(seen) == sorted(f"MIG-{s.device}-{s.slot}" for s in shares)
+            assert not any(name.startswith("CUDA_") for name in env)
+        elif wish.dialect == "volcano-gpushare":
+            held = {str(share.index) for share in lease.shares}
+            assert set(seen) == held, "the guide's pods see the cards of all their containers"
+            unit = shares[0].unit_mib
+            told = int(env["VOLCANO_GPU_ALLOCATED"])
+            assert told == (len(shares) * unit if part.alone else sum(wanted) // MIB)
+        else:
+            assert sorted(seen) == sorted(share.device for share in shares)
+            if not limits:
+                everything = wanted == [by_uuid[s.device].memory_mib * MIB for s in shares]
+                assert part.alone or (everything and part.cores in {0, 100})
+            elif wish.dialect == "koordinator":
+                assert bytes_of(limits["CUDA_DEVICE_MEMORY_LIMIT"]) == min(wanted)
+            else:
+                order = [by_uuid[DeviceUuid(uuid)].index for uuid in seen]
+                assert order == sorted(order), "limits are counted in CUDA's order"
+                told_bytes = [
+                    bytes_of(limits[f"CUDA_DEVICE_MEMORY_LIMIT_{n}"]) for n in range(len(seen))
+                ]
+                assert told_bytes == wanted
+            if limits:
+                assert int(env.get("CUDA_DEVICE_SM_LIMIT", "0")) == part.cores
+
+
+def bytes_of(text: str) -> int:
+    """A limit as HAMi-core reads it."""
+    return int(text[:-1]) * MIB if text.endswith("m") else int(text)

@@ -1,0 +1,90 @@
+"""A reflector that follows a scripted API server, and what it told."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+
+from shared.kubernetes.client import Kube
+from shared.kubernetes.known_objects import Appeared, Change, Changed, Gone, Synced
+from shared.kubernetes.kubeconfig import Credentials
+from shared.kubernetes.reflector import Reflector
+from shared.kubernetes.types import Pod
+from tests.support.kubernetes.scripted_apiserver import (
+    ScriptedApiserver,
+    Step,
+)
+
+PODS = "/api/v1/pods"
+
+
+class Followed:
+    """A reflector with its server; pauses are recorded instead of waited for."""
+
+    def __init__(self, server: ScriptedApiserver, kube: Kube, silence_s: float) -> None:
+        self.server = server
+        self.pauses: list[float] = []
+        self.batches: list[list[Change[Pod]]] = []
+        self.reflector = Reflector(
+            kube,
+            PODS,
+            Pod,
+            label_selector="app=x",
+            silence_s=silence_s,
+            pause=self._pause,
+            uniform=lambda _, high: high,
+        )
+
+    async def _pause(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        await asyncio.sleep(0)
+
+    async def told_until(self, enough: Callable[[list[str]], bool]) -> list[str]:
+        """Follow until `enough` holds for what was told so far; return all of it as words."""
+        async with asyncio.timeout(30), aclosing(self.reflector.batches()) as batches:
+            async for batch in batches:
+                self.batches.append(batch)
+                if enough(self.told()):
+                    break
+        return self.told()
+
+    async def told_by_request(self, count: int) -> list[str]:
+        """Follow until the server has received `count` requests; return what was told by then."""
+        async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+            following = group.create_task(self.told_until(lambda _: False))
+            await self.server.received(count)
+            following.cancel()
+        return self.told()
+
+    def told(self) -> list[str]:
+        return [_words(change) for batch in self.batches for change in batch]
+
+    def watched_from(self) -> list[str]:
+        requests = [r.query for r in self.server.requests if "watch" in r.query]
+        return [query["resourceVersion"] for query in requests]
+
+
+def _words(change: Change[Pod]) -> str:
+    match change:
+        case Appeared(item):
+            return f"+{item.metadata.name}@{item.metadata.resource_version}"
+        case Changed(item, previous):
+            before, after = previous.metadata.resource_version, item.metadata.resource_version
+            return f"~{item.metadata.name}@{before}>{after}"
+        case Gone(item, version):
+            return f"-{item.metadata.name}@{version}"
+        case Synced(version):
+            return f"={version}"
+    raise AssertionError(change)
+
+
+@asynccontextmanager
+async def following(*steps: Step, silence_s: float = 30.0) -> AsyncIterator[Followed]:
+    async with (
+        ScriptedApiserver(*steps) as server,
+        Kube(Credentials(server=server.url), timeout_s=5) as kube,
+    ):
+        yield Followed(server, kube, silence_s)
+
+
+def has(word: str) -> Callable[[list[str]], bool]:
+    return lambda told: word in told

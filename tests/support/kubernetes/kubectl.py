@@ -1,0 +1,47 @@
+"""Stock kubectl for tests.
+
+`LEASEHOLD_KUBECTL` may name several binaries, separated by colons, to try old and new ones.
+"""
+
+import asyncio
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.support.simcluster.apiserver import ApiUnderTest
+
+BINARIES = os.environ.get("LEASEHOLD_KUBECTL", "kubectl").split(":")
+
+
+@dataclass(frozen=True, slots=True)
+class Kubectl:
+    """One binary, pointed at the server under test."""
+
+    binary: str
+    api: ApiUnderTest
+    home: Path
+
+    async def run(self, line: str, stdin: str = "", *, code: int = 0) -> str:
+        """Run a command line and return what it says; `code` is the exit code it must have."""
+        process = await asyncio.create_subprocess_exec(
+            self.binary,
+            *line.split(),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env={
+                "KUBECONFIG": str(self.api.kubeconfig),
+                "HOME": str(self.home),
+                "PATH": "/usr/bin",
+            },
+        )
+        async with asyncio.timeout(30):
+            output, _ = await process.communicate(stdin.encode())
+        assert process.returncode == code, output.decode()
+        return output.decode()
+
+    async def minor(self) -> int:
+        """Return the minor version of the binary."""
+        text = await self.run("version --client -o yaml")
+        minor = next(line for line in text.splitlines() if line.strip().startswith("minor:"))
+        return int(minor.split(":")[1].strip().strip("\"'+"))

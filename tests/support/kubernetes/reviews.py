@@ -1,0 +1,58 @@
+"""Who may what, as an API server would say it in TokenReviews and SubjectAccessReviews."""
+
+import contextlib
+from collections.abc import AsyncIterator
+
+from aiohttp import web
+
+from shared.credentials.authorization import KubeDoor
+from shared.kubernetes.client import Kube
+from shared.kubernetes.kubeconfig import Credentials
+from shared.runtime import health
+from tests.support.clock import FakeClock
+
+
+class Reviews:
+    """An API server that answers reviews: who bears which token, and may get pods where."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.rights = {"root": {""}, "member": {"default"}, "stranger": set[str]()}
+        self.grants = {"root"}
+
+    async def token(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        name = body["spec"]["token"].removeprefix("token-of-")
+        known = name in self.rights
+        user = {"username": name, "uid": "1", "groups": ["system:authenticated"]}
+        status = {"authenticated": known, **({"user": user} if known else {})}
+        return web.json_response({**body, "status": status}, status=201)
+
+    async def access(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        asked = body["spec"]["resourceAttributes"]
+        assert body["spec"]["groups"] == ["system:authenticated"]
+        if asked.get("subresource") == "grants":
+            assert (asked["verb"], asked["group"]) == ("create", "leasehold.dev")
+            allowed = body["spec"]["user"] in self.grants
+            return web.json_response({**body, "status": {"allowed": allowed}}, status=201)
+        assert (asked["verb"], asked["resource"]) == ("get", "pods")
+        self.asked.append(f"{body['spec']['user']}:{asked['namespace']}")
+        allowed = asked["namespace"] in self.rights[body["spec"]["user"]]
+        return web.json_response({**body, "status": {"allowed": allowed}}, status=201)
+
+    def application(self) -> web.Application:
+        pages = web.Application()
+        authentication, authorization = "authentication.k8s.io/v1", "authorization.k8s.io/v1"
+        pages.router.add_post(f"/apis/{authentication}/tokenreviews", self.token)
+        pages.router.add_post(f"/apis/{authorization}/subjectaccessreviews", self.access)
+        return pages
+
+
+@contextlib.asynccontextmanager
+async def reviewed(reviews: Reviews, clock: FakeClock) -> AsyncIterator[KubeDoor]:
+    async with (
+        health.served(reviews.application(), "127.0.0.1:0") as address,
+        Kube(Credentials(server=f"http://{address}")) as kube,
+    ):
+        yield KubeDoor(kube, clock)

@@ -1,0 +1,194 @@
+"""A node agent in this process, beside a simulated kubelet, with a ledger that a test writes."""
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from services.node_agent.gpus.simulated_gpus import uuid_of
+from services.node_agent.service import NodeAgent
+from services.node_agent.settings import AgentSettings
+from services.node_agent.wiring import node_agent
+from shared.model.errors import UnavailableError
+from shared.model.events.event import Event
+from shared.model.events.node_events import DeviceReported, ShareActivated, ShareRefused
+from shared.model.events.pod_events import LeaseChanged
+from shared.model.events.request_reply import LeasesAsked, LeasesTold
+from shared.model.lease import Lease, LeaseState, Share
+from shared.model.names import Namespace, NodeName, PodUid
+from shared.runtime.service import roles_of
+from shared.runtime.telemetry import Tracing
+from simcluster.apiserver.storage.objects import Json
+from simcluster.kubelet.settings import NodeSettings
+from tests.support.simcluster.apiserver import ApiUnderTest, api_server
+from tests.support.simcluster.kubelet import FAST, NODE, Node, eventually, one_kubelet
+
+NUMBER = "volcano.sh/vgpu-number"
+MEMORY = "volcano.sh/gpu-memory"
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Answers for the binder: knows leases, or stays silent."""
+
+    leases: dict[PodUid, Lease] = field(default_factory=dict)
+    silent: bool = False
+    questions: list[LeasesAsked] = field(default_factory=list)
+
+    async def ask(
+        self, question: LeasesAsked, answer: type[LeasesTold], *, timeout_s: float
+    ) -> LeasesTold:
+        self.questions.append(question)
+        if self.silent:
+            raise UnavailableError("nobody answered lease.asked.v1")
+        wanted = question.pods or tuple(self.leases)
+        return LeasesTold(leases=tuple(self.leases[pod] for pod in wanted if pod in self.leases))
+
+    def grant(self, lease: Lease) -> Lease:
+        self.leases[lease.pod] = lease
+        return lease
+
+
+def share(index: int = 0, memory_mib: int = 1000, **changes: Any) -> Share:
+    """Return a slotted share of the node's GPU with this index, for the container `main`."""
+    facts: dict[str, Any] = {
+        "container": "main",
+        "device": uuid_of(NodeName(NODE), index),
+        "index": index,
+        "memory_mib": memory_mib,
+        "cores_percent": 10,
+        "slot": 0,
+        "fence": 1,
+    }
+    return Share(**(facts | changes))
+
+
+def lease_of(uid: str, *shares: Share, name: str = "pod", **changes: Any) -> Lease:
+    """Return a bound lease of the Volcano vGPU dialect."""
+    facts: dict[str, Any] = {
+        "pod": PodUid(uid),
+        "namespace": Namespace("default"),
+        "name": name,
+        "node": NodeName(NODE),
+        "shares": shares or (share(),),
+        "dialect": "volcano-vgpu",
+        "state": LeaseState.BOUND,
+        "version": 2,
+        "created_at": 1_787_000_000.0,
+    }
+    return Lease(**(facts | changes))
+
+
+@dataclass(slots=True)
+class Site:
+    """A node with everything on it, and what its agent says."""
+
+    api: ApiUnderTest
+    node: Node
+    root: Path
+    ledger: Ledger = field(default_factory=Ledger)
+    agent: NodeAgent | None = None
+    said: list[Event] = field(default_factory=list)
+    gpus: str = "2xT4"
+    changes: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def settings(self) -> AgentSettings:
+        facts: dict[str, Any] = {
+            "node": NODE,
+            "kubelet_dir": self.node.kubelet.files.root,
+            "kubeconfig": self.api.kubeconfig,
+            "gpus": self.gpus,
+            "state_dir": self.root / "agent",
+            "fault_file": self.root / "faults.json",
+        }
+        return AgentSettings(**(facts | self.changes))
+
+    @asynccontextmanager
+    async def running(self, *, registered: bool = True) -> AsyncIterator[NodeAgent]:
+        """Run an agent; leaving is a stop without any warning."""
+        tracing = Tracing("node-agent", None)
+        async with node_agent(self.settings, asking=self.ledger, tracing=tracing) as agent:
+            self.agent = agent
+            tasks = [
+                asyncio.create_task(getattr(agent, role.method)())
+                for role in roles_of(agent)
+                if role.kind == "loops"
+            ]
+            tasks += [
+                asyncio.create_task(self._listen(source))
+                for source in (agent.shares, agent.reports, agent.violations, agent.health)
+            ]
+            try:
+                if registered:
+                    await eventually(lambda: agent.plugins.trouble() is None and agent.devices)
+                    for resource, count in agent.shown.healthy_counts.items():
+                        await self.node.allocatable(resource, count)
+                yield agent
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+                self.agent = None
+
+    async def _listen(self, source: Any) -> None:
+        async for events in source():
+            self.said.extend(events)
+
+    async def tell(self, lease: Lease) -> None:
+        """Push a lease, as the binder does."""
+        assert self.agent is not None
+        await self.agent.note_leases([LeaseChanged(lease=lease)])
+
+    def heard(self, kind: type[Event]) -> list[Any]:
+        return [event for event in self.said if isinstance(event, kind)]
+
+    @property
+    def activated(self) -> list[ShareActivated]:
+        return self.heard(ShareActivated)
+
+    @property
+    def refused(self) -> list[ShareRefused]:
+        return self.heard(ShareRefused)
+
+    @property
+    def reported(self) -> list[DeviceReported]:
+        return self.heard(DeviceReported)
+
+    def bind(self, obj: Json, *shares: Share, told: bool = True, **changes: Any) -> Lease:
+        """Create a pod bound to the node, with a lease that the agent was told of before."""
+        created = self.node.create(obj)["metadata"]
+        facts = {"name": created["name"], **changes}
+        lease = self.ledger.grant(lease_of(created["uid"], *shares, **facts))
+        if told and self.agent is not None:
+            self.agent.leases.note([lease])
+        return lease
+
+    def env(self, pod: str, container: str = "main") -> dict[str, str]:
+        return dict(self.node.container(pod, container).env)
+
+    def annotation(self, pod: str, key: str) -> str:
+        return str(self.node.pod(pod)["metadata"].get("annotations", {}).get(key, ""))
+
+    def message(self, pod: str) -> str:
+        return str(self.node.pod(pod)["status"].get("message", ""))
+
+
+@asynccontextmanager
+async def site(
+    gpus: str = "2xT4", settings: NodeSettings = FAST, **changes: Any
+) -> AsyncIterator[Site]:
+    """Start an API server and a kubelet; the agent is started by the test."""
+    root = Path(tempfile.mkdtemp(prefix="lh-"))
+    try:
+        async with (
+            api_server() as api,
+            one_kubelet(settings, store=api.store, directory=root / "k") as node,
+        ):
+            yield Site(api, node, root, gpus=gpus, changes=changes)
+    finally:
+        shutil.rmtree(root, ignore_errors=True)

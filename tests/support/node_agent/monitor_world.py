@@ -1,0 +1,251 @@
+"""What a node agent's monitor looks at: GPUs, regions and pods of a made-up node."""
+
+import asyncio
+import struct
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
+
+from services.node_agent.allocate.pod_resolution import KubeletPod
+from services.node_agent.isolation.host_paths import Layout
+from services.node_agent.isolation.region_layouts import V1_2
+from services.node_agent.isolation.region_seed import seed_region
+from services.node_agent.mig.layout_changes import MigInstance
+from services.node_agent.records.checkpoint_entry import Entry
+from services.node_agent.records.known_leases import LeasesKnown
+from services.node_agent.usage.monitor import Monitor, pages, tenants_of
+from services.node_agent.usage.usage_model import DeviceSample, Process, Tenant
+from shared.dialects import DIALECTS
+from shared.model.errors import UnavailableError
+from shared.model.events.node_events import Activation
+from shared.model.lease import Lease
+from shared.model.names import DeviceUuid, NodeName
+from shared.runtime.health import served
+from tests.support.clock import FakeClock
+from tests.support.node_agent.agent import NUMBER, lease_of, share
+from tests.support.node_agent.regions import path_of, process
+from tests.support.simcluster.kubelet import NODE
+
+MIB = 1 << 20
+
+
+UID = "0b7a4d0e-7f0c-4d55-9f5b-2f2f0f9d7a11"
+
+
+ID = "e" * 64
+
+
+GPU = share(0).device
+
+
+HAMI = {
+    "zone": "vGPU", "namespace": "default", "pod": "pod", "container": "main",
+    "vdevice_index": "0", "device_uuid": GPU,
+}  # fmt: skip
+
+
+VOLCANO = {
+    "zone": "vGPU", "podnamespace": "default", "podname": "pod", "ctrname": "main",
+    "vdeviceid": "0", "deviceuuid": GPU,
+}  # fmt: skip
+
+
+HOST = {"zone": "vGPU", "device_index": "0", "device_uuid": GPU, "device_type": "Tesla T4"}
+
+
+DESCRIBED = {**VOLCANO, "context": "0", "module": "0", "data": str(300 * MIB), "offset": "0"}
+
+
+NUMBERS = {
+    "HostGPUMemoryUsage": ({"zone": "vGPU", "deviceidx": "0", "deviceuuid": GPU}, 700 * MIB),
+    "HostCoreUtilization": ({"zone": "vGPU", "deviceidx": "0", "deviceuuid": GPU}, 40),
+    "vGPU_device_memory_usage_in_bytes": (VOLCANO, 300 * MIB),
+    "vGPU_device_memory_limit_in_bytes": (VOLCANO, 1000 * MIB),
+    "Device_memory_desc_of_container": (DESCRIBED, 300 * MIB),
+    "Device_utilization_desc_of_container": (VOLCANO, 25),
+    "Device_last_kernel_of_container": (VOLCANO, 30),
+    "hami_host_gpu_memory_used_bytes": ({**HOST, "node": NODE}, 700 * MIB),
+    "hami_host_gpu_utilization_ratio": ({**HOST, "node": NODE}, 40),
+    "hami_host_gpu_memory_controller_utilization_ratio": (HOST, 12),
+    "hami_vgpu_memory_used_bytes": (HAMI, 300 * MIB),
+    "hami_vgpu_memory_limit_bytes": (HAMI, 1000 * MIB),
+    "hami_container_device_memory_bytes": (HAMI, 300 * MIB),
+    "hami_vgpu_memory_context_bytes": (HAMI, 0),
+    "hami_vgpu_memory_module_bytes": (HAMI, 0),
+    "hami_vgpu_memory_buffer_bytes": (HAMI, 300 * MIB),
+    "hami_container_device_utilization_ratio": (HAMI, 25),
+    "hami_container_last_kernel_elapsed_seconds": (HAMI, 30),
+}
+
+
+OURS = {"namespace": "default", "pod": "pod", "container": "main", "device_uuid": GPU}
+
+
+OWN_NUMBERS = {
+    "leasehold_container_memory_leased_bytes": 1000 * MIB,
+    "leasehold_container_memory_measured_bytes": 350 * MIB,
+    "leasehold_container_memory_overrun_bytes": 0,
+    "leasehold_container_memory_enforced_bytes": 300 * MIB,
+    "leasehold_container_memory_drift_bytes": 50 * MIB,
+    "leasehold_container_cores_leased_ratio": 0.1,
+    "leasehold_container_cores_measured_ratio": 0.35,
+}
+
+
+@dataclass
+class Driver:
+    """Says what a test says."""
+
+    samples: tuple[DeviceSample, ...] = ()
+    broken: bool = False
+
+    async def look(self) -> tuple[DeviceSample, ...]:
+        if self.broken:
+            raise UnavailableError("NVML: GPU is lost")
+        return self.samples
+
+
+@dataclass
+class Hardware:
+    async def instances(self, device: DeviceUuid) -> tuple[MigInstance, ...]:
+        assert device == GPU
+        one = MigInstance(
+            gi=3, profile="1g.10gb", start=0, memory_slices=1, compute_slices=1,
+            computes=(0,), uuid="MIG-a",
+        )  # fmt: skip
+        return (replace(one, gi=4, uuid="MIG-b", start=1), one)
+
+
+@dataclass
+class Kubelet:
+    pods: tuple[KubeletPod, ...] = ()
+    asked: int = 0
+
+    async def list_pods(self) -> tuple[KubeletPod, ...]:
+        self.asked += 1
+        return self.pods
+
+
+@dataclass
+class Record:
+    told: list[Entry] = field(default_factory=list)
+    lost: bool = False
+    changing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def answers(self) -> tuple[Entry, ...]:
+        return tuple(self.told)
+
+
+@dataclass
+class World:
+    root: Path
+    monitor: Monitor
+    driver: Driver
+    kubelet: Kubelet
+    record: Record
+    known: LeasesKnown
+    clock: FakeClock
+
+    def give(self, lease: Lease) -> Tenant:
+        """Have the kubelet told of a container, and its region seeded."""
+        layout = Layout(state_dir=self.root, library=self.root / "libvgpu.so")  # type: ignore[arg-type]
+        setup = DIALECTS[lease.dialect].environment(lease, "main", {}, layout.paths)
+        activation = Activation(
+            pod=lease.pod,
+            namespace=lease.namespace,
+            name=lease.name,
+            container="main",
+            resource=NUMBER,
+            device_ids=("x",),
+            lease=lease,
+        )
+        self.record.told.append(Entry(activation=activation, setup=setup))
+        self.known.note([lease])
+        (tenant,) = tenants_of(self.record.told[-1:], self.known.leases, complete=True)
+        assert tenant.place is not None
+        assert tenant.seed is not None
+        Path(tenant.place.directory).mkdir(parents=True)
+        seed_region(tenant.place, tenant.seed, starting=True)
+        return tenant
+
+    def runs(
+        self, tenant: Tenant, pid: int, *, inner: int, mib: int = 350, began_ticks: int = 0
+    ) -> None:
+        """Have a process run on GPU 0."""
+        directory = self.root / "proc" / str(pid)
+        directory.mkdir(parents=True)
+        (directory / "cgroup").write_text(f"0::/kubepods/pod{tenant.lease.pod}/{ID}\n")
+        (directory / "status").write_text(f"NSpid:\t{pid}\t{inner}\n")
+        (directory / "stat").write_text(stat_of(pid, began_ticks))
+        (before,) = self.driver.samples
+        one = Process(pid=pid, memory_bytes=mib * MIB, busy_percent=35)
+        self.driver.samples = (replace(before, processes=(*before.processes, one)),)
+
+    def change(self, tenant: Tenant, at: int, data: bytes) -> None:
+        assert tenant.place is not None
+        with path_of(tenant.place).open("r+b") as file:
+            file.seek(at)
+            file.write(data)
+
+
+def stat_of(pid: int, began_ticks: int) -> str:
+    """Write /proc/PID/stat of a process whose name is as odd as names may be."""
+    return f"{pid} (a) b) (R) S {'0 ' * 18}{began_ticks} 0 0\n"
+
+
+def monitored(tmp_path: Path) -> World:
+    idle = DeviceSample(
+        device=GPU,
+        index=0,
+        model="Tesla T4",
+        used_bytes=700 * MIB,
+        busy_percent=40,
+        memory_busy_percent=12,
+    )
+    driver, kubelet, record, clock = Driver((idle,)), Kubelet(), Record(), FakeClock()
+    known = LeasesKnown(NodeName(NODE), settled=True)
+    monitor = Monitor(
+        NodeName(NODE),
+        usage=driver,
+        mig=Hardware(),
+        pods=kubelet,
+        record=record,
+        leases=known,
+        clock=clock,
+        proc=tmp_path / "proc",
+    )
+    return World(tmp_path, monitor, driver, kubelet, record, known, clock)
+
+
+def computing(world: World) -> Tenant:
+    """Have a container whose process has used its GPU 30 s ago."""
+    tenant = world.give(lease_of(UID))
+    assert tenant.place is not None
+    image = bytearray(path_of(tenant.place).read_bytes())
+    process(image, 0, 7, totals=(300 * MIB,))
+    struct.pack_into("<Q", image, V1_2.slots + 1160 + 16, 25)
+    struct.pack_into("<Q", image, 2008912, int(world.clock.now()) - 30)
+    path_of(tenant.place).write_bytes(bytes(image))
+    world.runs(tenant, 70, inner=7)
+    return tenant
+
+
+def read(text: str) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
+    found: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
+    for family in text_string_to_metric_families(text):
+        for one in family.samples:
+            found.setdefault(one.name, {})[tuple(sorted(one.labels.items()))] = one.value
+    return found
+
+
+async def scraped(monitor: Monitor) -> str:
+    async with (
+        served(pages(monitor), "127.0.0.1:0") as address,
+        aiohttp.ClientSession() as client,
+        client.get(f"http://{address}/metrics") as answer,
+    ):
+        assert answer.status == 200
+        return await answer.text()

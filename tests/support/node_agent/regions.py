@@ -1,0 +1,92 @@
+"""Region files for tests: by the C program beside this file, and by bytes that a test changes."""
+
+import functools
+import shutil
+import struct
+import subprocess
+import tempfile
+from pathlib import Path
+
+from services.node_agent.isolation.region import RegionPlace
+from services.node_agent.isolation.region_image import Seed, image_of
+from services.node_agent.isolation.region_layouts import V1_2, Layout
+
+COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+SEED = Seed(memory_bytes=(5 << 30, 3 << 30), cores_percent=(40, 40))
+
+
+@functools.cache
+def c_program() -> Path:
+    """Compile it once; that its assertions hold is part of what it tests."""
+    assert COMPILER is not None
+    binary = Path(tempfile.mkdtemp(prefix="lh-region-")) / "region"
+    source = Path(__file__).with_name("region_layouts.c")
+    subprocess.run(
+        [COMPILER, "-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-o", str(binary),
+         str(source), "-lpthread"],
+        check=True, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    return binary
+
+
+def write_by_c(layout: Layout, place: RegionPlace) -> None:
+    """Have C write a region full of known numbers."""
+    path = Path(place.directory) / place.name
+    subprocess.run([str(c_program()), "write", layout.name, str(path)], check=True, timeout=20)
+
+
+def show_by_c(layout: Layout, place: RegionPlace) -> dict[str, str]:
+    """Have C map a region, tell its fields, and take its locks (0: it got them)."""
+    path = Path(place.directory) / place.name
+    done = subprocess.run(
+        [str(c_program()), "show", layout.name, str(path)],
+        check=True, capture_output=True, text=True, timeout=20,
+    )  # fmt: skip
+    return dict(line.split(" ", 1) for line in done.stdout.splitlines())
+
+
+def at(directory: Path, name: str = "r.cache") -> RegionPlace:
+    """Return a place in a directory of its own."""
+    directory.mkdir(parents=True, exist_ok=True)
+    return RegionPlace(directory=str(directory), name=name)
+
+
+def path_of(place: RegionPlace) -> Path:
+    """Return where a region lies."""
+    return Path(place.directory) / place.name
+
+
+def process(
+    image: bytearray,
+    index: int,
+    pid: int,
+    *,
+    totals: tuple[int, ...] = (),
+    status: int = 1,
+    host_pid: int = 0,
+    seqlock: int = 0,
+    counted: bool = True,
+    layout: Layout = V1_2,
+) -> None:
+    """Write a slot into an image, as a process of the container would."""
+    slot = layout.slot_at(index)
+    struct.pack_into("<ii", image, slot, pid, host_pid)
+    for device, total in enumerate(totals):
+        record = slot + layout.slot.used + device * layout.slot.used_size
+        struct.pack_into("<5Q", image, record, 0, 0, total, 0, total)
+    struct.pack_into("<i", image, slot + layout.slot.status, status)
+    if layout.slot.seqlock is not None:
+        struct.pack_into("<Q", image, slot + layout.slot.seqlock, seqlock)
+    if counted:
+        (count,) = struct.unpack_from("<i", image, layout.slot_count)
+        struct.pack_into("<i", image, layout.slot_count, max(count, index + 1))
+
+
+def fresh(seed: Seed = SEED) -> bytearray:
+    """Return a seeded image that a test may change."""
+    return bytearray(image_of(seed))
+
+
+def write(place: RegionPlace, image: bytes | bytearray) -> None:
+    """Put an image at its place."""
+    path_of(place).write_bytes(bytes(image))

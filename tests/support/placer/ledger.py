@@ -1,0 +1,163 @@
+"""Small nodes, shares and reservations for tests of the ledger."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from itertools import count
+
+from shared.ledger.leases import RedisLeases
+from shared.model.device import Device, DeviceUse
+from shared.model.events.node_events import DeviceReported
+from shared.model.events.pod_events import PodQueued
+from shared.model.lease import Lease, Share
+from shared.model.ledger import Reservation, Reserved, Waiting, counted_use
+from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
+from shared.model.node import NodeFacts
+from shared.model.placement import Placement, Refusal
+from shared.model.request import Company, GpuRequest, PodRequest
+
+NOW = 1_787_000_000.0
+_prefixes = count()
+
+
+def uuid(node: str, gpu: int) -> DeviceUuid:
+    return DeviceUuid(f"GPU-{node}-{gpu}")
+
+
+def device(node: str, gpu: int, **changed: object) -> Device:
+    known: dict[str, object] = {
+        "uuid": uuid(node, gpu),
+        "index": gpu,
+        "model": "Tesla T4",
+        "memory_mib": 16_000,
+        "slots": 4,
+    }
+    return Device(**{**known, **changed})  # type: ignore[arg-type]
+
+
+def facts(name: str, **amounts: int) -> NodeFacts:
+    return NodeFacts(name=NodeName(name), allocatable={"cpu": 64_000, "pods": 110, **amounts})
+
+
+def report(name: str, devices: Sequence[Device], at: float = 0.0) -> DeviceReported:
+    return DeviceReported(
+        node=NodeName(name),
+        devices=tuple(devices),
+        served=("volcano.sh/vgpu-number",),
+        reported_at=at,
+    )
+
+
+def share(node: str, gpu: int = 0, mib: int = 4_000, cores: int = 0, **more: object) -> Share:
+    known: dict[str, object] = {
+        "container": "main",
+        "device": uuid(node, gpu),
+        "index": gpu,
+        "memory_mib": mib,
+        "cores_percent": cores,
+        "company": Company.ALONE if cores == 100 or more.get("whole") else Company.ORDINARY,
+    }
+    return Share(**{**known, **more})  # type: ignore[arg-type]
+
+
+def wish(pod: str, *shares: Share, node: str = "a", tag: str = "", cpu: int = 100) -> Reservation:
+    return wish_among(pod, [(node, shares)], tag=tag, cpu=cpu)
+
+
+def wish_among(
+    pod: str,
+    candidates: Sequence[tuple[str, Sequence[Share]]],
+    *,
+    tag: str = "",
+    cpu: int = 100,
+) -> Reservation:
+    return Reservation(
+        pod=PodUid(pod),
+        namespace=Namespace("default"),
+        name=f"name-of-{pod}",
+        dialect="volcano-vgpu",
+        resources={"cpu": cpu, "pods": 1},
+        tags=(tag,) if tag else (),
+        trace="00-trace",
+        candidates=tuple(
+            Placement(node=NodeName(node), shares=tuple(shares)) for node, shares in candidates
+        ),
+    )
+
+
+def queued(pod: str, *, units: int = 4_000, gpus: int = 1, priority: int = 0) -> PodQueued:
+    containers = (GpuRequest(container="main", gpus=gpus, memory_units=units),) if gpus else ()
+    return PodQueued(
+        pod=PodUid(pod),
+        namespace=Namespace("default"),
+        name=pod,
+        resource_version="7",
+        request=PodRequest(containers=containers, priority=priority),
+        created_at=NOW,
+    )
+
+
+def verdict(event: PodQueued, capacity: int) -> Waiting:
+    return Waiting(queued=event, refusal=Refusal(reason="full"), capacity=capacity)
+
+
+@asynccontextmanager
+async def ledger(
+    url: str, nodes: Mapping[str, int] | None = None, *, feed_length: int = 10_000
+) -> AsyncIterator[RedisLeases]:
+    """Open a ledger of its own, ready, with so many devices per node, as a witness."""
+    prefix = f"t{next(_prefixes)}:"
+    async with RedisLeases.connect(
+        url, prefix=prefix, feed_length=feed_length, is_witness=True
+    ) as leases:
+        token = await leases.begin_rebuild(now=NOW)
+        assert token is not None
+        for name, devices in (nodes if nodes is not None else {"a": 2}).items():
+            await leases.save_node(facts(name))
+            await leases.save_devices(report(name, [device(name, gpu) for gpu in range(devices)]))
+        assert await leases.finish_rebuild(token)
+        yield leases
+
+
+async def reserve(leases: RedisLeases, *wanted: Reservation, now: float = NOW) -> list[Lease]:
+    """Reserve what must fit."""
+    outcomes = await leases.reserve(wanted, now=now, ttl_s=30)
+    assert all(isinstance(outcome, Reserved) for outcome in outcomes), outcomes
+    return [outcome.lease for outcome in outcomes if isinstance(outcome, Reserved)]
+
+
+async def uses(leases: RedisLeases) -> dict[DeviceUuid, DeviceUse]:
+    """Return what is taken of every device."""
+    return {
+        known.uuid: use
+        async for page in leases.totals()
+        for account in page
+        for known, use in account.node.devices
+    }
+
+
+async def assert_sound(leases: RedisLeases) -> list[Lease]:
+    """Check that totals are the sums over leases, that nothing is over-committed; return these."""
+    found: list[Lease] = []
+    async for page in leases.totals():
+        for account in page:
+            assert not account.stray
+            found += account.leases
+            devices, nodes = counted_use(account.leases)
+            used = nodes.get(account.node.facts.name, {})
+            assert {k: v for k, v in account.node.used.items() if v} == {
+                k: v for k, v in used.items() if v
+            }
+            for known, use in account.node.devices:
+                summed = devices.pop(known.uuid, DeviceUse())
+                assert use.fence >= summed.fence
+                assert replace(use, fence=summed.fence) == summed
+                assert use.cores_percent <= 100
+            assert not devices
+    taken = {
+        (s.device, s.slot, lease.pod) for lease in found for s in lease.shares if s.slot is not None
+    }
+    assert len({(where, slot) for where, slot, _ in taken}) == len(taken), taken
+    counted = {(gang, pod) for gang, pods in (await leases.gangs()).items() for pod in pods}
+    assert counted == {(lease.gang, lease.pod) for lease in found if lease.gang}
+    return found

@@ -1,0 +1,33 @@
+"""Placers on a real ledger, each following it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from services.placer.service import Placer
+from shared.ledger.leases import RedisLeases
+from shared.model.clock import SystemClock
+from tests.support.build import dice
+
+
+class Uncounted:
+    def count(self, outcome: str, amount: int = 1) -> None:
+        """Forget it."""
+
+
+@asynccontextmanager
+async def placers(leases: RedisLeases, count: int) -> AsyncIterator[list[Placer]]:
+    """Start so many that know nothing of each other; yield them once they can decide."""
+    several = [
+        Placer(leases, SystemClock(), Uncounted(), dice(seed), ttl_s=30.0) for seed in range(count)
+    ]
+    following = [asyncio.create_task(placer.follow()) for placer in several]
+    try:
+        async with asyncio.timeout(30):
+            while any(placer.missing() for placer in several):
+                await asyncio.sleep(0.01)
+        yield several
+    finally:
+        for task in following:
+            task.cancel()
+        await asyncio.gather(*following, return_exceptions=True)

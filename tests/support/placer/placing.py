@@ -1,0 +1,36 @@
+"""A cluster of the placer's mirror alone, in which what is placed stays placed."""
+
+from services.placer.choice.placement import place
+from services.placer.index.node_index import Index
+from services.placer.mirror.cluster_mirror import Mirror
+from shared.model.ledger import LedgerNode
+from shared.model.names import PodUid
+from shared.model.placement import Placement, Refusal
+from shared.model.request import PodRequest
+from tests.support.build import dice
+
+
+class Cluster:
+    """A mirror with its index. Pods are called uid-1, uid-2, ..."""
+
+    def __init__(self, *nodes: LedgerNode) -> None:
+        self.mirror = Mirror()
+        self.mirror.reset(nodes)
+        self.index = Index(self.mirror)
+        self.pods = 0
+
+    def place(self, wanted: PodRequest) -> Placement | Refusal:
+        answer = place(wanted, self.index, dice(7))
+        if isinstance(answer, Refusal):
+            return answer
+        self.pods += 1
+        self.mirror.hold(PodUid(f"uid-{self.pods}"), answer[0], wanted.resources, wanted.tags)
+        return answer[0]
+
+    def end(self, pod: str) -> None:
+        self.mirror.drop(PodUid(pod))
+
+    def indices(self, wanted: PodRequest) -> list[int]:
+        """Indices of the devices a pod gets; empty if it is refused."""
+        answer = self.place(wanted)
+        return [] if isinstance(answer, Refusal) else [share.index for share in answer.shares]

@@ -1,0 +1,83 @@
+"""A service of ours as a process of its own: its pages, its log, its end."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from tests.support.servers.nats import free_port
+
+
+class ServiceProcess:
+    """One replica; its health pages are on a port of its own."""
+
+    def __init__(self, service: str, *flags: str) -> None:
+        self.http = f"127.0.0.1:{free_port()}"
+        descriptor, name = tempfile.mkstemp(prefix="lh-log-")
+        self._log, self._said = Path(name), ""
+        command = [sys.executable, "-m", f"services.{service}", "--http", self.http, *flags]
+        self.process = subprocess.Popen(command, stderr=descriptor)
+        os.close(descriptor)
+
+    async def page(self, path: str) -> tuple[int, str]:
+        """Return a page's status and text; 0 while nobody answers."""
+        try:
+            async with aiohttp.request("GET", f"http://{self.http}{path}") as response:
+                return response.status, await response.text()
+        except aiohttp.ClientError:
+            return 0, ""
+
+    async def until_ready(self) -> None:
+        """Wait until it is ready; the caller says how long that may take."""
+        while (await self.page("/readyz"))[0] != 200:
+            assert self.process.poll() is None, self.log()
+            await asyncio.sleep(0.05)
+
+    async def until_unready(self, *texts: str) -> None:
+        """Wait until it says that it is not ready, and why: each of the texts."""
+        while True:
+            status, said = await self.page("/readyz")
+            if status == 503 and all(text in said for text in texts):
+                return
+            assert self.process.poll() is None, self.log()
+            await asyncio.sleep(0.05)
+
+    def log(self) -> str:
+        """Return all that it has logged."""
+        return self._log.read_text() if self._log.exists() else self._said
+
+    def warnings(self) -> list[dict[str, Any]]:
+        """Return the lines above `info`; a line that is no JSON fails."""
+        lines = [json.loads(line) for line in self.log().splitlines()]
+        return [line for line in lines if line["level"] not in {"debug", "info"}]
+
+    async def terminated(self) -> int:
+        """Send SIGTERM and return the exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return await asyncio.to_thread(self.process.wait, 20)
+
+    def end(self) -> None:
+        """Kill it, and remove the file of its log, which is remembered."""
+        self.process.kill()
+        self.process.wait()
+        self._said = self.log()
+        self._log.unlink()
+
+
+@contextmanager
+def service_process(service: str, *flags: str) -> Iterator[ServiceProcess]:
+    """Start a service; it is gone at the end."""
+    running = ServiceProcess(service, *flags)
+    try:
+        yield running
+    finally:
+        running.end()

@@ -1,0 +1,128 @@
+"""A webhook server for tests: real TLS with a CA of its own, answers by script."""
+
+import base64
+import ssl
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from simcluster.apiserver.http.certificates import Certificates, certificates_for
+from simcluster.apiserver.storage.objects import Json, encode
+
+Answer = Callable[[Json], Json | Awaitable[Json] | web.Response]
+_MADE: list[tuple[tempfile.TemporaryDirectory[str], Certificates]] = []
+"""Made once for all tests of a process, and removed when it ends."""
+
+
+def allow(_request: Json) -> Json:
+    """Say yes."""
+    return {"allowed": True}
+
+
+def deny(message: str = "", **status: Any) -> Answer:
+    """Say no."""
+    said = {**status, **({"message": message} if message else {})}
+    return lambda _request: {"allowed": False, "status": said}
+
+
+def patch(*operations: Json) -> Answer:
+    """Say yes, and change the object."""
+    encoded = base64.b64encode(encode(list(operations))).decode()
+    return lambda _request: {"allowed": True, "patchType": "JSONPatch", "patch": encoded}
+
+
+def label(key: str, value: str) -> Answer:
+    """Say yes, and set one label."""
+
+    def answer(request: Json) -> Json:
+        meta = request["object"]["metadata"]
+        operation = {"op": "add", "path": f"/metadata/labels/{key}", "value": value}
+        first = [] if "labels" in meta else [{"op": "add", "path": "/metadata/labels", "value": {}}]
+        made: Any = patch(*first, operation)(request)
+        return dict(made)
+
+    return answer
+
+
+@dataclass(slots=True)
+class WebhookUnderTest:
+    """Where the server is, what it was asked, and how it answers each path."""
+
+    port: int
+    certificates: Certificates
+    answers: dict[str, Answer] = field(default_factory=dict)
+    asked: list[tuple[str, Json]] = field(default_factory=list)
+
+    @property
+    def bundle(self) -> str:
+        """The CA, as a configuration carries it."""
+        return base64.b64encode(self.certificates.ca.read_bytes()).decode()
+
+    def requests(self, path: str) -> list[Json]:
+        """Return what one path was asked, in order."""
+        return [request for asked, request in self.asked if asked == path]
+
+    def hook(self, name: str, answer: Answer, **more: Any) -> Json:
+        """Describe a webhook about pods, served here; `more` overrides its fields."""
+        path = f"/{name}"
+        self.answers[path] = answer
+        rule = {"operations": ["CREATE"], "apiGroups": [""], "apiVersions": ["v1"],
+                "resources": ["pods"]}  # fmt: skip
+        return {
+            "name": f"{name}.leasehold.dev",
+            "clientConfig": {"url": f"https://127.0.0.1:{self.port}{path}",
+                             "caBundle": self.bundle},
+            "rules": [rule],
+            "sideEffects": "None",
+            "admissionReviewVersions": ["v1"],
+            **more,
+        }  # fmt: skip
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        asked = body["request"]
+        self.asked.append((request.path, asked))
+        answered = self.answers[request.path](asked)
+        if isinstance(answered, Awaitable) and not isinstance(answered, web.Response):
+            answered = await answered
+        if isinstance(answered, web.Response):
+            return answered
+        response = {"uid": asked["uid"], **answered}
+        return web.json_response({**body, "request": None, "response": response})
+
+
+def configuration(kind: str, name: str, *hooks: Json) -> Json:
+    """Describe a `Mutating` or `Validating` configuration."""
+    return {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": f"{kind}WebhookConfiguration",
+        "metadata": {"name": name},
+        "webhooks": list(hooks),
+    }
+
+
+@asynccontextmanager
+async def webhook_server() -> AsyncIterator[WebhookUnderTest]:
+    """Serve on a free port; the certificate is good for 127.0.0.1 and hook.default.svc."""
+    if not _MADE:
+        directory = tempfile.TemporaryDirectory(prefix="lh-hook-")
+        _MADE.append((directory, certificates_for(Path(directory.name), "hook.default.svc")))
+    _, certificate = _MADE[0]
+    found = WebhookUnderTest(0, certificate)
+    app = web.Application()
+    app.router.add_post("/{name}", found.handle)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    context: ssl.SSLContext = certificate.server_context()
+    site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context)
+    try:
+        await site.start()
+        found.port = runner.addresses[0][1]
+        yield found
+    finally:
+        await runner.cleanup()

@@ -1,0 +1,68 @@
+"""A simulated API server for tests: in this process, on a free port, over real TLS."""
+
+import ssl
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+
+from simcluster.apiserver.http.certificates import certificates
+from simcluster.apiserver.http.kubeconfig import write_kubeconfig
+from simcluster.apiserver.http.server import ApiServer, ApiSettings, listening
+from simcluster.apiserver.storage.store import DEFAULT_WINDOW, Store
+from simcluster.ports import ContainerRuntime
+
+TOKEN = "a-token-for-tests"  # noqa: S105
+_CERTIFICATES: list[tempfile.TemporaryDirectory[str]] = []
+"""Made once for all tests of a process, and removed when it ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApiUnderTest:
+    """Where the server is, and the store behind it."""
+
+    url: str
+    token: str
+    ca: Path
+    kubeconfig: Path
+    store: Store
+    server: ApiServer
+
+    @asynccontextmanager
+    async def client(self) -> AsyncIterator[aiohttp.ClientSession]:
+        """Open an authenticated session; use it with paths such as `/api/v1/pods`."""
+        context = ssl.create_default_context(cafile=str(self.ca))
+        async with aiohttp.ClientSession(
+            self.url,
+            headers={"Authorization": f"Bearer {self.token}"},
+            connector=aiohttp.TCPConnector(ssl=context),
+        ) as session:
+            yield session
+
+
+@asynccontextmanager
+async def api_server(
+    *,
+    window: int = DEFAULT_WINDOW,
+    bookmark_s: float = 60.0,
+    store: Store | None = None,
+    runtime: Callable[[Store], ContainerRuntime] | None = None,
+) -> AsyncIterator[ApiUnderTest]:
+    """Start a server; `runtime` is made from its store."""
+    if not _CERTIFICATES:
+        _CERTIFICATES.append(tempfile.TemporaryDirectory(prefix="lh-tls-"))
+    certs = certificates(Path(_CERTIFICATES[0].name))
+    held = Store(window=window) if store is None else store
+    server = ApiServer(
+        held,
+        ApiSettings(token=TOKEN, bookmark_s=bookmark_s),
+        runtime=None if runtime is None else runtime(held),
+    )
+    with tempfile.TemporaryDirectory(prefix="lh-api-") as directory:
+        async with listening(server, certs) as url:
+            kubeconfig = Path(directory) / "kubeconfig"
+            write_kubeconfig(kubeconfig, url, certs.ca.read_bytes(), TOKEN)
+            yield ApiUnderTest(url, TOKEN, certs.ca, kubeconfig, held, server)

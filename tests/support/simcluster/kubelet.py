@@ -1,0 +1,339 @@
+"""A simulated kubelet in this process, and a device plugin that does what a test tells it.
+
+async with one_kubelet() as node:
+    async with ScriptedPlugin(node.device_plugins, "example.com/slot") as plugin:
+        plugin.report(healthy("a", "b"))
+        await plugin.register()
+        await node.allocatable("example.com/slot", 2)
+        node.create(pod("one", limits={"example.com/slot": 1}))
+        await node.phase("one", "Running")
+"""
+
+import asyncio
+import json
+import shutil
+import ssl
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+import grpc
+
+from proto.deviceplugin import api_pb2, api_pb2_grpc
+from proto.podresources import api_pb2 as podresources
+from proto.podresources import api_pb2_grpc as podresources_grpc
+from simcluster.apiserver.storage.objects import Json
+from simcluster.apiserver.storage.store import Store
+from simcluster.kubelet.container_state import ContainerState
+from simcluster.kubelet.kubelet import SimKubelet
+from simcluster.kubelet.settings import NodeSettings
+
+WITHIN_S = 30.0
+NODE = "node-0"
+
+
+async def eventually(holds: Callable[[], Any], within_s: float = WITHIN_S) -> Any:
+    """Wait until `holds` returns something true, and return that."""
+    async with asyncio.timeout(within_s):
+        while not (found := holds()):
+            await asyncio.sleep(0.01)
+        return found
+
+
+def pod(
+    name: str,
+    *,
+    limits: Mapping[str, int] | None = None,
+    containers: list[Json] | None = None,
+    node: str | None = NODE,
+    annotations: Mapping[str, str] | None = None,
+    **spec: Any,
+) -> Json:
+    """Return a pod bound to `node`, with one container `main` unless others are given."""
+    own = containers or [container("main", limits=limits)]
+    bound = {"nodeName": node} if node else {}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": name,
+            "namespace": "default",
+            "annotations": dict(annotations or {}),
+        },
+        "spec": {"containers": own, **bound, **spec},
+    }
+
+
+def container(name: str, *, limits: Mapping[str, int] | None = None, **more: Any) -> Json:
+    """Return a container that asks for some resources."""
+    amounts = {resource: str(count) for resource, count in (limits or {}).items()}
+    return {"name": name, "image": "app", "resources": {"limits": amounts}, **more}
+
+
+@dataclass(slots=True)
+class Node:
+    """One kubelet on a store, and what tests ask about it."""
+
+    store: Store
+    kubelet: SimKubelet
+
+    @property
+    def device_plugins(self) -> Path:
+        return self.kubelet.files.device_plugins
+
+    def create(self, obj: Json) -> Json:
+        return self.store.create("pods", obj)
+
+    def pod(self, name: str) -> Json:
+        return self.store.read("pods", "default", name)
+
+    def exists(self, name: str) -> bool:
+        return self.store.find("pods", "default", name) is not None
+
+    def node(self) -> Json:
+        return self.store.read("nodes", None, self.kubelet.name)
+
+    def amount(self, resource: str, part: str = "allocatable") -> str | None:
+        found: str | None = self.node()["status"][part].get(resource)
+        return found
+
+    async def allocatable(self, resource: str, count: int) -> None:
+        await eventually(lambda: self.amount(resource) == str(count))
+
+    async def phase(self, name: str, phase: str) -> Json:
+        def reached() -> Json | None:
+            found = self.pod(name)
+            return found if found["status"].get("phase") == phase else None
+
+        found: Json = await eventually(reached)
+        return found
+
+    def container(self, name: str, container: str = "main") -> ContainerState:
+        state = self.kubelet.state_of("default", name)
+        assert state is not None
+        return state.containers[container]
+
+    def url(self, path: str) -> str:
+        return f"https://{self.kubelet.settings.host}:{self.kubelet.port}{path}"
+
+    async def ask(
+        self, path: str, *, method: str = "GET", token: str | None = None
+    ) -> tuple[int, bytes]:
+        """Ask the HTTPS endpoint, trusting its own certificate authority."""
+        description = json.loads(self.kubelet.files.description.read_text())
+        context = ssl.create_default_context(cafile=description["caPath"])
+        used = Path(description["tokenPath"]).read_text() if token is None else token
+        headers = {"Authorization": f"Bearer {used}"}
+        async with (
+            aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context)) as session,
+            session.request(method, self.url(path), headers=headers) as answer,
+        ):
+            return answer.status, await answer.read()
+
+    async def listed(self) -> list[Json]:
+        """Return the pods of `/pods`."""
+        _, body = await self.ask("/pods")
+        items: list[Json] = json.loads(body)["items"]
+        return items
+
+    async def held(self) -> dict[tuple[str, str], set[str]]:
+        """Return the device IDs per pod and container, as PodResources shows them."""
+        async with grpc.aio.insecure_channel(
+            f"unix:{self.kubelet.files.pod_resources_socket}",
+            options=(("grpc.default_authority", "localhost"),),
+        ) as channel:
+            stub = podresources_grpc.PodResourcesListerStub(channel)
+            answer = await _within_the_rate(stub.List, podresources.ListPodResourcesRequest())
+        return {
+            (each.name, one.name): {d for devices in one.devices for d in devices.device_ids}
+            for each in answer.pod_resources
+            for one in each.containers
+        }
+
+
+async def _within_the_rate(call: Callable[[Any], Awaitable[Any]], request: Any) -> Any:
+    """Call, and call again where the kubelet says that it is asked too often."""
+    while True:
+        try:
+            return await call(request)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
+                raise
+        await asyncio.sleep(0.02)
+
+
+def new_store() -> Store:
+    """Return a store with the namespaces that every cluster has."""
+    store = Store()
+    for name in ("default", "kube-system", "kube-node-lease"):
+        if store.find("namespaces", None, name) is None:
+            store.create("namespaces", {"metadata": {"name": name}})
+    return store
+
+
+FAST = NodeSettings(retry_s=0.05, back_off_s=0.05)
+
+
+@asynccontextmanager
+async def one_kubelet(
+    settings: NodeSettings = FAST, *, store: Store | None = None, directory: Path | None = None
+) -> AsyncIterator[Node]:
+    """Start one kubelet named `node-0` in a directory with a short path."""
+    used = new_store() if store is None else store
+    root = Path(tempfile.mkdtemp(prefix="lh-")) if directory is None else directory
+    try:
+        async with SimKubelet(used, NODE, root, settings) as kubelet:
+            yield Node(used, kubelet)
+    finally:
+        if directory is None:
+            shutil.rmtree(root)
+
+
+def healthy(*devices: str) -> dict[str, str]:
+    """Return a list of devices that are all healthy."""
+    return dict.fromkeys(devices, "Healthy")
+
+
+Hook = Callable[[list[str]], Awaitable[Mapping[str, str]]]
+
+
+class PluginRefusalError(Exception):
+    """Raised by a hook to make the plugin refuse a call with this text."""
+
+
+class ScriptedPlugin(api_pb2_grpc.DevicePluginServicer):  # type: ignore[misc]
+    """A device plugin over a real socket; keeps what it was asked, does what its hooks say."""
+
+    def __init__(
+        self,
+        directory: Path,
+        resource: str,
+        *,
+        endpoint: str = "scripted.sock",
+        pre_start: bool = False,
+        prefers: bool = False,
+    ) -> None:
+        self.directory = directory
+        self.resource = resource
+        self.endpoint = endpoint
+        self.options = api_pb2.DevicePluginOptions(
+            pre_start_required=pre_start, get_preferred_allocation_available=prefers
+        )
+        self.calls: list[tuple[str, tuple[str, ...]]] = []
+        self.requests: list[Any] = []
+        self.on_allocate: Hook = _no_env
+        self.on_preferred: Callable[[Any], Awaitable[list[str]]] = _first_ones
+        self.on_pre_start: Hook = _no_env
+        self.mounts: list[api_pb2.Mount] = []
+        self._devices: dict[str, str] = {}
+        self._streams: set[asyncio.Queue[bool]] = set()
+        self._server: grpc.aio.Server | None = None
+
+    async def __aenter__(self) -> Self:
+        self._server = grpc.aio.server(options=(("grpc.max_receive_message_length", -1),))
+        api_pb2_grpc.add_DevicePluginServicer_to_server(self, self._server)
+        self._server.add_insecure_port(f"unix:{self.directory / self.endpoint}")
+        await self._server.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.end_streams()
+        if self._server is not None:
+            await self._server.stop(None)
+
+    async def register(self, **changes: Any) -> None:
+        """Register with the kubelet, as a plugin does; raises grpc.aio.AioRpcError if refused."""
+        fields = {
+            "version": "v1beta1",
+            "endpoint": self.endpoint,
+            "resource_name": self.resource,
+            **changes,
+        }
+        async with grpc.aio.insecure_channel(
+            f"unix:{self.directory / 'kubelet.sock'}",
+            options=(("grpc.default_authority", "localhost"),),
+        ) as channel:
+            stub = api_pb2_grpc.RegistrationStub(channel)
+            await stub.Register(api_pb2.RegisterRequest(**fields))
+
+    def report(self, devices: Mapping[str, str]) -> None:
+        """Send a complete list to every open stream, and to those that open later."""
+        self._devices = dict(devices)
+        for stream in self._streams:
+            stream.put_nowait(True)
+
+    def end_streams(self) -> None:
+        """End every stream, as a plugin that dies does."""
+        for stream in self._streams:
+            stream.put_nowait(False)
+
+    def asked(self, method: str) -> list[tuple[str, ...]]:
+        """Return the device IDs of every call of a method."""
+        return [devices for name, devices in self.calls if name == method]
+
+    async def GetDevicePluginOptions(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self.calls.append(("GetDevicePluginOptions", ()))
+        return self.options
+
+    async def ListAndWatch(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
+        self.calls.append(("ListAndWatch", ()))
+        stream: asyncio.Queue[bool] = asyncio.Queue()
+        self._streams.add(stream)
+        try:
+            going = True
+            while going:
+                yield api_pb2.ListAndWatchResponse(
+                    devices=[
+                        api_pb2.Device(ID=name, health=health)
+                        for name, health in self._devices.items()
+                    ]
+                )
+                going = await stream.get()
+        finally:
+            self._streams.discard(stream)
+
+    async def GetPreferredAllocation(self, request: Any, context: Any) -> Any:  # noqa: N802
+        one = request.container_requests[0]
+        self.calls.append(("GetPreferredAllocation", tuple(one.available_deviceIDs)))
+        self.requests.append(request)
+        answer = api_pb2.ContainerPreferredAllocationResponse(
+            deviceIDs=await self.on_preferred(one)
+        )
+        return api_pb2.PreferredAllocationResponse(container_responses=[answer])
+
+    async def Allocate(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self.requests.append(request)
+        devices = list(request.container_requests[0].devices_ids)
+        self.calls.append(("Allocate", tuple(devices)))
+        try:
+            env = await self.on_allocate(devices)
+        except PluginRefusalError as fault:
+            await context.abort(grpc.StatusCode.UNKNOWN, str(fault))
+        one = api_pb2.ContainerAllocateResponse(envs=env, mounts=self.mounts)
+        return api_pb2.AllocateResponse(container_responses=[one])
+
+    async def PreStartContainer(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self.calls.append(("PreStartContainer", tuple(request.devices_ids)))
+        try:
+            await self.on_pre_start(list(request.devices_ids))
+        except PluginRefusalError as fault:
+            await context.abort(grpc.StatusCode.UNKNOWN, str(fault))
+        return api_pb2.PreStartContainerResponse()
+
+
+async def _no_env(_devices: list[str]) -> Mapping[str, str]:
+    return {}
+
+
+async def _first_ones(request: Any) -> list[str]:
+    return list(request.available_deviceIDs)[: request.allocation_size]

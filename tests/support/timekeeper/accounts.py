@@ -1,0 +1,227 @@
+"""Accounts, tenures and a timekeeper whose time a test decides, over a real valkey-server."""
+
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from typing import Any
+
+from services.timekeeper.config.sources import Configured
+from services.timekeeper.report.status_publisher import Told
+from services.timekeeper.service import Timekeeper
+from shared.ledger.budgets import Budgets
+from shared.ledger.lease_rows import lease_value
+from shared.ledger.leases import RedisLeases
+from shared.model.budget import (
+    UNITS_PER_GPU_MINUTE,
+    Account,
+    Budget,
+    Entry,
+    Journal,
+    Policy,
+    Taken,
+    Tenure,
+    Update,
+)
+from shared.model.events.event import Event
+from shared.model.lease import Lease, LeaseState
+from shared.model.names import Namespace, PodUid
+from tests.support.clock import FakeClock
+from tests.support.placer.ledger import ledger, share
+
+MINUTE_MS = 60_000
+T0 = 1_935_352_800_000
+"""Midnight of 1 May 2031 in Berlin: far ahead, so that a stream's explicit ids are allowed."""
+TEAM = Namespace("team-a")
+
+
+def units(minutes: float) -> int:
+    """GPU-minutes as units."""
+    return int(Fraction(str(minutes)) * UNITS_PER_GPU_MINUTE)
+
+
+def budget(limit: float | None = 10, namespace: str = TEAM, **fields: Any) -> Budget:
+    """A budget of so many GPU-minutes; fields of its policy may be given beside the others."""
+    policy = {name: fields.pop(name) for name in Policy.__dataclass_fields__ if name in fields}
+    return Budget(
+        namespace=Namespace(namespace),
+        limit_units=None if limit is None else units(limit),
+        policy=Policy(**policy),
+        **fields,
+    )
+
+
+def tenure(since_ms: int = T0, *, weight: int = 500, id_: str = "p/1", **fields: Any) -> Tenure:
+    """Half a GPU, held since an instant and not charged yet."""
+    known: dict[str, Any] = {"charged_ms": since_ms, "pod": PodUid(id_), "name": id_}
+    return Tenure(id=id_, weight=weight, since_ms=since_ms, **(known | fields))
+
+
+def account(*tenures: Tenure, **fields: Any) -> Account:
+    """An account that nobody has written yet."""
+    return Account(namespace=TEAM, tenures=tenures, **fields)
+
+
+def lease(pod: str, *, created_ms: int = T0, mib: int = 8_000, gpu: int = 0, **more: Any) -> Lease:
+    """A bound lease of half of a T4 of node a."""
+    known: dict[str, Any] = {
+        "namespace": TEAM,
+        "name": pod,
+        "node": "a",
+        "shares": (share("a", gpu, mib=mib),),
+        "state": LeaseState.BOUND,
+        "version": 2,
+        "created_at": created_ms / 1000,
+    }
+    return Lease(pod=PodUid(pod), **(known | more))
+
+
+class CrashedError(Exception):
+    """The process ended here."""
+
+
+@dataclass
+class Timeline:
+    """A store whose time is the test's, and which can crash before or after its next writes."""
+
+    store: Budgets
+    now_ms: int = T0
+    crash_at: int | None = None
+    """Writes until the crash; None: no crash."""
+    crash_after: bool = False
+
+    async def unread(self, most: int = 200) -> Journal:
+        journal = await self.store.unread(most)
+        whole = journal.horizon_ms is not None
+        return replace(journal, horizon_ms=self.now_ms if whole else None)
+
+    async def take_in(self, journal: Journal, taken: Iterable[Taken]) -> bool:
+        self._crash(after=False)
+        done = await self.store.take_in(journal, taken)
+        self._crash(after=True)
+        return done
+
+    async def save(self, update: Update, *, kept_since_ms: int | None = None) -> bool:
+        self._crash(after=False)
+        done = await self.store.save(update, kept_since_ms=kept_since_ms)
+        self._crash(after=True)
+        return done
+
+    async def revisions(self) -> dict[Namespace, int]:
+        return await self.store.revisions()
+
+    async def load(self, wanted: Mapping[Namespace, int | None]) -> list[Account]:
+        return await self.store.load(wanted)
+
+    async def charged_until(self, tenures: Sequence[str]) -> dict[str, int]:
+        return await self.store.charged_until(tenures)
+
+    async def turn(self, name: str, *, every_ms: int) -> bool:
+        return await self.store.turn(name, every_ms=every_ms)
+
+    def _crash(self, *, after: bool) -> None:
+        if self.crash_at is None or after is not self.crash_after:
+            return
+        if self.crash_at == 0:
+            self.crash_at = None
+            raise CrashedError
+        self.crash_at -= 1
+
+
+@dataclass
+class Fixed(Configured):
+    """Budgets as a test gives them."""
+
+    given: dict[Namespace, Budget] = field(default_factory=dict)
+    statuses: dict[Namespace, Any] = field(default_factory=dict)
+
+    def budget_of(self, namespace: Namespace) -> Budget:
+        return self.given.get(namespace, Budget(namespace=namespace))
+
+    def namespaces(self) -> set[Namespace]:
+        return set(self.given)
+
+    def copies(self) -> Mapping[Namespace, Any]:
+        return self.statuses
+
+
+class Heard:
+    """A bus that keeps what is published."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    async def publish(self, events: Sequence[Event]) -> None:
+        self.events += events
+
+
+@dataclass
+class Books:
+    """A ledger of leases, budgets beside it, and what the test configures."""
+
+    url: str
+    leases: RedisLeases
+    store: Budgets
+    config: Fixed = field(default_factory=Fixed)
+    now_ms: int = T0
+
+    @property
+    def ledger_prefix(self) -> str:
+        return self.leases._connection.prefix
+
+    def timekeeper(self, *, charge_every_s: float = 900, **crash: Any) -> Timekeeper:
+        """A replica of its own, which knows nothing yet."""
+        return Timekeeper(
+            store=Timeline(self.store, self.now_ms, **crash),
+            ledger=self.leases,
+            configuration=self.config,
+            bus=Heard(),
+            telling=Told(),
+            clock=FakeClock(),
+            factors={},
+            tick_s=5,
+            charge_every_s=charge_every_s,
+            keep_days=36_500,  # entries are written today, whenever the test plays
+        )
+
+    async def journal(self, kind: str, at_ms: int, *leases: Lease) -> None:
+        """Write what the ledger's scripts write, at an instant of the test's choice."""
+        words: list[Any] = ["XADD", f"{self.ledger_prefix}tenures", f"{at_ms}-*", "k", kind]
+        for each in leases:
+            words += [each.pod, lease_value(each)]
+        await self.leases._connection._redis.execute_command(*words)
+
+    async def count(self, at_ms: int, *, keeper: Timekeeper | None = None) -> list[Any]:
+        """Let a replica (a new one, unless given) count at an instant."""
+        self.now_ms = at_ms
+        keeper = keeper or self.timekeeper()
+        assert isinstance(keeper.store, Timeline)
+        keeper.store.now_ms = at_ms
+        return await keeper.count()
+
+    async def account(self, namespace: Namespace = TEAM) -> Account:
+        (found,) = await self.store.load({namespace: None})
+        return found
+
+    async def ledger(self, namespace: Namespace = TEAM) -> list[Entry]:
+        found: list[Entry] = []
+        while page := await self.store.entries(namespace, after=found[-1].id if found else ""):
+            found += page
+        return found
+
+    async def charges(self, namespace: Namespace = TEAM) -> list[Entry]:
+        entries = await self.ledger(namespace)
+        return [entry for entry in entries if entry.kind == "charge"]
+
+
+_books = iter(range(1 << 30))
+
+
+@asynccontextmanager
+async def books(url: str, *budgets: Budget) -> AsyncIterator[Books]:
+    """Open a ledger with four T4 of 16,000 MiB, and budgets beside it."""
+    async with ledger(url, {"a": 4}) as leases:
+        prefix = leases._connection.prefix
+        async with Budgets.connect(url, ledger=prefix, prefix=f"b{next(_books)}-{prefix}") as store:
+            config = Fixed(given={each.namespace: each for each in budgets})
+            yield Books(url, leases, store, config)

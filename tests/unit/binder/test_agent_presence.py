@@ -1,0 +1,244 @@
+"""Pods wait while the agent of their node is away, and those of other nodes do not."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from services.binder.bind.agent_presence import (
+    AWAY_MOST_S,
+    AWAY_S,
+    NONE_S,
+    TRUSTED_S,
+    Presence,
+)
+from services.binder.service import TURNS_S
+from shared.model.errors import UnavailableError
+from shared.model.events.pod_events import BindingFailed, PodBound
+from shared.model.events.request_reply import BindTold
+from shared.model.lease import LeaseState
+from tests.support.binder.agents import N1, N2, Agents, away
+from tests.support.binder.world import NOW, World, chosen, lease, running
+from tests.support.clock import FakeClock
+
+
+async def test_a_pod_that_must_wait_is_not_committed_and_comes_back_with_the_reason() -> None:
+    world = World(lease("p1"), lease("p2", node="n2"))
+    world.agents.told = {N1: away("p1"), N2: BindTold()}
+    batch = chosen(lease("p1"), lease("p2", node="n2"))
+
+    async with running(world.binder.post_bindings):
+        with pytest.raises(UnavailableError, match=r"1 of 2 .* its agent is being stopped"):
+            await world.binder.bind_pods(batch)
+        states = {each.name: each.state for each in world.ledger.leases.values()}
+        world.agents.told[N1] = BindTold()
+        await world.binder.bind_pods(batch)
+
+    assert states == {"p1": LeaseState.RESERVED, "p2": LeaseState.BOUND}
+    assert [name for name, *_ in world.pods.posts] == ["p2", "p1"]
+    assert any(isinstance(said, PodBound) for said in world.bus.published)
+
+
+async def test_pods_that_come_next_are_asked_for_again_in_the_same_batch() -> None:
+    clock = TurningClock()
+    world = World(lease("p1"), lease("p2"), lease("p3"), clock=clock)
+    turns = [("p2", "p3"), ("p3",), ("p3",), ()]
+    clock.each_sleep = lambda: world.agents.told.update({N1: next_in_turn(*turns.pop(0))})
+    clock.each_sleep()
+
+    async with running(world.binder.post_bindings):
+        await world.binder.bind_pods(chosen(lease("p1"), lease("p2"), lease("p3")))
+
+    assert [name for name, *_ in world.pods.posts] == ["p1", "p2", "p3"]
+    assert turns == []
+
+
+async def test_a_batch_makes_room_for_others_if_turns_take_long() -> None:
+    clock = TurningClock()
+    world = World(lease("p1"), clock=clock)
+    world.agents.told = {N1: next_in_turn("p1")}
+
+    with pytest.raises(UnavailableError, match="the kubelet is busy"):
+        await world.binder.bind_pods(chosen(lease("p1")))
+
+    assert TURNS_S < clock.slept < 2 * TURNS_S
+    assert [each.state for each in world.ledger.leases.values()] == [LeaseState.RESERVED]
+
+
+async def test_a_reservation_that_ended_while_it_waited_is_told_of_and_asked_for_no_more() -> None:
+    world = World()
+    world.agents.told = {N1: away("p1")}
+
+    said = await world.binder.bind_pods(chosen(lease("p1")))
+
+    assert [type(event) for event in said] == [BindingFailed]
+
+
+def next_in_turn(*pods: str) -> BindTold:
+    return replace(away(*pods), reason="the kubelet is busy", soon=True)
+
+
+class TurningClock(FakeClock):
+    """Whoever sleeps finds that the time has passed, and that something has happened."""
+
+    def __init__(self) -> None:
+        super().__init__(NOW)
+        self.slept = 0.0
+        self.each_sleep: Callable[[], object] = lambda: None
+
+    async def sleep(self, duration_s: float) -> None:
+        self.slept += duration_s
+        self.advance(duration_s)
+        self.each_sleep()
+        await asyncio.sleep(0)
+
+
+async def test_a_node_without_an_agent_of_ours_holds_nobody_back() -> None:
+    agents, clock = Agents(), FakeClock()
+    presence = Presence(agents, agents, clock)
+
+    held = [await presence.held_back([lease()]) for _ in range(3)]
+    clock.advance(NONE_S)
+    held.append(await presence.held_back([lease()]))
+
+    assert held == [{}] * 4
+    assert agents.questions == 2, "it is not asked for every pod"
+
+
+async def test_an_agent_away_since_before_the_binder_came_is_waited_for_however_long() -> None:
+    agents, clock = Agents(), FakeClock()
+    presence = Presence(agents, agents, clock)
+    agents.reported.add(N1)
+
+    held = []
+    for _ in range(60):
+        held.append(await presence.held_back([lease()]))
+        clock.advance(AWAY_S)
+    agents.there[N1] = BindTold()
+    clock.advance(AWAY_MOST_S)
+
+    assert all("does not answer" in each[lease().pod].reason for each in held)
+    assert await presence.held_back([lease()]) == {}
+
+
+async def test_an_agent_that_nobody_could_ask_is_waited_for() -> None:
+    agents, clock = Agents(), FakeClock()
+    presence = Presence(agents, agents, clock)
+    agents.reported.add(N1)
+    agents.cut_off = True
+    with pytest.raises(UnavailableError):
+        await presence.held_back([lease()])
+
+    agents.cut_off = False
+    held = await presence.held_back([lease()])
+
+    assert lease().pod in held, "it may have been replaced while NATS was away"
+
+
+async def test_an_agent_that_goes_holds_its_pods_back_until_it_is_there_again() -> None:
+    agents, clock = Agents(), FakeClock()
+    presence = Presence(agents, agents, clock)
+    agents.there[N1] = BindTold()
+
+    assert await presence.held_back([lease()]) == {}
+    del agents.there[N1]
+    assert await presence.held_back([lease()]) == {}, "it was there a moment ago"
+    clock.advance(TRUSTED_S)
+    gone = await presence.held_back([lease()])
+    asked = agents.questions
+    await presence.held_back([lease("p2")])
+    assert agents.questions == asked, "a batch is not to wait for it each time"
+    agents.there[N1] = BindTold()
+    clock.advance(AWAY_S)
+
+    assert "the agent of node n1 does not answer" in gone[lease().pod].reason
+    assert await presence.held_back([lease()]) == {}
+
+
+async def test_an_agent_long_gone_is_asked_ever_less_often_but_still() -> None:
+    agents, clock = Agents(), FakeClock()
+    presence = Presence(agents, agents, clock)
+    agents.there[N1] = BindTold()
+    await presence.held_back([lease()])
+    agents.there.clear()
+    clock.advance(TRUSTED_S)
+
+    for _ in range(600):
+        assert_held = await presence.held_back([lease()])
+        clock.advance(0.1)
+        assert not agents.there
+        assert assert_held
+
+    asked_in_a_minute = agents.questions - 1
+    assert 60 / AWAY_MOST_S <= asked_in_a_minute <= 60 / AWAY_MOST_S + 4
+
+
+async def test_an_agent_that_wants_to_be_asked_is_asked_each_time() -> None:
+    agents, clock = Agents(), FakeClock()
+    presence = Presence(agents, agents, clock)
+    agents.there[N1] = BindTold(free=False)
+
+    for _ in range(3):
+        await asyncio.gather(presence.held_back([lease(), lease("p2"), lease("p3", node="n2")]))
+
+    assert agents.questions == 4, "n1 three times, n2 once"
+
+
+async def test_who_listens_and_does_not_answer_holds_back_from_the_first() -> None:
+    agents = Agents()
+    agents.hanging.add(N1)
+    presence = Presence(agents, agents, FakeClock())
+
+    assert "does not answer" in (await presence.held_back([lease()]))[lease().pod].reason
+
+
+async def test_without_nats_no_agent_is_to_blame() -> None:
+    agents = Agents()
+    agents.there[N1], agents.cut_off = BindTold(), True
+    presence = Presence(agents, agents, FakeClock())
+
+    for _ in range(3):
+        with pytest.raises(UnavailableError, match="NATS is away"):
+            await presence.held_back([lease()])
+
+    assert presence.words() == {}
+
+
+async def test_an_agent_that_comes_to_a_node_of_another_plugin_is_asked_again() -> None:
+    agents, clock = Agents(), FakeClock()
+    presence = Presence(agents, agents, clock)
+    presence.disown([N1])
+    presence.heard_of([N1])
+
+    held = await presence.held_back([lease()])
+
+    assert "does not answer" in held[lease().pod].reason
+
+
+async def test_an_agent_that_reported_is_waited_for_though_nobody_asked_it_before() -> None:
+    agents, clock = Agents(), FakeClock()
+    presence = Presence(agents, agents, clock)
+    presence.heard_of([N1])
+
+    held = await presence.held_back([lease(), lease("p2", node="n2")])
+
+    assert list(held) == [lease().pod]
+
+
+@pytest.mark.parametrize("jump_s", [-3600.0, 3600.0])
+async def test_a_clock_that_is_set_changes_nothing_in_how_long_agents_are_trusted(
+    jump_s: float,
+) -> None:
+    agents, clock = Agents(), FakeClock()
+    presence = Presence(agents, agents, clock)
+    agents.there[N1] = BindTold()
+    await presence.held_back([lease()])
+
+    clock.set_by = jump_s
+    await presence.held_back([lease()])
+    trusted = agents.questions
+    clock.advance(TRUSTED_S)
+    await presence.held_back([lease()])
+
+    assert (trusted, agents.questions) == (1, 2)

@@ -1,0 +1,202 @@
+"""The binder binds each placement once, and gives back what cannot be bound."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from services.binder.bind.binding import PodSeen
+from shared.model.errors import ConflictError, RequestError, UnavailableError
+from shared.model.events.pod_events import BindingFailed, LeaseChanged, PodBound
+from shared.model.lease import LeaseState
+from shared.model.lease_copy import ANNOTATION, load_lease
+from shared.model.names import Namespace, NodeName, PodUid
+from tests.support.binder.world import World, chosen, lease, running, until
+
+
+async def test_a_placement_is_bound_with_all_annotations_in_one_post() -> None:
+    world = World(lease())
+
+    async with running(world.binder.post_bindings):
+        said = await world.binder.bind_pods(chosen(lease()))
+
+    ((name, node, annotations),) = world.pods.posts
+    copy = load_lease(annotations[ANNOTATION], namespace=Namespace("default"), name="p1")
+    assert (name, node, copy.shares) == ("p1", "n1", lease().shares)
+    assert [type(event) for event in said] == [PodBound]
+    assert world.ledger.leases[lease().pod].state is LeaseState.BOUND
+
+
+async def test_the_node_hears_of_the_lease_before_the_post() -> None:
+    world = World(lease())
+    heard: list[LeaseState] = []
+    world.pods.before_post = lambda: heard.extend(
+        event.lease.state for event in world.bus.published if isinstance(event, LeaseChanged)
+    )
+
+    async with running(world.binder.post_bindings):
+        await world.binder.bind_pods(chosen(lease()))
+
+    assert heard == [LeaseState.BOUND]
+
+
+async def test_an_expired_lease_is_never_posted_and_its_pod_told_of_again() -> None:
+    world = World()
+
+    async with running(world.binder.post_bindings):
+        said = await world.binder.bind_pods(chosen(lease()))
+
+    assert [type(event) for event in said] == [BindingFailed]
+    assert not world.pods.posts
+    assert not world.bus.published
+
+
+async def test_the_same_batch_twice_is_one_binding() -> None:
+    world = World(lease("p1"), lease("p2"))
+    batch = chosen(lease("p1"), lease("p2"))
+
+    async with running(world.binder.post_bindings):
+        first = await world.binder.bind_pods(batch)
+        again = await world.binder.bind_pods(batch)
+
+    assert len(world.pods.posts) == 2
+    assert [type(event) for event in first] == [type(event) for event in again] == [PodBound] * 2
+
+
+async def test_a_batch_another_replica_has_bound_already_is_a_success() -> None:
+    world = World(lease())
+    world.pods.seen["p1"] = PodSeen(lease().pod, NodeName("n1"))
+
+    async with running(world.binder.post_bindings):
+        said = await world.binder.bind_pods(chosen(lease()))
+
+    assert [type(event) for event in said] == [PodBound]
+    assert not world.ledger.released
+
+
+@pytest.mark.parametrize(
+    ("seen", "word"),
+    [
+        (None, "deleted"),
+        (PodSeen(PodUid("other"), None), "replaced"),
+        (PodSeen(lease().pod, NodeName("n2")), "n2 already"),
+        (PodSeen(lease().pod, None, ending=True), "being deleted"),
+        (PodSeen(lease().pod, None), "scheduling gates"),
+        (PodSeen(lease().pod, NodeName("n1"), over=True), "has ended"),
+    ],
+)
+async def test_a_pod_that_cannot_be_bound_gives_its_lease_back(
+    seen: PodSeen | None, word: str
+) -> None:
+    world = World(lease())
+    world.pods.errors["p1"] = [ConflictError("the pod has scheduling gates")]
+    world.pods.seen["p1"] = seen
+
+    async with running(world.binder.post_bindings):
+        failed, changed = await world.binder.bind_pods(chosen(lease()))
+
+    assert isinstance(failed, BindingFailed)
+    assert isinstance(changed, LeaseChanged)
+    assert word in failed.reason
+    assert changed.lease.state is LeaseState.RELEASED
+    assert not world.ledger.leases
+
+
+async def test_a_refusal_by_the_api_server_is_told_with_its_reason() -> None:
+    world = World(lease())
+    world.pods.errors["p1"] = [RequestError("403 Forbidden: pods/binding")]
+    world.pods.seen["p1"] = PodSeen(lease().pod, None)
+
+    async with running(world.binder.post_bindings):
+        failed, _ = await world.binder.bind_pods(chosen(lease()))
+
+    assert isinstance(failed, BindingFailed)
+    assert "403 Forbidden" in failed.reason
+
+
+async def test_a_lost_answer_to_a_binding_that_happened_is_a_success() -> None:
+    world = World(lease())
+    world.pods.errors["p1"] = [UnavailableError("connection lost")]
+    world.pods.seen["p1"] = PodSeen(lease().pod, NodeName("n1"))
+
+    async with running(world.binder.post_bindings):
+        said = await world.binder.bind_pods(chosen(lease()))
+
+    assert [type(event) for event in said] == [PodBound]
+
+
+async def test_a_binding_that_did_not_happen_is_sent_again_with_the_next_delivery() -> None:
+    world = World(lease())
+    world.pods.errors["p1"] = [UnavailableError("503")]
+    world.pods.seen["p1"] = PodSeen(lease().pod, None)
+
+    async with running(world.binder.post_bindings):
+        with pytest.raises(UnavailableError):
+            await world.binder.bind_pods(chosen(lease()))
+        world.pods.seen["p1"] = None
+        said = await world.binder.bind_pods(chosen(lease()))
+
+    assert len(world.pods.posts) == 2
+    assert [type(event) for event in said] == [PodBound]
+
+
+async def test_while_the_api_server_is_away_leases_are_kept() -> None:
+    world = World(lease())
+    world.pods.away = True
+
+    async with running(world.binder.post_bindings):
+        with pytest.raises(UnavailableError, match="1 of 1"):
+            await world.binder.bind_pods(chosen(lease()))
+
+    assert world.ledger.leases[lease().pod].state is LeaseState.BOUND
+
+
+async def test_a_pod_that_hangs_holds_up_nobody_and_is_not_posted_twice() -> None:
+    world = World(lease("slow"), lease("quick"), patience_s=0.05)
+    world.pods.hanging["slow"] = asyncio.Event()
+    batch = chosen(lease("slow"), lease("quick"))
+
+    async with running(world.binder.post_bindings):
+        with pytest.raises(UnavailableError):
+            await world.binder.bind_pods(batch)
+        early = [event.lease.name for event in world.bus.published if isinstance(event, PodBound)]
+        world.pods.hanging["slow"].set()
+        said = await world.binder.bind_pods(batch)
+
+    assert early == ["quick"]
+    assert len(said) == 2
+    assert sorted(name for name, _, _ in world.pods.posts) == ["quick", "slow"]
+
+
+async def test_a_failing_pod_fails_no_other() -> None:
+    world = World(lease("bad"), lease("good"))
+    world.pods.errors["bad"] = [RequestError("404")]
+
+    async with running(world.binder.post_bindings):
+        said = await world.binder.bind_pods(chosen(lease("bad"), lease("good")))
+
+    bound = [event.lease.name for event in said if isinstance(event, PodBound)]
+    assert bound == ["good"]
+    assert [pod for pod, _ in world.ledger.released] == [lease("bad").pod]
+
+
+async def test_an_active_lease_needs_no_binding() -> None:
+    world = World(replace(lease(), state=LeaseState.ACTIVE))
+
+    async with running(world.binder.post_bindings):
+        said = await world.binder.bind_pods(chosen(lease()))
+
+    assert not world.pods.posts
+    assert [type(event) for event in said] == [PodBound]
+
+
+async def test_bindings_under_way_when_sending_stops_are_unknown_not_lost() -> None:
+    world = World(lease())
+    world.pods.hanging["p1"] = asyncio.Event()
+
+    async with running(world.binder.post_bindings):
+        waiting = asyncio.create_task(world.binder.bind_pods(chosen(lease())))
+        await until(lambda: world.pods.posts)
+
+    with pytest.raises(UnavailableError):
+        await waiting

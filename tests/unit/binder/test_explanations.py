@@ -1,0 +1,231 @@
+"""Why a pod waits is written into its condition and its Events: soon, once, and never too often."""
+
+from dataclasses import replace
+from typing import Any
+
+from services.binder.report.condition_writer import ConditionWriter
+from services.binder.report.event_writer import WAITING_MAX, EventWriter
+from services.binder.report.explanations import (
+    ConditionSeen,
+    Note,
+    bound_note,
+    condition_patch,
+    explain,
+)
+from services.binder.report.token_bucket import TokenBucket
+from shared.model.errors import ConflictError
+from shared.model.events.pod_events import PlacementRefused, PodRejected
+from shared.model.names import Namespace, PodUid
+from shared.model.placement import Refusal
+from tests.support.binder.world import (
+    NOW,
+    FakePods,
+    FakeTally,
+    World,
+    chosen,
+    lease,
+    running,
+    until,
+)
+from tests.support.clock import FakeClock
+
+
+def refused(text: str = "0/3 nodes are available: 3 full.", name: str = "p1") -> PlacementRefused:
+    return PlacementRefused(
+        pod=PodUid(f"uid-{name}"),
+        namespace=Namespace("default"),
+        name=name,
+        refusal=Refusal(reason=text, hint="Ask for at most 4000 MiB."),
+    )
+
+
+def seen(name: str = "p1", **changes: Any) -> ConditionSeen:
+    return replace(
+        ConditionSeen(uid=PodUid(f"uid-{name}"), node="", resource_version="7"), **changes
+    )
+
+
+def note(text: str = "no room", name: str = "p1", *, warning: bool = True) -> Note:
+    return Note(
+        pod=PodUid(f"uid-{name}"),
+        namespace=Namespace("default"),
+        name=name,
+        reason="FailedScheduling",
+        message=text,
+        warning=warning,
+    )
+
+
+async def test_a_refusal_is_in_the_condition_and_in_an_event() -> None:
+    world = World()
+    world.pods.conditions["p1"] = seen()
+
+    async with running(world.binder.write_events, world.binder.write_conditions):
+        await world.binder.explain_waiting([refused()])
+        await until(lambda: world.pods.patches and world.pods.events)
+
+    ((_, patch),) = world.pods.patches
+    (condition,) = patch["status"]["conditions"]
+    (event,) = world.pods.events.values()
+    assert condition["reason"] == "Unschedulable"
+    assert condition["message"] == "0/3 nodes are available: 3 full. Ask for at most 4000 MiB."
+    assert (event["reason"], event["message"]) == ("FailedScheduling", condition["message"])
+
+
+def test_a_rejected_request_is_explained_with_its_own_reason() -> None:
+    rejected = PodRejected(
+        pod=PodUid("u"),
+        namespace=Namespace("default"),
+        name="p",
+        resource_version="1",
+        reason="container c: volcano.sh/vgpu-number is 0",
+    )
+
+    assert explain(rejected).message == rejected.reason
+
+
+def test_a_condition_is_left_alone_if_it_says_so_already() -> None:
+    why = explain(refused())
+    same = seen(status="False", reason="Unschedulable", message=why.message)
+
+    assert condition_patch(why, same, NOW) is None
+
+
+def test_a_bound_pod_is_never_called_unschedulable() -> None:
+    assert condition_patch(explain(refused()), seen(node="n1"), NOW) is None
+
+
+def test_the_condition_holds_only_for_the_version_that_was_read() -> None:
+    patch = condition_patch(explain(refused()), seen(), NOW)
+
+    assert patch["metadata"] == {"uid": "uid-p1", "resourceVersion": "7"}
+
+
+async def test_a_condition_that_met_a_conflict_is_decided_afresh() -> None:
+    pods, clock = FakePods(), FakeClock()
+    writer = ConditionWriter(pods, clock, FakeTally())
+    pods.conditions["p1"] = seen()
+    pods.errors["p1"] = [ConflictError("moved on")]
+
+    async with running(writer.work):
+        writer.explain(explain(refused()))
+        await until(lambda: not pods.errors["p1"])
+        clock.advance(1.0)
+        writer.explain(explain(refused(name="other")))
+        await until(lambda: pods.patches)
+
+    assert [name for name, _ in pods.patches] == ["p1"]
+
+
+async def test_a_text_that_changes_all_the_time_is_written_every_5_s_only() -> None:
+    pods, clock = FakePods(), FakeClock()
+    writer = ConditionWriter(pods, clock, FakeTally())
+    pods.conditions["p1"] = seen()
+
+    async with running(writer.work):
+        writer.explain(explain(refused("first")))
+        await until(lambda: len(pods.patches) == 1)
+        for text in ("second", "third", "fourth"):
+            writer.explain(explain(refused(text)))
+        assert len(pods.patches) == 1
+        clock.advance(5.0)
+        writer.explain(explain(refused(name="other")))
+        await until(lambda: len(pods.patches) == 2)
+
+    assert "fourth" in pods.patches[1][1]["status"]["conditions"][0]["message"]
+
+
+async def test_equal_notes_are_one_event_with_a_count() -> None:
+    pods = FakePods()
+    writer = EventWriter(pods, FakeClock(), FakeTally())
+
+    async with running(writer.work):
+        writer.note(note())
+        await until(lambda: pods.event_writes == 1)
+        writer.note(note())
+        writer.note(note())
+        await until(lambda: pods.event_writes == 2)
+
+    (event,) = pods.events.values()
+    assert event["count"] == 3
+
+
+async def test_an_event_that_another_replica_wrote_is_counted_on() -> None:
+    pods = FakePods()
+    for _ in range(2):
+        writer = EventWriter(pods, FakeClock(), FakeTally())
+        written = pods.event_writes
+        async with running(writer.work):
+            writer.note(note())
+            await until(lambda before=written: pods.event_writes > before)  # type: ignore[misc]
+
+    (event,) = pods.events.values()
+    assert event["count"] == 2
+
+
+async def test_events_outlive_an_api_server_that_is_away() -> None:
+    pods, clock = FakePods(), FakeClock()
+    pods.away = True
+    writer = EventWriter(pods, clock, FakeTally())
+
+    async with running(writer.work):
+        writer.note(note())
+        await until(lambda: clock.sleepers)
+        pods.away = False
+        clock.advance(1.0)
+        await until(lambda: pods.events)
+
+
+async def test_warnings_go_before_the_rest() -> None:
+    pods, clock = FakePods(), FakeClock()
+    writer = EventWriter(pods, clock, FakeTally(), per_s=1, burst=1)
+    for number in range(10):
+        writer.note(note(name=f"bound-{number}", warning=False))
+    writer.note(note(name="waits"))
+
+    async with running(writer.work):
+        await until(lambda: pods.events)
+
+    assert next(iter(pods.events)).startswith("waits.")
+
+
+def test_a_pod_that_is_too_loud_is_dropped_and_counted() -> None:
+    tally = FakeTally()
+    writer = EventWriter(FakePods(), FakeClock(), tally)
+
+    for number in range(30):
+        writer.note(note(f"reason {number}"))
+
+    assert tally["events_dropped"] == 5
+
+
+def test_too_many_notes_are_dropped_and_counted() -> None:
+    tally = FakeTally()
+    writer = EventWriter(FakePods(), FakeClock(), tally)
+
+    for number in range(WAITING_MAX + 7):
+        writer.note(note(name=f"p{number}"))
+
+    assert tally["events_dropped"] == 7
+
+
+async def test_a_bound_pod_gets_its_scheduled_event_once() -> None:
+    world = World(lease())
+
+    async with running(world.binder.post_bindings, world.binder.write_events):
+        await world.binder.bind_pods(chosen(lease()))
+        await world.binder.bind_pods(chosen(lease()))
+        await until(lambda: world.pods.events)
+
+    (event,) = world.pods.events.values()
+    assert event["message"] == "Successfully assigned default/p1 to n1"
+    assert (event["type"], event["count"]) == ("Normal", 1)
+    assert event["metadata"]["name"] == bound_note(lease()).event_name
+
+
+def test_a_token_bucket_gives_its_burst_and_then_its_rate() -> None:
+    bucket = TokenBucket.full(per_s=2, burst=3, now=0)
+
+    assert [bucket.take(0) for _ in range(4)] == [True, True, True, False]
+    assert bucket.wait_s(0) == 0.5
+    assert bucket.take(0.5)

@@ -1,0 +1,263 @@
+"""The binder keeps the ledger in step: ends, activations, inventory, sweeps."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from services.binder.service import Binder
+from shared.model.errors import ConflictError, UnavailableError
+from shared.model.events.node_events import ShareActivated, ShareRefused
+from shared.model.events.pod_events import (
+    BindingFailed,
+    LeaseChanged,
+    ListingWanted,
+    NodeChanged,
+    PlacementChosen,
+    PodQueued,
+)
+from shared.model.events.request_reply import LeasesAsked
+from shared.model.lease import LeaseState
+from shared.model.names import Namespace, NodeName, PodUid
+from shared.model.node import NodeFacts
+from shared.model.request import PodRequest
+from shared.runtime.service import roles_of
+from tests.support.binder.events import activation, gone, in_state, report
+from tests.support.binder.world import NOW, World, lease, running, until
+
+
+def test_every_role_of_the_binder_can_be_read() -> None:
+    roles = {role.method: role for role in roles_of(Binder)}
+
+    assert roles["bind_pods"].hears == (PlacementChosen,)
+    assert roles["bind_pods"].concurrency == 16
+    assert roles["explain_waiting"].says == ()
+
+
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
+async def test_a_pod_that_is_over_ends_its_lease_at_once(phase: str) -> None:
+    world = World(in_state(LeaseState.ACTIVE))
+
+    (changed,) = await world.binder.end_leases([gone(phase=phase)])
+
+    assert changed.lease.state is LeaseState.RELEASED
+    assert not world.agents.asked
+
+
+async def test_a_pod_deleted_before_it_was_bound_ends_its_lease_at_once() -> None:
+    world = World(in_state(LeaseState.RESERVED))
+
+    assert len(await world.binder.end_leases([gone()])) == 1
+
+
+def asked_once_more(world: World) -> Callable[[], bool]:
+    """Let time pass until agents were asked again: the asking loop may not sleep yet."""
+    before = len(world.agents.asked)
+
+    def passes() -> bool:
+        world.clock.advance(1.0)
+        return len(world.agents.asked) > before
+
+    return passes
+
+
+@pytest.mark.parametrize("state", [LeaseState.BOUND, LeaseState.ACTIVE])
+async def test_a_pod_deleted_by_force_keeps_its_lease_until_its_agent_says_it_ended(
+    state: LeaseState,
+) -> None:
+    world = World(in_state(state))
+    pod = lease().pod
+    world.agents.answers[pod] = False
+
+    assert not await world.binder.end_leases([gone()])
+    async with running(world.binder.ask_endings):
+        await until(lambda: world.agents.asked)
+        for _ in range(60):
+            await until(asked_once_more(world))
+        assert pod in world.ledger.leases
+        world.agents.answers[pod] = True
+        await until(asked_once_more(world))
+        await until(lambda: pod not in world.ledger.leases)
+        await until(lambda: world.bus.published)
+
+    (changed,) = world.bus.published
+    assert isinstance(changed, LeaseChanged)
+    assert changed.lease.state is LeaseState.RELEASED
+
+
+async def test_an_agent_that_stays_silent_is_waited_for_25_s() -> None:
+    world = World(in_state(LeaseState.ACTIVE))
+    await world.binder.end_leases([gone()])
+
+    for _ in range(24):
+        world.clock.advance(1.0)
+        assert not await world.binder.keeper.end_asked()
+    world.clock.advance(1.0)
+
+    assert len(await world.binder.keeper.end_asked()) == 1
+
+
+async def test_a_node_is_asked_once_about_all_pods_that_vanished_from_it() -> None:
+    names = [f"p{number}" for number in range(50)]
+    world = World(*(in_state(LeaseState.ACTIVE, name) for name in names))
+    await world.binder.end_leases([gone(name) for name in names])
+    world.agents.answers = {lease(name).pod: name != "p7" for name in names}
+
+    ended = await world.binder.keeper.end_asked()
+
+    assert len(ended) == 49
+    assert world.agents.questions == 1
+    assert list(world.ledger.leases) == [lease("p7").pod]
+
+
+async def test_a_binder_that_slept_does_not_take_its_agents_for_dead() -> None:
+    world = World(in_state(LeaseState.ACTIVE))
+    await world.binder.end_leases([gone()])
+
+    world.clock.advance(60.0)
+    assert not await world.binder.keeper.end_asked()
+    world.agents.answers[lease().pod] = True
+
+    assert len(await world.binder.keeper.end_asked()) == 1
+
+
+@pytest.mark.parametrize("loop", ["expire_reservations", "offer_capacity"])
+async def test_after_a_call_without_an_answer_all_waiting_pods_are_told_again(loop: str) -> None:
+    world = World()
+    answers = world.ledger.capacity, world.ledger.expire
+
+    async def silence(*_: object) -> Any:
+        raise UnavailableError("no answer")
+
+    world.ledger.capacity = world.ledger.expire = silence  # type: ignore[method-assign, assignment]
+    with pytest.raises(UnavailableError):
+        await getattr(world.binder, loop)()
+    world.ledger.capacity, world.ledger.expire = answers  # type: ignore[method-assign]
+
+    async with running(world.binder.expire_reservations):
+        await until(lambda: world.clock.sleepers)
+
+    assert [type(event) for event in world.bus.published] == [ListingWanted]
+
+
+async def test_the_end_of_a_lease_wakes_those_that_wait() -> None:
+    world = World(in_state(LeaseState.RESERVED))
+    waiting = PodQueued(
+        pod=PodUid("uid-w"),
+        namespace=Namespace("default"),
+        name="w",
+        resource_version="1",
+        request=PodRequest(),
+    )
+    async with running(world.binder.offer_capacity):
+        await until(lambda: world.ledger.scans)
+        world.ledger.waiting.append(waiting)
+
+        await world.binder.end_leases([gone()])
+        await until(lambda: world.bus.published)
+
+    assert world.bus.published == [replace(waiting, offer=1)]
+
+
+async def test_nothing_is_scanned_while_the_capacity_number_stands_still() -> None:
+    world = World()
+
+    for _ in range(5):
+        await world.binder.sweeper.offer()
+
+    assert world.ledger.scans == 1
+
+
+async def test_a_lease_that_moved_on_while_it_was_ended_is_looked_at_again() -> None:
+    world = World(in_state(LeaseState.BOUND))
+    stale = replace(in_state(LeaseState.BOUND), version=1)
+
+    with pytest.raises(ConflictError):
+        await world.binder.keeper.release_unmoved([stale], reason="test")
+
+    assert lease().pod in world.ledger.leases
+
+
+async def test_expired_reservations_are_told_as_failed_bindings() -> None:
+    world = World()
+    world.ledger.expiring = [replace(lease(), state=LeaseState.EXPIRED)]
+
+    async with running(world.binder.expire_reservations):
+        await until(lambda: world.bus.published)
+
+    (failed,) = world.bus.published
+    assert isinstance(failed, BindingFailed)
+
+
+async def test_activations_are_noted_from_events_and_from_reports() -> None:
+    world = World(in_state(LeaseState.BOUND, "p1"), in_state(LeaseState.BOUND, "p2"))
+    first, second = lease("p1"), lease("p2")
+
+    await world.binder.activate_shares(
+        [ShareActivated(node=first.node, activation=activation(first))]
+    )
+    await world.binder.keep_devices([report("n1", activation(second))])
+
+    assert [each.state for each in world.ledger.leases.values()] == [LeaseState.ACTIVE] * 2
+
+
+async def test_an_activation_without_a_lease_is_counted_once() -> None:
+    world = World()
+
+    await world.binder.keep_devices([report("n1", activation(lease()))])
+    await world.binder.keep_devices([report("n1", activation(lease()))])
+
+    assert world.tally["active_without_lease"] == 1
+
+
+async def test_only_the_newest_report_of_a_node_is_saved() -> None:
+    world = World()
+
+    await world.binder.keep_devices([report(at=NOW), report(at=NOW - 5)])
+
+    assert world.ledger.devices[NodeName("n1")].reported_at == NOW
+
+
+async def test_nodes_come_and_go() -> None:
+    world = World()
+    facts = NodeFacts(name=NodeName("n1"))
+
+    await world.binder.keep_nodes([NodeChanged(facts=facts)])
+    assert facts.name in world.ledger.nodes
+    await world.binder.keep_nodes([NodeChanged(facts=facts, gone=True)])
+
+    assert not world.ledger.nodes
+
+
+async def test_a_share_that_its_node_refused_is_given_back() -> None:
+    world = World(in_state(LeaseState.BOUND))
+    refused = ShareRefused(
+        node=NodeName("n1"),
+        reason="reserved variable",
+        pod=lease().pod,
+        namespace=Namespace("default"),
+        name="p1",
+        container="c",
+    )
+
+    (changed,) = await world.binder.give_back_refused([refused])
+
+    assert changed.lease.state is LeaseState.RELEASED
+
+
+async def test_a_node_cannot_refuse_a_pod_of_another_node() -> None:
+    world = World(in_state(LeaseState.BOUND))
+    forged = ShareRefused(node=NodeName("stolen"), reason="because", pod=lease().pod)
+
+    assert await world.binder.give_back_refused([forged]) == []
+
+
+async def test_a_node_is_told_only_its_own_leases() -> None:
+    world = World(lease("p1", "n1"), lease("p2", "n2"))
+
+    told = await world.binder.tell_leases(LeasesAsked(node=NodeName("n1")))
+    asked = LeasesAsked(node=NodeName("n1"), pods=(lease("p1").pod, lease("p2").pod))
+
+    assert [each.name for each in told.leases] == ["p1"]
+    assert await world.binder.tell_leases(asked) == told

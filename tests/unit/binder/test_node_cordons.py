@@ -1,0 +1,189 @@
+"""A node whose agent is silent is shut, and opens when it speaks, or another plugin serves it."""
+
+import asyncio
+
+import pytest
+
+from services.binder.bind.agent_presence import (
+    AWAY_MOST_S,
+    AWAY_S,
+    NONE_S,
+    TRUSTED_S,
+    Presence,
+)
+from services.binder.bind.deferred_pods import EXPLAIN_S, GIVE_UP_S
+from services.binder.ledger_sync.node_cordons import Shutting
+from services.binder.report.explanations import ConditionSeen
+from shared.model.errors import UnavailableError
+from shared.model.events.pod_events import BindingFailed, LeaseChanged
+from shared.model.events.request_reply import BindTold
+from shared.model.lease import LeaseState
+from tests.support.binder.agents import N1, N2, Agents, away
+from tests.support.binder.world import NOW, World, chosen, lease, running, until
+from tests.support.clock import FakeClock
+
+
+def shutting(world: World, agents: Agents, clock: FakeClock) -> Shutting:
+    return Shutting(world.ledger, Presence(agents, agents, clock))
+
+
+async def test_a_node_is_shut_at_the_second_silence_and_open_at_the_first_answer() -> None:
+    world, agents, clock = World(), Agents(), FakeClock()
+    agents.hanging.add(N1)
+    it = shutting(world, agents, clock)
+
+    await it.presence.held_back([lease()])
+    await it.step()
+    slow = dict(world.ledger.shut)
+    clock.advance(AWAY_S)
+    await it.presence.held_back([lease()])
+    await it.step()
+    shut = dict(world.ledger.shut)
+    agents.there[N1] = BindTold()
+    clock.advance(AWAY_MOST_S)
+    await it.step()
+
+    assert slow == {}
+    assert list(shut) == [N1]
+    assert "does not answer" in shut[N1]
+    assert world.ledger.shut == {}
+
+
+async def test_a_node_is_shut_at_once_when_its_agent_says_so() -> None:
+    world, agents, clock = World(), Agents(), FakeClock()
+    agents.there[N1] = away("p1")
+    it = shutting(world, agents, clock)
+
+    await it.presence.held_back([lease()])
+    await it.step()
+
+    assert world.ledger.shut == {N1: "its agent is being stopped"}
+
+
+async def test_a_report_of_a_shut_node_has_its_agent_asked_at_once() -> None:
+    world, agents, clock = World(), Agents(), FakeClock()
+    agents.hanging.add(N1)
+    it = shutting(world, agents, clock)
+    for _ in range(8):
+        await it.presence.held_back([lease()])
+        await it.step()
+        clock.advance(AWAY_MOST_S)
+    await it.step()
+    agents.there[N1] = BindTold()
+
+    await it.step()
+    assert N1 in world.ledger.shut, "it was asked a moment ago"
+    it.presence.heard_of([N1, N2])
+    async with asyncio.timeout(30):
+        await it.wait()
+    await it.step()
+
+    assert world.ledger.shut == {}
+
+
+async def test_a_node_that_another_device_plugin_serves_opens_and_nobody_there_is_asked() -> None:
+    world, agents, clock = World(), Agents(), FakeClock()
+    agents.there[N1] = BindTold()
+    one, two = shutting(world, agents, clock), shutting(world, agents, clock)
+    for it in (one, two):
+        await it.presence.held_back([lease()])
+    agents.there.clear()
+    clock.advance(TRUSTED_S)
+    for _ in range(2):
+        await one.presence.held_back([lease()])
+        clock.advance(AWAY_S)
+    for it in (one, two):
+        await it.step()
+    shut = dict(world.ledger.shut)
+
+    one.presence.disown([N1])
+    for it in (one, two):
+        await it.step()
+    asked = agents.questions
+    clock.advance(NONE_S)
+
+    assert list(shut) == [N1]
+    assert world.ledger.shut == {}
+    assert await one.presence.held_back([lease()]) == {}
+    assert agents.questions == asked
+    assert await two.presence.held_back([lease()]) == {}, "it has heard that the node is open"
+    for it in (one, two):
+        await it.step()
+    assert world.ledger.shut == {}
+
+
+async def test_binders_open_what_another_has_shut_only_after_they_were_answered() -> None:
+    world, agents, clock = World(), Agents(), FakeClock()
+    agents.there[N1] = BindTold()
+    one, two = shutting(world, agents, clock), shutting(world, agents, clock)
+    await two.presence.held_back([lease()])
+    agents.there.clear()
+    agents.hanging.add(N1)
+    for _ in range(2):
+        await one.presence.held_back([lease()])
+        clock.advance(AWAY_S)
+    await one.step()
+
+    await two.step()
+    assert N1 in world.ledger.shut
+    assert (await two.presence.held_back([lease()])) != {}
+    agents.there[N1] = BindTold()
+    clock.advance(AWAY_MOST_S)
+    await two.step()
+    assert world.ledger.shut == {}
+    await one.step()
+    await one.step()
+    assert world.ledger.shut == {}, "what the other heard is newer"
+    assert await one.presence.held_back([lease()]) == {}
+
+
+async def test_a_pod_whose_node_stays_shut_is_told_why_and_then_placed_elsewhere() -> None:
+    new = lease("p1", created_at=NOW)
+    world = World(new)
+    world.agents.told = {N1: away("p1")}
+    world.pods.conditions["p1"] = ConditionSeen(uid=new.pod, node="", resource_version="7")
+    batch = chosen(new)
+
+    with pytest.raises(UnavailableError, match="being stopped"):
+        await world.binder.bind_pods(batch)
+    async with running(world.binder.write_conditions):
+        await asyncio.sleep(0)
+    assert not world.pods.patches, "an agent that is replaced costs no write per pod"
+    world.clock.advance(EXPLAIN_S)
+    with pytest.raises(UnavailableError, match="being stopped"):
+        await world.binder.bind_pods(batch)
+    async with running(world.binder.write_conditions):
+        await until(lambda: world.pods.patches)
+    world.clock.advance(GIVE_UP_S)
+    said = await world.binder.bind_pods(batch)
+
+    [(_, patch)] = world.pods.patches
+    [condition] = patch["status"]["conditions"]
+    assert condition["message"] == (
+        "its share is reserved on node n1, which must wait: its agent is being stopped"
+    )
+    assert [type(event) for event in said] == [LeaseChanged, BindingFailed]
+    assert world.ledger.leases == {}
+
+
+async def test_what_was_committed_is_not_given_up_however_long_its_node_is_shut() -> None:
+    bound = lease("p1", state=LeaseState.BOUND)
+    world = World(bound)
+    world.agents.told = {N1: away("p1")}
+
+    for _ in range(3):
+        with pytest.raises(UnavailableError, match="being stopped"):
+            await world.binder.bind_pods(chosen(bound))
+        world.clock.advance(GIVE_UP_S)
+
+    assert list(world.ledger.leases) == [bound.pod]
+
+
+async def test_a_placement_that_came_late_waits_for_no_node_that_its_pod_has_left() -> None:
+    world = World(lease("p1", node="n2", state=LeaseState.ACTIVE))
+    world.agents.told = {N1: away("p1")}
+
+    said = await world.binder.bind_pods(chosen(lease("p1")))
+
+    assert not said
+    assert [kept.node for kept in world.ledger.leases.values()] == [N2]

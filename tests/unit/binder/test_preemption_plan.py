@@ -1,0 +1,276 @@
+"""Plans of taking back, against brute force: the pod fits, nobody cheaper is spared for others."""
+
+from collections.abc import Sequence
+from itertools import combinations
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.binder.preempt.plan import (
+    Cost,
+    NoPlan,
+    Plan,
+    Situation,
+    allowed,
+    cost_of,
+    plan,
+    without,
+)
+from services.binder.preempt.rules import (
+    Allowance,
+    Candidate,
+    Disruptions,
+    PodFacts,
+    Tier,
+    victim_of,
+)
+from shared.model.device import DeviceUse
+from shared.model.lease import Lease, LeaseState
+from shared.model.ledger import LedgerNode, NodeAccount, counted_use
+from shared.model.names import Namespace, NodeName, PodUid
+from shared.model.preemption import Cause
+from shared.model.request import Company, GpuRequest, PodRequest
+from tests.support.placer.ledger import device, facts, share
+from tests.support.placer.naive import fit_on_node
+
+SIZE = 16_000
+
+
+def lease(pod: str, node: str, gpu: int, mib: int, *, cores: int = 0, age: float = 100) -> Lease:
+    return Lease(
+        pod=PodUid(pod),
+        namespace=Namespace("a"),
+        name=pod,
+        node=NodeName(node),
+        shares=(share(node, gpu, mib=mib, cores=cores),),
+        resources={"cpu": 100, "pods": 1},
+        state=LeaseState.ACTIVE,
+        created_at=1000 - age,
+    )
+
+
+def account(node: str, gpus: int, leases: Sequence[Lease]) -> NodeAccount:
+    devices, used = counted_use(leases)
+    known = LedgerNode(
+        facts=facts(node),
+        used=used.get(NodeName(node), {}),
+        devices=tuple(
+            (device(node, gpu), devices.get(device(node, gpu).uuid, DeviceUse()))
+            for gpu in range(gpus)
+        ),
+        served=("volcano.sh/vgpu-number",),
+    )
+    return NodeAccount(node=known, leases=tuple(leases))
+
+
+def candidate(
+    of: Lease, *, cause: Cause = Cause.RECLAIMABLE, lost: float = 1.0, **tier: int
+) -> Candidate:
+    pod = PodFacts(pod=of.pod, namespace=of.namespace, name=of.name, owner="r")
+    known = {"bare": False, "cause": list(Cause).index(cause), "undrawn": 0, "priority": 0}
+    return Candidate(
+        lease=of,
+        victim=victim_of(of, pod, cause, None),
+        tier=Tier(**{**known, **tier}),  # type: ignore[arg-type]
+        lost=lost,
+    )
+
+
+def wants(mib: int, gpus: int = 1, *, whole: bool = False) -> PodRequest:
+    asked = GpuRequest(
+        container="main",
+        gpus=gpus,
+        memory_units=None if whole else mib,
+        whole=whole,
+        company=Company.ALONE if whole else Company.ORDINARY,
+    )
+    return PodRequest(containers=(asked,), resources={"cpu": 100, "pods": 1})
+
+
+def names(found: Plan | NoPlan) -> list[str]:
+    assert isinstance(found, Plan), found
+    return [each.lease.name for each in found.victims]
+
+
+def test_gpusharing_29_devices_are_looked_at_never_a_nodes_sum() -> None:
+    held = [lease("p0", "a", 0, 12_000), lease("p1", "a", 1, 12_000)]
+    seen = Situation(accounts=[account("a", 2, held)], candidates=[candidate(held[0])])
+
+    assert names(plan(wants(16_000), seen, fit_on_node)) == ["p0"]
+    kept = [lease("k0", "a", 0, 8_000), lease("k1", "a", 1, 8_000)]
+    small = [lease("s0", "a", 0, 8_000), lease("s1", "a", 1, 8_000)]
+    seen = Situation(
+        accounts=[account("a", 2, [*kept, *small])], candidates=[candidate(each) for each in small]
+    )
+    # 16,000 MiB would be free on the node, and 8,000 on each of its devices.
+    assert isinstance(plan(wants(16_000), seen, fit_on_node), NoPlan)
+
+
+def test_nobody_leaves_where_the_pod_fits_or_will_fit() -> None:
+    held = [lease("p0", "a", 0, 12_000), lease("p1", "a", 1, 12_000)]
+    accounts = [account("a", 2, held)]
+    candidates = [candidate(held[0])]
+
+    assert isinstance(
+        plan(wants(4_000), Situation(accounts=accounts, candidates=candidates), fit_on_node), NoPlan
+    )
+    leaving = Situation(accounts=accounts, candidates=candidates, ending=frozenset({PodUid("p1")}))
+    assert isinstance(plan(wants(16_000), leaving, fit_on_node), NoPlan)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({"cause": Cause.EXPIRED}, {"cause": Cause.RECLAIMABLE}),
+        ({"undrawn": -500}, {"undrawn": -100}),
+        ({"priority": -5}, {"priority": 0}),
+        ({"lost": 1.0}, {"lost": 9.0}),
+        ({}, {"bare": 1}),
+        ({"cause": Cause.EXPIRED, "lost": 9.0}, {"cause": Cause.RECLAIMABLE, "lost": 1.0}),
+    ],
+)
+def test_the_cheaper_victim_is_taken(first: dict[str, Any], second: dict[str, Any]) -> None:
+    held = [lease("p0", "a", 0, 16_000), lease("p1", "a", 1, 16_000)]
+    accounts = [account("a", 2, held)]
+
+    for cheap, dear in ((0, 1), (1, 0)):
+        candidates = [candidate(held[cheap], **first), candidate(held[dear], **second)]
+        found = plan(wants(8_000), Situation(accounts=accounts, candidates=candidates), fit_on_node)
+        assert names(found) == [f"p{cheap}"]
+
+
+def test_one_large_victim_rather_than_two_small_ones() -> None:
+    held = [lease("big", "a", 0, 16_000), lease("s1", "a", 1, 8_000), lease("s2", "a", 1, 8_000)]
+    candidates = [candidate(held[0], lost=50), candidate(held[1]), candidate(held[2])]
+
+    seen = Situation(accounts=[account("a", 2, held)], candidates=candidates)
+
+    assert names(plan(wants(16_000), seen, fit_on_node)) == ["big"]
+
+
+def test_a_budget_for_disruptions_is_never_overdrawn() -> None:
+    held = [lease("s1", "a", 0, 8_000), lease("s2", "a", 0, 8_000), lease("big", "a", 1, 16_000)]
+    candidates = [candidate(each, lost=float(n)) for n, each in enumerate(held)]
+    candidates[2] = candidate(held[2], priority=9)
+    seen = Situation(
+        accounts=[account("a", 2, held)],
+        candidates=candidates,
+        disruptions=[
+            Disruptions(name="a/web", pods=frozenset({PodUid("s1"), PodUid("s2")}), allowed=1)
+        ],
+    )
+
+    assert names(plan(wants(16_000), seen, fit_on_node)) == ["big"]
+    assert names(plan(wants(8_000), seen, fit_on_node)) == ["s1"]
+
+
+def test_more_than_the_limits_allow_are_never_chosen() -> None:
+    held = [lease("s1", "a", 0, 8_000), lease("s2", "a", 0, 8_000)]
+    seen = Situation(
+        accounts=[account("a", 1, held)],
+        candidates=[candidate(each) for each in held],
+        allowance=Allowance(everywhere=5, per_namespace=1),
+    )
+
+    assert isinstance(plan(wants(16_000), seen, fit_on_node), NoPlan)
+
+
+def test_many_candidates_are_planned_for_in_bounded_work() -> None:
+    held = [lease(f"p{gpu}-{n}", "a", gpu, 1_600) for gpu in range(8) for n in range(4)]
+    for gpu in range(8):
+        held += [lease(f"q{gpu}", "a", gpu, 9_600)]
+    candidates = [candidate(each, lost=float(n)) for n, each in enumerate(held)]
+    trials = 0
+
+    def counting(request: PodRequest, node: LedgerNode) -> object:
+        nonlocal trials
+        trials += 1
+        return fit_on_node(request, node)
+
+    seen = Situation(accounts=[account("a", 8, held)], candidates=candidates)
+    found = plan(wants(16_000, gpus=4), seen, counting)  # type: ignore[arg-type]
+
+    assert len(names(found)) == 20
+    assert trials < 4_000
+
+
+def brute(request: PodRequest, seen: Situation) -> tuple[Cost, str] | None:
+    """Try all sets on every node."""
+    best: tuple[Cost, str] | None = None
+    for each in seen.accounts:
+        here = [c for c in seen.candidates if c.lease.node == each.node.facts.name]
+        for size in range(1, len(here) + 1):
+            for victims in combinations(here, size):
+                gone = {victim.lease.pod for victim in victims}
+                if allowed(victims, seen) and fit_on_node(request, without(each, gone)):
+                    found = (cost_of(victims), each.node.facts.name)
+                    best = found if best is None else min(best, found)
+    return best
+
+
+@st.composite
+def situations(draw: st.DrawFn) -> Situation:
+    accounts, candidates = [], []
+    for node in ("a", "b"):
+        leases = []
+        room = {0: SIZE, 1: SIZE}
+        for number in range(draw(st.integers(0, 5))):
+            gpu = draw(st.integers(0, 1))
+            mib = draw(st.sampled_from([4_000, 6_000, 8_000, 16_000]))
+            if mib > room[gpu]:
+                continue
+            room[gpu] -= mib
+            made = lease(f"{node}{number}", node, gpu, mib, age=draw(st.integers(1, 3)))
+            leases.append(made)
+            if draw(st.integers(0, 3)):
+                candidates.append(
+                    candidate(
+                        made,
+                        cause=draw(st.sampled_from([Cause.EXPIRED, Cause.RECLAIMABLE])),
+                        lost=float(draw(st.integers(0, 3))),
+                        undrawn=-draw(st.integers(0, 2)),
+                        priority=draw(st.integers(0, 1)),
+                    )
+                )
+        accounts.append(account(node, 2, leases))
+    pods = [each.lease.pod for each in candidates]
+    protected = draw(st.sets(st.sampled_from(pods))) if pods else set()
+    budgets = [Disruptions(name="a/x", pods=frozenset(protected), allowed=draw(st.integers(0, 2)))]
+    return Situation(accounts=accounts, candidates=candidates, disruptions=budgets)
+
+
+@settings(max_examples=200, deadline=None)
+@given(situations(), st.sampled_from([4_000, 8_000, 12_000, 16_000]), st.integers(1, 2))
+def test_a_plan_makes_the_pod_fit_and_none_is_cheaper(seen: Situation, mib: int, gpus: int) -> None:
+    request = wants(mib, gpus)
+    fits_anyway = any(fit_on_node(request, each.node) for each in seen.accounts)
+
+    found = plan(request, seen, fit_on_node)
+
+    best = brute(request, seen)
+    if fits_anyway or best is None:
+        assert isinstance(found, NoPlan)
+        return
+    assert isinstance(found, Plan)
+    assert allowed(found.victims, seen)
+    [node] = [each for each in seen.accounts if each.node.facts.name == found.node]
+    assert fit_on_node(request, without(node, {v.lease.pod for v in found.victims})) == found.shares
+    assert found.cost == best[0]
+    assert plan(request, seen, fit_on_node) == found
+
+
+@settings(max_examples=50, deadline=None)
+@given(situations())
+def test_whole_devices_are_freed_wholly(seen: Situation) -> None:
+    found = plan(wants(0, whole=True), seen, fit_on_node)
+
+    if isinstance(found, Plan):
+        [node] = [each for each in seen.accounts if each.node.facts.name == found.node]
+        on_it = {
+            each.pod
+            for each in node.leases
+            if any(s.device == found.shares[0].device for s in each.shares)
+        }
+        assert on_it <= {victim.lease.pod for victim in found.victims}

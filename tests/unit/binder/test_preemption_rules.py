@@ -1,0 +1,231 @@
+"""Who may be evicted for whom, how often, and what is done next."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from services.binder.preempt.eviction_client import _Selector as Selector
+from services.binder.preempt.eviction_client import selects
+from services.binder.preempt.rules import (
+    Need,
+    Rules,
+    allowance,
+    cause_for,
+    cools_until,
+    overdraft_permille,
+    violations_of,
+)
+from services.binder.preempt.steps import Seen, Step, next_step
+from shared.kubernetes.types import SelectorRequirement
+from shared.model.errors import ConflictError, RequestError
+from shared.model.events.node_events import Rule
+from shared.model.lease import LeaseState
+from shared.model.ledger import Reservation
+from shared.model.names import Namespace, NodeName, PodUid
+from shared.model.preemption import (
+    Affairs,
+    Cause,
+    Eviction,
+    Open,
+    Outcome,
+    Stage,
+    Taking,
+    Victim,
+)
+from tests.support.binder.preemption import standing
+from tests.support.build import lease
+
+NOW = 1_000_000.0
+A, B = Namespace("a"), Namespace("b")
+
+
+def victim(name: str = "v", **fields: Any) -> Victim:
+    known: dict[str, Any] = {
+        "namespace": A,
+        "node": NodeName("n"),
+        "cause": Cause.RECLAIMABLE,
+        "owner": "o",
+        "budget": "exhausted",
+        "grace_s": 30,
+        "devices": (),
+    }
+    return Victim(pod=PodUid(name), name=name, **(known | fields))
+
+
+def eviction(at: float, owner: str = "o", namespace: Namespace = A) -> Eviction:
+    return Eviction(
+        at=at,
+        taking="t",
+        pod=PodUid("x"),
+        namespace=namespace,
+        name="x",
+        node=NodeName("n"),
+        owner=owner,
+        cause=Cause.RECLAIMABLE,
+        budget="exhausted",
+        devices=(),
+        outcome=Outcome.EVICTED,
+    )
+
+
+@pytest.mark.parametrize(
+    ("theirs", "own", "priority", "cause"),
+    [
+        ("guaranteed", "guaranteed", 0, None),
+        ("reclaimable", "guaranteed", 0, Cause.RECLAIMABLE),
+        ("expired", "guaranteed", 0, Cause.EXPIRED),
+        ("reclaimable", "guaranteed", 99, Cause.RECLAIMABLE),
+        ("reclaimable", "reclaimable", 0, None),
+        ("expired", "reclaimable", 0, None),
+        ("guaranteed", "guaranteed", -1, Cause.PRIORITY),
+        ("expired", "reclaimable", -1, Cause.PRIORITY),
+        ("guaranteed", "reclaimable", -1, None),
+    ],
+)
+def test_standing_comes_before_priority(
+    theirs: str, own: str, priority: int, cause: Cause | None
+) -> None:
+    need = Need(pod=PodUid("p"), namespace=B, priority=0)
+
+    assert cause_for(need, standing("a", theirs), standing("b", own), priority) is cause
+
+
+def test_a_pod_that_never_preempts_has_nobody_evicted_by_priority() -> None:
+    need = Need(pod=PodUid("p"), namespace=B, priority=9, preempts=False)
+
+    assert cause_for(need, None, None, 0) is None
+    assert cause_for(need, standing("a", "expired"), None, 0) is Cause.EXPIRED
+
+
+def test_the_more_is_overdrawn_the_larger_the_part() -> None:
+    def drawn(used: int, left: int | None) -> int:
+        return overdraft_permille(standing("a", used_units=used, remaining_units=left))
+
+    assert (drawn(15, -5), drawn(11, -1), drawn(5, 5), drawn(5, None)) == (500, 100, 0, 0)
+    assert overdraft_permille(None) == 0
+
+
+def test_gpusharing_32_the_pause_doubles_with_every_eviction() -> None:
+    rules = Rules(cooldown_s=600)
+    times = [NOW, NOW + 1_000, NOW + 3_000]
+
+    pauses = [
+        cools_until([eviction(at) for at in times[:count]], "o", rules) - times[count - 1]
+        for count in (1, 2, 3)
+    ]
+
+    assert pauses == [600, 1200, 2400]
+    assert cools_until([eviction(NOW, owner="other")], "o", rules) == 0
+
+
+def test_limits_count_what_was_done_and_what_is_under_way() -> None:
+    taking = Taking(id="t", victims=(victim(), victim("w", outcome=Outcome.EVICTED)))
+    affairs = Affairs(
+        open=(Open(taking=taking, version=1, claimed=True),),
+        past=(
+            eviction(NOW - 30),
+            eviction(NOW - 100),
+            eviction(NOW - 4_000),
+            eviction(NOW, "o", B),
+        ),
+    )
+
+    found = allowance(affairs, Rules(per_namespace_hour=6, per_minute=5), NOW)
+
+    assert (found.of(A), found.of(B), found.of(Namespace("c"))) == (2, 2, 2)
+    assert allowance(affairs, Rules(per_namespace_hour=3), NOW).of(A) == 0
+    assert allowance(affairs, Rules(per_namespace_hour=6), NOW).of(A) == 3
+
+
+@pytest.mark.parametrize(
+    ("selector", "chosen"),
+    [
+        (None, False),
+        (Selector(), True),
+        (Selector(match_labels={"app": "x"}), True),
+        (Selector(match_labels={"app": "y"}), False),
+        (Selector(match_expressions=(SelectorRequirement("app", "In", ("x", "z")),)), True),
+        (Selector(match_expressions=(SelectorRequirement("app", "NotIn", ("x",)),)), False),
+        (Selector(match_expressions=(SelectorRequirement("app", "Exists"),)), True),
+        (Selector(match_expressions=(SelectorRequirement("other", "DoesNotExist"),)), True),
+        (Selector(match_expressions=(SelectorRequirement("other", "NotIn", ("x",)),)), True),
+    ],
+)
+def test_selectors_are_read_as_kubernetes_reads_them(
+    selector: Selector | None, chosen: bool
+) -> None:
+    assert selects(selector, {"app": "x"}) is chosen
+
+
+WANTED = Reservation(pod=PodUid("p"), namespace=B, name="p", candidates=())
+TOLD = Taking(
+    id="p",
+    victims=(victim(),),
+    wanted=WANTED,
+    stage=Stage.ANNOUNCED,
+    evict_at=NOW + 30,
+    expires_at=NOW + 90,
+)
+EVICTED = replace(
+    TOLD, stage=Stage.EVICTING, victims=(victim(outcome=Outcome.EVICTED),), evict_at=NOW
+)
+WAITS = Seen(waits=True, lease=None, leased={PodUid("v")})
+ENDED = replace(WAITS, leased=())
+RESERVED = replace(WAITS, waits=False, lease=lease("p"))
+BOUND = replace(RESERVED, lease=lease("p", state=LeaseState.BOUND))
+
+
+@pytest.mark.parametrize(
+    ("taking", "seen", "after_s", "step"),
+    [
+        (replace(TOLD, stage=Stage.OPENED), WAITS, 0, Step.TELL),
+        (TOLD, WAITS, 29, Step.WAIT),
+        (TOLD, WAITS, 30, Step.EVICT),
+        (TOLD, WAITS, 90, Step.CALL_OFF),
+        (TOLD, replace(WAITS, waits=False), 0, Step.CALL_OFF),
+        (TOLD, RESERVED, 0, Step.CALL_OFF),
+        (TOLD, BOUND, 0, Step.CALL_OFF),
+        (EVICTED, WAITS, 1, Step.WAIT),
+        (EVICTED, ENDED, 1, Step.HAND_OVER),
+        (EVICTED, RESERVED, 1, Step.SAY),
+        (EVICTED, BOUND, 1, Step.CLOSE),
+        (EVICTED, WAITS, 91, Step.CALL_OFF),
+        (replace(EVICTED, stage=Stage.HANDED), RESERVED, 1, Step.SAY),
+        (replace(EVICTED, stage=Stage.HANDED), ENDED, 1, Step.CLOSE),
+    ],
+)
+def test_the_next_step_follows_from_what_is_true(
+    taking: Taking, seen: Seen, after_s: float, step: Step
+) -> None:
+    read = Open(taking=taking, version=1, claimed=True)
+    affairs = Affairs(standings={A: standing("a")})
+
+    assert next_step(read, seen, affairs, NOW + after_s)[0] is step
+
+
+def test_gpusharing_33_a_refilled_budget_or_a_lost_claim_calls_it_off() -> None:
+    affairs = Affairs(standings={A: standing("a", "guaranteed")})
+
+    step, why = next_step(Open(taking=TOLD, version=1, claimed=True), WAITS, affairs, NOW)
+    lost, _ = next_step(
+        Open(taking=EVICTED, version=1, claimed=False),
+        WAITS,
+        Affairs(standings={A: standing("a")}),
+        NOW,
+    )
+
+    assert (step, lost) == (Step.CALL_OFF, Step.CALL_OFF)
+    assert "a/v may keep" in why
+
+
+def test_stages_follow_one_another() -> None:
+    with pytest.raises(ConflictError):
+        replace(TOLD, stage=Stage.OPENED).stepped(Stage.EVICTING)
+
+
+def test_what_pods_are_evicted_for_is_named_exactly() -> None:
+    assert violations_of(["GpuLimitTampered"]) == {Rule.TAMPERED}
+    assert violations_of([]) == frozenset()
+    with pytest.raises(RequestError, match=r"--evict-violators must be among .*got 'all'"):
+        violations_of(["all"])

@@ -1,0 +1,141 @@
+"""The binder compares the ledger with listings, and rebuilds one that was lost."""
+
+import asyncio
+from dataclasses import replace
+
+from services.binder.bind.binding import PodSeen
+from shared.model.events.pod_events import (
+    LedgerRebuilt,
+    ListingWanted,
+    PlacementChosen,
+)
+from shared.model.lease import LeaseState
+from shared.model.names import PodUid
+from tests.support.binder.events import activation, bound, gone, in_state, listing, report
+from tests.support.binder.world import NOW, World, chosen, lease, running, until
+
+
+async def test_a_lease_whose_pod_is_not_listed_is_ended_like_a_deleted_pods() -> None:
+    world = World(in_state(LeaseState.BOUND))
+
+    (said,) = await world.binder.compare_listing([listing()])
+
+    assert said == replace(gone(), trace="", noticed_at=NOW)
+    assert said.event_id != gone().event_id, "the stream would drop it as told already"
+
+
+async def test_a_listing_counts_only_when_it_is_complete() -> None:
+    world = World(in_state(LeaseState.BOUND))
+
+    first = await world.binder.compare_listing([listing(piece=0, pieces=2)])
+    second = await world.binder.compare_listing([listing(piece=1, pieces=2)])
+
+    assert not first
+    assert len(second) == 1
+
+
+async def test_a_young_lease_is_no_orphan() -> None:
+    world = World(replace(in_state(LeaseState.BOUND), created_at=NOW - 4))
+
+    assert not await world.binder.compare_listing([listing()])
+
+
+async def test_a_committed_lease_whose_pod_is_still_unbound_is_bound_again() -> None:
+    held = in_state(LeaseState.BOUND)
+    world = World(held)
+    world.pods.seen["p1"] = PodSeen(held.pod, None)
+
+    (said,) = await world.binder.compare_listing([listing()])
+
+    assert said == PlacementChosen(lease=held)
+
+
+async def test_a_pod_with_a_lease_that_the_ledger_lacks_is_reported_not_made_up() -> None:
+    world = World()
+
+    assert not await world.binder.compare_listing([listing(bound(lease()))])
+
+    assert world.tally["pods_without_lease"] == 1
+    assert not world.ledger.leases
+
+
+async def wanted(world: World) -> None:
+    await until(lambda: world.clock.sleepers)
+    while not any(isinstance(event, ListingWanted) for event in world.bus.published):
+        world.clock.advance(0.25)
+        await until(lambda: world.clock.sleepers)
+
+
+async def test_an_emptied_ledger_gets_back_what_agents_and_pods_say() -> None:
+    world = World()
+    world.ledger.is_ready = False
+    active, silent = lease("p1", "n1"), lease("p2", "n2")
+
+    async with running(world.binder.rebuild_ledger):
+        await wanted(world)
+        later = world.clock.now() + 1
+        await world.binder.keep_devices([report("n1", activation(active), at=later)])
+        await world.binder.keep_devices([report("n2", at=later)])
+        assert not await world.binder.compare_listing(
+            [listing(bound(active), bound(silent), at=later)]
+        )
+        while not world.ledger.is_ready:
+            world.clock.advance(0.25)
+            await until(lambda: world.clock.sleepers or world.ledger.is_ready)
+        await until(lambda: isinstance(world.bus.published[-1], LedgerRebuilt))
+
+    states = [(each.name, each.state) for each in world.ledger.restored]
+    assert states == [("p1", LeaseState.ACTIVE), ("p2", LeaseState.BOUND)]
+
+
+async def test_a_rebuild_lists_pods_only_when_the_bindings_under_way_have_landed() -> None:
+    world = World(lease())
+    world.pods.hanging["p1"] = asyncio.Event()
+
+    async with running(world.binder.post_bindings, world.binder.rebuild_ledger):
+        binding = asyncio.create_task(world.binder.bind_pods(chosen(lease())))
+        await until(lambda: world.pods.posts)
+        world.ledger.is_ready = False
+        for _ in range(20):
+            world.clock.advance(0.25)
+            await until(lambda: world.clock.sleepers)
+        early = [type(event) for event in world.bus.published]
+        world.pods.hanging["p1"].set()
+        await binding
+        await wanted(world)
+
+    assert ListingWanted not in early
+
+
+async def test_a_silent_node_delays_the_rebuild_10_s_at_most() -> None:
+    world = World()
+    world.ledger.is_ready = False
+    began = world.clock.now()
+
+    async with running(world.binder.rebuild_ledger):
+        await wanted(world)
+        await world.binder.compare_listing([listing(bound(lease()), at=world.clock.now() + 1)])
+        while not world.ledger.is_ready:
+            world.clock.advance(0.25)
+            await until(lambda: world.clock.sleepers or world.ledger.is_ready)
+
+    assert 10 <= world.clock.now() - began < 13
+    assert [each.name for each in world.ledger.restored] == ["p1"]
+
+
+async def test_what_cannot_be_restored_is_reported() -> None:
+    world = World()
+    world.ledger.is_ready = False
+    forged = replace(bound(lease("p1")), pod=PodUid("another"))
+    world.ledger.misfits = {lease("p2").pod}
+
+    async with running(world.binder.rebuild_ledger):
+        await wanted(world)
+        await world.binder.keep_devices([report("n1")])
+        pods = (forged, bound(lease("p2")))
+        await world.binder.compare_listing([listing(*pods, at=world.clock.now() + 1)])
+        while not world.ledger.is_ready:
+            world.clock.advance(0.25)
+            await until(lambda: world.clock.sleepers or world.ledger.is_ready)
+
+    assert world.tally["not_restored"] == 2

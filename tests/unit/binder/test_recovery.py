@@ -1,0 +1,43 @@
+"""Which leases an emptied ledger gets back, and in which order they claim their place."""
+
+from dataclasses import replace
+
+from services.binder.ledger_sync.recovery import Evidence, recover
+from shared.model.lease import LeaseState
+from tests.support.binder.events import activation, bound
+from tests.support.binder.world import lease
+
+
+def test_a_pod_that_is_not_listed_claims_its_place_after_all_that_are() -> None:
+    over, runs, starts = lease("over"), lease("runs"), replace(lease("starts"), created_at=2.0)
+    evidence = Evidence(
+        pods=(bound(runs), bound(starts)),
+        activations={over.node: (activation(over), activation(runs))},
+    )
+
+    recovery = recover(evidence)
+
+    assert [(each.name, each.state) for each in recovery.leases] == [
+        ("runs", LeaseState.ACTIVE),
+        ("starts", LeaseState.BOUND),
+        ("over", LeaseState.ACTIVE),
+    ]
+    assert recovery.problems == ()
+
+
+def test_a_pod_whose_copy_is_of_another_size_than_its_agents_word_is_to_be_written_anew() -> None:
+    old = lease("resized")
+    new = replace(old, version=5, shares=(replace(old.shares[0], memory_mib=7_000),))
+    same = lease("same")
+    evidence = Evidence(
+        pods=(bound(old), bound(same)),
+        activations={old.node: (activation(new), activation(same))},
+    )
+
+    recovery = recover(evidence)
+
+    assert [(each.name, each.shares[0].memory_mib) for each in recovery.leases] == [
+        ("resized", 7_000),
+        ("same", 1_000),
+    ]
+    assert [each.name for each in recovery.lagging] == ["resized"]

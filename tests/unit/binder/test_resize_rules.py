@@ -1,0 +1,211 @@
+"""Which sizes a running lease can get, and how it is said that one cannot be."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.binder.resize.rules import Change, Refused, Unchanged, decide, full_text
+from shared.dialects import DIALECTS
+from shared.model.device import DeviceUse
+from shared.model.events.request_reply import ResizeAsked
+from shared.model.lease import MIB, Lease, LeaseState, MigPlace, Share, Size, Terms
+from shared.model.ledger import Full, LedgerNode
+from shared.model.names import DeviceUuid, PodUid
+from shared.model.quota import Excess
+from shared.model.request import Company
+from tests.support.build import V100_MIB, device, lease, ledger_node, share
+
+NODE = ledger_node("n1", device(), device("GPU-b", 1), served=("volcano.sh/vgpu-number",))
+
+
+def running(*shares: Share, dialect: str = "volcano-vgpu", **fields: Any) -> Lease:
+    given_ = shares or (share(memory_mib=4_000, cores_percent=20),)
+    known = {"dialect": dialect, "state": LeaseState.ACTIVE, "version": 3, **fields}
+    return lease("uid-1", "n1", *given_, **known)
+
+
+def wish(mib: int | None = None, cores: int | None = None, container: str = "") -> ResizeAsked:
+    return ResizeAsked(
+        pod=PodUid("uid-1"), container=container, memory_mib=mib, cores_percent=cores
+    )
+
+
+def refused(
+    held: Lease | None, asked: ResizeAsked, node: LedgerNode | None = NODE
+) -> tuple[str, str]:
+    found = decide(held, asked, node)
+    assert isinstance(found, Refused), found
+    return found.reason, found.hint
+
+
+def changed(held: Lease, asked: ResizeAsked, node: LedgerNode = NODE) -> Change:
+    found = decide(held, asked, node)
+    assert isinstance(found, Change), found
+    return found
+
+
+def test_memory_and_cores_change_alone_or_together() -> None:
+    held = running()
+
+    for asked, size in (
+        (wish(6_000), (6_000, 20)),
+        (wish(cores=30), (4_000, 30)),
+        (wish(2_000, 99), (2_000, 99)),
+    ):
+        change = changed(held, asked)
+        (now,) = change.after
+        assert (now.memory_mib, now.cores_percent) == size
+        assert now.asked == Size(memory_mib=4_000, cores_percent=20)
+        assert change.shrinks == (size[0] < 4_000)
+        assert change.lease.version == held.version
+
+
+def test_the_same_size_is_no_change_and_the_asked_one_forgets_that_there_was_another() -> None:
+    held = running()
+    larger = changed(held, wish(6_000)).lease
+
+    assert decide(held, wish(4_000, 20), NODE) == Unchanged(container="main", shares=held.shares)
+    assert changed(larger, wish(4_000)).lease.shares == held.shares
+
+
+def test_only_the_named_container_changes_and_all_its_devices_do() -> None:
+    held = running(
+        share(memory_mib=4_000),
+        share("GPU-b", 1, memory_mib=3_000),
+        share("GPU-b", 1, "side", memory_mib=1_000),
+    )
+
+    change = changed(held, wish(3_500, container="main"))
+
+    assert [each.memory_mib for each in change.lease.shares] == [3_500, 3_500, 1_000]
+    assert change.shrinks
+    assert refused(held, wish(3_500)) == (
+        "2 of its containers have shares: main, side",
+        "name one of them: -c main",
+    )
+    reason, hint = refused(held, wish(3_500, container="other"))
+    assert "container other has no share; these have: main, side" in reason
+    assert hint == "-c main"
+
+
+@pytest.mark.parametrize(
+    ("held", "asked", "reason", "hint"),
+    [
+        (None, wish(1), "holds no lease", "explain"),
+        (running(state=LeaseState.BOUND), wish(1), "its lease is bound", "once the pod runs"),
+        (
+            running(share(mig=MigPlace(layout="l", position=0, profile="1g.5gb"))),
+            wish(1_000),
+            "MIG instance 1g.5gb",
+            "an instance that fits",
+        ),
+        (running(share(whole=True)), wish(1_000), "has GPU 0 whole", "delete the pod"),
+        (running(share(init=True)), wish(1_000), "is an init container", "-c"),
+        (running(), wish(), "nothing is asked for", "--memory 6Gi"),
+        (running(), wish(0), "0 MiB is no size", "--memory"),
+        (running(), wish(V100_MIB + 1), f"{V100_MIB} MiB in all", "larger model"),
+        (running(), wish(cores=100), "1 to 99 percent", "device to itself"),
+        (running(), wish(cores=0), "1 to 99 percent", "device to itself"),
+        (
+            running(share(cores_percent=100, company=Company.ALONE)),
+            wish(cores=50),
+            "to itself",
+            "--memory alone",
+        ),
+        (running(share(unit_mib=256)), wish(1_000), "units of 256 MiB", "768Mi or --memory 1024Mi"),
+        (running(share("GPU-gone")), wish(1_000), "is not reported", "doctor"),
+        (
+            running(share(memory_mib=4_000), dialect="volcano-gpushare"),
+            wish(2_000),
+            "HAMi-core does not hold it to",
+            "delete the pod",
+        ),
+        (running(dialect="klingon"), wish(2_000), "speaks 'klingon'", ""),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_reason_and_what_to_try(
+    held: Lease | None, asked: ResizeAsked, reason: str, hint: str
+) -> None:
+    said, tried = refused(held, asked)
+
+    assert reason in said
+    assert hint in tried
+
+
+def test_what_the_kubelet_counts_in_device_ids_cannot_change() -> None:
+    cards = ledger_node("n1", device(), served=("tencent.com/vcuda-core",))
+    held = running(share(memory_mib=4_096, cores_percent=20), dialect="tencent")
+
+    reason, _ = refused(held, wish(cores=30), cards)
+
+    assert "counts tencent.com/vcuda-core in 20 device IDs" in reason
+    assert changed(held, wish(2_048), cards).shrinks
+
+
+def test_koordinators_terms_and_annotation_follow() -> None:
+    terms = Terms(memory_mib=16_384, device_mib=V100_MIB, memory_percent=50)
+    held = running(
+        share(memory_mib=16_384, terms=terms, company=Company.ANY, slots=100),
+        dialect="koordinator",
+    )
+
+    now = changed(held, wish(8_192, 30)).lease
+
+    assert now.shares[0].limit_bytes == 8_192 * MIB
+    assert now.shares[0].company is Company.ORDINARY
+    written = DIALECTS["koordinator"].resized(now)
+    assert '"koordinator.sh/gpu-memory":"8Gi"' in next(iter(written.values()))
+    reason, _ = refused(held, wish(V100_MIB))
+    assert "would have a share that HAMi-core does not hold" in reason
+
+
+def full(code: str, **fields: Any) -> Full:
+    use = DeviceUse(memory_mib=30_000, cores_percent=90, shares=3)
+    return Full(pod=PodUid("uid-1"), reason=code, devices={DeviceUuid("GPU-a"): use}, **fields)
+
+
+@pytest.mark.parametrize(
+    ("why", "reason", "hint"),
+    [
+        ("memory of GPU-a", "2768 of them free, and 4000 more", "--memory 6768Mi would fit"),
+        ("cores of GPU-a", "10 % of the cores of GPU 0", "leasehold gpus"),
+        ("claimed of GPU-a", "kept for a pod", "leasehold reclaim"),
+        ("device-unhealthy of GPU-a", "unhealthy", "smaller"),
+        ("device-closed of GPU-a", "annotation", "smaller"),
+        ("device-moved of GPU-a", "device-moved", "doctor"),
+        ("device-unknown of GPU-x", "does not know GPU GPU-x", ""),
+    ],
+)
+def test_a_lack_of_room_is_said_in_numbers(why: str, reason: str, hint: str) -> None:
+    change = changed(running(), wish(8_000, 40))
+
+    said = full_text(full(why), change, NODE)
+
+    assert reason in said.reason
+    assert hint in said.hint
+
+
+def test_a_quota_in_the_way_is_named() -> None:
+    excess = Excess(measure="memoryMiB", limit=5_000, held=1_000, asked=8_000)
+
+    said = full_text(full("quota", quotas=(excess,)), changed(running(), wish(8_000)), NODE)
+
+    assert "namespace default allows 5000 memoryMiB; 1000 are held besides" in said.reason
+    assert "gpuquota default" in said.hint
+
+
+@given(st.integers(1, V100_MIB), st.integers(1, 99), st.integers(1, V100_MIB), st.integers(1, 99))
+def test_who_goes_there_and_back_has_what_there_was(mib: int, cores: int, to: int, tc: int) -> None:
+    held = running(share(memory_mib=mib, cores_percent=cores))
+    there = decide(held, wish(to, tc), NODE)
+    if isinstance(there, Unchanged):
+        assert (mib, cores) == (to, tc)
+        return
+    assert isinstance(there, Change)
+
+    back = changed(replace(there.lease, version=4), wish(mib, cores))
+
+    assert back.lease == replace(held, version=4)

@@ -1,0 +1,265 @@
+"""Steps of a resize: who is asked what, in which order, and what is left by a binder that died."""
+
+from dataclasses import replace
+
+import pytest
+
+from services.binder.resize.resizer import Annotated, annotations_of
+from shared.model.device import DeviceUse
+from shared.model.events.pod_events import LeaseChanged, LeaseResized
+from shared.model.events.request_reply import ResizeAsked, ResizeTold
+from shared.model.lease import Lease, LeaseState, Size
+from shared.model.lease_copy import ANNOTATION, load_lease
+from shared.model.ledger import Full
+from shared.model.names import DeviceUuid, PodUid
+from tests.support.binder.world import World, lease, running, until
+from tests.support.build import device
+
+WAS = Size(memory_mib=1_000, cores_percent=10)
+
+
+def held() -> Lease:
+    return lease(state=LeaseState.ACTIVE, dialect="volcano-vgpu", version=3)
+
+
+def world(*leases: Lease) -> World:
+    made = World(*(leases or (held(),)))
+    made.ledger.cards = (device("GPU-n1-0", 0),)
+    made.pods.annotated["p1"] = Annotated(
+        uid=PodUid("uid-p1"), resource_version="7", annotations={"of": "others"}
+    )
+    return made
+
+
+async def resize(at: World, mib: int | None = None, cores: int | None = None) -> ResizeTold:
+    asked = ResizeAsked(pod=PodUid("uid-p1"), memory_mib=mib, cores_percent=cores)
+    return await at.binder.resize(asked)
+
+
+def annotated(at: World) -> Lease:
+    text = at.pods.annotated["p1"].annotations[ANNOTATION]
+    return load_lease(text, namespace=held().namespace, name="p1")
+
+
+async def test_growing_asks_the_node_after_the_ledger_and_the_pod_after_the_node() -> None:
+    at = world()
+
+    told = await resize(at, 2_000)
+
+    now = at.ledger.leases[PodUid("uid-p1")]
+    assert told == ResizeTold(
+        outcome="resized",
+        container="c",
+        node="n1",
+        devices=(0,),
+        before=WAS,
+        after=Size(memory_mib=2_000, cores_percent=10),
+    )
+    assert [(each.lease, each.turn) for each in at.agents.limits] == [(now, "")]
+    assert at.bus.published == [
+        LeaseChanged(lease=now),
+        LeaseResized(lease=now, container="c", before=WAS, after=replace(WAS, memory_mib=2_000)),
+    ]
+    assert annotated(at).shares == now.shares
+    assert at.pods.annotated["p1"].annotations["of"] == "others"
+    assert "GPU-n1-0,NVIDIA,2000,10:" in str(at.pods.annotated["p1"].annotations)
+    assert not at.ledger.left
+    assert at.resizes == ["resized"]
+
+
+async def test_shrinking_asks_the_node_before_the_ledger() -> None:
+    at = world()
+    seen: list[list[str]] = []
+    at.ledger.before_resize = lambda: seen.append([each.turn for each in at.agents.limits])
+
+    told = await resize(at, 500)
+
+    assert told.outcome == "resized"
+    assert seen == [["turn of uid-p1"]]
+    assert [each.turn for each in at.agents.limits] == ["turn of uid-p1", ""]
+    assert not at.ledger.turns
+
+
+async def test_less_than_what_is_in_use_is_refused_with_the_figure() -> None:
+    at = world()
+    at.agents.in_use_mib = 800
+
+    told = await resize(at, 500)
+
+    assert (told.outcome, told.reason) == ("refused", "800 MiB are in use")
+    assert "--memory 800Mi" in told.hint
+    assert at.ledger.leases[PodUid("uid-p1")] == held()
+    assert not at.ledger.turns
+    assert (await resize(at, 800)).outcome == "resized"
+
+
+async def test_nothing_shrinks_while_its_agent_is_silent() -> None:
+    at = world()
+    at.agents.away.add(held().node)
+
+    told = await resize(at, 500)
+
+    assert told.outcome == "unavailable"
+    assert "only it knows what is in use" in told.reason
+    assert at.ledger.leases[PodUid("uid-p1")] == held()
+    assert not at.ledger.turns
+
+
+async def test_what_fits_no_more_is_raised_again_on_the_node() -> None:
+    at = world()
+    taken = {DeviceUuid("GPU-n1-0"): DeviceUse(memory_mib=1_000, cores_percent=10)}
+    at.ledger.full = Full(pod=held().pod, reason="cores of GPU-n1-0", devices=taken)
+
+    told = await resize(at, 500, 95)
+
+    assert told.outcome == "refused"
+    assert [(each.turn, each.over) for each in at.agents.limits] == [
+        ("turn of uid-p1", False),
+        ("turn of uid-p1", True),
+    ]
+    assert not at.ledger.turns
+
+
+async def test_a_lease_that_moves_on_meanwhile_is_decided_on_afresh() -> None:
+    at = world()
+
+    def moves() -> None:
+        at.ledger.before_resize = lambda: None
+        at.ledger.leases[PodUid("uid-p1")] = replace(held(), version=4)
+
+    at.ledger.before_resize = moves
+
+    assert (await resize(at, 2_000)).outcome == "resized"
+    assert at.ledger.leases[PodUid("uid-p1")].version == 5
+
+
+async def test_another_resize_under_way_is_waited_for_by_whoever_asks() -> None:
+    at = world()
+    at.ledger.turns[PodUid("uid-p1")] = "another's"
+
+    told = await resize(at, 500)
+
+    assert (told.outcome, told.reason) == ("unavailable", "another resize of it is under way")
+    assert not at.agents.limits
+
+
+async def test_asking_again_changes_nothing_and_sees_the_first_through() -> None:
+    at = world()
+    at.agents.away.add(held().node)
+    first = await resize(at, 2_000)
+    at.agents.away.clear()
+
+    second = await resize(at, 2_000)
+
+    assert first.outcome == "resized"
+    assert first.pending == ("the container's limits, as soon as the agent of node n1 answers",)
+    assert (second.outcome, second.pending) == ("unchanged", ())
+    assert annotated(at).shares[0].memory_mib == 2_000
+    assert not at.ledger.left
+    assert sum(isinstance(event, LeaseResized) for event in at.bus.published) == 1
+
+
+async def test_what_a_dead_binder_left_is_seen_through_by_another() -> None:
+    at = world()
+    now = replace(held(), version=4, shares=(replace(held().shares[0], memory_mib=2_000),))
+    at.ledger.leases[now.pod] = now
+    await at.ledger.unsettle([now])
+
+    async with running(at.binder.finish_resizes):
+        await until(lambda: not at.ledger.left)
+
+    assert at.agents.limits[-1].lease == now
+    assert annotated(at).shares == now.shares
+
+
+async def test_a_node_that_is_away_is_asked_again_and_again_with_pauses() -> None:
+    at = world()
+    at.agents.away.add(held().node)
+    await at.ledger.unsettle([held()])
+    for _ in range(5):
+        await at.binder.resizer.finish()
+    asked = len(at.agents.limits)
+    at.clock.advance(1.1)
+    await at.binder.resizer.finish()
+    again = len(at.agents.limits)
+    at.agents.away.clear()
+    at.clock.advance(60)
+    await at.binder.resizer.finish()
+
+    assert (asked, again) == (1, 2)
+    assert not at.ledger.left
+
+
+async def test_a_pod_that_ended_meanwhile_leaves_nothing_to_do() -> None:
+    at = world()
+    await at.ledger.unsettle([held()])
+    del at.ledger.leases[held().pod]
+
+    await at.binder.resizer.finish()
+
+    assert not at.ledger.left
+    assert not at.agents.limits
+
+
+async def test_annotations_are_written_of_the_newest_lease_and_never_twice() -> None:
+    at = world()
+    at.pods.conflicts = 3
+    await resize(at, 2_000)
+    writes = at.pods.writes
+    await resize(at, 2_000)
+
+    assert (writes, at.pods.writes) == (1, 1)
+    assert annotated(at).shares[0].memory_mib == 2_000
+
+
+@pytest.mark.parametrize("moment", ["before_read", "before_annotate"])
+async def test_of_two_who_annotate_at_once_the_newer_lease_stays(moment: str) -> None:
+    at = world()
+    newer = replace(held(), version=9, shares=(replace(held().shares[0], memory_mib=3_000),))
+
+    def another_is_faster() -> None:
+        setattr(at.pods, moment, lambda: None)
+        at.ledger.leases[newer.pod] = newer
+        at.pods.annotated["p1"] = replace(
+            at.pods.annotated["p1"], resource_version="8", annotations=annotations_of(newer)
+        )
+
+    setattr(at.pods, moment, another_is_faster)
+
+    await resize(at, 2_000)
+
+    assert annotated(at).shares[0].memory_mib == 3_000
+    assert at.pods.writes == 0
+
+
+async def test_a_pod_of_the_same_name_that_came_after_is_not_annotated() -> None:
+    at = world()
+    at.pods.annotated["p1"] = replace(at.pods.annotated["p1"], uid=PodUid("uid-of-another"))
+
+    told = await resize(at, 2_000)
+
+    assert told.outcome == "resized"
+    assert at.pods.writes == 0
+
+
+async def test_hami_core_13_cores_are_said_to_hold_for_new_processes() -> None:
+    told = await resize(world(), cores=30)
+
+    assert told.notes == (
+        "cores: processes that run keep their cap of 10 % until they start again; those that start "
+        "from now on get 30 %",
+    )
+
+
+async def test_an_event_of_the_pod_tells_of_it() -> None:
+    at = world()
+    await resize(at, 2_000, 20)
+
+    async with running(at.binder.write_events):
+        await until(lambda: at.pods.events)
+
+    (event,) = at.pods.events.values()
+    assert (event["reason"], event["type"]) == ("LeaseResized", "Normal")
+    assert event["message"] == (
+        "container c: 1000 to 2000 MiB, 10 to 20 % of its cores of GPU 0 of node n1"
+    )

@@ -1,0 +1,182 @@
+"""The budget's scheduling gate: who waits at it, and who goes through when."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+
+from services.binder.ledger_sync.scheduling_gates import AT_ONCE, REFUSED_S, UNKNOWN_S, Gatekeeper
+from services.binder.report.explanations import Note
+from shared.model.errors import RequestError, UnavailableError
+from shared.model.events.pod_events import BudgetChanged, PodGated
+from shared.model.names import BUDGET_GATE, Namespace, PodUid
+from tests.support.clock import FakeClock
+
+TEAM = Namespace("team-a")
+
+
+def gated(name: str, at: float = 0.0, priority: int = 0) -> PodGated:
+    return PodGated(
+        pod=PodUid(f"uid-{name}"),
+        namespace=TEAM,
+        name=name,
+        resource_version="1",
+        priority=priority,
+        created_at=at,
+    )
+
+
+def standing(new_pods: str) -> BudgetChanged:
+    return BudgetChanged(
+        namespace=TEAM,
+        state="exhausted" if new_pods != "admit" else "ok",
+        previous="ok",
+        lease_class="reclaimable",
+        new_pods=new_pods,
+    )
+
+
+class Stage:
+    """Store, API server and Events at once; budgets change after so many gates."""
+
+    def __init__(self) -> None:
+        self.held: dict[PodUid, PodGated] = {}
+        self.standing: BudgetChanged | None = None
+        self.opened: list[str] = []
+        self.absent: set[str] = set()
+        self.away = False
+        self.refused: set[str] = set()
+        self.tried: list[str] = []
+        self.exhausted_after = 10_000
+        self.notes: list[Note] = []
+        self.clock = FakeClock(1_000.0)
+        self.keeper = Gatekeeper(self, self, self, self.clock)
+
+    async def put(self, pods: Sequence[PodGated]) -> None:
+        self.held |= {pod.pod: pod for pod in pods}
+
+    async def drop(self, namespace: Namespace, pods: Sequence[PodUid]) -> None:
+        for pod in pods:
+            self.held.pop(pod, None)
+
+    async def namespaces(self) -> Mapping[Namespace, BudgetChanged | None]:
+        if len(self.opened) >= self.exhausted_after:
+            return {TEAM: standing("queue")}
+        return {TEAM: self.standing} if self.held else {}
+
+    async def pods(self, namespace: Namespace) -> Sequence[PodGated]:
+        return list(self.held.values())
+
+    async def open_gate(self, namespace: str, name: str, uid: str, gate: str) -> bool:
+        assert (namespace, gate, uid) == (TEAM, BUDGET_GATE, f"uid-{name}")
+        if self.away:
+            raise UnavailableError("no answer")
+        self.tried.append(name)
+        if name in self.refused:
+            raise RequestError("no policy lets it")
+        if name in self.absent:
+            return False
+        self.opened.append(name)
+        return True
+
+    def note(self, note: Note, *, once: bool = False) -> None:
+        self.notes.append(note)
+
+
+async def test_pods_wait_while_their_budget_queues_or_denies_new_ones() -> None:
+    at = Stage()
+    await at.keeper.hold([gated("a")])
+
+    for new_pods in ("queue", "deny"):
+        at.standing = standing(new_pods)
+        await at.keeper.step()
+
+    assert at.opened == []
+    assert [(note.name, note.reason) for note in at.notes] == [("a", "BudgetQueued")]
+
+
+async def test_a_refilled_budget_lets_all_through_in_the_order_of_their_turn() -> None:
+    at = Stage()
+    at.absent.add("gone")
+    pods = [gated("late", 9), gated("early", 1), gated("gone", 2), gated("high", 10, priority=5)]
+    await at.keeper.hold(pods)
+    at.standing = standing("admit")
+
+    await at.keeper.step()
+
+    assert at.opened == ["high", "early", "late"]
+    assert at.held == {}
+    refilled = [note.name for note in at.notes if note.reason == "BudgetRefilled"]
+    assert refilled == ["high", "early", "late"]
+
+
+async def test_a_pod_that_may_not_be_changed_holds_up_no_other_and_is_tried_again() -> None:
+    at = Stage()
+    at.refused.add("first")
+    await at.keeper.hold([gated("first", 1), gated("second", 2)])
+    at.standing = standing("admit")
+
+    await at.keeper.step()
+    await at.keeper.step()
+    tried = at.tried.count("first")
+    said = [note.message for note in at.notes if "cannot be opened" in note.message]
+    at.clock.advance(REFUSED_S)
+    at.refused.clear()
+    await at.keeper.step()
+
+    assert (at.opened, tried) == (["second", "first"], 1)
+    assert "no policy lets it" in said[0]
+    assert at.held == {}
+
+
+async def test_it_stops_when_the_budget_is_spent_again() -> None:
+    at = Stage()
+    await at.keeper.hold([gated(f"p{n:03d}", n) for n in range(3 * AT_ONCE)])
+    at.standing, at.exhausted_after = standing("admit"), AT_ONCE
+
+    await at.keeper.step()
+
+    assert len(at.opened) == AT_ONCE
+    assert len(at.held) == 2 * AT_ONCE
+
+
+async def test_a_budget_nobody_tells_of_keeps_nobody_for_ever() -> None:
+    at = Stage()
+    await at.keeper.hold([gated("a")])
+
+    await at.keeper.step()
+    before = list(at.opened)
+    at.clock.advance(UNKNOWN_S)
+    await at.keeper.step()
+
+    assert before == []
+    assert at.opened == ["a"]
+
+
+async def test_while_the_api_server_is_away_nobody_is_forgotten() -> None:
+    at = Stage()
+    await at.keeper.hold([gated("a")])
+    at.standing, at.away = standing("admit"), True
+
+    with pytest.raises(UnavailableError):
+        await at.keeper.step()
+    at.away = False
+    await at.keeper.step()
+
+    assert at.opened == ["a"]
+
+
+async def test_a_change_is_looked_at_without_delay() -> None:
+    at = Stage()
+    await at.keeper.step()
+    waiting = asyncio.create_task(at.keeper.wait())
+    await asyncio.sleep(0)
+
+    at.keeper.wake()
+
+    async with asyncio.timeout(30):
+        await waiting
+    await at.keeper.hold([replace(gated("a"), offer=-7)])
+    async with asyncio.timeout(30):
+        await at.keeper.wait()

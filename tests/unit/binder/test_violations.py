@@ -1,0 +1,65 @@
+"""What agents say of broken rules and sick devices becomes Events of pods and nodes."""
+
+from shared.model.events.node_events import HealthChanged, LeaseHolder, ViolationFound
+from shared.model.names import DeviceUuid, Namespace, NodeName
+from tests.support.binder.world import World, lease, running, until
+
+
+def found(message: str = "container c has no region file any more") -> ViolationFound:
+    return ViolationFound(
+        node=NodeName("n1"),
+        pod=lease().pod,
+        namespace=Namespace("default"),
+        name="p1",
+        container="c",
+        reason="GpuIsolationLost",
+        message=message,
+    )
+
+
+async def test_a_broken_rule_is_a_warning_of_its_pod() -> None:
+    world = World()
+
+    async with running(world.binder.write_events):
+        said = await world.binder.tell_violations([found(), found("x" * 2000)])
+        await until(lambda: len(world.pods.events) == 2)
+
+    bodies = list(world.pods.events.values())
+    assert said == []
+    assert {(body["type"], body["reason"]) for body in bodies} == {("Warning", "GpuIsolationLost")}
+    assert all(body["involvedObject"]["uid"] == lease().pod for body in bodies)
+    assert bodies[0]["message"] == "node n1: container c has no region file any more"
+    assert len(bodies[1]["message"]) <= 1024
+
+
+def health(*, healthy: bool) -> HealthChanged:
+    held = lease()
+    return HealthChanged(
+        node=NodeName("n1"),
+        device=DeviceUuid("GPU-a"),
+        index=3,
+        healthy=healthy,
+        fault="" if healthy else "XidError: Xid 79, the GPU has fallen off the bus",
+        holders=(LeaseHolder(pod=held.pod, namespace=held.namespace, name=held.name),),
+    )
+
+
+async def test_a_sick_device_is_an_event_of_its_node_and_of_each_pod_that_holds_it() -> None:
+    world = World()
+
+    async with running(world.binder.write_events):
+        said = await world.binder.tell_health([health(healthy=False), health(healthy=True)])
+        await until(lambda: len(world.pods.events) == 4)
+
+    bodies = list(world.pods.events.values())
+    found = {(body["involvedObject"]["kind"], body["type"], body["reason"]) for body in bodies}
+    node = next(body["involvedObject"] for body in bodies if body["involvedObject"]["uid"] == "n1")
+    assert said == []
+    assert found == {
+        ("Node", "Warning", "GpuCordoned"),
+        ("Pod", "Warning", "GpuCordoned"),
+        ("Node", "Normal", "GpuRecovered"),
+        ("Pod", "Normal", "GpuRecovered"),
+    }
+    assert node == {"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": "n1"}
+    assert any("Xid 79" in body["message"] and "GPU 3" in body["message"] for body in bodies)

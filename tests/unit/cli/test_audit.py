@@ -1,0 +1,402 @@
+"""The audit: every kind of difference is found, with its numbers, and nothing else."""
+
+from dataclasses import replace
+from io import StringIO
+
+from rich.console import Console
+
+from services.cli.audit.audit import differences, lasting, unexplained, unseen_agents
+from services.cli.audit.difference import Difference
+from services.cli.inspect import render
+from services.cli.inspect.facts import Facts, PodSeen
+from services.cli.inspect.json_output import audit as audit_shape
+from services.timekeeper.accounts.account_audit import book_of
+from services.timekeeper.accounts.accrual import RESTORED
+from shared.model.budget import Entry, Window
+from shared.model.device import Device, DeviceUse
+from shared.model.events.node_events import Activation
+from shared.model.fair_share import turns_of
+from shared.model.lease import Lease, LeaseState, Share
+from shared.model.lease_copy import ANNOTATION, dump_lease
+from shared.model.ledger import LedgerNode, NodeAccount, counted_use
+from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
+from shared.model.node import NodeFacts
+from shared.model.quota import Limits, Quota, QuotaAccounts, charge_of
+from shared.model.request import Company
+
+NODE = NodeName("node-0")
+GPU = DeviceUuid("GPU-0")
+DEVICE = Device(uuid=GPU, index=0, model="Tesla T4", memory_mib=15_000, slots=4)
+NOW = 1_000.0
+
+
+def share(*, memory_mib: int = 3_000, cores: int = 30, slot: int = 0, fence: int = 1) -> Share:
+    return Share(
+        container="main",
+        device=GPU,
+        index=0,
+        memory_mib=memory_mib,
+        cores_percent=cores,
+        company=Company.ALONE if cores == 100 else Company.ORDINARY,
+        slot=slot,
+        fence=fence,
+    )
+
+
+def lease(name: str, *shares: Share, node: NodeName = NODE) -> Lease:
+    return Lease(
+        pod=PodUid(f"uid-{name}"),
+        namespace=Namespace("default"),
+        name=name,
+        node=node,
+        shares=shares or (share(),),
+        resources={"cpu": 500, "pods": 1},
+        state=LeaseState.BOUND,
+        created_at=900.0,
+    )
+
+
+def account(*leases: Lease, node: NodeName = NODE) -> NodeAccount:
+    """Make the account whose totals are what the leases sum up to."""
+    devices, nodes = counted_use(leases)
+    use = devices.get(GPU, DeviceUse())
+    return NodeAccount(
+        node=LedgerNode(
+            facts=NodeFacts(name=node), used=nodes.get(node, {}), devices=((DEVICE, use),)
+        ),
+        leases=leases,
+    )
+
+
+def with_use(sound: NodeAccount, use: DeviceUse) -> NodeAccount:
+    return replace(sound, node=replace(sound.node, devices=((DEVICE, use),)))
+
+
+def pod(name: str, **changes: object) -> PodSeen:
+    seen = PodSeen(
+        pod=PodUid(f"uid-{name}"),
+        namespace=Namespace("default"),
+        name=name,
+        node=NODE,
+        phase="Running",
+        scheduler="volcano",
+        annotations={ANNOTATION: dump_lease(lease(name))},
+    )
+    return replace(seen, **changes)  # type: ignore[arg-type]
+
+
+def facts(*accounts: NodeAccount, pods: tuple[PodSeen, ...] | None = None, **more: object) -> Facts:
+    held = {
+        found.name: pod(found.name, node=found.node, annotations={ANNOTATION: dump_lease(found)})
+        for a in accounts
+        for found in a.leases
+    }
+    seen = tuple(held.values()) if pods is None else pods
+    turns = turns_of([DEVICE], [lease for each in accounts for lease in each.leases], {})
+    known: dict[str, object] = {"turns": turns, **more}
+    return Facts(read_at=NOW, accounts=accounts, pods=seen, **known)  # type: ignore[arg-type]
+
+
+def found(facts: Facts) -> list[tuple[str, str]]:
+    return [(difference.invariant, difference.text) for difference in differences(facts)]
+
+
+def test_a_sound_ledger_has_no_differences() -> None:
+    two = (lease("a"), lease("b", share(slot=1, fence=2)))
+
+    assert found(facts(account(*two))) == []
+
+
+def test_a_total_that_is_not_the_sum_of_its_leases_is_found_with_both_numbers() -> None:
+    sound = account(lease("a"))
+    use = DeviceUse(memory_mib=4_000, cores_percent=30, shares=1, fence=1, taken="1")
+    wrong = with_use(sound, use)
+
+    assert found(facts(wrong)) == [
+        ("S1", "the ledger counts 4000 MiB, its leases sum up to 3000"),
+    ]
+
+
+def test_a_copy_of_another_size_is_found_and_so_is_one_that_is_none() -> None:
+    held = lease("a")
+    other = replace(held, shares=(share(memory_mib=2_000),))
+    lags = pod("a", annotations={ANNOTATION: dump_lease(other)})
+
+    assert found(facts(account(held), pods=(lags,))) == [
+        (
+            "S7",
+            "its annotation says [('GPU-0', 2000, 30)] (device, MiB, %), its lease says "
+            "[('GPU-0', 3000, 30)]",
+        )
+    ]
+    (none,) = found(facts(account(held), pods=(pod("a", annotations={ANNOTATION: "{}"}),)))
+    assert none[0] == "S7"
+    assert "is no lease" in none[1]
+
+
+def test_a_node_total_that_is_not_the_sum_of_its_leases_is_found() -> None:
+    sound = account(lease("a"))
+    wrong = replace(sound, node=replace(sound.node, used={"cpu": 700, "pods": 1}))
+
+    assert found(facts(wrong)) == [("S1", "the ledger counts 700 of cpu, its leases sum up to 500")]
+
+
+def test_more_memory_than_the_device_has_is_found() -> None:
+    over = account(
+        lease("a", share(memory_mib=9_000)), lease("b", share(memory_mib=9_000, slot=1, fence=2))
+    )
+
+    assert found(facts(over)) == [("S1", "leases take 18000 MiB, it has 15000")]
+
+
+def test_more_cores_and_more_slots_than_the_device_has_are_found() -> None:
+    many = [lease(f"p{slot}", share(memory_mib=10, slot=slot, fence=slot + 1)) for slot in range(5)]
+
+    assert found(facts(account(*many))) == [
+        ("S1", "leases take 150 % of its cores, it has 100"),
+        ("S1", "leases take 5 slots, it has 4"),
+        ("S1", "slot 4 is held, it has 4"),
+    ]
+
+
+def test_a_slot_that_two_containers_hold_is_found() -> None:
+    same = account(lease("a"), lease("b", share(fence=2)))
+
+    assert found(facts(same)) == [("S1", "slot 0 is held by 2 containers")]
+
+
+def test_a_neighbour_of_a_pod_that_holds_the_device_alone_is_found() -> None:
+    beside = account(
+        lease("a", share(memory_mib=10, cores=100)), lease("b", share(cores=0, slot=1, fence=2))
+    )
+
+    assert found(facts(beside)) == [
+        ("S1", "pod default/a holds it alone, and 1 others hold it, too")
+    ]
+
+
+def test_a_lease_on_a_device_that_the_ledger_does_not_know_is_found() -> None:
+    sound = account(lease("a"))
+    gone = replace(sound, node=replace(sound.node, devices=()))
+
+    assert found(facts(gone)) == [
+        ("S1", "leases hold 3000 MiB of a device that is not in the ledger")
+    ]
+
+
+def test_a_second_live_lease_of_a_pod_is_found() -> None:
+    other = NodeName("node-1")
+    both = facts(account(lease("a")), account(lease("a", node=other), node=other))
+
+    assert ("S2", "it holds 2 live leases, on node-0, node-1") in found(both)
+
+
+def test_a_pod_that_we_bound_and_that_holds_no_lease_is_found() -> None:
+    assert found(facts(account(), pods=(pod("a"),))) == [
+        ("S3", "it is bound to node-0 and holds no lease")
+    ]
+
+
+def test_pods_that_others_bound_and_pods_that_ended_need_no_lease() -> None:
+    pods = (pod("a", annotations={}), pod("b", phase="Succeeded"))
+
+    assert found(facts(account(), pods=pods)) == []
+
+
+def test_a_lease_on_another_node_than_the_pods_is_found() -> None:
+    elsewhere = facts(account(lease("a")), pods=(pod("a", node="node-7"),))
+
+    assert found(elsewhere) == [("S3", "it is bound to node-7 and holds a lease on node-0")]
+
+
+def test_fences_that_repeat_or_pass_the_devices_own_are_found() -> None:
+    sound = account(lease("a"), lease("b", share(slot=1)))
+    use = replace(sound.node.devices[0][1], fence=0)
+
+    assert found(facts(with_use(sound, use))) == [
+        ("S4", "a share carries fence 1, the device 0"),
+        ("S4", "fence 1 is carried by 2 shares"),
+    ]
+
+
+def activation(told: Lease) -> Activation:
+    return Activation(
+        pod=told.pod,
+        namespace=told.namespace,
+        name=told.name,
+        container="main",
+        resource="volcano.sh/vgpu-number",
+        device_ids=("GPU-0-0",),
+        lease=told,
+    )
+
+
+def test_a_container_that_was_given_more_than_its_lease_says_is_found() -> None:
+    told = activation(lease("a", share(memory_mib=5_000)))
+
+    ((invariant, text),) = found(facts(account(lease("a")), activations={NODE: (told,)}))
+
+    assert invariant == "S7"
+    assert "5000" in text
+    assert "3000" in text
+
+
+def test_a_container_that_was_given_something_without_a_lease_is_found() -> None:
+    told = activation(lease("a"))
+
+    assert found(facts(account(), pods=(), activations={NODE: (told,)})) == [
+        ("S5", "the kubelet was told of container main, and no lease is live")
+    ]
+
+
+def test_an_active_lease_of_which_the_agent_knows_nothing_is_found() -> None:
+    active = replace(lease("a"), state=LeaseState.ACTIVE)
+
+    assert found(facts(account(active), activations={NODE: ()})) == [
+        ("S5", "its lease is active, and the node's agent has told the kubelet nothing")
+    ]
+
+
+def test_a_lease_that_outlives_its_pod_is_found_and_may_last_thirty_seconds() -> None:
+    (difference,) = differences(facts(account(lease("a")), pods=()))
+
+    assert difference.invariant == "P2"
+    assert difference.settles_s == 30.0
+    assert lasting([difference], {}, NOW)[0] == ()
+    assert lasting([difference], {difference: NOW - 29}, NOW)[0] == ()
+    assert lasting([difference], {difference: NOW - 30}, NOW)[0] == (difference,)
+
+
+def test_a_reservation_past_its_expiry_is_found() -> None:
+    late = replace(lease("a"), state=LeaseState.RESERVED, expires_at=NOW - 60)
+
+    assert found(facts(account(late))) == [("P2", "its reservation has run out and is still held")]
+
+
+def test_what_settles_is_forgotten_and_starts_anew_when_it_comes_back() -> None:
+    seen = Difference(invariant="P2", subject="pod a", text="x", settles_s=30.0)
+
+    _, since = lasting([seen], {}, 0.0)
+    _, since = lasting([], since, 10.0)
+    wrong, since = lasting([seen], since, 35.0)
+
+    assert wrong == ()
+    assert since == {seen: 35.0}
+
+
+def test_a_waiting_pod_without_lease_verdict_or_condition_is_unexplained() -> None:
+    ours = frozenset({"volcano"})
+    waits = pod("a", node="", phase="Pending", annotations={})
+
+    silent = list(unexplained(facts(account(), pods=(waits,)), ours))
+    told = replace(waits, said="0/2 nodes are available")
+    foreign = replace(waits, scheduler="default-scheduler")
+    gated = replace(waits, gates=("example.com/gate",))
+
+    assert [difference.invariant for difference in silent] == ["P1"]
+    assert not list(unexplained(facts(account(), pods=(told, foreign, gated)), ours))
+
+
+def test_agents_whose_checkpoints_are_elsewhere_are_named_and_none_that_gave_nothing_out() -> None:
+    active = replace(lease("a"), state=LeaseState.ACTIVE)
+    there = replace(facts(account(active)), activations={NODE: ()})
+    many = [
+        account(replace(lease(f"p{n}", node=NodeName(f"n{n}")), state=LeaseState.ACTIVE))
+        for n in range(7)
+    ]
+
+    (elsewhere,) = unseen_agents(facts(account(active)))
+    (of_many,) = unseen_agents(Facts(read_at=NOW, accounts=tuple(many)))
+
+    assert elsewhere.startswith("what the agents of node-0 told their kubelets")
+    assert "n0, n1, n2, n3, n4 and 2 more" in of_many
+    assert not list(unseen_agents(there))
+    assert not list(unseen_agents(facts(account(lease("a")))))
+
+
+def test_what_was_not_seen_is_told_beside_what_agrees() -> None:
+    found = replace(facts(account(lease("a"))), unseen=("budgets: no right to them",))
+
+    assert audit_shape(found, ())["unseen"] == ["budgets: no right to them"]
+    text = StringIO()
+    Console(file=text).print(render.audit(found, ()))
+    assert "clean: 1 lease" in text.getvalue()
+    assert "not seen: budgets" in text.getvalue()
+
+
+def test_the_json_form_counts_what_was_checked() -> None:
+    shape = audit_shape(facts(account(lease("a"))), ())
+
+    assert shape["clean"] is True
+    assert shape["checked"] == {"nodes": 1, "devices": 1, "leases": 1, "pods": 1, "agents": 0}
+
+
+def test_a_gang_that_is_counted_otherwise_than_its_leases_say_is_found() -> None:
+    member = replace(lease("a"), gang="default/g")
+    sound = Facts(
+        read_at=NOW, accounts=(account(member),), gangs={"default/g": frozenset({member.pod})}
+    )
+    wrong = replace(sound, gangs={"default/other": frozenset({member.pod})})
+
+    assert [d for d in differences(sound) if d.invariant == "P5"] == []
+    assert [d.text for d in differences(wrong) if d.invariant == "P5"] == [
+        "the ledger counts 0 pods of it, 1 hold a lease",
+        "the ledger counts 1 pods of it, 0 hold a lease",
+    ]
+
+
+def test_what_is_held_under_a_quota_is_what_leases_are_charged() -> None:
+    one = lease("one")
+    team = one.namespace
+    charge = charge_of(one, {GPU: DEVICE.memory_mib})
+    sound = QuotaAccounts(
+        quotas={team: Quota(namespace=team, limits=Limits(cards=1))},
+        held={team: {"": charge}},
+        charges={one.pod: (team, {"": charge})},
+    )
+    turns = turns_of([DEVICE], [one], {})
+    facts = Facts(
+        read_at=NOW, accounts=(account(one),), pods=(pod("one"),), quotas=sound, turns=turns
+    )
+
+    uncharged = replace(facts, quotas=replace(sound, charges={}))
+    orphaned = replace(facts, accounts=(account(),), turns=replace(turns, taken={}))
+
+    assert not differences(facts)
+    assert [found.text for found in differences(uncharged)] == [
+        "its lease is not charged to its quota",
+        "the ledger counts 300 milli-GPU, 1 cards as held, charges sum up to 0 on 0",
+    ]
+    assert "it is charged and has no lease" in [found.text for found in differences(orphaned)]
+
+
+def test_an_amount_by_which_turns_are_taken_that_no_lease_holds_is_found_with_both_numbers() -> (
+    None
+):
+    sound = facts(account(lease("a")))
+    wrong = replace(sound, turns=replace(sound.turns, taken={}))
+
+    [difference] = differences(wrong)
+
+    assert difference.subject == "namespace default"
+    assert "counts 0 % of cores and 0 MiB for it, its leases take" in difference.text
+
+
+def test_a_budget_that_says_another_use_than_its_entries_is_found_with_both_numbers() -> None:
+    window = Window(id="2031-04", start_ms=1, used_units=30)
+    entries = [
+        Entry(window="2031-04", kind="adjust", units=10, reason=f"{RESTORED} the status of 5"),
+        Entry(window="2031-04", kind="adjust", units=99, reason="the limit was 1 and is 100"),
+        Entry(window="2031-04", kind="charge", units=20),
+        Entry(window="2031-04", kind="grant", units=7),
+        Entry(window="2031-03", kind="charge", units=50),
+    ]
+    team = Namespace("team-a")
+    sound = replace(facts(account()), books=(book_of(team, window, entries),))
+    wrong = replace(facts(account()), books=(book_of(team, window, entries[1:]),))
+
+    assert differences(sound) == ()
+    [difference] = differences(wrong)
+    assert (difference.invariant, difference.subject) == ("S6", "budget team-a")
+    assert "says that 30" in difference.text
+    assert "add up to 20" in difference.text

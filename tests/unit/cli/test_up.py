@@ -1,0 +1,150 @@
+"""The pure parts of `leasehold up`: restart policy, layouts, plan."""
+
+from pathlib import Path
+
+import pytest
+
+from services.cli.state_dir import StateDir
+from services.cli.up.node_layouts import layouts_of
+from services.cli.up.parts import Part, Plan, parts_of, stages_of
+from services.cli.up.restart_policy import Life, RestartPolicy, after_exit, is_hopeless, pause_s
+from shared.model.errors import RequestError
+
+POLICY = RestartPolicy()
+
+
+def exits(count: int, *, ran_s: float = 0.1, ever_ready: bool = True) -> Life:
+    life = Life(ever_ready=ever_ready)
+    for _ in range(count):
+        life = after_exit(life, POLICY, ran_s=ran_s)
+    return life
+
+
+def test_the_pause_between_restarts_doubles_from_a_fifth_of_a_second_to_five_seconds() -> None:
+    pauses = [pause_s(exits(count), POLICY) for count in range(1, 9)]
+
+    assert pauses == [0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0]
+
+
+def test_the_pause_stays_finite_after_a_very_long_row_of_exits() -> None:
+    assert pause_s(Life(exits_in_row=100_000), POLICY) == 5.0
+
+
+def test_whoever_ran_steadily_starts_again_quickly() -> None:
+    life = after_exit(exits(6), POLICY, ran_s=11.0)
+
+    assert pause_s(life, POLICY) == 0.2
+    assert life.restarts == 7
+
+
+def test_a_part_that_was_ready_once_is_never_given_up() -> None:
+    assert not is_hopeless(exits(50), POLICY)
+    assert is_hopeless(exits(4, ever_ready=False), POLICY)
+    assert not is_hopeless(exits(3, ever_ready=False), POLICY)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "nodes", "before", "expected"),
+    [
+        ("", None, {}, ["4xT4", "4xT4"]),
+        ("", 3, {}, ["4xT4"] * 3),
+        ("8xH200", None, {}, ["8xH200", "8xH200"]),
+        ("8xH200, 2xA10+1xT4", None, {}, ["8xH200", "2xA10+1xT4"]),
+        ("", None, {"node-0": "1xL4"}, ["1xL4"]),
+        ("", 2, {"node-0": "1xL4"}, ["1xL4", "1xL4"]),
+        ("2xA10", None, {"node-0": "1xL4"}, ["2xA10"]),
+    ],
+)
+def test_layouts_come_from_the_flags_then_from_the_last_run_then_from_the_defaults(
+    gpus: str, nodes: int | None, before: dict[str, str], expected: list[str]
+) -> None:
+    layouts = layouts_of(gpus, nodes, before=before, check=str)
+
+    assert list(layouts.values()) == expected
+    assert list(layouts) == [f"node-{number}" for number in range(len(expected))]
+
+
+def test_a_number_of_layouts_that_is_not_the_number_of_nodes_is_refused_with_both_numbers() -> None:
+    with pytest.raises(RequestError, match=r"2 layouts for 3 nodes"):
+        layouts_of("4xT4,2xA10", 3, before={}, check=str)
+
+
+def test_no_node_at_all_is_refused() -> None:
+    with pytest.raises(RequestError, match="at least one node"):
+        layouts_of("", 0, before={}, check=str)
+
+
+def plan(**changes: object) -> Plan:
+    values: dict[str, object] = {
+        "nodes": {"node-0": "4xT4", "node-1": "2xA10"},
+        "placers": 3,
+        "ports": {"nats": 1, "redis": 2, "api": 3, "page": 4},
+        "nats_program": "/bin/nats-server",
+        "redis_program": "/bin/valkey-server",
+        "nats_url": "nats://127.0.0.1:1",
+        "redis_url": "redis://127.0.0.1:2/0",
+        "python": ("python", "-m"),
+    }
+    return Plan(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def test_the_plan_holds_every_service_once_each_placer_and_an_agent_per_node() -> None:
+    parts = parts_of(plan(), StateDir(Path("/s")))
+
+    assert [part.name for part in parts] == [
+        "nats",
+        "valkey",
+        "simcluster",
+        "watcher",
+        "placer-0",
+        "placer-1",
+        "placer-2",
+        "binder",
+        "timekeeper",
+        "webhook",
+        "dashboard",
+        "agent-node-0",
+        "agent-node-1",
+    ]
+    stages = [{part.name for part in stage} for stage in stages_of(parts)]
+    assert stages[0] == {"nats", "valkey", "simcluster"}
+    assert len(stages) == 2
+
+
+def test_parts_that_wait_for_each_other_are_a_mistake() -> None:
+    parts = [Part(name="a", argv=(), after=("b",)), Part(name="b", argv=(), after=("a",))]
+
+    with pytest.raises(ValueError, match="a, b wait for each other"):
+        stages_of(parts)
+
+
+def test_a_server_that_runs_elsewhere_is_not_started_and_its_url_reaches_the_services() -> None:
+    url = "nats://10.0.0.5:4222"
+
+    parts = {
+        part.name: part
+        for part in parts_of(plan(nats_program="", nats_url=url), StateDir(Path("/s")))
+    }
+
+    assert "nats" not in parts
+    assert all(
+        url in part.argv for part in parts.values() if part.name not in {"valkey", "simcluster"}
+    )
+
+
+def test_only_who_keeps_or_reads_the_ledger_is_told_of_redis() -> None:
+    parts = parts_of(plan(), StateDir(Path("/s")))
+
+    told = {part.name for part in parts if "--redis-url" in part.argv}
+
+    assert told == {"placer-0", "placer-1", "placer-2", "binder", "timekeeper", "dashboard"}
+
+
+def test_an_agent_is_told_its_own_node_and_layout() -> None:
+    agent = parts_of(plan(), StateDir(Path("/s")))[-1]
+
+    flags = dict(zip(agent.argv[::1], agent.argv[1::1], strict=False))
+
+    assert flags["--node"] == "node-1"
+    assert flags["--gpus"] == "2xA10"
+    assert flags["--kubelet-dir"] == "/s/nodes/node-1"

@@ -1,0 +1,101 @@
+"""Koordinator's annotations that steer the choice of devices: obeyed, dropped or refused."""
+
+import json
+
+import pytest
+
+from shared.dialects.dialect import ContainerAsks
+from shared.dialects.koordinator.hints import HINT, JOINT, PARTITION
+from shared.model.errors import RequestError
+from shared.model.request import PodRequest, Scope
+from tests.unit.dialects.koordinator.test_reading import container, koord, read
+
+
+def hinted(hint: object, **amounts: int) -> PodRequest:
+    notes = {HINT: json.dumps({"gpu": hint})}
+    return read(container(**(amounts or {"shared": 2, "ratio": 200})), annotations=notes)
+
+
+@pytest.mark.parametrize(
+    ("scope", "wanted"), [("PCIe", Scope.PCIE), ("NUMANode", Scope.NUMA), ("Node", Scope.NODE)]
+)
+def test_a_required_scope_is_kept(scope: str, wanted: Scope) -> None:
+    assert hinted({"requiredTopologyScope": scope}).scope is wanted
+
+
+def test_a_selector_picks_devices_by_model() -> None:
+    request = hinted(
+        {
+            "selector": {
+                "matchLabels": {"node.koordinator.sh/gpu-vendor": "nvidia"},
+                "matchExpressions": [
+                    {
+                        "key": "node.koordinator.sh/gpu-model",
+                        "operator": "In",
+                        "values": ["Tesla-T4", "A10"],
+                    },
+                    {
+                        "key": "node.koordinator.sh/gpu-model",
+                        "operator": "NotIn",
+                        "values": ["A10"],
+                    },
+                    {"key": "rack", "operator": "DoesNotExist"},
+                ],
+            }
+        }
+    )
+
+    assert request.selection.models == ("Tesla-T4", "A10")
+    assert request.selection.not_models == ("A10",)
+
+
+@pytest.mark.parametrize(
+    ("hint", "text"),
+    [
+        ({"requiredTopologyScope": "Device"}, "must be PCIe, NUMANode or Node, got Device"),
+        ({"exclusivePolicy": "PCIeLevel"}, "exclusivePolicy has no meaning for a GPU"),
+        ({"vfSelector": {"matchLabels": {}}}, "vfSelector has no meaning"),
+        ({"selector": {"matchLabels": {"rack": "7"}}}, "demands rack In 7, and no device"),
+        ({"selector": {"matchExpressions": [{"key": "a"}]}}, "is no label selector"),
+        ({"selector": {"matchExpressions": [{"key": "a", "operator": "Is"}]}}, "operator of a"),
+        ("PCIe", "must be a JSON object"),
+    ],
+)
+def test_hints_that_cannot_be_kept_are_refused(hint: object, text: str) -> None:
+    with pytest.raises(RequestError, match=text) as refused:
+        hinted(hint)
+
+    assert HINT in str(refused.value)
+
+
+def test_a_strategy_for_other_devices_means_nothing_for_a_gpu() -> None:
+    assert hinted({"allocateStrategy": "RequestsAsCount"}) == hinted({})
+
+
+@pytest.mark.parametrize("key", [HINT, JOINT, PARTITION])
+def test_malformed_annotations_are_named(key: str) -> None:
+    with pytest.raises(RequestError, match="is not JSON") as refused:
+        read(container(shared=1, ratio=50), annotations={key: "{gpu"})
+
+    assert key in str(refused.value)
+
+
+def test_a_joint_allocation_drops_what_is_not_asked_for() -> None:
+    joint = {JOINT: '{"deviceTypes":["gpu","rdma"],"requiredScope":"SamePCIe"}'}
+    near = ContainerAsks(
+        name="main", limits={**koord(shared=1, ratio=100), "koordinator.sh/rdma": 1}
+    )
+
+    assert read(container(shared=1, ratio=100), annotations=joint).scope is Scope.NODE
+    with pytest.raises(RequestError, match="SamePCIe of gpu and rdma cannot be kept"):
+        read(near, annotations=joint)
+    assert read(near, annotations={JOINT: '{"deviceTypes":["gpu","rdma"]}'}).links
+
+
+def test_partitions_are_best_effort() -> None:
+    restricted = {PARTITION: '{"allocatePolicy":"Restricted","ringBusBandwidth":"200Gi"}'}
+
+    assert read(container(shared=2, ratio=200), annotations={PARTITION: "{}"}).links
+    with pytest.raises(RequestError, match="Restricted cannot be kept"):
+        read(container(shared=2, core=200, ratio=200), annotations=restricted)
+    assert read(container(shared=1, ratio=50), annotations=restricted).links

@@ -1,0 +1,87 @@
+"""What a node shows to Koordinator's users: figures, labels, and its `Device`."""
+
+from shared.dialects.dialect import Host
+from shared.dialects.koordinator import dialect
+from shared.dialects.koordinator.device import described
+from shared.model.device import DeviceMode
+from shared.model.lease import MIB
+from tests.unit.dialects.koordinator.test_writing import CORE, MEMORY, RATIO, card
+
+
+def test_the_node_shows_sums_over_healthy_cards_and_a_hundred_shares_of_each() -> None:
+    devices = card(0, 15360), card(1, 15360), card(2, 15360, healthy=False)
+    mig = card(3, 81920, mode=DeviceMode.MIG)
+
+    shown = dialect.advertised((*devices, mig), "auto")
+
+    ids = shown.served["koordinator.sh/gpu.shared"]
+    assert len(ids) == 300
+    assert sum(entry.healthy for entry in ids) == 200
+    assert shown.patched == {
+        "koordinator.sh/gpu": 200,
+        CORE: 200,
+        MEMORY: 2 * 15360 * MIB,
+        RATIO: 200,
+    }
+
+
+def test_an_id_of_a_real_uuid_is_short_enough_for_a_kubelet() -> None:
+    device = card(uuid="GPU-57047317-c2d0-b5bd-37b9-522cf6d24591")
+
+    ids = dialect.advertised((device,), "auto").served["koordinator.sh/gpu.shared"]
+
+    assert max(len(entry.text) for entry in ids) <= 63
+
+
+def test_labels_name_vendor_model_driver_and_isolation() -> None:
+    device = card(model="NVIDIA H100 80GB HBM3")
+
+    assert described((device,), Host(driver="550.54.15", isolates=True)).labels == {
+        "node.koordinator.sh/gpu-vendor": "nvidia",
+        "node.koordinator.sh/gpu-model": "H100-80GB-HBM3",
+        "node.koordinator.sh/gpu-driver-version": "550.54.15",
+        "koordinator.sh/gpu-isolation-provider": "HAMi-core",
+    }
+
+
+def test_koordinator_29_without_the_library_the_label_goes() -> None:
+    label = "koordinator.sh/gpu-isolation-provider"
+
+    assert described((card(),), Host(isolates=False)).labels[label] is None
+    assert described((), Host(isolates=True)).labels[label] is None
+
+
+def test_the_device_object_has_upstreams_fields() -> None:
+    place = {"numa": 1, "pcie": "pci0000:3a", "bus": "0000:3b:00.0"}
+    device = card(0, 81920, "GPU-1111", model="NVIDIA A100-SXM4-80GB", **place)
+
+    shown = described((device,), Host()).objects[0]
+
+    assert shown.collection.startswith("/apis/scheduling.koordinator.sh/v1alpha1/")
+    assert shown.devices == (
+        {
+            "type": "gpu",
+            "id": "GPU-1111",
+            "minor": 0,
+            "health": True,
+            "labels": {
+                "node.koordinator.sh/gpu-vendor": "nvidia",
+                "node.koordinator.sh/gpu-model": "A100-SXM4-80GB",
+            },
+            "resources": {CORE: "100", MEMORY: "80Gi", RATIO: "100"},
+            "topology": {
+                "socketID": -1,
+                "nodeID": 1,
+                "pcieID": "pci0000:3a",
+                "busID": "0000:3b:00.0",
+            },
+        },
+    )
+
+
+def test_koordinator_20_an_unhealthy_card_says_so_in_its_object() -> None:
+    shown = described((card(0, healthy=False), card(1)), Host()).objects[0].devices
+
+    assert shown[0]["health"] is False
+    assert shown[0]["conditions"][0]["type"] == "Healthy"
+    assert "conditions" not in shown[1]

@@ -1,0 +1,191 @@
+"""Where pods that ask in Koordinator's words go: reading and placing together."""
+
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.dialects.dialect import Rules
+from shared.dialects.koordinator.hints import HINT
+from shared.model.device import Device
+from shared.model.lease import MIB
+from shared.model.ledger import LedgerNode
+from shared.model.placement import Placement, Refusal
+from tests.support.build import device, devices, ledger_node
+from tests.support.placer.placing import Cluster
+from tests.unit.dialects.koordinator.test_reading import GI, LABEL, container, read
+
+ISOLATES = {LABEL: "HAMi-core"}
+SERVED = ("koordinator.sh/gpu.shared",)
+MOST = Rules(scoring="MostAllocated")
+
+
+def node(name: str, *held: Device, labels: dict[str, str] | None = None) -> LedgerNode:
+    return ledger_node(name, *held, served=SERVED, labels=ISOLATES if labels is None else labels)
+
+
+def one_card(mib: int = 16384, **facts: Any) -> Cluster:
+    return Cluster(node("n1", device(memory_mib=mib, **facts)))
+
+
+def test_koordinator_17_bytes_and_ratio_on_one_card_never_promise_more_than_it_has() -> None:
+    cluster = one_card()
+    some_bytes = read(container(shared=1, memory=int(1.59 * GI)))
+    ten_percent = read(container(shared=1, ratio=10))
+
+    assert [cluster.indices(some_bytes) for _ in range(10)] == [[0]] * 10
+    refused = cluster.place(ten_percent)
+
+    assert isinstance(refused, Refusal)
+    assert "Insufficient GPU memory" in refused.reason
+
+
+@pytest.mark.parametrize(("rules", "chosen"), [(Rules(), 1), (MOST, 0)])
+def test_koordinator_18_the_emptier_or_the_fuller_of_two_used_cards(
+    rules: Rules, chosen: int
+) -> None:
+    cluster = Cluster(node("n1", *devices(2, memory_mib=10000)))
+    for ratio, card in ((60, 0), (70, 1)):
+        assert cluster.indices(read(container(shared=1, ratio=ratio))) == [card]
+    cluster.end("uid-2")
+    assert cluster.indices(read(container(shared=1, ratio=20))) == [1]
+
+    assert cluster.indices(read(container(shared=1, ratio=10), rules=rules)) == [chosen]
+
+
+@pytest.mark.parametrize(("rules", "chosen"), [(Rules(), "n2"), (MOST, "n1")])
+def test_koordinator_18_the_emptier_or_the_fuller_of_two_nodes(rules: Rules, chosen: str) -> None:
+    cluster = Cluster(*(node(name, device(f"GPU-{name}")) for name in ("n1", "n2")))
+    ratio = read(container(shared=1, ratio=40))
+    first = cluster.place(ratio)
+    assert isinstance(first, Placement)
+    other = {"n1": "n2", "n2": "n1"}[first.node]
+
+    second = cluster.place(read(container(shared=1, ratio=10), rules=rules))
+
+    assert isinstance(second, Placement)
+    assert second.node == (other if chosen == "n2" else first.node)
+
+
+def test_koordinator_19_a_node_without_the_label_is_passed_over() -> None:
+    bare, able = node("n1", device("GPU-1"), labels={}), node("n2", device("GPU-2"))
+    wanted = read(container(shared=1, ratio=50), labels={LABEL: "hami-core"})
+
+    chosen, refused = Cluster(bare, able).place(wanted), Cluster(bare).place(wanted)
+
+    assert isinstance(chosen, Placement)
+    assert chosen.node == "n2"
+    assert isinstance(refused, Refusal)
+    assert refused.counts == (("NodeAffinity", 1),)
+
+
+def test_whole_cards_go_where_nothing_could_be_held_to_a_limit() -> None:
+    bare = node("n1", *devices(2), labels={})
+
+    assert Cluster(bare).indices(read(container(shared=2, core=200, ratio=200))) == [0, 1]
+
+
+def test_koordinator_20_an_unhealthy_card_gets_no_new_pod() -> None:
+    cluster = Cluster(node("n1", device("GPU-0", 0, healthy=False), device("GPU-1", 1)))
+
+    assert cluster.indices(read(container(shared=1, ratio=50))) == [1]
+    assert cluster.indices(read(container(shared=2, ratio=100))) == []
+
+
+def test_koordinator_7_two_containers_of_a_half_get_two_cards() -> None:
+    halves = [container(name, shared=1, core=50, ratio=50) for name in ("a", "b")]
+    cluster = Cluster(node("n1", *devices(2)))
+
+    assert sorted(cluster.indices(read(*halves))) == [0, 1]
+    assert one_card().indices(read(*halves)) == []
+
+
+def test_memory_alone_stacks_where_all_compute_is_reserved() -> None:
+    cluster = one_card()
+    assert cluster.indices(read(container(shared=1, core=100, ratio=50))) == [0]
+
+    assert cluster.indices(read(container(shared=1, memory=GI))) == [0]
+    assert cluster.indices(read(container(shared=1, core=1, memory=GI))) == []
+
+
+def test_a_whole_card_is_given_to_nobody_else_and_must_be_idle() -> None:
+    cluster = one_card()
+    whole = read(container(shared=1, core=100, ratio=100))
+    assert cluster.indices(whole) == [0]
+    assert cluster.indices(read(container(shared=1, memory=1))) == []
+    cluster.end("uid-1")
+    assert cluster.indices(read(container(shared=1, memory=1))) == [0]
+
+    assert cluster.indices(whole) == []
+
+
+def test_sixteen_shares_fit_a_card_although_volcano_would_have_ten() -> None:
+    cluster = one_card(slots=10)
+
+    assert [cluster.indices(read(container(shared=1, ratio=6))) for _ in range(16)] == [[0]] * 16
+
+
+def test_a_selector_keeps_a_pod_on_its_model() -> None:
+    cards = device("GPU-0", 0, model="Tesla T4"), device("GPU-1", 1, model="NVIDIA A10")
+    hint = {
+        "gpu": {
+            "selector": {
+                "matchExpressions": [
+                    {
+                        "key": "node.koordinator.sh/gpu-model",
+                        "operator": "NotIn",
+                        "values": ["Tesla-T4"],
+                    }
+                ]
+            }
+        }
+    }
+    wanted = read(container(shared=1, ratio=1), annotations={HINT: json.dumps(hint)})
+
+    assert [Cluster(node("n1", *cards)).indices(wanted) for _ in range(3)] == [[1]] * 3
+
+
+asked = st.one_of(
+    st.builds(
+        lambda cards, ratio, core: {
+            "shared": cards,
+            "ratio": cards * ratio,
+            **({"core": cards * core} if core else {}),
+        },
+        st.integers(1, 3),
+        st.integers(1, 100),
+        st.integers(0, 100),
+    ),
+    st.builds(
+        lambda cards, memory, core: {
+            "shared": cards,
+            "memory": cards * memory,
+            **({"core": cards * core} if core else {}),
+        },
+        st.integers(1, 3),
+        st.integers(1, 20 * GI),
+        st.integers(0, 100),
+    ),
+)
+
+
+@given(st.lists(asked, max_size=25), st.integers(1, 20000), st.booleans())
+def test_limits_on_a_card_never_sum_up_to_more_than_it_has(
+    pods: list[dict[str, int]], mib: int, most: bool
+) -> None:
+    cluster = Cluster(node("n1", *devices(3, memory_mib=mib)))
+    memory: Counter[str] = Counter()
+    cores: Counter[str] = Counter()
+
+    for amounts in pods:
+        placed = cluster.place(read(container(**amounts), rules=MOST if most else Rules()))
+        if isinstance(placed, Placement):
+            assert len({share.device for share in placed.shares}) == amounts["shared"]
+            memory.update({share.device: share.limit_bytes for share in placed.shares})
+            cores.update({share.device: share.cores_percent for share in placed.shares})
+
+    assert all(held <= mib * MIB for held in memory.values())
+    assert all(held <= 100 for held in cores.values())

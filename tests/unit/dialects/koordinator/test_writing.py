@@ -1,0 +1,349 @@
+"""The Koordinator dialect, what is written: annotation, environment, node, `Device`."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.cli.audit import audit
+from services.cli.inspect.facts import Facts, PodSeen
+from services.node_agent.isolation.region import RegionPlace
+from services.node_agent.isolation.region_image import place_of, seed_of
+from shared.dialects.dialect import Paths
+from shared.dialects.koordinator import dialect
+from shared.dialects.koordinator.annotation import (
+    Allocated,
+    binary_text,
+    decimal_text,
+    encode_allocated,
+    parse_allocated,
+    ratio_of,
+)
+from shared.model.device import Device, needed_cores, needed_mib
+from shared.model.errors import RequestError
+from shared.model.lease import MIB, Lease, LeaseState, Share, Terms
+from shared.model.lease_copy import dump_lease, load_lease
+from shared.model.ledger import NodeAccount
+from shared.model.names import Namespace
+from shared.model.quantity import parse_count
+from shared.model.request import GpuRequest
+from tests.support import build
+from tests.unit.dialects.koordinator.test_reading import GI, container, read
+
+PATHS = Paths(library="/opt/l/libvgpu.so", preload="/opt/l/preload", containers="/var/c")
+CORE, MEMORY, RATIO = (
+    f"koordinator.sh/gpu-{name}" for name in ("core", "memory", "memory-ratio")
+)  # fmt: skip
+
+
+def card(minor: int = 0, mib: int = 81920, uuid: str = "", **facts: object) -> Device:
+    return build.device(uuid or f"GPU-{minor}", minor, memory_mib=mib, **facts)
+
+
+def share_of(request: GpuRequest, device: Device) -> Share:
+    """Return the share that placing `request` on `device` amounts to."""
+    memory = needed_mib(request, device)
+    return Share(
+        container=request.container,
+        device=device.uuid,
+        index=device.index,
+        memory_mib=memory,
+        cores_percent=needed_cores(request),
+        whole=request.whole,
+        company=request.company,
+        terms=Terms(
+            memory_mib=memory,
+            device_mib=device.memory_mib,
+            memory_bytes=request.memory_bytes,
+            memory_percent=request.memory_percent,
+        ),
+    )
+
+
+def leased(*devices: Device, **amounts: int) -> Lease:
+    """Return the lease of a pod of one container on these devices."""
+    request = read(container(**amounts)).containers[0]
+    assert request.gpus == len(devices)
+    return build.lease("uid-1", "n1", *(share_of(request, device) for device in devices))
+
+
+def written(*devices: Device, **amounts: int) -> str:
+    notes = dialect.binding(leased(*devices, **amounts), 1.0)
+    return notes["scheduling.koordinator.sh/device-allocated"]
+
+
+def resources(*devices: Device, **amounts: int) -> dict[str, str]:
+    """Return the first card's resources in the annotation."""
+    found: dict[str, str] = json.loads(written(*devices, **amounts))["gpu"][0]["resources"]
+    return found
+
+
+def test_koordinator_10_the_published_annotation_comes_out_byte_for_byte() -> None:
+    device = card(3, 46068, "GPU-57047317-c2d0-b5bd-37b9-522cf6d24591")
+
+    assert written(device, shared=1, core=50, ratio=50) == (
+        '{"gpu":[{"minor":3,"resources":{"koordinator.sh/gpu-core":"50",'
+        '"koordinator.sh/gpu-memory":"23034Mi","koordinator.sh/gpu-memory-ratio":"50"},'
+        '"id":"GPU-57047317-c2d0-b5bd-37b9-522cf6d24591"}]}'
+    )
+
+
+def test_two_whole_cards_are_the_published_annotation() -> None:
+    devices = card(0, uuid="GPU-aaaa"), card(1, uuid="GPU-bbbb")
+    all_of_it = (
+        '"resources":{"koordinator.sh/gpu-core":"100","koordinator.sh/gpu-memory":"80Gi",'
+        '"koordinator.sh/gpu-memory-ratio":"100"}'
+    )
+
+    assert written(*devices, shared=2, core=200, ratio=200) == (
+        f'{{"gpu":[{{"minor":0,{all_of_it},"id":"GPU-aaaa"}},'
+        f'{{"minor":1,{all_of_it},"id":"GPU-bbbb"}}]}}'
+    )
+
+
+def test_entries_stand_in_the_order_of_choice_with_the_ratio_derived() -> None:
+    text = written(card(5), card(4), shared=2, core=100, memory=16 * GI)
+
+    assert [entry["minor"] for entry in json.loads(text)["gpu"]] == [5, 4]
+    assert '"koordinator.sh/gpu-memory":"8Gi","koordinator.sh/gpu-memory-ratio":"10"' in text
+
+
+@pytest.mark.parametrize(
+    ("mib", "texts"),
+    [
+        (15360, ["1536Mi", "3840Mi", "5315022028", "7680Mi"]),
+        (16384, ["1717986918", "4Gi", "5669356830", "8Gi"]),
+        (24576, ["2576980377", "6Gi", "8504035246", "12Gi"]),
+        (40960, ["4Gi", "10Gi", "14173392076", "20Gi"]),
+        (46068, ["4830579916", "11517Mi", "15940913725", "23034Mi"]),
+        (81559, ["8552080998", "20879104Ki", "28221867294", "41758208Ki"]),
+        (81920, ["8Gi", "20Gi", "28346784153", "40Gi"]),
+    ],
+)
+def test_koordinator_11_bytes_of_a_ratio_are_those_of_the_published_table(
+    mib: int, texts: list[str]
+) -> None:
+    found = [resources(card(0, mib), shared=1, ratio=ratio)[MEMORY] for ratio in (10, 25, 33, 50)]
+
+    assert found == texts
+
+
+def test_koordinator_12_decimal_gigabytes_become_kibibytes() -> None:
+    assert resources(card(), shared=1, memory=parse_count("8G"))[MEMORY] == "7812500Ki"
+
+
+@pytest.mark.parametrize(("percent", "ratio"), [(29, 28), (57, 56), (58, 57), (50, 50), (10, 10)])
+def test_koordinator_13_a_derived_ratio_is_cut_off_as_floats_are(percent: int, ratio: int) -> None:
+    total = 100 * GI
+
+    assert ratio_of(percent * GI, total) == ratio
+    assert ratio_of(1, total) == 0
+
+
+def test_koordinator_14_compute_that_was_not_asked_for_is_not_named() -> None:
+    assert resources(card(0, 46068), shared=1, memory=8 * GI) == {MEMORY: "8Gi", RATIO: "17"}
+
+
+def test_koordinator_15_foreign_annotations_are_read_with_patience() -> None:
+    text = json.dumps(
+        {
+            "gpu": [
+                {
+                    "minor": 1,
+                    "resources": {"kubernetes.io/gpu-core": 50, MEMORY: "8Gi", RATIO: "1k"},
+                    "surprise": {},
+                },
+                {"minor": 0, "id": "GPU-a"},
+            ],
+            "rdma": [{"minor": 0}],
+        }
+    )
+
+    assert parse_allocated(text) == (
+        Allocated(minor=1, resources={CORE: 50, MEMORY: 8 * GI, RATIO: 1000}),
+        Allocated(minor=0, id="GPU-a"),
+    )
+    with pytest.raises(RequestError, match="device-allocated is none"):
+        parse_allocated('{"gpu":[{"id":"GPU-a"}]}')
+
+
+def test_koordinator_16_the_card_count_is_never_written() -> None:
+    text = written(card(0), card(1), shared=2, core=100, ratio=100)
+
+    assert "shared" not in text
+    assert set(json.loads(text)["gpu"][0]["resources"]) == {CORE, MEMORY, RATIO}
+
+
+@given(st.integers(1, 99), st.integers(1, 200_000))
+def test_what_is_enforced_is_never_more_than_what_is_written(ratio: int, mib: int) -> None:
+    lease = leased(card(0, mib), shared=1, ratio=ratio)
+    told = parse_allocated(encode_allocated(lease))[0].resources or {}
+
+    assert told[RATIO] == ratio
+    assert 0 <= told[MEMORY] - lease.shares[0].limit_bytes < MIB
+
+
+@given(st.integers(1, 200_000), st.data())
+def test_bytes_are_written_and_enforced_exactly(mib: int, data: st.DataObject) -> None:
+    asked = data.draw(st.integers(1, mib * MIB))
+    lease = leased(card(0, mib), shared=1, memory=asked)
+    told = parse_allocated(encode_allocated(lease))[0].resources or {}
+
+    assert told[MEMORY] == asked == lease.shares[0].limit_bytes
+    assert lease.shares[0].memory_mib * MIB >= asked
+
+
+@given(st.integers(0, 1 << 62))
+def test_quantities_come_back(number: int) -> None:
+    assert parse_count(binary_text(number)) == number == parse_count(decimal_text(number))
+
+
+@given(st.lists(st.integers(1, 100), min_size=1, max_size=30), st.integers(1, 200_000))
+def test_koordinator_31_limits_of_shares_that_fit_a_card_never_exceed_it(
+    ratios: list[int], mib: int
+) -> None:
+    shares = [leased(card(0, mib), shared=1, ratio=ratio).shares[0] for ratio in ratios]
+
+    if sum(ratios) <= 100:
+        assert sum(share.memory_mib for share in shares) <= mib
+    assert all(share.limit_bytes <= share.memory_mib * MIB for share in shares)
+
+
+def test_koordinator_26_a_half_card_gets_exactly_koordinators_variables_and_mounts() -> None:
+    setup = dialect.environment(
+        leased(card(3, 32768, "GPU-x"), shared=1, core=50, ratio=50), "main", {}, PATHS
+    )
+
+    assert dict(setup.environment) == {
+        "NVIDIA_VISIBLE_DEVICES": "GPU-x",
+        "CUDA_DEVICE_MEMORY_LIMIT": "17179869184",
+        "CUDA_DEVICE_SM_LIMIT": "50",
+        "LD_PRELOAD": "/usr/local/vgpu/libvgpu.so",
+        "CUDA_DEVICE_MEMORY_SHARED_CACHE": "/usr/local/vgpu/uid-1_main.cache",
+    }
+    assert [(m.container_path, m.host_path, m.read_only) for m in setup.mounts] == [
+        ("/usr/local/vgpu", "/var/c/uid-1_main", False),
+        ("/usr/local/vgpu/libvgpu.so", "/opt/l/libvgpu.so", True),
+        ("/tmp/vgpulock", "/var/c/uid-1_main.lock", False),
+    ]
+
+
+@pytest.mark.parametrize(
+    "amounts", [{"shared": 1, "core": 100, "ratio": 100}, {"shared": 1, "ratio": 100}]
+)
+def test_koordinator_27_a_whole_card_gets_only_the_visible_devices(amounts: dict[str, int]) -> None:
+    setup = dialect.environment(leased(card(uuid="GPU-x"), **amounts), "main", {}, PATHS)
+
+    assert dict(setup.environment) == {"NVIDIA_VISIBLE_DEVICES": "GPU-x"}
+    assert setup.mounts == ()
+
+
+def test_compute_is_capped_beside_all_of_the_memory() -> None:
+    lease = leased(card(0, 32768), shared=1, core=30, ratio=100)
+
+    variables = dialect.environment(lease, "main", {}, PATHS).environment
+
+    assert variables["CUDA_DEVICE_SM_LIMIT"] == "30"
+    assert variables["CUDA_DEVICE_MEMORY_LIMIT"] == str(32768 * MIB)
+
+
+def test_memory_only_leaves_compute_alone() -> None:
+    lease = leased(card(), shared=1, memory=8_000_000_001)
+
+    variables = dialect.environment(lease, "main", {}, PATHS).environment
+
+    assert "CUDA_DEVICE_SM_LIMIT" not in variables
+    assert variables["CUDA_DEVICE_MEMORY_LIMIT"] == "8000000001"
+
+
+def test_koordinator_28_devices_are_named_by_uuid_whatever_their_minor_numbers() -> None:
+    lease = leased(card(7, uuid="GPU-x"), card(2, uuid="GPU-y"), shared=2, ratio=100)
+
+    variables = dialect.environment(lease, "main", {}, PATHS).environment
+
+    assert variables["NVIDIA_VISIBLE_DEVICES"] == "GPU-x,GPU-y"
+
+
+def test_koordinator_31_containers_are_limited_each_to_its_own_share() -> None:
+    request = read(container("a", shared=1, ratio=20), container("b", shared=1, ratio=30))
+    shares = [share_of(c, card(n, 10000)) for n, c in enumerate(request.containers)]
+    lease = build.lease("uid-1", "n1", *shares)
+
+    limits = [
+        int(dialect.environment(lease, c, {}, PATHS).environment["CUDA_DEVICE_MEMORY_LIMIT"])
+        for c in ("a", "b")
+    ]
+
+    assert limits == [2000 * MIB, 3000 * MIB]
+    assert sum(limits) == sum(share.memory_mib for share in shares) * MIB
+
+
+def test_a_ratio_of_unlike_cards_is_limited_by_the_smaller_one() -> None:
+    lease = leased(card(0, 40000), card(1, 20000), shared=2, ratio=100)
+
+    variables = dialect.environment(lease, "main", {}, PATHS).environment
+
+    assert variables["CUDA_DEVICE_MEMORY_LIMIT"] == str(10000 * MIB)
+
+
+def test_the_region_that_is_made_before_the_start_holds_the_limit_of_every_card() -> None:
+    lease = leased(card(0), card(1), shared=2, core=60, memory=16 * GI)
+    setup = dialect.environment(lease, "main", {}, PATHS)
+
+    seed, place = seed_of(setup.environment), place_of(setup)
+
+    assert set(seed.memory_limits) == {8 * GI}
+    assert set(seed.core_limits) == {30}
+    assert place == RegionPlace(directory="/var/c/uid-1_main", name="uid-1_main.cache")
+
+
+def test_a_share_without_memory_is_refused() -> None:
+    bare = build.lease("uid-1", "n1", build.share(memory_mib=0))
+
+    with pytest.raises(RequestError, match="no memory leased"):
+        dialect.environment(bare, "main", {}, PATHS)
+
+
+def test_koordinator_22_a_lease_that_is_rebuilt_from_its_pod_has_the_same_annotation() -> None:
+    lease = leased(card(0, 46068), card(1, 46068), shared=2, core=100, memory=16 * GI)
+
+    copied = load_lease(dump_lease(lease), namespace=Namespace("default"), name="uid-1")
+
+    assert encode_allocated(copied) == encode_allocated(lease)
+    assert [s.company for s in copied.shares] == [s.company for s in lease.shares]
+
+
+def test_what_an_init_container_uses_before_is_one_entry_with_the_larger_amount() -> None:
+    first = share_of(read(container("init", shared=1, ratio=60)).containers[0], card())
+    then = share_of(read(container("main", shared=1, ratio=40)).containers[0], card())
+
+    found = parse_allocated(encode_allocated(build.lease("uid-1", "n1", first, then)))
+
+    assert [(entry.minor, (entry.resources or {})[RATIO]) for entry in found] == [(0, 60)]
+
+
+def test_the_audit_tells_when_somebody_changed_an_allocation() -> None:
+    held = leased(card(3, uuid="GPU-x"), shared=1, core=50, ratio=50)
+    held = replace(held, dialect="koordinator", state=LeaseState.ACTIVE)
+    true = dialect.binding(held, 1.0)
+    forged = {key: text.replace("GPU-x", "GPU-y") for key, text in true.items()}
+
+    def found(annotations: dict[str, str]) -> list[str]:
+        pod = PodSeen(
+            pod=held.pod,
+            namespace=held.namespace,
+            name=held.name,
+            node=held.node,
+            phase="Running",
+            annotations=annotations,
+        )
+        account = NodeAccount(node=build.ledger_node(held.node), leases=(held,))
+        facts = Facts(read_at=0.0, accounts=(account,), pods=(pod,))
+        return [one.text for one in audit.views(facts)]
+
+    assert found(true) == []
+    assert "claims GPU 3 (GPU-y) and not what the lease says" in found(forged)[0]
+    assert "claims no GPU" in found({})[0]
+    assert "is none" in found(dict.fromkeys(true, "x"))[0]

@@ -1,0 +1,180 @@
+"""Pods of all dialects on the same devices: nothing is over-committed, everyone gets what he asked.
+
+The judge is a brute-force recount (`tests.support.dialects.recount`) of random pods whose amounts
+are worked out anew from the vendors' rules (`tests.support.dialects.mixes`).
+"""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.placer.choice.placement import place
+from services.placer.index.node_index import Index
+from services.placer.mirror.cluster_mirror import Mirror
+from shared.dialects import read_pod
+from shared.dialects.dialect import ContainerAsks, PodAsks, Rules
+from shared.model.lease import Lease
+from shared.model.names import Namespace, PodUid
+from shared.model.placement import Placement, Refusal
+from shared.model.quota import charge_of, total_of
+from shared.model.request import PodRequest
+from tests.support.build import dice, ledger_node
+from tests.support.dialects.mixes import BLOCK, BY_NAME, Part, Wish, exactly, mixed
+from tests.support.dialects.recount import LABELS, NODES, SERVED, Recount, check_environment
+
+RULES = [Rules(), Rules(policy="binpack", gpu_policy="binpack", instances_first=True)]
+
+
+class Placed:
+    """A mirror in which what is placed stays placed, and the recount beside it."""
+
+    def __init__(self, seed: int) -> None:
+        self.mirror = Mirror()
+        self.mirror.reset(
+            [
+                ledger_node(name, *devices, labels=LABELS, served=SERVED)
+                for name, devices in NODES.items()
+            ]
+        )
+        self.index = Index(self.mirror)
+        self.recount = Recount(NODES)
+        self.draw = dice(seed)
+
+    def place(self, number: int, wish: Wish, rules: Rules) -> Lease | None:
+        lease = self._placed(number, wish.asks, rules)
+        if lease is not None:
+            self.recount.arrive(lease.pod, wish, lease)
+        return lease
+
+    def lease(self, number: int, limits: dict[str, int], scheduler: str) -> Lease:
+        """Place a pod of one container that must fit."""
+        container = ContainerAsks(name="c", limits=limits)
+        asks = PodAsks(namespace=Namespace("ns"), containers=(container,), scheduler=scheduler)
+        lease = self._placed(number, asks, Rules())
+        assert lease is not None
+        return lease
+
+    def _placed(self, number: int, asks: PodAsks, rules: Rules) -> Lease | None:
+        request = replace(read_pod(asks, rules), resources={"pods": 1})
+        answer = place(request, self.index, self.draw)
+        if isinstance(answer, Refusal):
+            return None
+        pod = PodUid(f"uid-{number}")
+        self.mirror.hold(pod, answer[0], request.resources, request.tags)
+        return _lease(pod, request, answer[0])
+
+    def end(self, pod: str) -> None:
+        self.mirror.drop(PodUid(pod))
+        self.recount.end(pod)
+
+
+def _lease(pod: PodUid, request: PodRequest, placement: Placement) -> Lease:
+    """The lease that a ledger would make; slots are told apart there."""
+    shares = tuple(
+        replace(share, slot=share.mig.position if share.mig else None) for share in placement.shares
+    )
+    return Lease(
+        pod=pod,
+        namespace=Namespace("ns"),
+        name=pod,
+        node=placement.node,
+        shares=shares,
+        dialect=request.dialect,
+        memo=request.memo,
+    )
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_a_dialects_shares_are_what_was_asked_and_its_containers_are_told_so(name: str) -> None:
+    seen = []
+
+    @settings(max_examples=40, deadline=None)
+    @given(BY_NAME[name], st.sampled_from(RULES))
+    def alone(wish: Wish, rules: Rules) -> None:
+        placed = Placed(1)
+        lease = placed.place(1, wish, rules)
+        if lease is not None:
+            seen.append(lease)
+            assert lease.dialect == wish.dialect
+            check_environment(wish, lease, NODES[lease.node])
+        elif len(wish.parts) == 1:
+            assert not placed.recount.fits(wish)
+
+    alone()
+    assert seen, "nothing was ever placed"
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.one_of(mixed, mixed, mixed, st.integers(0, 30)), min_size=4, max_size=24),
+    st.sampled_from(RULES),
+    st.integers(0, 3),
+)
+def test_random_mixes_of_all_dialects_never_over_commit_a_device(
+    steps: list[Wish | int], rules: Rules, seed: int
+) -> None:
+    placed = Placed(seed)
+
+    for number, step in enumerate(steps):
+        if isinstance(step, int):
+            live = sorted(placed.recount.live)
+            if live:
+                placed.end(live[step % len(live)])
+            continue
+        lease = placed.place(number, step, rules)
+        if lease is not None:
+            check_environment(step, lease, NODES[lease.node])
+        elif len(step.parts) == 1:
+            assert not placed.recount.fits(step), "refused, and a device would have taken it"
+    placed.recount.check()
+
+
+HALF = Wish(
+    dialect="tencent",
+    asks=PodAsks(
+        namespace=Namespace("ns"),
+        containers=(
+            ContainerAsks(
+                name="c", limits={"tencent.com/vcuda-core": 60, "tencent.com/vcuda-memory": 40}
+            ),
+        ),
+    ),
+    parts=(Part(container="c", gpus=1, memory=exactly(40 * BLOCK), cores=60),),
+)
+
+
+def test_the_recount_sees_a_device_promised_twice_and_a_share_that_is_too_small() -> None:
+    placed = Placed(1)
+    lease = placed.place(1, HALF, Rules())
+    assert lease is not None
+
+    placed.recount.live["again"] = (HALF, lease)
+    with pytest.raises(AssertionError, match="bytes are promised"):
+        placed.recount.check()
+    less = replace(lease, shares=(replace(lease.shares[0], memory_mib=1),))
+    with pytest.raises(AssertionError, match="is not 10737418240 bytes"):
+        Recount(NODES).arrive("uid-1", HALF, less)
+
+
+def test_koordinator_34_whole_cards_and_half_ones_count_in_the_same_cores() -> None:
+    placed = Placed(1)
+    memory_mib = {
+        device.uuid: device.memory_mib for devices in NODES.values() for device in devices
+    }
+    asked: list[dict[str, int]] = [
+        {"nvidia.com/gpu": 1},
+        {
+            "koordinator.sh/gpu.shared": 1,
+            "koordinator.sh/gpu-core": 50,
+            "koordinator.sh/gpu-memory-ratio": 10,
+        },
+    ]
+
+    held = total_of(
+        charge_of(placed.lease(number, limits, "koord-scheduler"), memory_mib)
+        for number, limits in enumerate(asked)
+    )
+
+    assert held.cores_milli == 1500

@@ -1,0 +1,132 @@
+"""Whatever comes in is read, or refused with our own error: nothing else ever comes out."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.webhook.admission import Policy, decide
+from services.webhook.largest_device import Largest
+from services.webhook.pods import read_pod
+from shared.dialects import OWN_RESOURCES
+from shared.dialects.volcano import vgpu
+from shared.model.errors import RequestError
+from shared.model.events.event import Event
+from shared.model.lease_copy import dump_lease, load_lease
+from shared.model.names import Namespace
+from shared.nats import wire
+from tests.contract.test_wire import LEASE, SAMPLES
+
+ANNOTATIONS = (
+    "gang.scheduling.koordinator.sh/min-available",
+    "hami.io/gpu-scheduler-policy",
+    "hami.io/node-scheduler-policy",
+    "leasehold.dev/isolation",
+    "nvidia.com/nouse-gputype",
+    "nvidia.com/use-gpuuuid",
+    "nvidia.com/vgpu-mode",
+    "scheduling.koordinator.sh/device-allocate-hint",
+    "scheduling.koordinator.sh/device-joint-allocate",
+    "scheduling.koordinator.sh/gpu-partition-spec",
+    "scheduling.k8s.io/group-name",
+    "tencent.com/vcuda-core-limit",
+    "volcano.sh/vgpu-mode",
+)
+AMOUNTS = "0,1,2,-1,1.5,100,150,99999999999999999999,1Gi,10Ki,1e3,1m,50%,\u0661,abc"
+WORDS = ("", "mig", "strict", "A100,", ",,", "null", "[]", '"x"', '{"gpu":{}}', '{"gpu":[1]}')
+JSON = (
+    '{"gpu":{"selector":null}}',
+    '{"gpu":{"allocateStrategy":"x","requestPolicy":7}}',
+    '{"allocatePolicy":"Restricted"}',
+)
+odd: st.SearchStrategy[Any] = st.sampled_from([None, True, 3, 2.5, [], {}, "x"])
+texts = st.sampled_from([*AMOUNTS.split(","), *WORDS, *JSON])
+amounts = st.dictionaries(st.sampled_from(sorted(OWN_RESOURCES)), texts | odd, max_size=4)
+notes = st.dictionaries(st.sampled_from(ANNOTATIONS), texts, max_size=3)
+variables = st.lists(
+    st.fixed_dictionaries({"name": texts}, optional={"value": texts, "valueFrom": odd}) | odd,
+    max_size=2,
+)
+containers = st.fixed_dictionaries(
+    {"name": st.sampled_from("abc")},
+    optional={
+        "image": texts | odd,
+        "resources": st.fixed_dictionaries({}, optional={"limits": amounts, "requests": amounts})
+        | odd,
+        "env": variables | odd,
+        "envFrom": st.lists(st.fixed_dictionaries({"configMapRef": odd}), max_size=1) | odd,
+        "securityContext": st.fixed_dictionaries({"privileged": odd}) | odd,
+    },
+)
+pods = st.fixed_dictionaries(
+    {
+        "metadata": st.fixed_dictionaries({}, optional={"annotations": notes | odd, "labels": odd}),
+        "spec": st.fixed_dictionaries(
+            {"containers": st.lists(containers | odd, max_size=3)},
+            optional={
+                "initContainers": st.lists(containers, max_size=1) | odd,
+                "volumes": st.lists(st.fixed_dictionaries({"name": texts, "hostPath": odd})) | odd,
+                "schedulingGates": odd,
+                "nodeName": odd,
+                "schedulerName": odd,
+            },
+        ),
+    }
+)
+
+
+@st.composite
+def damaged(draw: st.DrawFn, whole: bytes) -> bytes:
+    """Change, drop or double a few bytes."""
+    found = bytearray(whole)
+    for _ in range(draw(st.integers(1, 5))):
+        at = draw(st.integers(0, len(found) - 1))
+        found[at : at + draw(st.integers(0, 2))] = draw(st.binary(max_size=2))
+        if not found:
+            break
+    return bytes(found)
+
+
+@given(pod=pods, old_words=st.booleans())
+@settings(max_examples=400, deadline=None)
+def test_any_pod_under_review_gets_an_answer(pod: dict[str, Any], *, old_words: bool) -> None:
+    policy = Policy(koordinator_texts=old_words, old_texts=old_words)
+    try:
+        seen = read_pod(pod, "team-a")
+    except RequestError:
+        return
+    decision = decide(seen, policy, lambda _: frozenset({"A"}), largest=Largest(16_000, 16_000))
+    assert decision.allowed or decision.message
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.subject)
+@settings(max_examples=30, deadline=None)
+@given(data=st.data())
+def test_a_damaged_message_is_read_or_refused(sample: Event, data: st.DataObject) -> None:
+    message = data.draw(damaged(wire.encode([sample])))
+    try:
+        read = wire.decode(message, type(sample))
+    except RequestError:
+        return
+    assert all(type(event) is type(sample) for event in read)
+
+
+@given(data=st.data())
+@settings(max_examples=200, deadline=None)
+def test_a_lease_that_somebody_wrote_over_is_read_or_refused(data: st.DataObject) -> None:
+    text = data.draw(damaged(dump_lease(LEASE).encode())).decode(errors="replace")
+    try:
+        load_lease(text, namespace=Namespace("team-a"), name="train")
+    except RequestError:
+        return
+
+
+@given(data=st.data())
+@settings(max_examples=200, deadline=None)
+def test_another_plugins_annotation_is_read_as_far_as_it_can_be(data: st.DataObject) -> None:
+    whole = b"GPU-a,10,15360,100,NVIDIA-Tesla T4,0,true:GPU-b,10,15360,100,NVIDIA-Tesla T4,0,true:"
+    text = data.draw(damaged(whole)).decode(errors="replace")
+
+    for device in vgpu.parse_register(text):
+        assert not device.healthy or min(device.memory_mib, device.slots) > 0

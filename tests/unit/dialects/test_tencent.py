@@ -1,0 +1,272 @@
+"""vcuda: what is read and refused, what is written; the vcuda checklist of GPUSharing by number."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.dialects import DIALECTS, read_pod
+from shared.dialects.dialect import ContainerAsks, Strategy
+from shared.model.device import DeviceMode, DeviceUse, fits, needed_mib
+from shared.model.errors import RequestError
+from shared.model.lease import MIB, bookings
+from shared.model.lease_copy import dump_lease, load_lease
+from shared.model.request import Company, DeviceOrder, GpuRequest
+from tests.support.dialects.builders import (
+    PATHS,
+    RULES,
+    asking,
+    device,
+    lease_of,
+    leased,
+    pod,
+    share_of,
+)
+
+TENCENT = DIALECTS["tencent"]
+CORE, MEMORY = "tencent.com/vcuda-core", "tencent.com/vcuda-memory"
+
+
+def vcuda(name: str = "nvidia", /, core: int = 0, memory: int = 0, **facts: bool) -> ContainerAsks:
+    amounts = {CORE: core, MEMORY: memory}
+    limits = {resource: amount for resource, amount in amounts.items() if amount}
+    return asking(name, limits=limits, **facts)
+
+
+def read_one(core: int = 0, memory: int = 0) -> GpuRequest:
+    (request,) = read_pod(pod(vcuda(core=core, memory=memory)), RULES).containers
+    return request
+
+
+def test_gpusharing_1_half_a_card_needs_50_cores_and_4026531840_bytes_of_it() -> None:
+    request = read_one(core=50, memory=15)
+    exact = device(memory_mib=3840)
+
+    assert (request.gpus, request.cores_percent, request.memory_bytes) == (1, 50, 4026531840)
+    assert needed_mib(request, exact) == 3840
+    assert fits(request, exact, DeviceUse(cores_percent=50, shares=1), memory_mib=3840)
+    assert not fits(request, exact, DeviceUse(cores_percent=51, shares=1), memory_mib=3840)
+    assert not fits(request, device(memory_mib=3839), DeviceUse(), memory_mib=3840)
+
+
+def test_gpusharing_2_150_cores_are_refused_by_name() -> None:
+    with pytest.raises(RequestError) as refused:
+        read_one(core=150, memory=4)
+
+    assert str(refused.value) == (
+        'container "nvidia": tencent.com/vcuda-core=150 must be 1..99 or a multiple of 100'
+    )
+
+
+@pytest.mark.parametrize(
+    ("core", "gpus", "cores", "whole"),
+    [(1, 1, 1, False), (99, 1, 99, False), (100, 1, 0, True), (200, 2, 0, True)],
+)
+def test_gpusharing_2_1_99_100_and_200_pass(core: int, gpus: int, cores: int, whole: bool) -> None:
+    request = read_one(core=core, memory=4)
+
+    assert (request.gpus, request.cores_percent, request.whole) == (gpus, cores, whole)
+
+
+@pytest.mark.parametrize(
+    ("core", "memory", "text"),
+    [
+        (50, 0, r"vcuda-core=50 is less than a card and needs tencent.com/vcuda-memory"),
+        (0, 4, r"vcuda-memory=4 needs tencent.com/vcuda-core beside it"),
+    ],
+)
+def test_gpusharing_3_a_share_needs_both_resources(core: int, memory: int, text: str) -> None:
+    with pytest.raises(RequestError, match=text) as refused:
+        read_one(core=core, memory=memory)
+
+    assert 'container "nvidia"' in str(refused.value)
+
+
+def test_two_containers_of_50_without_memory_are_refused_though_they_add_up_to_a_card() -> None:
+    with pytest.raises(RequestError, match='container "a"'):
+        read_pod(pod(vcuda("a", core=50), vcuda("b", core=50)), RULES)
+
+
+@pytest.mark.parametrize("memory", [0, 1, 60])
+def test_gpusharing_4_200_cores_are_two_whole_cards_whatever_the_memory(memory: int) -> None:
+    held = leased(pod(vcuda(core=200, memory=memory)), (3, 1))
+
+    assert [(b.memory_mib, b.cores_percent, b.company) for b in bookings(held.shares)] == [
+        (16384, 100, Company.ALONE)
+    ] * 2
+    assert TENCENT.environment(held, "nvidia", {}, PATHS).environment == {
+        "NVIDIA_VISIBLE_DEVICES": "GPU-1,GPU-3"
+    }
+    assert TENCENT.environment(held, "nvidia", {}, PATHS).mounts == ()
+
+
+@pytest.mark.parametrize("unit", [1, 10, 1024])
+def test_gpusharing_5_a_block_is_268435456_bytes_whatever_the_nodes_unit(unit: int) -> None:
+    card = device(unit_mib=unit)
+    request = read_one(core=1, memory=1)
+    held = lease_of(read_pod(pod(vcuda(core=1, memory=1)), RULES), share_of(request, card))
+
+    assert request.memory_bytes == 268435456
+    assert [share.limit_bytes for share in held.shares] == [268435456]
+    given = TENCENT.environment(held, "nvidia", {}, PATHS).environment
+    assert given["CUDA_DEVICE_MEMORY_LIMIT_0"] == "256m"
+
+
+@pytest.mark.parametrize(
+    ("core", "memory", "mib"), [(50, 15, 3840), (33, 30, 7680), (10, 64, 16384)]
+)
+def test_worked_conversions(core: int, memory: int, mib: int) -> None:
+    assert needed_mib(read_one(core, memory), device()) == mib
+
+
+def test_gpusharing_6_two_containers_get_slices_of_their_own() -> None:
+    held = leased(pod(vcuda("a", core=30, memory=4), vcuda("b", core=20, memory=8)), (0,), (1,))
+
+    limits = [
+        TENCENT.environment(held, name, {}, PATHS).environment["CUDA_DEVICE_MEMORY_LIMIT_0"]
+        for name in "ab"
+    ]
+
+    assert limits == ["1024m", "2048m"]
+    assert [b.cores_percent for b in bookings(held.shares)] == [30, 20]
+
+
+def test_gpusharing_7_gpus_of_init_and_later_containers_are_seen() -> None:
+    asks = pod(
+        vcuda("warm", core=10, memory=2, init=True),
+        asking("plain"),
+        vcuda("main", core=50, memory=4),
+    )
+    request = read_pod(asks, RULES)
+    notes = TENCENT.binding(leased(asks, (2,), (2,)), 1.0)
+
+    assert [(c.container, c.init) for c in request.containers] == [("warm", True), ("main", False)]
+    assert notes["tencent.com/predicate-gpu-idx-1"] == "2"
+    assert "tencent.com/predicate-gpu-idx-0" not in notes
+
+
+def test_a_gpu_of_a_sidecar_is_booked_beside_those_of_init_containers() -> None:
+    beside = [
+        vcuda("side", core=10, memory=2, init=True, sidecar=True),
+        vcuda("warm", core=10, memory=2, init=True),
+        vcuda("main", core=10, memory=2),
+    ]
+    held = leased(pod(*beside), (0,), (0,), (0,))
+
+    assert [b.memory_mib for b in bookings(held.shares)] == [3 * 512]
+
+
+def test_an_assignment_carries_what_gpu_manager_wrote() -> None:
+    notes = TENCENT.binding(leased(pod(vcuda(core=200)), (5, 2)), 1600000000.123456)
+
+    assert notes.pop("tencent.com/predicate-time")[:15] == "160000000012345"
+    assert notes == {
+        "tencent.com/predicate-gpu-idx-0": "2,5",
+        "tencent.com/predicate-node": "gpu-a",
+        "tencent.com/gpu-assigned": "false",
+    }
+
+
+def test_a_pod_is_assigned_once_all_its_containers_have_their_cards() -> None:
+    held = leased(pod(vcuda("a", core=100), vcuda("b", core=100)), (0,), (1,))
+
+    assert TENCENT.after(held, frozenset({"a"})) == {}
+    assert TENCENT.after(held, frozenset("ab")) == {"tencent.com/gpu-assigned": "true"}
+    assert TENCENT.failed(held) == {}
+
+
+def test_a_share_is_held_to_its_cores_whatever_the_limit_annotation_allows() -> None:
+    notes = {"tencent.com/vcuda-core-limit": "80"}
+    held = leased(pod(vcuda(core=30, memory=4), notes=notes), (0,))
+
+    given = TENCENT.environment(held, "nvidia", {}, PATHS)
+
+    assert given.environment["CUDA_DEVICE_SM_LIMIT"] == "30"
+    assert [mount.container_path for mount in given.mounts] == [
+        "/usr/local/vgpu/libvgpu.so",
+        "/tmp/vgpu",
+        "/tmp/cudevshr.cache",
+        "/tmp/vgpulock",
+        "/etc/ld.so.preload",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("core", "memory", "told"),
+    [
+        (30, 4, ("30", str(1024 * MIB), "/dev/nvidia1")),
+        (200, 0, ("200", str(2 * 16384 * MIB), "/dev/nvidia1,/dev/nvidia3")),
+    ],
+)
+def test_the_runtime_is_told_what_gpu_manager_told_it(
+    core: int, memory: int, told: tuple[str, str, str]
+) -> None:
+    held = leased(pod(vcuda(core=core, memory=memory)), (3, 1) if core > 100 else (1,))
+
+    given = TENCENT.environment(held, "nvidia", {}, PATHS).annotations
+
+    assert dict(given) == dict(zip((CORE, MEMORY, "tencent.com/vcuda-device"), told, strict=True))
+
+
+def test_a_limit_annotation_that_is_no_number_is_refused() -> None:
+    notes = {"tencent.com/vcuda-core-limit": "half"}
+
+    with pytest.raises(RequestError, match=r"vcuda-core-limit must be a whole number.*'half'"):
+        read_pod(pod(vcuda(core=30, memory=4), notes=notes), RULES)
+
+
+def test_the_node_serves_hundredths_and_shows_the_blocks_of_all_its_memory() -> None:
+    cards = [device(n, 11178) for n in range(8)]
+    shown = TENCENT.advertised([*cards, device(8, 40960, mode=DeviceMode.MIG)], Strategy.AUTO)
+
+    assert len(shown.served[CORE]) == 800
+    assert shown.patched == {MEMORY: 8 * 11178 // 256}
+    assert 8 * (11178 // 256) < 8 * 11178 // 256, "floored once, not per card"
+
+
+def test_an_unhealthy_card_keeps_its_ids_and_loses_its_blocks() -> None:
+    shown = TENCENT.advertised([device(0, 1024, healthy=False), device(1, 2048)], Strategy.AUTO)
+
+    assert sum(served.healthy for served in shown.served[CORE]) == 100
+    assert shown.patched == {MEMORY: 8}
+
+
+def test_the_fullest_card_is_taken_first() -> None:
+    request = read_pod(pod(vcuda(core=10, memory=1)), RULES)
+
+    assert request.device_order is DeviceOrder.TIGHTEST
+    assert request.triggers == (CORE,)
+
+
+def test_zero_of_everything_asks_for_nothing() -> None:
+    asks = pod(asking(limits={CORE: 0, MEMORY: 0}))
+
+    assert read_pod(asks, RULES).containers == ()
+
+
+def test_the_memo_survives_the_leases_copy() -> None:
+    asks = pod(asking("plain"), vcuda("main", core=100))
+    held = leased(asks, (4,))
+    back = load_lease(dump_lease(held), namespace=held.namespace, name=held.name)
+
+    assert TENCENT.binding(back, 1.0)["tencent.com/predicate-gpu-idx-1"] == "4"
+    assert not leased(pod(vcuda(core=100)), (4,)).memo, "the shares alone tell"
+
+
+amounts = st.tuples(st.integers(1, 99), st.integers(1, 64)) | st.tuples(
+    st.integers(1, 8).map(lambda cards: 100 * cards), st.integers(0, 64)
+)
+
+
+@given(st.lists(amounts, min_size=1, max_size=4), st.sampled_from([1, 7, 1024]))
+def test_what_is_leased_is_what_was_asked_for(asked: list[tuple[int, int]], unit: int) -> None:
+    card = device(memory_mib=81920, unit_mib=unit)
+    containers = [vcuda(f"c{n}", core, memory) for n, (core, memory) in enumerate(asked)]
+    wanted = read_pod(pod(*containers), RULES)
+    shares = [share_of(r, card) for r in wanted.containers for _ in range(r.gpus)]
+
+    assert sum(share.cores_percent for share in shares) == sum(core for core, _ in asked)
+    assert sum(TENCENT.ids_of(share, CORE) for share in shares) == sum(core for core, _ in asked)
+    assert sum(s.limit_bytes for s in shares if not s.whole) == sum(
+        memory * 256 * MIB for core, memory in asked if core < 100
+    )
+    assert all(share.memory_mib == 81920 // unit * unit for share in shares if share.whole)

@@ -1,0 +1,142 @@
+"""Volcano's scheduler configuration: what of it counts, what is refused, what is warned about."""
+
+from pathlib import Path
+
+import pytest
+
+from services.watcher.settings import WatcherSettings, load_rules
+from shared.dialects import enabled, read_pod
+from shared.dialects.dialect import ContainerAsks, PodAsks, Rules
+from shared.dialects.volcano.scheduler_arguments import rules_of, warnings_about
+from shared.model.errors import RequestError
+from shared.model.names import Namespace
+from shared.model.request import DeviceOrder, NodeOrder
+
+GUIDE = """\
+actions: "enqueue, allocate, backfill"
+tiers:
+- plugins:
+  - name: predicates
+  - name: deviceshare
+    arguments:
+      deviceshare.VGPUEnable: true
+      deviceshare.KnowGeometriesCMName: volcano-vgpu-device-config
+      deviceshare.KnowGeometriesCMNamespace: kube-system
+      deviceshare.SchedulePolicy: binpack
+"""
+
+
+def asks(labels: dict[str, str] | None = None, **limits: int) -> PodAsks:
+    named = {f"volcano.sh/{name.replace('_', '-')}": amount for name, amount in limits.items()}
+    return PodAsks(
+        namespace=Namespace("ns"),
+        containers=(ContainerAsks(name="c", limits=named),),
+        labels=labels or {},
+    )
+
+
+@pytest.mark.parametrize("other", ["deviceshare.GPUSharingEnable", "deviceshare.GPUNumberEnable"])
+def test_item_11_sharing_or_number_together_with_vgpu_is_refused(other: str) -> None:
+    with pytest.raises(RequestError, match="are both true"):
+        rules_of({other: True, "deviceshare.VGPUEnable": "true"})
+
+
+def test_the_guides_older_spelling_of_the_switches_is_understood() -> None:
+    spoken = {dialect.name for dialect in enabled(rules_of({"predicate.GPUSharingEnable": True}))}
+
+    assert "volcano-gpushare" in spoken
+    assert "volcano-vgpu" not in spoken
+
+
+def test_a_switched_off_dialect_is_refused_by_name() -> None:
+    with pytest.raises(RequestError, match="volcano-vgpu, which is not enabled"):
+        read_pod(asks(vgpu_number=1), rules_of({"deviceshare.GPUSharingEnable": True}))
+
+
+def test_volcanos_switches_say_nothing_of_other_vendors_dialects() -> None:
+    spoken = {dialect.name for dialect in enabled(rules_of({"deviceshare.VGPUEnable": True}))}
+
+    assert {dialect.name for dialect in enabled(Rules())} - spoken == {"volcano-gpushare"}
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["file", "ConfigMap"])
+def test_item_50_the_guides_configuration_is_taken_without_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, wrapped: bool
+) -> None:
+    text = GUIDE
+    if wrapped:
+        lines = "".join(f"    {line}\n" for line in GUIDE.splitlines())
+        text = f"kind: ConfigMap\napiVersion: v1\ndata:\n  volcano-scheduler.conf: |\n{lines}"
+    conf = tmp_path / "volcano-scheduler.conf"
+    conf.write_text(text)
+
+    rules = load_rules(WatcherSettings(volcano_conf=conf))
+
+    request = read_pod(asks(vgpu_number=1), rules)
+    assert (request.device_order, request.node_order) == (DeviceOrder.BINPACK, NodeOrder.BINPACK)
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"tiers: {",
+        b"- tiers",
+        b"tiers: [{plugins: [deviceshare]}]",
+        b"tiers: [{plugins: [{name: deviceshare, arguments: [x]}]}]",
+        b"tiers: \xff",
+    ],
+)
+def test_a_file_that_is_no_configuration_is_refused_by_name(tmp_path: Path, text: bytes) -> None:
+    conf = tmp_path / "volcano-scheduler.conf"
+    conf.write_bytes(text)
+
+    with pytest.raises(RequestError, match=r"is no volcano-scheduler\.conf"):
+        load_rules(WatcherSettings(volcano_conf=conf))
+
+
+def test_item_50_a_misspelt_argument_is_warned_about_with_the_nearest_name() -> None:
+    [warning] = warnings_about({"deviceshare.ShedulePolicy": "binpack"})
+
+    assert "deviceshare.ShedulePolicy is no argument" in warning
+    assert "did you mean deviceshare.SchedulePolicy?" in warning
+
+
+@pytest.mark.parametrize(
+    ("arguments", "about"),
+    [
+        ({"deviceshare.NodeLockEnable": True}, "no node lock"),
+        (
+            {"deviceshare.SchedulePolicy": "spread", "deviceshare.ScheduleWeight": 0},
+            "whatever the weight",
+        ),
+    ],
+)
+def test_what_means_something_else_here_is_said(arguments: dict[str, object], about: str) -> None:
+    [warning] = warnings_about(arguments)
+
+    assert about in warning
+
+
+def test_arguments_of_other_plugins_are_none_of_our_business() -> None:
+    assert warnings_about({"predicate.CacheEnable": True, "binpack.weight": 5}) == []
+
+
+def test_pods_that_carry_all_labels_of_an_exclusive_rule_get_its_tag() -> None:
+    rules = rules_of(
+        {"deviceshare.GPUExclusiveRules": [{"app": "llm", "tier": "gold"}, {"app": "llm"}]}
+    )
+
+    gold = read_pod(asks({"app": "llm", "tier": "gold", "x": "y"}, vgpu_number=1), rules)
+    plain = read_pod(asks({"app": "llm"}, vgpu_number=1), rules)
+    other = read_pod(asks({"tier": "gold"}, vgpu_number=1), rules)
+
+    assert gold.tags == ("labels app=llm,tier=gold", "labels app=llm")
+    assert plain.tags == ("labels app=llm",)
+    assert other.tags == ()
+
+
+@pytest.mark.parametrize("wrong", ["app=llm", [[]], [{}], {"app": "llm"}])
+def test_exclusive_rules_that_are_no_list_of_label_maps_are_refused(wrong: object) -> None:
+    with pytest.raises(RequestError, match="must be a list of label maps"):
+        rules_of({"deviceshare.GPUExclusiveRules": wrong})

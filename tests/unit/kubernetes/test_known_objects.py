@@ -1,0 +1,140 @@
+"""Whatever a watch repeats, loses or reorders, what was told adds up to what exists."""
+
+from collections.abc import Iterable
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.kubernetes.known_objects import (
+    Appeared,
+    Change,
+    Changed,
+    Gone,
+    KnownObjects,
+    Synced,
+    newer,
+)
+from shared.kubernetes.types import ObjectMeta, Pod
+from shared.kubernetes.watch_events import Named
+
+LAST = 30
+
+
+def pod(name: str, uid: str, version: int) -> Pod:
+    return Pod(metadata=ObjectMeta(name=name, uid=uid, resource_version=str(version)))
+
+
+class Told:
+    """A reader of changes that minds their order."""
+
+    def __init__(self) -> None:
+        self.pods: dict[str, Pod] = {}
+
+    def take(self, changes: Iterable[Change[Pod]]) -> None:
+        for change in changes:
+            match change:
+                case Appeared(item):
+                    assert item.metadata.name not in self.pods
+                    self.pods[item.metadata.name] = item
+                case Changed(item, previous):
+                    assert self.pods[item.metadata.name] == previous != item
+                    self.pods[item.metadata.name] = item
+                case Gone(item, _):
+                    assert self.pods.pop(item.metadata.name).metadata.uid == item.metadata.uid
+                case Synced():
+                    pass
+
+
+History = list[tuple[str, Pod]]
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> History:
+    """What happened in a cluster: an event per version, from 1 on."""
+    alive: dict[str, str] = {}
+    history: History = []
+    for version in range(1, LAST + 1):
+        name = draw(st.sampled_from("abc"))
+        if name not in alive:
+            alive[name] = f"{name}-{version}"
+            history.append(("ADDED", pod(name, alive[name], version)))
+        elif draw(st.booleans()):
+            history.append(("MODIFIED", pod(name, alive[name], version)))
+        else:
+            history.append(("DELETED", pod(name, alive.pop(name), version)))
+    return history
+
+
+def existing(history: History, version: int) -> dict[str, Pod]:
+    pods: dict[str, Pod] = {}
+    for kind, item in history[:version]:
+        if kind == "DELETED":
+            del pods[item.metadata.name]
+        else:
+            pods[item.metadata.name] = item
+    return pods
+
+
+def list_at(known: KnownObjects[Pod], history: History, version: int) -> list[Change[Pod]]:
+    known.begin_list()
+    items = existing(history, version).values()
+    changes = [change for item in items for change in known.list_item(item)]
+    return [*changes, *known.end_list(str(version))]
+
+
+@given(histories(), st.data())
+def test_what_was_told_is_what_exists(history: History, data: st.DataObject) -> None:
+    """Lists at any time; watches that replay some of what was seen already, then go on."""
+    known: KnownObjects[Pod] = KnownObjects()
+    told, seen = Told(), data.draw(st.integers(0, LAST))
+    told.take(list_at(known, history, seen))
+    for step in data.draw(st.lists(st.integers(0, 9), max_size=6)):
+        before, seen = seen, min(LAST, seen + step)
+        if data.draw(st.booleans()):
+            told.take(list_at(known, history, seen))
+        else:
+            for kind, item in history[data.draw(st.integers(0, before)) : seen]:
+                gone = kind == "DELETED"
+                told.take(known.remove(item.metadata, item) if gone else known.upsert(item))
+        assert told.pods == existing(history, seen)
+        assert known.resource_version == str(seen)
+        assert len(known) == len(told.pods)
+
+
+@given(histories())
+def test_a_list_of_what_is_known_tells_nothing(history: History) -> None:
+    known: KnownObjects[Pod] = KnownObjects()
+    list_at(known, history, LAST)
+
+    assert list_at(known, history, LAST) == [Synced(str(LAST))]
+
+
+def test_an_unreadable_successor_ends_the_pod_it_replaced() -> None:
+    known: KnownObjects[Pod] = KnownObjects()
+    first = pod("a", "first", 1)
+    known.upsert(first)
+
+    told = known.skip(Named(name="a", uid="second", resource_version="5"))
+
+    assert told == (Gone(first, "5"),)
+
+
+def test_a_pod_recreated_under_its_name_ends_before_it_appears() -> None:
+    known: KnownObjects[Pod] = KnownObjects()
+    first, second = pod("a", "first", 1), pod("a", "second", 5)
+    known.upsert(first)
+
+    assert known.upsert(second) == (Gone(first, "5"), Appeared(second))
+
+
+def test_versions_compare_as_integers_where_they_are() -> None:
+    assert newer("10", "9")
+    assert not newer("9", "10")
+    assert not newer("9", "9")
+    assert newer("9", "")
+
+
+def test_other_versions_only_differ() -> None:
+    assert newer("a1", "b2")
+    assert newer("b2", "a1")
+    assert not newer("a1", "a1")

@@ -1,0 +1,246 @@
+"""Kubeconfig files as people have them, and what is said about those that cannot be used."""
+
+import base64
+from pathlib import Path
+
+import pytest
+import yaml
+
+from shared.kubernetes.kubeconfig import KubeconfigError, load_credentials, read_kubeconfig
+
+PEM = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
+
+
+def write(
+    path: Path,
+    *,
+    cluster: dict[str, object] | None = None,
+    user: dict[str, object] | None = None,
+    top: dict[str, object] | None = None,
+) -> Path:
+    """Write a kubeconfig with one context named `main`."""
+    document = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "main",
+        "contexts": [{"name": "main", "context": {"cluster": "c", "user": "u"}}],
+        "clusters": [{"name": "c", "cluster": {"server": "https://one:6443/", **(cluster or {})}}],
+        "users": [{"name": "u", "user": user or {}}],
+        **(top or {}),
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
+def encoded(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
+def test_the_current_context_names_server_user_and_namespace(tmp_path: Path) -> None:
+    context = {"name": "main", "context": {"cluster": "c", "user": "u", "namespace": "team"}}
+    path = write(tmp_path / "config", user={"token": "t-1"}, top={"contexts": [context]})
+
+    credentials = read_kubeconfig(path)
+
+    assert (credentials.server, credentials.token) == ("https://one:6443", "t-1")
+    assert credentials.namespace == "team"
+
+
+def test_secrets_do_not_show_in_logs(tmp_path: Path) -> None:
+    user: dict[str, object] = {
+        "token": "hush-token",
+        "client-certificate-data": encoded(PEM),
+        "client-key-data": encoded("hush-key"),
+    }
+
+    shown = repr(read_kubeconfig(write(tmp_path / "config", user=user)))
+
+    assert "hush" not in shown
+
+
+def test_data_fields_are_decoded_and_beat_files(tmp_path: Path) -> None:
+    cluster: dict[str, object] = {
+        "certificate-authority-data": encoded(PEM),
+        "certificate-authority": "absent.crt",
+    }
+    user: dict[str, object] = {
+        "client-certificate-data": encoded("cert"),
+        "client-key-data": encoded("key"),
+    }
+
+    credentials = read_kubeconfig(write(tmp_path / "config", cluster=cluster, user=user))
+
+    assert credentials.ca_pem == PEM
+    assert (credentials.client_cert_pem, credentials.client_key_pem) == ("cert", "key")
+
+
+def test_data_wrapped_over_lines_is_decoded(tmp_path: Path) -> None:
+    wrapped = "\n".join(encoded(PEM)[at : at + 20] for at in range(0, len(encoded(PEM)), 20))
+    path = write(tmp_path / "config", cluster={"certificate-authority-data": wrapped})
+
+    assert read_kubeconfig(path).ca_pem == PEM
+
+
+def test_relative_paths_start_at_the_files_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir("/")
+    cluster: dict[str, object] = {"certificate-authority": "pki/ca.crt"}
+    path = write(tmp_path / "config", cluster=cluster, user={"tokenFile": "token"})
+    (tmp_path / "pki").mkdir()
+    (tmp_path / "pki" / "ca.crt").write_text(PEM)
+
+    credentials = read_kubeconfig(path)
+
+    assert credentials.ca_pem == PEM
+    assert credentials.token_file == tmp_path / "token"
+
+
+def test_a_token_file_beats_a_token(tmp_path: Path) -> None:
+    path = write(tmp_path / "config", user={"token": "old", "tokenFile": "/run/token"})
+
+    credentials = read_kubeconfig(path)
+
+    assert (credentials.token, credentials.token_file) == (None, Path("/run/token"))
+
+
+def test_another_context_can_be_chosen(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "config",
+        top={
+            "contexts": [
+                {"name": "main", "context": {"cluster": "c", "user": "u"}},
+                {"name": "other", "context": {"cluster": "d", "user": "u"}},
+            ],
+            "clusters": [
+                {"name": "c", "cluster": {"server": "https://one:6443"}},
+                {"name": "d", "cluster": {"server": "https://two:6443"}},
+            ],
+        },
+    )
+
+    assert read_kubeconfig(path, context="other").server == "https://two:6443"
+
+
+def test_tls_may_be_left_unverified_or_check_another_name(tmp_path: Path) -> None:
+    cluster: dict[str, object] = {"insecure-skip-tls-verify": True, "tls-server-name": "inner"}
+
+    credentials = read_kubeconfig(write(tmp_path / "config", cluster=cluster))
+
+    assert credentials.insecure_skip_tls_verify
+    assert credentials.tls_server_name == "inner"
+
+
+@pytest.mark.parametrize(
+    ("user", "said"),
+    [
+        ({"exec": {"command": "aws"}}, "an exec credential plugin"),
+        ({"auth-provider": {"name": "gcp"}}, "an auth-provider plugin"),
+        ({"username": "a", "password": "b"}, "basic authentication"),
+        ({"as": "root"}, "impersonation"),
+        ({"client-certificate-data": encoded(PEM)}, "only one of client-certificate"),
+        ({"client-key": "absent.key", "client-certificate-data": "AA"}, "not base64 PEM|read"),
+        ({"token": 5}, "a token that is not text"),
+        ({"client-certificate-data": "%%%", "client-key-data": "AAAA"}, "not base64"),
+    ],
+)
+def test_a_user_we_cannot_be_is_refused(tmp_path: Path, user: dict[str, object], said: str) -> None:
+    path = write(tmp_path / "config", user=user)
+
+    with pytest.raises(KubeconfigError, match=said):
+        read_kubeconfig(path)
+
+
+@pytest.mark.parametrize(
+    ("top", "said"),
+    [
+        ({"current-context": ""}, r"no current-context is set \(it has main\)"),
+        ({"current-context": "lost"}, r"no context 'lost' \(it has main\)"),
+        ({"clusters": []}, r"no cluster 'c' \(it has none\)"),
+        ({"users": None}, r"no user 'u' \(it has none\)"),
+        ({"clusters": [{"name": "c", "cluster": {}}]}, "cluster 'c' has no server"),
+        ({"clusters": [{"name": "c", "cluster": {"server": "x", "proxy-url": "y"}}]}, "a proxy"),
+        ({"clusters": {"c": {}}}, "clusters that are not a list"),
+        ({"contexts": ["main"]}, "contexts is not a mapping"),
+    ],
+)
+def test_a_file_that_does_not_hold_together_is_explained(
+    tmp_path: Path, top: dict[str, object], said: str
+) -> None:
+    path = write(tmp_path / "config", top=top)
+
+    with pytest.raises(KubeconfigError, match=said) as caught:
+        read_kubeconfig(path)
+
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["a: [", "just words", "- a list"])
+def test_a_file_that_is_no_kubeconfig_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "config"
+    path.write_text(text)
+
+    with pytest.raises(KubeconfigError):
+        read_kubeconfig(path)
+
+
+def test_an_absent_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(KubeconfigError, match="absent: cannot be read"):
+        load_credentials(tmp_path / "absent", environ={})
+
+
+def test_a_named_file_comes_before_the_environment(tmp_path: Path) -> None:
+    named = write(tmp_path / "named", cluster={"server": "https://named"})
+    other = write(tmp_path / "other", cluster={"server": "https://other"})
+
+    assert load_credentials(named, environ={"KUBECONFIG": str(other)}).server == "https://named"
+
+
+def test_the_first_existing_file_of_the_environments_list_is_read(tmp_path: Path) -> None:
+    path = write(tmp_path / "second", cluster={"server": "https://second"})
+    listed = f"{tmp_path / 'absent'}:{path}"
+
+    assert load_credentials(None, environ={"KUBECONFIG": listed}).server == "https://second"
+
+
+def account(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "token").write_text("rotating")
+    (folder / "ca.crt").write_text(PEM)
+    (folder / "namespace").write_text("team\n")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("host", "server"), [("10.0.0.1", "https://10.0.0.1:443"), ("fd::1", "https://[fd::1]:443")]
+)
+def test_a_pod_uses_its_service_account(tmp_path: Path, host: str, server: str) -> None:
+    environ = {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": "443"}
+    folder = account(tmp_path / "sa")
+
+    credentials = load_credentials(None, environ=environ, service_account=folder, home=tmp_path)
+
+    assert (credentials.server, credentials.namespace) == (server, "team")
+    assert (credentials.ca_pem, credentials.token_file) == (PEM, folder / "token")
+
+
+def test_the_home_folders_file_comes_last(tmp_path: Path) -> None:
+    write(tmp_path / ".kube" / "config", cluster={"server": "https://home"})
+
+    credentials = load_credentials(
+        None, environ={}, home=tmp_path, service_account=tmp_path / "none"
+    )
+
+    assert credentials.server == "https://home"
+
+
+def test_where_nothing_is_found_every_place_tried_is_named(tmp_path: Path) -> None:
+    environ = {"KUBECONFIG": "/absent/config"}
+
+    with pytest.raises(KubeconfigError) as caught:
+        load_credentials(None, environ=environ, home=tmp_path, service_account=tmp_path / "sa")
+
+    assert "/absent/config" in str(caught.value)
+    assert str(tmp_path / "sa") in str(caught.value)
+    assert str(tmp_path / ".kube" / "config") in str(caught.value)

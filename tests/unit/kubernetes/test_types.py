@@ -1,0 +1,147 @@
+"""Pods and Nodes as an API server writes them, read into the fields we declare."""
+
+from datetime import UTC, datetime
+
+import msgspec
+import pytest
+
+from shared.kubernetes.types import (
+    ContainerPort,
+    EnvVar,
+    Node,
+    NodeSelectorTerm,
+    OwnerReference,
+    Pod,
+    PreferredTerm,
+    SelectorRequirement,
+    Taint,
+    Toleration,
+)
+
+POD = b"""{
+  "kind": "Pod", "apiVersion": "v1",
+  "metadata": {
+    "name": "gpu-pod1", "namespace": "team", "uid": "u-1", "resourceVersion": "42",
+    "generateName": "gpu-", "labels": {"app": "x"}, "annotations": {"a/b": "c"},
+    "creationTimestamp": "2026-01-02T03:04:05Z", "deletionTimestamp": null,
+    "ownerReferences": [
+      {"apiVersion": "batch/v1", "kind": "Job", "name": "train", "uid": "j-1", "controller": true}
+    ],
+    "managedFields": [{"manager": "kubectl", "fieldsV1": {"f:spec": {}}}]
+  },
+  "spec": {
+    "nodeName": "node-1", "schedulerName": "volcano", "priority": -5, "priorityClassName": "low",
+    "nodeSelector": {"disk": "ssd"}, "hostNetwork": true, "overhead": {"cpu": "250m"},
+    "affinity": {
+      "nodeAffinity": {
+        "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
+          {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a", "b"]}],
+           "matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["n"]}]}
+        ]},
+        "preferredDuringSchedulingIgnoredDuringExecution": [
+          {"weight": 10, "preference": {"matchExpressions": [{"key": "k", "operator": "Exists"}]}}
+        ]
+      },
+      "podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "h"}]}
+    },
+    "tolerations": [{"key": "k", "operator": "Exists", "effect": "NoExecute",
+                     "tolerationSeconds": 300}],
+    "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone"}],
+    "initContainers": [{"name": "side", "image": "s:1", "restartPolicy": "Always"}],
+    "containers": [{
+      "name": "main", "image": "m:1",
+      "resources": {"limits": {"volcano.sh/vgpu-number": "1", "memory": 1024},
+                    "requests": {"cpu": 0.5}},
+      "env": [{"name": "A", "value": "1"},
+              {"name": "B", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}],
+      "envFrom": [{"configMapRef": {"name": "settings"}}],
+      "ports": [{"containerPort": 80, "hostPort": 8080, "hostIP": "10.0.0.1", "protocol": "UDP"}],
+      "volumeMounts": [{"name": "v", "mountPath": "/v"}]
+    }],
+    "volumes": [{"name": "v", "emptyDir": {}}]
+  },
+  "status": {"phase": "Failed", "reason": "Evicted", "podIP": "10.1.1.1",
+             "conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+                             "message": "0/3 nodes"}]}
+}"""
+
+
+def test_a_pods_identity_is_read() -> None:
+    metadata = msgspec.json.decode(POD, type=Pod).metadata
+
+    assert (metadata.namespace, metadata.name, metadata.uid) == ("team", "gpu-pod1", "u-1")
+    assert metadata.resource_version == "42"
+    assert metadata.creation_timestamp == datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    assert metadata.deletion_timestamp is None
+    assert metadata.owner_references == (OwnerReference(kind="Job", name="train", uid="j-1"),)
+
+
+def test_what_a_pod_needs_of_its_node_is_read() -> None:
+    spec = msgspec.json.decode(POD, type=Pod).spec
+
+    affinity = spec.affinity
+    assert affinity is not None
+    assert affinity.node_affinity is not None
+    assert affinity.node_affinity.required is not None
+    assert affinity.node_affinity.required.node_selector_terms == (
+        NodeSelectorTerm(
+            match_expressions=(SelectorRequirement("zone", "In", ("a", "b")),),
+            match_fields=(SelectorRequirement("metadata.name", "NotIn", ("n",)),),
+        ),
+    )
+    assert affinity.node_affinity.preferred == (
+        PreferredTerm(10, NodeSelectorTerm((SelectorRequirement("k", "Exists"),))),
+    )
+    assert affinity.pod_affinity is None
+    assert affinity.pod_anti_affinity is not None
+    assert spec.tolerations == (Toleration("k", "Exists", "", "NoExecute", 300),)
+    assert spec.topology_spread_constraints == ({"maxSkew": 1, "topologyKey": "zone"},)
+    assert (spec.node_selector, spec.host_network) == ({"disk": "ssd"}, True)
+    assert (spec.priority, spec.priority_class_name) == (-5, "low")
+    assert (spec.scheduler_name, spec.node_name) == ("volcano", "node-1")
+    assert spec.overhead == {"cpu": "250m"}
+
+
+def test_what_the_containers_ask_for_is_read() -> None:
+    spec = msgspec.json.decode(POD, type=Pod).spec
+
+    (main,), (side,) = spec.containers, spec.init_containers
+    assert main.resources.limits == {"volcano.sh/vgpu-number": "1", "memory": 1024}
+    assert main.resources.requests == {"cpu": 0.5}
+    assert main.env == (EnvVar("A", "1"), EnvVar("B", ""))
+    assert main.env_from == ({"configMapRef": {"name": "settings"}},)
+    assert main.ports == (ContainerPort(80, 8080, "UDP", "10.0.0.1"),)
+    assert (side.name, side.image, side.restart_policy) == ("side", "s:1", "Always")
+
+
+def test_a_pods_progress_is_read() -> None:
+    status = msgspec.json.decode(POD, type=Pod).status
+
+    assert (status.phase, status.reason) == ("Failed", "Evicted")
+    assert [(c.type, c.status, c.reason) for c in status.conditions] == [
+        ("PodScheduled", "False", "Unschedulable")
+    ]
+
+
+def test_a_node_is_read() -> None:
+    node = msgspec.json.decode(
+        b"""{"metadata": {"name": "n"},
+        "spec": {"unschedulable": true, "taints": [{"key": "k", "effect": "NoSchedule"}]},
+        "status": {"allocatable": {"cpu": "8"}, "capacity": {"cpu": "9"},
+          "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady"}],
+          "addresses": [{"type": "InternalIP", "address": "10.0.0.2"}],
+          "daemonEndpoints": {"kubeletEndpoint": {"Port": 10250}}, "images": [{"names": []}]}}""",
+        type=Node,
+    )
+
+    assert (node.spec.unschedulable, node.spec.taints) == (True, (Taint("k", "", "NoSchedule"),))
+    assert (node.status.allocatable, node.status.capacity) == ({"cpu": "8"}, {"cpu": "9"})
+    assert node.status.conditions[0].type == "Ready"
+    assert node.status.addresses[0].address == "10.0.0.2"
+    assert node.status.daemon_endpoints.kubelet_endpoint.port == 10250
+
+
+@pytest.mark.parametrize("kind", [Pod, Node])
+def test_no_field_has_to_be_there(kind: type[Pod | Node]) -> None:
+    assert msgspec.json.decode(b"{}", type=kind) == kind()
+    assert msgspec.json.decode(b'{"metadata":{},"spec":{},"status":{}}', type=kind) == kind()

@@ -1,0 +1,58 @@
+"""Cutting a stream into lines, and how long to wait when it breaks."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.kubernetes.reflector import pause_s
+from shared.kubernetes.watch_events import Lines, UnreadableLineError
+
+
+@given(st.lists(st.binary(min_size=1).filter(lambda line: b"\n" not in line)), st.data())
+def test_lines_are_the_same_wherever_the_stream_was_cut(
+    wanted: list[bytes], data: st.DataObject
+) -> None:
+    body = b"".join(line + b"\n" for line in wanted)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(body)))))
+    lines = Lines()
+
+    found = [
+        line
+        for start, end in zip([0, *cuts], [*cuts, len(body)], strict=True)
+        for line in lines.feed(body[start:end])
+    ]
+
+    assert found == wanted
+
+
+def test_the_end_of_a_line_is_awaited() -> None:
+    lines = Lines()
+
+    assert lines.feed(b"whole\nha") == [b"whole"]
+    assert lines.feed(b"lf") == []
+    assert lines.feed(b"\n") == [b"half"]
+
+
+def test_a_line_may_not_grow_without_end() -> None:
+    lines = Lines(limit_bytes=10)
+    lines.feed(b"12345678")
+
+    with pytest.raises(UnreadableLineError, match="longer than 10 bytes"):
+        lines.feed(b"9abc")
+
+
+@given(st.integers(1, 10_000), st.floats(0.5, 1.0))
+def test_a_pause_is_between_a_tenth_of_a_second_and_ten(failures: int, jitter: float) -> None:
+    assert 0.1 <= pause_s(failures, jitter=jitter) <= 10
+
+
+def test_pauses_double_up_to_ten_seconds() -> None:
+    pauses = [pause_s(failures, jitter=1) for failures in range(1, 9)]
+
+    assert pauses == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10, 10]
+
+
+def test_a_servers_wish_for_a_longer_pause_is_granted() -> None:
+    assert pause_s(1, jitter=1, wish_s=30) == 30
+    assert pause_s(9, jitter=1, wish_s=1) == 10
+    assert pause_s(1, jitter=1, wish_s=86_400) == 60

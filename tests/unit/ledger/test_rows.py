@@ -1,0 +1,160 @@
+"""Reservations, leases and waiting pods in the form in which the ledger's scripts keep them."""
+
+from dataclasses import FrozenInstanceError, replace
+
+import msgspec
+import pytest
+
+from shared.ledger.lease_rows import (
+    joined,
+    lease_of,
+    lease_value,
+    reservation_pieces,
+    reserved,
+    takes_of,
+)
+from shared.ledger.waiting_rows import group_of, order_of, waiting_of, waiting_row
+from shared.model.lease import Lease, LeaseState, MigPlace, Share
+from shared.model.ledger import Reserved, counted_use
+from shared.model.names import NodeName
+from shared.model.request import GpuRequest, PodRequest
+from tests.support.placer.ledger import NOW, queued, share, uuid, verdict, wish, wish_among
+
+A = NodeName("a")
+
+
+def test_one_share_takes_one_slot() -> None:
+    taken = takes_of(A, [share("a", 1, mib=700, cores=30)])
+
+    assert taken == ["a", 10, uuid("a", 1), 700, 30, 1, 1, 0, 0, "", 1, 1]
+
+
+@pytest.mark.parametrize("wanted", [share("a", whole=True), share("a", cores=100)])
+def test_a_share_of_everything_wants_its_device_alone(wanted: Share) -> None:
+    assert takes_of(A, [wanted])[7] == 1
+
+
+def test_an_init_container_takes_the_slot_of_a_later_one() -> None:
+    shares = [
+        share("a", 0, mib=9, container="init", init=True),
+        share("a", 0, mib=4, container="one"),
+        share("a", 0, mib=4, container="two"),
+        share("a", 1, mib=5, container="two", slotted=False),
+    ]
+
+    node, last, *rest = takes_of(A, shares)
+
+    assert (node, last) == ("a", 18)
+    assert rest[:8] == [uuid("a", 0), 9, 0, 2, 2, 0, 0, ""]
+    assert rest[8:16] == [uuid("a", 1), 5, 0, 1, 0, 0, 0, ""]
+    assert rest[16:] == [1, 1, 1, 1, 1, 2, 2, 0]
+
+
+def test_an_instance_takes_its_position_of_a_layout_that_it_pins() -> None:
+    place = MigPlace(layout="group2", position=3, profile="1g.5gb")
+
+    taken = takes_of(A, [share("a", 0, mib=5_120, cores=60, mig=place)])
+
+    assert taken == ["a", 10, uuid("a", 0), 5_120, 0, 1, 0, 0, 0, "group2", 1, -4]
+
+
+def test_a_reservation_is_what_it_says_and_what_its_candidates_take() -> None:
+    several = [share("b", 0, mib=9), share("b", 1, whole=True)]
+    pieces = reservation_pieces(
+        [
+            wish_among("p", [("a", [share("a", 1, mib=700)]), ("b", several)], tag="red"),
+            wish("q", share("a"), cpu=7),
+        ]
+    )
+
+    says, first, second, *other = map(msgspec.msgpack.decode, pieces)
+    assert says[:5] == ["red", '["cpu",100,"pods",1]', "p", "", "default"]
+    assert first[:7] == ["a", uuid("a", 1), 700, 0, True, 0, 0]
+    assert second[:3] == ["b", False, takes_of(NodeName("b"), several)]
+    assert other[0][:3] == ["", '["cpu",7,"pods",1]', "q"]
+
+
+def test_an_array_begins_one_byte_after_its_piece_because_scripts_skip_so_much() -> None:
+    for piece in reservation_pieces([wish("p", share("a"), node="a" * 253)]):
+        assert piece[0] & 0xF0 == 0x90, "a short array: its length is in its first byte"
+
+
+def test_joined_pieces_can_be_told_apart() -> None:
+    assert joined([b"ab", b"", b"c"]) == ([0, 2, 2, 3], b"abc")
+
+
+def test_a_lease_is_read_as_it_was_written() -> None:
+    wanted = wish_among(
+        "p",
+        [("b", [share("b")]), ("a", [share("a", 0), share("a", 1, slotted=False)])],
+        tag="red",
+    )
+    lease = reserved(wanted, 2, iter([17, 3, 40, -1, 41]), NOW, NOW + 30).lease
+
+    assert [(s.device, s.slot, s.fence) for s in lease.shares] == [
+        (uuid("a", 0), 3, 40),
+        (uuid("a", 1), None, 41),
+    ]
+    assert lease_of(lease_value(lease)) == lease
+    bound = replace(lease, state=LeaseState.BOUND, expires_at=0.0, version=18)
+    assert lease_of(lease_value(bound)) == bound
+
+
+def test_a_new_lease_is_as_frozen_as_any_other() -> None:
+    outcome = reserved(wish("p", share("a")), 1, iter([17, 3, 40]), NOW, NOW + 30)
+    lease = outcome.lease
+
+    assert outcome == Reserved(lease=replace(lease))
+    assert [type(thing) for thing in (outcome, lease, lease.shares[0])] == [Reserved, Lease, Share]
+    for thing, name in ((outcome, "lease"), (lease, "pod"), (lease.shares[0], "slot")):
+        with pytest.raises(FrozenInstanceError):
+            setattr(thing, name, None)
+
+
+def test_what_leases_take_is_added_up() -> None:
+    def lease(pod: str, *shares: Share, tag: str = "") -> Lease:
+        numbers = iter([1] + [0, 5] * len(shares))
+        return reserved(wish(pod, *shares, tag=tag), 1, numbers, NOW, NOW).lease
+
+    devices, nodes = counted_use(
+        [lease("p", share("a", mib=10, cores=5), tag="red"), lease("q", share("a", mib=4))]
+    )
+
+    use = devices[uuid("a", 0)]
+    assert (use.memory_mib, use.cores_percent, use.shares, use.fence) == (14, 5, 2, 5)
+    assert use.tags == {"red"}
+    assert nodes == {"a": {"cpu": 200, "pods": 2}}
+
+
+def test_pods_wait_in_the_group_of_their_largest_container() -> None:
+    small = GpuRequest(container="one", gpus=1, memory_units=100, init=True)
+    large = GpuRequest(container="two", gpus=2, memory_percent=25, cores_percent=10)
+
+    assert group_of(PodRequest()) == "0:0:0:0:0:0:0:0"
+    assert group_of(PodRequest(containers=(small,))) == "1:100:0:0:0:1:0:0"
+    assert group_of(PodRequest(containers=(small, large))) == "2:0:25:10:0:1:0:0"
+    whole = GpuRequest(container="w", gpus=1, whole=True, memory_units=5, slotted=False)
+    assert group_of(PodRequest(containers=(whole,))) == "1:0:0:0:1:0:0:0"
+
+
+def test_pods_are_sorted_by_priority_and_age() -> None:
+    wanted = [
+        queued("system", priority=2_000_001_000),
+        queued("high", priority=1),
+        replace(queued("old"), created_at=NOW - 1),
+        queued("new"),
+        queued("low", priority=-(2**31)),
+    ]
+
+    assert sorted(wanted, key=order_of) == wanted
+    assert len({len(order_of(event)) for event in wanted}) == 1
+
+
+def test_a_waiting_pod_is_read_as_it_was_written() -> None:
+    waiting = replace(verdict(queued("p"), 7), waiting_since=NOW)
+
+    row = waiting_row(waiting)
+
+    assert waiting_of(row[3], row[5], row[4]) == waiting
+    permanent = replace(waiting, refusal=replace(waiting.refusal, permanent=True))
+    assert waiting_row(permanent)[1] == ""

@@ -1,0 +1,129 @@
+"""The order of waiting pods among namespaces, and what is said about it."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.cli.inspect.explain import explain
+from services.cli.inspect.facts import Facts, PodSeen
+from shared.model.events.pod_events import PodQueued
+from shared.model.fair_share import Right, Taken, Turns, in_turn, turns_of, why_before
+from shared.model.ledger import Waiting
+from shared.model.names import Namespace, PodUid
+from shared.model.placement import Refusal
+from shared.model.request import Company
+from tests.support.build import device, gpu, lease, pod_queued, request, share
+
+A, B = Namespace("team-a"), Namespace("team-b")
+TOTAL = Taken(cores_percent=1_000, memory_mib=100_000)
+
+
+def waits(name: str, namespace: Namespace, at: float = 0.0, *, priority: int = 0) -> PodQueued:
+    asked = request(gpu(memory=10_000), priority=priority)
+    return pod_queued(name, asked, namespace=namespace, created_at=at)
+
+
+def names(pods: list[PodQueued]) -> list[str]:
+    return [pod.name for pod in pods]
+
+
+def test_namespaces_that_hold_equally_much_take_turns_and_the_oldest_begins() -> None:
+    pods = [waits(f"a{n}", A, n) for n in range(3)] + [waits(f"b{n}", B, 10 + n) for n in range(3)]
+
+    assert names(in_turn(pods, Turns(total=TOTAL))) == ["a0", "b0", "a1", "b1", "a2", "b2"]
+
+
+def test_twice_the_share_has_twice_the_turns() -> None:
+    turns = Turns(total=TOTAL, rights={A: Right(share=2)})
+    pods = [waits(f"a{n}", A, n) for n in range(4)] + [waits(f"b{n}", B, n) for n in range(4)]
+
+    order = names(in_turn(pods, turns))
+
+    assert sorted(order[:3]) == ["a0", "a1", "b0"]
+    assert sorted(order[3:6]) == ["a2", "a3", "b1"]
+
+
+def test_the_larger_part_of_cores_and_memory_decides() -> None:
+    turns = Turns(
+        total=TOTAL,
+        taken={A: Taken(memory_mib=30_000), B: Taken(cores_percent=400, memory_mib=10_000)},
+    )
+
+    assert names(in_turn([waits("b", B), waits("a", A, 5)], turns)) == ["a", "b"]
+    assert turns.part(B) == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize(
+    ("first", "rights", "taken", "why"),
+    [
+        (waits("x", A), {B: Right(has_budget=False)}, {}, "whose namespace has budget left"),
+        (waits("x", A, priority=7), {}, {}, "of priority 7"),
+        (waits("x", A), {}, {B: Taken(memory_mib=50_000)}, "whose namespace holds 0.0% of the"),
+        (
+            waits("x", A),
+            {},
+            {A: Taken(memory_mib=50_000)},
+            "once what is offered before is counted",
+        ),
+        (waits("x", B, -5), {}, {}, "which is older"),
+    ],
+)
+def test_why_another_comes_first_is_said(
+    first: PodQueued, rights: dict[Namespace, Right], taken: dict[Namespace, Taken], why: str
+) -> None:
+    turns = Turns(total=TOTAL, rights=rights, taken=taken)
+
+    assert why in why_before(first, waits("y", B), turns)
+
+
+def test_what_is_held_is_added_up_and_sick_devices_do_not_count() -> None:
+    whole = share("GPU-0", memory_mib=32_768, company=Company.ALONE)
+    leases = [
+        lease("p", "n1", whole, namespace="team-a"),
+        lease("q", "n1", share("GPU-1", memory_mib=1_000, cores_percent=20), namespace="team-a"),
+    ]
+    devices = [device("GPU-0"), device("GPU-1"), device("GPU-2", healthy=False)]
+
+    turns = turns_of(devices, leases, {})
+
+    assert turns.total == Taken(cores_percent=200, memory_mib=2 * 32_768)
+    assert turns.taken == {A: Taken(cores_percent=120, memory_mib=33_768)}
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([A, B]), st.integers(0, 2)), max_size=20),
+    st.integers(1, 4),
+)
+def test_every_pod_has_one_place_and_within_a_namespace_priority_and_age_decide(
+    made: list[tuple[Namespace, int]], weight: int
+) -> None:
+    pods = [waits(f"{n}", space, n, priority=priority) for n, (space, priority) in enumerate(made)]
+
+    order = in_turn(pods, Turns(total=TOTAL, rights={A: Right(share=weight)}))
+
+    assert sorted(names(order)) == sorted(names(pods))
+    for namespace in (A, B):
+        own = [pod for pod in order if pod.namespace == namespace]
+        assert own == sorted(own, key=lambda pod: (-pod.request.priority, pod.created_at))
+
+
+def test_explain_tells_the_place_in_the_queue_and_who_comes_before() -> None:
+    waiting = tuple(
+        Waiting(queued=queued, refusal=Refusal(reason="full"), capacity=1)
+        for queued in (waits("rich", A), waits("poor", B, 5))
+    )
+    turns = Turns(total=TOTAL, taken={A: Taken(memory_mib=40_000)}, rights={A: Right(share=2)})
+    facts = Facts(read_at=100.0, waiting=waiting, turns=turns)
+    pod = PodSeen(pod=PodUid("rich"), namespace=A, name="rich", scheduler="leasehold")
+
+    answer = explain(pod, facts, frozenset({"leasehold"}))
+
+    assert (
+        "queue       place 2 of 2; before it comes team-b/poor, whose namespace holds 0.0% of the "
+        "GPUs for each of its shares"
+    ) in answer.lines
+    assert (
+        "namespace   team-a holds 40.0% of the GPUs, its share is 2: 20.0% for each; it has budget "
+        "left"
+    ) in answer.lines
+    assert dict(answer.extra)["queue"]["place"] == 2

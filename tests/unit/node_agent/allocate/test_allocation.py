@@ -1,0 +1,304 @@
+"""What a container is given, and what it is refused for."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.node_agent.allocate.allocation import (
+    Fence,
+    Node,
+    grant,
+    prefer,
+    refusal_text,
+    slot_key,
+)
+from services.node_agent.allocate.pod_resolution import Candidate, KubeletContainer, KubeletPod
+from shared.dialects.dialect import ContainerSetup, Paths, ServedId
+from shared.dialects.reserved import is_reserved, reserved_among
+from shared.model.device import Device, Isolation
+from shared.model.errors import RequestError
+from shared.model.lease import Lease, LeaseState, Share
+from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
+from shared.model.request import Company
+
+NUMBER = "volcano.sh/vgpu-number"
+MEMORY = "volcano.sh/gpu-memory"
+TRIGGER = "leasehold.dev/share"
+A, B = DeviceUuid("GPU-aaaa"), DeviceUuid("GPU-bbbb")
+NODE = NodeName("node-0")
+PATHS = Paths(library="/lib.so", preload="/preload", containers="/containers")
+
+
+def served_ids() -> dict[str, dict[str, ServedId]]:
+    slots = {f"{uuid}-{n}": uuid for uuid in (A, B) for n in range(4)}
+    units = {f"{index}-{n}": uuid for index, uuid in enumerate((A, B)) for n in range(9)}
+    return {
+        NUMBER: {text: ServedId(text=text, healthy=True, device=d) for text, d in slots.items()},
+        MEMORY: {text: ServedId(text=text, healthy=True, device=d) for text, d in units.items()},
+        TRIGGER: {f"share-{n}": ServedId(text=f"share-{n}", healthy=True) for n in range(4)},
+    }
+
+
+NODE_FACTS = Node(
+    name=NODE,
+    devices={
+        uuid: Device(uuid=uuid, index=index, model="Tesla T4", memory_mib=15360, slots=4)
+        for index, uuid in enumerate((A, B))
+    },
+    served=served_ids(),
+    paths=PATHS,
+)
+
+
+def share(device: DeviceUuid = A, **changes: Any) -> Share:
+    facts: dict[str, Any] = {
+        "container": "main",
+        "device": device,
+        "index": 0 if device == A else 1,
+        "memory_mib": 3000,
+        "cores_percent": 50,
+        "slot": 2,
+        "fence": 7,
+    }
+    return Share(**(facts | changes))
+
+
+def lease(*shares: Share, **changes: Any) -> Lease:
+    facts: dict[str, Any] = {
+        "pod": PodUid("uid"),
+        "namespace": Namespace("default"),
+        "name": "pod",
+        "node": NODE,
+        "shares": shares or (share(),),
+        "dialect": "volcano-vgpu",
+        "state": LeaseState.BOUND,
+    }
+    return Lease(**(facts | changes))
+
+
+def candidate(*variables: str, prefixes: tuple[str, ...] = ()) -> Candidate:
+    container = KubeletContainer(name="main", variables=variables, prefixes=prefixes)
+    pod = KubeletPod(
+        uid=PodUid("uid"), namespace=Namespace("default"), name="pod", containers=(container,)
+    )
+    return Candidate(pod=pod, container=container)
+
+
+def granted(
+    held: Lease | None = None,
+    *ids: str,
+    resource: str = NUMBER,
+    who: Candidate | None = None,
+    honoured: Mapping[str, Fence] | None = None,
+    reusable: tuple[str, ...] = (),
+) -> ContainerSetup:
+    return grant(
+        held or lease(),
+        who or candidate(),
+        NODE_FACTS,
+        resource=resource,
+        device_ids=ids or (f"{A}-2",),
+        honoured=honoured or {},
+        reusable=reusable,
+    )
+
+
+def test_35_a_container_gets_the_variables_and_mounts_of_its_lease() -> None:
+    setup = granted()
+
+    assert setup.environment["NVIDIA_VISIBLE_DEVICES"] == A
+    assert setup.environment["CUDA_DEVICE_MEMORY_LIMIT_0"] == "3000m"
+    assert setup.environment["CUDA_DEVICE_SM_LIMIT"] == "50"
+    assert [mount.container_path for mount in setup.mounts] == [
+        "/usr/local/vgpu/libvgpu.so",
+        "/tmp/vgpu",
+        "/tmp/cudevshr.cache",
+        "/tmp/vgpulock",
+        "/etc/ld.so.preload",
+    ]
+
+
+@pytest.mark.parametrize(("company", "given"), [(Company.ORDINARY, False), (Company.ALONE, True)])
+def test_a_strict_node_gives_no_part_of_a_device_whatever_was_leased(
+    company: Company, given: bool
+) -> None:
+    strict = {
+        uuid: replace(card, isolation=Isolation.STRICT) for uuid, card in NODE_FACTS.devices.items()
+    }
+    ask: dict[str, Any] = {"resource": NUMBER, "device_ids": [f"{A}-2"], "honoured": {}}
+    node, held = replace(NODE_FACTS, devices=strict), lease(share(company=company))
+
+    if given:
+        assert grant(held, candidate(), node, **ask).environment["NVIDIA_VISIBLE_DEVICES"] == A
+    else:
+        with pytest.raises(RequestError, match="isolation of this node is strict"):
+            grant(held, candidate(), node, **ask)
+
+
+def test_08_gpushare_gets_three_variables_in_mib_whatever_the_factor() -> None:
+    by_tens = replace(
+        NODE_FACTS,
+        devices={A: replace(NODE_FACTS.devices[A], memory_mib=11170, unit_mib=10)},
+    )
+    held = lease(
+        share(memory_mib=90, unit_mib=10, slotted=False, slot=None), dialect="volcano-gpushare"
+    )
+
+    setup = grant(
+        held,
+        candidate(),
+        by_tens,
+        resource=MEMORY,
+        device_ids=[f"0-{n}" for n in range(9)],
+        honoured={},
+    )
+
+    assert setup.environment == {
+        "NVIDIA_VISIBLE_DEVICES": "0",
+        "VOLCANO_GPU_ALLOCATED": "90",
+        "VOLCANO_GPU_MEMORY_TOTAL": "11170",
+    }
+    assert setup.mounts == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"state": LeaseState.RELEASED}, "is released"),
+        ({"state": LeaseState.RESERVED}, "is reserved"),
+        ({"node": NodeName("other")}, "on node other"),
+        ({"pod": PodUid("another")}, "of pod another"),
+        ({"shares": (share(container="side"),)}, "no share for this container"),
+        ({"shares": (share(memory_mib=0),)}, "0 MiB"),
+        ({"shares": (share(DeviceUuid("GPU-cccc")),)}, "1 of GPU-cccc"),
+        ({"dialect": "unheard-of"}, "speaks 'unheard-of'"),
+    ],
+)
+def test_a_lease_that_does_not_hold_here_gives_nothing(changes: dict[str, Any], text: str) -> None:
+    with pytest.raises(RequestError, match=text):
+        granted(lease(**changes))
+
+
+def test_devices_other_than_the_leased_ones_are_refused() -> None:
+    with pytest.raises(RequestError, match=r"chose 1 of GPU-bbbb, and the lease is for 1 of GPU"):
+        granted(lease(), f"{B}-0")
+    with pytest.raises(RequestError, match="not one that this node serves"):
+        granted(lease(), "GPU-cccc-0")
+
+
+def test_another_slot_of_the_leased_device_will_do() -> None:
+    assert granted(lease(), f"{A}-0") == granted(lease(), f"{A}-2")
+
+
+def test_devices_handed_on_by_an_init_container_will_do() -> None:
+    assert granted(lease(), f"{B}-0", reusable=(f"{B}-0",)) == granted()
+
+
+def test_the_trigger_stands_for_any_device() -> None:
+    held = lease(share(slotted=False, slot=None), dialect="volcano-gpushare")
+
+    assert granted(held, "share-3", resource=TRIGGER).environment["NVIDIA_VISIBLE_DEVICES"] == "0"
+
+
+def test_memory_by_the_unit_must_be_as_much_as_leased() -> None:
+    held = lease(share(memory_mib=3, slotted=False, slot=None), dialect="volcano-gpushare")
+
+    assert granted(held, "0-0", "0-1", "0-2", resource=MEMORY)
+    with pytest.raises(RequestError, match="2 of GPU-aaaa, and the lease is for 3 of GPU-aaaa"):
+        granted(held, "0-0", "0-1", resource=MEMORY)
+
+
+def test_an_older_fence_than_one_honoured_is_refused() -> None:
+    key = slot_key(share(), PodUid("uid"))
+
+    with pytest.raises(RequestError, match=r"fence 7 for slot 2 .* older than 8"):
+        granted(honoured={key: Fence(fence=8, pod=PodUid("later"))})
+    assert granted(honoured={key: Fence(fence=6, pod=PodUid("earlier"))})
+    assert granted(honoured={key: Fence(fence=8, pod=PodUid("uid"))}), "containers of one pod"
+
+
+@pytest.mark.parametrize(
+    "variable",
+    [
+        "CUDA_DEVICE_MEMORY_LIMIT_0",
+        "CUDA_DEVICE_MEMORY_SHARED_CACHE",
+        "CUDA_DISABLE_CONTROL",
+        "CUDA_REDIRECT",
+        "GPU_CORE_UTILIZATION_POLICY",
+        "LD_PRELOAD",
+        "NVIDIA_VISIBLE_DEVICES",
+        "VOLCANO_GPU_ALLOCATED",
+    ],
+)
+def test_a_pod_that_sets_a_reserved_variable_is_refused(variable: str) -> None:
+    with pytest.raises(RequestError, match=f"container main of pod default/pod sets {variable}"):
+        granted(who=candidate("PATH", variable))
+
+
+def test_ordinary_variables_are_nobodys_business() -> None:
+    assert not is_reserved("CUDA_VISIBLE_DEVICES")
+    assert not is_reserved("PATH")
+    assert reserved_among(["PATH"], ["APP_"]) is None
+
+
+def test_a_prefix_under_which_reserved_variables_come_is_refused() -> None:
+    with pytest.raises(RequestError, match="CUDA_DEVICE_"):
+        granted(who=candidate(prefixes=("CUDA_DEVICE_",)))
+
+
+def chosen(held: Lease, resource: str, size: int, **changes: Any) -> list[str]:
+    ids = NODE_FACTS.served[resource]
+    facts: dict[str, Any] = {"available": list(ids), "must_include": []}
+    return prefer(held, candidate(), NODE_FACTS, resource=resource, size=size, **(facts | changes))
+
+
+def test_the_leased_slot_is_preferred() -> None:
+    assert chosen(lease(), NUMBER, 1) == [f"{A}-2"]
+    assert chosen(lease(share(A), share(B, slot=3)), NUMBER, 2) == [f"{A}-2", f"{B}-3"]
+
+
+def test_a_slot_in_use_gives_way_to_another_of_the_same_device() -> None:
+    assert chosen(lease(), NUMBER, 1, available=[f"{B}-0", f"{A}-3"]) == [f"{A}-3"]
+
+
+def test_nothing_is_preferred_when_the_device_has_no_free_id() -> None:
+    assert chosen(lease(), NUMBER, 1, available=[f"{B}-0"]) == []
+
+
+def test_what_must_be_included_is() -> None:
+    wanted = lease(share(A), share(B, slot=3))
+
+    assert chosen(wanted, NUMBER, 2, must_include=[f"{A}-0"]) == [f"{A}-0", f"{B}-3"]
+
+
+def test_memory_is_preferred_on_the_leased_device() -> None:
+    held = lease(share(B, memory_mib=3, slotted=False, slot=None), dialect="volcano-gpushare")
+
+    assert chosen(held, MEMORY, 3) == ["1-0", "1-1", "1-2"]
+
+
+def test_a_refusal_names_node_resource_and_ids() -> None:
+    text = refusal_text("no", node=NODE, resource=MEMORY, device_ids=[f"0-{n:x}" for n in range(5)])
+
+    assert text == (
+        "Leasehold refuses 5 of volcano.sh/gpu-memory on node node-0 (0-0, 0-1, 0-2 and 2 more): no"
+    )
+
+
+@given(st.data())
+def test_21_what_is_preferred_is_exactly_as_many_of_the_free_ids(data: st.DataObject) -> None:
+    ids = list(NODE_FACTS.served[NUMBER])
+    available = data.draw(st.lists(st.sampled_from(ids), unique=True))
+    size = data.draw(st.integers(1, 3))
+    must = data.draw(st.lists(st.sampled_from(ids), unique=True, max_size=size))
+    devices = data.draw(st.lists(st.sampled_from([A, B]), min_size=size, max_size=size))
+    held = lease(*(share(device, slot=n) for n, device in enumerate(devices)))
+
+    found = chosen(held, NUMBER, size, available=available, must_include=must)
+
+    assert not found or len(found) == size
+    assert not found or set(must) <= set(found) <= {*available, *must}

@@ -1,0 +1,352 @@
+"""How containers are told their devices, and the CDI specification that names them."""
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proto.deviceplugin import api_pb2
+from services.node_agent.allocate.cdi import FILE, encoded, specification
+from services.node_agent.allocate.cdi_files import CdiFiles, DriverPlaces, find_driver
+from services.node_agent.allocate.device_list_strategies import (
+    ListStrategy,
+    listed,
+    named_in_cdi,
+    strategies_of,
+)
+from services.node_agent.gpus.inventory import Gpu
+from services.node_agent.kubelet.device_plugin import encode_setup
+from services.node_agent.mig.layout_changes import MigInstance, MigState
+from services.node_agent.records.checkpoint_entry import Entry
+from shared.dialects.dialect import ContainerSetup, Mount
+from shared.model.errors import RequestError, UnavailableError
+from shared.model.events.node_events import Activation
+from shared.model.names import DeviceUuid
+from tests.support.node_agent.agent import lease_of
+from tests.support.node_agent.cdi import cdi_devices, cdi_specification
+
+ENVVAR, VOLUME_MOUNTS, CDI_CRI, CDI_ANNOTATIONS = ListStrategy
+VERSION = "550.54.15"
+FOLDER = "usr/lib/x86_64-linux-gnu"
+MINORS = """gpu0/gi1/access 12
+gpu0/gi1/ci0/access 13
+gpu1/gi3/access 48
+gpu1/gi3/ci0/access 49
+"""
+GIVEN = ContainerSetup(
+    environment={"NVIDIA_VISIBLE_DEVICES": "GPU-a,GPU-b", "CUDA_DEVICE_MEMORY_LIMIT_0": "1m"},
+    mounts=(Mount(container_path="/m", host_path="/h", read_only=True, directory=True),),
+    annotations={"tencent.com/vcuda-core": "10"},
+)
+
+
+def gpu(uuid: str, index: int, **facts: Any) -> Gpu:
+    known: dict[str, Any] = {"model": "A100", "memory_mib": 40960, "driver": VERSION}
+    return Gpu(uuid=DeviceUuid(uuid), index=index, **(known | facts))
+
+
+def parted(*instances: MigInstance) -> Gpu:
+    return gpu("GPU-m", 1, mig=MigState(enabled=True, pending=True), instances=instances)
+
+
+def instance(gi: int, uuid: str) -> MigInstance:
+    return MigInstance(
+        gi=gi,
+        profile="1g.5gb",
+        start=0,
+        memory_slices=1,
+        compute_slices=1,
+        computes=(0,),
+        uuid=uuid,
+    )
+
+
+@dataclass
+class Node:
+    """A node's disk, driver and record."""
+
+    root: Path
+    instances_there: tuple[MigInstance, ...] = ()
+    answers: tuple[Entry, ...] = ()
+    asked: list[str] = field(default_factory=list)
+    silent: str = ""
+    """A GPU that does not answer."""
+
+    async def instances(self, device: DeviceUuid) -> tuple[MigInstance, ...]:
+        self.asked.append(device)
+        if device == self.silent:
+            raise UnavailableError("the NVIDIA driver did not answer within 20 s")
+        return self.instances_there
+
+    @property
+    def places(self) -> DriverPlaces:
+        return DriverPlaces(
+            root=Path("/run/nvidia/driver"),
+            seen_at=self.root / "driver",
+            proc=self.root / "proc",
+        )
+
+    def files(self, *strategies: ListStrategy, simulated: bool = False) -> CdiFiles:
+        return CdiFiles(
+            self.root / "cdi",
+            strategies or (CDI_CRI,),
+            places=None if simulated else self.places,
+            driver=self,
+            record=self,
+        )
+
+    @property
+    def path(self) -> Path:
+        return self.root / "cdi" / FILE
+
+    def put(self, path: str, text: str = "") -> None:
+        (self.root / path).parent.mkdir(parents=True, exist_ok=True)
+        (self.root / path).write_text(text)
+
+    def gave(self, setup: ContainerSetup) -> None:
+        lease = lease_of("u1")
+        told = Activation(
+            pod=lease.pod, namespace=lease.namespace, name=lease.name, container="main",
+            resource="r", device_ids=("x",), lease=lease,
+        )  # fmt: skip
+        self.answers = (Entry(activation=told, setup=setup),)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    made = Node(tmp_path)
+    for name in ("libcuda.so", "libnvidia-ml.so", "libnvidia-glcore.so"):
+        made.put(f"driver/{FOLDER}/{name}.{VERSION}")
+    for path in ("dev/nvidiactl", "dev/nvidia-uvm", "usr/bin/nvidia-smi", "usr/bin/nvidia-ctk"):
+        made.put(f"driver/{path}")
+    made.put("proc/driver/nvidia-caps/mig-minors", MINORS)
+    return made
+
+
+def said(setup: ContainerSetup) -> tuple[dict[str, str], list[tuple[str, str]], list[str]]:
+    """Return what the kubelet is told: variables, mounts, CDI names."""
+    answer = api_pb2.AllocateResponse.FromString(encode_setup(setup)).container_responses[0]
+    mounts = [(mount.container_path, mount.host_path) for mount in answer.mounts]
+    return dict(answer.envs), mounts, [device.name for device in answer.cdi_devices]
+
+
+def test_by_variable_nothing_changes() -> None:
+    assert listed(GIVEN, ["GPU-a", "GPU-b"], (ENVVAR,), "u/c") == GIVEN
+
+
+def test_by_mounts_the_variable_says_where_they_are() -> None:
+    env, mounts, names = said(listed(GIVEN, ["GPU-a", "GPU-b"], (VOLUME_MOUNTS,), "u/c"))
+
+    assert env["NVIDIA_VISIBLE_DEVICES"] == "/var/run/nvidia-container-devices"
+    assert mounts == [
+        ("/m", "/h"),
+        ("/var/run/nvidia-container-devices/GPU-a", "/dev/null"),
+        ("/var/run/nvidia-container-devices/GPU-b", "/dev/null"),
+    ]
+    assert names == []
+
+
+def test_by_cdi_through_the_kubelet_devices_are_named_and_the_variable_goes() -> None:
+    env, mounts, names = said(listed(GIVEN, ["GPU-a", "GPU-b"], (CDI_CRI,), "u/c"))
+
+    assert env == {"CUDA_DEVICE_MEMORY_LIMIT_0": "1m"}
+    assert mounts == [("/m", "/h")]
+    assert names == ["leasehold.dev/gpu=GPU-a", "leasehold.dev/gpu=GPU-b"]
+
+
+def test_by_cdi_annotation_one_key_names_all_and_others_stay() -> None:
+    setup = listed(GIVEN, ["GPU-a", "GPU-b"], (CDI_ANNOTATIONS,), "u/c")
+
+    (key,) = setup.annotations.keys() - GIVEN.annotations.keys()
+    assert key.startswith("cdi.k8s.io/")
+    assert len(key.partition("/")[2]) <= 63
+    assert setup.annotations[key] == "leasehold.dev/gpu=GPU-a,leasehold.dev/gpu=GPU-b"
+    assert setup.annotations["tencent.com/vcuda-core"] == "10"
+    assert setup == listed(GIVEN, ["GPU-a", "GPU-b"], (CDI_ANNOTATIONS,), "u/c")
+    assert named_in_cdi(setup) == set(setup.annotations[key].split(","))
+
+
+def test_several_strategies_together_each_say_it() -> None:
+    both = listed(GIVEN, ["GPU-a"], (ENVVAR, CDI_CRI), "u/c")
+
+    assert both.environment == GIVEN.environment
+    assert both.cdi_devices == ("leasehold.dev/gpu=GPU-a",)
+
+
+def test_a_strategy_that_is_none_is_refused_by_name() -> None:
+    assert strategies_of(["cdi-cri", "envvar", "cdi-cri"]) == (CDI_CRI, ENVVAR)
+    with pytest.raises(RequestError, match=r"must be among envvar, .*got 'cdi'"):
+        strategies_of(["cdi"])
+    with pytest.raises(RequestError, match="needs one of"):
+        strategies_of([])
+
+
+async def test_the_specification_opens_each_device_alone(node: Node) -> None:
+    files = node.files()
+
+    await files.keep([gpu("GPU-a", 0), parted(instance(3, "MIG-x"))])
+
+    found = cdi_specification(node.path)
+    nodes = {
+        name: [one["path"] for one in edits["deviceNodes"]]
+        for name, edits in cdi_devices(node.path).items()
+    }
+    assert nodes == {
+        "leasehold.dev/gpu=GPU-a": ["/dev/nvidia0"],
+        "leasehold.dev/gpu=MIG-x": [
+            "/dev/nvidia1",
+            "/dev/nvidia-caps/nvidia-cap48",
+            "/dev/nvidia-caps/nvidia-cap49",
+        ],
+    }
+    common = found["containerEdits"]
+    assert [one["path"] for one in common["deviceNodes"]] == ["/dev/nvidiactl", "/dev/nvidia-uvm"]
+    assert {(m["hostPath"], m["containerPath"]) for m in common["mounts"]} == {
+        (f"/run/nvidia/driver{path}", path)
+        for path in (
+            f"/{FOLDER}/libcuda.so.{VERSION}",
+            f"/{FOLDER}/libnvidia-ml.so.{VERSION}",
+            "/usr/bin/nvidia-smi",
+        )
+    }
+    assert [one["args"][:3] for one in common["hooks"]] == [
+        ["nvidia-ctk", "hook", "create-symlinks"],
+        ["nvidia-ctk", "hook", "update-ldcache"],
+    ]
+
+
+async def test_an_image_that_asks_for_all_devices_gets_no_others(node: Node) -> None:
+    await node.files().keep([gpu("GPU-a", 0)])
+
+    (edits,) = cdi_devices(node.path).values()
+    assert edits["env"] == ["NVIDIA_VISIBLE_DEVICES=void"]
+
+
+async def test_the_specification_follows_the_devices(node: Node) -> None:
+    files = node.files()
+    await files.keep([gpu("GPU-a", 0), gpu("GPU-b", 1)])
+    before = node.path.stat().st_ino
+
+    await files.keep([gpu("GPU-a", 0), gpu("GPU-b", 1)])
+    unchanged = node.path.stat().st_ino
+    await files.keep([gpu("GPU-b", 1)])
+
+    assert before == unchanged
+    assert set(cdi_devices(node.path)) == {"leasehold.dev/gpu=GPU-b"}
+    assert [path.name for path in node.path.parent.iterdir()] == [FILE], "no draft is left"
+    assert node.path.stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize("harm", ["gone", "cut"])
+async def test_a_file_that_was_harmed_is_there_again_at_the_next_look(
+    node: Node, harm: str
+) -> None:
+    files = node.files()
+    await files.keep([gpu("GPU-a", 0)])
+    node.path.unlink() if harm == "gone" else node.path.write_text("{")
+
+    await files.keep([gpu("GPU-a", 0)])
+
+    assert set(cdi_devices(node.path)) == {"leasehold.dev/gpu=GPU-a"}
+
+
+async def test_an_instance_that_was_just_made_is_named_before_its_container_starts(
+    node: Node,
+) -> None:
+    files = node.files()
+    await files.keep([parted()])
+    node.instances_there = (instance(3, "MIG-x"),)
+    setup = listed(GIVEN, ["MIG-x"], (CDI_CRI,), "u/c")
+
+    await files.ready(setup)
+    await files.ready(setup)
+
+    assert set(cdi_devices(node.path)) == {"leasehold.dev/gpu=MIG-x"}
+    assert node.asked == ["GPU-m"], "and what is there is not asked for again"
+
+
+async def test_a_gpu_that_does_not_answer_keeps_no_container_of_another_from_starting(
+    node: Node,
+) -> None:
+    files = node.files()
+    silent = replace(parted(instance(3, "MIG-y")), uuid=DeviceUuid("GPU-s"), index=2)
+    await files.keep([silent, parted()])
+    node.instances_there, node.silent = (instance(3, "MIG-x"),), "GPU-s"
+
+    await files.ready(listed(GIVEN, ["MIG-x"], (CDI_CRI,), "u/c"))
+
+    assert "leasehold.dev/gpu=MIG-x" in set(cdi_devices(node.path))
+
+
+async def test_a_container_whose_device_cannot_be_named_does_not_start(node: Node) -> None:
+    files = node.files()
+    await files.keep([parted()])
+    node.instances_there = (instance(9, "MIG-x"),)  # without a capability known
+
+    with pytest.raises(UnavailableError, match=r"has no leasehold\.dev/gpu=MIG-x"):
+        await files.ready(listed(GIVEN, ["MIG-x"], (CDI_ANNOTATIONS,), "u/c"))
+
+
+async def test_without_cdi_the_file_goes_once_no_container_needs_it(node: Node) -> None:
+    await node.files(CDI_CRI).keep([gpu("GPU-a", 0)])
+    node.gave(listed(GIVEN, ["GPU-a"], (CDI_CRI,), "u/c"))
+    files = node.files(ENVVAR)
+
+    await files.keep([gpu("GPU-a", 0)])
+    kept = node.path.is_file()
+    node.answers = ()
+    await files.keep([gpu("GPU-a", 0)])
+
+    assert kept
+    assert not node.path.exists()
+
+
+async def test_without_cdi_nothing_is_looked_for_and_nothing_written(tmp_path: Path) -> None:
+    bare = Node(tmp_path)
+
+    await bare.files(ENVVAR, VOLUME_MOUNTS).keep([gpu("GPU-a", 0)])
+
+    assert not list(tmp_path.iterdir())
+
+
+async def test_simulated_gpus_are_named_without_device_nodes(tmp_path: Path) -> None:
+    made = Node(tmp_path)
+
+    await made.files(simulated=True).keep([gpu("GPU-a", 0)])
+
+    assert cdi_devices(made.path) == {
+        "leasehold.dev/gpu=GPU-a": {"env": ["NVIDIA_VISIBLE_DEVICES=void"]}
+    }
+
+
+@pytest.mark.parametrize(
+    ("missing", "text"),
+    [
+        (f"driver/{FOLDER}/libcuda.so.{VERSION}", "--driver-root-ctr-path"),
+        ("driver/usr/bin/nvidia-ctk", "--nvidia-cdi-hook-path"),
+    ],
+)
+async def test_a_driver_that_is_not_found_is_named_with_the_flag(
+    node: Node, missing: str, text: str
+) -> None:
+    (node.root / missing).unlink()
+
+    with pytest.raises(UnavailableError, match=text):
+        await node.files().keep([gpu("GPU-a", 0)])
+    assert not node.path.exists()
+
+
+def test_a_hook_that_is_named_is_believed(node: Node) -> None:
+    named = replace(node.places, hook="/opt/nvidia-cdi-hook")
+
+    found = specification([gpu("GPU-a", 0)], {}, find_driver(named, VERSION))
+
+    assert [hook["path"] for hook in found["containerEdits"]["hooks"]] == 2 * [named.hook]
+    assert found["containerEdits"]["hooks"][1]["args"] == [
+        "nvidia-cdi-hook",
+        "update-ldcache",
+        "--folder",
+        f"/{FOLDER}",
+    ]
+    assert encoded(found).endswith(b"\n")

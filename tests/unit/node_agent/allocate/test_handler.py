@@ -1,0 +1,275 @@
+"""The kubelet's questions, against hand-written kubelets and ledgers."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.node_agent.allocate.allocation import Node
+from services.node_agent.allocate.handler import Answering
+from services.node_agent.allocate.pod_resolution import (
+    Holding,
+    KubeletContainer,
+    KubeletPod,
+    PodResources,
+)
+from services.node_agent.allocate.pod_resolver import Finding
+from services.node_agent.gpus.inventory import Division, devices_of, shown_by
+from services.node_agent.gpus.simulated_gpus import SimulatedGpus, uuid_of
+from services.node_agent.metrics import Spanned
+from services.node_agent.records.checkpoint import Checkpoint
+from services.node_agent.records.known_leases import LeasesKnown
+from shared.dialects import DIALECTS
+from shared.dialects.dialect import ContainerSetup, Paths
+from shared.model.clock import SystemClock
+from shared.model.errors import RequestError, UnavailableError
+from shared.model.events.node_events import ShareActivated, ShareRefused
+from shared.model.lease import Lease, LeaseState
+from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
+from tests.support.node_agent.agent import NUMBER, Ledger, lease_of, share
+from tests.support.simcluster.kubelet import NODE
+
+SLOT = f"{uuid_of(NodeName(NODE), 0)}-0"
+OTHER = f"{uuid_of(NodeName(NODE), 1)}-0"
+
+
+class Kubelet:
+    """Lists what a test says."""
+
+    blind = ""
+    silent = ""
+    """Why it does not say who holds what; empty: it does."""
+
+    def __init__(self) -> None:
+        self.pods: list[KubeletPod] = []
+        self.held: list[Holding] = []
+        self.looks = 0
+
+    async def list_pods(self) -> tuple[KubeletPod, ...]:
+        self.looks += 1
+        return tuple(self.pods)
+
+    async def list_running(self) -> frozenset[PodUid]:
+        return frozenset()
+
+    async def list_held(self) -> PodResources:
+        if self.silent:
+            raise UnavailableError(self.silent)
+        return PodResources(holdings=tuple(self.held))
+
+    def add(self, name: str, *containers: KubeletContainer) -> KubeletPod:
+        pod = KubeletPod(
+            uid=PodUid(f"uid-{name}"),
+            namespace=Namespace("default"),
+            name=name,
+            containers=containers or (wants(),),
+        )
+        self.pods.append(pod)
+        return pod
+
+    def hold(self, name: str, container: str, *ids: str) -> None:
+        self.held.append(Holding("default", name, container, NUMBER, frozenset(ids)))
+
+
+class Around:
+    """The disk, the views and the traces: keeps what happened."""
+
+    def __init__(self) -> None:
+        self.happened: list[str] = []
+
+    async def prepare(self, setup: ContainerSetup, *, starting: bool = False) -> None:
+        self.happened.append("prepared for a start" if starting else "prepared")
+
+    async def ready(self, setup: ContainerSetup) -> None:
+        if setup.cdi_devices:
+            self.happened.append(f"specified {list(setup.cdi_devices)}")
+
+    async def of(self, lease: Lease, container: str) -> dict[tuple[DeviceUuid, int], str]:
+        return {}
+
+    def allocated(self, lease: Lease, containers: frozenset[str]) -> None:
+        self.happened.append(f"shown {sorted(containers)}")
+
+    def failed(self, lease: Lease) -> None:
+        self.happened.append("shown as failed")
+
+    def begin(self, lease: Lease, facts: Mapping[str, str]) -> Spanned:
+        return Spanned(lease.trace, None, facts)
+
+    def counted(self, resource: str, outcome: str, seconds: float) -> None:
+        self.happened.append(outcome)
+
+
+class Desk:
+    """An `Answering` with everything around it."""
+
+    def __init__(self, path: Path) -> None:
+        self.kubelet, self.around, self.ledger = Kubelet(), Around(), Ledger()
+        node = NodeName(NODE)
+        self.record = Checkpoint(path / "checkpoint.json", node)
+        finding = Finding(
+            node,
+            leases=LeasesKnown(node),
+            pods=self.kubelet,
+            held=self.kubelet,
+            asking=self.ledger,
+            clock=SystemClock(),
+        )
+        self.answering = Answering(
+            node,
+            finding=finding,
+            record=self.record,
+            preparing=self.around,
+            cdi=self.around,
+            instances=self.around,
+            views=self.around,
+            measuring=self.around,
+            clock=SystemClock(),
+        )
+
+    async def open(self) -> "Desk":
+        gpus = await SimulatedGpus(NodeName(NODE), "2xT4").discover()
+        devices = devices_of(gpus, Division())
+        self.answering.facts = Node(
+            name=NodeName(NODE),
+            devices={device.uuid: device for device in devices},
+            served=shown_by(DIALECTS.values(), devices, "auto").served,
+            paths=Paths(library="/l", preload="/p", containers="/c"),
+        )
+        return self
+
+    def lease(self, name: str, *shares: Any, **changes: Any) -> Lease:
+        return self.ledger.grant(lease_of(f"uid-{name}", *shares, name=name, **changes))
+
+
+def wants(name: str = "main", *, init: bool = False) -> KubeletContainer:
+    return KubeletContainer(name=name, limits={NUMBER: 1}, init=init)
+
+
+@pytest.fixture
+async def desk(tmp_path: Path) -> Desk:
+    return await Desk(tmp_path).open()
+
+
+async def test_an_answer_is_on_disk_prepared_said_and_shown(desk: Desk) -> None:
+    desk.kubelet.add("a")
+    desk.lease("a", share(0, 1000))
+
+    setup = await desk.answering.allocate(NUMBER, [SLOT])
+    again = Checkpoint(desk.record.path, NODE)
+    await again.load()
+    said = await desk.answering.said.take()
+
+    assert again.activations == desk.record.activations
+    assert desk.around.happened == ["prepared", "shown ['main']", "answered"]
+    assert isinstance(said[0], ShareActivated)
+    assert setup.environment["CUDA_DEVICE_MEMORY_LIMIT_0"] == "1000m"
+
+
+async def test_a_kubelet_that_cannot_say_who_holds_what_is_told_so_in_its_own_words(
+    desk: Desk,
+) -> None:
+    desk.kubelet.add("a")
+    desk.lease("a", share(0, 1000))
+    desk.kubelet.silent = "PodResources: no answer within 10 s"
+
+    with pytest.raises(UnavailableError, match="no answer within 10 s"):
+        await desk.answering.allocate(NUMBER, [SLOT])
+
+
+async def test_two_alike_are_looked_at_again_and_then_refused_by_name(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.node_agent.allocate.pod_resolver.CLEAR_UP_S", 0.15)
+    for name in ("a", "b"):
+        desk.kubelet.add(name)
+        desk.lease(name, share(0, 1000))
+
+    with pytest.raises(RequestError, match=r"default/a, container main; default/b"):
+        await desk.answering.allocate(NUMBER, [SLOT])
+
+    (said,) = await desk.answering.said.take()
+    assert isinstance(said, ShareRefused)
+    assert said.pod is None, "nobody's lease is given up for a guess"
+    assert desk.kubelet.looks > 1
+    assert desk.record.activations == ()
+
+
+async def test_nothing_is_preferred_when_it_is_unclear_for_whom(desk: Desk) -> None:
+    desk.kubelet.add("a")
+    desk.kubelet.add("b")
+
+    assert list(await desk.answering.preferred(NUMBER, [SLOT, OTHER], [], 1)) == []
+
+
+async def test_the_leased_slot_is_preferred_before_it_is_allocated(desk: Desk) -> None:
+    desk.kubelet.add("a")
+    desk.lease("a", share(1, 1000))
+
+    assert list(await desk.answering.preferred(NUMBER, [SLOT, OTHER], [], 1)) == [OTHER]
+
+
+async def test_38_a_mismatch_is_refused_told_and_shown(desk: Desk) -> None:
+    desk.kubelet.add("a")
+    desk.lease("a", share(1, 1000))
+
+    with pytest.raises(RequestError, match="the lease is for 1 of"):
+        await desk.answering.allocate(NUMBER, [SLOT])
+
+    (said,) = await desk.answering.said.take()
+    assert isinstance(said, ShareRefused)
+    assert said.pod == "uid-a"
+    assert desk.around.happened == ["shown as failed", "refused"]
+
+
+async def test_a_lease_that_has_ended_is_asked_for_and_refused(desk: Desk) -> None:
+    desk.kubelet.add("a")
+    desk.lease("a", share(0, 1000), state=LeaseState.RELEASED)
+
+    with pytest.raises(RequestError, match="holds no lease"):
+        await desk.answering.allocate(NUMBER, [SLOT])
+
+
+async def test_27_a_start_is_refused_when_another_container_holds_the_devices(desk: Desk) -> None:
+    desk.kubelet.add("a")
+    desk.lease("a", share(0, 1000))
+    await desk.answering.allocate(NUMBER, [SLOT])
+
+    desk.kubelet.hold("b", "main", SLOT)
+    with pytest.raises(RequestError, match=r"with default/b/main, .* given to default/a/main"):
+        await desk.answering.pre_start(NUMBER, [SLOT])
+
+    desk.kubelet.held.clear()
+    with pytest.raises(RequestError, match="with nobody"):
+        await desk.answering.pre_start(NUMBER, [SLOT])
+
+    desk.kubelet.hold("a", "main", SLOT)
+    await desk.answering.pre_start(NUMBER, [SLOT])
+    assert desk.around.happened[-1] == "prepared for a start"
+
+
+async def test_27_an_init_container_starts_although_the_kubelet_does_not_show_it(
+    desk: Desk,
+) -> None:
+    desk.kubelet.add("a", wants("first", init=True), wants())
+    desk.lease("a", share(0, 1000, container="first", init=True), share(0, 1000, fence=2))
+    await desk.answering.allocate(NUMBER, [SLOT])
+
+    await desk.answering.pre_start(NUMBER, [SLOT])
+
+    assert desk.record.activations[0].container == "first"
+
+
+async def test_29_the_same_ids_serve_the_init_container_and_then_the_container(desk: Desk) -> None:
+    desk.kubelet.add("a", wants("first", init=True), wants())
+    desk.lease(
+        "a", share(0, 500, container="first", init=True), share(1, 1000, container="main", fence=2)
+    )
+
+    first = await desk.answering.allocate(NUMBER, [SLOT])
+    second = await desk.answering.allocate(NUMBER, [SLOT])
+
+    assert first.environment["CUDA_DEVICE_MEMORY_LIMIT_0"] == "500m"
+    assert second.environment["CUDA_DEVICE_MEMORY_LIMIT_0"] == "1000m"
+    assert second.environment["NVIDIA_VISIBLE_DEVICES"] == uuid_of(NodeName(NODE), 1)

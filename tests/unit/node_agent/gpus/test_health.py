@@ -1,0 +1,218 @@
+"""A device's health, by example and by property; which XIDs count; how the driver is heard."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.node_agent.gpus.device_faults import (
+    APPLICATION_XIDS,
+    GONE,
+    Fault,
+    Xid,
+    XidRules,
+    no_answer,
+)
+from services.node_agent.gpus.health import (
+    TRANSITIONS,
+    Health,
+    Patient,
+    Policy,
+    Record,
+    examine,
+    pause_s,
+    step,
+)
+from services.node_agent.gpus.inventory import Gpu
+from services.node_agent.mig.layout_changes import MigState
+from shared.model.names import DeviceUuid
+
+POLICY = Policy(first_s=30, longest_s=240, steady_s=3600, bad_looks=2, clean_looks=3)
+A, B = DeviceUuid("GPU-a"), DeviceUuid("GPU-b")
+MILD, GRAVE = no_answer("NVML: Unknown Error"), Xid(A, 79).fault
+
+
+def gpu(uuid: DeviceUuid = A, **changes: Any) -> Gpu:
+    facts: dict[str, Any] = {"uuid": uuid, "index": 0, "model": "Tesla T4", "memory_mib": 15360}
+    return Gpu(**(facts | changes))
+
+
+def after(*looks: tuple[float, Fault | None]) -> Record:
+    record = Record()
+    for at, fault in looks:
+        record = step(record, fault, POLICY, at)
+    return record
+
+
+@pytest.mark.parametrize(
+    ("looks", "state"),
+    [
+        ([(0, None)], Health.HEALTHY),
+        ([(0, MILD)], Health.SUSPECT),
+        ([(0, MILD), (5, None)], Health.HEALTHY),
+        ([(0, MILD), (5, MILD)], Health.CORDONED),
+        ([(0, MILD), (5, GRAVE)], Health.CORDONED),
+        ([(0, GRAVE)], Health.CORDONED),
+        ([(0, GRAVE), (29, None)], Health.CORDONED),
+        ([(0, GRAVE), (30, None)], Health.PROBING),
+        ([(0, GRAVE), (30, None), (35, None), (40, None)], Health.PROBING),
+        ([(0, GRAVE), (30, None), (35, MILD)], Health.CORDONED),
+    ],
+)
+def test_what_follows_from_looks(
+    looks: Sequence[tuple[float, Fault | None]], state: Health
+) -> None:
+    assert after(*looks).state is state
+
+
+def test_koordinator_32_after_clean_probes_in_a_row_a_device_is_healthy_by_itself() -> None:
+    healed = after((0, GRAVE), (30, None), (35, None), (40, None), (45, None))
+
+    assert (healed.state, healed.fault, healed.said) == (Health.HEALTHY, None, "")
+
+
+def test_each_cordon_lasts_twice_as_long_up_to_a_limit_until_the_device_was_steady() -> None:
+    assert [pause_s(n, POLICY) for n in (1, 2, 3, 4, 5, 99)] == [30, 60, 120, 240, 240, 240]
+    again = after((0, GRAVE), (30, MILD))
+    assert (again.state, again.probe_at) == (Health.CORDONED, 90)
+    healed = after((0, GRAVE), *((30 + 5 * n, None) for n in range(4)))
+    assert step(healed, GRAVE, POLICY, 100).probe_at == 160
+    assert step(healed, GRAVE, POLICY, 4000).probe_at == 4030
+
+
+def test_the_first_cause_is_kept_until_the_device_is_healthy() -> None:
+    record = after((0, GRAVE), (5, MILD), (30, None))
+
+    assert record.said == "probing: XidError: Xid 79, the GPU has fallen off the bus"
+
+
+FAULTS = st.sampled_from([None, None, MILD, GRAVE])
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 5000), FAULTS), max_size=60))
+def test_every_step_is_in_the_table_and_only_health_says_nothing(
+    looks: list[tuple[float, Fault | None]],
+) -> None:
+    record, now = Record(), 0.0
+    for pause, fault in looks:
+        now += pause
+        before, record = record, step(record, fault, POLICY, now)
+        assert record.state is before.state or record.state in TRANSITIONS[before.state]
+        assert (record.fault is None) is (record.state is Health.HEALTHY)
+        assert fault is None or record.state in {Health.SUSPECT, Health.CORDONED}
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 5000), FAULTS), max_size=60))
+def test_whatever_went_before_a_device_at_which_nothing_is_wrong_any_more_heals(
+    looks: list[tuple[float, Fault | None]],
+) -> None:
+    record, now = Record(), 0.0
+    for pause, fault in looks:
+        now += pause
+        record = step(record, fault, POLICY, now)
+
+    for number in range(1 + POLICY.clean_looks):
+        record = step(record, None, POLICY, now + POLICY.longest_s + number)
+
+    assert record.state is Health.HEALTHY
+
+
+def look(
+    patients: dict[DeviceUuid, Patient],
+    *gpus: Gpu,
+    now: float = 0.0,
+    xids: Sequence[Xid] = (),
+    silence: Fault | None = None,
+) -> dict[DeviceUuid, Patient]:
+    return examine(patients, gpus, xids, rules=XidRules(), policy=POLICY, now=now, silence=silence)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"memory_mib": 12288}, "MemoryChanged: its memory was 15360 MiB and is 12288 MiB now"),
+        ({"mig": MigState(enabled=True, pending=True)}, "ModeChanged: its mode was hami-core and"),
+        ({"ecc_errors": 5}, "EccErrors: 2 uncorrected memory errors more"),
+    ],
+)
+def test_a_device_that_is_not_what_it_was_is_cordoned_and_then_taken_as_it_is(
+    changes: dict[str, Any], said: str
+) -> None:
+    patients = look(look({}, gpu(ecc_errors=3)), gpu(**changes))
+    assert patients[A].record.said.startswith(f"cordoned: {said}")
+
+    for now in (30, 35, 40, 45):
+        patients = look(patients, gpu(**changes), now=now)
+
+    assert patients[A].record.state is Health.HEALTHY
+
+
+def test_a_driver_that_once_does_not_tell_its_memory_errors_accuses_nobody() -> None:
+    patients = look({}, gpu(ecc_errors=3))
+
+    for told in (None, 3):
+        patients = look(patients, gpu(ecc_errors=told))
+        assert patients[A].record.said == ""
+    patients = look(look(patients, gpu()), gpu(ecc_errors=4))
+
+    assert "EccErrors: 1 uncorrected" in patients[A].record.said
+
+
+def test_a_device_that_vanishes_is_known_by_its_uuid_when_it_comes_back() -> None:
+    patients = look({}, gpu(A), gpu(B, index=1))
+    patients = look(look(patients, gpu(B, index=0)), gpu(B, index=0))
+    assert patients[A].record.fault == GONE
+    assert patients[A].record.state is Health.CORDONED
+    assert patients[B].record.state is Health.HEALTHY
+
+    for now in (30, 35, 40, 45):
+        patients = look(patients, gpu(A, index=1), gpu(B, index=0), now=now)
+
+    assert {patient.record.state for patient in patients.values()} == {Health.HEALTHY}
+
+
+def test_while_the_driver_is_silent_all_devices_sicken_and_none_is_forgotten() -> None:
+    patients = look({}, gpu(A), gpu(B))
+    for now in (5, 10):
+        patients = look(patients, silence=MILD, now=now)
+
+    assert [patient.record.state for patient in patients.values()] == [Health.CORDONED] * 2
+
+
+def test_an_xid_condemns_its_own_device_and_no_other() -> None:
+    known = look({}, gpu(A), gpu(B))
+
+    one = look(known, gpu(A), gpu(B), xids=[Xid(B, 31), Xid(B, 48)])
+
+    assert [one[A].record.state, one[B].record.state] == [Health.HEALTHY, Health.CORDONED]
+
+
+def test_a_storm_of_what_applications_do_wrong_condemns_nothing() -> None:
+    storm = [Xid(A, number) for number in (13, 31, 43, 45, 68, 109)] * 500
+
+    assert look(look({}, gpu()), gpu(), xids=storm)[A].record.state is Health.HEALTHY
+
+
+@pytest.mark.parametrize(
+    ("disable", "enable", "condemned", "spared"),
+    [
+        ("", "", {48, 79}, APPLICATION_XIDS),
+        ("all", "", set(), {48, 79} | APPLICATION_XIDS),
+        ("xids", "", set(), {48, 79}),
+        (" 79 , 48,x", "", {74}, {48, 79} | APPLICATION_XIDS),
+        ("", "31", {31, 79}, {13}),
+        ("", "all", {79} | APPLICATION_XIDS, set()),
+        ("all", "48,13", {48, 13}, {79, 31}),
+        ("79", "all", {79, 13}, set()),
+    ],
+)
+def test_which_xids_condemn_is_said_as_nvidias_plugin_says_it(
+    disable: str, enable: str, condemned: set[int], spared: set[int]
+) -> None:
+    rules = XidRules.of({"DP_DISABLE_HEALTHCHECKS": disable, "DP_ENABLE_HEALTHCHECKS": enable})
+
+    assert all(rules.condemns(xid) for xid in condemned)
+    assert not any(rules.condemns(xid) for xid in spared)
+    assert rules.strange == (("x",) if "x" in disable.split(",") else ())

@@ -1,0 +1,191 @@
+"""How GPUs lie to each other, as NVML and sysfs would say."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.node_agent.gpus import nvml_topology
+from services.node_agent.gpus.inventory import Division, Gpu, devices_of
+from services.node_agent.gpus.links import bus_of, nvlinks_between, root_in
+from services.node_agent.gpus.nvml import NvmlGpus
+from services.node_agent.gpus.nvml_topology import links_among, place_of
+from shared.model.names import DeviceUuid
+
+SWITCH, PEER = pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH, pynvml.NVML_NVLINK_DEVICE_TYPE_GPU
+
+
+@dataclass(slots=True)
+class Card:
+    """One GPU: where its NVLinks lead, a card's number or a switch; None: a link that is down."""
+
+    bus: str
+    links: tuple[int | str | None, ...] = ()
+    lost: bool = False
+
+
+@dataclass(slots=True)
+class Machine:
+    """NVML's answers about cards; `nearest` of pairs, lower number first."""
+
+    cards: list[Card]
+    nearest: Mapping[tuple[int, int], int] = field(default_factory=dict)
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        answers: dict[str, Any] = {
+            "nvmlDeviceGetHandleByIndex": self.handle,
+            "nvmlDeviceGetHandleByUUID": lambda uuid: self.handle(int(uuid.rpartition("-")[2])),
+            "nvmlDeviceGetUUID": lambda number: f"GPU-{number}".encode(),
+            "nvmlDeviceGetPciInfo": self.info,
+            "nvmlDeviceGetNumaNodeId": self.unsupported,
+            "nvmlDeviceGetTopologyCommonAncestor": self.ancestor,
+            "nvmlDeviceGetNvLinkState": self.state,
+            "nvmlDeviceGetNvLinkRemoteDeviceType": self.kind,
+            "nvmlDeviceGetNvLinkRemotePciInfo": lambda number, link: self.info(
+                self.cards[number].links[link]
+            ),
+        }
+        for name, answer in answers.items():
+            monkeypatch.setattr(pynvml, name, answer)
+
+    def handle(self, number: int) -> int:
+        if self.cards[number].lost:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+        return number
+
+    def info(self, number: Any) -> SimpleNamespace:
+        return SimpleNamespace(busId=f"0000{self.cards[number].bus}".upper().encode())
+
+    def ancestor(self, one: int, other: int) -> int:
+        found = self.nearest.get((min(one, other), max(one, other)))
+        if found is None:
+            self.unsupported()
+        return int(found or 0)
+
+    def state(self, number: int, link: int) -> int:
+        links = self.cards[number].links
+        if not links:
+            self.unsupported()
+        if link >= len(links):
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        return 0 if links[link] is None else 1
+
+    def kind(self, number: int, link: int) -> int:
+        return int(SWITCH if self.cards[number].links[link] == "switch" else PEER)
+
+    def unsupported(self, *_: Any) -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    def scores(self) -> list[dict[str, int]]:
+        names = [DeviceUuid(f"GPU-{number}") for number in range(len(self.cards))]
+        return [{str(to): n for to, n in one.items()} for one in links_among(names).values()]
+
+
+def test_pairs_are_scored_by_what_is_nearest_above_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    nearest = {(0, 1): 0, (0, 2): 10, (0, 3): 20, (0, 4): 30, (0, 5): 40, (0, 6): 50}
+    machine = Machine([Card(f"0000:{n:02x}:00.0") for n in range(7)], nearest)
+    machine.install(monkeypatch)
+
+    first, second, *_ = machine.scores()
+
+    assert first == {
+        f"GPU-{n}": score for n, score in zip(range(1, 7), (60, 50, 40, 30, 20, 10), strict=True)
+    }
+    assert second == {"GPU-0": 60}, "what the driver does not say is left out"
+
+
+def test_each_nvlink_counts_direct_or_through_switches(monkeypatch: pytest.MonkeyPatch) -> None:
+    cards = [
+        Card("0000:01:00.0", (1, 1, 2, None)),
+        Card("0000:02:00.0", (0, 0)),
+        Card("0000:03:00.0", (0,)),
+    ]
+    Machine(cards, {(0, 1): 50, (0, 2): 50, (1, 2): 50}).install(monkeypatch)
+    direct = Machine(cards, {}).scores()
+    switched = Machine(
+        [Card("0000:01:00.0", ("switch",) * 18), Card("0000:02:00.0", ("switch",) * 12)],
+        {(0, 1): 50},
+    )
+    switched.install(monkeypatch)
+
+    assert direct == [
+        {"GPU-1": 210, "GPU-2": 110}, {"GPU-0": 210, "GPU-2": 10}, {"GPU-0": 110, "GPU-1": 10}
+    ]  # fmt: skip
+    assert switched.scores() == [{"GPU-1": 1210}, {"GPU-0": 1210}]
+
+
+def test_a_lost_card_takes_the_links_of_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    cards = [Card(f"0000:0{n}:00.0", lost=n == 1) for n in range(3)]
+    machine = Machine(cards, {(0, 1): 10, (0, 2): 20, (1, 2): 10})
+    machine.install(monkeypatch)
+
+    assert machine.scores() == [{"GPU-2": 40}, {"GPU-0": 40}]
+
+
+def test_the_kernel_says_where_a_card_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "devices" / "pci0000:3a" / "0000:3a:00.0" / "0000:3b:00.0"
+    place.mkdir(parents=True)
+    (place / "numa_node").write_text("1\n")
+    (tmp_path / "0000:3b:00.0").symlink_to(place)
+    monkeypatch.setattr(nvml_topology, "SYSFS", tmp_path)
+    machine = Machine([Card("0000:3b:00.0"), Card("0000:5e:00.0")])
+    machine.install(monkeypatch)
+
+    known, unknown = (place_of(number) for number in range(2))
+
+    assert (known.bus, known.pcie, known.numa) == ("0000:3b:00.0", "pci0000:3a", 1)
+    assert (unknown.bus, unknown.pcie, unknown.numa) == ("0000:5e:00.0", "", None)
+
+
+async def test_where_a_card_lies_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine([Card("0000:3b:00.0"), Card("0000:3c:00.0")], {(0, 1): 10})
+    machine.install(monkeypatch)
+    answers: dict[str, Any] = {
+        "nvmlInit": lambda: None,
+        "nvmlShutdown": lambda: None,
+        "nvmlDeviceGetCount": lambda: 2,
+        "nvmlDeviceGetMinorNumber": lambda number: number,
+        "nvmlDeviceGetName": lambda _: "NVIDIA A100-SXM4-40GB",
+        "nvmlDeviceGetMemoryInfo": lambda _: SimpleNamespace(total=40 << 30),
+        "nvmlDeviceGetMigMode": machine.unsupported,
+        "nvmlDeviceGetRemappedRows": machine.unsupported,
+        "nvmlDeviceGetUtilizationRates": lambda _: None,
+    }
+    for name, answer in answers.items():
+        monkeypatch.setattr(pynvml, name, answer)
+
+    first, second = devices_of(await NvmlGpus().discover(), Division())
+
+    assert (first.bus, dict(first.links)) == ("0000:3b:00.0", {"GPU-1": 50})
+    assert dict(second.links) == {"GPU-0": 50}
+
+
+def test_a_card_that_says_nothing_lies_nowhere() -> None:
+    gpu = Gpu(uuid=DeviceUuid("GPU-0"), index=0, model="T4", memory_mib=1)
+    [device] = devices_of([gpu], Division())
+
+    assert (device.bus, device.pcie, device.numa, dict(device.links)) == ("", "", None, {})
+
+
+@given(st.text(max_size=40))
+def test_any_text_is_an_address_or_none(text: str) -> None:
+    found = bus_of(text)
+
+    assert found == bus_of(found)
+
+
+@given(st.lists(st.sampled_from(["a", "b"])), st.integers(0, 18), st.integers(0, 18))
+def test_switched_links_join_a_pair_both_ways_alike(direct: list[str], one: int, two: int) -> None:
+    assert nvlinks_between(direct, one, "c", two) == nvlinks_between([], two, "c", one)
+    assert nvlinks_between(direct, 0, "a", two) == direct.count("a")
+
+
+def test_a_root_complex_is_found_in_a_path() -> None:
+    assert root_in("/sys/devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0") == "pci0000:3a"
+    assert root_in("/sys/devices/platform/x") == ""

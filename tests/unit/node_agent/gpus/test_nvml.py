@@ -1,0 +1,176 @@
+"""NVML, as a driver would answer, and without one."""
+
+import threading
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+import pytest
+
+from services.node_agent.gpus import nvml
+from services.node_agent.gpus.nvml import NvmlGpus
+from shared.model.errors import UnavailableError
+
+
+class Driver:
+    """Two GPUs with minor numbers 1 and 0; `lost` and `sick` name those that fail."""
+
+    def __init__(self, *, lost: tuple[int, ...] = (), sick: tuple[int, ...] = ()) -> None:
+        self.lost = lost
+        self.sick = sick
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        answers: dict[str, Any] = {
+            "nvmlInit": lambda: None,
+            "nvmlShutdown": lambda: None,
+            "nvmlDeviceGetCount": lambda: 2,
+            "nvmlDeviceGetHandleByIndex": self.handle,
+            "nvmlDeviceGetUUID": lambda handle: f"GPU-{handle}".encode(),
+            "nvmlDeviceGetMinorNumber": lambda handle: 1 - handle,
+            "nvmlDeviceGetName": lambda _: "Tesla T4",
+            "nvmlDeviceGetMemoryInfo": lambda _: SimpleNamespace(total=15360 * 1024 * 1024 + 5),
+            "nvmlDeviceGetNumaNodeId": self.unsupported,
+            "nvmlDeviceGetHandleByUUID": lambda uuid: self.handle(int(uuid[-1])),
+            "nvmlDeviceGetMigMode": self.unsupported,
+            "nvmlDeviceGetRemappedRows": self.unsupported,
+            "nvmlDeviceGetUtilizationRates": self.utilisation,
+        }
+        for name, answer in answers.items():
+            monkeypatch.setattr(pynvml, name, answer)
+
+    def handle(self, number: int) -> int:
+        if number in self.lost:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+        return number
+
+    def unsupported(self, _: int) -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    def utilisation(self, handle: int) -> None:
+        if handle in self.sick:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+
+
+async def test_gpus_are_found_by_uuid_with_their_minor_number_and_whole_mib(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Driver().install(monkeypatch)
+
+    gpus = await NvmlGpus().discover()
+
+    assert [(gpu.uuid, gpu.index, gpu.memory_mib) for gpu in gpus] == [
+        ("GPU-0", 1, 15360),
+        ("GPU-1", 0, 15360),
+    ]
+    assert all(gpu.fault is None and gpu.numa is None for gpu in gpus)
+
+
+async def test_a_gpu_that_does_not_answer_is_unhealthy(monkeypatch: pytest.MonkeyPatch) -> None:
+    Driver(sick=(1,)).install(monkeypatch)
+
+    assert [gpu.fault is None for gpu in await NvmlGpus().discover()] == [True, False]
+
+
+async def test_a_lost_gpu_does_not_hide_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    Driver(lost=(0,)).install(monkeypatch)
+
+    assert [gpu.uuid for gpu in await NvmlGpus().discover()] == ["GPU-1"]
+
+
+@pytest.fixture
+def released() -> Iterator[threading.Event]:
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def hanging(
+    name: str, answer: Callable[..., Any], at: str, released: threading.Event
+) -> Callable[..., Any]:
+    """Answer as before, and for GPU 1 not at all if this is the function that hangs."""
+
+    def ask(*arguments: Any) -> Any:
+        handles = arguments if name == "TopologyCommonAncestor" else arguments[:1]
+        if name == at and {1, "GPU-1"} & set(handles):
+            released.wait(60)
+        return answer(*arguments)
+
+    return ask
+
+
+OF_A_GPU = (
+    "HandleByIndex", "HandleByUUID", "UUID", "MinorNumber", "Name", "MemoryInfo", "MigMode",
+    "RemappedRows", "UtilizationRates", "TotalEccErrors", "PciInfo", "NumaNodeId", "NvLinkState",
+    "TopologyCommonAncestor",
+)  # fmt: skip
+
+
+NEEDED = {"HandleByIndex", "UUID", "Name", "MemoryInfo"}
+
+
+def install_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a driver that answers all that is asked of a GPU."""
+    driver = Driver()
+    driver.install(monkeypatch)
+    more: dict[str, Any] = {
+        "TopologyCommonAncestor": lambda *_: pynvml.NVML_TOPOLOGY_NODE,
+        "TotalEccErrors": lambda *_: 0,
+        "NvLinkState": lambda *_: driver.unsupported(0),
+        "PciInfo": lambda handle: SimpleNamespace(busId=f"0000:0{handle}:00.0"),
+    }
+    for name, answer in more.items():
+        monkeypatch.setattr(pynvml, f"nvmlDeviceGet{name}", answer)
+
+
+@pytest.mark.parametrize("function", sorted(set(OF_A_GPU) - NEEDED - {"MigMode"}))
+@pytest.mark.parametrize("code", ["NOT_SUPPORTED", "NO_PERMISSION", "FUNCTION_NOT_FOUND"])
+async def test_what_a_driver_does_not_tell_of_a_gpu_is_no_fault(
+    function: str, code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def untold(*_: Any) -> None:
+        raise pynvml.NVMLError(getattr(pynvml, f"NVML_ERROR_{code}"))
+
+    install_all(monkeypatch)
+    monkeypatch.setattr(pynvml, f"nvmlDeviceGet{function}", untold)
+
+    found = await NvmlGpus().discover()
+
+    assert [(gpu.uuid, gpu.fault) for gpu in found] == [("GPU-0", None), ("GPU-1", None)]
+
+
+@pytest.mark.parametrize("function", OF_A_GPU)
+async def test_whatever_hangs_of_one_gpu_holds_up_no_other(
+    function: str, monkeypatch: pytest.MonkeyPatch, released: threading.Event
+) -> None:
+    install_all(monkeypatch)
+    for name in OF_A_GPU:
+        full = f"nvmlDeviceGet{name}"
+        monkeypatch.setattr(pynvml, full, hanging(name, getattr(pynvml, full), function, released))
+    gpus = NvmlGpus()
+    monkeypatch.setattr(nvml, "TIMEOUT_S", 0.5)
+
+    looks = [await gpus.discover() for _ in range(3)]
+
+    for found in looks:
+        assert next(gpu for gpu in found if gpu.uuid == "GPU-0").fault is None
+
+
+async def test_without_a_driver_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", absent)
+
+    with pytest.raises(UnavailableError, match="Install the NVIDIA driver"):
+        await NvmlGpus().discover()
+
+
+async def test_a_driver_that_hangs_is_given_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvml, "TIMEOUT_S", 0.05)
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: __import__("time").sleep(0.3))
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 0)
+    monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
+
+    with pytest.raises(UnavailableError, match=r"did not answer within 0\.05 s"):
+        await NvmlGpus().discover()

@@ -1,0 +1,114 @@
+"""XID events, as a driver would tell them."""
+
+import threading
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+import pytest
+
+from services.node_agent.gpus.device_faults import Xid
+from services.node_agent.gpus.nvml_events import NvmlEvents, heard, opened
+from shared.model.names import DeviceUuid
+
+A, B, C = DeviceUuid("GPU-a"), DeviceUuid("GPU-b"), DeviceUuid("GPU-c")
+XID = pynvml.nvmlEventTypeXidCriticalError
+
+
+class Driver:
+    """NVML's events by GPU; A tells what it is given, B hangs, C has none."""
+
+    def __init__(self) -> None:
+        self.events: dict[str, list[Any]] = {A: [], B: []}
+        self.released = threading.Event()
+        self.freed = 0
+        self.inits = 0
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        answers: dict[str, Any] = {
+            "nvmlInit": lambda: setattr(self, "inits", self.inits + 1),
+            "nvmlShutdown": lambda: setattr(self, "inits", self.inits - 1),
+            "nvmlDeviceGetHandleByUUID": self.handle,
+            "nvmlDeviceGetSupportedEventTypes": lambda handle: 0 if handle == C else 0x1F,
+            "nvmlDeviceRegisterEvents": lambda handle, _, events: events.append(handle),
+            "nvmlEventSetCreate": list,
+            "nvmlEventSetFree": lambda _: setattr(self, "freed", self.freed + 1),
+            "nvmlEventSetWait_v2": self.wait,
+        }
+        for name, answer in answers.items():
+            monkeypatch.setattr(pynvml, name, answer)
+
+    def handle(self, uuid: str) -> str:
+        if uuid == B:
+            self.released.wait(30)
+        return uuid
+
+    def wait(self, events: list[str], _: int) -> Any:
+        told = self.events[events[0]]
+        if not told:
+            time.sleep(0.01)
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_TIMEOUT)
+        event = told.pop(0)
+        if isinstance(event, Exception):
+            raise event
+        return event
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
+    made = Driver()
+    made.install(monkeypatch)
+    yield made
+    made.released.set()
+
+
+def event(kind: int, data: int) -> Any:
+    return SimpleNamespace(eventType=kind, eventData=data)
+
+
+def test_a_gpus_events_are_heard_until_the_driver_fails(driver: Driver) -> None:
+    driver.events[A] = [
+        event(XID, 79),
+        event(pynvml.nvmlEventTypePState, 2),
+        pynvml.NVMLError(pynvml.NVML_ERROR_TIMEOUT),
+        pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST),
+    ]
+
+    with opened(A) as events:
+        found = [heard(events) for _ in range(3)]
+        with pytest.raises(pynvml.NVMLError):
+            heard(events)
+
+    assert found == [79, None, None]
+    assert (driver.freed, driver.inits) == (1, 0)
+
+
+def test_a_gpu_without_events_is_not_listened_to(driver: Driver) -> None:
+    with pytest.raises(pynvml.NVMLError, match="Not Supported"), opened(C):
+        pass
+
+    assert (driver.freed, driver.inits) == (1, 0)
+
+
+def test_a_gpu_that_hangs_makes_no_other_deaf(driver: Driver) -> None:
+    events = NvmlEvents()
+    driver.events[A] = [event(XID, 48)]
+
+    events.listen([B, A])
+    until = time.monotonic() + 20
+    while not (found := events.drain()) and time.monotonic() < until:
+        time.sleep(0.01)
+
+    assert found == (Xid(A, 48),)
+
+
+def test_in_a_storm_no_event_of_another_kind_is_lost() -> None:
+    events = NvmlEvents()
+    events.note(Xid(B, 79))
+    for _ in range(100_000):
+        events.note(Xid(A, 31))
+
+    assert events.drain() == (Xid(B, 79), Xid(A, 31))
+    assert events.drain() == ()

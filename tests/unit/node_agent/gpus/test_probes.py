@@ -1,0 +1,120 @@
+"""Looks at GPUs that hang, fail, change places, or never answer."""
+
+import asyncio
+import threading
+
+import pytest
+
+from services.node_agent.gpus.inventory import Gpu
+from services.node_agent.gpus.probes import Looking
+from shared.model.errors import UnavailableError
+from shared.model.names import DeviceUuid
+
+
+def gpu(uuid: DeviceUuid, index: int = 0) -> Gpu:
+    return Gpu(uuid=uuid, index=index, model="Tesla T4", memory_mib=15360)
+
+
+async def test_a_gpu_that_hangs_holds_up_no_other_and_is_not_asked_twice() -> None:
+    asked: list[int] = []
+    hang, hangs = threading.Event(), False
+
+    def ask(number: int) -> Gpu:
+        asked.append(number)
+        if number == 0 and hangs:
+            hang.wait(30)
+        return gpu(DeviceUuid(f"GPU-{number}"), index=number)
+
+    looking = Looking(lambda: 2, ask, limit_s=lambda: 0.2)
+    await looking.look()
+    hangs = True
+    stuck = [await looking.look() for _ in range(2)]
+    hang.set()
+    hangs = False
+    freed = await looking.look()
+    async with asyncio.timeout(20):
+        while any(one.fault for one in freed):
+            freed = await looking.look()
+
+    faults = [[one.fault and one.fault.code for one in found] for found in stuck]
+    assert faults == [["NoAnswer", None]] * 2
+    assert asked.count(0) <= asked.count(1) - 1
+    assert len(freed) == 2
+
+
+async def test_a_gpu_that_was_late_once_is_not_waited_for_again() -> None:
+    hang = threading.Event()
+
+    def ask(number: int) -> Gpu:
+        if number == 0:
+            hang.wait(60)
+        return gpu(DeviceUuid(f"GPU-{number}"), index=number)
+
+    looking = Looking(lambda: 2, ask, limit_s=lambda: 1.0)
+    await looking.look()
+    began = asyncio.get_running_loop().time()
+    for _ in range(10):
+        assert [one.uuid for one in await looking.look()] == ["GPU-1"]
+    took_s = asyncio.get_running_loop().time() - began
+    hang.set()
+
+    assert took_s < 6
+
+
+async def test_a_gpu_that_has_never_answered_is_told_of_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def ask(number: int) -> Gpu:
+        if number == 1 and not healed:
+            raise UnavailableError("NVML: Unknown Error")
+        return gpu(DeviceUuid(f"GPU-{number}"), index=number)
+
+    healed = False
+    looking = Looking(lambda: 2, ask, limit_s=lambda: 30.0)
+    for _ in range(3):
+        assert [one.uuid for one in await looking.look()] == ["GPU-0"]
+
+    assert looking.unseen == {1: "NVML: Unknown Error"}
+    assert [one.getMessage() for one in caplog.records] == [
+        "number 1 of the driver's GPUs is not served, as it has never answered: NVML: Unknown Error"
+    ]
+    healed = True
+    assert len(await looking.look()) == 2
+    assert not looking.unseen
+
+
+async def test_a_question_that_breaks_off_is_answered_and_put_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    printed = threading.Event()
+    monkeypatch.setattr(threading, "excepthook", lambda _: printed.set())
+
+    def ask(number: int) -> Gpu:
+        if not asked:
+            asked.append(number)
+            raise AssertionError("a bug of ours")
+        return gpu(DeviceUuid("GPU-a"))
+
+    asked: list[int] = []
+    looking = Looking(lambda: 1, ask, limit_s=lambda: 30.0)
+
+    with pytest.raises(UnavailableError, match="broke off"):
+        await looking.look()
+    assert len(await looking.look()) == 1
+    assert await asyncio.to_thread(printed.wait, 20)
+
+
+async def test_a_gpu_that_takes_anothers_number_is_not_taken_for_it() -> None:
+    order = ["a", "b"]
+
+    def ask(number: int) -> Gpu:
+        if number >= len(order):
+            raise UnavailableError("NVML: GPU is lost")
+        return gpu(DeviceUuid(f"GPU-{order[number]}"), index=number)
+
+    looking = Looking(lambda: 2, ask, limit_s=lambda: 1.0)
+    await looking.look()
+    order = ["b"]
+    found = await looking.look()
+
+    assert [(one.uuid, one.fault) for one in found] == [("GPU-b", None)]

@@ -1,0 +1,79 @@
+"""What containers that HAMi-core holds have on the host: nothing that two of them can write to."""
+
+from itertools import combinations
+
+import pytest
+
+from shared.dialects import DIALECTS
+from shared.dialects.dialect import ContainerSetup
+from shared.dialects.hami_core import LIBRARY, UNTOLD
+from shared.model.lease import Lease
+from shared.model.names import Namespace, NodeName, PodUid
+from shared.model.request import GpuRequest
+from tests.support.dialects.builders import PATHS, device, share_of
+
+HELD = ("volcano-vgpu", "tencent", "nvidia", "koordinator")
+"""Dialects whose shares HAMi-core holds to their limits."""
+CARD = device(0)
+
+
+def lease(pod: str, *containers: str, cores: int = 50) -> Lease:
+    asked = [
+        GpuRequest(container=name, gpus=1, memory_units=3000, cores_percent=cores, keeps_terms=True)
+        for name in containers
+    ]
+    return Lease(
+        pod=PodUid(pod),
+        namespace=Namespace("ns"),
+        name=pod,
+        node=NodeName("n"),
+        shares=tuple(share_of(one, CARD) for one in asked),
+    )
+
+
+def given(dialect: str, held: Lease, container: str) -> ContainerSetup:
+    return DIALECTS[dialect].environment(held, container, {CARD.uuid: CARD}, PATHS)
+
+
+def writable(setup: ContainerSetup) -> set[str]:
+    return {mount.host_path for mount in setup.mounts if not mount.read_only}
+
+
+@pytest.mark.parametrize("dialect", HELD)
+def test_hami_core_33_no_two_containers_can_write_to_the_same_path(dialect: str) -> None:
+    one, other = lease("u1", "a", "b"), lease("u2", "a")
+
+    setups = [given(dialect, one, "a"), given(dialect, one, "b"), given(dialect, other, "a")]
+
+    for first, second in combinations(setups, 2):
+        assert writable(first)
+        assert not writable(first) & writable(second)
+
+
+@pytest.mark.parametrize("dialect", HELD)
+def test_hami_core_33_the_library_and_what_loads_it_are_read_only(dialect: str) -> None:
+    setup = given(dialect, lease("u1", "a"), "a")
+
+    read_only = {mount.container_path for mount in setup.mounts if mount.read_only}
+
+    assert read_only >= {LIBRARY}
+    assert read_only >= {m.container_path for m in setup.mounts if m.container_path[:5] == "/etc/"}
+
+
+@pytest.mark.parametrize("dialect", ["volcano-vgpu", "tencent", "nvidia"])
+def test_a_process_without_environment_finds_the_containers_region(dialect: str) -> None:
+    setup = given(dialect, lease("u1", "a"), "a")
+
+    mounts = {mount.container_path: mount for mount in setup.mounts}
+    cache = setup.environment["CUDA_DEVICE_MEMORY_SHARED_CACHE"]
+    directory, _, name = cache.rpartition("/")
+    assert mounts[UNTOLD].host_path == f"{mounts[directory].host_path}/{name}"
+    assert not mounts[UNTOLD].directory
+    assert "/etc/ld.so.preload" in mounts
+
+
+@pytest.mark.parametrize(("cores", "policy"), [(1, "force"), (99, "force"), (0, None), (100, None)])
+def test_only_a_cap_on_cores_is_forced(cores: int, policy: str | None) -> None:
+    setup = given("volcano-vgpu", lease("u1", "a", cores=cores), "a")
+
+    assert setup.environment.get("GPU_CORE_UTILIZATION_POLICY") == policy

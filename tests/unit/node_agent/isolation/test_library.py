@@ -1,0 +1,184 @@
+"""HAMi-core's library: installed whole, by content, never written again, kept while mounted."""
+
+import mmap
+import os
+import platform
+import subprocess
+import time
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+from services.node_agent.isolation.container_files import HostPreparing
+from services.node_agent.isolation.host_paths import Layout
+from services.node_agent.isolation.library import (
+    NAME,
+    UNUSED_S,
+    current,
+    digest_of,
+    install,
+    retire,
+    why_unloadable,
+    why_unusable,
+)
+from services.node_agent.isolation.region_layouts import LAYOUTS, V1_2
+from services.node_agent.isolation.region_layouts import Layout as RegionLayout
+from shared.dialects.dialect import ContainerSetup, Mount
+from shared.model.errors import UnavailableError
+
+
+def built(path: Path, text: str, *flags: str) -> Path:
+    """Compile a shared library of this machine."""
+    source = path.with_suffix(".c")
+    source.write_text(text)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", path, source, *flags], check=True)
+    return path
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return built(tmp_path / "source.so", "int version(void) { return 1; }")
+
+
+def test_item_41_a_new_library_never_alters_what_containers_have_mapped(
+    source: Path, tmp_path: Path
+) -> None:
+    root = tmp_path / "library"
+    first = install(source, root)
+    before = first.read_bytes()
+    with first.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        inode = os.fstat(file.fileno()).st_ino
+        built(source, "int version(void) { return 2; }")
+        second = install(source, root)
+
+        assert mapped[:] == before
+
+    assert second != first
+    assert (first.stat().st_ino, first.read_bytes()) == (inode, before)
+    assert second.read_bytes() == source.read_bytes()
+    assert current(root) == second
+
+
+def test_the_same_library_is_installed_once(source: Path, tmp_path: Path) -> None:
+    root = tmp_path / "library"
+    first = install(source, root)
+    seen = first.stat()
+
+    again = install(source, root)
+
+    assert again == first == current(root)
+    assert (again.stat().st_ino, again.stat().st_mtime_ns) == (seen.st_ino, seen.st_mtime_ns)
+    assert first.parent.name == digest_of(source)
+    assert sorted(path.name for path in root.iterdir()) == sorted(["current", first.parent.name])
+
+
+def test_what_was_half_written_or_spoilt_is_replaced_by_a_file_of_its_own(
+    source: Path, tmp_path: Path
+) -> None:
+    root = tmp_path / "library"
+    place = install(source, root)
+    place.write_bytes(b"spoilt")
+    inode = place.stat().st_ino
+
+    with place.open("rb") as held:
+        assert install(source, root) == place
+        assert held.read() == b"spoilt"
+
+    assert place.read_bytes() == source.read_bytes()
+    assert place.stat().st_ino != inode
+
+
+@pytest.mark.parametrize("content", [b"", b"no library", b"\x7fELF\x01\x01" + bytes(60)])
+def test_what_is_no_library_for_this_machine_is_not_installed(
+    source: Path, tmp_path: Path, content: bytes
+) -> None:
+    root = tmp_path / "library"
+    before = install(source, root)
+    source.write_bytes(content)
+
+    with pytest.raises(UnavailableError, match="no 64-bit shared library"):
+        install(source, root)
+
+    assert current(root) == before
+    assert len(list(root.iterdir())) == 2
+
+
+def test_a_source_that_is_not_there_is_named_and_the_version_before_counts(
+    source: Path, tmp_path: Path
+) -> None:
+    root = tmp_path / "library"
+    before = install(source, root)
+
+    with pytest.raises(UnavailableError, match="nowhere: No such file"):
+        install(tmp_path / "nowhere", root)
+
+    assert current(root) == before
+    assert not current(tmp_path / "empty").exists()
+
+
+def test_an_old_version_goes_when_nobody_mounts_it_any_more(source: Path, tmp_path: Path) -> None:
+    root, later = tmp_path / "library", time.time() + 2 * UNUSED_S
+    first = install(source, root)
+    built(source, "int version(void) { return 2; }")
+    second = install(source, root)
+
+    assert retire(root, {str(first)}, later) == []
+    assert retire(root, set(), time.time()) == []
+    assert retire(root, set(), later) == [first.parent]
+    assert second.is_file()
+    assert retire(root, set(), later) == []
+
+
+async def test_a_library_is_loaded_to_see_whether_it_loads(source: Path, tmp_path: Path) -> None:
+    lacking = built(
+        tmp_path / "lacking.so",
+        "extern int nobody_has_this(void);\nint version(void) { return nobody_has_this(); }\n"
+        "__attribute__((constructor)) static void begin(void) { version(); }",
+        "-Wl,-z,now",
+    )
+    crashing = built(
+        tmp_path / "crashing.so",
+        "#include <stdlib.h>\n__attribute__((constructor)) static void begin(void) { abort(); }",
+    )
+
+    assert await why_unloadable(source) == ""
+    assert "nobody_has_this" in await why_unloadable(lacking)
+    assert "ended with" in await why_unloadable(crashing)
+
+
+async def test_a_container_does_not_start_on_a_library_that_does_not_load(tmp_path: Path) -> None:
+    lacking = tmp_path / NAME
+    built(lacking, "extern int nobody(void); int version(void) { return nobody(); }", "-Wl,-z,now")
+    layout = Layout(state_dir=PurePosixPath(tmp_path), library=PurePosixPath(lacking))
+    preparing = HostPreparing(layout, simulated=False)
+    mount = Mount(host_path=str(lacking), container_path="/lib.so", read_only=True, directory=False)
+    setup = ContainerSetup(environment={}, mounts=(mount,))
+
+    isolates = await preparing.isolates()
+
+    assert not isolates
+    with pytest.raises(UnavailableError, match="is of no use: it does not load"):
+        await preparing.prepare(setup)
+
+
+KEEPS = "#include <unistd.h>\nint keep(int fd) {{ return ftruncate(fd, {size}); }}"
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="others write numbers in pieces")
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: str(layout.name))
+async def test_a_library_that_keeps_other_regions_is_of_no_use(
+    tmp_path: Path, layout: RegionLayout
+) -> None:
+    library = built(tmp_path / NAME, KEEPS.format(size=layout.size))
+
+    why = await why_unusable(library)
+
+    if layout.size == V1_2.size:
+        assert why == ""
+    else:
+        assert f"layout {layout.name} ({layout.size} bytes)" in why
+        assert "HAMi 2.8.2 or newer" in why
+
+
+async def test_a_library_of_which_nothing_is_known_is_believed(source: Path) -> None:
+    assert await why_unusable(source) == ""

@@ -1,0 +1,324 @@
+"""Reading a region that its container may have filled with anything."""
+
+import os
+import socket
+import struct
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from services.node_agent.isolation.region import Region, Tampered, decode, sums
+from services.node_agent.isolation.region_layouts import (
+    LAYOUTS,
+    MAGIC,
+    V1_1_BAD,
+    V1_2,
+    Layout,
+    layout_of,
+)
+from services.node_agent.isolation.region_reader import read_region
+from tests.support.node_agent.regions import SEED, at, fresh, path_of, process, write
+
+GIB = 1 << 30
+
+
+def read(tmp_path: Path, image: bytes | bytearray) -> Region | Tampered | None:
+    place = at(tmp_path)
+    write(place, image)
+    return read_region(place)
+
+
+def region_of(image: bytes | bytearray) -> Region:
+    return decode(V1_2, bytes(image))
+
+
+def refused(found: Region | Tampered | None) -> str:
+    assert isinstance(found, Tampered)
+    return found.reason
+
+
+# What is no region
+
+
+def test_a_place_without_a_file_or_directory_is_neither_region_nor_tampered(tmp_path: Path) -> None:
+    there, nowhere = at(tmp_path), at(tmp_path / "x")
+    (tmp_path / "x").rmdir()
+
+    assert read_region(there) is None
+    assert read_region(nowhere) is None
+
+
+@pytest.mark.parametrize("size", [0, 1, 63, 804680, 1197896, 2008952, 2008954, 2008984, 5_000_000])
+def test_hami_core_2_a_file_of_any_other_size_is_tampered(tmp_path: Path, size: int) -> None:
+    place = at(tmp_path)
+    write(place, fresh())
+    os.truncate(path_of(place), size)
+
+    assert f"it has {size} bytes" in refused(read_region(place))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
+def test_hami_core_2_another_magic_is_tampered(tmp_path: Path, layout: Layout) -> None:
+    assert "begins with 0" in refused(read(tmp_path, bytes(layout.file_size)))
+
+
+@pytest.mark.parametrize(
+    ("size", "version"),
+    [(V1_2.file_size, (1, 3)), (V1_2.file_size, (2, 2)), (V1_1_BAD.file_size, (1, 2))],
+)
+def test_a_version_that_no_file_of_its_size_has_is_tampered(
+    size: int, version: tuple[int, int]
+) -> None:
+    assert f"version {version[0]}.{version[1]}" in str(layout_of(size, MAGIC, version))
+
+
+def test_hami_core_2_a_symbolic_link_is_not_followed(tmp_path: Path) -> None:
+    place = at(tmp_path / "u1_main")
+    other = at(tmp_path / "u2_main")
+    write(other, fresh())
+    path_of(place).symlink_to(path_of(other))
+
+    assert refused(read_region(place)) == "it is a symbolic link"
+
+
+def test_hami_core_2_a_directory_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
+    other = at(tmp_path / "u2_main")
+    write(other, fresh())
+    (tmp_path / "u1_main").symlink_to(tmp_path / "u2_main")
+    place = type(other)(directory=str(tmp_path / "u1_main"), name=other.name)
+
+    assert "cannot be opened" in refused(read_region(place))
+
+
+def test_hami_core_2_a_second_name_is_tampered(tmp_path: Path) -> None:
+    place = at(tmp_path)
+    write(place, fresh())
+    os.link(path_of(place), tmp_path / "second")
+
+    assert refused(read_region(place)) == "it has 2 names"
+
+
+@pytest.mark.parametrize("kind", ["fifo", "socket", "directory"])
+def test_hami_core_2_what_is_no_ordinary_file_is_not_opened(tmp_path: Path, kind: str) -> None:
+    place = at(tmp_path)
+    held = socket.socket(socket.AF_UNIX)
+    with held:
+        if kind == "fifo":
+            os.mkfifo(path_of(place))
+        elif kind == "socket":
+            held.bind(os.path.relpath(path_of(place)))
+        else:
+            path_of(place).mkdir()
+        began = time.monotonic()
+        reason = refused(read_region(place))
+
+    assert reason == "it is no ordinary file"
+    assert time.monotonic() - began < 5, "a pipe without a writer would block for ever"
+
+
+# Bytes that cannot be
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    layout=st.sampled_from(LAYOUTS),
+    scribbles=st.lists(st.tuples(st.floats(0, 1), st.binary(min_size=1, max_size=64)), max_size=40),
+    counts=st.tuples(st.integers(-(2**31), 2**31 - 1), st.integers(0, 2**64 - 1)),
+)
+def test_any_bytes_behind_the_magic_are_read_as_some_region(
+    tmp_path: Path,
+    layout: Layout,
+    scribbles: list[tuple[float, bytes]],
+    counts: tuple[int, int],
+) -> None:
+    image = bytearray(layout.file_size)
+    for where, what in scribbles:
+        start = int(where * (layout.file_size - len(what)))
+        image[start : start + len(what)] = what
+    struct.pack_into("<i", image, layout.slot_count, counts[0])
+    struct.pack_into("<Q", image, layout.device_num, counts[1])
+    struct.pack_into("<iII", image, 0, MAGIC, *(layout.version or (0, 0)))
+
+    region = read(tmp_path, image)
+
+    assert isinstance(region, Region)
+    assert len(region.slots) == min(max(counts[0], 0), 1024)
+    assert 0 <= region.device_num <= 16
+    for position in range(16):
+        added = sums(region, position)
+        assert 0 <= added.total <= added.enforced < 1024 << 63
+        assert 0 <= added.sm_percent <= 1024 * 100
+    for uuid in region.uuids:
+        assert uuid == "" or (uuid[:4] in {"GPU-", "MIG-"} and uuid.isascii() and len(uuid) < 96)
+
+
+@given(st.binary(max_size=4096), st.sampled_from(LAYOUTS))
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_random_files_are_never_taken_for_regions(
+    tmp_path: Path, noise: bytes, layout: Layout
+) -> None:
+    for image in (noise, noise.ljust(layout.file_size, b"\xff")[: layout.file_size]):
+        assert isinstance(read(tmp_path, image), Tampered)
+
+
+def slowness() -> float:
+    """How many times slower this machine is now than an idle one, by what both can count."""
+    took = []
+    for _ in range(5):
+        began = time.thread_time()
+        sum(range(100_000))
+        took.append(time.thread_time() - began)
+    return min(took) / 0.0017
+
+
+def test_hami_core_4_impossible_counts_are_clamped_and_read_quickly(tmp_path: Path) -> None:
+    place = at(tmp_path)
+    image = fresh()
+    for index in range(1024):
+        process(image, index, index + 1, totals=(1,) * 16)
+    struct.pack_into("<i", image, V1_2.slot_count, 5000)
+    struct.pack_into("<Q", image, V1_2.device_num, 1 << 40)
+    write(place, image)
+
+    took = []
+    for _ in range(5):
+        began = time.thread_time()
+        region = read_region(place)
+        took.append(time.thread_time() - began)
+
+    assert isinstance(region, Region)
+    assert (len(region.slots), region.device_num, region.clamped) == (1024, 16, True)
+    assert min(took) < 0.05 * max(1.0, slowness())
+    struct.pack_into("<i", image, V1_2.slot_count, -1)
+    assert region_of(image).slots == ()
+    assert region_of(image).clamped
+
+
+def test_hami_core_5_a_slot_that_is_always_being_written_is_torn_within_20_ms(
+    tmp_path: Path,
+) -> None:
+    place = at(tmp_path)
+    image = fresh()
+    process(image, 0, 10, totals=(1,), seqlock=2)
+    process(image, 1, 11, totals=(2,), seqlock=3)
+    write(place, image)
+
+    took = []
+    for _ in range(5):
+        began = time.perf_counter()
+        region = read_region(place)
+        took.append(time.perf_counter() - began)
+
+    assert isinstance(region, Region)
+    assert [slot.torn for slot in region.slots] == [False, True]
+    assert sums(region, 0).total == 3, "what can be read of it still counts"
+    assert min(took) < 0.02
+
+
+def test_a_slot_that_is_written_at_first_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = at(tmp_path)
+    image = fresh()
+    process(image, 0, 10, totals=(1,), seqlock=1)
+    write(place, image)
+
+    def settle(_: float) -> None:
+        process(image, 0, 10, totals=(7,), seqlock=2)
+        with path_of(place).open("r+b") as file:
+            file.write(image)
+
+    monkeypatch.setattr("services.node_agent.isolation.region_reader.time.sleep", settle)
+    region = read_region(place)
+
+    assert isinstance(region, Region)
+    assert (region.torn, sums(region, 0).total) == (0, 7)
+
+
+def test_hami_core_6_amounts_below_zero_are_left_out_and_counted() -> None:
+    image = fresh()
+    process(image, 0, 10, totals=(2 * GIB,))
+    process(image, 1, 11, totals=((1 << 64) - 5, 1))
+
+    added = sums(region_of(image), 0)
+
+    assert (added.total, added.enforced, added.wrapped) == (2 * GIB, 2 * GIB, 1)
+    assert sums(region_of(image), 1).wrapped == 0
+
+
+def test_hami_core_7_processes_that_the_library_lost_are_found() -> None:
+    image = fresh()
+    process(image, 0, 10, totals=(GIB,))
+    process(image, 1, 11, totals=(GIB,), counted=False)
+    process(image, 2, 10, totals=(GIB,), counted=False)
+    process(image, 900, 12, totals=(GIB,), counted=False, status=0)
+
+    region = region_of(image)
+
+    assert [slot.pid for slot in region.orphans] == [11]
+    assert region.pids == {10, 11}
+    assert sums(region, 0).total == GIB
+
+
+def test_hami_core_8_ended_processes_count_only_in_what_the_library_enforces() -> None:
+    image = fresh()
+    process(image, 0, 10, totals=(GIB,))
+    process(image, 1, 11, totals=(2 * GIB,), status=0)
+    process(image, 2, 0, totals=(4 * GIB,))
+
+    added = sums(region_of(image), 0)
+
+    assert (added.total, added.enforced) == (GIB, 7 * GIB)
+    assert region_of(image).pids == {10}
+
+
+@pytest.mark.parametrize(
+    ("text", "read_as"),
+    [
+        (b"GPU-12ab-cd", "GPU-12ab-cd"),
+        (b"MIG-12ab-cd", "MIG-12ab-cd"),
+        (b"GPU-12\xff", ""),
+        (b'GPU-12"} 1\n', ""),
+        (b"gpu-12", ""),
+        (b"GPU-" + b"a" * 92, ""),
+        (b"", ""),
+    ],
+)
+def test_hami_core_9_only_what_can_be_a_uuid_is_read_as_one(text: bytes, read_as: str) -> None:
+    image = fresh()
+    image[V1_2.uuids : V1_2.uuids + len(text)] = text
+
+    assert region_of(image).uuids[0] == read_as
+
+
+def test_hami_core_3_a_file_that_shrinks_while_it_is_read_harms_nobody(tmp_path: Path) -> None:
+    place = at(tmp_path)
+    image = fresh(SEED)
+    write(place, image)
+    done = threading.Event()
+
+    def shrink() -> None:
+        while not done.is_set():
+            with path_of(place).open("r+b") as file:
+                file.truncate(0)
+                file.truncate(len(image))
+                file.write(image[:2000])
+
+    tenant = threading.Thread(target=shrink)
+    tenant.start()
+    try:
+        kinds = {type(read_region(place)) for _ in range(2000)}
+    finally:
+        done.set()
+        tenant.join()
+
+    assert kinds <= {Region, Tampered}
+    assert Tampered in kinds

@@ -1,0 +1,310 @@
+"""MIG: how layouts are put on devices, and which instance a position is."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.node_agent.gpus.gpu_models import PROFILES
+from services.node_agent.gpus.simulated_mig import SimulatedMig
+from services.node_agent.mig.layout_changes import (
+    Complete,
+    Create,
+    Destroy,
+    InUseError,
+    MigInstance,
+    Step,
+    arrange,
+    instance_at,
+    is_laid_out,
+    plan,
+)
+from services.node_agent.mig.layouts import KNOWN, Geometry, derived, layouts_for, present
+from shared.model.device import MigLayout, MigProfile
+from shared.model.errors import RequestError, UnavailableError
+from shared.model.names import DeviceUuid
+
+GPU = DeviceUuid("GPU-m")
+A100 = PROFILES["A100-40GB"]
+A30 = PROFILES["A30"]
+BY_NAME = {profile.name: profile for profile in A100.mig}
+
+
+def layouts(model: str = "A100-40GB") -> dict[str, MigLayout]:
+    found, said = layouts_for(PROFILES[model].product, PROFILES[model].mig, KNOWN)
+    assert said == ()
+    return {layout.name: layout for layout in found}
+
+
+def instance(profile: str, start: int, gi: int = 0, **changes: object) -> MigInstance:
+    known = BY_NAME[profile]
+    facts: dict[str, object] = {
+        "gi": gi or 10 * known.memory_slices + start,
+        "profile": profile,
+        "start": start,
+        "memory_slices": known.memory_slices,
+        "compute_slices": known.compute_slices,
+        "computes": (0,),
+        "uuid": f"MIG-{profile}-{start}",
+    }
+    return MigInstance(**(facts | changes))  # type: ignore[arg-type]
+
+
+def hardware(path: Path, model: str = "A100-40GB") -> SimulatedMig:
+    return SimulatedMig(path / "mig.json", {GPU: PROFILES[model].mig})
+
+
+def carry_out(device: SimulatedMig, steps: Sequence[Step]) -> None:
+    """Do as the partitioner does."""
+    for step in steps:
+        match step:
+            case Destroy(old):
+                for compute in old.computes:
+                    device.destroy_compute(GPU, old.gi, compute)
+                device.destroy_instance(GPU, old.gi)
+            case Complete(old):
+                device.create_compute(GPU, old.gi)
+            case Create(profile, start):
+                device.create_compute(GPU, device.create_instance(GPU, profile.id, start))
+
+
+def test_an_instance_that_takes_many_slices_is_laid_where_the_small_ones_still_fit() -> None:
+    three, one = BY_NAME["3g.20gb"], BY_NAME["1g.5gb"]
+
+    assert arrange([three, one, one, one, one], (), 7) == (4, 0, 1, 2, 3)
+    assert arrange([three, one, one, one, one], (instance("3g.20gb", 0),), 7) is None
+
+
+def test_compute_slices_run_out_although_memory_is_left() -> None:
+    four, three, one = BY_NAME["4g.20gb"], BY_NAME["3g.20gb"], BY_NAME["1g.5gb"]
+
+    assert arrange([four, three], (), 7) == (0, 4)
+    assert arrange([four, three, one], (), 7) is None
+
+
+@pytest.mark.parametrize("model", [name for name, profile in PROFILES.items() if profile.mig])
+def test_every_known_layout_can_be_made_after_every_other(model: str, tmp_path: Path) -> None:
+    device, known = hardware(tmp_path, model), layouts(model)
+    for first in known.values():
+        for second in known.values():
+            for layout in (first, second):
+                there = device.instances(GPU)
+                carry_out(device, plan(layout, PROFILES[model].mig, there))
+
+                assert is_laid_out(layout, device.instances(GPU))
+                assert plan(layout, PROFILES[model].mig, device.instances(GPU)) == ()
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([p.id for p in A100.mig]), st.integers(0, 7), st.booleans()),
+        max_size=6,
+    ),
+    st.sampled_from(["group1", "group2", "group3", "group4"]),
+    st.sets(st.integers(0, 13)),
+)
+def test_whatever_is_there_the_layout_is_reached_or_what_is_held_stays(
+    tmp_path_factory: pytest.TempPathFactory,
+    made: list[tuple[int, int, bool]],
+    name: str,
+    held: set[int],
+) -> None:
+    device = hardware(tmp_path_factory.mktemp("gpu"))
+    for profile, start, complete in made:
+        try:
+            gi = device.create_instance(GPU, profile, start)
+        except UnavailableError:
+            continue
+        if complete:
+            device.create_compute(GPU, gi)
+    before = {one for one in device.instances(GPU) if one.gi in held}
+    layout = layouts()[name]
+
+    try:
+        carry_out(device, plan(layout, A100.mig, device.instances(GPU), held))
+    except InUseError:
+        assert before
+    else:
+        after = device.instances(GPU)
+        assert is_laid_out(layout, after)
+        assert {(one.gi, one.start) for one in before} <= {(one.gi, one.start) for one in after}
+
+
+def test_item_45_a_position_is_an_instance_of_its_profile_by_place_and_not_by_listing(
+    tmp_path: Path,
+) -> None:
+    device, layout = hardware(tmp_path), layouts()["group2"]
+    carry_out(device, plan(layout, A100.mig, ()))
+    listed = device.instances(GPU)
+
+    found = [instance_at(layout, position, listed) for position in range(4)]
+
+    assert [one.profile for one in found] == ["2g.10gb"] * 3 + ["1g.5gb"]
+    assert [one.start for one in found] == [0, 2, 4, 6]
+    assert [instance_at(layout, p, listed[::-1]) for p in range(4)] == found
+    with pytest.raises(RequestError, match="has 4 positions, not 4"):
+        instance_at(layout, 4, listed)
+    with pytest.raises(RequestError, match="not laid out as group1"):
+        instance_at(layouts()["group1"], 0, listed)
+
+
+def test_listing_order_says_nothing_of_where_instances_lie(tmp_path: Path) -> None:
+    device = hardware(tmp_path)
+    carry_out(device, plan(layouts()["group1"], A100.mig, ()))
+
+    starts = [one.start for one in device.instances(GPU)]
+
+    assert starts != sorted(starts)
+    assert sorted(starts) == list(range(7))
+
+
+def test_item_46_an_instance_in_use_is_never_removed() -> None:
+    there = [instance("1g.5gb", start) for start in range(7)]
+    used = [*there[:3], instance("1g.5gb", 3, busy=True), *there[4:]]
+
+    with pytest.raises(InUseError, match=r"1g.5gb at slice 3 of the device is in use"):
+        plan(layouts()["group3"], A100.mig, used)
+    with pytest.raises(InUseError, match=r"1g.5gb at slice 0"):
+        plan(layouts()["group3"], A100.mig, there, {there[0].gi})
+    assert len(plan(layouts()["group3"], A100.mig, there)) == 7 + 2
+
+
+def test_instances_that_the_layout_has_too_stay_where_they_are() -> None:
+    kept = instance("2g.10gb", 2, busy=True)
+
+    steps = plan(layouts()["group2"], A100.mig, [kept, instance("3g.20gb", 4)])
+
+    assert [step.instance.profile for step in steps if isinstance(step, Destroy)] == ["3g.20gb"]
+    created = [(s.profile.name, s.start) for s in steps if isinstance(s, Create)]
+    assert created == [("2g.10gb", 0), ("2g.10gb", 4), ("1g.5gb", 6)]
+
+
+def test_an_idle_instance_that_leaves_no_room_for_the_others_is_moved() -> None:
+    three = MigProfile(name="3g.20gb", memory_mib=1, count=1)
+    ones = MigProfile(name="1g.5gb", memory_mib=1, count=4)
+    layout = MigLayout(name="mixed", profiles=(three, ones))
+
+    steps = plan(layout, A100.mig, [instance("3g.20gb", 0)])
+
+    assert isinstance(steps[0], Destroy)
+    assert [s.start for s in steps if isinstance(s, Create)] == [4, 0, 1, 2, 3]
+    with pytest.raises(InUseError, match=r"do not fit beside 3g.20gb at slice 0"):
+        plan(layout, A100.mig, [instance("3g.20gb", 0, busy=True)])
+
+
+def test_what_a_failed_attempt_left_is_completed() -> None:
+    half = instance("7g.40gb", 0, computes=(), uuid="")
+
+    assert plan(layouts()["group4"], A100.mig, [half]) == (Complete(half),)
+
+
+def test_a_layout_of_unknown_instances_is_refused_with_those_that_there_are() -> None:
+    layout = MigLayout(name="odd", profiles=(MigProfile(name="9g", memory_mib=1, count=1),))
+
+    with pytest.raises(RequestError, match=r"has 9g, and the device knows 1g.5gb"):
+        plan(layout, A100.mig, ())
+
+
+def test_the_published_tables_are_offered_in_their_order() -> None:
+    named = {
+        layout.name: [(p.name, p.memory_mib, p.count) for p in layout.profiles]
+        for layout in layouts("A100-80GB").values()
+    }
+
+    assert named == {
+        "group1": [("1g.10gb", 9728, 7)],
+        "group2": [("2g.20gb", 19968, 3), ("1g.10gb", 9728, 1)],
+        "group3": [("3g.40gb", 40192, 2)],
+        "group4": [("7g.80gb", 80896, 1)],
+    }
+    assert [p.name for one in layouts("A30").values() for p in one.profiles] == [
+        "1g.6gb", "2g.12gb", "4g.24gb"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("model", ["H100-80GB", "H200", "B200"])
+def test_hopper_and_blackwell_have_the_same_pattern_of_layouts(model: str) -> None:
+    counts = [[p.count for p in layout.profiles] for layout in layouts(model).values()]
+
+    assert counts == [[7], [3, 1], [2], [1]]
+
+
+def test_nvml_wins_over_the_table() -> None:
+    less = replace(BY_NAME["1g.5gb"], memory_mib=4864)
+    real = [less, *(p for p in A100.mig if p.name not in {"1g.5gb", "3g.20gb"})]
+
+    found, said = layouts_for(A100.product, real, KNOWN)
+
+    assert [layout.name for layout in found] == ["group1", "group2", "group4"]
+    assert found[0].profiles[0].memory_mib == 4864
+    assert len(said) == 1
+    assert "layout group3 of NVIDIA A100-SXM4-40GB has 3g.20gb, which NVML does not know" in said[0]
+
+
+def test_a_profile_of_another_name_and_like_size_is_taken_for_it() -> None:
+    known = PROFILES["A100-80GB"]
+    table = Geometry(
+        models=("A100",),
+        layouts=(
+            MigLayout(
+                name="whole", profiles=(MigProfile(name="7g.79gb", memory_mib=80896, count=1),)
+            ),
+        ),
+    )
+
+    (layout,), said = layouts_for(known.product, known.mig, (table,))
+
+    assert layout.profiles[0].name == "7g.80gb"
+    assert said == ("7g.79gb of NVIDIA A100-SXM4-80GB is called 7g.80gb by NVML",)
+
+
+def test_a_layout_that_does_not_fit_is_not_offered() -> None:
+    profiles = (MigProfile(name="3g.20gb", memory_mib=20480, count=3),)
+    table = Geometry(models=("A100",), layouts=(MigLayout(name="much", profiles=profiles),))
+
+    found, said = layouts_for(A100.product, A100.mig, (table,))
+
+    assert found == derived(A100.mig)
+    assert "layout much of NVIDIA A100-SXM4-40GB does not fit" in said[0]
+
+
+def test_a_model_of_no_table_gets_layouts_of_what_nvml_knows() -> None:
+    found, said = layouts_for("NVIDIA Something", A100.mig, KNOWN)
+
+    assert said == ()
+    assert [[(p.name, p.count) for p in layout.profiles] for layout in found] == [
+        [("1g.5gb", 7)],
+        [("2g.10gb", 3), ("1g.5gb", 1)],
+        [("3g.20gb", 2)],
+        [("7g.40gb", 1)],
+    ]
+    assert [layout.name for layout in derived(A30.mig)] == ["group1", "group2", "group3"]
+
+
+def test_an_agent_that_may_not_partition_offers_what_is_there() -> None:
+    known = tuple(layouts().values())
+    pair = [instance("3g.20gb", 0), instance("3g.20gb", 4)]
+    odd = [instance("3g.20gb", 0), instance("1g.5gb", 4)]
+
+    assert present(pair, known, A100.mig) == (layouts()["group3"],)
+    (there,) = present(odd, known, A100.mig)
+    assert [(p.name, p.count) for p in there.profiles] == [("3g.20gb", 1), ("1g.5gb", 1)]
+    assert present([], known, A100.mig) == ()
+
+
+def test_simulated_instances_outlive_the_agent_and_keep_the_rules(tmp_path: Path) -> None:
+    device = hardware(tmp_path)
+    gi = device.create_instance(GPU, 9, 0)
+    device.create_compute(GPU, gi)
+
+    for profile, start, said in ((9, 2, "Invalid Argument"), (14, 2, "Insufficient Resources")):
+        with pytest.raises(UnavailableError, match=said):
+            device.create_instance(GPU, profile, start)
+    with pytest.raises(UnavailableError, match="In use"):
+        device.destroy_instance(GPU, gi)
+    device.create_instance(GPU, 14, 4)
+    assert hardware(tmp_path).instances(GPU) == device.instances(GPU)
+    assert [one.uuid[:4] for one in device.instances(GPU)] == ["MIG-", ""]

@@ -1,0 +1,356 @@
+"""Volcano's ConfigMaps for its vGPU plugin."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.node_agent.device_config import READ_AGAIN_S, Configuring
+from services.node_agent.gpus.inventory import Division, Gpu, devices_of, notes_on, shown_by
+from services.node_agent.gpus.simulated_gpus import SimulatedGpus
+from services.node_agent.mig.layouts import KNOWN
+from services.node_agent.volcano_config import divided, read_config
+from shared.dialects import DIALECTS
+from shared.dialects.dialect import Strategy
+from shared.kubernetes.errors import Answer, NotFoundError, UnreachableError
+from shared.model.device import DeviceMode
+from shared.model.errors import RequestError
+from shared.model.names import NodeName
+from tests.support.clock import FakeClock
+
+SHIPPED = """
+nvidia:
+  resourceCountName: volcano.sh/vgpu-number
+  resourceMemoryName: volcano.sh/vgpu-memory
+  resourceMemoryPercentageName: volcano.sh/vgpu-memory-percentage
+  resourceCoreName: volcano.sh/vgpu-cores
+  overwriteEnv: false
+  defaultMemory: 0
+  defaultCores: 0
+  defaultGPUNum: 1
+  deviceSplitCount: 10
+  deviceMemoryScaling: 1
+  deviceCoreScaling: 1
+  gpuMemoryFactor: 1
+  knownMigGeometries:
+  - models: ["A30"]
+    allowedGeometries:
+    - group: group1
+      geometries:
+      - {name: 1g.6gb, memory: 6144, count: 4}
+    - group: group2
+      geometries:
+      - {name: 2g.12gb, memory: 12288, count: 2}
+    - group: group3
+      geometries:
+      - {name: 4g.24gb, memory: 24576, count: 1}
+"""
+OF_NODES = {
+    "nodeconfig": [
+        {
+            "name": "node-0",
+            "operatingmode": "mig",
+            "devicememoryscaling": 1,
+            "devicecorescaling": 1,
+            "devicesplitcount": 4,
+            "migstrategy": "none",
+            "filterdevices": {"uuid": ["GPU-x"], "index": [2]},
+        },
+        {"name": "node-1", "devicesplitcount": 7},
+    ]
+}
+NODE = "node-0"
+
+
+def shipped(**changes: Any) -> dict[str, Any]:
+    document: dict[str, Any] = yaml.safe_load(SHIPPED)
+    document["nvidia"] |= changes
+    return document
+
+
+def test_item_50_both_files_with_the_shipped_values_are_accepted_without_a_word() -> None:
+    config = read_config(shipped(), OF_NODES, NODE)
+
+    assert config.said == ()
+    assert (config.split_count, config.unit_mib) == (10, 1)
+    assert config.tables == KNOWN[:1]
+    assert config.own_split_count == 4
+    assert config.mode is DeviceMode.MIG
+    assert config.hidden == {"GPU-x", "2"}
+
+
+def test_item_50_a_missing_factor_means_1() -> None:
+    document = shipped()
+    del document["nvidia"]["gpuMemoryFactor"]
+
+    division = divided(read_config(document, None, NODE), Division(), split=None, unit=None)
+
+    assert division.unit_mib == 1
+
+
+@pytest.mark.parametrize(
+    ("document", "nodes", "said"),
+    [
+        (shipped(gpuMemoryFaktor=10), None, "'gpuMemoryFaktor' that nothing reads; did you mean "
+         "gpuMemoryFactor?"),
+        (shipped(DeviceSplitCount=10), None, "did you mean deviceSplitCount?"),
+        (shipped(zzz=1), None, "section nvidia has a key 'zzz' that nothing reads"),
+        (shipped(gpuMemoryFactor=0), None, "gpuMemoryFactor is 0: it must be a whole number"),
+        (shipped(deviceSplitCount="ten"), None, "deviceSplitCount is 'ten'"),
+        (shipped(deviceCoreScaling=2), None, "deviceCoreScaling is 2, and has no effect"),
+        (shipped(resourceCountName="a/b"), None, "serves it as volcano.sh/vgpu-number"),
+        (shipped(knownMigGeometries="A30"), None, "knownMigGeometries is no list"),
+        ([], None, "the device configuration is no mapping"),
+        (None, {"nodeconfigs": []}, "did you mean nodeconfig?"),
+        (None, {"nodeconfig": [{"name": NODE, "operatingMode": "mig"}]},
+         "did you mean operatingmode?"),
+        (None, {"nodeconfig": [{"name": NODE, "operatingmode": "mps"}]},
+         "operatingmode is 'mps', and can be hami-core or mig"),
+        (None, {"nodeconfig": [{"name": NODE, "filterdevices": {"uuids": []}}]},
+         "did you mean uuid?"),
+    ],
+)  # fmt: skip
+def test_item_50_what_is_unknown_or_wrong_is_said_by_name(
+    document: object, nodes: object, said: str
+) -> None:
+    config = read_config(document, nodes, NODE)
+
+    assert any(said in text for text in config.said), config.said
+
+
+@pytest.mark.parametrize("group", ["", "a-b", "a[", "a]", "a,b", "a:b", "a;b"])
+def test_a_group_whose_name_would_break_annotations_is_left_out(group: str) -> None:
+    profile = {"name": "1g.6gb", "memory": 6144, "count": 4}
+    tables = [
+        {
+            "models": ["A30"],
+            "allowedGeometries": [
+                {"group": group, "geometries": [profile]},
+                {"group": "good", "geometries": [profile]},
+            ],
+        }
+    ]
+
+    config = read_config({"nvidia": {"knownMigGeometries": tables}}, None, NODE)
+
+    assert [layout.name for layout in config.tables[0].layouts] == ["good"]
+    assert "a group needs a name" in config.said[0]
+
+
+@pytest.mark.parametrize(
+    "profile",
+    [
+        {"name": "", "memory": 1, "count": 1},
+        {"name": "1g.6gb", "memory": 0, "count": 1},
+        {"name": "1g.6gb", "memory": 6144, "count": -1},
+        {"name": "1g.6gb", "memory": 6144},
+    ],
+)
+def test_a_group_with_an_impossible_instance_is_left_out(profile: dict[str, object]) -> None:
+    group = {"group": "g", "geometries": [{"name": "2g.12gb", "memory": 1, "count": 1}, profile]}
+    tables = [{"models": ["A30"], "allowedGeometries": [group]}]
+
+    config = read_config({"nvidia": {"knownMigGeometries": tables}}, None, NODE)
+
+    assert config.tables == ()
+    assert "group g is left out" in config.said[-1]
+
+
+KEYS = st.sampled_from(
+    [
+        *("nvidia", "deviceSplitCount", "gpuMemoryFactor", "knownMigGeometries", "models"),
+        *("allowedGeometries", "group", "geometries", "name", "memory", "count", "nodeconfig"),
+        *("operatingmode", "devicesplitcount", "filterdevices", "uuid", "deviceCoreScaling"),
+        NODE,
+    ]
+)
+DOCUMENTS = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 12) | st.floats() | KEYS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=5),
+    max_leaves=25,
+)
+
+
+@given(DOCUMENTS, DOCUMENTS)
+def test_no_document_whatever_ends_the_agent(device: object, node: object) -> None:
+    config = read_config(
+        {"nvidia": device}, {"nodeconfig": [{"name": NODE, "operatingmode": node}, node]}, NODE
+    )
+
+    division = divided(config, Division(), split=None, unit=None)
+    assert division.split_count >= 1
+    assert division.unit_mib >= 1
+    read_config(device, node, NODE)
+
+
+def test_flags_win_over_the_file_for_all_nodes_and_the_nodes_own_entry_over_both() -> None:
+    of_all = read_config(shipped(deviceSplitCount=5, gpuMemoryFactor=10), None, NODE)
+    own = read_config(shipped(deviceSplitCount=5), OF_NODES, NODE)
+
+    assert divided(of_all, Division(), split=None, unit=None).split_count == 5
+    assert divided(of_all, Division(), split=None, unit=None).unit_mib == 10
+    assert divided(of_all, Division(), split=8, unit=100).split_count == 8
+    assert divided(of_all, Division(), split=8, unit=100).unit_mib == 100
+    assert divided(own, Division(), split=8, unit=None).split_count == 4
+    assert divided(of_all, Division(), split=None, unit=None).tables == (*of_all.tables, *KNOWN)
+
+
+async def found(layout: str) -> tuple[Gpu, ...]:
+    return await SimulatedGpus(NodeName(NODE), layout).discover()
+
+
+async def test_devices_of_both_modes_stand_side_by_side(tmp_path: Path) -> None:
+    gpus = await found("1xT4+1xA100-40GB+1xA100-40GB:mig")
+
+    devices = devices_of(gpus, Division(split_count=5))
+
+    assert [str(device.mode) for device in devices] == ["hami-core", "hami-core", "mig"]
+    assert [device.slots for device in devices] == [5, 5, 7], "an ID for every position"
+    assert [len(device.layouts) for device in devices] == [0, 0, 4]
+
+
+async def test_a_device_in_mig_mode_gives_no_memory_by_the_unit() -> None:
+    gpus = await found("1xT4+1xA100-40GB:mig")
+
+    shown = shown_by(DIALECTS.values(), devices_of(gpus, Division()), Strategy.AUTO)
+
+    assert shown.healthy_counts["volcano.sh/gpu-memory"] == 15360
+    assert shown.patched["volcano.sh/gpu-number"] == 1
+    assert shown.healthy_counts["volcano.sh/vgpu-number"] == 20
+
+
+async def test_hidden_devices_are_not_served() -> None:
+    gpus = await found("3xT4")
+    division = Division(hidden=frozenset({gpus[0].uuid, "2"}))
+
+    assert [device.index for device in devices_of(gpus, division)] == [1]
+
+
+async def test_a_mode_that_the_hardware_has_not_is_said_with_what_turns_it_on() -> None:
+    gpus = await found("1xA100-40GB+1xT4+1xA100-40GB:mig")
+
+    notes = notes_on(gpus, Division(wanted_mode=DeviceMode.MIG))
+
+    assert "GPU 0 (NVIDIA A100-SXM4-40GB) is in hami-core mode" in notes[0]
+    assert "nvidia-smi -i 0 -mig 1" in notes[0]
+    assert "the mode of the hardware counts" in notes[1]
+    assert len(notes) == 2
+    assert notes_on(gpus, Division()) == ()
+
+
+async def test_a_mode_that_waits_for_a_reset_is_said() -> None:
+    (gpu,) = await found("1xA100-40GB")
+    assert gpu.mig is not None
+    pending = replace(gpu, mig=replace(gpu.mig, pending=True))
+
+    assert notes_on([pending], Division()) == (
+        "GPU 0 (NVIDIA A100-SXM4-40GB): MIG goes on with the next reset of the GPU",
+    )
+
+
+class Maps:
+    """An API server with ConfigMaps, or one that is away."""
+
+    def __init__(self, **texts: str) -> None:
+        self.texts = texts
+        self.away = False
+        self.asked: list[str] = []
+
+    async def read(self, path: str, kind: type[Any]) -> Any:
+        self.asked.append(path)
+        if self.away:
+            raise UnreachableError("GET", path, "no answer")
+        key = "device-config.yaml" if "device-config" in path else "config.json"
+        for namespace, text in self.texts.items():
+            if f"/{namespace.replace('_', '-')}/" in path and key == "device-config.yaml":
+                return kind(data={key: text})
+        raise NotFoundError(
+            Answer(method="GET", path=path, code=404, reason="NotFound", message="none")
+        )
+
+
+def configuring(tmp_path: Path, maps: Any, clock: FakeClock, **changes: Any) -> Configuring:
+    facts: dict[str, Any] = {
+        "flags": Division(),
+        "split": None,
+        "unit": None,
+        "device_file": None,
+        "node_file": None,
+        "kept": tmp_path / "kept.json",
+        "clock": clock,
+    }
+    return Configuring(maps, NodeName(NODE), **(facts | changes))
+
+
+def text(**changes: Any) -> str:
+    return yaml.safe_dump(shipped(**changes))
+
+
+async def test_the_config_map_of_kube_system_comes_before_that_of_volcano_system(
+    tmp_path: Path,
+) -> None:
+    clock = FakeClock()
+    both = Maps(kube_system=text(deviceSplitCount=3), volcano_system=text(deviceSplitCount=4))
+    other = Maps(volcano_system=text(deviceSplitCount=4))
+
+    assert (await configuring(tmp_path, both, clock).division()).split_count == 3
+    assert (await configuring(tmp_path, other, clock).division()).split_count == 4
+    assert (await configuring(tmp_path, Maps(), clock).division()).split_count == 10
+
+
+async def test_a_change_is_seen_while_running_and_asked_for_no_more_than_once_a_minute(
+    tmp_path: Path,
+) -> None:
+    clock, maps = FakeClock(), Maps(kube_system=text(deviceSplitCount=3))
+    config = configuring(tmp_path, maps, clock)
+    await config.division()
+    maps.texts["kube_system"] = text(deviceSplitCount=6)
+
+    before, asked = await config.division(), len(maps.asked)
+    clock.advance(READ_AGAIN_S)
+    after = await config.division()
+
+    assert (before.split_count, after.split_count) == (3, 6)
+    assert asked == 3
+
+
+async def test_without_the_api_server_devices_are_divided_as_before(tmp_path: Path) -> None:
+    clock, maps = FakeClock(), Maps(kube_system=text(deviceSplitCount=3))
+    running = configuring(tmp_path, maps, clock)
+    await running.division()
+    maps.away = True
+    clock.advance(READ_AGAIN_S)
+
+    assert (await running.division()).split_count == 3
+    assert (await configuring(tmp_path, maps, clock).division()).split_count == 3
+
+
+async def test_files_win_over_config_maps_and_one_that_is_not_there_ends_the_start(
+    tmp_path: Path,
+) -> None:
+    device, node = tmp_path / "device.yaml", tmp_path / "config.json"
+    device.write_text(text(deviceSplitCount=5))
+    node.write_text(json.dumps(OF_NODES))
+    maps = Maps(kube_system=text(deviceSplitCount=3))
+
+    from_files = configuring(tmp_path, maps, FakeClock(), device_file=device, node_file=node)
+    missing = configuring(tmp_path, maps, FakeClock(), device_file=tmp_path / "none")
+
+    assert (await from_files.division()).split_count == 4
+    assert maps.asked == []
+    with pytest.raises(RequestError, match="none cannot be read"):
+        await missing.division()
+
+
+async def test_text_that_is_no_yaml_says_nothing_and_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = configuring(tmp_path, Maps(kube_system="nvidia: ["), FakeClock())
+
+    assert (await config.division()).split_count == 10
+    assert "device-config.yaml cannot be read, and says nothing" in caplog.text

@@ -1,0 +1,120 @@
+"""Who uses the GPUs, as a driver would answer."""
+
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+import pytest
+
+from services.node_agent.usage import gpu_processes
+from services.node_agent.usage.gpu_processes import NvmlUsage
+from services.node_agent.usage.usage_model import Process
+from shared.model.errors import UnavailableError
+
+GIB = 1 << 30
+
+
+def on(pid: int, memory: int | None) -> SimpleNamespace:
+    return SimpleNamespace(pid=pid, usedGpuMemory=memory)
+
+
+def busy(pid: int, percent: int, ago_s: float) -> SimpleNamespace:
+    stamp = int((time.time() - ago_s) * 1e6)
+    return SimpleNamespace(pid=pid, smUtil=percent, timeStamp=stamp)
+
+
+def unsupported(*_: Any) -> Any:
+    raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    answers: dict[str, Any] = {
+        "nvmlInit": lambda: None,
+        "nvmlShutdown": lambda: None,
+        "nvmlDeviceGetCount": lambda: 1,
+        "nvmlDeviceGetHandleByIndex": lambda number: number,
+        "nvmlDeviceGetUUID": lambda _: b"GPU-a",
+        "nvmlDeviceGetMinorNumber": lambda _: 3,
+        "nvmlDeviceGetName": lambda _: "Tesla T4",
+        "nvmlDeviceGetMemoryInfo": lambda _: SimpleNamespace(used=2 * GIB),
+        "nvmlDeviceGetUtilizationRates": lambda _: SimpleNamespace(gpu=40, memory=12),
+        "nvmlDeviceGetComputeRunningProcesses": lambda _: [on(7, GIB), on(8, None)],
+        "nvmlDeviceGetGraphicsRunningProcesses": lambda _: [on(7, GIB), on(9, 5)],
+        "nvmlDeviceGetProcessUtilization": lambda _, since: [
+            busy(7, 20, 1), busy(7, 60, 2), busy(9, 50, 3600), busy(8, 4_000_000, 1),
+        ],
+    }  # fmt: skip
+    for name, answer in answers.items():
+        monkeypatch.setattr(pynvml, name, answer)
+    return monkeypatch
+
+
+async def test_each_process_is_named_once_with_its_memory_and_recent_use(
+    driver: pytest.MonkeyPatch,
+) -> None:
+    (sample,) = await NvmlUsage().look()
+
+    assert (sample.device, sample.index, sample.model) == ("GPU-a", 3, "Tesla T4")
+    assert (sample.used_bytes, sample.busy_percent, sample.memory_busy_percent) == (2 * GIB, 40, 12)
+    assert sample.processes == (
+        Process(pid=7, memory_bytes=GIB, busy_percent=40),
+        Process(pid=8, memory_bytes=None, busy_percent=0),
+        Process(pid=9, memory_bytes=5, busy_percent=0),
+    )
+
+
+async def test_what_a_driver_does_not_support_is_left_out(driver: pytest.MonkeyPatch) -> None:
+    for name in ("UtilizationRates", "ProcessUtilization", "GraphicsRunningProcesses"):
+        driver.setattr(pynvml, f"nvmlDeviceGet{name}", unsupported)
+
+    (sample,) = await NvmlUsage().look()
+
+    assert sample.busy_percent is None
+    assert [one.pid for one in sample.processes] == [7, 8]
+
+
+async def test_a_lost_device_is_left_out_and_without_a_driver_nothing_is_said(
+    driver: pytest.MonkeyPatch,
+) -> None:
+    driver.setattr(pynvml, "nvmlDeviceGetUUID", unsupported)
+    lost = await NvmlUsage().look()
+    driver.setattr(pynvml, "nvmlInit", unsupported)
+
+    with pytest.raises(UnavailableError, match="NVML"):
+        await NvmlUsage().look()
+    assert lost == ()
+
+
+async def test_a_device_that_hangs_hides_the_processes_of_no_other(
+    driver: pytest.MonkeyPatch,
+) -> None:
+    released = threading.Event()
+
+    def processes(handle: int) -> list[Any]:
+        if handle == 0:
+            released.wait(60)
+        return [on(7, GIB)]
+
+    driver.setattr(pynvml, "nvmlDeviceGetCount", lambda: 2)
+    driver.setattr(pynvml, "nvmlDeviceGetUUID", lambda handle: f"GPU-{handle}")
+    driver.setattr(pynvml, "nvmlDeviceGetComputeRunningProcesses", processes)
+    driver.setattr(gpu_processes, "TIMEOUT_S", 0.5)
+    usage = NvmlUsage()
+
+    seen = [await usage.look() for _ in range(2)]
+    released.set()
+
+    assert [[sample.device for sample in found] for found in seen] == [["GPU-1"]] * 2
+
+
+async def test_a_driver_that_hangs_at_every_device_is_said_to(driver: pytest.MonkeyPatch) -> None:
+    released = threading.Event()
+    driver.setattr(pynvml, "nvmlDeviceGetName", lambda _: released.wait(60))
+    driver.setattr(gpu_processes, "TIMEOUT_S", 0.1)
+
+    with pytest.raises(UnavailableError, match="did not name processes"):
+        await NvmlUsage().look()
+    released.set()

@@ -1,0 +1,303 @@
+"""The monitor over real files and a made-up driver, scraped over HTTP."""
+
+import asyncio
+import os
+import shutil
+import struct
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from services.node_agent.isolation.region import Region
+from services.node_agent.isolation.region_image import image_of
+from services.node_agent.isolation.region_layouts import V1_2
+from services.node_agent.isolation.region_reader import read_region
+from services.node_agent.records.checkpoint_entry import Entry
+from services.node_agent.usage.monitor import TOLD_AGAIN_S, page
+from shared.dialects.dialect import ContainerSetup
+from shared.model.events.node_events import Activation, Rule
+from shared.model.lease import MigPlace
+from tests.support.node_agent.agent import NUMBER, lease_of, share
+from tests.support.node_agent.monitor_world import (
+    HAMI,
+    MIB,
+    NUMBERS,
+    OURS,
+    OWN_NUMBERS,
+    UID,
+    VOLCANO,
+    World,
+    computing,
+    monitored,
+    read,
+    scraped,
+)
+from tests.support.node_agent.regions import path_of
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return monitored(tmp_path)
+
+
+async def test_item_49_every_published_series_has_its_name_labels_and_value(world: World) -> None:
+    computing(world)
+    await world.monitor.look()
+
+    text = await scraped(world.monitor)
+
+    found = read(text)
+    for name, (labels, value) in NUMBERS.items():
+        counter = name == "Device_memory_desc_of_container"
+        parsed = f"{name}_total" if counter else name  # the parser's own idea of counters
+        assert found[parsed] == {tuple(sorted(labels.items())): value}, name
+        assert f"# TYPE {name} {'counter' if counter else 'gauge'}\n{name}{{" in text
+    for name, own in OWN_NUMBERS.items():
+        assert found[name] == {tuple(sorted(OURS.items())): pytest.approx(own)}, name
+    assert not [name for name in found if name.startswith(("python_", "process_"))]
+
+
+async def test_a_mig_instance_is_named_by_its_ids(world: World) -> None:
+    place = MigPlace(layout="all-1g", position=0, profile="1g.10gb")
+    lease = lease_of(UID, share(0, 9728, mig=place))
+    activation = Activation(
+        pod=lease.pod, namespace=lease.namespace, name=lease.name, container="main",
+        resource=NUMBER, device_ids=("x",), lease=lease,
+    )  # fmt: skip
+    setup = ContainerSetup(environment={"NVIDIA_VISIBLE_DEVICES": "MIG-a"})
+    world.record.told.append(Entry(activation=activation, setup=setup, instances=("MIG-a",)))
+    world.known.note([lease])
+
+    await world.monitor.look()
+
+    found = read(page(world.monitor).decode())
+    ids = {"profile": "1g.10gb", "gpu_instance_id": "3", "compute_instance_id": "0"}
+    wanted = HAMI | ids | {"mig_uuid": "MIG-a"}
+    assert found["hami_mig_device_info"] == {tuple(sorted(wanted.items())): 1}
+    assert found["MigInfo"] == {tuple(sorted((VOLCANO | {"instanceid": "3"}).items())): 1}
+    assert "hami_vgpu_memory_used_bytes" not in found
+    assert "leasehold_container_isolation_lost" not in found
+
+
+async def test_hami_core_39_series_end_with_the_lease(world: World) -> None:
+    computing(world)
+    await world.monitor.look()
+    before = read(page(world.monitor).decode())
+    world.known.settle([], asked_at=world.known.news)
+    world.driver.samples = (replace(world.driver.samples[0], processes=()),)
+    await world.monitor.look()
+
+    after = read(page(world.monitor).decode())
+
+    assert "vGPU_device_memory_usage_in_bytes" in before
+    assert not [name for name, rows in after.items() if any("pod" in dict(row) for row in rows)]
+    assert "HostGPUMemoryUsage" in after
+
+
+async def test_hami_core_9_nothing_that_a_container_writes_becomes_a_label(world: World) -> None:
+    tenant = computing(world)
+    world.change(tenant, V1_2.uuids, b'GPU-1"} 5\nevil{x="\xff')
+    await world.monitor.look()
+
+    text = page(world.monitor).decode()
+
+    assert "evil" not in text
+    assert read(text)["hami_vgpu_memory_used_bytes"] == {tuple(sorted(HAMI.items())): 300 * MIB}
+
+
+async def test_hami_core_44_our_own_names_carry_units_and_no_values_as_labels(world: World) -> None:
+    computing(world)
+    await world.monitor.look()
+
+    for family in world.monitor.collect():
+        for one in family.samples:
+            if one.name.startswith("leasehold_"):
+                assert set(one.labels) <= {*OURS, "reason"}
+                if one.name.endswith("_ratio"):
+                    assert 0 <= one.value <= 1
+
+
+async def test_altered_limits_are_told_once_and_set_again_in_place(world: World) -> None:
+    tenant = computing(world)
+    await world.monitor.look()
+    world.change(tenant, V1_2.memory_limits, struct.pack("<Q", 80_000 * MIB))
+
+    await world.monitor.look()
+    (violation,) = await world.monitor.violations()
+    await world.monitor.look()
+
+    assert tenant.place is not None
+    region = read_region(tenant.place)
+    assert isinstance(region, Region)
+    assert region.memory_limits[0] == 1000 * MIB
+    assert region.pids == {7}
+    assert (violation.rule, violation.pod) == (Rule.TAMPERED, UID)
+    found = read(page(world.monitor).decode())
+    assert found["leasehold_limits_restored_total"] == {(): 1}
+    assert "leasehold_violations" not in found
+
+
+async def test_hami_core_38_a_switch_that_was_turned_off_is_on_again_after_a_look(
+    world: World,
+) -> None:
+    tenant = computing(world)
+    world.change(tenant, V1_2.switch, struct.pack("<i", 0))
+
+    await world.monitor.look()
+
+    assert tenant.place is not None
+    region = read_region(tenant.place)
+    assert isinstance(region, Region)
+    assert region.utilization_switch == 1
+
+
+async def test_hami_core_35_a_bypass_is_told_once_until_it_has_ended(world: World) -> None:
+    tenant = computing(world)
+    world.runs(tenant, 71, inner=8)
+
+    await world.monitor.look()
+    (violation,) = await world.monitor.violations()
+    await world.monitor.look()
+
+    assert violation.rule is Rule.ISOLATION_LOST
+    row = {key: OURS[key] for key in ("namespace", "pod", "container")}
+    found = read(page(world.monitor).decode())
+    assert found["leasehold_container_isolation_lost"] == {tuple(sorted(row.items())): 1}
+    assert found["leasehold_violations"] == {(("reason", "GpuIsolationLost"),): 1}
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await world.monitor.violations()
+
+
+async def test_nobody_is_accused_for_a_pid_that_was_anothers_when_the_driver_named_it(
+    world: World,
+) -> None:
+    tenant = world.give(lease_of(UID))
+    world.runs(tenant, 70, inner=7, began_ticks=1000 * os.sysconf("SC_CLK_TCK"))
+    (sample,) = world.driver.samples
+
+    world.driver.samples = (replace(sample, asked_at_s=999.0),)
+    await world.monitor.look()
+    before = world.monitor.seen.violations
+    world.driver.samples = (replace(sample, asked_at_s=1001.0),)
+    await world.monitor.look()
+
+    assert before == ()
+    assert [one.rule for one in world.monitor.seen.violations] == [Rule.ISOLATION_LOST]
+
+
+@pytest.mark.parametrize("what", ["fifo", "link", "short", "gone"])
+async def test_whatever_lies_where_the_region_was_the_page_is_written(
+    world: World, what: str
+) -> None:
+    tenant = computing(world)
+    assert tenant.place is not None
+    assert tenant.seed is not None
+    path = path_of(tenant.place)
+    path.unlink()
+    if what == "link":
+        path.symlink_to("/etc/passwd")
+    elif what == "short":
+        path.write_bytes(b"x")
+    elif what == "fifo":
+        os.mkfifo(path)
+
+    await world.monitor.look()
+
+    found = read(page(world.monitor).decode())
+    assert "hami_vgpu_memory_used_bytes" not in found
+    assert list(found["leasehold_container_isolation_lost"].values()) == [1]
+    assert list(found["leasehold_container_memory_measured_bytes"].values()) == [350 * MIB]
+    assert list(found["leasehold_container_region_tampered"].values()) == [what != "gone"]
+    assert found["leasehold_limits_restored_total"] == {(): 1}
+    assert path.read_bytes() == image_of(tenant.seed)
+    assert Path("/etc/passwd").stat().st_size > 100
+
+
+async def test_limits_that_cannot_be_put_back_are_said_so_once(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    tenant = computing(world)
+    assert tenant.place is not None
+    shutil.rmtree(tenant.place.directory)
+
+    await world.monitor.look()
+    await world.monitor.look()
+
+    said = [record.message for record in caplog.records if "limits stay altered" in record.message]
+    assert len(said) == 1
+
+
+async def test_what_goes_on_is_told_again_after_five_minutes(world: World) -> None:
+    tenant = computing(world)
+    world.runs(tenant, 71, inner=8)
+    told = []
+
+    for _ in range(3):
+        await world.monitor.look()
+        told += await world.monitor.violations()
+        world.clock.advance(TOLD_AGAIN_S - 1)
+        await world.monitor.look()
+        world.clock.advance(1)
+
+    assert [one.rule for one in told] == 3 * [Rule.ISOLATION_LOST]
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await world.monitor.violations()
+
+
+async def test_without_a_driver_regions_are_still_seen(world: World) -> None:
+    computing(world)
+    world.driver.broken = True
+
+    await world.monitor.look()
+
+    found = read(page(world.monitor).decode())
+    assert list(found["hami_vgpu_memory_used_bytes"].values()) == [300 * MIB]
+    assert "leasehold_container_memory_drift_bytes" not in found
+    assert "HostGPUMemoryUsage" not in found
+
+
+async def test_nobody_is_said_to_be_without_a_lease_before_leases_are_known(world: World) -> None:
+    tenant = computing(world)
+    world.record.told.clear()
+    world.record.lost = True
+    await world.monitor.look()
+    early = world.monitor.seen
+    world.record.lost = False
+    world.known.settle([], asked_at=world.known.news)
+
+    await world.monitor.look()
+
+    assert not early.violations
+    assert [(one.rule, one.pod) for one in world.monitor.seen.violations] == [
+        (Rule.UNLEASED, tenant.lease.pod)
+    ]
+
+
+async def test_a_scrape_asks_nobody(world: World) -> None:
+    computing(world)
+    await world.monitor.look()
+    asked = world.kubelet.asked
+    world.driver.broken = True
+
+    for _ in range(3):
+        page(world.monitor)
+
+    assert world.kubelet.asked == asked == 1
+
+
+async def test_the_scan_of_50_containers_is_quick(world: World) -> None:
+    for number in range(50):
+        world.give(lease_of(f"{number:08d}-7f0c-4d55-9f5b-2f2f0f9d7a11", name=f"p{number}"))
+
+    took = []
+    for _ in range(3):
+        began = time.perf_counter()
+        await world.monitor.look()
+        took.append(time.perf_counter() - began)
+
+    assert len(world.monitor.seen.containers) == 50
+    assert min(took) < 1.0

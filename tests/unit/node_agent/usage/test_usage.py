@@ -1,0 +1,285 @@
+"""What containers use against what they lease, and who breaks the rules."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.node_agent.allocate.pod_resolution import KubeletContainer, KubeletPod
+from services.node_agent.isolation.region import Region, RegionPlace, Tampered, decode
+from services.node_agent.isolation.region_image import Seed, image_of
+from services.node_agent.isolation.region_layouts import V1_2
+from services.node_agent.usage.cgroups import Origin
+from services.node_agent.usage.usage_model import (
+    DeviceSample,
+    Picture,
+    Process,
+    Tenant,
+    picture,
+)
+from shared.model.events.node_events import Rule
+from shared.model.names import Namespace, PodUid
+from tests.support.node_agent.agent import lease_of, share
+from tests.support.node_agent.regions import process
+
+MIB = 1 << 20
+GPUS = (share(0).device, share(1).device)
+PLACE = RegionPlace(directory="/c/u1_main", name="r")
+
+
+def tenant(uid: str = "u1", *shares: Any, container: str = "main", held: bool = True) -> Tenant:
+    given = shares or (share(0, 1000, container=container),)
+    return Tenant(
+        lease=lease_of(uid, *given),
+        container=container,
+        place=PLACE if held else None,
+        seed=seed(*(one for one in given if one.container == container)) if held else None,
+    )
+
+
+def seed(*shares: Any) -> Seed:
+    return Seed(
+        memory_bytes=tuple(one.memory_mib * MIB for one in shares),
+        cores_percent=tuple(one.cores_percent for one in shares),
+    )
+
+
+def region(
+    *shares: Any, pids: Mapping[int, tuple[int, ...]] | None = None, uuids: tuple[str, ...] = ()
+) -> Region:
+    image = bytearray(image_of(seed(*(shares or (share(0, 1000),)))))
+    for index, (pid, totals) in enumerate((pids or {}).items()):
+        process(image, index, pid, totals=totals)
+    for number, uuid in enumerate(uuids):
+        at = V1_2.uuids + 96 * number
+        image[at : at + len(uuid)] = uuid.encode()
+    return decode(V1_2, image)
+
+
+def sample(*processes: Process, gpu: int = 0) -> DeviceSample:
+    return DeviceSample(device=GPUS[gpu], index=gpu, model="T4", processes=processes)
+
+
+def using(pid: int, mib: int | None = 100) -> Process:
+    return Process(pid=pid, memory_bytes=None if mib is None else mib * MIB, busy_percent=30)
+
+
+def of(pod: str | None, inner: int = 1, container: str = "") -> Origin:
+    return Origin(pod=PodUid(pod) if pod else None, container_id=container, inner_pid=inner)
+
+
+def kubelet_pod(uid: str, *containers: str, **ids: str) -> KubeletPod:
+    return KubeletPod(
+        uid=PodUid(uid),
+        namespace=Namespace("default"),
+        name=f"pod-{uid}",
+        containers=tuple(KubeletContainer(name=name) for name in containers),
+        container_ids=ids,
+    )
+
+
+def look(
+    tenants: list[Tenant],
+    found: Region | Tampered | None,
+    samples: list[DeviceSample],
+    origins: dict[int, Origin],
+    *pods: KubeletPod,
+    complete: bool = True,
+) -> Picture:
+    regions = {one.key: found for one in tenants if one.place is not None}
+    by_uid = {pod.uid: pod for pod in pods}
+    return picture(tenants, regions, samples, origins, by_uid, complete=complete)
+
+
+def rules(seen: Picture) -> list[tuple[Rule, str, str]]:
+    return [(one.rule, one.pod, one.container) for one in seen.violations]
+
+
+def test_a_container_within_its_lease_breaks_no_rule() -> None:
+    held = region(pids={7: (300 * MIB,)})
+
+    seen = look([tenant()], held, [sample(using(70, 350))], {70: of("u1", 7)})
+
+    (use,) = seen.containers
+    (one,) = use.shares
+    assert (one.measured_bytes, one.overrun_bytes) == (350 * MIB, 0)
+    assert (one.region and one.region.total, one.driver_bytes) == (300 * MIB, 350 * MIB)
+    assert (one.driver_percent, one.limit_bytes) == (30, 1000 * MIB)
+    assert not use.isolation_lost
+    assert not seen.violations
+    assert seen.unleased == {GPUS[0]: 0}
+
+
+def test_hami_core_36_the_larger_witness_counts() -> None:
+    held = region(pids={7: (900 * MIB,)})
+
+    (use,) = look([tenant()], held, [sample(using(70, 100))], {70: of("u1", 7)}).containers
+
+    assert use.shares[0].measured_bytes == 900 * MIB
+
+
+def test_a_driver_that_does_not_say_is_no_witness() -> None:
+    held = region(pids={7: (900 * MIB,)})
+
+    for samples in ([sample(using(70, None))], []):
+        (use,) = look([tenant()], held, samples, {70: of("u1", 7)}).containers
+        assert use.shares[0].driver_bytes is None
+        assert use.shares[0].measured_bytes == 900 * MIB
+
+
+@pytest.mark.parametrize(("mib", "broken"), [(1000 + 512, False), (1000 + 513, True)])
+def test_memory_beyond_the_lease_and_what_a_process_needs_itself_is_a_violation(
+    mib: int, *, broken: bool
+) -> None:
+    held = region(pids={7: (300 * MIB,)})
+
+    seen = look([tenant()], held, [sample(using(70, mib))], {70: of("u1", 7)})
+
+    assert rules(seen) == ([(Rule.OVERRUN, "u1", "main")] if broken else [])
+    assert seen.containers[0].shares[0].overrun_bytes == (mib - 1000) * MIB
+
+
+def test_hami_core_35_a_process_that_owns_no_slot_is_lost_to_isolation() -> None:
+    held = region(pids={7: (MIB,)})
+
+    seen = look(
+        [tenant()], held, [sample(using(70), using(71))], {70: of("u1", 7), 71: of("u1", 8)}
+    )
+
+    assert rules(seen) == [(Rule.ISOLATION_LOST, "u1", "main")]
+    assert seen.containers[0].unseen == (71,)
+    assert "71" in seen.violations[0].text
+
+
+def test_a_missing_region_is_isolation_lost_and_a_broken_one_tampered() -> None:
+    gone = look([tenant()], None, [], {})
+    broken = look([tenant()], Tampered("it is a symbolic link"), [], {})
+
+    assert rules(gone) == [(Rule.ISOLATION_LOST, "u1", "main")]
+    assert rules(broken) == [(Rule.TAMPERED, "u1", "main")]
+    assert "symbolic link" in broken.violations[0].text
+    assert gone.containers[0].isolation_lost
+    assert broken.containers[0].isolation_lost
+
+
+def test_a_container_that_hami_core_does_not_hold_loses_nothing() -> None:
+    seen = look([tenant(held=False)], None, [sample(using(70))], {70: of("u1")})
+
+    assert not seen.violations
+    assert not seen.containers[0].isolation_lost
+
+
+def test_altered_limits_are_a_violation() -> None:
+    seen = look([tenant()], region(share(0, 99_000)), [], {})
+
+    assert rules(seen) == [(Rule.TAMPERED, "u1", "main")]
+    assert f"{99_000 * MIB} bytes instead of {1000 * MIB}" in seen.violations[0].text
+
+
+def test_a_process_of_a_pod_without_a_lease_is_named_once_per_device() -> None:
+    pod = kubelet_pod("u9", "main")
+    seen = look(
+        [], None, [sample(using(90), using(91)), sample(using(90), gpu=1)],
+        {90: of("u9"), 91: of("u9")}, pod,
+    )  # fmt: skip
+
+    assert rules(seen) == [(Rule.UNLEASED, "u9", "main")] * 2
+    assert {one.device for one in seen.violations} == set(GPUS)
+    assert {(one.namespace, one.name) for one in seen.violations} == {("default", "pod-u9")}
+    assert seen.unleased == {GPUS[0]: 2, GPUS[1]: 1}
+
+
+def test_a_leased_container_on_a_device_it_does_not_lease_is_without_a_lease_there() -> None:
+    held = region(pids={7: (MIB,)})
+
+    seen = look([tenant()], held, [sample(using(70), gpu=1)], {70: of("u1", 7)})
+
+    assert rules(seen) == [(Rule.UNLEASED, "u1", "main")]
+    assert seen.violations[0].device == GPUS[1]
+
+
+def test_nobody_is_without_a_lease_while_not_all_leases_are_known() -> None:
+    seen = look([], None, [sample(using(90))], {90: of("u9")}, complete=False)
+
+    assert not seen.violations
+    assert seen.unleased == {GPUS[0]: 0}
+
+
+def test_a_process_of_the_node_itself_counts_and_is_no_pods_violation() -> None:
+    seen = look([], None, [sample(using(90))], {90: of(None)})
+
+    assert not seen.violations
+    assert seen.unleased == {GPUS[0]: 1}
+
+
+def test_a_process_that_ended_meanwhile_is_nobodys() -> None:
+    seen = look([tenant()], region(), [sample(using(70))], {})
+
+    assert not seen.violations
+    assert (seen.unleased, seen.unknown) == ({GPUS[0]: 0}, 0)
+
+
+def test_of_two_containers_the_runtimes_id_tells_which() -> None:
+    a = tenant("u1", share(0, 1000, container="a"), share(0, 2000, container="b"), container="a")
+    b = Tenant(lease=a.lease, container="b")
+    pod = kubelet_pod("u1", "a", "b", "c", ida="a", idb="b", idc="c")
+    held = region(pids={7: (MIB,)})
+    origins = {
+        70: of("u1", 7, "ida"),
+        71: of("u1", 7, "idb"),
+        72: of("u1", 7, "idc"),
+        73: of("u1", 7, "new"),
+    }
+
+    seen = look([a, b], held, [sample(*(using(pid, pid) for pid in origins))], origins, pod)
+
+    assert [use.shares[0].driver_bytes for use in seen.containers] == [70 * MIB, 71 * MIB]
+    assert rules(seen) == [(Rule.UNLEASED, "u1", "c")]
+    assert seen.unknown == 1, "whose container is not in the pod's status yet is not guessed"
+
+
+def test_the_region_counts_by_its_own_order_only_if_it_names_the_leased_devices() -> None:
+    both = (share(0, 1000), share(1, 2000))
+    mixed, wrong = GPUS[::-1], (GPUS[1], "GPU-00000000-0000")
+    found = [
+        look([tenant("u1", *both)], region(*both, pids={7: (5, 6)}, uuids=uuids), [], {})
+        for uuids in (mixed, wrong, ())
+    ]
+
+    assert [
+        [one.region.total for one in seen.containers[0].shares if one.region] for seen in found
+    ] == [[6, 5], [5, 6], [5, 6]]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(1, 6),
+            st.sampled_from(["u1", "u2", "u3", None]),
+            st.integers(0, 1),
+            st.integers(0, 3000),
+        ),
+        max_size=8,
+    )
+)
+def test_every_byte_is_counted_for_its_own_pod_alone(
+    running: list[tuple[int, str | None, int, int]],
+) -> None:
+    tenants = [tenant("u1", held=False), tenant("u2", share(1, 500), held=False)]
+    origins = {pid: of(pod) for pid, pod, _, _ in running}
+    chosen = {(gpu, pid): mib for pid, _, gpu, mib in running}
+    samples = [
+        sample(*(using(pid, mib) for (at, pid), mib in chosen.items() if at == gpu), gpu=gpu)
+        for gpu in (0, 1)
+    ]
+
+    seen = look(tenants, None, samples, origins, kubelet_pod("u3", "main"))
+
+    for use, gpu in zip(seen.containers, (0, 1), strict=True):
+        pod = use.tenant.lease.pod
+        own = [mib for (at, pid), mib in chosen.items() if (at, origins[pid].pod) == (gpu, pod)]
+        assert use.shares[0].driver_bytes == sum(own) * MIB
+    counted = sum(use.shares[0].processes for use in seen.containers)
+    assert counted + sum(seen.unleased.values()) == len(chosen)

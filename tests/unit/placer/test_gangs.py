@@ -1,0 +1,174 @@
+"""Gangs in a batch: what is decided together, in which order, and that it is all or nothing."""
+
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.placer.choice.gangs import (
+    COUNTED,
+    decide_gang,
+    lacking,
+    leaders,
+    too_few,
+    units_of,
+    unwritten,
+)
+from services.placer.index.node_index import Index
+from services.placer.mirror.cluster_mirror import Mirror
+from services.placer.refusal.quotas import QuotasMet
+from shared.model.events.pod_events import PodQueued
+from shared.model.ledger import Muster, Waiting
+from shared.model.placement import Refusal
+from shared.model.request import Gang, PodRequest
+from tests.support.build import device, devices, dice, gpu, ledger_node, pod_queued, request
+
+GANG = Gang(name="default/g", min_member=3)
+MIB = 10_000
+
+
+def member(pod: str, mib: int = 5_000, *, gang: Gang | None = GANG, priority: int = 0) -> PodQueued:
+    return pod_queued(pod, replace(request(gpu(memory=mib)), gang=gang, priority=priority))
+
+
+def cluster(nodes: int, gpus: int) -> tuple[Mirror, Index]:
+    mirror = Mirror()
+    for number in range(nodes):
+        held = devices(gpus, f"n{number}", memory_mib=MIB)
+        mirror.put_node(ledger_node(f"n{number}", *held))
+    return mirror, Index(mirror)
+
+
+def taken(mirror: Mirror) -> list[int]:
+    return [card.memory for node in mirror.nodes.values() for card in node.devices]
+
+
+def test_a_batch_is_cut_into_gangs_and_stretches_of_single_pods_by_priority() -> None:
+    alone = Gang(name="default/alone", min_member=1)
+    events = [
+        member("low", gang=None),
+        member("g-0"),
+        member("high", gang=None, priority=9),
+        member("g-1", priority=5),
+        member("alone", gang=alone, priority=7),
+    ]
+
+    units = [(u.gang and u.gang.name, [event.pod for event in u.pods]) for u in units_of(events)]
+
+    assert units == [(None, ["high", "alone"]), ("default/g", ["g-1", "g-0"]), (None, ["low"])]
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.lists(st.sampled_from([1_000, 4_000, 6_000, 10_000, 20_000]), min_size=1, max_size=12),
+    st.data(),
+)
+def test_a_gang_is_placed_in_full_or_leaves_nothing_behind(
+    nodes: int, gpus: int, sizes: list[int], data: st.DataObject
+) -> None:
+    mirror, index = cluster(nodes, gpus)
+    needed = data.draw(st.integers(1, len(sizes)))
+    members = [member(f"p{n}", mib) for n, mib in enumerate(sizes)]
+
+    decided = decide_gang(members, needed, mirror, index, dice(1), quotas=QuotasMet())
+
+    if decided.refusal is None:
+        chosen = [event.pod for event, _ in decided.chosen]
+        assert len(chosen) == len(set(chosen)) == needed
+        assert sum(taken(mirror)) == sum(sizes[int(pod[1:])] for pod in chosen)
+        assert max(taken(mirror)) <= MIB
+    else:
+        assert (decided.chosen, sum(taken(mirror))) == ([], 0)
+        assert decided.fitting < needed
+
+
+def test_large_pods_go_first_and_small_ones_instead_of_them_where_they_can_be_spared() -> None:
+    mirror, index = cluster(1, 2)
+    mixed = [member("s-0", 4_000), member("s-1", 4_000), member("l-0", 6_000), member("l-1", 6_000)]
+    assert decide_gang(mixed, 4, mirror, index, dice(1), quotas=QuotasMet()).refusal is None
+
+    mirror, index = cluster(1, 1)
+    spared = [member("l", 10_000), *(member(f"s-{n}", 5_000) for n in range(2))]
+    found = decide_gang(spared, 2, mirror, index, dice(1), quotas=QuotasMet())
+    assert [event.pod for event, _ in found.chosen] == ["s-0", "s-1"]
+
+
+def test_a_gang_of_which_too_few_can_ever_fit_is_refused_for_good() -> None:
+    mirror, index = cluster(1, 1)
+    hopeless = member("huge", 90_000)
+
+    refusal = decide_gang(
+        [hopeless, member("s")], 2, mirror, index, dice(1), quotas=QuotasMet()
+    ).refusal
+    hopeful = decide_gang(
+        [member("a"), member("b"), member("c")], 3, mirror, index, dice(1), quotas=QuotasMet()
+    )
+
+    assert refusal is not None
+    assert refusal.permanent
+    assert hopeful.refusal is not None
+    assert not hopeful.refusal.permanent
+    assert hopeful.fitting == 2
+
+
+def test_verdicts_say_what_the_gang_lacks() -> None:
+    missing = too_few(GANG, live=0, here=1)
+    full = Refusal(reason="0/1 nodes are available.")
+
+    assert missing.reason == (
+        "gang default/g runs with 3 pods at once or not at all; 1 of 3 pods are here"
+    )
+    assert missing.hint == "create the other 2, or lower the gang's minimum"
+    assert lacking(GANG, live=0, fitting=2, refusal=full).reason.endswith(
+        "; 2 of 3 fit: 0/1 nodes are available."
+    )
+    assert lacking(GANG, live=1, fitting=0, refusal=full).reason.endswith(
+        "; 1 of 3 hold a lease, 0 of the other 2 fit: 0/1 nodes are available."
+    )
+
+
+def test_one_pod_of_each_different_request_stands_for_the_gang() -> None:
+    small, same, large = member("a"), member("b"), member("c", 9_000)
+
+    assert leaders([small, same, large]) == {"a", "c"}
+    assert leaders([pod_queued("x", PodRequest()), pod_queued("y", PodRequest())]) == {"x"}
+
+
+def test_only_what_changed_is_written_and_those_who_lead() -> None:
+    why = Refusal(reason="2 of 3 fit")
+    pods = [member(name) for name in ("a", "b", "c", "d")]
+
+    def known(event: PodQueued, refusal: Refusal, *, leads: bool) -> Waiting:
+        return Waiting(queued=event, refusal=refusal, capacity=1, leads=leads)
+
+    muster = Muster(
+        live=0,
+        here=4,
+        waiting=(
+            known(pods[0], why, leads=True),
+            known(pods[1], why, leads=False),
+            known(pods[2], COUNTED, leads=False),
+            known(pods[3], why, leads=True),
+        ),
+    )
+
+    written = unwritten(pods, muster, why, {pods[0].pod})
+
+    assert [event.pod for event in written] == ["a", "c", "d"]
+
+
+def test_pods_of_a_gang_that_must_not_share_a_device_are_not_squeezed_onto_one() -> None:
+    mirror = Mirror()
+    mirror.put_node(ledger_node("n1", device("GPU-1", memory_mib=MIB)))
+    index = Index(mirror)
+    tagged = [
+        replace(pod, request=replace(pod.request, tags=("default/g",)))
+        for pod in (member("a", 1_000), member("b", 1_000))
+    ]
+
+    decided = decide_gang(tagged, 2, mirror, index, dice(1), quotas=QuotasMet())
+
+    assert decided.fitting == 1
+    assert taken(mirror) == [0]

@@ -1,0 +1,354 @@
+"""MIG instances by example: Volcano's table and sequence, and who may have one."""
+
+from typing import Any
+
+import pytest
+
+from services.watcher.settings import WatcherSettings, load_rules
+from shared.dialects import read_pod
+from shared.dialects.dialect import ContainerAsks, PodAsks
+from shared.dialects.volcano.vgpu import MEMORY, NUMBER, encode_element
+from shared.model.device import DeviceMode, MigLayout, MigProfile
+from shared.model.errors import RequestError
+from shared.model.lease import MigPlace, Terms
+from shared.model.ledger import LedgerNode
+from shared.model.names import Namespace
+from shared.model.placement import Placement, Refusal
+from shared.model.request import (
+    Company,
+    DeviceOrder,
+    DeviceSelection,
+    GpuRequest,
+    PodRequest,
+    Scope,
+)
+from shared.placing.shares import instance_share
+from tests.support.build import device, gpu, ledger_node, request, use
+from tests.support.placer.placing import Cluster
+
+
+def layout(name: str, *profiles: tuple[str, int, int]) -> MigLayout:
+    return MigLayout(
+        name=name,
+        profiles=tuple(MigProfile(name=n, memory_mib=mib, count=c) for n, mib, c in profiles),
+    )
+
+
+A30 = (
+    layout("group1", ("1g.6gb", 6144, 4)),
+    layout("group2", ("2g.12gb", 12288, 2)),
+    layout("group3", ("4g.24gb", 24576, 1)),
+)
+A100_40 = (
+    layout("group1", ("1g.5gb", 5120, 7)),
+    layout("group2", ("2g.10gb", 10240, 3), ("1g.5gb", 5120, 1)),
+    layout("group3", ("3g.20gb", 20480, 2)),
+    layout("group4", ("7g.40gb", 40960, 1)),
+)
+A100_80 = (
+    layout("group1", ("1g.10gb", 9728, 7)),
+    layout("group2", ("2g.20gb", 19968, 3), ("1g.10gb", 9728, 1)),
+    layout("group3", ("3g.40gb", 40192, 2)),
+    layout("group4", ("7g.80gb", 80896, 1)),
+)
+MIG = {"mode": DeviceMode.MIG, "model": "NVIDIA A100-SXM4-40GB"}
+
+
+def card(index: int = 0, **fields: Any) -> Any:
+    known: dict[str, Any] = {"memory_mib": 40960, "layouts": A100_40, **MIG}
+    return device(f"GPU-m{index or ''}", index, **(known | fields))
+
+
+def cluster(*cards: Any) -> Cluster:
+    return Cluster(ledger_node("n1", *(cards or (card(),))))
+
+
+def vgpu(memory: int | None = None, container: str = "main", **fields: Any) -> GpuRequest:
+    return gpu(container, fields.pop("gpus", 1), memory, instances=True, **fields)
+
+
+def ids(placed: Placement | Refusal) -> list[str]:
+    """The ids of each container's devices, as Volcano's annotations have them."""
+    if isinstance(placed, Refusal):
+        return []
+    return [encode_element([share]).split(",")[0] for share in placed.shares]
+
+
+@pytest.mark.parametrize(
+    ("memory", "expected", "booked"),
+    [
+        (3000, "GPU-m[group1-0]", 5120),
+        (5120, "GPU-m[group1-0]", 5120),
+        (8000, "GPU-m[group2-0]", 10240),
+        (15000, "GPU-m[group3-0]", 20480),
+        (20481, "GPU-m[group4-0]", 40960),
+        (40960, "GPU-m[group4-0]", 40960),
+        (None, "GPU-m[group4-0]", 40960),
+    ],
+)
+def test_item_42_an_idle_card_takes_the_first_layout_that_does(
+    memory: int | None, expected: str, booked: int
+) -> None:
+    placed = cluster().place(request(vgpu(memory, cores_percent=30)))
+
+    assert isinstance(placed, Placement)
+    [share] = placed.shares
+    assert ids(placed) == [expected]
+    assert share.memory_mib == booked
+    assert share.terms == Terms(memory_mib=memory or 40960, device_mib=40960)
+    assert encode_element([share]) == f"{expected},NVIDIA,{memory or 40960},30:"
+
+
+@pytest.mark.parametrize(
+    ("layouts", "total", "memory", "place"),
+    [
+        (A30, 24576, 6144, MigPlace(layout="group1", position=0, profile="1g.6gb")),
+        (A30, 24576, 12000, MigPlace(layout="group2", position=0, profile="2g.12gb")),
+        (A30, 24576, None, MigPlace(layout="group3", position=0, profile="4g.24gb")),
+        (A100_80, 81920, 9728, MigPlace(layout="group1", position=0, profile="1g.10gb")),
+        (A100_80, 81920, 9729, MigPlace(layout="group2", position=0, profile="2g.20gb")),
+        (A100_80, 81920, 40000, MigPlace(layout="group3", position=0, profile="3g.40gb")),
+        (A100_80, 81920, 80896, MigPlace(layout="group4", position=0, profile="7g.80gb")),
+    ],
+)
+def test_item_42_the_other_tables(
+    layouts: tuple[MigLayout, ...], total: int, memory: int | None, place: MigPlace
+) -> None:
+    placed = cluster(card(memory_mib=total, layouts=layouts)).place(request(vgpu(memory)))
+
+    assert isinstance(placed, Placement)
+    assert [share.mig for share in placed.shares] == [place]
+
+
+def test_item_43_a_partitioned_card_gives_its_smallest_instance_that_does() -> None:
+    one = cluster()
+    sequence = [ids(one.place(request(vgpu(n)))) for n in (8000, 3000, 8000, 8000)]
+
+    assert sequence == [
+        ["GPU-m[group2-0]"],
+        ["GPU-m[group2-3]"],
+        ["GPU-m[group2-1]"],
+        ["GPU-m[group2-2]"],
+    ]
+    refusal = one.place(request(vgpu(8000)))
+    assert isinstance(refusal, Refusal)
+    assert refusal.counts == (("GpuInstancesTaken", 1),)
+    assert not refusal.permanent
+    assert "wait until an instance" in refusal.hint
+    assert refusal.nearest[0].devices[0].reason == (
+        "an instance of 8000 MiB or more is wanted, live instances keep it in layout group2, "
+        "and none is free there"
+    )
+
+
+def test_item_44_two_containers_of_a_pod_never_share_a_position() -> None:
+    one = cluster()
+    pair = request(vgpu(8000, "a"), vgpu(8000, "b"))
+
+    assert ids(one.place(pair)) == ["GPU-m[group2-0]", "GPU-m[group2-1]"]
+    assert ids(one.place(pair)) == []
+    assert ids(one.place(request(vgpu(8000)))) == ["GPU-m[group2-2]"]
+
+
+def test_item_46_an_idle_card_changes_its_layout_at_once_a_live_one_never() -> None:
+    one = cluster()
+    one.place(request(vgpu(8000)))
+
+    assert ids(one.place(request(vgpu(15000)))) == []
+    one.end("uid-1")
+    assert ids(one.place(request(vgpu(15000)))) == ["GPU-m[group3-0]"]
+
+
+def test_item_48_no_memory_asked_for_is_the_largest_instance() -> None:
+    eighty = cluster(card(memory_mib=81920, layouts=A100_80))
+    everything = request(vgpu(None, memory_percent=100))
+
+    assert ids(eighty.place(request(vgpu(None)))) == ["GPU-m[group4-0]"]
+    eighty.end("uid-1")
+    assert ids(eighty.place(everything)) == ["GPU-m[group4-0]"]
+
+
+def test_item_48_more_than_the_largest_instance_never_fits() -> None:
+    refusal = cluster(card(memory_mib=81920, layouts=A100_80)).place(request(vgpu(81000)))
+
+    assert isinstance(refusal, Refusal)
+    assert refusal.permanent
+    assert refusal.hint.startswith("ask for at most 80896 MiB")
+    assert "the largest that its layouts have is one of 80896 MiB" in (
+        refusal.nearest[0].devices[0].reason
+    )
+
+
+def test_percentages_are_of_the_cards_memory_and_cores_count_for_nothing() -> None:
+    one = cluster()
+
+    assert ids(one.place(request(vgpu(None, memory_percent=20, cores_percent=60)))) == [
+        "GPU-m[group2-0]"
+    ]
+    assert ids(one.place(request(vgpu(3000, cores_percent=60)))) == ["GPU-m[group2-3]"]
+    alone = vgpu(8000, cores_percent=100, company=Company.ALONE)
+    placed = one.place(request(alone))
+    assert ids(placed) == ["GPU-m[group2-1]"]
+    assert isinstance(placed, Placement)
+    assert placed.shares[0].company is Company.ORDINARY
+    assert ids(one.place(request(vgpu(8000)))) == ["GPU-m[group2-2]"]
+
+
+def test_a_device_split_count_does_not_limit_instances() -> None:
+    one = cluster(card(slots=1))
+
+    assert [ids(one.place(request(vgpu(3000)))) for _ in range(7)] == [
+        [f"GPU-m[group1-{n}]"] for n in range(7)
+    ]
+    assert ids(one.place(request(vgpu(3000)))) == []
+
+
+def test_several_instances_of_one_container_are_on_different_cards() -> None:
+    placed = cluster(card(), card(1)).place(request(vgpu(8000, gpus=2)))
+
+    assert ids(placed) == ["GPU-m1[group2-0]", "GPU-m[group2-0]"]
+    assert ids(cluster().place(request(vgpu(8000, gpus=2)))) == []
+
+
+def test_a_container_takes_the_instance_of_an_init_container_before_it() -> None:
+    pod = request(
+        vgpu(15000, "first", init=True), vgpu(15000, "a"), vgpu(15000, "b"), vgpu(15000, "c")
+    )
+
+    assert ids(cluster().place(request(*pod.containers[:3]))) == [
+        "GPU-m[group3-0]",
+        "GPU-m[group3-0]",
+        "GPU-m[group3-1]",
+    ]
+    assert ids(cluster().place(pod)) == []
+
+
+def test_where_the_first_container_would_leave_no_layout_for_the_second_the_largest_decides() -> (
+    None
+):
+    pod = request(vgpu(3000, "a"), vgpu(8000, "b"))
+    first = request(vgpu(3000, "first", init=True), vgpu(8000, "a"))
+
+    assert ids(cluster().place(pod)) == ["GPU-m[group2-3]", "GPU-m[group2-0]"]
+    assert ids(cluster().place(first)) == ["GPU-m[group2-3]", "GPU-m[group2-0]"]
+    assert ids(cluster(card(), card(1)).place(pod)) == ["GPU-m1[group1-0]", "GPU-m[group2-0]"]
+
+
+def test_a_group_that_must_not_meet_does_not_meet_on_instances() -> None:
+    one = cluster()
+    wanted = request(vgpu(3000), tags=("default/group",))
+
+    assert ids(one.place(wanted)) == ["GPU-m[group1-0]"]
+    assert ids(one.place(wanted)) == []
+
+
+def test_a_card_with_shares_from_before_is_not_partitioned() -> None:
+    refusal = cluster((card(), use(1000))).place(request(vgpu(3000)))
+
+    assert isinstance(refusal, Refusal)
+    assert refusal.counts == (("GpuNotPartitioned", 1),)
+
+
+def test_item_27_either_mode_will_do_if_none_is_demanded() -> None:
+    nodes = (ledger_node("cut", card()), ledger_node("shared", device()))
+    either = request(vgpu(8000))
+
+    def node_of(wanted: PodRequest, *there: LedgerNode) -> str:
+        placed = Cluster(*there).place(wanted)
+        return placed.node if isinstance(placed, Placement) else placed.counts[0][0]
+
+    assert node_of(either, *nodes) == "shared"
+    assert node_of(either, nodes[0]) == "cut"
+    assert node_of(request(vgpu(8000), instances_first=True), *nodes) == "cut"
+    assert node_of(request(vgpu(8000), instances_first=True), nodes[1]) == "shared"
+    assert node_of(request(vgpu(8000), selection=DeviceSelection(mode="mig")), *nodes) == "cut"
+    for selection in (DeviceSelection(mode="hami-core"), DeviceSelection(mode="MIG")):
+        assert node_of(request(vgpu(8000), selection=selection), nodes[0]) == "GpuModeMismatch"
+    assert node_of(request(gpu(memory=8000)), nodes[0]) == "GpuModeMismatch"
+    assert node_of(request(vgpu(None, whole=True)), nodes[0]) == "GpuModeMismatch"
+
+
+def test_what_no_shares_are_left_for_goes_to_instances_on_the_same_node() -> None:
+    one = cluster(device("GPU-h", 0, memory_mib=10_000), card(1))
+    wanted = request(vgpu(8000))
+
+    assert [ids(one.place(wanted)) for _ in range(2)] == [["GPU-h"], ["GPU-m1[group2-0]"]]
+
+
+def test_all_devices_of_a_pod_are_of_one_mode() -> None:
+    mixed = cluster(device("GPU-h", 0), card(1))
+
+    assert ids(mixed.place(request(vgpu(8000, gpus=2)))) == []
+    assert ids(mixed.place(request(vgpu(30_000, "a"), vgpu(30_000, "b")))) == []
+
+
+def test_a_tighter_node_is_preferred_and_an_idle_card_kept_whole() -> None:
+    nodes = (ledger_node("idle", card()), ledger_node("cut", card(1)))
+    one = Cluster(*nodes)
+    first = one.place(request(vgpu(8000)))
+    second = one.place(request(vgpu(8000)))
+
+    assert isinstance(first, Placement)
+    assert isinstance(second, Placement)
+    assert first.node == second.node
+
+
+def test_each_device_says_what_its_instances_lack() -> None:
+    held = use(10240, shares=1)
+    pinned = (
+        card(1),
+        type(held)(memory_mib=10240, shares=1, fence=1, taken="1", layout="group2"),
+    )
+    cards = (
+        pinned,
+        card(2, layouts=()),
+        card(3, healthy=False),
+        device("GPU-h", 4, memory_mib=9000),
+    )
+    refusal = cluster(*cards).place(request(vgpu(15_000)))
+
+    assert isinstance(refusal, Refusal)
+    assert {v.index: v.reason for v in refusal.nearest[0].devices} == {
+        1: "an instance of 15000 MiB or more is wanted, live instances keep it in layout group2, "
+        "and the largest free instance there has 10240 MiB",
+        2: "it is in mig mode, and no layout for it is known",
+        3: "it is unhealthy",
+        4: "15000 MiB are wanted, 9000 of 9000 MiB are free",
+    }
+
+
+def test_instances_of_one_container_lie_within_its_scope() -> None:
+    cards = [card(n + 1, numa=n // 2) for n in range(4)]
+    wanted = request(vgpu(8000, gpus=2), scope=Scope.NUMA, device_order=DeviceOrder.FIRST)
+
+    assert ids(cluster(*cards).place(wanted)) == ["GPU-m1[group2-0]", "GPU-m2[group2-0]"]
+    assert ids(cluster(card(1, numa=0), card(2, numa=1)).place(wanted)) == []
+
+
+def test_units_of_a_node_are_kept_in_what_was_asked_for() -> None:
+    placed = cluster(card(unit_mib=10)).place(request(vgpu(800)))
+
+    assert isinstance(placed, Placement)
+    assert encode_element(placed.shares) == "GPU-m[group2-0],NVIDIA,800,0:"
+
+
+def test_a_share_of_an_instance_books_all_of_it_and_no_cores() -> None:
+    place = MigPlace(layout="group2", position=1, profile="2g.10gb")
+    share = instance_share(vgpu(8000, cores_percent=40), card(), 10240, place)
+
+    assert (share.memory_mib, share.booked_cores, share.cores_percent) == (10240, 0, 40)
+    assert share.limit_bytes == 10240 << 20
+
+
+def test_the_operator_says_which_mode_is_tried_first() -> None:
+    limits = {NUMBER: 1, MEMORY: 1000}
+    pod = PodAsks(
+        namespace=Namespace("default"), containers=(ContainerAsks(name="c", limits=limits),)
+    )
+
+    def first(**told: Any) -> bool:
+        return read_pod(pod, load_rules(WatcherSettings(**told))).instances_first
+
+    assert [first(), first(mode_first="hami-core"), first(mode_first="mig")] == [False, False, True]
+    with pytest.raises(RequestError, match="--mode-first must be hami-core or mig, got 'both'"):
+        first(mode_first="both")

@@ -1,0 +1,133 @@
+"""In which order devices are tried: by what is in use, with earlier containers counted."""
+
+from typing import Any
+
+import pytest
+
+from services.placer.choice.placement import place
+from shared.model.placement import Placement, Refusal
+from shared.model.request import Company, DeviceOrder, NodeOrder, PodRequest
+from tests.support.build import V100_MIB, device, dice, gpu, ledger_node, request, use
+from tests.support.placer.placing import Cluster
+
+
+def chosen(wanted: PodRequest, *held: Any) -> list[int]:
+    return Cluster(ledger_node("n1", *held)).indices(wanted)
+
+
+def one(order: DeviceOrder, weights: tuple[int, int, int] = (0, 0, 1), **fields: Any) -> PodRequest:
+    return request(gpu(memory=1000), device_order=order, weights=weights, **fields)
+
+
+def cards(*uses: Any) -> list[Any]:
+    return [(device(f"GPU-{n}", n), held) for n, held in enumerate(uses)]
+
+
+@pytest.mark.parametrize(("order", "index"), [("least-allocated", 1), ("most-allocated", 0)])
+def test_koordinator_18_of_two_partly_used_cards_least_takes_the_emptier_most_the_fuller(
+    order: str, index: int
+) -> None:
+    partly = cards(use(20_000), use(8_000))
+
+    assert chosen(one(DeviceOrder(order)), *partly) == [index]
+    assert chosen(one(DeviceOrder(order)), *reversed_places(partly)) == [1 - index]
+
+
+def reversed_places(held: list[Any]) -> list[Any]:
+    return cards(*(taken for _, taken in reversed(held)))
+
+
+@pytest.mark.parametrize(
+    ("weights", "least", "most"),
+    [
+        pytest.param((0, 0, 1), 2, 0, id="memory"),
+        pytest.param((0, 1, 0), 0, 1, id="cores"),
+        pytest.param((1, 0, 0), 1, 2, id="slots"),
+        pytest.param((1, 1, 1), 2, 1, id="all alike"),
+    ],
+)
+def test_orders_by_allocated_part_weigh_slots_cores_and_memory(
+    weights: tuple[int, int, int], least: int, most: int
+) -> None:
+    held = cards(use(16_000, 10, 2), use(8_000, 60, 1), use(1_000, 20, 3))
+
+    assert chosen(one(DeviceOrder.LEAST_ALLOCATED, weights), *held) == [least]
+    assert chosen(one(DeviceOrder.MOST_ALLOCATED, weights), *held) == [most]
+
+
+def test_tightest_is_by_cores_then_by_memory_then_by_index() -> None:
+    tightest = DeviceOrder.TIGHTEST
+
+    assert chosen(one(tightest), *cards(use(9_000, 10), use(1_000, 50))) == [1]
+    assert chosen(one(tightest), *cards(use(1_000, 50), use(9_000, 50))) == [1]
+    assert chosen(one(tightest), *cards(use(1_000, 50), use(1_000, 50))) == [0]
+
+
+@pytest.mark.parametrize(
+    ("order", "indices"),
+    [
+        (DeviceOrder.LAST, [1, 1]),
+        (DeviceOrder.FIRST, [0, 0]),
+        (DeviceOrder.BINPACK, [0, 0]),
+        (DeviceOrder.SPREAD, [0, 1]),
+        (DeviceOrder.MOST_ALLOCATED, [0, 0]),
+        (DeviceOrder.LEAST_ALLOCATED, [0, 1]),
+        (DeviceOrder.TIGHTEST, [0, 0]),
+    ],
+)
+def test_item_29_the_second_container_is_ordered_by_what_the_first_has(
+    order: DeviceOrder, indices: list[int]
+) -> None:
+    pair = request(gpu("a", memory=1000), gpu("b", memory=1000), device_order=order)
+
+    assert chosen(pair, *cards(use(0, 0, 0), use(0, 0, 0))) == indices
+
+
+def test_item_22_an_exclusive_container_keeps_its_card_from_the_pods_other_containers() -> None:
+    alone = {"cores_percent": 100, "company": Company.ALONE}
+    both = request(gpu("a", memory=10, **alone), gpu("b", memory=10))
+    late = request(gpu("b", memory=10), gpu("a", memory=10, **alone))
+
+    assert chosen(both, device("GPU-0", 0), device("GPU-1", 1)) == [1, 0]
+    assert chosen(late, device("GPU-0", 0), device("GPU-1", 1)) == [1, 0]
+    assert chosen(both, device("GPU-0", 0)) == []
+
+
+def test_item_23_containers_of_one_pod_take_a_slot_each() -> None:
+    pair = request(gpu("a", memory=10), gpu("b", memory=10))
+
+    assert chosen(pair, device("GPU-0", 0, slots=2)) == [0, 0]
+    assert chosen(pair, device("GPU-0", 0, slots=1)) == []
+
+
+def test_item_24_each_container_may_have_as_many_gpus_as_the_node_has_cards() -> None:
+    two = [device(f"GPU-{n}", n) for n in range(2)]
+
+    assert chosen(request(gpu("a", 2, 10), gpu("b", 2, 10)), *two) == [1, 0, 1, 0]
+    refusal = Cluster(ledger_node("n1", *two)).place(request(gpu("a", 1, 10), gpu("b", 3, 10)))
+    assert isinstance(refusal, Refusal)
+    assert refusal.counts == (("NotEnoughGpus", 1),)
+
+
+def test_item_28_containers_of_one_pod_of_a_spread_group_may_meet() -> None:
+    pair = request(gpu("a", memory=10), gpu("b", memory=10), tags=("default/g",))
+
+    assert chosen(pair, *cards(use(0, 0, 0), use(0, 0, 0))) == [1, 1]
+    assert chosen(pair, *cards(use(0, 0, 0), use(10, 0, 1, 1, "default/g"))) == [0, 0]
+
+
+@pytest.mark.parametrize(("order", "node"), [("binpack", "full"), ("spread", "idle")])
+def test_item_29_nodes_are_packed_or_spread_over(order: str, node: str) -> None:
+    nodes = (
+        ledger_node("idle", device("GPU-i")),
+        ledger_node("half", (device("GPU-h"), use(V100_MIB // 2))),
+        ledger_node("full", (device("GPU-f"), use(V100_MIB - 2000))),
+    )
+    wanted = request(gpu(memory=1000), node_order=NodeOrder(order))
+
+    first = Cluster(*nodes)
+    answer = place(wanted, first.index, dice(3))
+
+    assert not isinstance(answer, Refusal)
+    assert isinstance(answer[0], Placement)
+    assert answer[0].node == node

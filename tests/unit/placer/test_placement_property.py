@@ -1,0 +1,355 @@
+"""The index against the naive scan, over random clusters, requests and changes."""
+
+from dataclasses import replace
+from itertools import combinations
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.placer.choice.placement import place
+from services.placer.index.node_index import Index
+from services.placer.mirror.cluster_mirror import Mirror
+from shared.model.device import Device, DeviceMode, DeviceUse, Isolation, MigLayout, MigProfile
+from shared.model.lease import Share, bookings
+from shared.model.ledger import LedgerNode
+from shared.model.names import DeviceUuid, NodeName, PodUid
+from shared.model.node import Taint
+from shared.model.placement import Placement, Refusal
+from shared.model.request import (
+    Company,
+    DeviceOrder,
+    DeviceSelection,
+    NodeDemands,
+    NodeOrder,
+    NodeTerm,
+    PodRequest,
+    Scope,
+    Toleration,
+)
+from tests.support.build import device, dice, gpu, ledger_node, request, use
+from tests.support.placer.naive import fit_on_node, place_naive
+
+TAINT = Taint(key="gpu", effect="NoSchedule")
+SOFT = Taint(key="slow", effect="PreferNoSchedule")
+memories = st.sampled_from([0, 10, 25, 40, 60, 100])
+
+
+def layout(name: str, *profiles: tuple[int, int]) -> MigLayout:
+    return MigLayout(
+        name=name,
+        profiles=tuple(
+            MigProfile(name=f"{memory_mib}mib", memory_mib=memory_mib, count=count)
+            for memory_mib, count in profiles
+        ),
+    )
+
+
+LAYOUTS = (
+    (),
+    (layout("small", (7, 3)), layout("mixed", (21, 1), (7, 2)), layout("whole", (45, 1))),
+    (layout("odd", (2, 1), (14, 2)), layout("large", (30, 3))),
+)
+
+
+@st.composite
+def _uses(draw: Any, card: Device) -> DeviceUse:
+    """Nothing, a share of HAMi-core's, or instances of a layout."""
+    tags = draw(st.sampled_from([(), ("g",)]))
+    likely = 2 if card.mode is DeviceMode.MIG else 9
+    if card.layouts and draw(st.integers(1, likely)) == 1:
+        pinned = draw(st.sampled_from(card.layouts))
+        taken = draw(st.sets(st.integers(0, len(pinned.positions) - 1), min_size=1))
+        sizes = [profile.memory_mib for profile in pinned.positions]
+        return DeviceUse(
+            memory_mib=sum(sizes[position] for position in taken),
+            shares=len(taken),
+            fence=1,
+            tags=frozenset(tags),
+            taken="".join("01"[n in taken] for n in range(max(taken) + 1)),
+            layout=pinned.name,
+        )
+    taken = draw(st.one_of(st.none(), st.tuples(memories, st.sampled_from([0, 30, 100]))))
+    if taken is None:
+        return DeviceUse()
+    return use(min(taken[0], card.memory_mib), taken[1], 1, 1, *tags)
+
+
+def _linked(cards: list[Device], scores: list[int]) -> list[Device]:
+    """Link every pair of devices; of some, the one direction is not known."""
+    links: dict[DeviceUuid, dict[DeviceUuid, int]] = {card.uuid: {} for card in cards}
+    for one, other in combinations(cards, 2):
+        score = scores.pop()
+        links[one.uuid][other.uuid] = score
+        if score != 50:
+            links[other.uuid][one.uuid] = score
+    return [replace(card, links=links[card.uuid]) for card in cards]
+
+
+@st.composite
+def _nodes(draw: Any, name: str) -> LedgerNode:
+    unit = draw(st.sampled_from([1, 1, 7]))
+    modes = draw(st.sampled_from([[*DeviceMode], [DeviceMode.HAMI_CORE], [DeviceMode.MIG]]))
+    cards = [
+        device(
+            f"GPU-{name}-{index}",
+            index,
+            memory_mib=draw(st.sampled_from([14, 56, 98])) // unit * unit,
+            unit_mib=unit,
+            slots=draw(st.integers(1, 3)),
+            healthy=draw(st.integers(0, 5)) > 0,
+            model=draw(st.sampled_from(["Tesla T4", "NVIDIA A100"])),
+            mode=draw(st.sampled_from(modes)),
+            layouts=draw(st.sampled_from(LAYOUTS)),
+            numa=draw(st.sampled_from([None, 0, 0, 1])),
+            pcie=draw(st.sampled_from(["", "pci0000:3a", "pci0000:85"])),
+            isolation=draw(st.sampled_from([Isolation.SHARED, Isolation.SHARED, *Isolation])),
+        )
+        for index in range(draw(st.integers(0, 4)))
+    ]
+    if draw(st.booleans()):
+        cards = _linked(
+            cards, draw(st.lists(st.sampled_from([10, 40, 50, 150]), min_size=6, max_size=6))
+        )
+    held = [(card, draw(_uses(card))) for card in cards]
+    return ledger_node(
+        name,
+        *held,
+        labels=draw(st.sampled_from([{}, {"zone": "a"}, {"zone": "b"}])),
+        taints=draw(st.sampled_from([(), (), (TAINT,), (SOFT,)])),
+        unschedulable=draw(st.integers(0, 5)) == 0,
+        allocatable={"cpu": draw(st.sampled_from([100, 300])), "pods": 5},
+        used={"cpu": draw(st.sampled_from([0, 100]))},
+        closed_devices=draw(st.sampled_from([(), (), (0,)])),
+        served=draw(st.sampled_from([("t",), ("t",), ()])),
+    )
+
+
+@st.composite
+def clusters(draw: Any) -> list[LedgerNode]:
+    return [draw(_nodes(f"n{number}")) for number in range(draw(st.integers(0, 5)))]
+
+
+@st.composite
+def requests(draw: Any) -> PodRequest:
+    containers = tuple(
+        gpu(
+            f"c{number}",
+            draw(st.sampled_from([1, 1, 1, 2, 3])),
+            draw(st.one_of(st.none(), st.sampled_from([1, 2, 7, 14, 30, 56, 98]))),
+            memory_percent=draw(st.sampled_from([None, None, 10, 33, 100])),
+            cores_percent=draw(st.sampled_from([0, 0, 30, 70, 100, 101])),
+            whole=draw(st.integers(0, 9)) == 0,
+            slotted=draw(st.booleans()),
+            memory_bytes=draw(st.sampled_from([None, None, 1, (7 << 20) + 1, 30 << 20])),
+            percent_of_mib=draw(st.booleans()),
+            company=draw(st.sampled_from(Company)),
+            slots=draw(st.sampled_from([0, 0, 1, 100])),
+            keeps_terms=draw(st.booleans()),
+            instances=draw(st.integers(0, 3)) > 0,
+            strict=draw(st.integers(0, 3)) == 0,
+            limited=draw(st.integers(0, 3)) > 0,
+        )
+        for number in range(draw(st.integers(0, 3)))
+    )
+    inits = draw(st.integers(0, len(containers)))
+    containers = tuple(
+        replace(container, init=number < inits) for number, container in enumerate(containers)
+    )
+    same_device = draw(st.booleans()) and all(c.gpus == 1 for c in containers)
+    return request(
+        *containers,
+        same_device=same_device,
+        distinct=not same_device and draw(st.booleans()),
+        weights=draw(st.sampled_from([(0, 0, 1), (1, 1, 1), (0, 2, 1)])),
+        scope=draw(st.sampled_from([Scope.NODE, Scope.NODE, *Scope])),
+        links=draw(st.booleans()),
+        instances_first=draw(st.booleans()),
+        triggers=draw(st.sampled_from([(), ("t",)])),
+        selection=draw(
+            st.sampled_from(
+                [
+                    DeviceSelection(),
+                    DeviceSelection(),
+                    DeviceSelection(types=("a100",)),
+                    DeviceSelection(not_uuids=("GPU-n0-0",), mode="hami-core"),
+                    DeviceSelection(mode="mig"),
+                ]
+            )
+        ),
+        tags=draw(st.sampled_from([(), (), ("g",), ("g", "h")])),
+        device_order=draw(st.sampled_from(DeviceOrder)),
+        node_order=draw(st.sampled_from(NodeOrder)),
+        resources={"cpu": draw(st.sampled_from([0, 100, 200])), "pods": 1},
+        demands=NodeDemands(
+            selector=draw(st.sampled_from([(), (), (("zone", "a"),)])),
+            preferred=draw(
+                st.sampled_from([(), ((5, (NodeTerm(key="zone", operator="Exists"),)),)])
+            ),
+            tolerations=draw(st.sampled_from([(), (Toleration(operator="Exists"),)])),
+        ),
+    )
+
+
+def _check(wanted: PodRequest, mirror: Mirror, index: Index, nodes: list[LedgerNode]) -> None:
+    """Ask the index, and judge its answer by the naive scan over the same nodes."""
+    by_name = {node.facts.name: node for node in nodes}
+    answer = place(wanted, index, dice(1))
+    if isinstance(answer, Refusal):
+        assert place_naive(wanted, nodes) is None
+        assert sum(count for _, count in answer.counts) == len(nodes)
+        return
+    assert 1 <= len(answer) <= 3
+    assert len({placement.node for placement in answer}) == len(answer)
+    for placement in answer:
+        assert placement.shares == fit_on_node(wanted, by_name[placement.node])
+
+
+@settings(max_examples=100, deadline=None)
+@given(clusters(), st.lists(requests(), min_size=1, max_size=4))
+def test_a_placement_fits_and_a_refusal_is_shared_by_the_naive_scan(
+    nodes: list[LedgerNode], wanted: list[PodRequest]
+) -> None:
+    mirror = Mirror()
+    mirror.reset(nodes)
+    index = Index(mirror)
+
+    for one in wanted:
+        _check(one, mirror, index, nodes)
+
+
+def _with_taken(node: LedgerNode, placement: Placement, wanted: PodRequest) -> LedgerNode:
+    """The ledger's totals once the placement has become a lease; fences rise."""
+    booked = {booking.device: booking for booking in bookings(placement.shares)}
+    held = []
+    for card, before in node.devices:
+        booking = booked.get(card.uuid)
+        if booking is None:
+            held.append((card, before))
+            continue
+        tags = set(wanted.tags)
+        held.append(
+            (
+                card,
+                DeviceUse(
+                    memory_mib=before.memory_mib + booking.memory_mib,
+                    cores_percent=before.cores_percent + booking.cores_percent,
+                    shares=before.shares + booking.shares,
+                    fence=before.fence + 1,
+                    tags=before.tags | tags,
+                    alone=before.alone or booking.company is Company.ALONE,
+                    taken=_with_positions(before.taken, card.uuid, placement.shares),
+                    layout=booking.layout or before.layout,
+                ),
+            )
+        )
+    used = dict(node.used)
+    for name, amount in wanted.resources.items():
+        used[name] = used.get(name, 0) + amount
+    return replace(node, devices=tuple(held), used=used, version=node.version + 1)
+
+
+def _with_positions(taken: str, where: DeviceUuid, shares: tuple[Share, ...]) -> str:
+    positions = {n for n, mark in enumerate(taken) if mark == "1"}
+    positions |= {s.mig.position for s in shares if s.device == where and s.mig}
+    return "".join("01"[n in positions] for n in range(max(positions, default=-1) + 1))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    clusters(),
+    st.lists(
+        st.one_of(requests(), st.tuples(st.integers(0, 5), st.data())), min_size=2, max_size=8
+    ),
+)
+def test_after_any_changes_the_index_answers_as_one_built_anew(
+    nodes: list[LedgerNode], steps: list[Any]
+) -> None:
+    mirror = Mirror()
+    mirror.reset(nodes)
+    index = Index(mirror)
+    truth = {node.facts.name: node for node in nodes}
+
+    for number, step in enumerate(steps):
+        if isinstance(step, PodRequest):
+            _check(step, mirror, index, list(truth.values()))
+            answer = place(step, index, dice(number))
+            if not isinstance(answer, Refusal):
+                mirror.hold(PodUid(str(number)), answer[0], step.resources, step.tags)
+                node = truth[answer[0].node]
+                truth[node.facts.name] = _with_taken(node, answer[0], step)
+            continue
+        which, data = step
+        name = NodeName(f"n{which}")
+        if data.draw(st.integers(0, 3)) == 0:
+            mirror.remove_node(name)
+            truth.pop(name, None)
+        else:
+            node = replace(data.draw(_nodes(name)), version=1000 + number)
+            node = replace(
+                node,
+                devices=tuple((card, replace(u, fence=1000 + number)) for card, u in node.devices),
+            )
+            mirror.remove_node(name)
+            mirror.put_node(node)
+            truth[name] = node
+
+
+@st.composite
+def _partitioned(draw: Any) -> LedgerNode:
+    cards = [
+        device(f"GPU-{n}", n, memory_mib=98, mode=DeviceMode.MIG, layouts=draw(layouts))
+        for n in range(draw(st.integers(1, 2)))
+    ]
+    return ledger_node("n0", *((card, draw(_uses(card))) for card in cards), served=("t",))
+
+
+layouts = st.sampled_from(LAYOUTS[1:])
+asked = st.builds(
+    lambda sizes, inits, order: request(
+        *(gpu(f"c{n}", 1, size, instances=True, init=n < inits) for n, size in enumerate(sizes)),
+        device_order=order,
+        triggers=(),
+        resources={},
+    ),
+    st.lists(st.sampled_from([None, 1, 7, 14, 21, 30]), min_size=1, max_size=3),
+    st.sampled_from([0, 0, 1]),
+    st.sampled_from(DeviceOrder),
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(_partitioned(), st.lists(asked, min_size=2, max_size=7))
+def test_instances_given_one_after_the_other_are_those_of_the_naive_scan(
+    node: LedgerNode, steps: list[PodRequest]
+) -> None:
+    mirror = Mirror()
+    mirror.reset([node])
+    index = Index(mirror)
+
+    for number, step in enumerate(steps):
+        _check(step, mirror, index, [node])
+        answer = place(step, index, dice(number))
+        if not isinstance(answer, Refusal):
+            mirror.hold(PodUid(str(number)), answer[0], step.resources)
+            taken = {card.uuid: held.taken for card, held in node.devices}
+            for share in answer[0].shares:
+                assert share.mig is not None
+                assert taken[share.device][share.mig.position : share.mig.position + 1] != "1"
+            node = _with_taken(node, answer[0], step)
+
+
+def test_a_hold_and_the_total_that_contains_it_are_counted_once() -> None:
+    mirror = Mirror()
+    mirror.reset([ledger_node("n1", device())])
+    index = Index(mirror)
+    wanted = request(gpu(memory=1000))
+    answer = place(wanted, index, dice(1))
+    assert not isinstance(answer, Refusal)
+    mirror.hold(PodUid("uid"), answer[0], wanted.resources)
+    card = mirror.nodes[NodeName("n1")].devices[0]
+    assert (card.memory, card.shares) == (1000, 1)
+
+    mirror.learn_use(card.uuid, use(1000, fence=1))
+    mirror.learn_used(NodeName("n1"), wanted.resources, 2)
+    assert card.memory == 2000, "nobody has said yet that the totals contain the hold"

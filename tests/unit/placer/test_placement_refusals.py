@@ -1,0 +1,222 @@
+"""What a refused pod's owner reads, and how nodes beside the common path are found."""
+
+from dataclasses import replace
+
+import pytest
+
+from services.placer.choice.placement import place
+from services.placer.index.node_index import Index
+from services.placer.mirror.cluster_mirror import Mirror
+from shared.model.device import DeviceUse
+from shared.model.ledger import LedgerNode
+from shared.model.names import NodeName
+from shared.model.node import Taint
+from shared.model.placement import DeviceVerdict, NodeVerdict, Placement, Refusal
+from shared.model.request import NodeDemands, NodeOrder, NodeTerm, PodRequest, Toleration
+from tests.support.build import device, dice, gpu, ledger_node, request, use
+
+
+def index_of(*nodes: LedgerNode) -> Index:
+    mirror = Mirror()
+    mirror.reset(nodes)
+    return Index(mirror)
+
+
+def answer(wanted: PodRequest, index: Index) -> tuple[Placement, ...] | Refusal:
+    return place(wanted, index, dice(3))
+
+
+def refused(wanted: PodRequest, *nodes: LedgerNode) -> Refusal:
+    said = answer(wanted, index_of(*nodes))
+    assert isinstance(said, Refusal)
+    return said
+
+
+def chosen(wanted: PodRequest, index: Index) -> list[str]:
+    said = answer(wanted, index)
+    return [] if isinstance(said, Refusal) else [placement.node for placement in said]
+
+
+def test_reasons_are_counted_as_the_scheduler_counts_them() -> None:
+    full = (device(), use(32000))
+    tainted = Taint(key="key", value="value", effect="NoSchedule")
+
+    refusal = refused(
+        request(gpu(memory=1000)),
+        ledger_node("n1", full),
+        ledger_node("n2", full),
+        ledger_node("n3", device(), taints=(tainted,)),
+    )
+
+    assert refusal.reason == (
+        "0/3 nodes are available: 2 Insufficient GPU memory, "
+        "1 node(s) had untolerated taint {key: value}."
+    )
+    assert refusal.counts == (("InsufficientGpuMemory", 2), ("UntoleratedTaint", 1))
+    assert not refusal.permanent
+
+
+def test_the_nearest_nodes_are_spelled_out_with_numbers_and_a_hint() -> None:
+    refusal = refused(
+        request(gpu(memory=5000)),
+        ledger_node("far", (device("GPU-far"), use(32000))),
+        ledger_node("near", (device("GPU-near", 3), use(30000))),
+    )
+
+    assert refusal.nearest[0] == NodeVerdict(
+        node=NodeName("near"),
+        reason="Insufficient GPU memory (1 GPU wanted, 0 of those there fit)",
+        devices=(
+            DeviceVerdict(
+                device=device("GPU-near").uuid,
+                index=3,
+                reason="5000 MiB are wanted, 2768 of 32768 MiB are free",
+            ),
+        ),
+    )
+    assert refusal.hint == "ask for at most 2768 MiB: the largest gap is on node near device 3"
+
+
+def test_a_hint_looks_only_at_nodes_that_are_blocked_for_that_reason() -> None:
+    refusal = refused(
+        request(gpu(memory=5000)),
+        ledger_node("full", (device("GPU-full"), use(30000))),
+        ledger_node("closed", device("GPU-empty"), unschedulable=True),
+    )
+
+    assert refusal.hint == "ask for at most 2768 MiB: the largest gap is on node full device 0"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "permanent"),
+    [
+        (request(gpu(memory=40_000)), True),
+        (request(gpu(memory=32_768)), False),
+        (request(gpu(memory=1), resources={"cpu": 1_000_000}), True),
+        (request(gpu(memory=1), demands=NodeDemands(unsupported=("podAffinity",))), True),
+        (request(gpu(memory=1), triggers=("volcano.sh/other",)), False),
+    ],
+)
+def test_a_refusal_is_permanent_where_no_end_of_other_pods_helps(
+    wanted: PodRequest, permanent: bool
+) -> None:
+    assert refused(wanted, ledger_node("n1", (device(), use(32768)))).permanent == permanent
+
+
+def test_a_resource_that_nobody_serves_points_at_the_agent() -> None:
+    refusal = refused(request(gpu(memory=1)), ledger_node("n1", device(), served=()))
+
+    assert refusal.nearest[0].reason == "it did not serve volcano.sh/vgpu-number"
+    assert refusal.hint == (
+        "run a node agent whose --dialects and --gpu-strategy serve volcano.sh/vgpu-number: no "
+        "fitting node does"
+    )
+
+
+def test_a_resource_whose_list_was_too_long_points_at_what_is_served_in_its_place() -> None:
+    node = ledger_node("n1", device(), served=("leasehold.dev/share",))
+
+    refusal = refused(request(gpu(memory=1), triggers=("volcano.sh/gpu-memory",)), node)
+
+    assert refusal.hint.startswith("ask for leasehold.dev/share: 1 beside it: node n1 has so much")
+
+
+def test_an_empty_cluster_is_no_reason_to_give_up() -> None:
+    refusal = refused(request(gpu(memory=1)))
+
+    assert refusal.reason == "0/0 nodes are available: there is no node."
+    assert not refusal.permanent
+
+
+def test_few_eligible_nodes_among_many_full_fronts_are_found() -> None:
+    nodes = [ledger_node(f"n{n}", (device(f"GPU-{n}"), use(n * 10))) for n in range(300)]
+    nodes.append(ledger_node("special", device("GPU-s"), labels={"team": "x"}))
+    index = index_of(*nodes)
+    wanted = request(gpu(memory=1), demands=NodeDemands(selector=(("team", "x"),)))
+
+    assert [chosen(wanted, index) for _ in range(3)] == [["special"]] * 3
+
+
+def test_changed_facts_change_the_verdict() -> None:
+    taint = Taint(key="gpu", effect="NoSchedule")
+    index = index_of(ledger_node("n1", device(), taints=(taint,)))
+    wanted = request(gpu(memory=1))
+    tolerant = request(
+        gpu(memory=1), demands=NodeDemands(tolerations=(Toleration(operator="Exists"),))
+    )
+
+    assert chosen(wanted, index) == []
+    assert chosen(tolerant, index) == ["n1"]
+    index.mirror.put_node(ledger_node("n1", device(), version=2))
+    assert chosen(wanted, index) == ["n1"]
+    index.mirror.put_node(ledger_node("n1", device(), version=3, unschedulable=True))
+    assert chosen(wanted, index) == []
+
+
+def test_a_waiting_pod_fits_once_capacity_is_freed() -> None:
+    index = index_of(ledger_node("n1", (device(), use(32768))))
+    wanted = request(gpu(memory=1))
+
+    assert chosen(wanted, index) == []
+    index.mirror.learn_use(device().uuid, DeviceUse(fence=2))
+    assert chosen(wanted, index) == ["n1"]
+
+
+def test_preferred_nodes_come_first_and_soft_taints_last() -> None:
+    soft = Taint(key="slow", effect="PreferNoSchedule")
+    index = index_of(
+        ledger_node("soft", (device("GPU-1"), use(20000)), taints=(soft,)),
+        ledger_node("plain", device("GPU-2")),
+        ledger_node("liked", device("GPU-3"), labels={"zone": "a"}),
+    )
+    liking = NodeDemands(preferred=((10, (NodeTerm(key="zone", operator="Exists"),)),))
+
+    assert chosen(request(gpu(memory=1), demands=liking), index)[0] == "liked"
+    assert chosen(request(gpu(memory=1)), index)[0] != "soft"
+
+
+def test_packing_prefers_the_tightest_gap_and_never_opens_an_idle_node() -> None:
+    nodes = [ledger_node(f"idle{n}", device(f"GPU-i{n}")) for n in range(40)]
+    index = index_of(
+        *nodes,
+        ledger_node("roomy", (device("GPU-r"), use(1000))),
+        ledger_node("tight", (device("GPU-t"), use(30000))),
+    )
+
+    assert {chosen(request(gpu(memory=2000)), index)[0] for _ in range(20)} <= {"tight", "roomy"}
+    assert chosen(request(gpu(memory=20000)), index)[0] == "roomy"
+
+
+def test_spreading_prefers_the_emptiest_node() -> None:
+    index = index_of(
+        ledger_node("full", (device("GPU-1"), use(30000))),
+        ledger_node("half", (device("GPU-2"), use(16000))),
+        ledger_node("idle", device("GPU-3")),
+    )
+    spread = request(gpu(memory=100), node_order=NodeOrder.SPREAD)
+
+    assert chosen(spread, index)[0] == "idle"
+
+
+def test_cores_that_decide_lead_past_the_tight_nodes() -> None:
+    busy = [ledger_node(f"n{n}", (device(f"GPU-{n}"), use(20000 + n, 90))) for n in range(100)]
+    index = index_of(*busy, ledger_node("calm", (device("GPU-c"), use(10, 10))))
+
+    assert [chosen(request(gpu(memory=1, cores_percent=50)), index) for _ in range(3)] == [
+        ["calm"]
+    ] * 3
+
+
+def test_three_candidates_are_on_three_nodes() -> None:
+    index = index_of(*(ledger_node(f"n{n}", device(f"GPU-{n}")) for n in range(50)))
+
+    assert len(set(chosen(request(gpu(memory=1)), index))) == 3
+
+
+def test_a_node_whose_kubelet_shows_none_of_the_resource_gets_no_pod() -> None:
+    served = ledger_node("a", device())
+    away = replace(served, facts=replace(served.facts, unserved=("volcano.sh/vgpu-number",)))
+    wanted = request(gpu(), triggers=("volcano.sh/vgpu-number",))
+
+    assert chosen(wanted, index_of(served)) == ["a"]
+    assert refused(wanted, away).counts == refused(wanted, replace(served, served=())).counts

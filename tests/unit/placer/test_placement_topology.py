@@ -1,0 +1,183 @@
+"""Several devices of one container: within one scope, and linked as well as may be."""
+
+import random
+from itertools import combinations
+from typing import Any
+
+import pytest
+
+from services.placer.choice.device_topology import best_set
+from services.placer.mirror.cluster_mirror import Mirror
+from services.placer.mirror.node_mirror import NodeState
+from shared.model.device import Device
+from shared.model.names import DeviceUuid, NodeName
+from shared.model.placement import Refusal
+from shared.model.request import DeviceOrder, PodRequest, Scope
+from tests.support.build import device, gpu, ledger_node, request, use
+from tests.support.placer.placing import Cluster
+
+BRIDGE, SWITCH, NVLINK = 30, 50, 250
+
+
+def cards(count: int, links: dict[tuple[int, int], int], **fields: Any) -> list[Device]:
+    """Devices of which some pairs are linked better than by the host's bridge."""
+    return [
+        device(
+            f"GPU-{one}",
+            one,
+            links={
+                DeviceUuid(f"GPU-{other}"): links.get((min(one, other), max(one, other)), BRIDGE)
+                for other in range(count)
+                if other != one
+            },
+            **fields,
+        )
+        for one in range(count)
+    ]
+
+
+def asking(gpus: int, **fields: Any) -> PodRequest:
+    return request(gpu(gpus=gpus, memory=1000), **({"device_order": DeviceOrder.FIRST} | fields))
+
+
+def chosen(wanted: PodRequest, *held: Any) -> list[int]:
+    return Cluster(ledger_node("n1", *held)).indices(wanted)
+
+
+def test_the_pair_with_the_best_link_is_preferred_to_the_order() -> None:
+    four = cards(4, {(1, 3): NVLINK, (0, 2): SWITCH})
+
+    assert chosen(asking(2), *four) == [1, 3]
+    assert chosen(asking(2, device_order=DeviceOrder.LAST), *four) == [3, 1]
+    assert chosen(asking(2, links=False), *four) == [0, 1]
+    assert chosen(asking(4), *four) == [0, 1, 2, 3]
+    assert chosen(asking(1), *four) == [0]
+
+
+def test_a_link_to_a_device_that_is_full_is_no_link() -> None:
+    one, two, three, four = cards(4, {(1, 3): NVLINK, (0, 2): SWITCH})
+
+    assert chosen(asking(2), one, two, three, (four, use(four.memory_mib))) == [0, 2]
+
+
+def test_three_devices_are_those_whose_pairs_add_up_to_most() -> None:
+    links = {(0, 1): NVLINK, (2, 3): SWITCH, (3, 4): SWITCH, (2, 4): 3 * SWITCH}
+
+    assert chosen(asking(3), *cards(5, links)) == [0, 1, 2]
+    assert chosen(asking(3), *cards(5, {**links, (0, 1): SWITCH})) == [2, 3, 4]
+
+
+def test_a_link_that_only_one_end_reports_counts_nothing() -> None:
+    one = device("GPU-0", 0, links={DeviceUuid("GPU-1"): NVLINK, DeviceUuid("GPU-2"): SWITCH})
+    two = device("GPU-1", 1, links={DeviceUuid("GPU-0"): BRIDGE})
+    three = device("GPU-2", 2, links={DeviceUuid("GPU-0"): SWITCH})
+
+    assert chosen(asking(2), one, two, three) == [0, 2]
+
+
+def test_without_links_one_numa_node_is_preferred_and_then_the_order() -> None:
+    split = [device(f"GPU-{n}", n, numa=numa) for n, numa in enumerate((0, 1, 1, 0))]
+
+    assert chosen(asking(2), *split) == [0, 3]
+    assert chosen(asking(2, device_order=DeviceOrder.LAST), *split) == [3, 0]
+    assert chosen(asking(3), *split) == [0, 1, 2]
+    assert chosen(asking(2), *[device(f"GPU-{n}", n) for n in range(3)]) == [0, 1]
+
+
+def test_whole_devices_are_named_in_ascending_order_wherever_they_lie() -> None:
+    wanted = request(gpu(gpus=2, whole=True), device_order=DeviceOrder.LAST)
+
+    assert chosen(wanted, *cards(4, {(0, 3): NVLINK})) == [0, 3]
+
+
+def test_hamis_topology_aware_gives_one_pod_the_device_that_others_miss_least() -> None:
+    four = cards(4, {(0, 1): NVLINK, (0, 2): SWITCH, (1, 2): SWITCH})
+
+    assert chosen(asking(1, device_order=DeviceOrder.LEAST_LINKED), *four) == [3]
+    assert chosen(asking(2, device_order=DeviceOrder.LEAST_LINKED), *four) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("scope", "fields"),
+    [
+        (Scope.NUMA, [{"numa": n} for n in (0, 1, 0, 1)]),
+        (Scope.PCIE, [{"pcie": f"pci0000:{n}"} for n in ("3a", "85", "3a", "85")]),
+    ],
+)
+def test_a_scope_keeps_the_devices_of_a_container_together(
+    scope: Scope, fields: list[dict[str, Any]]
+) -> None:
+    four = [device(f"GPU-{n}", n, **known) for n, known in enumerate(fields)]
+
+    assert chosen(asking(2, scope=scope), *four) == [0, 2]
+    assert chosen(asking(2, scope=scope, links=False), *four) == [0, 2]
+    full = (four[0], use(four[0].memory_mib))
+    assert chosen(asking(2, scope=scope), full, *four[1:]) == [1, 3]
+    assert chosen(asking(3, scope=scope), *four) == []
+
+
+def test_a_scope_is_for_each_container_by_itself() -> None:
+    four = [device(f"GPU-{n}", n, numa=n // 2) for n in range(4)]
+    pair = request(
+        gpu("a", 2, 30_000), gpu("b", 2, 30_000), scope=Scope.NUMA, device_order=DeviceOrder.FIRST
+    )
+
+    assert chosen(pair, *four) == [0, 1, 2, 3]
+
+
+def test_what_lies_nobody_knows_where_is_within_no_scope_and_says_so() -> None:
+    known, unknown = device("GPU-0", 0, numa=0), device("GPU-1", 1)
+
+    refusal = Cluster(ledger_node("n1", known, unknown)).place(asking(2, scope=Scope.NUMA))
+
+    assert isinstance(refusal, Refusal)
+    assert refusal.permanent
+    assert [(v.index, v.reason) for v in refusal.nearest[0].devices] == [
+        (1, "its NUMA node is not known, and the pod wants all its GPUs on one")
+    ]
+    assert chosen(asking(1, scope=Scope.NUMA), known, unknown) == [0]
+    assert chosen(asking(1, scope=Scope.NUMA), unknown) == []
+
+
+def test_devices_that_fit_but_lie_apart_are_named_as_that() -> None:
+    apart = [device(f"GPU-{n}", n, pcie=f"pci{n}") for n in range(2)]
+
+    refusal = Cluster(ledger_node("n1", *apart)).place(asking(2, scope=Scope.PCIE))
+
+    assert isinstance(refusal, Refusal)
+    assert refusal.counts == (("GpusDoNotFitTogether", 1),)
+    assert "on one PCIe root" in refusal.reason
+    assert refusal.permanent
+
+
+def mirrored(held: list[Device]) -> NodeState:
+    mirror = Mirror()
+    mirror.reset([ledger_node("n1", *held)])
+    return mirror.nodes[NodeName("n1")]
+
+
+def test_sixteen_devices_are_searched_greedily_and_found_well() -> None:
+    boards = {(a, b): NVLINK for a, b in combinations(range(16), 2) if a // 8 == b // 8}
+    node = mirrored(cards(16, boards))
+
+    places = best_set(asking(4), node.devices[5:], 4)
+
+    assert places is not None
+    assert {node.devices[5 + place].index // 8 for place in places} == {1}
+
+
+def test_the_greedy_search_is_seldom_far_from_the_best() -> None:
+    dice = random.Random(3)  # noqa: S311
+    found = best = 0
+    for _ in range(30):
+        links = {pair: dice.choice((10, 30, 50, 150)) for pair in combinations(range(9), 2)}
+        node = mirrored(cards(9, links))
+        places = best_set(asking(3), node.devices, 3)
+        assert places is not None
+        found += sum(links[pair] for pair in combinations(places, 2))
+        best += max(
+            sum(links[pair] for pair in combinations(three, 2))
+            for three in combinations(range(9), 3)
+        )
+
+    assert found > 0.95 * best

@@ -1,0 +1,412 @@
+"""The placer's handler against a ledger made of lists."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+
+import pytest
+
+from services.placer.service import Placer
+from shared.model.device import DeviceUse
+from shared.model.errors import ConflictError, UnavailableError
+from shared.model.events.pod_events import LargestTold, PlacementChosen, PlacementRefused
+from shared.model.lease import Lease, LeaseState
+from shared.model.ledger import (
+    FeedLostError,
+    Full,
+    Held,
+    LedgerChange,
+    LedgerNode,
+    Muster,
+    NodeUse,
+    Outcome,
+    Reservation,
+    Reserved,
+    Snapshot,
+    Waited,
+    Waiting,
+)
+from shared.model.names import DeviceUuid, NodeName, PodUid
+from shared.model.request import Gang
+from tests.support.build import device, dice, gpu, ledger_node, pod_queued, request, use
+from tests.support.clock import FakeClock
+
+
+class Clock(FakeClock):
+    async def sleep(self, duration_s: float) -> None:
+        self.time += duration_s
+        await asyncio.sleep(0)
+
+
+class Tally:
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+
+    def count(self, outcome: str, amount: int = 1) -> None:
+        self.counts[outcome] = self.counts.get(outcome, 0) + amount
+
+
+class Ledger:
+    """Grants the first candidate unless told otherwise; remembers what it was asked."""
+
+    def __init__(self, *nodes: LedgerNode) -> None:
+        self.nodes = nodes
+        self.groups: list[list[Reservation]] = []
+        self.gangs: list[Gang] = []
+        self.waiting: list[Waiting] = []
+        self.stale_once: set[PodUid] = set()
+        self.held: list[Lease] = []
+        self.outcomes: list[Outcome] = []
+        """Told once each, in order, instead of granting."""
+        self.feed: asyncio.Queue[list[LedgerChange] | Exception] = asyncio.Queue()
+        self.snapshots = 0
+
+    async def reserve(
+        self, wanted: Sequence[Reservation], *, now: float, ttl_s: float
+    ) -> list[Outcome]:
+        self.groups.append(list(wanted))
+        return [self.outcomes.pop(0) if self.outcomes else granted(one, 0) for one in wanted]
+
+    async def reserve_gang(
+        self, gang: Gang, wanted: Sequence[Reservation], *, now: float, ttl_s: float
+    ) -> list[Outcome]:
+        self.gangs.append(gang)
+        return await self.reserve(wanted, now=now, ttl_s=ttl_s)
+
+    async def muster(self, gang: Gang, enrolled: Sequence[Waiting]) -> Muster:
+        return Muster(live=0, here=len(enrolled), waiting=tuple(enrolled))
+
+    async def wait(self, verdicts: Sequence[Waiting]) -> Waited:
+        held = tuple(lease for lease in self.held if lease.pod in {v.queued.pod for v in verdicts})
+        if held:
+            return Waited(held=held)
+        self.waiting += verdicts
+        stale = [v.queued.pod for v in verdicts if v.queued.pod in self.stale_once]
+        self.stale_once.clear()
+        return Waited(stale=tuple(stale))
+
+    async def snapshot(self) -> Snapshot:
+        self.snapshots += 1
+        return Snapshot(position="1", capacity=7, nodes=self.nodes)
+
+    async def changes(self, position: str) -> AsyncIterator[list[LedgerChange]]:
+        while True:
+            said = await self.feed.get()
+            if isinstance(said, Exception):
+                raise said
+            yield said
+
+
+def granted(one: Reservation, which: int) -> Reserved:
+    placement = one.candidates[which]
+    return Reserved(
+        lease=Lease(
+            pod=one.pod,
+            namespace=one.namespace,
+            name=one.name,
+            node=placement.node,
+            shares=tuple(replace(share, fence=1) for share in placement.shares),
+            resources=one.resources,
+            version=1,
+        )
+    )
+
+
+class Running:
+    """A placer whose feed is being followed."""
+
+    def __init__(self, *nodes: LedgerNode) -> None:
+        self.ledger = Ledger(*nodes)
+        self.clock = Clock()
+        self.tally = Tally()
+        self.placer = Placer(self.ledger, self.clock, self.tally, dice(1), ttl_s=30.0)
+
+    async def __aenter__(self) -> "Running":
+        self.following = asyncio.create_task(self.placer.follow())
+        await self.settled()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.following.cancel()
+        await asyncio.gather(self.following, return_exceptions=True)
+
+    async def settled(self) -> None:
+        async with asyncio.timeout(30):
+            while self.placer.missing() or not self.ledger.feed.empty():
+                await asyncio.sleep(0)
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+
+def two_nodes() -> tuple[LedgerNode, LedgerNode]:
+    return ledger_node("n1", device("GPU-1")), ledger_node("n2", device("GPU-2"))
+
+
+async def test_a_batch_is_one_group_and_each_pod_gets_a_lease() -> None:
+    async with Running(*two_nodes()) as it:
+        events = [pod_queued(f"uid-{n}", trace=f"trace-{n}") for n in range(5)]
+
+        answers = await it.placer.place_pods(events)
+
+        assert [len(group) for group in it.ledger.groups] == [5]
+        assert all(isinstance(answer, PlacementChosen) for answer in answers)
+        assert [answer.trace for answer in answers] == [event.trace for event in events]
+        assert all(len(one.candidates) == 2 for one in it.ledger.groups[0])
+
+
+async def test_pods_of_a_batch_do_not_get_the_same_gap() -> None:
+    async with Running(*two_nodes()) as it:
+        whole = request(gpu())
+
+        answers = await it.placer.place_pods([pod_queued(f"uid-{n}", whole) for n in range(3)])
+
+        nodes = [one.lease.node for one in answers if isinstance(one, PlacementChosen)]
+        assert sorted(nodes) == ["n1", "n2"]
+        assert [type(one) for one in answers].count(PlacementRefused) == 1
+        assert [one.queued.pod for one in it.ledger.waiting] == ["uid-2"]
+        assert it.ledger.waiting[0].capacity == 7
+
+
+async def test_more_important_pods_of_a_batch_come_first() -> None:
+    async with Running(ledger_node("n1", device())) as it:
+        low = pod_queued("low", request(gpu(), priority=1))
+        high = pod_queued("high", request(gpu(), priority=9))
+
+        answers = await it.placer.place_pods([low, high])
+
+        chosen = [one.lease.pod for one in answers if isinstance(one, PlacementChosen)]
+        assert chosen == ["high"]
+
+
+async def test_what_the_ledger_finds_taken_is_decided_afresh_with_its_totals() -> None:
+    async with Running(*two_nodes()) as it:
+        it.ledger.outcomes = [
+            Full(
+                pod=PodUid("uid-1"),
+                reason="n1: taken",
+                devices={DeviceUuid("GPU-1"): use(32768, fence=5)},
+                nodes={NodeName("n1"): NodeUse(version=9, used={"pods": 1})},
+            )
+        ]
+
+        answers = await it.placer.place_pods([pod_queued("uid-1")])
+
+        assert isinstance(answers[0], PlacementChosen)
+        assert answers[0].lease.node == "n2"
+        assert [c.node for c in it.ledger.groups[1][0].candidates] == ["n2"]
+        assert it.tally.counts["full"] == 1
+
+
+async def test_refusals_beside_a_disturbed_reservation_are_decided_again() -> None:
+    async with Running(ledger_node("n1", device())) as it:
+        elsewhere = Lease(
+            pod=PodUid("uid-1"),
+            namespace=pod_queued().namespace,
+            name="uid-1",
+            node=NodeName("gone"),
+            shares=(),
+            state=LeaseState.BOUND,
+        )
+        it.ledger.outcomes = [Held(lease=elsewhere)]
+        whole = request(gpu())
+
+        answers = await it.placer.place_pods(
+            [pod_queued("uid-1", whole), pod_queued("uid-2", whole)]
+        )
+
+        assert [type(one) for one in answers] == [PlacementChosen, PlacementChosen]
+        assert it.ledger.waiting == []
+
+
+@pytest.mark.parametrize(
+    ("state", "answered"),
+    [(LeaseState.RESERVED, 1), (LeaseState.BOUND, 1), (LeaseState.ACTIVE, 0)],
+)
+async def test_a_pod_that_holds_a_lease_is_answered_until_it_is_active(
+    state: LeaseState, answered: int
+) -> None:
+    async with Running(*two_nodes()) as it:
+        await it.placer.place_pods([pod_queued("uid-1")])
+        lease = granted(it.ledger.groups[0][0], 0).lease
+        it.ledger.outcomes = [Held(lease=replace(lease, state=state))]
+
+        answers = await it.placer.place_pods([pod_queued("uid-1")])
+
+        assert len(answers) == answered
+
+
+async def test_a_pod_whose_own_unanswered_reservation_fills_the_node_is_not_refused() -> None:
+    async with Running(ledger_node("n1", (device(), use(32768)))) as it:
+        wanted = pod_queued("uid-1")
+        lease = Lease(
+            pod=wanted.pod,
+            namespace=wanted.namespace,
+            name=wanted.name,
+            node=NodeName("n1"),
+            shares=(),
+        )
+        it.ledger.held = [lease]
+
+        answers = await it.placer.place_pods([wanted])
+
+        assert answers == [PlacementChosen(lease=lease)]
+
+
+async def test_an_unchanged_verdict_is_written_but_not_told_again() -> None:
+    async with Running(ledger_node("n1", device())) as it:
+        impossible = request(gpu(gpus=2))
+
+        first = await it.placer.place_pods([pod_queued("uid-1", impossible)])
+        second = await it.placer.place_pods([pod_queued("uid-1", impossible, offer=8)])
+
+        assert len(first) == 1
+        assert second == []
+        assert len(it.ledger.waiting) == 2
+
+
+async def test_an_unchanged_verdict_is_told_again_to_a_pod_that_nobody_explained() -> None:
+    async with Running(ledger_node("n1", device())) as it:
+        impossible = pod_queued("uid-1", request(gpu(gpus=2)))
+        await it.placer.place_pods([impossible])
+
+        answers = await it.placer.place_pods([replace(impossible, offer=-1, unexplained=True)])
+
+        assert [type(one) for one in answers] == [PlacementRefused]
+        assert not any(waiting.queued.unexplained for waiting in it.ledger.waiting)
+
+
+async def test_a_changed_verdict_is_told() -> None:
+    async with Running(ledger_node("n1", device())) as it:
+        impossible = request(gpu(gpus=2))
+        await it.placer.place_pods([pod_queued("uid-1", impossible)])
+        it.ledger.feed.put_nowait(
+            [LedgerChange(position="2", cause="x", capacity=8, nodes=(ledger_node("n2"),))]
+        )
+        await it.settled()
+
+        answers = await it.placer.place_pods([pod_queued("uid-1", impossible)])
+
+        assert isinstance(answers[0], PlacementRefused)
+        assert answers[0].refusal.reason.startswith("0/2 nodes are available: ")
+
+
+async def test_a_stale_verdict_is_decided_again() -> None:
+    async with Running(ledger_node("n1", (device(), use(32768)))) as it:
+        it.ledger.stale_once = {PodUid("uid-1")}
+        it.ledger.feed.put_nowait(
+            [
+                LedgerChange(
+                    position="2",
+                    cause="released",
+                    capacity=8,
+                    devices={DeviceUuid("GPU-a"): DeviceUse(fence=2)},
+                )
+            ]
+        )
+        deciding = asyncio.create_task(it.placer.place_pods([pod_queued("uid-1")]))
+        async with asyncio.timeout(30):
+            answers = await deciding
+
+        assert [type(one) for one in answers] == [PlacementChosen]
+
+
+async def test_a_ledger_that_never_agrees_is_left_to_the_queue() -> None:
+    async with Running(*two_nodes()) as it:
+        it.ledger.outcomes = [Full(pod=PodUid("uid-1"), reason="unknown node")] * 50
+
+        with pytest.raises(ConflictError, match="1 pods found the ledger changed 10 times"):
+            await it.placer.place_pods([pod_queued("uid-1")])
+
+
+async def test_what_was_not_said_because_the_batch_failed_is_said_next_time() -> None:
+    async with Running(ledger_node("n1", device())) as it:
+        impossible = pod_queued("uid-1", request(gpu(gpus=2)))
+        it.ledger.outcomes = [Full(pod=PodUid("uid-2"), reason="unknown node")] * 10
+        with pytest.raises(ConflictError):
+            await it.placer.place_pods([impossible, pod_queued("uid-2")])
+
+        answers = await it.placer.place_pods([impossible])
+
+        assert [type(one) for one in answers] == [PlacementRefused]
+
+
+async def test_an_unreachable_ledger_leaves_no_hold_behind() -> None:
+    async with Running(ledger_node("n1", device())) as it:
+
+        async def fail(*_: object, **__: object) -> list[Outcome]:
+            raise UnavailableError("no answer")
+
+        it.ledger.reserve = fail  # type: ignore[method-assign]
+        with pytest.raises(UnavailableError):
+            await it.placer.place_pods([pod_queued("uid-1", request(gpu()))])
+
+        assert it.placer.mirror.nodes[NodeName("n1")].devices[0].memory == 0
+
+
+async def test_before_the_first_snapshot_nothing_is_decided() -> None:
+    it = Running(*two_nodes())
+
+    assert it.placer.missing() == "no snapshot of the ledger yet"
+    with pytest.raises(UnavailableError):
+        await it.placer.place_pods([pod_queued()])
+
+
+async def test_the_largest_device_is_told_as_soon_as_devices_are_known_and_again() -> None:
+    it = Running(
+        ledger_node("n1", device("GPU-1", memory_mib=80_000, unit_mib=10)),
+        ledger_node("n2", device("GPU-2", memory_mib=16_000)),
+    )
+    heard: list[LargestTold] = []
+
+    async def listen() -> None:
+        async for events in it.placer.largest():
+            heard.extend(events)
+
+    listening = asyncio.create_task(listen())
+    await it.clock.sleep(0)
+    before = list(heard)
+    async with it, asyncio.timeout(30):
+        while len(heard) < 2:
+            await it.clock.sleep(0)
+    listening.cancel()
+
+    assert before == [], "nothing is known yet"
+    assert {(told.memory_mib, told.memory_units) for told in heard} == {(80_000, 16_000)}
+    assert heard[0].told_at < heard[1].told_at
+
+
+async def test_a_lost_feed_is_followed_from_a_new_snapshot() -> None:
+    async with Running(*two_nodes()) as it:
+        it.ledger.feed.put_nowait(FeedLostError("1", "trimmed"))
+        async with asyncio.timeout(30):
+            await it.following
+
+        assert it.placer.missing() is None
+        it.clock.advance(11)
+        assert it.placer.missing() == "cut off from the ledger for 11 s"
+        with pytest.raises(UnavailableError):
+            await it.placer.place_pods([pod_queued()])
+        it.following = asyncio.create_task(it.placer.follow())
+        await it.settled()
+        assert it.ledger.snapshots == 2
+        assert len(await it.placer.place_pods([pod_queued()])) == 1
+
+
+async def test_the_feed_confirms_a_hold_without_counting_it_twice() -> None:
+    async with Running(ledger_node("n1", device())) as it:
+        await it.placer.place_pods([pod_queued("uid-1")])
+        change = LedgerChange(
+            position="2",
+            cause="reserved",
+            capacity=7,
+            devices={DeviceUuid("GPU-a"): use(1000, fence=1)},
+            used={NodeName("n1"): NodeUse(version=2, used={"cpu": 100, "pods": 1})},
+        )
+        it.ledger.feed.put_nowait([change])
+        it.ledger.feed.put_nowait([change])
+        await it.settled()
+
+        node = it.placer.mirror.nodes[NodeName("n1")]
+        assert (node.devices[0].memory, node.devices[0].shares) == (1000, 1)
+        assert node.free["pods"] == 109
+        assert node.free["cpu"] == 63_900

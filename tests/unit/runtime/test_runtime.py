@@ -1,0 +1,255 @@
+"""Settings, roles and telemetry of the runtime."""
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import logging
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hypothesis import given, strategies
+from opentelemetry.trace import SpanKind
+
+from shared.model.errors import RequestError
+from shared.model.events.pod_events import LedgerRebuilt, ListingWanted, PodGone, PodQueued
+from shared.model.events.request_reply import EndAsked, EndTold
+from shared.model.names import Namespace, NodeName, PodUid
+from shared.model.request import PodRequest
+from shared.model.trace_context import is_traceparent
+from shared.nats.cancellation import end
+from shared.runtime import telemetry
+from shared.runtime.service import Role, answers, emits, handles, loops, roles_of
+from shared.runtime.settings import ServiceSettings, load, setting
+from shared.runtime.wait_reasons import STEADY_S, Reasons
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example(ServiceSettings):
+    names: tuple[str, ...] = setting(("a",), "some names")
+    limit: int = setting(3, "a number")
+    ratio: float | None = setting(None, "maybe a number")
+    strict: bool = setting(True, "yes or no")
+    path: Path | None = setting(None, "a file")
+
+
+def read(*argv: str, **environ: str) -> Example:
+    return load(
+        Example, "example", about="x", examples=("example --limit 4",), argv=argv, environ=environ
+    )
+
+
+def test_flags_win_over_the_environment_and_that_over_defaults() -> None:
+    settings = read("--limit", "5", LEASEHOLD_LIMIT="4", LEASEHOLD_NAMES="x, y,")
+
+    assert (settings.limit, settings.names, settings.strict) == (5, ("x", "y"), True)
+
+
+def test_types_come_from_the_fields() -> None:
+    settings = read("--ratio", "0.5", "--no-strict", "--path", "/x")
+
+    assert (settings.ratio, settings.strict, settings.path) == (0.5, False, Path("/x"))
+
+
+def test_a_bad_variable_is_named_with_its_value() -> None:
+    with pytest.raises(RequestError, match="LEASEHOLD_LIMIT='many'"):
+        read(LEASEHOLD_LIMIT="many")
+
+
+def test_a_bad_flag_ends_with_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        read("--limit", "many")
+
+    assert ended.value.code == 2
+    assert "--limit" in capsys.readouterr().err
+
+
+def test_help_names_every_variable_and_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        read("--help")
+
+    text = capsys.readouterr().out
+    assert "LEASEHOLD_NATS_URL" in text
+    assert "example --limit 4" in text
+
+
+class Speaker:
+    @handles
+    async def hear(self, events: Sequence[ListingWanted | LedgerRebuilt]) -> list[PodGone]:
+        return []
+
+    @handles(concurrency=4)
+    async def hear_more(self, events: Sequence[PodGone]) -> list[LedgerRebuilt | ListingWanted]:
+        return []
+
+    @emits
+    async def tell(self) -> AsyncIterator[Sequence[PodGone | LedgerRebuilt]]:
+        yield []
+
+    @answers
+    async def reply(self, event: EndAsked) -> EndTold:
+        return EndTold(ended=True)
+
+    @loops
+    async def turn(self) -> None: ...
+
+    async def neither(self) -> None: ...
+
+
+def test_the_signature_of_a_method_says_what_it_hears_and_says() -> None:
+    assert roles_of(Speaker) == (
+        Role(kind="handles", method="hear", hears=(ListingWanted, LedgerRebuilt), says=(PodGone,)),
+        Role(
+            kind="handles",
+            method="hear_more",
+            hears=(PodGone,),
+            says=(LedgerRebuilt, ListingWanted),
+            concurrency=4,
+        ),
+        Role(kind="answers", method="reply", hears=(EndAsked,), says=(EndTold,)),
+        Role(kind="emits", method="tell", says=(PodGone, LedgerRebuilt)),
+        Role(kind="loops", method="turn"),
+    )
+
+
+GONE = PodGone(
+    pod=PodUid("7f7c2c5e-57a5-4d3c-9d0e-0d7e6c1f2a3b"),
+    namespace=Namespace("ns"),
+    name="p",
+    node=NodeName("n"),
+    phase="Failed",
+)
+
+
+QUEUED = PodQueued(
+    pod=GONE.pod,
+    namespace=GONE.namespace,
+    name=GONE.name,
+    resource_version="1",
+    request=PodRequest(),
+)
+
+
+def test_a_pods_trace_id_is_its_uid_and_the_next_span_is_its_child(tmp_path: Path) -> None:
+    tracing = telemetry.open_tracing("test", ServiceSettings(trace_dir=tmp_path))
+
+    (inside,), first = tracing.start("one", [GONE], kind=SpanKind.PRODUCER)
+    (_, second) = tracing.start("two", [inside], kind=SpanKind.CONSUMER)
+    telemetry.end(second, ValueError("no"))
+    telemetry.end(first)
+    tracing.close()
+
+    (file,) = tmp_path.glob("*.jsonl")
+    two, one = (json.loads(line) for line in file.read_text().splitlines())
+    assert one["trace"] == two["trace"] == "7f7c2c5e57a54d3c9d0e0d7e6c1f2a3b"
+    assert (one["parent"], two["parent"]) == ("", one["span"])
+    assert (two["ok"], two["text"]) == (False, "no")
+    assert one["attributes"]["k8s.pod.name"] == "p"
+
+
+def test_a_pods_first_span_links_to_its_admission_and_what_follows_does_not(
+    tmp_path: Path,
+) -> None:
+    tracing = telemetry.open_tracing("test", ServiceSettings(trace_dir=tmp_path))
+    admitted = f"00-{'1' * 32}-{'2' * 16}-01"
+
+    (seen,), first = tracing.start(
+        "one", [dataclasses.replace(QUEUED, admitted=admitted)], kind=SpanKind.PRODUCER
+    )
+    (_, second) = tracing.start("two", [seen], kind=SpanKind.CONSUMER)
+    _, third = tracing.start(
+        "three", [dataclasses.replace(QUEUED, admitted="no context")], kind=SpanKind.PRODUCER
+    )
+    telemetry.end([*first, *second, *third])
+    tracing.close()
+
+    (file,) = tmp_path.glob("*.jsonl")
+    spans = [json.loads(line) for line in file.read_text().splitlines()]
+    assert {span["name"]: span["links"] for span in spans} == {
+        "one": ["2" * 16],
+        "two": [],
+        "three": [],
+    }
+    assert {span["trace"] for span in spans} == {telemetry.trace_id_of(QUEUED.pod)}
+    assert seen.admitted == ""
+
+
+@given(
+    strategies.text() | strategies.from_regex(r"[0-9a-f]{2}-[0-9a-f]{32}-.{16}-..", fullmatch=True)
+)
+def test_whatever_is_written_where_a_context_belongs_is_one_or_none(text: str) -> None:
+    context = telemetry.parse_traceparent(text)
+
+    assert (context is not None) == is_traceparent(text)
+    assert context is None or f"{context.trace_id:032x}-{context.span_id:016x}" in text
+
+
+def test_without_an_exporter_events_pass_through_untouched() -> None:
+    tracing = telemetry.open_tracing("test", ServiceSettings())
+
+    assert tracing.start("one", [GONE], kind=SpanKind.PRODUCER) == ([GONE], [])
+
+
+@pytest.mark.parametrize(
+    "text", ["", "00-0-0-0", "00-" + "0" * 32 + "-" + "1" * 16 + "-01", "x" * 55]
+)
+def test_what_is_no_traceparent_is_none(text: str) -> None:
+    assert telemetry.parse_traceparent(text) is None
+
+
+def test_logs_are_json_lines_that_carry_pod_and_trace() -> None:
+    record = logging.makeLogRecord({"msg": "said %s", "args": ("it",), "pod": "u1", "trace": "t1"})
+
+    line = json.loads(telemetry.JsonLines("placer").format(record))
+
+    assert (line["text"], line["pod"], line["trace"], line["service"]) == (
+        "said it",
+        "u1",
+        "t1",
+        "placer",
+    )
+
+
+def test_a_reason_is_a_warning_once_whoever_meets_it_until_it_was_away(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    now = 0.0
+    reasons = Reasons(lambda: now)
+    for _ in range(100):
+        reasons.tell("place_pods", "Redis is away")
+        reasons.tell("follow", "Redis is away")
+        now += 1.0
+    reasons.tell("follow", "NATS is away")
+    now += STEADY_S
+    reasons.tell("follow", "Redis is away")
+
+    assert caplog.messages == [
+        "place_pods waits: Redis is away",
+        "follow waits: NATS is away",
+        "follow waits: Redis is away",
+    ]
+
+
+async def test_a_task_that_lets_a_cancellation_pass_is_ended_all_the_same() -> None:
+    started = asyncio.Event()
+
+    async def deaf() -> None:
+        started.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(3600)
+        await asyncio.sleep(3600)
+
+    async def parent() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            children.append(tasks.create_task(deaf()))
+
+    children: list[asyncio.Task[None]] = []
+    task = asyncio.create_task(parent())
+    await started.wait()
+
+    async with asyncio.timeout(30):
+        await end(task, children)
+
+    assert task.cancelled()

@@ -1,0 +1,72 @@
+"""Protobuf bodies, as kubectl's typed commands send them."""
+
+import pytest
+
+from simcluster.apiserver.http.errors import ApiError
+from simcluster.apiserver.http.protobuf_bodies import decoded
+
+
+def field(number: int, content: bytes | int) -> bytes:
+    if isinstance(content, int):
+        return bytes([number << 3, content])
+    return bytes([number << 3 | 2, len(content)]) + content
+
+
+def body(kind: str, message: bytes) -> bytes:
+    kind_of = field(1, b"v1") + field(2, kind.encode())
+    return b"k8s\0" + field(1, kind_of) + field(2, message)
+
+
+def test_a_configmap_is_read_with_its_maps() -> None:
+    meta = field(1, b"settings") + field(11, field(1, b"app") + field(2, b"web"))
+    message = field(1, meta) + field(2, field(1, b"a") + field(2, b"1")) + field(4, 1)
+
+    assert decoded(body("ConfigMap", message)) == {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "settings", "labels": {"app": "web"}},
+        "data": {"a": "1"},
+        "immutable": True,
+    }
+
+
+def test_a_quota_is_read_with_its_amounts_and_scopes() -> None:
+    hard = b"".join(
+        field(1, field(1, name) + field(2, field(1, amount)))
+        for name, amount in ((b"pods", b"2"), (b"requests.nvidia.com/gpu", b"4"))
+    )
+    chosen = field(1, field(1, b"PriorityClass") + field(2, b"In") + field(3, b"high"))
+    spec = hard + field(2, b"BestEffort") + field(3, chosen)
+
+    assert decoded(body("ResourceQuota", field(2, spec)))["spec"] == {
+        "hard": {"pods": "2", "requests.nvidia.com/gpu": "4"},
+        "scopes": ["BestEffort"],
+        "scopeSelector": {"matchExpressions": [
+            {"scopeName": "PriorityClass", "operator": "In", "values": ["high"]}]},
+    }  # fmt: skip
+
+
+def test_bytes_become_base64_and_numbers_or_percentages_stay_apart() -> None:
+    secret = decoded(body("Secret", field(2, field(1, b"p") + field(2, b"q"))))
+    spec = field(1, field(1, 1) + field(3, b"50%")) + field(3, field(2, 2))
+    budget = decoded(body("PodDisruptionBudget", field(2, spec)))
+
+    assert secret["data"] == {"p": "cQ=="}
+    assert budget["spec"] == {"minAvailable": "50%", "maxUnavailable": 2}
+
+
+def test_unknown_fields_are_skipped() -> None:
+    meta = field(1, b"team") + field(200 - 185, b"ignored")
+
+    assert decoded(body("Namespace", field(1, meta)))["metadata"] == {"name": "team"}
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [(b"{}", 400), (b"k8s\0\x0a\x7f", 400), (b"k8s\0", 400), (body("Deployment", b""), 415)],
+)
+def test_what_cannot_be_read_is_refused(data: bytes, code: int) -> None:
+    with pytest.raises(ApiError) as refused:
+        decoded(data)
+
+    assert refused.value.code == code

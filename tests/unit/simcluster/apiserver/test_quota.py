@@ -1,0 +1,97 @@
+"""What pods count against quotas, and how amounts are written."""
+
+import pytest
+
+from simcluster.apiserver.kinds.quantities import Quantity, added, amounts, quantity
+from simcluster.apiserver.kinds.quota_usage import matches, unspecified, usage
+from simcluster.apiserver.storage.objects import Json
+
+
+def a_pod(*containers: Json, **spec: object) -> Json:
+    whole = {"containers": list(containers), **spec}
+    return {"metadata": {"name": "p"}, "spec": whole, "status": {"phase": "Pending"}}
+
+
+def asks(limits: Json | None = None, **requests: str) -> Json:
+    found: Json = {"name": "c", "resources": {"requests": {**requests, **(limits or {})}}}
+    if limits:
+        found["resources"]["limits"] = limits
+    return found
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [("1000m", "1"), ("1500m", "1500m"), ("1024Mi", "1Gi"), ("1536Mi", "1536Mi"), ("2000", "2k"),
+     ("1000000", "1M"), ("0", "0"), ("512", "512"), ("0.1", "100m"), ("1073741824", "1073741824"),
+     ("0.5Gi", "512Mi"), ("1e3", "1k"), ("100u", "100u")],
+)  # fmt: skip
+def test_quantities_are_written_as_kubernetes_writes_them(text: str, written: str) -> None:
+    assert str(quantity(text)) == written
+
+
+def test_a_sum_keeps_the_form_of_what_was_there_first() -> None:
+    assert str(Quantity() + quantity("1Gi") + quantity("1073741824")) == "2Gi"
+    assert added(amounts({"a": "1"}), amounts({"b": "2"})) == amounts({"a": "1", "b": "2"})
+
+
+def test_init_containers_count_by_their_peak_and_sidecars_beside_the_rest() -> None:
+    pod = a_pod(
+        asks(cpu="1"),
+        asks(cpu="1"),
+        initContainers=[
+            {**asks(cpu="500m"), "restartPolicy": "Always"},
+            asks(cpu="4"),
+        ],
+        overhead={"cpu": "100m"},
+    )
+
+    counted = usage(pod)
+
+    assert str(counted["requests.cpu"]) == str(counted["cpu"]) == "4600m"
+    assert "limits.cpu" not in counted
+
+
+def test_extended_resources_count_as_requests_alone() -> None:
+    counted = usage(a_pod(asks({"nvidia.com/gpu": "2"}), asks({"nvidia.com/gpu": "1"})))
+
+    assert {name: str(each) for name, each in counted.items()} == {
+        "count/pods": "1", "pods": "1", "requests.nvidia.com/gpu": "3"}  # fmt: skip
+
+
+def test_a_pod_that_has_ended_counts_as_an_object_only() -> None:
+    pod = a_pod(asks(cpu="1"))
+    pod["status"]["phase"] = "Succeeded"
+
+    assert set(usage(pod)) == {"count/pods"}
+
+
+@pytest.mark.parametrize(
+    ("spec", "counted"),
+    [
+        ({"scopes": ["BestEffort"]}, False),
+        ({"scopes": ["NotBestEffort"]}, True),
+        ({"scopes": ["Terminating"]}, False),
+        ({"scopes": ["NotTerminating", "NotBestEffort"]}, True),
+        ({"scopes": ["PriorityClass"]}, True),
+        ({"scopes": ["CrossNamespacePodAffinity"]}, False),
+        ({"scopeSelector": {"matchExpressions": [
+            {"scopeName": "PriorityClass", "operator": "In", "values": ["high"]}]}}, True),
+        ({"scopeSelector": {"matchExpressions": [
+            {"scopeName": "PriorityClass", "operator": "NotIn", "values": ["high"]}]}}, False),
+        ({"scopeSelector": {"matchExpressions": [
+            {"scopeName": "PriorityClass", "operator": "DoesNotExist"}]}}, False),
+    ],
+)  # fmt: skip
+def test_scopes_choose_pods(spec: Json, counted: bool) -> None:
+    pod = a_pod(asks(cpu="1"), priorityClassName="high")
+
+    assert matches({"spec": {"hard": {"pods": "1"}, **spec}}, pod) is counted
+
+
+def test_a_quota_on_cpu_demands_that_every_container_says_what_it_needs() -> None:
+    silent = {"name": "silent"}
+
+    assert unspecified(["limits.cpu", "cpu"], a_pod(asks(cpu="1"), silent)) == (
+        "must specify cpu for: silent; limits.cpu for: c,silent"
+    )
+    assert unspecified(["requests.nvidia.com/gpu"], a_pod(silent)) == ""

@@ -1,0 +1,98 @@
+"""Label and field selectors of the simulated API server."""
+
+import pytest
+
+from simcluster.apiserver.http.errors import ApiError
+from simcluster.apiserver.kinds.resources import RESOURCES
+from simcluster.apiserver.storage.selectors import (
+    label_requirements,
+    object_requirements,
+    selection,
+)
+
+LABELS = {"app": "web", "tier": "front", "gen": "7"}
+
+
+@pytest.mark.parametrize(
+    ("text", "selected"),
+    [
+        ("", True),
+        ("app=web", True),
+        ("app==web,tier=front", True),
+        ("app = web , tier != back", True),
+        ("app=db", False),
+        ("app!=web", False),
+        ("zone!=a", True),
+        ("app", True),
+        ("!app", False),
+        ("!zone", True),
+        ("app in (web, db)", True),
+        ("app notin (web, db)", False),
+        ("zone notin (a)", True),
+        ("zone in (a),app", False),
+        ("gen>6", True),
+        ("gen<7", False),
+        ("app=", False),
+        ("example.com/x!=1", True),
+    ],
+)
+def test_label_selectors(text: str, selected: bool) -> None:
+    assert all(holds(LABELS) for holds in label_requirements(text)) is selected
+
+
+@pytest.mark.parametrize("text", ["app in web", "a=b=c", "=", "app in (", "gen>x", "a b"])
+def test_malformed_label_selectors_are_refused(text: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        label_requirements(text)
+
+    assert refused.value.code == 400
+
+
+def test_selector_objects_read_like_selector_texts() -> None:
+    selector = {
+        "matchLabels": {"app": "web"},
+        "matchExpressions": [
+            {"key": "tier", "operator": "In", "values": ["front", "back"]},
+            {"key": "zone", "operator": "DoesNotExist"},
+        ],
+    }
+
+    assert all(holds(LABELS) for holds in object_requirements(selector))
+    assert all(holds(LABELS) for holds in object_requirements({}))
+    assert not all(holds(LABELS) for holds in object_requirements(None))
+
+
+@pytest.mark.parametrize(
+    ("text", "selected"),
+    [
+        ("spec.nodeName=node-0", True),
+        ("spec.nodeName=", False),
+        ("status.phase!=Failed,status.phase!=Succeeded", True),
+        ("metadata.name=web,metadata.namespace=default", True),
+        ("spec.hostNetwork=false", False),
+        ("spec.hostNetwork=true", True),
+        ("status.nominatedNodeName=", True),
+    ],
+)
+def test_field_selectors(text: str, selected: bool) -> None:
+    pod = {
+        "metadata": {"name": "web", "namespace": "default"},
+        "spec": {"nodeName": "node-0", "hostNetwork": True},
+        "status": {"phase": "Running"},
+    }
+
+    assert selection(RESOURCES["pods"], "", "", text).matches(pod) is selected
+
+
+@pytest.mark.parametrize("text", ["spec.containers=x", "nonsense", "metadata.namespace"])
+def test_fields_that_cannot_be_selected_by_are_refused(text: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        selection(RESOURCES["pods"], "", "", text)
+
+    assert refused.value.code == 400
+
+
+def test_a_flag_that_is_not_set_reads_as_false() -> None:
+    chosen = selection(RESOURCES["nodes"], "", "", "spec.unschedulable=false")
+
+    assert chosen.matches({"metadata": {}, "spec": {}})

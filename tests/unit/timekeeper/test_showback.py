@@ -1,0 +1,46 @@
+"""Ledgers are added up page by page, however long they are."""
+
+import tracemalloc
+from dataclasses import dataclass
+
+from services.timekeeper.report.showback import Range, add_up
+from shared.model.budget import Entry
+from shared.model.names import Namespace
+
+PAGE = 500
+
+
+@dataclass
+class Endless:
+    """A ledger of so many pages, each made when it is asked for."""
+
+    pages: int
+
+    async def entries(self, namespace: Namespace, *, after: str = "") -> list[Entry]:
+        begin = int(after or 0)
+        return [
+            Entry(
+                id=str(number),
+                window="2031-05",
+                kind="charge",
+                units=10,
+                lease="a",
+                from_ms=10 * number,
+                to_ms=10 * number + 10,
+                weight=1,
+                reason=f"{namespace} {number:0500}",
+            )
+            for number in range(begin + 1, min(begin + PAGE, self.pages * PAGE) + 1)
+        ]
+
+
+async def test_a_long_ledger_is_added_up_in_the_memory_of_a_page() -> None:
+    tracemalloc.start()
+    try:
+        (row,) = await add_up(Endless(pages=40), [Namespace("team-a")], Range())
+        _, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert (row.units, row.leases, row.wall_ms) == (40 * PAGE * 10, 1, 40 * PAGE * 10)
+    assert most_bytes < 5_000_000, "40 pages are 20 MB"

@@ -1,0 +1,75 @@
+"""What a lease counts as."""
+
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+from services.timekeeper.accounts.weights import Card, weigh
+from shared.model.budget import WeightMode
+from shared.model.lease import Share, Terms
+from shared.model.names import DeviceUuid
+from tests.support.build import share
+from tests.support.timekeeper.accounts import budget, lease
+
+CARDS = {
+    DeviceUuid("T4"): Card(memory_mib=16_384, model="Tesla T4"),
+    DeviceUuid("A100"): Card(memory_mib=40_960, model="NVIDIA A100-SXM4-40GB"),
+    DeviceUuid("A100b"): Card(memory_mib=40_960, model="NVIDIA A100-SXM4-40GB"),
+}
+
+
+def weight(*shares: Share, factors: dict[str, Fraction] | None = None, **fields: Any) -> int:
+    return weigh(lease("p", shares=shares), CARDS, budget(**fields), factors or {}).milli_gpu
+
+
+def half(uuid: str = "A100", **more: Any) -> Share:
+    return share(uuid, memory_mib=20_480, cores_percent=30, **more)
+
+
+def test_gpusharing_11_weights_of_each_dialect() -> None:
+    vcuda = share("T4", memory_mib=15 * 256, cores_percent=50)
+    koordinator = (half("A100"), half("A100b"))
+    whole = share("T4", memory_mib=16_384, cores_percent=100, whole=True)
+
+    assert weight(vcuda) == 500
+    assert weight(half()) == 500
+    assert weight(*koordinator) == 1000
+    assert weight(whole) == 1000
+    assert weight(whole, share("A100", memory_mib=1, whole=True)) == 2000
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"), [("dominant", 500), ("sum", 400), ("core", 300), ("memory", 500)]
+)
+def test_the_modes_weigh_cores_and_memory_differently(mode: str, expected: int) -> None:
+    assert weight(half(), weight_mode=WeightMode(mode)) == expected
+
+
+def test_a_share_without_a_core_limit_counts_as_its_memory_or_as_configured() -> None:
+    uncapped = share("T4", memory_mib=4_096)
+
+    assert weight(uncapped) == 250
+    assert weight(uncapped, uncapped_core_percent=60) == 600
+
+
+def test_init_containers_and_those_beside_each_other_count_as_the_larger() -> None:
+    beside = [share("T4", memory_mib=4_096, container=name) for name in "ab"]
+    before = share("T4", memory_mib=12_288, container="i", init=True)
+
+    assert weight(*beside) == 500
+    assert weight(*beside, before) == 750
+
+
+def test_the_longest_name_of_a_model_gives_the_factor_and_the_sum_is_rounded_up_once() -> None:
+    third = share("T4", memory_mib=1, cores_percent=33)
+
+    assert weight(half(), factors={"a100": Fraction("2.5"), "A100-SXM4": Fraction(3)}) == 1500
+    assert weight(third, factors={"T4": Fraction("0.001")}) == 1
+
+
+def test_a_device_that_is_not_known_any_more_counts_by_its_terms_or_wholly() -> None:
+    terms = Terms(memory_mib=4_096, device_mib=16_384)
+
+    assert weight(share("GPU-gone", memory_mib=4_096, terms=terms)) == 250
+    assert weight(share("GPU-gone", memory_mib=4_096)) == 1000

@@ -1,0 +1,128 @@
+"""What the watcher says of nodes and of other plugins' devices, and how it reads them."""
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from services.watcher import nodes
+from services.watcher.changes import ForeignDevices, Nodes, Pods
+from shared.kubernetes.types import Node
+from shared.model.device import Device
+from shared.model.events.node_events import DeviceReported
+from shared.model.names import DeviceUuid, NodeName
+from shared.model.node import NodeFacts
+
+
+def test_devices_of_another_plugin_are_told_when_they_come_change_and_go() -> None:
+    name, known = NodeName("a"), ForeignDevices()
+    gpu = Device(
+        uuid=DeviceUuid("GPU-a"), index=0, model="T4", memory_mib=15360, slots=10, unit_mib=1
+    )
+    none = DeviceReported(node=name, devices=(), served=())
+    some = replace(none, devices=(gpu,))
+
+    told = [known.see(name, seen) for seen in (none, some, some, none, none, some)]
+
+    assert told == [[], [some], [], [none], [], [some]]
+    assert known.all(now_s=5.0) == [replace(some, reported_at=5.0)]
+    assert known.see(name, None) == []
+    assert known.see(name, some) == [some]
+
+
+def test_a_node_that_our_agent_has_left_is_told_of_even_without_devices() -> None:
+    name, known = NodeName("a"), ForeignDevices()
+    none = DeviceReported(node=name, devices=(), served=(), foreign=True)
+
+    told = [known.see(name, seen) for seen in (None, none, none)]
+
+    assert told == [[], [none], []]
+    assert known.all(now_s=5.0) == [replace(none, reported_at=5.0)]
+
+
+def test_a_node_is_told_only_when_it_differs() -> None:
+    told = Nodes(Pods())
+    facts = NodeFacts(name=NodeName("a"), labels={"x": "1"})
+
+    assert [change.seen_at for change in told.see(facts, now_s=1.0)] == [1.0]
+    assert told.see(facts, now_s=2.0) == [], "when it was seen is no difference"
+    gone = told.miss(facts.name, now_s=3.0)
+    assert [(change.gone, change.seen_at) for change in gone] == [(True, 3.0)]
+    assert told.miss(facts.name, now_s=4.0) == []
+
+
+def test_item_6_cards_that_the_annotation_lists_are_closed() -> None:
+    node = msgspec.convert(
+        {"metadata": {"name": "n", "annotations": {"volcano.sh/gpu-unhealthy-ids": "0,1,x, 3"}}},
+        Node,
+    )
+
+    assert nodes.read(node).closed_devices == (0, 1, 3)
+
+
+def test_hami_cordoned_cards_are_closed_beside_those_that_volcanos_annotation_lists() -> None:
+    notes = {
+        "volcano.sh/gpu-unhealthy-ids": "3",
+        "hami.io/device-cordon": "GPU-b",
+        "hami.io/node-nvidia-register": '[{"id":"GPU-a"},{"id":"GPU-b","index":1}]',
+    }
+    node = msgspec.convert({"metadata": {"name": "n", "annotations": notes}}, Node)
+
+    assert nodes.read(node).closed_devices == (1, 3)
+
+
+def test_a_resource_that_the_kubelet_shows_as_0_is_not_served() -> None:
+    shown = {"volcano.sh/vgpu-number": "0", "volcano.sh/gpu-memory": "5", "x/y": "0"}
+    node = msgspec.convert({"metadata": {"name": "n"}, "status": {"allocatable": shown}}, Node)
+
+    assert nodes.read(node).unserved == ("volcano.sh/vgpu-number",)
+
+
+@pytest.mark.parametrize(
+    ("notes", "number", "devices"),
+    [
+        ({"volcano.sh/node-vgpu-register": "GPU-a,10,15360,NVIDIA-T4,false:"}, "10", 1),
+        ({"volcano.sh/node-vgpu-register": "GPU-a,10,15360,NVIDIA-T4,false:"}, "0", 0),
+        ({"volcano.sh/node-vgpu-register": "rubbish"}, "10", 0),
+        (
+            {
+                "volcano.sh/node-vgpu-register": "GPU-a,10,15360,NVIDIA-T4,true,hami-core:",
+                "leasehold.dev/agent": "1",
+            },
+            "10",
+            None,
+        ),
+        ({}, "10", 0),
+        (
+            {
+                "volcano.sh/node-vgpu-register": "GPU-a,10,15360,NVIDIA-T4,false:",
+                "volcano.sh/node-vgpu-handshake": "Deleted_2026.08.20 10:00:00",
+            },
+            "10",
+            0,
+        ),
+    ],
+    ids=[
+        "item 15",
+        "item 34: no slots",
+        "item 34: unreadable",
+        "our agent",
+        "no annotation",
+        "item 16",
+    ],
+)
+def test_devices_of_volcanos_own_plugin_are_taken_from_its_annotation(
+    notes: dict[str, str], number: str, devices: int | None
+) -> None:
+    node = msgspec.convert(
+        {
+            "metadata": {"name": "n", "annotations": notes},
+            "status": {"allocatable": {"volcano.sh/vgpu-number": number}},
+        },
+        Node,
+    )
+
+    report = nodes.foreign_devices(node, now_s=1.0)
+
+    assert (None if report is None else len(report.devices)) == devices
+    assert report is None or report.foreign

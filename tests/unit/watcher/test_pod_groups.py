@@ -1,0 +1,181 @@
+"""What the watcher makes of pods that name a group, and of PodGroups that come, change and go."""
+
+from dataclasses import replace
+
+import pytest
+
+from services.watcher.changes import PodEvent, Pods
+from services.watcher.observed_pod import PodSeen
+from services.watcher.pod_groups import GroupNews, cannot_read
+from shared.dialects.pod_groups import GroupKind, GroupNamed, read_group
+from shared.model.errors import RequestError
+from shared.model.events.pod_events import PodQueued, PodRejected
+from shared.model.names import Namespace, PodUid
+from shared.model.request import Gang, PodRequest
+
+VOLCANO = GroupKind.VOLCANO
+NS = Namespace("ns")
+WAITING = PodSeen(
+    pod=PodUid("u1"),
+    namespace=NS,
+    name="p",
+    resource_version="5",
+    ours=True,
+    request=PodRequest(priority=1),
+    group=GroupNamed(name="ns/g", kind=VOLCANO),
+)
+NONE_LISTED = GroupNews(kind=VOLCANO, listed=True)
+
+
+def group(size: int | None) -> GroupNews:
+    return GroupNews(kind=VOLCANO, sizes=(("ns/g", size),))
+
+
+def hear(known: Pods, news: GroupNews) -> list[PodEvent]:
+    return known.hear_groups(news, 7)
+
+
+def gangs(events: list[PodEvent]) -> list[Gang | str | None]:
+    return [e.request.gang if isinstance(e, PodQueued) else type(e).__name__ for e in events]
+
+
+@pytest.mark.parametrize(
+    ("annotations", "labels", "named"),
+    [
+        ({}, {}, None),
+        ({"scheduling.k8s.io/group-name": "g"}, {}, GroupNamed(name="ns/g", kind=VOLCANO)),
+        ({"scheduling.volcano.sh/group-name": "g"}, {}, GroupNamed(name="ns/g", kind=VOLCANO)),
+        (
+            {},
+            {"scheduling.x-k8s.io/pod-group": "g"},
+            GroupNamed(name="ns/g", kind=GroupKind.COSCHEDULING),
+        ),
+        (
+            {},
+            {"pod-group.scheduling.sigs.k8s.io": "g"},
+            GroupNamed(name="ns/g", kind=GroupKind.COSCHEDULING),
+        ),
+        (
+            {
+                "gang.scheduling.koordinator.sh/name": "k",
+                "gang.scheduling.koordinator.sh/min-available": "3",
+                "scheduling.k8s.io/group-name": "g",
+            },
+            {},
+            GroupNamed(name="ns/k", min_member=3),
+        ),
+        (
+            {},
+            {
+                "pod-group.scheduling.sigs.k8s.io/name": "l",
+                "pod-group.scheduling.sigs.k8s.io/min-available": "2",
+            },
+            GroupNamed(name="ns/l", min_member=2),
+        ),
+        ({"gang.scheduling.koordinator.sh/name": "k"}, {}, None),
+    ],
+)
+def test_a_group_is_named_in_any_vocabulary(
+    annotations: dict[str, str], labels: dict[str, str], named: GroupNamed | None
+) -> None:
+    assert read_group(NS, annotations, labels) == named
+
+
+@pytest.mark.parametrize(("name", "number"), [("k", "0"), ("k", "two"), ("k|x", "2"), ("K", "2")])
+def test_a_gang_that_cannot_be_is_refused_with_the_reason(name: str, number: str) -> None:
+    notes = {
+        "gang.scheduling.koordinator.sh/name": name,
+        "gang.scheduling.koordinator.sh/min-available": number,
+    }
+
+    with pytest.raises(RequestError, match=r"gang\.scheduling\.koordinator\.sh/"):
+        read_group(NS, notes, {})
+
+
+def test_a_pod_waits_untold_until_pod_groups_have_been_listed() -> None:
+    known = Pods()
+
+    first = known.see(WAITING, None)
+    listed = hear(known, replace(group(4), listed=True))
+
+    assert first == []
+    assert gangs(listed) == [Gang(name="ns/g", min_member=4)]
+    assert known.see(replace(WAITING, resource_version="6"), WAITING) == []
+
+
+def test_a_pod_of_a_missing_group_is_told_why_it_waits_and_queued_once_the_group_is_there() -> None:
+    known = Pods()
+    hear(known, NONE_LISTED)
+
+    (missing,) = known.see(WAITING, None)
+
+    assert isinstance(missing, PodRejected)
+    assert "PodGroup g (scheduling.volcano.sh), and there is none" in missing.reason
+    [there] = hear(known, group(2))
+    assert gangs([there]) == [Gang(name="ns/g", min_member=2)]
+    assert isinstance(there, PodQueued)
+    assert there.offer == -7
+
+
+def test_where_the_kind_is_not_installed_pods_are_placed_one_by_one() -> None:
+    known = Pods()
+    known.see(WAITING, None)
+
+    events = hear(known, GroupNews(kind=VOLCANO, absent=True))
+
+    assert gangs(events) == [None]
+    assert gangs(hear(known, NONE_LISTED)) == ["PodRejected"]
+
+
+def test_a_group_that_cannot_be_read_is_no_reason_to_place_its_pods_one_by_one() -> None:
+    known = Pods()
+    known.see(WAITING, None)
+
+    (told,) = hear(known, cannot_read(VOLCANO, "403 Forbidden"))
+
+    assert isinstance(told, PodRejected)
+    assert told.reason.endswith("cannot be read: 403 Forbidden")
+
+
+def test_a_changed_minimum_queues_the_waiting_members_again() -> None:
+    known = Pods()
+    hear(known, replace(group(4), listed=True))
+    other = replace(WAITING, pod=PodUid("u2"), group=GroupNamed(name="ns/other", kind=VOLCANO))
+    for pod in (WAITING, replace(WAITING, pod=PodUid("u3")), other):
+        known.see(pod, None)
+    known.see(replace(WAITING, pod=PodUid("u3"), deleting=True), WAITING)
+
+    events = hear(known, group(2))
+
+    assert [(getattr(e, "pod", ""), g) for e, g in zip(events, gangs(events), strict=True)] == [
+        ("u1", Gang(name="ns/g", min_member=2))
+    ]
+    assert hear(known, group(2)) == []
+
+
+def test_a_pod_that_carries_its_number_needs_no_pod_group() -> None:
+    own = replace(WAITING, group=GroupNamed(name="ns/k", min_member=3))
+
+    assert gangs(Pods().see(own, None)) == [Gang(name="ns/k", min_member=3)]
+
+
+def test_a_pod_whose_request_cannot_be_read_hears_that_first() -> None:
+    faulty = replace(WAITING, request=None, fault="cores 101")
+
+    (told,) = Pods().see(faulty, None)
+
+    assert isinstance(told, PodRejected)
+    assert told.reason == "cores 101"
+
+
+def test_a_kind_that_was_absent_is_looked_for_when_a_pod_names_its_group() -> None:
+    known = Pods()
+    hear(known, GroupNews(kind=VOLCANO, absent=True))
+    assert known.groups.absent([WAITING, None]) == {VOLCANO}
+    assert known.groups.absent([replace(WAITING, group=None)]) == frozenset()
+
+    known.groups.expect(VOLCANO)
+
+    assert known.see(WAITING, None) == []
+    assert gangs(hear(known, replace(group(2), listed=True))) == [Gang(name="ns/g", min_member=2)]
+    assert known.groups.absent([WAITING]) == frozenset()

@@ -1,0 +1,268 @@
+"""How the watcher reads pods, and its settings."""
+
+import msgspec
+import pytest
+
+from services.watcher import nodes, pods
+from services.watcher.changes import Pods
+from services.watcher.observed_pod import PodSeen
+from services.watcher.settings import WatcherSettings, load_rules
+from shared.dialects.dialect import Rules
+from shared.kubernetes.types import Node, Pod
+from shared.model.errors import RequestError
+from shared.model.events.pod_events import PodQueued, PodRejected
+from shared.model.request import NodeTerm
+from shared.model.trace_context import ADMISSION
+
+READER = pods.PodReader(frozenset({"volcano"}), Rules())
+
+
+INT64 = "9223372036854775807"
+"""The largest amount that the API server takes; what is above becomes this."""
+NAMING = "/var/run/nvidia-container-devices/all"
+VGPU = {"name": "c", "resources": {"limits": {"volcano.sh/vgpu-number": "1"}}}
+
+
+def read(text: dict[str, object], **meta: object) -> PodSeen:
+    whole = {
+        "metadata": {"name": "p", "namespace": "ns", "uid": "u1", "resourceVersion": "1", **meta},
+        **text,
+    }
+    pod = msgspec.json.decode(msgspec.json.encode(whole), type=Pod)
+    return READER.read(pod)
+
+
+@pytest.mark.parametrize(
+    ("said", "read_as"),
+    [
+        (f"00-{'a' * 32}-{'b' * 16}-01", f"00-{'a' * 32}-{'b' * 16}-01"),
+        *((text, "") for text in ("", "x" * 100_000, f"00-{'0' * 32}-{'b' * 16}-01", "00-\n-1-01")),
+    ],
+)
+def test_the_span_of_a_pods_admission_is_told_and_what_is_none_is_not(
+    said: str, read_as: str
+) -> None:
+    spec = {"schedulerName": "volcano", "containers": [VGPU]}
+    seen = read({"spec": spec}, annotations={ADMISSION: said})
+
+    (told,) = Pods().see(seen, None)
+
+    assert isinstance(told, PodQueued)
+    assert told.admitted == read_as
+
+
+def test_init_containers_count_by_their_largest_and_sidecars_add_up() -> None:
+    def container(cpu: str, **more: str) -> dict[str, object]:
+        return {"name": "c", "resources": {"requests": {"cpu": cpu}}, **more}
+
+    seen = read(
+        {
+            "spec": {
+                "initContainers": [container("100m", restartPolicy="Always"), container("2")],
+                "containers": [container("1"), container("500m")],
+                "overhead": {"cpu": "50m"},
+            }
+        }
+    )
+
+    assert seen.resources == {"cpu": 2150, "pods": 1}
+
+
+def test_a_gpu_pod_is_read_with_what_it_demands_of_its_node() -> None:
+    limits = {"volcano.sh/vgpu-number": 1, "memory": "1Gi", "rdma/hca": "1"}
+    term = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
+    seen = read(
+        {
+            "spec": {
+                "schedulerName": "volcano",
+                "nodeSelector": {"b": "2", "a": "1"},
+                "affinity": {"nodeAffinity": required},
+                "containers": [
+                    {"name": "c", "resources": {"limits": limits}, "ports": [{"hostPort": 80}]}
+                ],
+            }
+        }
+    )
+
+    assert seen.request is not None
+    assert seen.request.resources == {"memory": 1 << 30, "rdma/hca": 1, "pods": 1}
+    assert seen.request.demands.selector == (("a", "1"), ("b", "2"))
+    assert seen.request.demands.required == ((NodeTerm(key="zone", operator="In", values=("a",)),),)
+    assert seen.request.demands.host_ports == ("TCP/80",)
+
+
+def test_pods_of_one_template_are_read_alike_and_other_annotations_make_a_difference() -> None:
+    limits = {"volcano.sh/vgpu-number": 1}
+    spec = {
+        "schedulerName": "volcano",
+        "containers": [{"name": "c", "resources": {"limits": limits}}],
+    }
+
+    one, two = (read({"spec": spec}, uid=uid, name=uid) for uid in ("one", "two"))
+    other = read({"spec": spec}, annotations={"volcano.sh/vgpu-mode": "mig"})
+
+    assert one.request == two.request
+    assert (one.pod, two.pod) == ("one", "two")
+    assert other.request is not None
+    assert other.request.selection.mode == "mig"
+
+
+def test_vcuda_memory_is_summed_as_the_kubelet_sums_it() -> None:
+    limits = {"tencent.com/vcuda-core": 100, "tencent.com/vcuda-memory": 70}
+    spec = {
+        "schedulerName": "volcano",
+        "containers": [{"name": "c", "resources": {"limits": limits}}],
+    }
+    shown = {"allocatable": {"tencent.com/vcuda-core": "100", "tencent.com/vcuda-memory": "60"}}
+
+    request = read({"spec": spec}).request
+    facts = nodes.read(msgspec.convert({"metadata": {"name": "n"}, "status": shown}, Node))
+
+    assert request is not None
+    assert request.resources == {"tencent.com/vcuda-memory": 70, "pods": 1}
+    assert facts.allocatable == {"tencent.com/vcuda-memory": 60}
+
+
+def test_a_sidecar_that_asks_for_a_gpu_is_booked_beside_the_others() -> None:
+    limits = {"limits": {"tencent.com/vcuda-core": 10, "tencent.com/vcuda-memory": 1}}
+    ends: dict[str, object] = {"name": "ends", "resources": limits}
+    stays: dict[str, object] = {"name": "stays", "restartPolicy": "Always"}
+    main = {"name": "main", "resources": limits}
+
+    def init_of(*init: dict[str, object]) -> list[bool]:
+        seen = read(
+            {"spec": {"schedulerName": "volcano", "containers": [main], "initContainers": init}}
+        )
+        assert seen.request is not None
+        return [container.init for container in seen.request.containers]
+
+    assert init_of(ends, stays) == [True, False], "a sidecar without a GPU changes nothing"
+    assert init_of(ends, {**stays, "resources": limits}) == [False, False, False]
+
+
+def test_constraints_that_placing_does_not_weigh_are_named() -> None:
+    spread = {"topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}
+    seen = read({"spec": {"schedulerName": "volcano", "topologySpreadConstraints": [spread]}})
+
+    assert seen.request is not None
+    assert seen.request.demands.unsupported == ("topologySpreadConstraints on zone",)
+
+
+def test_a_bad_quantity_is_a_fault_and_no_crash() -> None:
+    limits = {"volcano.sh/vgpu-number": "many"}
+    seen = read(
+        {
+            "spec": {
+                "schedulerName": "volcano",
+                "containers": [{"name": "c", "resources": {"limits": limits}}],
+            }
+        }
+    )
+
+    assert "'many' is not a Kubernetes quantity" in seen.fault
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"volcano.sh/vgpu-number": "1", "cpu": INT64},
+        {"volcano.sh/vgpu-number": "1", "ephemeral-storage": INT64},
+        {"volcano.sh/vgpu-number": INT64},
+        {"volcano.sh/vgpu-number": "1", "volcano.sh/vgpu-memory": INT64},
+        {"tencent.com/vcuda-core": "50", "tencent.com/vcuda-memory": "9007199254740991"},
+    ],
+)
+def test_a_request_beyond_all_counting_is_a_fault_and_can_be_told(limits: dict[str, str]) -> None:
+    seen = read(
+        {
+            "spec": {
+                "schedulerName": "volcano",
+                "containers": [{"name": "c", "resources": {"limits": limits}}],
+            }
+        }
+    )
+
+    assert "is more than any node has" in seen.fault
+    assert seen.request is None
+
+
+def test_containers_that_together_ask_beyond_all_counting_are_a_fault() -> None:
+    half = {"name": "c", "resources": {"requests": {"memory": "9007199254740991"}}}
+    seen = read({"spec": {"schedulerName": "volcano", "containers": [half, half]}})
+
+    assert "memory: 18014398509481982 is more than any node has" in seen.fault
+
+
+def test_a_node_that_claims_to_have_more_than_can_be_counted_has_so_much() -> None:
+    text = {"metadata": {"name": "n"}, "status": {"allocatable": {"cpu": INT64, "pods": "110"}}}
+    node = msgspec.json.decode(msgspec.json.encode(text), type=Node)
+
+    assert nodes.read(node).allocatable == {"cpu": 2**53 - 1, "pods": 110}
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        (
+            WatcherSettings(gpu_scheduler_policy="spraed"),
+            "--gpu-scheduler-policy: 'spraed' is none",
+        ),
+        (WatcherSettings(node_scheduler_policy="numa"), "--node-scheduler-policy must be binpack"),
+        (WatcherSettings(dialects=("nvida",)), "there is no dialect 'nvida'"),
+    ],
+    ids=["gpu policy", "node policy", "dialect"],
+)
+def test_settings_that_mean_nothing_are_refused_at_the_start(
+    settings: WatcherSettings, text: str
+) -> None:
+    with pytest.raises(RequestError, match=text):
+        load_rules(settings)
+
+
+def test_pods_of_four_schedulers_are_ours_by_default() -> None:
+    assert WatcherSettings().schedulers == (
+        "leasehold",
+        "volcano",
+        "koord-scheduler",
+        "hami-scheduler",
+    )
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ({"volumes": [{"name": "v", "hostPath": {"path": "/dev/nvidia0"}}]}, "/dev/nvidia0"),
+        ({"volumes": [{"name": "v", "hostPath": {"path": "/etc/ld.so.preload"}}]}, "preload"),
+        ({"containers": [{**VGPU, "securityContext": {"privileged": True}}]}, "c is privileged"),
+        (
+            {"containers": [VGPU, {"name": "side", "securityContext": {"privileged": True}}]},
+            "container side is privileged",
+        ),
+        (
+            {"containers": [{**VGPU, "volumeMounts": [{"name": "v", "mountPath": NAMING}]}]},
+            "would name devices to the container runtime",
+        ),
+    ],
+)
+def test_gpusharing_35_what_the_webhook_would_have_denied_is_rejected_without_it(
+    spec: dict[str, object], said: str
+) -> None:
+    seen = read({"spec": {"schedulerName": "volcano", "containers": [VGPU], **spec}})
+
+    [event] = Pods().see(seen, None)
+
+    assert isinstance(event, PodRejected)
+    assert said in event.reason
+
+
+def test_volumes_of_other_kinds_and_pods_without_a_gpu_are_let_through() -> None:
+    config = {"name": "v", "configMap": {"name": "c"}}
+    data = {"name": "d", "hostPath": {"path": "/data"}}
+    devices = {"name": "v", "hostPath": {"path": "/dev/nvidia0"}}
+    ours = {"schedulerName": "volcano", "containers": [VGPU], "volumes": [config, data]}
+    asking = read({"spec": ours})
+    no_gpu = {"schedulerName": "volcano", "containers": [{"name": "c"}], "volumes": [devices]}
+    plain = read({"spec": no_gpu})
+
+    assert (asking.fault, plain.fault) == ("", "")

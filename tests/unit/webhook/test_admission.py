@@ -1,0 +1,371 @@
+"""What the webhook decides on new pods: denials with container, field, value and rule; the rest."""
+
+import base64
+import json
+from typing import Any
+
+import jsonpatch
+import pytest
+
+from services.webhook.admission import OLD_TEXT, Decision, Policy, decide
+from services.webhook.pods import Source, read_pod
+from services.webhook.reviews import answered, is_new_pod, request_of
+from shared.model.errors import RequestError
+
+CORE, MEMORY = "tencent.com/vcuda-core", "tencent.com/vcuda-memory"
+VGPU = {"volcano.sh/vgpu-number": "1", "volcano.sh/vgpu-memory": "3000"}
+KEYS = {
+    "settings": frozenset({"LD_PRELOAD", "MODE"}),
+    "plain": frozenset({"MODE"}),
+    "paths": frozenset({"LD_LIBRARY_PATH"}),
+    "preloads": frozenset({"PRELOAD"}),
+}
+
+
+NAMING = {"volumeMounts": [{"name": "v", "mountPath": "/var/run/nvidia-container-devices/all"}]}
+
+
+def container(name: str = "main", **limits: Any) -> dict[str, Any]:
+    resources = {"limits": limits, "requests": dict(limits)} if limits else {}
+    return {"name": name, "image": "app", "resources": resources}
+
+
+def gpu(name: str = "main", **more: Any) -> dict[str, Any]:
+    return {**container(name, **VGPU), **more}
+
+
+def pod(*containers: dict[str, Any], notes: dict[str, str] | None = None, **spec: Any) -> Any:
+    meta: dict[str, Any] = {"name": "pod"} | ({"annotations": notes} if notes else {})
+    return {"metadata": meta, "spec": {"containers": list(containers), **spec}}
+
+
+def keys(source: Source) -> frozenset[str] | None:
+    return KEYS.get(source.name) if source.kind == "config map" else None
+
+
+def decided(obj: Any, *, has_budget: bool = True, **policy: Any) -> Decision:
+    return decide(read_pod(obj, "team-a"), Policy(**policy), keys, has_budget=has_budget)
+
+
+def patched(obj: Any, **policy: Any) -> Any:
+    decision = decided(obj, **policy)
+    assert decision.allowed, decision.message
+    return jsonpatch.apply_patch(obj, [patch.operation() for patch in decision.patches])
+
+
+@pytest.mark.parametrize("cores", [1, 99])
+def test_gpusharing_2_shares_of_a_card_are_admitted(cores: int) -> None:
+    assert decided(pod(container(**{CORE: str(cores), MEMORY: "4"}))).allowed
+
+
+@pytest.mark.parametrize("cores", [100, 200])
+def test_gpusharing_2_whole_cards_are_admitted(cores: int) -> None:
+    assert decided(pod(container(**{CORE: str(cores)}))).allowed
+
+
+def test_gpusharing_2_cores_that_are_no_whole_cards_are_denied_with_their_number() -> None:
+    decision = decided(pod(container("cuda", **{CORE: "150", MEMORY: "4"})))
+
+    assert not decision.allowed
+    assert 'container "cuda"' in decision.message
+    assert "150" in decision.message
+
+
+@pytest.mark.parametrize("one", [{CORE: "50"}, {MEMORY: "4"}])
+def test_gpusharing_3_one_of_the_two_is_denied_and_in_the_old_words_on_request(
+    one: dict[str, str],
+) -> None:
+    assert 'container "main"' in decided(pod(container(**one))).message
+    old = decided(pod(container(**one)), old_texts=True)
+
+    assert (old.message, old.code) == (OLD_TEXT, 400)
+
+
+@pytest.mark.parametrize("kind", ["initContainers", "containers"])
+def test_gpusharing_7_a_request_is_seen_in_every_container_of_every_kind(kind: str) -> None:
+    wrong = container("late", **{CORE: "150", MEMORY: "4"})
+    obj = pod(container("first"))
+    obj["spec"][kind] = [*obj["spec"].get(kind, []), wrong]
+
+    decision = decided(obj)
+
+    assert not decision.allowed
+    assert 'container "late"' in decision.message
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "tencent.com/predicate-gpu-idx-0",
+        "tencent.com/gpu-assigned",
+        "scheduling.koordinator.sh/device-allocated",
+        "hami.io/vgpu-devices-allocated",
+        "volcano.sh/vgpu-ids-new",
+    ],
+)
+@pytest.mark.parametrize("asking", [gpu(), container()], ids=["gpu", "none"])
+def test_gpusharing_8_annotations_of_an_assignment_are_taken_away(key: str, asking: Any) -> None:
+    kept = patched(pod(asking, notes={key: "forged", "mine": "stays"}))["metadata"]["annotations"]
+
+    assert key not in kept
+    assert kept["mine"] == "stays"
+
+
+def test_koordinator_25_a_forged_allocation_is_taken_away_and_said_so() -> None:
+    key = "scheduling.koordinator.sh/device-allocated"
+    [warning] = decided(pod(container(), notes={key: '{"gpu":[]}'})).warnings
+
+    assert key in warning
+
+
+def test_our_own_annotations_deny_the_pod() -> None:
+    decision = decided(pod(gpu(), notes={"leasehold.dev/lease": "{}"}))
+
+    assert (decision.allowed, decision.code) == (False, 403)
+    assert "leasehold.dev/lease" in decision.message
+
+
+def test_gpusharing_9_foreign_annotations_survive_beside_the_core_limit() -> None:
+    asking = container(**{CORE: "50", MEMORY: "15"})
+    notes = patched(pod(asking, notes={"mine": "stays"}))["metadata"]["annotations"]
+
+    assert notes == {"mine": "stays", "tencent.com/vcuda-core-limit": "50"}
+    assert patched(pod(asking))["metadata"]["annotations"] == {"tencent.com/vcuda-core-limit": "50"}
+
+
+def test_gpusharing_9_a_core_limit_of_the_users_stays() -> None:
+    asking = container(**{CORE: "50", MEMORY: "15"})
+    given = {"tencent.com/vcuda-core-limit": "80"}
+
+    assert patched(pod(asking, notes=given))["metadata"]["annotations"] == given
+
+
+def test_gpusharing_9_updates_are_none_of_our_business() -> None:
+    pods = {"group": "", "version": "v1", "resource": "pods"}
+
+    assert is_new_pod({"operation": "CREATE", "resource": pods})
+    assert not is_new_pod({"operation": "UPDATE", "resource": pods})
+    assert not is_new_pod({"operation": "CREATE", "resource": pods, "subResource": "binding"})
+    assert not is_new_pod({"operation": "CREATE", "resource": {**pods, "resource": "jobs"}})
+
+
+def test_gpusharing_18_a_container_called_sidecar_is_a_container() -> None:
+    wrong = container("gpu-sidecar", **{CORE: "150", MEMORY: "4"})
+
+    assert not decided(pod(gpu(), wrong)).allowed
+    assert decided(pod(gpu(), container("gpu-sidecar"))).allowed
+
+
+@pytest.mark.parametrize(
+    ("obj", "said"),
+    [
+        (pod(gpu(env=[{"name": "LD_PRELOAD", "value": ""}])), "variable LD_PRELOAD"),
+        (
+            pod(gpu(env=[{"name": "NVIDIA_VISIBLE_DEVICES", "valueFrom": {"fieldRef": {}}}])),
+            "variable NVIDIA_VISIBLE_DEVICES",
+        ),
+        (
+            pod(gpu(env=[{"name": "CUDA_DEVICE_MEMORY_LIMIT_0", "value": "9g"}])),
+            "variable CUDA_DEVICE_MEMORY_LIMIT_0",
+        ),
+        (
+            pod(gpu(env=[{"name": "LD_LIBRARY_PATH", "value": "/a:/usr/local/vgpu"}])),
+            "LD_LIBRARY_PATH leads into /usr/local/vgpu",
+        ),
+        (
+            pod(gpu(env=[{"name": "LD_LIBRARY_PATH", "valueFrom": {"configMapKeyRef": {}}}])),
+            "LD_LIBRARY_PATH comes from elsewhere",
+        ),
+        (pod(gpu(envFrom=[{"configMapRef": {"name": "paths"}}])), "paths sets LD_LIBRARY_PATH"),
+        (
+            pod(gpu(envFrom=[{"prefix": "LD_", "configMapRef": {"name": "preloads"}}])),
+            "preloads sets LD_PRELOAD",
+        ),
+        (pod(gpu(envFrom=[{"configMapRef": {"name": "settings"}}])), "settings sets LD_PRELOAD"),
+        (pod(gpu(envFrom=[{"secretRef": {"name": "token"}}])), "secret token"),
+        (
+            pod(gpu(envFrom=[{"prefix": "CUDA_DEVICE_", "configMapRef": {"name": "plain"}}])),
+            "prefix CUDA_DEVICE_",
+        ),
+        (pod(gpu(), nodeName="n1"), "nodeName is preset to n1"),
+        (
+            pod(gpu(), volumes=[{"name": "v", "hostPath": {"path": "/dev/nvidia0"}}]),
+            "volume v mounts /dev/nvidia0",
+        ),
+        (
+            pod(gpu(), volumes=[{"name": "v", "hostPath": {"path": "/usr//local/vgpu/x"}}]),
+            "volume v mounts",
+        ),
+        (pod(gpu(), volumes=[{"name": "v", "hostPath": {"path": "/"}}]), "volume v mounts /"),
+        (
+            pod(gpu(), container("side") | {"securityContext": {"privileged": True}}),
+            "container side is privileged",
+        ),
+        (
+            pod(gpu("a"), gpu("b", env=[{"name": "LD_PRELOAD", "value": "x"}])),
+            "container b: variable LD_PRELOAD",
+        ),
+        (pod(gpu(), container("side") | NAMING), "container side: a mount at /var/run/nvidia-con"),
+        (pod(container() | NAMING), "would name devices to the container runtime"),
+    ],
+)
+def test_what_would_free_a_pod_from_its_limits_is_denied(obj: Any, said: str) -> None:
+    decision = decided(obj)
+
+    assert (decision.allowed, decision.code) == (False, 403)
+    assert said in decision.message
+
+
+@pytest.mark.parametrize(
+    "obj",
+    [
+        pod(gpu(env=[{"name": "CUDA_VISIBLE_DEVICES", "value": "0"}])),
+        pod(gpu(envFrom=[{"configMapRef": {"name": "plain"}}])),
+        pod(gpu(), volumes=[{"name": "v", "hostPath": {"path": "/data/models"}}]),
+        pod({**container(), "env": [{"name": "LD_PRELOAD", "value": "x.so"}]}, nodeName="n1"),
+    ],
+)
+def test_what_is_the_pods_own_business_is_admitted(obj: Any) -> None:
+    assert decided(obj).allowed
+
+
+def test_a_secret_that_cannot_be_read_is_the_operators_to_allow() -> None:
+    assert decided(
+        pod(gpu(envFrom=[{"secretRef": {"name": "token"}}])), unread_secrets=True
+    ).allowed
+
+
+def test_containers_that_ask_for_nothing_see_no_device() -> None:
+    side = container("side") | {"env": [{"name": "A", "value": "b"}]}
+    spec = patched(pod(gpu(), side, container("other")))["spec"]
+
+    assert spec["containers"][1]["env"] == [
+        {"name": "A", "value": "b"},
+        {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"},
+    ]
+    assert spec["containers"][2]["env"] == [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}]
+    assert "env" not in spec["containers"][0]
+
+
+@pytest.mark.parametrize(
+    ("more", "seen"),
+    [
+        ({"image": "nvcr.io/nvidia/pytorch:24.05"}, "void"),
+        ({"image": "docker.io/nvidia/cuda:12.4.1-base"}, "void"),
+        ({"image": "registry/team/cuda-tools"}, "void"),
+        ({"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]}, "void"),
+        ({"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "valueFrom": {"fieldRef": {}}}]}, "void"),
+        ({"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "none"}]}, "none"),
+        ({"image": "nginx"}, None),
+    ],
+)
+def test_a_pod_that_asks_for_no_gpu_sees_none_whatever_its_image_says(
+    more: dict[str, Any], seen: str | None
+) -> None:
+    spec = patched(pod(container("one"), {**container("main"), **more}))["spec"]
+
+    assert "env" not in spec["containers"][0]
+    values = [each.get("value") for each in spec["containers"][1].get("env", ())]
+    assert (values[-1] if values else None) == seen, "the last of a name is what counts"
+
+
+@pytest.mark.parametrize(
+    ("given", "becomes"), [("default-scheduler", "leasehold"), ("volcano", "volcano")]
+)
+def test_a_gpu_pod_of_the_default_scheduler_becomes_ours(given: str, becomes: str) -> None:
+    schedulers = frozenset({"leasehold", "volcano"})
+    spec = patched(pod(gpu(), schedulerName=given), schedulers=schedulers)["spec"]
+
+    assert spec["schedulerName"] == becomes
+
+
+def test_a_pod_of_a_foreign_scheduler_is_left_alone_with_a_warning() -> None:
+    decision = decided(pod(gpu(), schedulerName="theirs", nodeName="n1"))
+
+    assert (decision.allowed, decision.patches) == (True, ())
+    assert "theirs" in decision.warnings[0]
+
+
+def test_koordinator_2_the_shorthand_becomes_core_ratio_and_a_card_count() -> None:
+    spec = patched(pod(container(**{"koordinator.sh/gpu": "50"})))["spec"]
+
+    expected = {
+        "koordinator.sh/gpu-core": "50",
+        "koordinator.sh/gpu-memory-ratio": "50",
+        "koordinator.sh/gpu.shared": "1",
+    }
+    assert spec["containers"][0]["resources"] == {"limits": expected, "requests": expected}
+
+
+def test_hamis_count_is_added_where_only_memory_is_asked_for() -> None:
+    spec = patched(pod(container(**{"nvidia.com/gpumem": "3000"})))["spec"]
+
+    assert spec["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
+
+
+@pytest.mark.parametrize(("has_budget", "name"), [(True, "in"), (False, "out")])
+def test_the_priority_class_follows_the_budget_and_what_it_filled_in_goes(
+    has_budget: bool, name: str
+) -> None:
+    classes = {"in_budget_class": "in", "out_of_budget_class": "out"}
+    obj = pod(gpu(), priority=0, preemptionPolicy="PreemptLowerPriority")
+    decision = decided(obj, has_budget=has_budget, **classes)
+    spec = jsonpatch.apply_patch(obj, [p.operation() for p in decision.patches])["spec"]
+
+    assert spec["priorityClassName"] == name
+    assert "priority" not in spec
+    assert "preemptionPolicy" not in spec
+
+
+def test_a_priority_class_of_the_users_stays() -> None:
+    spec = patched(pod(gpu(), priorityClassName="mine", priority=7), in_budget_class="in")["spec"]
+
+    assert (spec["priorityClassName"], spec["priority"]) == ("mine", 7)
+
+
+def test_a_runtime_class_is_given_where_configured_and_none_is_named() -> None:
+    assert patched(pod(gpu()), runtime_class="nvidia")["spec"]["runtimeClassName"] == "nvidia"
+    kept = patched(pod(gpu(), runtimeClassName="kata"), runtime_class="nvidia")["spec"]
+    assert kept["runtimeClassName"] == "kata"
+
+
+def test_a_pod_without_a_request_is_not_touched() -> None:
+    decision = decided(pod(container()))
+
+    assert (decision.allowed, decision.patches, decision.warnings) == (True, (), ())
+
+
+def test_an_answer_carries_uid_patch_and_warnings() -> None:
+    notes = {"volcano.sh/vgpu-ids-new": "x"}
+    response = answered("u1", decided(pod(gpu(), notes=notes)))["response"]
+
+    operations = json.loads(base64.b64decode(response["patch"]))
+    assert (response["uid"], response["allowed"], response["patchType"]) == (
+        "u1",
+        True,
+        "JSONPatch",
+    )
+    assert operations[0] == {
+        "op": "remove",
+        "path": "/metadata/annotations/volcano.sh~1vgpu-ids-new",
+    }
+    assert len(response["warnings"]) == 1
+
+
+def test_a_denial_carries_its_reason_and_code() -> None:
+    response = answered("u1", decided(pod(gpu(), nodeName="n1")))["response"]
+
+    assert (response["allowed"], response["status"]["code"]) == (False, 403)
+    assert "patch" not in response
+
+
+@pytest.mark.parametrize("body", [None, [], {"kind": "Pod"}, {"kind": "AdmissionReview"}])
+def test_what_is_no_review_is_refused(body: Any) -> None:
+    with pytest.raises(RequestError, match="AdmissionReview"):
+        request_of(body)
+
+
+@pytest.mark.parametrize("obj", [{}, {"spec": {"containers": [{}]}}, {"spec": []}])
+def test_what_is_no_pod_is_refused(obj: Any) -> None:
+    with pytest.raises(RequestError, match="is no pod"):
+        read_pod(obj, "ns")

@@ -1,0 +1,116 @@
+"""Requests for more memory than the largest device has are denied, once that is known."""
+
+from typing import Any
+
+import pytest
+
+from services.webhook.admission import Decision, Policy, decide
+from services.webhook.largest_device import STALE_S, Largest, LargestHeard
+from services.webhook.pods import read_pod
+from shared.model.events.pod_events import LargestTold
+
+CARD = Largest(memory_mib=16_384, memory_units=1638)
+"""One device of 16 GiB, and one on a node that counts in units of 10 MiB."""
+CORE, MEMORY = "tencent.com/vcuda-core", "tencent.com/vcuda-memory"
+KOORDINATOR = {"koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-core": "50"}
+
+
+def decided(
+    limits: dict[str, str],
+    largest: Largest | None = CARD,
+    kind: str = "containers",
+    **policy: Any,
+) -> Decision:
+    plain = {"name": "log", "image": "app"}
+    asking = {"name": "cuda", "image": "app", "resources": {"limits": limits}}
+    spec: dict[str, Any] = {"containers": [plain]}
+    spec[kind] = [*spec.get(kind, []), asking]
+    seen = read_pod({"metadata": {"name": "pod"}, "spec": spec}, "team-a")
+    return decide(seen, Policy(**policy), lambda _: None, largest=largest)
+
+
+FITTING = {
+    "blocks": {CORE: "50", MEMORY: "64"},
+    "units": {"volcano.sh/vgpu-number": "1", "volcano.sh/vgpu-memory": "1638"},
+    "bytes": {**KOORDINATOR, "koordinator.sh/gpu-memory": "16Gi"},
+    "percent": {**KOORDINATOR, "koordinator.sh/gpu-memory-ratio": "100"},
+    "hami": {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "1638"},
+    "whole": {CORE: "200", MEMORY: "4096"},
+    "all": {"nvidia.com/gpu": "2"},
+}
+TOO_LARGE = {
+    "blocks": ({CORE: "50", MEMORY: "65"}, f"{MEMORY}=65 is 16640 MiB of one device"),
+    "units": (
+        {"volcano.sh/vgpu-number": "1", "volcano.sh/vgpu-memory": "1639"},
+        "volcano.sh/vgpu-memory=1639, volcano.sh/vgpu-number=1 is 1639 units of one device, and "
+        "the cluster's largest has 1638 (16384 MiB)",
+    ),
+    "bytes": (
+        {**KOORDINATOR, "koordinator.sh/gpu-memory": str(16 * 2**30 + 1)},
+        "16385 MiB of one device, and the cluster's largest has 16384 MiB",
+    ),
+    "hami": ({"nvidia.com/gpu": "1", "nvidia.com/gpumem": "1639"}, "nvidia.com/gpumem=1639"),
+    "gpushare": ({"volcano.sh/gpu-memory": "1639"}, "volcano.sh/gpu-memory=1639 is 1639 units"),
+}
+
+
+@pytest.mark.parametrize("limits", FITTING.values(), ids=FITTING)
+def test_gpusharing_2_as_much_as_the_largest_device_has_is_admitted(limits: dict[str, str]) -> None:
+    decision = decided(limits)
+
+    assert (decision.allowed, decision.warnings) == (True, ()), decision.message
+
+
+@pytest.mark.parametrize(("limits", "text"), TOO_LARGE.values(), ids=TOO_LARGE)
+def test_gpusharing_2_more_than_the_largest_device_has_is_denied_with_container_and_field(
+    limits: dict[str, str], text: str
+) -> None:
+    decision = decided(limits)
+
+    assert not decision.allowed
+    assert decision.message.startswith('container "cuda": ')
+    assert text in decision.message
+
+
+def test_an_init_container_may_not_ask_for_more_either() -> None:
+    decision = decided(TOO_LARGE["blocks"][0], kind="initContainers")
+
+    assert not decision.allowed
+    assert TOO_LARGE["blocks"][1] in decision.message
+
+
+@pytest.mark.parametrize(("limits", "_"), TOO_LARGE.values(), ids=TOO_LARGE)
+def test_before_any_device_is_known_nothing_is_too_much(limits: dict[str, str], _: str) -> None:
+    assert decided(limits, None).allowed
+
+
+def test_where_larger_nodes_may_come_the_pod_is_let_in_with_a_warning() -> None:
+    decision = decided(TOO_LARGE["blocks"][0], larger=True)
+
+    assert decision.allowed
+    assert [text for text in decision.warnings if "the pod waits for a node that has it" in text]
+
+
+def told(mib: int) -> LargestTold:
+    return LargestTold(memory_mib=mib, memory_units=mib, told_at=0.0)
+
+
+def test_a_device_counts_for_a_while_after_it_was_heard_of_last() -> None:
+    heard = LargestHeard()
+    assert heard.now(100.0) is None
+
+    heard.note(told(80_000), 90.0)
+    heard.note(told(80_000), 100.0)
+    heard.note(told(16_000), 150.0)
+
+    assert heard.now(100.0 + STALE_S) == Largest(80_000, 80_000)
+    assert heard.now(101.0 + STALE_S) == Largest(16_000, 16_000)
+    assert heard.now(151.0 + STALE_S) is None
+
+
+def test_units_and_mib_may_be_of_different_devices() -> None:
+    heard = LargestHeard()
+    heard.note(LargestTold(memory_mib=80_000, memory_units=8_000, told_at=1.0), 1.0)
+    heard.note(LargestTold(memory_mib=16_000, memory_units=16_000, told_at=1.0), 1.0)
+
+    assert heard.now(2.0) == Largest(80_000, 16_000)

@@ -1,0 +1,1 @@
+"""Tools for development; nothing here is installed."""

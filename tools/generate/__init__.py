@@ -1,0 +1,1 @@
+"""Generators of files that are committed: chart, reference, webhook registration, pictures."""

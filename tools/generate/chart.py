@@ -1,0 +1,270 @@
+"""Writes the Helm chart's templates from what kustomize makes: `python -m tools.generate.chart`.
+
+The manifests in `k8s/base`, `overlays/ha` and `components` are the source. Every combination of the
+overlay and the components is built once; where combinations differ, the template asks the value
+that stands for the part (`highAvailability`, or the component's name). A few scalars become values
+by `tools.generate.chart_values`. The namespace becomes the release's; its object is left out, for
+Helm wants the namespace before it installs anything.
+"""
+
+import itertools
+import json
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from tools.generate.chart_values import Expression, Members, Optional, with_values
+
+K8S = Path(__file__).parents[2] / "k8s"
+TEMPLATES = K8S / "chart" / "templates"
+NAMESPACE = "leasehold-system"
+RELEASE_NAMESPACE = "{{ .Release.Namespace }}"
+KOORDINATOR = K8S / "base" / "crds" / "koordinator-device.yaml"
+WITH_KOORDINATOR = "koordinatorDevice"
+HIGHLY_AVAILABLE = "highAvailability"
+
+Parts = frozenset[str]
+Key = tuple[str, str]
+
+
+class _Absent:
+    """What a combination says of a key that it does not have."""
+
+
+ABSENT: Final = _Absent()
+
+
+@dataclass(frozen=True)
+class Choice:
+    """`yes` where the value is set, else `no`."""
+
+    value: str
+    yes: Any
+    no: Any
+
+
+def objects(text: str) -> list[Any]:
+    """All objects in the text, by the fast reader: there are many and they are long."""
+    return [it for it in yaml.load_all(text, yaml.CSafeLoader) if it]
+
+
+def part_of(component: str) -> str:
+    """The value that turns a component on: `prometheus-operator` is `prometheusOperator`."""
+    head, *others = component.split("-")
+    return head + "".join(word.title() for word in others)
+
+
+def components() -> dict[str, str]:
+    """The value of each component's part, and the component's directory."""
+    return {part_of(found.name): found.name for found in sorted((K8S / "components").iterdir())}
+
+
+def parts() -> tuple[str, ...]:
+    """Everything that a value turns on."""
+    return (HIGHLY_AVAILABLE, *components(), WITH_KOORDINATOR)
+
+
+def kustomized(chosen: Parts) -> Mapping[Key, Any]:
+    """What kubectl makes of the parts, by kind and name, without the namespace's own object."""
+    made = _built(chosen - {WITH_KOORDINATOR})
+    if WITH_KOORDINATOR in chosen:
+        made = [*made, yaml.safe_load(KOORDINATOR.read_text())]
+    return {(it["kind"], it["metadata"]["name"]): it for it in made if it["kind"] != "Namespace"}
+
+
+@cache
+def _built(chosen: Parts) -> list[Any]:
+    root = "overlays/ha" if HIGHLY_AVAILABLE in chosen else "base"
+    wanted = [directory for part, directory in components().items() if part in chosen]
+    with tempfile.TemporaryDirectory() as made:
+        asked = {
+            "resources": [os.path.relpath(K8S / root, made)],
+            "components": [os.path.relpath(K8S / "components" / name, made) for name in wanted],
+        }
+        (Path(made) / "kustomization.yaml").write_text(yaml.safe_dump(asked))
+        text = subprocess.run(
+            ["kubectl", "kustomize", made], capture_output=True, text=True, check=True
+        ).stdout
+    return objects(text)
+
+
+def combinations() -> list[Parts]:
+    """Every choice of parts."""
+    return [
+        frozenset(chosen)
+        for count in range(len(parts()) + 1)
+        for chosen in itertools.combinations(parts(), count)
+    ]
+
+
+def merged(made: Mapping[Parts, Any]) -> Any:
+    """One tree for all combinations: what differs between them is a Choice."""
+    trees = list(made.values())
+    if all(tree == trees[0] for tree in trees):
+        return trees[0]
+    if all(isinstance(tree, dict) and tree for tree in trees):
+        keys = list(dict.fromkeys(key for tree in trees for key in tree))
+        return {
+            key: merged({chosen: tree.get(key, ABSENT) for chosen, tree in made.items()})
+            for key in keys
+        }
+    order = _order(trees)
+    if order is not None:
+        return [
+            merged({chosen: _named(name, tree) for chosen, tree in made.items()}) for name in order
+        ]
+    part = next(part for part in parts() if _matters(part, made))
+    return Choice(
+        f".Values.{part}",
+        merged({chosen: tree for chosen, tree in made.items() if part in chosen}),
+        merged({chosen: tree for chosen, tree in made.items() if part not in chosen}),
+    )
+
+
+def _order(trees: Sequence[Any]) -> tuple[str, ...] | None:
+    """The names of all things in lists of named things, if one list has them all in this order."""
+    if not all(isinstance(tree, list) and tree for tree in trees):
+        return None
+    names: list[tuple[str, ...]] = [
+        tuple(it.get("name", "") if isinstance(it, dict) else "" for it in tree) for tree in trees
+    ]
+    most = max(names, key=len)
+    in_order = all(found == tuple(name for name in most if name in found) for found in names)
+    return most if "" not in most and in_order else None
+
+
+def _named(name: str, things: Sequence[Any]) -> Any:
+    return next((it for it in things if it["name"] == name), ABSENT)
+
+
+def _matters(part: str, made: Mapping[Parts, Any]) -> bool:
+    without = ((chosen, chosen - {part}) for chosen in made if part in chosen)
+    return any(other in made and made[chosen] != made[other] for chosen, other in without)
+
+
+def scalar(value: Any) -> str:
+    """One value on one line, its braces kept from Helm and the namespace the release's."""
+    if isinstance(value, Expression):
+        return value.text
+    if not isinstance(value, str):
+        return json.dumps(value)
+    text = yaml.safe_dump(value, width=100_000, allow_unicode=True).removesuffix("\n...\n").strip()
+    if "\n" in text or "{{" in value or NAMESPACE in value:
+        text = json.dumps(value, ensure_ascii=False)
+    return text.replace("{{", '{{ "{{" }}').replace(NAMESPACE, RELEASE_NAMESPACE)
+
+
+def lines(tree: Any, depth: int = 0) -> Iterator[str]:
+    """The template of a map or a list, line by line."""
+    pad = "  " * depth
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            yield from _entry(key, value, depth)
+        return
+    for item in tree:
+        if isinstance(item, Choice):
+            yield from chosen_between(item, lambda branch: lines([branch], depth), pad)
+        elif isinstance(item, dict | list) and item:
+            first, *others = lines(_sure_first(item), depth + 1)
+            yield f"{pad}- {first.lstrip()}"
+            yield from others
+        else:
+            yield f"{pad}- {scalar(item)}"
+
+
+def _sure_first(item: Any) -> Any:
+    """The same with a key in front that is there whatever is chosen: the dash stands before it."""
+    if not isinstance(item, dict):
+        return item
+    sure = next(key for key, it in item.items() if not isinstance(it, Choice | Optional | Members))
+    return {sure: item[sure]} | item
+
+
+def _entry(key: str, value: Any, depth: int) -> Iterator[str]:
+    pad = "  " * depth
+    match value:
+        case Choice():
+            yield from chosen_between(value, lambda branch: _entry(key, branch, depth), pad)
+        case Optional(path=path, text=text):
+            yield from (f"{pad}{{{{- if {path} }}}}", f"{pad}{key}: {text}", f"{pad}{{{{- end }}}}")
+        case Members(path=path):
+            yield f"{pad}{{{{- range $name, $value := {path} }}}}"
+            yield f"{pad}{{{{ $name }}}}: {{{{ $value | quote }}}}"
+            yield f"{pad}{{{{- end }}}}"
+        case dict() | list() if value:
+            yield f"{pad}{scalar(key)}:"
+            yield from lines(value, depth + 1)
+        case _:
+            yield f"{pad}{scalar(key)}: {scalar(value)}"
+
+
+def chosen_between(
+    choice: Choice, drawn: Callable[[Any], Iterator[str]], pad: str = ""
+) -> Iterator[str]:
+    """Draw both branches between Helm's words, or the one that there is."""
+    yes, no = choice.yes, choice.no
+    yield f"{pad}{{{{- if {'not ' if yes is ABSENT else ''}{choice.value} }}}}"
+    if yes is not ABSENT:
+        yield from drawn(yes)
+    if ABSENT not in (yes, no):
+        yield f"{pad}{{{{- else }}}}"
+    if no is not ABSENT:
+        yield from drawn(no)
+    yield f"{pad}{{{{- end }}}}"
+
+
+def document(tree: Any) -> Iterator[str]:
+    """One object with what separates it from the next."""
+    if isinstance(tree, Choice):
+        yield from chosen_between(tree, document)
+    else:
+        yield "---"
+        yield from lines(tree)
+
+
+@cache
+def sources() -> dict[Key, Path]:
+    """The file that each object is written in first: the base's before an overlay's patch."""
+    found: dict[Key, Path] = {}
+    for folder in ("base", "overlays/ha", "components"):
+        for path in sorted((K8S / folder).rglob("*.yaml")):
+            for it in objects(path.read_text()):
+                if "name" in it.get("metadata", {}):
+                    found.setdefault((it["kind"], it["metadata"]["name"]), path)
+    return found
+
+
+def templates() -> dict[str, str]:
+    """The chart's templates by file name."""
+    made = {
+        chosen: {key: with_values(it) for key, it in kustomized(chosen).items()}
+        for chosen in combinations()
+    }
+    keys = list(dict.fromkeys(key for found in made.values() for key in found))
+    written: dict[Path, list[str]] = {}
+    for key in sorted(keys, key=lambda key: str(sources()[key])):
+        tree = merged({chosen: found.get(key, ABSENT) for chosen, found in made.items()})
+        written.setdefault(sources()[key], []).extend(document(tree))
+    return {
+        path.name: f"# Generated from k8s/{path.relative_to(K8S)}: python -m tools.generate.chart\n"
+        + re.sub(r"[ ]+\n", "\n", "\n".join(found))
+        + "\n"
+        for path, found in written.items()
+    }
+
+
+if __name__ == "__main__":
+    made = templates()
+    TEMPLATES.mkdir(exist_ok=True)
+    for old in TEMPLATES.glob("*.yaml"):
+        old.unlink()
+    for name, text in made.items():
+        (TEMPLATES / name).write_text(text)

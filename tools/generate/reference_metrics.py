@@ -1,0 +1,102 @@
+"""The metrics of docs/reference.md: those that modules register, and those of the node's page."""
+
+import importlib
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from prometheus_client import Metric
+from prometheus_client.metrics import MetricWrapperBase
+
+from services.node_agent.isolation.region import DeviceSums, RegionPlace, decode
+from services.node_agent.isolation.region_image import Seed, image_of
+from services.node_agent.isolation.region_layouts import V1_2
+from services.node_agent.mig.layout_changes import MigInstance
+from services.node_agent.usage.series import families
+from services.node_agent.usage.usage_model import (
+    ContainerUse,
+    DeviceSample,
+    Picture,
+    ShareUse,
+    Tenant,
+    Violation,
+)
+from shared.model.events.node_events import Rule
+from shared.model.names import Namespace, NodeName, PodUid
+from tests.support.node_agent.agent import lease_of, share
+
+ROOT = Path(__file__).parents[2]
+PLACE = RegionPlace(directory="/", name="r")
+Row = tuple[str, str, str, str]
+"""Name as Prometheus stores it, type, labels, help."""
+
+
+def registered() -> Mapping[str, list[Row]]:
+    """Return the metrics that importing a module registers, by who registers them."""
+    found: dict[str, list[Row]] = {}
+    for path in sorted([*ROOT.glob("services/**/*.py"), *ROOT.glob("shared/**/*.py")]):
+        inside = path.relative_to(ROOT).with_suffix("").parts
+        if "prometheus_client import" not in path.read_text():
+            continue
+        owner = inside[1].replace("_", " ") if inside[0] == "services" else "every service"
+        module = importlib.import_module(".".join(inside))
+        for value in vars(module).values():
+            if isinstance(value, MetricWrapperBase):
+                labels = value._labelnames
+                found.setdefault(owner, []).extend(
+                    _row(family, labels) for family in value.describe()
+                )
+    return {owner: sorted(rows) for owner, rows in sorted(found.items())}
+
+
+def node_page() -> list[Row]:
+    """Return the families of the page of what a node's containers use, labels included."""
+    rows = []
+    for family in families(_everything(), NodeName("n"), now=0.0, restored=1):
+        assert family.samples, f"{family.name}: the picture below must show one"
+        rows.append(_row(family, sorted({key for s in family.samples for key in s.labels})))
+    return sorted(rows)
+
+
+def _row(family: Metric, labels: Iterable[str]) -> Row:
+    stored = {sample.name for sample in family.samples}
+    name = family.name
+    if family.type == "counter" and not stored - {f"{name}_total"}:
+        name = f"{name}_total"
+    listed = ", ".join(f"`{label}`" for label in labels)
+    return name, family.type, listed or "none", family.documentation
+
+
+def _everything() -> Picture:
+    """Return a picture in which there is one of everything."""
+    lent = share(0)
+    seed = Seed(memory_bytes=(lent.limit_bytes,), cores_percent=(lent.cores_percent,))
+    tenant = Tenant(lease=lease_of("u1", lent), container=lent.container, place=PLACE, seed=seed)
+    use = ShareUse(
+        share=lent,
+        position=0,
+        limit_bytes=1,
+        region=DeviceSums(),
+        driver_bytes=1,
+        driver_percent=1,
+        instance=MigInstance(gi=1, profile="1g.5gb", start=0, memory_slices=1, compute_slices=1),
+    )
+    region = replace(decode(V1_2, image_of(seed)), last_kernel_at=0)
+    broken = Violation(
+        rule=Rule.OVERRUN,
+        pod=PodUid("u1"),
+        namespace=Namespace("default"),
+        name="pod",
+        container=lent.container,
+        text="",
+    )
+    return Picture(
+        devices=(
+            DeviceSample(
+                device=lent.device, index=0, model="T4", busy_percent=1, memory_busy_percent=1
+            ),
+        ),
+        containers=(ContainerUse(tenant=tenant, region=region, shares=(use,)),),
+        violations=(broken,),
+        unleased={lent.device: 1},
+    )
