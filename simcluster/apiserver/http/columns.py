@@ -8,7 +8,7 @@ from simcluster.apiserver.kinds.pod_phase import ready_containers, restarts, sta
 from simcluster.apiserver.storage.objects import Json, at_path, metadata, name_of, unix
 
 _NONE = "<none>"
-_UNKNOWN = "<unknown>"
+UNKNOWN = "<unknown>"
 _ROLE = "node-role.kubernetes.io/"
 
 
@@ -28,7 +28,7 @@ def age(since: object, now: float) -> str:
     try:
         return duration(max(now - unix(str(since)), 0))
     except ValueError:
-        return _UNKNOWN
+        return UNKNOWN
 
 
 def duration(seconds: float) -> str:
@@ -152,9 +152,9 @@ COLUMNS: Mapping[str, tuple[Column, ...]] = {
         Column("Version", _path("status.nodeInfo.kubeletVersion", "")),
         Column("Internal-IP", _node_address("InternalIP"), 1),
         Column("External-IP", _node_address("ExternalIP"), 1),
-        Column("OS-Image", _path("status.nodeInfo.osImage", _UNKNOWN), 1),
-        Column("Kernel-Version", _path("status.nodeInfo.kernelVersion", _UNKNOWN), 1),
-        Column("Container-Runtime", _path("status.nodeInfo.containerRuntimeVersion", _UNKNOWN), 1),
+        Column("OS-Image", _path("status.nodeInfo.osImage", UNKNOWN), 1),
+        Column("Kernel-Version", _path("status.nodeInfo.kernelVersion", UNKNOWN), 1),
+        Column("Container-Runtime", _path("status.nodeInfo.containerRuntimeVersion", UNKNOWN), 1),
     ),
     "namespaces": (NAME, Column("Status", _path("status.phase", "")), AGE),
     "events": (

@@ -5,7 +5,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 _BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
 
 
-class Metrics:
+class ApiServerMetrics:
     """The API server's metrics, under the names a Kubernetes API server gives them."""
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ from simcluster.apiserver.http.certificates import Certificates
 from simcluster.apiserver.http.errors import ApiError
 from simcluster.apiserver.http.exec_socket import exec_options, serve_exec
 from simcluster.apiserver.http.fault_injection import Faults
-from simcluster.apiserver.http.metrics import Metrics
+from simcluster.apiserver.http.metrics import ApiServerMetrics
 from simcluster.apiserver.http.pod_access import serve_log
 from simcluster.apiserver.http.query_parameters import ListOptions
 from simcluster.apiserver.http.representations import View, view
@@ -80,7 +80,7 @@ class ApiServer:
         self.settings = settings
         self.runtime = runtime
         self.faults = Faults()
-        self.metrics = Metrics()
+        self.metrics = ApiServerMetrics()
         self._definitions = DefinedKinds(store)
         self._namespaces = Namespaces(store)
         self._quotas = Quotas(store)

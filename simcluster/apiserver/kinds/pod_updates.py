@@ -13,7 +13,7 @@ _IMMUTABLE = (
 )
 
 
-def check(new: Json, old: Json) -> list[Cause]:
+def pod_update_causes(new: Json, old: Json) -> list[Cause]:
     """Refuse changes to what is settled."""
     if new["spec"] == old["spec"]:
         return []

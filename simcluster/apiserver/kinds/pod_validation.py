@@ -19,7 +19,7 @@ def required(field: str) -> Cause:
     return Cause("FieldValueRequired", "Required value", field)
 
 
-def check(pod: Json) -> list[Cause]:
+def pod_causes(pod: Json) -> list[Cause]:
     """Check the whole spec."""
     spec = pod.get("spec")
     if not isinstance(spec, dict):
@@ -39,7 +39,7 @@ def check(pod: Json) -> list[Cause]:
     return [*causes, *_gate_causes(spec), *_container_causes(spec)]
 
 
-def check_new(pod: Json) -> list[Cause]:
+def new_pod_causes(pod: Json) -> list[Cause]:
     """Check what only a new pod may not be."""
     spec = pod.get("spec")
     if isinstance(spec, dict) and spec.get("nodeName") and spec.get("schedulingGates"):

@@ -38,13 +38,13 @@ class Pods(Strategy):
         """Check metadata and spec."""
         return [
             *metadata_causes(obj),
-            *pod_validation.check(obj),
-            *pod_validation.check_new(obj),
+            *pod_validation.pod_causes(obj),
+            *pod_validation.new_pod_causes(obj),
         ]
 
     def check_update(self, new: Json, old: Json) -> list[Cause]:
         """Refuse changes to what is settled."""
-        return pod_updates.check(new, old)
+        return pod_updates.pod_update_causes(new, old)
 
 
 class Namespaces(Strategy):

@@ -5,7 +5,7 @@ from typing import Any
 from simcluster.apiserver.storage.objects import Json
 
 
-def merged(target: Json, patch: Json) -> Json:
+def apply_merge_patch(target: Json, patch: Json) -> Json:
     """Apply a merge patch: maps are merged, null removes, anything else replaces."""
     result = dict(target)
     for key, value in patch.items():
@@ -13,7 +13,7 @@ def merged(target: Json, patch: Json) -> Json:
             result.pop(key, None)
         elif isinstance(value, dict):
             below: Any = result.get(key)
-            result[key] = merged(below if isinstance(below, dict) else {}, value)
+            result[key] = apply_merge_patch(below if isinstance(below, dict) else {}, value)
         else:
             result[key] = value
     return result

@@ -44,7 +44,7 @@ def patcher(kind: Resource, content_type: str, body: Any) -> Patcher:
     if isinstance(kind, CustomKind):
         schema = kind.schema
         return lambda old: schema_merge.applied(schema, old, body)
-    return lambda old: strategic_merge_patch.merged(old, body)
+    return lambda old: strategic_merge_patch.apply_strategic_merge_patch(old, body)
 
 
 def parsed_yaml(body: bytes) -> Any:

@@ -35,7 +35,7 @@ _ORDER = "$setElementOrder/"
 _DELETE_PRIMITIVES = "$deleteFromPrimitiveList/"
 
 
-def merged(target: Json, patch: Json) -> Json:
+def apply_strategic_merge_patch(target: Json, patch: Json) -> Json:
     """Apply a strategic merge patch to an object."""
     match patch.get("$patch"):
         case "replace":
@@ -66,7 +66,7 @@ def merged(target: Json, patch: Json) -> Json:
 
 def _merged_field(key: str, old: Any, new: Any) -> Any:
     if isinstance(new, dict):
-        return merged(old if isinstance(old, dict) else {}, new)
+        return apply_strategic_merge_patch(old if isinstance(old, dict) else {}, new)
     if not isinstance(new, list):
         return new
     merge_key = _merge_key(key, [*new, *(old if isinstance(old, list) else ())])
@@ -96,9 +96,9 @@ def _merged_list(merge_key: str, old: list[Any], new: list[Any]) -> list[Any]:
         if item.get("$patch") == "delete":
             result = [each for at, each in enumerate(result) if at not in found]
         elif found:
-            result[found[0]] = merged(result[found[0]], item)
+            result[found[0]] = apply_strategic_merge_patch(result[found[0]], item)
         else:
-            result.append(merged({}, item))
+            result.append(apply_strategic_merge_patch({}, item))
     return result
 
 

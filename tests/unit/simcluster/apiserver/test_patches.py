@@ -112,20 +112,20 @@ def containers(*items: dict[str, object]) -> dict[str, object]:
 def test_strategic_merge_patch(
     target: dict[str, object], patch: dict[str, object], expected: dict[str, object]
 ) -> None:
-    assert strategic_merge_patch.merged(target, patch) == expected
+    assert strategic_merge_patch.apply_strategic_merge_patch(target, patch) == expected
 
 
 def test_a_patch_does_not_change_the_object_it_is_applied_to() -> None:
     target = containers({"name": "a", "image": "x"})
 
-    strategic_merge_patch.merged(target, containers({"name": "a", "image": "y"}))
+    strategic_merge_patch.apply_strategic_merge_patch(target, containers({"name": "a", "image": "y"}))
 
     assert target == containers({"name": "a", "image": "x"})
 
 
 def test_an_item_without_its_key_is_refused() -> None:
     with pytest.raises(ApiError, match="merge key"):
-        strategic_merge_patch.merged(containers({"name": "a"}), containers({"image": "y"}))
+        strategic_merge_patch.apply_strategic_merge_patch(containers({"name": "a"}), containers({"image": "y"}))
 
 
 def test_json_patch_is_applied_or_refused_as_unprocessable() -> None:
