@@ -37,7 +37,7 @@ def containers_of(pod: Json) -> Iterator[Json]:
                 yield container
 
 
-def admit(pod: Json, priority_classes: Iterable[Json]) -> None:
+def admit_pod(pod: Json, priority_classes: Iterable[Json]) -> None:
     """Give a new pod its priority, tolerations and service account; 403 where it has others."""
     spec = pod.get("spec")
     if not isinstance(spec, dict):
@@ -48,7 +48,7 @@ def admit(pod: Json, priority_classes: Iterable[Json]) -> None:
     spec.setdefault("serviceAccount", spec["serviceAccountName"])
 
 
-def begin(pod: Json) -> None:
+def begin_pod(pod: Json) -> None:
     """Bring a new pod to its initial state: Pending, with its quality of service.
 
     One with scheduling gates is said to wait for them; a scheduler replaces that condition later.
@@ -57,11 +57,11 @@ def begin(pod: Json) -> None:
     spec = pod.get("spec")
     if isinstance(spec, dict) and spec.get("schedulingGates"):
         pod["status"]["conditions"] = [dict(_GATED)]
-    complete(pod)
+    complete_pod(pod)
     pod["status"]["qosClass"] = qos_class(pod)
 
 
-def complete(pod: Json) -> None:
+def complete_pod(pod: Json) -> None:
     """Fill in the API's defaults, in place; repeating it changes nothing."""
     spec = pod.get("spec")
     if not isinstance(spec, dict):

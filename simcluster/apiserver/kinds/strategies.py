@@ -8,8 +8,15 @@ from simcluster.apiserver.crd.custom_kinds import CustomKind
 from simcluster.apiserver.crd.custom_objects import CustomObjects
 from simcluster.apiserver.crd.strategy import Definitions
 from simcluster.apiserver.http.errors import ApiError, Cause
-from simcluster.apiserver.kinds import pod_defaults, pod_updates, pod_validation
 from simcluster.apiserver.kinds.disruption_validation import budget_causes
+from simcluster.apiserver.kinds.pod_defaults import (
+    admit_pod,
+    begin_pod,
+    complete_pod,
+    encode_secret,
+)
+from simcluster.apiserver.kinds.pod_updates import pod_update_causes
+from simcluster.apiserver.kinds.pod_validation import new_pod_causes, pod_causes
 from simcluster.apiserver.kinds.quota_validation import quota_causes
 from simcluster.apiserver.kinds.resources import Resource
 from simcluster.apiserver.kinds.strategy import Lookup, Strategy
@@ -24,27 +31,27 @@ class Pods(Strategy):
 
     def admit(self, obj: Json, cluster: Lookup) -> None:
         """Fill in priority, tolerations and the service account."""
-        pod_defaults.admit(obj, cluster.list("priorityclasses"))
+        admit_pod(obj, cluster.list("priorityclasses"))
 
     def begin(self, obj: Json, cluster: Lookup) -> None:
         """Begin as Pending."""
-        pod_defaults.begin(obj)
+        begin_pod(obj)
 
     def complete(self, obj: Json, cluster: Lookup) -> None:
         """Fill in the defaults of the API."""
-        pod_defaults.complete(obj)
+        complete_pod(obj)
 
     def check(self, obj: Json) -> list[Cause]:
         """Check metadata and spec."""
         return [
             *metadata_causes(obj),
-            *pod_validation.pod_causes(obj),
-            *pod_validation.new_pod_causes(obj),
+            *pod_causes(obj),
+            *new_pod_causes(obj),
         ]
 
     def check_update(self, new: Json, old: Json) -> list[Cause]:
         """Refuse changes to what is settled."""
-        return pod_updates.pod_update_causes(new, old)
+        return pod_update_causes(new, old)
 
 
 class Namespaces(Strategy):
@@ -74,7 +81,7 @@ class Secrets(Strategy):
 
     def complete(self, obj: Json, cluster: Lookup) -> None:
         """Encode `stringData` into `data`."""
-        pod_defaults.encode_secret(obj)
+        encode_secret(obj)
 
 
 class Services(Strategy):

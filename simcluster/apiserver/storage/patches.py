@@ -7,12 +7,13 @@ import jsonpatch
 import jsonpointer
 import yaml
 
-from simcluster.apiserver.crd import schema_merge
 from simcluster.apiserver.crd.custom_kinds import CustomKind
+from simcluster.apiserver.crd.schema_merge import applied
 from simcluster.apiserver.http.errors import ApiError
 from simcluster.apiserver.kinds.resources import Resource
-from simcluster.apiserver.storage import json_merge_patch, strategic_merge_patch
+from simcluster.apiserver.storage.json_merge_patch import apply_merge_patch
 from simcluster.apiserver.storage.objects import Json
+from simcluster.apiserver.storage.strategic_merge_patch import apply_strategic_merge_patch
 
 Patcher = Callable[[Json], Json]
 
@@ -40,11 +41,11 @@ def patcher(kind: Resource, content_type: str, body: Any) -> Patcher:
     if not isinstance(body, dict):
         raise ApiError.bad_request("a patch of this type is a map")
     if content_type == MERGE_PATCH:
-        return lambda old: json_merge_patch.merged(old, body)
+        return lambda old: apply_merge_patch(old, body)
     if isinstance(kind, CustomKind):
         schema = kind.schema
-        return lambda old: schema_merge.applied(schema, old, body)
-    return lambda old: strategic_merge_patch.apply_strategic_merge_patch(old, body)
+        return lambda old: applied(schema, old, body)
+    return lambda old: apply_strategic_merge_patch(old, body)
 
 
 def parsed_yaml(body: bytes) -> Any:

@@ -44,7 +44,7 @@ from simcluster.apiserver.storage.history import (
     Subscription,
     WatchEvent,
 )
-from simcluster.apiserver.storage.json_merge_patch import merged
+from simcluster.apiserver.storage.json_merge_patch import apply_merge_patch
 from simcluster.apiserver.storage.objects import (
     Json,
     Objects,
@@ -315,7 +315,7 @@ class Store:
     ) -> Json:  # fmt: skip
         """Apply a JSON merge patch, or a function from object to object."""
         old = copied(self.read(resource, namespace, name))
-        new = patch(old) if callable(patch) else merged(old, patch)
+        new = patch(old) if callable(patch) else apply_merge_patch(old, patch)
         return self.update(resource, new, subresource=subresource, dry_run=dry_run, verb="patch")
 
     def delete(

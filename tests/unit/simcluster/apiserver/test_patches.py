@@ -4,8 +4,9 @@ import pytest
 
 from simcluster.apiserver.http.errors import ApiError
 from simcluster.apiserver.kinds.resources import RESOURCES
-from simcluster.apiserver.storage import json_merge_patch, strategic_merge_patch
+from simcluster.apiserver.storage.json_merge_patch import apply_merge_patch
 from simcluster.apiserver.storage.patches import CONTENT_TYPES, JSON_PATCH, MERGE_PATCH, patcher
+from simcluster.apiserver.storage.strategic_merge_patch import apply_strategic_merge_patch
 
 
 @pytest.mark.parametrize(
@@ -23,7 +24,7 @@ from simcluster.apiserver.storage.patches import CONTENT_TYPES, JSON_PATCH, MERG
 def test_merge_patch_follows_the_cases_of_rfc_7396(
     target: dict[str, object], patch: dict[str, object], expected: dict[str, object]
 ) -> None:
-    assert json_merge_patch.merged(target, patch) == expected
+    assert apply_merge_patch(target, patch) == expected
 
 
 def containers(*items: dict[str, object]) -> dict[str, object]:
@@ -112,20 +113,20 @@ def containers(*items: dict[str, object]) -> dict[str, object]:
 def test_strategic_merge_patch(
     target: dict[str, object], patch: dict[str, object], expected: dict[str, object]
 ) -> None:
-    assert strategic_merge_patch.apply_strategic_merge_patch(target, patch) == expected
+    assert apply_strategic_merge_patch(target, patch) == expected
 
 
 def test_a_patch_does_not_change_the_object_it_is_applied_to() -> None:
     target = containers({"name": "a", "image": "x"})
 
-    strategic_merge_patch.apply_strategic_merge_patch(target, containers({"name": "a", "image": "y"}))
+    apply_strategic_merge_patch(target, containers({"name": "a", "image": "y"}))
 
     assert target == containers({"name": "a", "image": "x"})
 
 
 def test_an_item_without_its_key_is_refused() -> None:
     with pytest.raises(ApiError, match="merge key"):
-        strategic_merge_patch.apply_strategic_merge_patch(containers({"name": "a"}), containers({"image": "y"}))
+        apply_strategic_merge_patch(containers({"name": "a"}), containers({"image": "y"}))
 
 
 def test_json_patch_is_applied_or_refused_as_unprocessable() -> None:
