@@ -8,26 +8,14 @@ Examples:
 """
 
 import argparse
-import asyncio
 import logging
-import secrets
-import signal
-import socket
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import uvloop
 
 from shared.runtime.bad_requests import quiet_no_http
-from simcluster.apiserver.http.certificates import certificates, kept_secret
-from simcluster.apiserver.http.kubeconfig import write_kubeconfig
-from simcluster.apiserver.http.server import ApiServer, ApiSettings, listening
-from simcluster.apiserver.storage.persistence import SqliteDisk
-from simcluster.apiserver.storage.store import DEFAULT_WINDOW, Store
-from simcluster.kubelet.fleet import KubeletFleet
-from simcluster.kubelet.settings import NodeSettings
-
-log = logging.getLogger("simcluster")
+from simcluster.apiserver.storage.store import DEFAULT_WINDOW
+from simcluster.wiring import serve
 
 
 def parser() -> argparse.ArgumentParser:
@@ -52,55 +40,6 @@ def parser() -> argparse.ArgumentParser:
     add("--bookmark-s", type=float, default=60.0,
         help="seconds between the bookmarks of a watch (%(default)s)")  # fmt: skip
     return made
-
-
-def free_port(host: str, kept: Path) -> int:
-    """Return the port of the last life if it is free, else another, kept for the next life.
-
-    Clients that hold the old kubeconfig then find a restarted server where they left it.
-    """
-    for port in (int(kept.read_text()) if kept.exists() else 0, 0):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((host, port))
-            except OSError:
-                continue
-            found: int = probe.getsockname()[1]
-            kept.write_text(str(found))
-            return found
-    raise OSError(f"no free port on {host}")
-
-
-async def serve(options: argparse.Namespace) -> None:
-    """Serve until SIGTERM or SIGINT; the kubeconfig appears when everything answers."""
-    state: Path = options.state
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    names = (options.name,) if options.name else ()
-    certs = certificates(state / "tls", *names)
-    token = kept_secret(state / "token", lambda: secrets.token_urlsafe(32))
-    store = Store(SqliteDisk(state / "objects.sqlite"), window=options.window)
-    settings = ApiSettings(
-        host=options.host,
-        port=options.port or free_port(options.host, state / "port"),
-        token=token,
-        bookmark_s=options.bookmark_s,
-    )
-    node = NodeSettings(cpu=options.node_cpu, memory=options.node_memory, max_pods=options.max_pods)
-    fleet = KubeletFleet(
-        store, state, nodes=options.nodes, settings=node, prefix=options.node_prefix
-    )
-    server = ApiServer(store, settings, runtime=fleet)
-    try:
-        async with fleet, listening(server, certs) as url:
-            known_as = f"https://{options.name}:{urlsplit(url).port}" if options.name else url
-            write_kubeconfig(state / "kubeconfig", known_as, certs.ca.read_bytes(), token)
-            log.info("listening on %s as %s, nodes %d", url, known_as, options.nodes)
-            await stop.wait()
-    finally:
-        store.close()
 
 
 def main() -> None:

@@ -1,8 +1,14 @@
-"""What the API server needs from simulated kubelets: containers to reach into."""
+"""The ports between the API server and the kubelets: containers one way, objects the other.
 
-from collections.abc import AsyncIterator, Sequence
+A kubelet takes a `ClusterStore`, which the API server's store is; the API server takes a
+`ContainerRuntime`, which the kubelets are together. Neither half imports the other.
+"""
+
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+from simcluster.apimachinery.objects import Json, Objects
 
 
 class ExecStreams(Protocol):
@@ -58,4 +64,91 @@ class ContainerRuntime(Protocol):
         self, namespace: str, pod: str, container: str, options: LogOptions
     ) -> AsyncIterator[bytes]:
         """Yield the container's log in chunks; with `follow`, until the container ends."""
+        ...
+
+
+class StoredObject(Protocol):
+    """One version of an object."""
+
+    @property
+    def obj(self) -> Json:
+        """The object; shared, so copy it before you change it."""
+        ...
+
+
+class ObjectEvent(Protocol):
+    """One change of a watched object."""
+
+    @property
+    def type(self) -> str:
+        """ADDED, MODIFIED or DELETED."""
+        ...
+
+    @property
+    def object(self) -> Json:
+        """The object as of the change; shared, so copy it before you change it."""
+        ...
+
+
+class ObjectWatch(Protocol):
+    """The changes of some objects, beginning with an ADDED event for each that exists."""
+
+    def take(self) -> Sequence[ObjectEvent]:
+        """Return the changes since the last call; `ApiError` 410 when they are forgotten."""
+        ...
+
+    async def wait(self) -> None:
+        """Return when `take` may have something to return."""
+        ...
+
+
+class ClusterStore(Protocol):
+    """What a kubelet does at the API server; refusals are `ApiError`s."""
+
+    def now(self) -> str:
+        """Return the cluster's time as a `metav1.Time`."""
+        ...
+
+    def find(self, resource: str, namespace: str | None, name: str) -> StoredObject | None:
+        """Return the current version of an object, or None."""
+        ...
+
+    def read(self, resource: str, namespace: str | None, name: str) -> Json:
+        """Return an object; 404 if there is none."""
+        ...
+
+    def list(self, resource: str, *, fields: str = "") -> Objects:
+        """Return the objects of all namespaces that a field selector selects."""
+        ...
+
+    def watch(self, resource: str, *, fields: str = "") -> ObjectWatch:
+        """Watch the objects of all namespaces that a field selector selects."""
+        ...
+
+    def create(self, resource: str, obj: Json) -> Json:
+        """Store a new object and return it, completed with defaults."""
+        ...
+
+    def patch(
+        self,
+        resource: str,
+        namespace: str | None,
+        name: str,
+        patch: Json | Callable[[Json], Json],
+        *,
+        subresource: str = "",
+    ) -> Json:
+        """Apply a JSON merge patch, or a function from object to object."""
+        ...
+
+    def delete(
+        self,
+        resource: str,
+        namespace: str | None,
+        name: str,
+        *,
+        grace_s: int | None = None,
+        uid: str | None = None,
+    ) -> Json:
+        """Delete an object, or mark it where a grace period or a finalizer holds it."""
         ...

@@ -6,14 +6,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from simcluster.apiserver.http.errors import ApiError
-from simcluster.apiserver.storage.objects import at_path
-from simcluster.apiserver.storage.store import Store
-from simcluster.kubelet.container_commands import LogReader, execute
-from simcluster.kubelet.container_state import ContainerPhase, ContainerState
+from simcluster.apimachinery.errors import ApiError
+from simcluster.apimachinery.objects import at_path
+from simcluster.kubelet.containers.container_commands import LogReader, execute
+from simcluster.kubelet.containers.container_state import ContainerPhase, ContainerState
 from simcluster.kubelet.kubelet import SimKubelet
 from simcluster.kubelet.settings import NodeSettings
-from simcluster.ports import ExecStreams, LogOptions
+from simcluster.ports import ClusterStore, ExecStreams, LogOptions
 
 SettingsOf = Callable[[str], NodeSettings]
 
@@ -23,7 +22,7 @@ class KubeletFleet:
 
     def __init__(
         self,
-        store: Store,
+        store: ClusterStore,
         directory: Path,
         *,
         nodes: int,

@@ -15,13 +15,15 @@ import grpc
 import msgspec
 
 from shared.model.quantity import parse_resources
-from simcluster.apiserver.http.certificates import certificates, kept_secret
-from simcluster.apiserver.storage.objects import Json
-from simcluster.apiserver.storage.store import Store
-from simcluster.kubelet.checkpoint import FILE_NAME, replace_file
-from simcluster.kubelet.container_state import PodState, StateFiles
-from simcluster.kubelet.device_manager import DeviceManager
-from simcluster.kubelet.https import KubeletEndpoint, serve_https
+from simcluster.apimachinery.objects import Json
+from simcluster.credentials import certificates, kept_secret
+from simcluster.kubelet.containers.container_state import PodState, StateFiles
+from simcluster.kubelet.devices.checkpoint import FILE_NAME
+from simcluster.kubelet.devices.device_manager import DeviceManager
+from simcluster.kubelet.devices.plugin_client import PluginConnection, checked_socket
+from simcluster.kubelet.devices.pod_resources import PodResources, serve_pod_resources
+from simcluster.kubelet.devices.registration import SOCKET_NAME, serve_registration
+from simcluster.kubelet.endpoint import KubeletEndpoint, serve_https
 from simcluster.kubelet.node import (
     LEASE_NAMESPACE,
     lease_object,
@@ -30,12 +32,10 @@ from simcluster.kubelet.node import (
     same_but_heartbeat,
     without_extended,
 )
-from simcluster.kubelet.plugin_client import PluginConnection, checked_socket
-from simcluster.kubelet.pod_resources import PodResources, serve_pod_resources
-from simcluster.kubelet.pods import PodManager
-from simcluster.kubelet.predicates import NodeFacts
-from simcluster.kubelet.registration import SOCKET_NAME, serve_registration
-from simcluster.kubelet.settings import NodeFiles, NodeSettings
+from simcluster.kubelet.pods.pod_manager import PodManager
+from simcluster.kubelet.pods.predicates import NodeFacts
+from simcluster.kubelet.settings import NodeFiles, NodeSettings, replace_file
+from simcluster.ports import ClusterStore
 
 COALESCE_S = 0.05
 FULL_STATUS_S = 300.0
@@ -45,7 +45,13 @@ class SimKubelet:
     """Runs between `__aenter__` and `__aexit__`; leaving stops the kubelet, not its containers."""
 
     def __init__(
-        self, store: Store, name: str, directory: Path, settings: NodeSettings, *, index: int = 0
+        self,
+        store: ClusterStore,
+        name: str,
+        directory: Path,
+        settings: NodeSettings,
+        *,
+        index: int = 0,
     ) -> None:
         self.name = name
         self.files = NodeFiles(directory.absolute())

@@ -3,8 +3,8 @@
 import platform
 from collections.abc import Mapping
 
-from simcluster.apiserver.storage.objects import Json, copied, rfc3339
-from simcluster.kubelet.registration import is_extended_resource
+from simcluster.apimachinery.objects import Json, copied, rfc3339
+from simcluster.kubelet.devices.registration import is_extended_resource
 from simcluster.kubelet.settings import NodeSettings
 
 LEASE_NAMESPACE = "kube-node-lease"

@@ -67,3 +67,10 @@ class NodeFiles:
     def description(self) -> Path:
         """`kubelet.json`: where everything is, for a node agent to read."""
         return self.root / "kubelet.json"
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file so that a reader sees the old content or the new, never half of it."""
+    scratch = path.with_name(f".{path.name}.new")
+    scratch.write_bytes(content)
+    scratch.replace(path)

@@ -6,8 +6,9 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from simcluster.apiserver.admission.cel import ExpressionError
-from simcluster.apiserver.admission.match_conditions import holds, variables_of
+from simcluster.apimachinery.errors import ApiError
+from simcluster.apimachinery.objects import Json, copied, metadata, name_of
+from simcluster.apimachinery.resources import Resource
 from simcluster.apiserver.admission.policies import Policies
 from simcluster.apiserver.admission.review import (
     Verdict,
@@ -19,16 +20,10 @@ from simcluster.apiserver.admission.review import (
     read,
     review,
 )
-from simcluster.apiserver.admission.rules import (
-    Attributes,
-    matching,
-    selected,
-)
+from simcluster.apiserver.admission.rules import Attributes, holds, matching, selected, variables_of
 from simcluster.apiserver.admission.webhook_client import WebhookClient
-from simcluster.apiserver.http.errors import ApiError
-from simcluster.apiserver.kinds.resources import Resource
-from simcluster.apiserver.storage.history import Change
-from simcluster.apiserver.storage.objects import Json, copied, metadata, name_of
+from simcluster.apiserver.cel import ExpressionError
+from simcluster.apiserver.storage.records import Change
 from simcluster.apiserver.storage.store import Store
 
 log = logging.getLogger(__name__)

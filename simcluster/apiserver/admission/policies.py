@@ -7,14 +7,13 @@ audit annotations go nowhere, for there is no audit log.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from simcluster.apiserver.admission.cel import ExpressionError, compiled
-from simcluster.apiserver.admission.match_conditions import holds, variables_of
-from simcluster.apiserver.admission.rules import Attributes, matching, selected
-from simcluster.apiserver.http.errors import ApiError
-from simcluster.apiserver.kinds.resources import Resource
-from simcluster.apiserver.storage.history import Change
-from simcluster.apiserver.storage.objects import Json, at_path, metadata, name_of
-from simcluster.apiserver.storage.selectors import object_requirements
+from simcluster.apimachinery.errors import ApiError
+from simcluster.apimachinery.objects import Json, at_path, metadata, name_of
+from simcluster.apimachinery.resources import Resource
+from simcluster.apimachinery.selectors import object_requirements
+from simcluster.apiserver.admission.rules import Attributes, holds, matching, selected, variables_of
+from simcluster.apiserver.cel import ExpressionError, compiled
+from simcluster.apiserver.storage.records import Change
 from simcluster.apiserver.storage.store import Store
 
 POLICIES = "validatingadmissionpolicies"

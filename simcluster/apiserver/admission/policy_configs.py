@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator
 
-from simcluster.apiserver.admission.cel_validation import condition_causes, expression_causes
+from simcluster.apimachinery.errors import ApiError, Cause
+from simcluster.apimachinery.names import metadata_causes
+from simcluster.apimachinery.objects import Json, at_path, shown
 from simcluster.apiserver.admission.webhook_configs import rule_causes
-from simcluster.apiserver.crd.schema_check import shown
-from simcluster.apiserver.http.errors import ApiError, Cause
-from simcluster.apiserver.kinds.strategy import Lookup, Strategy
-from simcluster.apiserver.storage.names import metadata_causes
-from simcluster.apiserver.storage.objects import Json, at_path
+from simcluster.apiserver.cel import condition_causes, expression_causes
+from simcluster.apiserver.storage.strategy import Lookup, Strategy
 
 _ACTIONS = ("Audit", "Deny", "Warn")
 _REASONS = ("Forbidden", "Invalid", "RequestEntityTooLarge", "Unauthorized")

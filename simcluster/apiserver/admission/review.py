@@ -9,10 +9,10 @@ from typing import Any
 import jsonpatch
 import jsonpointer
 
+from simcluster.apimachinery.errors import ApiError
+from simcluster.apimachinery.objects import Json, copied, decode
+from simcluster.apimachinery.resources import Resource
 from simcluster.apiserver.admission.rules import Attributes, in_version, request_of
-from simcluster.apiserver.http.errors import ApiError
-from simcluster.apiserver.kinds.resources import Resource
-from simcluster.apiserver.storage.objects import Json, copied, decode
 
 _V1 = "admission.k8s.io/v1"
 

@@ -3,10 +3,11 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from simcluster.apiserver.crd.conversions import shown
-from simcluster.apiserver.kinds.resources import Resource
-from simcluster.apiserver.storage.objects import Json, metadata, name_of
-from simcluster.apiserver.storage.selectors import object_requirements
+from simcluster.apimachinery.conversions import shown
+from simcluster.apimachinery.objects import Json, metadata, name_of
+from simcluster.apimachinery.resources import Resource
+from simcluster.apimachinery.selectors import object_requirements
+from simcluster.apiserver.cel import ExpressionError, compiled
 
 _EXEMPT = "admissionregistration.k8s.io"
 
@@ -146,3 +147,27 @@ def request_of(request: Attributes, kind: Resource, *, uid: str) -> Json:
 def kind_of(kind: Resource) -> Json:
     """Return group, version and kind as admission writes them."""
     return {"group": kind.group, "version": kind.version, "kind": kind.kind}
+
+
+def variables_of(request: Attributes, kind: Resource) -> Json:
+    """Return the object, the old object and the request, as a version of the kind shows them."""
+    obj, old = in_version(request, kind)
+    described = request_of(request, kind, uid="")
+    return {"object": obj, "oldObject": old, "request": described}
+
+
+def holds(conditions: Iterable[Json], variables: Json) -> bool:
+    """Tell whether all conditions hold; one that is false decides, whatever else cannot be told.
+
+    Raises `ExpressionError` where none is false and some cannot be told.
+    """
+    errors: list[str] = []
+    for condition in conditions:
+        try:
+            if compiled(condition["expression"]).evaluate(variables) is False:
+                return False
+        except ExpressionError as error:
+            errors.append(f"expression '{condition['expression']}' resulted in error: {error}")
+    if errors:
+        raise ExpressionError(errors[0] if len(errors) == 1 else f"[{', '.join(errors)}]")
+    return True

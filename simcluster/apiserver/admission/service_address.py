@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from simcluster.apiserver.storage.objects import Json, at_path
+from simcluster.apimachinery.objects import Json, at_path
 from simcluster.apiserver.storage.store import Store
 
 _SERVICE_LABEL = "kubernetes.io/service-name"

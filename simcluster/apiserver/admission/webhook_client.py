@@ -9,9 +9,9 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from simcluster.apimachinery.objects import Json, decode, encode
 from simcluster.apiserver.admission.review import WebhookError
 from simcluster.apiserver.admission.service_address import ServiceAddress, address_of
-from simcluster.apiserver.storage.objects import Json, decode, encode
 from simcluster.apiserver.storage.store import Store
 
 

@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
-from simcluster.apiserver.admission.cel_validation import condition_causes
-from simcluster.apiserver.crd.schema_check import shown
-from simcluster.apiserver.http.errors import ApiError, Cause
-from simcluster.apiserver.kinds.strategy import Lookup, Strategy
-from simcluster.apiserver.storage.names import is_subdomain, metadata_causes
-from simcluster.apiserver.storage.objects import Json
+from simcluster.apimachinery.errors import ApiError, Cause
+from simcluster.apimachinery.names import is_subdomain, metadata_causes
+from simcluster.apimachinery.objects import Json, shown
+from simcluster.apiserver.cel import condition_causes
+from simcluster.apiserver.storage.strategy import Lookup, Strategy
 
 _OPERATIONS = frozenset({"*", "CREATE", "UPDATE", "DELETE", "CONNECT"})
 

@@ -5,11 +5,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from simcluster.apimachinery.objects import Json, at_path, encode, name_of
+from simcluster.apimachinery.printer_columns import AGE, NAME, Column, age
+from simcluster.apimachinery.resources import Resource
 from simcluster.apiserver.crd import json_path
 from simcluster.apiserver.crd.schema_rules import has_rules
-from simcluster.apiserver.http.columns import AGE, NAME, Column, age
-from simcluster.apiserver.kinds.resources import Resource
-from simcluster.apiserver.storage.objects import Json, at_path, encode, name_of
 
 _VERSION = re.compile(r"v(\d+)(?:(alpha|beta)(\d+))?")
 

@@ -5,17 +5,12 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
+from simcluster.apimachinery.errors import Cause
+from simcluster.apimachinery.objects import Json, shown
 from simcluster.apiserver.crd.schema_formats import has_format
-from simcluster.apiserver.http.errors import Cause
-from simcluster.apiserver.storage.objects import Json, encode
 
 ABSENT: Any = object()
 """Stands for the old value where there is none."""
-
-
-def shown(value: Any) -> str:
-    """Write a value as error messages do."""
-    return encode(value).decode()
 
 
 def violations(schema: Json, value: Any, path: str = "", old: Any = ABSENT) -> Iterator[Cause]:
@@ -175,6 +170,8 @@ def _list_type(schema: Json, value: Any, path: str) -> Iterator[Cause]:
 
 
 _Check = Callable[[Json, Any, str], Iterator[Cause]]
+
+
 _KEYWORDS: Mapping[str, _Check] = {
     "required": _required,
     "enum": _enum,

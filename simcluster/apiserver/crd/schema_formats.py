@@ -10,7 +10,7 @@ from datetime import date, datetime
 from typing import Any
 from urllib.parse import urlsplit
 
-from simcluster.apiserver.storage.names import is_subdomain
+from simcluster.apimachinery.names import is_subdomain
 
 _DURATION = re.compile(
     r"[+-]?(\d+(\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)((\d+(\.\d*)?)(ns|us|µs|ms|s|m|h))*"

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from typing import Any
 
-from simcluster.apiserver.admission.cel import ExpressionError, compiled
-from simcluster.apiserver.crd.schema_check import ABSENT, child_path, partners, shown
-from simcluster.apiserver.http.errors import Cause
-from simcluster.apiserver.storage.objects import Json
+from simcluster.apimachinery.errors import Cause
+from simcluster.apimachinery.objects import Json, shown
+from simcluster.apiserver.cel import ExpressionError, compiled
+from simcluster.apiserver.crd.schema_check import ABSENT, child_path, partners
 
 RULES = "x-kubernetes-validations"
 _REASONS = {

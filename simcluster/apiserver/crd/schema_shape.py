@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from simcluster.apiserver.storage.objects import Json, copied
+from simcluster.apimachinery.objects import Json, copied
 
 _ALWAYS = frozenset({"apiVersion", "kind", "metadata"})
 

@@ -2,10 +2,9 @@
 
 from collections.abc import Iterable
 
+from simcluster.apimachinery.objects import Json
+from simcluster.apimachinery.resources import Kinds, Resource
 from simcluster.apiserver.crd.custom_kinds import rank
-from simcluster.apiserver.kinds.kinds import Kinds
-from simcluster.apiserver.kinds.resources import Resource
-from simcluster.apiserver.storage.objects import Json
 
 VERSION = "v1.36.0"
 AGGREGATED = "apidiscovery.k8s.io"

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 
 from aiohttp import WSMsgType, web
 
-from simcluster.apiserver.http.errors import ApiError
+from simcluster.apimachinery.errors import ApiError
+from simcluster.apimachinery.objects import Json, encode, metadata
 from simcluster.apiserver.http.pod_access import NO_RUNTIME, container_of
-from simcluster.apiserver.http.query_parameters import flag
-from simcluster.apiserver.storage.objects import Json, encode, metadata
+from simcluster.apiserver.requests.query_parameters import flag
 from simcluster.ports import ContainerRuntime
 
 log = logging.getLogger(__name__)

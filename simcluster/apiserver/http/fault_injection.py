@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
-from simcluster.apiserver.http.errors import ApiError
-from simcluster.apiserver.storage.objects import Json
+from simcluster.apimachinery.errors import ApiError
+from simcluster.apimachinery.objects import Json
 
 
 @dataclass(slots=True, kw_only=True)

@@ -7,11 +7,10 @@ find there. Newer ones look in version 3 whether the server takes `fieldValidati
 import hashlib
 from collections.abc import Iterator
 
+from simcluster.apimachinery.objects import Json, encode
+from simcluster.apimachinery.resources import Kinds, Resource
 from simcluster.apiserver.crd.custom_kinds import CustomKind
 from simcluster.apiserver.http.discovery import VERSION, group_versions
-from simcluster.apiserver.kinds.kinds import Kinds
-from simcluster.apiserver.kinds.resources import Resource
-from simcluster.apiserver.storage.objects import Json, encode
 
 PROTOBUF_V2 = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf"
 _TITLE = "Kubernetes"

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 
 from aiohttp import web
 
-from simcluster.apiserver.http.errors import ApiError
-from simcluster.apiserver.http.query_parameters import flag, whole
-from simcluster.apiserver.kinds.pod_defaults import containers_of
-from simcluster.apiserver.storage.objects import Json, at_path, metadata
+from simcluster.apimachinery.errors import ApiError
+from simcluster.apimachinery.objects import Json, at_path, metadata
+from simcluster.apimachinery.pods import containers_of
+from simcluster.apiserver.requests.query_parameters import flag, whole
 from simcluster.ports import ContainerRuntime, LogOptions
 
 _DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from simcluster.apiserver.http.errors import ApiError
-from simcluster.apiserver.storage.objects import Json
+from simcluster.apimachinery.errors import ApiError
+from simcluster.apimachinery.objects import Json
 
 CONTENT_TYPE = "application/vnd.kubernetes.protobuf"
 _MAGIC = b"k8s\0"

@@ -5,13 +5,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from simcluster.apiserver.crd.conversions import shown
+from simcluster.apimachinery.conversions import shown
+from simcluster.apimachinery.errors import ApiError
+from simcluster.apimachinery.objects import Json, encode
+from simcluster.apimachinery.printer_columns import GENERIC, Column
+from simcluster.apimachinery.resources import Resource
 from simcluster.apiserver.crd.custom_kinds import CustomKind
-from simcluster.apiserver.http.columns import COLUMNS, GENERIC, Column
-from simcluster.apiserver.http.errors import ApiError
-from simcluster.apiserver.kinds.resources import Resource
-from simcluster.apiserver.storage.history import Record
-from simcluster.apiserver.storage.objects import Json, encode
+from simcluster.apiserver.kinds.columns import COLUMNS
+from simcluster.apiserver.storage.records import Record
 
 _PARAMETER = re.compile(r"\s*([\w-]+)\s*=\s*([^;,\s]+)")
 

@@ -10,39 +10,46 @@ from typing import Any
 
 import msgspec
 from aiohttp import web
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from simcluster.apimachinery.conversions import shown as in_version
+from simcluster.apimachinery.errors import ApiError
+from simcluster.apimachinery.objects import Json, decode, encode
+from simcluster.apimachinery.selectors import selection
 from simcluster.apiserver.admission.chain import AdmissionChain
-from simcluster.apiserver.crd.conversions import shown as in_version
-from simcluster.apiserver.crd.definitions import DefinedKinds
+from simcluster.apiserver.crd.definition_controller import DefinedKinds
 from simcluster.apiserver.http import protobuf_bodies
-from simcluster.apiserver.http.certificates import Certificates
-from simcluster.apiserver.http.errors import ApiError
 from simcluster.apiserver.http.exec_socket import exec_options, serve_exec
 from simcluster.apiserver.http.fault_injection import Faults
-from simcluster.apiserver.http.metrics import ApiServerMetrics
 from simcluster.apiserver.http.pod_access import serve_log
-from simcluster.apiserver.http.query_parameters import ListOptions
 from simcluster.apiserver.http.representations import View, view
-from simcluster.apiserver.http.request_target import Target, parse
 from simcluster.apiserver.http.static_responses import OPEN_PATHS, static_answer
 from simcluster.apiserver.http.watches import Watched, serve_watch
-from simcluster.apiserver.kinds.disruption import Disruptions
+from simcluster.apiserver.kinds.disruption_budgets import Disruptions
 from simcluster.apiserver.kinds.namespaces import Namespaces, prepare
 from simcluster.apiserver.kinds.resource_quotas import Quotas
 from simcluster.apiserver.kinds.service_account_tokens import ServiceTokens, TokenError
-from simcluster.apiserver.storage import patches
-from simcluster.apiserver.storage.object_writes import Writer, WriteRequest, not_allowed
-from simcluster.apiserver.storage.objects import Json, decode, encode
-from simcluster.apiserver.storage.paged_lists import listing
-from simcluster.apiserver.storage.selectors import selection
+from simcluster.apiserver.requests import patches
+from simcluster.apiserver.requests.object_writes import Writer, WriteRequest, not_allowed
+from simcluster.apiserver.requests.paged_lists import listing
+from simcluster.apiserver.requests.query_parameters import ListOptions
+from simcluster.apiserver.requests.request_target import Target, parse
 from simcluster.apiserver.storage.store import Store
+from simcluster.credentials import Certificates
 from simcluster.ports import ContainerRuntime
 
 log = logging.getLogger(__name__)
 
+
 _MAX_BODY_BYTES = 3 * 1024 * 1024
+
+
 _REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"
+
+
 _UNAUTHORIZED = ApiError(401, "Unauthorized", "Unauthorized")
+
+
 _STOP_S = 1.0
 
 
@@ -299,3 +306,44 @@ def _web_server(
         access_log=None,
         keepalive_timeout=600,
     )
+
+
+_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
+
+
+class ApiServerMetrics:
+    """The API server's metrics, under the names a Kubernetes API server gives them."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._requests = Counter(
+            "apiserver_request_total",
+            "Requests by verb, resource and code.",
+            ("verb", "resource", "subresource", "code"),
+            registry=self.registry,
+        )
+        self._seconds = Histogram(
+            "apiserver_request_duration_seconds",
+            "Time to answer, without watches.",
+            ("verb", "resource"),
+            registry=self.registry,
+            buckets=_BUCKETS_S,
+        )
+        self.watches = Gauge(
+            "apiserver_longrunning_requests",
+            "Watches that are open.",
+            ("resource",),
+            registry=self.registry,
+        )
+
+    def count(
+        self, verb: str, resource: str, subresource: str, *, code: int, took_s: float
+    ) -> None:
+        """Count one request; the time of a watch is not a latency and is left out."""
+        self._requests.labels(verb, resource, subresource, str(code)).inc()
+        if verb != "WATCH":
+            self._seconds.labels(verb, resource).observe(took_s)
+
+    def text(self) -> bytes:
+        """Return everything in the text format."""
+        return generate_latest(self.registry)

@@ -6,11 +6,11 @@ from typing import Any
 
 from aiohttp import web
 
+from simcluster.apimachinery.objects import encode
+from simcluster.apimachinery.resources import Kinds
 from simcluster.apiserver.http import discovery, openapi
-from simcluster.apiserver.http.request_target import UNKNOWN
-from simcluster.apiserver.kinds.kinds import Kinds
-from simcluster.apiserver.storage.object_writes import not_allowed
-from simcluster.apiserver.storage.objects import encode
+from simcluster.apiserver.requests.object_writes import not_allowed
+from simcluster.apiserver.requests.request_target import UNKNOWN
 
 _HEALTH = frozenset({"/healthz", "/readyz", "/livez"})
 OPEN_PATHS = _HEALTH | {"/version"}

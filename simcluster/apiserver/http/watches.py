@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from simcluster.apiserver.http.errors import ApiError
-from simcluster.apiserver.http.query_parameters import ListOptions
+from simcluster.apimachinery.errors import ApiError
+from simcluster.apimachinery.objects import Json, encode
+from simcluster.apimachinery.selectors import Selection
 from simcluster.apiserver.http.representations import View
+from simcluster.apiserver.requests.query_parameters import ListOptions
 from simcluster.apiserver.storage.history import Subscription
-from simcluster.apiserver.storage.objects import Json, encode
-from simcluster.apiserver.storage.selectors import Selection
 from simcluster.apiserver.storage.store import Store
 
 _SHORTEST_S = 1800

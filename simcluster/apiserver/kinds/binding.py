@@ -1,7 +1,7 @@
 """What a Binding does to a pod: node, annotations, labels and PodScheduled in one write."""
 
-from simcluster.apiserver.http.errors import ApiError, Cause
-from simcluster.apiserver.storage.objects import Json, at_path, copied, metadata, name_of
+from simcluster.apimachinery.errors import ApiError, Cause
+from simcluster.apimachinery.objects import Json, at_path, copied, metadata, name_of
 from simcluster.apiserver.storage.store import Store
 
 

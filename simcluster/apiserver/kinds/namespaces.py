@@ -1,16 +1,9 @@
 """What a cluster does to namespaces: fills new ones, empties those being deleted."""
 
-from simcluster.apiserver.kinds.resources import Resource
+from simcluster.apimachinery.objects import Json, at_path, copied, metadata, name_of, namespace_of
+from simcluster.apimachinery.resources import Resource
 from simcluster.apiserver.kinds.strategies import SYSTEM_PRIORITIES
-from simcluster.apiserver.storage.history import Change
-from simcluster.apiserver.storage.objects import (
-    Json,
-    at_path,
-    copied,
-    metadata,
-    name_of,
-    namespace_of,
-)
+from simcluster.apiserver.storage.records import Change
 from simcluster.apiserver.storage.store import Store
 
 INITIAL = ("default", "kube-system", "kube-public", "kube-node-lease")

@@ -1,10 +1,10 @@
 """What the API server fills into a pod: defaults, priority, tolerations, quality of service."""
 
-import base64
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
-from simcluster.apiserver.http.errors import ApiError
-from simcluster.apiserver.storage.objects import Json, name_of
+from simcluster.apimachinery.errors import ApiError
+from simcluster.apimachinery.objects import Json, name_of
+from simcluster.apimachinery.pods import containers_of, qos_class
 
 _SPEC_DEFAULTS = {
     "restartPolicy": "Always",
@@ -13,28 +13,31 @@ _SPEC_DEFAULTS = {
     "schedulerName": "default-scheduler",
     "enableServiceLinks": True,
 }
+
+
 _EVICTING_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+
+
 _EVICTED_AFTER_S = 300
+
+
 _PROBES = ("livenessProbe", "readinessProbe", "startupProbe")
+
+
 _PROBE_DEFAULTS = {
     "timeoutSeconds": 1, "periodSeconds": 10, "successThreshold": 1, "failureThreshold": 3,
 }  # fmt: skip
+
+
 _FILE_MODE = 420  # 0644
+
+
 _GATED = {
     "type": "PodScheduled",
     "status": "False",
     "reason": "SchedulingGated",
     "message": "Scheduling is blocked due to non-empty scheduling gates",
 }
-
-
-def containers_of(pod: Json) -> Iterator[Json]:
-    """Iterate over the init containers, then the containers."""
-    spec = pod.get("spec") or {}
-    for field in ("initContainers", "containers"):
-        for container in spec.get(field) or ():
-            if isinstance(container, dict):
-                yield container
 
 
 def admit_pod(pod: Json, priority_classes: Iterable[Json]) -> None:
@@ -169,29 +172,3 @@ def _tolerate_lost_nodes(spec: Json) -> None:
                     "tolerationSeconds": _EVICTED_AFTER_S,
                 }
             )
-
-
-def qos_class(pod: Json) -> str:
-    """Return the pod's quality of service, from its cpu and memory alone."""
-    guaranteed = True
-    any_set = False
-    for container in containers_of(pod):
-        resources = container.get("resources")
-        resources = resources if isinstance(resources, dict) else {}
-        limits = resources.get("limits") or {}
-        requests = resources.get("requests") or {}
-        for resource in ("cpu", "memory"):
-            any_set = any_set or resource in limits or resource in requests
-            same = resource in limits and str(limits[resource]) == str(requests.get(resource))
-            guaranteed = guaranteed and same
-    if not any_set:
-        return "BestEffort"
-    return "Guaranteed" if guaranteed else "Burstable"
-
-
-def encode_secret(secret: Json) -> None:
-    """Move `stringData` into `data` as base64; the type defaults to Opaque."""
-    secret.setdefault("type", "Opaque")
-    for key, text in (secret.pop("stringData", None) or {}).items():
-        data = secret.setdefault("data", {})
-        data[key] = base64.b64encode(str(text).encode()).decode()

@@ -6,7 +6,9 @@ it is gone.
 
 from collections.abc import Callable, Iterable, Mapping
 
-from simcluster.apiserver.kinds.pod_defaults import qos_class
+from simcluster.apimachinery.objects import Json, at_path
+from simcluster.apimachinery.pods import qos_class
+from simcluster.apimachinery.selectors import object_requirements
 from simcluster.apiserver.kinds.quantities import (
     Amounts,
     Quantity,
@@ -15,8 +17,6 @@ from simcluster.apiserver.kinds.quantities import (
     largest,
     quantity,
 )
-from simcluster.apiserver.storage.objects import Json, at_path
-from simcluster.apiserver.storage.selectors import object_requirements
 
 _COMPUTE = ("cpu", "memory", "ephemeral-storage")
 _EXPLICIT = frozenset(f"{head}{name}" for name in ("cpu", "memory")

@@ -16,9 +16,9 @@ from typing import Any
 
 import msgspec
 
-from simcluster.apiserver.http.errors import ApiError, Cause
-from simcluster.apiserver.storage.history import Record
-from simcluster.apiserver.storage.objects import Json, at_path, decode, encode, rfc3339
+from simcluster.apimachinery.errors import ApiError, Cause
+from simcluster.apimachinery.objects import Json, at_path, decode, encode, rfc3339
+from simcluster.apiserver.storage.records import Record
 from simcluster.apiserver.storage.store import Store
 
 AUDIENCE = "https://kubernetes.default.svc.cluster.local"

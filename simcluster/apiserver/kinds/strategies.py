@@ -1,27 +1,16 @@
 """Per kind: what is filled in, what is checked, what an update may not touch."""
 
+import base64
 from collections.abc import Mapping
 
-from simcluster.apiserver.admission.policy_configs import AdmissionPolicies, PolicyBindings
-from simcluster.apiserver.admission.webhook_configs import WebhookConfigurations
-from simcluster.apiserver.crd.custom_kinds import CustomKind
-from simcluster.apiserver.crd.custom_objects import CustomObjects
-from simcluster.apiserver.crd.strategy import Definitions
-from simcluster.apiserver.http.errors import ApiError, Cause
-from simcluster.apiserver.kinds.disruption_validation import budget_causes
-from simcluster.apiserver.kinds.pod_defaults import (
-    admit_pod,
-    begin_pod,
-    complete_pod,
-    encode_secret,
-)
-from simcluster.apiserver.kinds.pod_updates import pod_update_causes
-from simcluster.apiserver.kinds.pod_validation import new_pod_causes, pod_causes
-from simcluster.apiserver.kinds.quota_validation import quota_causes
-from simcluster.apiserver.kinds.resources import Resource
-from simcluster.apiserver.kinds.strategy import Lookup, Strategy
-from simcluster.apiserver.storage.names import metadata_causes
-from simcluster.apiserver.storage.objects import Json, name_of
+from simcluster.apimachinery.errors import ApiError, Cause
+from simcluster.apimachinery.names import metadata_causes
+from simcluster.apimachinery.objects import Json, name_of
+from simcluster.apiserver.kinds.disruption_budgets import budget_causes
+from simcluster.apiserver.kinds.pod_defaults import admit_pod, begin_pod, complete_pod
+from simcluster.apiserver.kinds.pod_validation import new_pod_causes, pod_causes, pod_update_causes
+from simcluster.apiserver.kinds.resource_quotas import quota_causes
+from simcluster.apiserver.storage.strategy import Lookup, Strategy
 
 
 class Pods(Strategy):
@@ -162,25 +151,9 @@ class DisruptionBudgets(Strategy):
         return [*metadata_causes(obj), *budget_causes(obj)]
 
 
-_PLAIN = Strategy()
-_STRATEGIES: Mapping[str, Strategy] = {
-    "pods": Pods(),
-    "namespaces": Namespaces(),
-    "secrets": Secrets(),
-    "services": Services(),
-    "priorityclasses": PriorityClasses(),
-    "poddisruptionbudgets": DisruptionBudgets(),
-    "resourcequotas": ResourceQuotas(),
-    "customresourcedefinitions": Definitions(),
-    "validatingadmissionpolicies": AdmissionPolicies(),
-    "validatingadmissionpolicybindings": PolicyBindings(),
-    "mutatingwebhookconfigurations": WebhookConfigurations(mutating=True),
-    "validatingwebhookconfigurations": WebhookConfigurations(mutating=False),
-}
-
-
-def strategy_of(kind: Resource) -> Strategy:
-    """Return the behaviour of a kind."""
-    if isinstance(kind, CustomKind):
-        return CustomObjects(kind)
-    return _STRATEGIES.get(kind.table, _PLAIN)
+def encode_secret(secret: Json) -> None:
+    """Move `stringData` into `data` as base64; the type defaults to Opaque."""
+    secret.setdefault("type", "Opaque")
+    for key, text in (secret.pop("stringData", None) or {}).items():
+        data = secret.setdefault("data", {})
+        data[key] = base64.b64encode(str(text).encode()).decode()

@@ -7,63 +7,11 @@ other watcher: when the log has moved past its position it gets 410, as from a r
 import asyncio
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import islice
 
-from simcluster.apiserver.http.errors import ApiError
-from simcluster.apiserver.storage.objects import Json, copied, encode
-from simcluster.apiserver.storage.selectors import Selection
-
-
-class Record:
-    """One version of one object, encoded once for everybody; never changed."""
-
-    __slots__ = ("encoded", "obj", "version")
-
-    def __init__(self, obj: Json, version: int, encoded: bytes | None = None) -> None:
-        self.obj = obj
-        self.version = version
-        self.encoded = encode(obj) if encoded is None else encoded
-
-    def at_version(self, version: int) -> "Record":
-        """Return the same content under another resourceVersion."""
-        obj = copied(self.obj)
-        obj["metadata"]["resourceVersion"] = str(version)
-        return Record(obj, version)
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """One write: `before` is None for a creation, `after` for a removal."""
-
-    version: int
-    key: str
-    before: Record | None
-    after: Record | None
-    last: Record  # what a watcher is shown: `after`, or `before` at the version of its removal
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """Part of a list as of one version; `rest` is where the next part starts, None at the end."""
-
-    records: list[Record]
-    version: int
-    rest: str | None
-    remaining: int
-
-
-@dataclass(frozen=True, slots=True)
-class WatchEvent:
-    """One line of a watch: ADDED, MODIFIED or DELETED, and the object at that version."""
-
-    type: str
-    record: Record
-
-    @property
-    def object(self) -> Json:
-        """The object; shared, so copy it before changing it."""
-        return self.record.obj
+from simcluster.apimachinery.errors import ApiError
+from simcluster.apimachinery.selectors import Selection
+from simcluster.apiserver.storage.records import Change, Record, WatchEvent
 
 
 class History:

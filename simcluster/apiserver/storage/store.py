@@ -1,21 +1,10 @@
 """The cluster's objects: versions, watches, graceful deletion, all in one process.
 
-Everything that happens to an object goes through `Store`, whether it came over HTTP or from a
-simulated kubelet in the same process. Methods other than `watch` do not wait, so what runs between
-two `await`s is atomic. Objects are plain JSON maps. **Those returned or watched are shared: copy
-(`objects.copied`) before changing one.** What you pass in is copied. Refusals are `ApiError`s with
-the `code` and `reason` of the Kubernetes Status.
-
-How a kubelet uses it::
-
-    async for event in store.watch("pods", fields=f"spec.nodeName={node}"):
-        pod = event.object                      # ADDED for each existing pod first
-        if event.type == "DELETED": ...         # gone: forget its containers
-        elif "deletionTimestamp" in pod["metadata"]:
-            ...                                 # stop the containers, then
-            store.delete("pods", namespace, name, grace_s=0, uid=pod["metadata"]["uid"])
-        else:
-            store.patch("pods", namespace, name, {"status": {...}}, subresource="status")
+Every read and write goes through `Store`, whether it comes over HTTP or from a simulated kubelet in
+the same process. No method waits, so code between two `await`s is atomic. Objects are plain JSON
+maps. **Returned and watched objects are shared: copy one (`objects.copied`) before you change it.**
+The store copies what it is given. It refuses with `ApiError`s that carry the `code` and `reason` of
+the Kubernetes Status.
 
 `patch` is a JSON merge patch unless told otherwise (a function from object to object). `update`
 replaces, and is refused with 409 when the object it carries has another `resourceVersion` than the
@@ -26,26 +15,11 @@ finished one goes at once.
 """
 
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
-from simcluster.apiserver.crd.custom_kinds import kinds_of
-from simcluster.apiserver.crd.strategy import TABLE as DEFINITIONS
-from simcluster.apiserver.crd.strategy import is_established
-from simcluster.apiserver.http.errors import ApiError
-from simcluster.apiserver.kinds.kinds import Kinds
-from simcluster.apiserver.kinds.resources import Resource
-from simcluster.apiserver.kinds.strategies import strategy_of
-from simcluster.apiserver.storage.deletion import Deletion, decide
-from simcluster.apiserver.storage.history import (
-    Change,
-    History,
-    Page,
-    Record,
-    Subscription,
-    WatchEvent,
-)
-from simcluster.apiserver.storage.json_merge_patch import apply_merge_patch
-from simcluster.apiserver.storage.objects import (
+from simcluster.apimachinery.errors import ApiError
+from simcluster.apimachinery.merge_patches import apply_merge_patch
+from simcluster.apimachinery.objects import (
     Json,
     Objects,
     copied,
@@ -55,15 +29,22 @@ from simcluster.apiserver.storage.objects import (
     namespace_of,
     rfc3339,
 )
-from simcluster.apiserver.storage.persistence import Disk, NoDisk
-from simcluster.apiserver.storage.preconditions import (
+from simcluster.apimachinery.resources import Kinds, Resource
+from simcluster.apimachinery.selectors import Selection, selection
+from simcluster.apiserver.storage.history import History, Subscription
+from simcluster.apiserver.storage.persistence import Disk, NoDisk, Row
+from simcluster.apiserver.storage.records import Change, Page, Record, WriteCounter
+from simcluster.apiserver.storage.strategy import Strategy
+from simcluster.apiserver.storage.write_rules import (
+    Deletion,
+    carried_over,
     check_namespace,
     check_preconditions,
+    decide,
+    identify,
+    named,
     refuse_invalid,
 )
-from simcluster.apiserver.storage.selectors import Selection, selection
-from simcluster.apiserver.storage.updates import carried_over, identify, named
-from simcluster.apiserver.storage.write_counts import WriteCounter
 
 DEFAULT_WINDOW = 5000
 
@@ -77,6 +58,8 @@ class Store:
 
     def __init__(
         self,
+        kinds: Kinds,
+        strategy_of: Callable[[Resource], Strategy],
         disk: Disk | None = None,
         *,
         window: int = DEFAULT_WINDOW,
@@ -86,34 +69,30 @@ class Store:
         self.writes = WriteCounter()
         self.listeners: list[Callable[[Resource, Change], None]] = []
         self.gates: list[Gate] = []
+        self.kinds = kinds
+        self._strategy_of = strategy_of
         self._disk = NoDisk() if disk is None else disk
         self._window = window
         self.version = max(self._disk.last_version(), 1)
-        self.kinds = Kinds()
         self._records: dict[str, dict[str, Record]] = {}
         self._histories: dict[str, History] = {}
+        self._unserved: dict[str, list[Row]] = {}
+        """What the disk holds of kinds that are not served yet, by table."""
+        for row in self._disk.rows():
+            self._unserved.setdefault(row.resource, []).append(row)
         for kind in self.kinds.stored():
             self._make_table(kind.table)
-        self._load()
 
     def _make_table(self, table: str) -> None:
         if table not in self._records:
-            self._records[table] = {}
+            self._records[table] = {
+                row.key: Record(decode(row.body), row.version, row.body)
+                for row in self._unserved.pop(table, ())
+            }
             self._histories[table] = History(window=self._window, floor=self.version)
 
-    def _load(self) -> None:
-        """Read what is on disk: definitions first, for they say what else there may be."""
-        rows = sorted(self._disk.rows(), key=lambda row: row.resource != DEFINITIONS)
-        for row in rows:
-            if row.resource in self._records:
-                record = Record(decode(row.body), row.version, row.body)
-                self._records[row.resource][row.key] = record
-                if row.resource == DEFINITIONS and is_established(record.obj):
-                    self.serve(record.obj)
-
-    def serve(self, definition: Json) -> None:
-        """Serve the kinds of a definition, keeping what is stored of them."""
-        stored, served = kinds_of(definition)
+    def install(self, stored: Resource, served: Sequence[Resource]) -> None:
+        """Serve a defined kind in these versions, keeping what is stored of it."""
         self.kinds.install(stored.table, stored, served)
         self._make_table(stored.table)
 
@@ -199,25 +178,9 @@ class Store:
             return Subscription(history, chosen, history.end(), records)
         return Subscription(history, chosen, history.position_after(since_rv), [])
 
-    async def watch(
-        self,
-        resource: str,
-        since_rv: int | None = None,
-        *,
-        namespace: str | None = None,
-        labels: str = "",
-        fields: str = "",
-    ) -> AsyncIterator[WatchEvent]:
-        """Yield changes while the kind is served; 410 at once or later when they are forgotten."""
-        chosen = selection(self.kinds[resource], namespace, labels, fields)
-        subscription = self.subscribe(resource, chosen, since_rv)
-        while True:
-            is_over = subscription.is_over
-            for event in subscription.take():
-                yield event
-            if is_over:
-                return
-            await subscription.wait()
+    def watch(self, resource: str, *, fields: str = "") -> Subscription:
+        """Watch the selected objects of all namespaces, beginning with those that exist now."""
+        return self.subscribe(resource, selection(self.kinds[resource], fields=fields))
 
     def compact(self) -> None:
         """Forget all history, so that watches from earlier versions get 410."""
@@ -242,18 +205,18 @@ class Store:
 
     def admit(self, kind: Resource, draft: Json) -> None:
         """Run the built-in admission over a draft, in place."""
-        strategy_of(kind).admit(draft, self)
+        self._strategy_of(kind).admit(draft, self)
 
     def complete(self, kind: Resource, obj: Json) -> None:
         """Fill in the defaults of a kind, in place."""
-        strategy_of(kind).complete(obj, self)
+        self._strategy_of(kind).complete(obj, self)
 
     def insert(self, resource: str, draft: Json, *, dry_run: bool = False) -> Json:
         """Complete, check and store a draft."""
         kind = self.kinds.of(resource, draft.get("apiVersion"))
         new = copied(draft) if dry_run else draft
         self._check_namespace(kind, new)
-        strategy = strategy_of(kind)
+        strategy = self._strategy_of(kind)
         if strategy.counts_generations:
             new["metadata"]["generation"] = 1
         strategy.begin(new, self)
@@ -289,7 +252,7 @@ class Store:
         new, _ = self.draft_update(resource, obj, subresource=subresource)
         kind = self.kinds.of(resource, new.get("apiVersion"))
         old = self.record(resource, namespace_of(new), name_of(new))
-        strategy = strategy_of(kind)
+        strategy = self._strategy_of(kind)
         check = strategy.check_part if subresource else strategy.check_change
         refuse_invalid(kind, new, check(new, old.obj))
         new["apiVersion"] = self.kinds[resource].api_version
@@ -333,7 +296,7 @@ class Store:
         check_preconditions(kind, old.obj, wanted)
         key = self._key(resource, namespace, name)
         counted = f"delete/{subresource}".rstrip("/")
-        strategy_of(kind).check_delete(old.obj, self)
+        self._strategy_of(kind).check_delete(old.obj, self)
         match decide(kind, old.obj, grace_s=grace_s):
             case Deletion(gone_now=True):
                 return self._remove(kind, key, old, verb=counted, dry_run=dry_run)
@@ -343,7 +306,7 @@ class Store:
                 new = copied(old.obj)
                 new["metadata"]["deletionTimestamp"] = rfc3339(self.clock() + seconds)
                 new["metadata"]["deletionGracePeriodSeconds"] = seconds
-                strategy_of(kind).mark_deleted(new)
+                self._strategy_of(kind).mark_deleted(new)
                 return self._commit(kind, key, old, new, verb=counted, dry_run=dry_run)
 
     def gone(self, resource: str, obj: Json) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 from shared.model.events.node_events import DeviceReported
 from shared.model.events.pod_events import ListingWanted
 from shared.nats.bus import Bus
-from simcluster.kubelet.container_state import ContainerPhase
+from simcluster.kubelet.containers.container_state import ContainerPhase
 from tests.support.node_agent.agent import NUMBER, Site, share, site
 from tests.support.servers.nats import NatsServer
 from tests.support.simcluster.kubelet import FAST, NODE, eventually, pod

@@ -22,7 +22,7 @@ from shared.model.lease import Lease, LeaseState, Share
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.runtime.service import roles_of
 from shared.runtime.telemetry import Tracing
-from simcluster.apiserver.storage.objects import Json
+from simcluster.apimachinery.objects import Json
 from simcluster.kubelet.settings import NodeSettings
 from tests.support.simcluster.apiserver import ApiUnderTest, api_server
 from tests.support.simcluster.kubelet import FAST, NODE, Node, eventually, one_kubelet

@@ -11,8 +11,8 @@ from typing import Any
 
 from aiohttp import web
 
-from simcluster.apiserver.http.certificates import Certificates, certificates_for
-from simcluster.apiserver.storage.objects import Json, encode
+from simcluster.apimachinery.objects import Json, encode
+from simcluster.credentials import Certificates, certificates_for
 
 Answer = Callable[[Json], Json | Awaitable[Json] | web.Response]
 _MADE: list[tuple[tempfile.TemporaryDirectory[str], Certificates]] = []

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import aiohttp
 
-from simcluster.apiserver.http.certificates import certificates
-from simcluster.apiserver.http.kubeconfig import write_kubeconfig
 from simcluster.apiserver.http.server import ApiServer, ApiSettings, listening
+from simcluster.apiserver.registry import open_store
 from simcluster.apiserver.storage.store import DEFAULT_WINDOW, Store
+from simcluster.credentials import certificates, write_kubeconfig
 from simcluster.ports import ContainerRuntime
 
 TOKEN = "a-token-for-tests"  # noqa: S105
@@ -55,7 +55,7 @@ async def api_server(
     if not _CERTIFICATES:
         _CERTIFICATES.append(tempfile.TemporaryDirectory(prefix="lh-tls-"))
     certs = certificates(Path(_CERTIFICATES[0].name))
-    held = Store(window=window) if store is None else store
+    held = open_store(window=window) if store is None else store
     server = ApiServer(
         held,
         ApiSettings(token=TOKEN, bookmark_s=bookmark_s),

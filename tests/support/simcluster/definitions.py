@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from simcluster.apiserver.storage.objects import Json
+from simcluster.apimachinery.objects import Json
 
 
 def definition(

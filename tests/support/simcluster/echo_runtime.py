@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
-from simcluster.apiserver.http.errors import ApiError
+from simcluster.apimachinery.errors import ApiError
 from simcluster.apiserver.storage.store import Store
 from simcluster.ports import ExecStreams, LogOptions
 

@@ -27,9 +27,10 @@ import grpc
 from proto.deviceplugin import api_pb2, api_pb2_grpc
 from proto.podresources import api_pb2 as podresources
 from proto.podresources import api_pb2_grpc as podresources_grpc
-from simcluster.apiserver.storage.objects import Json
+from simcluster.apimachinery.objects import Json
+from simcluster.apiserver.registry import open_store
 from simcluster.apiserver.storage.store import Store
-from simcluster.kubelet.container_state import ContainerState
+from simcluster.kubelet.containers.container_state import ContainerState
 from simcluster.kubelet.kubelet import SimKubelet
 from simcluster.kubelet.settings import NodeSettings
 
@@ -169,7 +170,7 @@ async def _within_the_rate(call: Callable[[Any], Awaitable[Any]], request: Any) 
 
 def new_store() -> Store:
     """Return a store with the namespaces that every cluster has."""
-    store = Store()
+    store = open_store()
     for name in ("default", "kube-system", "kube-node-lease"):
         if store.find("namespaces", None, name) is None:
             store.create("namespaces", {"metadata": {"name": name}})

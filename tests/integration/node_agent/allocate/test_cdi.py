@@ -6,7 +6,7 @@ from typing import Any
 from proto.deviceplugin import api_pb2
 from services.node_agent.allocate.cdi import FILE
 from shared.model.lease import Lease
-from simcluster.kubelet.checkpoint import load_checkpoint
+from simcluster.kubelet.devices.checkpoint import load_checkpoint
 from tests.integration.node_agent.mig.test_mig import part
 from tests.support.node_agent.agent import NUMBER, Site, share, site
 from tests.support.node_agent.cdi import cdi_devices

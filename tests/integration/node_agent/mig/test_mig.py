@@ -17,7 +17,7 @@ from services.node_agent.mig.layout_changes import MigInstance
 from shared.model.errors import RequestError
 from shared.model.lease import Lease, LeaseState, MigPlace, Share, Terms
 from shared.model.names import NodeName, PodUid
-from simcluster.kubelet.container_spec import RUN_FOR
+from simcluster.kubelet.containers.container_spec import RUN_FOR
 from tests.support.node_agent.agent import NUMBER, Site, share, site
 from tests.support.simcluster.kubelet import NODE, container, eventually, pod
 

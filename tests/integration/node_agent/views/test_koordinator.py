@@ -16,7 +16,7 @@ from services.node_agent.views import node_objects, node_views
 from shared.model.lease import MIB, Lease, Share, Terms
 from shared.model.names import NodeName
 from shared.model.request import Company
-from simcluster.apiserver.storage.objects import Json
+from simcluster.apimachinery.objects import Json
 from tests.support.node_agent.agent import Site, share, site
 from tests.support.simcluster.kubelet import NODE, container, eventually, pod
 

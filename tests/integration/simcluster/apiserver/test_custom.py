@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import aiohttp
 import pytest
 
-from simcluster.apiserver.storage.objects import Json
+from simcluster.apimachinery.objects import Json
 from tests.support.simcluster.apiserver import ApiUnderTest
 from tests.support.simcluster.custom_kinds import (
     APPLY,

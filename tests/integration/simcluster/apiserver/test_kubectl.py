@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from simcluster.apiserver.storage.objects import Json
+from simcluster.apimachinery.objects import Json
 from tests.support.kubernetes.kubectl import BINARIES, Kubectl
 from tests.support.simcluster.apiserver import ApiUnderTest, api_server
 from tests.support.simcluster.echo_runtime import Echo

@@ -6,7 +6,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from simcluster.apiserver.storage.objects import Json
+from simcluster.apimachinery.objects import Json
 from tests.support.simcluster.apiserver import ApiUnderTest, api_server
 
 PODS = "/api/v1/namespaces/default/pods"

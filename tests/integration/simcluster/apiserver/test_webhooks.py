@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from simcluster.apiserver.storage.objects import Json
+from simcluster.apimachinery.objects import Json
 from tests.support.simcluster.admission_webhook import (
     WebhookUnderTest,
     allow,

@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from proto.podresources import api_pb2, api_pb2_grpc
-from simcluster.apiserver.storage.objects import Json
+from simcluster.apimachinery.objects import Json
 from simcluster.kubelet.settings import NodeSettings
 from tests.support.simcluster.kubelet import (
     FAST,

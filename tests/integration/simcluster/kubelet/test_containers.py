@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from proto.deviceplugin import api_pb2
-from simcluster.apiserver.http.errors import ApiError
-from simcluster.apiserver.kinds.resources import Resource
-from simcluster.apiserver.storage.history import Change
-from simcluster.apiserver.storage.objects import Json, at_path
+from simcluster.apimachinery.errors import ApiError
+from simcluster.apimachinery.objects import Json, at_path
+from simcluster.apimachinery.resources import Resource
+from simcluster.apiserver.storage.records import Change
 from simcluster.kubelet.fleet import KubeletFleet
 from simcluster.kubelet.settings import NodeSettings
 from simcluster.ports import LogOptions

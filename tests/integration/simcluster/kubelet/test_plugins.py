@@ -8,7 +8,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from simcluster.kubelet import plugin_client
+from simcluster.kubelet.devices import plugin_client
 from simcluster.kubelet.settings import NodeSettings
 from tests.support.simcluster.kubelet import (
     FAST,

@@ -16,7 +16,7 @@ import aiohttp
 import pytest
 import yaml
 
-from simcluster.apiserver.storage.objects import Json
+from simcluster.apimachinery.objects import Json
 from tests.support.simcluster.kubelet import pod
 
 WITHIN_S = 30

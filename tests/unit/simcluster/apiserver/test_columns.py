@@ -2,11 +2,11 @@
 
 import pytest
 
-from simcluster.apiserver.http.columns import COLUMNS, age, duration
-from simcluster.apiserver.kinds.disruption import status_of
-from simcluster.apiserver.kinds.disruption_validation import budget_causes
-from simcluster.apiserver.kinds.pod_phase import status_word
-from simcluster.apiserver.storage.objects import Json
+from simcluster.apimachinery.objects import Json
+from simcluster.apimachinery.pods import status_word
+from simcluster.apimachinery.printer_columns import age, duration
+from simcluster.apiserver.kinds.columns import COLUMNS
+from simcluster.apiserver.kinds.disruption_budgets import budget_causes, status_of
 
 
 @pytest.mark.parametrize(

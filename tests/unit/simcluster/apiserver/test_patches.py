@@ -2,11 +2,10 @@
 
 import pytest
 
-from simcluster.apiserver.http.errors import ApiError
-from simcluster.apiserver.kinds.resources import RESOURCES
-from simcluster.apiserver.storage.json_merge_patch import apply_merge_patch
-from simcluster.apiserver.storage.patches import CONTENT_TYPES, JSON_PATCH, MERGE_PATCH, patcher
-from simcluster.apiserver.storage.strategic_merge_patch import apply_strategic_merge_patch
+from simcluster.apimachinery.errors import ApiError
+from simcluster.apimachinery.merge_patches import apply_merge_patch, apply_strategic_merge_patch
+from simcluster.apiserver.kinds.builtin_resources import RESOURCES
+from simcluster.apiserver.requests.patches import CONTENT_TYPES, JSON_PATCH, MERGE_PATCH, patcher
 
 
 @pytest.mark.parametrize(

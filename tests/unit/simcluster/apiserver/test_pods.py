@@ -2,14 +2,15 @@
 
 import pytest
 
-from simcluster.apiserver.http.errors import ApiError
+from simcluster.apimachinery.errors import ApiError
+from simcluster.apimachinery.objects import Json, copied
 from simcluster.apiserver.kinds.namespaces import prepare
-from simcluster.apiserver.storage.objects import Json, copied
+from simcluster.apiserver.registry import open_store
 from simcluster.apiserver.storage.store import Store
 
 
 def a_cluster() -> Store:
-    store = Store()
+    store = open_store()
     prepare(store)
     return store
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from simcluster.apiserver.http.errors import ApiError
+from simcluster.apimachinery.errors import ApiError
 from simcluster.apiserver.http.protobuf_bodies import decoded
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 
+from simcluster.apimachinery.objects import Json
 from simcluster.apiserver.kinds.quantities import Quantity, added, amounts, quantity
 from simcluster.apiserver.kinds.quota_usage import matches, unspecified, usage
-from simcluster.apiserver.storage.objects import Json
 
 
 def a_pod(*containers: Json, **spec: object) -> Json:

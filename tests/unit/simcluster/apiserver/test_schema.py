@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simcluster.apimachinery.objects import Json, copied
 from simcluster.apiserver.crd import json_path
 from simcluster.apiserver.crd.schema_check import violations
 from simcluster.apiserver.crd.schema_formats import has_format
 from simcluster.apiserver.crd.schema_merge import applied
 from simcluster.apiserver.crd.schema_shape import fill_defaults, pruned
 from simcluster.apiserver.kinds.quantities import Quantity, quantity
-from simcluster.apiserver.storage.objects import Json, copied
 
 DEVICE = {
     "status": {

@@ -2,13 +2,9 @@
 
 import pytest
 
-from simcluster.apiserver.http.errors import ApiError
-from simcluster.apiserver.kinds.resources import RESOURCES
-from simcluster.apiserver.storage.selectors import (
-    label_requirements,
-    object_requirements,
-    selection,
-)
+from simcluster.apimachinery.errors import ApiError
+from simcluster.apimachinery.selectors import label_requirements, object_requirements, selection
+from simcluster.apiserver.kinds.builtin_resources import RESOURCES
 
 LABELS = {"app": "web", "tier": "front", "gen": "7"}
 

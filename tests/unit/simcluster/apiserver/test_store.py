@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from simcluster.apiserver.http.errors import ApiError
+from simcluster.apimachinery.errors import ApiError
+from simcluster.apimachinery.objects import Json, copied
+from simcluster.apimachinery.selectors import selection
+from simcluster.apiserver.kinds.builtin_resources import RESOURCES
 from simcluster.apiserver.kinds.namespaces import Namespaces, prepare
-from simcluster.apiserver.kinds.resources import RESOURCES
-from simcluster.apiserver.storage.objects import Json, copied
+from simcluster.apiserver.registry import open_store
 from simcluster.apiserver.storage.persistence import SqliteDisk
-from simcluster.apiserver.storage.selectors import selection
 from simcluster.apiserver.storage.store import Store
 
 
@@ -24,7 +25,7 @@ def a_pod(name: str = "web", **spec: object) -> Json:
 
 
 def a_store(window: int = 100) -> Store:
-    store = Store(window=window)
+    store = open_store(window=window)
     Namespaces(store)
     prepare(store)
     return store
@@ -177,10 +178,10 @@ async def test_a_watch_starts_with_what_is_there_and_then_waits() -> None:
     seen: list[str] = []
 
     async def follow() -> None:
-        async for event in store.watch("pods"):
-            seen.append(f"{event.type} {event.object['metadata']['name']}")
-            if len(seen) == 2:
-                return
+        watch = store.watch("pods")
+        while len(seen) < 2:
+            await watch.wait()
+            seen.extend(f"{e.type} {e.object['metadata']['name']}" for e in watch.take())
 
     async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
         tasks.create_task(follow())
@@ -211,9 +212,10 @@ async def test_a_watcher_of_something_quiet_does_not_fall_behind() -> None:
     seen: list[str] = []
 
     async def follow() -> None:
-        async for event in store.watch("pods", fields="metadata.name=quiet"):
-            seen.append(event.type)
-            return
+        watch = store.watch("pods", fields="metadata.name=quiet")
+        while not seen:
+            await watch.wait()
+            seen.extend(event.type for event in watch.take())
 
     async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
         tasks.create_task(follow())
@@ -242,14 +244,14 @@ def test_pages_are_of_one_version_whatever_happens_between_them() -> None:
 
 
 def test_everything_survives_on_disk(tmp_path: Path) -> None:
-    store = Store(SqliteDisk(tmp_path / "objects.sqlite"))
+    store = open_store(SqliteDisk(tmp_path / "objects.sqlite"))
     prepare(store)
     kept = store.create("pods", a_pod("kept"))
     store.create("pods", a_pod("deleted"))
     store.delete("pods", "default", "deleted")
     store.close()
 
-    again = Store(SqliteDisk(tmp_path / "objects.sqlite"))
+    again = open_store(SqliteDisk(tmp_path / "objects.sqlite"))
 
     assert again.version == store.version
     assert again.read("pods", "default", "kept") == kept

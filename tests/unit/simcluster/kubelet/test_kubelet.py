@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simcluster.apiserver.storage.objects import Json
-from simcluster.kubelet.checkpoint import decode_checkpoint, encode_checkpoint
-from simcluster.kubelet.container_spec import (
+from simcluster.apimachinery.objects import Json
+from simcluster.kubelet.containers.container_spec import (
     Behaviour,
     PodSpec,
     annotation_fault,
@@ -18,19 +17,20 @@ from simcluster.kubelet.container_spec import (
     parse_pod,
     pod_requests,
 )
-from simcluster.kubelet.container_state import ContainerPhase, ContainerState, PodState
-from simcluster.kubelet.container_status import phase, pod_status
-from simcluster.kubelet.devices import (
+from simcluster.kubelet.containers.container_state import ContainerPhase, ContainerState, PodState
+from simcluster.kubelet.containers.container_status import phase, pod_status
+from simcluster.kubelet.devices.checkpoint import decode_checkpoint, encode_checkpoint
+from simcluster.kubelet.devices.device_ledger import (
     AllocationError,
     DeviceLedger,
     Holding,
     choose,
     settle,
 )
+from simcluster.kubelet.devices.pod_resources import BURST, RateLimit
+from simcluster.kubelet.devices.registration import is_extended_resource
 from simcluster.kubelet.node import node_status
-from simcluster.kubelet.pod_resources import BURST, RateLimit
-from simcluster.kubelet.predicates import NodeFacts, judge
-from simcluster.kubelet.registration import is_extended_resource
+from simcluster.kubelet.pods.predicates import NodeFacts, judge
 from simcluster.kubelet.settings import NodeSettings
 
 SLOT = "example.com/slot"

@@ -1,0 +1,1 @@
+"""Kubernetes objects, resources, selectors and errors, for the API server and the kubelets."""

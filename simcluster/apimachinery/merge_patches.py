@@ -1,0 +1,152 @@
+"""JSON merge patches (RFC 7396) and Kubernetes strategic merge patches; pure."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from simcluster.apimachinery.errors import ApiError
+from simcluster.apimachinery.objects import Json
+
+
+def apply_merge_patch(target: Json, patch: Json) -> Json:
+    """Apply a merge patch: maps are merged, null removes, anything else replaces."""
+    result = dict(target)
+    for key, value in patch.items():
+        if value is None:
+            result.pop(key, None)
+        elif isinstance(value, dict):
+            below: Any = result.get(key)
+            result[key] = apply_merge_patch(below if isinstance(below, dict) else {}, value)
+        else:
+            result[key] = value
+    return result
+
+
+_MERGE_KEYS: Mapping[str, str] = {
+    "containers": "name",
+    "initContainers": "name",
+    "ephemeralContainers": "name",
+    "env": "name",
+    "volumes": "name",
+    "volumeMounts": "mountPath",
+    "volumeDevices": "devicePath",
+    "imagePullSecrets": "name",
+    "hostAliases": "ip",
+    "topologySpreadConstraints": "topologyKey",
+    "resourceClaims": "name",
+    "schedulingGates": "name",
+    "conditions": "type",
+    "addresses": "type",
+    "ownerReferences": "uid",
+    "taints": "key",
+    "podIPs": "ip",
+    "hostIPs": "ip",
+    "secrets": "name",
+    "webhooks": "name",
+}
+
+
+_PORT_KEYS = ("containerPort", "port")  # a container's, a service's
+
+
+_PRIMITIVE_LISTS = ("finalizers",)
+
+
+_DIRECTIVES = ("$patch", "$retainKeys")
+
+
+_ORDER = "$setElementOrder/"
+
+
+_DELETE_PRIMITIVES = "$deleteFromPrimitiveList/"
+
+
+def apply_strategic_merge_patch(target: Json, patch: Json) -> Json:
+    """Apply a strategic merge patch to an object."""
+    match patch.get("$patch"):
+        case "replace":
+            return {key: value for key, value in patch.items() if key != "$patch"}
+        case "delete":
+            return {}
+        case None | "merge":
+            pass
+        case unknown:
+            raise ApiError.bad_request(f"unknown patch type {unknown!r}")
+    kept = patch.get("$retainKeys", target)
+    result = {key: value for key, value in target.items() if key in kept}
+    for key, value in patch.items():
+        if key in _DIRECTIVES or key.startswith(_ORDER):
+            continue
+        if key.startswith(_DELETE_PRIMITIVES):
+            _remove_primitives(result, key.removeprefix(_DELETE_PRIMITIVES), value)
+        elif value is None:
+            result.pop(key, None)
+        else:
+            result[key] = _merged_field(key, result.get(key), value)
+    for key, order in patch.items():
+        field = key.removeprefix(_ORDER)
+        if key.startswith(_ORDER) and isinstance(result.get(field), list):
+            result[field] = _ordered(field, result[field], order)
+    return result
+
+
+def _merged_field(key: str, old: Any, new: Any) -> Any:
+    if isinstance(new, dict):
+        return apply_strategic_merge_patch(old if isinstance(old, dict) else {}, new)
+    if not isinstance(new, list):
+        return new
+    merge_key = _merge_key(key, [*new, *(old if isinstance(old, list) else ())])
+    if merge_key is not None:
+        return _merged_list(merge_key, old if isinstance(old, list) else [], new)
+    if key in _PRIMITIVE_LISTS:
+        return [*(old or ()), *(each for each in new if each not in (old or ()))]
+    return new
+
+
+def _merge_key(field: str, items: list[Any]) -> str | None:
+    if field == "ports":
+        return next((key for key in _PORT_KEYS if any(key in each for each in items)), None)
+    return _MERGE_KEYS.get(field)
+
+
+def _merged_list(merge_key: str, old: list[Any], new: list[Any]) -> list[Any]:
+    if any(item.get("$patch") == "replace" for item in new):
+        return [item for item in new if "$patch" not in item]
+    result = list(old)
+    for item in new:
+        if merge_key not in item:
+            raise ApiError.bad_request(
+                f"map: {item} does not contain declared merge key: {merge_key}"
+            )
+        found = [at for at, each in enumerate(result) if each.get(merge_key) == item[merge_key]]
+        if item.get("$patch") == "delete":
+            result = [each for at, each in enumerate(result) if at not in found]
+        elif found:
+            result[found[0]] = apply_strategic_merge_patch(result[found[0]], item)
+        else:
+            result.append(apply_strategic_merge_patch({}, item))
+    return result
+
+
+def _ordered(field: str, items: list[Any], order: list[Any]) -> list[Any]:
+    """Put the items named in `order` into that order; the others stay behind those before them."""
+    merge_key = _merge_key(field, [each for each in items if isinstance(each, dict)])
+
+    def rank(item: Any) -> int:
+        wanted = item.get(merge_key) if merge_key and isinstance(item, dict) else item
+        for at, each in enumerate(order):
+            if (each.get(merge_key) if merge_key and isinstance(each, dict) else each) == wanted:
+                return at
+        return -1
+
+    ranks: list[tuple[int, int]] = []
+    highest = -1
+    for at, item in enumerate(items):
+        own = rank(item)
+        highest = own if own >= 0 else highest
+        ranks.append((highest, at))
+    return [items[at] for _, at in sorted(ranks)]
+
+
+def _remove_primitives(target: Json, field: str, values: list[Any]) -> None:
+    if isinstance(target.get(field), list):
+        target[field] = [each for each in target[field] if each not in values]

@@ -1,0 +1,99 @@
+"""What a pod object shows: containers, quality of service, readiness, status; pure."""
+
+from collections.abc import Iterable, Iterator
+
+from simcluster.apimachinery.objects import Json, at_path, metadata
+
+
+def containers_of(pod: Json) -> Iterator[Json]:
+    """Iterate over the init containers, then the containers."""
+    spec = pod.get("spec") or {}
+    for field in ("initContainers", "containers"):
+        for container in spec.get(field) or ():
+            if isinstance(container, dict):
+                yield container
+
+
+def qos_class(pod: Json) -> str:
+    """Return the pod's quality of service, from its cpu and memory alone."""
+    guaranteed = True
+    any_set = False
+    for container in containers_of(pod):
+        resources = container.get("resources")
+        resources = resources if isinstance(resources, dict) else {}
+        limits = resources.get("limits") or {}
+        requests = resources.get("requests") or {}
+        for resource in ("cpu", "memory"):
+            any_set = any_set or resource in limits or resource in requests
+            same = resource in limits and str(limits[resource]) == str(requests.get(resource))
+            guaranteed = guaranteed and same
+    if not any_set:
+        return "BestEffort"
+    return "Guaranteed" if guaranteed else "Burstable"
+
+
+def _statuses(pod: Json, field: str) -> list[Json]:
+    return at_path(pod, f"status.{field}") or []
+
+
+def ready_containers(pod: Json) -> tuple[int, int]:
+    """Return how many containers are ready, and how many there are."""
+    statuses = _statuses(pod, "containerStatuses")
+    ready = sum(1 for each in statuses if each.get("ready") and at_path(each, "state.running"))
+    return ready, len(at_path(pod, "spec.containers") or ())
+
+
+def restarts(pod: Json) -> int:
+    """Return how often its containers were restarted."""
+    return sum(int(each.get("restartCount") or 0) for each in _statuses(pod, "containerStatuses"))
+
+
+def is_ready(pod: Json) -> bool:
+    """Tell whether the pod's condition Ready is true."""
+    return any(
+        each.get("type") == "Ready" and each.get("status") == "True"
+        for each in _statuses(pod, "conditions")
+    )
+
+
+def status_word(pod: Json) -> str:
+    """Return the phase, or what says more: a container's reason, or that the pod is ending."""
+    word = str(at_path(pod, "status.reason") or at_path(pod, "status.phase") or "Unknown")
+    for condition in _statuses(pod, "conditions"):
+        if condition.get("type") == "PodScheduled" and condition.get("reason") == "SchedulingGated":
+            word = "SchedulingGated"
+    word = _init_word(pod) or _container_word(_statuses(pod, "containerStatuses")) or word
+    if metadata(pod).get("deletionTimestamp"):
+        return "Unknown" if at_path(pod, "status.reason") == "NodeLost" else "Terminating"
+    return word
+
+
+def _init_word(pod: Json) -> str:
+    total = len(at_path(pod, "spec.initContainers") or ())
+    for at, status in enumerate(_statuses(pod, "initContainerStatuses")):
+        if at_path(status, "state.terminated.exitCode") == 0:
+            continue
+        reason = _reason(status)
+        if reason and reason != "PodInitializing":
+            return f"Init:{reason}"
+        return f"Init:{at}/{total}"
+    return ""
+
+
+def _container_word(statuses: Iterable[Json]) -> str:
+    words = [_reason(status) for status in statuses]
+    return next((word for word in words if word), "")
+
+
+def _reason(status: Json) -> str:
+    waiting = at_path(status, "state.waiting.reason")
+    if waiting:
+        return str(waiting)
+    terminated = at_path(status, "state.terminated")
+    if not terminated:
+        return ""
+    if terminated.get("reason"):
+        return str(terminated["reason"])
+    if terminated.get("signal"):
+        return f"Signal:{terminated['signal']}"
+    return f"ExitCode:{terminated.get('exitCode')}"

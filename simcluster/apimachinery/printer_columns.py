@@ -1,0 +1,61 @@
+"""Printer columns: one column of a table that `kubectl get` shows; pure."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from simcluster.apimachinery.objects import Json, metadata, name_of, unix
+
+UNKNOWN = "<unknown>"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column; with a priority above 0 only `-o wide` shows it."""
+
+    name: str
+    cell: Callable[[Json, float], Any]
+    priority: int = 0
+    type: str = "string"
+    format: str = ""
+
+
+def age(since: object, now: float) -> str:
+    """Say how long ago a time was, in at most two units."""
+    try:
+        return duration(max(now - unix(str(since)), 0))
+    except ValueError:
+        return UNKNOWN
+
+
+def duration(seconds: float) -> str:
+    """Shorten a duration the way kubectl does."""
+    total = int(seconds)
+    minutes, hours, days = total // 60, total // 3600, total // 86400
+    steps = (
+        (total < 120, f"{total}s"),
+        (minutes < 10, _two(minutes, "m", total % 60, "s")),
+        (minutes < 180, f"{minutes}m"),
+        (hours < 8, _two(hours, "h", minutes % 60, "m")),
+        (hours < 48, f"{hours}h"),
+        (days < 8, _two(days, "d", hours % 24, "h")),
+        (days < 730, f"{days}d"),
+    )
+    return next((text for fits, text in steps if fits), f"{days // 365}y{days % 365}d")
+
+
+def _two(large: int, large_unit: str, small: int, small_unit: str) -> str:
+    return f"{large}{large_unit}{small}{small_unit}" if small else f"{large}{large_unit}"
+
+
+def _created(obj: Json, now: float) -> str:
+    return age(metadata(obj).get("creationTimestamp"), now)
+
+
+NAME = Column("Name", lambda obj, _now: name_of(obj), format="name")
+
+
+AGE = Column("Age", _created)
+
+
+GENERIC = (NAME, AGE)

@@ -1,0 +1,107 @@
+"""The kinds an API server serves: their place in the API, their names and their versions; pure."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resource:
+    """One kind: where it lives in the API, its names, and what may be asked of it."""
+
+    plural: str
+    kind: str
+    group: str = ""
+    version: str = "v1"
+    namespaced: bool = True
+    short_names: tuple[str, ...] = ()
+    categories: tuple[str, ...] = ()
+    has_status: bool = False
+    selectable: tuple[str, ...] = ()
+    subresources: tuple[str, ...] = ()
+    singular_name: str = ""
+    list_name: str = ""
+    stored_as: str = ""
+    """Its table, where that is not its plural: other kinds have that name, or share the table."""
+    status_alone: bool = False
+    """Whether nothing but the status is written through `status`, not even labels."""
+
+    @property
+    def api_version(self) -> str:
+        """`v1` for the core group, `group/version` for the others."""
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    @property
+    def qualified(self) -> str:
+        """The plural with its group, as error messages say it."""
+        return f"{self.plural}.{self.group}" if self.group else self.plural
+
+    @property
+    def singular(self) -> str:
+        """The singular name that kubectl also accepts."""
+        return self.singular_name or self.kind.lower()
+
+    @property
+    def list_kind(self) -> str:
+        """The kind of its lists."""
+        return self.list_name or f"{self.kind}List"
+
+    @property
+    def table(self) -> str:
+        """Where the store keeps its objects: one table for all versions of a kind."""
+        return self.stored_as or self.plural
+
+
+class Kinds:
+    """Kinds by their place in the API, and by the table in which the store keeps them."""
+
+    def __init__(self, builtin: Iterable[Resource]) -> None:
+        rows = list(builtin)
+        self._by_path = {(row.group, row.version, row.plural): row for row in rows}
+        self._stored = {row.table: row for row in rows if not row.stored_as}
+        self._added: dict[str, Sequence[Resource]] = {}
+
+    def __getitem__(self, table: str) -> Resource:
+        """Return the kind as which a table's objects are stored."""
+        return self._stored[table]
+
+    def __contains__(self, table: str) -> bool:
+        return table in self._stored
+
+    def __iter__(self) -> Iterator[Resource]:
+        """Iterate over every kind in every version that is served."""
+        return iter(self._by_path.values())
+
+    def stored(self) -> Iterable[Resource]:
+        """Return each table's kind."""
+        return self._stored.values()
+
+    def find(self, group: str, version: str, plural: str) -> Resource | None:
+        """Return what is served at a place of the API, or None."""
+        return self._by_path.get((group, version, plural))
+
+    def of(self, table: str, api_version: object) -> Resource:
+        """Return a table's kind in the version that an object names, else as it is stored."""
+        versions = self._added.get(table, ())
+        return next((k for k in versions if k.api_version == api_version), self._stored[table])
+
+    def versions(self, table: str) -> Sequence[Resource]:
+        """Return a table's kind in every version that is served."""
+        return self._added.get(table) or (self._stored[table],)
+
+    def install(self, table: str, stored: Resource, served: Sequence[Resource]) -> None:
+        """Serve a table in these versions from now on, and in no others."""
+        self._forget_paths(table)
+        self._stored[table] = stored
+        self._added[table] = served
+        for kind in served:
+            self._by_path[kind.group, kind.version, kind.plural] = kind
+
+    def remove(self, table: str) -> None:
+        """Serve a table no longer."""
+        self._forget_paths(table)
+        self._stored.pop(table, None)
+        self._added.pop(table, None)
+
+    def _forget_paths(self, table: str) -> None:
+        for kind in self._added.get(table, ()):
+            self._by_path.pop((kind.group, kind.version, kind.plural), None)

@@ -1,0 +1,161 @@
+"""Which objects a list or a watch is about: namespace, label selector, field selector."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from simcluster.apimachinery.conversions import stored_path
+from simcluster.apimachinery.errors import ApiError
+from simcluster.apimachinery.objects import Json
+from simcluster.apimachinery.resources import Resource
+
+_TERM = re.compile(
+    r"\s*(?:"
+    r"(?P<absent>!)\s*(?P<absent_key>[\w./-]+)"
+    r"|(?P<set_key>[\w./-]+)\s+(?P<set_op>in|notin)\s*\((?P<values>[^()]*)\)"
+    r"|(?P<key>[\w./-]+)\s*(?:(?P<op>==|!=|=|>|<)\s*(?P<value>[\w.-]*))?"
+    r")\s*(?:,|$)"
+)
+
+
+_FIELD_TERM = re.compile(r"(?P<path>[\w.]+)(?P<op>==|!=|=)(?P<value>.*)", re.DOTALL)
+
+
+Requirement = Callable[[Mapping[str, str]], bool]
+
+
+FieldRequirement = Callable[[Json], bool]
+
+
+_BOOLEANS: Mapping[str, tuple[Any, ...]] = {"true": (True,), "false": (False, None)}
+
+
+def label_requirements(text: str) -> tuple[Requirement, ...]:
+    """Parse a label selector, equality-based and set-based terms alike; all must hold."""
+    found: list[Requirement] = []
+    at = 0
+    while text.strip() and at < len(text):
+        match = _TERM.match(text, at)
+        if match is None or match.end() == at:
+            raise ApiError.bad_request(f"unable to parse label selector {text!r} at {at}")
+        found.append(_requirement(match))
+        at = match.end()
+    return tuple(found)
+
+
+def _requirement(match: re.Match[str]) -> Requirement:
+    if match["absent"]:
+        absent = match["absent_key"]
+        return lambda labels: absent not in labels
+    if match["set_key"]:
+        key = match["set_key"]
+        values = frozenset(value.strip() for value in match["values"].split(","))
+        if match["set_op"] == "in":
+            return lambda labels: labels.get(key) in values
+        return lambda labels: labels.get(key) not in values
+    return _comparison(match["key"], match["op"], match["value"])
+
+
+def _comparison(key: str, operator: str | None, value: str) -> Requirement:
+    if operator is None:
+        return lambda labels: key in labels
+    if operator == "!=":
+        return lambda labels: labels.get(key) != value
+    if operator in {"=", "=="}:
+        return lambda labels: labels.get(key) == value
+    if not value.lstrip("-").isdigit():
+        raise ApiError.bad_request(f"for {operator!r} in a label selector the value is an integer")
+    sign, bound = (1, int(value)) if operator == ">" else (-1, int(value))
+    return lambda labels: (
+        labels.get(key, "").lstrip("-").isdigit() and (int(labels[key]) - bound) * sign > 0
+    )
+
+
+def object_requirements(selector: Json | None) -> tuple[Requirement, ...]:
+    """Read a `LabelSelector` object, as PodDisruptionBudgets carry; None selects nothing."""
+    if selector is None:
+        return (lambda _labels: False,)
+    terms = [f"{key}={value}" for key, value in (selector.get("matchLabels") or {}).items()]
+    for expression in selector.get("matchExpressions") or ():
+        key, values = expression["key"], ",".join(expression.get("values") or ())
+        terms.append(
+            {
+                "In": f"{key} in ({values})",
+                "NotIn": f"{key} notin ({values})",
+                "Exists": key,
+                "DoesNotExist": f"!{key}",
+            }[expression["operator"]]
+        )
+    return label_requirements(",".join(terms))
+
+
+def _field_requirement(path: str, value: str, *, equal: bool) -> FieldRequirement:
+    """Compare as text; a field that is not set reads as empty, or as false.
+
+    Every watcher's terms see every change, so the path is split and the value turned around once.
+    """
+    first, *rest = ("source", "component") if path == "source" else path.split(".")
+    wanted: tuple[Any, ...] = (value,)
+    if not value:
+        wanted = ("", None)
+    elif value in _BOOLEANS:
+        wanted = (value, *_BOOLEANS[value])
+
+    def holds(obj: Json) -> bool:
+        found: Any = obj.get(first)
+        for part in rest:
+            found = found.get(part) if isinstance(found, dict) else None
+        return (found in wanted) is equal
+
+    return holds
+
+
+def field_terms(text: str, resource: Resource) -> tuple[FieldRequirement, ...]:
+    """Parse a field selector; a field this kind cannot be selected by is a 400."""
+    known = {"metadata.name", *resource.selectable}
+    if resource.namespaced:
+        known.add("metadata.namespace")
+    terms = []
+    for part in filter(None, (piece.strip() for piece in text.split(","))):
+        match = _FIELD_TERM.fullmatch(part)
+        if match is None:
+            raise ApiError.bad_request(f"invalid selector: {text!r}; can't understand {part!r}")
+        if match["path"] not in known:
+            raise ApiError.bad_request(
+                f'Unable to find "{resource.api_version}, Resource={resource.plural}" that match '
+                f'label selector "", field selector "{text}": field label not supported: '
+                f"{match['path']}"
+            )
+        equal = match["op"] != "!="
+        path = stored_path(resource, match["path"])
+        terms.append(_field_requirement(path, match["value"], equal=equal))
+    return tuple(terms)
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Everything that narrows a list or a watch."""
+
+    namespace: str = ""
+    labels: tuple[Requirement, ...] = ()
+    fields: tuple[FieldRequirement, ...] = ()
+
+    def matches(self, obj: Json) -> bool:
+        """Tell whether the object is selected."""
+        for holds in self.fields:
+            if not holds(obj):
+                return False
+        if self.namespace and obj["metadata"].get("namespace") != self.namespace:
+            return False
+        if self.labels:
+            labels = obj["metadata"].get("labels") or {}
+            return all(holds(labels) for holds in self.labels)
+        return True
+
+
+def selection(
+    resource: Resource, namespace: str | None = None, labels: str = "", fields: str = ""
+) -> Selection:
+    """Parse what a request says into a `Selection`."""
+    return Selection(namespace or "", label_requirements(labels), field_terms(fields, resource))

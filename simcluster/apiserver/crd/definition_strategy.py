@@ -1,0 +1,130 @@
+"""What is filled into a CustomResourceDefinition, and when its kinds may be served."""
+
+from collections.abc import Iterator, Mapping
+
+from simcluster.apimachinery.errors import ApiError, Cause
+from simcluster.apimachinery.names import metadata_causes
+from simcluster.apimachinery.objects import Json, at_path, name_of, shown
+from simcluster.apiserver.crd.definition_validation import definition_causes
+from simcluster.apiserver.storage.strategy import Lookup, Strategy
+
+TABLE = "customresourcedefinitions"
+
+
+FINALIZER = "customresourcecleanup.apiextensions.k8s.io"
+
+
+_SETTLED = ("group", "scope", "names.plural", "names.kind")
+
+
+def is_established(definition: Json) -> bool:
+    """Tell whether the definition's kinds are served."""
+    return any(
+        each.get("type") == "Established" and each.get("status") == "True"
+        for each in at_path(definition, "status.conditions") or ()
+    )
+
+
+class Definitions(Strategy):
+    """A definition is established at once, unless another one has taken its names."""
+
+    counts_generations = True
+
+    def begin(self, obj: Json, cluster: Lookup) -> None:
+        """Begin without a status, and with the finalizer that waits for the objects."""
+        obj["status"] = {}
+        finalizers = obj["metadata"].setdefault("finalizers", [])
+        if FINALIZER not in finalizers:
+            finalizers.append(FINALIZER)
+
+    def complete(self, obj: Json, cluster: Lookup) -> None:
+        """Fill in names, versions and the status."""
+        spec = obj.get("spec")
+        if not isinstance(spec, dict) or not isinstance(spec.get("versions"), list):
+            raise ApiError.bad_request("a CustomResourceDefinition has a spec with versions")
+        names = spec.setdefault("names", {})
+        kind = str(names.get("kind") or "")
+        names["singular"] = names.get("singular") or kind.lower()
+        names["listKind"] = names.get("listKind") or (f"{kind}List" if kind else "")
+        spec.setdefault("conversion", {"strategy": "None"})
+        self._observe(obj, cluster)
+
+    def check(self, obj: Json) -> list[Cause]:
+        """Check metadata, names, versions and schemas."""
+        return [*metadata_causes(obj), *definition_causes(obj)]
+
+    def check_update(self, new: Json, old: Json) -> list[Cause]:
+        """What is served keeps its identity, and its stored versions."""
+        return list(_changes(new, old))
+
+    def mark_deleted(self, obj: Json) -> None:
+        """Show that its objects are going."""
+        text = "CustomResource deletion is in progress"
+        condition = {"type": "Terminating", "status": "True",
+                     "lastTransitionTime": obj["metadata"]["deletionTimestamp"],
+                     "reason": "InstanceDeletionInProgress", "message": text}  # fmt: skip
+        obj["status"]["conditions"] = [*(at_path(obj, "status.conditions") or ()), condition]
+
+    def _observe(self, obj: Json, cluster: Lookup) -> None:
+        spec, status = obj["spec"], obj.get("status") or {}
+        taken = next(_taken_names(obj, cluster.list(TABLE)), "")
+        known = {each["type"]: each for each in status.get("conditions") or ()}
+        accepted = ("True", "NoConflicts", "no conflicts found")
+        established = ("True", "InitialNamesAccepted", "the initial names have been accepted")
+        if taken:
+            accepted = ("False", "NamesConflict", f"{shown(taken)} is already in use")
+            established = ("False", "NotAccepted", "not all names are accepted")
+        known |= {
+            name: _condition(known.get(name), name, *said, now=cluster.now())
+            for name, said in (("NamesAccepted", accepted), ("Established", established))
+        }
+        stored = [v["name"] for v in spec["versions"] if v.get("storage") and v.get("name")]
+        before = status.get("storedVersions") or []
+        obj["status"] = {
+            "conditions": list(known.values()),
+            "acceptedNames": (status.get("acceptedNames") or {}) if taken else dict(spec["names"]),
+            "storedVersions": [*before, *(name for name in stored if name not in before)],
+        }
+
+
+def _condition(
+    old: Mapping[str, str] | None, name: str, status: str, reason: str, message: str, *, now: str
+) -> Json:
+    since = old["lastTransitionTime"] if old and old["status"] == status else now
+    return {"type": name, "status": status, "lastTransitionTime": since, "reason": reason,
+            "message": message}  # fmt: skip
+
+
+def _taken_names(definition: Json, others: list[Json]) -> Iterator[str]:
+    """Iterate over the names that another definition of the group has been given."""
+    spec = definition["spec"]
+    own = _names(spec["names"])
+    for other in others:
+        if other["spec"]["group"] == spec.get("group") and name_of(other) != name_of(definition):
+            theirs = _names(at_path(other, "status.acceptedNames") or {})
+            yield from sorted((own[0] & theirs[0]) | (own[1] & theirs[1]))
+
+
+def _names(names: Json) -> tuple[set[str], set[str]]:
+    resources = {names.get("plural"), names.get("singular"), *(names.get("shortNames") or ())}
+    kinds = {names.get("kind"), names.get("listKind")}
+    return {str(each) for each in resources if each}, {str(each) for each in kinds if each}
+
+
+def _changes(new: Json, old: Json) -> Iterator[Cause]:
+    if is_established(old):
+        for path in _SETTLED:
+            now = at_path(new["spec"], path)
+            if now != at_path(old["spec"], path):
+                text = f"Invalid value: {shown(now)}: field is immutable"
+                yield Cause("FieldValueInvalid", text, f"spec.{path}")
+    names = [version.get("name") for version in new["spec"]["versions"]]
+    for at, version in enumerate(at_path(old, "status.storedVersions") or ()):
+        if version not in names:
+            text = (
+                f"Invalid value: {shown(version)}: missing from spec.versions; {version} was "
+                "previously a storage version, and must remain in spec.versions until a storage "
+                f"migration ensures no data remains persisted in {version} and removes {version} "
+                "from status.storedVersions"
+            )
+            yield Cause("FieldValueInvalid", text, f"status.storedVersions[{at}]")

@@ -1,0 +1,173 @@
+"""The printer columns of the built-in kinds; pure."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from simcluster.apimachinery.objects import Json, at_path, metadata, name_of
+from simcluster.apimachinery.pods import ready_containers, restarts, status_word
+from simcluster.apimachinery.printer_columns import AGE, NAME, UNKNOWN, Column, age
+
+_NONE = "<none>"
+
+
+_ROLE = "node-role.kubernetes.io/"
+
+
+def _path(path: str, otherwise: Any = _NONE) -> Callable[[Json, float], Any]:
+    def cell(obj: Json, _now: float) -> Any:
+        found = at_path(obj, path)
+        return otherwise if found in (None, "") else found
+
+    return cell
+
+
+def _size(path: str) -> Callable[[Json, float], Any]:
+    return lambda obj, _now: len(at_path(obj, path) or ())
+
+
+def _node_status(node: Json, _now: float) -> str:
+    conditions = at_path(node, "status.conditions") or ()
+    ready = next((each.get("status") for each in conditions if each.get("type") == "Ready"), None)
+    words = [{"True": "Ready", None: "Unknown"}.get(ready, "NotReady")]
+    if at_path(node, "spec.unschedulable"):
+        words.append("SchedulingDisabled")
+    return ",".join(words)
+
+
+def _node_roles(node: Json, _now: float) -> str:
+    labels = metadata(node).get("labels") or {}
+    roles = [key.removeprefix(_ROLE) for key in labels if key.startswith(_ROLE)]
+    return ",".join(sorted(roles)) or _NONE
+
+
+def _node_address(kind: str) -> Callable[[Json, float], str]:
+    def cell(node: Json, _now: float) -> str:
+        addresses = at_path(node, "status.addresses") or ()
+        return next(
+            (each.get("address", "") for each in addresses if each.get("type") == kind), _NONE
+        )
+
+    return cell
+
+
+def _event_last_seen(event: Json, now: float) -> str:
+    when = at_path(event, "series.lastObservedTime") or event.get("lastTimestamp")
+    when = when or event.get("eventTime") or event.get("firstTimestamp")
+    return age(when or metadata(event).get("creationTimestamp"), now)
+
+
+def _event_object(event: Json, _now: float) -> str:
+    involved = event.get("involvedObject") or {}
+    return f"{str(involved.get('kind') or '').lower()}/{involved.get('name') or ''}"
+
+
+def _event_source(event: Json, _now: float) -> str:
+    source = event.get("source") or {}
+    parts = (source.get("component") or event.get("reportingComponent"), source.get("host"))
+    return ", ".join(part for part in parts if part)
+
+
+def _ports(service: Json, _now: float) -> str:
+    ports = at_path(service, "spec.ports") or ()
+    return ",".join(f"{each.get('port')}/{each.get('protocol', 'TCP')}" for each in ports) or _NONE
+
+
+def _quota(part: str) -> Callable[[Json, float], str]:
+    """Show used and hard amounts: of the limits, or of all the rest."""
+
+    def cell(quota: Json, _now: float) -> str:
+        hard, used = at_path(quota, "status.hard") or {}, at_path(quota, "status.used") or {}
+        return ", ".join(
+            f"{name}: {used.get(name, '0')}/{hard[name]}"
+            for name in sorted(hard)
+            if name.startswith("limits.") is (part == "limits")
+        )
+
+    return cell
+
+
+COLUMNS: Mapping[str, tuple[Column, ...]] = {
+    "pods": (
+        NAME,
+        Column("Ready", lambda pod, _now: "{}/{}".format(*ready_containers(pod))),
+        Column("Status", lambda pod, _now: status_word(pod)),
+        Column("Restarts", lambda pod, _now: str(restarts(pod))),
+        AGE,
+        Column("IP", _path("status.podIP"), 1),
+        Column("Node", _path("spec.nodeName"), 1),
+        Column("Nominated Node", _path("status.nominatedNodeName"), 1),
+        Column("Readiness Gates", lambda _pod, _now: _NONE, 1),
+    ),
+    "nodes": (
+        NAME,
+        Column("Status", _node_status),
+        Column("Roles", _node_roles),
+        AGE,
+        Column("Version", _path("status.nodeInfo.kubeletVersion", "")),
+        Column("Internal-IP", _node_address("InternalIP"), 1),
+        Column("External-IP", _node_address("ExternalIP"), 1),
+        Column("OS-Image", _path("status.nodeInfo.osImage", UNKNOWN), 1),
+        Column("Kernel-Version", _path("status.nodeInfo.kernelVersion", UNKNOWN), 1),
+        Column("Container-Runtime", _path("status.nodeInfo.containerRuntimeVersion", UNKNOWN), 1),
+    ),
+    "namespaces": (NAME, Column("Status", _path("status.phase", "")), AGE),
+    "events": (
+        Column("Last Seen", _event_last_seen),
+        Column("Type", _path("type", "")),
+        Column("Reason", _path("reason", "")),
+        Column("Object", _event_object),
+        Column("Subobject", _path("involvedObject.fieldPath", ""), 1),
+        Column("Source", _event_source, 1),
+        Column("Message", _path("message", "")),
+        Column("First Seen", lambda event, now: age(event.get("firstTimestamp"), now), 1),
+        Column("Count", _path("count", 1), 1, "integer"),
+        Column("Name", lambda obj, _now: name_of(obj), 1, format="name"),
+    ),
+    "configmaps": (NAME, Column("Data", _size("data"), type="integer"), AGE),
+    "secrets": (
+        NAME,
+        Column("Type", _path("type", "")),
+        Column("Data", _size("data"), type="integer"),
+        AGE,
+    ),
+    "serviceaccounts": (NAME, Column("Secrets", _size("secrets"), type="integer"), AGE),
+    "services": (
+        NAME,
+        Column("Type", _path("spec.type", "")),
+        Column("Cluster-IP", _path("spec.clusterIP")),
+        Column("External-IP", lambda _service, _now: _NONE),
+        Column("Port(s)", _ports),
+        AGE,
+    ),
+    "persistentvolumeclaims": (
+        NAME,
+        Column("Status", _path("status.phase", "")),
+        Column("Volume", _path("spec.volumeName", "")),
+        Column("StorageClass", _path("spec.storageClassName", "")),
+        AGE,
+    ),
+    "resourcequotas": (
+        NAME,
+        Column("Request", _quota("requests")),
+        Column("Limit", _quota("limits")),
+        AGE,
+    ),
+    "customresourcedefinitions": (NAME, Column("Created At", _path("metadata.creationTimestamp"))),
+    "mutatingwebhookconfigurations": (NAME, Column("Webhooks", _size("webhooks")), AGE),
+    "validatingwebhookconfigurations": (NAME, Column("Webhooks", _size("webhooks")), AGE),
+    "leases": (NAME, Column("Holder", _path("spec.holderIdentity", "")), AGE),
+    "priorityclasses": (
+        NAME,
+        Column("Value", _path("value", 0), type="integer"),
+        Column("Global-Default", lambda obj, _now: bool(obj.get("globalDefault")), type="boolean"),
+        AGE,
+        Column("PreemptionPolicy", _path("preemptionPolicy", "")),
+    ),
+    "poddisruptionbudgets": (
+        NAME,
+        Column("Min Available", lambda obj, _now: str(_path("spec.minAvailable", "N/A")(obj, 0))),
+        Column("Max Unavailable", lambda o, _now: str(_path("spec.maxUnavailable", "N/A")(o, 0))),
+        Column("Allowed Disruptions", _path("status.disruptionsAllowed", 0), type="integer"),
+        AGE,
+    ),
+}

@@ -1,0 +1,186 @@
+"""Writes that somebody has a say in: defaults, mutating webhooks, checks, validating ones, store.
+
+What is written is what was validated: it is written over the version that the webhooks saw, and
+begun again where that has moved on and the client did not ask for a version of its own.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from simcluster.apimachinery.conversions import shown, stored
+from simcluster.apimachinery.errors import ApiError
+from simcluster.apimachinery.objects import Json, copied, metadata, name_of
+from simcluster.apimachinery.resources import Resource
+from simcluster.apiserver.admission.chain import AdmissionChain
+from simcluster.apiserver.admission.rules import Attributes, kind_of
+from simcluster.apiserver.requests.query_parameters import dry_run
+from simcluster.apiserver.requests.request_target import Target
+from simcluster.apiserver.storage.store import Store
+
+_ATTEMPTS = 5
+
+
+_BODIES: Mapping[str, Json] = {
+    "binding": {"group": "", "version": "v1", "kind": "Binding"},
+    "eviction": {"group": "policy", "version": "v1", "kind": "Eviction"},
+    "exec": {"group": "", "version": "v1", "kind": "PodExecOptions"},
+    "token": {"group": "authentication.k8s.io", "version": "v1", "kind": "TokenRequest"},
+}
+
+
+_OPTIONS = {"CREATE": "CreateOptions", "UPDATE": "UpdateOptions", "DELETE": "DeleteOptions"}
+
+
+@dataclass(slots=True)
+class AdmittedWrites:
+    """Does one kind of write each; what it is warned of is added to `warnings`."""
+
+    store: Store
+    chain: AdmissionChain
+    user: Json
+    """Who writes."""
+
+    async def create(
+        self, target: Target, body: Json, query: Mapping[str, str], warnings: list[str]
+    ) -> Json:
+        """Create an object."""
+        table = target.kind.table
+        kind = target.kind
+        draft = self.store.draft(table, body)
+        self.store.complete(kind, draft)
+        named = replace(target, name=name_of(draft))
+        request = self._attributes("CREATE", named, query, shown(kind, draft))
+        request = await self.chain.mutate(
+            request,
+            warnings,
+            complete=lambda obj: self.store.complete(kind, obj),
+            admit=lambda obj: self.store.admit(kind, obj),
+        )
+        final = stored(kind, request.obj or draft)
+        checked = self.store.insert(table, final, dry_run=True)
+        await self.chain.validate(replace(request, obj=shown(kind, checked)), warnings)
+        return self.store.insert(table, final, dry_run=request.dry_run)
+
+    async def update(
+        self,
+        target: Target,
+        make: Callable[[], Json],
+        query: Mapping[str, str],
+        warnings: list[str],
+        *,
+        verb: str,
+    ) -> Json:
+        """Update an object to what `make` makes of its present version."""
+        for attempt in range(_ATTEMPTS):
+            wanted = make()
+            said: list[str] = []
+            try:
+                written = await self._update(target, wanted, query, said, verb)
+            except ApiError as error:
+                own = metadata(wanted).get("resourceVersion")
+                moved = error.code == 409 and target.name and not own
+                if not moved or attempt == _ATTEMPTS - 1:
+                    raise
+            else:
+                warnings += said
+                return written
+        raise AssertionError("the last attempt returns or raises")
+
+    async def _update(
+        self,
+        target: Target,
+        wanted: Json,
+        query: Mapping[str, str],
+        warnings: list[str],
+        verb: str,
+    ) -> Json:
+        table, part = target.kind.table, target.subresource
+        kind = target.kind
+        draft, old = self.store.draft_update(table, wanted, subresource=part)
+        request = self._attributes(
+            "UPDATE", target, query, shown(kind, draft), old=shown(kind, old)
+        )
+        request = await self.chain.mutate(
+            request,
+            warnings,
+            complete=lambda obj: self.store.complete(kind, obj),
+            admit=lambda _obj: None,
+        )
+        final = copied(stored(kind, request.obj or draft))
+        final["metadata"]["resourceVersion"] = old["metadata"]["resourceVersion"]
+        checked = self.store.update(table, final, subresource=part, dry_run=True, verb=verb)
+        await self.chain.validate(replace(request, obj=shown(kind, checked)), warnings)
+        return self.store.update(table, final, subresource=part, dry_run=request.dry_run, verb=verb)
+
+    async def may_delete(
+        self,
+        target: Target,
+        name: str,
+        query: Mapping[str, str],
+        options: Json,
+        warnings: list[str],
+    ) -> Json:
+        """Ask whether an object may be deleted, and return it."""
+        old = shown(target.kind, self.store.read(target.kind.table, target.namespace, name))
+        request = self._attributes(
+            "DELETE", replace(target, name=name), query, None, old=old, body=options
+        )
+        request = await self.chain.mutate(request, warnings, complete=_nothing, admit=_nothing)
+        await self.chain.validate(request, warnings)
+        return old
+
+    async def admitted_body(
+        self, target: Target, body: Json, query: Mapping[str, str], warnings: list[str]
+    ) -> Json:
+        """Return the body of a Binding, an Eviction or a TokenRequest as admission leaves it."""
+        request = self._attributes("CREATE", target, query, body, body=body.get("deleteOptions"))
+        request = await self.chain.mutate(request, warnings, complete=_nothing, admit=_nothing)
+        await self.chain.validate(request, warnings)
+        return request.obj or body
+
+    async def may_connect(self, target: Target, options: Json) -> None:
+        """Ask whether a command may be run in a pod."""
+        body = {"kind": "PodExecOptions", "apiVersion": "v1", **options}
+        request = replace(self._attributes("CONNECT", target, {}, body), options={})
+        request = await self.chain.mutate(request, [], complete=_nothing, admit=_nothing)
+        await self.chain.validate(request, [])
+
+    def _attributes(
+        self,
+        operation: str,
+        target: Target,
+        query: Mapping[str, str],
+        obj: Json | None,
+        *,
+        old: Json | None = None,
+        body: Json | None = None,
+    ) -> Attributes:
+        dry = dry_run(query, body)
+        options: Json = {"kind": _OPTIONS.get(operation, ""), "apiVersion": "meta.k8s.io/v1"}
+        options |= {
+            key: query[key] for key in ("fieldManager", "fieldValidation") if query.get(key)
+        }
+        if dry:
+            options["dryRun"] = ["All"]
+        return Attributes(
+            operation=operation,
+            kind=target.kind,
+            body_kind=_BODIES.get(target.subresource) or kind_of(target.kind),
+            subresource=target.subresource,
+            namespace=_namespace(target.kind, target),
+            name=target.name,
+            obj=obj,
+            old=old,
+            options=options,
+            dry_run=dry,
+            user=self.user,
+        )
+
+
+def _namespace(kind: Resource, target: Target) -> str:
+    """A namespace counts as being in itself."""
+    return target.name if kind.table == "namespaces" else target.namespace
+
+
+def _nothing(_obj: Json) -> None:
+    """Neither defaults nor built-in admission apply."""

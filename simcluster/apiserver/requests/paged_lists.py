@@ -1,0 +1,76 @@
+"""Lists in pages: every page of a list is as of the version of its first."""
+
+import base64
+from dataclasses import dataclass
+
+import msgspec
+
+from simcluster.apimachinery.errors import ApiError, Cause
+from simcluster.apimachinery.objects import Json, decode, encode
+from simcluster.apimachinery.selectors import Selection
+from simcluster.apiserver.requests.query_parameters import ListOptions
+from simcluster.apiserver.storage.records import Record
+from simcluster.apiserver.storage.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Records and the metadata of the list that carries them."""
+
+    records: list[Record]
+    meta: Json
+
+
+def listing(store: Store, resource: str, chosen: Selection, options: ListOptions) -> Listing:
+    """Answer a list; 410 when its continuation is too old, 504 for a version yet to come."""
+    if options.version is not None and options.version > store.version:
+        raise too_large(options.version, store.version)
+    version, start = (None, "")
+    if options.token:
+        version, start = _read_token(options.token)
+    elif options.match == "Exact":
+        version = options.version
+    try:
+        page = store.page(resource, chosen, limit=options.limit, start=start, version=version)
+    except ApiError as error:
+        if error.code != 410:
+            raise
+        raise _continue_expired(error) from error
+    meta: Json = {"resourceVersion": str(page.version)}
+    if page.rest is not None:
+        meta["continue"] = _token(page.version, page.rest)
+        if not (chosen.labels or chosen.fields):
+            meta["remainingItemCount"] = page.remaining
+    return Listing(page.records, meta)
+
+
+def too_large(asked: int, current: int) -> ApiError:
+    """Say that a version is still to come."""
+    cause = Cause("ResourceVersionTooLarge", "Too large resource version")
+    return ApiError(
+        504,
+        "Timeout",
+        f"Too large resource version: {asked}, current: {current}",
+        details={"causes": [{"reason": cause.reason, "message": cause.message}]},
+        retry_after_s=1,
+    )
+
+
+def _continue_expired(error: ApiError) -> ApiError:
+    return ApiError.expired(
+        "The provided continue parameter is too old to display a consistent list result. You must "
+        f"start a new list without the continue parameter. ({error.message})"
+    )
+
+
+def _token(version: int, start: str) -> str:
+    body = encode({"v": "meta.k8s.io/v1", "rv": version, "start": start})
+    return base64.urlsafe_b64encode(body).decode().rstrip("=")
+
+
+def _read_token(token: str) -> tuple[int, str]:
+    try:
+        body = decode(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
+        return int(body["rv"]), str(body["start"])
+    except (ValueError, KeyError, TypeError, msgspec.DecodeError) as error:
+        raise ApiError.bad_request(f"continue key is not valid: {error}") from error

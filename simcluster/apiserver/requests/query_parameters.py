@@ -1,0 +1,87 @@
+"""What a request's query says, read once: options of writes, of lists and of watches."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from simcluster.apimachinery.errors import ApiError
+
+TRUE = frozenset({"1", "t", "T", "true", "TRUE", "True"})
+
+
+def whole(query: Mapping[str, str], name: str) -> int | None:
+    """Return a whole number that is not negative, None when absent; 400 for anything else."""
+    text = query.get(name, "")
+    if not text:
+        return None
+    if not text.isdecimal():
+        raise ApiError.bad_request(f"{name} is a whole number that is not negative, not {text!r}")
+    return int(text)
+
+
+def flag(query: Mapping[str, str], name: str) -> bool:
+    """Tell whether a flag is set; present without a value counts as set."""
+    return name in query and (query[name] in TRUE or not query[name])
+
+
+def dry_run(query: Mapping[str, str], body: Mapping[str, object] | None = None) -> bool:
+    """Tell whether nothing is to be kept; `All` is the only way of saying so."""
+    said = [query["dryRun"]] if query.get("dryRun") else list((body or {}).get("dryRun") or ())  # type: ignore[call-overload]
+    if any(each != "All" for each in said):
+        raise ApiError.bad_request(f'dryRun: Unsupported value: {said}: supported values: "All"')
+    return bool(said)
+
+
+@dataclass(frozen=True, slots=True)
+class ListOptions:
+    """The query of lists and watches; `version` is None when unset."""
+
+    labels: str
+    fields: str
+    limit: int
+    token: str
+    version: int | None
+    match: str
+    watch: bool
+    bookmarks: bool
+    initial_events: bool | None
+    timeout_s: int | None
+
+    @classmethod
+    def of(cls, query: Mapping[str, str]) -> "ListOptions":
+        """Read the query; 400 for contradictions."""
+        initial = flag(query, "sendInitialEvents") if "sendInitialEvents" in query else None
+        options = cls(
+            labels=query.get("labelSelector", ""),
+            fields=query.get("fieldSelector", ""),
+            limit=whole(query, "limit") or 0,
+            token=query.get("continue", ""),
+            version=whole(query, "resourceVersion"),
+            match=query.get("resourceVersionMatch", ""),
+            watch=flag(query, "watch"),
+            bookmarks=flag(query, "allowWatchBookmarks"),
+            initial_events=initial,
+            timeout_s=whole(query, "timeoutSeconds"),
+        )
+        options.check()
+        return options
+
+    def check(self) -> None:
+        """Refuse what contradicts itself."""
+        if self.match not in {"", "Exact", "NotOlderThan"}:
+            raise ApiError.bad_request(f"resourceVersionMatch: unsupported value {self.match!r}")
+        if self.match and self.version is None and not self.watch:
+            raise ApiError.bad_request(
+                "resourceVersionMatch is forbidden unless resourceVersion is provided"
+            )
+        if self.match == "Exact" and not self.version:
+            raise ApiError.bad_request(
+                'resourceVersionMatch "Exact" is forbidden for resourceVersion "0"'
+            )
+        if self.token and self.version:
+            raise ApiError.bad_request(
+                "specifying resource version is not allowed when using continue"
+            )
+        if self.watch and (self.initial_events is not None) != (self.match == "NotOlderThan"):
+            raise ApiError.bad_request(
+                "sendInitialEvents and resourceVersionMatch=NotOlderThan go together"
+            )

@@ -1,0 +1,81 @@
+"""The values of the store: versions of objects, changes, pages, and counts of writes."""
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+
+from simcluster.apimachinery.objects import Json, copied, encode
+
+
+class Record:
+    """One version of one object, encoded once for everybody; never changed."""
+
+    __slots__ = ("encoded", "obj", "version")
+
+    def __init__(self, obj: Json, version: int, encoded: bytes | None = None) -> None:
+        self.obj = obj
+        self.version = version
+        self.encoded = encode(obj) if encoded is None else encoded
+
+    def at_version(self, version: int) -> "Record":
+        """Return the same content under another resourceVersion."""
+        obj = copied(self.obj)
+        obj["metadata"]["resourceVersion"] = str(version)
+        return Record(obj, version)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One write: `before` is None for a creation, `after` for a removal."""
+
+    version: int
+    key: str
+    before: Record | None
+    after: Record | None
+    last: Record  # what a watcher is shown: `after`, or `before` at the version of its removal
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Part of a list as of one version; `rest` is where the next part starts, None at the end."""
+
+    records: list[Record]
+    version: int
+    rest: str | None
+    remaining: int
+
+
+@dataclass(frozen=True, slots=True)
+class WatchEvent:
+    """One line of a watch: ADDED, MODIFIED or DELETED, and the object at that version."""
+
+    type: str
+    record: Record
+
+    @property
+    def object(self) -> Json:
+        """The object; shared, so copy it before changing it."""
+        return self.record.obj
+
+
+class WriteCounter:
+    """Counts accepted writes per object and verb, such as `create/binding` or `patch/status`.
+
+    Requests that came over HTTP and were refused are counted as `create/binding refused 409`.
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[str, Counter[str]] = defaultdict(Counter)
+
+    def count(self, resource: str, key: str, verb: str) -> None:
+        """Count one write; `key` is `namespace/name`, or the name alone."""
+        self._counts[f"{resource}/{key}"][verb] += 1
+
+    def of(self, resource: str, key: str) -> dict[str, int]:
+        """Return the writes of one object by verb."""
+        return dict(self._counts.get(f"{resource}/{key}", {}))
+
+    def everything(self, prefix: str = "") -> Json:
+        """Return the writes of all objects whose path starts with `prefix`."""
+        return {
+            path: dict(counts) for path, counts in self._counts.items() if path.startswith(prefix)
+        }

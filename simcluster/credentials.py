@@ -1,0 +1,111 @@
+"""The credentials of a simulated cluster: certificates, tokens and the kubeconfig."""
+
+import base64
+import ssl
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import yaml
+
+from shared.credentials import certificates as issuing
+from simcluster.apimachinery.objects import Json
+
+_VALID_DAYS = 3650
+
+
+_ADDRESSES = ("127.0.0.1", "::1")
+
+
+_NAMES = ("localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc")
+
+
+@dataclass(frozen=True, slots=True)
+class Certificates:
+    """Paths of the files; the keys are readable by their owner only."""
+
+    ca: Path
+    certificate: Path
+    key: Path
+
+    def server_context(self) -> ssl.SSLContext:
+        """Return the server's side of TLS."""
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.load_cert_chain(self.certificate, self.key)
+        return context
+
+
+def certificates(directory: Path, *names: str) -> Certificates:
+    """Return the API server's certificates, for its usual names and these, made if missing."""
+    return certificates_for(directory, *_NAMES, *names)
+
+
+def certificates_for(directory: Path, *names: str) -> Certificates:
+    """Return certificates for these names and this machine's own addresses, made if missing."""
+    paths = Certificates(directory / "ca.crt", directory / "server.crt", directory / "server.key")
+    if not all(path.exists() for path in (paths.ca, paths.certificate, paths.key)):
+        directory.mkdir(parents=True, exist_ok=True)
+        _make(paths, names)
+    return paths
+
+
+def _make(paths: Certificates, dns_names: Sequence[str]) -> None:
+    now = datetime.now(UTC)
+    authority = issuing.authority("leasehold-simcluster-ca", now, days=_VALID_DAYS)
+    shown = issuing.issue(authority, (*dns_names, *_ADDRESSES), now, days=_VALID_DAYS)
+    write_private(paths.key, shown.key)
+    paths.certificate.write_bytes(shown.certificate)
+    paths.ca.write_bytes(authority.certificate)
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Write a file that only its owner can read, and never half of it."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.unlink(missing_ok=True)
+    partial.touch(mode=0o600)
+    partial.write_bytes(content)
+    partial.replace(path)
+
+
+def kept_secret(path: Path, make: Callable[[], str]) -> str:
+    """Return the text in `path`, made and written there first if there is none."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_private(path, make().encode())
+    return path.read_text()
+
+
+CONTEXT = "leasehold"
+
+
+def kubeconfig(url: str, ca_pem: bytes, token: str) -> Json:
+    """Return a kubeconfig with one context whose namespace is `default`."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": CONTEXT,
+        "clusters": [
+            {
+                "name": CONTEXT,
+                "cluster": {
+                    "server": url,
+                    "certificate-authority-data": base64.b64encode(ca_pem).decode(),
+                },
+            }
+        ],
+        "users": [{"name": CONTEXT, "user": {"token": token}}],
+        "contexts": [
+            {
+                "name": CONTEXT,
+                "context": {"cluster": CONTEXT, "user": CONTEXT, "namespace": "default"},
+            }
+        ],
+    }
+
+
+def write_kubeconfig(path: Path, url: str, ca_pem: bytes, token: str) -> None:
+    """Write it at once and readable by its owner only: it holds the token."""
+    content = yaml.safe_dump(kubeconfig(url, ca_pem, token), sort_keys=False)
+    write_private(path, content.encode())

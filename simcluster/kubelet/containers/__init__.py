@@ -1,0 +1,1 @@
+"""The containers of a pod: spec, state, status, environment, built-in commands."""

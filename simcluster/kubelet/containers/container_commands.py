@@ -1,0 +1,150 @@
+"""The few commands that a simulated container knows, and its log."""
+
+import asyncio
+import shlex
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from simcluster.apimachinery.objects import rfc3339
+from simcluster.kubelet.containers.container_state import ContainerPhase, ContainerState
+from simcluster.ports import ExecStreams, LogOptions
+
+NOT_FOUND = 127
+
+
+LOG_POLL_S = 1.0
+
+
+_SHELLS = frozenset({"sh", "bash"})
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a command wrote, and its exit code."""
+
+    code: int = 0
+    out: str = ""
+    err: str = ""
+
+
+async def execute(
+    state: ContainerState, command: Sequence[str], *, tty: bool, streams: ExecStreams
+) -> int:
+    """Run a command in a container; a terminal gets carriage returns and no separate errors."""
+    outcome = await asyncio.to_thread(run, state, command)
+    out, err = outcome.out, outcome.err
+    if tty:
+        out, err = (out + err).replace("\n", "\r\n"), ""
+    if out:
+        await streams.write_stdout(out.encode())
+    if err:
+        await streams.write_stderr(err.encode())
+    return outcome.code
+
+
+def run(state: ContainerState, command: Sequence[str]) -> Outcome:
+    """Run one of the built-in commands."""
+    if not command:
+        return _unknown("")
+    name, arguments = PurePosixPath(command[0]).name, command[1:]
+    if name in _SHELLS and len(arguments) >= 2 and arguments[0] in {"-c", "-lc"}:
+        return _script(state, arguments[1])
+    builtin = _BUILTINS.get(name)
+    return _unknown(command[0]) if builtin is None else builtin(state, arguments)
+
+
+def _script(state: ContainerState, text: str) -> Outcome:
+    """Run simple commands one after another, with variables replaced; nothing else of a shell."""
+    done = Outcome()
+    for line in text.replace("&&", ";").replace("\n", ";").split(";"):
+        words = [_with_variables(state, word) for word in shlex.split(line)]
+        if words:
+            step = run(state, words)
+            done = Outcome(step.code, done.out + step.out, done.err + step.err)
+    return done
+
+
+def _with_variables(state: ContainerState, word: str) -> str:
+    if word.startswith("$"):
+        return state.env.get(word[1:].strip("{}"), "")
+    return word
+
+
+def _unknown(name: str) -> Outcome:
+    text = f'exec: "{name}": executable file not found in $PATH\n'
+    return Outcome(NOT_FOUND, err=text)
+
+
+def _env(state: ContainerState, _arguments: Sequence[str]) -> Outcome:
+    return Outcome(out="".join(f"{name}={value}\n" for name, value in state.env.items()))
+
+
+def _printenv(state: ContainerState, arguments: Sequence[str]) -> Outcome:
+    if not arguments:
+        return _env(state, ())
+    found = [state.env[name] for name in arguments if name in state.env]
+    return Outcome(int(len(found) < len(arguments)), out="".join(f"{value}\n" for value in found))
+
+
+def _echo(_state: ContainerState, arguments: Sequence[str]) -> Outcome:
+    return Outcome(out=f"{' '.join(arguments)}\n")
+
+
+def _cat(state: ContainerState, arguments: Sequence[str]) -> Outcome:
+    out, err = "", ""
+    for path in arguments:
+        host = host_path(state, path)
+        if host is None or not host.is_file():
+            err += f"cat: {path}: No such file or directory\n"
+        else:
+            out += host.read_text(errors="replace")
+    return Outcome(int(bool(err)), out, err)
+
+
+def host_path(state: ContainerState, path: str) -> Path | None:
+    """Return where a container's path lies on this machine; None outside of its mounts."""
+    wanted = PurePosixPath(path)
+    if ".." in wanted.parts:
+        return None
+    mounts = sorted(state.mounts, key=lambda mount: len(mount.container_path), reverse=True)
+    for mount in mounts:
+        if wanted.is_relative_to(mount.container_path):
+            rest = wanted.relative_to(mount.container_path)
+            return Path(mount.host_path) / rest if rest.parts else Path(mount.host_path)
+    return None
+
+
+_BUILTINS: dict[str, Callable[[ContainerState, Sequence[str]], Outcome]] = {
+    "env": _env,
+    "printenv": _printenv,
+    "echo": _echo,
+    "cat": _cat,
+    "true": lambda _state, _arguments: Outcome(),
+    "false": lambda _state, _arguments: Outcome(1),
+}
+
+
+class LogReader:
+    """A container's log: what its command printed, if it is one of those that print."""
+
+    def __init__(self, state: ContainerState, options: LogOptions) -> None:
+        self._state = state
+        self._options = options
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Yield the lines asked for; with `follow`, new ones until the container ends."""
+        lines = self._state.previous_log if self._options.previous else self._state.log
+        skipped = len(lines) - self._options.tail_lines if self._options.tail_lines else 0
+        at = max(skipped, 0) if self._options.tail_lines != 0 else len(lines)
+        while True:
+            for moment, text in lines[at:]:
+                at += 1
+                yield self._line(moment, text)
+            if not self._options.follow or self._state.phase is not ContainerPhase.RUNNING:
+                return
+            await asyncio.sleep(LOG_POLL_S)
+
+    def _line(self, moment: float, text: str) -> bytes:
+        stamp = f"{rfc3339(moment)} " if self._options.timestamps else ""
+        return f"{stamp}{text}\n".encode()

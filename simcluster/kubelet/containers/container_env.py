@@ -1,0 +1,84 @@
+"""A container's environment and mounts: the plugins' first, then the pod's; the pod wins."""
+
+import re
+from collections.abc import Iterable, Mapping
+
+from proto.deviceplugin import api_pb2
+from simcluster.apimachinery.objects import Json, at_path
+from simcluster.kubelet.containers.container_spec import ContainerSpec, PodSpec
+from simcluster.kubelet.containers.container_state import MountPoint
+
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+_REFERENCE = re.compile(r"\$\$|\$\(([^()]+)\)")
+
+
+_KEYED = re.compile(r"metadata\.(labels|annotations)\['([^']*)'\]")
+
+
+def environment(
+    pod: PodSpec,
+    container: ContainerSpec,
+    answers: Iterable[api_pb2.ContainerAllocateResponse],
+    *,
+    pod_ip: str,
+    host_ip: str,
+) -> dict[str, str]:
+    """Put the environment together; of two plugins that set one variable, the first is heard."""
+    env = {
+        "PATH": PATH,
+        "HOSTNAME": str(at_path(pod.obj, "spec.hostname") or pod.name),
+        "KUBERNETES_SERVICE_HOST": "10.96.0.1",
+        "KUBERNETES_SERVICE_PORT": "443",
+        "KUBERNETES_SERVICE_PORT_HTTPS": "443",
+    }
+    given: dict[str, str] = {}
+    for answer in answers:
+        for name, text in answer.envs.items():
+            given.setdefault(name, text)
+    env |= given
+    facts = {"status.podIP": pod_ip, "status.hostIP": host_ip}
+    for entry in container.env:
+        value: object = entry.get("value")
+        if value is None:
+            value = _from_field(pod, entry.get("valueFrom") or {}, facts)
+        env[entry["name"]] = expanded(str(value), env)
+    return env
+
+
+def expanded(text: str, env: Mapping[str, str]) -> str:
+    """Replace `$(NAME)` by what is known; an unknown name stays as it is, `$$` is one dollar."""
+
+    def replaced(match: re.Match[str]) -> str:
+        return "$" if match[0] == "$$" else env.get(match[1], match[0])
+
+    return _REFERENCE.sub(replaced, text)
+
+
+def _from_field(pod: PodSpec, source: Json, facts: Mapping[str, str]) -> str:
+    path = at_path(source, "fieldRef.fieldPath") or ""
+    if path in facts:
+        return facts[path]
+    keyed = _KEYED.fullmatch(path)
+    if keyed is not None:
+        values = pod.obj["metadata"].get(keyed[1]) or {}
+        return str(values.get(keyed[2], ""))
+    found = at_path(pod.obj, path) if path else None
+    return "" if found is None else str(found)
+
+
+def mount_points(
+    container: ContainerSpec, answers: Iterable[api_pb2.ContainerAllocateResponse]
+) -> list[MountPoint]:
+    """Return what is mounted: the pod's host paths, and the plugins' where the pod has none."""
+    found = {
+        path: MountPoint(path, host, read_only=False) for path, host in container.host_paths.items()
+    }
+    for answer in answers:
+        for mount in answer.mounts:
+            found.setdefault(
+                mount.container_path,
+                MountPoint(mount.container_path, mount.host_path, mount.read_only),
+            )
+    return list(found.values())

@@ -1,0 +1,178 @@
+"""The status of a pod, derived from its containers; pure."""
+
+from collections.abc import Mapping, Sequence
+
+from simcluster.apimachinery.objects import Json, rfc3339
+from simcluster.apimachinery.pods import qos_class
+from simcluster.kubelet.containers.container_spec import ContainerSpec, PodSpec, Role
+from simcluster.kubelet.containers.container_state import (
+    ContainerPhase,
+    ContainerState,
+    Ending,
+    PodState,
+)
+
+_OWN = ("PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady")
+
+
+def rejected_status(pod: PodSpec, previous: Json, reason: str, message: str, now: float) -> Json:
+    """Return the status of a pod that was not admitted: final."""
+    return {
+        **{key: previous[key] for key in ("conditions",) if key in previous},
+        "phase": "Failed",
+        "reason": reason,
+        "message": f"Pod was rejected: {message}",
+        "qosClass": qos_class(pod.obj),
+        "startTime": rfc3339(now),
+    }
+
+
+def pod_status(pod: PodSpec, state: PodState, previous: Json, host_ip: str, now: float) -> Json:
+    """Return the status of an admitted pod; conditions that others wrote are kept."""
+    init = pod.of_role(Role.INIT, Role.SIDECAR)
+    app = pod.of_role(Role.APP)
+    status: Json = {
+        "phase": phase(pod, state),
+        "conditions": _conditions(pod, state, previous.get("conditions") or (), now),
+        "hostIP": host_ip,
+        "hostIPs": [{"ip": host_ip}],
+        "podIP": state.pod_ip,
+        "podIPs": [{"ip": state.pod_ip}],
+        "startTime": rfc3339(state.started_at),
+        "qosClass": qos_class(pod.obj),
+        "containerStatuses": [_container_status(c, state.containers[c.name]) for c in app],
+    }
+    if init:
+        status["initContainerStatuses"] = [
+            _container_status(c, state.containers[c.name]) for c in init
+        ]
+    return status
+
+
+def with_foreign_conditions(status: Json, stored: Json) -> Json:
+    """Return our status with the conditions that only others write as they are stored now."""
+    own = [c for c in status.get("conditions") or () if c["type"] in _OWN]
+    foreign = [c for c in stored.get("conditions") or () if c["type"] not in _OWN]
+    return status | {"conditions": own + foreign}
+
+
+def phase(pod: PodSpec, state: PodState) -> str:
+    """Return the pod's phase; a stopped pod is final whatever its restart policy."""
+    codes = _final_codes(pod, state)
+    if codes is not None:
+        return "Failed" if any(codes) or not codes else "Succeeded"
+    if state.stopping:
+        return "Running"
+    apps = [state.containers[c.name] for c in pod.of_role(Role.APP)]
+    never_ran = any(c.phase is ContainerPhase.WAITING and c.last is None for c in apps)
+    return "Pending" if never_ran or not initialized(pod, state) else "Running"
+
+
+def _final_codes(pod: PodSpec, state: PodState) -> list[int] | None:
+    """Return the exit codes of a pod that is over, or None."""
+    failed = [
+        c.ending.exit_code
+        for spec in pod.of_role(Role.INIT)
+        if (c := state.containers[spec.name]).ending and c.ending.exit_code
+    ]
+    if failed and pod.restart_policy == "Never":
+        return failed
+    everybody = [state.containers[c.name] for c in pod.containers]
+    if state.stopping:
+        over = all(c.phase is not ContainerPhase.RUNNING for c in everybody)
+        return [c.ending.exit_code for c in everybody if c.ending] if over else None
+    apps = [state.containers[c.name] for c in pod.of_role(Role.APP)]
+    if any(c.phase is not ContainerPhase.TERMINATED or c.ending is None for c in apps):
+        return None
+    codes = [c.ending.exit_code for c in apps if c.ending]
+    if pod.restart_policy == "Always" or (pod.restart_policy == "OnFailure" and any(codes)):
+        return None
+    return codes
+
+
+def initialized(pod: PodSpec, state: PodState) -> bool:
+    """Tell whether every init container has succeeded and every sidecar has started."""
+    for spec in pod.of_role(Role.INIT, Role.SIDECAR):
+        container = state.containers[spec.name]
+        done = container.ending is not None and container.ending.exit_code == 0
+        started = spec.role is Role.SIDECAR and bool(container.container_id)
+        if not (done or started):
+            return False
+    return True
+
+
+def _conditions(pod: PodSpec, state: PodState, previous: Sequence[Json], now: float) -> list[Json]:
+    ready = (
+        all(state.containers[c.name].phase is ContainerPhase.RUNNING for c in pod.of_role(Role.APP))
+        and not state.stopping
+    )
+    completed = _final_codes(pod, state) is not None
+    why = "PodCompleted" if completed else "ContainersNotReady"
+    waiting = [
+        c.name
+        for c in pod.of_role(Role.APP)
+        if state.containers[c.name].phase is not ContainerPhase.RUNNING
+    ]
+    message = "" if completed else f"containers with unready status: [{' '.join(waiting)}]"
+    wanted: Mapping[str, tuple[bool, str, str]] = {
+        "PodReadyToStartContainers": (True, "", ""),
+        "Initialized": (initialized(pod, state), "ContainersNotInitialized", ""),
+        "Ready": (ready, why, message),
+        "ContainersReady": (ready, why, message),
+    }
+    before = {condition["type"]: condition for condition in previous}
+    others = [condition for condition in previous if condition["type"] not in _OWN]
+    return [_condition(kind, wanted[kind], before.get(kind), now) for kind in _OWN] + others
+
+
+def _condition(kind: str, wanted: tuple[bool, str, str], before: Json | None, now: float) -> Json:
+    holds, reason, message = wanted
+    status = "True" if holds else "False"
+    since = rfc3339(now)
+    if before is not None and before.get("status") == status:
+        since = before.get("lastTransitionTime") or since
+    condition: Json = {"type": kind, "status": status, "lastProbeTime": None}
+    condition["lastTransitionTime"] = since
+    if not holds:
+        condition["reason"] = reason
+        if message:
+            condition["message"] = message
+    return condition
+
+
+def _container_status(spec: ContainerSpec, state: ContainerState) -> Json:
+    running = state.phase is ContainerPhase.RUNNING
+    done = state.ending is not None and state.ending.exit_code == 0 and spec.role is Role.INIT
+    status: Json = {
+        "name": spec.name,
+        "image": spec.image,
+        "imageID": f"sim://{spec.image}" if state.container_id else "",
+        "ready": running or done,
+        "started": running,
+        "restartCount": state.restarts,
+        "state": {str(state.phase): _state(state)},
+        "lastState": {},
+    }
+    if state.container_id:
+        status["containerID"] = state.container_id
+    if state.last is not None and state.phase is not ContainerPhase.TERMINATED:
+        status["lastState"] = {"terminated": _ending(state.last)}
+    return status
+
+
+def _state(state: ContainerState) -> Json:
+    if state.phase is ContainerPhase.RUNNING:
+        return {"startedAt": rfc3339(state.started_at)}
+    if state.phase is ContainerPhase.TERMINATED and state.ending is not None:
+        return _ending(state.ending)
+    return {"reason": state.reason} | ({"message": state.message} if state.message else {})
+
+
+def _ending(ending: Ending) -> Json:
+    return {
+        "exitCode": ending.exit_code,
+        "reason": ending.reason,
+        "startedAt": rfc3339(ending.started_at),
+        "finishedAt": rfc3339(ending.finished_at),
+        "containerID": ending.container_id,
+    }

@@ -1,0 +1,1 @@
+"""The kubelet's device manager: plugins, allocations, checkpoint, PodResources."""

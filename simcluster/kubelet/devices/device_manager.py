@@ -1,0 +1,229 @@
+"""Gives devices to containers: one container at a time, asking the plugin, never holding a lock.
+
+What a plugin sees of it is the order of calls; what an agent relies on is that PodResources
+already shows the containers that were served before.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Set
+from pathlib import Path
+
+from proto.deviceplugin import api_pb2
+from simcluster.kubelet.containers.container_spec import ContainerSpec, PodSpec
+from simcluster.kubelet.devices.checkpoint import load_checkpoint, save_checkpoint
+from simcluster.kubelet.devices.device_ledger import (
+    AllocationError,
+    DeviceLedger,
+    Holding,
+    choose,
+    settle,
+)
+from simcluster.kubelet.devices.plugin_client import PluginConnection
+
+log = logging.getLogger(__name__)
+
+
+def _restored(directory: Path) -> DeviceLedger:
+    """Return what the checkpoint says; a spoilt one counts as none, as for a real kubelet."""
+    try:
+        return load_checkpoint(directory) or DeviceLedger()
+    except (ValueError, KeyError, TypeError) as error:
+        log.warning("device checkpoint is not readable", extra={"why": str(error)})
+        return DeviceLedger()
+
+
+class DeviceManager:
+    """The devices of one kubelet between two of its restarts."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        grace_s: float,
+        stale_stream_race: bool,
+        changed: Callable[[], None],
+    ) -> None:
+        self.ledger = _restored(directory)
+        self._directory = directory
+        self._grace_s = grace_s
+        self._stale_stream_race = stale_stream_race
+        self._changed = changed
+        self._current: dict[str, PluginConnection] = {}
+        self._followers: set[asyncio.Task[None]] = set()
+        self._gone_since = dict.fromkeys(self.ledger.healthy, time.monotonic())
+        self._forgotten: set[str] = set()
+
+    # Plugins
+
+    async def accept(self, connection: PluginConnection, group: asyncio.TaskGroup) -> None:
+        """Take a plugin that has just registered; the latest one of a resource counts.
+
+        The one before is not hung up on: calls in progress end, its stream is not heard any more.
+        """
+        self._current[connection.resource] = connection
+        self._gone_since.pop(connection.resource, None)
+        self._forgotten.discard(connection.resource)
+        task = group.create_task(self._follow(connection))
+        self._followers.add(task)
+        task.add_done_callback(self._followers.discard)
+
+    async def _follow(self, connection: PluginConnection) -> None:
+        try:
+            why = await connection.follow(lambda healths: self._report(connection, healths))
+            log.info(
+                "device plugin stream ended", extra={"resource": connection.resource, "why": why}
+            )
+            current = self._current.get(connection.resource)
+            if current is connection or (self._stale_stream_race and current is not None):
+                await current.close()
+                self._lose(connection.resource)
+        finally:
+            await connection.close()
+
+    def _report(self, connection: PluginConnection, healths: Mapping[str, str]) -> None:
+        if self._current.get(connection.resource) is connection or self._stale_stream_race:
+            self.ledger.report(connection.resource, healths)
+            self.save()
+            self._changed()
+
+    def _lose(self, resource: str) -> None:
+        self._gone_since[resource] = time.monotonic()
+        self.ledger.lose(resource)
+        self._changed()
+
+    def expire(self) -> float | None:
+        """Drop resources whose plugin stayed away too long; returns seconds until the next one."""
+        now = time.monotonic()
+        for resource, since in list(self._gone_since.items()):
+            if now - since >= self._grace_s:
+                del self._gone_since[resource]
+                self._current.pop(resource, None)
+                self.ledger.forget(resource)
+                self._forgotten.add(resource)
+                self.save()
+        waits = [since + self._grace_s - now for since in self._gone_since.values()]
+        return max(min(waits), 0.0) if waits else None
+
+    def counts(self) -> tuple[dict[str, int], dict[str, int]]:
+        """Return capacity and allocatable per resource; forgotten ones read 0."""
+        zero = dict.fromkeys(self._forgotten, 0)
+        return zero | self.ledger.capacity(), zero | self.ledger.allocatable()
+
+    # Containers
+
+    async def allocate(self, pod: PodSpec, running: Set[str], active: Set[str] | None) -> None:
+        """Serve every container of a pod in order; AllocationError says why one cannot be served.
+
+        `running` names the containers that already run (after a restart): they keep what they
+        have. `active` are the pods that may hold devices; others lose theirs first. None: it is
+        not known yet, and everybody keeps what the checkpoint says.
+        """
+        reusable: dict[str, set[str]] = {}
+        for container in pod.containers:
+            for resource, required in container.limits.items():
+                if self.ledger.knows(resource) and required:
+                    if active is not None:
+                        self.retain(active | {pod.uid})
+                    offered = reusable.get(resource, set())
+                    await self._serve(
+                        pod,
+                        container,
+                        resource=resource,
+                        required=required,
+                        reusable=offered,
+                        running=running,
+                    )
+            self._offer(pod, container, reusable)
+
+    def _offer(self, pod: PodSpec, container: ContainerSpec, reusable: dict[str, set[str]]) -> None:
+        """Let later containers reuse a finished init container's devices, and only those."""
+        for holding in self.ledger.of_container(pod.uid, container.name):
+            offered = reusable.setdefault(holding.resource, set())
+            if container.runs_to_completion_first:
+                offered |= holding.devices
+            else:
+                offered -= holding.devices
+
+    async def _serve(
+        self,
+        pod: PodSpec,
+        container: ContainerSpec,
+        *,
+        resource: str,
+        required: int,
+        reusable: Iterable[str],
+        running: Set[str],
+    ) -> None:
+        held = self.ledger.held(pod.uid, container.name, resource)
+        if held is not None and container.name in running:
+            return
+        if held is not None:
+            self._check_still_healthy(held)
+            return
+        choice = choose(self.ledger, resource, required, reusable)
+        connection = self._connection(resource)
+        preferred: list[str] = []
+        if connection.prefers and choice.needed:
+            offered = sorted(choice.available | choice.reused)
+            preferred = await connection.preferred(offered, sorted(choice.reused), required)
+        devices = settle(choice, preferred)
+        reserved = self.ledger.reserved.setdefault(resource, set())
+        reserved |= devices
+        try:
+            answer = await connection.allocate(sorted(devices))
+        finally:
+            reserved -= devices
+        self.ledger.hold(Holding(pod.uid, container.name, resource, devices, answer))
+        self.save()
+
+    def _check_still_healthy(self, held: Holding) -> None:
+        choose(self.ledger, held.resource, 0, ())
+        if not held.devices <= self.ledger.healthy[held.resource]:
+            raise AllocationError(
+                "previously allocated devices are no longer healthy; "
+                f"cannot allocate unhealthy devices {held.resource}"
+            )
+
+    def _connection(self, resource: str) -> PluginConnection:
+        connection = self._current.get(resource)
+        if connection is None:
+            raise AllocationError(f"endpoint {resource} has been stopped")
+        return connection
+
+    async def pre_start(self, pod: PodSpec, container: ContainerSpec) -> None:
+        """Ask the plugins that want to be asked before a start; AllocationError if one refuses.
+
+        Skipped, as by a real kubelet, while a plugin has not come back after a restart.
+        """
+        for holding in self.ledger.of_container(pod.uid, container.name):
+            if holding.resource in self._forgotten:
+                raise AllocationError(
+                    f"endpoint not found in cache for a registered resource: {holding.resource}"
+                )
+            connection = self._current.get(holding.resource)
+            if connection is not None and connection.pre_start_required:
+                await connection.pre_start(sorted(holding.devices))
+
+    def answers(self, pod_uid: str, container: str) -> list[api_pb2.ContainerAllocateResponse]:
+        """Return what the plugins want a container to get."""
+        return [
+            api_pb2.ContainerAllocateResponse.FromString(holding.answer)
+            for holding in self.ledger.of_container(pod_uid, container)
+        ]
+
+    def retain(self, active: Set[str]) -> None:
+        """Free the devices of every pod outside `active`; not worth a checkpoint of its own."""
+        self.ledger.retain(active)
+
+    def save(self) -> None:
+        """Write the checkpoint."""
+        save_checkpoint(self._directory, self.ledger)
+
+    async def close(self) -> None:
+        """Hang up on every plugin: the kubelet stops."""
+        for task in list(self._followers):
+            task.cancel()
+        for connection in list(self._current.values()):
+            await connection.close()

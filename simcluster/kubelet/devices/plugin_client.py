@@ -1,0 +1,161 @@
+"""The kubelet's side of one device plugin: a connection, its stream, its calls; a door to gRPC."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+import grpc
+
+from proto.deviceplugin import api_pb2, api_pb2_grpc
+from simcluster.kubelet.devices.device_ledger import AllocationError
+
+MAX_MESSAGE_BYTES = 4 * 1024 * 1024
+
+
+DIAL_S = 10
+
+
+PRE_START_S = 30
+
+
+MAX_SOCKET_PATH = 107
+
+
+_CLOSING = "rpc error: code = Canceled desc = grpc: the client connection is closing"
+
+
+_OPTIONS = (
+    ("grpc.default_authority", "localhost"),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+
+Answer = TypeVar("Answer")
+
+
+class PluginError(AllocationError):
+    """A device plugin did not answer, or refused; worded as the kubelet words it."""
+
+
+def checked_socket(path: Path) -> Path:
+    """Return the path; ValueError when it is longer than a unix socket's may be."""
+    if len(str(path)) > MAX_SOCKET_PATH:
+        raise ValueError(
+            f"{path} has {len(str(path))} bytes, and a unix socket's path at most "
+            f"{MAX_SOCKET_PATH}: choose a shorter state directory"
+        )
+    return path
+
+
+class PluginConnection:
+    """One registration of one plugin; a new registration is a new connection."""
+
+    def __init__(self, resource: str, socket: Path) -> None:
+        self.resource = resource
+        self.socket = socket
+        self.pre_start_required = False
+        self.prefers = False
+        self.closed = False
+        self._channel = grpc.aio.insecure_channel(f"unix:{socket}", options=_OPTIONS)
+        self._stub = api_pb2_grpc.DevicePluginStub(self._channel)
+
+    async def connect(self) -> None:
+        """Dial and read the options; raises PluginError after ten seconds without an answer."""
+        try:
+            async with asyncio.timeout(DIAL_S):
+                await self._channel.channel_ready()
+                options = await self._answered(self._stub.GetDevicePluginOptions(api_pb2.Empty()))
+        except TimeoutError:
+            raise PluginError(f"failed to dial device plugin at {self.socket}") from None
+        except PluginError as error:
+            raise PluginError(f"failed to get device plugin options: {error}") from error
+        self.pre_start_required = options.pre_start_required
+        self.prefers = options.get_preferred_allocation_available
+
+    async def follow(self, report: Callable[[Mapping[str, str]], None]) -> str:
+        """Pass on every complete list of devices; returns why the stream ended."""
+        try:
+            async for message in self._stub.ListAndWatch(api_pb2.Empty()):
+                report({device.ID: device.health for device in message.devices})
+        except grpc.aio.AioRpcError as error:
+            return spoken(error)
+        except asyncio.CancelledError:
+            if not self._hung_up():
+                raise
+        return "EOF"
+
+    def _require_open(self) -> None:
+        if self.closed:
+            raise PluginError(f"endpoint {self.resource} has been stopped")
+
+    def _hung_up(self) -> bool:
+        """Tell our own `close`, which cancels calls, from a cancellation of the calling task."""
+        task = asyncio.current_task()
+        return self.closed and (task is None or not task.cancelling())
+
+    async def _answered(self, call: Awaitable[Answer]) -> Answer:
+        try:
+            return await call
+        except grpc.aio.AioRpcError as error:
+            raise PluginError(spoken(error)) from error
+        except asyncio.CancelledError:
+            if not self._hung_up():
+                raise
+            raise PluginError(_CLOSING) from None
+
+    async def preferred(
+        self, available: Iterable[str], must_include: Iterable[str], size: int
+    ) -> list[str]:
+        """Ask which of the available devices the plugin would rather give."""
+        one = api_pb2.ContainerPreferredAllocationRequest(
+            available_deviceIDs=available, must_include_deviceIDs=must_include, allocation_size=size
+        )
+        request = api_pb2.PreferredAllocationRequest(container_requests=[one])
+        self._require_open()
+        try:
+            answer = await self._answered(self._stub.GetPreferredAllocation(request))
+        except PluginError as error:
+            raise PluginError(
+                f"device plugin GetPreferredAllocation rpc failed with err: {error}"
+            ) from error
+        return list(answer.container_responses[0].deviceIDs) if answer.container_responses else []
+
+    async def allocate(self, devices: Iterable[str]) -> bytes:
+        """Give devices to one container, without saying to which; no deadline.
+
+        Returns the first container's answer as it came; the kubelet reads no other.
+        """
+        self._require_open()
+        one = api_pb2.ContainerAllocateRequest(devices_ids=devices)
+        request = api_pb2.AllocateRequest(container_requests=[one])
+        answer = await self._answered(self._stub.Allocate(request))
+        if not answer.container_responses:
+            raise PluginError("no containers return in allocation response")
+        content: bytes = answer.container_responses[0].SerializeToString()
+        return content
+
+    async def pre_start(self, devices: Iterable[str]) -> None:
+        """Tell the plugin that a container is about to start; it may refuse within 30 s."""
+        self._require_open()
+        request = api_pb2.PreStartContainerRequest(devices_ids=devices)
+        try:
+            await self._answered(self._stub.PreStartContainer(request, timeout=PRE_START_S))
+        except PluginError as error:
+            raise PluginError(
+                f"device plugin PreStartContainer rpc failed with err: {error}"
+            ) from error
+
+    async def close(self) -> None:
+        """Hang up; calls in progress fail."""
+        self.closed = True
+        await self._channel.close()
+
+
+def spoken(error: grpc.aio.AioRpcError) -> str:
+    """Word a gRPC error as Go does, since agents' users search for that text."""
+    name = error.code().name
+    code = "".join(part.capitalize() for part in name.split("_")).replace("Cancelled", "Canceled")
+    return f"rpc error: code = {code} desc = {error.details()}"

@@ -1,0 +1,122 @@
+"""The PodResources v1 service: which container of which active pod holds which devices."""
+
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import grpc
+
+from proto.podresources import api_pb2, api_pb2_grpc
+from simcluster.kubelet.containers.container_spec import PodSpec
+from simcluster.kubelet.devices.device_ledger import DeviceLedger
+from simcluster.kubelet.devices.plugin_client import checked_socket
+
+QUERIES_PER_S = 100.0
+
+
+BURST = 10.0
+
+
+class RateLimit:
+    """The kubelet's limit on this socket: bursts of ten, in the long run 100 calls a second."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._left = BURST
+        self._at = clock()
+
+    def allows(self) -> bool:
+        """Take one call out of the bucket, if there is one."""
+        now = self._clock()
+        self._left = min(BURST, self._left + (now - self._at) * QUERIES_PER_S)
+        self._at = now
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True
+
+
+class PodResources(api_pb2_grpc.PodResourcesListerServicer):  # type: ignore[misc]
+    """Answers from the device ledger; `active` returns the pods that are not finished."""
+
+    def __init__(
+        self, ledger: Callable[[], DeviceLedger], active: Callable[[], Iterable[PodSpec]]
+    ) -> None:
+        self._ledger = ledger
+        self._active = active
+        self._limit = RateLimit()
+
+    async def List(  # noqa: N802 - gRPC's name
+        self, request: api_pb2.ListPodResourcesRequest, context: grpc.aio.ServicerContext
+    ) -> api_pb2.ListPodResourcesResponse:
+        """List every active pod, with or without devices; finished init containers are left out."""
+        await self._limited(context)
+        return api_pb2.ListPodResourcesResponse(
+            pod_resources=[self._of(pod) for pod in self._active()]
+        )
+
+    async def Get(  # noqa: N802 - gRPC's name
+        self, request: api_pb2.GetPodResourcesRequest, context: grpc.aio.ServicerContext
+    ) -> api_pb2.GetPodResourcesResponse:
+        """Return one active pod's devices."""
+        await self._limited(context)
+        for pod in self._active():
+            if (pod.namespace, pod.name) == (request.pod_namespace, request.pod_name):
+                return api_pb2.GetPodResourcesResponse(pod_resources=self._of(pod))
+        await context.abort(
+            grpc.StatusCode.NOT_FOUND,
+            f"pod {request.pod_name} in namespace {request.pod_namespace} not found",
+        )
+        raise AssertionError("abort always raises")
+
+    async def GetAllocatableResources(  # noqa: N802 - gRPC's name
+        self, request: api_pb2.AllocatableResourcesRequest, context: grpc.aio.ServicerContext
+    ) -> api_pb2.AllocatableResourcesResponse:
+        """Return every healthy device, held or not."""
+        await self._limited(context)
+        healthy = self._ledger().healthy
+        return api_pb2.AllocatableResourcesResponse(
+            devices=[
+                api_pb2.ContainerDevices(resource_name=name, device_ids=sorted(found))
+                for name, found in healthy.items()
+            ]
+        )
+
+    async def _limited(self, context: grpc.aio.ServicerContext) -> None:
+        if not self._limit.allows():
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
+
+    def _of(self, pod: PodSpec) -> api_pb2.PodResources:
+        ledger = self._ledger()
+        return api_pb2.PodResources(
+            name=pod.name,
+            namespace=pod.namespace,
+            containers=[
+                api_pb2.ContainerResources(
+                    name=container.name,
+                    devices=[
+                        api_pb2.ContainerDevices(
+                            resource_name=holding.resource, device_ids=sorted(holding.devices)
+                        )
+                        for holding in ledger.of_container(pod.uid, container.name)
+                    ],
+                )
+                for container in pod.containers
+                if not container.runs_to_completion_first
+            ],
+        )
+
+
+def _clear(socket: Path) -> None:
+    socket.parent.mkdir(parents=True, exist_ok=True)
+    socket.unlink(missing_ok=True)
+
+
+async def serve_pod_resources(socket: Path, service: PodResources) -> grpc.aio.Server:
+    """Listen on the socket, replacing one that an earlier process left."""
+    _clear(socket)
+    server = grpc.aio.server()
+    api_pb2_grpc.add_PodResourcesListerServicer_to_server(service, server)
+    server.add_insecure_port(f"unix:{checked_socket(socket)}")
+    await server.start()
+    return server

@@ -1,0 +1,98 @@
+"""The kubelet's Registration service: checks a device plugin and dials back inside the call."""
+
+import re
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import grpc
+
+from proto.deviceplugin import api_pb2, api_pb2_grpc
+from simcluster.kubelet.devices.plugin_client import (
+    MAX_SOCKET_PATH,
+    PluginConnection,
+    PluginError,
+    checked_socket,
+)
+
+VERSION = "v1beta1"
+
+
+SOCKET_NAME = "kubelet.sock"
+
+
+_LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+
+
+_EXTENDED = re.compile(
+    rf"(?P<prefix>{_LABEL}(\.{_LABEL})*)/[A-Za-z0-9]([-\w.]{{0,61}}[A-Za-z0-9])?"
+)
+
+
+Accept = Callable[[PluginConnection], Awaitable[None]]
+
+
+def is_extended_resource(name: str) -> bool:
+    """Tell whether a resource may be served by a plugin: a domain, a name, not Kubernetes' own."""
+    match = _EXTENDED.fullmatch(name)
+    if match is None or name.startswith("requests."):
+        return False
+    prefix = match["prefix"]
+    return prefix != "kubernetes.io" and not prefix.endswith(".kubernetes.io")
+
+
+def refusal(request: api_pb2.RegisterRequest) -> str | None:
+    """Say what is wrong with a registration, or None."""
+    if request.version != VERSION:
+        return (
+            f'requested API version "{request.version}" is not supported by kubelet. '
+            f'Supported version is "{VERSION}"'
+        )
+    if not is_extended_resource(request.resource_name):
+        return f'the ResourceName "{request.resource_name}" is invalid'
+    return None
+
+
+class Registration(api_pb2_grpc.RegistrationServicer):  # type: ignore[misc]
+    """Answers Register only after the plugin has answered the kubelet."""
+
+    def __init__(self, directory: Path, accept: Accept) -> None:
+        self._directory = directory
+        self._accept = accept
+
+    async def Register(  # noqa: N802 - gRPC's name
+        self, request: api_pb2.RegisterRequest, context: grpc.aio.ServicerContext
+    ) -> api_pb2.Empty:
+        """Register one plugin; the options in the request are ignored, as by a real kubelet."""
+        wrong = refusal(request)
+        if wrong is not None:
+            await context.abort(grpc.StatusCode.UNKNOWN, wrong)
+        socket = self._directory / request.endpoint
+        if len(str(socket)) > MAX_SOCKET_PATH:
+            await context.abort(
+                grpc.StatusCode.UNKNOWN, f"failed to dial device plugin at {socket}: path too long"
+            )
+        connection = PluginConnection(request.resource_name, socket)
+        try:
+            await connection.connect()
+        except PluginError as error:
+            await connection.close()
+            await context.abort(grpc.StatusCode.UNKNOWN, str(error))
+        await self._accept(connection)
+        return api_pb2.Empty()
+
+
+def _clear(directory: Path) -> None:
+    directory.mkdir(parents=True, exist_ok=True, mode=0o750)
+    for path in directory.iterdir():
+        if path.is_socket():
+            path.unlink()
+
+
+async def serve_registration(directory: Path, accept: Accept) -> grpc.aio.Server:
+    """Remove every socket in the directory, as a starting kubelet does, and listen."""
+    _clear(directory)
+    server = grpc.aio.server()
+    api_pb2_grpc.add_RegistrationServicer_to_server(Registration(directory, accept), server)
+    server.add_insecure_port(f"unix:{checked_socket(directory / SOCKET_NAME)}")
+    await server.start()
+    return server

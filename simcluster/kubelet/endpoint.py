@@ -1,0 +1,73 @@
+"""The kubelet's HTTPS endpoint, behind a token: `/pods`, `/healthz`, and a restart for tests."""
+
+import hmac
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from simcluster.apimachinery.objects import Json, encode
+from simcluster.credentials import Certificates
+
+Restart = Callable[[], Awaitable[None]]
+
+
+class KubeletEndpoint:
+    """Serves one kubelet's own view of its pods."""
+
+    def __init__(self, token: str, pods: Callable[[], list[Json]], restart: Restart) -> None:
+        self._token = token
+        self._pods = pods
+        self._restart = restart
+        self.rights = {"nodes/pods", "nodes/proxy"}
+        """What the token's account may `get`; either is enough for the list of pods."""
+
+    def application(self) -> web.Application:
+        """Return the routes; every path needs the token."""
+        app = web.Application(middlewares=[self._authenticated])
+        app.router.add_get("/healthz", self._healthz)
+        app.router.add_get("/pods", self._list_pods)
+        app.router.add_get("/pods/", self._list_pods)
+        app.router.add_post("/debug/restart", self._restart_now)
+        return app
+
+    @web.middleware
+    async def _authenticated(
+        self,
+        request: web.Request,
+        handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
+    ) -> web.StreamResponse:
+        given = request.headers.get("Authorization", "")
+        if not hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode()):
+            raise web.HTTPUnauthorized(text="Unauthorized")
+        return await handler(request)
+
+    async def _healthz(self, _request: web.Request) -> web.Response:
+        return web.Response(text="ok")
+
+    async def _list_pods(self, _request: web.Request) -> web.Response:
+        if not self.rights & {"nodes/pods", "nodes/proxy"}:
+            raise web.HTTPForbidden(text="Forbidden (verb=get, resource=nodes, subresource=pods)")
+        body = {"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": self._pods()}
+        return web.Response(body=encode(body), content_type="application/json")
+
+    async def _restart_now(self, _request: web.Request) -> web.Response:
+        await self._restart()
+        return web.Response(text="restarted")
+
+
+async def serve_https(
+    application: web.Application, certificates: Certificates, host: str, port: int
+) -> tuple[web.AppRunner, int]:
+    """Listen; returns the runner and the port. A port that is taken is replaced by a free one."""
+    runner = web.AppRunner(application, access_log=None, shutdown_timeout=1)
+    await runner.setup()
+    context = certificates.server_context()
+    site = web.TCPSite(runner, host, port, ssl_context=context)
+    try:
+        await site.start()
+    except OSError:
+        if not port:
+            raise
+        site = web.TCPSite(runner, host, 0, ssl_context=context)
+        await site.start()
+    return runner, int(runner.addresses[0][1])

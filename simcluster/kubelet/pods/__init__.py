@@ -1,0 +1,1 @@
+"""The pods of one kubelet: admission, workers, statuses, events."""

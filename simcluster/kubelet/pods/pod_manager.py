@@ -1,0 +1,266 @@
+"""The kubelet's pod list: watches the pods of its node and admits them one by one."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+
+from proto.deviceplugin import api_pb2
+from simcluster.apimachinery.errors import ApiError
+from simcluster.apimachinery.objects import Json
+from simcluster.kubelet.containers.container_spec import (
+    ContainerSpec,
+    PodSpec,
+    annotation_fault,
+    parse_pod,
+)
+from simcluster.kubelet.containers.container_state import ContainerState, PodState, StateFiles
+from simcluster.kubelet.containers.container_status import pod_status, rejected_status
+from simcluster.kubelet.devices.device_ledger import AllocationError
+from simcluster.kubelet.devices.device_manager import DeviceManager
+from simcluster.kubelet.pods.events import EventWriter
+from simcluster.kubelet.pods.pod_worker import FINAL, PodWorker
+from simcluster.kubelet.pods.predicates import NodeFacts, Rejection, judge
+from simcluster.kubelet.pods.status_manager import StatusManager
+from simcluster.kubelet.settings import NodeSettings
+from simcluster.ports import ClusterStore, ObjectEvent
+
+_BEING_INITIALIZED = "PodInitializing"
+
+
+_BEING_CREATED = "ContainerCreating"
+
+
+class PodManager:
+    """Everything one kubelet knows of its pods between two of its restarts.
+
+    `pods` holds what `/pods` serves. A pod enters it just before it is admitted, never earlier:
+    inside a device plugin's Allocate, no pod that waits its turn is to be seen.
+    """
+
+    def __init__(
+        self,
+        node: str,
+        settings: NodeSettings,
+        store: ClusterStore,
+        *,
+        devices: DeviceManager,
+        files: StateFiles,
+        node_facts: Callable[[], NodeFacts],
+        address: Callable[[set[str]], str],
+    ) -> None:
+        self.settings = settings
+        self.pods: dict[str, PodSpec] = {}
+        self.workers: dict[str, PodWorker] = {}
+        self.statuses = StatusManager(store, self._save)
+        self._node = node
+        self._store = store
+        self._devices = devices
+        self._files = files
+        self._facts = node_facts
+        self._address = address
+        self._events = EventWriter(store, node)
+        self._waiting: dict[str, PodSpec] = {}
+        self._admitting: str | None = None
+        self._unsaved: set[str] = set()
+        self._saw_all = False
+        """Whether all pods that were there at the start have had their turn."""
+        self._left = {state.uid: state for state in files.load()}
+
+    async def run(self) -> None:
+        """Follow the pods of the node for ever."""
+        await asyncio.sleep(self.settings.admits_after_s)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.statuses.run())
+            while True:
+                watch = self._store.watch("pods", fields=f"spec.nodeName={self._node}")
+                self._drop_vanished()
+                try:
+                    while True:
+                        for event in watch.take():
+                            self._note(event, group)
+                        if self._waiting:
+                            await self._admit_next(group)
+                        else:
+                            self._saw_all = True
+                            await watch.wait()
+                except ApiError as error:
+                    if error.code != 410:
+                        raise
+
+    def _drop_vanished(self) -> None:
+        """Stop what is no longer in the API server: it went while nobody watched."""
+        fields = f"spec.nodeName={self._node}"
+        present = {obj["metadata"]["uid"] for obj in self._store.list("pods", fields=fields)}
+        for uid in (self.pods.keys() | self._waiting.keys()) - present:
+            self._vanish(uid)
+        for uid in self._left.keys() - present:
+            del self._left[uid]
+            self._files.remove(uid)
+
+    def _note(self, event: ObjectEvent, group: asyncio.TaskGroup) -> None:
+        uid = event.object["metadata"]["uid"]
+        if event.type == "DELETED":
+            self._vanish(uid)
+            return
+        pod = parse_pod(event.object)
+        final = (pod.obj.get("status") or {}).get("phase") in FINAL
+        if uid in self.pods or uid in self._left or final:
+            self.pods[uid] = pod
+        else:
+            self._waiting[uid] = pod
+        if uid in self._left:
+            self._run(PodWorker(self, pod, self._left.pop(uid)), group)
+        elif uid in self.workers:
+            self.workers[uid].pod = pod
+        if "deletionTimestamp" in pod.obj["metadata"]:
+            self._stop(pod)
+
+    def _stop(self, pod: PodSpec) -> None:
+        grace_s = float(pod.obj["metadata"].get("deletionGracePeriodSeconds") or 0)
+        worker = self.workers.get(pod.uid)
+        if worker is not None:
+            worker.stop(grace_s)
+        elif pod.uid != self._admitting:
+            self._waiting.pop(pod.uid, None)
+            self._remove(pod)
+
+    def _vanish(self, uid: str) -> None:
+        self._waiting.pop(uid, None)
+        self.pods.pop(uid, None)
+        self.statuses.forget(uid)
+        self._files.remove(uid)
+        worker = self.workers.get(uid)
+        if worker is not None:
+            worker.vanish()
+
+    # Admission
+
+    def active(self) -> Iterator[PodSpec]:
+        """Iterate over the pods that may hold devices: admitted and not over, or being admitted."""
+        for uid, pod in self.pods.items():
+            worker = self.workers.get(uid)
+            if uid == self._admitting or (worker is not None and not worker.over):
+                yield pod
+
+    async def _admit_next(self, group: asyncio.TaskGroup) -> None:
+        pod = min(self._waiting.values(), key=lambda each: each.created_at)
+        del self._waiting[pod.uid]
+        others = list(self.active())
+        self.pods[pod.uid] = pod
+        self._admitting = pod.uid
+        try:
+            rejection = await self._judge(pod, others)
+        finally:
+            self._admitting = None
+        pod = self.pods.get(pod.uid, pod)
+        if rejection is not None:
+            self._reject(pod, rejection)
+        elif self.pods.get(pod.uid) is not None:
+            self._run(PodWorker(self, pod, self._new_state(pod)), group)
+        if "deletionTimestamp" in pod.obj["metadata"]:
+            self._stop(pod)
+
+    async def _judge(self, pod: PodSpec, others: list[PodSpec]) -> Rejection | None:
+        """Give the devices out first, then look at everything else, as a real kubelet does."""
+        fault = annotation_fault(pod.annotations)
+        if fault is not None:
+            return Rejection("InvalidSimulation", fault)
+        try:
+            active = {other.uid for other in others} if self._saw_all else None
+            await self._devices.allocate(pod, set(), active)
+        except AllocationError as error:
+            text = f"Allocate failed due to {error}, which is unexpected"
+            return Rejection("UnexpectedAdmissionError", text)
+        return judge(pod, others, self._facts())
+
+    def _reject(self, pod: PodSpec, rejection: Rejection) -> None:
+        self._events.write(pod, "Warning", rejection.reason, rejection.message)
+        status = rejected_status(
+            pod, pod.obj.get("status") or {}, rejection.reason, rejection.message, time.time()
+        )
+        self.statuses.put(pod, status)
+        self.statuses.flush()
+
+    def _new_state(self, pod: PodSpec) -> PodState:
+        taken = {worker.state.pod_ip for worker in self.workers.values()}
+        begins_with_init = any(container.role != "app" for container in pod.containers)
+        reason = _BEING_INITIALIZED if begins_with_init else _BEING_CREATED
+        containers = {c.name: ContainerState(reason=reason) for c in pod.containers}
+        address = self._address(taken)
+        return PodState(pod.uid, pod.namespace, pod.name, address, time.time(), containers)
+
+    # Running
+
+    def _run(self, worker: PodWorker, group: asyncio.TaskGroup) -> None:
+        self.workers[worker.pod.uid] = worker
+        self.changed(worker, started=False)
+        group.create_task(self._see_through(worker))
+
+    async def _see_through(self, worker: PodWorker) -> None:
+        """Run a pod to its end, write its last status, free its devices, delete it."""
+        await worker.run()
+        uid = worker.pod.uid
+        self.statuses.flush()
+        self._remove(worker.pod)
+        self.workers.pop(uid, None)
+        self._files.remove(uid)
+        self._devices.retain({pod.uid for pod in self.active()})
+
+    def _save(self, uid: str) -> None:
+        worker = self.workers.get(uid)
+        if worker is not None and uid in self._unsaved and not worker.state.stopping:
+            self._files.save(worker.state)
+        self._unsaved.discard(uid)
+
+    def _remove(self, pod: PodSpec) -> None:
+        try:
+            self._store.delete("pods", pod.namespace, pod.name, grace_s=0, uid=pod.uid)
+        except ApiError as error:
+            if error.code not in {404, 409}:
+                raise
+
+    def changed(self, worker: PodWorker, *, started: bool) -> None:
+        """Tell what has become of a pod; that a container runs is remembered at once."""
+        pod = self.pods.get(worker.pod.uid)
+        if pod is None:
+            return
+        if started:
+            self._files.save(worker.state)
+            self._unsaved.discard(pod.uid)
+        else:
+            self._unsaved.add(pod.uid)
+        previous = self.statuses.of(pod.uid) or pod.obj.get("status") or {}
+        self.statuses.put(
+            pod, pod_status(worker.pod, worker.state, previous, self.settings.host, time.time())
+        )
+
+    async def before_start(self, pod: PodSpec, container: ContainerSpec) -> None:
+        """Ask device plugins; AllocationError if one refuses."""
+        await self._devices.pre_start(pod, container)
+
+    def answers(
+        self, pod: PodSpec, container: ContainerSpec
+    ) -> list[api_pb2.ContainerAllocateResponse]:
+        """Return the plugins' stored answers."""
+        return self._devices.answers(pod.uid, container.name)
+
+    def event(self, pod: PodSpec, kind: str, reason: str, message: str, container: str) -> None:
+        """Tell the pod's owner."""
+        self._events.write(pod, kind, reason, message, container)
+
+    # Looking
+
+    def listed(self) -> list[Json]:
+        """Return the pods as `/pods` shows them."""
+        return [self._shown(pod) for pod in self.pods.values()]
+
+    def _shown(self, pod: PodSpec) -> Json:
+        own = self.statuses.shown(pod.uid, self.settings.pods_lag_s)
+        return pod.obj if own is None else pod.obj | {"status": own}
+
+    def state_of(self, namespace: str, name: str) -> PodState | None:
+        """Return the state of a pod's containers, if it was admitted here."""
+        for worker in reversed(self.workers.values()):
+            if (worker.pod.namespace, worker.pod.name) == (namespace, name):
+                return worker.state
+        return None

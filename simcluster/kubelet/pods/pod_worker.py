@@ -1,0 +1,245 @@
+"""One admitted pod on its node: starts its containers, restarts them, stops them, ends it."""
+
+import asyncio
+import itertools
+import secrets
+import time
+from collections.abc import Awaitable
+from typing import Protocol
+
+from proto.deviceplugin import api_pb2
+from simcluster.kubelet.containers.container_commands import run
+from simcluster.kubelet.containers.container_env import environment, mount_points
+from simcluster.kubelet.containers.container_spec import (
+    ContainerSpec,
+    PodSpec,
+    Role,
+    behaviour,
+    prints,
+    stop_after_s,
+)
+from simcluster.kubelet.containers.container_state import ContainerPhase, ContainerState, PodState
+from simcluster.kubelet.containers.container_status import phase
+from simcluster.kubelet.devices.device_ledger import AllocationError
+from simcluster.kubelet.settings import NodeSettings
+
+MAX_BACK_OFF_S = 300.0
+
+
+KILLED = 137
+
+
+FINAL = frozenset({"Succeeded", "Failed"})
+
+
+class Host(Protocol):
+    """What a worker needs of its kubelet."""
+
+    settings: NodeSettings
+
+    async def before_start(self, pod: PodSpec, container: ContainerSpec) -> None:
+        """Ask device plugins; AllocationError if one refuses."""
+        ...
+
+    def answers(
+        self, pod: PodSpec, container: ContainerSpec
+    ) -> list[api_pb2.ContainerAllocateResponse]:
+        """Return the plugins' stored answers."""
+        ...
+
+    def changed(self, worker: "PodWorker", *, started: bool) -> None:
+        """Hear that the pod's state has changed, by a container's start or otherwise."""
+        ...
+
+    def event(self, pod: PodSpec, kind: str, reason: str, message: str, container: str) -> None:
+        """Tell the pod's owner."""
+        ...
+
+
+class PodWorker:
+    """Runs from admission until the pod is deleted; cancelled when the kubelet restarts.
+
+    A worker made from an earlier one's state goes on where that one was: what runs is left alone.
+    """
+
+    def __init__(self, host: Host, pod: PodSpec, state: PodState) -> None:
+        self.pod = pod
+        self.state = state
+        self._host = host
+        self._told_to_stop = asyncio.Event()
+        self._gone = asyncio.Event()
+        self._starting = asyncio.Lock()
+        self._sidecar_runs = {spec.name: asyncio.Event() for spec in pod.of_role(Role.SIDECAR)}
+        self._grace_s = float(pod.grace_s)
+        self.over = phase(pod, state) in FINAL
+        """Whether the pod has reached its final phase, so that its devices are free."""
+
+    def stop(self, grace_s: float) -> None:
+        """Stop the containers within the grace period."""
+        self._grace_s = grace_s
+        self._told_to_stop.set()
+
+    def vanish(self) -> None:
+        """Stop at once: the pod object is gone."""
+        self._gone.set()
+        self.stop(0)
+
+    async def run(self) -> None:
+        """Live until told to stop, then return with every container ended."""
+        async with asyncio.TaskGroup() as group:
+            life = group.create_task(self._live())
+            await self._told_to_stop.wait()
+            life.cancel()
+        await self._stop_containers()
+
+    async def _live(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            sidecars: list[asyncio.Task[int]] = []
+            if await self._initialize(group, sidecars):
+                apps = [group.create_task(self._supervise(s)) for s in self.pod.of_role(Role.APP)]
+                await asyncio.wait(apps)
+            for task in sidecars:
+                task.cancel()
+        for spec in self.pod.of_role(Role.SIDECAR):
+            self._end(spec, 0)
+
+    async def _initialize(
+        self, group: asyncio.TaskGroup, sidecars: list[asyncio.Task[int]]
+    ) -> bool:
+        """Run the init containers in order, starting sidecars on the way; False if one fails."""
+        for spec in self.pod.of_role(Role.INIT, Role.SIDECAR):
+            if spec.role is Role.SIDECAR:
+                sidecars.append(group.create_task(self._supervise(spec)))
+                await self._sidecar_runs[spec.name].wait()
+            elif await self._supervise(spec) != 0:
+                return False
+        return True
+
+    async def _supervise(self, spec: ContainerSpec) -> int:
+        """Run one container until it has ended for good; returns its exit code."""
+        state = self.state.containers[spec.name]
+        does = behaviour(spec, self.pod.annotations)
+        for attempt in itertools.count():
+            if state.phase is ContainerPhase.TERMINATED and state.ending is not None:
+                if not self._restarts(spec, state.ending.exit_code):
+                    return state.ending.exit_code
+                await self._back_off(spec, state, attempt)
+            if state.phase is ContainerPhase.WAITING:
+                await self._start(spec, state)
+            if spec.role is Role.SIDECAR:
+                self._sidecar_runs[spec.name].set()
+            await _until(state.ends_at)
+            self._end(spec, does.exit_code)
+        raise AssertionError("counting never ends")
+
+    def _restarts(self, spec: ContainerSpec, exit_code: int) -> bool:
+        if spec.role is Role.SIDECAR:
+            return True
+        if spec.role is Role.INIT:
+            return exit_code != 0 and self.pod.restart_policy != "Never"
+        if self.pod.restart_policy == "OnFailure":
+            return exit_code != 0
+        return self.pod.restart_policy == "Always"
+
+    async def _back_off(self, spec: ContainerSpec, state: ContainerState, attempt: int) -> None:
+        """Wait before a restart; the first one is immediate, as with a real kubelet."""
+        if attempt > 1:
+            pause_s = min(self._host.settings.back_off_s * 2 ** (attempt - 2), MAX_BACK_OFF_S)
+            text = f"back-off {pause_s:g}s restarting failed container={spec.name}"
+            state.wait("CrashLoopBackOff", text)
+            self._host.event(self.pod, "Warning", "BackOff", text, spec.name)
+            self._changed()
+            await asyncio.sleep(pause_s)
+        state.restarts += 1
+        state.phase = ContainerPhase.WAITING
+
+    async def _start(self, spec: ContainerSpec, state: ContainerState) -> None:
+        """Start a container, asking the plugins first; asks again until they agree."""
+        while True:
+            try:
+                async with self._starting:
+                    await self._host.before_start(self.pod, spec)
+                    self._begin(spec, state)
+            except AllocationError as error:
+                state.wait("CreateContainerConfigError", str(error))
+                self._host.event(self.pod, "Warning", "Failed", f"Error: {error}", spec.name)
+                self._changed()
+                await asyncio.sleep(self._host.settings.retry_s)
+            else:
+                return
+
+    def _changed(self, *, started: bool = False) -> None:
+        self.over = phase(self.pod, self.state) in FINAL
+        self._host.changed(self, started=started)
+
+    def _begin(self, spec: ContainerSpec, state: ContainerState) -> None:
+        answers = self._host.answers(self.pod, spec)
+        state.env = environment(
+            self.pod, spec, answers, pod_ip=self.state.pod_ip, host_ip=self._host.settings.host
+        )
+        state.mounts = mount_points(spec, answers)
+        state.device_nodes = [node.container_path for answer in answers for node in answer.devices]
+        now = time.time()
+        run_for_s = behaviour(spec, self.pod.annotations).run_for_s
+        ends_at = None if run_for_s is None else now + run_for_s
+        self._log(spec, state, now)
+        state.start(f"containerd://{secrets.token_hex(32)}", now, ends_at)
+        present = f'Container image "{spec.image}" already present on machine'
+        for reason, text in (
+            ("Pulled", present),
+            ("Created", f"Container created: {spec.name}"),
+            ("Started", f"Container started: {spec.name}"),
+        ):
+            self._host.event(self.pod, "Normal", reason, text, spec.name)
+        self._changed(started=True)
+
+    @staticmethod
+    def _log(spec: ContainerSpec, state: ContainerState, now: float) -> None:
+        """Let a command that prints print; nothing else in here has anything to say."""
+        state.previous_log = state.log
+        printed = run(state, spec.command).out if prints(spec) else ""
+        state.log = [(now, line) for line in printed.splitlines()]
+
+    def _end(self, spec: ContainerSpec, exit_code: int) -> None:
+        state = self.state.containers[spec.name]
+        if state.phase is ContainerPhase.RUNNING:
+            state.end(exit_code, time.time())
+            self._changed()
+
+    async def _stop_containers(self) -> None:
+        running = [
+            spec
+            for spec in self.pod.containers
+            if self.state.containers[spec.name].phase is ContainerPhase.RUNNING
+        ]
+        for spec in running:
+            text = f"Stopping container {spec.name}"
+            self._host.event(self.pod, "Normal", "Killing", text, spec.name)
+        wanted_s = stop_after_s(self.pod.annotations) if running else 0.0
+        killed = wanted_s > self._grace_s
+        killed = await _set_within(self._gone, min(wanted_s, self._grace_s)) or killed
+        for spec in running:
+            self._end(spec, KILLED if killed else 0)
+        self.state.stopping = True
+        self._changed()
+
+
+async def _until(at: float | None) -> None:
+    """Wait until an instant; for ever if None."""
+    await asyncio.sleep(max(at - time.time(), 0)) if at is not None else await _forever()
+
+
+def _forever() -> Awaitable[object]:
+    return asyncio.get_running_loop().create_future()
+
+
+async def _set_within(event: asyncio.Event, seconds: float) -> bool:
+    """Tell whether an event was set within a time."""
+    if seconds <= 0:
+        return event.is_set()
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True

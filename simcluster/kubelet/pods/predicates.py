@@ -1,0 +1,133 @@
+"""Whether a kubelet takes a pod whose devices are already given: its general predicates; pure."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from simcluster.apimachinery.objects import Json
+from simcluster.kubelet.containers.container_spec import PodSpec, pod_requests
+
+_SELECTOR_TEXT = "node(s) didn't match Pod's node affinity/selector"
+
+
+_PORTS_TEXT = "node(s) didn't have free ports for the requested pod ports"
+
+
+_NATIVE = frozenset({"cpu", "memory", "ephemeral-storage"})
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """Why a pod is not admitted: the status reason, and the text its owner reads."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFacts:
+    """What the predicates read of a node; cpu in thousandths, everything else in units."""
+
+    name: str
+    labels: Mapping[str, str]
+    allocatable: Mapping[str, int]
+    managed: frozenset[str]
+    """Extended resources that a device plugin serves: the device manager has judged them."""
+
+
+def judge(pod: PodSpec, others: Iterable[PodSpec], node: NodeFacts) -> Rejection | None:
+    """Return why the node cannot take the pod beside the others, or None.
+
+    Extended resources that the node does not list are ignored, as by a real kubelet: a pod that
+    is sent to a node without the plugin starts without its devices.
+    """
+    beside = list(others)
+    return _resources(pod, beside, node) or _placement(pod, beside, node)
+
+
+def _resources(pod: PodSpec, others: list[PodSpec], node: NodeFacts) -> Rejection | None:
+    room_for = node.allocatable.get("pods", 0)
+    if len(others) + 1 > room_for:
+        return _out_of("pods", 1, len(others), room_for)
+    used: dict[str, int] = {}
+    for other in others:
+        for name, amount in pod_requests(other).items():
+            used[name] = used.get(name, 0) + amount
+    for name, amount in pod_requests(pod).items():
+        counted = name in _NATIVE or (name in node.allocatable and name not in node.managed)
+        if not amount or not counted:
+            continue
+        capacity = node.allocatable.get(name, 0)
+        if used.get(name, 0) + amount > capacity:
+            return _out_of(name, amount, used.get(name, 0), capacity)
+    return None
+
+
+def _out_of(name: str, requested: int, used: int, capacity: int) -> Rejection:
+    return Rejection(
+        f"OutOf{name}",
+        f"Node didn't have enough resource: {name}, requested: {requested}, "
+        f"used: {used}, capacity: {capacity}",
+    )
+
+
+def _placement(pod: PodSpec, others: list[PodSpec], node: NodeFacts) -> Rejection | None:
+    spec = pod.obj["spec"]
+    if spec.get("nodeName") not in (None, node.name):
+        return Rejection("NodeName", "Predicate NodeName failed: node(s) didn't match the name")
+    if not _selected(spec, node):
+        return Rejection("NodeAffinity", f"Predicate NodeAffinity failed: {_SELECTOR_TEXT}")
+    wanted = {port for container in pod.containers for port in container.host_ports}
+    taken = {p for other in others for container in other.containers for p in container.host_ports}
+    if wanted & taken:
+        return Rejection("NodePorts", f"Predicate NodePorts failed: {_PORTS_TEXT}")
+    return None
+
+
+def _selected(spec: Json, node: NodeFacts) -> bool:
+    selector = spec.get("nodeSelector") or {}
+    if any(node.labels.get(key) != value for key, value in selector.items()):
+        return False
+    affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
+    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
+    if required is None:
+        return True
+    return any(_term(term, node) for term in required.get("nodeSelectorTerms") or ())
+
+
+def _term(term: Json, node: NodeFacts) -> bool:
+    labels, fields = term.get("matchExpressions") or (), term.get("matchFields") or ()
+    if not labels and not fields:
+        return False
+    return all(_matches(expression, node.labels) for expression in labels) and all(
+        _matches(expression, {"metadata.name": node.name}) for expression in fields
+    )
+
+
+def _matches(expression: Json, labels: Mapping[str, str]) -> bool:
+    found = labels.get(expression["key"])
+    test = _OPERATORS.get(expression["operator"])
+    return test is not None and test(found, expression.get("values") or [])
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.lstrip("-").isdigit() else None
+
+
+def _above(found: str | None, values: Sequence[str]) -> bool:
+    number = _number(found)
+    return number is not None and number > int(values[0])
+
+
+def _below(found: str | None, values: Sequence[str]) -> bool:
+    number = _number(found)
+    return number is not None and number < int(values[0])
+
+
+_OPERATORS: Mapping[str, Callable[[str | None, Sequence[str]], bool]] = {
+    "In": lambda found, values: found in values,
+    "NotIn": lambda found, values: found not in values,
+    "Exists": lambda found, _values: found is not None,
+    "DoesNotExist": lambda found, _values: found is None,
+    "Gt": _above,
+    "Lt": _below,
+}

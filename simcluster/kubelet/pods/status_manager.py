@@ -1,0 +1,83 @@
+"""The kubelet's own pod statuses, and their way to the API server: coalesced, in one write each."""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from simcluster.apimachinery.errors import ApiError
+from simcluster.apimachinery.objects import Json
+from simcluster.kubelet.containers.container_spec import PodSpec
+from simcluster.kubelet.containers.container_status import with_foreign_conditions
+from simcluster.ports import ClusterStore
+
+COALESCE_S = 0.02
+
+
+class StatusManager:
+    """Keeps the latest status of every pod and writes those that have changed.
+
+    What the kubelet remembers of a pod (`save`) is never older than what it has told of it.
+    """
+
+    def __init__(self, store: ClusterStore, save: Callable[[str], None]) -> None:
+        self._store = store
+        self._save = save
+        self._statuses: dict[str, Json] = {}
+        self._before: dict[str, tuple[Json, float]] = {}
+        self._dirty: dict[str, PodSpec] = {}
+        self._wake = asyncio.Event()
+
+    def of(self, uid: str) -> Json | None:
+        """Return a pod's status as this kubelet sees it."""
+        return self._statuses.get(uid)
+
+    def shown(self, uid: str, lag_s: float) -> Json | None:
+        """Return a pod's status as `/pods` shows it: the one before while the last is too fresh."""
+        before, at = self._before.get(uid, ({}, 0.0))
+        return before if time.monotonic() - at < lag_s else self._statuses.get(uid)
+
+    def put(self, pod: PodSpec, status: Json) -> None:
+        """Take a new status; it is written soon."""
+        before = self._statuses.get(pod.uid) or pod.obj.get("status") or {}
+        self._before[pod.uid] = (before, time.monotonic())
+        self._statuses[pod.uid] = status
+        self._dirty[pod.uid] = pod
+        self._wake.set()
+
+    def forget(self, uid: str) -> None:
+        """Drop a pod that is gone."""
+        self._statuses.pop(uid, None)
+        self._before.pop(uid, None)
+        self._dirty.pop(uid, None)
+
+    async def run(self) -> None:
+        """Write for ever, and once more when the kubelet stops."""
+        try:
+            while True:
+                await self._wake.wait()
+                await asyncio.sleep(COALESCE_S)
+                self.flush()
+        finally:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what has changed, now."""
+        dirty, self._dirty = self._dirty, {}
+        self._wake.clear()
+        for uid, pod in dirty.items():
+            self._save(uid)
+            self._write(pod, self._statuses[uid])
+
+    def _write(self, pod: PodSpec, status: Json) -> None:
+        found = self._store.find("pods", pod.namespace, pod.name)
+        if found is None or found.obj["metadata"]["uid"] != pod.uid:
+            return
+
+        def laid_over(obj: Json) -> Json:
+            return obj | {"status": with_foreign_conditions(status, obj.get("status") or {})}
+
+        try:
+            self._store.patch("pods", pod.namespace, pod.name, laid_over, subresource="status")
+        except ApiError as error:
+            if error.code not in {404, 409}:
+                raise

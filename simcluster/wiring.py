@@ -1,0 +1,68 @@
+"""The wiring of the simulated cluster: store, kubelets and API server."""
+
+import argparse
+import asyncio
+import logging
+import secrets
+import signal
+import socket
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from simcluster.apiserver.http.server import ApiServer, ApiSettings, listening
+from simcluster.apiserver.registry import open_store
+from simcluster.apiserver.storage.persistence import SqliteDisk
+from simcluster.credentials import certificates, kept_secret, write_kubeconfig
+from simcluster.kubelet.fleet import KubeletFleet
+from simcluster.kubelet.settings import NodeSettings
+
+log = logging.getLogger("simcluster")
+
+
+def free_port(host: str, kept: Path) -> int:
+    """Return the port of the last life if it is free, else another, kept for the next life.
+
+    Clients that hold the old kubeconfig then find a restarted server where they left it.
+    """
+    for port in (int(kept.read_text()) if kept.exists() else 0, 0):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+            except OSError:
+                continue
+            found: int = probe.getsockname()[1]
+            kept.write_text(str(found))
+            return found
+    raise OSError(f"no free port on {host}")
+
+
+async def serve(options: argparse.Namespace) -> None:
+    """Serve until SIGTERM or SIGINT; the kubeconfig appears when everything answers."""
+    state: Path = options.state
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    names = (options.name,) if options.name else ()
+    certs = certificates(state / "tls", *names)
+    token = kept_secret(state / "token", lambda: secrets.token_urlsafe(32))
+    store = open_store(SqliteDisk(state / "objects.sqlite"), window=options.window)
+    settings = ApiSettings(
+        host=options.host,
+        port=options.port or free_port(options.host, state / "port"),
+        token=token,
+        bookmark_s=options.bookmark_s,
+    )
+    node = NodeSettings(cpu=options.node_cpu, memory=options.node_memory, max_pods=options.max_pods)
+    fleet = KubeletFleet(
+        store, state, nodes=options.nodes, settings=node, prefix=options.node_prefix
+    )
+    server = ApiServer(store, settings, runtime=fleet)
+    try:
+        async with fleet, listening(server, certs) as url:
+            known_as = f"https://{options.name}:{urlsplit(url).port}" if options.name else url
+            write_kubeconfig(state / "kubeconfig", known_as, certs.ca.read_bytes(), token)
+            log.info("listening on %s as %s, nodes %d", url, known_as, options.nodes)
+            await stop.wait()
+    finally:
+        store.close()
