@@ -17,6 +17,7 @@ from shared.model.events import node_events, pod_events, request_reply
 from shared.model.events.event import Event
 from shared.model.events.pod_events import PartReported
 from shared.runtime.settings import PREFIX, ServiceSettings
+from simcluster import __main__ as simcluster
 from tools.generate.reference_metrics import node_page, registered
 
 ROOT = Path(__file__).parents[2]
