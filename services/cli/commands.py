@@ -7,7 +7,7 @@ from collections.abc import Callable
 from services.cli import flags
 from services.cli.admin import node_keys_arguments as node_keys
 from services.cli.admin import resize_arguments as resizing
-from shared.model.names import SCHEDULERS
+from shared.dialects import SCHEDULERS
 
 EXIT_CODES = """\
 exit codes:

@@ -4,14 +4,24 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import yaml
 
 from services.node_agent.gpus.inventory import Division, check_division
-from services.node_agent.volcano_config import divided, read_config
+from services.node_agent.mig.layouts import KNOWN
 from shared.dialects.dialect import Strategy
+from shared.dialects.volcano.device_config import (
+    DEVICE_KEY,
+    DEVICE_MAP,
+    NAMESPACES,
+    NODE_KEY,
+    NODE_MAP,
+    DeviceConfig,
+    read_config,
+)
 from shared.kubernetes.client import Kube
 from shared.kubernetes.errors import NotFoundError
 from shared.model.clock import Clock
@@ -22,9 +32,24 @@ logger = logging.getLogger(__name__)
 
 READ_AGAIN_S = 60.0
 ASK_S = 3.0
-NAMESPACES = ("kube-system", "volcano-system")
-DEVICE_MAP, DEVICE_KEY = "volcano-vgpu-device-config", "device-config.yaml"
-NODE_MAP, NODE_KEY = "volcano-vgpu-node-config", "config.json"
+
+
+def divided(
+    config: DeviceConfig, flags: Division, *, split: int | None, unit: int | None
+) -> Division:
+    """Return how the node's devices are divided.
+
+    Flags (`split` and `unit`, None where not given) win over the file for all nodes, and the
+    node's own entry over both; 10 slots and 1 MiB per unit are what nobody has to say.
+    """
+    return replace(
+        flags,
+        split_count=config.own_split_count or split or config.split_count or flags.split_count,
+        unit_mib=unit or config.unit_mib or flags.unit_mib,
+        tables=(*config.tables, *KNOWN),
+        hidden=config.hidden,
+        wanted_mode=config.mode,
+    )
 
 
 class _ConfigMap(msgspec.Struct):

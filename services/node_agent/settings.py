@@ -12,6 +12,7 @@ from services.node_agent.gpus.driver import LAYOUTS, NVML
 from services.node_agent.gpus.inventory import Division, check_division, isolation_of
 from services.node_agent.isolation.library import current
 from shared.dialects.dialect import Strategy
+from shared.dialects.hami_core import LIBRARY, LIBRARY_NAME
 from shared.kubernetes.kubeconfig import Credentials
 from shared.model.device import Isolation
 from shared.model.errors import RequestError
@@ -212,10 +213,10 @@ class AgentSettings(ServiceSettings):
         if self.library_source is not None:
             return current(self.library_root)
         if self.library_dir is not None:
-            return self.library_dir / "libvgpu.so"
+            return self.library_dir / LIBRARY_NAME
         if self.simulated:
-            return self.state_dir.absolute() / "library" / "simulated" / "libvgpu.so"
-        return Path("/usr/local/vgpu/libvgpu.so")
+            return self.state_dir.absolute() / "library" / "simulated" / LIBRARY_NAME
+        return Path(LIBRARY)
 
 
 def kubelet_credentials(settings: AgentSettings) -> Credentials:

@@ -1,10 +1,7 @@
 """Reads the API server's nodes as facts of ours, and devices that another plugin registered."""
 
-from collections.abc import Mapping
-
-from shared.dialects import BOOKED_RESOURCES
-from shared.dialects.nvidia import annotations
-from shared.dialects.volcano import gpushare, handshake, vgpu
+from shared.dialects import BOOKED_RESOURCES, cordoned_devices
+from shared.dialects.volcano import device_register
 from shared.kubernetes.types import Node
 from shared.model.events.node_events import DeviceReported
 from shared.model.names import NodeName
@@ -25,15 +22,8 @@ def read(node: Node) -> NodeFacts:
         unschedulable=node.spec.unschedulable,
         allocatable={key: n for key, n in allocatable.items() if key not in BOOKED_RESOURCES},
         unserved=tuple(sorted(key for key in BOOKED_RESOURCES if allocatable.get(key) == 0)),
-        closed_devices=_closed(node.metadata.annotations),
+        closed_devices=cordoned_devices(node.metadata.annotations),
     )
-
-
-def _closed(notes: Mapping[str, str]) -> tuple[int, ...]:
-    """Return the devices that the node's annotations close, in Volcano's words and in HAMi's."""
-    unhealthy = notes.get(gpushare.UNHEALTHY, "").split(",")
-    listed = {int(index) for text in unhealthy if (index := text.strip()).isdecimal()}
-    return tuple(sorted(listed.union(annotations.cordoned(notes))))
 
 
 def foreign_devices(node: Node, *, now_s: float) -> DeviceReported | None:
@@ -45,13 +35,11 @@ def foreign_devices(node: Node, *, now_s: float) -> DeviceReported | None:
     notes = node.metadata.annotations
     if AGENT_ANNOTATION in notes:
         return None
-    slots = parse_available(node.status.allocatable).get(vgpu.NUMBER)
-    gone = handshake.is_gone(notes.get(handshake.HANDSHAKE), now_s)
-    register = notes.get(vgpu.REGISTER, "") if slots and not gone else ""
+    allocatable = parse_available(node.status.allocatable)
     return DeviceReported(
         node=NodeName(node.metadata.name),
-        devices=vgpu.parse_register(register),
-        served=(vgpu.NUMBER,),
+        devices=device_register.registered_devices(notes, allocatable, now_s=now_s),
+        served=device_register.SERVED,
         reported_at=now_s,
         foreign=True,
     )

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from services.watcher import quotas
+from shared.dialects.tencent import gpu_quota
 from shared.kubernetes.client import Kube
 from shared.kubernetes.errors import NotFoundError
 from shared.kubernetes.known_objects import Appeared, Changed, Gone
@@ -26,7 +27,7 @@ from shared.model.quota import Quota
 logger = logging.getLogger(__name__)
 
 OBJECTS = f"/apis/{quotas.API_VERSION}/gpuquotas"
-CONFIG_MAPS = f"/api/v1/namespaces/{quotas.CONFIG_MAP[0]}/configmaps"
+CONFIG_MAPS = f"/api/v1/namespaces/{gpu_quota.CONFIG_MAP_NAMESPACE}/configmaps"
 LOOK_S = 5.0
 """How often a kind that the API server does not know is looked for again."""
 
@@ -58,7 +59,7 @@ class QuotaReflectors:
             tasks.create_task(
                 self._follow(
                     CONFIG_MAPS,
-                    f"metadata.name={quotas.CONFIG_MAP[1]}",
+                    f"metadata.name={gpu_quota.CONFIG_MAP_NAME}",
                     self._take_config,
                     synced[1],
                     changed,
@@ -115,7 +116,7 @@ class QuotaReflectors:
             self.objects[name] = quotas.read_spec(name, item.spec)
 
     def _take_config(self, item: _Item, gone: bool) -> None:
-        self.config = {} if gone else quotas.read_config(item.data)
+        self.config = {} if gone else gpu_quota.parse_config_map(item.data)
 
 
 def _take(take: Callable[[_Item, bool], None], item: _Item, *, gone: bool) -> None:

@@ -1,11 +1,4 @@
-"""Reads quotas: GPUQuota objects, a file of them, and gpu-admission's ConfigMap; pure.
-
-The ConfigMap is kube-system/gpuquota with the key gpu_quota: per namespace, cards of each model and
-the pools whose nodes it may use. A model's cards are hundredths of cores there, as pods ask for
-them; models and pools are values of node labels; a model that is not named is not allowed, an empty
-list of pools allows all, and a namespace that is not named has no quota.
-https://github.com/tkestack/gpu-admission
-"""
+"""Reads quotas from GPUQuota objects and from a file of them."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -15,6 +8,7 @@ from typing import Any
 import msgspec
 import yaml
 
+from shared.dialects.tencent.gpu_quota import POOL_LABEL
 from shared.model.errors import RequestError
 from shared.model.lease import MIB
 from shared.model.names import Namespace
@@ -23,10 +17,6 @@ from shared.model.quota import Limits, Quota
 
 API_VERSION = "leasehold.dev/v1alpha1"
 KIND = "GPUQuota"
-CONFIG_MAP = ("kube-system", "gpuquota")
-CONFIG_KEY = "gpu_quota"
-MODEL_LABEL = "gaia.tencent.com/gpu-model"
-POOL_LABEL = "gaia.tencent.com/gpu-pool"
 
 
 class _Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
@@ -59,14 +49,6 @@ class _Object(msgspec.Struct, frozen=True, rename="camel"):
     spec: Any = None
 
 
-class _Cards(msgspec.Struct, frozen=True):
-    quota: dict[str, int] | None = None
-    pool: tuple[str, ...] | None = None
-
-
-_config_of = msgspec.json.Decoder(dict[str, _Cards]).decode
-
-
 def read_spec(namespace: Namespace, spec: Any) -> Quota:
     """Read a GPUQuota's spec. Raises RequestError that names the field and what may be there."""
     try:
@@ -90,31 +72,6 @@ def read_spec(namespace: Namespace, spec: Any) -> Quota:
         pools=read.pools,
         pool_label=read.pool_label,
     )
-
-
-def read_config(data: Mapping[str, str]) -> dict[Namespace, Quota]:
-    """Read gpu-admission's ConfigMap. Raises RequestError for what it would not take either."""
-    place = "/".join(CONFIG_MAP)
-    if CONFIG_KEY not in data:
-        raise RequestError(f"ConfigMap {place} has no key {CONFIG_KEY}")
-    try:
-        read = _config_of(data[CONFIG_KEY])
-    except msgspec.DecodeError as error:
-        raise RequestError(f"ConfigMap {place}: {CONFIG_KEY}: {error}") from error
-    return {
-        Namespace(name): Quota(
-            namespace=Namespace(name),
-            models=tuple(
-                (model, Limits(cores_milli=min(max(0, 1000 * cards), MOST)))
-                for model, cards in sorted((said.quota or {}).items())
-            ),
-            only_models=True,
-            model_label=MODEL_LABEL,
-            pools=said.pool or (),
-            pool_label=POOL_LABEL,
-        )
-        for name, said in read.items()
-    }
 
 
 def load_file(path: Path) -> dict[Namespace, Quota]:

@@ -1,26 +1,20 @@
 """The watcher's settings, and the rules that a Volcano scheduler configuration gives."""
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import yaml
 
-from shared.dialects import enabled
+from shared.dialects import SCHEDULERS, check_rules
 from shared.dialects.dialect import Rules
-from shared.dialects.koordinator import dialect
-from shared.dialects.nvidia.device_choice import check_policies
 from shared.dialects.volcano import scheduler_arguments
 from shared.model.device import DeviceMode
 from shared.model.errors import RequestError
-from shared.model.names import SCHEDULERS
 from shared.runtime.settings import ServiceSettings, setting
 
 logger = logging.getLogger(__name__)
-
-PLUGINS = ("deviceshare", "predicates")
-"""Those of Volcano's scheduler whose arguments are read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,11 +58,6 @@ class WatcherSettings(ServiceSettings):
 
 def load_rules(settings: WatcherSettings) -> Rules:
     """Return the rules of the settings. Raises RequestError for any that contradict."""
-    if settings.koordinator_scoring not in dialect.ORDERS:
-        raise RequestError(
-            f"--koordinator-scoring must be {' or '.join(dialect.ORDERS)}, got "
-            f"{settings.koordinator_scoring!r}"
-        )
     if settings.mode_first not in {mode.value for mode in DeviceMode}:
         raise RequestError(
             f"--mode-first must be {' or '.join(DeviceMode)}, got {settings.mode_first!r}"
@@ -88,25 +77,18 @@ def load_rules(settings: WatcherSettings) -> Rules:
         strict_namespaces=settings.strict_namespaces,
         instances_first=settings.mode_first == DeviceMode.MIG,
     )
-    enabled(rules)
-    check_policies(rules)
+    check_rules(rules)
     return rules
 
 
-def _arguments(path: Path) -> dict[str, Any]:
-    """Return the arguments of the plugins `deviceshare` and `predicates` of the file."""
+def _arguments(path: Path) -> Mapping[str, object]:
+    """Return the arguments of the plugins in the file that are read."""
     try:
         conf = yaml.safe_load(path.read_text(encoding="utf-8"))
         if conf.get("kind") == "ConfigMap":
-            conf = yaml.safe_load(conf["data"]["volcano-scheduler.conf"])
-        plugins = [plugin for tier in conf["tiers"] for plugin in tier["plugins"]]
-        return {
-            str(key): value
-            for plugin in plugins
-            if plugin.get("name") in PLUGINS
-            for key, value in (plugin.get("arguments") or {}).items()
-        }
+            conf = yaml.safe_load(conf["data"][scheduler_arguments.CONFIG_MAP_KEY])
+        return scheduler_arguments.plugin_arguments(conf)
     except OSError as error:
         raise RequestError(f"{path}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
-        raise RequestError(f"{path} is no volcano-scheduler.conf: {error}") from error
+        raise RequestError(f"{path} is no {scheduler_arguments.CONFIG_MAP_KEY}: {error}") from error

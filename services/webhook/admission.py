@@ -20,10 +20,8 @@ from services.webhook.patches import (
 )
 from services.webhook.pods import ContainerSeen, PodSeen, Source
 from shared.dialects import OWN_RESOURCES, read_pod
+from shared.dialects import admission as dialect_admission
 from shared.dialects.dialect import ContainerAsks, PodAsks, Rules
-from shared.dialects.koordinator import amounts as koordinator_amounts
-from shared.dialects.koordinator import texts
-from shared.dialects.nvidia import dialect
 from shared.dialects.reserved import (
     COMPLETED_ANNOTATIONS,
     LIBRARY_DIRECTORY,
@@ -38,16 +36,12 @@ from shared.dialects.reserved import (
     opens_devices,
     sees_devices,
 )
-from shared.dialects.tencent import vcuda
 from shared.model.errors import RequestError
 from shared.model.names import Namespace
 from shared.model.request import PodRequest
 
 DEFAULT_SCHEDULER = "default-scheduler"
-WHOLE_CARD = 100
 BAD_REQUEST, FORBIDDEN, UNREADABLE = 400, 403, 422
-OLD_TEXT = "Must supply both tencent.com/vcuda-core AND tencent.com/vcuda-memory"
-"""What GPUSharing's webhook said; clients of it look for these very words."""
 
 Keys = Callable[[Source], frozenset[str] | None]
 """The keys of a config map or secret of the pod's namespace; None: they cannot be read."""
@@ -62,10 +56,8 @@ class Policy:
     schedulers: frozenset[str] = frozenset({"leasehold"})
     """Ours."""
     rules: Rules = field(default_factory=Rules)
-    old_texts: bool = False
-    """Refuse as GPUSharing's webhook did, word by word, where it did."""
-    koordinator_texts: bool = False
-    """Refuse as Koordinator's validating webhook did, word by word, where it did."""
+    vendor_messages: frozenset[str] = frozenset()
+    """Dialects whose own webhooks' messages refuse a pod, word by word, where they would."""
     runtime_class: str = ""
     """Given to GPU pods that name none; empty: none is given."""
     in_budget_class: str = ""
@@ -125,7 +117,7 @@ def decide(
         return Decision(allowed=False, message="; ".join(faults), code=FORBIDDEN)
     completed = {container.path: _completed(container) for container in asking}
     try:
-        warnings += _checked(pod, _read(pod, asking, completed, policy), policy, largest)
+        warnings += _checked(pod, _read(pod, completed, policy), policy, largest)
     except RequestError as error:
         return Decision(allowed=False, message=str(error), code=BAD_REQUEST)
     wanted = policy.in_budget_class if has_budget else policy.out_of_budget_class
@@ -232,28 +224,22 @@ def _is_lease_s(name: str) -> bool:
 
 def _completed(container: ContainerSeen) -> Mapping[str, int | None]:
     """Return what is added to a container's amounts, as the vendors' own webhooks would."""
-    limits = {**container.requests, **container.limits}
-    added = koordinator_amounts.complete(limits)
-    counted = dialect.complete(limits)
-    return {**{k: v for k, v in counted.items() if k not in limits}, **added}
+    return dialect_admission.amount_changes({**container.requests, **container.limits})
 
 
 def _read(
-    pod: PodSeen,
-    asking: list[ContainerSeen],
-    completed: Mapping[str, Mapping[str, int | None]],
-    policy: Policy,
+    pod: PodSeen, completed: Mapping[str, Mapping[str, int | None]], policy: Policy
 ) -> PodRequest:
     """Read the request. Raises RequestError saying what is wrong with it as it is written."""
-    if policy.koordinator_texts:
-        apps = [{**one.limits, **one.requests} for one in asking if not one.init]
-        text = texts.text_of(apps)
-        if text:
-            raise RequestError(text)
+    written, vendors = _asks_of(pod, {}), policy.vendor_messages
+    message = dialect_admission.vendor_denial(written, vendors, refused=False)
+    if message:
+        raise RequestError(message)
     try:
         return read_pod(_asks_of(pod, completed), policy.rules)
     except RequestError as error:
-        raise RequestError(_text(pod, policy, str(error))) from error
+        message = dialect_admission.vendor_denial(written, vendors, refused=True)
+        raise RequestError(message or str(error)) from error
 
 
 def _checked(
@@ -289,17 +275,6 @@ def _with(amounts: Mapping[str, int], added: Mapping[str, int | None]) -> dict[s
     return {name: amount for name, amount in merged.items() if amount is not None}
 
 
-def _text(pod: PodSeen, policy: Policy, text: str) -> str:
-    """Say it in the words of GPUSharing's webhook where its clients wait for them."""
-    if not policy.old_texts:
-        return text
-    one_of_two = any(
-        (vcuda.CORE in container.limits) != (vcuda.MEMORY in container.limits)
-        for container in pod.containers
-    )
-    return OLD_TEXT if one_of_two else text
-
-
 def _completions(
     pod: PodSeen,
     asking: list[ContainerSeen],
@@ -315,7 +290,8 @@ def _completions(
             yield from add_variable(container, VISIBLE, NOTHING_VISIBLE)
     if pod.scheduler in {"", DEFAULT_SCHEDULER}:
         yield Patch(op="add", path="/spec/schedulerName", value=policy.scheduler)
-    yield from _core_limit(pod, asking)
+    for key, value in dialect_admission.added_annotations(_asks_of(pod, {})).items():
+        yield from add_annotation(pod, key, value)
     if policy.runtime_class and "runtimeClassName" not in pod.has:
         yield Patch(op="add", path="/spec/runtimeClassName", value=policy.runtime_class)
     if priority_class:
@@ -324,9 +300,3 @@ def _completions(
         for filled in ("priority", "preemptionPolicy"):
             if filled in pod.has:
                 yield Patch(op="remove", path=f"/spec/{filled}")
-
-
-def _core_limit(pod: PodSeen, asking: list[ContainerSeen]) -> Iterator[Patch]:
-    cores = [container.limits.get(vcuda.CORE, 0) for container in asking]
-    if vcuda.CORE_LIMIT not in pod.annotations and 0 < max(cores) < WHOLE_CARD:
-        yield from add_annotation(pod, vcuda.CORE_LIMIT, str(max(cores)))

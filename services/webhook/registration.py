@@ -9,6 +9,7 @@ https://kubernetes.io/docs/reference/access-authn-authz/extensible-admission-con
 from collections.abc import Mapping
 from typing import Any
 
+from shared.dialects import RESOURCE_PREFIXES
 from shared.dialects.reserved import (
     DENIED_ANNOTATIONS,
     NAMING_MOUNTS,
@@ -27,20 +28,11 @@ TIMEOUT_S = 5
 OPEN_LABEL = "leasehold.dev/sees-devices"
 """On a namespace, `true`: its pods may see devices unasked, as drivers and monitoring do."""
 OPEN_NAMESPACES = ("kube-system", "leasehold-system")
-RESOURCES = (
-    "volcano.sh/",
-    "koordinator.sh/",
-    "kubernetes.io/gpu",
-    "tencent.com/vcuda-",
-    "nvidia.com/gpu",
-    "leasehold.dev/",
-)
-"""Prefixes of all resource names that dialects know."""
 
 
 def asks_for_gpu() -> str:
     """Return the condition, in CEL, that some container asks for a GPU."""
-    named = " || ".join(f"k.startsWith('{prefix}')" for prefix in RESOURCES)
+    named = " || ".join(f"k.startsWith('{prefix}')" for prefix in RESOURCE_PREFIXES)
     in_one = (
         "has(c.resources) && ("
         f"(has(c.resources.limits) && c.resources.limits.exists(k, {named})) || "

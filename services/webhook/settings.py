@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.webhook.admission import Policy
-from shared.dialects import enabled
+from shared.dialects import SCHEDULERS, enabled
+from shared.dialects.admission import check_vendor_messages
 from shared.dialects.dialect import Rules
 from shared.model.errors import RequestError
 from shared.runtime.settings import ServiceSettings, setting
@@ -41,7 +42,7 @@ class WebhookSettings(ServiceSettings):
     )
     scheduler: str = setting("leasehold", "given to GPU pods that name none")
     schedulers: tuple[str, ...] = setting(
-        ("leasehold", "volcano", "koord-scheduler", "hami-scheduler"),
+        SCHEDULERS,
         "pods with these schedulerName values are ours",
     )
     dialects: tuple[str, ...] = setting((), "dialects spoken, with commas; none named: all")
@@ -52,9 +53,10 @@ class WebhookSettings(ServiceSettings):
     runtime_class: str = setting("", "runtimeClassName of GPU pods that name none")
     in_budget_class: str = setting("", "priority class of GPU pods while their budget lasts")
     out_of_budget_class: str = setting("", "priority class of GPU pods when it is spent")
-    old_texts: bool = setting(False, "refuse in the very words of GPUSharing's webhook")
-    koordinator_texts: bool = setting(
-        False, "refuse in the very words of Koordinator's validating webhook"
+    vendor_messages: tuple[str, ...] = setting(
+        (),
+        "refuse pods with the messages of these dialects' own webhooks, with commas: tencent for "
+        "GPUSharing's, koordinator",
     )
     allow_privileged: bool = setting(False, "GPU pods may have privileged containers")
     allow_unread_secrets: bool = setting(
@@ -71,12 +73,12 @@ class WebhookSettings(ServiceSettings):
         """The choices, checked. Raises RequestError naming a dialect that there is not."""
         rules = Rules(enabled=self.dialects, strict_namespaces=self.strict_namespaces)
         enabled(rules)
+        check_vendor_messages(self.vendor_messages)
         return Policy(
             scheduler=self.scheduler,
             schedulers=frozenset({self.scheduler, *self.schedulers}),
             rules=rules,
-            old_texts=self.old_texts,
-            koordinator_texts=self.koordinator_texts,
+            vendor_messages=frozenset(self.vendor_messages),
             runtime_class=self.runtime_class,
             in_budget_class=self.in_budget_class,
             out_of_budget_class=self.out_of_budget_class,

@@ -10,6 +10,7 @@ from shared.dialects.nvidia import dialect as nvidia
 from shared.dialects.tencent import vcuda
 from shared.dialects.volcano import gpushare, vgpu
 from shared.model.errors import RequestError
+from shared.model.names import OWN_SCHEDULER
 from shared.model.quantity import check_amount
 from shared.model.request import PodRequest
 
@@ -37,6 +38,21 @@ BOOKED_RESOURCES = OWN_RESOURCES.difference(*(d.summed for d in DIALECTS.values(
 """Those that are no ordinary resources of a node: the ledger accounts for them by device."""
 
 
+RESOURCE_PREFIXES = (
+    "volcano.sh/",
+    "koordinator.sh/",
+    "kubernetes.io/gpu",
+    "tencent.com/vcuda-",
+    "nvidia.com/gpu",
+    "leasehold.dev/",
+)
+"""Each of `OWN_RESOURCES` begins with one of these; other names may, too."""
+
+SCHEDULERS = tuple(
+    dict.fromkeys((OWN_SCHEDULER, *(d.scheduler for d in DIALECTS.values() if d.scheduler)))
+)
+"""`spec.schedulerName`s of pods that are placed by default: ours, and those of the vendors."""
+
 READ_ANNOTATIONS = frozenset({strict_isolation.ISOLATION}).union(
     *(d.annotations for d in DIALECTS.values())
 )
@@ -46,12 +62,26 @@ READ_LABELS = frozenset().union(*(d.labels for d in DIALECTS.values()))
 """Labels of a pod that change how its request is read."""
 
 
+def cordoned_devices(annotations: Mapping[str, str]) -> tuple[int, ...]:
+    """Return the indices of devices that a node's annotations cordon, in any dialect, ascending."""
+    return tuple(
+        sorted({i for dialect in DIALECTS.values() for i in dialect.cordoned(annotations)})
+    )
+
+
 def enabled(rules: Rules) -> Sequence[Dialect]:
     """Return the dialects spoken. Raises RequestError naming an unknown one."""
     for name in rules.enabled:
         if name not in DIALECTS:
             raise RequestError(f"there is no dialect {name!r}; there are {', '.join(DIALECTS)}")
     return [DIALECTS[n] for n in rules.enabled or DIALECTS if n not in rules.disabled]
+
+
+def check_rules(rules: Rules) -> None:
+    """Raise RequestError naming a setting that no dialect knows or accepts."""
+    enabled(rules)
+    for dialect in DIALECTS.values():
+        dialect.check_rules(rules)
 
 
 def read_pod(asks: PodAsks, rules: Rules) -> PodRequest:

@@ -193,6 +193,30 @@ def nothing_beyond(_: Share) -> dict[str, int]:
     return {}
 
 
+def accept_rules(_: Rules) -> None:
+    """Accept all."""
+
+
+def no_devices(_: Mapping[str, str]) -> tuple[int, ...]:
+    """Find no device."""
+    return ()
+
+
+def no_amounts(_: Mapping[str, int]) -> dict[str, int | None]:
+    """Complete nothing."""
+    return {}
+
+
+def no_pod_annotations(_: PodAsks) -> dict[str, str]:
+    """Add nothing."""
+    return {}
+
+
+def no_denial(_: PodAsks, __: bool) -> str:
+    """Deny nothing."""
+    return ""
+
+
 class Strategy:
     """How gpushare's resources reach the kubelet: Volcano's `--gpu-strategy`, and `auto`."""
 
@@ -243,5 +267,20 @@ class Dialect:
     """Annotations of a running pod that say how much it holds, after its lease was resized."""
     beyond: Callable[[Share], dict[str, int]] = nothing_beyond
     """What a share's pod asks for, of `patched` resources, beyond what the share has by now."""
+    amount_changes: Callable[[Mapping[str, int]], dict[str, int | None]] = no_amounts
+    """What admission changes in a container's amounts, as the vendor's webhook does; None: the
+    amount is removed."""
+    added_annotations: Callable[[PodAsks], dict[str, str]] = no_pod_annotations
+    """Annotations that admission adds to a pod, as the vendor's webhook does."""
+    vendor_denial: Callable[[PodAsks, bool], str] = no_denial
+    """The message with which the vendor's own webhook refuses a pod, word by word, given whether
+    our rules refuse it; empty: it would not refuse it."""
+    check_rules: Callable[[Rules], None] = accept_rules
+    """Raises RequestError naming one of the operator's choices that the dialect cannot accept."""
+    scheduler: str = ""
+    """`spec.schedulerName` of pods that are written for the vendor's own scheduler; empty: the
+    default scheduler's."""
+    cordoned: Callable[[Mapping[str, str]], tuple[int, ...]] = no_devices
+    """Indices of the devices that a node's annotations close to new shares."""
     besides: Mapping[str, str] = field(default_factory=dict)
     """Variables of a container that has MIG instances, besides the one that names them."""

@@ -5,11 +5,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from shared.dialects.dialect import ContainerSetup, Mount, Paths
+from shared.dialects.reserved import LIBRARY_DIRECTORY, VISIBLE
 from shared.model.errors import RequestError
 from shared.model.lease import MIB, Lease, Share
 
-VISIBLE = "NVIDIA_VISIBLE_DEVICES"
-LIBRARY = "/usr/local/vgpu/libvgpu.so"
+LIBRARY_NAME = "libvgpu.so"
+LIBRARY = f"{LIBRARY_DIRECTORY}/{LIBRARY_NAME}"
+"""Where the library lies inside containers, and by default on the host."""
+MEMORY_LIMIT = "CUDA_DEVICE_MEMORY_LIMIT"
+"""The limit of every device; of one device, followed by `_` and its number in the container."""
+CORES_LIMIT = "CUDA_DEVICE_SM_LIMIT"
+PRIORITY = "CUDA_TASK_PRIORITY"
+CACHE = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
+"""Path of the container's region file."""
+LOG_LEVEL = "LIBCUDA_LOG_LEVEL"
 ALL_CORES = 100
 REGIONS = "/tmp/vgpu"  # noqa: S108 - inside the container
 """Where the container sees the directory of its region file, in Volcano's plugin and ours."""
@@ -50,9 +59,9 @@ def limited(
         setup,
         environment={
             **setup.environment,
-            **{f"CUDA_DEVICE_MEMORY_LIMIT_{i}": _size(share) for i, share in enumerate(shares)},
-            "CUDA_DEVICE_SM_LIMIT": str(shares[0].cores_percent),
-            "CUDA_DEVICE_MEMORY_SHARED_CACHE": f"{regions}/{cache}",
+            **{f"{MEMORY_LIMIT}_{i}": _size(share) for i, share in enumerate(shares)},
+            CORES_LIMIT: str(shares[0].cores_percent),
+            CACHE: f"{regions}/{cache}",
             **({"GPU_CORE_UTILIZATION_POLICY": "force"} if capped else {}),
             **(more or {}),
         },
@@ -80,7 +89,7 @@ def lock_mount(own: str) -> Mount:
 
 def holds(setup: ContainerSetup) -> bool:
     """Say whether HAMi-core holds a container with this setup to its limits."""
-    return "CUDA_DEVICE_MEMORY_SHARED_CACHE" in setup.environment
+    return CACHE in setup.environment
 
 
 def visible(lease: Lease, container: str) -> ContainerSetup:

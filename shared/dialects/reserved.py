@@ -10,6 +10,9 @@ from collections.abc import Iterable
 from shared.dialects.strict_isolation import ISOLATION
 from shared.model.trace_context import ADMISSION
 
+VISIBLE = "NVIDIA_VISIBLE_DEVICES"
+"""What NVIDIA's container runtime goes by, wherever it is the default."""
+
 PREFIXES = ("CUDA_DEVICE_", "VOLCANO_GPU_")
 NAMES = frozenset(
     {
@@ -17,7 +20,7 @@ NAMES = frozenset(
         "CUDA_REDIRECT",
         "GPU_CORE_UTILIZATION_POLICY",
         "LD_PRELOAD",
-        "NVIDIA_VISIBLE_DEVICES",
+        VISIBLE,
     }
 )
 LIBRARY_DIRECTORY = "/usr/local/vgpu"
@@ -51,8 +54,6 @@ STRIPPED_ANNOTATIONS = (
 )
 """Prefixes of annotations that a scheduler writes; on a new pod they are left-overs or forged."""
 
-VISIBLE = "NVIDIA_VISIBLE_DEVICES"
-"""What NVIDIA's container runtime goes by, wherever it is the default."""
 NOTHING_VISIBLE = "void"
 """The runtime then leaves the container as it is."""
 UNSEEING = frozenset({"", "void", "none"})

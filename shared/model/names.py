@@ -9,7 +9,6 @@ DeviceUuid = NewType("DeviceUuid", str)
 """NVML's UUID of a physical GPU, `GPU-…`: the only key a device has (indices move)."""
 
 OWN_SCHEDULER = "leasehold"
+"""`spec.schedulerName` of pods that name us as their scheduler."""
 BUDGET_GATE = "leasehold.dev/budget"
 """Scheduling gate of pods whose namespace's budget is exhausted and queues new pods."""
-SCHEDULERS = (OWN_SCHEDULER, "volcano", "koord-scheduler", "hami-scheduler")
-"""`spec.schedulerName` of pods that are ours unless the operator says otherwise."""

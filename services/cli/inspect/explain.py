@@ -6,6 +6,7 @@ from typing import Any
 from services.cli.inspect.facts import Facts, PodSeen
 from services.cli.inspect.gangs import GangSeen, gang_of
 from services.cli.inspect.json_output import lease_shape, refusal_shape
+from shared.dialects.reserved import DENIED_ANNOTATIONS, STRIPPED_ANNOTATIONS
 from shared.model.fair_share import in_turn, why_before
 from shared.model.lease import Lease, LeaseState, Share
 from shared.model.lease_copy import ANNOTATION
@@ -234,8 +235,7 @@ def _gated(pod: PodSeen) -> Answer:
 
 
 def _is_view(key: str) -> bool:
-    domain = key.partition("/")[0]
-    return key != ANNOTATION and (domain.endswith("volcano.sh") or domain == "leasehold.dev")
+    return key != ANNOTATION and key.startswith((*STRIPPED_ANNOTATIONS, *DENIED_ANNOTATIONS))
 
 
 def age(seconds: float) -> str:

@@ -20,6 +20,7 @@ from services.watcher.pods import PodReader
 from services.watcher.settings import WatcherSettings, load_rules
 from shared.dialects import DIALECTS
 from shared.dialects.dialect import ContainerSetup, Rules
+from shared.dialects.hami_core import LIBRARY
 from shared.model.device import Device, DeviceMode, DeviceUse
 from shared.model.errors import RequestError
 from shared.model.lease import Lease, Share
@@ -100,7 +101,7 @@ def example_of(model: str, *, now_s: float) -> Example:
         raise RequestError(f"{model}:{mode} cannot be; there are {able}")
     layout = Layout(
         state_dir=PurePosixPath("/var/lib/leasehold"),
-        library=PurePosixPath("/usr/local/vgpu/libvgpu.so"),
+        library=PurePosixPath(LIBRARY),
     )
     return Example(model=model, layout=layout, now_s=now_s, mig=bool(mode))
 

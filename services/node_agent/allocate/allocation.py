@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from services.node_agent.allocate.device_list_strategies import USUAL, VISIBLE, Strategies, listed
+from services.node_agent.allocate.device_list_strategies import USUAL, Strategies, listed
 from services.node_agent.allocate.pod_resolution import Candidate
 from services.node_agent.kubelet.device_ids import (
     IdsOf,
@@ -15,7 +15,7 @@ from services.node_agent.kubelet.device_ids import (
 )
 from shared.dialects import DIALECTS
 from shared.dialects.dialect import ContainerSetup, Dialect, Paths, ServedId
-from shared.dialects.reserved import reserved_among
+from shared.dialects.reserved import VISIBLE, reserved_among
 from shared.model.device import Device, DeviceMode, Isolation
 from shared.model.errors import RequestError
 from shared.model.lease import Lease, LeaseState, Share

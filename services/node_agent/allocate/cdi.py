@@ -12,13 +12,14 @@ from typing import Any
 
 from services.node_agent.gpus.inventory import Gpu
 from services.node_agent.mig.layout_changes import MigInstance
+from shared.dialects.reserved import NOTHING_VISIBLE, VISIBLE
 from shared.model.device import DeviceMode
 
 VERSION = "0.5.0"
 """The lowest version of the specification that knows all fields used."""
 KIND = "leasehold.dev/gpu"
 FILE = "leasehold.dev-gpu.json"
-NOT_BY_NVIDIA = "NVIDIA_VISIBLE_DEVICES=void"
+NOT_BY_NVIDIA = f"{VISIBLE}={NOTHING_VISIBLE}"
 """Whatever the image says: NVIDIA's own runtime leaves the container as it is."""
 CONTROL_NODES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
 """Device nodes that all devices share; those that are there."""

@@ -11,9 +11,9 @@ from enum import StrEnum
 
 from services.node_agent.allocate.cdi import qualified
 from shared.dialects.dialect import ContainerSetup, Mount
+from shared.dialects.reserved import VISIBLE
 from shared.model.errors import RequestError
 
-VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 MOUNTS = "/var/run/nvidia-container-devices"
 """Below it, NVIDIA's runtime reads names of devices from mounts of `NOTHING`."""
 NOTHING = "/dev/null"

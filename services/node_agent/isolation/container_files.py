@@ -12,7 +12,6 @@ from pathlib import Path
 
 from services.node_agent.isolation.host_paths import (
     ELF_HEAD,
-    LIBRARY_IN_CONTAINER,
     Layout,
     deserted,
     is_loadable,
@@ -22,6 +21,7 @@ from services.node_agent.isolation.library import retire, why_unusable
 from services.node_agent.isolation.region_image import place_of, seed_of
 from services.node_agent.isolation.region_seed import seed_region
 from shared.dialects.dialect import ContainerSetup
+from shared.dialects.hami_core import LIBRARY
 from shared.model.errors import UnavailableError
 from shared.model.names import PodUid
 
@@ -128,7 +128,7 @@ class HostPreparing:
     def _begin(self) -> None:
         try:
             Path(self.layout.containers).mkdir(parents=True, exist_ok=True)
-            preloaded = b"" if self.simulated else LIBRARY_IN_CONTAINER.encode()
+            preloaded = b"" if self.simulated else LIBRARY.encode()
             _keep(Path(self.layout.paths.preload), preloaded)
             if self.simulated:
                 _write_once(Path(self.layout.library), b"")

@@ -15,8 +15,6 @@ from services.node_agent.isolation.region_layouts import LAYOUTS, V1_2
 from shared.dialects.dialect import ContainerSetup, Paths
 from shared.model.names import PodUid
 
-LIBRARY_IN_CONTAINER = "/usr/local/vgpu/libvgpu.so"
-
 ELF_HEAD = 20
 """Bytes at the start of a library that tell for which machine it is."""
 _SHARED_OBJECT = 3

@@ -16,9 +16,9 @@ from collections.abc import Collection
 from pathlib import Path
 
 from services.node_agent.isolation.host_paths import ELF_HEAD, is_loadable, keeps_other_regions
+from shared.dialects.hami_core import LIBRARY_NAME, LOG_LEVEL
 from shared.model.errors import UnavailableError
 
-NAME = "libvgpu.so"
 CURRENT = "current"
 """A file that names the directory of the library that new containers mount."""
 UNUSED_S = 600.0
@@ -46,7 +46,7 @@ def install(source: Path, root: Path) -> Path:
                 f"{source} is no 64-bit shared library for {platform.machine()}: name a build of "
                 "HAMi-core for this node by --library-source"
             )
-        place = root / content / NAME
+        place = root / content / LIBRARY_NAME
         if not place.is_file() or digest_of(place) != content:
             place.parent.mkdir(exist_ok=True)
             draft.chmod(0o644)
@@ -69,7 +69,7 @@ def current(root: Path) -> Path:
         content = (root / CURRENT).read_text().strip()
     except OSError:
         content = ""
-    return root / (Path(content).name or "none") / NAME
+    return root / (Path(content).name or "none") / LIBRARY_NAME
 
 
 def retire(root: Path, mounted: Collection[str], now: float) -> list[Path]:
@@ -79,7 +79,7 @@ def retire(root: Path, mounted: Collection[str], now: float) -> list[Path]:
     with contextlib.suppress(OSError):
         for entry in sorted(root.iterdir()):
             old = entry.is_dir() and now - entry.stat().st_mtime > UNUSED_S
-            if old and entry not in kept and (entry / NAME).is_file():
+            if old and entry not in kept and (entry / LIBRARY_NAME).is_file():
                 shutil.rmtree(entry)
                 gone.append(entry)
     return gone
@@ -109,7 +109,7 @@ async def why_unloadable(path: Path) -> str:
             *(sys.executable, "-c", _LOAD, str(path)),
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
-            env={"LIBCUDA_LOG_LEVEL": "0"},
+            env={LOG_LEVEL: "0"},
         )
     except OSError as error:
         return f"no process can be started: {error.strerror}"

@@ -5,11 +5,12 @@ from dataclasses import dataclass, replace
 
 from services.node_agent.allocate.allocation import Node, given
 from services.node_agent.isolation.region import Region, sums
-from services.node_agent.isolation.region_image import CORES, MEMORY, Seed
+from services.node_agent.isolation.region_image import Seed
 from services.node_agent.records.checkpoint_entry import Entry, Lowered
 from services.node_agent.usage.usage_model import UNCOUNTED_BYTES, ContainerUse, positions
 from shared.dialects import DIALECTS
 from shared.dialects.dialect import ContainerSetup
+from shared.dialects.hami_core import CORES_LIMIT, MEMORY_LIMIT
 from shared.model.errors import RequestError
 from shared.model.lease import MIB, Lease, Share
 from shared.model.names import DeviceUuid
@@ -97,7 +98,7 @@ def _setup(entry: Entry, lease: Lease, node: Node) -> ContainerSetup:
 
 
 def _is_limit(name: str) -> bool:
-    return name.startswith((MEMORY, CORES))
+    return name.startswith((MEMORY_LIMIT, CORES_LIMIT))
 
 
 def shortage(entry: Entry, region: Region, seed: Seed, use: ContainerUse | None) -> Shortage | None:

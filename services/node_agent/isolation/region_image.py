@@ -14,12 +14,9 @@ from pathlib import PurePosixPath
 from services.node_agent.isolation.region import Region, RegionPlace
 from services.node_agent.isolation.region_layouts import DEVICES, MAGIC, V1_2, Layout
 from shared.dialects.dialect import ContainerSetup
+from shared.dialects.hami_core import CACHE, CORES_LIMIT, MEMORY_LIMIT, PRIORITY
 from shared.model.errors import RequestError
 
-CACHE = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
-MEMORY = "CUDA_DEVICE_MEMORY_LIMIT"
-CORES = "CUDA_DEVICE_SM_LIMIT"
-PRIORITY = "CUDA_TASK_PRIORITY"
 SWITCH_ON = 1
 ACTIVE = 2
 """The activity counter of a region that nobody has used yet."""
@@ -77,15 +74,19 @@ def seed_of(environment: Mapping[str, str]) -> Seed:
     something else to it than to us.
     """
     memory: list[int] = []
-    while (name := f"{MEMORY}_{len(memory)}") in environment:
+    while (name := f"{MEMORY_LIMIT}_{len(memory)}") in environment:
         memory.append(_amount(name, environment[name]))
-    if not memory and MEMORY in environment:  # the library gives it to every position
-        memory = [_amount(MEMORY, environment[MEMORY])] * DEVICES
+    if not memory and MEMORY_LIMIT in environment:  # the library gives it to every position
+        memory = [_amount(MEMORY_LIMIT, environment[MEMORY_LIMIT])] * DEVICES
     if not 1 <= len(memory) <= DEVICES:
-        raise RequestError(f"{MEMORY}_<i> is set for {len(memory)} devices, not for 1 to {DEVICES}")
-    others = _percent(CORES, environment.get(CORES, "100"))
+        raise RequestError(
+            f"{MEMORY_LIMIT}_<i> is set for {len(memory)} devices, not for 1 to {DEVICES}"
+        )
+    others = _percent(CORES_LIMIT, environment.get(CORES_LIMIT, "100"))
     cores = tuple(
-        _percent(name, environment[name]) if (name := f"{CORES}_{n}") in environment else others
+        _percent(name, environment[name])
+        if (name := f"{CORES_LIMIT}_{n}") in environment
+        else others
         for n in range(len(memory))
     )
     return Seed(

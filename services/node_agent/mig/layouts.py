@@ -6,24 +6,16 @@ are and in which order; what an instance really has, NVML says.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from services.node_agent.mig.layout_changes import InstanceProfile, MigInstance, fits_alone
+from shared.dialects.volcano.device_config import Geometry
 from shared.model.device import MigLayout, MigProfile
 
 NEAR_PERCENT = 12
 """By how much a profile's memory may differ from a table's to be taken for it under its name."""
 PRESENT = "present"
 """Name of a layout that is on the device and in no table."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Geometry:
-    """The layouts of a family of devices, in order of preference."""
-
-    models: tuple[str, ...]
-    """Parts of product names; `NVIDIA-` before the name counts, too."""
-    layouts: tuple[MigLayout, ...]
 
 
 def _layout(name: str, *profiles: tuple[str, int, int]) -> MigLayout:

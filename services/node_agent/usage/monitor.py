@@ -26,8 +26,9 @@ from services.node_agent.mig.layout_changes import MigInstance
 from services.node_agent.records.checkpoint_entry import Entry
 from services.node_agent.records.known_leases import LeasesKnown
 from services.node_agent.usage.cgroups import Origin, origin_of
-from services.node_agent.usage.series import DESCRIPTION, families
+from services.node_agent.usage.series import families
 from services.node_agent.usage.usage_model import DeviceSample, Picture, Tenant, Violation, picture
+from shared.dialects.volcano.metrics import MONITOR_COUNTER
 from shared.model.clock import Clock
 from shared.model.errors import LeaseholdError, RequestError
 from shared.model.lease import Lease
@@ -331,8 +332,8 @@ def _tenant(entry: Entry, lease: Lease) -> Tenant:
 
 def page(monitor: Collector) -> bytes:
     """Write the page of metrics; its one counter keeps its published name."""
-    text = generate_latest(monitor)
-    return text.replace(f"{DESCRIPTION}_total ".encode(), f"{DESCRIPTION} ".encode())
+    text, name = generate_latest(monitor), MONITOR_COUNTER.name
+    return text.replace(f"{name}_total ".encode(), f"{name} ".encode())
 
 
 def pages(monitor: Collector) -> web.Application:

@@ -1,7 +1,6 @@
-"""The node's series, made from one picture: those of HAMi and Volcano under their names, and ours.
+"""The node's series, made from one picture: those of vendors' node monitors, and ours.
 
-The names, labels and types of the first two are published, and dashboards know them; where a value
-is a label, or a percentage is called a ratio, that is theirs. A series lives as long as its lease.
+Vendors' names are in tables of the dialects. A series lives as long as its lease.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,13 +12,18 @@ from prometheus_client.metrics_core import GaugeMetricFamily
 
 from services.node_agent.isolation.region import DeviceSums, Region, Tampered
 from services.node_agent.usage.usage_model import ContainerUse, DeviceSample, Picture, ShareUse
+from shared.dialects.metrics import (
+    DeviceUsage,
+    InstanceUsage,
+    Labels,
+    MemoryUsage,
+    PublishedMetric,
+    ShareUsage,
+    Subject,
+)
+from shared.dialects.nvidia import metrics as hami
+from shared.dialects.volcano import metrics as volcano
 from shared.model.names import NodeName
-
-ZONE = {"zone": "vGPU"}
-DESCRIPTION = "Device_memory_desc_of_container"
-"""Published as a counter without the ending that counters have."""
-
-Labels = dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,71 +45,6 @@ class _Series:
     labels: Callable[[_Of], Labels]
 
 
-@dataclass(frozen=True, slots=True)
-class _DeviceSeries:
-    """One family of series of devices."""
-
-    name: str
-    about: str
-    value: Callable[[DeviceSample], float | None]
-    labels: Callable[[DeviceSample, NodeName], Labels]
-
-
-def _hami(of: _Of) -> Labels:
-    lease = of.container.tenant.lease
-    return ZONE | {
-        "namespace": lease.namespace,
-        "pod": lease.name,
-        "container": of.container.tenant.container,
-        "vdevice_index": str(of.share.position),
-        "device_uuid": of.share.share.device,
-    }
-
-
-def _volcano(of: _Of) -> Labels:
-    lease = of.container.tenant.lease
-    return ZONE | {
-        "podnamespace": lease.namespace,
-        "podname": lease.name,
-        "ctrname": of.container.tenant.container,
-        "vdeviceid": str(of.share.position),
-        "deviceuuid": of.share.share.device[:40],
-    }
-
-
-def _mig(of: _Of) -> Labels:
-    there = of.share.instance
-    if there is None:
-        return {}
-    return _hami(of) | {
-        "mig_uuid": there.uuid,
-        "profile": there.profile,
-        "gpu_instance_id": str(there.gi),
-        "compute_instance_id": str(there.computes[0]) if there.computes else "",
-    }
-
-
-def _mig_legacy(of: _Of) -> Labels:
-    there = of.share.instance
-    return {} if there is None else _volcano(of) | {"instanceid": str(there.gi)}
-
-
-def _is_instance(of: _Of) -> float | None:
-    return None if of.share.instance is None else 1
-
-
-def _described(of: _Of) -> Labels:
-    used = of.share.region
-    if used is None:
-        return {}
-    return _volcano(of) | {
-        "context": str(used.context),
-        "module": str(used.module),
-        "data": str(used.buffer),
-        "offset": str(used.offset),
-    }
-
-
 def _ours(of: _Of) -> Labels:
     lease = of.container.tenant.lease
     return {
@@ -123,14 +62,6 @@ def _amount(of_sums: Callable[[DeviceSums], int]) -> Callable[[_Of], float | Non
         return None if of.share.region is None else of_sums(of.share.region)
 
     return value
-
-
-_used = _amount(lambda used: used.total)
-_sm = _amount(lambda used: used.sm_percent)
-
-
-def _limit(of: _Of) -> float | None:
-    return of.share.limit_bytes
 
 
 def _since_kernel(of: _Of) -> float | None:
@@ -152,40 +83,7 @@ def _busy(of: _Of) -> float | None:
     return None if percent is None else percent / 100
 
 
-_DESCRIBED = _Series(DESCRIPTION, "Container device memory description.", _used, _described)
-
 _SHARES: Sequence[_Series] = (
-    _Series("hami_vgpu_memory_used_bytes", "Memory that processes use.", _used, _hami),
-    _Series("hami_vgpu_memory_limit_bytes", "Memory limit.", _limit, _hami),
-    _Series("hami_container_device_memory_bytes", "Memory that processes use.", _used, _hami),
-    _Series(
-        "hami_vgpu_memory_context_bytes",
-        "Memory used by contexts.",
-        _amount(lambda used: used.context),
-        _hami,
-    ),
-    _Series(
-        "hami_vgpu_memory_module_bytes",
-        "Memory used by modules.",
-        _amount(lambda used: used.module),
-        _hami,
-    ),
-    _Series(
-        "hami_vgpu_memory_buffer_bytes",
-        "Memory used by buffers.",
-        _amount(lambda used: used.buffer),
-        _hami,
-    ),
-    _Series("hami_container_device_utilization_ratio", "SM use in percent.", _sm, _hami),
-    _Series(
-        "hami_container_last_kernel_elapsed_seconds", "Time since a kernel.", _since_kernel, _hami
-    ),
-    _Series("hami_mig_device_info", "The MIG instance that a device is.", _is_instance, _mig),
-    _Series("MigInfo", "The MIG instance that a device is.", _is_instance, _mig_legacy),
-    _Series("vGPU_device_memory_usage_in_bytes", "Memory that processes use.", _used, _volcano),
-    _Series("vGPU_device_memory_limit_in_bytes", "Memory limit.", _limit, _volcano),
-    _Series("Device_utilization_desc_of_container", "SM use in percent.", _sm, _volcano),
-    _Series("Device_last_kernel_of_container", "Time since a kernel.", _since_kernel, _volcano),
     _Series(
         "leasehold_container_memory_leased_bytes",
         "Memory of a device that the container's lease is for.",
@@ -227,44 +125,6 @@ _SHARES: Sequence[_Series] = (
         "Part of a device's cores in use, 0 to 1, as the driver says.",
         _busy,
         _ours,
-    ),
-)
-
-
-def _host(sample: DeviceSample, node: NodeName) -> Labels:
-    return {"node": node} | _memory_controller(sample, node)
-
-
-def _memory_controller(sample: DeviceSample, _: NodeName) -> Labels:
-    return ZONE | {
-        "device_index": str(sample.index),
-        "device_uuid": sample.device,
-        "device_type": sample.model,
-    }
-
-
-def _volcano_host(sample: DeviceSample, _: NodeName) -> Labels:
-    return ZONE | {"deviceidx": str(sample.index), "deviceuuid": sample.device[:40]}
-
-
-_DEVICES: Sequence[_DeviceSeries] = (
-    _DeviceSeries(
-        "hami_host_gpu_memory_used_bytes", "Memory in use.", lambda one: one.used_bytes, _host
-    ),
-    _DeviceSeries(
-        "hami_host_gpu_utilization_ratio", "Use in percent.", lambda one: one.busy_percent, _host
-    ),
-    _DeviceSeries(
-        "hami_host_gpu_memory_controller_utilization_ratio",
-        "Use of the memory controller in percent.",
-        lambda one: one.memory_busy_percent,
-        _memory_controller,
-    ),
-    _DeviceSeries(
-        "HostGPUMemoryUsage", "Memory in use, bytes.", lambda one: one.used_bytes, _volcano_host
-    ),
-    _DeviceSeries(
-        "HostCoreUtilization", "Use in percent.", lambda one: one.busy_percent, _volcano_host
     ),
 )
 
@@ -310,22 +170,75 @@ def _of_region(use: ContainerUse, value: Callable[[Region], float]) -> float | N
 
 def families(seen: Picture, node: NodeName, *, now: float, restored: int = 0) -> Iterator[Metric]:
     """Return every family of the node's page; none of them asks anybody anything."""
-    yield _family("hami_build_info", "Build.", [(_build(), 1)])
-    for row in _DEVICES:
-        values = ((row.labels(one, node), row.value(one)) for one in seen.devices)
-        yield _family(row.name, row.about, values)
+    build = hami.build_labels(f"leasehold-{version('leasehold')}")
+    yield _family(hami.BUILD_INFO, "Build.", [(build, 1)])
+    devices = [_device_usage(sample, node) for sample in seen.devices]
+    for of_devices in (*hami.MONITOR_DEVICES, *volcano.MONITOR_DEVICES):
+        yield _published(of_devices, devices)
     shares = [_Of(use, share, now) for use in seen.containers for share in use.shares]
+    usages = [_share_usage(of) for of in shares]
+    for of_shares in (*hami.MONITOR_SHARES, *volcano.MONITOR_SHARES):
+        yield _published(of_shares, usages)
+    yield _memory_counter(usages)
     for series in _SHARES:
         values = ((series.labels(of), series.value(of)) for of in shares)
         yield _family(series.name, series.about, values)
-    described = Metric(_DESCRIBED.name, _DESCRIBED.about, "counter")
-    for of in shares:
-        if (value := _DESCRIBED.value(of)) is not None:
-            described.add_sample(_DESCRIBED.name, dict(_DESCRIBED.labels(of)), value)
-    yield described
     for name, about, value_of in _CONTAINERS:
         yield _family(name, about, ((_container(use), value_of(use)) for use in seen.containers))
     yield from _own(seen, restored)
+
+
+def _device_usage(sample: DeviceSample, node: NodeName) -> DeviceUsage:
+    return DeviceUsage(
+        node=node,
+        uuid=sample.device,
+        index=sample.index,
+        model=sample.model,
+        used_bytes=sample.used_bytes,
+        busy_percent=sample.busy_percent,
+        memory_busy_percent=sample.memory_busy_percent,
+    )
+
+
+def _share_usage(of: _Of) -> ShareUsage:
+    lease, used, instance = of.container.tenant.lease, of.share.region, of.share.instance
+    return ShareUsage(
+        namespace=lease.namespace,
+        pod=lease.name,
+        container=of.container.tenant.container,
+        position=of.share.position,
+        device_uuid=of.share.share.device,
+        limit_bytes=of.share.limit_bytes,
+        memory=None
+        if used is None
+        else MemoryUsage(
+            total=used.total,
+            context=used.context,
+            module=used.module,
+            buffer=used.buffer,
+            offset=used.offset,
+            sm_percent=used.sm_percent,
+        ),
+        since_kernel_s=_since_kernel(of),
+        instance=None
+        if instance is None
+        else InstanceUsage(
+            uuid=instance.uuid,
+            profile=instance.profile,
+            gpu_instance_id=instance.gi,
+            compute_instance_id=instance.computes[0] if instance.computes else None,
+        ),
+    )
+
+
+def _memory_counter(usages: Iterable[ShareUsage]) -> Metric:
+    metric = volcano.MONITOR_COUNTER
+    counter = Metric(metric.name, metric.help, "counter")
+    for usage in usages:
+        value = metric.value(usage)
+        if value is not None:
+            counter.add_sample(metric.name, metric.labels(usage), value)
+    return counter
 
 
 def _own(seen: Picture, restored: int) -> Iterator[Metric]:
@@ -360,6 +273,11 @@ def _own(seen: Picture, restored: int) -> Iterator[Metric]:
     yield _family("leasehold_usage_scan_seconds", "How long that took.", [({}, seen.took_s)])
 
 
+def _published(metric: PublishedMetric[Subject], subjects: Iterable[Subject]) -> Metric:
+    values = ((metric.labels(subject), metric.value(subject)) for subject in subjects)
+    return _family(metric.name, metric.help, values)
+
+
 def _family(
     name: str, about: str, values: Iterable[tuple[Labels, float | None]]
 ) -> GaugeMetricFamily:
@@ -376,15 +294,4 @@ def _container(use: ContainerUse) -> Labels:
         "namespace": lease.namespace,
         "pod": lease.name,
         "container": use.tenant.container,
-    }
-
-
-def _build() -> Labels:
-    return ZONE | {
-        "version": f"leasehold-{version('leasehold')}",
-        "revision": "",
-        "build_date": "",
-        "go_version": "",
-        "compiler": "",
-        "platform": "",
     }

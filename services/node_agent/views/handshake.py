@@ -3,7 +3,7 @@
 import asyncio
 import logging
 
-from shared.dialects.volcano.handshake import HANDSHAKE, REPORT_S, reported
+from shared.dialects.volcano.device_register import HANDSHAKE, REPORT_S, reported
 from shared.kubernetes.client import Kube
 from shared.model.clock import Clock
 from shared.model.errors import LeaseholdError

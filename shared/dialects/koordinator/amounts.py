@@ -102,7 +102,7 @@ def part_of(container: str, limits: Mapping[str, int]) -> Part | None:
     )
 
 
-def complete(limits: Mapping[str, int]) -> dict[str, int | None]:
+def amount_changes(limits: Mapping[str, int]) -> dict[str, int | None]:
     """Return what admission changes in a container's requests and limits; None: it is taken away.
 
     The shorthand `koordinator.sh/gpu` becomes core and memory ratio, and a missing card count is

@@ -18,7 +18,7 @@ The kubelet calls the agent for `koordinator.sh/gpu.shared` only, which is serve
 shares of each card; the other resources are figures in node status. A container without it (plain
 `gpu-core` and `gpu-memory-ratio`, or the shorthand `koordinator.sh/gpu`) would start without the
 agent being asked at all, and is therefore refused with the value to add. Koordinator's webhook adds
-it at admission, and so does Leasehold's, by `koordinator_amounts.complete`. `nvidia.com/gpu` in a
+it at admission, and so does Leasehold's, by `amount_changes`. `nvidia.com/gpu` in a
 pod for `koord-scheduler` is served by the NVIDIA dialect's own list.
 
 Not written, because Koordinator writes them only with its gate `DevicePluginAdaption`, which is off
@@ -51,7 +51,7 @@ from shared.dialects.koordinator.amounts import (
     RESOURCES,
     SHARED,
     Part,
-    complete,
+    amount_changes,
     part_of,
 )
 from shared.dialects.koordinator.annotation import ALLOCATED, difference, encode_allocated
@@ -63,7 +63,9 @@ from shared.dialects.koordinator.device import (
     described,
 )
 from shared.dialects.koordinator.hints import ANNOTATIONS, read_steering
-from shared.dialects.whole_cards import CARDS, KOORDINATOR, read_as_koordinator
+from shared.dialects.koordinator.texts import denial
+from shared.dialects.reserved import LIBRARY_DIRECTORY, VISIBLE
+from shared.dialects.whole_cards import CARDS, KOORD_SCHEDULER, KOORDINATOR, read_as_koordinator
 from shared.model.device import Device
 from shared.model.errors import RequestError
 from shared.model.lease import MIB, Lease, Share
@@ -80,7 +82,6 @@ from shared.model.request import (
 
 NAME = KOORDINATOR
 TRIGGER = PREFIX + SHARED
-LIBRARY = "/usr/local/vgpu/libvgpu.so"
 
 ORDERS: Mapping[str, tuple[DeviceOrder, NodeOrder]] = {
     "LeastAllocated": (DeviceOrder.LEAST_ALLOCATED, NodeOrder.SPREAD),
@@ -127,7 +128,7 @@ def _part(asked: ContainerAsks, *, cards: bool) -> Part | None:
     part = part_of(asked.name, said if cards else {**said, CARDS: 0})
     if part is None or TRIGGER in _named(asked) or CARDS in _named(asked):
         return part
-    missing = complete(said)
+    missing = amount_changes(said)
     count = missing.get(TRIGGER, part.cards)
     shorthand = f", and in place of {PREFIX}{GPU} what it stands for" if len(missing) > 1 else ""
     raise RequestError(
@@ -190,6 +191,14 @@ def _isolation(labels: Mapping[str, str], parts: Sequence[Part]) -> tuple[tuple[
     return ((ISOLATION_LABEL, HAMI_CORE),) if any(part.limited for part in parts) else ()
 
 
+def check_scoring(rules: Rules) -> None:
+    """Raise RequestError naming a scoring strategy that there is not."""
+    if rules.scoring not in ORDERS:
+        raise RequestError(
+            f"--koordinator-scoring must be {' or '.join(ORDERS)}, got {rules.scoring!r}"
+        )
+
+
 def binding(lease: Lease, _: float) -> dict[str, str]:
     """Return the allocation; it replaces whatever the pod's author put in its place."""
     return {ALLOCATED: encode_allocated(lease)}
@@ -239,7 +248,7 @@ def environment(
     shares = lease.shares_of(container)
     if not shares or any(share.limit_bytes <= 0 for share in shares):
         raise RequestError(f"container {container} of pod {lease.pod} has no memory leased")
-    visible = {"NVIDIA_VISIBLE_DEVICES": ",".join(share.device for share in shares)}
+    visible = {VISIBLE: ",".join(share.device for share in shares)}
     if not any(_is_limited(share) for share in shares):
         return ContainerSetup(environment=visible)
     cores = shares[0].cores_percent
@@ -247,19 +256,24 @@ def environment(
     return ContainerSetup(
         environment={
             **visible,
-            "CUDA_DEVICE_MEMORY_LIMIT": str(min(share.limit_bytes for share in shares)),
-            **({"CUDA_DEVICE_SM_LIMIT": str(cores)} if cores else {}),
-            "LD_PRELOAD": LIBRARY,
-            "CUDA_DEVICE_MEMORY_SHARED_CACHE": f"/usr/local/vgpu/{own}.cache",
+            hami_core.MEMORY_LIMIT: str(min(share.limit_bytes for share in shares)),
+            **({hami_core.CORES_LIMIT: str(cores)} if cores else {}),
+            "LD_PRELOAD": hami_core.LIBRARY,
+            hami_core.CACHE: f"{LIBRARY_DIRECTORY}/{own}.cache",
         },
         mounts=(
             Mount(
-                container_path="/usr/local/vgpu",
+                container_path=LIBRARY_DIRECTORY,
                 host_path=f"{paths.containers}/{own}",
                 read_only=False,
                 directory=True,
             ),
-            Mount(container_path=LIBRARY, host_path=paths.library, read_only=True, directory=False),
+            Mount(
+                container_path=hami_core.LIBRARY,
+                host_path=paths.library,
+                read_only=True,
+                directory=False,
+            ),
             hami_core.lock_mount(f"{paths.containers}/{own}"),
         ),
     )
@@ -308,4 +322,8 @@ DIALECT = Dialect(
     differs=difference,
     resized=resized,
     beyond=beyond,
+    amount_changes=amount_changes,
+    vendor_denial=denial,
+    check_rules=check_scoring,
+    scheduler=KOORD_SCHEDULER,
 )

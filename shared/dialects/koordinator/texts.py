@@ -6,6 +6,7 @@ Its clients may look for these texts. Which rows there are, and in which order, 
 
 from collections.abc import Iterable, Mapping
 
+from shared.dialects.dialect import PodAsks
 from shared.dialects.koordinator.amounts import (
     CORE,
     DEPRECATED,
@@ -20,6 +21,11 @@ from shared.dialects.koordinator.amounts import (
 FIELD = "pod.spec.containers[*].resources.requests"
 NPU_CORE = "huawei.com/npu-core"
 _NAMES = (GPU, SHARED, CORE, MEMORY, RATIO)
+
+
+def denial(pod: PodAsks, _: bool) -> str:
+    """Return what Koordinator's webhook says of the pod's app containers; empty: nothing."""
+    return text_of({**one.limits, **one.requests} for one in pod.containers if not one.init)
 
 
 def text_of(containers: Iterable[Mapping[str, int]]) -> str:

@@ -2,8 +2,8 @@
 
 A number alone means whole devices, as everywhere. With `gpumem`, `gpumem-percentage` or `gpucores`
 beside it each of them is a share. Wire forms are those of HAMi; where its scheduler and webhook
-add what is missing (`complete`), a pod that was not completed is refused with the reason, because
-without `nvidia.com/gpu` the kubelet asks nobody and the container would see every device.
+add what is missing (`amount_changes`), a pod without it is refused, because without
+`nvidia.com/gpu` the kubelet requests no device and the container would see every device.
 
 Of an amount and a percentage the amount counts, as in HAMi (in Volcano it is the percentage).
 """
@@ -28,13 +28,15 @@ from shared.dialects.nvidia.annotations import (
     SCORES,
     after,
     binding,
+    cordoned,
     encode_register,
     encode_scores,
     failed,
     resized,
     slots_shown,
 )
-from shared.dialects.nvidia.device_choice import ANNOTATIONS, Choice, read_choice
+from shared.dialects.nvidia.device_choice import ANNOTATIONS, Choice, check_policies, read_choice
+from shared.dialects.reserved import LIBRARY_DIRECTORY
 from shared.dialects.whole_cards import CARDS, read_as_koordinator
 from shared.model.device import Device
 from shared.model.errors import RequestError
@@ -43,6 +45,7 @@ from shared.model.names import DeviceUuid
 from shared.model.request import Company, GpuRequest, PodRequest
 
 NAME = "nvidia"
+SCHEDULER = "hami-scheduler"
 COUNT = CARDS
 MEMORY = "nvidia.com/gpumem"
 PERCENTAGE = "nvidia.com/gpumem-percentage"
@@ -53,7 +56,7 @@ ALL = 100
 """Percent of a device's memory, or of its cores."""
 DEFAULT_GPUS = 1
 """HAMi's `defaultGPUNum`: how many GPUs a container means that names none."""
-REGIONS = "/usr/local/vgpu"
+REGIONS = LIBRARY_DIRECTORY
 """Where HAMi's containers see the directory of their region file."""
 ERRORS_ONLY = "1"
 """HAMi's `libCudaLogLevel`: the library prints nothing but errors."""
@@ -90,11 +93,11 @@ def read(asks: PodAsks, rules: Rules) -> PodRequest | None:
     )
 
 
-def complete(limits: Amounts) -> dict[str, int]:
-    """Return a container's limits with the number of GPUs that HAMi's webhook would add."""
-    if limits.get(COUNT) or not any(limits.get(name) for name in (MEMORY, PERCENTAGE, CORES)):
-        return dict(limits)
-    return {**limits, COUNT: DEFAULT_GPUS}
+def amount_changes(amounts: Amounts) -> dict[str, int | None]:
+    """Return the number of GPUs that HAMi's webhook would add to a container's amounts."""
+    if amounts.get(COUNT) or not any(amounts.get(name) for name in (MEMORY, PERCENTAGE, CORES)):
+        return {}
+    return {COUNT: DEFAULT_GPUS}
 
 
 def _amounts(asked: ContainerAsks) -> Amounts:
@@ -164,8 +167,8 @@ def environment(
         paths,
         regions=REGIONS,
         more={
-            "LIBCUDA_LOG_LEVEL": ERRORS_ONLY,
-            **({} if priority is None else {"CUDA_TASK_PRIORITY": str(priority)}),
+            hami_core.LOG_LEVEL: ERRORS_ONLY,
+            **({} if priority is None else {hami_core.PRIORITY: str(priority)}),
         },
     )
 
@@ -213,4 +216,9 @@ DIALECT = Dialect(
     advertised=advertised,
     resized=resized,
     beyond=beyond,
+    # A count of 0 that the pod's author wrote stays, and the pod is refused.
+    amount_changes=lambda amounts: {} if COUNT in amounts else amount_changes(amounts),
+    check_rules=check_policies,
+    scheduler=SCHEDULER,
+    cordoned=cordoned,
 )

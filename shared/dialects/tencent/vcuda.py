@@ -51,6 +51,8 @@ WHOLE = 100
 """`vcuda-core` of one card."""
 BLOCK_MIB = 256
 BLOCK_BYTES = BLOCK_MIB * MIB
+DENIAL = f"Must supply both {CORE} AND {MEMORY}"
+"""What GPUSharing's webhook says; its clients look for these very words."""
 
 
 def read(asks: PodAsks, _: Rules) -> PodRequest | None:
@@ -109,6 +111,18 @@ def _check_core_limit(annotations: Mapping[str, str]) -> None:
             f"annotation {CORE_LIMIT} must be a whole number of percent, got {limit!r}; it may be "
             f"left out, since a share is held to its {CORE} in any case"
         )
+
+
+def added_annotations(pod: PodAsks) -> dict[str, str]:
+    """Return the core limit that GPUSharing's webhook would add to a pod with shares."""
+    cores = max((one.limits.get(CORE, 0) for one in pod.containers), default=0)
+    return {CORE_LIMIT: str(cores)} if 0 < cores < WHOLE else {}
+
+
+def vendor_denial(pod: PodAsks, refused: bool) -> str:
+    """Return what GPUSharing's webhook says of a pod with one resource and without the other."""
+    one_of_two = any((CORE in one.limits) != (MEMORY in one.limits) for one in pod.containers)
+    return DENIAL if refused and one_of_two else ""
 
 
 def binding(lease: Lease, now_s: float) -> dict[str, str]:
@@ -202,4 +216,6 @@ DIALECT = Dialect(
     environment=environment,
     advertised=advertised,
     ids_of=ids_of,
+    added_annotations=added_annotations,
+    vendor_denial=vendor_denial,
 )

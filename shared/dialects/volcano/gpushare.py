@@ -23,6 +23,7 @@ from shared.dialects.dialect import (
     runs_before,
     trigger_ids,
 )
+from shared.dialects.reserved import VISIBLE
 from shared.model.device import Device, DeviceMode
 from shared.model.errors import RequestError
 from shared.model.lease import Lease, Share
@@ -30,6 +31,7 @@ from shared.model.names import DeviceUuid
 from shared.model.request import DeviceOrder, GpuRequest, PodRequest
 
 NAME = "volcano-gpushare"
+SCHEDULER = "volcano"
 MEMORY = "volcano.sh/gpu-memory"
 NUMBER = "volcano.sh/gpu-number"
 INDEX = "volcano.sh/gpu-index"
@@ -131,7 +133,7 @@ def environment(
     allocated = len(shares) * shares[0].unit_mib if whole else sum(s.memory_mib for s in shares)
     return ContainerSetup(
         environment={
-            "NVIDIA_VISIBLE_DEVICES": _indices(lease),
+            VISIBLE: _indices(lease),
             "VOLCANO_GPU_ALLOCATED": str(allocated),
             "VOLCANO_GPU_MEMORY_TOTAL": str(devices[shares[0].device].memory_mib),
         }
@@ -220,6 +222,12 @@ def advertised(devices: Sequence[Device], strategy: str) -> Advertised:
     )
 
 
+def unhealthy(annotations: Mapping[str, str]) -> tuple[int, ...]:
+    """Return the indices that a node's annotation lists as unhealthy, ascending."""
+    listed = (index.strip() for index in annotations.get(UNHEALTHY, "").split(","))
+    return tuple(sorted({int(index) for index in listed if index.isdecimal()}))
+
+
 def _unit_ids(devices: Sequence[Device]) -> tuple[ServedId, ...]:
     heads = _heads(devices)
     return tuple(
@@ -242,4 +250,6 @@ DIALECT = Dialect(
     environment=environment,
     advertised=advertised,
     ids_of=ids_of,
+    scheduler=SCHEDULER,
+    cordoned=unhealthy,
 )

@@ -2,11 +2,15 @@
 
 import difflib
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from shared.dialects.dialect import Rules
 from shared.dialects.volcano import gpushare, vgpu
 from shared.model.errors import RequestError
 
+CONFIG_MAP_KEY = "volcano-scheduler.conf"
+PLUGINS = ("deviceshare", "predicates")
+"""The scheduler's plugins whose arguments are read."""
 SHARING = "deviceshare.GPUSharingEnable"
 NUMBER = "deviceshare.GPUNumberEnable"
 VGPU = "deviceshare.VGPUEnable"
@@ -20,6 +24,20 @@ _OLD = "predicate."
 _PREFIX = "deviceshare."
 _GUIDES = {name.replace("Known", "Know"): name for name in GEOMETRIES}
 """The guides spell them so, which no release of Volcano reads."""
+
+
+def plugin_arguments(conf: Any) -> dict[str, object]:
+    """Return the arguments of `PLUGINS` in a scheduler configuration.
+
+    Raises KeyError, TypeError or AttributeError for what is no such configuration.
+    """
+    plugins = [plugin for tier in conf["tiers"] for plugin in tier["plugins"]]
+    return {
+        str(key): value
+        for plugin in plugins
+        if plugin.get("name") in PLUGINS
+        for key, value in (plugin.get("arguments") or {}).items()
+    }
 
 
 def rules_of(arguments: Mapping[str, object]) -> Rules:

@@ -17,7 +17,9 @@ from shared.dialects.dialect import (
     Rules,
     ServedId,
 )
-from shared.model.device import Device, DeviceMode
+from shared.dialects.volcano.device_register import NUMBER, REGISTER, encode_register
+from shared.dialects.volcano.gpushare import SCHEDULER
+from shared.model.device import Device
 from shared.model.errors import RequestError
 from shared.model.lease import Lease, Share
 from shared.model.names import DeviceUuid, Namespace
@@ -31,7 +33,6 @@ from shared.model.request import (
 )
 
 NAME = "volcano-vgpu"
-NUMBER = "volcano.sh/vgpu-number"
 MEMORY = "volcano.sh/vgpu-memory"
 PERCENTAGE = "volcano.sh/vgpu-memory-percentage"
 CORES = "volcano.sh/vgpu-cores"
@@ -42,7 +43,6 @@ IDS = "volcano.sh/vgpu-ids-new"
 TO_ALLOCATE = "volcano.sh/devices-to-allocate"
 PHASE = "volcano.sh/bind-phase"
 BIND_TIME = "volcano.sh/bind-time"
-REGISTER = "volcano.sh/node-vgpu-register"
 NEVER = str(2**64 - 1)
 """`vgpu-time` of a pod that no Allocate waits for any more."""
 
@@ -264,42 +264,6 @@ def advertised(devices: Sequence[Device], _: str) -> Advertised:
     )
 
 
-def encode_register(devices: Sequence[Device]) -> str:
-    """Write `node-vgpu-register`: one record per device, by minor number, each ended by `:`."""
-    return "".join(
-        f"{device.uuid},{device.slots},{device.memory_mib // device.unit_mib},"
-        f"NVIDIA-{device.model},{str(device.healthy).lower()},{device.mode}:"
-        for device in sorted(devices, key=lambda device: (device.index, device.uuid))
-    )
-
-
-def parse_register(text: str, *, unit_mib: int = 1) -> tuple[Device, ...]:
-    """Read `node-vgpu-register`, as another plugin wrote it; what is no record is skipped.
-
-    Five fields are HAMi-core without a word on health (that generation always wrote `false`); of
-    six, `false` is believed. A device without memory or slots is sick, whatever it says.
-    """
-    records = [record.split(",") for record in text.split(":") if record.count(",") >= 4]
-    return tuple(
-        Device(
-            uuid=DeviceUuid(fields[0]),
-            index=index,
-            model=fields[3].removeprefix("NVIDIA-"),
-            memory_mib=_number(fields[2]) * unit_mib,
-            slots=_number(fields[1]),
-            unit_mib=unit_mib,
-            mode=DeviceMode.MIG if fields[5:6] == ["mig"] else DeviceMode.HAMI_CORE,
-            healthy=(len(fields) == 5 or fields[4] == "true")
-            and min(_number(fields[1]), _number(fields[2])) > 0,
-        )
-        for index, fields in enumerate(records)
-    )
-
-
-def _number(text: str) -> int:
-    return int(text) if text.isdecimal() else 0
-
-
 def _containers(lease: Lease) -> tuple[str, ...]:
     return tuple(dict.fromkeys(share.container for share in lease.shares))
 
@@ -321,4 +285,5 @@ DIALECT = Dialect(
     resized=resized,
     beyond=beyond,
     besides=SWITCHES,
+    scheduler=SCHEDULER,
 )

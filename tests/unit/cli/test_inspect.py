@@ -11,11 +11,12 @@ from rich.console import Console, RenderableType
 from services.cli.inspect import json_output, render, waterfall
 from services.cli.inspect.explain import age, explain, shape
 from services.cli.inspect.facts import Facts, PodSeen
+from shared.dialects import SCHEDULERS
 from shared.model.device import Device, DeviceMode, DeviceUse, MigLayout, MigProfile
 from shared.model.events.pod_events import PodQueued
 from shared.model.lease import Lease, LeaseState, MigPlace, Share
 from shared.model.ledger import LedgerNode, NodeAccount, Waiting
-from shared.model.names import BUDGET_GATE, SCHEDULERS, DeviceUuid, Namespace, NodeName, PodUid
+from shared.model.names import BUDGET_GATE, DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import SHUT, NodeFacts
 from shared.model.placement import DeviceVerdict, NodeVerdict, Refusal
 from shared.model.request import Gang, PodRequest

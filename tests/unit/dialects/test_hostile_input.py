@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from services.webhook.admission import Policy, decide
 from services.webhook.largest_device import Largest
 from services.webhook.pods import read_pod
-from shared.dialects import OWN_RESOURCES
-from shared.dialects.volcano import vgpu
+from shared.dialects import DIALECTS, OWN_RESOURCES
+from shared.dialects.volcano.device_register import parse_register
 from shared.model.errors import RequestError
 from shared.model.events.event import Event
 from shared.model.lease_copy import dump_lease, load_lease
@@ -91,7 +91,7 @@ def damaged(draw: st.DrawFn, whole: bytes) -> bytes:
 @given(pod=pods, old_words=st.booleans())
 @settings(max_examples=400, deadline=None)
 def test_any_pod_under_review_gets_an_answer(pod: dict[str, Any], *, old_words: bool) -> None:
-    policy = Policy(koordinator_texts=old_words, old_texts=old_words)
+    policy = Policy(vendor_messages=frozenset(DIALECTS if old_words else ()))
     try:
         seen = read_pod(pod, "team-a")
     except RequestError:
@@ -128,5 +128,5 @@ def test_another_plugins_annotation_is_read_as_far_as_it_can_be(data: st.DataObj
     whole = b"GPU-a,10,15360,100,NVIDIA-Tesla T4,0,true:GPU-b,10,15360,100,NVIDIA-Tesla T4,0,true:"
     text = data.draw(damaged(whole)).decode(errors="replace")
 
-    for device in vgpu.parse_register(text):
+    for device in parse_register(text):
         assert not device.healthy or min(device.memory_mib, device.slots) > 0

@@ -7,7 +7,8 @@ import pytest
 from services.watcher.settings import WatcherSettings, load_rules
 from shared.dialects import read_pod
 from shared.dialects.dialect import ContainerAsks, PodAsks
-from shared.dialects.volcano.vgpu import MEMORY, NUMBER, encode_element
+from shared.dialects.volcano.device_register import NUMBER
+from shared.dialects.volcano.vgpu import MEMORY, encode_element
 from shared.model.device import DeviceMode, MigLayout, MigProfile
 from shared.model.errors import RequestError
 from shared.model.lease import MigPlace, Terms

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import yaml
 
-from services.watcher.quotas import load_file, read_config, read_spec, together
+from services.watcher.quotas import load_file, read_spec, together
+from shared.dialects.tencent.gpu_quota import parse_config_map
 from shared.model.errors import RequestError
 from shared.model.names import Namespace
 from shared.model.quota import Limits, Quota
@@ -58,7 +59,7 @@ def test_what_is_no_quota_is_refused_with_its_place(spec: Any, said: str) -> Non
 def test_gpu_admissions_config_map_means_cores_by_node_label() -> None:
     data = {"gpu_quota": '{"team": {"quota": {"M40": 2, "P100": 3}, "pool": ["public"]}, "b": {}}'}
 
-    quotas = read_config(data)
+    quotas = parse_config_map(data)
 
     assert quotas[TEAM] == Quota(
         namespace=TEAM,
@@ -75,7 +76,7 @@ def test_gpu_admissions_config_map_means_cores_by_node_label() -> None:
 @pytest.mark.parametrize("data", [{}, {"gpu_quota": "{"}, {"gpu_quota": '{"a": {"quota": 3}}'}])
 def test_a_config_map_that_gpu_admission_would_not_take_is_refused(data: dict[str, str]) -> None:
     with pytest.raises(RequestError, match="kube-system/gpuquota"):
-        read_config(data)
+        parse_config_map(data)
 
 
 def test_a_file_holds_objects_and_one_for_everybody_else(tmp_path: Path) -> None:
@@ -107,7 +108,7 @@ def test_a_limit_beyond_all_counting_is_the_most_that_can_be_counted() -> None:
     spec = {"maxMilliGPU": 2**63 - 1, "maxCorePercent": 2**63 - 1, "maxMemory": "1e99"}
 
     limits = read_spec(TEAM, spec).limits
-    cards = read_config({"gpu_quota": f'{{"team-a":{{"quota":{{"T4":{2**62}}}}}}}'})[
+    cards = parse_config_map({"gpu_quota": f'{{"team-a":{{"quota":{{"T4":{2**62}}}}}}}'})[
         Namespace("team-a")
     ].models
 

@@ -224,8 +224,8 @@ def test_pods_of_four_schedulers_are_ours_by_default() -> None:
     assert WatcherSettings().schedulers == (
         "leasehold",
         "volcano",
-        "koord-scheduler",
         "hami-scheduler",
+        "koord-scheduler",
     )
 
 

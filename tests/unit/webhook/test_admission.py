@@ -7,9 +7,10 @@ from typing import Any
 import jsonpatch
 import pytest
 
-from services.webhook.admission import OLD_TEXT, Decision, Policy, decide
+from services.webhook.admission import Decision, Policy, decide
 from services.webhook.pods import Source, read_pod
 from services.webhook.reviews import answered, is_new_pod, request_of
+from shared.dialects.tencent.vcuda import DENIAL
 from shared.model.errors import RequestError
 
 CORE, MEMORY = "tencent.com/vcuda-core", "tencent.com/vcuda-memory"
@@ -76,9 +77,9 @@ def test_gpusharing_3_one_of_the_two_is_denied_and_in_the_old_words_on_request(
     one: dict[str, str],
 ) -> None:
     assert 'container "main"' in decided(pod(container(**one))).message
-    old = decided(pod(container(**one)), old_texts=True)
+    old = decided(pod(container(**one)), vendor_messages=frozenset({"tencent"}))
 
-    assert (old.message, old.code) == (OLD_TEXT, 400)
+    assert (old.message, old.code) == (DENIAL, 400)
 
 
 @pytest.mark.parametrize("kind", ["initContainers", "containers"])

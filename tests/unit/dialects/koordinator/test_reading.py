@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from shared.dialects.dialect import ContainerAsks, PodAsks, Rules
 from shared.dialects.koordinator import dialect
-from shared.dialects.koordinator.amounts import FULL, Part, complete, part_of
+from shared.dialects.koordinator.amounts import FULL, Part, amount_changes, part_of
 from shared.dialects.whole_cards import read_as_koordinator
 from shared.model.errors import RequestError
 from shared.model.names import Namespace
@@ -59,7 +59,7 @@ def test_koordinator_1_two_vendor_cards_are_two_whole_ones() -> None:
 
 
 def test_koordinator_2_the_shorthand_is_written_out_and_disappears() -> None:
-    assert complete({"koordinator.sh/gpu": 50, "cpu": 1}) == {
+    assert amount_changes({"koordinator.sh/gpu": 50, "cpu": 1}) == {
         "koordinator.sh/gpu": None,
         **koord(core=50, ratio=50, shared=1),
     }
@@ -137,7 +137,7 @@ def test_koordinator_9_names_of_before_1_0_are_read() -> None:
     old = {"kubernetes.io/gpu-core": 50, "kubernetes.io/gpu-memory-ratio": 20}
 
     assert part_of("main", old) == Part(cards=1, core_percent=50, ratio_percent=20)
-    assert complete(old) == koord(shared=1)
+    assert amount_changes(old) == koord(shared=1)
     with pytest.raises(RequestError, match=r"repeats koordinator\.sh/gpu-core"):
         part_of("main", {**old, **koord(core=50)})
 
@@ -193,7 +193,7 @@ def test_the_hyphen_of_some_tutorials_is_refused_with_the_right_name() -> None:
     ],
 )
 def test_admission_adds_the_card_count(amounts: dict[str, int], added: dict[str, int]) -> None:
-    assert complete(koord(**amounts)) == koord(**added)
+    assert amount_changes(koord(**amounts)) == koord(**added)
 
 
 @pytest.mark.parametrize("amounts", [{"core": 50, "ratio": 50}, {"gpu": 200}])
@@ -203,7 +203,7 @@ def test_a_container_that_the_kubelet_would_start_without_asking_is_refused(
     with pytest.raises(RequestError, match=r"gpu\.shared is missing") as refused:
         read(container(**amounts))
 
-    completed = {**koord(**amounts), **complete(koord(**amounts))}
+    completed = {**koord(**amounts), **amount_changes(koord(**amounts))}
     limits = {name: n for name, n in completed.items() if n is not None}
     assert f"add koordinator.sh/gpu.shared: {limits['koordinator.sh/gpu.shared']}" in str(
         refused.value

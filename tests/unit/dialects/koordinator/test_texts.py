@@ -60,7 +60,7 @@ def test_koordinator_33_the_webhook_says_it_where_validation_is_enabled() -> Non
     main = {"name": "main", "resources": {"limits": amounts, "requests": amounts}}
     pod = read_pod({"metadata": {"name": "p"}, "spec": {"containers": [main]}}, "ns")
 
-    told = decide(pod, Policy(koordinator_texts=True), lambda _: None)
+    told = decide(pod, Policy(vendor_messages=frozenset({"koordinator"})), lambda _: None)
     ours = decide(pod, Policy(), lambda _: None)
 
     assert (told.allowed, told.message) == (False, f"{FIELD}: {ROWS[2][1]}")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from shared.dialects import DIALECTS, read_pod
 from shared.dialects.dialect import ContainerAsks, Rules, Strategy
-from shared.dialects.nvidia.dialect import complete
+from shared.dialects.nvidia.dialect import amount_changes
 from shared.model.device import DeviceMode, DeviceUse, MigLayout, MigProfile, fits, needed_mib
 from shared.model.errors import RequestError
 from shared.model.lease import MIB, bookings
@@ -119,7 +119,7 @@ def test_no_gpu_is_no_request(limits: dict[str, int]) -> None:
     ],
 )
 def test_hami_completes_what_names_no_number(limits: dict[str, int], count: int | None) -> None:
-    completed = complete(limits)
+    completed = {**limits, **amount_changes(limits)}
 
     assert completed.get(GPU) == count
     assert {**completed, GPU: 0} == {**limits, GPU: 0}

@@ -7,8 +7,8 @@ import pytest
 
 from shared.dialects import DIALECTS, read_pod
 from shared.dialects.dialect import ContainerAsks, Paths, PodAsks, Rules, Strategy
+from shared.dialects.volcano.device_register import encode_register, parse_register
 from shared.dialects.volcano.gpushare import list_bytes
-from shared.dialects.volcano.vgpu import encode_register, parse_register
 from shared.model.device import Device, DeviceMode, needed_mib
 from shared.model.errors import RequestError
 from shared.model.lease import Lease, Share, bookings

@@ -12,7 +12,6 @@ import pytest
 from services.node_agent.isolation.container_files import HostPreparing
 from services.node_agent.isolation.host_paths import Layout
 from services.node_agent.isolation.library import (
-    NAME,
     UNUSED_S,
     current,
     digest_of,
@@ -24,6 +23,7 @@ from services.node_agent.isolation.library import (
 from services.node_agent.isolation.region_layouts import LAYOUTS, V1_2
 from services.node_agent.isolation.region_layouts import Layout as RegionLayout
 from shared.dialects.dialect import ContainerSetup, Mount
+from shared.dialects.hami_core import LIBRARY_NAME
 from shared.model.errors import UnavailableError
 
 
@@ -147,7 +147,7 @@ async def test_a_library_is_loaded_to_see_whether_it_loads(source: Path, tmp_pat
 
 
 async def test_a_container_does_not_start_on_a_library_that_does_not_load(tmp_path: Path) -> None:
-    lacking = tmp_path / NAME
+    lacking = tmp_path / LIBRARY_NAME
     built(lacking, "extern int nobody(void); int version(void) { return nobody(); }", "-Wl,-z,now")
     layout = Layout(state_dir=PurePosixPath(tmp_path), library=PurePosixPath(lacking))
     preparing = HostPreparing(layout, simulated=False)
@@ -169,7 +169,7 @@ KEEPS = "#include <unistd.h>\nint keep(int fd) {{ return ftruncate(fd, {size}); 
 async def test_a_library_that_keeps_other_regions_is_of_no_use(
     tmp_path: Path, layout: RegionLayout
 ) -> None:
-    library = built(tmp_path / NAME, KEEPS.format(size=layout.size))
+    library = built(tmp_path / LIBRARY_NAME, KEEPS.format(size=layout.size))
 
     why = await why_unusable(library)
 

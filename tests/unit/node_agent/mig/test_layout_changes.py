@@ -22,7 +22,8 @@ from services.node_agent.mig.layout_changes import (
     is_laid_out,
     plan,
 )
-from services.node_agent.mig.layouts import KNOWN, Geometry, derived, layouts_for, present
+from services.node_agent.mig.layouts import KNOWN, derived, layouts_for, present
+from shared.dialects.volcano.device_config import Geometry
 from shared.model.device import MigLayout, MigProfile
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.names import DeviceUuid

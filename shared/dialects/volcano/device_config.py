@@ -9,17 +9,21 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from services.node_agent.gpus.inventory import Division
-from services.node_agent.mig.layouts import KNOWN, Geometry
+from shared.dialects.volcano import vgpu
+from shared.dialects.volcano.device_register import NUMBER
 from shared.model.device import DeviceMode, MigLayout, MigProfile
 
+NAMESPACES = ("kube-system", "volcano-system")
+"""Where the ConfigMaps may be; the first namespace that has one counts."""
+DEVICE_MAP, DEVICE_KEY = "volcano-vgpu-device-config", "device-config.yaml"
+NODE_MAP, NODE_KEY = "volcano-vgpu-node-config", "config.json"
 SECTION = "nvidia"
 SPLIT_COUNT, FACTOR, GEOMETRIES = "deviceSplitCount", "gpuMemoryFactor", "knownMigGeometries"
 NAMES: Mapping[str, str] = {
-    "resourceCountName": "volcano.sh/vgpu-number",
-    "resourceMemoryName": "volcano.sh/vgpu-memory",
-    "resourceMemoryPercentageName": "volcano.sh/vgpu-memory-percentage",
-    "resourceCoreName": "volcano.sh/vgpu-cores",
+    "resourceCountName": NUMBER,
+    "resourceMemoryName": vgpu.MEMORY,
+    "resourceMemoryPercentageName": vgpu.PERCENTAGE,
+    "resourceCoreName": vgpu.CORES,
 }
 """Resources that Leasehold serves under these names, and no others."""
 WITHOUT_EFFECT: Mapping[str, object] = {
@@ -45,6 +49,15 @@ FORBIDDEN = "-[],:;"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Geometry:
+    """The layouts of a family of devices, in order of preference."""
+
+    models: tuple[str, ...]
+    """Parts of product names; `NVIDIA-` before the name counts, too."""
+    layouts: tuple[MigLayout, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceConfig:
     """What both files say to one node; None and empty: nothing."""
 
@@ -66,24 +79,6 @@ def read_config(device: object, node: object, name: str) -> DeviceConfig:
     config = _read_device(device, said)
     config = _read_node(config, node, name, said)
     return replace(config, said=tuple(said))
-
-
-def divided(
-    config: DeviceConfig, flags: Division, *, split: int | None, unit: int | None
-) -> Division:
-    """Return how the node's devices are divided.
-
-    Flags (`split` and `unit`, None where not given) win over the file for all nodes, and the
-    node's own entry over both; 10 slots and 1 MiB per unit are what nobody has to say.
-    """
-    return replace(
-        flags,
-        split_count=config.own_split_count or split or config.split_count or flags.split_count,
-        unit_mib=unit or config.unit_mib or flags.unit_mib,
-        tables=(*config.tables, *KNOWN),
-        hidden=config.hidden,
-        wanted_mode=config.mode,
-    )
 
 
 def _read_device(document: object, said: list[str]) -> DeviceConfig:

@@ -10,13 +10,13 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.node_agent.device_config import READ_AGAIN_S, Configuring
+from services.node_agent.device_config import READ_AGAIN_S, Configuring, divided
 from services.node_agent.gpus.inventory import Division, Gpu, devices_of, notes_on, shown_by
 from services.node_agent.gpus.simulated_gpus import SimulatedGpus
 from services.node_agent.mig.layouts import KNOWN
-from services.node_agent.volcano_config import divided, read_config
 from shared.dialects import DIALECTS
 from shared.dialects.dialect import Strategy
+from shared.dialects.volcano.device_config import read_config
 from shared.kubernetes.errors import Answer, NotFoundError, UnreachableError
 from shared.model.device import DeviceMode
 from shared.model.errors import RequestError

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from shared.dialects.volcano.handshake import is_gone, reported
+from shared.dialects.volcano.device_register import is_gone, reported
 
 NOW = datetime(2026, 8, 20, 10, 7, 21, 123456, tzinfo=UTC).timestamp()
 

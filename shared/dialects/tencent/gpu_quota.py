@@ -1,0 +1,56 @@
+"""The quotas of gpu-admission, in its ConfigMap kube-system/gpuquota; pure.
+
+The key `gpu_quota` has, per namespace, a number of GPUs of each model and the pools whose nodes the
+namespace may use. Models and pools are values of node labels. A model that is not named is not
+allowed, an empty list of pools allows all, and a namespace that is not named has no quota.
+https://github.com/tkestack/gpu-admission
+"""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from shared.model.errors import RequestError
+from shared.model.names import Namespace
+from shared.model.quantity import MOST
+from shared.model.quota import Limits, Quota
+
+CONFIG_MAP_NAMESPACE, CONFIG_MAP_NAME = "kube-system", "gpuquota"
+KEY = "gpu_quota"
+MODEL_LABEL = "gaia.tencent.com/gpu-model"
+POOL_LABEL = "gaia.tencent.com/gpu-pool"
+MILLI = 1000
+"""Thousandths of a GPU's cores per GPU."""
+
+
+class _NamespaceQuota(msgspec.Struct, frozen=True):
+    quota: dict[str, int] | None = None
+    pool: tuple[str, ...] | None = None
+
+
+_decode = msgspec.json.Decoder(dict[str, _NamespaceQuota]).decode
+
+
+def parse_config_map(data: Mapping[str, str]) -> dict[Namespace, Quota]:
+    """Parse the ConfigMap's data. Raises RequestError for what gpu-admission refuses, too."""
+    place = f"ConfigMap {CONFIG_MAP_NAMESPACE}/{CONFIG_MAP_NAME}"
+    if KEY not in data:
+        raise RequestError(f"{place} has no key {KEY}")
+    try:
+        quotas = _decode(data[KEY])
+    except msgspec.DecodeError as error:
+        raise RequestError(f"{place}: {KEY}: {error}") from error
+    return {
+        Namespace(name): Quota(
+            namespace=Namespace(name),
+            models=tuple(
+                (model, Limits(cores_milli=min(max(0, MILLI * gpus), MOST)))
+                for model, gpus in sorted((quota.quota or {}).items())
+            ),
+            only_models=True,
+            model_label=MODEL_LABEL,
+            pools=quota.pool or (),
+            pool_label=POOL_LABEL,
+        )
+        for name, quota in quotas.items()
+    }
