@@ -5,12 +5,12 @@ it, too. Which commands those are is read from the scripts themselves.
 """
 
 import hashlib
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 
-LEDGER, QUOTAS, RECLAIM, BUDGET = "lh:*", "lh-quotas*", "lh-reclaim:*", "lh-budget:*"
+from shared.ledger.script_sources import script_commands
+
+LEDGER, QUOTAS, PREEMPTION, BUDGET = "lh:*", "lh-quotas*", "lh-preemption:*", "lh-budget:*"
 TENURES = "lh:tenures"
 
 CONNECTING = ("ping", "select", "client|setinfo", "client|setname")
@@ -33,13 +33,13 @@ class LedgerUser:
 
 USERS = (
     LedgerUser(name="placer", writes=(LEDGER,), reads=(QUOTAS,)),
-    LedgerUser(name="binder", writes=(LEDGER, QUOTAS, RECLAIM)),
+    LedgerUser(name="binder", writes=(LEDGER, QUOTAS, PREEMPTION)),
     LedgerUser(name="timekeeper", writes=(BUDGET, TENURES), reads=(LEDGER, QUOTAS)),
-    LedgerUser(name="dashboard", reads=(LEDGER, QUOTAS, RECLAIM, BUDGET)),
+    LedgerUser(name="dashboard", reads=(LEDGER, QUOTAS, PREEMPTION, BUDGET)),
     LedgerUser(
         name="operator",
         writes=(BUDGET,),
-        reads=(LEDGER, QUOTAS, RECLAIM),
+        reads=(LEDGER, QUOTAS, PREEMPTION),
         commands=("info", "config|get", "acl|dryrun"),
     ),
 )
@@ -56,14 +56,6 @@ it may not do."""
 def ledger_names() -> tuple[str, ...]:
     """Return the names of all users that have a secret."""
     return (*(user.name for user in USERS), ADMIN)
-
-
-def script_commands() -> frozenset[str]:
-    """Return the commands that the ledger's scripts call, in small letters."""
-    scripts = resources.files("shared.ledger") / "scripts"
-    sources = [file.read_text() for file in scripts.iterdir() if file.name.endswith(".lua")]
-    found = {word for text in sources for word in re.findall(r"\bcall\('([A-Z]+)'", text)}
-    return frozenset(word.lower() for word in found)
 
 
 def acl_of(user: LedgerUser, digest: str, commands: Sequence[str]) -> str:

@@ -83,7 +83,7 @@ class Budgets:
 
         Raises UnavailableError while the ledger of leases is being rebuilt.
         """
-        packed, *values = await self._connection.run_raw("budget_unread", self._prefix, most)
+        packed, *values = await self._connection.run_raw("budget_journal", self._prefix, most)
         epoch, now, known, cursor, lost, whole, rows = unpacked(packed)
         following = iter(values)
         moments = tuple(
@@ -116,7 +116,7 @@ class Budgets:
                 guards.append([revisions, name, str(one.revision) if one.revision else ""])
             for tenure in one.held:
                 commands += [
-                    ["HSETNX", self._key("held", name), tenure.id, _held_text(tenure)],
+                    ["HSETNX", self._key("tenures", name), tenure.id, _held_text(tenure)],
                     ["HSETNX", self._key("charged", name), tenure.id, str(tenure.charged_ms)],
                     ["HDEL", self._key("ended", name), tenure.id],
                 ]
@@ -124,13 +124,13 @@ class Budgets:
                 ["HSET", self._key("ended", name), id_, str(at)] for id_, at in one.ended.items()
             ]
             commands.append(["HINCRBY", revisions, name, "1"])
-        meta = f"{self._prefix}meta"
+        meta = f"{self._prefix}journal"
         commands += [
-            ["HSET", meta, "epoch", journal.epoch, "cursor", journal.last],
+            ["HSET", meta, "generation", journal.epoch, "cursor", journal.last],
             ["XTRIM", f"{self._connection.prefix}tenures", "MINID", journal.last],
         ]
         before = journal.cursor if journal.known_epoch == journal.epoch else None
-        guards.append([meta, "epoch", journal.known_epoch])
+        guards.append([meta, "generation", journal.known_epoch])
         if before is not None:
             guards.append([meta, "cursor", before])
         return await self._write(guards, commands)
@@ -159,7 +159,7 @@ class Budgets:
     async def charged_until(self, tenures: Sequence[str]) -> dict[str, int]:
         """Return up to when those of the tenures are charged that ended during the last day."""
         keys = [self._key("done", id_) for id_ in tenures]
-        found = await self._look("done", keys) if keys else []
+        found = await self._look("charged", keys) if keys else []
         return {id_: int(at) for id_, at in zip(tenures, found, strict=True) if at}
 
     async def windows(self, namespace: Namespace) -> list[Window]:
@@ -173,7 +173,7 @@ class Budgets:
         Entries and closed windows from before `kept_since_ms` are cut off.
         """
         name = update.namespace
-        held, charged, ended = (self._key(key, name) for key in ("held", "charged", "ended"))
+        held, charged, ended = (self._key(key, name) for key in ("tenures", "charged", "ended"))
         commands: list[list[str]] = []
         for window in update.windows:
             commands += [
@@ -196,7 +196,7 @@ class Budgets:
             old = [self._key("starts", name), self._key("windows", name)]
             old += [update.windows[-1].id, str(kept_since_ms)]
         if update.standing is not None:
-            standings = f"{self._prefix}standings"
+            standings = f"{self._prefix}states"
             commands.append(["HSET", standings, name, _text(update.standing)])
         if update.budget is not None:
             text = msgspec.json.encode(update.budget).decode()
@@ -223,7 +223,7 @@ class Budgets:
 
     async def turn(self, name: str, *, every_ms: int) -> bool:
         """Return whether the caller is the first to ask by this name within the time."""
-        return bool(await self._look("turn", name, every_ms))
+        return bool(await self._look("lock", name, every_ms))
 
     async def _write(
         self,
@@ -235,7 +235,7 @@ class Budgets:
         return bool(done)
 
     async def _look(self, what: str, *more: object) -> Any:
-        return await self._connection.run("budget_look", self._prefix, what, *more, state="any")
+        return await self._connection.run("budget_query", self._prefix, what, *more, state="any")
 
     def _key(self, kind: str, namespace: str) -> str:
         return f"{self._prefix}{kind}:{namespace}"

@@ -7,7 +7,6 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from importlib import resources
 from typing import Any, Self, TypeVar
 
 import msgspec
@@ -26,6 +25,7 @@ from redis.exceptions import (
 from shared.credentials.logins import NO_KEYS, Keys
 from shared.credentials.tls import tls_fault
 from shared.ledger.pool import pool_of
+from shared.ledger.script_sources import script_source
 from shared.model.errors import ConflictError, NoRightError, RequestError, UnavailableError
 
 T = TypeVar("T")
@@ -36,9 +36,6 @@ _AWAY = (MasterDownError, OutOfMemoryError, ReadOnlyError)
 """Answers after which the same call may succeed later."""
 _THERE = ("NOTREADY", "FORMAT", "LOSTWRITES")
 """How the scripts say that the server is there, and its ledger cannot be used."""
-_SCRIPTS = resources.files("shared.ledger") / "scripts"
-_COMMON = ("layout", "rules", "fair", "queue", "limits", "writing", "tenures", "claiming")
-"""What is put before every script."""
 unpacked = msgspec.msgpack.Decoder().decode
 """Reads what a script has packed."""
 
@@ -71,7 +68,6 @@ class LedgerConnection:
             if url.startswith("rediss") and not keys.tls.certificate
             else ""
         )
-        self._common = "".join((_SCRIPTS / f"{part}.lua").read_text() for part in _COMMON)
         self._loaded: dict[str, tuple[str, str]] = {}
 
     async def __aenter__(self) -> Self:
@@ -129,7 +125,7 @@ class LedgerConnection:
 
     def _script(self, name: str) -> tuple[str, str]:
         if name not in self._loaded:
-            source = self._common + (_SCRIPTS / f"{name}.lua").read_text()
+            source = script_source(name)
             sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
             self._loaded[name] = (sha, source)
         return self._loaded[name]

@@ -25,11 +25,11 @@ class Gates(LedgerStore):
     async def put(self, pods: Sequence[PodGated]) -> None:
         """Remember pods; one that is there already is written anew."""
         rows = [(pod.namespace, pod.pod, _encode(pod).decode()) for pod in pods]
-        await self._run("put", rows)
+        await self._run("save", rows)
 
     async def drop(self, namespace: Namespace, pods: Sequence[PodUid]) -> None:
         """Forget pods of a namespace."""
-        await self._run("drop", namespace, pods)
+        await self._run("remove", namespace, pods)
 
     async def namespaces(self) -> dict[Namespace, BudgetChanged | None]:
         """Return the namespaces with gated pods, and how their budgets stand if that is known."""
@@ -40,7 +40,7 @@ class Gates(LedgerStore):
 
     async def pods(self, namespace: Namespace) -> list[PodGated]:
         """Return the gated pods of a namespace, in no order."""
-        return [_gated_of(text) for text in await self._run("pods", namespace)]
+        return [_gated_of(text) for text in await self._run("list", namespace)]
 
     async def _run(self, *args: object) -> Any:
-        return await self._connection.run("gates", *args, state="any")
+        return await self._connection.run("gated_pods", *args, state="any")

@@ -35,7 +35,7 @@ in the dialect, MIG layout."""
 _HEAD = Struct("<BddddHH")
 _GRANT = "id"
 _GRANT_BYTES = 12
-_NUMBER_OF = {state: number for number, state in enumerate(LeaseState, start=1)}
+NUMBER_OF_STATE = {state: number for number, state in enumerate(LeaseState, start=1)}
 _STATES = dict(enumerate(LeaseState, start=1))
 _COMPANIES = tuple(Company)
 
@@ -227,7 +227,7 @@ def lease_value(lease: Lease) -> bytes:
     """
     says = said(lease, {}, *((lease.resized_at,) if lease.resized_at else ()))
     head = _HEAD.pack(
-        _NUMBER_OF[lease.state],
+        NUMBER_OF_STATE[lease.state],
         lease.version,
         lease.version,
         lease.created_at,

@@ -207,7 +207,7 @@ class RedisLeases(WaitingPods, ResizedLeases, Accounts):
         ended: list[Lease] = []
         for group in in_groups(pods):
             _, *values = await self._connection.run_raw(
-                "finish", "released", group, version if version is not None else False, reason
+                "end_leases", "released", group, version if version is not None else False, reason
             )
             ended += map(lease_of, values)
         self._hear(ended)
@@ -219,7 +219,7 @@ class RedisLeases(WaitingPods, ResizedLeases, Accounts):
         more = True
         while more:
             packed, *values = await self._connection.run_raw(
-                "finish", "expired", now, EXPIRE_GROUPS
+                "end_leases", "expired", now, EXPIRE_GROUPS
             )
             more = unpacked(packed)
             expired += map(lease_of, values)
@@ -227,19 +227,19 @@ class RedisLeases(WaitingPods, ResizedLeases, Accounts):
 
     async def load(self, pods: Sequence[PodUid]) -> list[Lease | None]:
         """Return each pod's live lease, or None."""
-        values = await self._connection.run_raw("read", pods, [])
+        values = await self._connection.run_raw("load_leases", pods, [])
         return [lease_of(value) if value else None for value in values]
 
     async def load_node(self, node: NodeName) -> list[Lease]:
         """Return the live leases of a node."""
-        values = await self._connection.run_raw("read", [], [node])
+        values = await self._connection.run_raw("load_leases", [], [node])
         return [lease_of(value) for value in values if value]
 
     async def load_all(self) -> AsyncIterator[list[Lease]]:
         """Yield all live leases, in pages of nodes; one that comes meanwhile may be missing."""
         (_, _, _, names, _), _ = await self._survey([])
         for page in in_groups(sorted(names), PAGE):
-            values = await self._connection.run_raw("read", [], page)
+            values = await self._connection.run_raw("load_leases", [], page)
             yield [lease_of(value) for value in values if value]
 
     async def save_node(self, facts: NodeFacts, *, seen_at: float = 0.0) -> bool:
@@ -262,7 +262,7 @@ class RedisLeases(WaitingPods, ResizedLeases, Accounts):
 
     async def has_agent(self, node: NodeName) -> bool:
         """Say whether it was an agent of ours that told last of the node's devices."""
-        return bool(await self._connection.run("agent", node))
+        return bool(await self._connection.run("query", "by_agent", node))
 
     async def remove_node(self, name: NodeName) -> bool:
         """Note that a node is gone; its leases stay until they are released."""
@@ -274,11 +274,11 @@ class RedisLeases(WaitingPods, ResizedLeases, Accounts):
         Their leases stay, and so does what they report; mirrors are told that they serve nothing.
         """
         parts = [part for word in words.items() for part in word]
-        return frozenset(map(NodeName, await self._connection.run("shut", parts)))
+        return frozenset(map(NodeName, await self._connection.run("cordon", parts)))
 
     async def capacity(self) -> int:
         """Return the capacity number: it rises whenever something is freed or added."""
-        _, capacity, _ = await self._connection.run("peek")
+        _, capacity, _ = await self._connection.run("query", "position")
         return int(capacity)
 
     async def snapshot(self) -> Snapshot:
@@ -322,7 +322,7 @@ class RedisLeases(WaitingPods, ResizedLeases, Accounts):
     async def epoch(self) -> str | None:
         """Return the name of the ledger's present life, or None while it is not ready."""
         try:
-            epoch, _, version = await self._connection.run("peek")
+            epoch, _, version = await self._connection.run("query", "position")
         except UnavailableError as error:
             if "being rebuilt" in str(error):
                 return None

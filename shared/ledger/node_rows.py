@@ -68,7 +68,7 @@ def report_row(report: DeviceReported) -> list[Any]:
 
 def full_of(pod: PodUid, packed: bytes) -> Full:
     """Read why no candidate fits."""
-    reason, nodes, devices, quotas = msgspec.msgpack.decode(packed)
+    reason, nodes, devices, quotas, is_kept = msgspec.msgpack.decode(packed)
     states = map(device_state, devices)
     return Full(
         pod=pod,
@@ -76,6 +76,7 @@ def full_of(pod: PodUid, packed: bytes) -> Full:
         devices={state.uuid: state.use for state in states},
         nodes=dict(map(node_use, nodes)),
         quotas=excesses_of(quotas),
+        is_kept=is_kept,
     )
 
 

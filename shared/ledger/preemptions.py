@@ -80,11 +80,11 @@ class Takings(LedgerStore):
         """
         is_out = told.lease_class != LeaseClass.GUARANTEED
         is_held = told.new_pods != "admit"
-        row = ("stand", told.namespace, told.at, _text(told), is_out, told.share, is_held)
-        await self._connection.run("takings", *row, state="any")
+        row = ("save_budget", told.namespace, told.at, _text(told), is_out, told.share, is_held)
+        await self._connection.run("preemptions", *row, state="any")
 
     async def _run(self, *args: object) -> Any:
-        return await self._connection.run("takings", *args)
+        return await self._connection.run("preemptions", *args)
 
 
 def _text(value: object) -> str:

@@ -31,12 +31,12 @@ class ResizedLeases(LedgerStore):
         None: somebody else has it.
         """
         token = uuid4().hex
-        taken = await self._run("turn", pod, token, round(lasts_s * 1000))
+        taken = await self._run("lock", pod, token, round(lasts_s * 1000))
         return token if taken else None
 
     async def leave_turn(self, pod: PodUid, token: str) -> None:
         """Give a turn back before its time."""
-        await self._run("leave", pod, token)
+        await self._run("unlock", pod, token)
 
     async def resize(self, lease: Lease, *, turn: str = "") -> Lease | Full | StaleLeaseError:
         """Give a lease the shares it has here, and return it with its version raised.
@@ -55,13 +55,13 @@ class ResizedLeases(LedgerStore):
             return lease_of(stored[0])
         if what == "stale":
             return StaleLeaseError(lease.pod, read=lease.version, stored=said[0] or None)
-        if what == "turn":
+        if what == "unlocked":
             raise ConflictError(f"the time to resize the lease of pod {lease.pod} was over")
         return resize_full_of(lease.pod, *said)
 
     async def unsettled(self, *, older_than_s: float, most: int = 100) -> list[PodUid]:
         """Return pods whose leases were resized so long ago, and whose views may lag behind."""
-        found = await self._run("unsettled", round(older_than_s * 1000), most)
+        found = await self._run("unsynced", round(older_than_s * 1000), most)
         return [PodUid(pod) for pod in found]
 
     async def settled(self, pod: PodUid, version: int) -> bool:
@@ -69,12 +69,12 @@ class ResizedLeases(LedgerStore):
 
         False: it has been resized since, or was settled before.
         """
-        return bool(await self._run("settled", pod, version))
+        return bool(await self._run("set_synced", pod, version))
 
     async def unsettle(self, leases: Sequence[Lease]) -> None:
         """Note that nodes or annotations may lag behind these; also possible during a rebuild."""
         rows = [(lease.pod, lease.version) for lease in leases]
-        await self._run("unsettle", rows, state="open")
+        await self._run("set_unsynced", rows, state="open")
 
     async def _run(self, *args: object, state: str = "ready") -> Any:
         (packed,) = await self._connection.run_raw("resize", *args, state=state)

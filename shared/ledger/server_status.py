@@ -20,7 +20,7 @@ from shared.nats.subjects import STREAM
 LIMIT_S = 8.0
 """A busy machine is slow, and that is another trouble than the one that is looked for."""
 _KEY = "lh:doctor"
-_FAMILIES = ("lh", "lh-quotas", "lh-reclaim", "lh-budget")
+_FAMILIES = ("lh", "lh-quotas", "lh-preemption", "lh-budget")
 _REPLAYED = (
     *(("SET", f"{family}:doctor", "0") for family in _FAMILIES),
     ("HSET", _KEY, "field", "0"), ("HDEL", _KEY, "field"), ("DEL", _KEY), ("SADD", _KEY, "0"),

@@ -35,11 +35,11 @@ class LedgerStaging(LedgerStore):
             (report.node, report.reported_at, _encode(report.activations).decode())
             for report in reports
         ]
-        await self._connection.run("stage", "reports", rows, state="any")
+        await self._connection.run("staging", "save_reports", rows, state="any")
 
     async def staged_reports(self) -> dict[NodeName, tuple[Activation, ...]]:
         """Return what was kept, by node."""
-        found = await self._connection.run("stage", "reported", state="any")
+        found = await self._connection.run("staging", "reports", state="any")
         return {
             NodeName(node): _activations_of(text)
             for node, text in zip(found[::2], found[1::2], strict=True)
@@ -47,21 +47,23 @@ class LedgerStaging(LedgerStore):
 
     async def staged_listing(self, *, since: float) -> tuple[BoundPod, ...] | None:
         """Return the newest complete listing begun at or after `since`, if there is one."""
-        return _joined(await self._connection.run("stage", "listing", since, state="any"))
+        return _joined(await self._connection.run("staging", "listing", since, state="any"))
 
     async def hold_rebuild(self, token: str, *, now: float, lock_s: float) -> bool:
         """Keep the rebuild ours for `lock_s` more seconds; False if it is not any more."""
-        held = await self._connection.run("stage", "hold", token, now, lock_s, state="any")
+        held = await self._connection.run(
+            "staging", "extend_rebuild", token, now, lock_s, state="any"
+        )
         return bool(held)
 
     async def clear_staged(self) -> None:
         """Forget reports and listings."""
-        await self._connection.run("stage", "clear", state="any")
+        await self._connection.run("staging", "clear", state="any")
 
     async def _keep(self, piece: PodsListed) -> list[str] | None:
         texts: list[str] | None = await self._connection.run(
-            "stage",
-            "piece",
+            "staging",
+            "save_piece",
             piece.listing,
             piece.piece,
             piece.pieces,

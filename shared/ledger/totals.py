@@ -36,7 +36,7 @@ class Accounts(LedgerStore):
     async def kept(self) -> dict[NodeName, dict[str, int]]:
         """Return what claims keep of nodes' ordinary resources, beside what leases take."""
         kept: dict[NodeName, dict[str, int]] = {}
-        for node, name, amount in await self._connection.run("kept"):
+        for node, name, amount in await self._connection.run("query", "claimed"):
             amounts = kept.setdefault(NodeName(node), {})
             amounts[name] = amounts.get(name, 0) + int(amount)
         return kept
@@ -44,7 +44,7 @@ class Accounts(LedgerStore):
     async def gangs(self) -> dict[str, frozenset[PodUid]]:
         """Return, by gang, the pods that are counted as holding a live lease of it."""
         counted: dict[str, set[PodUid]] = {}
-        for gang, pod in await self._connection.run("gangs"):
+        for gang, pod in await self._connection.run("query", "gangs"):
             counted.setdefault(gang, set()).add(PodUid(pod))
         return {gang: frozenset(pods) for gang, pods in counted.items()}
 
@@ -63,7 +63,7 @@ class Accounts(LedgerStore):
 
     async def turns(self) -> Turns:
         """Return what decides in which order pods that wait are offered what is freed."""
-        total, cores, mib, rights = await self._connection.run("turns")
+        total, cores, mib, rights = await self._connection.run("query", "fair_share")
         by_cores = dict(zip(cores[::2], map(int, cores[1::2]), strict=True))
         by_mib = dict(zip(mib[::2], map(int, mib[1::2]), strict=True))
         return Turns(
@@ -83,5 +83,5 @@ class Accounts(LedgerStore):
     async def _survey(
         self, names: Sequence[str], *, with_leases: bool = False
     ) -> tuple[list[Any], Iterator[bytes]]:
-        packed, *values = await self._connection.run_raw("survey", names, with_leases)
+        packed, *values = await self._connection.run_raw("read_nodes", names, with_leases)
         return unpacked(packed), iter(values)

@@ -28,18 +28,18 @@ class WaitingPods(LedgerStore):
             again, leased = await self._connection.run("wait", "wait", rows)
             stale += [PodUid(pod) for pod in again]
             held += [PodUid(pod) for pod in leased]
-        leases = await self._connection.run_raw("read", held, []) if held else []
+        leases = await self._connection.run_raw("load_leases", held, []) if held else []
         return Waited(stale=tuple(stale), held=tuple(lease_of(value) for value in leases if value))
 
     async def waiting(self, pods: Sequence[PodUid] | None = None) -> list[Waiting]:
         """Return the pods that wait: all, or those among `pods`."""
         if pods is not None:
-            _, rows = await self._connection.run("waiting", "pods", pods)
+            _, rows = await self._connection.run("list_waiting", "pods", pods)
             return [waiting_of(*row) for row in rows]
         found: dict[PodUid, Waiting] = {}
         cursor = "0"
         while True:
-            cursor, rows = await self._connection.run("waiting", "scan", cursor, 500)
+            cursor, rows = await self._connection.run("list_waiting", "scan", cursor, 500)
             found.update(
                 (waiting.queued.pod, waiting) for waiting in (waiting_of(*r) for r in rows)
             )
@@ -63,7 +63,7 @@ class WaitingPods(LedgerStore):
         number, and again if there was no answer for `retry_s`.
         """
         capacity, records, settled = await self._connection.run(
-            "offers", now, limit, spare, retry_s
+            "choose_offers", now, limit, spare, retry_s
         )
         pods = (replace(waiting_of(0, 0.0, record).queued, offer=capacity) for record in records)
         return Offers(pods=tuple(pods), settled=settled)
@@ -74,7 +74,7 @@ class WaitingPods(LedgerStore):
         What was written of one that waits already stays.
         """
         rows = [enrolled_row(waiting) for waiting in enrolled]
-        packed, *values = await self._connection.run_raw("muster", gang.name, gang.min_member, rows)
+        packed, *values = await self._connection.run_raw("enroll", gang.name, gang.min_member, rows)
         live, here, told = unpacked(packed)
         return Muster(
             live=live,

@@ -65,11 +65,8 @@ class Full:
     nodes: Mapping[NodeName, NodeUse] = field(default_factory=dict)
     quotas: tuple[Excess, ...] = ()
     """What of its namespace's quota was in the way, for each candidate that it refused."""
-
-    @property
-    def is_kept(self) -> bool:
-        """What it would have taken is being offered to a waiting pod whose turn comes first."""
-        return any(reason.endswith(": kept") for reason in self.reason.split("; "))
+    is_kept: bool = False
+    """Of a candidate, what it would have taken is being offered to a waiting pod that comes first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

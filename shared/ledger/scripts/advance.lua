@@ -1,81 +1,74 @@
--- Move leases on: arguments are {'bound', rows of {pod, version read, first fence}} or {'active',
--- rows of {pod}}.
--- Answers numbers, and the leases they point to. Per row: -1, the lease follows; or, if it cannot go
--- there, the stored version, 0 without a lease.
-local to, rows = A[1], A[2]
+-- Move leases on. Arguments: {'bound', rows of {pod, version that the caller read, first fence}} or
+-- {'active', rows of {pod}}.
+-- Answers numbers, and the leases they refer to. Per row: -1, and the lease follows; or, if the lease
+-- cannot go there, its stored version, or 0 without a lease.
+local to, rows = ARGS[1], ARGS[2]
+local to_state = to == 'bound' and BOUND or ACTIVE
 
 local pods = {}
 for i, row in ipairs(rows) do pods[i] = row[1] end
 fetch('leases', pods)
 
--- True: it moves. False: it is there already, by the same reservation. Nil: it cannot.
-local function bound(lease, value, version, fence)
-  if lease[L_STATE] == RESERVED then
-    if lease[L_VERSION] == version then return true end
-    return nil
-  end
-  if lease[L_ORIGIN] == version or lease[L_VERSION] == version
-    or grants_of(lease, value)[2] == fence then
-    return false
-  end
+-- Is this the reservation that the caller read?
+local function is_same_reservation(header, value, version, fence)
+  return header[L_RESERVED_VERSION] == version or header[L_VERSION] == version
+    or grants_of(header, value)[2] == fence
 end
 
-local function active(lease)
-  if lease[L_STATE] == BOUND then return true end
-  if lease[L_STATE] == ACTIVE then return false end
+-- True: the lease moves. False: it went there before, from the same reservation. Nil: it cannot.
+local function moves(header, value, row)
+  if MAY_BECOME[header[L_STATE]][to_state] then
+    if to_state == BOUND and header[L_VERSION] ~= row[2] then return nil end
+    return true
+  end
+  local is_there = header[L_STATE] == to_state
+  if to_state == BOUND then is_there = is_same_reservation(header, value, row[2], row[3]) end
+  if is_there then return false end
 end
 
-local out, followed, moved, held, gangs = {}, {''}, false, {}, {}
+local numbers, answer, has_changed, tenures, gangs = {}, {''}, false, {}, {}
 
-local function step(pod, lease, value, state)
-  lease[L_STATE], lease[L_VERSION], lease[L_EXPIRES] = state, next_version(), 0
-  value = put_changed(pod, lease, value)
-  moved = true
-  if state == BOUND then
-    held[#held + 1] = pod
-    held[#held + 1] = value
-    local _, _, _, gang = about(lease, value)
+local function move(pod, header, value, state_to)
+  change_state(header, state_to)
+  header[L_EXPIRES] = 0
+  value = put_header(pod, header, value)
+  has_changed = true
+  if state_to == BOUND then
+    tenures[#tenures + 1] = pod
+    tenures[#tenures + 1] = value
+    local _, _, _, gang = description_of(header, value)
     if gang ~= '' then gangs[gang] = true end
   end
   return value
 end
 
--- A gang is committed as a whole: from the first binding on, none of its reservations ends by itself.
-local function commit(gang)
-  local pods = {}
-  for _, entry in ipairs(call('ZRANGEBYLEX', P .. 'ganged', gang_range(gang))) do
-    pods[#pods + 1] = string.match(entry, '([^|]*)$')
-  end
-  fetch('leases', pods)
-  for _, pod in ipairs(pods) do
+-- A gang is bound as a whole: once one of its pods is, none of its reservations expires.
+local function bind_gang(gang)
+  local members = gang_pods('gang-leases', gang)
+  fetch('leases', members)
+  for _, pod in ipairs(members) do
     local value = leases[pod]
-    local lease = value and opened(value)
-    if lease and lease[L_STATE] == RESERVED then step(pod, lease, value, BOUND) end
+    local header = value and header_of(value)
+    if header and MAY_BECOME[header[L_STATE]][BOUND] then move(pod, header, value, BOUND) end
   end
 end
 
 for i, row in ipairs(rows) do
   local pod = row[1]
-  local value, lease, move = leases[pod], nil, nil
+  local value, header, is_moving = leases[pod], nil, nil
   if value then
-    lease = opened(value)
-    if to == 'bound' then
-      move = bound(lease, value, row[2], row[3])
-    else
-      move = active(lease)
-    end
+    header = header_of(value)
+    is_moving = moves(header, value, row)
   end
-  if move then
-    value = step(pod, lease, value, to == 'bound' and BOUND or ACTIVE)
-  end
-  out[i] = lease and lease[L_VERSION] or 0
-  if move ~= nil then
-    out[i] = -1
-    followed[#followed + 1] = value
+  if is_moving then value = move(pod, header, value, to_state) end
+  numbers[i] = header and header[L_VERSION] or 0
+  if is_moving ~= nil then
+    numbers[i] = -1
+    answer[#answer + 1] = value
   end
 end
-for gang in pairs(gangs) do commit(gang) end
-if moved then flush(to) end
-journal('held', held)
-followed[1] = pack(out)
-return followed
+for gang in pairs(gangs) do bind_gang(gang) end
+if has_changed then write_changes(to) end
+append_tenures('held', tenures)
+answer[1] = encode(numbers)
+return answer

@@ -1,18 +1,18 @@
--- Read accounts. Arguments: prefix of the budgets, rows of {namespace, start of the earliest window
--- wanted besides the last}. Answers rows of {namespace, revision, tenures, charged, ended, standing,
+-- Load accounts. Arguments: prefix of the budgets; rows of {namespace, start of the earliest window that
+-- is wanted besides the last}. Answers rows of {namespace, revision, tenures, charged, ended, state,
 -- windows, budget}, as stored.
-local B, out = A[1], {}
-for i, row in ipairs(A[2]) do
+local BUDGETS, rows = ARGS[1], {}
+for i, row in ipairs(ARGS[2]) do
   local name = row[1]
-  local ids, starts = {}, B .. 'starts:' .. name
+  local ids, starts = {}, BUDGETS .. 'starts:' .. name
   for _, id in ipairs(call('ZRANGEBYSCORE', starts, row[2], '+inf')) do ids[#ids + 1] = id end
-  local open = call('HGET', B .. 'open', name)
+  local open = call('HGET', BUDGETS .. 'open', name)
   if open then ids[#ids + 1] = open end
   local windows = {}
-  for w, id in ipairs(ids) do windows[w] = call('HGET', B .. 'windows:' .. name, id) end
-  out[i] = {name, call('HGET', B .. 'revisions', name) or '', call('HGETALL', B .. 'held:' .. name),
-    call('HGETALL', B .. 'charged:' .. name), call('HGETALL', B .. 'ended:' .. name),
-    call('HGET', B .. 'standings', name) or '', windows,
-    call('HGET', B .. 'budgets', name) or ''}
+  for w, id in ipairs(ids) do windows[w] = call('HGET', BUDGETS .. 'windows:' .. name, id) end
+  rows[i] = {name, call('HGET', BUDGETS .. 'revisions', name) or '',
+    call('HGETALL', BUDGETS .. 'tenures:' .. name), call('HGETALL', BUDGETS .. 'charged:' .. name),
+    call('HGETALL', BUDGETS .. 'ended:' .. name), call('HGET', BUDGETS .. 'states', name) or '', windows,
+    call('HGET', BUDGETS .. 'budgets', name) or ''}
 end
-return pack(out)
+return encode(rows)

@@ -1,21 +1,22 @@
--- A node is gone: nothing new goes there; leases stay until they are released. Argument: name.
-local name = A[1]
+-- Remove a node: nothing new goes there; its leases stay until they are released. Argument: name. Answers
+-- whether it was there.
+local name = ARGS[1]
 local node = node_of(name)
-if not node or node[N_KNOWN] == -1 then return pack(false) end
-node[N_KNOWN] = -1
-for _, at in pairs(schema_of(node)) do node[at] = 0 end
-touch_node(name)
-inventories[name] = false
-for _, uuid in ipairs(uuids_on(name)) do
+if not node or node[N_STATUS] == -1 then return encode(false) end
+node[N_STATUS] = -1
+for _, at in pairs(resource_positions(node)) do node[at] = 0 end
+mark_changed(name)
+changed_inventories[name] = false
+for _, uuid in ipairs(device_uuids(name)) do
   local device = device_of(uuid)
   if device and device[D_NODE] == name then
-    device[D_OK] = 0
+    device[D_STATUS] = 0
     changed_devices[uuid] = true
   end
 end
-call('HDEL', P .. 'facts:' .. name, 'facts', 'rules', 'closed', 'devices', 'served',
-  'reported', 'agent')
-call('HDEL', P .. 'shut', name)
-drop_gone()
-flush('node removed')
-return pack(true)
+call('HDEL', PREFIX .. 'facts:' .. name, 'facts', 'rules', 'closed_devices', 'devices', 'served',
+  'reported_at', 'by_agent')
+call('HDEL', PREFIX .. 'cordons', name)
+delete_removed_nodes()
+write_changes('node removed')
+return encode(true)

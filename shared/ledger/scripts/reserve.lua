@@ -1,27 +1,32 @@
--- Reserve for a group of pods. Arguments: now, expires_at, pods, number of candidates of each, and
--- where in ARGV[5] each piece begins and ends: per pod what its lease will say of it whatever it
--- takes, then what each candidate takes (see L_*).
--- Then {gang, how many of it must hold leases after this} for all or nothing, or false; and each
--- pod's rank, as in the order of those that wait: what is being offered to one before it is 'kept'.
--- Answers numbers, and what they point to. Per pod: candidate (from 1), version, and per share slot
--- and fence; or 0 for a pod that has a lease, which follows; or -1 if nothing fits: {reason, nodes,
--- devices, what quotas are in the way} follows; or -2 if it fits, but not all of its gang do.
-local LEASE_OF_ONE = LEASE .. GRANT
-local now, expires_at, pods, counts, bounds, joined = A[1], A[2], A[3], A[4], A[5], ARGV[5]
-local together, ranks = A[6], A[7]
-local first_nodes, first_devices, asking = {}, {}, {}
+-- Reserve for a batch of pods. Arguments: now; expires_at; pods; the number of candidates of each; where
+-- in ARGV[5] each piece begins and ends (per pod the description of its lease, then the demand of each
+-- candidate, see LEASE_FORMAT); {gang, how many of it must hold leases after this} for all or nothing, or
+-- false; and each pod's rank, as in the order of waiting pods: what is being offered to a pod of a lower
+-- rank is reserved for that one.
+-- Answers numbers, and the values they refer to, in order. Per pod:
+--   candidate (from 1), version, and a slot and a fence per share
+--   0   the pod has a lease, which follows
+--   -1  no candidate fits; {reason, nodes, devices, excesses of quotas, whether a candidate is reserved
+--       for another pod} follows
+--   -2  it fits, but not all of its gang do
+local LEASE_OF_ONE_FORMAT = LEASE_FORMAT .. GRANT_FORMAT
+local now, expires_at, pods, counts, bounds, joined = ARGS[1], ARGS[2], ARGS[3], ARGS[4], ARGS[5], ARGV[5]
+local gang_needs, ranks = ARGS[6], ARGS[7]
+local first_nodes, first_devices, lowest_ranks = {}, {}, {}
 local piece = 1
 for i = 1, #pods do
-  local _, _, _, _, _, namespace = pieces(joined, 5, bounds[piece] + 1)
+  local _, _, _, _, _, namespace = unpack_limit(joined, 5, bounds[piece] + 1)
   ranks[i] = string.format('%010.0f', ranks[i])
-  if not asking[namespace] or asking[namespace] < ranks[i] then asking[namespace] = ranks[i] end
+  if not lowest_ranks[namespace] or lowest_ranks[namespace] < ranks[i] then
+    lowest_ranks[namespace] = ranks[i]
+  end
   if counts[i] > 0 then
-    local _, node, uuid, takes = pieces(joined, 3, bounds[piece + 1] + 1)
+    local _, node, uuid, demand = unpack_limit(joined, 3, bounds[piece + 1] + 1)
     first_nodes[#first_nodes + 1] = node
     if uuid then
       first_devices[#first_devices + 1] = uuid
     else
-      for h = TAKES, takes[2], HOLD do first_devices[#first_devices + 1] = takes[h] end
+      for d = FIRST_DEVICE, demand[2], DEVICE_FIELDS do first_devices[#first_devices + 1] = demand[d] end
     end
   end
   piece = piece + 1 + counts[i]
@@ -29,11 +34,11 @@ end
 fetch('leases', pods)
 fetch('nodes', first_nodes)
 fetch('devices', first_devices)
-local guards = fair.guards_at(now, asking)
+local pending = fair.pending_offers(now, lowest_ranks)
 
 local function take_slot(device)
-  local slot = lowest_slot(device[D_TAKEN])
-  device[D_TAKEN] = with_slot(device[D_TAKEN], slot, '1')
+  local slot = lowest_free_slot(device[D_SLOT_MAP])
+  device[D_SLOT_MAP] = with_slot(device[D_SLOT_MAP], slot, '1')
   return slot
 end
 
@@ -42,22 +47,22 @@ local function raise_fence(device)
   return device[D_FENCE]
 end
 
-local function grants_for(takes)
-  local last = takes[2]
+local function grants_for(demand)
+  local last = demand[2]
   local grants, slots = {}, {}
-  for h = TAKES, last, HOLD do
-    local device, given = devices[takes[h]], {}
-    for s = 1, takes[h + 4] do given[s] = take_slot(device) end
-    slots[#slots + 1] = given
+  for d = FIRST_DEVICE, last, DEVICE_FIELDS do
+    local device, new_slots = devices[demand[d]], {}
+    for s = 1, demand[d + 4] do new_slots[s] = take_slot(device) end
+    slots[#slots + 1] = new_slots
   end
-  for p = last + 1, #takes, 2 do
-    local hold, place = takes[p], takes[p + 1]
-    local device, slot = devices[takes[TAKES + (hold - 1) * HOLD]], -1
-    if place > 0 then
-      slot = slots[hold][place]
-    elseif place < 0 then
-      slot = -1 - place
-      device[D_TAKEN] = with_slot(device[D_TAKEN], slot, '1')
+  for s = last + 1, #demand, 2 do
+    local number, slot_number = demand[s], demand[s + 1]
+    local device, slot = devices[demand[FIRST_DEVICE + (number - 1) * DEVICE_FIELDS]], -1
+    if slot_number > 0 then
+      slot = slots[number][slot_number]
+    elseif slot_number < 0 then
+      slot = -1 - slot_number
+      device[D_SLOT_MAP] = with_slot(device[D_SLOT_MAP], slot, '1')
     end
     grants[#grants + 1] = slot
     grants[#grants + 1] = raise_fence(device)
@@ -65,158 +70,161 @@ local function grants_for(takes)
   return grants
 end
 
-local out, followed, reserved = {}, {''}, {}
+local numbers, answer, reserved_pods = {}, {''}, {}
 
-local function full(reasons, first, last)
-  local told_nodes, told_devices = {}, {}
+local function add_refusal(reasons, first, last)
+  local node_rows, device_rows = {}, {}
   for p = first, last do
-    local takes = takes_at(joined, bounds[p])
-    local node = node_of(takes[1])
-    if node then told_nodes[#told_nodes + 1] = node_row(node) end
-    for h = TAKES, takes[2], HOLD do
-      local device = device_of(takes[h])
-      if device then told_devices[#told_devices + 1] = device_row(device) end
+    local demand = demand_at(joined, bounds[p])
+    local node = node_of(demand[1])
+    if node then node_rows[#node_rows + 1] = node_row(node) end
+    for d = FIRST_DEVICE, demand[2], DEVICE_FIELDS do
+      local device = device_of(demand[d])
+      if device then device_rows[#device_rows + 1] = device_row(device) end
     end
   end
-  out[#out + 1] = -1
-  followed[#followed + 1] =
-    pack({table.concat(reasons, '; '), told_nodes, told_devices, reasons.quotas or {}})
+  numbers[#numbers + 1] = -1
+  answer[#answer + 1] = encode({table.concat(reasons, '; '), node_rows, device_rows,
+    reasons.excesses or {}, reasons.reserved_for_other or false})
 end
 
--- One share, as nearly always: the same as below, without tables in between.
-local function take_one(name, uuid, memory, cores, slotted, slots, company, resources, tags)
+-- The demand of one share, as nearly always: the same as below, without tables in between.
+local function take_one(name, uuid, memory, cores, slotted, slots, policy, resources, groups_text)
   local node = node_of(name)
-  local why = node_refusal(node, resources)
-  if why then return why end
+  local reason = node_refusal(node, resources)
+  if reason then return reason end
   local device = device_of(uuid)
-  why = device_refusal(device, name, memory, cores, 1, slotted, company, slots, '', tags)
-  if why then return why .. ' of ' .. uuid end
-  count_on_node(node, resources, 1)
-  count_on_device(device, memory, cores, 1, company, '', tags, 1)
+  reason = device_refusal(device, name, memory, cores, 1, slotted, policy, slots, '', groups_text)
+  if reason then return reason .. ' of ' .. uuid end
+  add_to_node(node, resources, 1)
+  add_to_device(device, memory, cores, 1, policy, '', groups_text, 1)
   return nil, {slotted and take_slot(device) or -1, raise_fence(device)}
 end
 
-local function take_several(takes, resources, tags)
-  local why = refusal(takes, resources, tags)
-  if why then return why end
-  count(takes, resources, tags, 1)
-  return nil, grants_for(takes)
+local function take_several(demand, resources, groups_text)
+  local reason = demand_refusal(demand, resources, groups_text)
+  if reason then return reason end
+  add_demand(demand, resources, groups_text, 1)
+  return nil, grants_for(demand)
 end
 
-local function grant(pod, gang, name, number, said, takes, length, grants)
-  local version, shares, at = next_version(), #grants / 2, #out + 2
-  local format = shares == 1 and LEASE_OF_ONE or LEASE .. string.rep(GRANT, shares)
-  put_lease(pod, packed(format, RESERVED, version, version, now, expires_at, shares, length,
-    unpack(grants)) .. said .. takes)
+local function put_reservation(pod, gang, name, number, description, demand, description_bytes, grants)
+  local version, shares, at = next_version(), #grants / 2, #numbers + 2
+  local format = shares == 1 and LEASE_OF_ONE_FORMAT or LEASE_FORMAT .. string.rep(GRANT_FORMAT, shares)
+  put_lease(pod, struct_pack(format, RESERVED, version, version, now, expires_at, shares,
+    description_bytes, unpack(grants)) .. description .. demand)
   index_lease(pod, nodes[name], expires_at, gang)
-  out[at - 1], out[at] = number, version
-  for g = 1, #grants do out[at + g] = grants[g] end
+  numbers[at - 1], numbers[at] = number, version
+  for g = 1, #grants do numbers[at + g] = grants[g] end
 end
 
--- Write a lease for the first of the pieces `first` to `last` that fits; what it says besides is in
--- the piece before them. Without a rank nothing is kept from it. Answers nothing, or why none does.
+-- Write a lease for the first of the pieces `first` to `last` that fits; its description is the piece
+-- before them. Without a rank nothing is reserved for others. Returns nothing, or why none fits.
 local function reserve(pod, rank, first, last)
   local from, to = bounds[first - 1], bounds[first]
-  local _, tags, text, _, gang, namespace = pieces(joined, 5, from + 1)
-  local resources, reasons = resources_in(text), nil
-  if fair.is_held(namespace) then
+  local _, groups_text, resources_text, _, gang, namespace = unpack_limit(joined, 5, from + 1)
+  local resources, reasons = resources_in(resources_text), nil
+  if fair.must_wait(namespace) then
     reasons = {'budget'}
-    reasons.quotas = {{'budget', '', 0, 0, 0, '', {}}}
+    reasons.excesses = {{'budget', '', 0, 0, 0, '', {}}}
     return reasons
   end
   for p = first, last do
-    local name, uuid, memory, cores, slotted, slots, company, why, grants
-    local excess, rows
-    _, name, uuid, memory, cores, slotted, slots, company = pieces(joined, 7, bounds[p] + 1)
-    if quota.on then excess, rows = quota.weigh(namespace, takes_at(joined, bounds[p])) end
-    if guards[1] and rank and fair.is_kept(guards, pod, namespace, rank, name) then
-      why = 'kept'
+    local name, uuid, memory, cores, slotted, slots, policy, reason, grants
+    local excess, charges
+    _, name, uuid, memory, cores, slotted, slots, policy = unpack_limit(joined, 7, bounds[p] + 1)
+    if quota.on then excess, charges = quota.check(namespace, demand_at(joined, bounds[p])) end
+    if pending[1] and rank and fair.is_reserved_for_other(pending, pod, namespace, rank, name) then
+      reason = 'reserved-for-other'
     elseif excess then
-      why = 'quota'
+      reason = 'quota'
     elseif uuid then
-      why, grants = take_one(name, uuid, memory, cores, slotted, slots, company, resources, tags)
+      reason, grants = take_one(name, uuid, memory, cores, slotted, slots, policy, resources, groups_text)
     else
-      why, grants = take_several(memory, resources, tags)
+      reason, grants = take_several(memory, resources, groups_text)
     end
-    if not why then
-      local said, takes = string.sub(joined, from + 1, p == first and bounds[p + 1] or to), ''
-      if p > first then takes = string.sub(joined, bounds[p] + 1, bounds[p + 1]) end
-      grant(pod, gang, name, p - first + 1, said, takes, to - from, grants)
-      if rows then quota.charge(pod, namespace, rows) end
+    if not reason then
+      local description, demand = string.sub(joined, from + 1, p == first and bounds[p + 1] or to), ''
+      if p > first then demand = string.sub(joined, bounds[p] + 1, bounds[p + 1]) end
+      put_reservation(pod, gang, name, p - first + 1, description, demand, to - from, grants)
+      if charges then quota.charge(pod, namespace, charges) end
       if uuid then
-        fair.add(namespace, company == ALONE and 100 or cores, memory)
+        fair.add(namespace, policy == EXCLUSIVE and 100 or cores, memory)
       else
-        fair.count(namespace, memory, 1)
+        fair.add_demand(namespace, memory, 1)
       end
       return nil
     end
     reasons = reasons or {}
-    reasons[#reasons + 1] = name .. ': ' .. why
-    if why == 'quota' then
-      reasons.quotas = reasons.quotas or {}
-      reasons.quotas[#reasons.quotas + 1] = excess
+    reasons[#reasons + 1] = name .. ': ' .. reason
+    if reason == 'quota' then
+      reasons.excesses = reasons.excesses or {}
+      reasons.excesses[#reasons.excesses + 1] = excess
+    elseif reason == 'reserved-for-other' then
+      reasons.reserved_for_other = true
     end
   end
   return reasons or {'no candidate'}
 end
 
-local function held(value)
-  out[#out + 1] = 0
-  followed[#followed + 1] = value
+local function add_lease(value)
+  numbers[#numbers + 1] = 0
+  answer[#answer + 1] = value
 end
 
--- Nothing of what was counted above is written: tell the totals as they are stored.
-local function withhold(held_before, refused)
+-- Nothing that was counted above is written: answer with the totals as they are stored.
+local function refuse_gang(leases_before, refused)
   for _, cache in ipairs({nodes, devices}) do
     for name in pairs(cache) do cache[name] = nil end
   end
-  quota.forget()
+  quota.discard()
   fair.added = {}
-  out, followed = {}, {''}
+  numbers, answer = {}, {''}
   local at = 1
   for i = 1, #pods do
-    if held_before[i] then
-      held(held_before[i])
+    if leases_before[i] then
+      add_lease(leases_before[i])
     elseif refused[i] then
-      full(refused[i], at + 1, at + counts[i])
+      add_refusal(refused[i], at + 1, at + counts[i])
     else
-      out[#out + 1] = -2
+      numbers[#numbers + 1] = -2
     end
     at = at + 1 + counts[i]
   end
-  followed[1] = pack(out)
-  return followed
+  answer[1] = encode(numbers)
+  return answer
 end
 
-local held_before, refused = {}, {}
+local leases_before, refused = {}, {}
 piece = 1
 for i = 1, #pods do
   local pod = pods[i]
   if leases[pod] then
-    held_before[i] = leases[pod]
-    held(leases[pod])
+    leases_before[i] = leases[pod]
+    add_lease(leases[pod])
   else
-    local claim = lift_claim(pod)
-    -- What was freed for a pod that claims it is kept for nobody else, whatever his priority.
+    local claim = claims.suspend(pod)
+    -- What was freed for a pod that claims it is reserved for no other pod, whatever its priority.
     local reasons = reserve(pod, not claim and ranks[i], piece + 1, piece + counts[i])
-    if claim then settle_claim(pod, claim, not reasons) end
+    if claim then claims.resume(pod, claim, not reasons) end
     if not reasons then
-      reserved[#reserved + 1] = pod
-    elseif together then
+      reserved_pods[#reserved_pods + 1] = pod
+    elseif gang_needs then
       refused[i] = reasons
     else
-      full(reasons, piece + 1, piece + counts[i])
+      add_refusal(reasons, piece + 1, piece + counts[i])
     end
   end
   piece = piece + 1 + counts[i]
 end
-if together and (next(refused) or held_by(together[1]) + #reserved < together[2]) then
-  return withhold(held_before, refused)
+if gang_needs
+  and (next(refused) or gang_lease_count(gang_needs[1]) + #reserved_pods < gang_needs[2]) then
+  return refuse_gang(leases_before, refused)
 end
-if #reserved > 0 then
-  leave_waiting(reserved)
-  end_claims()
-  flush('reserved')
+if #reserved_pods > 0 then
+  remove_waiting(reserved_pods)
+  claims.delete_ended()
+  write_changes('reserved')
 end
-followed[1] = pack(out)
-return followed
+answer[1] = encode(numbers)
+return answer

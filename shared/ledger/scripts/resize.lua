@@ -1,131 +1,132 @@
--- Change how much of its devices a running lease holds. Arguments, by the first of them:
---   'turn', pod, token, ms     from now on, and for so long, only the bearer of the token may make
---                              this pod's lease smaller; answers whether nobody else may
---   'leave', pod, token        that is over
+-- Change how much of its devices a lease holds. Arguments, by the first of them:
+--   'lock', pod, token, ms     from now on, and for so long, only the bearer of the token may shrink this
+--                              pod's lease; answers whether the lock was free
+--   'unlock', pod, token       ends that
 --   'resize', pod, version read, token or ''
 --                              ARGV[5] is the lease with its new shares. Answers {'resized'} and the
---                              lease; or {'stale', the stored version, 0 without a lease}, {'turn'}
---                              if the token's time is over, {'full', reason, devices, what quotas are
---                              in the way}; then nothing has changed
---   'unsettled', ms, most      answers the pods of leases that were resized longer ago than that, and
+--                              lease; or {'stale', the stored version, 0 without a lease}, {'unlocked'}
+--                              if the token's time is over, {'refused', reason, devices, excesses of
+--                              quotas}; then nothing has changed
+--   'unsynced', ms, most       answers the pods of leases that were resized longer ago than that, and
 --                              whose node and annotations are not known to have followed
---   'settled', pod, version    they have, unless the lease was resized again
---   'unsettle', rows of {pod, version}
+--   'set_synced', pod, version they have, unless the lease was resized again
+--   'set_unsynced', rows of {pod, version}
 --                              they may not have
 --
---   turn:POD   the token of who may make the lease smaller, for a moment
---   unsettled  hash  pod -> {version of its lease, instant in ms}
-local UNSETTLED = P .. 'unsettled'
+--   resize-lock:POD  the token of the only caller that may shrink the lease, for a moment
+--   unsynced         hash  pod -> {version of its lease, instant in ms}
+local UNSYNCED = PREFIX .. 'unsynced'
 local time = call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 
-local function turn_of(pod) return P .. 'turn:' .. pod end
+local function lock_key(pod) return PREFIX .. 'resize-lock:' .. pod end
 
 -- Why a device cannot give so much more, or nil.
 local function growth_refusal(device, name, memory, cores)
   if memory <= 0 and cores <= 0 then return nil end
-  if not device then return 'device-unknown' end
-  if device[D_NODE] ~= name then return 'device-moved' end
-  if device[D_OK] ~= 1 then
-    return device[D_OK] == 2 and 'device-closed' or 'device-unhealthy'
-  end
-  if device[D_ALONE] >= CLAIMED then return 'claimed' end
-  if memory > 0 and device[D_USED] + memory > device[D_MEMORY] then return 'memory' end
-  if cores > 0 and device[D_CORES] + cores > 100 then return 'cores' end
+  local reason = unavailable(device, name)
+  if reason then return reason end
+  if device[D_EXCLUSIVE] >= claims.MARK then return 'claimed' end
+  if memory > 0 and device[D_MEMORY_USED] + memory > device[D_MEMORY] then return 'memory' end
+  if cores > 0 and device[D_CORES_USED] + cores > 100 then return 'cores' end
 end
 
-local function refused(why, takes, excess)
-  local told = {}
-  for h = TAKES, takes[2], HOLD do
-    local device = device_of(takes[h])
-    if device then told[#told + 1] = device_row(device) end
+local function refused(reason, demand, excess)
+  local rows = {}
+  for d = FIRST_DEVICE, demand[2], DEVICE_FIELDS do
+    local device = device_of(demand[d])
+    if device then rows[#rows + 1] = device_row(device) end
   end
-  return {pack({'full', why, told, excess and {excess} or {}})}
+  return {encode({'refused', reason, rows, excess and {excess} or {}})}
 end
 
--- The lease with its new shares, as it is to be stored: its numbers are those of the stored one, and
--- the last that it says is when it was resized, later than the time before.
-local function changed(lease, value)
-  local to = opened(value)
-  for _, at in ipairs({L_STATE, L_ORIGIN, L_CREATED, L_EXPIRES}) do to[at] = lease[at] end
-  to[L_VERSION] = next_version()
-  local ends = LEASE_BYTES + GRANT_BYTES * to[L_COUNT] + to[L_LENGTH]
-  local before = unpacked('>d', value, ends - 7)
+-- The lease with its new shares, as it is stored: its numbers are those of the stored one, and its
+-- description ends with when it was resized, later than the time before.
+local function resized_value(header, value)
+  local new = header_of(value)
+  for _, at in ipairs({L_STATE, L_RESERVED_VERSION, L_CREATED, L_EXPIRES}) do new[at] = header[at] end
+  new[L_VERSION] = next_version()
+  local last = LEASE_BYTES + GRANT_BYTES * new[L_SHARE_COUNT] + new[L_DESCRIPTION_BYTES]
+  local before = struct_unpack('>d', value, last - 7)
   local at = math.max(now_ms, math.floor(before * 1000 + 0.5) + 1) / 1000
-  return packed(LEASE, unpack(to, 1, L_LENGTH)) .. string.sub(value, LEASE_BYTES + 1, ends - 8)
-    .. packed('>d', at) .. string.sub(value, ends + 1), to[L_VERSION]
+  return struct_pack(LEASE_FORMAT, unpack(new, 1, L_DESCRIPTION_BYTES))
+    .. string.sub(value, LEASE_BYTES + 1, last - 8) .. struct_pack('>d', at) .. string.sub(value, last + 1),
+    new[L_VERSION]
 end
 
-local function resize(pod, version, token)
-  local value = lease_of(pod)
-  local lease = value and opened(value)
-  if not lease or lease[L_VERSION] ~= version then
-    return {pack({'stale', lease and lease[L_VERSION] or 0})}
-  end
-  if token ~= '' and call('GET', turn_of(pod)) ~= token then return {pack({'turn'})} end
+local actions = {}
 
-  local before, after = takes_of(lease, value), takes_of(opened(ARGV[5]), ARGV[5])
-  local name, is_smaller, more = before[1], false, {}
-  for h = TAKES, before[2], HOLD do
-    local memory, cores = after[h + 1] - before[h + 1], after[h + 2] - before[h + 2]
-    local why = growth_refusal(device_of(before[h]), name, memory, cores)
-    if why then return refused(why .. ' of ' .. before[h], before) end
-    more[h] = {memory, cores}
+function actions.lock(pod, token, ttl_ms)
+  return {encode(call('SET', lock_key(pod), token, 'NX', 'PX', ttl_ms) and true or false)}
+end
+
+function actions.unlock(pod, token)
+  local is_ours = call('GET', lock_key(pod)) == token
+  if is_ours then call('DEL', lock_key(pod)) end
+  return {encode(is_ours)}
+end
+
+function actions.resize(pod, version, token)
+  local value = lease_of(pod)
+  local header = value and header_of(value)
+  if not header or header[L_VERSION] ~= version then
+    return {encode({'stale', header and header[L_VERSION] or 0})}
+  end
+  if token ~= '' and call('GET', lock_key(pod)) ~= token then return {encode({'unlocked'})} end
+
+  local before, after = demand_of(header, value), demand_of(header_of(ARGV[5]), ARGV[5])
+  local name, is_smaller, changes = before[1], false, {}
+  for d = FIRST_DEVICE, before[2], DEVICE_FIELDS do
+    local memory, cores = after[d + 1] - before[d + 1], after[d + 2] - before[d + 2]
+    local reason = growth_refusal(device_of(before[d]), name, memory, cores)
+    if reason then return refused(reason .. ' of ' .. before[d], before) end
+    changes[d] = {memory, cores}
     is_smaller = is_smaller or memory < 0 or cores < 0
   end
-  local _, _, _, _, _, namespace =
-    pieces(value, 5, LEASE_BYTES + GRANT_BYTES * lease[L_COUNT] + 1)
+  local _, _, _, _, namespace = description_of(header, value)
   if quota.on then
     local excess = quota.recharge(pod, namespace, after, is_smaller)
     if excess then return refused('quota', before, excess) end
   end
-  for h, amounts in pairs(more) do
-    local device = device_of(before[h])
-    if device then count_on_device(device, amounts[1], amounts[2], 0, 0, '', '', 1) end
+  for d, amounts in pairs(changes) do
+    local device = device_of(before[d])
+    if device then add_to_device(device, amounts[1], amounts[2], 0, 0, '', '', 1) end
   end
-  fair.count(namespace, before, -1)
-  fair.count(namespace, after, 1)
+  fair.add_demand(namespace, before, -1)
+  fair.add_demand(namespace, after, 1)
   fetch('nodes', {name})
-  if is_smaller then free_on(name) end
-  touch_node(name)
-  local new, number = changed(lease, ARGV[5])
-  put_lease(pod, new)
-  flush('resized')
-  call('HSET', UNSETTLED, pod, pack({number, now_ms}))
-  if token ~= '' then call('DEL', turn_of(pod)) end
-  journal('ended', {pod, value})
-  journal('held', {pod, new})
-  return {pack({'resized'}), new}
+  if is_smaller then mark_freed(name) end
+  mark_changed(name)
+  local new_value, new_version = resized_value(header, ARGV[5])
+  put_lease(pod, new_value)
+  write_changes('resized')
+  call('HSET', UNSYNCED, pod, encode({new_version, now_ms}))
+  if token ~= '' then call('DEL', lock_key(pod)) end
+  append_tenures('ended', {pod, value})
+  append_tenures('held', {pod, new_value})
+  return {encode({'resized'}), new_value}
 end
 
-local function unsettled(older_ms, most)
-  local pods, found = {}, call('HGETALL', UNSETTLED)
+function actions.unsynced(older_than_ms, most)
+  local pods, found = {}, call('HGETALL', UNSYNCED)
   for i = 1, #found, 2 do
-    if #pods < most and decode(found[i + 1])[2] <= now_ms - older_ms then
+    if #pods < most and decode(found[i + 1])[2] <= now_ms - older_than_ms then
       pods[#pods + 1] = found[i]
     end
   end
-  return {pack(pods)}
+  return {encode(pods)}
 end
 
-local function settled(pod, version)
-  local value = call('HGET', UNSETTLED, pod)
-  local is_this = value and decode(value)[1] <= version
-  if is_this then call('HDEL', UNSETTLED, pod) end
-  return {pack(is_this and true or false)}
+function actions.set_synced(pod, version)
+  local value = call('HGET', UNSYNCED, pod)
+  local is_synced = value and decode(value)[1] <= version
+  if is_synced then call('HDEL', UNSYNCED, pod) end
+  return {encode(is_synced and true or false)}
 end
 
-local what = A[1]
-if what == 'turn' then
-  return {pack(call('SET', turn_of(A[2]), A[3], 'NX', 'PX', A[4]) and true or false)}
+function actions.set_unsynced(rows)
+  for _, row in ipairs(rows) do call('HSET', UNSYNCED, row[1], encode({row[2], 0})) end
+  return {encode(true)}
 end
-if what == 'leave' then
-  local is_ours = call('GET', turn_of(A[2])) == A[3]
-  if is_ours then call('DEL', turn_of(A[2])) end
-  return {pack(is_ours)}
-end
-if what == 'resize' then return resize(A[2], A[3], A[4]) end
-if what == 'unsettled' then return unsettled(A[2], A[3]) end
-if what == 'settled' then return settled(A[2], A[3]) end
-for _, row in ipairs(A[2]) do call('HSET', UNSETTLED, row[1], pack({row[2], 0})) end
-return {pack(true)}
+
+return actions[ARGS[1]](unpack(ARGS, 2))

@@ -293,7 +293,7 @@ async def test_who_only_reads_changes_nothing_by_a_script_either(
     async with known_as(redis_url, written, user) as client:
         await client.hgetall(f"{prefix}ledger")
         with pytest.raises(NoPermissionError):
-            await client.hset(f"{prefix}ledger", "epoch", "forged")
+            await client.hset(f"{prefix}ledger", "generation", "forged")
         with pytest.raises(ResponseError, match="ACL failure"):
             await client.eval(f"return redis.call('HSET', '{prefix}ledger', 'ready', '0')", 0)
 
@@ -367,7 +367,7 @@ async def test_each_client_does_its_work_as_its_own_user(redis_url: str, written
 async def test_no_command_of_the_scripts_is_one_that_the_server_calls_dangerous(
     redis_url: str, written: Doors
 ) -> None:
-    from services.auth.redis_users import script_commands  # noqa: PLC0415 - one test
+    from shared.ledger.script_sources import script_commands  # noqa: PLC0415 - one test
 
     async with known_as(redis_url, written, "admin") as admin:
         dangerous = {str(word) for word in await admin.acl_cat("dangerous")}
@@ -375,7 +375,7 @@ async def test_no_command_of_the_scripts_is_one_that_the_server_calls_dangerous(
     assert script_commands().isdisjoint(dangerous)
 
 
-KEYS = ("lh:leases", "lh-quotas", "lh-reclaim:open", "lh-budget:meta", "lh", "elsewhere")
+KEYS = ("lh:leases", "lh-quotas", "lh-preemption:open", "lh-budget:meta", "lh", "elsewhere")
 
 
 @pytest.mark.parametrize("user", LEDGER_USERS, ids=lambda user: user.name)

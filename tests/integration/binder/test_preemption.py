@@ -225,7 +225,7 @@ async def test_gpusharing_30_nobody_else_gets_what_becomes_free(at: Scene) -> No
     await binder.step()
     await at.ends(old)
 
-    assert "held-alone" in await at.thief(cpu=0)
+    assert "in-exclusive-use" in await at.thief(cpu=0)
     assert "cpu" in await at.thief(cpu=64_000)
     assert (await at.ledger.kept())[NodeName("a")] == {"cpu": 100, "pods": 1}
     [chosen] = await binder.step()

@@ -164,4 +164,4 @@ async def _told_and_evicted(at: Scene, binder: Reclaimer) -> None:
 async def _turn_over(at: Scene) -> None:
     """Wait until the leader's turn is over: the server's clock is real."""
     prefix = at.ledger._connection.prefix.removesuffix(":")
-    await at.takings._connection._redis.delete(f"{prefix}-reclaim:leader")
+    await at.takings._connection._redis.delete(f"{prefix}-preemption:leader")

@@ -1,6 +1,6 @@
 """The format of what the ledger stores: pinned, served when it is ours, rebuilt or left when not.
 
-Where a row changes, raise `meta.format` in `scripts/layout.lua` (with the reason in
+Where a row changes, raise `state.format` in `scripts/common/state.lua` (with the reason in
 `docs/decisions`) and pin the new rows with `python -m tests.integration.ledger.test_format`.
 """
 
@@ -14,14 +14,13 @@ from typing import Any
 
 import pytest
 import redis.asyncio
-from redis.exceptions import ResponseError
 
 from shared.ledger.connection import unpacked
 from shared.ledger.leases import RedisLeases
 from shared.ledger.staging import LedgerStaging
 from shared.model.device import Device, DeviceMode
 from shared.model.errors import UnavailableError
-from shared.model.lease import Lease, LeaseState, MigPlace, Terms
+from shared.model.lease import Lease, MigPlace, Terms
 from shared.model.lease_copy import load_lease
 from shared.model.names import Namespace
 from shared.model.request import Company
@@ -42,7 +41,17 @@ from tests.support.servers.valkey import ValkeyServer, valkey_server
 
 PINNED = Path(__file__).with_name("ledger_rows.json")
 LATER = NOW + 10_000_000
-PRESENT = ("nodes", "devices", "leases", "on", "ganged", "due", "facts:a", "waiting", "groups")
+PRESENT = (
+    "nodes",
+    "devices",
+    "leases",
+    "lease-nodes",
+    "gang-leases",
+    "expiring",
+    "facts:a",
+    "waiting",
+    "waiting-groups",
+)
 """What is stored of the present; the feed and the journal tell the same again."""
 
 
@@ -115,8 +124,8 @@ async def test_rows_are_those_of_their_format_to_the_byte(store: Any, server: Va
 
     changed = sorted(name for name in pinned if pinned[name] != now[name])
     assert changed == [], (
-        "what the ledger stores has changed: raise meta.format in layout.lua, so that programs of "
-        "before leave it alone, and pin it with `python -m tests.integration.ledger.test_format`"
+        "what the ledger stores has changed: raise state.format in common/state.lua, so that older "
+        "programs leave it alone, and pin it with `python -m tests.integration.ledger.test_format`"
     )
 
 
@@ -144,35 +153,10 @@ async def test_a_ledger_of_the_same_format_is_served_as_it_is(
         await assert_sound(leases)
 
 
-async def test_a_ledger_of_before_formats_is_built_anew_and_shut_to_its_programs(
-    store: Any, server: ValkeyServer
-) -> None:
-    before = recorded("before-tags")
-    await put_back(before.ledger, store)
-    copies = _leases(before.copies)
-    async with RedisLeases.connect(server.url) as leases:
-        assert await leases.epoch() is None
-        with pytest.raises(UnavailableError, match="is being rebuilt"):
-            await leases.load([copies[0].pod])
-
-        token = await leases.begin_rebuild(now=LATER)
-        assert token is not None
-        assert await leases.restore(copies, now=LATER, token=token) == []
-        assert await leases.finish_rebuild(token)
-
-        held = {lease.pod: lease for lease in await assert_sound(leases)}
-        assert {pod: lease.shares for pod, lease in held.items()} == {
-            lease.pod: lease.shares for lease in copies
-        }
-        assert all(lease.state is LeaseState.BOUND for lease in held.values())
-    with pytest.raises(ResponseError, match="WRONGTYPE"):  # how each of their scripts begins
-        await store.hmget("lh:meta", "ready", "epoch", "seq")
-
-
 async def test_a_ledger_of_an_older_format_is_built_anew_by_whoever_comes_first(
     store: Any, server: ValkeyServer
 ) -> None:
-    await put_back(recorded("ledger-format-1").ledger, store)
+    await _write_ledger(server.url)
     await store.hset("lh:ledger", "format", 0)
     async with RedisLeases.connect(server.url) as one, RedisLeases.connect(server.url) as other:
         with pytest.raises(UnavailableError, match=r"has format 0 and is being rebuilt in format"):
@@ -189,7 +173,7 @@ async def test_a_ledger_of_an_older_format_is_built_anew_by_whoever_comes_first(
 
 
 async def test_a_ledger_of_a_newer_format_is_left_alone(store: Any, server: ValkeyServer) -> None:
-    await put_back(recorded("ledger-format-1").ledger, store)
+    await _write_ledger(server.url)
     await store.hset("lh:ledger", "format", 2_000)
     before = await store.hgetall("lh:ledger"), await store.dbsize()
     newer = pytest.raises(UnavailableError, match="has format 2000, which a newer version writes")
@@ -211,6 +195,16 @@ async def test_a_ledger_of_a_newer_format_is_left_alone(store: Any, server: Valk
             await staging.clear_staged()
 
     assert (await store.hgetall("lh:ledger"), await store.dbsize()) == before
+
+
+async def _write_ledger(url: str) -> None:
+    async with RedisLeases.connect(url) as leases:
+        token = await leases.begin_rebuild(now=NOW)
+        assert token is not None
+        await leases.save_node(facts("a"))
+        await leases.save_devices(report("a", [device("a", 0)]))
+        assert await leases.finish_rebuild(token)
+        await reserve(leases, wish("p", share("a")))
 
 
 def _leases(copies: dict[str, str]) -> list[Lease]:

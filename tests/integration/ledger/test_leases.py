@@ -83,8 +83,8 @@ async def test_a_refusal_brings_the_totals_of_what_was_tried(url: str) -> None:
     ("held", "wanted", "reason"),
     [
         (share("a", cores=70), share("a", cores=40), "cores"),
-        (share("a"), share("a", cores=100), "alone"),
-        (share("a", cores=100, mib=100), share("a", mib=100), "held-alone"),
+        (share("a"), share("a", cores=100), "not-idle"),
+        (share("a", cores=100, mib=100), share("a", mib=100), "in-exclusive-use"),
         (share("a", mib=100), share("b"), "device-moved"),
         (share("a", mib=100), share("z"), "device-unknown"),
     ],
@@ -122,7 +122,7 @@ async def test_slots_tags_and_node_resources_are_limits_too(url: str) -> None:
 
         assert [r.reason for r in refused if isinstance(r, Full)] == [
             f"a: slots of {uuid('a', 0)}",
-            f"b: tag of {uuid('b', 0)}",
+            f"b: anti-affinity of {uuid('b', 0)}",
             "b: resource:cpu",
         ]
         unslotted = wish("unslotted", share("a", mib=1, slotted=False))

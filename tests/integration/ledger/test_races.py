@@ -149,7 +149,7 @@ async def test_a_flushed_ledger_serves_again_after_a_rebuild_and_loses_nothing()
             await leases.save_devices(report("a", [device("a", 0), device("a", 1)]))
             over = replace(held[0], pod=PodUid("forged"))
             refused = await leases.restore([*kept, over], now=NOW + 9, token=token)
-            assert [(lease.pod, why) for lease, why in refused] == [("forged", "tag")]
+            assert [(lease.pod, why) for lease, why in refused] == [("forged", "anti-affinity")]
             assert await leases.restore(kept, now=NOW + 9, token=token) == []
             with pytest.raises(UnavailableError):
                 await leases.snapshot()

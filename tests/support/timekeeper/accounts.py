@@ -186,7 +186,7 @@ class Books:
 
     async def journal(self, kind: str, at_ms: int, *leases: Lease) -> None:
         """Write what the ledger's scripts write, at an instant of the test's choice."""
-        words: list[Any] = ["XADD", f"{self.ledger_prefix}tenures", f"{at_ms}-*", "k", kind]
+        words: list[Any] = ["XADD", f"{self.ledger_prefix}tenures", f"{at_ms}-*", "kind", kind]
         for each in leases:
             words += [each.pod, lease_value(each)]
         await self.leases._connection._redis.execute_command(*words)

@@ -11,12 +11,12 @@ from services.auth.redis_users import (
     digest_of,
     ledger_names,
     redis_acl,
-    script_commands,
 )
 from services.cli.admin import credentials
 from services.cli.up import part_credentials
 from services.cli.up.parts import Part
 from services.topology import SERVICES, edges
+from shared.ledger.script_sources import script_commands
 from shared.model.errors import RequestError
 from shared.model.events.pod_events import LeaseChanged, PodQueued
 from shared.model.names import NodeName

@@ -1,0 +1,205 @@
+-- Choose waiting pods to be decided again. Arguments: now; how many at most; how many of them may be pods
+-- that only a changed cluster can help; seconds after which an unanswered offer is repeated.
+-- Answers the capacity number, the records, and whether all that was freed so far has been offered. Each
+-- pod is chosen once per capacity number.
+--
+-- As many pods of each group are chosen as what was freed could hold, in the order of fair_share.lua; each
+-- chosen one counts as held by its namespace when the next one is chosen. While there is room left once
+-- they have answered, the following pods are chosen, twice as many each time.
+local now, limit, spare, retry_s = ARGS[1], ARGS[2], ARGS[3], ARGS[4]
+local MAX_NODES, MAX_PAGES, CHUNK, MAX_SKIPPED, MAX_ROUNDS = 32, 16, 256, 8192, 8
+local QUOTA_CHUNK, FIRST_CHUNK, MAX_QUEUES = 16, 16, 32
+local is_chosen, members, has_open_offers, promised = {}, {}, false, {}
+
+if call('HGET', PREFIX .. 'ledger', 'is_ordered') == '0' then fair.reorder_all() end
+
+local function choose(member, position)
+  if not is_chosen[member] then
+    is_chosen[member] = true
+    members[#members + 1] = {position, member}
+  end
+end
+
+local choose_from_group
+do
+local function promise(namespace, cores, mib)
+  local before = promised[namespace] or {0, 0}
+  promised[namespace] = {before[1] + cores, before[2] + mib}
+end
+
+-- One namespace's queue of a group. `position` is that of its next pod that is to be chosen or has an
+-- offer, once it `is_exact`; until then that of its first pod.
+local skipped = 0
+local function queue_of(entry, group)
+  local namespace = string.match(entry, '|(.*)$')
+  local position = string.sub(entry, 1, #entry - #namespace - 1)
+  if promised[namespace] then
+    position = fair.position(namespace, string.sub(position, 2, 11) .. string.sub(position, 28),
+      promised[namespace])
+  end
+  return {namespace = namespace, key = fair.queue(namespace, group), position = position, read = 0,
+    at = 0, members = {}, verdicts = {}, offers = {}}
+end
+
+local function read_more(queue)
+  local most = queue.read == 0 and FIRST_CHUNK or CHUNK
+  local found = call('ZRANGE', queue.key, queue.read, queue.read + most - 1)
+  queue.read, queue.at, queue.members = queue.read + most, 1, found
+  if #found > 0 then
+    queue.verdicts = call('ZMSCORE', PREFIX .. 'verdicts', unpack(found))
+    queue.offers = call('ZMSCORE', PREFIX .. 'offers', unpack(found))
+  end
+end
+
+-- Go on to the next pod whose verdict is older than `newest` or that has an offer; false if there is none.
+local function advance(queue, newest)
+  while skipped < MAX_SKIPPED do
+    queue.at = queue.at + 1
+    if queue.at > #queue.members then
+      if queue.read > 0 and #queue.members < FIRST_CHUNK then return false end
+      read_more(queue)
+      if #queue.members == 0 then return false end
+    end
+    local member = queue.members[queue.at]
+    local verdict, offered_at = queue.verdicts[queue.at], queue.offers[queue.at]
+    queue.has_open_offer = offered_at and tonumber(offered_at) > now - OFFER_S
+    if queue.has_open_offer or (verdict and tonumber(verdict) < newest) then
+      queue.position = fair.position(queue.namespace, member, promised[queue.namespace])
+      queue.is_exact = true
+      return true
+    end
+    skipped = skipped + 1
+  end
+  return false
+end
+
+-- Choose up to `count` of the group whose verdict is older than the number `newest`. An offer that was not
+-- answered yet counts as one.
+function choose_from_group(group, count, newest)
+  local queues, next_queue, last_entry_read = {}, 0, nil
+  local cores, mib = fair.need_of(group)
+  while count > 0 do
+    local best = 1
+    for i = 2, #queues do
+      if queues[i].position < queues[best].position then best = i end
+    end
+    local queue = queues[best]
+    if (not queue or last_entry_read and queue.position > last_entry_read) and next_queue then
+      local found =
+        call('ZRANGE', PREFIX .. 'group-order:' .. group, next_queue, next_queue + MAX_QUEUES - 1)
+      for _, entry in ipairs(found) do queues[#queues + 1] = queue_of(entry, group) end
+      next_queue, last_entry_read = #found == MAX_QUEUES and next_queue + MAX_QUEUES, found[#found]
+    elseif not queue then
+      return
+    elseif not queue.is_exact then
+      if not advance(queue, newest) then table.remove(queues, best) end
+    else
+      if queue.has_open_offer then
+        has_open_offers = true
+      else
+        choose(queue.members[queue.at], queue.position)
+      end
+      promise(queue.namespace, cores, mib)
+      count = count - 1
+      queue.is_exact = false
+      queue.position = fair.position(queue.namespace, queue.members[queue.at],
+        promised[queue.namespace])
+    end
+  end
+end
+end
+
+-- Nodes on which something was freed after the number `done`, each before the number at which it was, and
+-- up to which number this is complete.
+local function freed_since(done)
+  local found = call('ZRANGEBYSCORE', PREFIX .. 'freed-nodes', '(' .. done, '+inf', 'WITHSCORES',
+    'LIMIT', 0, MAX_NODES)
+  if #found < 2 * MAX_NODES then return found, string.format('%.0f', capacity) end
+  local last = string.format('%.0f', tonumber(found[#found]))
+  return call('ZRANGEBYSCORE', PREFIX .. 'freed-nodes', '(' .. done, last, 'WITHSCORES'), last
+end
+
+local function quota_freed(namespace)
+  local found = call('HMGET', PREFIX .. 'quota-freed', namespace, '*')
+  return math.max(tonumber(found[1] or 0), tonumber(found[2] or 0))
+end
+
+local groups = call('HKEYS', PREFIX .. 'waiting-groups')
+local is_awaiting_answers = call('ZCOUNT', PREFIX .. 'offers', '(' .. now - OFFER_S, '+inf') > 0
+
+local function offer_freed(freed, round)
+  for _, group in ipairs(groups) do
+    local room, newest = 0, 0
+    for i = 1, group == '' and 0 or #freed, 2 do
+      local room_here = room < limit and room_for(group, freed[i]) or 0
+      if room_here > 0 then
+        room = room + room_here
+        newest = math.max(newest, tonumber(freed[i + 1]))
+      end
+    end
+    local times = 2 ^ (is_awaiting_answers and math.max(round - 1, 0) or round)
+    if room > 0 then choose_from_group(group, math.min(room * times, limit), newest) end
+  end
+end
+
+-- The rounds start anew whenever more is freed.
+local stored =
+  call('HMGET', PREFIX .. 'ledger', 'offered_up_to', 'offer_round', 'offer_round_for', 'inventory_grew')
+local done, grew_at = stored[1] or '0', tonumber(stored[4] or 0)
+local newest = call('ZREVRANGE', PREFIX .. 'freed-nodes', 0, 0, 'WITHSCORES')[2] or '0'
+local round = stored[3] == newest and tonumber(stored[2]) or 0
+local is_complete = false
+for _ = 1, MAX_PAGES do
+  local freed, reached = freed_since(done)
+  if #groups > 0 and #freed > 0 and round < MAX_ROUNDS then offer_freed(freed, round) end
+  if #members > 0 or has_open_offers then break end
+  done, round = reached, 0
+  is_complete = tonumber(reached) >= capacity
+  if is_complete then break end
+end
+if #members > 0 and not is_awaiting_answers then round = round + 1 end
+if done ~= stored[1] or round ~= tonumber(stored[2] or 0) or newest ~= stored[3] then
+  call('HSET', PREFIX .. 'ledger', 'offered_up_to', done, 'offer_round', round, 'offer_round_for', newest)
+end
+-- A namespace has more left of its quota: offer it to its first waiting pods, and to the next ones once
+-- these have answered.
+local quota_offers = call('HGETALL', PREFIX .. 'quota-offers')
+for i = 1, #quota_offers, 2 do
+  local namespace, times, before = quota_offers[i], tonumber(quota_offers[i + 1]), #members
+  has_open_offers = false
+  for _, group in ipairs(groups) do
+    if quota_namespace(group) == namespace then
+      choose_from_group(group, QUOTA_CHUNK, times > 0 and quota_freed(namespace) or 0)
+    end
+  end
+  if #members > before then
+    call('HSET', PREFIX .. 'quota-offers', namespace, times - 1)
+  elseif not has_open_offers then
+    call('HDEL', PREFIX .. 'quota-offers', namespace)
+  end
+  is_complete = false
+end
+if spare > 0 then
+  local before = #members
+  choose_from_group('', spare, grew_at)
+  is_complete = is_complete and #members == before
+end
+if #members < limit then
+  for _, member in ipairs(call('ZRANGEBYSCORE', PREFIX .. 'offers', '-inf', now - retry_s, 'LIMIT', 0,
+    math.min(spare, limit - #members))) do choose(member, '2') end
+end
+table.sort(members, function(one, other)
+  return one[1] < other[1] or (one[1] == other[1] and one[2] < other[2])
+end)
+
+local records = {}
+for i = 1, math.min(#members, limit) do
+  local member = members[i][2]
+  local pod = call('HGET', PREFIX .. 'waiting', string.match(member, '|(.*)$'))
+  if pod then
+    records[#records + 1] = decode(pod)[W.RECORD]
+    call('ZADD', PREFIX .. 'verdicts', capacity, member)
+    call('ZADD', PREFIX .. 'offers', now, member)
+  end
+end
+return encode({capacity, records, is_complete and #records == 0})

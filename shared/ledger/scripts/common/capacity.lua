@@ -1,0 +1,202 @@
+-- What fits where, and what a lease changes in totals and indexes.
+
+-- A slot map is a string of 0 and 1, one character per slot, cut off after the last one that is used.
+
+local function lowest_free_slot(slot_map)
+  local at = string.find(slot_map, '0', 1, true)
+  return at and at - 1 or #slot_map
+end
+
+local function with_slot(slot_map, slot, mark)
+  if slot == #slot_map then return slot_map .. mark end
+  if slot >= #slot_map then slot_map = slot_map .. string.rep('0', slot + 1 - #slot_map) end
+  return string.sub(slot_map, 1, slot) .. mark .. string.sub(slot_map, slot + 2)
+end
+
+local function is_slot_used(device, slot)
+  return string.sub(device[D_SLOT_MAP], slot + 1, slot + 1) == '1'
+end
+
+local function find_group(groups_text, group)
+  return string.find(groups_text, '\n' .. group .. '\n', 1, true)
+end
+
+local function has_group(device, groups_text)
+  if groups_text == '' or device[D_GROUPS] == '' then return false end
+  for group in string.gmatch(groups_text, '[^\n]+') do
+    if find_group(device[D_GROUPS], group) then return true end
+  end
+  return false
+end
+
+local function changed_groups(known, groups_text, sign)
+  for group in string.gmatch(groups_text, '[^\n]+') do
+    if sign > 0 then
+      known = (known == '' and '\n' or known) .. group .. '\n'
+    else
+      local from, to = find_group(known, group)
+      if from then known = string.sub(known, 1, from) .. string.sub(known, to + 1) end
+      if known == '\n' then known = '' end
+    end
+  end
+  return known
+end
+
+-- Where the room of each of a node's resources is; what is used of it is in the next place.
+local positions_by_names = {}
+local function resource_positions(node)
+  local names = node[N_RESOURCE_NAMES]
+  local positions = positions_by_names[names]
+  if not positions then
+    positions = {}
+    local at = N_AMOUNTS
+    for name in string.gmatch(names, '[^\n]+') do
+      positions[name] = at
+      at = at + 2
+    end
+    positions_by_names[names] = positions
+  end
+  return positions
+end
+
+local function add_resource(node, name, room, used)
+  local at = N_AMOUNTS + 2 * node[N_RESOURCE_COUNT]
+  node[at], node[at + 1] = room, used
+  node[N_RESOURCE_COUNT] = node[N_RESOURCE_COUNT] + 1
+  node[N_RESOURCE_NAMES] = node[N_RESOURCE_NAMES] .. name .. '\n'
+  return at
+end
+
+-- For each of `resources` where its room is (0: nowhere), and its amount.
+local amounts_by_resources = {}
+local function placed_amounts(resources, node)
+  local by_names, names = amounts_by_resources[resources], node[N_RESOURCE_NAMES]
+  if not by_names then
+    by_names = {}
+    amounts_by_resources[resources] = by_names
+  end
+  local amounts = by_names[names]
+  if not amounts then
+    local positions = resource_positions(node)
+    amounts = {}
+    for i = 1, #resources, 2 do
+      amounts[i], amounts[i + 1] = positions[resources[i]] or 0, resources[i + 1]
+    end
+    by_names[names] = amounts
+  end
+  return amounts
+end
+
+local function add_to_node(node, resources, sign)
+  local amounts = placed_amounts(resources, node)
+  for i = 1, #amounts, 2 do
+    local at = amounts[i]
+    if at == 0 then at = add_resource(node, resources[i], 0, 0) end
+    node[at + 1] = node[at + 1] + sign * amounts[i + 1]
+  end
+  changed_nodes[node[N_NAME]] = true
+end
+
+local function add_to_device(device, memory, cores, shares, policy, layout, groups_text, sign)
+  device[D_MEMORY_USED] = device[D_MEMORY_USED] + sign * memory
+  device[D_CORES_USED] = device[D_CORES_USED] + sign * cores
+  device[D_SHARES] = device[D_SHARES] + sign * shares
+  if policy == EXCLUSIVE then
+    local exclusive = device[D_EXCLUSIVE]
+    device[D_EXCLUSIVE] = exclusive - exclusive % 2 + (sign > 0 and 1 or 0)
+  end
+  if layout ~= '' then
+    if sign > 0 then
+      device[D_LAYOUT] = layout
+    elseif device[D_SHARES] == 0 then
+      device[D_LAYOUT] = ''
+    end
+  end
+  if groups_text ~= '' then device[D_GROUPS] = changed_groups(device[D_GROUPS], groups_text, sign) end
+  changed_devices[device[D_UUID]] = true
+end
+
+-- Add a demand to the totals of its node and devices (sign 1), or subtract it (sign -1).
+local function add_demand(demand, resources, groups_text, sign)
+  add_to_node(nodes[demand[1]], resources, sign)
+  for d = FIRST_DEVICE, demand[2], DEVICE_FIELDS do
+    add_to_device(devices[demand[d]], demand[d + 1], demand[d + 2], demand[d + 3], demand[d + 5],
+      demand[d + 7], groups_text, sign)
+  end
+end
+
+-- Reasons are words that end in refusals, and so in messages about pods.
+
+local function node_refusal(node, resources)
+  if not node or node[N_STATUS] ~= 1 then return 'node-unknown' end
+  local amounts = placed_amounts(resources, node)
+  for i = 1, #amounts, 2 do
+    local at, amount = amounts[i], amounts[i + 1]
+    if amount > 0 and (at == 0 or node[at + 1] + amount > node[at]) then
+      return 'resource:' .. resources[i]
+    end
+  end
+end
+
+-- Why the device is not there to take anything, or nil.
+local function unavailable(device, node_name)
+  if not device then return 'device-unknown' end
+  if device[D_NODE] ~= node_name then return 'device-moved' end
+  if device[D_STATUS] ~= 1 then
+    return device[D_STATUS] == 2 and 'device-closed' or 'device-unhealthy'
+  end
+end
+
+-- Why a device cannot take a share, or nil. The order is that of shared.model.device.device_refusal.
+local function device_refusal(device, node_name, memory, cores, shares, slotted, policy, slots, layout,
+    groups_text)
+  local reason = unavailable(device, node_name)
+  if reason then return reason end
+  if (device[D_MODE] == 1) ~= (layout ~= '') then return 'mode' end
+  if slotted and device[D_SHARES] + shares > (slots > 0 and slots or device[D_SLOTS]) then
+    return 'slots'
+  end
+  if groups_text ~= '' and has_group(device, groups_text) then return 'anti-affinity' end
+  if device[D_MEMORY_USED] + memory > device[D_MEMORY] then return 'memory' end
+  if device[D_CORES_USED] + cores > 100 then return 'cores' end
+  if (policy == EXCLUSIVE or policy == IDLE_DEVICE) and device[D_SHARES] > 0 then return 'not-idle' end
+  if device[D_EXCLUSIVE] > 0 then return 'in-exclusive-use' end
+  if device[D_CORES_USED] >= 100 and policy ~= BEST_EFFORT then return 'in-exclusive-use' end
+  if device[D_LAYOUT] ~= layout and device[D_SHARES] > 0 then return 'layout' end
+end
+
+local function demand_refusal(demand, resources, groups_text)
+  local name, last = demand[1], demand[2]
+  local reason = node_refusal(node_of(name), resources)
+  if reason then return reason end
+  for d = FIRST_DEVICE, last, DEVICE_FIELDS do
+    reason = device_refusal(device_of(demand[d]), name, demand[d + 1], demand[d + 2], demand[d + 3],
+      demand[d + 4] > 0, demand[d + 5], demand[d + 6], demand[d + 7], groups_text)
+    if reason then return reason .. ' of ' .. demand[d] end
+  end
+  for s = last + 1, #demand, 2 do
+    local uuid = demand[FIRST_DEVICE + (demand[s] - 1) * DEVICE_FIELDS]
+    local position = -1 - demand[s + 1]
+    if position >= 0 and is_slot_used(devices[uuid], position) then
+      return 'position ' .. position .. ' of ' .. uuid
+    end
+  end
+end
+
+-- Note a new lease in the indexes.
+local function index_lease(pod, node, expires_at, gang)
+  if gang ~= '' then
+    gang_members[#gang_members + 1] = 0
+    gang_members[#gang_members + 1] = gang .. '|' .. pod
+  end
+  lease_nodes[#lease_nodes + 1] = node[N_NUMBER]
+  lease_nodes[#lease_nodes + 1] = pod
+  if expires_at > 0 then
+    local pods = expiring[expires_at]
+    if not pods then
+      pods = {}
+      expiring[expires_at] = pods
+    end
+    pods[#pods + 1] = pod
+  end
+end

@@ -1,0 +1,114 @@
+-- Claims: devices that a preemption reserves for a pod while the leases on them end, and with them what
+-- the pod needs of the node's ordinary resources, as far as that is free by now. All other pods see such
+-- a device as one in exclusive use. A pod's claim ends with its reservation, wherever that is.
+--   claims  hash  pod -> see FIELD
+--   ledger  hash  claims: how many there are
+-- RESOURCES: {name, amount, ...} that the pod wants; RESERVED: how much of each is reserved by now.
+-- MARK is added to D_EXCLUSIVE.
+local claims = {
+  MARK = 2, FIELD = {NODE = 1, NODE_NUMBER = 2, UUIDS = 3, RESOURCES = 4, RESERVED = 5},
+}
+do -- A script may have 200 local names.
+local FIELD, ended_claims = claims.FIELD, {}
+
+function claims.of(pod)
+  if claim_count == 0 then return nil end
+  local value = call('HGET', PREFIX .. 'claims', pod)
+  return value and decode(value) or nil
+end
+
+function claims.mark_devices(claim, is_claimed)
+  for _, uuid in ipairs(claim[FIELD.UUIDS]) do
+    local device = device_of(uuid)
+    if device then
+      device[D_EXCLUSIVE] = device[D_EXCLUSIVE] % 2 + (is_claimed and claims.MARK or 0)
+      changed_devices[uuid] = true
+    end
+  end
+end
+
+-- Nil for a node that was removed and came back: nothing is reserved of that one any more.
+function claims.node_of(claim)
+  local node = node_of(claim[FIELD.NODE])
+  return node and node[N_NUMBER] == claim[FIELD.NODE_NUMBER] and node or nil
+end
+
+local function add_reserved(claim, sign)
+  local node, amounts = claims.node_of(claim), {}
+  for i, reserved in ipairs(claim[FIELD.RESERVED]) do
+    if reserved > 0 then
+      amounts[#amounts + 1] = claim[FIELD.RESOURCES][2 * i - 1]
+      amounts[#amounts + 1] = reserved
+    end
+  end
+  if node then add_to_node(node, amounts, sign) end
+end
+
+-- Reserve what is free by now of what is still missing.
+function claims.reserve_more(claim)
+  local node = claims.node_of(claim)
+  if not node then return end
+  local amounts, more = placed_amounts(claim[FIELD.RESOURCES], node), {}
+  for i, reserved in ipairs(claim[FIELD.RESERVED]) do
+    local at, wanted = amounts[2 * i - 1], amounts[2 * i]
+    local free = at > 0 and node[at] - node[at + 1] or 0
+    local amount = math.max(0, math.min(wanted - reserved, free))
+    if amount > 0 then
+      more[#more + 1] = claim[FIELD.RESOURCES][2 * i - 1]
+      more[#more + 1] = amount
+      claim[FIELD.RESERVED][i] = reserved + amount
+    end
+  end
+  if #more > 0 then add_to_node(node, more, 1) end
+end
+
+function claims.put(pod, claim)
+  call('HSET', PREFIX .. 'claims', pod, encode(claim))
+end
+
+-- Suspend the claim of a pod, so that nothing of it is in the pod's own way. Call `claims.resume` after.
+function claims.suspend(pod)
+  local claim = claims.of(pod)
+  if claim then
+    claims.mark_devices(claim, false)
+    add_reserved(claim, -1)
+  end
+  return claim
+end
+
+function claims.resume(pod, claim, has_ended)
+  if has_ended then
+    ended_claims[#ended_claims + 1] = pod
+    if claims.node_of(claim) then mark_freed(claim[FIELD.NODE]) end
+  else
+    claims.mark_devices(claim, true)
+    add_reserved(claim, 1)
+  end
+end
+
+function claims.update_count()
+  call('HSET', PREFIX .. 'ledger', 'claims', call('HLEN', PREFIX .. 'claims'))
+end
+
+-- Delete the claims that have ended; call this once the script cannot refuse any more.
+function claims.delete_ended()
+  if #ended_claims > 0 then
+    call('HDEL', PREFIX .. 'claims', unpack(ended_claims))
+    claims.update_count()
+  end
+end
+
+-- Reserve the ordinary resources that leases gave back on these nodes for the pods that claim them.
+function claims.reserve_freed(names)
+  if claim_count == 0 then return end
+  local is_freed, found = {}, call('HGETALL', PREFIX .. 'claims')
+  for _, name in ipairs(names) do is_freed[name] = true end
+  for i = 1, #found, 2 do
+    local claim = decode(found[i + 1])
+    if is_freed[claim[FIELD.NODE]] then
+      claims.reserve_more(claim)
+      claims.put(found[i], claim)
+    end
+  end
+end
+end

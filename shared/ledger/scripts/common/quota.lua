@@ -1,0 +1,271 @@
+-- Quotas: the most that live leases of a namespace may hold at once, on all devices and on those of
+-- each model. Without any quota, nothing below is called. Counting reads no lease again: what a lease
+-- is charged is stored until it ends, whatever becomes of its quota or its devices meanwhile.
+--   (PREFIX)-quotas  hash  (a rebuild leaves it alone) namespace -> see R_*
+--   ledger           hash  quotas: how many there are
+--   quota-charges    hash  pod -> {namespace, {bucket, {cores, milli-GPU, MiB, devices}, ...}}
+--   quota-used       hash  namespace -> {bucket -> {cores, milli-GPU, MiB, device -> leases on it}}
+--   quota-freed      hash  namespace -> capacity number at which it last had more left of its quota
+--   quota-offers     hash  namespace -> how often its waiting pods are still to be offered that
+-- A bucket is '' (all devices) or the name of a model. Pods that a quota keeps waiting have the group
+-- 'q:NAMESPACE', or 'q:NAMESPACE|GROUP' if capacity freed where the quota allows it may help them, too.
+local quota = {
+  on = tonumber(call('HGET', PREFIX .. 'ledger', 'quotas') or 0) > 0,
+  rules_key = string.gsub(PREFIX, ':$', '') .. '-quotas',
+  rules = {}, used = {}, node_kinds = {}, charges = {}, freed = {}, changed = {},
+}
+do -- A script may have 200 local names.
+local MEASURES, MAX_OFFERS = {'cores', 'milliGPU', 'memoryMiB', 'cards'}, 4
+-- A quota: limits of everything (in the order of MEASURES, -1: none); models {name, limits}; whether
+-- other models are refused; the node label that names models ('': the devices' own names); the pools
+-- that are allowed ({}: all); and the node label that names pools.
+local R_LIMITS, R_MODELS, R_ONLY, R_MODEL_LABEL, R_POOLS, R_POOL_LABEL = 1, 2, 3, 4, 5, 6
+
+function quota.rule_of(namespace)
+  local known = quota.rules[namespace]
+  if known == nil then
+    local found = call('HMGET', quota.rules_key, namespace, '*')
+    local value = found[1] or found[2]
+    known = value and decode(value) or false
+    quota.rules[namespace] = known
+  end
+  return known
+end
+
+-- A node's labels, and the models of its devices in lower case.
+function quota.kinds_on(name)
+  local known = quota.node_kinds[name]
+  if not known then
+    local stored = call('HMGET', PREFIX .. 'facts:' .. name, 'facts', 'devices')
+    known = {labels = stored[1] and parse_json(stored[1]).labels or {}, models = {}}
+    for _, device in ipairs(stored[2] and parse_json(stored[2]) or {}) do
+      known.models[device.uuid] = string.lower(device.model)
+    end
+    quota.node_kinds[name] = known
+  end
+  return known
+end
+
+local function is_of_model(rule, model, name, uuid)
+  local kinds = quota.kinds_on(name)
+  if rule[R_MODEL_LABEL] ~= '' then return kinds.labels[rule[R_MODEL_LABEL]] == model end
+  return string.find(kinds.models[uuid] or '', string.lower(model), 1, true) ~= nil
+end
+
+-- Thousandths of a device's cores, and of a device: the larger of cores and memory. A share without
+-- cores counts for as many as its memory.
+local function parts_of(uuid, memory, cores, policy)
+  local device = device_of(uuid)
+  local size = device and device[D_MEMORY] or 0
+  if policy == EXCLUSIVE or size == 0 then return 1000, 1000 end
+  local part = math.min(1000, math.ceil(1000 * memory / size))
+  local core = cores > 0 and 10 * cores or part
+  return core, math.max(core, part)
+end
+
+local function add_row(rows, bucket, core, milli, memory, uuid)
+  local row = rows[bucket]
+  if not row then
+    row = {0, 0, 0, {}}
+    rows[bucket] = row
+  end
+  row[1], row[2], row[3] = row[1] + core, row[2] + milli, row[3] + memory
+  row[4][#row[4] + 1] = uuid
+end
+
+-- What a lease with this demand is charged, by bucket; and whether a device is of a model that the
+-- quota does not name.
+local function charges_for(rule, demand)
+  local rows, has_other_model, name = {}, false, demand[1]
+  for d = FIRST_DEVICE, demand[2], DEVICE_FIELDS do
+    local uuid, memory = demand[d], demand[d + 1]
+    local core, milli = parts_of(uuid, memory, demand[d + 2], demand[d + 5])
+    add_row(rows, '', core, milli, memory, uuid)
+    local is_named = false
+    for _, model in ipairs(rule[R_MODELS]) do
+      if is_of_model(rule, model[1], name, uuid) then
+        is_named = true
+        add_row(rows, model[1], core, milli, memory, uuid)
+      end
+    end
+    has_other_model = has_other_model or not is_named
+  end
+  return rows, has_other_model
+end
+
+local function used_of(namespace)
+  if quota.used[namespace] == nil then
+    local value = call('HGET', PREFIX .. 'quota-used', namespace)
+    quota.used[namespace] = value and decode(value) or {}
+  end
+  return quota.used[namespace]
+end
+
+local function bucket_in(used, bucket)
+  used[bucket] = used[bucket] or {0, 0, 0, {}}
+  return used[bucket]
+end
+
+-- How many devices are used, and how many the request adds.
+local function device_counts(used, requested)
+  local count, more = 0, 0
+  for _ in pairs(used[4]) do count = count + 1 end
+  for _, uuid in ipairs(requested[4]) do
+    if not used[4][uuid] then more = more + 1 end
+  end
+  return count, more
+end
+
+local function names_of(table_of)
+  local names = {}
+  for name in pairs(table_of) do names[#names + 1] = name end
+  table.sort(names)
+  return names
+end
+
+-- `before` is what a lease that is being resized holds of it already.
+local function excess_in(limits, bucket, used, requested, label, before)
+  for m, measure in ipairs(MEASURES) do
+    local limit = limits[m]
+    if limit >= 0 and not (before and (m == 4 or requested[m] <= before[m])) then
+      local now, more = used[m], requested[m]
+      if m == 4 then now, more = device_counts(used, requested) end
+      if more > 0 and now + more > limit then
+        local values = bucket ~= '' and {bucket} or m == 4 and names_of(used[4]) or {}
+        return {measure, bucket, limit, now, more, label, values}
+      end
+    end
+  end
+end
+
+-- Why the namespace may not take this, too, as {measure, bucket, limit, used, requested, node label,
+-- values}, or nil; and what it would be charged.
+function quota.check(namespace, demand)
+  local rule = quota.rule_of(namespace)
+  if not rule or demand[2] < FIRST_DEVICE then return nil end
+  local pools, name = rule[R_POOLS], demand[1]
+  if #pools > 0 then
+    local pool, is_allowed = quota.kinds_on(name).labels[rule[R_POOL_LABEL]], false
+    for _, allowed in ipairs(pools) do is_allowed = is_allowed or allowed == pool end
+    if not is_allowed then return {'pool', '', 0, 0, 0, rule[R_POOL_LABEL], pools} end
+  end
+  local rows, has_other_model = charges_for(rule, demand)
+  if has_other_model and rule[R_ONLY] then
+    local models = {}
+    for i, model in ipairs(rule[R_MODELS]) do models[i] = model[1] end
+    return {'model', '', 0, 0, 0, rule[R_MODEL_LABEL], models}
+  end
+  local used = used_of(namespace)
+  local excess = excess_in(rule[R_LIMITS], '', bucket_in(used, ''), rows[''], '')
+  for _, model in ipairs(excess and {} or rule[R_MODELS]) do
+    local requested = rows[model[1]]
+    excess = excess or requested and excess_in(model[2], model[1], bucket_in(used, model[1]), requested,
+      rule[R_MODEL_LABEL])
+  end
+  return excess, rows
+end
+
+local function add_charges(namespace, rows, sign)
+  local used = used_of(namespace)
+  for name, row in pairs(rows) do
+    local bucket = bucket_in(used, name)
+    for m = 1, 3 do bucket[m] = bucket[m] + sign * row[m] end
+    for _, uuid in ipairs(row[4]) do
+      local count = (bucket[4][uuid] or 0) + sign
+      bucket[4][uuid] = count > 0 and count or nil
+    end
+  end
+  quota.changed[namespace] = true
+end
+
+function quota.charge(pod, namespace, rows)
+  quota.charges[pod] = {namespace, rows}
+  add_charges(namespace, rows, 1)
+end
+
+-- Replace what a lease is charged; or return why its namespace may not have so much more, and then
+-- nothing may be written.
+function quota.recharge(pod, namespace, demand, is_smaller)
+  local rule = quota.rule_of(namespace)
+  if not rule or demand[2] < FIRST_DEVICE then return nil end
+  local stored = call('HGET', PREFIX .. 'quota-charges', pod)
+  local charge = stored and decode(stored) or {namespace, {}}
+  add_charges(charge[1], charge[2], -1)
+  local rows, used, before = charges_for(rule, demand), used_of(namespace), charge[2]
+  local excess = excess_in(rule[R_LIMITS], '', bucket_in(used, ''), rows[''], '', before[''])
+  for _, model in ipairs(excess and {} or rule[R_MODELS]) do
+    local name = model[1]
+    excess = excess or rows[name] and excess_in(model[2], name, bucket_in(used, name), rows[name],
+      rule[R_MODEL_LABEL], before[name])
+  end
+  if excess then return excess end
+  quota.charge(pod, namespace, rows)
+  if is_smaller then quota.freed[namespace] = true end
+end
+
+-- Charge a stored lease, unless it is charged already or its namespace has no quota.
+function quota.charge_lease(pod, header, value)
+  local _, _, _, _, namespace = description_of(header, value)
+  local rule, demand = quota.rule_of(namespace), demand_of(header, value)
+  if rule and demand[2] >= FIRST_DEVICE and not quota.charges[pod] then
+    quota.charge(pod, namespace, (charges_for(rule, demand)))
+  end
+end
+
+function quota.release(pod)
+  local value = call('HGET', PREFIX .. 'quota-charges', pod)
+  if value then
+    local charge = decode(value)
+    quota.charges[pod] = false
+    add_charges(charge[1], charge[2], -1)
+    quota.freed[charge[1]] = true
+  end
+end
+
+-- Discard what was counted and is not to be written.
+function quota.discard()
+  quota.used, quota.charges, quota.freed, quota.changed = {}, {}, {}, {}
+end
+
+-- Have what is left of the quota offered to pods that wait for it, `times` times at most; again whenever
+-- one of them takes some.
+function quota.offer(namespace, times)
+  for _, group in ipairs(call('HKEYS', PREFIX .. 'waiting-groups')) do
+    if quota_namespace(group) == namespace then
+      call('HSET', PREFIX .. 'quota-offers', namespace, times)
+    end
+  end
+end
+
+function quota.write()
+  for pod, charge in pairs(quota.charges) do
+    if charge then
+      call('HSET', PREFIX .. 'quota-charges', pod, encode(charge))
+    else
+      call('HDEL', PREFIX .. 'quota-charges', pod)
+    end
+  end
+  for namespace in pairs(quota.changed) do
+    call('HSET', PREFIX .. 'quota-used', namespace, encode(quota.used[namespace]))
+    if quota.freed[namespace] then call('HSET', PREFIX .. 'quota-freed', namespace, capacity) end
+    quota.offer(namespace, MAX_OFFERS)
+  end
+end
+
+-- Charge all leases anew.
+function quota.recount()
+  local count = call('HLEN', quota.rules_key)
+  quota.on = count > 0
+  call('HSET', PREFIX .. 'ledger', 'quotas', count)
+  call('DEL', PREFIX .. 'quota-charges', PREFIX .. 'quota-used')
+  local cursor = '0'
+  repeat
+    local found = call('HSCAN', PREFIX .. 'leases', cursor, 'COUNT', quota.on and 1000 or 1)
+    cursor = quota.on and found[1] or '0'
+    for i = 1, quota.on and #found[2] or 0, 2 do
+      quota.charge_lease(found[2][i], header_of(found[2][i + 1]), found[2][i + 1])
+    end
+  until cursor == '0'
+  quota.write()
+end
+end

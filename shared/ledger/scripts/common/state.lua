@@ -1,0 +1,312 @@
+-- Put before every script of the ledger, first of the files in this folder. It loads what a script
+-- asks for and keeps it while the script runs; `writes.lua` writes all changes at the end, so that a
+-- script that refuses writes nothing.
+--
+-- All keys have one prefix and are computed: run one server, or one with replicas, but no cluster.
+-- ARGV[1]  the prefix
+-- ARGV[2]  the arguments, a MessagePack array
+-- ARGV[3]  the state that the ledger must be in: 'ready', 'open' (ready or being rebuilt) or 'any'
+-- ARGV[4]  the length of the feed
+-- ARGV[5]  bytes that are stored as they are, joined
+-- ARGV[6]  the highest version that the caller has seen; where this server has none so high, it has
+--          lost writes that it had confirmed, and the ledger is closed until it is rebuilt
+--
+--   ledger              hash    format, generation, ready, version (the last one), capacity, feed_entry
+--                               (the last one), fence_floor, node_number (the last one), inventory_grew
+--                               (capacity number at which the inventory last became better),
+--                               offered_up_to (number up to which freed capacity has been offered),
+--                               offer_round (how often what was freed after that was offered),
+--                               offer_round_for (the highest score of `freed-nodes` then), claims and
+--                               quotas (how many there are), rebuild_lock_until, total_cores, total_mib
+--   nodes               hash    name -> see N_*
+--   devices             hash    uuid -> see D_*
+--   leases              hash    pod -> see L_*
+--   lease-nodes         zset    pod -> number of the node that its lease is on
+--   gang-leases         zset    gang|pod of every live lease of a gang, all of score 0
+--   facts:NODE          hash    facts, rules, seen_at, closed_devices, devices, uuids, served,
+--                               reported_at, by_agent
+--   cordons             hash    node -> why no pod may be bound to it now
+--   expiring            zset    {version, pods} packed -> instant at which their reservations expire
+--   freed-nodes         zset    node -> capacity number at which something on it was last freed
+--   waiting             hash    pod -> see W in waiting_queue.lua
+--   waiting-groups      hash    group of equal smallest needs -> number of pods that wait in it
+--   gang-waiting        zset    gang|order|pod of every waiting pod of a gang, all of score 0
+--   verdicts            zset    order|pod -> capacity number at which it was last decided or offered
+--   offers              zset    order|pod -> instant of an offer that was not answered yet
+--   queue:..., group-order:..., used-..., entitlements: see fair_share.lua
+--   quota-charges, quota-used, quota-freed, quota-offers: see quota.lua
+--   claims: see claims.lua; tenures: see tenures.lua; resize-lock:..., unsynced: see resize.lua
+--   feed                stream  absolute totals, one entry per script, numbered without gaps: e
+--                               generation, c capacity number, w cause, n and d changed nodes and
+--                               devices, fNODE gNODE sNODE facts, devices and served resources of a
+--                               node, xNODE a node that was removed
+--
+-- There are many nodes, devices and leases, and they change often, so that each microsecond counts:
+-- they are fields of a few hashes (one call reads or writes all that a script needs, and no key has to
+-- be built) and packed with `struct` (half the time of `cmsgpack` here).
+local PREFIX = ARGV[1]
+local ARGS = cmsgpack.unpack(ARGV[2])
+local call, encode, decode, parse_json = redis.call, cmsgpack.pack, cmsgpack.unpack, cjson.decode
+local struct_pack, struct_unpack, unpack_limit = struct.pack, struct.unpack, cmsgpack.unpack_limit
+
+-- A device. D_STATUS: 1 takes new shares, 0 is unhealthy, 2 is closed by an annotation of its node.
+-- D_EXCLUSIVE: 1 while one share has the device to itself, plus 2 while it is claimed (claims.lua).
+-- D_MODE: 0 shares, 1 MIG instances. D_GROUPS: '' or anti-affinity groups, each between line feeds.
+-- D_SLOT_MAP: used slots, or used positions of D_LAYOUT, the MIG layout that live leases pin ('': none).
+local DEVICE_FORMAT = '<I4I4BI4I4I4I4dBBBc0Bc0Hc0Hc0Bc0'
+local D_MEMORY, D_SLOTS, D_STATUS, D_UNIT, D_MEMORY_USED, D_CORES_USED, D_SHARES, D_FENCE =
+  1, 2, 3, 4, 5, 6, 7, 8
+local D_EXCLUSIVE, D_MODE, D_UUID, D_NODE, D_SLOT_MAP, D_GROUPS, D_LAYOUT = 9, 10, 11, 12, 13, 14, 15
+
+-- How a share gets along with others: shared.model.request.SharingPolicy.
+local EXCLUSIVE, BEST_EFFORT, IDLE_DEVICE = 1, 2, 3
+
+-- A node. N_STATUS: 1 known, 0 only its devices are known, -1 removed. N_RESOURCE_NAMES: each before a
+-- line feed. From N_AMOUNTS on: how much there is and how much is used of each resource.
+local N_RESOURCE_COUNT, N_VERSION, N_STATUS, N_NUMBER, N_NAME, N_RESOURCE_NAMES, N_AMOUNTS =
+  1, 2, 3, 4, 5, 6, 7
+
+-- A lease: these numbers; a slot (-1: none) and a fence per share; and two MessagePack arrays. The
+-- first, of L_DESCRIPTION_BYTES, describes it: anti-affinity groups (each but the last before a line
+-- feed), resources as JSON {name, amount, ...}, pod, gang, namespace, and what no script reads. The
+-- second is its demand: see demand_at. The states are lease_states.lua's.
+local LEASE_FORMAT, LEASE_BYTES, GRANT_FORMAT, GRANT_BYTES = '<BddddHH', 37, 'i4d', 12
+local L_STATE, L_VERSION, L_RESERVED_VERSION, L_CREATED, L_EXPIRES, L_SHARE_COUNT, L_DESCRIPTION_BYTES =
+  1, 2, 3, 4, 5, 6, 7
+
+-- A demand, what a lease takes of a node: {node, position of the last device field, DEVICE_FIELDS
+-- values per device from FIRST_DEVICE on (uuid, MiB, cores, shares, new slots, sharing policy, slots
+-- that its dialect has (0: D_SLOTS), MIG layout), two values per share (number of the device, and
+-- number of the slot among its new ones; 0: no slot; below 0: position -1 - value of the layout)}.
+local FIRST_DEVICE, DEVICE_FIELDS, MAX_ARGS = 3, 8, 4000
+
+local state = call('HMGET', PREFIX .. 'ledger', 'ready', 'generation', 'version', 'capacity', 'feed_entry',
+  'fence_floor', 'node_number', 'claims', 'format')
+-- The number of the format of all that is stored under the prefix, but for `ledger`, which every version
+-- must be able to read. A ledger of an older format counts as empty; a newer one is not touched.
+state.format = 1
+if state[2] and tonumber(state[9]) ~= state.format then
+  local formats = state[9] .. ' ' .. state.format
+  if tonumber(state[9]) > state.format then return redis.error_reply('FORMAT ' .. formats) end
+  if ARGV[3] ~= 'any' then return redis.error_reply('NOTREADY ' .. formats) end
+  state[1], state[2] = false, false
+end
+if ARGV[3] ~= 'any' and (not state[2] or (ARGV[3] == 'ready' and state[1] ~= '1')) then
+  return redis.error_reply('NOTREADY')
+end
+local is_ready, generation = state[1] == '1', state[2] or ''
+local last_version, capacity = tonumber(state[3] or 0), tonumber(state[4] or 0)
+if is_ready and tonumber(ARGV[6]) > last_version then
+  call('HSET', PREFIX .. 'ledger', 'ready', 0, 'version', ARGV[6])
+  return redis.error_reply('LOSTWRITES ' .. string.format('%.0f', tonumber(ARGV[6]) - last_version))
+end
+local last_entry, fence_floor = tonumber(state[5] or 0), tonumber(state[6] or 0)
+local last_node_number, claim_count = tonumber(state[7] or 0), tonumber(state[8] or 0)
+local first_version, first_capacity = last_version, capacity
+
+local caches = {nodes = {}, devices = {}, leases = {}}
+local nodes, devices, leases = caches.nodes, caches.devices, caches.leases
+-- What `write_changes` writes. changed_inventories: node -> true, or false for a node that was removed.
+local changed_nodes, changed_devices, changed_inventories = {}, {}, {}
+local freed_nodes, inventory_grew, expiring, lease_nodes = {}, false, {}, {}
+local written_leases, gang_members = {}, {}
+
+-- A script may have 200 local names, and some have nearly as many: what only one function needs is
+-- local to it.
+local node_format
+do
+  local formats = {}
+  function node_format(count)
+    local format = formats[count]
+    if not format then
+      format = '<BdbI4Bc0Hc0' .. string.rep('dd', count)
+      formats[count] = format
+    end
+    return format
+  end
+end
+
+local function node_value(node)
+  local name, names, count = node[N_NAME], node[N_RESOURCE_NAMES], node[N_RESOURCE_COUNT]
+  return struct_pack(node_format(count), count, node[N_VERSION], node[N_STATUS], node[N_NUMBER], #name,
+    name, #names, names, unpack(node, N_AMOUNTS, N_AMOUNTS + 2 * count - 1))
+end
+
+local function device_value(device)
+  local memory, slots, status, unit, memory_used, cores_used, shares, fence, exclusive, mode, uuid, node,
+    slot_map, groups_text, layout = unpack(device, 1, 15)
+  return struct_pack(DEVICE_FORMAT, memory, slots, status, unit, memory_used, cores_used, shares, fence,
+    exclusive, mode, #uuid, uuid, #node, node, #slot_map, slot_map, #groups_text, groups_text,
+    #layout, layout)
+end
+
+-- Leases stay packed until a script reads them.
+local readers = {
+  nodes = function(value) return {struct_unpack(node_format(string.byte(value)), value)} end,
+  devices = function(value) return {struct_unpack(DEVICE_FORMAT, value)} end,
+  leases = function(value) return value end,
+}
+
+local function fetch(kind, names)
+  local cache, read, missing = caches[kind], readers[kind], {}
+  for i = 1, #names do
+    local name = names[i]
+    if cache[name] == nil then
+      cache[name] = false
+      missing[#missing + 1] = name
+    end
+  end
+  for from = 1, #missing, MAX_ARGS do
+    local to = math.min(from + MAX_ARGS - 1, #missing)
+    local found = call('HMGET', PREFIX .. kind, unpack(missing, from, to))
+    for i = 1, #found do
+      if found[i] then cache[missing[from + i - 1]] = read(found[i]) end
+    end
+  end
+end
+
+local function node_of(name)
+  if nodes[name] == nil then fetch('nodes', {name}) end
+  return nodes[name]
+end
+
+local function device_of(uuid)
+  if devices[uuid] == nil then fetch('devices', {uuid}) end
+  return devices[uuid]
+end
+
+local function lease_of(pod)
+  if leases[pod] == nil then fetch('leases', {pod}) end
+  return leases[pod]
+end
+
+local function new_node(name)
+  last_node_number = last_node_number + 1
+  nodes[name] = {0, 0, 0, last_node_number, name, ''}
+  return nodes[name]
+end
+
+local function new_device(uuid, node, unit, status)
+  devices[uuid] = {0, 0, status, unit, 0, 0, 0, fence_floor, 0, 0, uuid, node, '', '', ''}
+  return devices[uuid]
+end
+
+-- A node and a device as arrays for an answer, without what `struct` leaves behind.
+local function node_row(node)
+  return {unpack(node, 1, N_AMOUNTS + 2 * node[N_RESOURCE_COUNT] - 1)}
+end
+
+local function device_row(device)
+  return {unpack(device, 1, D_LAYOUT)}
+end
+
+local function device_uuids(name)
+  local uuids = call('HGET', PREFIX .. 'facts:' .. name, 'uuids')
+  return uuids and decode(uuids) or {}
+end
+
+local function pods_on_node(node)
+  return call('ZRANGEBYSCORE', PREFIX .. 'lease-nodes', node[N_NUMBER], node[N_NUMBER])
+end
+
+-- The resources that a node serves, as mirrors see them; a cordoned node serves only the reason. See
+-- shared.model.node.
+local function served_of(name, served)
+  local reason = call('HGET', PREFIX .. 'cordons', name)
+  return reason and cjson.encode({CORDON_PREFIX .. reason}) or served or '[]'
+end
+
+local function next_version()
+  last_version = last_version + 1
+  return last_version
+end
+
+local function mark_changed(name)
+  changed_nodes[name] = true
+end
+
+-- Mark the node, and its devices for the mirrors.
+local function mark_inventory_changed(name)
+  mark_changed(name)
+  changed_inventories[name] = true
+  local uuids = device_uuids(name)
+  fetch('devices', uuids)
+  for _, uuid in ipairs(uuids) do changed_devices[uuid] = devices[uuid] and true or nil end
+end
+
+local function mark_freed(name)
+  freed_nodes[name] = true
+end
+
+-- There is something new: pods that could never fit may fit now.
+local function mark_grown(name)
+  freed_nodes[name], inventory_grew = true, true
+end
+
+local function header_of(value)
+  return {struct_unpack(LEASE_FORMAT, value)}
+end
+
+local function put_lease(pod, value)
+  leases[pod] = value
+  written_leases[#written_leases + 1] = pod
+  written_leases[#written_leases + 1] = value
+end
+
+local function with_header(header, value)
+  return struct_pack(LEASE_FORMAT, unpack(header, 1, L_DESCRIPTION_BYTES)) .. string.sub(value, LEASE_BYTES + 1)
+end
+
+-- Write a lease whose numbers have changed, and return it.
+local function put_header(pod, header, value)
+  value = with_header(header, value)
+  put_lease(pod, value)
+  return value
+end
+
+-- Move a lease on, as the table in shared/model/lease.py allows; the state and the version change.
+local function change_state(header, to)
+  if not MAY_BECOME[header[L_STATE]][to] then
+    error('a lease in state ' .. header[L_STATE] .. ' cannot become ' .. to)
+  end
+  header[L_STATE], header[L_VERSION] = to, next_version()
+end
+
+-- The slot and the fence of each share.
+local function grants_of(header, value)
+  return {struct_unpack('<' .. string.rep(GRANT_FORMAT, header[L_SHARE_COUNT]), value, LEASE_BYTES + 1)}
+end
+
+-- The demand that the array at `at` (from 0) describes. One share: node, uuid, MiB, cores, slotted,
+-- slots, sharing policy, and what no script reads. Else: node, false, the demand.
+local function demand_at(text, at)
+  local _, node, uuid, memory, cores, slotted, slots, policy = unpack_limit(text, 7, at + 1)
+  if not uuid then return memory end
+  local slot = slotted and 1 or 0
+  return {node, 10, uuid, memory, cores, 1, slot, policy, slots, '', 1, slot}
+end
+
+local function demand_of(header, value)
+  return demand_at(value,
+    LEASE_BYTES + GRANT_BYTES * header[L_SHARE_COUNT] + header[L_DESCRIPTION_BYTES])
+end
+
+local resources_in
+do
+  local parsed = {}
+  function resources_in(text)
+    local resources = parsed[text]
+    if not resources then
+      resources = parse_json(text)
+      parsed[text] = resources
+    end
+    return resources
+  end
+end
+
+-- The lease's anti-affinity groups, resources, pod, gang and namespace.
+local function description_of(header, value)
+  local _, groups_text, resources, pod, gang, namespace =
+    unpack_limit(value, 5, LEASE_BYTES + GRANT_BYTES * header[L_SHARE_COUNT] + 1)
+  return groups_text, resources_in(resources), pod, gang, namespace
+end

@@ -1,0 +1,13 @@
+-- The journal of tenures: from when until when leases hold what they hold, by this server's clock (the
+-- time in an entry's id). The timekeeper charges budgets by it, and trims what it has charged.
+--   tenures   stream  kind: 'held' (bound now), 'restored' (written anew, held since it was created) or
+--                     'ended' (now); and each lease as it is, under its pod
+local MAX_TENURES = 50000
+
+-- `pods_and_leases`: pods, each before its lease.
+local function append_tenures(kind, pods_and_leases)
+  for from = 1, #pods_and_leases, MAX_ARGS do
+    call('XADD', PREFIX .. 'tenures', 'MAXLEN', '~', MAX_TENURES, '*', 'kind', kind,
+      unpack(pods_and_leases, from, math.min(from + MAX_ARGS - 1, #pods_and_leases)))
+  end
+end

@@ -1,0 +1,252 @@
+-- Pods that wait: how they enter and leave the queues, and what room there is for them.
+
+-- Fields of a waiting pod. GROUP: the group of equal smallest needs with which it is offered capacity, or
+-- NO_OFFERS. NEED: that group, whether or not it is offered anything. VERDICT: the capacity number of the
+-- state that its verdict is about. ORDER: what sorts it by priority and age.
+local W = {GROUP = 1, ORDER = 2, VERDICT = 3, SINCE = 4, RECORD = 5, GANG = 6, NEED = 7, NAMESPACE = 8}
+
+-- In place of a group: nothing is offered to this pod, but to another of its gang, or to none.
+local NO_OFFERS = '-'
+
+-- The range of all members of a gang in a set of {gang|...}.
+local function gang_range(gang)
+  return '[' .. gang .. '|', '(' .. gang .. '}'
+end
+
+-- How many pods of the gang hold a live lease.
+local function gang_lease_count(gang)
+  return call('ZLEXCOUNT', PREFIX .. 'gang-leases', gang_range(gang))
+end
+
+local function gang_waiting_count(gang)
+  return call('ZLEXCOUNT', PREFIX .. 'gang-waiting', gang_range(gang))
+end
+
+-- The pods of the gang in one of these two sets, in order.
+local function gang_pods(set, gang)
+  local pods = {}
+  for i, entry in ipairs(call('ZRANGEBYLEX', PREFIX .. set, gang_range(gang))) do
+    pods[i] = string.match(entry, '([^|]*)$')
+  end
+  return pods
+end
+
+local function waiting_records(pods)
+  local found = {}
+  for from = 1, #pods, MAX_ARGS do
+    local page =
+      call('HMGET', PREFIX .. 'waiting', unpack(pods, from, math.min(from + MAX_ARGS - 1, #pods)))
+    for i = 1, #page do found[from + i - 1] = page[i] end
+  end
+  return found
+end
+
+-- A waiting pod as an answer: {verdict, since, record, group}.
+local function waiting_row(value)
+  local pod = decode(value)
+  return {pod[W.VERDICT], pod[W.SINCE], pod[W.RECORD], pod[W.GROUP]}
+end
+
+local function remove_waiting(pods)
+  if #pods == 0 or call('EXISTS', PREFIX .. 'waiting') == 0 then return end
+  local found, changed_queues = waiting_records(pods), {}
+  for i, pod in ipairs(pods) do
+    if found[i] then
+      local waiting = decode(found[i])
+      local group, gang, namespace = waiting[W.GROUP], waiting[W.GANG], waiting[W.NAMESPACE]
+      local member = waiting[W.ORDER] .. '|' .. pod
+      call('HDEL', PREFIX .. 'waiting', pod)
+      call('ZREM', PREFIX .. 'offers', member)
+      if gang ~= '' then call('ZREM', PREFIX .. 'gang-waiting', gang .. '|' .. member) end
+      if group ~= NO_OFFERS then
+        call('ZREM', PREFIX .. 'verdicts', member)
+        call('ZREM', fair.queue(namespace, group), member)
+        changed_queues[namespace .. '|' .. group] = {namespace, group}
+        if call('HINCRBY', PREFIX .. 'waiting-groups', group, -1) <= 0 then
+          call('HDEL', PREFIX .. 'waiting-groups', group)
+        end
+      end
+    end
+  end
+  for _, queue in pairs(changed_queues) do fair.reorder(queue[1], queue[2]) end
+end
+
+-- Write a pod that waits, as decided at the capacity number `verdict`. It waits since its first verdict.
+local function put_waiting(pod, need, order, verdict, record, since, gang, receives_offers, namespace)
+  local before = call('HGET', PREFIX .. 'waiting', pod)
+  if before then
+    since = decode(before)[W.SINCE]
+    remove_waiting({pod})
+  end
+  local member, group = order .. '|' .. pod, receives_offers and need or NO_OFFERS
+  call('HSET', PREFIX .. 'waiting', pod,
+    encode({group, order, verdict, since, record, gang, need, namespace}))
+  if gang ~= '' then call('ZADD', PREFIX .. 'gang-waiting', 0, gang .. '|' .. member) end
+  if receives_offers then
+    call('ZADD', PREFIX .. 'verdicts', verdict, member)
+    call('HINCRBY', PREFIX .. 'waiting-groups', group, 1)
+    call('ZADD', fair.queue(namespace, group), 0, member)
+    fair.reorder(namespace, group)
+  end
+end
+
+-- The namespace whose quota keeps the pods of this group waiting; nil: none does.
+local function quota_namespace(group)
+  return string.match(group, '^q:([^|]*)')
+end
+
+local room_for
+do -- A script may have 200 local names.
+local needs, uuids_by_node = {}, {}
+
+local function need_of(group)
+  if not needs[group] then
+    local need = {}
+    for part in string.gmatch(group, '%d+') do need[#need + 1] = tonumber(part) end
+    needs[group] = need
+  end
+  return unpack(needs[group])
+end
+
+-- About what a pod of the group takes: cores, and MiB. The exact amounts are known once it is placed.
+function fair.need_of(group)
+  local need = string.match(group, '^q:[^|]*|?(.*)$') or group
+  if need == '' then return 0, 0 end
+  local gpus, units, percent, cores, _, _, mib = need_of(need)
+  local total = fair.total_of()
+  local device_mib = 100 * total[2] / total[1]
+  if units == 0 and percent == 0 and mib == 0 then return 100 * gpus, device_mib * gpus end
+  local per_gpu = mib > 0 and mib or percent > 0 and device_mib * percent / 100 or units * fair.unit
+  return cores * gpus, per_gpu * gpus
+end
+
+local function needed_memory(device, units, percent, mib)
+  local unit = device[D_UNIT]
+  if percent > 0 then return math.floor(math.floor(device[D_MEMORY] / unit) * percent / 100) * unit end
+  if mib > 0 then return mib end
+  if units > 0 then return units * unit end
+  return device[D_MEMORY]
+end
+
+-- How often the need fits on the device; policies are not considered for MIG instances.
+local function fits_on_device(device, units, percent, cores, policy, slotted, mib, slots)
+  local is_mig = device[D_MODE] == 1
+  if not is_mig then
+    if device[D_CORES_USED] >= 100 and policy ~= BEST_EFFORT then return 0 end
+    if (policy == EXCLUSIVE or policy == IDLE_DEVICE) and device[D_SHARES] > 0 then return 0 end
+  end
+  fair.unit = device[D_UNIT]
+  local need = needed_memory(device, units, percent, mib)
+  local times = need > 0 and math.floor((device[D_MEMORY] - device[D_MEMORY_USED]) / need) or 64
+  if is_mig then
+    -- A pod that wants all memory gets the largest instance, which may be any part of the device.
+    if need > device[D_MEMORY] - fair.unit and device[D_MEMORY_USED] < need then times = 1 end
+    return times
+  end
+  if cores > 0 then times = math.min(times, math.floor((100 - device[D_CORES_USED]) / cores)) end
+  if slotted == 1 then
+    times = math.min(times, (slots > 0 and slots or device[D_SLOTS]) - device[D_SHARES])
+  end
+  return times
+end
+
+-- How many pods of the group could fit on the node, by their smallest need alone.
+function room_for(group, name)
+  if string.sub(group, 1, 2) == 'q:' then
+    group = string.match(group, '|(.*)$')
+    if not group then return 0 end
+  end
+  local gpus, units, percent, cores, policy, slotted, mib, slots = need_of(group)
+  if gpus == 0 then return 1 end
+  if not uuids_by_node[name] then
+    uuids_by_node[name] = device_uuids(name)
+    fetch('devices', uuids_by_node[name])
+  end
+  local times, fitting_devices = 0, 0
+  for _, uuid in ipairs(uuids_by_node[name]) do
+    local device = devices[uuid]
+    if device and device[D_STATUS] == 1 and device[D_NODE] == name and device[D_EXCLUSIVE] == 0 then
+      local n = fits_on_device(device, units, percent, cores, policy, slotted, mib, slots)
+      if n > 0 then
+        fitting_devices = fitting_devices + 1
+        times = times + n
+      end
+    end
+  end
+  if fitting_devices < gpus then return 0 end
+  return math.max(1, math.floor(times / gpus))
+end
+end
+
+-- Waiting pods that something freed is being offered to, or is about to be: the first few of each group,
+-- with what sorts them, their verdict, and whether their offer was not answered yet.
+local OFFER_S = 2
+do
+local MAX_GROUPS, MAX_PER_GROUP = 64, 4
+
+local function is_offering(now)
+  if call('EXISTS', PREFIX .. 'waiting') == 0 then return false end
+  return tonumber(call('HGET', PREFIX .. 'ledger', 'offered_up_to') or 0) < capacity
+    or call('ZCOUNT', PREFIX .. 'offers', '(' .. now - OFFER_S, '+inf') > 0
+end
+
+-- Can a pod of this queue come before one of the requests, {namespace -> its lowest rank}?
+local function may_come_before(entry, lowest_ranks)
+  local rank = string.sub(entry, 2, 11)
+  for namespace, lowest in pairs(lowest_ranks) do
+    if string.match(entry, '|(.*)$') ~= namespace then
+      if entry < fair.sort_prefix(namespace, lowest, {1e15, 0}) then return true end
+    elseif rank < lowest then
+      return true
+    end
+  end
+  return false
+end
+
+function fair.pending_offers(now, lowest_ranks)
+  local pending = {}
+  if not is_offering(now) then return pending end
+  local groups = call('HKEYS', PREFIX .. 'waiting-groups')
+  for g = 1, math.min(#groups, MAX_GROUPS) do
+    local group, left = groups[g], groups[g] ~= '' and MAX_PER_GROUP or 0
+    local entries =
+      left > 0 and call('ZRANGE', PREFIX .. 'group-order:' .. group, 0, MAX_PER_GROUP - 1) or {}
+    for _, entry in ipairs(entries) do
+      if left == 0 or not may_come_before(entry, lowest_ranks) then break end
+      local namespace = string.match(entry, '|(.*)$')
+      for _, member in ipairs(call('ZRANGE', fair.queue(namespace, group), 0, left - 1)) do
+        left = left - 1
+        local offered_at = tonumber(call('ZSCORE', PREFIX .. 'offers', member) or 0)
+        local verdict = tonumber(call('ZSCORE', PREFIX .. 'verdicts', member) or capacity)
+        if offered_at > now - OFFER_S or verdict < capacity then
+          local rank = string.sub(member, 1, 10)
+          pending[#pending + 1] = {
+            sort_prefix = fair.sort_prefix(namespace, rank), rank = rank, namespace = namespace,
+            group = group, verdict = verdict, is_open = offered_at > now - OFFER_S,
+            pod = string.match(member, '|(.*)$'),
+          }
+        end
+      end
+    end
+  end
+  return pending
+end
+
+-- Is what is free on the node reserved for a pod that comes before this one? Between pods of one
+-- namespace only the rank counts.
+local freed_at = {}
+function fair.is_reserved_for_other(pending, pod, namespace, rank, name)
+  local own_prefix = fair.sort_prefix(namespace, rank, fair.added[namespace])
+  for _, offer in ipairs(pending) do
+    local is_before = offer.sort_prefix < own_prefix
+    if offer.namespace == namespace then is_before = offer.rank < rank end
+    if is_before and offer.pod ~= pod then
+      freed_at[name] = freed_at[name] or tonumber(call('ZSCORE', PREFIX .. 'freed-nodes', name) or 0)
+      if (offer.is_open or offer.verdict < freed_at[name]) and room_for(offer.group, name) > 0 then
+        return true
+      end
+    end
+  end
+  return false
+end
+end

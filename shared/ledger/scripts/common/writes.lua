@@ -1,0 +1,109 @@
+-- Writing everything that changed, once, at the end of a script.
+
+-- Delete the changed nodes that were removed and hold no leases. Fences go on from the highest deleted.
+local function delete_removed_nodes()
+  for name in pairs(changed_nodes) do
+    local node = nodes[name]
+    if node and node[N_STATUS] == -1
+      and call('ZCOUNT', PREFIX .. 'lease-nodes', node[N_NUMBER], node[N_NUMBER]) == 0 then
+      local uuids = device_uuids(name)
+      fetch('devices', uuids)
+      for _, uuid in ipairs(uuids) do
+        local device = devices[uuid]
+        if device and device[D_NODE] == name then
+          fence_floor = math.max(fence_floor, device[D_FENCE])
+          devices[uuid] = false
+          call('HDEL', PREFIX .. 'devices', uuid)
+        end
+      end
+      nodes[name], freed_nodes[name] = false, nil
+      call('DEL', PREFIX .. 'facts:' .. name)
+      call('HDEL', PREFIX .. 'nodes', name)
+      call('ZREM', PREFIX .. 'freed-nodes', name)
+    end
+  end
+end
+
+local function write(command, key, parts)
+  for from = 1, #parts, MAX_ARGS do
+    call(command, PREFIX .. key, unpack(parts, from, math.min(from + MAX_ARGS - 1, #parts)))
+  end
+end
+
+local function add_feed_entry(...)
+  last_entry = last_entry + 1
+  call('XADD', PREFIX .. 'feed', 'MAXLEN', '~', ARGV[4], string.format('%.0f-0', last_entry), ...)
+end
+
+local write_changes
+do
+-- Names with the packed values to be written, and all values joined: each says where it ends.
+local function packed_values(changed, cache, value_of)
+  local parts, joined = {}, {}
+  for name in pairs(changed) do
+    local thing = cache[name]
+    if thing then
+      local value = value_of(thing)
+      parts[#parts + 1] = name
+      parts[#parts + 1] = value
+      joined[#joined + 1] = value
+    end
+  end
+  return parts, table.concat(joined)
+end
+
+local function add_changes_to_feed(cause, node_values, device_values)
+  local entry = {'e', generation, 'c', capacity, 'w', cause, 'n', node_values, 'd', device_values}
+  local function add(key, value)
+    entry[#entry + 1] = key
+    entry[#entry + 1] = value
+  end
+  for name, is_there in pairs(changed_inventories) do
+    if is_there then
+      local stored = call('HMGET', PREFIX .. 'facts:' .. name, 'facts', 'devices', 'served')
+      add('f' .. name, stored[1] or '')
+      add('g' .. name, stored[2] or '[]')
+      add('s' .. name, served_of(name, stored[3]))
+    else
+      add('x' .. name, '')
+    end
+  end
+  if node_values ~= '' or device_values ~= '' or #entry > 10 then add_feed_entry(unpack(entry)) end
+end
+
+-- Write everything. The feed names the `cause`.
+function write_changes(cause)
+  if next(freed_nodes) then capacity = capacity + 1 end
+  local version = next_version()
+  for name in pairs(changed_nodes) do
+    if nodes[name] then nodes[name][N_VERSION] = version end
+  end
+  local node_parts, node_values = packed_values(changed_nodes, nodes, node_value)
+  local device_parts, device_values = packed_values(changed_devices, devices, device_value)
+  add_changes_to_feed(cause, node_values, device_values)
+  write('HSET', 'nodes', node_parts)
+  write('HSET', 'devices', device_parts)
+  write('HSET', 'leases', written_leases)
+  write('ZADD', 'lease-nodes', lease_nodes)
+  write('ZADD', 'gang-leases', gang_members)
+  for at, pods in pairs(expiring) do
+    call('ZADD', PREFIX .. 'expiring', at, encode({last_version, pods}))
+  end
+  for name in pairs(freed_nodes) do call('ZADD', PREFIX .. 'freed-nodes', capacity, name) end
+  if inventory_grew then call('HSET', PREFIX .. 'ledger', 'inventory_grew', capacity) end
+  if last_version ~= first_version or capacity ~= first_capacity then
+    call('HSET', PREFIX .. 'ledger', 'version', last_version, 'capacity', capacity, 'feed_entry',
+      last_entry, 'fence_floor', fence_floor, 'node_number', last_node_number)
+  end
+  fair.write(changed_inventories)
+  if quota.on then quota.write() end
+end
+end
+
+-- Nothing was freed, but pods may be placed that could not before: raise the capacity number, so that
+-- no earlier verdict counts as a later one.
+local function raise_capacity(cause)
+  capacity = capacity + 1
+  add_feed_entry('e', generation, 'c', capacity, 'w', cause, 'n', '', 'd', '')
+  call('HSET', PREFIX .. 'ledger', 'capacity', capacity, 'feed_entry', last_entry)
+end

@@ -1,0 +1,18 @@
+-- Set which nodes are cordoned, so that no pod may be bound to them. Arguments: {node, reason, ...};
+-- the reason '' uncordons. Answers the names of all nodes that are cordoned after this.
+local reasons = ARGS[1]
+for i = 1, #reasons, 2 do
+  local name, reason = reasons[i], reasons[i + 1]
+  local node, before = node_of(name), call('HGET', PREFIX .. 'cordons', name)
+  if reason == '' and before then
+    call('HDEL', PREFIX .. 'cordons', name)
+    mark_grown(name)
+  elseif reason ~= '' and reason ~= before and node and node[N_STATUS] == 1 then
+    call('HSET', PREFIX .. 'cordons', name, reason)
+  else
+    name = nil
+  end
+  if name and node then mark_inventory_changed(name) end
+end
+if next(changed_nodes) then write_changes('nodes cordoned or uncordoned') end
+return encode(call('HKEYS', PREFIX .. 'cordons'))

@@ -1,0 +1,83 @@
+-- End leases and free what they hold. Arguments: {'released', pods, the version that the caller read or
+-- false, reason} or {'expired', now, how many groups at most}. A group are the pods of one `reserve`.
+-- Answers whether there may be more, and the leases that ended.
+local to = ARGS[1]
+local to_state = to == 'expired' and EXPIRED or RELEASED
+local pods, cause, groups = ARGS[2], to, {}
+if to_state == EXPIRED then
+  groups = call('ZRANGEBYSCORE', PREFIX .. 'expiring', '-inf', ARGS[2], 'LIMIT', 0, ARGS[3])
+  pods = {}
+  for _, group in ipairs(groups) do
+    for _, pod in ipairs(decode(group)[2]) do pods[#pods + 1] = pod end
+  end
+else
+  cause = to .. ': ' .. ARGS[4]
+end
+
+local function ends(header)
+  if not MAY_BECOME[header[L_STATE]][to_state] then return false end
+  if to_state == EXPIRED then return header[L_EXPIRES] <= ARGS[2] end
+  return not ARGS[3] or header[L_VERSION] == ARGS[3]
+end
+
+local headers, demands, ending, names, uuids = {}, {}, {}, {}, {}
+fetch('leases', pods)
+for _, pod in ipairs(pods) do
+  local value = leases[pod]
+  local header = value and header_of(value)
+  if header and not headers[pod] and ends(header) then
+    local demand = demand_of(header, value)
+    headers[pod], demands[pod] = header, demand
+    ending[#ending + 1] = pod
+    names[#names + 1] = demand[1]
+    for d = FIRST_DEVICE, demand[2], DEVICE_FIELDS do uuids[#uuids + 1] = demand[d] end
+  end
+end
+fetch('nodes', names)
+fetch('devices', uuids)
+
+local leaving_gang = {}
+
+local function free_lease(pod, header, demand, value)
+  local grants, last, g = grants_of(header, value), demand[2], 1
+  local groups_text, resources, _, gang, namespace = description_of(header, value)
+  fair.add_demand(namespace, demand, -1)
+  if gang ~= '' then leaving_gang[#leaving_gang + 1] = gang .. '|' .. pod end
+  add_demand(demand, resources, groups_text, -1)
+  for s = last + 1, #demand, 2 do
+    local device = devices[demand[FIRST_DEVICE + (demand[s] - 1) * DEVICE_FIELDS]]
+    if grants[g] >= 0 then device[D_SLOT_MAP] = with_slot(device[D_SLOT_MAP], grants[g], '0') end
+    g = g + 2
+  end
+  for d = FIRST_DEVICE, last, DEVICE_FIELDS do
+    local device = devices[demand[d]]
+    device[D_SLOT_MAP] = string.gsub(device[D_SLOT_MAP], '0+$', '')
+  end
+  mark_freed(demand[1])
+  if quota.on then quota.release(pod) end
+  change_state(header, to_state)
+  leases[pod] = false
+  return with_header(header, value)
+end
+
+local answer, tenures = {encode(to_state == EXPIRED and #groups == ARGS[3])}, {}
+for _, pod in ipairs(ending) do
+  local state_before = headers[pod][L_STATE]
+  local value = free_lease(pod, headers[pod], demands[pod], leases[pod])
+  answer[#answer + 1] = value
+  if state_before ~= RESERVED then
+    tenures[#tenures + 1] = pod
+    tenures[#tenures + 1] = value
+  end
+end
+if #ending > 0 then
+  write('HDEL', 'leases', ending)
+  write('ZREM', 'lease-nodes', ending)
+  write('ZREM', 'gang-leases', leaving_gang)
+  delete_removed_nodes()
+  claims.reserve_freed(names)
+  write_changes(cause)
+end
+append_tenures('ended', tenures)
+if #groups > 0 then call('ZREM', PREFIX .. 'expiring', unpack(groups)) end
+return answer

@@ -1,0 +1,15 @@
+-- List waiting pods. Arguments: {'pods', pods} or {'scan', cursor, count}.
+-- Answers the next cursor ('0': that was all) and rows of {verdict, since, record, group}.
+local cursor, values = '0', {}
+if ARGS[1] == 'scan' then
+  local found = call('HSCAN', PREFIX .. 'waiting', ARGS[2], 'COUNT', ARGS[3])
+  cursor = found[1]
+  for i = 2, #found[2], 2 do values[#values + 1] = found[2][i] end
+else
+  values = waiting_records(ARGS[2])
+end
+local rows = {}
+for _, value in ipairs(values) do
+  if value then rows[#rows + 1] = waiting_row(value) end
+end
+return encode({cursor, rows})

@@ -1,0 +1,12 @@
+-- Load leases. Arguments: pods; nodes. Answers each pod's lease or '', then all leases of the nodes.
+local pods = ARGS[1]
+fetch('nodes', ARGS[2])
+for _, name in ipairs(ARGS[2]) do
+  if nodes[name] then
+    for _, pod in ipairs(pods_on_node(nodes[name])) do pods[#pods + 1] = pod end
+  end
+end
+fetch('leases', pods)
+local answer = {}
+for i, pod in ipairs(pods) do answer[i] = leases[pod] or '' end
+return answer

@@ -1,2 +1,0 @@
--- Answers the epoch, the capacity number and the highest version.
-return pack({epoch, capacity, seq})

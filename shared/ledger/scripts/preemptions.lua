@@ -1,0 +1,126 @@
+-- Preemptions: what is under way, what was evicted, and the state of namespaces' budgets. Arguments, by
+-- the first of them:
+--   'open', id, text, claim ({pod, node, uuids, resources, namespace, demand} or false)
+--                                       begin one and claim its devices; answers whether that was done
+--   'save', id, version read, text, evictions
+--                                       the next step; answers whether that was the stored version
+--   'close', id, version read, pod whose claim ends ('': none)
+--                                       the same
+--   'read', milliseconds from which on evictions are wanted
+--                                       answers preemptions {id, version, text, whether its claim is
+--                                       there}, evictions, states of budgets
+--   'save_budget', namespace, at, text, whether it is spent, weight, whether its new pods wait
+--                                       save the newest state of a budget
+--   'lead', name, milliseconds          answers whether the caller is the leader for that long
+-- Keys beside the ledger's, which a rebuild leaves alone:
+--   preemptions  hash    id -> {version, text}
+--   evictions    stream  a journal: which pods were evicted, for which pods
+--   budgets      hash    namespace -> {at, text}
+--   leader       string
+local BESIDE = string.gsub(PREFIX, ':$', '') .. '-preemption:'
+local MAX_EVICTIONS = 20000
+
+local function append_evictions(texts)
+  for _, text in ipairs(texts) do
+    call('XADD', BESIDE .. 'evictions', 'MAXLEN', '~', MAX_EVICTIONS, '*', 'text', text)
+  end
+end
+
+local function is_at(id, version)
+  local value = call('HGET', BESIDE .. 'preemptions', id)
+  return value and decode(value)[1] == version
+end
+
+local function put_preemption(id, version, text)
+  call('HSET', BESIDE .. 'preemptions', id, encode({version, text}))
+end
+
+local function is_claimable(pod, name, uuids)
+  local node = node_of(name)
+  if not node or node[N_STATUS] ~= 1 or lease_of(pod) or claims.of(pod) then return false end
+  fetch('devices', uuids)
+  for _, uuid in ipairs(uuids) do
+    local device = devices[uuid]
+    if not device or device[D_NODE] ~= name or device[D_EXCLUSIVE] >= claims.MARK then return false end
+  end
+  return true
+end
+
+local actions = {}
+
+function actions.open(id, text, wanted)
+  if call('HEXISTS', BESIDE .. 'preemptions', id) == 1 then return false end
+  if wanted then
+    local pod, name, uuids, resources, namespace, demand = unpack(wanted)
+    if not is_claimable(pod, name, uuids) then return false end
+    if quota.on and quota.check(namespace, demand) then return false end
+    local reserved = {}
+    for i = 1, #resources / 2 do reserved[i] = 0 end
+    local claim = {name, nodes[name][N_NUMBER], uuids, resources, reserved}
+    claims.mark_devices(claim, true)
+    claims.reserve_more(claim)
+    claims.put(pod, claim)
+    claims.update_count()
+    write_changes('claimed')
+  end
+  put_preemption(id, 1, text)
+  return true
+end
+
+function actions.save(id, version, text, evictions)
+  if not is_at(id, version) then return false end
+  put_preemption(id, version + 1, text)
+  append_evictions(evictions)
+  return true
+end
+
+function actions.close(id, version, pod)
+  if not is_at(id, version) then return false end
+  call('HDEL', BESIDE .. 'preemptions', id)
+  local claim = pod ~= '' and claims.suspend(pod)
+  if claim then
+    claims.resume(pod, claim, true)
+    claims.delete_ended()
+    write_changes('claim ended')
+  end
+  return true
+end
+
+function actions.read(since)
+  local preemptions, evictions, budgets = {}, {}, {}
+  local found = call('HGETALL', BESIDE .. 'preemptions')
+  for i = 1, #found, 2 do
+    local value = decode(found[i + 1])
+    preemptions[#preemptions + 1] =
+      {found[i], value[1], value[2], call('HEXISTS', PREFIX .. 'claims', found[i]) == 1}
+  end
+  for _, entry in ipairs(call('XRANGE', BESIDE .. 'evictions', string.format('%.0f', since), '+')) do
+    evictions[#evictions + 1] = entry[2][2]
+  end
+  for _, value in ipairs(call('HVALS', BESIDE .. 'budgets')) do
+    budgets[#budgets + 1] = decode(value)[2]
+  end
+  return {preemptions, evictions, budgets}
+end
+
+function actions.save_budget(namespace, at, text, is_spent, weight, must_wait)
+  local known = call('HGET', BESIDE .. 'budgets', namespace)
+  if not known or decode(known)[1] <= at then
+    call('HSET', BESIDE .. 'budgets', namespace, encode({at, text}))
+    if is_ready and fair.set_entitlement(namespace, is_spent, weight, must_wait) then
+      raise_capacity('budget')
+      call('HSET', PREFIX .. 'quota-freed', namespace, capacity)
+      quota.offer(namespace, MAX_ARGS)
+    end
+  end
+  return true
+end
+
+function actions.lead(name, ttl_ms)
+  local leader = call('GET', BESIDE .. 'leader')
+  if leader and leader ~= name then return false end
+  call('SET', BESIDE .. 'leader', name, 'PX', ttl_ms)
+  return true
+end
+
+return encode(actions[ARGS[1]](unpack(ARGS, 2)))

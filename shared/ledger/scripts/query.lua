@@ -1,0 +1,54 @@
+-- Answer one question about the ledger, by the first argument:
+--   'position'     {generation, capacity number, highest version}
+--   'by_agent', node
+--                  whether our agent sent the node's latest device report
+--   'claimed'      what claims reserve of nodes' ordinary resources: rows of {node, resource, amount}
+--   'gangs'        {gang, pod} of every live lease that is counted with its gang
+--   'fair_share'   {cores, MiB} of all healthy devices; namespaces, each before the cores that it holds;
+--                  the same of MiB; and rows of {namespace, whether its budget is spent, weight, whether
+--                  its new pods wait}
+local queries = {}
+
+function queries.position()
+  return {generation, capacity, last_version}
+end
+
+function queries.by_agent()
+  return call('HGET', PREFIX .. 'facts:' .. ARGS[2], 'by_agent') == '1'
+end
+
+function queries.claimed()
+  local rows = {}
+  local found = claim_count > 0 and call('HVALS', PREFIX .. 'claims') or {}
+  for _, value in ipairs(found) do
+    local claim = decode(value)
+    for i, reserved in ipairs(claims.node_of(claim) and claim[claims.FIELD.RESERVED] or {}) do
+      if reserved > 0 then
+        rows[#rows + 1] = {claim[claims.FIELD.NODE], claim[claims.FIELD.RESOURCES][2 * i - 1], reserved}
+      end
+    end
+  end
+  return rows
+end
+
+function queries.gangs()
+  local rows = {}
+  for i, entry in ipairs(call('ZRANGE', PREFIX .. 'gang-leases', 0, -1)) do
+    rows[i] = {string.match(entry, '^(.*)|([^|]*)$')}
+  end
+  return rows
+end
+
+function queries.fair_share()
+  local entitlements = {}
+  local found = call('HGETALL', PREFIX .. 'entitlements')
+  for i = 1, #found, 2 do
+    local entitlement = decode(found[i + 1])
+    entitlements[#entitlements + 1] =
+      {found[i], entitlement[1] == 1, entitlement[2], entitlement[3] == 1}
+  end
+  return {fair.total_of(), call('HGETALL', PREFIX .. 'used-cores'), call('HGETALL', PREFIX .. 'used-mib'),
+    entitlements}
+end
+
+return encode(queries[ARGS[1]]())

@@ -1,0 +1,44 @@
+-- Read nodes. Arguments: names (none: answer only which nodes there are); whether with their leases.
+-- Answers {generation, last feed entry, capacity number, names, rows of {name, node, facts, devices,
+-- served resources, uuids, device states, number of leases, mismatches}}, and the leases.
+local names, with_leases = ARGS[1], ARGS[2]
+local position = {generation, string.format('%.0f', last_entry), capacity}
+if #names == 0 then
+  return {encode({position[1], position[2], position[3], call('HKEYS', PREFIX .. 'nodes'), {}})}
+end
+
+local answer = {''}
+
+local function add_leases(name)
+  local pods, mismatches, count = pods_on_node(nodes[name]), {}, 0
+  fetch('leases', pods)
+  for _, pod in ipairs(pods) do
+    local value = leases[pod]
+    if not value then
+      mismatches[#mismatches + 1] = 'node ' .. name .. ' lists pod ' .. pod .. ', which has no lease'
+    else
+      count = count + 1
+      answer[#answer + 1] = value
+      if demand_of(header_of(value), value)[1] ~= name then
+        mismatches[#mismatches + 1] = 'pod ' .. pod .. ' is on two nodes'
+      end
+    end
+  end
+  return count, mismatches
+end
+
+local rows = {}
+fetch('nodes', names)
+for _, name in ipairs(names) do
+  if nodes[name] then
+    local stored = call('HMGET', PREFIX .. 'facts:' .. name, 'facts', 'devices', 'served')
+    local uuids, states, count, mismatches = device_uuids(name), {}, 0, {}
+    fetch('devices', uuids)
+    for i, uuid in ipairs(uuids) do states[i] = devices[uuid] and device_row(devices[uuid]) end
+    if with_leases then count, mismatches = add_leases(name) end
+    rows[#rows + 1] = {name, node_row(nodes[name]), stored[1] or '', stored[2] or '[]',
+      served_of(name, stored[3]), uuids, states, count, mismatches}
+  end
+end
+answer[1] = encode({position[1], position[2], position[3], names, rows})
+return answer
