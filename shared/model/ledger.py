@@ -66,7 +66,7 @@ class Full:
     quotas: tuple[Excess, ...] = ()
     """What of its namespace's quota was in the way, for each candidate that it refused."""
     is_kept: bool = False
-    """Of a candidate, what it would have taken is being offered to a waiting pod that comes first."""
+    """What a candidate would have taken is being offered to a waiting pod that comes first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
