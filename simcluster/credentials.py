@@ -22,7 +22,7 @@ _NAMES = ("localhost", "kubernetes", "kubernetes.default", "kubernetes.default.s
 
 
 @dataclass(frozen=True, slots=True)
-class Certificates:
+class CertificateFiles:
     """Paths of the files; the keys are readable by their owner only."""
 
     ca: Path
@@ -37,21 +37,23 @@ class Certificates:
         return context
 
 
-def certificates(directory: Path, *names: str) -> Certificates:
+def api_server_certificates(directory: Path, *names: str) -> CertificateFiles:
     """Return the API server's certificates, for its usual names and these, made if missing."""
-    return certificates_for(directory, *_NAMES, *names)
+    return load_certificates(directory, *_NAMES, *names)
 
 
-def certificates_for(directory: Path, *names: str) -> Certificates:
+def load_certificates(directory: Path, *names: str) -> CertificateFiles:
     """Return certificates for these names and this machine's own addresses, made if missing."""
-    paths = Certificates(directory / "ca.crt", directory / "server.crt", directory / "server.key")
+    paths = CertificateFiles(
+        directory / "ca.crt", directory / "server.crt", directory / "server.key"
+    )
     if not all(path.exists() for path in (paths.ca, paths.certificate, paths.key)):
         directory.mkdir(parents=True, exist_ok=True)
         _make(paths, names)
     return paths
 
 
-def _make(paths: Certificates, dns_names: Sequence[str]) -> None:
+def _make(paths: CertificateFiles, dns_names: Sequence[str]) -> None:
     now = datetime.now(UTC)
     authority = issuing.authority("leasehold-simcluster-ca", now, days=_VALID_DAYS)
     shown = issuing.issue(authority, (*dns_names, *_ADDRESSES), now, days=_VALID_DAYS)
@@ -69,7 +71,7 @@ def write_private(path: Path, content: bytes) -> None:
     partial.replace(path)
 
 
-def kept_secret(path: Path, make: Callable[[], str]) -> str:
+def load_secret(path: Path, make: Callable[[], str]) -> str:
     """Return the text in `path`, made and written there first if there is none."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -76,7 +76,7 @@ class StoredObject(Protocol):
         ...
 
 
-class ObjectEvent(Protocol):
+class ClusterEvent(Protocol):
     """One change of a watched object."""
 
     @property
@@ -93,7 +93,7 @@ class ObjectEvent(Protocol):
 class ObjectWatch(Protocol):
     """The changes of some objects, beginning with an ADDED event for each that exists."""
 
-    def take(self) -> Sequence[ObjectEvent]:
+    def poll(self) -> Sequence[ClusterEvent]:
         """Return the changes since the last call; `ApiError` 410 when they are forgotten."""
         ...
 

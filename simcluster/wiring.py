@@ -9,17 +9,17 @@ import socket
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from simcluster.apiserver.http.server import ApiServer, ApiSettings, listening
+from simcluster.apiserver.http.server import ApiServer, ApiSettings, start_server
 from simcluster.apiserver.registry import open_store
-from simcluster.apiserver.storage.persistence import SqliteDisk
-from simcluster.credentials import certificates, kept_secret, write_kubeconfig
+from simcluster.apiserver.storage.persistence import SqliteBackend
+from simcluster.credentials import api_server_certificates, load_secret, write_kubeconfig
 from simcluster.kubelet.fleet import KubeletFleet
 from simcluster.kubelet.settings import NodeSettings
 
 log = logging.getLogger("simcluster")
 
 
-def free_port(host: str, kept: Path) -> int:
+def choose_port(host: str, kept: Path) -> int:
     """Return the port of the last life if it is free, else another, kept for the next life.
 
     Clients that hold the old kubeconfig then find a restarted server where they left it.
@@ -44,12 +44,12 @@ async def serve(options: argparse.Namespace) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     names = (options.name,) if options.name else ()
-    certs = certificates(state / "tls", *names)
-    token = kept_secret(state / "token", lambda: secrets.token_urlsafe(32))
-    store = open_store(SqliteDisk(state / "objects.sqlite"), window=options.window)
+    certs = api_server_certificates(state / "tls", *names)
+    token = load_secret(state / "token", lambda: secrets.token_urlsafe(32))
+    store = open_store(SqliteBackend(state / "objects.sqlite"), window=options.window)
     settings = ApiSettings(
         host=options.host,
-        port=options.port or free_port(options.host, state / "port"),
+        port=options.port or choose_port(options.host, state / "port"),
         token=token,
         bookmark_s=options.bookmark_s,
     )
@@ -59,7 +59,7 @@ async def serve(options: argparse.Namespace) -> None:
     )
     server = ApiServer(store, settings, runtime=fleet)
     try:
-        async with fleet, listening(server, certs) as url:
+        async with fleet, start_server(server, certs) as url:
             known_as = f"https://{options.name}:{urlsplit(url).port}" if options.name else url
             write_kubeconfig(state / "kubeconfig", known_as, certs.ca.read_bytes(), token)
             log.info("listening on %s as %s, nodes %d", url, known_as, options.nodes)

@@ -23,30 +23,30 @@ _NEW_NAMES: Mapping[str, str] = {
 _OLD_NAMES = {new: old for old, new in _NEW_NAMES.items()}
 
 
-def _names_differ(kind: Resource) -> bool:
+def _renames_fields(kind: Resource) -> bool:
     return kind.group == "events.k8s.io"
 
 
-def shown(kind: Resource, obj: Json) -> Json:
+def to_version(kind: Resource, obj: Json) -> Json:
     """Return a stored object as a version shows it."""
     if obj.get("apiVersion") == kind.api_version:
         return obj
-    if _names_differ(kind):
+    if _renames_fields(kind):
         obj = {_NEW_NAMES.get(name, name): value for name, value in obj.items()}
     return {**obj, "apiVersion": kind.api_version}
 
 
-def stored(kind: Resource, obj: Json) -> Json:
+def to_storage(kind: Resource, obj: Json) -> Json:
     """Return an object that came in a version as its table takes it."""
-    if not _names_differ(kind):
+    if not _renames_fields(kind):
         return obj
     renamed = {_OLD_NAMES.get(name, name): value for name, value in obj.items()}
     return {**renamed, "apiVersion": "v1"}
 
 
-def stored_path(kind: Resource, path: str) -> str:
+def storage_path(kind: Resource, path: str) -> str:
     """Return where a field is stored that a version's field selector names."""
-    if not _names_differ(kind):
+    if not _renames_fields(kind):
         return path
     first, dot, rest = path.partition(".")
     return f"{_OLD_NAMES.get(first, first)}{dot}{rest}"

@@ -47,7 +47,7 @@ def is_qualified(text: str) -> bool:
     return len(name) <= 63 and _QUALIFIED.fullmatch(name) is not None
 
 
-def label_name_cause(text: str, field: str) -> list[Cause]:
+def label_name_causes(text: str, field: str) -> list[Cause]:
     """Check a name that must be an RFC 1123 label, such as a container's."""
     if is_label(text):
         return []

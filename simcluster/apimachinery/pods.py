@@ -43,7 +43,7 @@ def ready_containers(pod: Json) -> tuple[int, int]:
     return ready, len(at_path(pod, "spec.containers") or ())
 
 
-def restarts(pod: Json) -> int:
+def restart_count(pod: Json) -> int:
     """Return how often its containers were restarted."""
     return sum(int(each.get("restartCount") or 0) for each in _statuses(pod, "containerStatuses"))
 
@@ -56,19 +56,19 @@ def is_ready(pod: Json) -> bool:
     )
 
 
-def status_word(pod: Json) -> str:
+def status_summary(pod: Json) -> str:
     """Return the phase, or what says more: a container's reason, or that the pod is ending."""
     word = str(at_path(pod, "status.reason") or at_path(pod, "status.phase") or "Unknown")
     for condition in _statuses(pod, "conditions"):
         if condition.get("type") == "PodScheduled" and condition.get("reason") == "SchedulingGated":
             word = "SchedulingGated"
-    word = _init_word(pod) or _container_word(_statuses(pod, "containerStatuses")) or word
+    word = _init_summary(pod) or _container_summary(_statuses(pod, "containerStatuses")) or word
     if metadata(pod).get("deletionTimestamp"):
         return "Unknown" if at_path(pod, "status.reason") == "NodeLost" else "Terminating"
     return word
 
 
-def _init_word(pod: Json) -> str:
+def _init_summary(pod: Json) -> str:
     total = len(at_path(pod, "spec.initContainers") or ())
     for at, status in enumerate(_statuses(pod, "initContainerStatuses")):
         if at_path(status, "state.terminated.exitCode") == 0:
@@ -80,7 +80,7 @@ def _init_word(pod: Json) -> str:
     return ""
 
 
-def _container_word(statuses: Iterable[Json]) -> str:
+def _container_summary(statuses: Iterable[Json]) -> str:
     words = [_reason(status) for status in statuses]
     return next((word for word in words if word), "")
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from simcluster.apimachinery.objects import Json, metadata, name_of, unix
+from simcluster.apimachinery.objects import Json, metadata, name_of, parse_time
 
 UNKNOWN = "<unknown>"
 
@@ -20,36 +20,36 @@ class Column:
     format: str = ""
 
 
-def age(since: object, now: float) -> str:
+def format_age(since: object, now: float) -> str:
     """Say how long ago a time was, in at most two units."""
     try:
-        return duration(max(now - unix(str(since)), 0))
+        return format_duration(max(now - parse_time(str(since)), 0))
     except ValueError:
         return UNKNOWN
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Shorten a duration the way kubectl does."""
     total = int(seconds)
     minutes, hours, days = total // 60, total // 3600, total // 86400
     steps = (
         (total < 120, f"{total}s"),
-        (minutes < 10, _two(minutes, "m", total % 60, "s")),
+        (minutes < 10, _two_units(minutes, "m", total % 60, "s")),
         (minutes < 180, f"{minutes}m"),
-        (hours < 8, _two(hours, "h", minutes % 60, "m")),
+        (hours < 8, _two_units(hours, "h", minutes % 60, "m")),
         (hours < 48, f"{hours}h"),
-        (days < 8, _two(days, "d", hours % 24, "h")),
+        (days < 8, _two_units(days, "d", hours % 24, "h")),
         (days < 730, f"{days}d"),
     )
     return next((text for fits, text in steps if fits), f"{days // 365}y{days % 365}d")
 
 
-def _two(large: int, large_unit: str, small: int, small_unit: str) -> str:
+def _two_units(large: int, large_unit: str, small: int, small_unit: str) -> str:
     return f"{large}{large_unit}{small}{small_unit}" if small else f"{large}{large_unit}"
 
 
 def _created(obj: Json, now: float) -> str:
-    return age(metadata(obj).get("creationTimestamp"), now)
+    return format_age(metadata(obj).get("creationTimestamp"), now)
 
 
 NAME = Column("Name", lambda obj, _now: name_of(obj), format="name")
@@ -58,4 +58,4 @@ NAME = Column("Name", lambda obj, _now: name_of(obj), format="name")
 AGE = Column("Age", _created)
 
 
-GENERIC = (NAME, AGE)
+DEFAULT_COLUMNS = (NAME, AGE)

@@ -22,7 +22,7 @@ class Resource:
     list_name: str = ""
     stored_as: str = ""
     """Its table, where that is not its plural: other kinds have that name, or share the table."""
-    status_alone: bool = False
+    status_only: bool = False
     """Whether nothing but the status is written through `status`, not even labels."""
 
     @property
@@ -71,7 +71,7 @@ class Kinds:
         """Iterate over every kind in every version that is served."""
         return iter(self._by_path.values())
 
-    def stored(self) -> Iterable[Resource]:
+    def storage_versions(self) -> Iterable[Resource]:
         """Return each table's kind."""
         return self._stored.values()
 
@@ -79,7 +79,7 @@ class Kinds:
         """Return what is served at a place of the API, or None."""
         return self._by_path.get((group, version, plural))
 
-    def of(self, table: str, api_version: object) -> Resource:
+    def in_version(self, table: str, api_version: object) -> Resource:
         """Return a table's kind in the version that an object names, else as it is stored."""
         versions = self._added.get(table, ())
         return next((k for k in versions if k.api_version == api_version), self._stored[table])

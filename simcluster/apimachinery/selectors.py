@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from simcluster.apimachinery.conversions import stored_path
+from simcluster.apimachinery.conversions import storage_path
 from simcluster.apimachinery.errors import ApiError
 from simcluster.apimachinery.objects import Json
 from simcluster.apimachinery.resources import Resource
@@ -22,7 +22,7 @@ _TERM = re.compile(
 _FIELD_TERM = re.compile(r"(?P<path>[\w.]+)(?P<op>==|!=|=)(?P<value>.*)", re.DOTALL)
 
 
-Requirement = Callable[[Mapping[str, str]], bool]
+LabelRequirement = Callable[[Mapping[str, str]], bool]
 
 
 FieldRequirement = Callable[[Json], bool]
@@ -31,9 +31,9 @@ FieldRequirement = Callable[[Json], bool]
 _BOOLEANS: Mapping[str, tuple[Any, ...]] = {"true": (True,), "false": (False, None)}
 
 
-def label_requirements(text: str) -> tuple[Requirement, ...]:
+def parse_label_selector(text: str) -> tuple[LabelRequirement, ...]:
     """Parse a label selector, equality-based and set-based terms alike; all must hold."""
-    found: list[Requirement] = []
+    found: list[LabelRequirement] = []
     at = 0
     while text.strip() and at < len(text):
         match = _TERM.match(text, at)
@@ -44,7 +44,7 @@ def label_requirements(text: str) -> tuple[Requirement, ...]:
     return tuple(found)
 
 
-def _requirement(match: re.Match[str]) -> Requirement:
+def _requirement(match: re.Match[str]) -> LabelRequirement:
     if match["absent"]:
         absent = match["absent_key"]
         return lambda labels: absent not in labels
@@ -57,7 +57,7 @@ def _requirement(match: re.Match[str]) -> Requirement:
     return _comparison(match["key"], match["op"], match["value"])
 
 
-def _comparison(key: str, operator: str | None, value: str) -> Requirement:
+def _comparison(key: str, operator: str | None, value: str) -> LabelRequirement:
     if operator is None:
         return lambda labels: key in labels
     if operator == "!=":
@@ -72,7 +72,7 @@ def _comparison(key: str, operator: str | None, value: str) -> Requirement:
     )
 
 
-def object_requirements(selector: Json | None) -> tuple[Requirement, ...]:
+def selector_requirements(selector: Json | None) -> tuple[LabelRequirement, ...]:
     """Read a `LabelSelector` object, as PodDisruptionBudgets carry; None selects nothing."""
     if selector is None:
         return (lambda _labels: False,)
@@ -87,7 +87,7 @@ def object_requirements(selector: Json | None) -> tuple[Requirement, ...]:
                 "DoesNotExist": f"!{key}",
             }[expression["operator"]]
         )
-    return label_requirements(",".join(terms))
+    return parse_label_selector(",".join(terms))
 
 
 def _field_requirement(path: str, value: str, *, equal: bool) -> FieldRequirement:
@@ -111,7 +111,7 @@ def _field_requirement(path: str, value: str, *, equal: bool) -> FieldRequiremen
     return holds
 
 
-def field_terms(text: str, resource: Resource) -> tuple[FieldRequirement, ...]:
+def parse_field_selector(text: str, resource: Resource) -> tuple[FieldRequirement, ...]:
     """Parse a field selector; a field this kind cannot be selected by is a 400."""
     known = {"metadata.name", *resource.selectable}
     if resource.namespaced:
@@ -128,7 +128,7 @@ def field_terms(text: str, resource: Resource) -> tuple[FieldRequirement, ...]:
                 f"{match['path']}"
             )
         equal = match["op"] != "!="
-        path = stored_path(resource, match["path"])
+        path = storage_path(resource, match["path"])
         terms.append(_field_requirement(path, match["value"], equal=equal))
     return tuple(terms)
 
@@ -138,7 +138,7 @@ class Selection:
     """Everything that narrows a list or a watch."""
 
     namespace: str = ""
-    labels: tuple[Requirement, ...] = ()
+    labels: tuple[LabelRequirement, ...] = ()
     fields: tuple[FieldRequirement, ...] = ()
 
     def matches(self, obj: Json) -> bool:
@@ -154,8 +154,10 @@ class Selection:
         return True
 
 
-def selection(
+def parse_selection(
     resource: Resource, namespace: str | None = None, labels: str = "", fields: str = ""
 ) -> Selection:
     """Parse what a request says into a `Selection`."""
-    return Selection(namespace or "", label_requirements(labels), field_terms(fields, resource))
+    return Selection(
+        namespace or "", parse_label_selector(labels), parse_field_selector(fields, resource)
+    )

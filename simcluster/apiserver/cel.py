@@ -15,7 +15,7 @@ from shared.model.errors import RequestError
 from shared.model.quantity import parse_quantity
 from simcluster.apimachinery.errors import Cause
 from simcluster.apimachinery.names import is_qualified
-from simcluster.apimachinery.objects import Json, shown
+from simcluster.apimachinery.objects import Json, json_text
 
 _QUANTITY = "quantity"
 
@@ -30,7 +30,7 @@ class ExpressionError(Exception):
     """An expression does not compile, or cannot be evaluated over what it was given."""
 
 
-class Expression:
+class CelExpression:
     """A compiled expression; `evaluate` it as often as you like."""
 
     def __init__(self, text: str) -> None:
@@ -46,7 +46,7 @@ class Expression:
             raise ExpressionError(f"compilation failed: {error}") from error
 
     @property
-    def names(self) -> frozenset[str]:
+    def variables(self) -> frozenset[str]:
         """The variables of which it speaks."""
         return frozenset(self._program.variables())
 
@@ -61,9 +61,9 @@ class Expression:
 
 
 @lru_cache(maxsize=1024)
-def compiled(text: str) -> Expression:
+def compile_expression(text: str) -> CelExpression:
     """Compile an expression, once; `ExpressionError` where that cannot be done."""
-    return Expression(text)
+    return CelExpression(text)
 
 
 def _amount(value: Any) -> Any:
@@ -138,6 +138,6 @@ def expression_causes(text: object, path: str) -> Iterator[Cause]:
         yield Cause("FieldValueRequired", "Required value", path)
         return
     try:
-        compiled(text)
+        compile_expression(text)
     except ExpressionError as error:
-        yield Cause("FieldValueInvalid", f"Invalid value: {shown(text)}: {error}", path)
+        yield Cause("FieldValueInvalid", f"Invalid value: {json_text(text)}: {error}", path)

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from simcluster.apimachinery.objects import Json, encode
-from simcluster.credentials import Certificates
+from simcluster.credentials import CertificateFiles
 
 Restart = Callable[[], Awaitable[None]]
 
@@ -18,7 +18,7 @@ class KubeletEndpoint:
         self._token = token
         self._pods = pods
         self._restart = restart
-        self.rights = {"nodes/pods", "nodes/proxy"}
+        self.allowed_resources = {"nodes/pods", "nodes/proxy"}
         """What the token's account may `get`; either is enough for the list of pods."""
 
     def application(self) -> web.Application:
@@ -45,7 +45,7 @@ class KubeletEndpoint:
         return web.Response(text="ok")
 
     async def _list_pods(self, _request: web.Request) -> web.Response:
-        if not self.rights & {"nodes/pods", "nodes/proxy"}:
+        if not self.allowed_resources & {"nodes/pods", "nodes/proxy"}:
             raise web.HTTPForbidden(text="Forbidden (verb=get, resource=nodes, subresource=pods)")
         body = {"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": self._pods()}
         return web.Response(body=encode(body), content_type="application/json")
@@ -56,7 +56,7 @@ class KubeletEndpoint:
 
 
 async def serve_https(
-    application: web.Application, certificates: Certificates, host: str, port: int
+    application: web.Application, certificates: CertificateFiles, host: str, port: int
 ) -> tuple[web.AppRunner, int]:
     """Listen; returns the runner and the port. A port that is taken is replaced by a free one."""
     runner = web.AppRunner(application, access_log=None, shutdown_timeout=1)

@@ -8,7 +8,7 @@ from typing import Self
 
 from simcluster.apimachinery.errors import ApiError
 from simcluster.apimachinery.objects import at_path
-from simcluster.kubelet.containers.container_commands import LogReader, execute
+from simcluster.kubelet.containers.container_commands import LogReader, exec_command
 from simcluster.kubelet.containers.container_state import ContainerPhase, ContainerState
 from simcluster.kubelet.kubelet import SimKubelet
 from simcluster.kubelet.settings import NodeSettings
@@ -73,7 +73,7 @@ class KubeletFleet:
                 "InternalError",
                 f'unable to upgrade connection: container not found ("{container}")',
             )
-        return await execute(state, command, tty=tty, streams=streams)
+        return await exec_command(state, command, tty=tty, streams=streams)
 
     def log(
         self, namespace: str, pod: str, container: str, options: LogOptions

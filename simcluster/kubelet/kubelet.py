@@ -16,12 +16,12 @@ import msgspec
 
 from shared.model.quantity import parse_resources
 from simcluster.apimachinery.objects import Json
-from simcluster.credentials import certificates, kept_secret
+from simcluster.credentials import api_server_certificates, load_secret
 from simcluster.kubelet.containers.container_state import PodState, StateFiles
 from simcluster.kubelet.devices.checkpoint import FILE_NAME
 from simcluster.kubelet.devices.device_manager import DeviceManager
 from simcluster.kubelet.devices.plugin_client import PluginConnection, checked_socket
-from simcluster.kubelet.devices.pod_resources import PodResources, serve_pod_resources
+from simcluster.kubelet.devices.pod_resources import PodResourcesService, serve_pod_resources
 from simcluster.kubelet.devices.registration import SOCKET_NAME, serve_registration
 from simcluster.kubelet.endpoint import KubeletEndpoint, serve_https
 from simcluster.kubelet.node import (
@@ -61,7 +61,7 @@ class SimKubelet:
         self._store = store
         self._index = index
         self._stack = AsyncExitStack()
-        self._life: asyncio.Task[None] | None = None
+        self._run_task: asyncio.Task[None] | None = None
         self._pods: PodManager | None = None
         self._node_written_at = -FULL_STATUS_S
         self._restarting = asyncio.Lock()
@@ -71,20 +71,20 @@ class SimKubelet:
 
     async def __aenter__(self) -> Self:
         self.files.root.mkdir(parents=True, exist_ok=True)
-        self.token = kept_secret(self.files.token, lambda: secrets.token_urlsafe(32))
-        made = certificates(self.files.tls)
-        self.endpoint = endpoint = KubeletEndpoint(self.token, self._listed, self.restart)
+        self.token = load_secret(self.files.token, lambda: secrets.token_urlsafe(32))
+        made = api_server_certificates(self.files.tls)
+        self.endpoint = endpoint = KubeletEndpoint(self.token, self._list_pods, self.restart)
         runner, self.port = await serve_https(
             endpoint.application(), made, self.settings.host, self._earlier_port()
         )
         self._stack.push_async_callback(runner.cleanup)
         self._group = await self._stack.enter_async_context(asyncio.TaskGroup())
         try:
-            await self._begin()
+            await self._start()
         except BaseException:
             await self._stack.aclose()
             raise
-        self._describe(made.ca)
+        self._write_description(made.ca)
         return self
 
     async def __aexit__(
@@ -93,7 +93,7 @@ class SimKubelet:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self._end()
+        await self._stop()
         await self._stack.__aexit__(kind, error, trace)
 
     # One life, from start to restart
@@ -101,29 +101,29 @@ class SimKubelet:
     async def restart(self) -> None:
         """Stop and start the kubelet: plugins must register again, containers are left alone."""
         async with self._restarting:
-            await self._end()
-            await self._begin()
+            await self._stop()
+            await self._start()
 
     async def reboot(self) -> None:
         """Do what a reboot of the node does: no container runs, and each pod is admitted anew."""
         async with self._restarting:
-            await self._end()
+            await self._stop()
             await asyncio.to_thread(shutil.rmtree, self.files.pods, ignore_errors=True)
-            await self._begin()
+            await self._start()
 
-    async def _begin(self) -> None:
+    async def _start(self) -> None:
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._life = self._group.create_task(self._live(ready))
-        await asyncio.wait([ready, self._life], return_when=asyncio.FIRST_COMPLETED)
-        if self._life.done():
-            self._life.result()
+        self._run_task = self._group.create_task(self._run(ready))
+        await asyncio.wait([ready, self._run_task], return_when=asyncio.FIRST_COMPLETED)
+        if self._run_task.done():
+            self._run_task.result()
 
-    async def _end(self) -> None:
-        if self._life is not None:
-            self._life.cancel()
-            await asyncio.wait([self._life])
+    async def _stop(self) -> None:
+        if self._run_task is not None:
+            self._run_task.cancel()
+            await asyncio.wait([self._run_task])
 
-    async def _live(self, ready: asyncio.Future[None]) -> None:
+    async def _run(self, ready: asyncio.Future[None]) -> None:
         directory = self.files.device_plugins
         forgetful = not (directory / FILE_NAME).exists()
         devices = DeviceManager(
@@ -132,7 +132,7 @@ class SimKubelet:
             stale_stream_race=self.settings.stale_stream_race,
             changed=self._node_changed.set,
         )
-        self._begin_node(forgetful=forgetful)
+        self._register_node(forgetful=forgetful)
         self._write_node(devices)
         pods = self._pods = PodManager(
             self.name,
@@ -140,7 +140,7 @@ class SimKubelet:
             self._store,
             devices=devices,
             files=StateFiles(self.files.pods),
-            node_facts=lambda: self._facts(devices),
+            node_facts=lambda: self._node_facts(devices),
             address=self._address,
         )
         async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
@@ -149,10 +149,10 @@ class SimKubelet:
             async def accept(connection: PluginConnection) -> None:
                 await devices.accept(connection, group)
 
-            service = PodResources(lambda: devices.ledger, pods.active)
-            stack.push_async_callback(_stop, await serve_registration(directory, accept))
+            service = PodResourcesService(lambda: devices.state, pods.active)
+            stack.push_async_callback(_stop_server, await serve_registration(directory, accept))
             socket = self.files.pod_resources_socket
-            stack.push_async_callback(_stop, await serve_pod_resources(socket, service))
+            stack.push_async_callback(_stop_server, await serve_pod_resources(socket, service))
             group.create_task(pods.run())
             group.create_task(self._report_node(devices))
             group.create_task(self._renew_lease())
@@ -160,7 +160,7 @@ class SimKubelet:
 
     # The node
 
-    def _begin_node(self, *, forgetful: bool) -> None:
+    def _register_node(self, *, forgetful: bool) -> None:
         found = self._store.find("nodes", None, self.name)
         if found is None:
             self._store.create("nodes", node_object(self.name, self.settings))
@@ -222,14 +222,14 @@ class SimKubelet:
                 self._store.patch("leases", LEASE_NAMESPACE, self.name, patch)
             await asyncio.sleep(self.settings.heartbeat_s)
 
-    def _facts(self, devices: DeviceManager) -> NodeFacts:
+    def _node_facts(self, devices: DeviceManager) -> NodeFacts:
         found = self._store.find("nodes", None, self.name)
         node: Json = {} if found is None else found.obj
         return NodeFacts(
             name=self.name,
             labels=(node.get("metadata") or {}).get("labels") or {},
             allocatable=parse_resources((node.get("status") or {}).get("allocatable") or {}),
-            managed=frozenset(devices.ledger.healthy),
+            managed=frozenset(devices.state.healthy),
         )
 
     def _address(self, taken: set[str]) -> str:
@@ -238,8 +238,8 @@ class SimKubelet:
 
     # What others read
 
-    def _listed(self) -> list[Json]:
-        return [] if self._pods is None else self._pods.listed()
+    def _list_pods(self) -> list[Json]:
+        return [] if self._pods is None else self._pods.list_pods()
 
     def state_of(self, namespace: str, name: str) -> PodState | None:
         """Return the state of a pod's containers, if it was admitted here."""
@@ -250,7 +250,7 @@ class SimKubelet:
             return 0
         return int(msgspec.json.decode(self.files.description.read_bytes())["port"])
 
-    def _describe(self, ca: Path) -> None:
+    def _write_description(self, ca: Path) -> None:
         description = {
             "name": self.name,
             "address": self.settings.host,
@@ -263,5 +263,5 @@ class SimKubelet:
         replace_file(self.files.description, msgspec.json.encode(description))
 
 
-async def _stop(server: grpc.aio.Server) -> None:
+async def _stop_server(server: grpc.aio.Server) -> None:
     await server.stop(None)

@@ -3,7 +3,7 @@
 import platform
 from collections.abc import Mapping
 
-from simcluster.apimachinery.objects import Json, copied, rfc3339
+from simcluster.apimachinery.objects import Json, deep_copy, rfc3339
 from simcluster.kubelet.devices.registration import is_extended_resource
 from simcluster.kubelet.settings import NodeSettings
 
@@ -69,7 +69,7 @@ def node_status(
         "pods": str(settings.max_pods),
     }
     capacity = {**(previous.get("capacity") or {}), **own, **_texts(capacity_counts)}
-    status = copied(previous)
+    status = deep_copy(previous)
     status.update(
         capacity=capacity,
         allocatable={**capacity, **_texts(allocatable_counts)},

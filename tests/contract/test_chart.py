@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from simcluster.apiserver.crd.schema_check import violations
+from simcluster.apiserver.crd.schema_check import schema_violations
 from tests.support.helm_template import rendered
 from tools.generate.chart import (
     HIGHLY_AVAILABLE,
@@ -156,7 +156,7 @@ def test_the_schema_knows_every_value_and_nothing_else() -> None:
                 closed(part["properties"][name], it)
 
     closed(schema(), defaults())
-    assert list(violations(schema(), defaults())) == []
+    assert list(schema_violations(schema(), defaults())) == []
     deployments = {name for kind, name in charted(values()) if kind == "Deployment"}
     # For people, one of the operator's pods is enough.
     assert set(schema()["properties"]["replicas"]["properties"]) == deployments - {"operator"}
@@ -168,7 +168,7 @@ def test_the_schema_knows_every_value_and_nothing_else() -> None:
     ids=str,
 )
 def test_the_schema_refuses_what_cannot_work(wrong: Json) -> None:
-    assert list(violations(schema(), values(**wrong)))
+    assert list(schema_violations(schema(), values(**wrong)))
 
 
 def test_the_page_names_every_value() -> None:

@@ -7,24 +7,30 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from simcluster.apimachinery.errors import ApiError
-from simcluster.apimachinery.objects import Json, copied, metadata, name_of
+from simcluster.apimachinery.objects import Json, deep_copy, metadata, name_of
 from simcluster.apimachinery.resources import Resource
-from simcluster.apiserver.admission.policies import Policies
+from simcluster.apiserver.admission.policies import BoundPolicies
 from simcluster.apiserver.admission.review import (
-    Verdict,
-    WebhookError,
-    denied,
-    failed,
-    no_dry_run,
-    patched,
-    read,
-    review,
+    AdmissionResponse,
+    WebhookCallError,
+    admission_review,
+    apply_webhook_patch,
+    call_failed_error,
+    denied_error,
+    dry_run_error,
+    parse_review,
 )
-from simcluster.apiserver.admission.rules import Attributes, holds, matching, selected, variables_of
+from simcluster.apiserver.admission.rules import (
+    AdmissionAttributes,
+    conditions_hold,
+    expression_variables,
+    matching_version,
+    selectors_match,
+)
 from simcluster.apiserver.admission.webhook_client import WebhookClient
 from simcluster.apiserver.cel import ExpressionError
-from simcluster.apiserver.storage.records import Change
-from simcluster.apiserver.storage.store import Store
+from simcluster.apiserver.storage.records import ObjectChange
+from simcluster.apiserver.storage.store import ObjectStore
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +40,7 @@ Completion = Callable[[Json], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Hook:
+class RegisteredWebhook:
     """One webhook of one configuration."""
 
     spec: Json
@@ -49,11 +55,11 @@ class Hook:
 class AdmissionChain:
     """Knows all webhooks; asks those that a request concerns."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: ObjectStore) -> None:
         self._store = store
         self.client = WebhookClient(store)
-        self._policies = Policies(store)
-        self._hooks: dict[str, list[Hook]] = {MUTATING: [], VALIDATING: []}
+        self._policies = BoundPolicies(store)
+        self._hooks: dict[str, list[RegisteredWebhook]] = {MUTATING: [], VALIDATING: []}
         store.listeners.append(self._on_change)
         for table in self._hooks:
             self._load(table)
@@ -63,18 +69,20 @@ class AdmissionChain:
         """True while nobody has a say, so that nobody needs to be asked."""
         return self._policies.is_idle and not any(self._hooks.values())
 
-    def concerns(self, kind: Resource, operation: str, subresource: str, namespace: str) -> bool:
+    def intercepts(self, kind: Resource, operation: str, subresource: str, namespace: str) -> bool:
         """Tell whether anybody may have a say in such a request, going by their rules alone."""
         if self.is_idle:
             return False
-        request = Attributes(operation=operation, kind=kind, body_kind={}, options={},
+        request = AdmissionAttributes(operation=operation, kind=kind, body_kind={}, options={},
                              subresource=subresource, namespace=namespace)  # fmt: skip
         versions = self._store.kinds.versions(kind.table)
         rules = [hook.spec.get("rules") or () for hooks in self._hooks.values() for hook in hooks]
         rules += self._policies.rules()
-        return any(matching(each, request, versions, exact=False) is not None for each in rules)
+        return any(
+            matching_version(each, request, versions, exact=False) is not None for each in rules
+        )
 
-    def _on_change(self, kind: Resource, _change: Change) -> None:
+    def _on_change(self, kind: Resource, _change: ObjectChange) -> None:
         if kind.table in self._hooks:
             self._load(kind.table)
 
@@ -82,14 +90,19 @@ class AdmissionChain:
         """Read the configurations in the order of their names, which is the order of calls."""
         configs = sorted(self._store.list(table), key=name_of)
         self._hooks[table] = [
-            Hook(spec, table == MUTATING)
+            RegisteredWebhook(spec, table == MUTATING)
             for config in configs
             for spec in config.get("webhooks") or ()
         ]
 
     async def mutate(
-        self, request: Attributes, warnings: list[str], *, complete: Completion, admit: Completion
-    ) -> Attributes:
+        self,
+        request: AdmissionAttributes,
+        warnings: list[str],
+        *,
+        complete: Completion,
+        admit: Completion,
+    ) -> AdmissionAttributes:
         """Let the mutating webhooks change the object, and those ask again that want to.
 
         `complete` fills in defaults after each change; `admit` runs the built-in admission again,
@@ -98,38 +111,40 @@ class AdmissionChain:
         if request.is_exempt:
             return request
         first = request.obj
-        asked: list[Hook] = []
-        again: list[Hook] = []
+        asked: list[RegisteredWebhook] = []
+        again: list[RegisteredWebhook] = []
         for hook in self._hooks[MUTATING]:
             before = request.obj
-            kind = self._concerned(hook, request)
+            kind = self._matched_version(hook, request)
             if kind is None:
                 continue
-            request = await self._change(hook, kind, request, warnings, complete)
+            request = await self._mutate_by(hook, kind, request, warnings, complete)
             if request.obj != before:
                 again = list(asked)
             if hook.spec.get("reinvocationPolicy") == "IfNeeded":
                 asked.append(hook)
         if request.obj == first or request.obj is None:
             return request
-        readmitted = copied(request.obj)
+        readmitted = deep_copy(request.obj)
         admit(readmitted)
         if readmitted != request.obj:
             request, again = replace(request, obj=readmitted), asked
         for hook in again:
-            kind = self._concerned(hook, request)
+            kind = self._matched_version(hook, request)
             if kind is not None:
-                request = await self._change(hook, kind, request, warnings, complete)
+                request = await self._mutate_by(hook, kind, request, warnings, complete)
         return request
 
-    async def validate(self, request: Attributes, warnings: list[str]) -> None:
+    async def validate(self, request: AdmissionAttributes, warnings: list[str]) -> None:
         """Hear the policies, then ask all validating webhooks at once; the first refusal counts."""
         if request.is_exempt:
             return
         self._policies.validate(request, warnings)
-        concerned = [(hook, self._concerned(hook, request)) for hook in self._hooks[VALIDATING]]
+        concerned = [
+            (hook, self._matched_version(hook, request)) for hook in self._hooks[VALIDATING]
+        ]
         calls = [
-            self._outcome(hook, kind, request, warnings)
+            self._refusal(hook, kind, request, warnings)
             for hook, kind in concerned
             if kind is not None
         ]
@@ -137,70 +152,82 @@ class AdmissionChain:
             if refusal is not None:
                 raise refusal
 
-    async def _outcome(
-        self, hook: Hook, kind: Resource, request: Attributes, warnings: list[str]
+    async def _refusal(
+        self,
+        hook: RegisteredWebhook,
+        kind: Resource,
+        request: AdmissionAttributes,
+        warnings: list[str],
     ) -> ApiError | None:
         try:
-            await self._ask(hook, kind, request, warnings)
+            await self._call(hook, kind, request, warnings)
         except ApiError as refusal:
             return refusal
         return None
 
-    async def _change(
+    async def _mutate_by(
         self,
-        hook: Hook,
+        hook: RegisteredWebhook,
         kind: Resource,
-        request: Attributes,
+        request: AdmissionAttributes,
         warnings: list[str],
         complete: Completion,
-    ) -> Attributes:
-        verdict = await self._ask(hook, kind, request, warnings)
+    ) -> AdmissionAttributes:
+        verdict = await self._call(hook, kind, request, warnings)
         if verdict is None or not verdict.patch:
             return request
-        changed = patched(request, kind, hook.name, verdict.patch)
+        changed = apply_webhook_patch(request, kind, hook.name, verdict.patch)
         if changed.obj is not None:
             complete(changed.obj)
         return changed
 
-    async def _ask(
-        self, hook: Hook, kind: Resource, request: Attributes, warnings: list[str]
-    ) -> Verdict | None:
+    async def _call(
+        self,
+        hook: RegisteredWebhook,
+        kind: Resource,
+        request: AdmissionAttributes,
+        warnings: list[str],
+    ) -> AdmissionResponse | None:
         """Return what a webhook says, None where it cannot be asked and need not be.
 
         Raises its refusal.
         """
         if request.dry_run and hook.spec.get("sideEffects") not in {"None", "NoneOnDryRun"}:
-            raise no_dry_run(hook.name)
+            raise dry_run_error(hook.name)
         uid = str(uuid.uuid4())
         try:
             answer = await self.client.post(
                 hook.spec["clientConfig"],
-                review(request, kind, uid=uid),
+                admission_review(request, kind, uid=uid),
                 timeout_s=int(hook.spec.get("timeoutSeconds") or 10),
             )
-            verdict = read(answer, uid=uid, mutating=hook.mutating)
-        except WebhookError as error:
+            verdict = parse_review(answer, uid=uid, mutating=hook.mutating)
+        except WebhookCallError as error:
             if hook.spec.get("failurePolicy") != "Ignore":
-                raise failed(hook.name, str(error)) from error
+                raise call_failed_error(hook.name, str(error)) from error
             log.warning("failed calling webhook, failing open %s: %s", hook.name, error)
             return None
         warnings += verdict.warnings
         if not verdict.allowed:
-            raise denied(hook.name, verdict.status)
+            raise denied_error(hook.name, verdict.status)
         return verdict
 
-    def _concerned(self, hook: Hook, request: Attributes) -> Resource | None:
+    def _matched_version(
+        self, hook: RegisteredWebhook, request: AdmissionAttributes
+    ) -> Resource | None:
         """Return the version of its kind in which a webhook is to see the request, or None."""
-        kind = matching(
+        kind = matching_version(
             hook.spec.get("rules") or (),
             request,
             self._store.kinds.versions(request.kind.table),
             exact=hook.spec.get("matchPolicy") == "Exact",
         )
-        if kind is None or not selected(hook.spec, request, self.namespace_labels):
+        if kind is None or not selectors_match(hook.spec, request, self.namespace_labels):
             return None
         try:
-            concerned = holds(hook.spec.get("matchConditions") or (), variables_of(request, kind))
+            concerned = conditions_hold(
+                hook.spec.get("matchConditions") or (), expression_variables(request, kind)
+            )
         except ExpressionError as error:
             if hook.spec.get("failurePolicy") == "Ignore":
                 return None

@@ -10,11 +10,17 @@ from dataclasses import dataclass
 from simcluster.apimachinery.errors import ApiError
 from simcluster.apimachinery.objects import Json, at_path, metadata, name_of
 from simcluster.apimachinery.resources import Resource
-from simcluster.apimachinery.selectors import object_requirements
-from simcluster.apiserver.admission.rules import Attributes, holds, matching, selected, variables_of
-from simcluster.apiserver.cel import ExpressionError, compiled
-from simcluster.apiserver.storage.records import Change
-from simcluster.apiserver.storage.store import Store
+from simcluster.apimachinery.selectors import selector_requirements
+from simcluster.apiserver.admission.rules import (
+    AdmissionAttributes,
+    conditions_hold,
+    expression_variables,
+    matching_version,
+    selectors_match,
+)
+from simcluster.apiserver.cel import ExpressionError, compile_expression
+from simcluster.apiserver.storage.records import ObjectChange
+from simcluster.apiserver.storage.store import ObjectStore
 
 POLICIES = "validatingadmissionpolicies"
 BINDINGS = "validatingadmissionpolicybindings"
@@ -22,17 +28,17 @@ _CODES = {"Unauthorized": 401, "Forbidden": 403, "RequestEntityTooLarge": 413, "
 
 
 @dataclass(frozen=True, slots=True)
-class Denial:
+class PolicyDenial:
     """Why a policy does not let a request pass."""
 
     message: str
     reason: str = "Invalid"
 
 
-class Policies:
+class BoundPolicies:
     """Knows all policies and their bindings."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: ObjectStore) -> None:
         self._store = store
         self._bound: list[tuple[Json, list[Json]]] = []
         store.listeners.append(self._on_change)
@@ -49,7 +55,7 @@ class Policies:
             [{**rule, "resourceNames": []} for rule in _rules(policy)] for policy, _ in self._bound
         ]
 
-    def _on_change(self, kind: Resource, _change: Change) -> None:
+    def _on_change(self, kind: Resource, _change: ObjectChange) -> None:
         if kind.table in {POLICIES, BINDINGS}:
             self._load()
 
@@ -61,16 +67,16 @@ class Policies:
         )
         self._bound = [(policy, bound) for policy, bound in pairs if bound]
 
-    def validate(self, request: Attributes, warnings: list[str]) -> None:
+    def validate(self, request: AdmissionAttributes, warnings: list[str]) -> None:
         """Raise the first denial; add what bindings only warn of to `warnings`."""
-        denied: list[tuple[str, Denial]] = []
+        denied: list[tuple[str, PolicyDenial]] = []
         for policy, bindings in self._bound:
-            kind = self._chosen(policy["spec"].get("matchConstraints") or {}, request)
+            kind = self._matched_version(policy["spec"].get("matchConstraints") or {}, request)
             if kind is None:
                 continue
             for binding in bindings:
                 limits = binding["spec"].get("matchResources")
-                if limits and self._chosen(limits, request, everything=True) is None:
+                if limits and self._matched_version(limits, request, everything=True) is None:
                     continue
                 named = f"ValidatingAdmissionPolicy '{name_of(policy)}' with binding "
                 named += f"'{name_of(binding)}'"
@@ -83,8 +89,8 @@ class Policies:
         if denied:
             raise _refusal(request, *denied[0])
 
-    def _chosen(
-        self, match: Json, request: Attributes, *, everything: bool = False
+    def _matched_version(
+        self, match: Json, request: AdmissionAttributes, *, everything: bool = False
     ) -> Resource | None:
         """Return the version in which rules and selectors choose a request, None for none.
 
@@ -93,22 +99,22 @@ class Policies:
         versions = self._store.kinds.versions(request.kind.table)
         exact = match.get("matchPolicy") == "Exact"
         rules, apart = match.get("resourceRules") or (), match.get("excludeResourceRules") or ()
-        if matching(apart, request, versions, exact=exact) is not None:
+        if matching_version(apart, request, versions, exact=exact) is not None:
             return None
-        kind = matching(rules, request, versions, exact=exact)
+        kind = matching_version(rules, request, versions, exact=exact)
         if kind is None and everything and not rules:
             kind = request.kind
-        return kind if kind and selected(match, request, self._labels) else None
+        return kind if kind and selectors_match(match, request, self._labels) else None
 
     def _labels(self, namespace: str) -> Json | None:
         found = self._store.find("namespaces", None, namespace)
         return None if found is None else metadata(found.obj).get("labels")
 
     def _denials(
-        self, policy: Json, binding: Json, request: Attributes, kind: Resource
-    ) -> Iterator[Denial]:
+        self, policy: Json, binding: Json, request: AdmissionAttributes, kind: Resource
+    ) -> Iterator[PolicyDenial]:
         spec = policy["spec"]
-        variables = variables_of(request, kind)
+        variables = expression_variables(request, kind)
         found = None
         if request.namespace and request.kind.table != "namespaces":
             found = self._store.find("namespaces", None, request.namespace)
@@ -118,15 +124,17 @@ class Policies:
             params = self._params(spec, binding["spec"], request)
         except LookupError as error:
             if strict:
-                yield Denial(f"failed to configure binding: {error.args[0]}")
+                yield PolicyDenial(f"failed to configure binding: {error.args[0]}")
             return
         for param in params:
             given = {**variables, "params": param}
-            for denial, is_error in _judged(spec, given):
+            for denial, is_error in _violations(spec, given):
                 if strict or not is_error:
                     yield denial
 
-    def _params(self, spec: Json, bound: Json, request: Attributes) -> Sequence[Json | None]:
+    def _params(
+        self, spec: Json, bound: Json, request: AdmissionAttributes
+    ) -> Sequence[Json | None]:
         """Return the objects a policy is evaluated with, one None where it takes none."""
         wanted, ref = spec.get("paramKind"), bound.get("paramRef")
         if not wanted or not ref:
@@ -142,7 +150,7 @@ class Policies:
             one = self._store.find(kind.table, namespace, ref["name"])
             found = [] if one is None else [one.obj]
         else:
-            terms = object_requirements(ref.get("selector") or {})
+            terms = selector_requirements(ref.get("selector") or {})
             found = [
                 obj
                 for obj in self._store.list(kind.table, namespace)
@@ -159,24 +167,27 @@ def _rules(policy: Json) -> Sequence[Json]:
     return at_path(policy, "spec.matchConstraints.resourceRules") or ()
 
 
-def _judged(spec: Json, given: Json) -> Iterator[tuple[Denial, bool]]:
+def _violations(spec: Json, given: Json) -> Iterator[tuple[PolicyDenial, bool]]:
     """Yield what the validations say no to, and whether that is for an error in them."""
     try:
-        if not holds(spec.get("matchConditions") or (), given):
+        if not conditions_hold(spec.get("matchConditions") or (), given):
             return
     except ExpressionError as error:
-        yield Denial(str(error)), True
+        yield PolicyDenial(str(error)), True
         return
     given = {**given, "variables": _variables(spec.get("variables") or (), given)}
     for validation in spec.get("validations") or ():
         expression = validation["expression"]
         try:
-            if compiled(expression).evaluate(given) is True:
+            if compile_expression(expression).evaluate(given) is True:
                 continue
         except ExpressionError as error:
-            yield Denial(f"expression '{expression}' resulted in error: {error}"), True
+            yield PolicyDenial(f"expression '{expression}' resulted in error: {error}"), True
             continue
-        yield Denial(_message(validation, given), validation.get("reason") or "Invalid"), False
+        yield (
+            PolicyDenial(_message(validation, given), validation.get("reason") or "Invalid"),
+            False,
+        )
 
 
 def _variables(described: Sequence[Json], given: Json) -> Json:
@@ -184,7 +195,7 @@ def _variables(described: Sequence[Json], given: Json) -> Json:
     found: Json = {}
     for each in described:
         try:
-            found[each["name"]] = compiled(each["expression"]).evaluate(
+            found[each["name"]] = compile_expression(each["expression"]).evaluate(
                 {**given, "variables": found}
             )
         except ExpressionError:
@@ -196,7 +207,7 @@ def _message(validation: Json, given: Mapping[str, object]) -> str:
     said: object = ""
     if validation.get("messageExpression"):
         try:
-            said = compiled(validation["messageExpression"]).evaluate(given)
+            said = compile_expression(validation["messageExpression"]).evaluate(given)
         except ExpressionError:
             said = ""
     text = said.strip() if isinstance(said, str) and "\n" not in said else ""
@@ -204,7 +215,7 @@ def _message(validation: Json, given: Mapping[str, object]) -> str:
     return text or plain or f"failed expression: {validation['expression'].strip()}"
 
 
-def _refusal(request: Attributes, named: str, denial: Denial) -> ApiError:
+def _refusal(request: AdmissionAttributes, named: str, denial: PolicyDenial) -> ApiError:
     text = f"{named} denied request: {denial.message}"
     name = request.name or (name_of(request.obj) if request.obj else "")
     refused = ApiError.forbidden(request.kind.qualified, name, text)

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 from simcluster.apimachinery.errors import ApiError, Cause
 from simcluster.apimachinery.names import metadata_causes
-from simcluster.apimachinery.objects import Json, at_path, shown
+from simcluster.apimachinery.objects import Json, at_path, json_text
 from simcluster.apiserver.admission.webhook_configs import rule_causes
 from simcluster.apiserver.cel import condition_causes, expression_causes
-from simcluster.apiserver.storage.strategy import Lookup, Strategy
+from simcluster.apiserver.storage.strategy import KindStrategy, ObjectLookup
 
 _ACTIONS = ("Audit", "Deny", "Warn")
 _REASONS = ("Forbidden", "Invalid", "RequestEntityTooLarge", "Unauthorized")
@@ -19,7 +19,7 @@ def _required(field: str, text: str = "") -> Cause:
 
 def _unsupported(field: str, value: object, allowed: tuple[str, ...]) -> Cause:
     listed = ", ".join(f'"{each}"' for each in allowed)
-    text = f"Unsupported value: {shown(value)}: supported values: {listed}"
+    text = f"Unsupported value: {json_text(value)}: supported values: {listed}"
     return Cause("FieldValueNotSupported", text, field)
 
 
@@ -33,12 +33,12 @@ def _complete_match(match: object) -> None:
                 rule.setdefault("scope", "*")
 
 
-class AdmissionPolicies(Strategy):
+class AdmissionPolicyStrategy(KindStrategy):
     """A policy says what is allowed; it does nothing until it is bound."""
 
-    counts_generations = True
+    has_generation = True
 
-    def complete(self, obj: Json, cluster: Lookup) -> None:
+    def apply_defaults(self, obj: Json, cluster: ObjectLookup) -> None:
         """Fail closed, and match equivalent versions, unless told otherwise."""
         spec = obj.get("spec")
         if not isinstance(spec, dict):
@@ -46,7 +46,7 @@ class AdmissionPolicies(Strategy):
         spec.setdefault("failurePolicy", "Fail")
         _complete_match(spec.get("matchConstraints"))
 
-    def check(self, obj: Json) -> list[Cause]:
+    def validate(self, obj: Json) -> list[Cause]:
         """Check rules and expressions."""
         return [*metadata_causes(obj), *_policy_causes(obj["spec"])]
 
@@ -71,18 +71,18 @@ def _policy_causes(spec: Json) -> Iterator[Cause]:
             yield _unsupported(f"{path}.reason", validation["reason"], _REASONS)
 
 
-class PolicyBindings(Strategy):
+class PolicyBindingStrategy(KindStrategy):
     """A binding says where a policy applies, and what follows when it does not hold."""
 
-    counts_generations = True
+    has_generation = True
 
-    def complete(self, obj: Json, cluster: Lookup) -> None:
+    def apply_defaults(self, obj: Json, cluster: ObjectLookup) -> None:
         """Match equivalent versions unless told otherwise."""
         if not isinstance(obj.get("spec"), dict):
             raise ApiError.bad_request("a ValidatingAdmissionPolicyBinding has a spec")
         _complete_match(obj["spec"].get("matchResources"))
 
-    def check(self, obj: Json) -> list[Cause]:
+    def validate(self, obj: Json) -> list[Cause]:
         """Check that there is a policy to bind and an action to take."""
         spec = obj["spec"]
         causes = metadata_causes(obj)

@@ -10,19 +10,23 @@ import jsonpatch
 import jsonpointer
 
 from simcluster.apimachinery.errors import ApiError
-from simcluster.apimachinery.objects import Json, copied, decode
+from simcluster.apimachinery.objects import Json, decode, deep_copy
 from simcluster.apimachinery.resources import Resource
-from simcluster.apiserver.admission.rules import Attributes, in_version, request_of
+from simcluster.apiserver.admission.rules import (
+    AdmissionAttributes,
+    admission_request,
+    objects_in_version,
+)
 
 _V1 = "admission.k8s.io/v1"
 
 
-class WebhookError(Exception):
+class WebhookCallError(Exception):
     """A webhook could not be asked, or did not answer as it should; `failurePolicy` decides."""
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class AdmissionResponse:
     """What a webhook says: yes or why not, what it would change, what it warns of."""
 
     allowed: bool
@@ -31,14 +35,14 @@ class Verdict:
     warnings: Sequence[str] = ()
 
 
-def review(request: Attributes, kind: Resource, *, uid: str) -> Json:
+def admission_review(request: AdmissionAttributes, kind: Resource, *, uid: str) -> Json:
     """Return the body that a webhook is sent."""
-    described = request_of(request, kind, uid=uid)
-    described["object"], described["oldObject"] = in_version(request, kind)
+    described = admission_request(request, kind, uid=uid)
+    described["object"], described["oldObject"] = objects_in_version(request, kind)
     return {"kind": "AdmissionReview", "apiVersion": _V1, "request": described}
 
 
-def read(body: Any, *, uid: str, mutating: bool) -> Verdict:
+def parse_review(body: Any, *, uid: str, mutating: bool) -> AdmissionResponse:
     """Read a webhook's answer; `WebhookError` where it breaks the protocol."""
     response = body.get("response") if isinstance(body, dict) else None
     if not isinstance(response, dict):
@@ -51,7 +55,7 @@ def read(body: Any, *, uid: str, mutating: bool) -> Verdict:
             "expected webhook response of admission.k8s.io/v1, Kind=AdmissionReview, got "
             f"{group}/{version}, Kind={body.get('kind') or ''}"
         )
-    return Verdict(
+    return AdmissionResponse(
         allowed=response.get("allowed") is True,
         status=response.get("status"),
         patch=_patch(response, mutating=mutating),
@@ -73,41 +77,45 @@ def _patch(response: Json, *, mutating: bool) -> Sequence[Json]:
     if not patch:
         return ()
     if form != "JSONPatch":
-        raise WebhookError(f'unsupported patch type "{form}"')
+        raise WebhookCallError(f'unsupported patch type "{form}"')
     try:
         operations = decode(base64.b64decode(patch, validate=True))
     except (binascii.Error, ValueError, TypeError) as error:
-        raise WebhookError(f"received undecodable patch in webhook response: {error}") from error
+        raise WebhookCallError(
+            f"received undecodable patch in webhook response: {error}"
+        ) from error
     return operations if isinstance(operations, list) else ()
 
 
-def _invalid(why: str) -> WebhookError:
-    return WebhookError(f"received invalid webhook response: {why}")
+def _invalid(why: str) -> WebhookCallError:
+    return WebhookCallError(f"received invalid webhook response: {why}")
 
 
-def patched(request: Attributes, kind: Resource, name: str, patch: Sequence[Json]) -> Attributes:
+def apply_webhook_patch(
+    request: AdmissionAttributes, kind: Resource, name: str, patch: Sequence[Json]
+) -> AdmissionAttributes:
     """Return the request with its object changed by a webhook; 500 where the patch does not fit."""
-    obj, _ = in_version(request, kind)
+    obj, _ = objects_in_version(request, kind)
     if obj is None:
-        raise internal(
+        raise internal_error(
             f'admission webhook "{name}" attempted to modify the object, which is not supported '
             "for this operation"
         )
     try:
-        changed: Json = jsonpatch.JsonPatch(patch).apply(copied(obj))
+        changed: Json = jsonpatch.JsonPatch(patch).apply(deep_copy(obj))
     except (
         jsonpatch.JsonPatchException,
         jsonpointer.JsonPointerException,
         TypeError,
         KeyError,
     ) as e:
-        raise internal(str(e)) from e
+        raise internal_error(str(e)) from e
     if "apiVersion" in obj:
         changed["apiVersion"] = (request.obj or obj).get("apiVersion")
     return replace(request, obj=changed)
 
 
-def denied(name: str, status: Json | None) -> ApiError:
+def denied_error(name: str, status: Json | None) -> ApiError:
     """Return the refusal of a webhook, in the words of its status."""
     said = status or {}
     by = f'admission webhook "{name}" denied the request'
@@ -119,17 +127,17 @@ def denied(name: str, status: Json | None) -> ApiError:
     return ApiError(code, str(said.get("reason") or ""), message, details=said.get("details"))
 
 
-def failed(name: str, why: str) -> ApiError:
+def call_failed_error(name: str, why: str) -> ApiError:
     """Return the refusal that follows when a webhook that must be asked cannot be."""
-    return internal(f'failed calling webhook "{name}": {why}')
+    return internal_error(f'failed calling webhook "{name}": {why}')
 
 
-def no_dry_run(name: str) -> ApiError:
+def dry_run_error(name: str) -> ApiError:
     """Return the refusal of a dry run that would have side effects."""
     return ApiError.bad_request(f'admission webhook "{name}" does not support dry run')
 
 
-def internal(why: str) -> ApiError:
+def internal_error(why: str) -> ApiError:
     """Return a 500 as the API server words it."""
     details = {"causes": [{"message": why}]}
     return ApiError(500, "InternalError", f"Internal error occurred: {why}", details=details)

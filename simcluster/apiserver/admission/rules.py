@@ -3,17 +3,17 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from simcluster.apimachinery.conversions import shown
+from simcluster.apimachinery.conversions import to_version
 from simcluster.apimachinery.objects import Json, metadata, name_of
 from simcluster.apimachinery.resources import Resource
-from simcluster.apimachinery.selectors import object_requirements
-from simcluster.apiserver.cel import ExpressionError, compiled
+from simcluster.apimachinery.selectors import selector_requirements
+from simcluster.apiserver.cel import ExpressionError, compile_expression
 
 _EXEMPT = "admissionregistration.k8s.io"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attributes:
+class AdmissionAttributes:
     """What a request would do, as admission sees it; `obj` is None for a deletion."""
 
     operation: str
@@ -24,7 +24,7 @@ class Attributes:
     namespace: str = ""
     name: str = ""
     obj: Json | None = None
-    old: Json | None = None
+    old_obj: Json | None = None
     options: Json
     dry_run: bool = False
     user: Json = field(default_factory=dict)
@@ -36,8 +36,12 @@ class Attributes:
         return self.kind.group == _EXEMPT
 
 
-def matching(
-    rules: Iterable[Json], request: Attributes, versions: Sequence[Resource], *, exact: bool
+def matching_version(
+    rules: Iterable[Json],
+    request: AdmissionAttributes,
+    versions: Sequence[Resource],
+    *,
+    exact: bool,
 ) -> Resource | None:
     """Return the version of the kind in which the rules match the request, None for none.
 
@@ -50,7 +54,7 @@ def matching(
     )
 
 
-def _rule(rule: Json, kind: Resource, request: Attributes) -> bool:
+def _rule(rule: Json, kind: Resource, request: AdmissionAttributes) -> bool:
     return (
         _in_scope(rule.get("scope") or "*", request)
         and _named(rule.get("operations"), request.operation)
@@ -65,31 +69,31 @@ def _named(listed: Sequence[str] | None, wanted: str) -> bool:
     return any(each in {"*", wanted} for each in listed or ())
 
 
-def _in_scope(scope: str, request: Attributes) -> bool:
+def _in_scope(scope: str, request: AdmissionAttributes) -> bool:
     namespaced = bool(request.namespace) and request.kind.table != "namespaces"
     return {"*": True, "Namespaced": namespaced, "Cluster": not namespaced}.get(scope, False)
 
 
-def _resource(pattern: str, kind: Resource, request: Attributes) -> bool:
+def _resource(pattern: str, kind: Resource, request: AdmissionAttributes) -> bool:
     resource, _, subresource = pattern.partition("/")
     return resource in {"*", kind.plural} and subresource in {"*", request.subresource}
 
 
-def selected(
-    hook: Json, request: Attributes, namespace_labels: Callable[[str], Json | None]
+def selectors_match(
+    hook: Json, request: AdmissionAttributes, namespace_labels: Callable[[str], Json | None]
 ) -> bool:
     """Tell whether the selectors of a webhook, or of a policy's constraints, choose the request."""
     return _namespace_selected(hook, request, namespace_labels) and _object_selected(hook, request)
 
 
 def _namespace_selected(
-    hook: Json, request: Attributes, namespace_labels: Callable[[str], Json | None]
+    hook: Json, request: AdmissionAttributes, namespace_labels: Callable[[str], Json | None]
 ) -> bool:
-    holds = object_requirements(hook.get("namespaceSelector") or {})
+    holds = selector_requirements(hook.get("namespaceSelector") or {})
     if not holds:
         return True
     if request.kind.table == "namespaces" and not request.subresource:
-        labels = metadata(request.obj or request.old or {}).get("labels")
+        labels = metadata(request.obj or request.old_obj or {}).get("labels")
     elif request.namespace:
         labels = namespace_labels(request.namespace)
     else:
@@ -97,32 +101,34 @@ def _namespace_selected(
     return all(each(labels or {}) for each in holds)
 
 
-def _object_selected(hook: Json, request: Attributes) -> bool:
-    holds = object_requirements(hook.get("objectSelector") or {})
+def _object_selected(hook: Json, request: AdmissionAttributes) -> bool:
+    holds = selector_requirements(hook.get("objectSelector") or {})
     if not holds:
         return True
-    candidates = [obj for obj in (request.obj, request.old) if obj is not None]
+    candidates = [obj for obj in (request.obj, request.old_obj) if obj is not None]
     return any(all(e(metadata(obj).get("labels") or {}) for e in holds) for obj in candidates)
 
 
-def in_version(request: Attributes, kind: Resource) -> tuple[Json | None, Json | None]:
+def objects_in_version(
+    request: AdmissionAttributes, kind: Resource
+) -> tuple[Json | None, Json | None]:
     """Return the request's objects as one version of the kind shows them."""
     if kind is request.kind or request.subresource not in {"", "status"}:
-        return request.obj, request.old
+        return request.obj, request.old_obj
     return (
-        None if request.obj is None else shown(kind, request.obj),
-        None if request.old is None else shown(kind, request.old),
+        None if request.obj is None else to_version(kind, request.obj),
+        None if request.old_obj is None else to_version(kind, request.old_obj),
     )
 
 
-def request_of(request: Attributes, kind: Resource, *, uid: str) -> Json:
+def admission_request(request: AdmissionAttributes, kind: Resource, *, uid: str) -> Json:
     """Describe the request as `AdmissionRequest` does, for a webhook that matched on `kind`."""
     resource = {"group": kind.group, "version": kind.version, "resource": kind.plural}
     asked = {"group": request.kind.group, "version": request.kind.version,
              "resource": request.kind.plural}  # fmt: skip
     body_kind = request.body_kind
     if kind is not request.kind and request.subresource in {"", "status"}:
-        body_kind = kind_of(kind)
+        body_kind = group_version_kind(kind)
     described: Json = {
         "uid": uid,
         "kind": body_kind,
@@ -144,19 +150,19 @@ def request_of(request: Attributes, kind: Resource, *, uid: str) -> Json:
     return described
 
 
-def kind_of(kind: Resource) -> Json:
+def group_version_kind(kind: Resource) -> Json:
     """Return group, version and kind as admission writes them."""
     return {"group": kind.group, "version": kind.version, "kind": kind.kind}
 
 
-def variables_of(request: Attributes, kind: Resource) -> Json:
+def expression_variables(request: AdmissionAttributes, kind: Resource) -> Json:
     """Return the object, the old object and the request, as a version of the kind shows them."""
-    obj, old = in_version(request, kind)
-    described = request_of(request, kind, uid="")
+    obj, old = objects_in_version(request, kind)
+    described = admission_request(request, kind, uid="")
     return {"object": obj, "oldObject": old, "request": described}
 
 
-def holds(conditions: Iterable[Json], variables: Json) -> bool:
+def conditions_hold(conditions: Iterable[Json], variables: Json) -> bool:
     """Tell whether all conditions hold; one that is false decides, whatever else cannot be told.
 
     Raises `ExpressionError` where none is false and some cannot be told.
@@ -164,7 +170,7 @@ def holds(conditions: Iterable[Json], variables: Json) -> bool:
     errors: list[str] = []
     for condition in conditions:
         try:
-            if compiled(condition["expression"]).evaluate(variables) is False:
+            if compile_expression(condition["expression"]).evaluate(variables) is False:
                 return False
         except ExpressionError as error:
             errors.append(f"expression '{condition['expression']}' resulted in error: {error}")

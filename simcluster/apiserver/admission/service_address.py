@@ -5,27 +5,27 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from simcluster.apimachinery.objects import Json, at_path
-from simcluster.apiserver.storage.store import Store
+from simcluster.apiserver.storage.store import ObjectStore
 
 _SERVICE_LABEL = "kubernetes.io/service-name"
 
 
 @dataclass(frozen=True, slots=True)
-class ServiceAddress:
+class WebhookAddress:
     """`url` names the webhook in messages, `dialled` leads there; TLS is for `server_name`."""
 
     url: str
-    dialled: str
+    dial_url: str
     host: str
     server_name: str
 
 
-def address_of(config: Json, store: Store) -> ServiceAddress:
+def resolve_address(config: Json, store: ObjectStore) -> WebhookAddress:
     """Return where a `clientConfig` points; `LookupError` says why it points nowhere."""
     if config.get("url"):
         parts = urlsplit(config["url"])
         url = config["url"].rstrip("?")
-        return ServiceAddress(url, url, parts.netloc, parts.hostname or "")
+        return WebhookAddress(url, url, parts.netloc, parts.hostname or "")
     asked = config["service"]
     namespace, name = asked["namespace"], asked["name"]
     port = int(asked.get("port") or 443)
@@ -45,10 +45,10 @@ def address_of(config: Json, store: Store) -> ServiceAddress:
         reached = next(endpoints, "")
     if not reached:
         raise LookupError(f'no endpoints available for service "{name}"')
-    return ServiceAddress(f"https://{host}:{port}{path}", f"https://{reached}{path}", host, host)
+    return WebhookAddress(f"https://{host}:{port}{path}", f"https://{reached}{path}", host, host)
 
 
-def _endpoints(store: Store, namespace: str, name: str, port_name: str) -> Iterator[str]:
+def _endpoints(store: ObjectStore, namespace: str, name: str, port_name: str) -> Iterator[str]:
     slices = store.list("endpointslices", namespace, labels=f"{_SERVICE_LABEL}={name}")
     for each in slices:
         addresses = [

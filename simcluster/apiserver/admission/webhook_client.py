@@ -10,16 +10,16 @@ import aiohttp
 import msgspec
 
 from simcluster.apimachinery.objects import Json, decode, encode
-from simcluster.apiserver.admission.review import WebhookError
-from simcluster.apiserver.admission.service_address import ServiceAddress, address_of
-from simcluster.apiserver.storage.store import Store
+from simcluster.apiserver.admission.review import WebhookCallError
+from simcluster.apiserver.admission.service_address import WebhookAddress, resolve_address
+from simcluster.apiserver.storage.store import ObjectStore
 
 
 @dataclass(slots=True)
 class WebhookClient:
     """Holds the connections to webhooks; `close` them with the server."""
 
-    store: Store
+    store: ObjectStore
     _session: aiohttp.ClientSession | None = None
     _contexts: dict[str, ssl.SSLContext] = field(default_factory=dict)
 
@@ -40,7 +40,7 @@ class WebhookClient:
             self._session = aiohttp.ClientSession()
         try:
             async with self._session.post(
-                f"{target.dialled}?timeout={timeout_s}s",
+                f"{target.dial_url}?timeout={timeout_s}s",
                 data=encode(body),
                 headers={"Content-Type": "application/json", "Accept": "application/json",
                          "Host": target.host},
@@ -63,9 +63,9 @@ class WebhookClient:
         except aiohttp.ClientError as error:
             raise _failed(f"{shown}: {error}") from error
 
-    def _target(self, config: Json) -> ServiceAddress:
+    def _target(self, config: Json) -> WebhookAddress:
         try:
-            return address_of(config, self.store)
+            return resolve_address(config, self.store)
         except LookupError as error:
             raise _failed(str(error.args[0])) from error
 
@@ -79,8 +79,8 @@ class WebhookClient:
         return self._contexts[bundle]
 
 
-def _failed(why: str) -> WebhookError:
-    return WebhookError(f"failed to call webhook: {why}")
+def _failed(why: str) -> WebhookCallError:
+    return WebhookCallError(f"failed to call webhook: {why}")
 
 
 def _answer(status: int, raw: bytes) -> Any:

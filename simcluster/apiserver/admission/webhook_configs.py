@@ -9,21 +9,21 @@ from urllib.parse import urlsplit
 
 from simcluster.apimachinery.errors import ApiError, Cause
 from simcluster.apimachinery.names import is_subdomain, metadata_causes
-from simcluster.apimachinery.objects import Json, shown
+from simcluster.apimachinery.objects import Json, json_text
 from simcluster.apiserver.cel import condition_causes
-from simcluster.apiserver.storage.strategy import Lookup, Strategy
+from simcluster.apiserver.storage.strategy import KindStrategy, ObjectLookup
 
 _OPERATIONS = frozenset({"*", "CREATE", "UPDATE", "DELETE", "CONNECT"})
 
 
 def _wrong(field: str, value: Any, text: str) -> Cause:
-    return Cause("FieldValueInvalid", f"Invalid value: {shown(value)}: {text}", field)
+    return Cause("FieldValueInvalid", f"Invalid value: {json_text(value)}: {text}", field)
 
 
 def _one_of(field: str, value: Any, allowed: tuple[str, ...]) -> Iterator[Cause]:
     if value not in allowed:
         listed = ", ".join(f'"{each}"' for each in allowed)
-        text = f"Unsupported value: {shown(value)}: supported values: {listed}"
+        text = f"Unsupported value: {json_text(value)}: supported values: {listed}"
         yield Cause("FieldValueNotSupported", text, field)
 
 
@@ -31,15 +31,15 @@ def _required(field: str, text: str = "") -> Cause:
     return Cause("FieldValueRequired", f"Required value: {text}".removesuffix(": "), field)
 
 
-class WebhookConfigurations(Strategy):
+class WebhookConfigurationStrategy(KindStrategy):
     """Mutating or validating: the former may also be asked again."""
 
-    counts_generations = True
+    has_generation = True
 
     def __init__(self, *, mutating: bool) -> None:
         self.mutating = mutating
 
-    def complete(self, obj: Json, cluster: Lookup) -> None:
+    def apply_defaults(self, obj: Json, cluster: ObjectLookup) -> None:
         """Fill in policies, selectors and the timeout."""
         for hook in obj.get("webhooks") or ():
             if not isinstance(hook, dict):
@@ -57,7 +57,7 @@ class WebhookConfigurations(Strategy):
             if service:
                 service.setdefault("port", 443)
 
-    def check(self, obj: Json) -> list[Cause]:
+    def validate(self, obj: Json) -> list[Cause]:
         """Check every webhook."""
         causes = metadata_causes(obj)
         seen: set[str] = set()
@@ -69,13 +69,15 @@ class WebhookConfigurations(Strategy):
                 causes.append(_wrong(f"{path}.name", name, text))
             elif name in seen:
                 causes.append(
-                    Cause("FieldValueDuplicate", f"Duplicate value: {shown(name)}", f"{path}.name")
+                    Cause(
+                        "FieldValueDuplicate", f"Duplicate value: {json_text(name)}", f"{path}.name"
+                    )
                 )
             seen.add(name)
             causes += [*_hook_causes(hook, path), *_client_causes(hook, f"{path}.clientConfig")]
         return causes
 
-    def is_new_generation(self, new: Json, old: Json) -> bool:
+    def changes_generation(self, new: Json, old: Json) -> bool:
         """The webhooks are what its author wants."""
         return bool(new.get("webhooks") != old.get("webhooks"))
 

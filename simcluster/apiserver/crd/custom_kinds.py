@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from simcluster.apimachinery.objects import Json, at_path, encode, name_of
-from simcluster.apimachinery.printer_columns import AGE, NAME, Column, age
+from simcluster.apimachinery.printer_columns import AGE, NAME, Column, format_age
 from simcluster.apimachinery.resources import Resource
 from simcluster.apiserver.crd import json_path
 from simcluster.apiserver.crd.schema_rules import has_rules
@@ -26,17 +26,19 @@ class CustomKind(Resource):
     """What every answer in this version warns of; empty unless it is deprecated."""
 
 
-def kinds_of(definition: Json) -> tuple[CustomKind, list[CustomKind]]:
+def custom_kinds(definition: Json) -> tuple[CustomKind, list[CustomKind]]:
     """Return the kind as it is stored, and all versions that are served, best first."""
     made = {
         str(version["name"]): (_kind(definition, version), version)
-        for version in sorted(definition["spec"]["versions"], key=lambda each: rank(each["name"]))
+        for version in sorted(
+            definition["spec"]["versions"], key=lambda each: version_priority(each["name"])
+        )
     }
     stored = next(kind for kind, version in made.values() if version.get("storage"))
     return stored, [kind for kind, version in made.values() if version.get("served")]
 
 
-def rank(version: str) -> tuple[int, int, int, str]:
+def version_priority(version: str) -> tuple[int, int, int, str]:
     """Order versions as Kubernetes prefers them: v2, v1, v1beta1, v1alpha1, then all others."""
     match = _VERSION.fullmatch(version)
     if match is None:
@@ -67,7 +69,7 @@ def _kind(definition: Json, version: Json) -> CustomKind:
         singular_name=names["singular"],
         list_name=names["listKind"],
         stored_as=name_of(definition),
-        status_alone=True,
+        status_only=True,
         schema=schema,
         rules=has_rules(schema),
         columns=_columns(version),
@@ -83,7 +85,7 @@ def _columns(version: Json) -> tuple[Column, ...]:
 
 
 def _column(described: Json) -> Column:
-    find = json_path.compiled(described["jsonPath"])
+    find = json_path.compile_path(described["jsonPath"])
     show = _CELLS[described["type"]]
 
     def cell(obj: Json, now: float) -> Any:
@@ -117,6 +119,6 @@ _CELLS: Mapping[str, Callable[[Any, float], Any]] = {
     "integer": _whole,
     "number": _number,
     "boolean": lambda value, _now: value if isinstance(value, bool) else None,
-    "date": age,
+    "date": format_age,
 }
 COLUMN_TYPES = tuple(_CELLS)

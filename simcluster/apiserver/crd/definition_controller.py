@@ -1,43 +1,43 @@
 """CustomResourceDefinitions in force: their kinds are served, and go with all their objects."""
 
-from simcluster.apimachinery.objects import copied, metadata, name_of, namespace_of
+from simcluster.apimachinery.objects import deep_copy, metadata, name_of, namespace_of
 from simcluster.apimachinery.resources import Resource
-from simcluster.apiserver.crd.custom_kinds import kinds_of
+from simcluster.apiserver.crd.custom_kinds import custom_kinds
 from simcluster.apiserver.crd.definition_strategy import FINALIZER, TABLE, is_established
-from simcluster.apiserver.storage.records import Change
-from simcluster.apiserver.storage.store import Store
+from simcluster.apiserver.storage.records import ObjectChange
+from simcluster.apiserver.storage.store import ObjectStore
 
 
-def serve_definitions(store: Store) -> None:
+def serve_definitions(store: ObjectStore) -> None:
     """Serve the kinds of all definitions that are established."""
     for definition in store.list(TABLE):
         if is_established(definition):
-            store.install(*kinds_of(definition))
+            store.install(*custom_kinds(definition))
 
 
-class DefinedKinds:
+class DefinitionController:
     """Watches the store: a definition's kinds come with it and go when it is deleted."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: ObjectStore) -> None:
         self._store = store
         store.listeners.append(self._on_change)
         for definition in store.list(TABLE):
             if metadata(definition).get("deletionTimestamp"):
                 self._empty(name_of(definition))
 
-    def _on_change(self, kind: Resource, change: Change) -> None:
+    def _on_change(self, kind: Resource, change: ObjectChange) -> None:
         if kind.table == TABLE:
             self._on_definition(change)
         elif change.after is None and kind.stored_as:
             self._finish(kind.table)
 
-    def _on_definition(self, change: Change) -> None:
-        definition = change.last.obj
+    def _on_definition(self, change: ObjectChange) -> None:
+        definition = change.latest.obj
         if change.after is None:
-            self._store.withdraw(name_of(definition))
+            self._store.uninstall(name_of(definition))
             return
         if is_established(definition):
-            self._store.install(*kinds_of(definition))
+            self._store.install(*custom_kinds(definition))
         before = {} if change.before is None else metadata(change.before.obj)
         if metadata(definition).get("deletionTimestamp") and not before.get("deletionTimestamp"):
             self._empty(name_of(definition))
@@ -56,7 +56,7 @@ class DefinedKinds:
             return
         if name in self._store.kinds and self._store.list(name):
             return
-        emptied = copied(found.obj)
+        emptied = deep_copy(found.obj)
         finalizers = metadata(emptied).get("finalizers") or []
         if FINALIZER in finalizers:
             emptied["metadata"]["finalizers"] = [each for each in finalizers if each != FINALIZER]

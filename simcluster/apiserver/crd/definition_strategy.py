@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping
 
 from simcluster.apimachinery.errors import ApiError, Cause
 from simcluster.apimachinery.names import metadata_causes
-from simcluster.apimachinery.objects import Json, at_path, name_of, shown
+from simcluster.apimachinery.objects import Json, at_path, json_text, name_of
 from simcluster.apiserver.crd.definition_validation import definition_causes
-from simcluster.apiserver.storage.strategy import Lookup, Strategy
+from simcluster.apiserver.storage.strategy import KindStrategy, ObjectLookup
 
 TABLE = "customresourcedefinitions"
 
@@ -25,19 +25,19 @@ def is_established(definition: Json) -> bool:
     )
 
 
-class Definitions(Strategy):
+class DefinitionStrategy(KindStrategy):
     """A definition is established at once, unless another one has taken its names."""
 
-    counts_generations = True
+    has_generation = True
 
-    def begin(self, obj: Json, cluster: Lookup) -> None:
+    def prepare_for_create(self, obj: Json, cluster: ObjectLookup) -> None:
         """Begin without a status, and with the finalizer that waits for the objects."""
         obj["status"] = {}
         finalizers = obj["metadata"].setdefault("finalizers", [])
         if FINALIZER not in finalizers:
             finalizers.append(FINALIZER)
 
-    def complete(self, obj: Json, cluster: Lookup) -> None:
+    def apply_defaults(self, obj: Json, cluster: ObjectLookup) -> None:
         """Fill in names, versions and the status."""
         spec = obj.get("spec")
         if not isinstance(spec, dict) or not isinstance(spec.get("versions"), list):
@@ -49,15 +49,15 @@ class Definitions(Strategy):
         spec.setdefault("conversion", {"strategy": "None"})
         self._observe(obj, cluster)
 
-    def check(self, obj: Json) -> list[Cause]:
+    def validate(self, obj: Json) -> list[Cause]:
         """Check metadata, names, versions and schemas."""
         return [*metadata_causes(obj), *definition_causes(obj)]
 
-    def check_update(self, new: Json, old: Json) -> list[Cause]:
+    def validate_transition(self, new: Json, old: Json) -> list[Cause]:
         """What is served keeps its identity, and its stored versions."""
         return list(_changes(new, old))
 
-    def mark_deleted(self, obj: Json) -> None:
+    def prepare_for_delete(self, obj: Json) -> None:
         """Show that its objects are going."""
         text = "CustomResource deletion is in progress"
         condition = {"type": "Terminating", "status": "True",
@@ -65,14 +65,14 @@ class Definitions(Strategy):
                      "reason": "InstanceDeletionInProgress", "message": text}  # fmt: skip
         obj["status"]["conditions"] = [*(at_path(obj, "status.conditions") or ()), condition]
 
-    def _observe(self, obj: Json, cluster: Lookup) -> None:
+    def _observe(self, obj: Json, cluster: ObjectLookup) -> None:
         spec, status = obj["spec"], obj.get("status") or {}
         taken = next(_taken_names(obj, cluster.list(TABLE)), "")
         known = {each["type"]: each for each in status.get("conditions") or ()}
         accepted = ("True", "NoConflicts", "no conflicts found")
         established = ("True", "InitialNamesAccepted", "the initial names have been accepted")
         if taken:
-            accepted = ("False", "NamesConflict", f"{shown(taken)} is already in use")
+            accepted = ("False", "NamesConflict", f"{json_text(taken)} is already in use")
             established = ("False", "NotAccepted", "not all names are accepted")
         known |= {
             name: _condition(known.get(name), name, *said, now=cluster.now())
@@ -116,13 +116,13 @@ def _changes(new: Json, old: Json) -> Iterator[Cause]:
         for path in _SETTLED:
             now = at_path(new["spec"], path)
             if now != at_path(old["spec"], path):
-                text = f"Invalid value: {shown(now)}: field is immutable"
+                text = f"Invalid value: {json_text(now)}: field is immutable"
                 yield Cause("FieldValueInvalid", text, f"spec.{path}")
     names = [version.get("name") for version in new["spec"]["versions"]]
     for at, version in enumerate(at_path(old, "status.storedVersions") or ()):
         if version not in names:
             text = (
-                f"Invalid value: {shown(version)}: missing from spec.versions; {version} was "
+                f"Invalid value: {json_text(version)}: missing from spec.versions; {version} was "
                 "previously a storage version, and must remain in spec.versions until a storage "
                 f"migration ensures no data remains persisted in {version} and removes {version} "
                 "from status.storedVersions"

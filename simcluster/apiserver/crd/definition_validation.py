@@ -6,11 +6,11 @@ from typing import Any
 
 from simcluster.apimachinery.errors import Cause
 from simcluster.apimachinery.names import is_label, is_subdomain
-from simcluster.apimachinery.objects import Json, at_path, metadata, name_of, shown
+from simcluster.apimachinery.objects import Json, at_path, json_text, metadata, name_of
 from simcluster.apiserver.cel import expression_causes
 from simcluster.apiserver.crd import json_path
 from simcluster.apiserver.crd.custom_kinds import COLUMN_TYPES
-from simcluster.apiserver.crd.schema_check import pattern_of, violations
+from simcluster.apiserver.crd.schema_check import pattern_of, schema_violations
 from simcluster.apiserver.crd.schema_rules import RULES
 
 _APPROVED = "api-approved.kubernetes.io"
@@ -30,7 +30,7 @@ def _missing(field: str, text: str = "") -> Cause:
 
 
 def _wrong(field: str, value: Any, text: str) -> Cause:
-    return Cause("FieldValueInvalid", f"Invalid value: {shown(value)}: {text}", field)
+    return Cause("FieldValueInvalid", f"Invalid value: {json_text(value)}: {text}", field)
 
 
 def _forbidden(field: str, text: str) -> Cause:
@@ -60,7 +60,7 @@ def definition_causes(definition: Json) -> Iterator[Cause]:
     if at_path(spec, "conversion.strategy") != "None":
         text = 'supported values: "None" (conversion webhooks are not simulated)'
         yield Cause("FieldValueNotSupported",
-                    f"Unsupported value: {shown(at_path(spec, 'conversion.strategy'))}: {text}",
+                    f"Unsupported value: {json_text(at_path(spec, 'conversion.strategy'))}: {text}",
                     "spec.conversion.strategy")  # fmt: skip
     yield from _version_causes(spec)
 
@@ -109,7 +109,7 @@ def _column_causes(described: Json, path: str) -> Iterator[Cause]:
         text = f"must be one of {','.join(sorted(COLUMN_TYPES))}"
         yield _wrong(f"{path}.type", described.get("type"), text)
     try:
-        json_path.compiled(str(described.get("jsonPath") or "?"))
+        json_path.compile_path(str(described.get("jsonPath") or "?"))
     except ValueError as error:
         yield _wrong(f"{path}.jsonPath", described.get("jsonPath"), f"is an invalid path: {error}")
 
@@ -131,7 +131,7 @@ def _schema_causes(schema: Json, path: str, *, combined: bool = False) -> Iterat
             yield _wrong(f"{path}.pattern", schema["pattern"], f"must be a valid regular "
                          f"expression, but isn't: {error}")  # fmt: skip
     if not combined and "default" in schema:
-        for cause in violations(schema, schema["default"], "default"):
+        for cause in schema_violations(schema, schema["default"], "default"):
             yield Cause(cause.reason, cause.message, f"{path}.{cause.field}")
     for at, rule in enumerate(schema.get(RULES) or ()):
         yield from expression_causes(rule.get("rule"), f"{path}.{RULES}[{at}].rule")

@@ -18,7 +18,7 @@ _LITERALS: dict[str, Any] = {"true": True, "false": False, "null": None}
 Step = Callable[[Any], Iterator[Any]]
 
 
-def compiled(path: str) -> Callable[[Any], list[Any]]:
+def compile_path(path: str) -> Callable[[Any], list[Any]]:
     """Return a function that finds all values at a path; `ValueError` for a path of other form."""
     steps = list(_steps(path))
 
@@ -76,7 +76,7 @@ def _child(name: str) -> Step:
 
 
 def _filter(path: str, operator: str | None, text: str | None) -> Step:
-    find = compiled(path)
+    find = compile_path(path)
     wanted = None if text is None else _literal(text)
 
     def holds(item: Any) -> bool:

@@ -6,14 +6,16 @@ from functools import lru_cache
 from typing import Any
 
 from simcluster.apimachinery.errors import Cause
-from simcluster.apimachinery.objects import Json, shown
+from simcluster.apimachinery.objects import Json, json_text
 from simcluster.apiserver.crd.schema_formats import has_format
 
 ABSENT: Any = object()
 """Stands for the old value where there is none."""
 
 
-def violations(schema: Json, value: Any, path: str = "", old: Any = ABSENT) -> Iterator[Cause]:
+def schema_violations(
+    schema: Json, value: Any, path: str = "", old: Any = ABSENT
+) -> Iterator[Cause]:
     """Check a value; what has not changed since `old` is let be, as Kubernetes ratchets."""
     if old is not ABSENT and old == value:
         return
@@ -57,7 +59,9 @@ def _in(path: str) -> str:
 
 
 def _bad(path: str, value: Any, text: str) -> Cause:
-    return Cause("FieldValueInvalid", f"Invalid value: {shown(value)}: {_in(path)} {text}", path)
+    return Cause(
+        "FieldValueInvalid", f"Invalid value: {json_text(value)}: {_in(path)} {text}", path
+    )
 
 
 def child_path(path: str, key: str) -> str:
@@ -67,9 +71,9 @@ def child_path(path: str, key: str) -> str:
 
 def _enum(schema: Json, value: Any, path: str) -> Iterator[Cause]:
     if value not in schema["enum"]:
-        allowed = ", ".join(f'"{e}"' if isinstance(e, str) else f'"{shown(e)}"'
+        allowed = ", ".join(f'"{e}"' if isinstance(e, str) else f'"{json_text(e)}"'
                             for e in schema["enum"])  # fmt: skip
-        text = f"Unsupported value: {shown(value)}: supported values: {allowed}"
+        text = f"Unsupported value: {json_text(value)}: supported values: {allowed}"
         yield Cause("FieldValueNotSupported", text, path)
 
 
@@ -114,7 +118,7 @@ def _pattern(schema: Json, value: Any, path: str) -> Iterator[Cause]:
 
 def _format(schema: Json, value: Any, path: str) -> Iterator[Cause]:
     if not has_format(schema["format"], value):
-        yield _bad(path, value, f"must be of type {schema['format']}: {shown(value)}")
+        yield _bad(path, value, f"must be of type {schema['format']}: {json_text(value)}")
 
 
 def _min_length(schema: Json, value: Any, path: str) -> Iterator[Cause]:
@@ -165,7 +169,9 @@ def _list_type(schema: Json, value: Any, path: str) -> Iterator[Cause]:
     for at, item in enumerate(value):
         known = {key: item.get(key) for key in keys} if keys and isinstance(item, dict) else item
         if known in seen:
-            yield Cause("FieldValueDuplicate", f"Duplicate value: {shown(known)}", f"{path}[{at}]")
+            yield Cause(
+                "FieldValueDuplicate", f"Duplicate value: {json_text(known)}", f"{path}[{at}]"
+            )
         seen.append(known)
 
 
@@ -192,13 +198,13 @@ _KEYWORDS: Mapping[str, _Check] = {
 
 def _combined(schema: Json, value: Any, path: str) -> Iterator[Cause]:
     def valid(below: Json) -> bool:
-        return next(violations(below, value, path), None) is None
+        return next(schema_violations(below, value, path), None) is None
 
     def fails(text: str) -> Cause:
         return Cause("FieldValueInvalid", f'Invalid value: "": "{path}" {text}', path)
 
     for below in schema.get("allOf") or ():
-        yield from violations(below, value, path)
+        yield from schema_violations(below, value, path)
     options = schema.get("anyOf") or ()
     if options and not any(valid(below) for below in options):
         yield fails("must validate at least one schema (anyOf)")
@@ -218,14 +224,16 @@ def _children(schema: Json, value: Any, path: str, old: Any) -> Iterator[Cause]:
         for key, item in value.items():
             below = properties.get(key, others)
             if isinstance(below, dict):
-                yield from violations(below, item, child_path(path, key), before.get(key, ABSENT))
+                yield from schema_violations(
+                    below, item, child_path(path, key), before.get(key, ABSENT)
+                )
     elif isinstance(value, list) and isinstance(schema.get("items"), dict):
-        partner = partners(schema, old)
+        partner = old_item_finder(schema, old)
         for at, item in enumerate(value):
-            yield from violations(schema["items"], item, f"{path}[{at}]", partner(item))
+            yield from schema_violations(schema["items"], item, f"{path}[{at}]", partner(item))
 
 
-def partners(schema: Json, old: Any) -> Callable[[Any], Any]:
+def old_item_finder(schema: Json, old: Any) -> Callable[[Any], Any]:
     """Return who was a list's item before: known for lists that are maps, unknown for others."""
     keys = schema.get("x-kubernetes-list-map-keys")
     if not keys or not isinstance(old, list):

@@ -5,7 +5,7 @@ from typing import Any
 from simcluster.apimachinery.objects import Json
 
 
-def applied(schema: Json, old: Any, new: Any) -> Any:
+def apply_by_schema(schema: Json, old: Any, new: Any) -> Any:
     """Return what an applied value makes of the old one.
 
     Lists that are maps merge by their keys, sets are united, all other lists are replaced. Fields
@@ -24,7 +24,7 @@ def _field(schema: Json, key: str, old: Json, value: Any) -> Any:
     below = (schema.get("properties") or {}).get(key, schema.get("additionalProperties"))
     if key not in old:
         return value
-    return applied(below if isinstance(below, dict) else {}, old[key], value)
+    return apply_by_schema(below if isinstance(below, dict) else {}, old[key], value)
 
 
 def _list(schema: Json, old: list[Any], new: list[Any]) -> list[Any]:
@@ -47,7 +47,7 @@ def _keyed(schema: Json, old: list[Any], new: list[Any]) -> list[Any]:
     for item in new:
         places = [at for at, each in enumerate(result) if identity(each) == identity(item)]
         if places:
-            result[places[0]] = applied(schema.get("items") or {}, result[places[0]], item)
+            result[places[0]] = apply_by_schema(schema.get("items") or {}, result[places[0]], item)
         else:
             result.append(item)
     return result

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from simcluster.apimachinery.errors import Cause
-from simcluster.apimachinery.objects import Json, shown
-from simcluster.apiserver.cel import ExpressionError, compiled
-from simcluster.apiserver.crd.schema_check import ABSENT, child_path, partners
+from simcluster.apimachinery.objects import Json, json_text
+from simcluster.apiserver.cel import ExpressionError, compile_expression
+from simcluster.apiserver.crd.schema_check import ABSENT, child_path, old_item_finder
 
 RULES = "x-kubernetes-validations"
 _REASONS = {
@@ -28,7 +28,7 @@ def rule_violations(schema: Json, value: Any, path: str = "", old: Any = ABSENT)
     if value is None or (old is not ABSENT and old == value):
         return
     for rule in schema.get(RULES) or ():
-        yield from _judge(rule, schema, value, path, old)
+        yield from _evaluate(rule, schema, value, path, old)
     if isinstance(value, dict):
         properties, others = schema.get("properties") or {}, schema.get("additionalProperties")
         before = old if isinstance(old, dict) else {}
@@ -38,15 +38,15 @@ def rule_violations(schema: Json, value: Any, path: str = "", old: Any = ABSENT)
                 was = before.get(key, ABSENT)
                 yield from rule_violations(below, item, child_path(path, key), was)
     elif isinstance(value, list) and isinstance(schema.get("items"), dict):
-        partner = partners(schema, old)
+        partner = old_item_finder(schema, old)
         for at, item in enumerate(value):
             yield from rule_violations(schema["items"], item, f"{path}[{at}]", partner(item))
 
 
-def _judge(rule: Json, schema: Json, value: Any, path: str, old: Any) -> Iterator[Cause]:
-    expression = compiled(rule["rule"])
+def _evaluate(rule: Json, schema: Json, value: Any, path: str, old: Any) -> Iterator[Cause]:
+    expression = compile_expression(rule["rule"])
     variables = {"self": value}
-    if "oldSelf" in expression.names:
+    if "oldSelf" in expression.variables:
         if old is ABSENT:
             return
         variables["oldSelf"] = old
@@ -61,14 +61,14 @@ def _judge(rule: Json, schema: Json, value: Any, path: str, old: Any) -> Iterato
     reason = rule.get("reason") or "FieldValueInvalid"
     words = _REASONS.get(reason, "Invalid value")
     if reason == "FieldValueInvalid" and schema.get("type") not in {"object", "array"}:
-        words = f"{words}: {shown(value)}"
+        words = f"{words}: {json_text(value)}"
     yield Cause(reason, f"{words}: {detail}", where)
 
 
 def _detail(rule: Json, variables: Json) -> str:
     if rule.get("messageExpression"):
         try:
-            said = compiled(rule["messageExpression"]).evaluate(variables)
+            said = compile_expression(rule["messageExpression"]).evaluate(variables)
         except ExpressionError:
             said = ""
         if isinstance(said, str) and said.strip() and "\n" not in said:

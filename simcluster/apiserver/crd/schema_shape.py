@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 
-from simcluster.apimachinery.objects import Json, copied
+from simcluster.apimachinery.objects import Json, deep_copy
 
 _ALWAYS = frozenset({"apiVersion", "kind", "metadata"})
 
 
-def pruned(schema: Json, obj: Json) -> list[str]:
+def prune(schema: Json, obj: Json) -> list[str]:
     """Drop the fields that the schema does not know, in place, and return their paths."""
     return list(_prune(schema, obj, "", embedded=True))
 
@@ -53,7 +53,7 @@ def fill_defaults(schema: Json, value: object) -> None:
         properties = schema.get("properties") or {}
         for key, below in properties.items():
             if _is_missing(below, key, value):
-                value[key] = copied({"": below["default"]})[""]
+                value[key] = deep_copy({"": below["default"]})[""]
         others = schema.get("additionalProperties")
         for key, item in value.items():
             below = properties.get(key, others)

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from simcluster.apimachinery.objects import Json
 from simcluster.apimachinery.resources import Kinds, Resource
-from simcluster.apiserver.crd.custom_kinds import rank
+from simcluster.apiserver.crd.custom_kinds import version_priority
 
 VERSION = "v1.36.0"
 AGGREGATED = "apidiscovery.k8s.io"
@@ -58,7 +58,7 @@ def group_names(kinds: Kinds) -> list[str]:
 
 def versions(kinds: Kinds, name: str) -> list[str]:
     """Return a group's versions, best first."""
-    return sorted({kind.version for kind in kinds if kind.group == name}, key=rank)
+    return sorted({kind.version for kind in kinds if kind.group == name}, key=version_priority)
 
 
 def group_versions(kinds: Kinds) -> list[str]:

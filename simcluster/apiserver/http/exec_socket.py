@@ -12,8 +12,8 @@ from aiohttp import WSMsgType, web
 
 from simcluster.apimachinery.errors import ApiError
 from simcluster.apimachinery.objects import Json, encode, metadata
-from simcluster.apiserver.http.pod_access import NO_RUNTIME, container_of
-from simcluster.apiserver.requests.query_parameters import flag
+from simcluster.apiserver.http.pod_access import NO_RUNTIME, resolve_container
+from simcluster.apiserver.requests.query_parameters import is_set
 from simcluster.ports import ContainerRuntime
 
 log = logging.getLogger(__name__)
@@ -25,16 +25,16 @@ _CHUNK_BYTES = 32 * 1024
 _PENDING_CHUNKS = 64
 
 
-class Streams:
+class WebSocketStreams:
     """The session's channels, as `ExecStreams`; what was not asked for goes nowhere."""
 
     def __init__(self, socket: web.WebSocketResponse, query: Mapping[str, str]) -> None:
         self._socket = socket
         self._input: asyncio.Queue[bytes] = asyncio.Queue(_PENDING_CHUNKS)
-        self._ended = not flag(query, "stdin")
+        self._ended = not is_set(query, "stdin")
         self._wanted = {
-            _STDOUT: flag(query, "stdout"),
-            _STDERR: flag(query, "stderr") and not flag(query, "tty"),
+            _STDOUT: is_set(query, "stdout"),
+            _STDERR: is_set(query, "stderr") and not is_set(query, "tty"),
         }
 
     async def read_stdin(self) -> bytes:
@@ -73,7 +73,7 @@ class Streams:
 def exec_options(request: web.BaseRequest) -> Json:
     """Return a session's query as the `PodExecOptions` that admission is shown."""
     query = request.query
-    flags = {name: True for name in ("stdin", "stdout", "stderr", "tty") if flag(query, name)}
+    flags = {name: True for name in ("stdin", "stdout", "stderr", "tty") if is_set(query, name)}
     container = query.get("container", "")
     named = {"container": container} if container else {}
     return {**named, **flags, "command": query.getall("command", [])}
@@ -84,7 +84,7 @@ async def serve_exec(
 ) -> web.StreamResponse:
     """Run a command in a container; errors that are known before come as plain HTTP."""
     query = request.query
-    container = container_of(pod, query.get("container", ""))
+    container = resolve_container(pod, query.get("container", ""))
     command = query.getall("command", [])
     if not command:
         raise ApiError.bad_request("you must specify at least 1 command for the container")
@@ -93,8 +93,8 @@ async def serve_exec(
     protocol = _protocol(request)
     socket = web.WebSocketResponse(protocols=(protocol,), autoping=True, compress=False)
     await socket.prepare(request)
-    streams = Streams(socket, query)
-    tty = flag(query, "tty")
+    streams = WebSocketStreams(socket, query)
+    tty = is_set(query, "tty")
     try:
         async with asyncio.TaskGroup() as tasks:
             receiving = tasks.create_task(streams.receive())
@@ -119,7 +119,7 @@ async def _run(
     command: list[str],
     *,
     tty: bool,
-    streams: Streams,
+    streams: WebSocketStreams,
 ) -> Json:
     meta = metadata(pod)
     try:

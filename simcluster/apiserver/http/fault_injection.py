@@ -10,7 +10,7 @@ from simcluster.apimachinery.objects import Json
 
 
 @dataclass(slots=True, kw_only=True)
-class Fault:
+class InjectedFault:
     """The next `count` requests to paths that begin with `path` fail.
 
     `code` is answered as a Status, with Retry-After where given; 0 resets the connection. With
@@ -38,15 +38,15 @@ _REASONS = {429: "TooManyRequests", 500: "InternalError", 503: "ServiceUnavailab
 
 
 @dataclass(slots=True)
-class Faults:
+class FaultInjector:
     """The faults that are still to happen."""
 
-    pending: list[Fault] = field(default_factory=list)
+    pending: list[InjectedFault] = field(default_factory=list)
 
     def add(self, described: Json) -> None:
         """Add a fault from its JSON description; 400 for unknown fields."""
         try:
-            self.pending.append(Fault(**described))
+            self.pending.append(InjectedFault(**described))
         except TypeError as error:
             raise ApiError.bad_request(f"a fault is described otherwise: {error}") from error
 

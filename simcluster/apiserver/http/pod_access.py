@@ -7,7 +7,7 @@ from aiohttp import web
 from simcluster.apimachinery.errors import ApiError
 from simcluster.apimachinery.objects import Json, at_path, metadata
 from simcluster.apimachinery.pods import containers_of
-from simcluster.apiserver.requests.query_parameters import flag, whole
+from simcluster.apiserver.requests.query_parameters import is_set, non_negative_int
 from simcluster.ports import ContainerRuntime, LogOptions
 
 _DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
@@ -17,7 +17,7 @@ NO_RUNTIME = ApiError(
 )
 
 
-def container_of(pod: Json, asked: str) -> str:
+def resolve_container(pod: Json, asked: str) -> str:
     """Return the container that is meant; 400 when it is not there or not clear which one."""
     name = metadata(pod)["name"]
     if not at_path(pod, "spec.nodeName"):
@@ -43,16 +43,16 @@ async def serve_log(
 ) -> web.StreamResponse:
     """Stream a container's log as text."""
     query: Mapping[str, str] = request.query
-    container = container_of(pod, query.get("container", ""))
+    container = resolve_container(pod, query.get("container", ""))
     if runtime is None:
         raise NO_RUNTIME
     options = LogOptions(
-        follow=flag(query, "follow"),
-        previous=flag(query, "previous"),
-        timestamps=flag(query, "timestamps"),
-        tail_lines=whole(query, "tailLines"),
-        since_s=whole(query, "sinceSeconds"),
-        limit_bytes=whole(query, "limitBytes"),
+        follow=is_set(query, "follow"),
+        previous=is_set(query, "previous"),
+        timestamps=is_set(query, "timestamps"),
+        tail_lines=non_negative_int(query, "tailLines"),
+        since_s=non_negative_int(query, "sinceSeconds"),
+        limit_bytes=non_negative_int(query, "limitBytes"),
     )
     meta = metadata(pod)
     chunks = runtime.log(meta["namespace"], meta["name"], container, options)

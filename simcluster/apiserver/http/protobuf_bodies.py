@@ -19,7 +19,7 @@ _MAGIC = b"k8s\0"
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class ProtobufField:
     """One field: its JSON name, and how it is read.
 
     `form` is text, bytes, number, flag, map (of text), bytesmap, quantities (a map of them), or
@@ -31,99 +31,109 @@ class Field:
     repeated: bool = False
 
 
-_MESSAGES: Mapping[str, Mapping[int, Field]] = {
-    "Unknown": {1: Field("type", "TypeMeta"), 2: Field("raw", "bytes")},
-    "TypeMeta": {1: Field("apiVersion"), 2: Field("kind")},
+_MESSAGES: Mapping[str, Mapping[int, ProtobufField]] = {
+    "Unknown": {1: ProtobufField("type", "TypeMeta"), 2: ProtobufField("raw", "bytes")},
+    "TypeMeta": {1: ProtobufField("apiVersion"), 2: ProtobufField("kind")},
     "ObjectMeta": {
-        1: Field("name"),
-        2: Field("generateName"),
-        3: Field("namespace"),
-        5: Field("uid"),
-        6: Field("resourceVersion"),
-        11: Field("labels", "map"),
-        12: Field("annotations", "map"),
-        14: Field("finalizers", repeated=True),
+        1: ProtobufField("name"),
+        2: ProtobufField("generateName"),
+        3: ProtobufField("namespace"),
+        5: ProtobufField("uid"),
+        6: ProtobufField("resourceVersion"),
+        11: ProtobufField("labels", "map"),
+        12: ProtobufField("annotations", "map"),
+        14: ProtobufField("finalizers", repeated=True),
     },
     "ConfigMap": {
-        1: Field("metadata", "ObjectMeta"),
-        2: Field("data", "map"),
-        3: Field("binaryData", "bytesmap"),
-        4: Field("immutable", "flag"),
+        1: ProtobufField("metadata", "ObjectMeta"),
+        2: ProtobufField("data", "map"),
+        3: ProtobufField("binaryData", "bytesmap"),
+        4: ProtobufField("immutable", "flag"),
     },
     "Secret": {
-        1: Field("metadata", "ObjectMeta"),
-        2: Field("data", "bytesmap"),
-        3: Field("type"),
-        4: Field("stringData", "map"),
-        5: Field("immutable", "flag"),
+        1: ProtobufField("metadata", "ObjectMeta"),
+        2: ProtobufField("data", "bytesmap"),
+        3: ProtobufField("type"),
+        4: ProtobufField("stringData", "map"),
+        5: ProtobufField("immutable", "flag"),
     },
-    "Namespace": {1: Field("metadata", "ObjectMeta")},
-    "ServiceAccount": {1: Field("metadata", "ObjectMeta")},
+    "Namespace": {1: ProtobufField("metadata", "ObjectMeta")},
+    "ServiceAccount": {1: ProtobufField("metadata", "ObjectMeta")},
     "PriorityClass": {
-        1: Field("metadata", "ObjectMeta"),
-        2: Field("value", "number"),
-        3: Field("globalDefault", "flag"),
-        4: Field("description"),
-        5: Field("preemptionPolicy"),
+        1: ProtobufField("metadata", "ObjectMeta"),
+        2: ProtobufField("value", "number"),
+        3: ProtobufField("globalDefault", "flag"),
+        4: ProtobufField("description"),
+        5: ProtobufField("preemptionPolicy"),
     },
-    "ResourceQuota": {1: Field("metadata", "ObjectMeta"), 2: Field("spec", "ResourceQuotaSpec")},
+    "ResourceQuota": {
+        1: ProtobufField("metadata", "ObjectMeta"),
+        2: ProtobufField("spec", "ResourceQuotaSpec"),
+    },
     "ResourceQuotaSpec": {
-        1: Field("hard", "quantities"),
-        2: Field("scopes", repeated=True),
-        3: Field("scopeSelector", "ScopeSelector"),
+        1: ProtobufField("hard", "quantities"),
+        2: ProtobufField("scopes", repeated=True),
+        3: ProtobufField("scopeSelector", "ScopeSelector"),
     },
-    "ScopeSelector": {1: Field("matchExpressions", "ScopeRequirement", repeated=True)},
+    "ScopeSelector": {1: ProtobufField("matchExpressions", "ScopeRequirement", repeated=True)},
     "ScopeRequirement": {
-        1: Field("scopeName"),
-        2: Field("operator"),
-        3: Field("values", repeated=True),
+        1: ProtobufField("scopeName"),
+        2: ProtobufField("operator"),
+        3: ProtobufField("values", repeated=True),
     },
     "PodDisruptionBudget": {
-        1: Field("metadata", "ObjectMeta"),
-        2: Field("spec", "PodDisruptionBudgetSpec"),
+        1: ProtobufField("metadata", "ObjectMeta"),
+        2: ProtobufField("spec", "PodDisruptionBudgetSpec"),
     },
     "PodDisruptionBudgetSpec": {
-        1: Field("minAvailable", "IntOrString"),
-        2: Field("selector", "LabelSelector"),
-        3: Field("maxUnavailable", "IntOrString"),
+        1: ProtobufField("minAvailable", "IntOrString"),
+        2: ProtobufField("selector", "LabelSelector"),
+        3: ProtobufField("maxUnavailable", "IntOrString"),
     },
-    "IntOrString": {1: Field("type", "number"), 2: Field("number", "number"), 3: Field("text")},
+    "IntOrString": {
+        1: ProtobufField("type", "number"),
+        2: ProtobufField("number", "number"),
+        3: ProtobufField("text"),
+    },
     "LabelSelector": {
-        1: Field("matchLabels", "map"),
-        2: Field("matchExpressions", "LabelSelectorRequirement", repeated=True),
+        1: ProtobufField("matchLabels", "map"),
+        2: ProtobufField("matchExpressions", "LabelSelectorRequirement", repeated=True),
     },
     "LabelSelectorRequirement": {
-        1: Field("key"),
-        2: Field("operator"),
-        3: Field("values", repeated=True),
+        1: ProtobufField("key"),
+        2: ProtobufField("operator"),
+        3: ProtobufField("values", repeated=True),
     },
     "Eviction": {
-        1: Field("metadata", "ObjectMeta"),
-        2: Field("deleteOptions", "DeleteOptions"),
+        1: ProtobufField("metadata", "ObjectMeta"),
+        2: ProtobufField("deleteOptions", "DeleteOptions"),
     },
     "DeleteOptions": {
-        1: Field("gracePeriodSeconds", "number"),
-        2: Field("preconditions", "Preconditions"),
-        4: Field("propagationPolicy"),
-        5: Field("dryRun", repeated=True),
+        1: ProtobufField("gracePeriodSeconds", "number"),
+        2: ProtobufField("preconditions", "Preconditions"),
+        4: ProtobufField("propagationPolicy"),
+        5: ProtobufField("dryRun", repeated=True),
     },
-    "Preconditions": {1: Field("uid"), 2: Field("resourceVersion")},
-    "TokenRequest": {1: Field("metadata", "ObjectMeta"), 2: Field("spec", "TokenRequestSpec")},
+    "Preconditions": {1: ProtobufField("uid"), 2: ProtobufField("resourceVersion")},
+    "TokenRequest": {
+        1: ProtobufField("metadata", "ObjectMeta"),
+        2: ProtobufField("spec", "TokenRequestSpec"),
+    },
     "TokenRequestSpec": {
-        1: Field("audiences", repeated=True),
-        3: Field("boundObjectRef", "BoundObjectReference"),
-        4: Field("expirationSeconds", "number"),
+        1: ProtobufField("audiences", repeated=True),
+        3: ProtobufField("boundObjectRef", "BoundObjectReference"),
+        4: ProtobufField("expirationSeconds", "number"),
     },
     "BoundObjectReference": {
-        1: Field("kind"),
-        2: Field("apiVersion"),
-        3: Field("name"),
-        4: Field("uid"),
+        1: ProtobufField("kind"),
+        2: ProtobufField("apiVersion"),
+        3: ProtobufField("name"),
+        4: ProtobufField("uid"),
     },
 }
 
 
-def decoded(body: bytes) -> Json:
+def decode_body(body: bytes) -> Json:
     """Decode a body; 415 when its message is not known, 400 when it is broken."""
     if not body.startswith(_MAGIC):
         raise ApiError.bad_request("the protobuf body does not begin with its magic number")
@@ -157,7 +167,7 @@ def _message(name: str, data: bytes) -> Json:
     return result
 
 
-def _value(field: Field, value: Any) -> Any:
+def _value(field: ProtobufField, value: Any) -> Any:
     match field.form:
         case "text":
             return value.decode()

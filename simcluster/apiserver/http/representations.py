@@ -5,26 +5,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from simcluster.apimachinery.conversions import shown
+from simcluster.apimachinery.conversions import to_version
 from simcluster.apimachinery.errors import ApiError
 from simcluster.apimachinery.objects import Json, encode
-from simcluster.apimachinery.printer_columns import GENERIC, Column
+from simcluster.apimachinery.printer_columns import DEFAULT_COLUMNS, Column
 from simcluster.apimachinery.resources import Resource
 from simcluster.apiserver.crd.custom_kinds import CustomKind
 from simcluster.apiserver.kinds.columns import COLUMNS
-from simcluster.apiserver.storage.records import Record
+from simcluster.apiserver.storage.records import ObjectRecord
 
 _PARAMETER = re.compile(r"\s*([\w-]+)\s*=\s*([^;,\s]+)")
 
 
-class View(Protocol):
+class ObjectView(Protocol):
     """Turns records into bytes of one form."""
 
-    def one(self, record: Record) -> bytes:
+    def one(self, record: ObjectRecord) -> bytes:
         """Encode an object on its own, also inside a watch event."""
         ...
 
-    def many(self, records: Sequence[Record], meta: Json) -> bytes:
+    def many(self, records: Sequence[ObjectRecord], meta: Json) -> bytes:
         """Encode a list; `meta` is the list's metadata."""
         ...
 
@@ -44,13 +44,13 @@ class PlainView:
         self.kind = kind
         self._prefix = encode({"apiVersion": kind.api_version, "kind": kind.kind})[:-1] + b","
 
-    def one(self, record: Record) -> bytes:
+    def one(self, record: ObjectRecord) -> bytes:
         """Return the bytes that were encoded when the object was written, if in this version."""
         if record.encoded.startswith(self._prefix):
             return record.encoded
-        return encode(shown(self.kind, record.obj))
+        return encode(to_version(self.kind, record.obj))
 
-    def many(self, records: Sequence[Record], meta: Json) -> bytes:
+    def many(self, records: Sequence[ObjectRecord], meta: Json) -> bytes:
         """Join the encoded objects."""
         skip = len(self._prefix)
         head = {"kind": self.kind.list_kind, "apiVersion": self.kind.api_version}
@@ -70,24 +70,24 @@ class PlainView:
 class MetadataView:
     """Only type and metadata: `PartialObjectMetadata`."""
 
-    def one(self, record: Record) -> bytes:
+    def one(self, record: ObjectRecord) -> bytes:
         """Return the metadata as an object."""
-        return encode(partial(record.obj))
+        return encode(partial_metadata(record.obj))
 
-    def many(self, records: Sequence[Record], meta: Json) -> bytes:
+    def many(self, records: Sequence[ObjectRecord], meta: Json) -> bytes:
         """Return a `PartialObjectMetadataList`."""
         return encode(
             {
                 "kind": "PartialObjectMetadataList",
                 "apiVersion": "meta.k8s.io/v1",
                 "metadata": meta,
-                "items": [partial(record.obj) for record in records],
+                "items": [partial_metadata(record.obj) for record in records],
             }
         )
 
     def bookmark(self, meta: Json) -> bytes:
         """Return the metadata as an object."""
-        return encode(partial({"metadata": meta}))
+        return encode(partial_metadata({"metadata": meta}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +99,11 @@ class TableView:
     include: str
     now: float
 
-    def one(self, record: Record) -> bytes:
+    def one(self, record: ObjectRecord) -> bytes:
         """Return a table of one row."""
         return self.many([record], {"resourceVersion": str(record.version)})
 
-    def many(self, records: Sequence[Record], meta: Json) -> bytes:
+    def many(self, records: Sequence[ObjectRecord], meta: Json) -> bytes:
         """Return a table with a row per object."""
         columns = columns_of(self.kind)
         return encode(
@@ -124,7 +124,7 @@ class TableView:
                 "rows": [
                     {
                         "cells": [column.cell(record.obj, self.now) for column in columns],
-                        "object": self._object(shown(self.kind, record.obj)),
+                        "object": self._object(to_version(self.kind, record.obj)),
                     }
                     for record in records
                 ],
@@ -138,15 +138,17 @@ class TableView:
     def _object(self, obj: Json) -> Json | None:
         if self.include == "None":
             return None
-        return obj if self.include == "Object" else partial(obj)
+        return obj if self.include == "Object" else partial_metadata(obj)
 
 
 def columns_of(kind: Resource) -> Sequence[Column]:
     """Return the columns of a kind: its own where its definition gives it some."""
-    return kind.columns if isinstance(kind, CustomKind) else COLUMNS.get(kind.table, GENERIC)
+    return (
+        kind.columns if isinstance(kind, CustomKind) else COLUMNS.get(kind.table, DEFAULT_COLUMNS)
+    )
 
 
-def partial(obj: Json) -> Json:
+def partial_metadata(obj: Json) -> Json:
     """Return the object's metadata as a `PartialObjectMetadata`."""
     return {
         "kind": "PartialObjectMetadata",
@@ -155,7 +157,7 @@ def partial(obj: Json) -> Json:
     }
 
 
-def view(kind: Resource, accept: str, include: str, now: float) -> View:
+def negotiate_view(kind: Resource, accept: str, include: str, now: float) -> ObjectView:
     """Choose the first form in `Accept` that is served; 406 when none is."""
     for choice in accept.split(",") if accept else ["*/*"]:
         media_type = choice.split(";", 1)[0].strip().lower()

@@ -12,30 +12,34 @@ import msgspec
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from simcluster.apimachinery.conversions import shown as in_version
+from simcluster.apimachinery.conversions import to_version as in_version
 from simcluster.apimachinery.errors import ApiError
 from simcluster.apimachinery.objects import Json, decode, encode
-from simcluster.apimachinery.selectors import selection
+from simcluster.apimachinery.selectors import parse_selection
 from simcluster.apiserver.admission.chain import AdmissionChain
-from simcluster.apiserver.crd.definition_controller import DefinedKinds
+from simcluster.apiserver.crd.definition_controller import DefinitionController
 from simcluster.apiserver.http import protobuf_bodies
 from simcluster.apiserver.http.exec_socket import exec_options, serve_exec
-from simcluster.apiserver.http.fault_injection import Faults
+from simcluster.apiserver.http.fault_injection import FaultInjector
 from simcluster.apiserver.http.pod_access import serve_log
-from simcluster.apiserver.http.representations import View, view
-from simcluster.apiserver.http.static_responses import OPEN_PATHS, static_answer
-from simcluster.apiserver.http.watches import Watched, serve_watch
-from simcluster.apiserver.kinds.disruption_budgets import Disruptions
-from simcluster.apiserver.kinds.namespaces import Namespaces, prepare
-from simcluster.apiserver.kinds.resource_quotas import Quotas
-from simcluster.apiserver.kinds.service_account_tokens import ServiceTokens, TokenError
+from simcluster.apiserver.http.representations import ObjectView, negotiate_view
+from simcluster.apiserver.http.static_responses import OPEN_PATHS, static_response
+from simcluster.apiserver.http.watches import WatchRequest, serve_watch
+from simcluster.apiserver.kinds.disruption_budgets import DisruptionController
+from simcluster.apiserver.kinds.namespaces import NamespaceController, create_system_objects
+from simcluster.apiserver.kinds.resource_quotas import QuotaController
+from simcluster.apiserver.kinds.service_account_tokens import ServiceAccountTokens, TokenError
 from simcluster.apiserver.requests import patches
-from simcluster.apiserver.requests.object_writes import Writer, WriteRequest, not_allowed
-from simcluster.apiserver.requests.paged_lists import listing
+from simcluster.apiserver.requests.object_writes import (
+    ObjectWriter,
+    WriteRequest,
+    method_not_allowed,
+)
+from simcluster.apiserver.requests.paged_lists import list_page
 from simcluster.apiserver.requests.query_parameters import ListOptions
-from simcluster.apiserver.requests.request_target import Target, parse
-from simcluster.apiserver.storage.store import Store
-from simcluster.credentials import Certificates
+from simcluster.apiserver.requests.request_target import RequestTarget, parse_target
+from simcluster.apiserver.storage.store import ObjectStore
+from simcluster.credentials import CertificateFiles
 from simcluster.ports import ContainerRuntime
 
 log = logging.getLogger(__name__)
@@ -64,7 +68,7 @@ class ApiSettings:
 
 
 @dataclass(slots=True)
-class _Seen:
+class _RequestLabels:
     """What a request turned out to be, for the metrics."""
 
     verb: str
@@ -78,7 +82,7 @@ class ApiServer:
 
     def __init__(
         self,
-        store: Store,
+        store: ObjectStore,
         settings: ApiSettings,
         *,
         runtime: ContainerRuntime | None = None,
@@ -86,15 +90,17 @@ class ApiServer:
         self.store = store
         self.settings = settings
         self.runtime = runtime
-        self.faults = Faults()
+        self.faults = FaultInjector()
         self.metrics = ApiServerMetrics()
-        self._definitions = DefinedKinds(store)
-        self._namespaces = Namespaces(store)
-        self._quotas = Quotas(store)
+        self._definitions = DefinitionController(store)
+        self._namespaces = NamespaceController(store)
+        self._quotas = QuotaController(store)
         self._admission = AdmissionChain(store)
-        self._tokens = ServiceTokens(store, settings.token)
-        self._writer = Writer(store, Disruptions(store), self._admission, self._tokens)
-        prepare(store)
+        self._tokens = ServiceAccountTokens(store, settings.token)
+        self._writer = ObjectWriter(
+            store, DisruptionController(store), self._admission, self._tokens
+        )
+        create_system_objects(store)
 
     async def close(self) -> None:
         """Close the connections to webhooks."""
@@ -103,12 +109,12 @@ class ApiServer:
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request, whatever it is."""
         started = time.perf_counter()
-        seen = _Seen(request.method)
+        seen = _RequestLabels(request.method)
         try:
-            user = {} if request.path in OPEN_PATHS else self._bearer(request)
+            user = {} if request.path in OPEN_PATHS else self._authenticate(request)
             if self.faults.pending:
                 await self.faults.inject(request)
-            response = await self._answer(request, seen, user)
+            response = await self._route(request, seen, user)
         except ApiError as error:
             response = _refusal(error)
             if seen.verb in {"POST", "PUT", "PATCH", "DELETE"} and seen.key:
@@ -120,43 +126,43 @@ class ApiServer:
         )
         return response
 
-    def _bearer(self, request: web.BaseRequest) -> Json:
+    def _authenticate(self, request: web.BaseRequest) -> Json:
         """Return who asks."""
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         if scheme != "Bearer":
             raise _UNAUTHORIZED
         try:
-            return self._tokens.bearer(token)[0]
+            return self._tokens.authenticate(token)[0]
         except TokenError as error:
             raise _UNAUTHORIZED from error
 
-    async def _answer(
-        self, request: web.BaseRequest, seen: _Seen, user: Json
+    async def _route(
+        self, request: web.BaseRequest, seen: _RequestLabels, user: Json
     ) -> web.StreamResponse:
         path = request.path
         if path.startswith("/debug/") or path == "/metrics":
             return await self._debug(request)
-        static = static_answer(request, self.store.kinds)
+        static = static_response(request, self.store.kinds)
         if static is not None:
             return static
         if path == _REVIEWS and request.method == "POST":
             return _json(encode(self._tokens.review(await _body(request) or {})), 201)
-        target = parse(path, self.store.kinds)
+        target = parse_target(path, self.store.kinds)
         seen.resource, seen.subresource = target.kind.table, target.subresource
         if target.subresource in {"exec", "attach", "portforward", "log"}:
-            return await self._reach_in(request, target, user)
+            return await self._access_pod(request, target, user)
         if request.method == "GET":
             return await self._read(request, target, seen)
         seen.key = target.key if target.name else ""
         return await self._write(request, target, user)
 
-    async def _reach_in(
-        self, request: web.BaseRequest, target: Target, user: Json
+    async def _access_pod(
+        self, request: web.BaseRequest, target: RequestTarget, user: Json
     ) -> web.StreamResponse:
         pod = self.store.read("pods", target.namespace, target.name)
         if target.subresource == "log":
             if request.method != "GET":
-                raise not_allowed(request.method)
+                raise method_not_allowed(request.method)
             return await serve_log(request, self.runtime, pod)
         if target.subresource != "exec":
             raise ApiError(
@@ -164,41 +170,41 @@ class ApiServer:
                 "NotImplemented",
                 f"pods/{target.subresource} is not simulated; exec and log are",
             )
-        await self._writer.may_connect(target, exec_options(request), user)
+        await self._writer.admit_connect(target, exec_options(request), user)
         return await serve_exec(request, self.runtime, pod)
 
     async def _read(
-        self, request: web.BaseRequest, target: Target, seen: _Seen
+        self, request: web.BaseRequest, target: RequestTarget, seen: _RequestLabels
     ) -> web.StreamResponse:
         query = request.query
         shown = self._view(request, target)
         if target.subresource not in {"", "status"}:
-            raise not_allowed("GET")
-        options = ListOptions.of(query)
+            raise method_not_allowed("GET")
+        options = ListOptions.parse(query)
         fields = options.fields
         if target.name and not options.watch:
             record = self.store.record(target.kind.table, target.namespace, target.name)
             return _json(shown.one(record))
         if target.name:
             fields = ",".join(filter(None, (fields, f"metadata.name={target.name}")))
-        chosen = selection(target.kind, target.namespace, options.labels, fields)
+        chosen = parse_selection(target.kind, target.namespace, options.labels, fields)
         if not options.watch:
-            found = listing(self.store, target.kind.table, chosen, options)
+            found = list_page(self.store, target.kind.table, chosen, options)
             return _json(shown.many(found.records, found.meta))
         seen.verb = "WATCH"
-        watched = Watched(target.kind.table, chosen, shown, options)
+        watched = WatchRequest(target.kind.table, chosen, shown, options)
         with self.metrics.watches.labels(target.kind.table).track_inprogress():
             return await serve_watch(
                 request, self.store, watched, bookmark_s=self.settings.bookmark_s
             )
 
-    def _view(self, request: web.BaseRequest, target: Target) -> View:
+    def _view(self, request: web.BaseRequest, target: RequestTarget) -> ObjectView:
         accept = request.headers.get("Accept", "")
         include = request.query.get("includeObject", "")
-        return view(target.kind, accept, include, self.store.clock())
+        return negotiate_view(target.kind, accept, include, self.store.clock())
 
     async def _write(
-        self, request: web.BaseRequest, target: Target, user: Json
+        self, request: web.BaseRequest, target: RequestTarget, user: Json
     ) -> web.StreamResponse:
         shown = self._view(request, target)
         body = await _body(request)
@@ -210,13 +216,13 @@ class ApiServer:
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             log.warning("an object of unexpected shape in %s", request.path, exc_info=True)
             raise ApiError.bad_request(f"the object has an unexpected shape: {error!r}") from error
-        response = _json(self._shown(shown, target, written.obj), written.code)
+        response = _json(self._encode_result(shown, target, written.obj), written.code)
         for warning in written.warnings:
             quoted = warning.replace("\\", "\\\\").replace('"', '\\"')
             response.headers.add("Warning", f'299 - "{quoted}"')
         return response
 
-    def _shown(self, shown: View, target: Target, obj: Json) -> bytes:
+    def _encode_result(self, shown: ObjectView, target: RequestTarget, obj: Json) -> bytes:
         """Encode what was written: what is stored was encoded before, a Status was not."""
         if obj.get("kind") == target.kind.kind:
             name = obj["metadata"]["name"]
@@ -232,7 +238,7 @@ class ApiServer:
                 return web.Response(body=self.metrics.text(), content_type="text/plain")
             case "GET", "/debug/writes":
                 prefix = request.query.get("prefix", "")
-                return _json(encode(self.store.writes.everything(prefix)))
+                return _json(encode(self.store.writes.all_counts(prefix)))
             case "POST", "/debug/faults":
                 self.faults.add(await _body(request))
             case "DELETE", "/debug/faults":
@@ -240,7 +246,7 @@ class ApiServer:
             case "POST", "/debug/compact":
                 self.store.compact()
             case _:
-                raise not_allowed(request.method)
+                raise method_not_allowed(request.method)
         return _json(b"{}")
 
 
@@ -253,9 +259,9 @@ async def _body(request: web.BaseRequest) -> Any:
     if not raw:
         return None
     if request.content_type in {"application/yaml", patches.APPLY_PATCH}:
-        return patches.parsed_yaml(raw)
+        return patches.parse_yaml(raw)
     if request.content_type == protobuf_bodies.CONTENT_TYPE:
-        return protobuf_bodies.decoded(raw)
+        return protobuf_bodies.decode_body(raw)
     try:
         return decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -274,7 +280,7 @@ def _refusal(error: ApiError) -> web.Response:
 
 
 @asynccontextmanager
-async def listening(server: ApiServer, certificates: Certificates) -> AsyncIterator[str]:
+async def start_server(server: ApiServer, certificates: CertificateFiles) -> AsyncIterator[str]:
     """Listen for as long as the context lasts; gives the URL."""
     runner = web.ServerRunner(_web_server(server.handle), shutdown_timeout=_STOP_S)
     await runner.setup()

@@ -9,8 +9,8 @@ from aiohttp import web
 from simcluster.apimachinery.objects import encode
 from simcluster.apimachinery.resources import Kinds
 from simcluster.apiserver.http import discovery, openapi
-from simcluster.apiserver.requests.object_writes import not_allowed
-from simcluster.apiserver.requests.request_target import UNKNOWN
+from simcluster.apiserver.requests.object_writes import method_not_allowed
+from simcluster.apiserver.requests.request_target import PATH_NOT_FOUND
 
 _HEALTH = frozenset({"/healthz", "/readyz", "/livez"})
 OPEN_PATHS = _HEALTH | {"/version"}
@@ -20,7 +20,7 @@ _AGGREGATED = re.compile(
 )
 
 
-def static_answer(request: web.BaseRequest, kinds: Kinds) -> web.Response | None:
+def static_response(request: web.BaseRequest, kinds: Kinds) -> web.Response | None:
     """Answer what needs no store; None for what does."""
     path = request.path.rstrip("/")
     if path in _HEALTH or path.startswith(("/livez/", "/readyz/", "/healthz/")):
@@ -29,7 +29,7 @@ def static_answer(request: web.BaseRequest, kinds: Kinds) -> web.Response | None
         return _openapi(request, path, kinds)
     found = _discovery(request, path, kinds)
     if found is not None and request.method != "GET":
-        raise not_allowed(request.method)
+        raise method_not_allowed(request.method)
     return found
 
 
@@ -56,7 +56,7 @@ def _discovery(request: web.BaseRequest, path: str, kinds: Kinds) -> web.Respons
     if len(parts) in {3, 4} and parts[1] == "apis":
         served = discovery.versions(kinds, parts[2])
         if not served or (parts[3:] and parts[3] not in served):
-            raise UNKNOWN
+            raise PATH_NOT_FOUND
         if parts[3:]:
             return _answer(encode(discovery.resource_list(kinds, parts[2], parts[3])))
         return _answer(encode(discovery.group(kinds, parts[2])))
@@ -72,7 +72,7 @@ def _openapi(request: web.BaseRequest, path: str, kinds: Kinds) -> web.Response:
         return _answer(encode(openapi.index_v3(kinds)))
     below = path.removeprefix("/openapi/v3/")
     if below not in discovery.group_versions(kinds):
-        raise UNKNOWN
+        raise PATH_NOT_FOUND
     return _answer(encode(openapi.document_v3(kinds, below)))
 
 

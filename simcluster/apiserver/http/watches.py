@@ -10,27 +10,27 @@ from aiohttp import web
 from simcluster.apimachinery.errors import ApiError
 from simcluster.apimachinery.objects import Json, encode
 from simcluster.apimachinery.selectors import Selection
-from simcluster.apiserver.http.representations import View
+from simcluster.apiserver.http.representations import ObjectView
 from simcluster.apiserver.requests.query_parameters import ListOptions
-from simcluster.apiserver.storage.history import Subscription
-from simcluster.apiserver.storage.store import Store
+from simcluster.apiserver.storage.history import WatchSubscription
+from simcluster.apiserver.storage.store import ObjectStore
 
 _SHORTEST_S = 1800
 _INITIAL_END = {"k8s.io/initial-events-end": "true"}
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class WatchRequest:
     """What is watched, in which form it is told, and what the client asked for."""
 
     resource: str
     chosen: Selection
-    view: View
+    view: ObjectView
     options: ListOptions
 
 
 async def serve_watch(
-    request: web.BaseRequest, store: Store, watched: Watched, *, bookmark_s: float
+    request: web.BaseRequest, store: ObjectStore, watched: WatchRequest, *, bookmark_s: float
 ) -> web.StreamResponse:
     """Stream changes until the time is over, the client leaves, or it is too far behind."""
     response = web.StreamResponse(headers={"Content-Type": "application/json"})
@@ -47,20 +47,20 @@ async def serve_watch(
 
 
 async def _stream(
-    response: web.StreamResponse, store: Store, watched: Watched, *, bookmark_s: float
+    response: web.StreamResponse, store: ObjectStore, watched: WatchRequest, *, bookmark_s: float
 ) -> None:
     options = watched.options
     subscription = _subscribe(store, watched)
     if options.initial_events and options.bookmarks:
-        await _tell(response, subscription, watched)
+        await _send_events(response, subscription, watched)
         meta = {"resourceVersion": str(store.version), "annotations": _INITIAL_END}
         await response.write(_bookmark(watched.view, meta))
     timeout_s = options.timeout_s or _SHORTEST_S * (1 + random.random())  # noqa: S311
     ends_at = time.monotonic() + timeout_s
     bookmark_at = time.monotonic() + bookmark_s
     while (now := time.monotonic()) < ends_at:
-        is_over = subscription.is_over
-        await _tell(response, subscription, watched)
+        is_over = subscription.closed
+        await _send_events(response, subscription, watched)
         if is_over:
             return
         if options.bookmarks and now >= bookmark_at:
@@ -71,7 +71,7 @@ async def _stream(
         await subscription.wait(max(next_at - time.monotonic(), 0.001))
 
 
-def _subscribe(store: Store, watched: Watched) -> Subscription:
+def _subscribe(store: ObjectStore, watched: WatchRequest) -> WatchSubscription:
     """Start from the present state unless an exact version is given.
 
     With `sendInitialEvents` the version is only the oldest acceptable one, so the present state
@@ -86,8 +86,10 @@ def _subscribe(store: Store, watched: Watched) -> Subscription:
     return store.subscribe(watched.resource, watched.chosen, since)
 
 
-async def _tell(response: web.StreamResponse, subscription: Subscription, watched: Watched) -> None:
-    events = subscription.take()
+async def _send_events(
+    response: web.StreamResponse, subscription: WatchSubscription, watched: WatchRequest
+) -> None:
+    events = subscription.poll()
     if events:
         view = watched.view
         lines = [_line(event.type.encode(), view.one(event.record)) for event in events]
@@ -96,7 +98,7 @@ async def _tell(response: web.StreamResponse, subscription: Subscription, watche
         await asyncio.sleep(0)
 
 
-def _bookmark(view: View, meta: Json) -> bytes:
+def _bookmark(view: ObjectView, meta: Json) -> bytes:
     return _line(b"BOOKMARK", view.bookmark(meta))
 
 

@@ -1,11 +1,11 @@
 """What a Binding does to a pod: node, annotations, labels and PodScheduled in one write."""
 
 from simcluster.apimachinery.errors import ApiError, Cause
-from simcluster.apimachinery.objects import Json, at_path, copied, metadata, name_of
-from simcluster.apiserver.storage.store import Store
+from simcluster.apimachinery.objects import Json, at_path, deep_copy, metadata, name_of
+from simcluster.apiserver.storage.store import ObjectStore
 
 
-def bind(store: Store, namespace: str, name: str, binding: Json, *, dry_run: bool) -> None:
+def bind(store: ObjectStore, namespace: str, name: str, binding: Json, *, dry_run: bool) -> None:
     """Bind a pod to a node.
 
     409 when the pod has a node already (even this one), is being deleted, or is not the one whose
@@ -21,7 +21,7 @@ def bind(store: Store, namespace: str, name: str, binding: Json, *, dry_run: boo
         )
     pod = store.read("pods", namespace, name)
     _check_pod(pod, given, name)
-    bound = copied(pod)
+    bound = deep_copy(pod)
     bound["spec"]["nodeName"] = target["name"]
     meta = bound["metadata"]
     if given.get("annotations"):

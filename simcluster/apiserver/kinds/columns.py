@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from simcluster.apimachinery.objects import Json, at_path, metadata, name_of
-from simcluster.apimachinery.pods import ready_containers, restarts, status_word
-from simcluster.apimachinery.printer_columns import AGE, NAME, UNKNOWN, Column, age
+from simcluster.apimachinery.pods import ready_containers, restart_count, status_summary
+from simcluster.apimachinery.printer_columns import AGE, NAME, UNKNOWN, Column, format_age
 
 _NONE = "<none>"
 
@@ -53,7 +53,7 @@ def _node_address(kind: str) -> Callable[[Json, float], str]:
 def _event_last_seen(event: Json, now: float) -> str:
     when = at_path(event, "series.lastObservedTime") or event.get("lastTimestamp")
     when = when or event.get("eventTime") or event.get("firstTimestamp")
-    return age(when or metadata(event).get("creationTimestamp"), now)
+    return format_age(when or metadata(event).get("creationTimestamp"), now)
 
 
 def _event_object(event: Json, _now: float) -> str:
@@ -90,8 +90,8 @@ COLUMNS: Mapping[str, tuple[Column, ...]] = {
     "pods": (
         NAME,
         Column("Ready", lambda pod, _now: "{}/{}".format(*ready_containers(pod))),
-        Column("Status", lambda pod, _now: status_word(pod)),
-        Column("Restarts", lambda pod, _now: str(restarts(pod))),
+        Column("Status", lambda pod, _now: status_summary(pod)),
+        Column("Restarts", lambda pod, _now: str(restart_count(pod))),
         AGE,
         Column("IP", _path("status.podIP"), 1),
         Column("Node", _path("spec.nodeName"), 1),
@@ -119,7 +119,7 @@ COLUMNS: Mapping[str, tuple[Column, ...]] = {
         Column("Subobject", _path("involvedObject.fieldPath", ""), 1),
         Column("Source", _event_source, 1),
         Column("Message", _path("message", "")),
-        Column("First Seen", lambda event, now: age(event.get("firstTimestamp"), now), 1),
+        Column("First Seen", lambda event, now: format_age(event.get("firstTimestamp"), now), 1),
         Column("Count", _path("count", 1), 1, "integer"),
         Column("Name", lambda obj, _now: name_of(obj), 1, format="name"),
     ),

@@ -8,9 +8,9 @@ from simcluster.apimachinery.errors import ApiError, Cause
 from simcluster.apimachinery.objects import Json, Objects, at_path, metadata, name_of, namespace_of
 from simcluster.apimachinery.pods import is_ready
 from simcluster.apimachinery.resources import Resource
-from simcluster.apimachinery.selectors import object_requirements
-from simcluster.apiserver.storage.records import Change
-from simcluster.apiserver.storage.store import Store
+from simcluster.apimachinery.selectors import selector_requirements
+from simcluster.apiserver.storage.records import ObjectChange
+from simcluster.apiserver.storage.store import ObjectStore
 
 _FREE_TO_GO = frozenset({"Pending", "Succeeded", "Failed"})
 
@@ -18,15 +18,15 @@ _FREE_TO_GO = frozenset({"Pending", "Succeeded", "Failed"})
 _WATCHED = frozenset({"pods", "poddisruptionbudgets"})
 
 
-def selects(budget: Json, pod: Json) -> bool:
+def budget_selects(budget: Json, pod: Json) -> bool:
     """Tell whether the budget counts the pod; an empty selector counts all of its namespace."""
     labels = metadata(pod).get("labels") or {}
-    requirements = object_requirements(at_path(budget, "spec.selector"))
+    requirements = selector_requirements(at_path(budget, "spec.selector"))
     same_namespace = namespace_of(budget) == namespace_of(pod)
     return same_namespace and all(holds(labels) for holds in requirements)
 
 
-def status_of(budget: Json, pods: Sequence[Json]) -> Json:
+def budget_status(budget: Json, pods: Sequence[Json]) -> Json:
     """Work out a budget's status from the pods it selects."""
     expected = [pod for pod in pods if at_path(pod, "status.phase") not in {"Succeeded", "Failed"}]
     healthy = [
@@ -52,17 +52,17 @@ def _count(amount: int | str, of: int) -> int:
     return math.ceil(int(text[:-1]) * of / 100) if text.endswith("%") else int(text)
 
 
-class Disruptions:
+class DisruptionController:
     """Keeps the status of all budgets, and evicts pods as far as they allow."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: ObjectStore) -> None:
         self._store = store
         store.listeners.append(self._on_change)
 
     def evict(self, namespace: str, name: str, eviction: Json, *, dry_run: bool) -> None:
         """Delete a pod, or answer 429 where that would break a budget."""
         pod = self._store.read("pods", namespace, name)
-        budgets = [each for each in self._budgets(namespace) if selects(each, pod)]
+        budgets = [each for each in self._budgets(namespace) if budget_selects(each, pod)]
         if at_path(pod, "status.phase") not in _FREE_TO_GO:
             self._check(pod, budgets)
         options = eviction.get("deleteOptions") or {}
@@ -87,7 +87,7 @@ class Disruptions:
                 "does not support.",
             )
         for budget in budgets:
-            status = status_of(budget, self._counted(budget))
+            status = budget_status(budget, self._counted(budget))
             if is_ready(pod) and status["disruptionsAllowed"] < 1:
                 text = (
                     f"The disruption budget {name_of(budget)} needs {status['desiredHealthy']} "
@@ -105,15 +105,15 @@ class Disruptions:
 
     def _counted(self, budget: Json) -> Objects:
         pods = self._store.list("pods", namespace_of(budget))
-        return [pod for pod in pods if selects(budget, pod)]
+        return [pod for pod in pods if budget_selects(budget, pod)]
 
-    def _on_change(self, kind: Resource, change: Change) -> None:
+    def _on_change(self, kind: Resource, change: ObjectChange) -> None:
         if kind.table not in _WATCHED or (
             change.after is None and kind.table == "poddisruptionbudgets"
         ):
             return
-        for budget in self._budgets(namespace_of(change.last.obj)):
-            status = status_of(budget, self._counted(budget))
+        for budget in self._budgets(namespace_of(change.latest.obj)):
+            status = budget_status(budget, self._counted(budget))
             if status != budget.get("status"):
                 changed = {**budget, "status": status}
                 self._store.update("poddisruptionbudgets", changed, subresource="status")
@@ -140,7 +140,7 @@ def budget_causes(budget: Json) -> Iterator[Cause]:
             text = f"Invalid value: {amount!r}: must be a whole number or a percentage"
             yield Cause("FieldValueInvalid", text, f"spec.{field}")
     try:
-        object_requirements(spec.get("selector"))
+        selector_requirements(spec.get("selector"))
     except (ApiError, AttributeError, KeyError, TypeError) as error:
         text = f"Invalid value: not a label selector: {error}"
         yield Cause("FieldValueInvalid", text, "spec.selector")

@@ -1,15 +1,22 @@
 """What a cluster does to namespaces: fills new ones, empties those being deleted."""
 
-from simcluster.apimachinery.objects import Json, at_path, copied, metadata, name_of, namespace_of
+from simcluster.apimachinery.objects import (
+    Json,
+    at_path,
+    deep_copy,
+    metadata,
+    name_of,
+    namespace_of,
+)
 from simcluster.apimachinery.resources import Resource
 from simcluster.apiserver.kinds.strategies import SYSTEM_PRIORITIES
-from simcluster.apiserver.storage.records import Change
-from simcluster.apiserver.storage.store import Store
+from simcluster.apiserver.storage.records import ObjectChange
+from simcluster.apiserver.storage.store import ObjectStore
 
 INITIAL = ("default", "kube-system", "kube-public", "kube-node-lease")
 
 
-def prepare(store: Store) -> None:
+def create_system_objects(store: ObjectStore) -> None:
     """Create the namespaces and priority classes that every cluster has, where missing."""
     for name in INITIAL:
         if store.find("namespaces", None, name) is None:
@@ -19,23 +26,23 @@ def prepare(store: Store) -> None:
             store.create("priorityclasses", {"metadata": {"name": name}, "value": value})
 
 
-class Namespaces:
+class NamespaceController:
     """Watches the store: a namespace being deleted loses its contents, then goes itself."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: ObjectStore) -> None:
         self._store = store
         store.listeners.append(self._on_change)
         for namespace in store.list("namespaces"):
             if metadata(namespace).get("deletionTimestamp"):
                 self._empty(name_of(namespace))
 
-    def _on_change(self, kind: Resource, change: Change) -> None:
+    def _on_change(self, kind: Resource, change: ObjectChange) -> None:
         if kind.table == "namespaces":
             self._on_namespace(change)
         elif change.after is None and kind.namespaced:
-            self._finish(namespace_of(change.last.obj))
+            self._finish(namespace_of(change.latest.obj))
 
-    def _on_namespace(self, change: Change) -> None:
+    def _on_namespace(self, change: ObjectChange) -> None:
         if change.after is None:
             return
         name = name_of(change.after.obj)
@@ -48,8 +55,8 @@ class Namespaces:
             self._empty(name)
 
     def _empty(self, name: str) -> None:
-        for kind, obj in self._store.everything_in(name):
-            if not self._store.gone(kind.table, obj):
+        for kind, obj in self._store.list_namespace(name):
+            if not self._store.is_gone(kind.table, obj):
                 self._store.delete(kind.table, name, name_of(obj))
         self._finish(name)
 
@@ -58,7 +65,7 @@ class Namespaces:
         found = self._store.find("namespaces", None, name)
         if found is None or not metadata(found.obj).get("deletionTimestamp"):
             return
-        if at_path(found.obj, "spec.finalizers") and not any(self._store.everything_in(name)):
-            emptied: Json = copied(found.obj)
+        if at_path(found.obj, "spec.finalizers") and not any(self._store.list_namespace(name)):
+            emptied: Json = deep_copy(found.obj)
             emptied["spec"]["finalizers"] = []
             self._store.update("namespaces", emptied, subresource="finalize")

@@ -6,8 +6,8 @@ from functools import lru_cache
 from shared.model.errors import RequestError
 from shared.model.quantity import parse_quantity
 from simcluster.apimachinery.errors import Cause
-from simcluster.apimachinery.names import is_qualified, is_subdomain, label_name_cause
-from simcluster.apimachinery.objects import Json, copied
+from simcluster.apimachinery.names import is_qualified, is_subdomain, label_name_causes
+from simcluster.apimachinery.objects import Json, deep_copy
 
 _RESTART_POLICIES = ("Always", "OnFailure", "Never")
 
@@ -88,7 +88,7 @@ def _one_container(
     elif name in seen:
         yield Cause("FieldValueDuplicate", f'Duplicate value: "{name}"', f"{path}.name")
     else:
-        yield from label_name_cause(str(name), f"{path}.name")
+        yield from label_name_causes(str(name), f"{path}.name")
     if not container.get("image"):
         yield required(f"{path}.image")
     for at, variable in enumerate(container.get("env") or ()):
@@ -196,7 +196,7 @@ def _new_gates(new: Json, old: Json) -> Iterator[Cause]:
 
 
 def _settled(pod: Json) -> Json:
-    spec = copied(pod.get("spec") or {})
+    spec = deep_copy(pod.get("spec") or {})
     for field in ("activeDeadlineSeconds", "tolerations", "schedulingGates"):
         spec.pop(field, None)
     for field in ("containers", "initContainers"):

@@ -55,17 +55,17 @@ def quantity(text: str | float) -> Quantity:
 Amounts = dict[str, Quantity]
 
 
-def amounts(listed: Mapping[str, str]) -> Amounts:
+def parse_amounts(listed: Mapping[str, str]) -> Amounts:
     """Read a resource list."""
     return {name: quantity(text) for name, text in listed.items()}
 
 
-def added(left: Amounts, right: Amounts) -> Amounts:
+def add_amounts(left: Amounts, right: Amounts) -> Amounts:
     """Add two lists, name by name."""
     return {n: left.get(n, Quantity()) + right.get(n, Quantity()) for n in {**left, **right}}
 
 
-def largest(left: Amounts, right: Amounts) -> Amounts:
+def max_amounts(left: Amounts, right: Amounts) -> Amounts:
     """Return the larger amount of each name."""
     return {
         name: max((a[name] for a in (left, right) if name in a), key=lambda each: each.value)

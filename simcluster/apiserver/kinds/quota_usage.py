@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable, Mapping
 
 from simcluster.apimachinery.objects import Json, at_path
 from simcluster.apimachinery.pods import qos_class
-from simcluster.apimachinery.selectors import object_requirements
+from simcluster.apimachinery.selectors import selector_requirements
 from simcluster.apiserver.kinds.quantities import (
     Amounts,
     Quantity,
-    added,
-    amounts,
-    largest,
+    add_amounts,
+    max_amounts,
+    parse_amounts,
     quantity,
 )
 
@@ -41,7 +41,7 @@ def is_extended(name: str) -> bool:
     return "/" in name and "kubernetes.io/" not in name
 
 
-def usage(pod: Json) -> Amounts:
+def pod_usage(pod: Json) -> Amounts:
     """Return all that a pod counts; one that has ended counts as an object only."""
     total: Amounts = {"count/pods": _ONE}
     if at_path(pod, "status.phase") in _FINISHED:
@@ -67,25 +67,25 @@ def _of_pod(pod: Json, field: str) -> Amounts:
     for container in spec.get("initContainers") or ():
         own = _listed(container, field)
         if container.get("restartPolicy") == "Always":
-            beside = added(beside, own)
-            highest = largest(highest, beside)
+            beside = add_amounts(beside, own)
+            highest = max_amounts(highest, beside)
         else:
-            highest = largest(highest, added(beside, own))
+            highest = max_amounts(highest, add_amounts(beside, own))
     running = beside
     for container in spec.get("containers") or ():
-        running = added(running, _listed(container, field))
-    total = largest(running, highest) | _listed(spec, field)
-    overhead = amounts(spec.get("overhead") or {})
+        running = add_amounts(running, _listed(container, field))
+    total = max_amounts(running, highest) | _listed(spec, field)
+    overhead = parse_amounts(spec.get("overhead") or {})
     if field == "limits":
         overhead = {name: amount for name, amount in overhead.items() if name in total}
-    return added(total, overhead)
+    return add_amounts(total, overhead)
 
 
 def _listed(holder: Json, field: str) -> Amounts:
-    return amounts(at_path(holder, f"resources.{field}") or {})
+    return parse_amounts(at_path(holder, f"resources.{field}") or {})
 
 
-def unspecified(names: Iterable[str], pod: Json) -> str:
+def missing_amounts(names: Iterable[str], pod: Json) -> str:
     """Say which containers lack what a quota on cpu or memory demands of each; empty if none."""
     if at_path(pod, "spec.resources"):
         return ""
@@ -103,7 +103,7 @@ def unspecified(names: Iterable[str], pod: Json) -> str:
     return f"must specify {'; '.join(parts)}" if parts else ""
 
 
-def matches(quota: Json, pod: Json) -> bool:
+def quota_matches(quota: Json, pod: Json) -> bool:
     """Tell whether a quota counts a pod: it must count pods at all, and every scope must hold."""
     if not any(counts_pods(name) for name in at_path(quota, "spec.hard") or ()):
         return False
@@ -124,7 +124,7 @@ def _in_scope(selector: Json, pod: Json) -> bool:
     expression = {"key": "PriorityClass", "operator": selector["operator"],
                   "values": selector.get("values") or []}  # fmt: skip
     labels = {"PriorityClass": name} if name else {}
-    return all(e(labels) for e in object_requirements({"matchExpressions": [expression]}))
+    return all(e(labels) for e in selector_requirements({"matchExpressions": [expression]}))
 
 
 def _terminating(pod: Json) -> bool:

@@ -6,21 +6,27 @@ from dataclasses import dataclass, field
 from shared.model.errors import RequestError
 from simcluster.apimachinery.errors import ApiError, Cause
 from simcluster.apimachinery.names import is_qualified
-from simcluster.apimachinery.objects import Json, at_path, name_of, namespace_of, shown
+from simcluster.apimachinery.objects import Json, at_path, json_text, name_of, namespace_of
 from simcluster.apimachinery.resources import Resource
-from simcluster.apiserver.kinds.quantities import Amounts, Quantity, added, amounts, quantity
-from simcluster.apiserver.kinds.quota_usage import SCOPES, matches, unspecified, usage
-from simcluster.apiserver.storage.records import Change
-from simcluster.apiserver.storage.store import Store
+from simcluster.apiserver.kinds.quantities import (
+    Amounts,
+    Quantity,
+    add_amounts,
+    parse_amounts,
+    quantity,
+)
+from simcluster.apiserver.kinds.quota_usage import SCOPES, missing_amounts, pod_usage, quota_matches
+from simcluster.apiserver.storage.records import ObjectChange
+from simcluster.apiserver.storage.store import ObjectStore
 
 TABLE = "resourcequotas"
 
 
-_ONE = amounts({"": "1"})[""]
+_ONE = parse_amounts({"": "1"})[""]
 
 
 @dataclass(slots=True)
-class Account:
+class QuotaAccount:
     """One quota, and what is charged to it so far."""
 
     quota: Json
@@ -42,16 +48,16 @@ class Account:
         }
 
 
-class Quotas:
+class QuotaController:
     """Watches the store; asked before every write of something that a quota may count."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: ObjectStore) -> None:
         self._store = store
-        self._accounts: dict[str, dict[str, Account]] = {}
+        self._accounts: dict[str, dict[str, QuotaAccount]] = {}
         store.listeners.append(self._on_change)
-        store.gates.append(self.check)
+        store.admission_checks.append(self.check)
         for quota in store.list(TABLE):
-            self._open(quota)
+            self._open_account(quota)
 
     def check(self, kind: Resource, old: Json | None, new: Json) -> None:
         """Refuse with 403 what would exceed a quota, or does not say what a quota must know."""
@@ -59,72 +65,70 @@ class Quotas:
         if not accounts:
             return
         for name, account in sorted(accounts.items()):
-            was = {} if old is None else self._counted(account, kind, old)
-            now = self._counted(account, kind, new)
-            self._demand(account, kind, new)
+            was = {} if old is None else self._usage(account, kind, old)
+            now = self._usage(account, kind, new)
+            self._check_specified(account, kind, new)
             rise = {key: each - was.get(key, Quantity()) for key, each in now.items()}
             why = _exceeded(account, {key: each for key, each in rise.items() if each.value > 0})
             if why:
                 text = f"exceeded quota: {name}, {why}"
                 raise ApiError.forbidden(kind.qualified, name_of(new), text)
 
-    def _demand(self, account: Account, kind: Resource, new: Json) -> None:
-        if kind.table == "pods" and matches(account.quota, new):
-            lacking = unspecified(account.hard, new)
+    def _check_specified(self, account: QuotaAccount, kind: Resource, new: Json) -> None:
+        if kind.table == "pods" and quota_matches(account.quota, new):
+            lacking = missing_amounts(account.hard, new)
             if lacking:
                 text = f"failed quota: {name_of(account.quota)}: {lacking}"
                 raise ApiError.forbidden("pods", name_of(new), text)
 
     @staticmethod
-    def _counted(account: Account, kind: Resource, obj: Json) -> Amounts:
+    def _usage(account: QuotaAccount, kind: Resource, obj: Json) -> Amounts:
         """Return what an object counts against one quota; objects without scopes are counted."""
         if kind.table == "pods":
-            counted = usage(obj) if matches(account.quota, obj) else {}
+            counted = pod_usage(obj) if quota_matches(account.quota, obj) else {}
         elif at_path(account.quota, "spec.scopes") or at_path(account.quota, "spec.scopeSelector"):
             counted = {}
         else:
             counted = dict.fromkeys((kind.table, f"count/{kind.qualified}"), _ONE)
         return {name: each for name, each in counted.items() if name in account.hard}
 
-    def _on_change(self, kind: Resource, change: Change) -> None:
+    def _on_change(self, kind: Resource, change: ObjectChange) -> None:
         opened = self._on_quota(change) if kind.table == TABLE else None
-        accounts = self._accounts.get(namespace_of(change.last.obj))
+        accounts = self._accounts.get(namespace_of(change.latest.obj))
         if not accounts:
             return
         for account in list(accounts.values()):
             if account is opened:
                 continue
-            before = (
-                {} if change.before is None else self._counted(account, kind, change.before.obj)
-            )
-            after = {} if change.after is None else self._counted(account, kind, change.after.obj)
+            before = {} if change.before is None else self._usage(account, kind, change.before.obj)
+            after = {} if change.after is None else self._usage(account, kind, change.after.obj)
             if before != after:
                 account.charge(before, sign=-1)
                 account.charge(after, sign=1)
-                self._show(account)
+                self._write_status(account)
 
-    def _on_quota(self, change: Change) -> Account | None:
+    def _on_quota(self, change: ObjectChange) -> QuotaAccount | None:
         """Follow a quota's own changes; returns its account where that was counted afresh."""
-        quota = change.last.obj
+        quota = change.latest.obj
         accounts = self._accounts.setdefault(namespace_of(quota), {})
         if change.after is None:
             accounts.pop(name_of(quota), None)
         elif change.before is None or change.before.obj.get("spec") != quota.get("spec"):
-            return self._open(quota)
+            return self._open_account(quota)
         elif name_of(quota) in accounts:
             accounts[name_of(quota)].quota = quota
         return None
 
-    def _open(self, quota: Json) -> Account:
+    def _open_account(self, quota: Json) -> QuotaAccount:
         """Count everything there is against a quota."""
-        account = Account(quota, amounts(at_path(quota, "spec.hard") or {}))
+        account = QuotaAccount(quota, parse_amounts(at_path(quota, "spec.hard") or {}))
         self._accounts.setdefault(namespace_of(quota), {})[name_of(quota)] = account
-        for kind, obj in self._store.everything_in(namespace_of(quota)):
-            account.charge(self._counted(account, kind, obj), sign=1)
-        self._show(account)
+        for kind, obj in self._store.list_namespace(namespace_of(quota)):
+            account.charge(self._usage(account, kind, obj), sign=1)
+        self._write_status(account)
         return account
 
-    def _show(self, account: Account) -> None:
+    def _write_status(self, account: QuotaAccount) -> None:
         """Write the quota's status where it has changed."""
         quota = account.quota
         found = self._store.find(TABLE, namespace_of(quota), name_of(quota))
@@ -133,8 +137,8 @@ class Quotas:
             self._store.update(TABLE, changed, subresource="status")
 
 
-def _exceeded(account: Account, rise: Amounts) -> str:
-    after = added(account.used, rise)
+def _exceeded(account: QuotaAccount, rise: Amounts) -> str:
+    after = add_amounts(account.used, rise)
     over = sorted(name for name in rise if after[name].value > account.hard[name].value)
     if not over:
         return ""
@@ -156,15 +160,15 @@ def quota_causes(quota: Json) -> Iterator[Cause]:
     for name, amount in (at_path(quota, "spec.hard") or {}).items():
         where = f"spec.hard[{name}]"
         if not is_qualified(name.removeprefix("requests.").removeprefix("limits.")):
-            text = f"Invalid value: {shown(name)}: not a qualified name"
+            text = f"Invalid value: {json_text(name)}: not a qualified name"
             yield Cause("FieldValueInvalid", text, where)
         try:
             negative = quantity(amount).value < 0
         except RequestError as error:
-            yield Cause("FieldValueInvalid", f"Invalid value: {shown(amount)}: {error}", where)
+            yield Cause("FieldValueInvalid", f"Invalid value: {json_text(amount)}: {error}", where)
         else:
             if negative:
-                text = f"Invalid value: {shown(amount)}: must be greater than or equal to 0"
+                text = f"Invalid value: {json_text(amount)}: must be greater than or equal to 0"
                 yield Cause("FieldValueInvalid", text, where)
     scopes = [(name, "Exists") for name in at_path(quota, "spec.scopes") or ()]
     expressions = at_path(quota, "spec.scopeSelector.matchExpressions") or ()
@@ -173,8 +177,8 @@ def quota_causes(quota: Json) -> Iterator[Cause]:
         *((e.get("scopeName"), e.get("operator")) for e in expressions),
     ]:
         if scope not in _SCOPES:
-            text = f"Invalid value: {shown(scope)}: unsupported scope"
+            text = f"Invalid value: {json_text(scope)}: unsupported scope"
             yield Cause("FieldValueInvalid", text, "spec.scopes")
         elif operator not in _OPERATORS or (scope in SCOPES and operator != "Exists"):
-            text = f"Invalid value: {shown(operator)}: must be 'Exist' when scope is {scope}"
+            text = f"Invalid value: {json_text(operator)}: must be 'Exist' when scope is {scope}"
             yield Cause("FieldValueInvalid", text, "spec.scopeSelector.matchExpressions")

@@ -18,8 +18,8 @@ import msgspec
 
 from simcluster.apimachinery.errors import ApiError, Cause
 from simcluster.apimachinery.objects import Json, at_path, decode, encode, rfc3339
-from simcluster.apiserver.storage.records import Record
-from simcluster.apiserver.storage.store import Store
+from simcluster.apiserver.storage.records import ObjectRecord
+from simcluster.apiserver.storage.store import ObjectStore
 
 AUDIENCE = "https://kubernetes.default.svc.cluster.local"
 """The API server's own, and the issuer's name."""
@@ -40,10 +40,10 @@ class TokenError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class ServiceTokens:
+class ServiceAccountTokens:
     """Issues and reviews; `secret` is what the server's own token is known by."""
 
-    store: Store
+    store: ObjectStore
     secret: str
 
     def issue(self, namespace: str, name: str, request: Json) -> Json:
@@ -117,7 +117,7 @@ class ServiceTokens:
         wanted = list(spec.get("audiences") or [AUDIENCE])
         status: Json
         try:
-            user, audiences = self.bearer(str(token), wanted)
+            user, audiences = self.authenticate(str(token), wanted)
         except TokenError as error:
             texts = [text for text in (_INVALID, str(error)) if text]
             shown = texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
@@ -132,7 +132,9 @@ class ServiceTokens:
             "status": status,
         }
 
-    def bearer(self, token: str, wanted: Sequence[str] = (AUDIENCE,)) -> tuple[Json, list[str]]:
+    def authenticate(
+        self, token: str, wanted: Sequence[str] = (AUDIENCE,)
+    ) -> tuple[Json, list[str]]:
         """Return who bears a token, and for which of the audiences. Raises TokenError."""
         if hmac.compare_digest(token.encode(), self.secret.encode()):
             if AUDIENCE not in wanted:
@@ -183,7 +185,7 @@ class ServiceTokens:
             "extra": extra,
         }
 
-    def _check(self, found: Record | None, private: Json, kind: str) -> None:
+    def _check(self, found: ObjectRecord | None, private: Json, kind: str) -> None:
         """Refuse a token whose bound object is gone, or another of its name."""
         if found is None:
             raise TokenError(_INVALIDATED)

@@ -10,27 +10,27 @@ from simcluster.apiserver.kinds.disruption_budgets import budget_causes
 from simcluster.apiserver.kinds.pod_defaults import admit_pod, begin_pod, complete_pod
 from simcluster.apiserver.kinds.pod_validation import new_pod_causes, pod_causes, pod_update_causes
 from simcluster.apiserver.kinds.resource_quotas import quota_causes
-from simcluster.apiserver.storage.strategy import Lookup, Strategy
+from simcluster.apiserver.storage.strategy import KindStrategy, ObjectLookup
 
 
-class Pods(Strategy):
+class PodStrategy(KindStrategy):
     """Pods begin as Pending; most of their spec is settled at creation."""
 
-    counts_generations = True
+    has_generation = True
 
-    def admit(self, obj: Json, cluster: Lookup) -> None:
+    def admit(self, obj: Json, cluster: ObjectLookup) -> None:
         """Fill in priority, tolerations and the service account."""
         admit_pod(obj, cluster.list("priorityclasses"))
 
-    def begin(self, obj: Json, cluster: Lookup) -> None:
+    def prepare_for_create(self, obj: Json, cluster: ObjectLookup) -> None:
         """Begin as Pending."""
         begin_pod(obj)
 
-    def complete(self, obj: Json, cluster: Lookup) -> None:
+    def apply_defaults(self, obj: Json, cluster: ObjectLookup) -> None:
         """Fill in the defaults of the API."""
         complete_pod(obj)
 
-    def check(self, obj: Json) -> list[Cause]:
+    def validate(self, obj: Json) -> list[Cause]:
         """Check metadata and spec."""
         return [
             *metadata_causes(obj),
@@ -38,45 +38,45 @@ class Pods(Strategy):
             *new_pod_causes(obj),
         ]
 
-    def check_update(self, new: Json, old: Json) -> list[Cause]:
+    def validate_transition(self, new: Json, old: Json) -> list[Cause]:
         """Refuse changes to what is settled."""
         return pod_update_causes(new, old)
 
 
-class Namespaces(Strategy):
+class NamespaceStrategy(KindStrategy):
     """Namespaces stay, Terminating, until all in them is gone."""
 
-    def begin(self, obj: Json, cluster: Lookup) -> None:
+    def prepare_for_create(self, obj: Json, cluster: ObjectLookup) -> None:
         """Begin as Active, with the finalizer that waits for the contents."""
         obj["spec"] = {"finalizers": ["kubernetes"]}
         obj["status"] = {"phase": "Active"}
         labels = obj["metadata"].setdefault("labels", {})
         labels["kubernetes.io/metadata.name"] = name_of(obj)
 
-    def check_delete(self, obj: Json, cluster: Lookup) -> None:
+    def validate_delete(self, obj: Json, cluster: ObjectLookup) -> None:
         """Keep the namespaces without which a cluster is none."""
         if name_of(obj) in {"default", "kube-system", "kube-public"}:
             raise ApiError.forbidden(
                 "namespaces", name_of(obj), "this namespace may not be deleted"
             )
 
-    def mark_deleted(self, obj: Json) -> None:
+    def prepare_for_delete(self, obj: Json) -> None:
         """Show that it is on its way out."""
         obj["status"] = {**(obj.get("status") or {}), "phase": "Terminating"}
 
 
-class Secrets(Strategy):
+class SecretStrategy(KindStrategy):
     """Secrets hold base64; `stringData` is how text gets in."""
 
-    def complete(self, obj: Json, cluster: Lookup) -> None:
+    def apply_defaults(self, obj: Json, cluster: ObjectLookup) -> None:
         """Encode `stringData` into `data`."""
         encode_secret(obj)
 
 
-class Services(Strategy):
+class ServiceStrategy(KindStrategy):
     """Services are stored; no traffic flows."""
 
-    def complete(self, obj: Json, cluster: Lookup) -> None:
+    def apply_defaults(self, obj: Json, cluster: ObjectLookup) -> None:
         """Fill in type, affinity and target ports."""
         spec = obj.setdefault("spec", {})
         spec.setdefault("type", "ClusterIP")
@@ -92,10 +92,10 @@ SYSTEM_PRIORITIES: Mapping[str, int] = {
 }
 
 
-class PriorityClasses(Strategy):
+class PriorityClassStrategy(KindStrategy):
     """A priority class is its value."""
 
-    def complete(self, obj: Json, cluster: Lookup) -> None:
+    def apply_defaults(self, obj: Json, cluster: ObjectLookup) -> None:
         """Preempt lower priorities unless told otherwise; 403 for a second default."""
         obj.setdefault("preemptionPolicy", "PreemptLowerPriority")
         others = [each for each in cluster.list("priorityclasses") if each.get("globalDefault")]
@@ -106,7 +106,7 @@ class PriorityClasses(Strategy):
             )
             raise ApiError.forbidden("priorityclasses.scheduling.k8s.io", name_of(obj), why)
 
-    def check(self, obj: Json) -> list[Cause]:
+    def validate(self, obj: Json) -> list[Cause]:
         """A value must be there, and leave the highest ones to the system."""
         causes = metadata_causes(obj)
         value = obj.get("value")
@@ -125,7 +125,7 @@ class PriorityClasses(Strategy):
             causes.append(Cause("FieldValueForbidden", text, "metadata.name"))
         return causes
 
-    def check_update(self, new: Json, old: Json) -> list[Cause]:
+    def validate_transition(self, new: Json, old: Json) -> list[Cause]:
         """The value never changes."""
         if new.get("value") != old.get("value"):
             text = "Forbidden: may not be changed in an update."
@@ -133,20 +133,20 @@ class PriorityClasses(Strategy):
         return []
 
 
-class ResourceQuotas(Strategy):
+class ResourceQuotaStrategy(KindStrategy):
     """Quotas must be readable, for every write in their namespace reads them."""
 
-    def check(self, obj: Json) -> list[Cause]:
+    def validate(self, obj: Json) -> list[Cause]:
         """Check names, amounts and scopes."""
         return [*metadata_causes(obj), *quota_causes(obj)]
 
 
-class DisruptionBudgets(Strategy):
+class DisruptionBudgetStrategy(KindStrategy):
     """Budgets must be readable, for every eviction reads them."""
 
-    counts_generations = True
+    has_generation = True
 
-    def check(self, obj: Json) -> list[Cause]:
+    def validate(self, obj: Json) -> list[Cause]:
         """Check the amounts and the selector."""
         return [*metadata_causes(obj), *budget_causes(obj)]
 

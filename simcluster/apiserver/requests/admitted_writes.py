@@ -7,15 +7,15 @@ begun again where that has moved on and the client did not ask for a version of 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from simcluster.apimachinery.conversions import shown, stored
+from simcluster.apimachinery.conversions import to_storage, to_version
 from simcluster.apimachinery.errors import ApiError
-from simcluster.apimachinery.objects import Json, copied, metadata, name_of
+from simcluster.apimachinery.objects import Json, deep_copy, metadata, name_of
 from simcluster.apimachinery.resources import Resource
 from simcluster.apiserver.admission.chain import AdmissionChain
-from simcluster.apiserver.admission.rules import Attributes, kind_of
-from simcluster.apiserver.requests.query_parameters import dry_run
-from simcluster.apiserver.requests.request_target import Target
-from simcluster.apiserver.storage.store import Store
+from simcluster.apiserver.admission.rules import AdmissionAttributes, group_version_kind
+from simcluster.apiserver.requests.query_parameters import is_dry_run
+from simcluster.apiserver.requests.request_target import RequestTarget
+from simcluster.apiserver.storage.store import ObjectStore
 
 _ATTEMPTS = 5
 
@@ -35,35 +35,35 @@ _OPTIONS = {"CREATE": "CreateOptions", "UPDATE": "UpdateOptions", "DELETE": "Del
 class AdmittedWrites:
     """Does one kind of write each; what it is warned of is added to `warnings`."""
 
-    store: Store
+    store: ObjectStore
     chain: AdmissionChain
     user: Json
     """Who writes."""
 
     async def create(
-        self, target: Target, body: Json, query: Mapping[str, str], warnings: list[str]
+        self, target: RequestTarget, body: Json, query: Mapping[str, str], warnings: list[str]
     ) -> Json:
         """Create an object."""
         table = target.kind.table
         kind = target.kind
         draft = self.store.draft(table, body)
-        self.store.complete(kind, draft)
+        self.store.apply_defaults(kind, draft)
         named = replace(target, name=name_of(draft))
-        request = self._attributes("CREATE", named, query, shown(kind, draft))
+        request = self._attributes("CREATE", named, query, to_version(kind, draft))
         request = await self.chain.mutate(
             request,
             warnings,
-            complete=lambda obj: self.store.complete(kind, obj),
+            complete=lambda obj: self.store.apply_defaults(kind, obj),
             admit=lambda obj: self.store.admit(kind, obj),
         )
-        final = stored(kind, request.obj or draft)
+        final = to_storage(kind, request.obj or draft)
         checked = self.store.insert(table, final, dry_run=True)
-        await self.chain.validate(replace(request, obj=shown(kind, checked)), warnings)
+        await self.chain.validate(replace(request, obj=to_version(kind, checked)), warnings)
         return self.store.insert(table, final, dry_run=request.dry_run)
 
     async def update(
         self,
-        target: Target,
+        target: RequestTarget,
         make: Callable[[], Json],
         query: Mapping[str, str],
         warnings: list[str],
@@ -88,7 +88,7 @@ class AdmittedWrites:
 
     async def _update(
         self,
-        target: Target,
+        target: RequestTarget,
         wanted: Json,
         query: Mapping[str, str],
         warnings: list[str],
@@ -98,30 +98,30 @@ class AdmittedWrites:
         kind = target.kind
         draft, old = self.store.draft_update(table, wanted, subresource=part)
         request = self._attributes(
-            "UPDATE", target, query, shown(kind, draft), old=shown(kind, old)
+            "UPDATE", target, query, to_version(kind, draft), old=to_version(kind, old)
         )
         request = await self.chain.mutate(
             request,
             warnings,
-            complete=lambda obj: self.store.complete(kind, obj),
+            complete=lambda obj: self.store.apply_defaults(kind, obj),
             admit=lambda _obj: None,
         )
-        final = copied(stored(kind, request.obj or draft))
+        final = deep_copy(to_storage(kind, request.obj or draft))
         final["metadata"]["resourceVersion"] = old["metadata"]["resourceVersion"]
         checked = self.store.update(table, final, subresource=part, dry_run=True, verb=verb)
-        await self.chain.validate(replace(request, obj=shown(kind, checked)), warnings)
+        await self.chain.validate(replace(request, obj=to_version(kind, checked)), warnings)
         return self.store.update(table, final, subresource=part, dry_run=request.dry_run, verb=verb)
 
-    async def may_delete(
+    async def admit_delete(
         self,
-        target: Target,
+        target: RequestTarget,
         name: str,
         query: Mapping[str, str],
         options: Json,
         warnings: list[str],
     ) -> Json:
         """Ask whether an object may be deleted, and return it."""
-        old = shown(target.kind, self.store.read(target.kind.table, target.namespace, name))
+        old = to_version(target.kind, self.store.read(target.kind.table, target.namespace, name))
         request = self._attributes(
             "DELETE", replace(target, name=name), query, None, old=old, body=options
         )
@@ -129,8 +129,8 @@ class AdmittedWrites:
         await self.chain.validate(request, warnings)
         return old
 
-    async def admitted_body(
-        self, target: Target, body: Json, query: Mapping[str, str], warnings: list[str]
+    async def admit_body(
+        self, target: RequestTarget, body: Json, query: Mapping[str, str], warnings: list[str]
     ) -> Json:
         """Return the body of a Binding, an Eviction or a TokenRequest as admission leaves it."""
         request = self._attributes("CREATE", target, query, body, body=body.get("deleteOptions"))
@@ -138,7 +138,7 @@ class AdmittedWrites:
         await self.chain.validate(request, warnings)
         return request.obj or body
 
-    async def may_connect(self, target: Target, options: Json) -> None:
+    async def admit_connect(self, target: RequestTarget, options: Json) -> None:
         """Ask whether a command may be run in a pod."""
         body = {"kind": "PodExecOptions", "apiVersion": "v1", **options}
         request = replace(self._attributes("CONNECT", target, {}, body), options={})
@@ -148,36 +148,36 @@ class AdmittedWrites:
     def _attributes(
         self,
         operation: str,
-        target: Target,
+        target: RequestTarget,
         query: Mapping[str, str],
         obj: Json | None,
         *,
         old: Json | None = None,
         body: Json | None = None,
-    ) -> Attributes:
-        dry = dry_run(query, body)
+    ) -> AdmissionAttributes:
+        dry = is_dry_run(query, body)
         options: Json = {"kind": _OPTIONS.get(operation, ""), "apiVersion": "meta.k8s.io/v1"}
         options |= {
             key: query[key] for key in ("fieldManager", "fieldValidation") if query.get(key)
         }
         if dry:
             options["dryRun"] = ["All"]
-        return Attributes(
+        return AdmissionAttributes(
             operation=operation,
             kind=target.kind,
-            body_kind=_BODIES.get(target.subresource) or kind_of(target.kind),
+            body_kind=_BODIES.get(target.subresource) or group_version_kind(target.kind),
             subresource=target.subresource,
             namespace=_namespace(target.kind, target),
             name=target.name,
             obj=obj,
-            old=old,
+            old_obj=old,
             options=options,
             dry_run=dry,
             user=self.user,
         )
 
 
-def _namespace(kind: Resource, target: Target) -> str:
+def _namespace(kind: Resource, target: RequestTarget) -> str:
     """A namespace counts as being in itself."""
     return target.name if kind.table == "namespaces" else target.namespace
 

@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Mapping
 
 from simcluster.apimachinery.errors import ApiError, Cause
-from simcluster.apimachinery.objects import Json, shown
+from simcluster.apimachinery.objects import Json, json_text
 from simcluster.apimachinery.resources import Resource
 from simcluster.apiserver.crd.custom_kinds import CustomKind
-from simcluster.apiserver.crd.schema_shape import pruned
+from simcluster.apiserver.crd.schema_shape import prune
 
 
 def _words(text: str) -> frozenset[str]:
@@ -49,7 +49,7 @@ _RESOURCES = _words("limits requests claims")
 _CONTAINER_LISTS = ("initContainers", "containers", "ephemeralContainers")
 
 
-def drop_unknown(kind: Resource, obj: Json, query: Mapping[str, str]) -> list[str]:
+def drop_unknown_fields(kind: Resource, obj: Json, query: Mapping[str, str]) -> list[str]:
     """Drop unknown fields in place and return the warnings; 400 where `Strict` was asked for."""
     mode = query.get("fieldValidation") or "Warn"
     if mode not in {"Strict", "Warn", "Ignore"}:
@@ -63,7 +63,7 @@ def drop_unknown(kind: Resource, obj: Json, query: Mapping[str, str]) -> list[st
             dropped.append(f'unknown field "{path}{name}"')
             del below[name]
     if isinstance(kind, CustomKind):
-        dropped += [f'unknown field "{path}"' for path in pruned(kind.schema, obj)]
+        dropped += [f'unknown field "{path}"' for path in prune(kind.schema, obj)]
     if dropped and mode == "Strict":
         raise ApiError.bad_request(
             f'{kind.kind} in version "{kind.version}" cannot be handled as a {kind.kind}: '
@@ -116,5 +116,5 @@ def new_event_causes(event: Json) -> Iterator[Cause]:
             yield Cause("FieldValueInvalid", 'Invalid value: "": needs to be unset', field)
     series = event.get("series")
     if isinstance(series, dict) and int(series.get("count") or 0) < 2:
-        text = f"Invalid value: {shown(series.get('count'))}: should be at least 2"
+        text = f"Invalid value: {json_text(series.get('count'))}: should be at least 2"
         yield Cause("FieldValueInvalid", text, "series.count")

@@ -4,21 +4,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from simcluster.apimachinery.conversions import shown, stored
+from simcluster.apimachinery.conversions import to_storage, to_version
 from simcluster.apimachinery.errors import ApiError, Cause
-from simcluster.apimachinery.objects import Json, copied, metadata, name_of
-from simcluster.apimachinery.selectors import selection
+from simcluster.apimachinery.objects import Json, deep_copy, metadata, name_of
+from simcluster.apimachinery.selectors import parse_selection
 from simcluster.apiserver.admission.chain import AdmissionChain
 from simcluster.apiserver.crd.custom_kinds import CustomKind
 from simcluster.apiserver.kinds.binding import bind
-from simcluster.apiserver.kinds.disruption_budgets import Disruptions
-from simcluster.apiserver.kinds.service_account_tokens import ServiceTokens
+from simcluster.apiserver.kinds.disruption_budgets import DisruptionController
+from simcluster.apiserver.kinds.service_account_tokens import ServiceAccountTokens
 from simcluster.apiserver.requests import patches
 from simcluster.apiserver.requests.admitted_writes import AdmittedWrites
-from simcluster.apiserver.requests.body_checks import drop_unknown, new_event_causes
-from simcluster.apiserver.requests.query_parameters import dry_run, whole
-from simcluster.apiserver.requests.request_target import Target
-from simcluster.apiserver.storage.store import Store
+from simcluster.apiserver.requests.body_checks import drop_unknown_fields, new_event_causes
+from simcluster.apiserver.requests.query_parameters import is_dry_run, non_negative_int
+from simcluster.apiserver.requests.request_target import RequestTarget
+from simcluster.apiserver.storage.store import ObjectStore
 from simcluster.apiserver.storage.write_rules import refuse_invalid
 
 _ANSWERED_WHOLE = frozenset({"pods", "namespaces", "services", "serviceaccounts",
@@ -26,7 +26,7 @@ _ANSWERED_WHOLE = frozenset({"pods", "namespaces", "services", "serviceaccounts"
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WriteResult:
     """The HTTP code and the object (or Status) of an accepted write, and what to warn of."""
 
     code: int
@@ -38,7 +38,7 @@ class Written:
 class WriteRequest:
     """One write as it came in."""
 
-    target: Target
+    target: RequestTarget
     query: Mapping[str, str]
     content_type: str
     body: Any
@@ -46,28 +46,28 @@ class WriteRequest:
     """Who asks."""
 
 
-class Writer:
+class ObjectWriter:
     """Applies writes to the store; where webhooks have a say, after they have had it."""
 
     def __init__(
         self,
-        store: Store,
-        disruptions: Disruptions,
+        store: ObjectStore,
+        disruptions: DisruptionController,
         chain: AdmissionChain,
-        tokens: ServiceTokens,
+        tokens: ServiceAccountTokens,
     ) -> None:
         self._store = store
         self._disruptions = disruptions
         self._chain = chain
         self._tokens = tokens
 
-    async def write(self, method: str, request: WriteRequest) -> Written:
+    async def write(self, method: str, request: WriteRequest) -> WriteResult:
         """Do what the method says; 405 where the target does not take it."""
         target = request.target
         if method == "POST":
             return await self._post(request)
         if target.subresource not in {"", "status", "finalize"}:
-            raise not_allowed(method)
+            raise method_not_allowed(method)
         if method == "DELETE" and not target.subresource:
             if target.name:
                 return await self._delete(request)
@@ -76,55 +76,55 @@ class Writer:
             return await self._put(request)
         if method == "PATCH" and target.name:
             return await self._patch(request)
-        raise not_allowed(method)
+        raise method_not_allowed(method)
 
     def _admitted(self, user: Json) -> AdmittedWrites:
         return AdmittedWrites(self._store, self._chain, user)
 
-    async def may_connect(self, target: Target, options: Json, user: Json) -> None:
+    async def admit_connect(self, target: RequestTarget, options: Json, user: Json) -> None:
         """Ask whether a command may be run in a pod."""
-        if self._concerns(target, "CONNECT"):
-            await self._admitted(user).may_connect(target, options)
+        if self._needs_admission(target, "CONNECT"):
+            await self._admitted(user).admit_connect(target, options)
 
-    def _concerns(self, target: Target, operation: str) -> bool:
+    def _needs_admission(self, target: RequestTarget, operation: str) -> bool:
         """Tell whether somebody has to be asked."""
-        return self._chain.concerns(target.kind, operation, target.subresource, target.namespace)
+        return self._chain.intercepts(target.kind, operation, target.subresource, target.namespace)
 
-    async def _post(self, request: WriteRequest) -> Written:
+    async def _post(self, request: WriteRequest) -> WriteResult:
         target = request.target
         body = _object(request.body)
         if target.subresource not in {"binding", "eviction", "token"}:
             if target.name:
-                raise not_allowed("POST")
+                raise method_not_allowed("POST")
             return await self._create(request, body)
         warnings: list[str] = []
         target = replace(target, name=target.name or name_of(body))
-        if self._concerns(target, "CREATE"):
+        if self._needs_admission(target, "CREATE"):
             admitted = self._admitted(request.user)
-            body = await admitted.admitted_body(target, body, request.query, warnings)
+            body = await admitted.admit_body(target, body, request.query, warnings)
         if target.subresource == "token":
             answer = self._tokens.issue(target.namespace, target.name, body)
-            return Written(201, answer, warnings)
-        dry = dry_run(request.query, body.get("deleteOptions"))
+            return WriteResult(201, answer, warnings)
+        dry = is_dry_run(request.query, body.get("deleteOptions"))
         if target.subresource == "binding":
             bind(self._store, target.namespace, target.name, body, dry_run=dry)
         else:
             self._disruptions.evict(target.namespace, target.name, body, dry_run=dry)
-        return Written(201, success(), warnings)
+        return WriteResult(201, success_status(), warnings)
 
-    async def _create(self, request: WriteRequest, body: Json) -> Written:
+    async def _create(self, request: WriteRequest, body: Json) -> WriteResult:
         warnings = self._prepare(request, body)
         target = request.target
         if target.kind.group == "events.k8s.io":
             refuse_invalid(target.kind, body, list(new_event_causes(body)))
-        body = stored(target.kind, body)
-        if self._concerns(target, "CREATE"):
+        body = to_storage(target.kind, body)
+        if self._needs_admission(target, "CREATE"):
             obj = await self._admitted(request.user).create(target, body, request.query, warnings)
         else:
-            obj = self._store.create(target.kind.table, body, dry_run=dry_run(request.query))
-        return Written(201, obj, warnings)
+            obj = self._store.create(target.kind.table, body, dry_run=is_dry_run(request.query))
+        return WriteResult(201, obj, warnings)
 
-    async def _put(self, request: WriteRequest) -> Written:
+    async def _put(self, request: WriteRequest) -> WriteResult:
         target = request.target
         body = _object(request.body)
         warnings = self._prepare(request, body)
@@ -133,13 +133,13 @@ class Writer:
                 f"the name of the object ({name_of(body)}) does not match the name on the URL "
                 f"({target.name})"
             )
-        body = stored(target.kind, body)
+        body = to_storage(target.kind, body)
         return await self._update(request, lambda: body, "update", warnings)
 
-    async def _patch(self, request: WriteRequest) -> Written:
+    async def _patch(self, request: WriteRequest) -> WriteResult:
         target = request.target
         table = target.kind.table
-        patch = patches.patcher(target.kind, request.content_type, request.body)
+        patch = patches.patch_function(target.kind, request.content_type, request.body)
         applies = request.content_type == patches.APPLY_PATCH
         if applies and not request.query.get("fieldManager"):
             cause = Cause("FieldValueRequired", "Required value: is required for apply patch",
@@ -150,70 +150,77 @@ class Writer:
         warnings: list[str] = []
 
         def make() -> Json:
-            old = copied(self._store.read(table, target.namespace, target.name))
+            old = deep_copy(self._store.read(table, target.namespace, target.name))
             version = old["metadata"]["resourceVersion"]
-            new = patch(shown(target.kind, old))
+            new = patch(to_version(target.kind, old))
             warnings[:] = self._prepare(request, new)
             if metadata(new).get("resourceVersion") == version:
                 del new["metadata"]["resourceVersion"]
-            return stored(target.kind, new)
+            return to_storage(target.kind, new)
 
         return await self._update(request, make, "patch", warnings)
 
     async def _update(
         self, request: WriteRequest, make: Callable[[], Json], verb: str, warnings: list[str]
-    ) -> Written:
+    ) -> WriteResult:
         target, query = request.target, request.query
-        if not self._concerns(target, "UPDATE"):
+        if not self._needs_admission(target, "UPDATE"):
             obj = self._store.update(
                 target.kind.table,
                 make(),
                 subresource=target.subresource,
-                dry_run=dry_run(query),
+                dry_run=is_dry_run(query),
                 verb=verb,
             )
         else:
             admitted = self._admitted(request.user)
             obj = await admitted.update(target, make, query, warnings, verb=verb)
-        return Written(200, obj, warnings)
+        return WriteResult(200, obj, warnings)
 
-    async def _delete(self, request: WriteRequest) -> Written:
+    async def _delete(self, request: WriteRequest) -> WriteResult:
         target = request.target
         options = _object(request.body) if request.body else {}
         warnings: list[str] = []
         obj = await self._delete_one(target, target.name, request, options, warnings)
-        if target.kind.table in _ANSWERED_WHOLE or not self._store.gone(target.kind.table, obj):
-            return Written(200, obj, warnings)
+        if target.kind.table in _ANSWERED_WHOLE or not self._store.is_gone(target.kind.table, obj):
+            return WriteResult(200, obj, warnings)
         details = {
             "name": target.name,
             "group": target.kind.group,
             "kind": target.kind.plural,
             "uid": obj["metadata"]["uid"],
         }
-        return Written(200, success(details), warnings)
+        return WriteResult(200, success_status(details), warnings)
 
     async def _delete_one(
-        self, target: Target, name: str, request: WriteRequest, options: Json, warnings: list[str]
+        self,
+        target: RequestTarget,
+        name: str,
+        request: WriteRequest,
+        options: Json,
+        warnings: list[str],
     ) -> Json:
         wanted = options.get("preconditions") or {}
         grace_s = options.get("gracePeriodSeconds")
-        if self._concerns(target, "DELETE"):
+        if self._needs_admission(target, "DELETE"):
             admitted = self._admitted(request.user)
-            await admitted.may_delete(target, name, request.query, options, warnings)
+            await admitted.admit_delete(target, name, request.query, options, warnings)
         return self._store.delete(
             target.kind.table,
             target.namespace,
             name,
-            grace_s=whole(request.query, "gracePeriodSeconds") if grace_s is None else int(grace_s),
+            grace_s=non_negative_int(request.query, "gracePeriodSeconds")
+            if grace_s is None
+            else int(grace_s),
             uid=wanted.get("uid"),
             resource_version=wanted.get("resourceVersion"),
-            dry_run=dry_run(request.query, options),
+            dry_run=is_dry_run(request.query, options),
         )
 
-    async def _delete_collection(self, request: WriteRequest) -> Written:
+    async def _delete_collection(self, request: WriteRequest) -> WriteResult:
         target, query = request.target, request.query
         options = _object(request.body) if request.body else {}
-        chosen = selection(
+        chosen = parse_selection(
             target.kind,
             target.namespace,
             query.get("labelSelector", ""),
@@ -222,8 +229,8 @@ class Writer:
         deleted: list[Json] = []
         warnings: list[str] = []
         for record in self._store.page(target.kind.table, chosen).records:
-            if not self._store.gone(target.kind.table, record.obj):
-                where = Target(target.kind, record.obj["metadata"].get("namespace", ""))
+            if not self._store.is_gone(target.kind.table, record.obj):
+                where = RequestTarget(target.kind, record.obj["metadata"].get("namespace", ""))
                 name = name_of(record.obj)
                 deleted.append(await self._delete_one(where, name, request, options, warnings))
         body = {
@@ -232,18 +239,18 @@ class Writer:
             "metadata": {"resourceVersion": str(self._store.version)},
             "items": deleted,
         }
-        return Written(200, body, warnings)
+        return WriteResult(200, body, warnings)
 
     def _prepare(self, request: WriteRequest, body: Json) -> list[str]:
         """Give the object the URL's namespace and drop unknown fields; returns the warnings."""
         self._place(request.target, body)
         kind = request.target.kind
-        warnings = drop_unknown(kind, body, request.query)
+        warnings = drop_unknown_fields(kind, body, request.query)
         if isinstance(kind, CustomKind) and kind.warning:
             return [kind.warning, *warnings]
         return warnings
 
-    def _place(self, target: Target, body: Json) -> None:
+    def _place(self, target: RequestTarget, body: Json) -> None:
         meta = body.get("metadata")
         if meta is not None and not isinstance(meta, dict):
             raise ApiError.bad_request("metadata is not a map")
@@ -264,13 +271,13 @@ def _object(body: Any) -> Json:
     return body
 
 
-def not_allowed(method: str) -> ApiError:
+def method_not_allowed(method: str) -> ApiError:
     """405: the target is there and does not take this method."""
     text = f"the server does not allow this method ({method}) on the requested resource"
     return ApiError(405, "MethodNotAllowed", text)
 
 
-def success(details: Json | None = None) -> Json:
+def success_status(details: Json | None = None) -> Json:
     """Return the Status of a write that has no object to show."""
     status: Json = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
     if details:

@@ -9,25 +9,27 @@ from simcluster.apimachinery.errors import ApiError, Cause
 from simcluster.apimachinery.objects import Json, decode, encode
 from simcluster.apimachinery.selectors import Selection
 from simcluster.apiserver.requests.query_parameters import ListOptions
-from simcluster.apiserver.storage.records import Record
-from simcluster.apiserver.storage.store import Store
+from simcluster.apiserver.storage.records import ObjectRecord
+from simcluster.apiserver.storage.store import ObjectStore
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class ListPage:
     """Records and the metadata of the list that carries them."""
 
-    records: list[Record]
+    records: list[ObjectRecord]
     meta: Json
 
 
-def listing(store: Store, resource: str, chosen: Selection, options: ListOptions) -> Listing:
+def list_page(
+    store: ObjectStore, resource: str, chosen: Selection, options: ListOptions
+) -> ListPage:
     """Answer a list; 410 when its continuation is too old, 504 for a version yet to come."""
     if options.version is not None and options.version > store.version:
-        raise too_large(options.version, store.version)
+        raise version_too_large(options.version, store.version)
     version, start = (None, "")
-    if options.token:
-        version, start = _read_token(options.token)
+    if options.continue_token:
+        version, start = _read_token(options.continue_token)
     elif options.match == "Exact":
         version = options.version
     try:
@@ -41,10 +43,10 @@ def listing(store: Store, resource: str, chosen: Selection, options: ListOptions
         meta["continue"] = _token(page.version, page.rest)
         if not (chosen.labels or chosen.fields):
             meta["remainingItemCount"] = page.remaining
-    return Listing(page.records, meta)
+    return ListPage(page.records, meta)
 
 
-def too_large(asked: int, current: int) -> ApiError:
+def version_too_large(asked: int, current: int) -> ApiError:
     """Say that a version is still to come."""
     cause = Cause("ResourceVersionTooLarge", "Too large resource version")
     return ApiError(

@@ -12,7 +12,7 @@ from simcluster.apimachinery.merge_patches import apply_merge_patch, apply_strat
 from simcluster.apimachinery.objects import Json
 from simcluster.apimachinery.resources import Resource
 from simcluster.apiserver.crd.custom_kinds import CustomKind
-from simcluster.apiserver.crd.schema_merge import applied
+from simcluster.apiserver.crd.schema_merge import apply_by_schema
 
 Patcher = Callable[[Json], Json]
 
@@ -32,7 +32,7 @@ APPLY_PATCH = "application/apply-patch+yaml"
 CONTENT_TYPES = (JSON_PATCH, MERGE_PATCH, STRATEGIC_PATCH, APPLY_PATCH)
 
 
-def patcher(kind: Resource, content_type: str, body: Any) -> Patcher:
+def patch_function(kind: Resource, content_type: str, body: Any) -> Patcher:
     """Return the patch as a function; 415 for a content type that the kind does not take."""
     taken: tuple[str, ...] = CONTENT_TYPES
     if isinstance(kind, CustomKind):
@@ -52,11 +52,11 @@ def patcher(kind: Resource, content_type: str, body: Any) -> Patcher:
         return lambda old: apply_merge_patch(old, body)
     if isinstance(kind, CustomKind):
         schema = kind.schema
-        return lambda old: applied(schema, old, body)
+        return lambda old: apply_by_schema(schema, old, body)
     return lambda old: apply_strategic_merge_patch(old, body)
 
 
-def parsed_yaml(body: bytes) -> Any:
+def parse_yaml(body: bytes) -> Any:
     """Parse a YAML body; 400 when it is none."""
     try:
         return yaml.safe_load(body)

@@ -8,7 +8,7 @@ from simcluster.apimachinery.errors import ApiError
 TRUE = frozenset({"1", "t", "T", "true", "TRUE", "True"})
 
 
-def whole(query: Mapping[str, str], name: str) -> int | None:
+def non_negative_int(query: Mapping[str, str], name: str) -> int | None:
     """Return a whole number that is not negative, None when absent; 400 for anything else."""
     text = query.get(name, "")
     if not text:
@@ -18,12 +18,12 @@ def whole(query: Mapping[str, str], name: str) -> int | None:
     return int(text)
 
 
-def flag(query: Mapping[str, str], name: str) -> bool:
+def is_set(query: Mapping[str, str], name: str) -> bool:
     """Tell whether a flag is set; present without a value counts as set."""
     return name in query and (query[name] in TRUE or not query[name])
 
 
-def dry_run(query: Mapping[str, str], body: Mapping[str, object] | None = None) -> bool:
+def is_dry_run(query: Mapping[str, str], body: Mapping[str, object] | None = None) -> bool:
     """Tell whether nothing is to be kept; `All` is the only way of saying so."""
     said = [query["dryRun"]] if query.get("dryRun") else list((body or {}).get("dryRun") or ())  # type: ignore[call-overload]
     if any(each != "All" for each in said):
@@ -38,7 +38,7 @@ class ListOptions:
     labels: str
     fields: str
     limit: int
-    token: str
+    continue_token: str
     version: int | None
     match: str
     watch: bool
@@ -47,20 +47,20 @@ class ListOptions:
     timeout_s: int | None
 
     @classmethod
-    def of(cls, query: Mapping[str, str]) -> "ListOptions":
+    def parse(cls, query: Mapping[str, str]) -> "ListOptions":
         """Read the query; 400 for contradictions."""
-        initial = flag(query, "sendInitialEvents") if "sendInitialEvents" in query else None
+        initial = is_set(query, "sendInitialEvents") if "sendInitialEvents" in query else None
         options = cls(
             labels=query.get("labelSelector", ""),
             fields=query.get("fieldSelector", ""),
-            limit=whole(query, "limit") or 0,
-            token=query.get("continue", ""),
-            version=whole(query, "resourceVersion"),
+            limit=non_negative_int(query, "limit") or 0,
+            continue_token=query.get("continue", ""),
+            version=non_negative_int(query, "resourceVersion"),
             match=query.get("resourceVersionMatch", ""),
-            watch=flag(query, "watch"),
-            bookmarks=flag(query, "allowWatchBookmarks"),
+            watch=is_set(query, "watch"),
+            bookmarks=is_set(query, "allowWatchBookmarks"),
             initial_events=initial,
-            timeout_s=whole(query, "timeoutSeconds"),
+            timeout_s=non_negative_int(query, "timeoutSeconds"),
         )
         options.check()
         return options
@@ -77,7 +77,7 @@ class ListOptions:
             raise ApiError.bad_request(
                 'resourceVersionMatch "Exact" is forbidden for resourceVersion "0"'
             )
-        if self.token and self.version:
+        if self.continue_token and self.version:
             raise ApiError.bad_request(
                 "specifying resource version is not allowed when using continue"
             )

@@ -11,22 +11,22 @@ from itertools import islice
 
 from simcluster.apimachinery.errors import ApiError
 from simcluster.apimachinery.selectors import Selection
-from simcluster.apiserver.storage.records import Change, Record, WatchEvent
+from simcluster.apiserver.storage.records import ObjectChange, ObjectEvent, ObjectRecord
 
 
-class History:
+class ChangeHistory:
     """A window of changes; `floor` is the oldest version from which it can still be read."""
 
     def __init__(self, *, window: int, floor: int) -> None:
         self.window = window
         self.floor = floor
-        self.is_over = False
-        self._changes: list[Change] = []
+        self.closed = False
+        self._changes: list[ObjectChange] = []
         self._versions: list[int] = []
         self._dropped = 0
         self._waiting: dict[asyncio.Future[None], Selection] = {}
 
-    def append(self, change: Change) -> None:
+    def append(self, change: ObjectChange) -> None:
         """Add a change, forget the oldest ones, wake the watchers whom it concerns.
 
         The others are woken before what they have not looked at is forgotten, so that a watcher
@@ -38,14 +38,14 @@ class History:
             self.drop(len(self._changes) - self.window)
         crowded = len(self._changes) == 3 * self.window // 2
         for waiter, chosen in list(self._waiting.items()):
-            if crowded or _shows(change.before, chosen) or _shows(change.after, chosen):
+            if crowded or _selects(change.before, chosen) or _selects(change.after, chosen):
                 del self._waiting[waiter]
                 if not waiter.done():
                     waiter.set_result(None)
 
-    def end_watches(self) -> None:
+    def close(self) -> None:
         """Let nobody wait any longer: there is nothing more to come."""
-        self.is_over = True
+        self.closed = True
         for waiter in self._waiting:
             if not waiter.done():
                 waiter.set_result(None)
@@ -68,39 +68,41 @@ class History:
             raise ApiError.expired(f"too old resource version: {version} ({self.floor})")
         return self._dropped + bisect_right(self._versions, version)
 
-    def end(self) -> int:
+    def end_position(self) -> int:
         """Return the position behind the last change."""
         return self._dropped + len(self._changes)
 
-    def since(self, position: int) -> Iterator[Change]:
+    def changes_from(self, position: int) -> Iterator[ObjectChange]:
         """Iterate over the changes from `position` on."""
         if position < self._dropped:
             raise ApiError.expired(f"too old resource version: the history starts at {self.floor}")
         return islice(self._changes, position - self._dropped, None)
 
-    def undone(self, version: int) -> Iterator[Change]:
+    def changes_back_to(self, version: int) -> Iterator[ObjectChange]:
         """Iterate backwards over the changes later than `version`."""
         first = self.position_after(version) - self._dropped
         return (self._changes[at] for at in range(len(self._changes) - 1, first - 1, -1))
 
-    def as_of(self, version: int, present: Mapping[str, Record]) -> dict[str, Record]:
+    def records_at(
+        self, version: int, present: Mapping[str, ObjectRecord]
+    ) -> dict[str, ObjectRecord]:
         """Return the records there were at a version, by undoing what changed since."""
         records = dict(present)
-        for change in self.undone(version):
+        for change in self.changes_back_to(version):
             if change.before is None:
                 records.pop(change.key, None)
             else:
                 records[change.key] = change.before
         return records
 
-    async def wait_beyond(
+    async def wait_for_change(
         self, position: int, chosen: Selection, timeout_s: float | None = None
     ) -> None:
         """Return when there is a change of what is chosen at `position` or after it.
 
         Also returns when the time is over, and sometimes without a reason.
         """
-        if self.end() > position or self.is_over:
+        if self.end_position() > position or self.closed:
             return
         waiter = asyncio.get_running_loop().create_future()
         self._waiting[waiter] = chosen
@@ -110,11 +112,11 @@ class History:
             self._waiting.pop(waiter, None)
 
 
-class Subscription:
+class WatchSubscription:
     """One watcher's position, and the selection through which it looks."""
 
     def __init__(
-        self, history: History, chosen: Selection, position: int, initial: list[Record]
+        self, history: ChangeHistory, chosen: Selection, position: int, initial: list[ObjectRecord]
     ) -> None:
         self.version = history.floor
         self._history = history
@@ -123,18 +125,18 @@ class Subscription:
         self._initial = initial
 
     @property
-    def is_over(self) -> bool:
+    def closed(self) -> bool:
         """True when the kind is no longer served: take what is left, then stop."""
-        return self._history.is_over
+        return self._history.closed
 
-    def take(self) -> list[WatchEvent]:
+    def poll(self) -> list[ObjectEvent]:
         """Return what has happened since the last call; raises 410 when that is forgotten."""
-        events = [WatchEvent("ADDED", record) for record in self._initial]
+        events = [ObjectEvent("ADDED", record) for record in self._initial]
         self._initial = []
-        for change in self._history.since(self._position):
+        for change in self._history.changes_from(self._position):
             self._position += 1
             self.version = change.version
-            event = transition(change, self._chosen)
+            event = event_for(change, self._chosen)
             if event is not None:
                 events.append(event)
         return events
@@ -142,24 +144,24 @@ class Subscription:
     async def wait(self, timeout_s: float | None = None) -> None:
         """Return when `take` may have something to return, or the time is over."""
         if not self._initial:
-            await self._history.wait_beyond(self._position, self._chosen, timeout_s)
+            await self._history.wait_for_change(self._position, self._chosen, timeout_s)
 
 
-def transition(change: Change, chosen: Selection) -> WatchEvent | None:
+def event_for(change: ObjectChange, chosen: Selection) -> ObjectEvent | None:
     """Say what a change looks like through a selection.
 
     An object that stops matching is DELETED for this watcher, shown as it was while it still
     matched but at the version at which it stopped; one that starts to match is ADDED.
     """
-    was, now = _shows(change.before, chosen), _shows(change.after, chosen)
+    was, now = _selects(change.before, chosen), _selects(change.after, chosen)
     if now:
-        return WatchEvent("MODIFIED" if was else "ADDED", change.last)
+        return ObjectEvent("MODIFIED" if was else "ADDED", change.latest)
     if not was or change.before is None:
         return None
     if change.after is None:
-        return WatchEvent("DELETED", change.last)
-    return WatchEvent("DELETED", change.before.at_version(change.version))
+        return ObjectEvent("DELETED", change.latest)
+    return ObjectEvent("DELETED", change.before.at_version(change.version))
 
 
-def _shows(record: Record | None, chosen: Selection) -> bool:
+def _selects(record: ObjectRecord | None, chosen: Selection) -> bool:
     return record is not None and chosen.matches(record.obj)

@@ -12,7 +12,7 @@ from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class StoredRow:
     """One stored object; `body` is its JSON."""
 
     resource: str
@@ -21,10 +21,10 @@ class Row:
     body: bytes
 
 
-class Disk(Protocol):
+class StorageBackend(Protocol):
     """Keeps the last version of every object, and the last version of all."""
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[StoredRow]:
         """Iterate over everything stored."""
         ...
 
@@ -41,10 +41,10 @@ class Disk(Protocol):
         ...
 
 
-class NoDisk:
+class InMemoryBackend:
     """Keeps nothing: for tests, and for clusters that live as long as their process."""
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[StoredRow]:
         """Nothing is ever stored."""
         return iter(())
 
@@ -59,7 +59,7 @@ class NoDisk:
         """Nothing to release."""
 
 
-class SqliteDisk:
+class SqliteBackend:
     """A file with one row per object, plus one that holds the last version."""
 
     def __init__(self, path: Path) -> None:
@@ -71,10 +71,10 @@ class SqliteDisk:
             " body BLOB, PRIMARY KEY (resource, key)) WITHOUT ROWID"
         )
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[StoredRow]:
         """Iterate over the objects in key order."""
         query = "SELECT resource, key, version, body FROM objects WHERE resource != ''"
-        return (Row(*columns) for columns in self._db.execute(query))
+        return (StoredRow(*columns) for columns in self._db.execute(query))
 
     def last_version(self) -> int:
         """Return the highest version ever written, deletions included."""

@@ -3,10 +3,10 @@
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 
-from simcluster.apimachinery.objects import Json, copied, encode
+from simcluster.apimachinery.objects import Json, deep_copy, encode
 
 
-class Record:
+class ObjectRecord:
     """One version of one object, encoded once for everybody; never changed."""
 
     __slots__ = ("encoded", "obj", "version")
@@ -16,40 +16,42 @@ class Record:
         self.version = version
         self.encoded = encode(obj) if encoded is None else encoded
 
-    def at_version(self, version: int) -> "Record":
+    def at_version(self, version: int) -> "ObjectRecord":
         """Return the same content under another resourceVersion."""
-        obj = copied(self.obj)
+        obj = deep_copy(self.obj)
         obj["metadata"]["resourceVersion"] = str(version)
-        return Record(obj, version)
+        return ObjectRecord(obj, version)
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ObjectChange:
     """One write: `before` is None for a creation, `after` for a removal."""
 
     version: int
     key: str
-    before: Record | None
-    after: Record | None
-    last: Record  # what a watcher is shown: `after`, or `before` at the version of its removal
+    before: ObjectRecord | None
+    after: ObjectRecord | None
+    latest: (
+        ObjectRecord  # what a watcher is shown: `after`, or `before` at the version of its removal
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class ObjectPage:
     """Part of a list as of one version; `rest` is where the next part starts, None at the end."""
 
-    records: list[Record]
+    records: list[ObjectRecord]
     version: int
     rest: str | None
     remaining: int
 
 
 @dataclass(frozen=True, slots=True)
-class WatchEvent:
+class ObjectEvent:
     """One line of a watch: ADDED, MODIFIED or DELETED, and the object at that version."""
 
     type: str
-    record: Record
+    record: ObjectRecord
 
     @property
     def object(self) -> Json:
@@ -70,11 +72,11 @@ class WriteCounter:
         """Count one write; `key` is `namespace/name`, or the name alone."""
         self._counts[f"{resource}/{key}"][verb] += 1
 
-    def of(self, resource: str, key: str) -> dict[str, int]:
+    def counts(self, resource: str, key: str) -> dict[str, int]:
         """Return the writes of one object by verb."""
         return dict(self._counts.get(f"{resource}/{key}", {}))
 
-    def everything(self, prefix: str = "") -> Json:
+    def all_counts(self, prefix: str = "") -> Json:
         """Return the writes of all objects whose path starts with `prefix`."""
         return {
             path: dict(counts) for path, counts in self._counts.items() if path.startswith(prefix)

@@ -22,88 +22,93 @@ from simcluster.apimachinery.merge_patches import apply_merge_patch
 from simcluster.apimachinery.objects import (
     Json,
     Objects,
-    copied,
     decode,
+    deep_copy,
     metadata,
     name_of,
     namespace_of,
     rfc3339,
 )
 from simcluster.apimachinery.resources import Kinds, Resource
-from simcluster.apimachinery.selectors import Selection, selection
-from simcluster.apiserver.storage.history import History, Subscription
-from simcluster.apiserver.storage.persistence import Disk, NoDisk, Row
-from simcluster.apiserver.storage.records import Change, Page, Record, WriteCounter
-from simcluster.apiserver.storage.strategy import Strategy
+from simcluster.apimachinery.selectors import Selection, parse_selection
+from simcluster.apiserver.storage.history import ChangeHistory, WatchSubscription
+from simcluster.apiserver.storage.persistence import InMemoryBackend, StorageBackend, StoredRow
+from simcluster.apiserver.storage.records import (
+    ObjectChange,
+    ObjectPage,
+    ObjectRecord,
+    WriteCounter,
+)
+from simcluster.apiserver.storage.strategy import KindStrategy
 from simcluster.apiserver.storage.write_rules import (
     Deletion,
-    carried_over,
+    assign_identity,
     check_namespace,
     check_preconditions,
-    decide,
-    identify,
-    named,
+    decide_deletion,
+    merge_update,
+    normalize_type,
     refuse_invalid,
 )
 
 DEFAULT_WINDOW = 5000
 
 Patcher = Callable[[Json], Json]
-Gate = Callable[[Resource, Json | None, Json], None]
+AdmissionCheck = Callable[[Resource, Json | None, Json], None]
 """Asked before a write, with the object as it was and as it would be; raises to refuse it."""
 
 
-class Store:
+class ObjectStore:
     """All objects of the cluster, each kind with its history."""
 
     def __init__(
         self,
         kinds: Kinds,
-        strategy_of: Callable[[Resource], Strategy],
-        disk: Disk | None = None,
+        strategy_of: Callable[[Resource], KindStrategy],
+        disk: StorageBackend | None = None,
         *,
         window: int = DEFAULT_WINDOW,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.clock = clock
         self.writes = WriteCounter()
-        self.listeners: list[Callable[[Resource, Change], None]] = []
-        self.gates: list[Gate] = []
+        self.listeners: list[Callable[[Resource, ObjectChange], None]] = []
+        self.admission_checks: list[AdmissionCheck] = []
         self.kinds = kinds
         self._strategy_of = strategy_of
-        self._disk = NoDisk() if disk is None else disk
+        self._disk = InMemoryBackend() if disk is None else disk
         self._window = window
         self.version = max(self._disk.last_version(), 1)
-        self._records: dict[str, dict[str, Record]] = {}
-        self._histories: dict[str, History] = {}
-        self._unserved: dict[str, list[Row]] = {}
+        self._records: dict[str, dict[str, ObjectRecord]] = {}
+        self._histories: dict[str, ChangeHistory] = {}
+        self._unserved: dict[str, list[StoredRow]] = {}
         """What the disk holds of kinds that are not served yet, by table."""
         for row in self._disk.rows():
             self._unserved.setdefault(row.resource, []).append(row)
-        for kind in self.kinds.stored():
+        for kind in self.kinds.storage_versions():
             self._make_table(kind.table)
 
     def _make_table(self, table: str) -> None:
         if table not in self._records:
             self._records[table] = {
-                row.key: Record(decode(row.body), row.version, row.body)
+                row.key: ObjectRecord(decode(row.body), row.version, row.body)
                 for row in self._unserved.pop(table, ())
             }
-            self._histories[table] = History(window=self._window, floor=self.version)
+            self._histories[table] = ChangeHistory(window=self._window, floor=self.version)
 
     def install(self, stored: Resource, served: Sequence[Resource]) -> None:
         """Serve a defined kind in these versions, keeping what is stored of it."""
         self.kinds.install(stored.table, stored, served)
         self._make_table(stored.table)
 
-    def withdraw(self, table: str) -> None:
+    def uninstall(self, table: str) -> None:
         """Serve a defined kind no longer; what is stored of it is lost, its watches end."""
         for key in self._records.pop(table, {}):
             self.version += 1
             self._disk.write(table, key, self.version, None)
         history = self._histories.pop(table, None)
         if history is not None:
-            history.end_watches()
+            history.close()
         self.kinds.remove(table)
 
     def close(self) -> None:
@@ -116,11 +121,11 @@ class Store:
 
     # Reading
 
-    def find(self, resource: str, namespace: str | None, name: str) -> Record | None:
+    def find(self, resource: str, namespace: str | None, name: str) -> ObjectRecord | None:
         """Return the current version of an object, or None."""
         return self._records[resource].get(self._key(resource, namespace, name))
 
-    def record(self, resource: str, namespace: str | None, name: str) -> Record:
+    def record(self, resource: str, namespace: str | None, name: str) -> ObjectRecord:
         """Return the current version of an object; 404 if there is none."""
         found = self.find(resource, namespace, name)
         if found is None:
@@ -135,7 +140,7 @@ class Store:
         self, resource: str, namespace: str | None = None, *, labels: str = "", fields: str = ""
     ) -> Objects:
         """Return the selected objects in the order of their names."""
-        chosen = selection(self.kinds[resource], namespace, labels, fields)
+        chosen = parse_selection(self.kinds[resource], namespace, labels, fields)
         return [record.obj for record in self.page(resource, chosen).records]
 
     def page(
@@ -146,41 +151,41 @@ class Store:
         limit: int = 0,
         start: str = "",
         version: int | None = None,
-    ) -> Page:
+    ) -> ObjectPage:
         """Return the part of a list from key `start`, as of now or as of an earlier version.
 
         An earlier version is found by undoing the changes since; 410 if they are forgotten.
         """
         records = self._records[resource]
         if version is not None and version != self.version:
-            records = self._histories[resource].as_of(version, records)
+            records = self._histories[resource].records_at(version, records)
         prefix = f"{chosen.namespace}/" if chosen.namespace else ""
-        found: list[Record] = []
+        found: list[ObjectRecord] = []
         keys = sorted(key for key in records if key >= start and key.startswith(prefix))
         for at, key in enumerate(keys):
             if limit and len(found) == limit:
-                return Page(found, version or self.version, key, len(keys) - at)
+                return ObjectPage(found, version or self.version, key, len(keys) - at)
             if chosen.matches(records[key].obj):
                 found.append(records[key])
-        return Page(found, version or self.version, None, 0)
+        return ObjectPage(found, version or self.version, None, 0)
 
     # Watching
 
     def subscribe(
         self, resource: str, chosen: Selection, since_rv: int | None = None
-    ) -> Subscription:
+    ) -> WatchSubscription:
         """Watch from a version on, or from the present state (ADDED for each object) if None."""
         history = self._histories[resource]
         if since_rv is None:
             records = [
                 record for record in self._records[resource].values() if chosen.matches(record.obj)
             ]
-            return Subscription(history, chosen, history.end(), records)
-        return Subscription(history, chosen, history.position_after(since_rv), [])
+            return WatchSubscription(history, chosen, history.end_position(), records)
+        return WatchSubscription(history, chosen, history.position_after(since_rv), [])
 
-    def watch(self, resource: str, *, fields: str = "") -> Subscription:
+    def watch(self, resource: str, *, fields: str = "") -> WatchSubscription:
         """Watch the selected objects of all namespaces, beginning with those that exist now."""
-        return self.subscribe(resource, selection(self.kinds[resource], fields=fields))
+        return self.subscribe(resource, parse_selection(self.kinds[resource], fields=fields))
 
     def compact(self) -> None:
         """Forget all history, so that watches from earlier versions get 410."""
@@ -196,9 +201,9 @@ class Store:
 
     def draft(self, resource: str, obj: Json) -> Json:
         """Return a new object as the built-in admission leaves it: named, with its uid."""
-        kind = self.kinds.of(resource, obj.get("apiVersion"))
-        new = named(copied(obj), kind)
-        identify(new["metadata"], now=self.now())
+        kind = self.kinds.in_version(resource, obj.get("apiVersion"))
+        new = normalize_type(deep_copy(obj), kind)
+        assign_identity(new["metadata"], now=self.now())
         self._check_namespace(kind, new)
         self.admit(kind, new)
         return new
@@ -207,26 +212,26 @@ class Store:
         """Run the built-in admission over a draft, in place."""
         self._strategy_of(kind).admit(draft, self)
 
-    def complete(self, kind: Resource, obj: Json) -> None:
+    def apply_defaults(self, kind: Resource, obj: Json) -> None:
         """Fill in the defaults of a kind, in place."""
-        self._strategy_of(kind).complete(obj, self)
+        self._strategy_of(kind).apply_defaults(obj, self)
 
     def insert(self, resource: str, draft: Json, *, dry_run: bool = False) -> Json:
         """Complete, check and store a draft."""
-        kind = self.kinds.of(resource, draft.get("apiVersion"))
-        new = copied(draft) if dry_run else draft
+        kind = self.kinds.in_version(resource, draft.get("apiVersion"))
+        new = deep_copy(draft) if dry_run else draft
         self._check_namespace(kind, new)
         strategy = self._strategy_of(kind)
-        if strategy.counts_generations:
+        if strategy.has_generation:
             new["metadata"]["generation"] = 1
-        strategy.begin(new, self)
-        strategy.complete(new, self)
-        refuse_invalid(kind, new, strategy.check(new))
+        strategy.prepare_for_create(new, self)
+        strategy.apply_defaults(new, self)
+        refuse_invalid(kind, new, strategy.validate(new))
         new["apiVersion"] = self.kinds[resource].api_version
         key = self._key(resource, namespace_of(new), name_of(new))
         if key in self._records[resource]:
             raise ApiError.already_exists(kind.qualified, name_of(new))
-        for gate in self.gates:
+        for gate in self.admission_checks:
             gate(self.kinds[resource], None, new)
         return self._commit(kind, key, None, new, verb="create", dry_run=dry_run)
 
@@ -235,13 +240,13 @@ class Store:
 
         409 if it carries an older resourceVersion or another uid.
         """
-        kind = self.kinds.of(resource, obj.get("apiVersion"))
-        new = named(copied(obj), kind)
+        kind = self.kinds.in_version(resource, obj.get("apiVersion"))
+        new = normalize_type(deep_copy(obj), kind)
         old = self.read(resource, namespace_of(new), name_of(new))
         check_preconditions(kind, old, metadata(new))
-        new = carried_over(kind, new, old, subresource)
+        new = merge_update(kind, new, old, subresource)
         if not subresource:
-            self.complete(kind, new)
+            self.apply_defaults(kind, new)
         return new, old
 
     def update(
@@ -250,26 +255,28 @@ class Store:
     ) -> Json:  # fmt: skip
         """Replace an object; 409 if it carries an older resourceVersion or another uid."""
         new, _ = self.draft_update(resource, obj, subresource=subresource)
-        kind = self.kinds.of(resource, new.get("apiVersion"))
+        kind = self.kinds.in_version(resource, new.get("apiVersion"))
         old = self.record(resource, namespace_of(new), name_of(new))
         strategy = self._strategy_of(kind)
-        check = strategy.check_part if subresource else strategy.check_change
-        refuse_invalid(kind, new, check(new, old.obj))
+        validate = strategy.validate_subresource_update if subresource else strategy.validate_update
+        refuse_invalid(kind, new, validate(new, old.obj))
         new["apiVersion"] = self.kinds[resource].api_version
         key = self._key(resource, namespace_of(new), name_of(new))
         if new == old.obj:
             if not dry_run:
                 self.writes.count(resource, key, f"{verb}/{subresource}".rstrip("/"))
             return old.obj
-        for gate in self.gates if not subresource else ():
+        for gate in self.admission_checks if not subresource else ():
             gate(self.kinds[resource], old.obj, new)
-        main = not subresource and strategy.counts_generations
-        if main and strategy.is_new_generation(new, old.obj):
+        main = not subresource and strategy.has_generation
+        if main and strategy.changes_generation(new, old.obj):
             new["metadata"]["generation"] = int(old.obj["metadata"].get("generation") or 0) + 1
         counted = f"{verb}/{subresource}".rstrip("/")
         meta = new["metadata"]
-        if meta.get("deletionTimestamp") and decide(kind, new, grace_s=None).gone_now:
-            return self._remove(kind, key, Record(new, old.version), verb=counted, dry_run=dry_run)
+        if meta.get("deletionTimestamp") and decide_deletion(kind, new, grace_s=None).removes:
+            return self._remove(
+                kind, key, ObjectRecord(new, old.version), verb=counted, dry_run=dry_run
+            )
         return self._commit(kind, key, old, new, verb=counted, dry_run=dry_run)
 
     def patch(
@@ -277,7 +284,7 @@ class Store:
         subresource: str = "", dry_run: bool = False,
     ) -> Json:  # fmt: skip
         """Apply a JSON merge patch, or a function from object to object."""
-        old = copied(self.read(resource, namespace, name))
+        old = deep_copy(self.read(resource, namespace, name))
         new = patch(old) if callable(patch) else apply_merge_patch(old, patch)
         return self.update(resource, new, subresource=subresource, dry_run=dry_run, verb="patch")
 
@@ -296,28 +303,28 @@ class Store:
         check_preconditions(kind, old.obj, wanted)
         key = self._key(resource, namespace, name)
         counted = f"delete/{subresource}".rstrip("/")
-        self._strategy_of(kind).check_delete(old.obj, self)
-        match decide(kind, old.obj, grace_s=grace_s):
-            case Deletion(gone_now=True):
+        self._strategy_of(kind).validate_delete(old.obj, self)
+        match decide_deletion(kind, old.obj, grace_s=grace_s):
+            case Deletion(removes=True):
                 return self._remove(kind, key, old, verb=counted, dry_run=dry_run)
             case Deletion(changes=False):
                 return old.obj
             case Deletion(grace_s=seconds):
-                new = copied(old.obj)
+                new = deep_copy(old.obj)
                 new["metadata"]["deletionTimestamp"] = rfc3339(self.clock() + seconds)
                 new["metadata"]["deletionGracePeriodSeconds"] = seconds
-                self._strategy_of(kind).mark_deleted(new)
+                self._strategy_of(kind).prepare_for_delete(new)
                 return self._commit(kind, key, old, new, verb=counted, dry_run=dry_run)
 
-    def gone(self, resource: str, obj: Json) -> bool:
+    def is_gone(self, resource: str, obj: Json) -> bool:
         """Tell whether this very object (by uid) is no longer there."""
         found = self.find(resource, namespace_of(obj), name_of(obj))
         return found is None or found.obj["metadata"]["uid"] != obj["metadata"]["uid"]
 
-    def everything_in(self, namespace: str) -> Iterator[tuple[Resource, Json]]:
+    def list_namespace(self, namespace: str) -> Iterator[tuple[Resource, Json]]:
         """Iterate over all objects of a namespace."""
         prefix = f"{namespace}/"
-        for kind in list(self.kinds.stored()):
+        for kind in list(self.kinds.storage_versions()):
             if kind.namespaced:
                 for key, record in list(self._records[kind.table].items()):
                     if key.startswith(prefix):
@@ -330,20 +337,29 @@ class Store:
             new["metadata"].pop("namespace", None)
 
     def _commit(
-        self, kind: Resource, key: str, old: Record | None, new: Json, *, verb: str, dry_run: bool
+        self,
+        kind: Resource,
+        key: str,
+        old: ObjectRecord | None,
+        new: Json,
+        *,
+        verb: str,
+        dry_run: bool,
     ) -> Json:
         if dry_run:
             return new
         version = self.version + 1
         new["metadata"]["resourceVersion"] = str(version)
-        record = Record(new, version)
+        record = ObjectRecord(new, version)
         self._disk.write(kind.table, key, version, record.encoded)
         self.version = version
         self._records[kind.table][key] = record
-        self._tell(kind, key, Change(version, key, old, record, record), verb)
+        self._notify(kind, key, ObjectChange(version, key, old, record, record), verb)
         return new
 
-    def _remove(self, kind: Resource, key: str, old: Record, *, verb: str, dry_run: bool) -> Json:
+    def _remove(
+        self, kind: Resource, key: str, old: ObjectRecord, *, verb: str, dry_run: bool
+    ) -> Json:
         if dry_run:
             return old.obj
         version = self.version + 1
@@ -351,10 +367,10 @@ class Store:
         self.version = version
         before = self._records[kind.table].pop(key)
         last = old.at_version(version)
-        self._tell(kind, key, Change(version, key, before, None, last), verb)
+        self._notify(kind, key, ObjectChange(version, key, before, None, last), verb)
         return last.obj
 
-    def _tell(self, kind: Resource, key: str, change: Change, verb: str) -> None:
+    def _notify(self, kind: Resource, key: str, change: ObjectChange, verb: str) -> None:
         self.writes.count(kind.table, key, verb)
         self._histories[kind.table].append(change)
         for listener in self.listeners:

@@ -7,9 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from simcluster.apimachinery.errors import ApiError, Cause
-from simcluster.apimachinery.objects import Json, at_path, copied, metadata, name_of, namespace_of
+from simcluster.apimachinery.objects import (
+    Json,
+    at_path,
+    deep_copy,
+    metadata,
+    name_of,
+    namespace_of,
+)
 from simcluster.apimachinery.resources import Resource
-from simcluster.apiserver.storage.records import Record
+from simcluster.apiserver.storage.records import ObjectRecord
 
 
 def check_preconditions(kind: Resource, old: Json, wanted: Mapping[str, Any]) -> None:
@@ -35,7 +42,7 @@ def refuse_invalid(kind: Resource, obj: Json, causes: Sequence[Cause]) -> None:
         raise ApiError.invalid(kind.kind, kind.group, name_of(obj), causes)
 
 
-def check_namespace(kind: Resource, new: Json, found: Record | None) -> None:
+def check_namespace(kind: Resource, new: Json, found: ObjectRecord | None) -> None:
     """Refuse a new object whose namespace is not there, or is on its way out."""
     namespace = namespace_of(new)
     if found is None:
@@ -66,7 +73,7 @@ def generated_name(prefix: str) -> str:
     return prefix[:58] + "".join(secrets.choice(_ALPHABET) for _ in range(5))
 
 
-def identify(meta: Json, *, now: str) -> None:
+def assign_identity(meta: Json, *, now: str) -> None:
     """Give a new object's metadata what makes it one: name, uid, the time of its creation."""
     if "name" not in meta and meta.get("generateName"):
         meta["name"] = generated_name(meta["generateName"])
@@ -76,7 +83,7 @@ def identify(meta: Json, *, now: str) -> None:
         meta.pop(absent, None)
 
 
-def named(obj: Json, kind: Resource) -> Json:
+def normalize_type(obj: Json, kind: Resource) -> Json:
     """Return the object with its type first and its metadata in place; 400 for another kind."""
     for key, mine in (("apiVersion", kind.api_version), ("kind", kind.kind)):
         if obj.get(key) not in (None, "", mine):
@@ -92,14 +99,14 @@ def named(obj: Json, kind: Resource) -> Json:
     return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": clean, **rest}
 
 
-def carried_over(kind: Resource, new: Json, old: Json, subresource: str) -> Json:
+def merge_update(kind: Resource, new: Json, old: Json, subresource: str) -> Json:
     """Return what is stored when `new` is written over `old` through a subresource, or none."""
-    if subresource == "status" and kind.status_alone:
-        result = {**copied(old), "apiVersion": kind.api_version}
+    if subresource == "status" and kind.status_only:
+        result = {**deep_copy(old), "apiVersion": kind.api_version}
         _replace(result, "status", new.get("status"))
         return result
     if subresource == "status":
-        result = copied(old)
+        result = deep_copy(old)
         result["status"] = new.get("status") or {}
         for field in _WITH_STATUS:
             _replace(result["metadata"], field, metadata(new).get(field))
@@ -134,12 +141,12 @@ _FINISHED = frozenset({"Succeeded", "Failed"})
 class Deletion:
     """`gone_now`: remove it. Otherwise mark it with `grace_s`, unless nothing `changes`."""
 
-    gone_now: bool
+    removes: bool
     changes: bool = True
     grace_s: int = 0
 
 
-def decide(kind: Resource, obj: Json, *, grace_s: int | None) -> Deletion:
+def decide_deletion(kind: Resource, obj: Json, *, grace_s: int | None) -> Deletion:
     """Decide what deleting `obj` does; `grace_s` is what was asked, None for the default.
 
     A pod on a node is its kubelet's to end, so it stays, marked, until deleted with grace 0.
@@ -151,9 +158,9 @@ def decide(kind: Resource, obj: Json, *, grace_s: int | None) -> Deletion:
     if marked and grace_s is None:
         wanted = int(meta.get("deletionGracePeriodSeconds") or 0)
     if wanted == 0 and not (meta.get("finalizers") or _spec_finalizers(kind, obj)):
-        return Deletion(gone_now=True)
+        return Deletion(removes=True)
     current = int(meta.get("deletionGracePeriodSeconds") or 0)
-    return Deletion(gone_now=False, changes=not marked or wanted < current, grace_s=wanted)
+    return Deletion(removes=False, changes=not marked or wanted < current, grace_s=wanted)
 
 
 def _pod_grace_s(pod: Json, asked_s: int | None) -> int:

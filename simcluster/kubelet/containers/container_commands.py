@@ -20,7 +20,7 @@ _SHELLS = frozenset({"sh", "bash"})
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CommandResult:
     """What a command wrote, and its exit code."""
 
     code: int = 0
@@ -28,11 +28,11 @@ class Outcome:
     err: str = ""
 
 
-async def execute(
+async def exec_command(
     state: ContainerState, command: Sequence[str], *, tty: bool, streams: ExecStreams
 ) -> int:
     """Run a command in a container; a terminal gets carriage returns and no separate errors."""
-    outcome = await asyncio.to_thread(run, state, command)
+    outcome = await asyncio.to_thread(run_command, state, command)
     out, err = outcome.out, outcome.err
     if tty:
         out, err = (out + err).replace("\n", "\r\n"), ""
@@ -43,7 +43,7 @@ async def execute(
     return outcome.code
 
 
-def run(state: ContainerState, command: Sequence[str]) -> Outcome:
+def run_command(state: ContainerState, command: Sequence[str]) -> CommandResult:
     """Run one of the built-in commands."""
     if not command:
         return _unknown("")
@@ -54,14 +54,14 @@ def run(state: ContainerState, command: Sequence[str]) -> Outcome:
     return _unknown(command[0]) if builtin is None else builtin(state, arguments)
 
 
-def _script(state: ContainerState, text: str) -> Outcome:
+def _script(state: ContainerState, text: str) -> CommandResult:
     """Run simple commands one after another, with variables replaced; nothing else of a shell."""
-    done = Outcome()
+    done = CommandResult()
     for line in text.replace("&&", ";").replace("\n", ";").split(";"):
         words = [_with_variables(state, word) for word in shlex.split(line)]
         if words:
-            step = run(state, words)
-            done = Outcome(step.code, done.out + step.out, done.err + step.err)
+            step = run_command(state, words)
+            done = CommandResult(step.code, done.out + step.out, done.err + step.err)
     return done
 
 
@@ -71,27 +71,29 @@ def _with_variables(state: ContainerState, word: str) -> str:
     return word
 
 
-def _unknown(name: str) -> Outcome:
+def _unknown(name: str) -> CommandResult:
     text = f'exec: "{name}": executable file not found in $PATH\n'
-    return Outcome(NOT_FOUND, err=text)
+    return CommandResult(NOT_FOUND, err=text)
 
 
-def _env(state: ContainerState, _arguments: Sequence[str]) -> Outcome:
-    return Outcome(out="".join(f"{name}={value}\n" for name, value in state.env.items()))
+def _env(state: ContainerState, _arguments: Sequence[str]) -> CommandResult:
+    return CommandResult(out="".join(f"{name}={value}\n" for name, value in state.env.items()))
 
 
-def _printenv(state: ContainerState, arguments: Sequence[str]) -> Outcome:
+def _printenv(state: ContainerState, arguments: Sequence[str]) -> CommandResult:
     if not arguments:
         return _env(state, ())
     found = [state.env[name] for name in arguments if name in state.env]
-    return Outcome(int(len(found) < len(arguments)), out="".join(f"{value}\n" for value in found))
+    return CommandResult(
+        int(len(found) < len(arguments)), out="".join(f"{value}\n" for value in found)
+    )
 
 
-def _echo(_state: ContainerState, arguments: Sequence[str]) -> Outcome:
-    return Outcome(out=f"{' '.join(arguments)}\n")
+def _echo(_state: ContainerState, arguments: Sequence[str]) -> CommandResult:
+    return CommandResult(out=f"{' '.join(arguments)}\n")
 
 
-def _cat(state: ContainerState, arguments: Sequence[str]) -> Outcome:
+def _cat(state: ContainerState, arguments: Sequence[str]) -> CommandResult:
     out, err = "", ""
     for path in arguments:
         host = host_path(state, path)
@@ -99,7 +101,7 @@ def _cat(state: ContainerState, arguments: Sequence[str]) -> Outcome:
             err += f"cat: {path}: No such file or directory\n"
         else:
             out += host.read_text(errors="replace")
-    return Outcome(int(bool(err)), out, err)
+    return CommandResult(int(bool(err)), out, err)
 
 
 def host_path(state: ContainerState, path: str) -> Path | None:
@@ -115,13 +117,13 @@ def host_path(state: ContainerState, path: str) -> Path | None:
     return None
 
 
-_BUILTINS: dict[str, Callable[[ContainerState, Sequence[str]], Outcome]] = {
+_BUILTINS: dict[str, Callable[[ContainerState, Sequence[str]], CommandResult]] = {
     "env": _env,
     "printenv": _printenv,
     "echo": _echo,
     "cat": _cat,
-    "true": lambda _state, _arguments: Outcome(),
-    "false": lambda _state, _arguments: Outcome(1),
+    "true": lambda _state, _arguments: CommandResult(),
+    "false": lambda _state, _arguments: CommandResult(1),
 }
 
 

@@ -43,11 +43,11 @@ def environment(
         value: object = entry.get("value")
         if value is None:
             value = _from_field(pod, entry.get("valueFrom") or {}, facts)
-        env[entry["name"]] = expanded(str(value), env)
+        env[entry["name"]] = expand_references(str(value), env)
     return env
 
 
-def expanded(text: str, env: Mapping[str, str]) -> str:
+def expand_references(text: str, env: Mapping[str, str]) -> str:
     """Replace `$(NAME)` by what is known; an unknown name stays as it is, `$$` is one dollar."""
 
     def replaced(match: re.Match[str]) -> str:

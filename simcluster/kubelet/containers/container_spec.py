@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from shared.model.quantity import parse_resources
-from simcluster.apimachinery.objects import Json, unix
+from simcluster.apimachinery.objects import Json, parse_time
 
 RUN_FOR = "sim.leasehold.dev/run-for"
 
@@ -99,7 +99,7 @@ def parse_pod(obj: Json) -> PodSpec:
         uid=meta["uid"],
         namespace=meta["namespace"],
         name=meta["name"],
-        created_at=unix(meta["creationTimestamp"]),
+        created_at=parse_time(meta["creationTimestamp"]),
         containers=(*init, *app),
         restart_policy=spec.get("restartPolicy") or "Always",
         grace_s=30 if grace_s is None else int(grace_s),
@@ -134,30 +134,33 @@ def _container(obj: Json, role: Role, volumes: Mapping[str, str]) -> ContainerSp
 
 
 @dataclass(frozen=True, slots=True)
-class Behaviour:
+class ContainerBehaviour:
     """What a simulated container does: ends with a code after a while, or never (None)."""
 
     run_for_s: float | None
     exit_code: int = 0
 
 
-def behaviour(container: ContainerSpec, annotations: Mapping[str, str]) -> Behaviour:
+def parse_behaviour(container: ContainerSpec, annotations: Mapping[str, str]) -> ContainerBehaviour:
     """Say how a container runs, from its command and, for app containers, the annotations.
 
     Without either an init container succeeds at once and any other runs until it is stopped.
     """
     if container.role is Role.APP and (RUN_FOR in annotations or EXIT_CODE in annotations):
-        return Behaviour(_told(annotations, RUN_FOR), int(_told(annotations, EXIT_CODE)))
+        return ContainerBehaviour(
+            _annotation_number(annotations, RUN_FOR),
+            int(_annotation_number(annotations, EXIT_CODE)),
+        )
     match _words(container):
         case ("true", *_):
-            return Behaviour(0)
+            return ContainerBehaviour(0)
         case ("false", *_):
-            return Behaviour(0, 1)
+            return ContainerBehaviour(0, 1)
         case ("sleep", text, *_) if _DURATION.fullmatch(text):
-            return Behaviour(parse_duration_s(text))
+            return ContainerBehaviour(parse_duration_s(text))
     if prints(container):
-        return Behaviour(0)
-    return Behaviour(0) if container.role is Role.INIT else Behaviour(None)
+        return ContainerBehaviour(0)
+    return ContainerBehaviour(0) if container.role is Role.INIT else ContainerBehaviour(None)
 
 
 def prints(container: ContainerSpec) -> bool:
@@ -183,10 +186,10 @@ def parse_duration_s(text: str) -> float:
 
 def stop_after_s(annotations: Mapping[str, str]) -> float:
     """Return how long the containers take to stop when told to."""
-    return _told(annotations, STOP_AFTER)
+    return _annotation_number(annotations, STOP_AFTER)
 
 
-def _told(annotations: Mapping[str, str], key: str) -> float:
+def _annotation_number(annotations: Mapping[str, str], key: str) -> float:
     """Return an annotation's number; 0 where it was spoilt after `annotation_fault` saw it."""
     try:
         return parse_duration_s(annotations.get(key, "0"))
@@ -194,7 +197,7 @@ def _told(annotations: Mapping[str, str], key: str) -> float:
         return 0.0
 
 
-def annotation_fault(annotations: Mapping[str, str]) -> str | None:
+def annotation_error(annotations: Mapping[str, str]) -> str | None:
     """Say which annotation for the simulation is not what it must be, or None."""
     for key, form in _FORMS.items():
         if key in annotations and not form.fullmatch(annotations[key]):

@@ -19,7 +19,7 @@ class ContainerPhase(enum.StrEnum):
 
 
 @dataclass(slots=True)
-class Ending:
+class ContainerTermination:
     """How a container ended, once."""
 
     exit_code: int
@@ -48,8 +48,8 @@ class ContainerState:
     container_id: str = ""
     started_at: float = 0.0
     ends_at: float | None = None
-    ending: Ending | None = None
-    last: Ending | None = None
+    termination: ContainerTermination | None = None
+    last_termination: ContainerTermination | None = None
     restarts: int = 0
     env: dict[str, str] = field(default_factory=dict)
     mounts: list[MountPoint] = field(default_factory=list)
@@ -57,22 +57,24 @@ class ContainerState:
     log: list[tuple[float, str]] = field(default_factory=list)
     previous_log: list[tuple[float, str]] = field(default_factory=list)
 
-    def wait(self, reason: str, message: str = "") -> None:
+    def set_waiting(self, reason: str, message: str = "") -> None:
         """Say why the container is not running."""
         self.phase, self.reason, self.message = ContainerPhase.WAITING, reason, message
 
-    def start(self, container_id: str, at: float, ends_at: float | None) -> None:
+    def set_running(self, container_id: str, at: float, ends_at: float | None) -> None:
         """Begin a life."""
         self.phase, self.reason, self.message = ContainerPhase.RUNNING, "", ""
         self.container_id, self.started_at, self.ends_at = container_id, at, ends_at
-        self.ending = None
+        self.termination = None
 
-    def end(self, exit_code: int, at: float) -> None:
+    def set_terminated(self, exit_code: int, at: float) -> None:
         """End this life; remembered as the last one too."""
         reason = "Completed" if exit_code == 0 else "Error"
         self.phase = ContainerPhase.TERMINATED
-        self.ending = Ending(exit_code, reason, self.started_at, at, self.container_id)
-        self.last = self.ending
+        self.termination = ContainerTermination(
+            exit_code, reason, self.started_at, at, self.container_id
+        )
+        self.last_termination = self.termination
 
 
 @dataclass(slots=True)

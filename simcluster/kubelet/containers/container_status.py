@@ -8,7 +8,7 @@ from simcluster.kubelet.containers.container_spec import ContainerSpec, PodSpec,
 from simcluster.kubelet.containers.container_state import (
     ContainerPhase,
     ContainerState,
-    Ending,
+    ContainerTermination,
     PodState,
 )
 
@@ -64,27 +64,27 @@ def phase(pod: PodSpec, state: PodState) -> str:
     if state.stopping:
         return "Running"
     apps = [state.containers[c.name] for c in pod.of_role(Role.APP)]
-    never_ran = any(c.phase is ContainerPhase.WAITING and c.last is None for c in apps)
+    never_ran = any(c.phase is ContainerPhase.WAITING and c.last_termination is None for c in apps)
     return "Pending" if never_ran or not initialized(pod, state) else "Running"
 
 
 def _final_codes(pod: PodSpec, state: PodState) -> list[int] | None:
     """Return the exit codes of a pod that is over, or None."""
     failed = [
-        c.ending.exit_code
+        c.termination.exit_code
         for spec in pod.of_role(Role.INIT)
-        if (c := state.containers[spec.name]).ending and c.ending.exit_code
+        if (c := state.containers[spec.name]).termination and c.termination.exit_code
     ]
     if failed and pod.restart_policy == "Never":
         return failed
     everybody = [state.containers[c.name] for c in pod.containers]
     if state.stopping:
         over = all(c.phase is not ContainerPhase.RUNNING for c in everybody)
-        return [c.ending.exit_code for c in everybody if c.ending] if over else None
+        return [c.termination.exit_code for c in everybody if c.termination] if over else None
     apps = [state.containers[c.name] for c in pod.of_role(Role.APP)]
-    if any(c.phase is not ContainerPhase.TERMINATED or c.ending is None for c in apps):
+    if any(c.phase is not ContainerPhase.TERMINATED or c.termination is None for c in apps):
         return None
-    codes = [c.ending.exit_code for c in apps if c.ending]
+    codes = [c.termination.exit_code for c in apps if c.termination]
     if pod.restart_policy == "Always" or (pod.restart_policy == "OnFailure" and any(codes)):
         return None
     return codes
@@ -94,7 +94,7 @@ def initialized(pod: PodSpec, state: PodState) -> bool:
     """Tell whether every init container has succeeded and every sidecar has started."""
     for spec in pod.of_role(Role.INIT, Role.SIDECAR):
         container = state.containers[spec.name]
-        done = container.ending is not None and container.ending.exit_code == 0
+        done = container.termination is not None and container.termination.exit_code == 0
         started = spec.role is Role.SIDECAR and bool(container.container_id)
         if not (done or started):
             return False
@@ -142,7 +142,11 @@ def _condition(kind: str, wanted: tuple[bool, str, str], before: Json | None, no
 
 def _container_status(spec: ContainerSpec, state: ContainerState) -> Json:
     running = state.phase is ContainerPhase.RUNNING
-    done = state.ending is not None and state.ending.exit_code == 0 and spec.role is Role.INIT
+    done = (
+        state.termination is not None
+        and state.termination.exit_code == 0
+        and spec.role is Role.INIT
+    )
     status: Json = {
         "name": spec.name,
         "image": spec.image,
@@ -155,20 +159,20 @@ def _container_status(spec: ContainerSpec, state: ContainerState) -> Json:
     }
     if state.container_id:
         status["containerID"] = state.container_id
-    if state.last is not None and state.phase is not ContainerPhase.TERMINATED:
-        status["lastState"] = {"terminated": _ending(state.last)}
+    if state.last_termination is not None and state.phase is not ContainerPhase.TERMINATED:
+        status["lastState"] = {"terminated": _terminated(state.last_termination)}
     return status
 
 
 def _state(state: ContainerState) -> Json:
     if state.phase is ContainerPhase.RUNNING:
         return {"startedAt": rfc3339(state.started_at)}
-    if state.phase is ContainerPhase.TERMINATED and state.ending is not None:
-        return _ending(state.ending)
+    if state.phase is ContainerPhase.TERMINATED and state.termination is not None:
+        return _terminated(state.termination)
     return {"reason": state.reason} | ({"message": state.message} if state.message else {})
 
 
-def _ending(ending: Ending) -> Json:
+def _terminated(ending: ContainerTermination) -> Json:
     return {
         "exitCode": ending.exit_code,
         "reason": ending.reason,

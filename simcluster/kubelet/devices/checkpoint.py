@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from simcluster.kubelet.devices.device_ledger import DeviceLedger, Holding
+from simcluster.kubelet.devices.device_state import DeviceAllocation, DeviceState
 from simcluster.kubelet.settings import replace_file
 
 FILE_NAME = "kubelet_internal_checkpoint"
@@ -19,7 +19,7 @@ _NO_NUMA = "-1"
 _COMPACT = (",", ":")
 
 
-def encode_checkpoint(ledger: DeviceLedger) -> bytes:
+def encode_checkpoint(ledger: DeviceState) -> bytes:
     """Return the file's content; agents read it as a last resort, so its form is the real one."""
     entries = json.dumps(
         [
@@ -28,9 +28,9 @@ def encode_checkpoint(ledger: DeviceLedger) -> bytes:
                 "ContainerName": holding.container,
                 "ResourceName": holding.resource,
                 "DeviceIDs": {_NO_NUMA: sorted(holding.devices)},
-                "AllocResp": base64.b64encode(holding.answer).decode(),
+                "AllocResp": base64.b64encode(holding.response).decode(),
             }
-            for holding in ledger.holdings.values()
+            for holding in ledger.allocations.values()
         ],
         separators=_COMPACT,
     )
@@ -47,7 +47,7 @@ def _listed(devices: frozenset[str]) -> str:
     return json.dumps(sorted(devices), separators=_COMPACT)
 
 
-def decode_checkpoint(content: bytes) -> DeviceLedger:
+def decode_checkpoint(content: bytes) -> DeviceState:
     """Read a checkpoint; every resource in it is listed without devices until its plugin is back.
 
     Raises ValueError when the content does not match its checksum.
@@ -56,11 +56,11 @@ def decode_checkpoint(content: bytes) -> DeviceLedger:
     data = document["Data"]
     if zlib.crc32(json.dumps(data, separators=_COMPACT).encode()) != document["Checksum"]:
         raise ValueError(f"{FILE_NAME}: the checksum {document['Checksum']} does not match")
-    ledger = DeviceLedger()
+    ledger = DeviceState()
     for entry in data["PodDeviceEntries"] or ():
         devices = frozenset(device for ids in entry["DeviceIDs"].values() for device in ids)
-        ledger.hold(
-            Holding(
+        ledger.record(
+            DeviceAllocation(
                 entry["PodUID"],
                 entry["ContainerName"],
                 entry["ResourceName"],
@@ -69,16 +69,16 @@ def decode_checkpoint(content: bytes) -> DeviceLedger:
             )
         )
     for resource in data["RegisteredDevices"] or {}:
-        ledger.expect(resource)
+        ledger.list_without_devices(resource)
     return ledger
 
 
-def save_checkpoint(directory: Path, ledger: DeviceLedger) -> None:
+def save_checkpoint(directory: Path, ledger: DeviceState) -> None:
     """Replace the checkpoint in `directory` in one step."""
     replace_file(directory / FILE_NAME, encode_checkpoint(ledger))
 
 
-def load_checkpoint(directory: Path) -> DeviceLedger | None:
+def load_checkpoint(directory: Path) -> DeviceState | None:
     """Return what the checkpoint says, or None where there is none."""
     path = directory / FILE_NAME
     return decode_checkpoint(path.read_bytes()) if path.exists() else None

@@ -13,25 +13,25 @@ from pathlib import Path
 from proto.deviceplugin import api_pb2
 from simcluster.kubelet.containers.container_spec import ContainerSpec, PodSpec
 from simcluster.kubelet.devices.checkpoint import load_checkpoint, save_checkpoint
-from simcluster.kubelet.devices.device_ledger import (
+from simcluster.kubelet.devices.device_state import (
     AllocationError,
-    DeviceLedger,
-    Holding,
-    choose,
-    settle,
+    DeviceAllocation,
+    DeviceState,
+    choose_devices,
+    pick_devices,
 )
 from simcluster.kubelet.devices.plugin_client import PluginConnection
 
 log = logging.getLogger(__name__)
 
 
-def _restored(directory: Path) -> DeviceLedger:
+def _restored(directory: Path) -> DeviceState:
     """Return what the checkpoint says; a spoilt one counts as none, as for a real kubelet."""
     try:
-        return load_checkpoint(directory) or DeviceLedger()
+        return load_checkpoint(directory) or DeviceState()
     except (ValueError, KeyError, TypeError) as error:
         log.warning("device checkpoint is not readable", extra={"why": str(error)})
-        return DeviceLedger()
+        return DeviceState()
 
 
 class DeviceManager:
@@ -45,14 +45,14 @@ class DeviceManager:
         stale_stream_race: bool,
         changed: Callable[[], None],
     ) -> None:
-        self.ledger = _restored(directory)
+        self.state = _restored(directory)
         self._directory = directory
         self._grace_s = grace_s
         self._stale_stream_race = stale_stream_race
         self._changed = changed
         self._current: dict[str, PluginConnection] = {}
         self._followers: set[asyncio.Task[None]] = set()
-        self._gone_since = dict.fromkeys(self.ledger.healthy, time.monotonic())
+        self._stopped_at = dict.fromkeys(self.state.healthy, time.monotonic())
         self._forgotten: set[str] = set()
 
     # Plugins
@@ -63,7 +63,7 @@ class DeviceManager:
         The one before is not hung up on: calls in progress end, its stream is not heard any more.
         """
         self._current[connection.resource] = connection
-        self._gone_since.pop(connection.resource, None)
+        self._stopped_at.pop(connection.resource, None)
         self._forgotten.discard(connection.resource)
         task = group.create_task(self._follow(connection))
         self._followers.add(task)
@@ -78,38 +78,38 @@ class DeviceManager:
             current = self._current.get(connection.resource)
             if current is connection or (self._stale_stream_race and current is not None):
                 await current.close()
-                self._lose(connection.resource)
+                self._mark_unhealthy(connection.resource)
         finally:
             await connection.close()
 
     def _report(self, connection: PluginConnection, healths: Mapping[str, str]) -> None:
         if self._current.get(connection.resource) is connection or self._stale_stream_race:
-            self.ledger.report(connection.resource, healths)
+            self.state.update(connection.resource, healths)
             self.save()
             self._changed()
 
-    def _lose(self, resource: str) -> None:
-        self._gone_since[resource] = time.monotonic()
-        self.ledger.lose(resource)
+    def _mark_unhealthy(self, resource: str) -> None:
+        self._stopped_at[resource] = time.monotonic()
+        self.state.mark_unhealthy(resource)
         self._changed()
 
     def expire(self) -> float | None:
         """Drop resources whose plugin stayed away too long; returns seconds until the next one."""
         now = time.monotonic()
-        for resource, since in list(self._gone_since.items()):
+        for resource, since in list(self._stopped_at.items()):
             if now - since >= self._grace_s:
-                del self._gone_since[resource]
+                del self._stopped_at[resource]
                 self._current.pop(resource, None)
-                self.ledger.forget(resource)
+                self.state.forget(resource)
                 self._forgotten.add(resource)
                 self.save()
-        waits = [since + self._grace_s - now for since in self._gone_since.values()]
+        waits = [since + self._grace_s - now for since in self._stopped_at.values()]
         return max(min(waits), 0.0) if waits else None
 
     def counts(self) -> tuple[dict[str, int], dict[str, int]]:
         """Return capacity and allocatable per resource; forgotten ones read 0."""
         zero = dict.fromkeys(self._forgotten, 0)
-        return zero | self.ledger.capacity(), zero | self.ledger.allocatable()
+        return zero | self.state.capacity(), zero | self.state.allocatable()
 
     # Containers
 
@@ -123,11 +123,11 @@ class DeviceManager:
         reusable: dict[str, set[str]] = {}
         for container in pod.containers:
             for resource, required in container.limits.items():
-                if self.ledger.knows(resource) and required:
+                if self.state.manages(resource) and required:
                     if active is not None:
                         self.retain(active | {pod.uid})
                     offered = reusable.get(resource, set())
-                    await self._serve(
+                    await self._allocate_resource(
                         pod,
                         container,
                         resource=resource,
@@ -135,18 +135,20 @@ class DeviceManager:
                         reusable=offered,
                         running=running,
                     )
-            self._offer(pod, container, reusable)
+            self._update_reusable(pod, container, reusable)
 
-    def _offer(self, pod: PodSpec, container: ContainerSpec, reusable: dict[str, set[str]]) -> None:
+    def _update_reusable(
+        self, pod: PodSpec, container: ContainerSpec, reusable: dict[str, set[str]]
+    ) -> None:
         """Let later containers reuse a finished init container's devices, and only those."""
-        for holding in self.ledger.of_container(pod.uid, container.name):
+        for holding in self.state.container_allocations(pod.uid, container.name):
             offered = reusable.setdefault(holding.resource, set())
             if container.runs_to_completion_first:
                 offered |= holding.devices
             else:
                 offered -= holding.devices
 
-    async def _serve(
+    async def _allocate_resource(
         self,
         pod: PodSpec,
         container: ContainerSpec,
@@ -156,31 +158,33 @@ class DeviceManager:
         reusable: Iterable[str],
         running: Set[str],
     ) -> None:
-        held = self.ledger.held(pod.uid, container.name, resource)
+        held = self.state.get(pod.uid, container.name, resource)
         if held is not None and container.name in running:
             return
         if held is not None:
             self._check_still_healthy(held)
             return
-        choice = choose(self.ledger, resource, required, reusable)
+        choice = choose_devices(self.state, resource, required, reusable)
         connection = self._connection(resource)
         preferred: list[str] = []
-        if connection.prefers and choice.needed:
+        if connection.has_preferred_allocation and choice.needed:
             offered = sorted(choice.available | choice.reused)
-            preferred = await connection.preferred(offered, sorted(choice.reused), required)
-        devices = settle(choice, preferred)
-        reserved = self.ledger.reserved.setdefault(resource, set())
+            preferred = await connection.get_preferred_allocation(
+                offered, sorted(choice.reused), required
+            )
+        devices = pick_devices(choice, preferred)
+        reserved = self.state.reserved.setdefault(resource, set())
         reserved |= devices
         try:
             answer = await connection.allocate(sorted(devices))
         finally:
             reserved -= devices
-        self.ledger.hold(Holding(pod.uid, container.name, resource, devices, answer))
+        self.state.record(DeviceAllocation(pod.uid, container.name, resource, devices, answer))
         self.save()
 
-    def _check_still_healthy(self, held: Holding) -> None:
-        choose(self.ledger, held.resource, 0, ())
-        if not held.devices <= self.ledger.healthy[held.resource]:
+    def _check_still_healthy(self, held: DeviceAllocation) -> None:
+        choose_devices(self.state, held.resource, 0, ())
+        if not held.devices <= self.state.healthy[held.resource]:
             raise AllocationError(
                 "previously allocated devices are no longer healthy; "
                 f"cannot allocate unhealthy devices {held.resource}"
@@ -197,7 +201,7 @@ class DeviceManager:
 
         Skipped, as by a real kubelet, while a plugin has not come back after a restart.
         """
-        for holding in self.ledger.of_container(pod.uid, container.name):
+        for holding in self.state.container_allocations(pod.uid, container.name):
             if holding.resource in self._forgotten:
                 raise AllocationError(
                     f"endpoint not found in cache for a registered resource: {holding.resource}"
@@ -209,17 +213,17 @@ class DeviceManager:
     def answers(self, pod_uid: str, container: str) -> list[api_pb2.ContainerAllocateResponse]:
         """Return what the plugins want a container to get."""
         return [
-            api_pb2.ContainerAllocateResponse.FromString(holding.answer)
-            for holding in self.ledger.of_container(pod_uid, container)
+            api_pb2.ContainerAllocateResponse.FromString(holding.response)
+            for holding in self.state.container_allocations(pod_uid, container)
         ]
 
     def retain(self, active: Set[str]) -> None:
         """Free the devices of every pod outside `active`; not worth a checkpoint of its own."""
-        self.ledger.retain(active)
+        self.state.retain(active)
 
     def save(self) -> None:
         """Write the checkpoint."""
-        save_checkpoint(self._directory, self.ledger)
+        save_checkpoint(self._directory, self.state)
 
     async def close(self) -> None:
         """Hang up on every plugin: the kubelet stops."""

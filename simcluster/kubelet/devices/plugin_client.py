@@ -8,7 +8,7 @@ from typing import TypeVar
 import grpc
 
 from proto.deviceplugin import api_pb2, api_pb2_grpc
-from simcluster.kubelet.devices.device_ledger import AllocationError
+from simcluster.kubelet.devices.device_state import AllocationError
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 
@@ -33,7 +33,7 @@ _OPTIONS = (
 )
 
 
-Answer = TypeVar("Answer")
+Response = TypeVar("Response")
 
 
 class PluginError(AllocationError):
@@ -57,7 +57,7 @@ class PluginConnection:
         self.resource = resource
         self.socket = socket
         self.pre_start_required = False
-        self.prefers = False
+        self.has_preferred_allocation = False
         self.closed = False
         self._channel = grpc.aio.insecure_channel(f"unix:{socket}", options=_OPTIONS)
         self._stub = api_pb2_grpc.DevicePluginStub(self._channel)
@@ -67,13 +67,13 @@ class PluginConnection:
         try:
             async with asyncio.timeout(DIAL_S):
                 await self._channel.channel_ready()
-                options = await self._answered(self._stub.GetDevicePluginOptions(api_pb2.Empty()))
+                options = await self._call(self._stub.GetDevicePluginOptions(api_pb2.Empty()))
         except TimeoutError:
             raise PluginError(f"failed to dial device plugin at {self.socket}") from None
         except PluginError as error:
             raise PluginError(f"failed to get device plugin options: {error}") from error
         self.pre_start_required = options.pre_start_required
-        self.prefers = options.get_preferred_allocation_available
+        self.has_preferred_allocation = options.get_preferred_allocation_available
 
     async def follow(self, report: Callable[[Mapping[str, str]], None]) -> str:
         """Pass on every complete list of devices; returns why the stream ended."""
@@ -81,9 +81,9 @@ class PluginConnection:
             async for message in self._stub.ListAndWatch(api_pb2.Empty()):
                 report({device.ID: device.health for device in message.devices})
         except grpc.aio.AioRpcError as error:
-            return spoken(error)
+            return go_error_text(error)
         except asyncio.CancelledError:
-            if not self._hung_up():
+            if not self._closed_by_us():
                 raise
         return "EOF"
 
@@ -91,22 +91,22 @@ class PluginConnection:
         if self.closed:
             raise PluginError(f"endpoint {self.resource} has been stopped")
 
-    def _hung_up(self) -> bool:
+    def _closed_by_us(self) -> bool:
         """Tell our own `close`, which cancels calls, from a cancellation of the calling task."""
         task = asyncio.current_task()
         return self.closed and (task is None or not task.cancelling())
 
-    async def _answered(self, call: Awaitable[Answer]) -> Answer:
+    async def _call(self, call: Awaitable[Response]) -> Response:
         try:
             return await call
         except grpc.aio.AioRpcError as error:
-            raise PluginError(spoken(error)) from error
+            raise PluginError(go_error_text(error)) from error
         except asyncio.CancelledError:
-            if not self._hung_up():
+            if not self._closed_by_us():
                 raise
             raise PluginError(_CLOSING) from None
 
-    async def preferred(
+    async def get_preferred_allocation(
         self, available: Iterable[str], must_include: Iterable[str], size: int
     ) -> list[str]:
         """Ask which of the available devices the plugin would rather give."""
@@ -116,7 +116,7 @@ class PluginConnection:
         request = api_pb2.PreferredAllocationRequest(container_requests=[one])
         self._require_open()
         try:
-            answer = await self._answered(self._stub.GetPreferredAllocation(request))
+            answer = await self._call(self._stub.GetPreferredAllocation(request))
         except PluginError as error:
             raise PluginError(
                 f"device plugin GetPreferredAllocation rpc failed with err: {error}"
@@ -131,7 +131,7 @@ class PluginConnection:
         self._require_open()
         one = api_pb2.ContainerAllocateRequest(devices_ids=devices)
         request = api_pb2.AllocateRequest(container_requests=[one])
-        answer = await self._answered(self._stub.Allocate(request))
+        answer = await self._call(self._stub.Allocate(request))
         if not answer.container_responses:
             raise PluginError("no containers return in allocation response")
         content: bytes = answer.container_responses[0].SerializeToString()
@@ -142,7 +142,7 @@ class PluginConnection:
         self._require_open()
         request = api_pb2.PreStartContainerRequest(devices_ids=devices)
         try:
-            await self._answered(self._stub.PreStartContainer(request, timeout=PRE_START_S))
+            await self._call(self._stub.PreStartContainer(request, timeout=PRE_START_S))
         except PluginError as error:
             raise PluginError(
                 f"device plugin PreStartContainer rpc failed with err: {error}"
@@ -154,7 +154,7 @@ class PluginConnection:
         await self._channel.close()
 
 
-def spoken(error: grpc.aio.AioRpcError) -> str:
+def go_error_text(error: grpc.aio.AioRpcError) -> str:
     """Word a gRPC error as Go does, since agents' users search for that text."""
     name = error.code().name
     code = "".join(part.capitalize() for part in name.split("_")).replace("Cancelled", "Canceled")

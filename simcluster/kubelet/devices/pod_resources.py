@@ -8,7 +8,7 @@ import grpc
 
 from proto.podresources import api_pb2, api_pb2_grpc
 from simcluster.kubelet.containers.container_spec import PodSpec
-from simcluster.kubelet.devices.device_ledger import DeviceLedger
+from simcluster.kubelet.devices.device_state import DeviceState
 from simcluster.kubelet.devices.plugin_client import checked_socket
 
 QUERIES_PER_S = 100.0
@@ -17,7 +17,7 @@ QUERIES_PER_S = 100.0
 BURST = 10.0
 
 
-class RateLimit:
+class TokenBucket:
     """The kubelet's limit on this socket: bursts of ten, in the long run 100 calls a second."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -36,15 +36,15 @@ class RateLimit:
         return True
 
 
-class PodResources(api_pb2_grpc.PodResourcesListerServicer):  # type: ignore[misc]
+class PodResourcesService(api_pb2_grpc.PodResourcesListerServicer):  # type: ignore[misc]
     """Answers from the device ledger; `active` returns the pods that are not finished."""
 
     def __init__(
-        self, ledger: Callable[[], DeviceLedger], active: Callable[[], Iterable[PodSpec]]
+        self, ledger: Callable[[], DeviceState], active: Callable[[], Iterable[PodSpec]]
     ) -> None:
         self._ledger = ledger
         self._active = active
-        self._limit = RateLimit()
+        self._limit = TokenBucket()
 
     async def List(  # noqa: N802 - gRPC's name
         self, request: api_pb2.ListPodResourcesRequest, context: grpc.aio.ServicerContext
@@ -98,7 +98,7 @@ class PodResources(api_pb2_grpc.PodResourcesListerServicer):  # type: ignore[mis
                         api_pb2.ContainerDevices(
                             resource_name=holding.resource, device_ids=sorted(holding.devices)
                         )
-                        for holding in ledger.of_container(pod.uid, container.name)
+                        for holding in ledger.container_allocations(pod.uid, container.name)
                     ],
                 )
                 for container in pod.containers
@@ -112,7 +112,7 @@ def _clear(socket: Path) -> None:
     socket.unlink(missing_ok=True)
 
 
-async def serve_pod_resources(socket: Path, service: PodResources) -> grpc.aio.Server:
+async def serve_pod_resources(socket: Path, service: PodResourcesService) -> grpc.aio.Server:
     """Listen on the socket, replacing one that an earlier process left."""
     _clear(socket)
     server = grpc.aio.server()

@@ -40,7 +40,7 @@ def is_extended_resource(name: str) -> bool:
     return prefix != "kubernetes.io" and not prefix.endswith(".kubernetes.io")
 
 
-def refusal(request: api_pb2.RegisterRequest) -> str | None:
+def registration_error(request: api_pb2.RegisterRequest) -> str | None:
     """Say what is wrong with a registration, or None."""
     if request.version != VERSION:
         return (
@@ -52,7 +52,7 @@ def refusal(request: api_pb2.RegisterRequest) -> str | None:
     return None
 
 
-class Registration(api_pb2_grpc.RegistrationServicer):  # type: ignore[misc]
+class RegistrationService(api_pb2_grpc.RegistrationServicer):  # type: ignore[misc]
     """Answers Register only after the plugin has answered the kubelet."""
 
     def __init__(self, directory: Path, accept: Accept) -> None:
@@ -63,7 +63,7 @@ class Registration(api_pb2_grpc.RegistrationServicer):  # type: ignore[misc]
         self, request: api_pb2.RegisterRequest, context: grpc.aio.ServicerContext
     ) -> api_pb2.Empty:
         """Register one plugin; the options in the request are ignored, as by a real kubelet."""
-        wrong = refusal(request)
+        wrong = registration_error(request)
         if wrong is not None:
             await context.abort(grpc.StatusCode.UNKNOWN, wrong)
         socket = self._directory / request.endpoint
@@ -92,7 +92,7 @@ async def serve_registration(directory: Path, accept: Accept) -> grpc.aio.Server
     """Remove every socket in the directory, as a starting kubelet does, and listen."""
     _clear(directory)
     server = grpc.aio.server()
-    api_pb2_grpc.add_RegistrationServicer_to_server(Registration(directory, accept), server)
+    api_pb2_grpc.add_RegistrationServicer_to_server(RegistrationService(directory, accept), server)
     server.add_insecure_port(f"unix:{checked_socket(directory / SOCKET_NAME)}")
     await server.start()
     return server

@@ -10,19 +10,19 @@ from simcluster.apimachinery.objects import Json
 from simcluster.kubelet.containers.container_spec import (
     ContainerSpec,
     PodSpec,
-    annotation_fault,
+    annotation_error,
     parse_pod,
 )
 from simcluster.kubelet.containers.container_state import ContainerState, PodState, StateFiles
 from simcluster.kubelet.containers.container_status import pod_status, rejected_status
-from simcluster.kubelet.devices.device_ledger import AllocationError
 from simcluster.kubelet.devices.device_manager import DeviceManager
+from simcluster.kubelet.devices.device_state import AllocationError
 from simcluster.kubelet.pods.events import EventWriter
 from simcluster.kubelet.pods.pod_worker import FINAL, PodWorker
-from simcluster.kubelet.pods.predicates import NodeFacts, Rejection, judge
+from simcluster.kubelet.pods.predicates import NodeFacts, PodRejection, check_predicates
 from simcluster.kubelet.pods.status_manager import StatusManager
 from simcluster.kubelet.settings import NodeSettings
-from simcluster.ports import ClusterStore, ObjectEvent
+from simcluster.ports import ClusterEvent, ClusterStore
 
 _BEING_INITIALIZED = "PodInitializing"
 
@@ -62,9 +62,9 @@ class PodManager:
         self._waiting: dict[str, PodSpec] = {}
         self._admitting: str | None = None
         self._unsaved: set[str] = set()
-        self._saw_all = False
+        self._all_admitted = False
         """Whether all pods that were there at the start have had their turn."""
-        self._left = {state.uid: state for state in files.load()}
+        self._restored = {state.uid: state for state in files.load()}
 
     async def run(self) -> None:
         """Follow the pods of the node for ever."""
@@ -73,43 +73,43 @@ class PodManager:
             group.create_task(self.statuses.run())
             while True:
                 watch = self._store.watch("pods", fields=f"spec.nodeName={self._node}")
-                self._drop_vanished()
+                self._drop_deleted()
                 try:
                     while True:
-                        for event in watch.take():
-                            self._note(event, group)
+                        for event in watch.poll():
+                            self._handle_event(event, group)
                         if self._waiting:
                             await self._admit_next(group)
                         else:
-                            self._saw_all = True
+                            self._all_admitted = True
                             await watch.wait()
                 except ApiError as error:
                     if error.code != 410:
                         raise
 
-    def _drop_vanished(self) -> None:
+    def _drop_deleted(self) -> None:
         """Stop what is no longer in the API server: it went while nobody watched."""
         fields = f"spec.nodeName={self._node}"
         present = {obj["metadata"]["uid"] for obj in self._store.list("pods", fields=fields)}
         for uid in (self.pods.keys() | self._waiting.keys()) - present:
-            self._vanish(uid)
-        for uid in self._left.keys() - present:
-            del self._left[uid]
+            self._handle_deleted(uid)
+        for uid in self._restored.keys() - present:
+            del self._restored[uid]
             self._files.remove(uid)
 
-    def _note(self, event: ObjectEvent, group: asyncio.TaskGroup) -> None:
+    def _handle_event(self, event: ClusterEvent, group: asyncio.TaskGroup) -> None:
         uid = event.object["metadata"]["uid"]
         if event.type == "DELETED":
-            self._vanish(uid)
+            self._handle_deleted(uid)
             return
         pod = parse_pod(event.object)
         final = (pod.obj.get("status") or {}).get("phase") in FINAL
-        if uid in self.pods or uid in self._left or final:
+        if uid in self.pods or uid in self._restored or final:
             self.pods[uid] = pod
         else:
             self._waiting[uid] = pod
-        if uid in self._left:
-            self._run(PodWorker(self, pod, self._left.pop(uid)), group)
+        if uid in self._restored:
+            self._start_worker(PodWorker(self, pod, self._restored.pop(uid)), group)
         elif uid in self.workers:
             self.workers[uid].pod = pod
         if "deletionTimestamp" in pod.obj["metadata"]:
@@ -124,14 +124,14 @@ class PodManager:
             self._waiting.pop(pod.uid, None)
             self._remove(pod)
 
-    def _vanish(self, uid: str) -> None:
+    def _handle_deleted(self, uid: str) -> None:
         self._waiting.pop(uid, None)
         self.pods.pop(uid, None)
         self.statuses.forget(uid)
         self._files.remove(uid)
         worker = self.workers.get(uid)
         if worker is not None:
-            worker.vanish()
+            worker.abort()
 
     # Admission
 
@@ -139,7 +139,7 @@ class PodManager:
         """Iterate over the pods that may hold devices: admitted and not over, or being admitted."""
         for uid, pod in self.pods.items():
             worker = self.workers.get(uid)
-            if uid == self._admitting or (worker is not None and not worker.over):
+            if uid == self._admitting or (worker is not None and not worker.is_final):
                 yield pod
 
     async def _admit_next(self, group: asyncio.TaskGroup) -> None:
@@ -149,36 +149,36 @@ class PodManager:
         self.pods[pod.uid] = pod
         self._admitting = pod.uid
         try:
-            rejection = await self._judge(pod, others)
+            rejection = await self._check_admission(pod, others)
         finally:
             self._admitting = None
         pod = self.pods.get(pod.uid, pod)
         if rejection is not None:
             self._reject(pod, rejection)
         elif self.pods.get(pod.uid) is not None:
-            self._run(PodWorker(self, pod, self._new_state(pod)), group)
+            self._start_worker(PodWorker(self, pod, self._new_state(pod)), group)
         if "deletionTimestamp" in pod.obj["metadata"]:
             self._stop(pod)
 
-    async def _judge(self, pod: PodSpec, others: list[PodSpec]) -> Rejection | None:
+    async def _check_admission(self, pod: PodSpec, others: list[PodSpec]) -> PodRejection | None:
         """Give the devices out first, then look at everything else, as a real kubelet does."""
-        fault = annotation_fault(pod.annotations)
+        fault = annotation_error(pod.annotations)
         if fault is not None:
-            return Rejection("InvalidSimulation", fault)
+            return PodRejection("InvalidSimulation", fault)
         try:
-            active = {other.uid for other in others} if self._saw_all else None
+            active = {other.uid for other in others} if self._all_admitted else None
             await self._devices.allocate(pod, set(), active)
         except AllocationError as error:
             text = f"Allocate failed due to {error}, which is unexpected"
-            return Rejection("UnexpectedAdmissionError", text)
-        return judge(pod, others, self._facts())
+            return PodRejection("UnexpectedAdmissionError", text)
+        return check_predicates(pod, others, self._facts())
 
-    def _reject(self, pod: PodSpec, rejection: Rejection) -> None:
+    def _reject(self, pod: PodSpec, rejection: PodRejection) -> None:
         self._events.write(pod, "Warning", rejection.reason, rejection.message)
         status = rejected_status(
             pod, pod.obj.get("status") or {}, rejection.reason, rejection.message, time.time()
         )
-        self.statuses.put(pod, status)
+        self.statuses.set(pod, status)
         self.statuses.flush()
 
     def _new_state(self, pod: PodSpec) -> PodState:
@@ -191,12 +191,12 @@ class PodManager:
 
     # Running
 
-    def _run(self, worker: PodWorker, group: asyncio.TaskGroup) -> None:
+    def _start_worker(self, worker: PodWorker, group: asyncio.TaskGroup) -> None:
         self.workers[worker.pod.uid] = worker
         self.changed(worker, started=False)
-        group.create_task(self._see_through(worker))
+        group.create_task(self._run_worker(worker))
 
-    async def _see_through(self, worker: PodWorker) -> None:
+    async def _run_worker(self, worker: PodWorker) -> None:
         """Run a pod to its end, write its last status, free its devices, delete it."""
         await worker.run()
         uid = worker.pod.uid
@@ -229,8 +229,8 @@ class PodManager:
             self._unsaved.discard(pod.uid)
         else:
             self._unsaved.add(pod.uid)
-        previous = self.statuses.of(pod.uid) or pod.obj.get("status") or {}
-        self.statuses.put(
+        previous = self.statuses.get(pod.uid) or pod.obj.get("status") or {}
+        self.statuses.set(
             pod, pod_status(worker.pod, worker.state, previous, self.settings.host, time.time())
         )
 
@@ -250,12 +250,12 @@ class PodManager:
 
     # Looking
 
-    def listed(self) -> list[Json]:
+    def list_pods(self) -> list[Json]:
         """Return the pods as `/pods` shows them."""
-        return [self._shown(pod) for pod in self.pods.values()]
+        return [self._served_pod(pod) for pod in self.pods.values()]
 
-    def _shown(self, pod: PodSpec) -> Json:
-        own = self.statuses.shown(pod.uid, self.settings.pods_lag_s)
+    def _served_pod(self, pod: PodSpec) -> Json:
+        own = self.statuses.get_delayed(pod.uid, self.settings.pods_lag_s)
         return pod.obj if own is None else pod.obj | {"status": own}
 
     def state_of(self, namespace: str, name: str) -> PodState | None:

@@ -8,19 +8,19 @@ from collections.abc import Awaitable
 from typing import Protocol
 
 from proto.deviceplugin import api_pb2
-from simcluster.kubelet.containers.container_commands import run
+from simcluster.kubelet.containers.container_commands import run_command
 from simcluster.kubelet.containers.container_env import environment, mount_points
 from simcluster.kubelet.containers.container_spec import (
     ContainerSpec,
     PodSpec,
     Role,
-    behaviour,
+    parse_behaviour,
     prints,
     stop_after_s,
 )
 from simcluster.kubelet.containers.container_state import ContainerPhase, ContainerState, PodState
 from simcluster.kubelet.containers.container_status import phase
-from simcluster.kubelet.devices.device_ledger import AllocationError
+from simcluster.kubelet.devices.device_state import AllocationError
 from simcluster.kubelet.settings import NodeSettings
 
 MAX_BACK_OFF_S = 300.0
@@ -32,7 +32,7 @@ KILLED = 137
 FINAL = frozenset({"Succeeded", "Failed"})
 
 
-class Host(Protocol):
+class WorkerHost(Protocol):
     """What a worker needs of its kubelet."""
 
     settings: NodeSettings
@@ -62,37 +62,37 @@ class PodWorker:
     A worker made from an earlier one's state goes on where that one was: what runs is left alone.
     """
 
-    def __init__(self, host: Host, pod: PodSpec, state: PodState) -> None:
+    def __init__(self, host: WorkerHost, pod: PodSpec, state: PodState) -> None:
         self.pod = pod
         self.state = state
         self._host = host
-        self._told_to_stop = asyncio.Event()
-        self._gone = asyncio.Event()
+        self._stop_requested = asyncio.Event()
+        self._deleted = asyncio.Event()
         self._starting = asyncio.Lock()
         self._sidecar_runs = {spec.name: asyncio.Event() for spec in pod.of_role(Role.SIDECAR)}
         self._grace_s = float(pod.grace_s)
-        self.over = phase(pod, state) in FINAL
+        self.is_final = phase(pod, state) in FINAL
         """Whether the pod has reached its final phase, so that its devices are free."""
 
     def stop(self, grace_s: float) -> None:
         """Stop the containers within the grace period."""
         self._grace_s = grace_s
-        self._told_to_stop.set()
+        self._stop_requested.set()
 
-    def vanish(self) -> None:
+    def abort(self) -> None:
         """Stop at once: the pod object is gone."""
-        self._gone.set()
+        self._deleted.set()
         self.stop(0)
 
     async def run(self) -> None:
         """Live until told to stop, then return with every container ended."""
         async with asyncio.TaskGroup() as group:
-            life = group.create_task(self._live())
-            await self._told_to_stop.wait()
+            life = group.create_task(self._run_containers())
+            await self._stop_requested.wait()
             life.cancel()
         await self._stop_containers()
 
-    async def _live(self) -> None:
+    async def _run_containers(self) -> None:
         async with asyncio.TaskGroup() as group:
             sidecars: list[asyncio.Task[int]] = []
             if await self._initialize(group, sidecars):
@@ -118,17 +118,17 @@ class PodWorker:
     async def _supervise(self, spec: ContainerSpec) -> int:
         """Run one container until it has ended for good; returns its exit code."""
         state = self.state.containers[spec.name]
-        does = behaviour(spec, self.pod.annotations)
+        does = parse_behaviour(spec, self.pod.annotations)
         for attempt in itertools.count():
-            if state.phase is ContainerPhase.TERMINATED and state.ending is not None:
-                if not self._restarts(spec, state.ending.exit_code):
-                    return state.ending.exit_code
+            if state.phase is ContainerPhase.TERMINATED and state.termination is not None:
+                if not self._restarts(spec, state.termination.exit_code):
+                    return state.termination.exit_code
                 await self._back_off(spec, state, attempt)
             if state.phase is ContainerPhase.WAITING:
                 await self._start(spec, state)
             if spec.role is Role.SIDECAR:
                 self._sidecar_runs[spec.name].set()
-            await _until(state.ends_at)
+            await _wait_until(state.ends_at)
             self._end(spec, does.exit_code)
         raise AssertionError("counting never ends")
 
@@ -146,7 +146,7 @@ class PodWorker:
         if attempt > 1:
             pause_s = min(self._host.settings.back_off_s * 2 ** (attempt - 2), MAX_BACK_OFF_S)
             text = f"back-off {pause_s:g}s restarting failed container={spec.name}"
-            state.wait("CrashLoopBackOff", text)
+            state.set_waiting("CrashLoopBackOff", text)
             self._host.event(self.pod, "Warning", "BackOff", text, spec.name)
             self._changed()
             await asyncio.sleep(pause_s)
@@ -161,7 +161,7 @@ class PodWorker:
                     await self._host.before_start(self.pod, spec)
                     self._begin(spec, state)
             except AllocationError as error:
-                state.wait("CreateContainerConfigError", str(error))
+                state.set_waiting("CreateContainerConfigError", str(error))
                 self._host.event(self.pod, "Warning", "Failed", f"Error: {error}", spec.name)
                 self._changed()
                 await asyncio.sleep(self._host.settings.retry_s)
@@ -169,7 +169,7 @@ class PodWorker:
                 return
 
     def _changed(self, *, started: bool = False) -> None:
-        self.over = phase(self.pod, self.state) in FINAL
+        self.is_final = phase(self.pod, self.state) in FINAL
         self._host.changed(self, started=started)
 
     def _begin(self, spec: ContainerSpec, state: ContainerState) -> None:
@@ -180,10 +180,10 @@ class PodWorker:
         state.mounts = mount_points(spec, answers)
         state.device_nodes = [node.container_path for answer in answers for node in answer.devices]
         now = time.time()
-        run_for_s = behaviour(spec, self.pod.annotations).run_for_s
+        run_for_s = parse_behaviour(spec, self.pod.annotations).run_for_s
         ends_at = None if run_for_s is None else now + run_for_s
         self._log(spec, state, now)
-        state.start(f"containerd://{secrets.token_hex(32)}", now, ends_at)
+        state.set_running(f"containerd://{secrets.token_hex(32)}", now, ends_at)
         present = f'Container image "{spec.image}" already present on machine'
         for reason, text in (
             ("Pulled", present),
@@ -197,13 +197,13 @@ class PodWorker:
     def _log(spec: ContainerSpec, state: ContainerState, now: float) -> None:
         """Let a command that prints print; nothing else in here has anything to say."""
         state.previous_log = state.log
-        printed = run(state, spec.command).out if prints(spec) else ""
+        printed = run_command(state, spec.command).out if prints(spec) else ""
         state.log = [(now, line) for line in printed.splitlines()]
 
     def _end(self, spec: ContainerSpec, exit_code: int) -> None:
         state = self.state.containers[spec.name]
         if state.phase is ContainerPhase.RUNNING:
-            state.end(exit_code, time.time())
+            state.set_terminated(exit_code, time.time())
             self._changed()
 
     async def _stop_containers(self) -> None:
@@ -217,19 +217,19 @@ class PodWorker:
             self._host.event(self.pod, "Normal", "Killing", text, spec.name)
         wanted_s = stop_after_s(self.pod.annotations) if running else 0.0
         killed = wanted_s > self._grace_s
-        killed = await _set_within(self._gone, min(wanted_s, self._grace_s)) or killed
+        killed = await _set_within(self._deleted, min(wanted_s, self._grace_s)) or killed
         for spec in running:
             self._end(spec, KILLED if killed else 0)
         self.state.stopping = True
         self._changed()
 
 
-async def _until(at: float | None) -> None:
+async def _wait_until(at: float | None) -> None:
     """Wait until an instant; for ever if None."""
-    await asyncio.sleep(max(at - time.time(), 0)) if at is not None else await _forever()
+    await asyncio.sleep(max(at - time.time(), 0)) if at is not None else await _wait_forever()
 
 
-def _forever() -> Awaitable[object]:
+def _wait_forever() -> Awaitable[object]:
     return asyncio.get_running_loop().create_future()
 
 

@@ -16,7 +16,7 @@ _NATIVE = frozenset({"cpu", "memory", "ephemeral-storage"})
 
 
 @dataclass(frozen=True, slots=True)
-class Rejection:
+class PodRejection:
     """Why a pod is not admitted: the status reason, and the text its owner reads."""
 
     reason: str
@@ -34,7 +34,9 @@ class NodeFacts:
     """Extended resources that a device plugin serves: the device manager has judged them."""
 
 
-def judge(pod: PodSpec, others: Iterable[PodSpec], node: NodeFacts) -> Rejection | None:
+def check_predicates(
+    pod: PodSpec, others: Iterable[PodSpec], node: NodeFacts
+) -> PodRejection | None:
     """Return why the node cannot take the pod beside the others, or None.
 
     Extended resources that the node does not list are ignored, as by a real kubelet: a pod that
@@ -44,7 +46,7 @@ def judge(pod: PodSpec, others: Iterable[PodSpec], node: NodeFacts) -> Rejection
     return _resources(pod, beside, node) or _placement(pod, beside, node)
 
 
-def _resources(pod: PodSpec, others: list[PodSpec], node: NodeFacts) -> Rejection | None:
+def _resources(pod: PodSpec, others: list[PodSpec], node: NodeFacts) -> PodRejection | None:
     room_for = node.allocatable.get("pods", 0)
     if len(others) + 1 > room_for:
         return _out_of("pods", 1, len(others), room_for)
@@ -62,24 +64,24 @@ def _resources(pod: PodSpec, others: list[PodSpec], node: NodeFacts) -> Rejectio
     return None
 
 
-def _out_of(name: str, requested: int, used: int, capacity: int) -> Rejection:
-    return Rejection(
+def _out_of(name: str, requested: int, used: int, capacity: int) -> PodRejection:
+    return PodRejection(
         f"OutOf{name}",
         f"Node didn't have enough resource: {name}, requested: {requested}, "
         f"used: {used}, capacity: {capacity}",
     )
 
 
-def _placement(pod: PodSpec, others: list[PodSpec], node: NodeFacts) -> Rejection | None:
+def _placement(pod: PodSpec, others: list[PodSpec], node: NodeFacts) -> PodRejection | None:
     spec = pod.obj["spec"]
     if spec.get("nodeName") not in (None, node.name):
-        return Rejection("NodeName", "Predicate NodeName failed: node(s) didn't match the name")
+        return PodRejection("NodeName", "Predicate NodeName failed: node(s) didn't match the name")
     if not _selected(spec, node):
-        return Rejection("NodeAffinity", f"Predicate NodeAffinity failed: {_SELECTOR_TEXT}")
+        return PodRejection("NodeAffinity", f"Predicate NodeAffinity failed: {_SELECTOR_TEXT}")
     wanted = {port for container in pod.containers for port in container.host_ports}
     taken = {p for other in others for container in other.containers for p in container.host_ports}
     if wanted & taken:
-        return Rejection("NodePorts", f"Predicate NodePorts failed: {_PORTS_TEXT}")
+        return PodRejection("NodePorts", f"Predicate NodePorts failed: {_PORTS_TEXT}")
     return None
 
 

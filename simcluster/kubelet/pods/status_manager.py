@@ -27,16 +27,16 @@ class StatusManager:
         self._dirty: dict[str, PodSpec] = {}
         self._wake = asyncio.Event()
 
-    def of(self, uid: str) -> Json | None:
+    def get(self, uid: str) -> Json | None:
         """Return a pod's status as this kubelet sees it."""
         return self._statuses.get(uid)
 
-    def shown(self, uid: str, lag_s: float) -> Json | None:
+    def get_delayed(self, uid: str, lag_s: float) -> Json | None:
         """Return a pod's status as `/pods` shows it: the one before while the last is too fresh."""
         before, at = self._before.get(uid, ({}, 0.0))
         return before if time.monotonic() - at < lag_s else self._statuses.get(uid)
 
-    def put(self, pod: PodSpec, status: Json) -> None:
+    def set(self, pod: PodSpec, status: Json) -> None:
         """Take a new status; it is written soon."""
         before = self._statuses.get(pod.uid) or pod.obj.get("status") or {}
         self._before[pod.uid] = (before, time.monotonic())

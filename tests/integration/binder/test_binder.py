@@ -223,7 +223,7 @@ async def test_100_placements_are_bound_with_exactly_one_write_per_pod(stage: St
     assert {pod["spec"]["nodeName"] for pod in found} == {NODE}
     assert all(ANNOTATION in pod["metadata"]["annotations"] for pod in found)
     for pod in found:
-        writes = stage.api.store.writes.of("pods", f"default/{pod['metadata']['name']}")
+        writes = stage.api.store.writes.counts("pods", f"default/{pod['metadata']['name']}")
         assert {verb: n for verb, n in writes.items() if "refused" not in verb} == {
             "create": 1,
             "create/binding": 1,

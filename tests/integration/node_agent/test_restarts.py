@@ -81,7 +81,7 @@ async def test_23_the_same_question_gets_the_same_answer_also_after_a_restart() 
             ids = list((await at.node.held())["one", "main"])
             first = agent.answering.record.find(*_key(at, "one"))
         assert at.node.kubelet._pods is not None
-        at.node.kubelet._pods._devices.ledger.holdings.clear()  # the kubelet lost its record
+        at.node.kubelet._pods._devices.state.allocations.clear()  # the kubelet lost its record
         async with at.running() as agent:
             again = await agent.answering.allocate(NUMBER, ids)
 

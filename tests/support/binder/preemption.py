@@ -234,7 +234,7 @@ class Scene:
 
     def writes(self, name: str, namespace: str = "a") -> dict[str, int]:
         """What was written of a pod."""
-        return dict(self.api.store.writes.of("pods", f"{namespace}/{name}"))
+        return dict(self.api.store.writes.counts("pods", f"{namespace}/{name}"))
 
     async def ends(self, lease: Lease) -> None:
         """The last container of a pod has ended, and its node's agent said so."""

@@ -12,10 +12,10 @@ from typing import Any
 from aiohttp import web
 
 from simcluster.apimachinery.objects import Json, encode
-from simcluster.credentials import Certificates, certificates_for
+from simcluster.credentials import CertificateFiles, load_certificates
 
 Answer = Callable[[Json], Json | Awaitable[Json] | web.Response]
-_MADE: list[tuple[tempfile.TemporaryDirectory[str], Certificates]] = []
+_MADE: list[tuple[tempfile.TemporaryDirectory[str], CertificateFiles]] = []
 """Made once for all tests of a process, and removed when it ends."""
 
 
@@ -54,7 +54,7 @@ class WebhookUnderTest:
     """Where the server is, what it was asked, and how it answers each path."""
 
     port: int
-    certificates: Certificates
+    certificates: CertificateFiles
     answers: dict[str, Answer] = field(default_factory=dict)
     asked: list[tuple[str, Json]] = field(default_factory=list)
 
@@ -111,7 +111,7 @@ async def webhook_server() -> AsyncIterator[WebhookUnderTest]:
     """Serve on a free port; the certificate is good for 127.0.0.1 and hook.default.svc."""
     if not _MADE:
         directory = tempfile.TemporaryDirectory(prefix="lh-hook-")
-        _MADE.append((directory, certificates_for(Path(directory.name), "hook.default.svc")))
+        _MADE.append((directory, load_certificates(Path(directory.name), "hook.default.svc")))
     _, certificate = _MADE[0]
     found = WebhookUnderTest(0, certificate)
     app = web.Application()

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import aiohttp
 
-from simcluster.apiserver.http.server import ApiServer, ApiSettings, listening
+from simcluster.apiserver.http.server import ApiServer, ApiSettings, start_server
 from simcluster.apiserver.registry import open_store
-from simcluster.apiserver.storage.store import DEFAULT_WINDOW, Store
-from simcluster.credentials import certificates, write_kubeconfig
+from simcluster.apiserver.storage.store import DEFAULT_WINDOW, ObjectStore
+from simcluster.credentials import api_server_certificates, write_kubeconfig
 from simcluster.ports import ContainerRuntime
 
 TOKEN = "a-token-for-tests"  # noqa: S105
@@ -28,7 +28,7 @@ class ApiUnderTest:
     token: str
     ca: Path
     kubeconfig: Path
-    store: Store
+    store: ObjectStore
     server: ApiServer
 
     @asynccontextmanager
@@ -48,13 +48,13 @@ async def api_server(
     *,
     window: int = DEFAULT_WINDOW,
     bookmark_s: float = 60.0,
-    store: Store | None = None,
-    runtime: Callable[[Store], ContainerRuntime] | None = None,
+    store: ObjectStore | None = None,
+    runtime: Callable[[ObjectStore], ContainerRuntime] | None = None,
 ) -> AsyncIterator[ApiUnderTest]:
     """Start a server; `runtime` is made from its store."""
     if not _CERTIFICATES:
         _CERTIFICATES.append(tempfile.TemporaryDirectory(prefix="lh-tls-"))
-    certs = certificates(Path(_CERTIFICATES[0].name))
+    certs = api_server_certificates(Path(_CERTIFICATES[0].name))
     held = open_store(window=window) if store is None else store
     server = ApiServer(
         held,
@@ -62,7 +62,7 @@ async def api_server(
         runtime=None if runtime is None else runtime(held),
     )
     with tempfile.TemporaryDirectory(prefix="lh-api-") as directory:
-        async with listening(server, certs) as url:
+        async with start_server(server, certs) as url:
             kubeconfig = Path(directory) / "kubeconfig"
             write_kubeconfig(kubeconfig, url, certs.ca.read_bytes(), TOKEN)
             yield ApiUnderTest(url, TOKEN, certs.ca, kubeconfig, held, server)

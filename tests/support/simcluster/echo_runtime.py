@@ -4,14 +4,14 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 from simcluster.apimachinery.errors import ApiError
-from simcluster.apiserver.storage.store import Store
+from simcluster.apiserver.storage.store import ObjectStore
 from simcluster.ports import ExecStreams, LogOptions
 
 
 class Echo:
     """Says what it was asked; `cat` copies stdin, `fail` exits with 3, `refuse` is refused."""
 
-    def __init__(self, _store: Store) -> None:
+    def __init__(self, _store: ObjectStore) -> None:
         self.log_options: list[LogOptions] = []
 
     async def exec(

@@ -29,7 +29,7 @@ from proto.podresources import api_pb2 as podresources
 from proto.podresources import api_pb2_grpc as podresources_grpc
 from simcluster.apimachinery.objects import Json
 from simcluster.apiserver.registry import open_store
-from simcluster.apiserver.storage.store import Store
+from simcluster.apiserver.storage.store import ObjectStore
 from simcluster.kubelet.containers.container_state import ContainerState
 from simcluster.kubelet.kubelet import SimKubelet
 from simcluster.kubelet.settings import NodeSettings
@@ -80,7 +80,7 @@ def container(name: str, *, limits: Mapping[str, int] | None = None, **more: Any
 class Node:
     """One kubelet on a store, and what tests ask about it."""
 
-    store: Store
+    store: ObjectStore
     kubelet: SimKubelet
 
     @property
@@ -168,7 +168,7 @@ async def _within_the_rate(call: Callable[[Any], Awaitable[Any]], request: Any) 
         await asyncio.sleep(0.02)
 
 
-def new_store() -> Store:
+def new_store() -> ObjectStore:
     """Return a store with the namespaces that every cluster has."""
     store = open_store()
     for name in ("default", "kube-system", "kube-node-lease"):
@@ -182,7 +182,10 @@ FAST = NodeSettings(retry_s=0.05, back_off_s=0.05)
 
 @asynccontextmanager
 async def one_kubelet(
-    settings: NodeSettings = FAST, *, store: Store | None = None, directory: Path | None = None
+    settings: NodeSettings = FAST,
+    *,
+    store: ObjectStore | None = None,
+    directory: Path | None = None,
 ) -> AsyncIterator[Node]:
     """Start one kubelet named `node-0` in a directory with a short path."""
     used = new_store() if store is None else store

@@ -17,8 +17,8 @@ def answer(at: Site, lease: Lease) -> api_pb2.ContainerAllocateResponse:
     """Return what the kubelet wrote down of the answer to Allocate."""
     ledger = load_checkpoint(at.node.kubelet.files.root / "device-plugins")
     assert ledger is not None
-    (held,) = ledger.of_container(lease.pod, "main")
-    return api_pb2.ContainerAllocateResponse.FromString(held.answer)
+    (held,) = ledger.container_allocations(lease.pod, "main")
+    return api_pb2.ContainerAllocateResponse.FromString(held.response)
 
 
 def specified(at: Site) -> dict[str, dict[str, Any]]:

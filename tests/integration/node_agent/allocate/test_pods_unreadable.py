@@ -16,7 +16,7 @@ WHY = "the kubelet's list of pods cannot be read"
 
 
 def take_rights(at: Site, *left: str) -> None:
-    at.node.kubelet.endpoint.rights = set(left)
+    at.node.kubelet.endpoint.allowed_resources = set(left)
 
 
 @pytest.mark.parametrize("right", ["nodes/pods", "nodes/proxy"])

@@ -87,7 +87,7 @@ async def test_of_many_binders_one_wins(
 
     codes = sorted(answer.result().status for answer in answers)
     assert codes == [201] + [409] * 19
-    assert api.store.writes.of("pods", "default/web")["create/binding"] == 1
+    assert api.store.writes.counts("pods", "default/web")["create/binding"] == 1
 
 
 async def test_a_binding_for_another_uid_is_a_conflict(

@@ -11,7 +11,7 @@ import pytest
 
 from simcluster.apimachinery.objects import Json
 from simcluster.apiserver.registry import open_store
-from simcluster.apiserver.storage.persistence import SqliteDisk
+from simcluster.apiserver.storage.persistence import SqliteBackend
 from tests.support.simcluster.apiserver import ApiUnderTest, api_server
 from tests.support.simcluster.custom_kinds import (
     DEFINITIONS,
@@ -195,18 +195,21 @@ async def test_names_that_are_taken_keep_a_definition_waiting(
 
 async def test_definitions_and_objects_outlive_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "objects.sqlite"
-    async with api_server(store=open_store(SqliteDisk(path))) as first:
+    async with api_server(store=open_store(SqliteBackend(path))) as first:
         first.store.create("customresourcedefinitions", POD_GROUPS)
         first.store.create("podgroups.scheduling.volcano.sh", pod_group("gang"))
         first.store.close()
 
-    async with api_server(store=open_store(SqliteDisk(path))) as second, second.client() as client:
+    async with (
+        api_server(store=open_store(SqliteBackend(path))) as second,
+        second.client() as client,
+    ):
         listed = await body_of(await client.get(GROUPS))
         await client.delete(f"{DEFINITIONS}/podgroups.scheduling.volcano.sh")
         assert (await client.get(GROUPS)).status == 404
         second.store.close()
 
     assert [item["metadata"]["name"] for item in listed["items"]] == ["gang"]
-    third = open_store(SqliteDisk(path))
+    third = open_store(SqliteBackend(path))
     assert "podgroups.scheduling.volcano.sh" not in third.kinds
     third.close()

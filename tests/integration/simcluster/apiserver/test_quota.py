@@ -11,7 +11,7 @@ import pytest
 from shared.dialects import OWN_RESOURCES
 from simcluster.apimachinery.objects import Json
 from simcluster.apiserver.registry import open_store
-from simcluster.apiserver.storage.persistence import SqliteDisk
+from simcluster.apiserver.storage.persistence import SqliteBackend
 from tests.support.simcluster.apiserver import ApiUnderTest, api_server
 
 PODS = "/api/v1/namespaces/default/pods"
@@ -150,14 +150,17 @@ async def test_other_objects_are_counted_and_bad_quotas_refused(
 
 async def test_a_changed_quota_counts_afresh_also_after_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "objects.sqlite"
-    async with api_server(store=open_store(SqliteDisk(path))) as first, first.client() as client:
+    async with api_server(store=open_store(SqliteBackend(path))) as first, first.client() as client:
         await client.post(PODS, json=a_pod("web", {"cpu": "1"}))
         await install(client, "all", {"pods": "1"})
         first.store.patch("resourcequotas", "default", "all", {"spec": {"hard": {"cpu": "3"}}})
         assert (await status_of(client, "all"))["used"] == {"pods": "1", "cpu": "1"}
         first.store.close()
 
-    async with api_server(store=open_store(SqliteDisk(path))) as second, second.client() as client:
+    async with (
+        api_server(store=open_store(SqliteBackend(path))) as second,
+        second.client() as client,
+    ):
         assert "exceeded quota: all" in await refusal(
             await client.post(PODS, json=a_pod("more", {"cpu": "1"}))
         )

@@ -13,7 +13,7 @@ from proto.deviceplugin import api_pb2
 from simcluster.apimachinery.errors import ApiError
 from simcluster.apimachinery.objects import Json, at_path
 from simcluster.apimachinery.resources import Resource
-from simcluster.apiserver.storage.records import Change
+from simcluster.apiserver.storage.records import ObjectChange
 from simcluster.kubelet.fleet import KubeletFleet
 from simcluster.kubelet.settings import NodeSettings
 from simcluster.ports import LogOptions
@@ -191,7 +191,7 @@ async def test_a_running_pod_costs_one_status_write() -> None:
         node.create(pod("one"))
         await node.phase("one", "Running")
 
-        assert node.store.writes.of("pods", "default/one") == {"create": 1, "patch/status": 1}
+        assert node.store.writes.counts("pods", "default/one") == {"create": 1, "patch/status": 1}
 
 
 async def test_a_deleted_pod_stops_reaches_a_final_phase_and_goes() -> None:
@@ -200,7 +200,7 @@ async def test_a_deleted_pod_stops_reaches_a_final_phase_and_goes() -> None:
         await node.phase("one", "Running")
         phases: list[str] = []
 
-        def note(kind: Resource, change: Change) -> None:
+        def note(kind: Resource, change: ObjectChange) -> None:
             if kind.plural == "pods":
                 after = change.after
                 phases.append("gone" if after is None else after.obj["status"]["phase"])
@@ -223,8 +223,8 @@ async def test_a_pod_that_outlasts_its_grace_is_killed() -> None:
         await node.phase("one", "Running")
         seen: list[int] = []
 
-        def note(_kind: Resource, change: Change) -> None:
-            statuses = at_path(change.last.obj, "status.containerStatuses") or ()
+        def note(_kind: Resource, change: ObjectChange) -> None:
+            statuses = at_path(change.latest.obj, "status.containerStatuses") or ()
             endings = [at_path(each, "state.terminated.exitCode") for each in statuses]
             seen.extend(code for code in endings if code is not None)
 

@@ -3,10 +3,10 @@
 import pytest
 
 from simcluster.apimachinery.objects import Json
-from simcluster.apimachinery.pods import status_word
-from simcluster.apimachinery.printer_columns import age, duration
+from simcluster.apimachinery.pods import status_summary
+from simcluster.apimachinery.printer_columns import format_age, format_duration
 from simcluster.apiserver.kinds.columns import COLUMNS
-from simcluster.apiserver.kinds.disruption_budgets import budget_causes, status_of
+from simcluster.apiserver.kinds.disruption_budgets import budget_causes, budget_status
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ from simcluster.apiserver.kinds.disruption_budgets import budget_causes, status_
     ],
 )
 def test_ages_are_short(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+    assert format_duration(seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_ages_are_short(seconds: float, text: str) -> None:
     ],
 )  # fmt: skip
 def test_a_pods_state_in_a_word(pod: Json, word: str) -> None:
-    assert status_word(pod) == word
+    assert status_summary(pod) == word
 
 
 def test_a_nodes_row_says_whether_it_takes_pods() -> None:
@@ -74,7 +74,7 @@ def test_disruptions_allowed_follow_the_budget(spec: Json, allowed: int) -> None
     ready = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
     pods = [{"metadata": {}, "status": ready} for _ in range(3)]
 
-    assert status_of({"metadata": {}, "spec": spec}, pods)["disruptionsAllowed"] == allowed
+    assert budget_status({"metadata": {}, "spec": spec}, pods)["disruptionsAllowed"] == allowed
 
 
 @pytest.mark.parametrize(
@@ -90,4 +90,4 @@ def test_unreadable_budgets_are_refused(spec: Json, field: str) -> None:
 
 
 def test_a_time_that_is_none_has_an_unknown_age() -> None:
-    assert age("yesterday", 0.0) == age(None, 0.0) == "<unknown>"
+    assert format_age("yesterday", 0.0) == format_age(None, 0.0) == "<unknown>"

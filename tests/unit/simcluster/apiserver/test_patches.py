@@ -5,7 +5,12 @@ import pytest
 from simcluster.apimachinery.errors import ApiError
 from simcluster.apimachinery.merge_patches import apply_merge_patch, apply_strategic_merge_patch
 from simcluster.apiserver.kinds.builtin_resources import RESOURCES
-from simcluster.apiserver.requests.patches import CONTENT_TYPES, JSON_PATCH, MERGE_PATCH, patcher
+from simcluster.apiserver.requests.patches import (
+    CONTENT_TYPES,
+    JSON_PATCH,
+    MERGE_PATCH,
+    patch_function,
+)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +134,7 @@ def test_an_item_without_its_key_is_refused() -> None:
 
 
 def test_json_patch_is_applied_or_refused_as_unprocessable() -> None:
-    add = patcher(RESOURCES["pods"], JSON_PATCH, [{"op": "add", "path": "/a/b", "value": 1}])
+    add = patch_function(RESOURCES["pods"], JSON_PATCH, [{"op": "add", "path": "/a/b", "value": 1}])
 
     assert add({"a": {}}) == {"a": {"b": 1}}
     with pytest.raises(ApiError) as refused:
@@ -139,7 +144,7 @@ def test_json_patch_is_applied_or_refused_as_unprocessable() -> None:
 
 def test_unknown_content_types_are_named_unsupported() -> None:
     with pytest.raises(ApiError) as refused:
-        patcher(RESOURCES["pods"], "text/plain", {})
+        patch_function(RESOURCES["pods"], "text/plain", {})
 
     assert refused.value.code == 415
     assert all(known in refused.value.message for known in CONTENT_TYPES)
@@ -147,4 +152,4 @@ def test_unknown_content_types_are_named_unsupported() -> None:
 
 def test_a_merge_patch_must_be_a_map() -> None:
     with pytest.raises(ApiError):
-        patcher(RESOURCES["pods"], MERGE_PATCH, [])
+        patch_function(RESOURCES["pods"], MERGE_PATCH, [])

@@ -3,15 +3,15 @@
 import pytest
 
 from simcluster.apimachinery.errors import ApiError
-from simcluster.apimachinery.objects import Json, copied
-from simcluster.apiserver.kinds.namespaces import prepare
+from simcluster.apimachinery.objects import Json, deep_copy
+from simcluster.apiserver.kinds.namespaces import create_system_objects
 from simcluster.apiserver.registry import open_store
-from simcluster.apiserver.storage.store import Store
+from simcluster.apiserver.storage.store import ObjectStore
 
 
-def a_cluster() -> Store:
+def a_cluster() -> ObjectStore:
     store = open_store()
-    prepare(store)
+    create_system_objects(store)
     return store
 
 
@@ -151,11 +151,11 @@ def test_every_fault_is_named_at_once() -> None:
 
 def test_most_of_the_spec_is_settled_at_creation() -> None:
     store = a_cluster()
-    pod = copied(store.create("pods", a_pod()))
+    pod = deep_copy(store.create("pods", a_pod()))
 
-    image = copied(pod)
+    image = deep_copy(pod)
     image["spec"]["containers"][0]["image"] = "example/image:2"
-    node = copied(pod)
+    node = deep_copy(pod)
     node["spec"]["nodeName"] = "node-0"
 
     with pytest.raises(ApiError) as refused:

@@ -3,7 +3,7 @@
 import pytest
 
 from simcluster.apimachinery.errors import ApiError
-from simcluster.apiserver.http.protobuf_bodies import decoded
+from simcluster.apiserver.http.protobuf_bodies import decode_body
 
 
 def field(number: int, content: bytes | int) -> bytes:
@@ -21,7 +21,7 @@ def test_a_configmap_is_read_with_its_maps() -> None:
     meta = field(1, b"settings") + field(11, field(1, b"app") + field(2, b"web"))
     message = field(1, meta) + field(2, field(1, b"a") + field(2, b"1")) + field(4, 1)
 
-    assert decoded(body("ConfigMap", message)) == {
+    assert decode_body(body("ConfigMap", message)) == {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {"name": "settings", "labels": {"app": "web"}},
@@ -38,7 +38,7 @@ def test_a_quota_is_read_with_its_amounts_and_scopes() -> None:
     chosen = field(1, field(1, b"PriorityClass") + field(2, b"In") + field(3, b"high"))
     spec = hard + field(2, b"BestEffort") + field(3, chosen)
 
-    assert decoded(body("ResourceQuota", field(2, spec)))["spec"] == {
+    assert decode_body(body("ResourceQuota", field(2, spec)))["spec"] == {
         "hard": {"pods": "2", "requests.nvidia.com/gpu": "4"},
         "scopes": ["BestEffort"],
         "scopeSelector": {"matchExpressions": [
@@ -47,9 +47,9 @@ def test_a_quota_is_read_with_its_amounts_and_scopes() -> None:
 
 
 def test_bytes_become_base64_and_numbers_or_percentages_stay_apart() -> None:
-    secret = decoded(body("Secret", field(2, field(1, b"p") + field(2, b"q"))))
+    secret = decode_body(body("Secret", field(2, field(1, b"p") + field(2, b"q"))))
     spec = field(1, field(1, 1) + field(3, b"50%")) + field(3, field(2, 2))
-    budget = decoded(body("PodDisruptionBudget", field(2, spec)))
+    budget = decode_body(body("PodDisruptionBudget", field(2, spec)))
 
     assert secret["data"] == {"p": "cQ=="}
     assert budget["spec"] == {"minAvailable": "50%", "maxUnavailable": 2}
@@ -58,7 +58,7 @@ def test_bytes_become_base64_and_numbers_or_percentages_stay_apart() -> None:
 def test_unknown_fields_are_skipped() -> None:
     meta = field(1, b"team") + field(200 - 185, b"ignored")
 
-    assert decoded(body("Namespace", field(1, meta)))["metadata"] == {"name": "team"}
+    assert decode_body(body("Namespace", field(1, meta)))["metadata"] == {"name": "team"}
 
 
 @pytest.mark.parametrize(
@@ -67,6 +67,6 @@ def test_unknown_fields_are_skipped() -> None:
 )
 def test_what_cannot_be_read_is_refused(data: bytes, code: int) -> None:
     with pytest.raises(ApiError) as refused:
-        decoded(data)
+        decode_body(data)
 
     assert refused.value.code == code

@@ -3,8 +3,8 @@
 import pytest
 
 from simcluster.apimachinery.objects import Json
-from simcluster.apiserver.kinds.quantities import Quantity, added, amounts, quantity
-from simcluster.apiserver.kinds.quota_usage import matches, unspecified, usage
+from simcluster.apiserver.kinds.quantities import Quantity, add_amounts, parse_amounts, quantity
+from simcluster.apiserver.kinds.quota_usage import missing_amounts, pod_usage, quota_matches
 
 
 def a_pod(*containers: Json, **spec: object) -> Json:
@@ -31,7 +31,9 @@ def test_quantities_are_written_as_kubernetes_writes_them(text: str, written: st
 
 def test_a_sum_keeps_the_form_of_what_was_there_first() -> None:
     assert str(Quantity() + quantity("1Gi") + quantity("1073741824")) == "2Gi"
-    assert added(amounts({"a": "1"}), amounts({"b": "2"})) == amounts({"a": "1", "b": "2"})
+    assert add_amounts(parse_amounts({"a": "1"}), parse_amounts({"b": "2"})) == parse_amounts(
+        {"a": "1", "b": "2"}
+    )
 
 
 def test_init_containers_count_by_their_peak_and_sidecars_beside_the_rest() -> None:
@@ -45,14 +47,14 @@ def test_init_containers_count_by_their_peak_and_sidecars_beside_the_rest() -> N
         overhead={"cpu": "100m"},
     )
 
-    counted = usage(pod)
+    counted = pod_usage(pod)
 
     assert str(counted["requests.cpu"]) == str(counted["cpu"]) == "4600m"
     assert "limits.cpu" not in counted
 
 
 def test_extended_resources_count_as_requests_alone() -> None:
-    counted = usage(a_pod(asks({"nvidia.com/gpu": "2"}), asks({"nvidia.com/gpu": "1"})))
+    counted = pod_usage(a_pod(asks({"nvidia.com/gpu": "2"}), asks({"nvidia.com/gpu": "1"})))
 
     assert {name: str(each) for name, each in counted.items()} == {
         "count/pods": "1", "pods": "1", "requests.nvidia.com/gpu": "3"}  # fmt: skip
@@ -62,7 +64,7 @@ def test_a_pod_that_has_ended_counts_as_an_object_only() -> None:
     pod = a_pod(asks(cpu="1"))
     pod["status"]["phase"] = "Succeeded"
 
-    assert set(usage(pod)) == {"count/pods"}
+    assert set(pod_usage(pod)) == {"count/pods"}
 
 
 @pytest.mark.parametrize(
@@ -85,13 +87,13 @@ def test_a_pod_that_has_ended_counts_as_an_object_only() -> None:
 def test_scopes_choose_pods(spec: Json, counted: bool) -> None:
     pod = a_pod(asks(cpu="1"), priorityClassName="high")
 
-    assert matches({"spec": {"hard": {"pods": "1"}, **spec}}, pod) is counted
+    assert quota_matches({"spec": {"hard": {"pods": "1"}, **spec}}, pod) is counted
 
 
 def test_a_quota_on_cpu_demands_that_every_container_says_what_it_needs() -> None:
     silent = {"name": "silent"}
 
-    assert unspecified(["limits.cpu", "cpu"], a_pod(asks(cpu="1"), silent)) == (
+    assert missing_amounts(["limits.cpu", "cpu"], a_pod(asks(cpu="1"), silent)) == (
         "must specify cpu for: silent; limits.cpu for: c,silent"
     )
-    assert unspecified(["requests.nvidia.com/gpu"], a_pod(silent)) == ""
+    assert missing_amounts(["requests.nvidia.com/gpu"], a_pod(silent)) == ""

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simcluster.apimachinery.objects import Json, copied
+from simcluster.apimachinery.objects import Json, deep_copy
 from simcluster.apiserver.crd import json_path
-from simcluster.apiserver.crd.schema_check import violations
+from simcluster.apiserver.crd.schema_check import schema_violations
 from simcluster.apiserver.crd.schema_formats import has_format
-from simcluster.apiserver.crd.schema_merge import applied
-from simcluster.apiserver.crd.schema_shape import fill_defaults, pruned
+from simcluster.apiserver.crd.schema_merge import apply_by_schema
+from simcluster.apiserver.crd.schema_shape import fill_defaults, prune
 from simcluster.apiserver.kinds.quantities import Quantity, quantity
 
 DEVICE = {
@@ -39,12 +39,12 @@ DEVICE = {
     ],
 )
 def test_paths_find_what_kubectl_finds(path: str, found: list[Any]) -> None:
-    assert json_path.compiled(path)(DEVICE) == found
+    assert json_path.compile_path(path)(DEVICE) == found
 
 
 def test_a_path_of_another_language_is_refused() -> None:
     with pytest.raises(ValueError, match="unrecognized path"):
-        json_path.compiled(".spec.devices[0:2]")
+        json_path.compile_path(".spec.devices[0:2]")
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_a_path_of_another_language_is_refused() -> None:
     ],
 )
 def test_every_keyword_is_kept(schema: Json, value: Any, said: str) -> None:
-    messages = [cause.message for cause in violations(schema, value, "spec.x")]
+    messages = [cause.message for cause in schema_violations(schema, value, "spec.x")]
 
     assert [said in message for message in messages] == ([True] if said else [])
 
@@ -120,7 +120,7 @@ def test_unknown_fields_go_unless_they_are_to_be_preserved() -> None:
     value = {"kind": "K", "metadata": {"x": 1}, "spec": {"a": 1, "b": 2}, "free": {"c": 3},
              "list": [{"d": 4}], "e": 5}  # fmt: skip
 
-    dropped = pruned(schema, value)
+    dropped = prune(schema, value)
 
     assert sorted(dropped) == ["e", "list[0].d", "spec.b"]
     assert value == {"kind": "K", "metadata": {"x": 1}, "spec": {"a": 1}, "free": {"c": 3},
@@ -150,21 +150,21 @@ schemas = st.recursive(
 
 @given(schemas, st.dictionaries(st.sampled_from("abcd"), json_values, max_size=4))
 def test_pruning_twice_drops_nothing_more(schema: Json, value: Json) -> None:
-    pruned(schema, value)
-    once = copied(value)
+    prune(schema, value)
+    once = deep_copy(value)
 
-    assert pruned(schema, value) == []
+    assert prune(schema, value) == []
     assert value == once
 
 
 @given(schemas, json_values)
 def test_what_has_not_changed_is_never_refused(schema: Json, value: Any) -> None:
-    assert list(violations(schema, value, "x", value)) == []
+    assert list(schema_violations(schema, value, "x", value)) == []
 
 
 @given(schemas, json_values)
 def test_applying_a_value_to_itself_changes_nothing(schema: Json, value: Any) -> None:
-    assert applied(schema, value, value) == value
+    assert apply_by_schema(schema, value, value) == value
 
 
 @given(st.fractions(min_value=0, max_value=10**18, max_denominator=10**9), st.booleans())

@@ -3,7 +3,11 @@
 import pytest
 
 from simcluster.apimachinery.errors import ApiError
-from simcluster.apimachinery.selectors import label_requirements, object_requirements, selection
+from simcluster.apimachinery.selectors import (
+    parse_label_selector,
+    parse_selection,
+    selector_requirements,
+)
 from simcluster.apiserver.kinds.builtin_resources import RESOURCES
 
 LABELS = {"app": "web", "tier": "front", "gen": "7"}
@@ -33,13 +37,13 @@ LABELS = {"app": "web", "tier": "front", "gen": "7"}
     ],
 )
 def test_label_selectors(text: str, selected: bool) -> None:
-    assert all(holds(LABELS) for holds in label_requirements(text)) is selected
+    assert all(holds(LABELS) for holds in parse_label_selector(text)) is selected
 
 
 @pytest.mark.parametrize("text", ["app in web", "a=b=c", "=", "app in (", "gen>x", "a b"])
 def test_malformed_label_selectors_are_refused(text: str) -> None:
     with pytest.raises(ApiError) as refused:
-        label_requirements(text)
+        parse_label_selector(text)
 
     assert refused.value.code == 400
 
@@ -53,9 +57,9 @@ def test_selector_objects_read_like_selector_texts() -> None:
         ],
     }
 
-    assert all(holds(LABELS) for holds in object_requirements(selector))
-    assert all(holds(LABELS) for holds in object_requirements({}))
-    assert not all(holds(LABELS) for holds in object_requirements(None))
+    assert all(holds(LABELS) for holds in selector_requirements(selector))
+    assert all(holds(LABELS) for holds in selector_requirements({}))
+    assert not all(holds(LABELS) for holds in selector_requirements(None))
 
 
 @pytest.mark.parametrize(
@@ -77,18 +81,18 @@ def test_field_selectors(text: str, selected: bool) -> None:
         "status": {"phase": "Running"},
     }
 
-    assert selection(RESOURCES["pods"], "", "", text).matches(pod) is selected
+    assert parse_selection(RESOURCES["pods"], "", "", text).matches(pod) is selected
 
 
 @pytest.mark.parametrize("text", ["spec.containers=x", "nonsense", "metadata.namespace"])
 def test_fields_that_cannot_be_selected_by_are_refused(text: str) -> None:
     with pytest.raises(ApiError) as refused:
-        selection(RESOURCES["pods"], "", "", text)
+        parse_selection(RESOURCES["pods"], "", "", text)
 
     assert refused.value.code == 400
 
 
 def test_a_flag_that_is_not_set_reads_as_false() -> None:
-    chosen = selection(RESOURCES["nodes"], "", "", "spec.unschedulable=false")
+    chosen = parse_selection(RESOURCES["nodes"], "", "", "spec.unschedulable=false")
 
     assert chosen.matches({"metadata": {}, "spec": {}})

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from simcluster.apimachinery.errors import ApiError
-from simcluster.apimachinery.objects import Json, copied
-from simcluster.apimachinery.selectors import selection
+from simcluster.apimachinery.objects import Json, deep_copy
+from simcluster.apimachinery.selectors import parse_selection
 from simcluster.apiserver.kinds.builtin_resources import RESOURCES
-from simcluster.apiserver.kinds.namespaces import Namespaces, prepare
+from simcluster.apiserver.kinds.namespaces import NamespaceController, create_system_objects
 from simcluster.apiserver.registry import open_store
-from simcluster.apiserver.storage.persistence import SqliteDisk
-from simcluster.apiserver.storage.store import Store
+from simcluster.apiserver.storage.persistence import SqliteBackend
+from simcluster.apiserver.storage.store import ObjectStore
 
 
 def a_pod(name: str = "web", **spec: object) -> Json:
@@ -24,10 +24,10 @@ def a_pod(name: str = "web", **spec: object) -> Json:
     }
 
 
-def a_store(window: int = 100) -> Store:
+def a_store(window: int = 100) -> ObjectStore:
     store = open_store(window=window)
-    Namespaces(store)
-    prepare(store)
+    NamespaceController(store)
+    create_system_objects(store)
     return store
 
 
@@ -64,12 +64,12 @@ def test_a_name_is_taken_once_and_generated_names_differ() -> None:
 def test_an_update_of_an_older_version_is_a_conflict() -> None:
     store = a_store()
     first = store.create("configmaps", {"metadata": {"name": "c", "namespace": "default"}})
-    changed = {**copied(first), "data": {"a": "1"}}
+    changed = {**deep_copy(first), "data": {"a": "1"}}
     store.update("configmaps", changed)
 
     with refusal(409, "Conflict"):
         store.update("configmaps", {**changed, "data": {"a": "2"}})
-    unconditional = copied(changed)
+    unconditional = deep_copy(changed)
     del unconditional["metadata"]["resourceVersion"]
     store.update("configmaps", {**unconditional, "data": {"a": "3"}})
 
@@ -86,7 +86,7 @@ def test_an_update_that_changes_nothing_keeps_the_version() -> None:
 
 def test_status_and_spec_are_written_apart() -> None:
     store = a_store()
-    pod = copied(store.create("pods", a_pod()))
+    pod = deep_copy(store.create("pods", a_pod()))
     pod["status"] = {"phase": "Running"}
     pod["spec"]["activeDeadlineSeconds"] = 60
 
@@ -110,9 +110,9 @@ def test_a_bound_pod_waits_for_its_kubelet_and_an_unbound_one_does_not() -> None
 
     assert store.find("pods", "default", "waiting") is None
     assert marked["metadata"]["deletionGracePeriodSeconds"] == 30
-    assert not store.gone("pods", bound)
+    assert not store.is_gone("pods", bound)
     store.delete("pods", "default", "bound", grace_s=0, uid=bound["metadata"]["uid"])
-    assert store.gone("pods", bound)
+    assert store.is_gone("pods", bound)
 
 
 def test_deletion_preconditions_hold() -> None:
@@ -157,7 +157,7 @@ def test_a_namespace_goes_after_its_contents() -> None:
 
 def test_a_watch_sees_objects_enter_and_leave_its_selection() -> None:
     store = a_store()
-    chosen = selection(RESOURCES["pods"], "default", "app=a", "")
+    chosen = parse_selection(RESOURCES["pods"], "default", "app=a", "")
     watched = store.subscribe("pods", chosen, store.version)
     store.create("pods", a_pod())
 
@@ -165,7 +165,7 @@ def test_a_watch_sees_objects_enter_and_leave_its_selection() -> None:
         store.patch("pods", "default", "web", {"metadata": {"labels": labels}})
     store.delete("pods", "default", "web")
 
-    events = watched.take()
+    events = watched.poll()
     assert [event.type for event in events] == ["ADDED", "MODIFIED", "DELETED"]
     left = events[-1].object["metadata"]
     assert left["labels"]["app"] == "a"
@@ -181,7 +181,7 @@ async def test_a_watch_starts_with_what_is_there_and_then_waits() -> None:
         watch = store.watch("pods")
         while len(seen) < 2:
             await watch.wait()
-            seen.extend(f"{e.type} {e.object['metadata']['name']}" for e in watch.take())
+            seen.extend(f"{e.type} {e.object['metadata']['name']}" for e in watch.poll())
 
     async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
         tasks.create_task(follow())
@@ -194,7 +194,7 @@ async def test_a_watch_starts_with_what_is_there_and_then_waits() -> None:
 
 def test_a_watcher_that_falls_behind_the_window_is_told_so() -> None:
     store = a_store(window=3)
-    chosen = selection(RESOURCES["pods"])
+    chosen = parse_selection(RESOURCES["pods"])
     watched = store.subscribe("pods", chosen, store.version)
     began_at = store.version
 
@@ -202,7 +202,7 @@ def test_a_watcher_that_falls_behind_the_window_is_told_so() -> None:
         store.create("pods", a_pod(f"web-{number}"))
 
     with refusal(410, "Expired"):
-        watched.take()
+        watched.poll()
     with refusal(410, "Expired"):
         store.subscribe("pods", chosen, began_at)
 
@@ -215,7 +215,7 @@ async def test_a_watcher_of_something_quiet_does_not_fall_behind() -> None:
         watch = store.watch("pods", fields="metadata.name=quiet")
         while not seen:
             await watch.wait()
-            seen.extend(event.type for event in watch.take())
+            seen.extend(event.type for event in watch.poll())
 
     async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
         tasks.create_task(follow())
@@ -231,7 +231,7 @@ def test_pages_are_of_one_version_whatever_happens_between_them() -> None:
     store = a_store()
     for name in ("a", "b", "c", "d"):
         store.create("pods", a_pod(name))
-    chosen = selection(RESOURCES["pods"], "default")
+    chosen = parse_selection(RESOURCES["pods"], "default")
 
     first = store.page("pods", chosen, limit=2)
     store.delete("pods", "default", "c")
@@ -244,20 +244,20 @@ def test_pages_are_of_one_version_whatever_happens_between_them() -> None:
 
 
 def test_everything_survives_on_disk(tmp_path: Path) -> None:
-    store = open_store(SqliteDisk(tmp_path / "objects.sqlite"))
-    prepare(store)
+    store = open_store(SqliteBackend(tmp_path / "objects.sqlite"))
+    create_system_objects(store)
     kept = store.create("pods", a_pod("kept"))
     store.create("pods", a_pod("deleted"))
     store.delete("pods", "default", "deleted")
     store.close()
 
-    again = open_store(SqliteDisk(tmp_path / "objects.sqlite"))
+    again = open_store(SqliteBackend(tmp_path / "objects.sqlite"))
 
     assert again.version == store.version
     assert again.read("pods", "default", "kept") == kept
     assert again.find("pods", "default", "deleted") is None
     with refusal(410, "Expired"):
-        again.subscribe("pods", selection(RESOURCES["pods"]), store.version - 1)
+        again.subscribe("pods", parse_selection(RESOURCES["pods"]), store.version - 1)
     again.close()
 
 
@@ -269,7 +269,7 @@ def test_a_dry_run_changes_nothing() -> None:
 
     assert store.version == version
     assert store.list("pods") == []
-    assert store.writes.of("pods", "default/web") == {}
+    assert store.writes.counts("pods", "default/web") == {}
 
 
 def test_writes_are_counted_by_verb() -> None:
@@ -277,4 +277,4 @@ def test_writes_are_counted_by_verb() -> None:
     store.create("pods", a_pod())
     store.patch("pods", "default", "web", {"status": {"phase": "Running"}}, subresource="status")
 
-    assert store.writes.of("pods", "default/web") == {"create": 1, "patch/status": 1}
+    assert store.writes.counts("pods", "default/web") == {"create": 1, "patch/status": 1}

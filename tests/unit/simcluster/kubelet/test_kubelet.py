@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from simcluster.apimachinery.objects import Json
 from simcluster.kubelet.containers.container_spec import (
-    Behaviour,
+    ContainerBehaviour,
     PodSpec,
-    annotation_fault,
-    behaviour,
+    annotation_error,
+    parse_behaviour,
     parse_duration_s,
     parse_pod,
     pod_requests,
@@ -20,17 +20,17 @@ from simcluster.kubelet.containers.container_spec import (
 from simcluster.kubelet.containers.container_state import ContainerPhase, ContainerState, PodState
 from simcluster.kubelet.containers.container_status import phase, pod_status
 from simcluster.kubelet.devices.checkpoint import decode_checkpoint, encode_checkpoint
-from simcluster.kubelet.devices.device_ledger import (
+from simcluster.kubelet.devices.device_state import (
     AllocationError,
-    DeviceLedger,
-    Holding,
-    choose,
-    settle,
+    DeviceAllocation,
+    DeviceState,
+    choose_devices,
+    pick_devices,
 )
-from simcluster.kubelet.devices.pod_resources import BURST, RateLimit
+from simcluster.kubelet.devices.pod_resources import BURST, TokenBucket
 from simcluster.kubelet.devices.registration import is_extended_resource
 from simcluster.kubelet.node import node_status
-from simcluster.kubelet.pods.predicates import NodeFacts, judge
+from simcluster.kubelet.pods.predicates import NodeFacts, check_predicates
 from simcluster.kubelet.settings import NodeSettings
 
 SLOT = "example.com/slot"
@@ -59,35 +59,35 @@ def node(labels: Mapping[str, str] | None = None, **allocatable: int) -> NodeFac
 @pytest.mark.parametrize(
     ("command", "expected"),
     [
-        ((), Behaviour(None)),
-        (("sleep", "3"), Behaviour(3.0)),
-        (("/bin/sleep", "infinity"), Behaviour(None)),
-        (("sh", "-c", "sleep 2"), Behaviour(2.0)),
-        (("sh", "-c", "sleep 2; false"), Behaviour(None)),
-        (("false",), Behaviour(0, 1)),
-        (("env",), Behaviour(0)),
-        (("python", "train.py"), Behaviour(None)),
+        ((), ContainerBehaviour(None)),
+        (("sleep", "3"), ContainerBehaviour(3.0)),
+        (("/bin/sleep", "infinity"), ContainerBehaviour(None)),
+        (("sh", "-c", "sleep 2"), ContainerBehaviour(2.0)),
+        (("sh", "-c", "sleep 2; false"), ContainerBehaviour(None)),
+        (("false",), ContainerBehaviour(0, 1)),
+        (("env",), ContainerBehaviour(0)),
+        (("python", "train.py"), ContainerBehaviour(None)),
     ],
 )
 def test_a_command_says_how_long_a_container_runs(
-    command: tuple[str, ...], expected: Behaviour
+    command: tuple[str, ...], expected: ContainerBehaviour
 ) -> None:
     (one,) = pod(container("main", *command)).containers
 
-    assert behaviour(one, {}) == expected
+    assert parse_behaviour(one, {}) == expected
 
 
 def test_annotations_decide_over_the_command() -> None:
     (one,) = pod(container("main", "sleep", "100")).containers
     told = {"sim.leasehold.dev/run-for": "150ms", "sim.leasehold.dev/exit-code": "7"}
 
-    assert behaviour(one, told) == Behaviour(0.15, 7)
+    assert parse_behaviour(one, told) == ContainerBehaviour(0.15, 7)
 
 
 def test_an_init_container_succeeds_at_once() -> None:
     first, _ = pod(container(), initContainers=[container("first")]).containers
 
-    assert behaviour(first, {}) == Behaviour(0)
+    assert parse_behaviour(first, {}) == ContainerBehaviour(0)
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("2s", 2), ("150ms", 0.15), ("3m", 180), ("4", 4)])
@@ -116,27 +116,27 @@ def test_other_names_do_not(name: str) -> None:
     assert not is_extended_resource(name)
 
 
-def holding(pod_uid: str, *devices: str) -> Holding:
-    return Holding(pod_uid, "main", SLOT, frozenset(devices), b"answer")
+def holding(pod_uid: str, *devices: str) -> DeviceAllocation:
+    return DeviceAllocation(pod_uid, "main", SLOT, frozenset(devices), b"answer")
 
 
-def ledger(*holdings: Holding, healthy: str = "abcd") -> DeviceLedger:
-    made = DeviceLedger()
-    made.report(SLOT, dict.fromkeys(healthy, "Healthy"))
+def ledger(*holdings: DeviceAllocation, healthy: str = "abcd") -> DeviceState:
+    made = DeviceState()
+    made.update(SLOT, dict.fromkeys(healthy, "Healthy"))
     for each in holdings:
-        made.hold(each)
+        made.record(each)
     return made
 
 
 def test_devices_in_use_are_not_available() -> None:
     with pytest.raises(AllocationError, match="Requested: 3, Available: 2"):
-        choose(ledger(holding("p", "a", "b")), SLOT, 3, ())
+        choose_devices(ledger(holding("p", "a", "b")), SLOT, 3, ())
 
 
 def test_reused_devices_come_first_and_need_no_others() -> None:
-    choice = choose(ledger(holding("p", "a", "b")), SLOT, 2, ["a", "b"])
+    choice = choose_devices(ledger(holding("p", "a", "b")), SLOT, 2, ["a", "b"])
 
-    assert (choice.needed, settle(choice, [])) == (0, frozenset("ab"))
+    assert (choice.needed, pick_devices(choice, [])) == (0, frozenset("ab"))
 
 
 @given(st.sets(st.sampled_from("abcd")), st.lists(st.sampled_from("abcdxyz")), st.integers(0, 4))
@@ -146,10 +146,10 @@ def test_what_a_container_gets_is_free_and_exactly_enough(
     made = ledger(holding("p", *used))
     if len(used) + required > 4:
         with pytest.raises(AllocationError):
-            choose(made, SLOT, required, ())
+            choose_devices(made, SLOT, required, ())
         return
 
-    devices = settle(choose(made, SLOT, required, ()), preferred)
+    devices = pick_devices(choose_devices(made, SLOT, required, ()), preferred)
 
     assert len(devices) == required
     assert not devices & used
@@ -157,7 +157,7 @@ def test_what_a_container_gets_is_free_and_exactly_enough(
 
 def test_a_plugin_that_has_gone_leaves_its_capacity_listed() -> None:
     made = ledger()
-    made.lose(SLOT)
+    made.mark_unhealthy(SLOT)
 
     assert (made.capacity(), made.allocatable()) == ({SLOT: 4}, {SLOT: 0})
 
@@ -165,7 +165,7 @@ def test_a_plugin_that_has_gone_leaves_its_capacity_listed() -> None:
 def test_a_checkpoint_keeps_holdings_and_expects_the_plugins_back() -> None:
     restored = decode_checkpoint(encode_checkpoint(ledger(holding("p", "a", "b"))))
 
-    assert restored.holdings == ledger(holding("p", "a", "b")).holdings
+    assert restored.allocations == ledger(holding("p", "a", "b")).allocations
     assert restored.capacity() == {SLOT: 0}
 
 
@@ -177,7 +177,7 @@ def test_a_checkpoint_that_was_changed_is_refused() -> None:
 
 
 def test_the_pod_count_is_checked_too() -> None:
-    rejection = judge(pod(container()), [pod(container()), pod(container())], node())
+    rejection = check_predicates(pod(container()), [pod(container()), pod(container())], node())
 
     assert rejection is not None
     assert rejection.reason == "OutOfpods"
@@ -204,12 +204,12 @@ def affinity(operator: str, *values: str) -> Json:
 def test_node_affinity_operators(operator: str, values: tuple[str, ...], admitted: bool) -> None:
     wanted = pod(container(), affinity=affinity(operator, *values))
 
-    assert (judge(wanted, [], node({"size": "8"})) is None) is admitted
+    assert (check_predicates(wanted, [], node({"size": "8"})) is None) is admitted
 
 
 def test_two_pods_cannot_share_a_host_port() -> None:
     one = pod(container() | {"ports": [{"containerPort": 80, "hostPort": 80}]})
-    rejection = judge(one, [one], node())
+    rejection = check_predicates(one, [one], node())
 
     assert rejection is not None
     assert rejection.reason == "NodePorts"
@@ -220,9 +220,9 @@ def state(*phases: tuple[ContainerPhase, int | None]) -> PodState:
     for number, (where, code) in enumerate(phases):
         made = ContainerState()
         if where is not ContainerPhase.WAITING:
-            made.start("id", 1.0, None)
+            made.set_running("id", 1.0, None)
         if code is not None:
-            made.end(code, 2.0)
+            made.set_terminated(code, 2.0)
         containers[f"c{number}"] = made
     return PodState("u", "default", "one", "10.0.0.1", 1.0, containers)
 
@@ -279,7 +279,7 @@ def test_capacity_decides_about_amounts_that_others_patched() -> None:
 
 def test_pod_resources_allows_a_burst_and_then_a_hundred_a_second() -> None:
     now = [0.0]
-    limit = RateLimit(lambda: now[0])
+    limit = TokenBucket(lambda: now[0])
 
     assert [limit.allows() for _ in range(int(BURST) + 1)] == [True] * int(BURST) + [False]
     now[0] = 0.011
@@ -287,5 +287,5 @@ def test_pod_resources_allows_a_burst_and_then_a_hundred_a_second() -> None:
 
 
 def test_an_annotation_that_is_no_duration_is_named() -> None:
-    assert "run-for is 'soon'" in str(annotation_fault({"sim.leasehold.dev/run-for": "soon"}))
-    assert annotation_fault({"sim.leasehold.dev/stop-after": "3s"}) is None
+    assert "run-for is 'soon'" in str(annotation_error({"sim.leasehold.dev/run-for": "soon"}))
+    assert annotation_error({"sim.leasehold.dev/stop-after": "3s"}) is None
