@@ -1,1 +1,1 @@
-"""A Kubernetes API subset, kubelets and GPUs for a machine that has none of them."""
+"""A simulated cluster: a Kubernetes API server and kubelets, for a machine without a cluster."""

@@ -1,4 +1,4 @@
-"""The credentials of a simulated cluster: certificates, tokens and the kubeconfig."""
+"""Credentials of a simulated cluster: certificates, tokens and the kubeconfig."""
 
 import base64
 import ssl
@@ -23,14 +23,14 @@ _NAMES = ("localhost", "kubernetes", "kubernetes.default", "kubernetes.default.s
 
 @dataclass(frozen=True, slots=True)
 class CertificateFiles:
-    """Paths of the files; the keys are readable by their owner only."""
+    """Paths of the files; only their owner can read the keys."""
 
     ca: Path
     certificate: Path
     key: Path
 
     def server_context(self) -> ssl.SSLContext:
-        """Return the server's side of TLS."""
+        """Return the TLS context of the server."""
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.load_cert_chain(self.certificate, self.key)
@@ -38,12 +38,12 @@ class CertificateFiles:
 
 
 def api_server_certificates(directory: Path, *names: str) -> CertificateFiles:
-    """Return the API server's certificates, for its usual names and these, made if missing."""
+    """Return the API server's certificates, for these extra names; create missing ones."""
     return load_certificates(directory, *_NAMES, *names)
 
 
 def load_certificates(directory: Path, *names: str) -> CertificateFiles:
-    """Return certificates for these names and this machine's own addresses, made if missing."""
+    """Return certificates for these names and this machine; create missing ones."""
     paths = CertificateFiles(
         directory / "ca.crt", directory / "server.crt", directory / "server.key"
     )
@@ -63,7 +63,7 @@ def _make(paths: CertificateFiles, dns_names: Sequence[str]) -> None:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a file that only its owner can read, and never half of it."""
+    """Replace a file atomically; only its owner can read it."""
     partial = path.with_name(f".{path.name}.partial")
     partial.unlink(missing_ok=True)
     partial.touch(mode=0o600)
@@ -72,7 +72,7 @@ def write_private(path: Path, content: bytes) -> None:
 
 
 def load_secret(path: Path, make: Callable[[], str]) -> str:
-    """Return the text in `path`, made and written there first if there is none."""
+    """Return the text in `path`; create the file if it is missing."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         write_private(path, make().encode())
@@ -108,6 +108,6 @@ def kubeconfig(url: str, ca_pem: bytes, token: str) -> Json:
 
 
 def write_kubeconfig(path: Path, url: str, ca_pem: bytes, token: str) -> None:
-    """Write it at once and readable by its owner only: it holds the token."""
+    """Write the kubeconfig atomically; only its owner can read it, because it has the token."""
     content = yaml.safe_dump(kubeconfig(url, ca_pem, token), sort_keys=False)
     write_private(path, content.encode())

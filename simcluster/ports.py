@@ -1,7 +1,7 @@
-"""The ports between the API server and the kubelets: containers one way, objects the other.
+"""The ports between the API server and the kubelets.
 
-A kubelet takes a `ClusterStore`, which the API server's store is; the API server takes a
-`ContainerRuntime`, which the kubelets are together. Neither half imports the other.
+A kubelet takes a `ClusterStore`, which the API server's store implements. The API server takes a
+`ContainerRuntime`, which the fleet of kubelets implements. Neither half imports the other.
 """
 
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -15,21 +15,21 @@ class ExecStreams(Protocol):
     """The client's end of an exec session."""
 
     async def read_stdin(self) -> bytes:
-        """Wait for input and return it; empty bytes when the client has closed it."""
+        """Wait for input and return it; empty bytes at its end."""
         ...
 
     async def write_stdout(self, data: bytes) -> None:
-        """Send output to the client; dropped when the client did not ask for it."""
+        """Send output to the client; dropped if the client did not request it."""
         ...
 
     async def write_stderr(self, data: bytes) -> None:
-        """Send errors to the client; dropped when the client did not ask for them."""
+        """Send errors to the client; dropped if the client did not request them."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogOptions:
-    """The query of `pods/log`, defaults as documented by Kubernetes."""
+    """The query of `pods/log`, with the defaults that Kubernetes documents."""
 
     follow: bool = False
     previous: bool = False
@@ -42,9 +42,8 @@ class LogOptions:
 class ContainerRuntime(Protocol):
     """Runs commands in containers and reads their logs.
 
-    The server has already checked that the pod exists, is bound, and has a container of that
-    name. Raise `ApiError` for anything else that prevents the answer, such as a container that is
-    not running.
+    The caller has checked that the pod exists, is bound, and has the container. Implementations
+    raise `ApiError` for other obstacles, such as a container that is not running.
     """
 
     async def exec(
@@ -57,7 +56,7 @@ class ContainerRuntime(Protocol):
         tty: bool,
         streams: ExecStreams,
     ) -> int:
-        """Run `command` to its end and return its exit code (126, 127 as a shell would)."""
+        """Run `command` to its end and return its exit code (126, 127 as in a shell)."""
         ...
 
     def log(
@@ -91,19 +90,19 @@ class ClusterEvent(Protocol):
 
 
 class ObjectWatch(Protocol):
-    """The changes of some objects, beginning with an ADDED event for each that exists."""
+    """The changes of selected objects, starting with an ADDED event for each present one."""
 
     def poll(self) -> Sequence[ClusterEvent]:
-        """Return the changes since the last call; `ApiError` 410 when they are forgotten."""
+        """Return the changes since the last call; `ApiError` 410 if they are dropped."""
         ...
 
     async def wait(self) -> None:
-        """Return when `take` may have something to return."""
+        """Return when `poll` may have something to return."""
         ...
 
 
 class ClusterStore(Protocol):
-    """What a kubelet does at the API server; refusals are `ApiError`s."""
+    """The API server as a kubelet uses it; refusals are `ApiError`s."""
 
     def now(self) -> str:
         """Return the cluster's time as a `metav1.Time`."""
@@ -126,7 +125,7 @@ class ClusterStore(Protocol):
         ...
 
     def create(self, resource: str, obj: Json) -> Json:
-        """Store a new object and return it, completed with defaults."""
+        """Store a new object and return it with its defaults."""
         ...
 
     def patch(
@@ -150,5 +149,5 @@ class ClusterStore(Protocol):
         grace_s: int | None = None,
         uid: str | None = None,
     ) -> Json:
-        """Delete an object, or mark it where a grace period or a finalizer holds it."""
+        """Delete an object, or mark it if a grace period or a finalizer requires that."""
         ...

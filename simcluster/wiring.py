@@ -20,9 +20,9 @@ log = logging.getLogger("simcluster")
 
 
 def choose_port(host: str, kept: Path) -> int:
-    """Return the port of the last life if it is free, else another, kept for the next life.
+    """Return the port of the previous run if it is free, else another; save it for the next run.
 
-    Clients that hold the old kubeconfig then find a restarted server where they left it.
+    So clients with the old kubeconfig reach a restarted server at its old address.
     """
     for port in (int(kept.read_text()) if kept.exists() else 0, 0):
         with socket.socket() as probe:
@@ -38,7 +38,7 @@ def choose_port(host: str, kept: Path) -> int:
 
 
 async def serve(options: argparse.Namespace) -> None:
-    """Serve until SIGTERM or SIGINT; the kubeconfig appears when everything answers."""
+    """Serve until SIGTERM or SIGINT; writes the kubeconfig when everything is ready."""
     state: Path = options.state
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -1,7 +1,7 @@
-"""One stored object, shown in each of the versions in which its kind is served.
+"""Conversion of objects between their stored version and the versions that are served; pure.
 
-Versions of a custom kind differ in their `apiVersion` alone. Events are stored as core/v1 has
-them; events.k8s.io/v1 calls some of their fields otherwise.
+Versions of a custom kind differ in `apiVersion` only. Events are stored as core/v1 Events;
+events.k8s.io/v1 has other names for some of their fields.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ def _renames_fields(kind: Resource) -> bool:
 
 
 def to_version(kind: Resource, obj: Json) -> Json:
-    """Return a stored object as a version shows it."""
+    """Convert a stored object to a served version."""
     if obj.get("apiVersion") == kind.api_version:
         return obj
     if _renames_fields(kind):
@@ -37,7 +37,7 @@ def to_version(kind: Resource, obj: Json) -> Json:
 
 
 def to_storage(kind: Resource, obj: Json) -> Json:
-    """Return an object that came in a version as its table takes it."""
+    """Convert an object of a served version to the stored version."""
     if not _renames_fields(kind):
         return obj
     renamed = {_OLD_NAMES.get(name, name): value for name, value in obj.items()}
@@ -45,7 +45,7 @@ def to_storage(kind: Resource, obj: Json) -> Json:
 
 
 def storage_path(kind: Resource, path: str) -> str:
-    """Return where a field is stored that a version's field selector names."""
+    """Return where the field is stored that a field selector of this version names."""
     if not _renames_fields(kind):
         return path
     first, dot, rest = path.partition(".")

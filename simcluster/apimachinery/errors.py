@@ -1,4 +1,4 @@
-"""What the API server answers when it does not do what was asked: one error, one Status."""
+"""Errors of the Kubernetes API: each one carries an HTTP code and becomes a Status; pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from simcluster.apimachinery.objects import Json
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """One field that is wrong, and how; `reason` is a Kubernetes `CauseType`."""
+    """One invalid field and the reason; `reason` is a Kubernetes `CauseType`."""
 
     reason: str
     message: str
@@ -17,7 +17,7 @@ class Cause:
 
 
 class ApiError(Exception):
-    """A refusal, carrying the HTTP code and the reason of a Kubernetes Status."""
+    """An error of the Kubernetes API, with the HTTP code and the reason of its Status."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class ApiError(Exception):
         self.retry_after_s = retry_after_s
 
     def status(self) -> Json:
-        """Return the Status object that says this."""
+        """Return the error as a Status object."""
         body: Json = {
             "kind": "Status",
             "apiVersion": "v1",
@@ -55,42 +55,42 @@ class ApiError(Exception):
 
     @classmethod
     def not_found(cls, qualified: str, name: str) -> Self:
-        """There is no such object; `qualified` is `pods` or `leases.coordination.k8s.io`."""
+        """404: the object does not exist; `qualified` is like `leases.coordination.k8s.io`."""
         return cls(
             404, "NotFound", f'{qualified} "{name}" not found', details=_details(qualified, name)
         )
 
     @classmethod
     def already_exists(cls, qualified: str, name: str) -> Self:
-        """An object of that name is there already."""
+        """409: an object of that name exists."""
         text = f'{qualified} "{name}" already exists'
         return cls(409, "AlreadyExists", text, details=_details(qualified, name))
 
     @classmethod
     def conflict(cls, qualified: str, name: str, why: str) -> Self:
-        """The object has moved on, or a precondition does not hold."""
+        """409: the object has changed, or a precondition does not hold."""
         text = f'Operation cannot be fulfilled on {qualified} "{name}": {why}'
         return cls(409, "Conflict", text, details=_details(qualified, name))
 
     @classmethod
     def bad_request(cls, message: str) -> Self:
-        """The request makes no sense, whatever the state of the cluster."""
+        """400: the request is malformed, whatever the state of the cluster."""
         return cls(400, "BadRequest", message)
 
     @classmethod
     def forbidden(cls, qualified: str, name: str, why: str, causes: Sequence[Cause] = ()) -> Self:
-        """The request is understood and not allowed."""
+        """403: the request is understood and not allowed."""
         text = f'{qualified} "{name}" is forbidden: {why}'
         return cls(403, "Forbidden", text, details=_details(qualified, name, causes))
 
     @classmethod
     def expired(cls, message: str) -> Self:
-        """410: the history asked for is gone; list again."""
+        """410: the requested history is gone; the client must list again."""
         return cls(410, "Expired", message)
 
     @classmethod
     def invalid(cls, kind: str, group: str, name: str, causes: Sequence[Cause]) -> Self:
-        """422: fields are wrong; every one of them is listed as a cause."""
+        """422: fields are invalid; each of them is listed as a cause."""
         each = [f"{cause.field}: {cause.message}" for cause in causes]
         joined = each[0] if len(each) == 1 else f"[{', '.join(each)}]"
         qualified = f"{kind}.{group}" if group else kind

@@ -8,7 +8,7 @@ from simcluster.apimachinery.objects import Json
 
 
 def apply_merge_patch(target: Json, patch: Json) -> Json:
-    """Apply a merge patch: maps are merged, null removes, anything else replaces."""
+    """Apply a JSON merge patch: maps merge, null removes, anything else replaces."""
     result = dict(target)
     for key, value in patch.items():
         if value is None:
@@ -68,11 +68,14 @@ def apply_strategic_merge_patch(target: Json, patch: Json) -> Json:
         case "delete":
             return {}
         case None | "merge":
-            pass
+            return _merged_map(target, patch)
         case unknown:
             raise ApiError.bad_request(f"unknown patch type {unknown!r}")
-    kept = patch.get("$retainKeys", target)
-    result = {key: value for key, value in target.items() if key in kept}
+
+
+def _merged_map(target: Json, patch: Json) -> Json:
+    retained = patch.get("$retainKeys", target)
+    result = {key: value for key, value in target.items() if key in retained}
     for key, value in patch.items():
         if key in _DIRECTIVES or key.startswith(_ORDER):
             continue
@@ -117,18 +120,24 @@ def _merged_list(merge_key: str, old: list[Any], new: list[Any]) -> list[Any]:
             raise ApiError.bad_request(
                 f"map: {item} does not contain declared merge key: {merge_key}"
             )
-        found = [at for at, each in enumerate(result) if each.get(merge_key) == item[merge_key]]
-        if item.get("$patch") == "delete":
-            result = [each for at, each in enumerate(result) if at not in found]
-        elif found:
-            result[found[0]] = apply_strategic_merge_patch(result[found[0]], item)
-        else:
-            result.append(apply_strategic_merge_patch({}, item))
+        result = _merged_item(merge_key, result, item)
     return result
 
 
+def _merged_item(merge_key: str, items: list[Any], patch: Json) -> list[Any]:
+    """Merge a patch into the item of its key; append it if there is none."""
+    places = [at for at, each in enumerate(items) if each.get(merge_key) == patch[merge_key]]
+    if patch.get("$patch") == "delete":
+        return [each for at, each in enumerate(items) if at not in places]
+    if not places:
+        return [*items, apply_strategic_merge_patch({}, patch)]
+    first = places[0]
+    merged = apply_strategic_merge_patch(items[first], patch)
+    return [*items[:first], merged, *items[first + 1 :]]
+
+
 def _ordered(field: str, items: list[Any], order: list[Any]) -> list[Any]:
-    """Put the items named in `order` into that order; the others stay behind those before them."""
+    """Sort the items named in `order` into that order; others stay behind their predecessor."""
     merge_key = _merge_key(field, [each for each in items if isinstance(each, dict)])
 
     def rank(item: Any) -> int:

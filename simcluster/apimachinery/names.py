@@ -1,4 +1,4 @@
-"""Which names, labels and annotations are allowed."""
+"""Validation of metadata: names, labels and annotations; pure."""
 
 import re
 
@@ -30,17 +30,17 @@ _LABEL_TEXT = (
 
 
 def is_subdomain(text: str) -> bool:
-    """Tell whether the text is an RFC 1123 subdomain."""
+    """Return whether the text is an RFC 1123 subdomain."""
     return len(text) <= 253 and _SUBDOMAIN.fullmatch(text) is not None
 
 
 def is_label(text: str) -> bool:
-    """Tell whether the text is an RFC 1123 label."""
+    """Return whether the text is an RFC 1123 label."""
     return len(text) <= 63 and _LABEL.fullmatch(text) is not None
 
 
 def is_qualified(text: str) -> bool:
-    """Tell whether the text is a name with an optional DNS prefix, as label keys are."""
+    """Return whether the text is a qualified name: a name with an optional DNS prefix."""
     prefix, slash, name = text.rpartition("/")
     if slash and not is_subdomain(prefix):
         return False
@@ -48,14 +48,14 @@ def is_qualified(text: str) -> bool:
 
 
 def label_name_causes(text: str, field: str) -> list[Cause]:
-    """Check a name that must be an RFC 1123 label, such as a container's."""
+    """Validate a name that must be an RFC 1123 label, such as a container's name."""
     if is_label(text):
         return []
     return [Cause("FieldValueInvalid", f'Invalid value: "{text}": {_LABEL_TEXT}', field)]
 
 
 def metadata_causes(obj: Json) -> list[Cause]:
-    """Say what is wrong with an object's metadata."""
+    """Validate an object's metadata; return a cause for each invalid field."""
     meta = metadata(obj)
     name = meta.get("name")
     causes: list[Cause] = []

@@ -1,4 +1,4 @@
-"""Kubernetes objects as plain JSON maps: encoding, copying, and the metadata every kind has."""
+"""Kubernetes objects as plain JSON maps: encoding, copies, and access to their metadata; pure."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -56,7 +56,7 @@ def namespace_of(obj: Mapping[str, Any]) -> str:
 
 
 def at_path(obj: Any, path: str) -> Any:
-    """Follow a dotted path through maps; None where it ends early."""
+    """Return the value at a dotted path through maps; None if the path ends early."""
     for part in path.split("."):
         if not isinstance(obj, dict):
             return None
@@ -65,5 +65,5 @@ def at_path(obj: Any, path: str) -> Any:
 
 
 def json_text(value: Any) -> str:
-    """Write a value as error messages do."""
+    """Encode a value as error messages show it."""
     return encode(value).decode()

@@ -1,4 +1,4 @@
-"""What a pod object shows: containers, quality of service, readiness, status; pure."""
+"""Properties of a pod object: containers, QoS class, readiness, status summary; pure."""
 
 from collections.abc import Iterable, Iterator
 
@@ -15,7 +15,7 @@ def containers_of(pod: Json) -> Iterator[Json]:
 
 
 def qos_class(pod: Json) -> str:
-    """Return the pod's quality of service, from its cpu and memory alone."""
+    """Return the pod's QoS class, which its cpu and memory alone decide."""
     guaranteed = True
     any_set = False
     for container in containers_of(pod):
@@ -37,19 +37,19 @@ def _statuses(pod: Json, field: str) -> list[Json]:
 
 
 def ready_containers(pod: Json) -> tuple[int, int]:
-    """Return how many containers are ready, and how many there are."""
+    """Return the number of ready containers, and of all containers."""
     statuses = _statuses(pod, "containerStatuses")
     ready = sum(1 for each in statuses if each.get("ready") and at_path(each, "state.running"))
     return ready, len(at_path(pod, "spec.containers") or ())
 
 
 def restart_count(pod: Json) -> int:
-    """Return how often its containers were restarted."""
+    """Return how many times its containers have restarted."""
     return sum(int(each.get("restartCount") or 0) for each in _statuses(pod, "containerStatuses"))
 
 
 def is_ready(pod: Json) -> bool:
-    """Tell whether the pod's condition Ready is true."""
+    """Return whether the pod's condition `Ready` is true."""
     return any(
         each.get("type") == "Ready" and each.get("status") == "True"
         for each in _statuses(pod, "conditions")
@@ -57,7 +57,7 @@ def is_ready(pod: Json) -> bool:
 
 
 def status_summary(pod: Json) -> str:
-    """Return the phase, or what says more: a container's reason, or that the pod is ending."""
+    """Return the STATUS column of `kubectl get pods`: the phase, or a more specific reason."""
     word = str(at_path(pod, "status.reason") or at_path(pod, "status.phase") or "Unknown")
     for condition in _statuses(pod, "conditions"):
         if condition.get("type") == "PodScheduled" and condition.get("reason") == "SchedulingGated":

@@ -1,4 +1,4 @@
-"""Printer columns: one column of a table that `kubectl get` shows; pure."""
+"""Printer columns: the columns of the tables that `kubectl get` shows; pure."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ UNKNOWN = "<unknown>"
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column; with a priority above 0 only `-o wide` shows it."""
+    """One column; `kubectl get` shows it with `-o wide` only if its priority is above 0."""
 
     name: str
     cell: Callable[[Json, float], Any]
@@ -21,7 +21,7 @@ class Column:
 
 
 def format_age(since: object, now: float) -> str:
-    """Say how long ago a time was, in at most two units."""
+    """Format the time since an instant, in at most two units."""
     try:
         return format_duration(max(now - parse_time(str(since)), 0))
     except ValueError:
@@ -29,7 +29,7 @@ def format_age(since: object, now: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Shorten a duration the way kubectl does."""
+    """Format a duration as kubectl does."""
     total = int(seconds)
     minutes, hours, days = total // 60, total // 3600, total // 86400
     steps = (

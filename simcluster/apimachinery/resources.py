@@ -1,4 +1,4 @@
-"""The kinds an API server serves: their place in the API, their names and their versions; pure."""
+"""Resources: the kinds that an API server serves, with their names and versions; pure."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resource:
-    """One kind: where it lives in the API, its names, and what may be asked of it."""
+    """One kind in one version: its place in the API, its names, and what it supports."""
 
     plural: str
     kind: str
@@ -21,9 +21,9 @@ class Resource:
     singular_name: str = ""
     list_name: str = ""
     stored_as: str = ""
-    """Its table, where that is not its plural: other kinds have that name, or share the table."""
+    """The table, if it is not the plural: another kind has that name, or versions share a table."""
     status_only: bool = False
-    """Whether nothing but the status is written through `status`, not even labels."""
+    """Whether a write to `status` changes the status only, and not labels or annotations."""
 
     @property
     def api_version(self) -> str:
@@ -32,27 +32,27 @@ class Resource:
 
     @property
     def qualified(self) -> str:
-        """The plural with its group, as error messages say it."""
+        """The plural with its group, as error messages show it."""
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
     @property
     def singular(self) -> str:
-        """The singular name that kubectl also accepts."""
+        """The singular name, which kubectl also accepts."""
         return self.singular_name or self.kind.lower()
 
     @property
     def list_kind(self) -> str:
-        """The kind of its lists."""
+        """The kind of the lists."""
         return self.list_name or f"{self.kind}List"
 
     @property
     def table(self) -> str:
-        """Where the store keeps its objects: one table for all versions of a kind."""
+        """The store's table: one for all versions of a kind."""
         return self.stored_as or self.plural
 
 
 class Kinds:
-    """Kinds by their place in the API, and by the table in which the store keeps them."""
+    """The served kinds, by their path in the API and by the table of the store."""
 
     def __init__(self, builtin: Iterable[Resource]) -> None:
         rows = list(builtin)
@@ -61,35 +61,35 @@ class Kinds:
         self._added: dict[str, Sequence[Resource]] = {}
 
     def __getitem__(self, table: str) -> Resource:
-        """Return the kind as which a table's objects are stored."""
+        """Return a table's kind in its storage version."""
         return self._stored[table]
 
     def __contains__(self, table: str) -> bool:
         return table in self._stored
 
     def __iter__(self) -> Iterator[Resource]:
-        """Iterate over every kind in every version that is served."""
+        """Iterate over all kinds in all served versions."""
         return iter(self._by_path.values())
 
     def storage_versions(self) -> Iterable[Resource]:
-        """Return each table's kind."""
+        """Return each table's kind in its storage version."""
         return self._stored.values()
 
     def find(self, group: str, version: str, plural: str) -> Resource | None:
-        """Return what is served at a place of the API, or None."""
+        """Return the kind that is served at a path of the API, or None."""
         return self._by_path.get((group, version, plural))
 
     def in_version(self, table: str, api_version: object) -> Resource:
-        """Return a table's kind in the version that an object names, else as it is stored."""
+        """Return a table's kind in this version, or in its storage version if it lacks it."""
         versions = self._added.get(table, ())
         return next((k for k in versions if k.api_version == api_version), self._stored[table])
 
     def versions(self, table: str) -> Sequence[Resource]:
-        """Return a table's kind in every version that is served."""
+        """Return a table's kind in all served versions."""
         return self._added.get(table) or (self._stored[table],)
 
     def install(self, table: str, stored: Resource, served: Sequence[Resource]) -> None:
-        """Serve a table in these versions from now on, and in no others."""
+        """Serve a table in exactly these versions from now on."""
         self._forget_paths(table)
         self._stored[table] = stored
         self._added[table] = served
@@ -97,7 +97,7 @@ class Kinds:
             self._by_path[kind.group, kind.version, kind.plural] = kind
 
     def remove(self, table: str) -> None:
-        """Serve a table no longer."""
+        """Stop serving a table."""
         self._forget_paths(table)
         self._stored.pop(table, None)
         self._added.pop(table, None)

@@ -1,4 +1,4 @@
-"""Which objects a list or a watch is about: namespace, label selector, field selector."""
+"""Selectors of lists and watches: namespace, label selector, field selector; pure."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -32,7 +32,7 @@ _BOOLEANS: Mapping[str, tuple[Any, ...]] = {"true": (True,), "false": (False, No
 
 
 def parse_label_selector(text: str) -> tuple[LabelRequirement, ...]:
-    """Parse a label selector, equality-based and set-based terms alike; all must hold."""
+    """Parse a label selector of equality-based and set-based terms; all of them must hold."""
     found: list[LabelRequirement] = []
     at = 0
     while text.strip() and at < len(text):
@@ -73,7 +73,7 @@ def _comparison(key: str, operator: str | None, value: str) -> LabelRequirement:
 
 
 def selector_requirements(selector: Json | None) -> tuple[LabelRequirement, ...]:
-    """Read a `LabelSelector` object, as PodDisruptionBudgets carry; None selects nothing."""
+    """Parse a `LabelSelector` object, as in a PodDisruptionBudget; None selects nothing."""
     if selector is None:
         return (lambda _labels: False,)
     terms = [f"{key}={value}" for key, value in (selector.get("matchLabels") or {}).items()]
@@ -91,9 +91,9 @@ def selector_requirements(selector: Json | None) -> tuple[LabelRequirement, ...]
 
 
 def _field_requirement(path: str, value: str, *, equal: bool) -> FieldRequirement:
-    """Compare as text; a field that is not set reads as empty, or as false.
+    """Compare as text; a field that is not set equals the empty text and `false`.
 
-    Every watcher's terms see every change, so the path is split and the value turned around once.
+    Every change is compared with the terms of every watch, so the path is split in advance.
     """
     first, *rest = ("source", "component") if path == "source" else path.split(".")
     wanted: tuple[Any, ...] = (value,)
@@ -112,7 +112,7 @@ def _field_requirement(path: str, value: str, *, equal: bool) -> FieldRequiremen
 
 
 def parse_field_selector(text: str, resource: Resource) -> tuple[FieldRequirement, ...]:
-    """Parse a field selector; a field this kind cannot be selected by is a 400."""
+    """Parse a field selector; 400 for a field that this kind does not support."""
     known = {"metadata.name", *resource.selectable}
     if resource.namespaced:
         known.add("metadata.namespace")
@@ -135,14 +135,14 @@ def parse_field_selector(text: str, resource: Resource) -> tuple[FieldRequiremen
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Everything that narrows a list or a watch."""
+    """The namespace, labels and fields that a list or a watch selects."""
 
     namespace: str = ""
     labels: tuple[LabelRequirement, ...] = ()
     fields: tuple[FieldRequirement, ...] = ()
 
     def matches(self, obj: Json) -> bool:
-        """Tell whether the object is selected."""
+        """Return whether the object is selected."""
         for holds in self.fields:
             if not holds(obj):
                 return False
@@ -157,7 +157,7 @@ class Selection:
 def parse_selection(
     resource: Resource, namespace: str | None = None, labels: str = "", fields: str = ""
 ) -> Selection:
-    """Parse what a request says into a `Selection`."""
+    """Parse the selectors of a request into a `Selection`."""
     return Selection(
         namespace or "", parse_label_selector(labels), parse_field_selector(fields, resource)
     )

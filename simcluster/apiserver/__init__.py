@@ -1,1 +1,1 @@
-"""The simulated API server: what it serves, keeps, checks and admits."""
+"""The simulated API server: HTTP, requests, kinds, admission and storage."""

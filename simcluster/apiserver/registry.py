@@ -1,4 +1,4 @@
-"""The registry: each kind with its strategy, and the store that serves them."""
+"""The registry of kinds: their strategies, and the store of their objects."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -45,7 +45,7 @@ _STRATEGIES: Mapping[str, KindStrategy] = {
 
 
 def strategy_of(kind: Resource) -> KindStrategy:
-    """Return the behaviour of a kind."""
+    """Return the strategy of a kind."""
     if isinstance(kind, CustomKind):
         return CustomObjectStrategy(kind)
     return _STRATEGIES.get(kind.table, _PLAIN)
@@ -57,7 +57,7 @@ def open_store(
     window: int = DEFAULT_WINDOW,
     clock: Callable[[], float] = time.time,
 ) -> ObjectStore:
-    """Return a store of the built-in kinds, and of those that stored definitions add."""
+    """Return a store that serves the built-in kinds and those of stored definitions."""
     store = ObjectStore(Kinds(BUILTIN), strategy_of, disk, window=window, clock=clock)
     serve_definitions(store)
     return store

@@ -1,1 +1,1 @@
-"""The simulated kubelet: pods, containers, devices, PodResources and node status."""
+"""The simulated kubelets: nodes, pods, devices and containers."""

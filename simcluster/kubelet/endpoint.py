@@ -1,4 +1,4 @@
-"""The kubelet's HTTPS endpoint, behind a token: `/pods`, `/healthz`, and a restart for tests."""
+"""The kubelet's HTTPS endpoint with token: `/pods`, `/healthz`, and `/debug/restart` for tests."""
 
 import hmac
 from collections.abc import Awaitable, Callable
@@ -12,17 +12,17 @@ Restart = Callable[[], Awaitable[None]]
 
 
 class KubeletEndpoint:
-    """Serves one kubelet's own view of its pods."""
+    """Serves the pods of one kubelet."""
 
     def __init__(self, token: str, pods: Callable[[], list[Json]], restart: Restart) -> None:
         self._token = token
         self._pods = pods
         self._restart = restart
         self.allowed_resources = {"nodes/pods", "nodes/proxy"}
-        """What the token's account may `get`; either is enough for the list of pods."""
+        """What the token's account may `get`; either one allows `/pods`."""
 
     def application(self) -> web.Application:
-        """Return the routes; every path needs the token."""
+        """Return the routes; all paths require the token."""
         app = web.Application(middlewares=[self._authenticated])
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/pods", self._list_pods)
@@ -58,7 +58,7 @@ class KubeletEndpoint:
 async def serve_https(
     application: web.Application, certificates: CertificateFiles, host: str, port: int
 ) -> tuple[web.AppRunner, int]:
-    """Listen; returns the runner and the port. A port that is taken is replaced by a free one."""
+    """Listen; return the runner and the port, which is another one if `port` is in use."""
     runner = web.AppRunner(application, access_log=None, shutdown_timeout=1)
     await runner.setup()
     context = certificates.server_context()

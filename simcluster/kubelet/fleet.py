@@ -1,4 +1,4 @@
-"""All simulated kubelets of a cluster, and the way into their containers for exec and logs."""
+"""The fleet of simulated kubelets: all nodes of a cluster, and access to their containers."""
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
@@ -18,7 +18,7 @@ SettingsOf = Callable[[str], NodeSettings]
 
 
 class KubeletFleet:
-    """Starts a kubelet per node under `<directory>/nodes/<name>`; also the API server's runtime."""
+    """Runs a kubelet per node in `<directory>/nodes/<name>`; is a `ContainerRuntime`."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""One simulated kubelet: a node, its pods, its sockets; restartable as a real one is."""
+"""One simulated kubelet: its node, pods and sockets; it can restart as a real one does."""
 
 import asyncio
 import itertools
@@ -17,7 +17,7 @@ import msgspec
 from shared.model.quantity import parse_resources
 from simcluster.apimachinery.objects import Json
 from simcluster.credentials import api_server_certificates, load_secret
-from simcluster.kubelet.containers.container_state import PodState, StateFiles
+from simcluster.kubelet.containers.container_state import PodState
 from simcluster.kubelet.devices.checkpoint import FILE_NAME
 from simcluster.kubelet.devices.device_manager import DeviceManager
 from simcluster.kubelet.devices.plugin_client import PluginConnection, checked_socket
@@ -42,7 +42,7 @@ FULL_STATUS_S = 300.0
 
 
 class SimKubelet:
-    """Runs between `__aenter__` and `__aexit__`; leaving stops the kubelet, not its containers."""
+    """Runs from `__aenter__` to `__aexit__`; its containers survive it."""
 
     def __init__(
         self,
@@ -99,13 +99,13 @@ class SimKubelet:
     # One life, from start to restart
 
     async def restart(self) -> None:
-        """Stop and start the kubelet: plugins must register again, containers are left alone."""
+        """Restart the kubelet: plugins must register again, containers keep running."""
         async with self._restarting:
             await self._stop()
             await self._start()
 
     async def reboot(self) -> None:
-        """Do what a reboot of the node does: no container runs, and each pod is admitted anew."""
+        """Reboot the node: no container survives, and each pod is admitted anew."""
         async with self._restarting:
             await self._stop()
             await asyncio.to_thread(shutil.rmtree, self.files.pods, ignore_errors=True)
@@ -139,7 +139,7 @@ class SimKubelet:
             self.settings,
             self._store,
             devices=devices,
-            files=StateFiles(self.files.pods),
+            state_directory=self.files.pods,
             node_facts=lambda: self._node_facts(devices),
             address=self._address,
         )
@@ -187,7 +187,7 @@ class SimKubelet:
             self._write_node(devices)
 
     def _write_node(self, devices: DeviceManager) -> None:
-        """Write the node's status if it has changed, or if nothing was written for long."""
+        """Write the node's status if it has changed or is more than 300 s old."""
         found = self._store.find("nodes", None, self.name)
         if found is None:
             return
@@ -242,7 +242,7 @@ class SimKubelet:
         return [] if self._pods is None else self._pods.list_pods()
 
     def state_of(self, namespace: str, name: str) -> PodState | None:
-        """Return the state of a pod's containers, if it was admitted here."""
+        """Return the state of an admitted pod; None for other pods."""
         return None if self._pods is None else self._pods.state_of(namespace, name)
 
     def _earlier_port(self) -> int:

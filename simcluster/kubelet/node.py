@@ -1,4 +1,4 @@
-"""The Node object and its heartbeat, as a kubelet writes them; pure."""
+"""The Node object, its status and its Lease, as a kubelet writes them."""
 
 import platform
 from collections.abc import Mapping
@@ -20,12 +20,12 @@ _CONDITIONS = (
 
 
 def architecture() -> str:
-    """Return this machine's architecture in Kubernetes' words."""
+    """Return this machine's architecture with Kubernetes' name."""
     return _ARCHITECTURES.get(platform.machine(), platform.machine())
 
 
 def node_object(name: str, settings: NodeSettings) -> Json:
-    """Return the object that a kubelet creates for its node when there is none."""
+    """Return the Node object that a kubelet creates."""
     system = {"arch": architecture(), "os": "linux"}
     labels = {f"kubernetes.io/{key}": value for key, value in system.items()}
     labels |= {f"beta.kubernetes.io/{key}": value for key, value in system.items()}
@@ -35,7 +35,7 @@ def node_object(name: str, settings: NodeSettings) -> Json:
 
 
 def without_extended(status: Json) -> Json:
-    """Return a node's status with every extended resource at 0: a node without a checkpoint."""
+    """Return a node's status with all extended resources at 0: a node without checkpoint."""
     return status | {
         part: {
             name: "0" if is_extended_resource(name) else amount
@@ -54,10 +54,10 @@ def node_status(
     counts: tuple[Mapping[str, int], Mapping[str, int]],
     now: float,
 ) -> Json:
-    """Return the node's status: ours laid over what others wrote.
+    """Return the node's status, and keep what others wrote.
 
-    Extended resources that nobody registered are left as somebody patched them. As in a real
-    kubelet, capacity decides: an amount patched into allocatable alone does not stay.
+    Extended resources without a plugin stay as they were patched. As in a real kubelet, an amount
+    that was patched into allocatable only, and not into capacity, does not stay.
     """
     capacity_counts, allocatable_counts = counts
     own = {
@@ -123,7 +123,7 @@ def _conditions(previous: Json, now: float) -> list[Json]:
 
 
 def same_but_heartbeat(one: Json, other: Json) -> bool:
-    """Tell whether two statuses differ in nothing but the time of the heartbeat."""
+    """Return whether two statuses differ in the heartbeat times only."""
     return _timeless(one) == _timeless(other)
 
 
@@ -136,7 +136,7 @@ def _timeless(status: Json) -> Json:
 
 
 def lease_object(name: str, renewed: str) -> Json:
-    """Return the Lease by which a kubelet says that it is alive."""
+    """Return the Lease by which a kubelet reports that it is alive."""
     return {
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",

@@ -1,4 +1,4 @@
-"""What can be chosen about simulated kubelets, and where each keeps its files."""
+"""Settings of simulated kubelets, and the files of each node."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSettings:
-    """Size and manners of one simulated node; defaults are a real kubelet's where it has one."""
+    """Size and behaviour of one simulated node; defaults are those of a real kubelet."""
 
     cpu: str = "64"
     memory: str = "512Gi"
@@ -17,30 +17,30 @@ class NodeSettings:
     kubelet_version: str = "v1.36.2"
     host: str = "127.0.0.1"
     plugin_grace_s: float = 300.0
-    """How long a resource stays listed after its plugin has gone."""
+    """How long a resource stays listed after its plugin has gone, in seconds."""
     retry_s: float = 10.0
-    """Pause before a container start that was refused is tried again."""
+    """Pause between attempts to start a container that a plugin refused."""
     back_off_s: float = 10.0
-    """First pause between restarts of a crashing container; doubles up to five minutes."""
+    """First pause between restarts of a crashing container; doubles up to 300 s."""
     heartbeat_s: float = 10.0
     stale_stream_race: bool = False
-    """Repeat a fault of kubelet 1.36.2: an old stream's end disconnects the newer registration."""
+    """Repeat a bug of kubelet 1.36.2: an old stream's end disconnects the newer registration."""
     pods_lag_s: float = 0.0
-    """How late `/pods` shows a status. A real kubelet shows what comes back from the API server,
-    so for some milliseconds a pod that it has just rejected still looks as if it were wanted."""
+    """Delay of statuses in `/pods`. A real kubelet shows what it reads back from the API server, so
+    for some milliseconds a pod that it has just rejected still looks pending."""
     admits_after_s: float = 0.0
-    """How long after its sockets are there it admits the first pod. A real one lists pods first."""
+    """Delay of the first admission after the sockets exist. A real kubelet lists pods first."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeFiles:
-    """The directory of one node."""
+    """The files of one node."""
 
     root: Path
 
     @property
     def device_plugins(self) -> Path:
-        """Where plugins put their sockets, and the kubelet its own and its checkpoint."""
+        """The sockets of the plugins and of the kubelet, and the checkpoint."""
         return self.root / "device-plugins"
 
     @property
@@ -50,7 +50,7 @@ class NodeFiles:
 
     @property
     def pods(self) -> Path:
-        """What the simulated container runtime remembers, a file per pod."""
+        """The state of the simulated container runtime, a file per pod."""
         return self.root / "pods"
 
     @property
@@ -60,17 +60,17 @@ class NodeFiles:
 
     @property
     def tls(self) -> Path:
-        """Certificates of the HTTPS endpoint; `ca.crt` is to be trusted by those who ask it."""
+        """Certificates of the HTTPS endpoint; clients trust `ca.crt`."""
         return self.root / "tls"
 
     @property
     def description(self) -> Path:
-        """`kubelet.json`: where everything is, for a node agent to read."""
+        """`kubelet.json`: addresses and paths, for a node agent."""
         return self.root / "kubelet.json"
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a file so that a reader sees the old content or the new, never half of it."""
+    """Replace a file atomically: readers see the old content or the new."""
     scratch = path.with_name(f".{path.name}.new")
     scratch.write_bytes(content)
     scratch.replace(path)

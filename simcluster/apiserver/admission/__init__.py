@@ -1,1 +1,1 @@
-"""Admission: webhooks, ValidatingAdmissionPolicies and the CEL expressions in them."""
+"""Admission: webhooks and ValidatingAdmissionPolicies."""

@@ -1,4 +1,4 @@
-"""Asking the webhooks that have a say in a write: the mutating ones in turn, the others at once."""
+"""The admission chain: mutating webhooks in turn, policies, then all validating webhooks."""
 
 import asyncio
 import logging
@@ -22,13 +22,12 @@ from simcluster.apiserver.admission.review import (
 )
 from simcluster.apiserver.admission.rules import (
     AdmissionAttributes,
-    conditions_hold,
     expression_variables,
     matching_version,
     selectors_match,
 )
 from simcluster.apiserver.admission.webhook_client import WebhookClient
-from simcluster.apiserver.cel import ExpressionError
+from simcluster.apiserver.cel import ExpressionError, conditions_hold
 from simcluster.apiserver.storage.records import ObjectChange
 from simcluster.apiserver.storage.store import ObjectStore
 
@@ -48,12 +47,12 @@ class RegisteredWebhook:
 
     @property
     def name(self) -> str:
-        """The webhook's name, which every message carries."""
+        """The webhook's name, which every message contains."""
         return str(self.spec["name"])
 
 
 class AdmissionChain:
-    """Knows all webhooks; asks those that a request concerns."""
+    """Calls the webhooks and evaluates the policies that match a request."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
@@ -66,11 +65,11 @@ class AdmissionChain:
 
     @property
     def is_idle(self) -> bool:
-        """True while nobody has a say, so that nobody needs to be asked."""
+        """True while there is no webhook and no bound policy."""
         return self._policies.is_idle and not any(self._hooks.values())
 
     def intercepts(self, kind: Resource, operation: str, subresource: str, namespace: str) -> bool:
-        """Tell whether anybody may have a say in such a request, going by their rules alone."""
+        """Return whether a rule of any webhook or policy may match such a request."""
         if self.is_idle:
             return False
         request = AdmissionAttributes(operation=operation, kind=kind, body_kind={}, options={},
@@ -87,7 +86,7 @@ class AdmissionChain:
             self._load(kind.table)
 
     def _load(self, table: str) -> None:
-        """Read the configurations in the order of their names, which is the order of calls."""
+        """Load the configurations in the order of their names, which is the order of calls."""
         configs = sorted(self._store.list(table), key=name_of)
         self._hooks[table] = [
             RegisteredWebhook(spec, table == MUTATING)
@@ -103,10 +102,10 @@ class AdmissionChain:
         complete: Completion,
         admit: Completion,
     ) -> AdmissionAttributes:
-        """Let the mutating webhooks change the object, and those ask again that want to.
+        """Call the mutating webhooks, then reinvoke those whose `reinvocationPolicy` requires it.
 
-        `complete` fills in defaults after each change; `admit` runs the built-in admission again,
-        which refuses what contradicts it.
+        `complete` sets defaults after each change. `admit` repeats the built-in admission, which
+        refuses changes that contradict it.
         """
         if request.is_exempt:
             return request
@@ -136,7 +135,7 @@ class AdmissionChain:
         return request
 
     async def validate(self, request: AdmissionAttributes, warnings: list[str]) -> None:
-        """Hear the policies, then ask all validating webhooks at once; the first refusal counts."""
+        """Evaluate the policies, then call all validating webhooks; raise the first refusal."""
         if request.is_exempt:
             return
         self._policies.validate(request, warnings)
@@ -188,9 +187,9 @@ class AdmissionChain:
         request: AdmissionAttributes,
         warnings: list[str],
     ) -> AdmissionResponse | None:
-        """Return what a webhook says, None where it cannot be asked and need not be.
+        """Return a webhook's response; None if the call failed and `failurePolicy` is `Ignore`.
 
-        Raises its refusal.
+        Raises an `ApiError` if the webhook denies the request.
         """
         if request.dry_run and hook.spec.get("sideEffects") not in {"None", "NoneOnDryRun"}:
             raise dry_run_error(hook.name)
@@ -215,7 +214,7 @@ class AdmissionChain:
     def _matched_version(
         self, hook: RegisteredWebhook, request: AdmissionAttributes
     ) -> Resource | None:
-        """Return the version of its kind in which a webhook is to see the request, or None."""
+        """Return the version in which a webhook receives the request; None if it does not match."""
         kind = matching_version(
             hook.spec.get("rules") or (),
             request,
@@ -236,6 +235,6 @@ class AdmissionChain:
         return kind if concerned else None
 
     def namespace_labels(self, name: str) -> Json | None:
-        """Return a namespace's labels, None where it is gone."""
+        """Return a namespace's labels; None if it does not exist."""
         found = self._store.find("namespaces", None, name)
         return None if found is None else metadata(found.obj).get("labels")

@@ -1,7 +1,7 @@
-"""ValidatingAdmissionPolicies: refuse or warn by expressions, without asking anybody.
+"""ValidatingAdmissionPolicies: deny or warn by CEL expressions.
 
-Of what Kubernetes documents, `authorizer` is not there (the one token may do everything) and
-audit annotations go nowhere, for there is no audit log.
+Differences from Kubernetes: there is no `authorizer` (the one token may do everything), and audit
+annotations are dropped (there is no audit log).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,12 +13,11 @@ from simcluster.apimachinery.resources import Resource
 from simcluster.apimachinery.selectors import selector_requirements
 from simcluster.apiserver.admission.rules import (
     AdmissionAttributes,
-    conditions_hold,
     expression_variables,
     matching_version,
     selectors_match,
 )
-from simcluster.apiserver.cel import ExpressionError, compile_expression
+from simcluster.apiserver.cel import ExpressionError, compile_expression, conditions_hold
 from simcluster.apiserver.storage.records import ObjectChange
 from simcluster.apiserver.storage.store import ObjectStore
 
@@ -29,14 +28,14 @@ _CODES = {"Unauthorized": 401, "Forbidden": 403, "RequestEntityTooLarge": 413, "
 
 @dataclass(frozen=True, slots=True)
 class PolicyDenial:
-    """Why a policy does not let a request pass."""
+    """Why a policy denies a request."""
 
     message: str
     reason: str = "Invalid"
 
 
 class BoundPolicies:
-    """Knows all policies and their bindings."""
+    """All policies that have a binding."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
@@ -50,7 +49,7 @@ class BoundPolicies:
         return not self._bound
 
     def rules(self) -> list[Sequence[Json]]:
-        """Return the rules of each bound policy, without the names to which they are limited."""
+        """Return the rules of each bound policy, without their `resourceNames`."""
         return [
             [{**rule, "resourceNames": []} for rule in _rules(policy)] for policy, _ in self._bound
         ]
@@ -68,7 +67,7 @@ class BoundPolicies:
         self._bound = [(policy, bound) for policy, bound in pairs if bound]
 
     def validate(self, request: AdmissionAttributes, warnings: list[str]) -> None:
-        """Raise the first denial; add what bindings only warn of to `warnings`."""
+        """Raise the first denial; append what bindings only warn of to `warnings`."""
         denied: list[tuple[str, PolicyDenial]] = []
         for policy, bindings in self._bound:
             kind = self._matched_version(policy["spec"].get("matchConstraints") or {}, request)
@@ -92,9 +91,9 @@ class BoundPolicies:
     def _matched_version(
         self, match: Json, request: AdmissionAttributes, *, everything: bool = False
     ) -> Resource | None:
-        """Return the version in which rules and selectors choose a request, None for none.
+        """Return the version in which rules and selectors match a request; None if they do not.
 
-        With `everything`, no rules means all requests, as in bindings.
+        With `everything`, an empty list of rules matches all requests, as in bindings.
         """
         versions = self._store.kinds.versions(request.kind.table)
         exact = match.get("matchPolicy") == "Exact"
@@ -135,32 +134,33 @@ class BoundPolicies:
     def _params(
         self, spec: Json, bound: Json, request: AdmissionAttributes
     ) -> Sequence[Json | None]:
-        """Return the objects a policy is evaluated with, one None where it takes none."""
+        """Return the parameter objects of a policy; one None if the policy takes none."""
         wanted, ref = spec.get("paramKind"), bound.get("paramRef")
         if not wanted or not ref:
             return [None]
-        kind = next(
-            (k for k in self._store.kinds
-             if (k.api_version, k.kind) == (wanted.get("apiVersion"), wanted.get("kind"))), None
-        )  # fmt: skip
+        type_of = (wanted.get("apiVersion"), wanted.get("kind"))
+        kind = next((k for k in self._store.kinds if (k.api_version, k.kind) == type_of), None)
         if kind is None:
             raise LookupError(f"paramKind {wanted.get('kind')} is not known")
         namespace = (ref.get("namespace") or request.namespace) if kind.namespaced else None
-        if ref.get("name"):
-            one = self._store.find(kind.table, namespace, ref["name"])
-            found = [] if one is None else [one.obj]
-        else:
-            terms = selector_requirements(ref.get("selector") or {})
-            found = [
-                obj
-                for obj in self._store.list(kind.table, namespace)
-                if all(term(metadata(obj).get("labels") or {}) for term in terms)
-            ]
+        found = self._find_params(kind, namespace, ref)
         if not found and ref.get("parameterNotFoundAction") != "Allow":
             raise LookupError(
                 "no params found for policy binding with `Deny` parameterNotFoundAction"
             )
         return found
+
+    def _find_params(self, kind: Resource, namespace: str | None, ref: Json) -> list[Json]:
+        """Return the objects that a `paramRef` names or selects."""
+        if ref.get("name"):
+            one = self._store.find(kind.table, namespace, ref["name"])
+            return [] if one is None else [one.obj]
+        terms = selector_requirements(ref.get("selector") or {})
+        return [
+            obj
+            for obj in self._store.list(kind.table, namespace)
+            if all(term(metadata(obj).get("labels") or {}) for term in terms)
+        ]
 
 
 def _rules(policy: Json) -> Sequence[Json]:
@@ -168,7 +168,7 @@ def _rules(policy: Json) -> Sequence[Json]:
 
 
 def _violations(spec: Json, given: Json) -> Iterator[tuple[PolicyDenial, bool]]:
-    """Yield what the validations say no to, and whether that is for an error in them."""
+    """Yield a denial for each failed validation, and whether an error in it is the reason."""
     try:
         if not conditions_hold(spec.get("matchConditions") or (), given):
             return
@@ -191,7 +191,7 @@ def _violations(spec: Json, given: Json) -> Iterator[tuple[PolicyDenial, bool]]:
 
 
 def _variables(described: Sequence[Json], given: Json) -> Json:
-    """Evaluate a policy's variables; one that cannot be is missed only by those who use it."""
+    """Evaluate a policy's variables; one that fails is missing for the expressions that use it."""
     found: Json = {}
     for each in described:
         try:

@@ -1,4 +1,4 @@
-"""ValidatingAdmissionPolicies and their bindings: defaults, and what is wrong with them."""
+"""ValidatingAdmissionPolicies and their bindings: defaults and validation."""
 
 from collections.abc import Iterator
 
@@ -34,12 +34,12 @@ def _complete_match(match: object) -> None:
 
 
 class AdmissionPolicyStrategy(KindStrategy):
-    """A policy says what is allowed; it does nothing until it is bound."""
+    """The strategy of policies; a policy has no effect until it is bound."""
 
     has_generation = True
 
     def apply_defaults(self, obj: Json, cluster: ObjectLookup) -> None:
-        """Fail closed, and match equivalent versions, unless told otherwise."""
+        """Fail closed and match equivalent versions by default."""
         spec = obj.get("spec")
         if not isinstance(spec, dict):
             raise ApiError.bad_request("a ValidatingAdmissionPolicy has a spec")
@@ -47,7 +47,7 @@ class AdmissionPolicyStrategy(KindStrategy):
         _complete_match(spec.get("matchConstraints"))
 
     def validate(self, obj: Json) -> list[Cause]:
-        """Check rules and expressions."""
+        """Validate rules and expressions."""
         return [*metadata_causes(obj), *_policy_causes(obj["spec"])]
 
 
@@ -72,18 +72,18 @@ def _policy_causes(spec: Json) -> Iterator[Cause]:
 
 
 class PolicyBindingStrategy(KindStrategy):
-    """A binding says where a policy applies, and what follows when it does not hold."""
+    """The strategy of bindings: where a policy applies, and what a violation causes."""
 
     has_generation = True
 
     def apply_defaults(self, obj: Json, cluster: ObjectLookup) -> None:
-        """Match equivalent versions unless told otherwise."""
+        """Match equivalent versions by default."""
         if not isinstance(obj.get("spec"), dict):
             raise ApiError.bad_request("a ValidatingAdmissionPolicyBinding has a spec")
         _complete_match(obj["spec"].get("matchResources"))
 
     def validate(self, obj: Json) -> list[Cause]:
-        """Check that there is a policy to bind and an action to take."""
+        """Require a policy and valid actions."""
         spec = obj["spec"]
         causes = metadata_causes(obj)
         if not spec.get("policyName"):

@@ -1,4 +1,4 @@
-"""AdmissionReview v1: what a webhook is told, and how its answer is read; pure."""
+"""AdmissionReview v1: the request to a webhook, and its response; pure."""
 
 import base64
 import binascii
@@ -22,12 +22,12 @@ _V1 = "admission.k8s.io/v1"
 
 
 class WebhookCallError(Exception):
-    """A webhook could not be asked, or did not answer as it should; `failurePolicy` decides."""
+    """The call of a webhook failed; `failurePolicy` decides what follows."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionResponse:
-    """What a webhook says: yes or why not, what it would change, what it warns of."""
+    """The response of a webhook: allowed or not, patch, warnings."""
 
     allowed: bool
     status: Json | None = None
@@ -36,14 +36,14 @@ class AdmissionResponse:
 
 
 def admission_review(request: AdmissionAttributes, kind: Resource, *, uid: str) -> Json:
-    """Return the body that a webhook is sent."""
+    """Return the body of the request to a webhook."""
     described = admission_request(request, kind, uid=uid)
     described["object"], described["oldObject"] = objects_in_version(request, kind)
     return {"kind": "AdmissionReview", "apiVersion": _V1, "request": described}
 
 
 def parse_review(body: Any, *, uid: str, mutating: bool) -> AdmissionResponse:
-    """Read a webhook's answer; `WebhookError` where it breaks the protocol."""
+    """Parse a webhook's response; `WebhookCallError` if it is malformed."""
     response = body.get("response") if isinstance(body, dict) else None
     if not isinstance(response, dict):
         raise _invalid("webhook response was absent")
@@ -94,7 +94,7 @@ def _invalid(why: str) -> WebhookCallError:
 def apply_webhook_patch(
     request: AdmissionAttributes, kind: Resource, name: str, patch: Sequence[Json]
 ) -> AdmissionAttributes:
-    """Return the request with its object changed by a webhook; 500 where the patch does not fit."""
+    """Return the request with its object patched; 500 if the patch does not apply."""
     obj, _ = objects_in_version(request, kind)
     if obj is None:
         raise internal_error(
@@ -116,7 +116,7 @@ def apply_webhook_patch(
 
 
 def denied_error(name: str, status: Json | None) -> ApiError:
-    """Return the refusal of a webhook, in the words of its status."""
+    """Return the error for a request that a webhook denied, with the webhook's status."""
     said = status or {}
     by = f'admission webhook "{name}" denied the request'
     if said.get("message") or said.get("reason"):
@@ -128,16 +128,16 @@ def denied_error(name: str, status: Json | None) -> ApiError:
 
 
 def call_failed_error(name: str, why: str) -> ApiError:
-    """Return the refusal that follows when a webhook that must be asked cannot be."""
+    """Return the error for a request whose webhook could not be called."""
     return internal_error(f'failed calling webhook "{name}": {why}')
 
 
 def dry_run_error(name: str) -> ApiError:
-    """Return the refusal of a dry run that would have side effects."""
+    """Return the error for a dry run of a webhook with side effects."""
     return ApiError.bad_request(f'admission webhook "{name}" does not support dry run')
 
 
 def internal_error(why: str) -> ApiError:
-    """Return a 500 as the API server words it."""
+    """Return a 500 with the text of the Kubernetes API server."""
     details = {"causes": [{"message": why}]}
     return ApiError(500, "InternalError", f"Internal error occurred: {why}", details=details)

@@ -1,4 +1,4 @@
-"""Which requests an admission webhook or policy is about: rules, scope, selectors; pure."""
+"""Rules, scopes and selectors: which requests a webhook or a policy matches; pure."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -7,19 +7,18 @@ from simcluster.apimachinery.conversions import to_version
 from simcluster.apimachinery.objects import Json, metadata, name_of
 from simcluster.apimachinery.resources import Resource
 from simcluster.apimachinery.selectors import selector_requirements
-from simcluster.apiserver.cel import ExpressionError, compile_expression
 
 _EXEMPT = "admissionregistration.k8s.io"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionAttributes:
-    """What a request would do, as admission sees it; `obj` is None for a deletion."""
+    """A request as admission sees it; `obj` is None for a deletion."""
 
     operation: str
     kind: Resource
     body_kind: Json
-    """Group, version and kind of `obj`: a subresource's body has another than the resource."""
+    """Group, version and kind of `obj`; the body of a subresource is of another kind."""
     subresource: str = ""
     namespace: str = ""
     name: str = ""
@@ -28,11 +27,11 @@ class AdmissionAttributes:
     options: Json
     dry_run: bool = False
     user: Json = field(default_factory=dict)
-    """Who asks, as `userInfo` shows it."""
+    """The user, as `userInfo` shows it."""
 
     @property
     def is_exempt(self) -> bool:
-        """True for the configuration of admission itself, which could lock everybody out."""
+        """True for the configuration of admission itself, which could lock everyone out."""
         return self.kind.group == _EXEMPT
 
 
@@ -43,9 +42,9 @@ def matching_version(
     *,
     exact: bool,
 ) -> Resource | None:
-    """Return the version of the kind in which the rules match the request, None for none.
+    """Return the version of the kind that the rules match; None if they match none.
 
-    Unless `exact`, a rule for one version of a kind also catches requests that use another.
+    Unless `exact`, a rule for one version of a kind matches requests in all its versions.
     """
     chosen = [request.kind, *(() if exact else versions)]
     listed = list(rules)
@@ -82,7 +81,7 @@ def _resource(pattern: str, kind: Resource, request: AdmissionAttributes) -> boo
 def selectors_match(
     hook: Json, request: AdmissionAttributes, namespace_labels: Callable[[str], Json | None]
 ) -> bool:
-    """Tell whether the selectors of a webhook, or of a policy's constraints, choose the request."""
+    """Return whether the selectors of a webhook or a policy match the request."""
     return _namespace_selected(hook, request, namespace_labels) and _object_selected(hook, request)
 
 
@@ -112,7 +111,7 @@ def _object_selected(hook: Json, request: AdmissionAttributes) -> bool:
 def objects_in_version(
     request: AdmissionAttributes, kind: Resource
 ) -> tuple[Json | None, Json | None]:
-    """Return the request's objects as one version of the kind shows them."""
+    """Return the request's object and old object, converted to a version of the kind."""
     if kind is request.kind or request.subresource not in {"", "status"}:
         return request.obj, request.old_obj
     return (
@@ -122,7 +121,7 @@ def objects_in_version(
 
 
 def admission_request(request: AdmissionAttributes, kind: Resource, *, uid: str) -> Json:
-    """Describe the request as `AdmissionRequest` does, for a webhook that matched on `kind`."""
+    """Return the `AdmissionRequest` for a webhook that matched on `kind`."""
     resource = {"group": kind.group, "version": kind.version, "resource": kind.plural}
     asked = {"group": request.kind.group, "version": request.kind.version,
              "resource": request.kind.plural}  # fmt: skip
@@ -151,29 +150,12 @@ def admission_request(request: AdmissionAttributes, kind: Resource, *, uid: str)
 
 
 def group_version_kind(kind: Resource) -> Json:
-    """Return group, version and kind as admission writes them."""
+    """Return group, version and kind as in an `AdmissionRequest`."""
     return {"group": kind.group, "version": kind.version, "kind": kind.kind}
 
 
 def expression_variables(request: AdmissionAttributes, kind: Resource) -> Json:
-    """Return the object, the old object and the request, as a version of the kind shows them."""
+    """Return the variables of expressions: `object`, `oldObject` and `request`."""
     obj, old = objects_in_version(request, kind)
     described = admission_request(request, kind, uid="")
     return {"object": obj, "oldObject": old, "request": described}
-
-
-def conditions_hold(conditions: Iterable[Json], variables: Json) -> bool:
-    """Tell whether all conditions hold; one that is false decides, whatever else cannot be told.
-
-    Raises `ExpressionError` where none is false and some cannot be told.
-    """
-    errors: list[str] = []
-    for condition in conditions:
-        try:
-            if compile_expression(condition["expression"]).evaluate(variables) is False:
-                return False
-        except ExpressionError as error:
-            errors.append(f"expression '{condition['expression']}' resulted in error: {error}")
-    if errors:
-        raise ExpressionError(errors[0] if len(errors) == 1 else f"[{', '.join(errors)}]")
-    return True

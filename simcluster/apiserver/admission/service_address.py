@@ -1,10 +1,10 @@
-"""Where a webhook is reached: its URL, or an endpoint of the Service it names."""
+"""The address of a webhook: its URL, or an endpoint of its Service."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from simcluster.apimachinery.objects import Json, at_path
+from simcluster.apimachinery.objects import Json, at_path, name_of, namespace_of
 from simcluster.apiserver.storage.store import ObjectStore
 
 _SERVICE_LABEL = "kubernetes.io/service-name"
@@ -12,7 +12,7 @@ _SERVICE_LABEL = "kubernetes.io/service-name"
 
 @dataclass(frozen=True, slots=True)
 class WebhookAddress:
-    """`url` names the webhook in messages, `dialled` leads there; TLS is for `server_name`."""
+    """`url` is for messages, `dial_url` for the connection, `server_name` for TLS."""
 
     url: str
     dial_url: str
@@ -21,47 +21,57 @@ class WebhookAddress:
 
 
 def resolve_address(config: Json, store: ObjectStore) -> WebhookAddress:
-    """Return where a `clientConfig` points; `LookupError` says why it points nowhere."""
+    """Return the address of a `clientConfig`; `LookupError` says why there is none."""
     if config.get("url"):
         parts = urlsplit(config["url"])
         url = config["url"].rstrip("?")
         return WebhookAddress(url, url, parts.netloc, parts.hostname or "")
-    asked = config["service"]
-    namespace, name = asked["namespace"], asked["name"]
-    port = int(asked.get("port") or 443)
+    wanted = config["service"]
+    namespace, name = wanted["namespace"], wanted["name"]
+    port = int(wanted.get("port") or 443)
     found = store.find("services", namespace, name)
     if found is None:
         raise LookupError(f'service "{name}" not found')
-    listed = at_path(found.obj, "spec.ports") or ()
-    chosen = next((each for each in listed if each.get("port") == port), None)
+    host = f"{name}.{namespace}.svc"
+    path = "/" + str(wanted.get("path") or "").lstrip("/")
+    endpoint = _endpoint(store, found.obj, port)
+    return WebhookAddress(f"https://{host}:{port}{path}", f"https://{endpoint}{path}", host, host)
+
+
+def _endpoint(store: ObjectStore, service: Json, port: int) -> str:
+    """Return host and port of one endpoint of a service; `LookupError` if there is none."""
+    name = name_of(service)
+    ports = at_path(service, "spec.ports") or ()
+    chosen = next((each for each in ports if each.get("port") == port), None)
     if chosen is None:
         raise LookupError(f'no service port {port} found for service "{name}"')
-    host = f"{name}.{namespace}.svc"
-    path = "/" + str(asked.get("path") or "").lstrip("/")
-    if at_path(found.obj, "spec.type") == "ExternalName":
-        reached = f"{at_path(found.obj, 'spec.externalName')}:{port}"
-    else:
-        endpoints = _endpoints(store, namespace, name, str(chosen.get("name") or ""))
-        reached = next(endpoints, "")
-    if not reached:
+    if at_path(service, "spec.type") == "ExternalName":
+        return f"{at_path(service, 'spec.externalName')}:{port}"
+    endpoints = _endpoints(store, namespace_of(service), name, str(chosen.get("name") or ""))
+    found = next(endpoints, "")
+    if not found:
         raise LookupError(f'no endpoints available for service "{name}"')
-    return WebhookAddress(f"https://{host}:{port}{path}", f"https://{reached}{path}", host, host)
+    return found
 
 
 def _endpoints(store: ObjectStore, namespace: str, name: str, port_name: str) -> Iterator[str]:
     slices = store.list("endpointslices", namespace, labels=f"{_SERVICE_LABEL}={name}")
     for each in slices:
-        addresses = [
-            address
-            for endpoint in each.get("endpoints") or ()
-            if at_path(endpoint, "conditions.ready") is not False
-            for address in endpoint.get("addresses") or ()
-        ]
-        yield from _pairs(addresses, each.get("ports") or [], port_name)
-    old = store.find("endpoints", namespace, name)
-    for subset in (old.obj.get("subsets") or ()) if old is not None else ():
-        ready = [str(each.get("ip")) for each in subset.get("addresses") or ()]
-        yield from _pairs(ready, subset.get("ports") or [], port_name)
+        yield from _pairs(_ready_addresses(each), each.get("ports") or [], port_name)
+    endpoints = store.find("endpoints", namespace, name)
+    subsets = [] if endpoints is None else endpoints.obj.get("subsets") or []
+    for subset in subsets:
+        addresses = [str(each.get("ip")) for each in subset.get("addresses") or ()]
+        yield from _pairs(addresses, subset.get("ports") or [], port_name)
+
+
+def _ready_addresses(endpoint_slice: Json) -> list[str]:
+    return [
+        address
+        for endpoint in endpoint_slice.get("endpoints") or ()
+        if at_path(endpoint, "conditions.ready") is not False
+        for address in endpoint.get("addresses") or ()
+    ]
 
 
 def _pairs(addresses: list[str], ports: list[Json], port_name: str) -> Iterator[str]:

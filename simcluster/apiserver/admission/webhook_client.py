@@ -1,4 +1,4 @@
-"""Calls to admission webhooks: over TLS that their configuration vouches for, in their time."""
+"""The client of admission webhooks: TLS with their CA bundle, within their timeout."""
 
 import base64
 import os
@@ -17,7 +17,7 @@ from simcluster.apiserver.storage.store import ObjectStore
 
 @dataclass(slots=True)
 class WebhookClient:
-    """Holds the connections to webhooks; `close` them with the server."""
+    """Holds the connections to webhooks; `close` it with the server."""
 
     store: ObjectStore
     _session: aiohttp.ClientSession | None = None
@@ -30,9 +30,9 @@ class WebhookClient:
             self._session = None
 
     async def post(self, config: Json, body: Json, *, timeout_s: int) -> Any:
-        """Send a review and return the decoded answer; `WebhookError` for everything else.
+        """Send a review and return the decoded response; `WebhookCallError` if that fails.
 
-        The texts are those of Kubernetes' own client, which name the method and the URL.
+        The texts are those of the Kubernetes API server; they contain the method and the URL.
         """
         target = self._target(config)
         shown = f'Post "{target.url}?timeout={timeout_s}s"'
@@ -70,7 +70,7 @@ class WebhookClient:
             raise _failed(str(error.args[0])) from error
 
     def _context(self, bundle: str) -> ssl.SSLContext:
-        """Trust what the configuration says, and what this machine does where it says nothing."""
+        """Trust the CA bundle, or this machine's CAs if there is no bundle."""
         if bundle not in self._contexts:
             pem = base64.b64decode(bundle).decode() if bundle else None
             context = ssl.create_default_context(cadata=pem)

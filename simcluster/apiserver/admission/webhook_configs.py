@@ -1,4 +1,4 @@
-"""Webhook configurations: their defaults, and what is wrong with them."""
+"""Webhook configurations: defaults and validation."""
 
 import base64
 import binascii
@@ -32,7 +32,7 @@ def _required(field: str, text: str = "") -> Cause:
 
 
 class WebhookConfigurationStrategy(KindStrategy):
-    """Mutating or validating: the former may also be asked again."""
+    """The strategy of mutating and of validating configurations."""
 
     has_generation = True
 
@@ -40,7 +40,7 @@ class WebhookConfigurationStrategy(KindStrategy):
         self.mutating = mutating
 
     def apply_defaults(self, obj: Json, cluster: ObjectLookup) -> None:
-        """Fill in policies, selectors and the timeout."""
+        """Set policies, selectors and the timeout."""
         for hook in obj.get("webhooks") or ():
             if not isinstance(hook, dict):
                 raise ApiError.bad_request("a webhook is a map")
@@ -58,7 +58,7 @@ class WebhookConfigurationStrategy(KindStrategy):
                 service.setdefault("port", 443)
 
     def validate(self, obj: Json) -> list[Cause]:
-        """Check every webhook."""
+        """Validate every webhook."""
         causes = metadata_causes(obj)
         seen: set[str] = set()
         for at, hook in enumerate(obj.get("webhooks") or ()):
@@ -78,7 +78,7 @@ class WebhookConfigurationStrategy(KindStrategy):
         return causes
 
     def changes_generation(self, new: Json, old: Json) -> bool:
-        """The webhooks are what its author wants."""
+        """Any change of the webhooks counts."""
         return bool(new.get("webhooks") != old.get("webhooks"))
 
 
@@ -105,7 +105,7 @@ def _hook_causes(hook: Json, path: str) -> Iterator[Cause]:
 
 
 def rule_causes(rules: Any, path: str) -> Iterator[Cause]:
-    """Check that rules say operations, groups, versions and resources."""
+    """Require operations, groups, versions and resources in each rule."""
     for at, rule in enumerate(rules):
         for field in ("operations", "apiGroups", "apiVersions", "resources"):
             if not rule.get(field):

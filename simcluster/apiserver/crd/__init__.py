@@ -1,1 +1,1 @@
-"""CustomResourceDefinitions: their validation, their schemas and the objects they define."""
+"""CustomResourceDefinitions: validation, schemas, and the custom objects they define."""

@@ -1,4 +1,4 @@
-"""The kinds that a CustomResourceDefinition adds: one per version it serves."""
+"""Custom kinds: the kinds that a CustomResourceDefinition adds, one per version; pure."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -9,25 +9,25 @@ from simcluster.apimachinery.objects import Json, at_path, encode, name_of
 from simcluster.apimachinery.printer_columns import AGE, NAME, Column, format_age
 from simcluster.apimachinery.resources import Resource
 from simcluster.apiserver.crd import json_path
-from simcluster.apiserver.crd.schema_rules import has_rules
+from simcluster.apiserver.crd.schema_shape import has_rules
 
 _VERSION = re.compile(r"v(\d+)(?:(alpha|beta)(\d+))?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CustomKind(Resource):
-    """A kind in one version, with its schema and the columns in which it is listed."""
+    """A custom kind in one version, with its schema and its printer columns."""
 
     schema: Json
     columns: tuple[Column, ...]
     rules: bool = False
-    """Whether the schema has rules in CEL."""
+    """Whether the schema contains CEL rules."""
     warning: str = ""
-    """What every answer in this version warns of; empty unless it is deprecated."""
+    """The warning that every response in this version carries; empty unless it is deprecated."""
 
 
 def custom_kinds(definition: Json) -> tuple[CustomKind, list[CustomKind]]:
-    """Return the kind as it is stored, and all versions that are served, best first."""
+    """Return the kind in its storage version, and in all served versions, best first."""
     made = {
         str(version["name"]): (_kind(definition, version), version)
         for version in sorted(
@@ -39,7 +39,7 @@ def custom_kinds(definition: Json) -> tuple[CustomKind, list[CustomKind]]:
 
 
 def version_priority(version: str) -> tuple[int, int, int, str]:
-    """Order versions as Kubernetes prefers them: v2, v1, v1beta1, v1alpha1, then all others."""
+    """Sort key of Kubernetes' version priority: v2, v1, v1beta1, v1alpha1, then all others."""
     match = _VERSION.fullmatch(version)
     if match is None:
         return (3, 0, 0, version)

@@ -1,4 +1,4 @@
-"""How objects of a custom kind are written: by the schema of the version they come in."""
+"""The strategy of custom objects: pruning, defaults and validation by their schema."""
 
 from simcluster.apimachinery.errors import ApiError, Cause
 from simcluster.apimachinery.names import metadata_causes
@@ -13,7 +13,7 @@ _UNCOUNTED = frozenset({"apiVersion", "kind", "metadata"})
 
 
 class CustomObjectStrategy(KindStrategy):
-    """Custom objects are pruned, completed and checked by their schema."""
+    """Writes the objects of one custom kind in one version."""
 
     has_generation = True
 
@@ -21,7 +21,7 @@ class CustomObjectStrategy(KindStrategy):
         self.kind = kind
 
     def prepare_for_create(self, obj: Json, cluster: ObjectLookup) -> None:
-        """Begin without a status where that is a subresource; 405 while the kind is going."""
+        """Drop the status if it is a subresource; 405 while the definition is terminating."""
         definition = cluster.find("customresourcedefinitions", None, self.kind.table)
         if definition is None or metadata(definition.obj).get("deletionTimestamp"):
             text = "create not allowed while custom resource definition is terminating"
@@ -30,20 +30,20 @@ class CustomObjectStrategy(KindStrategy):
             obj.pop("status", None)
 
     def apply_defaults(self, obj: Json, cluster: ObjectLookup) -> None:
-        """Drop what the schema does not know and fill in its defaults."""
+        """Drop fields that the schema does not specify and set its defaults."""
         prune(self.kind.schema, obj)
         fill_defaults(self.kind.schema, obj)
 
     def validate(self, obj: Json) -> list[Cause]:
-        """Check metadata and schema."""
+        """Validate metadata, and the object by its schema."""
         return [*metadata_causes(obj), *self._violations(obj, ABSENT)]
 
     def validate_update(self, new: Json, old: Json) -> list[Cause]:
-        """Check what has changed; what was wrong before and stays as it is stays allowed."""
+        """Validate what has changed: invalid values that stay the same are allowed."""
         return [*metadata_causes(new), *self._violations(new, old)]
 
     def validate_subresource_update(self, new: Json, old: Json) -> list[Cause]:
-        """Check the status, which is all that a subresource changes."""
+        """Validate the status, which is all that a subresource changes."""
         status = (self.kind.schema.get("properties") or {}).get("status")
         if "status" not in new or not isinstance(status, dict):
             return []
@@ -52,14 +52,14 @@ class CustomObjectStrategy(KindStrategy):
         return list(schema_violations(status, new["status"], "status", old.get("status", ABSENT)))
 
     def changes_generation(self, new: Json, old: Json) -> bool:
-        """Everything counts but metadata, and the status where that is a subresource."""
+        """All fields count but metadata, and the status if it is a subresource."""
         apart = _UNCOUNTED | ({"status"} if self.kind.has_status else frozenset())
         return {k: v for k, v in new.items() if k not in apart} != {
             k: v for k, v in old.items() if k not in apart
         }
 
     def _violations(self, obj: Json, old: Json) -> list[Cause]:
-        """Check by the schema; its root's own fields are checked elsewhere."""
+        """Validate by the schema; apiVersion, kind and metadata are validated elsewhere."""
         schema = self.kind.schema
         own = {key: value for key, value in (schema.get("properties") or {}).items()
                if key not in _UNCOUNTED}  # fmt: skip

@@ -1,4 +1,4 @@
-"""CustomResourceDefinitions in force: their kinds are served, and go with all their objects."""
+"""The controller of CustomResourceDefinitions: serves their kinds and deletes their objects."""
 
 from simcluster.apimachinery.objects import deep_copy, metadata, name_of, namespace_of
 from simcluster.apimachinery.resources import Resource
@@ -9,14 +9,14 @@ from simcluster.apiserver.storage.store import ObjectStore
 
 
 def serve_definitions(store: ObjectStore) -> None:
-    """Serve the kinds of all definitions that are established."""
+    """Serve the kinds of all established definitions."""
     for definition in store.list(TABLE):
         if is_established(definition):
             store.install(*custom_kinds(definition))
 
 
 class DefinitionController:
-    """Watches the store: a definition's kinds come with it and go when it is deleted."""
+    """Serves a definition's kinds as soon as it is established, until it is deleted."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
@@ -43,14 +43,14 @@ class DefinitionController:
             self._empty(name_of(definition))
 
     def _empty(self, name: str) -> None:
-        """Delete the objects of a definition that is going; it follows the last of them."""
+        """Delete all objects of a terminating definition."""
         for obj in self._store.list(name) if name in self._store.kinds else ():
             if not metadata(obj).get("deletionTimestamp"):
                 self._store.delete(name, namespace_of(obj) or None, name_of(obj))
         self._finish(name)
 
     def _finish(self, name: str) -> None:
-        """Let a definition go that is being deleted and has no objects left."""
+        """Remove the finalizer of a terminating definition that has no objects left."""
         found = self._store.find(TABLE, None, name)
         if found is None or not metadata(found.obj).get("deletionTimestamp"):
             return

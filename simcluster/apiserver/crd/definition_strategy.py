@@ -1,4 +1,4 @@
-"""What is filled into a CustomResourceDefinition, and when its kinds may be served."""
+"""The strategy of CustomResourceDefinitions: names, conditions and stored versions."""
 
 from collections.abc import Iterator, Mapping
 
@@ -18,7 +18,7 @@ _SETTLED = ("group", "scope", "names.plural", "names.kind")
 
 
 def is_established(definition: Json) -> bool:
-    """Tell whether the definition's kinds are served."""
+    """Return whether the definition's kinds are served."""
     return any(
         each.get("type") == "Established" and each.get("status") == "True"
         for each in at_path(definition, "status.conditions") or ()
@@ -26,19 +26,19 @@ def is_established(definition: Json) -> bool:
 
 
 class DefinitionStrategy(KindStrategy):
-    """A definition is established at once, unless another one has taken its names."""
+    """Establishes a definition at once, unless another one uses its names."""
 
     has_generation = True
 
     def prepare_for_create(self, obj: Json, cluster: ObjectLookup) -> None:
-        """Begin without a status, and with the finalizer that waits for the objects."""
+        """Reset the status and add the finalizer that waits for the objects."""
         obj["status"] = {}
         finalizers = obj["metadata"].setdefault("finalizers", [])
         if FINALIZER not in finalizers:
             finalizers.append(FINALIZER)
 
     def apply_defaults(self, obj: Json, cluster: ObjectLookup) -> None:
-        """Fill in names, versions and the status."""
+        """Set names and versions, and write the status."""
         spec = obj.get("spec")
         if not isinstance(spec, dict) or not isinstance(spec.get("versions"), list):
             raise ApiError.bad_request("a CustomResourceDefinition has a spec with versions")
@@ -50,15 +50,15 @@ class DefinitionStrategy(KindStrategy):
         self._observe(obj, cluster)
 
     def validate(self, obj: Json) -> list[Cause]:
-        """Check metadata, names, versions and schemas."""
+        """Validate metadata, names, versions and schemas."""
         return [*metadata_causes(obj), *definition_causes(obj)]
 
     def validate_transition(self, new: Json, old: Json) -> list[Cause]:
-        """What is served keeps its identity, and its stored versions."""
+        """An established definition keeps its names and its stored versions."""
         return list(_changes(new, old))
 
     def prepare_for_delete(self, obj: Json) -> None:
-        """Show that its objects are going."""
+        """Add the condition `Terminating`."""
         text = "CustomResource deletion is in progress"
         condition = {"type": "Terminating", "status": "True",
                      "lastTransitionTime": obj["metadata"]["deletionTimestamp"],
@@ -66,25 +66,33 @@ class DefinitionStrategy(KindStrategy):
         obj["status"]["conditions"] = [*(at_path(obj, "status.conditions") or ()), condition]
 
     def _observe(self, obj: Json, cluster: ObjectLookup) -> None:
-        spec, status = obj["spec"], obj.get("status") or {}
+        status = obj.get("status") or {}
         taken = next(_taken_names(obj, cluster.list(TABLE)), "")
-        known = {each["type"]: each for each in status.get("conditions") or ()}
-        accepted = ("True", "NoConflicts", "no conflicts found")
-        established = ("True", "InitialNamesAccepted", "the initial names have been accepted")
-        if taken:
-            accepted = ("False", "NamesConflict", f"{json_text(taken)} is already in use")
-            established = ("False", "NotAccepted", "not all names are accepted")
-        known |= {
-            name: _condition(known.get(name), name, *said, now=cluster.now())
-            for name, said in (("NamesAccepted", accepted), ("Established", established))
-        }
-        stored = [v["name"] for v in spec["versions"] if v.get("storage") and v.get("name")]
-        before = status.get("storedVersions") or []
+        names = status.get("acceptedNames") or {} if taken else dict(obj["spec"]["names"])
         obj["status"] = {
-            "conditions": list(known.values()),
-            "acceptedNames": (status.get("acceptedNames") or {}) if taken else dict(spec["names"]),
-            "storedVersions": [*before, *(name for name in stored if name not in before)],
+            "conditions": _conditions(status, taken, now=cluster.now()),
+            "acceptedNames": names,
+            "storedVersions": _stored_versions(obj["spec"], status),
         }
+
+
+def _conditions(status: Json, taken_name: str, *, now: str) -> list[Json]:
+    known = {each["type"]: each for each in status.get("conditions") or ()}
+    accepted = ("True", "NoConflicts", "no conflicts found")
+    established = ("True", "InitialNamesAccepted", "the initial names have been accepted")
+    if taken_name:
+        accepted = ("False", "NamesConflict", f"{json_text(taken_name)} is already in use")
+        established = ("False", "NotAccepted", "not all names are accepted")
+    for name, values in (("NamesAccepted", accepted), ("Established", established)):
+        known[name] = _condition(known.get(name), name, *values, now=now)
+    return list(known.values())
+
+
+def _stored_versions(spec: Json, status: Json) -> list[str]:
+    """Return the versions in which objects may be stored: earlier ones and the present one."""
+    before = status.get("storedVersions") or []
+    stored = [v["name"] for v in spec["versions"] if v.get("storage") and v.get("name")]
+    return [*before, *(name for name in stored if name not in before)]
 
 
 def _condition(
@@ -96,7 +104,7 @@ def _condition(
 
 
 def _taken_names(definition: Json, others: list[Json]) -> Iterator[str]:
-    """Iterate over the names that another definition of the group has been given."""
+    """Iterate over the names that another definition of the group uses."""
     spec = definition["spec"]
     own = _names(spec["names"])
     for other in others:

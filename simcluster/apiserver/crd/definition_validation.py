@@ -1,4 +1,4 @@
-"""What is wrong with a CustomResourceDefinition: names, versions, columns, schemas."""
+"""Validation of CustomResourceDefinitions: names, versions, columns, schemas."""
 
 import re
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from simcluster.apiserver.cel import expression_causes
 from simcluster.apiserver.crd import json_path
 from simcluster.apiserver.crd.custom_kinds import COLUMN_TYPES
 from simcluster.apiserver.crd.schema_check import pattern_of, schema_violations
-from simcluster.apiserver.crd.schema_rules import RULES
+from simcluster.apiserver.crd.schema_shape import RULES
 
 _APPROVED = "api-approved.kubernetes.io"
 
@@ -38,7 +38,7 @@ def _forbidden(field: str, text: str) -> Cause:
 
 
 def definition_causes(definition: Json) -> Iterator[Cause]:
-    """Check a whole definition; `complete`d ones have every map and list they need."""
+    """Validate a definition whose defaults are set."""
     spec = definition["spec"]
     yield from _group_causes(definition)
     for name in ("plural", "singular", "kind", "listKind"):
@@ -115,7 +115,7 @@ def _column_causes(described: Json, path: str) -> Iterator[Cause]:
 
 
 def _schema_causes(schema: Json, path: str, *, combined: bool = False) -> Iterator[Cause]:
-    """Check that a schema is structural: every node has a type, and says what is below it."""
+    """Require a structural schema: each node has a type and specifies what is below it."""
     if not combined:
         yield from _type_causes(schema, path)
     if schema.get("uniqueItems"):

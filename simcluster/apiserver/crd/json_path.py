@@ -1,4 +1,4 @@
-"""Kubernetes' JSONPath as columns and selectable fields use it: names, indices, `*`, filters."""
+"""Kubernetes' JSONPath in columns and selectable fields: names, indices, `*`, filters; pure."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ Step = Callable[[Any], Iterator[Any]]
 
 
 def compile_path(path: str) -> Callable[[Any], list[Any]]:
-    """Return a function that finds all values at a path; `ValueError` for a path of other form."""
+    """Return a function that finds all values at a path; `ValueError` for an unsupported path."""
     steps = list(_steps(path))
 
     def find(obj: Any) -> list[Any]:

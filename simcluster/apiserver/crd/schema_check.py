@@ -1,7 +1,7 @@
-"""What is wrong with a value by its structural OpenAPI v3 schema, in Kubernetes' words."""
+"""Validation of values by a structural OpenAPI v3 schema, with Kubernetes' error texts."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -10,13 +10,13 @@ from simcluster.apimachinery.objects import Json, json_text
 from simcluster.apiserver.crd.schema_formats import has_format
 
 ABSENT: Any = object()
-"""Stands for the old value where there is none."""
+"""The old value of a field that did not exist."""
 
 
 def schema_violations(
     schema: Json, value: Any, path: str = "", old: Any = ABSENT
 ) -> Iterator[Cause]:
-    """Check a value; what has not changed since `old` is let be, as Kubernetes ratchets."""
+    """Validate a value; a value that equals `old` is not validated (ratcheting)."""
     if old is not ABSENT and old == value:
         return
     wanted = _types(schema)
@@ -31,7 +31,8 @@ def schema_violations(
         if keyword in schema:
             yield from check(schema, value, path)
     yield from _combined(schema, value, path)
-    yield from _children(schema, value, path, old)
+    for child in children(schema, value, path, old):
+        yield from schema_violations(*child)
 
 
 def _types(schema: Json) -> list[str]:
@@ -197,26 +198,28 @@ _KEYWORDS: Mapping[str, _Check] = {
 
 
 def _combined(schema: Json, value: Any, path: str) -> Iterator[Cause]:
-    def valid(below: Json) -> bool:
-        return next(schema_violations(below, value, path), None) is None
-
     def fails(text: str) -> Cause:
         return Cause("FieldValueInvalid", f'Invalid value: "": "{path}" {text}', path)
 
     for below in schema.get("allOf") or ():
         yield from schema_violations(below, value, path)
-    options = schema.get("anyOf") or ()
-    if options and not any(valid(below) for below in options):
+    any_of = _count_valid(schema.get("anyOf") or (), value, path)
+    if schema.get("anyOf") and not any_of:
         yield fails("must validate at least one schema (anyOf)")
-    exclusive = [valid(below) for below in schema.get("oneOf") or ()]
-    if exclusive and sum(exclusive) != 1:
-        found = f"{sum(exclusive)} valid alternatives" if any(exclusive) else "none valid"
+    one_of = _count_valid(schema.get("oneOf") or (), value, path)
+    if schema.get("oneOf") and one_of != 1:
+        found = f"{one_of} valid alternatives" if one_of else "none valid"
         yield fails(f"must validate one and only one schema (oneOf). Found {found}")
-    if isinstance(schema.get("not"), dict) and valid(schema["not"]):
+    if isinstance(schema.get("not"), dict) and _count_valid([schema["not"]], value, path):
         yield fails("must not validate the schema (not)")
 
 
-def _children(schema: Json, value: Any, path: str, old: Any) -> Iterator[Cause]:
+def _count_valid(schemas: Iterable[Json], value: Any, path: str) -> int:
+    return sum(next(schema_violations(each, value, path), None) is None for each in schemas)
+
+
+def children(schema: Json, value: Any, path: str, old: Any) -> Iterator[tuple[Json, Any, str, Any]]:
+    """Iterate over the fields and items of a value: schema, value, path, old value or `ABSENT`."""
     if isinstance(value, dict):
         properties = schema.get("properties") or {}
         others = schema.get("additionalProperties")
@@ -224,17 +227,18 @@ def _children(schema: Json, value: Any, path: str, old: Any) -> Iterator[Cause]:
         for key, item in value.items():
             below = properties.get(key, others)
             if isinstance(below, dict):
-                yield from schema_violations(
-                    below, item, child_path(path, key), before.get(key, ABSENT)
-                )
+                yield below, item, child_path(path, key), before.get(key, ABSENT)
     elif isinstance(value, list) and isinstance(schema.get("items"), dict):
-        partner = old_item_finder(schema, old)
+        old_item = old_item_finder(schema, old)
         for at, item in enumerate(value):
-            yield from schema_violations(schema["items"], item, f"{path}[{at}]", partner(item))
+            yield schema["items"], item, f"{path}[{at}]", old_item(item)
 
 
 def old_item_finder(schema: Json, old: Any) -> Callable[[Any], Any]:
-    """Return who was a list's item before: known for lists that are maps, unknown for others."""
+    """Return a function from a list item to its old item, or `ABSENT`.
+
+    Items correspond in lists of type `map` only.
+    """
     keys = schema.get("x-kubernetes-list-map-keys")
     if not keys or not isinstance(old, list):
         return lambda _item: ABSENT

@@ -1,4 +1,4 @@
-"""The formats of strings and numbers that a custom kind's schema may ask for."""
+"""The formats of strings and numbers that a schema may require."""
 
 import base64
 import binascii
@@ -47,7 +47,7 @@ _WHOLE = {"int32": 1 << 31, "int64": 1 << 63}
 
 
 def has_format(name: str, value: object) -> bool:
-    """Tell whether a value has the format; formats that are not known are had by every value."""
+    """Return whether a value has a format; every value has an unknown format."""
     if name in _WHOLE and isinstance(value, int) and not isinstance(value, bool):
         return -_WHOLE[name] <= value < _WHOLE[name]
     if isinstance(value, str) and name in _TEXT:

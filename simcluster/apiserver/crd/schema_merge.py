@@ -1,4 +1,4 @@
-"""Server-side apply to a custom object: maps merge, and lists as its schema says they do."""
+"""Server-side apply to custom objects: maps merge, lists merge by their schema; pure."""
 
 from typing import Any
 
@@ -6,10 +6,10 @@ from simcluster.apimachinery.objects import Json
 
 
 def apply_by_schema(schema: Json, old: Any, new: Any) -> Any:
-    """Return what an applied value makes of the old one.
+    """Apply a new value to the old one.
 
-    Lists that are maps merge by their keys, sets are united, all other lists are replaced. Fields
-    that an earlier apply set and this one leaves out stay as they are: no owners are recorded.
+    Lists of type `map` merge by their keys, sets are united, and other lists are replaced. Fields
+    that an earlier apply set and this one omits stay as they are: field owners are not recorded.
     """
     if isinstance(new, dict) and isinstance(old, dict):
         if schema.get("x-kubernetes-map-type") == "atomic":

@@ -1,4 +1,4 @@
-"""The rules a schema adds in CEL, `x-kubernetes-validations`: what they say of a value."""
+"""The CEL rules of a schema, `x-kubernetes-validations`."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -6,9 +6,9 @@ from typing import Any
 from simcluster.apimachinery.errors import Cause
 from simcluster.apimachinery.objects import Json, json_text
 from simcluster.apiserver.cel import ExpressionError, compile_expression
-from simcluster.apiserver.crd.schema_check import ABSENT, child_path, old_item_finder
+from simcluster.apiserver.crd.schema_check import ABSENT, children
+from simcluster.apiserver.crd.schema_shape import RULES
 
-RULES = "x-kubernetes-validations"
 _REASONS = {
     "FieldValueForbidden": "Forbidden",
     "FieldValueRequired": "Required value",
@@ -16,31 +16,14 @@ _REASONS = {
 }
 
 
-def has_rules(schema: Any) -> bool:
-    """Tell whether a schema has rules anywhere."""
-    if isinstance(schema, dict):
-        return RULES in schema or any(has_rules(below) for below in schema.values())
-    return isinstance(schema, list) and any(has_rules(below) for below in schema)
-
-
 def rule_violations(schema: Json, value: Any, path: str = "", old: Any = ABSENT) -> Iterator[Cause]:
-    """Evaluate the rules on a value and all below it; what has not changed since is let be."""
+    """Evaluate the rules on a value and all below it, except where it equals `old`."""
     if value is None or (old is not ABSENT and old == value):
         return
     for rule in schema.get(RULES) or ():
         yield from _evaluate(rule, schema, value, path, old)
-    if isinstance(value, dict):
-        properties, others = schema.get("properties") or {}, schema.get("additionalProperties")
-        before = old if isinstance(old, dict) else {}
-        for key, item in value.items():
-            below = properties.get(key, others)
-            if isinstance(below, dict):
-                was = before.get(key, ABSENT)
-                yield from rule_violations(below, item, child_path(path, key), was)
-    elif isinstance(value, list) and isinstance(schema.get("items"), dict):
-        partner = old_item_finder(schema, old)
-        for at, item in enumerate(value):
-            yield from rule_violations(schema["items"], item, f"{path}[{at}]", partner(item))
+    for child in children(schema, value, path, old):
+        yield from rule_violations(*child)
 
 
 def _evaluate(rule: Json, schema: Json, value: Any, path: str, old: Any) -> Iterator[Cause]:

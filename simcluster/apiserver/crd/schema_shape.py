@@ -1,14 +1,16 @@
-"""What a structural schema does to an object before it is checked: drop fields, fill defaults."""
+"""Pruning and defaulting by a structural schema; pure."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from simcluster.apimachinery.objects import Json, deep_copy
 
+RULES = "x-kubernetes-validations"
 _ALWAYS = frozenset({"apiVersion", "kind", "metadata"})
 
 
 def prune(schema: Json, obj: Json) -> list[str]:
-    """Drop the fields that the schema does not know, in place, and return their paths."""
+    """Drop the fields that the schema does not specify, in place, and return their paths."""
     return list(_prune(schema, obj, "", embedded=True))
 
 
@@ -43,7 +45,7 @@ def _below(schema: object, value: object, path: str) -> Iterator[str]:
 
 
 def fill_defaults(schema: Json, value: object) -> None:
-    """Fill in the schema's defaults, in place; a null that may not be one counts as absent."""
+    """Set the schema's defaults, in place; a null that is not `nullable` counts as absent."""
     if isinstance(value, list):
         items = schema.get("items")
         for item in value:
@@ -65,3 +67,10 @@ def _is_missing(schema: Json, key: str, value: Json) -> bool:
     if "default" not in schema:
         return False
     return key not in value or (value[key] is None and not schema.get("nullable"))
+
+
+def has_rules(schema: Any) -> bool:
+    """Return whether a schema contains CEL rules."""
+    if isinstance(schema, dict):
+        return RULES in schema or any(has_rules(below) for below in schema.values())
+    return isinstance(schema, list) and any(has_rules(below) for below in schema)

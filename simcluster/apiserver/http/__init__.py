@@ -1,1 +1,1 @@
-"""Requests and responses: routing, query parameters, discovery, watches, exec, representations."""
+"""HTTP: the server, discovery, watches, exec, and the representations of objects."""

@@ -1,4 +1,4 @@
-"""What the API server says it serves: versions, groups, kinds, in the old form and the new."""
+"""API discovery: groups, versions and kinds, in the classic and the aggregated form; pure."""
 
 from collections.abc import Iterable
 
@@ -20,11 +20,11 @@ _SUBRESOURCES = {
     "token": ("TokenRequest", ("create",)),
 }
 _GROUPS = {"eviction": "policy", "token": "authentication.k8s.io"}
-"""Of the bodies that are of another group than what they are written to."""
+"""The groups of bodies that are not of the group of their resource."""
 
 
 def version() -> Json:
-    """Answer `/version`."""
+    """Return `/version`."""
     major, minor, _ = VERSION.removeprefix("v").split(".")
     return {
         "major": major,
@@ -40,19 +40,19 @@ def version() -> Json:
 
 
 def core_versions(address: str) -> Json:
-    """Answer `/api`."""
+    """Return `/api`."""
     client = {"clientCIDR": "0.0.0.0/0", "serverAddress": address}
     return {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": [client]}
 
 
 def group_list(kinds: Kinds) -> Json:
-    """Answer `/apis`."""
+    """Return `/apis`."""
     groups = [group(kinds, name) for name in group_names(kinds)]
     return {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}
 
 
 def group_names(kinds: Kinds) -> list[str]:
-    """Return the named groups, in the order of the table."""
+    """Return the named groups, in the order of the kinds."""
     return list(dict.fromkeys(kind.group for kind in kinds if kind.group))
 
 
@@ -68,7 +68,7 @@ def group_versions(kinds: Kinds) -> list[str]:
 
 
 def group(kinds: Kinds, name: str) -> Json:
-    """Answer `/apis/{group}`."""
+    """Return `/apis/{group}`."""
     served = [
         {"groupVersion": f"{name}/{version}", "version": version}
         for version in versions(kinds, name)
@@ -83,7 +83,7 @@ def group(kinds: Kinds, name: str) -> Json:
 
 
 def resource_list(kinds: Kinds, name: str, version: str) -> Json:
-    """Answer `/api/v1` (empty name) and `/apis/{group}/{version}`."""
+    """Return `/api/v1` (empty name) or `/apis/{group}/{version}`."""
     entries = [entry for kind in _kinds_of(kinds, name, version) for entry in _entries(kind)]
     return {
         "kind": "APIResourceList",
@@ -129,7 +129,7 @@ def _entries(kind: Resource) -> Iterable[Json]:
 
 
 def aggregated(kinds: Kinds, *, core: bool, form: str) -> Json:
-    """Answer `/api` or `/apis` for clients that ask for all kinds at once, in v2 or v2beta1."""
+    """Return `/api` or `/apis` in the aggregated form, `v2` or `v2beta1`."""
     return {
         "kind": "APIGroupDiscoveryList",
         "apiVersion": f"{AGGREGATED}/{form}",

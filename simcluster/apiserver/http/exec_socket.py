@@ -26,7 +26,7 @@ _PENDING_CHUNKS = 64
 
 
 class WebSocketStreams:
-    """The session's channels, as `ExecStreams`; what was not asked for goes nowhere."""
+    """The session's channels, as `ExecStreams`; output that was not requested is dropped."""
 
     def __init__(self, socket: web.WebSocketResponse, query: Mapping[str, str]) -> None:
         self._socket = socket
@@ -38,7 +38,7 @@ class WebSocketStreams:
         }
 
     async def read_stdin(self) -> bytes:
-        """Wait for input; empty bytes at its end, again and again."""
+        """Wait for input; empty bytes at its end, also on further calls."""
         if self._ended and self._input.empty():
             return b""
         data = await self._input.get()
@@ -59,7 +59,7 @@ class WebSocketStreams:
                 await self._socket.send_bytes(bytes([channel]) + data[at : at + _CHUNK_BYTES])
 
     async def receive(self) -> None:
-        """Take messages off the socket until the client leaves."""
+        """Read messages from the socket until the client disconnects."""
         async for message in self._socket:
             if message.type is not WSMsgType.BINARY or not message.data:
                 continue
@@ -71,7 +71,7 @@ class WebSocketStreams:
 
 
 def exec_options(request: web.BaseRequest) -> Json:
-    """Return a session's query as the `PodExecOptions` that admission is shown."""
+    """Return a session's query as the `PodExecOptions` for admission."""
     query = request.query
     flags = {name: True for name in ("stdin", "stdout", "stderr", "tty") if is_set(query, name)}
     container = query.get("container", "")
@@ -82,7 +82,7 @@ def exec_options(request: web.BaseRequest) -> Json:
 async def serve_exec(
     request: web.BaseRequest, runtime: ContainerRuntime | None, pod: Json
 ) -> web.StreamResponse:
-    """Run a command in a container; errors that are known before come as plain HTTP."""
+    """Run a command in a container; errors before its start are plain HTTP responses."""
     query = request.query
     container = resolve_container(pod, query.get("container", ""))
     command = query.getall("command", [])
@@ -132,7 +132,7 @@ async def _run(
 
 
 def exit_status(code: int) -> Json:
-    """Return the Status that tells a client its command's exit code."""
+    """Return the Status that carries a command's exit code."""
     if code == 0:
         return {"metadata": {}, "status": "Success"}
     return {

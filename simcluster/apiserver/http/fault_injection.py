@@ -25,7 +25,7 @@ class InjectedFault:
     delay_s: float = 0.0
 
     def hits(self, method: str, path: str) -> bool:
-        """Tell whether the request is meant, and use the fault up by one if it is."""
+        """Return whether the request is meant, and use the fault up by one if it is."""
         if self.count < 1 or not path.startswith(self.path):
             return False
         if self.method and self.method != method:

@@ -1,7 +1,7 @@
-"""The least OpenAPI with which kubectl works: which kinds there are, and that we check fields.
+"""The smallest OpenAPI documents with which kubectl works; pure.
 
-kubectl 1.20 wants version 2 as a protobuf `Document` and skips its own check of kinds it does not
-find there. Newer ones look in version 3 whether the server takes `fieldValidation`.
+kubectl 1.20 reads version 2 as a protobuf `Document`, and skips its own validation of kinds that
+are not in it. Later versions read version 3 to learn whether the server supports `fieldValidation`.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ _PARAMETERS = ("dryRun", "fieldManager", "fieldValidation", "pretty")
 
 
 def document_v2() -> Json:
-    """Return version 2 as JSON: no kinds."""
+    """Return version 2 as JSON, without kinds."""
     return {
         "swagger": "2.0",
         "info": {"title": _TITLE, "version": VERSION},

@@ -1,4 +1,4 @@
-"""Reaching into a pod: which container is meant, and its log."""
+"""Access to a pod's containers: the choice of the container, and its log."""
 
 from collections.abc import Mapping
 
@@ -18,7 +18,7 @@ NO_RUNTIME = ApiError(
 
 
 def resolve_container(pod: Json, asked: str) -> str:
-    """Return the container that is meant; 400 when it is not there or not clear which one."""
+    """Return the requested or the default container; 400 if it is missing or ambiguous."""
     name = metadata(pod)["name"]
     if not at_path(pod, "spec.nodeName"):
         raise ApiError.bad_request(f"pod {name} does not have a host assigned")

@@ -1,9 +1,8 @@
-"""Kubernetes protobuf bodies: what kubectl's own typed commands send (`create configmap`, `drain`).
+"""Decoding of Kubernetes protobuf bodies, which some kubectl commands send; pure.
 
-Such a body is the magic `k8s`, a zero byte, and an `Unknown` message: its type in field 1, the
-object in field 2.
-Only the messages below are known; anything else is answered with 415, and `kubectl apply -f`
-and `create -f`, which send JSON, take over.
+`kubectl create configmap`, `drain` and others send them. A body is the magic `k8s`, a zero byte,
+and an `Unknown` message: its type in field 1, the object in field 2. Messages that are not listed
+here get 415; `kubectl apply -f` and `create -f` send JSON.
 """
 
 import base64
@@ -20,10 +19,10 @@ _MAGIC = b"k8s\0"
 
 @dataclass(frozen=True, slots=True)
 class ProtobufField:
-    """One field: its JSON name, and how it is read.
+    """One field: its JSON name and its form.
 
-    `form` is text, bytes, number, flag, map (of text), bytesmap, quantities (a map of them), or
-    the name of a message.
+    `form` is text, bytes, number, flag, map (of text), bytesmap, quantities (a map of them), or the
+    name of a message.
     """
 
     name: str
@@ -134,7 +133,7 @@ _MESSAGES: Mapping[str, Mapping[int, ProtobufField]] = {
 
 
 def decode_body(body: bytes) -> Json:
-    """Decode a body; 415 when its message is not known, 400 when it is broken."""
+    """Decode a body; 415 for an unknown message, 400 for a malformed one."""
     if not body.startswith(_MAGIC):
         raise ApiError.bad_request("the protobuf body does not begin with its magic number")
     try:
@@ -193,7 +192,7 @@ def _entry(data: bytes, *, binary: bool) -> Json:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
-    """Iterate over (number, value): whole numbers, or bytes for everything with a length."""
+    """Iterate over (number, value): whole numbers, or bytes for all other types."""
     at = 0
     while at < len(data):
         tag, at = _varint(data, at)

@@ -1,4 +1,4 @@
-"""The forms in which objects are answered: as they are, their metadata only, or as table rows."""
+"""Representations of objects: plain, metadata only, or rows of a table; pure."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -18,10 +18,10 @@ _PARAMETER = re.compile(r"\s*([\w-]+)\s*=\s*([^;,\s]+)")
 
 
 class ObjectView(Protocol):
-    """Turns records into bytes of one form."""
+    """Encodes records in one representation."""
 
     def one(self, record: ObjectRecord) -> bytes:
-        """Encode an object on its own, also inside a watch event."""
+        """Encode one object, also for a watch event."""
         ...
 
     def many(self, records: Sequence[ObjectRecord], meta: Json) -> bytes:
@@ -34,18 +34,18 @@ class ObjectView(Protocol):
 
 
 EMPTY: Mapping[str, Json] = {"Pod": {"spec": {"containers": None}, "status": {}}}
-"""What a bookmark's object says besides its metadata: fields that are never left out."""
+"""Fields of a bookmark's object that are never omitted, by kind."""
 
 
 class PlainView:
-    """Objects as they are; list items go without their type, which the list names."""
+    """Complete objects; list items have no type, because the list has it."""
 
     def __init__(self, kind: Resource) -> None:
         self.kind = kind
         self._prefix = encode({"apiVersion": kind.api_version, "kind": kind.kind})[:-1] + b","
 
     def one(self, record: ObjectRecord) -> bytes:
-        """Return the bytes that were encoded when the object was written, if in this version."""
+        """Return the stored bytes if they are in this version; encode the object otherwise."""
         if record.encoded.startswith(self._prefix):
             return record.encoded
         return encode(to_version(self.kind, record.obj))
@@ -68,14 +68,14 @@ class PlainView:
 
 
 class MetadataView:
-    """Only type and metadata: `PartialObjectMetadata`."""
+    """Type and metadata only: `PartialObjectMetadata`."""
 
     def one(self, record: ObjectRecord) -> bytes:
-        """Return the metadata as an object."""
+        """Encode the object's metadata."""
         return encode(partial_metadata(record.obj))
 
     def many(self, records: Sequence[ObjectRecord], meta: Json) -> bytes:
-        """Return a `PartialObjectMetadataList`."""
+        """Encode a `PartialObjectMetadataList`."""
         return encode(
             {
                 "kind": "PartialObjectMetadataList",
@@ -86,13 +86,13 @@ class MetadataView:
         )
 
     def bookmark(self, meta: Json) -> bytes:
-        """Return the metadata as an object."""
+        """Encode the metadata as an object."""
         return encode(partial_metadata({"metadata": meta}))
 
 
 @dataclass(frozen=True, slots=True)
 class TableView:
-    """Rows and columns, made for people; `include` says what of each object goes along."""
+    """Rows and columns for people; `include` says which part of each object is added."""
 
     kind: Resource
     version: str
@@ -100,11 +100,11 @@ class TableView:
     now: float
 
     def one(self, record: ObjectRecord) -> bytes:
-        """Return a table of one row."""
+        """Encode a table of one row."""
         return self.many([record], {"resourceVersion": str(record.version)})
 
     def many(self, records: Sequence[ObjectRecord], meta: Json) -> bytes:
-        """Return a table with a row per object."""
+        """Encode a table with a row per object."""
         columns = columns_of(self.kind)
         return encode(
             {
@@ -132,7 +132,7 @@ class TableView:
         )
 
     def bookmark(self, meta: Json) -> bytes:
-        """Return a table without rows."""
+        """Encode a table without rows."""
         return self.many([], meta)
 
     def _object(self, obj: Json) -> Json | None:
@@ -142,7 +142,7 @@ class TableView:
 
 
 def columns_of(kind: Resource) -> Sequence[Column]:
-    """Return the columns of a kind: its own where its definition gives it some."""
+    """Return the printer columns of a kind, the default ones if it defines none."""
     return (
         kind.columns if isinstance(kind, CustomKind) else COLUMNS.get(kind.table, DEFAULT_COLUMNS)
     )
@@ -158,7 +158,7 @@ def partial_metadata(obj: Json) -> Json:
 
 
 def negotiate_view(kind: Resource, accept: str, include: str, now: float) -> ObjectView:
-    """Choose the first form in `Accept` that is served; 406 when none is."""
+    """Return the first representation in `Accept` that is served; 406 if none is."""
     for choice in accept.split(",") if accept else ["*/*"]:
         media_type = choice.split(";", 1)[0].strip().lower()
         parameters = dict(_PARAMETER.findall(choice))

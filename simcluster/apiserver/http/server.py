@@ -1,4 +1,4 @@
-"""The API server: TLS, bearer tokens, and one door through which every request goes."""
+"""The API server: TLS, authentication, routing of requests, and their responses."""
 
 import asyncio
 import logging
@@ -59,7 +59,7 @@ _STOP_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiSettings:
-    """How the server listens; port 0 takes a free one."""
+    """The address and the token of the server; port 0 selects a free port."""
 
     host: str = "127.0.0.1"
     port: int = 0
@@ -69,7 +69,7 @@ class ApiSettings:
 
 @dataclass(slots=True)
 class _RequestLabels:
-    """What a request turned out to be, for the metrics."""
+    """The labels of a request in the metrics."""
 
     verb: str
     resource: str = ""
@@ -78,7 +78,7 @@ class _RequestLabels:
 
 
 class ApiServer:
-    """Serves a store; containers are reached through a port."""
+    """Serves a store over HTTP, and the containers of a `ContainerRuntime`."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class ApiServer:
         await self._admission.client.close()
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answer one request, whatever it is."""
+        """Respond to one request."""
         started = time.perf_counter()
         seen = _RequestLabels(request.method)
         try:
@@ -127,7 +127,7 @@ class ApiServer:
         return response
 
     def _authenticate(self, request: web.BaseRequest) -> Json:
-        """Return who asks."""
+        """Return the user of the bearer token."""
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         if scheme != "Bearer":
             raise _UNAUTHORIZED
@@ -223,7 +223,7 @@ class ApiServer:
         return response
 
     def _encode_result(self, shown: ObjectView, target: RequestTarget, obj: Json) -> bytes:
-        """Encode what was written: what is stored was encoded before, a Status was not."""
+        """Encode the result of a write; reuses the bytes of a stored object."""
         if obj.get("kind") == target.kind.kind:
             name = obj["metadata"]["name"]
             record = self.store.find(target.kind.table, target.namespace, name)
@@ -281,7 +281,7 @@ def _refusal(error: ApiError) -> web.Response:
 
 @asynccontextmanager
 async def start_server(server: ApiServer, certificates: CertificateFiles) -> AsyncIterator[str]:
-    """Listen for as long as the context lasts; gives the URL."""
+    """Listen while the context is open; yields the URL."""
     runner = web.ServerRunner(_web_server(server.handle), shutdown_timeout=_STOP_S)
     await runner.setup()
     settings = server.settings
@@ -318,7 +318,7 @@ _BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1
 
 
 class ApiServerMetrics:
-    """The API server's metrics, under the names a Kubernetes API server gives them."""
+    """The metrics, under the names of the Kubernetes API server."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -345,11 +345,11 @@ class ApiServerMetrics:
     def count(
         self, verb: str, resource: str, subresource: str, *, code: int, took_s: float
     ) -> None:
-        """Count one request; the time of a watch is not a latency and is left out."""
+        """Count one request; the duration of a watch is not a latency and is left out."""
         self._requests.labels(verb, resource, subresource, str(code)).inc()
         if verb != "WATCH":
             self._seconds.labels(verb, resource).observe(took_s)
 
     def text(self) -> bytes:
-        """Return everything in the text format."""
+        """Return all metrics in the Prometheus text format."""
         return generate_latest(self.registry)

@@ -1,4 +1,4 @@
-"""The answers that do not depend on any object: health, version, discovery, OpenAPI."""
+"""Responses that depend on no object: health, version, discovery, OpenAPI."""
 
 import re
 from collections.abc import Callable
@@ -21,7 +21,7 @@ _AGGREGATED = re.compile(
 
 
 def static_response(request: web.BaseRequest, kinds: Kinds) -> web.Response | None:
-    """Answer what needs no store; None for what does."""
+    """Respond to a request that needs no store; None for other requests."""
     path = request.path.rstrip("/")
     if path in _HEALTH or path.startswith(("/livez/", "/readyz/", "/healthz/")):
         return web.Response(text="ok")

@@ -1,4 +1,4 @@
-"""Watches over HTTP: one JSON line per change, bookmarks in quiet times, 410 when left behind."""
+"""Watches over HTTP: a JSON line per change, bookmarks, and 410 when the history is gone."""
 
 import asyncio
 import random
@@ -21,7 +21,7 @@ _INITIAL_END = {"k8s.io/initial-events-end": "true"}
 
 @dataclass(frozen=True, slots=True)
 class WatchRequest:
-    """What is watched, in which form it is told, and what the client asked for."""
+    """One watch: the table, the selection, the representation and the client's options."""
 
     resource: str
     chosen: Selection
@@ -32,7 +32,7 @@ class WatchRequest:
 async def serve_watch(
     request: web.BaseRequest, store: ObjectStore, watched: WatchRequest, *, bookmark_s: float
 ) -> web.StreamResponse:
-    """Stream changes until the time is over, the client leaves, or it is too far behind."""
+    """Stream changes until the timeout, a disconnect, or the loss of the history."""
     response = web.StreamResponse(headers={"Content-Type": "application/json"})
     response.enable_chunked_encoding()
     await response.prepare(request)
@@ -72,10 +72,10 @@ async def _stream(
 
 
 def _subscribe(store: ObjectStore, watched: WatchRequest) -> WatchSubscription:
-    """Start from the present state unless an exact version is given.
+    """Start with the present objects unless a version is given.
 
-    With `sendInitialEvents` the version is only the oldest acceptable one, so the present state
-    serves; without initial events and without a version the watch starts now.
+    With `sendInitialEvents`, the version is only the oldest acceptable one, so the present objects
+    are sent. With `sendInitialEvents=false` and no version, the watch starts now.
     """
     options = watched.options
     since = options.version or None

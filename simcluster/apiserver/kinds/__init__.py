@@ -1,1 +1,1 @@
-"""The built-in kinds: defaults, validation and what each does when it is written."""
+"""The built-in kinds: defaults, validation, and the controllers that act on them."""

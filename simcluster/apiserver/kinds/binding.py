@@ -1,4 +1,4 @@
-"""What a Binding does to a pod: node, annotations, labels and PodScheduled in one write."""
+"""Bindings: node, annotations, labels and PodScheduled reach the pod in one write."""
 
 from simcluster.apimachinery.errors import ApiError, Cause
 from simcluster.apimachinery.objects import Json, at_path, deep_copy, metadata, name_of
@@ -8,8 +8,8 @@ from simcluster.apiserver.storage.store import ObjectStore
 def bind(store: ObjectStore, namespace: str, name: str, binding: Json, *, dry_run: bool) -> None:
     """Bind a pod to a node.
 
-    409 when the pod has a node already (even this one), is being deleted, or is not the one whose
-    uid the Binding carries. Annotations replace those of the pod, labels only add to them.
+    409 if the pod has a node (even this one), is being deleted, or has another uid than the Binding
+    carries. Annotations replace those of the pod; labels only add to them.
     """
     target = binding.get("target")
     target = target if isinstance(target, dict) else {}

@@ -1,4 +1,4 @@
-"""The built-in kinds, one row each; pure."""
+"""The built-in kinds, one row per kind and version; pure."""
 
 from simcluster.apimachinery.resources import Resource
 

@@ -73,7 +73,7 @@ def _ports(service: Json, _now: float) -> str:
 
 
 def _quota(part: str) -> Callable[[Json, float], str]:
-    """Show used and hard amounts: of the limits, or of all the rest."""
+    """Show used and hard amounts, either of limits or of everything else."""
 
     def cell(quota: Json, _now: float) -> str:
         hard, used = at_path(quota, "status.hard") or {}, at_path(quota, "status.used") or {}

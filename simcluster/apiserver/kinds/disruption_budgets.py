@@ -1,4 +1,4 @@
-"""PodDisruptionBudgets: how many pods of an application may be missing, and evictions by them."""
+"""PodDisruptionBudgets: validation, status, and evictions that respect them."""
 
 import math
 import re
@@ -19,7 +19,7 @@ _WATCHED = frozenset({"pods", "poddisruptionbudgets"})
 
 
 def budget_selects(budget: Json, pod: Json) -> bool:
-    """Tell whether the budget counts the pod; an empty selector counts all of its namespace."""
+    """Return whether the budget selects the pod; an empty selector selects all of its namespace."""
     labels = metadata(pod).get("labels") or {}
     requirements = selector_requirements(at_path(budget, "spec.selector"))
     same_namespace = namespace_of(budget) == namespace_of(pod)
@@ -27,7 +27,7 @@ def budget_selects(budget: Json, pod: Json) -> bool:
 
 
 def budget_status(budget: Json, pods: Sequence[Json]) -> Json:
-    """Work out a budget's status from the pods it selects."""
+    """Return a budget's status, given the pods that it selects."""
     expected = [pod for pod in pods if at_path(pod, "status.phase") not in {"Succeeded", "Failed"}]
     healthy = [
         pod for pod in expected if is_ready(pod) and not metadata(pod).get("deletionTimestamp")
@@ -53,14 +53,14 @@ def _count(amount: int | str, of: int) -> int:
 
 
 class DisruptionController:
-    """Keeps the status of all budgets, and evicts pods as far as they allow."""
+    """Updates the status of all budgets, and evicts pods as far as they allow."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
         store.listeners.append(self._on_change)
 
     def evict(self, namespace: str, name: str, eviction: Json, *, dry_run: bool) -> None:
-        """Delete a pod, or answer 429 where that would break a budget."""
+        """Delete a pod; 429 if that would violate a budget."""
         pod = self._store.read("pods", namespace, name)
         budgets = [each for each in self._budgets(namespace) if budget_selects(each, pod)]
         if at_path(pod, "status.phase") not in _FREE_TO_GO:
@@ -123,7 +123,7 @@ _PERCENT = re.compile(r"\d{1,3}%")
 
 
 def budget_causes(budget: Json) -> Iterator[Cause]:
-    """Check the amounts and the selector."""
+    """Validate the amounts and the selector."""
     spec = budget.get("spec")
     spec = spec if isinstance(spec, dict) else {}
     amounts = {

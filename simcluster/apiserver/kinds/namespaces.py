@@ -1,4 +1,4 @@
-"""What a cluster does to namespaces: fills new ones, empties those being deleted."""
+"""The controller of namespaces, and the objects that each cluster and namespace begins with."""
 
 from simcluster.apimachinery.objects import (
     Json,
@@ -17,7 +17,7 @@ INITIAL = ("default", "kube-system", "kube-public", "kube-node-lease")
 
 
 def create_system_objects(store: ObjectStore) -> None:
-    """Create the namespaces and priority classes that every cluster has, where missing."""
+    """Create the namespaces and priority classes of every cluster, if they are missing."""
     for name in INITIAL:
         if store.find("namespaces", None, name) is None:
             store.create("namespaces", {"metadata": {"name": name}})
@@ -27,7 +27,7 @@ def create_system_objects(store: ObjectStore) -> None:
 
 
 class NamespaceController:
-    """Watches the store: a namespace being deleted loses its contents, then goes itself."""
+    """Empties a terminating namespace, then removes it."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
@@ -61,7 +61,7 @@ class NamespaceController:
         self._finish(name)
 
     def _finish(self, name: str) -> None:
-        """Let a namespace go once it is being deleted and nothing is left in it."""
+        """Remove the finalizer of a terminating namespace that is empty."""
         found = self._store.find("namespaces", None, name)
         if found is None or not metadata(found.obj).get("deletionTimestamp"):
             return

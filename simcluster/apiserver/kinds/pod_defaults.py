@@ -1,4 +1,4 @@
-"""What the API server fills into a pod: defaults, priority, tolerations, quality of service."""
+"""Defaults of pods: API defaults, priority, tolerations, service account; pure."""
 
 from collections.abc import Iterable
 
@@ -41,7 +41,7 @@ _GATED = {
 
 
 def admit_pod(pod: Json, priority_classes: Iterable[Json]) -> None:
-    """Give a new pod its priority, tolerations and service account; 403 where it has others."""
+    """Set a new pod's priority, tolerations and service account; 403 if it sets others."""
     spec = pod.get("spec")
     if not isinstance(spec, dict):
         return
@@ -52,9 +52,9 @@ def admit_pod(pod: Json, priority_classes: Iterable[Json]) -> None:
 
 
 def begin_pod(pod: Json) -> None:
-    """Bring a new pod to its initial state: Pending, with its quality of service.
+    """Set a new pod's initial status: Pending, with its QoS class.
 
-    One with scheduling gates is said to wait for them; a scheduler replaces that condition later.
+    A pod with scheduling gates gets a condition that says so, which a scheduler replaces later.
     """
     pod["status"] = {"phase": "Pending"}
     spec = pod.get("spec")
@@ -65,7 +65,7 @@ def begin_pod(pod: Json) -> None:
 
 
 def complete_pod(pod: Json) -> None:
-    """Fill in the API's defaults, in place; repeating it changes nothing."""
+    """Set the API's defaults, in place; a repetition changes nothing."""
     spec = pod.get("spec")
     if not isinstance(spec, dict):
         return
@@ -87,16 +87,10 @@ def _complete_container(container: Json, *, host_network: bool) -> None:
     container.setdefault("imagePullPolicy", "Always" if latest else "IfNotPresent")
     container.setdefault("terminationMessagePath", "/dev/termination-log")
     container.setdefault("terminationMessagePolicy", "File")
-    resources = container.get("resources")
-    if resources is None:
-        resources = container["resources"] = {}
-    if isinstance(resources, dict) and isinstance(resources.get("limits"), dict):
-        for field in ("limits", "requests"):
-            if isinstance(resources.get(field), dict):
-                resources[field] = {k: _quantity(v) for k, v in resources[field].items()}
-        resources["requests"] = {**resources["limits"], **(resources.get("requests") or {})}
-    elif isinstance(resources, dict) and isinstance(resources.get("requests"), dict):
-        resources["requests"] = {k: _quantity(v) for k, v in resources["requests"].items()}
+    if container.get("resources") is None:
+        container["resources"] = {}
+    if isinstance(container["resources"], dict):
+        _complete_resources(container["resources"])
     for port in container.get("ports") or ():
         port.setdefault("protocol", "TCP")
         if host_network:
@@ -106,8 +100,17 @@ def _complete_container(container: Json, *, host_network: bool) -> None:
             probe.setdefault(field, value)
 
 
+def _complete_resources(resources: Json) -> None:
+    """Write quantities as text; requests that are not set equal the limits."""
+    for field in ("limits", "requests"):
+        if isinstance(resources.get(field), dict):
+            resources[field] = {k: _quantity(v) for k, v in resources[field].items()}
+    if isinstance(resources.get("limits"), dict):
+        resources["requests"] = {**resources["limits"], **(resources.get("requests") or {})}
+
+
 def _quantity(value: object) -> object:
-    """Quantities may be written as numbers and are always answered as text."""
+    """Write a quantity as text: pods may set numbers, and the API shows text."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value
     return str(int(value)) if float(value).is_integer() else str(value)
@@ -122,15 +125,7 @@ def _complete_volume(volume: Json) -> None:
 
 
 def _give_priority(pod: Json, spec: Json, classes: Iterable[Json]) -> None:
-    wanted = spec.get("priorityClassName")
-    known = {name_of(each): each for each in classes}
-    if wanted and wanted not in known:
-        why = f"no PriorityClass with name {wanted} was found"
-        raise ApiError.forbidden("pods", name_of(pod), why)
-    chosen = known.get(wanted) if wanted else None
-    if chosen is None:
-        defaults = [each for each in known.values() if each.get("globalDefault")]
-        chosen = min(defaults, key=lambda each: int(each["value"]), default=None)
+    chosen = _priority_class(pod, spec.get("priorityClassName"), classes)
     if chosen is not None:
         spec["priorityClassName"] = name_of(chosen)
     value = int(chosen["value"]) if chosen else 0
@@ -150,6 +145,18 @@ def _give_priority(pod: Json, spec: Json, classes: Iterable[Json]) -> None:
         )
         raise ApiError.forbidden("pods", name_of(pod), why)
     spec["preemptionPolicy"] = policy
+
+
+def _priority_class(pod: Json, name: str | None, classes: Iterable[Json]) -> Json | None:
+    """Return the pod's class, else the lowest global default; 403 if it does not exist."""
+    by_name = {name_of(each): each for each in classes}
+    if name:
+        if name not in by_name:
+            why = f"no PriorityClass with name {name} was found"
+            raise ApiError.forbidden("pods", name_of(pod), why)
+        return by_name[name]
+    defaults = [each for each in by_name.values() if each.get("globalDefault")]
+    return min(defaults, key=lambda each: int(each["value"]), default=None)
 
 
 def _tolerate_lost_nodes(spec: Json) -> None:

@@ -1,4 +1,4 @@
-"""What is wrong with a pod's spec: every fault at once, as causes of one 422."""
+"""Validation of pods and their updates: all invalid fields at once, as causes of a 422; pure."""
 
 from collections.abc import Iterator
 from functools import lru_cache
@@ -19,12 +19,12 @@ _NATIVE = ("cpu", "memory", "ephemeral-storage", "pods", "storage")
 
 
 def required(field: str) -> Cause:
-    """Say that a field is missing."""
+    """Return the cause for a missing field."""
     return Cause("FieldValueRequired", "Required value", field)
 
 
 def pod_causes(pod: Json) -> list[Cause]:
-    """Check the whole spec."""
+    """Validate the spec."""
     spec = pod.get("spec")
     if not isinstance(spec, dict):
         return [required("spec")]
@@ -44,7 +44,7 @@ def pod_causes(pod: Json) -> list[Cause]:
 
 
 def new_pod_causes(pod: Json) -> list[Cause]:
-    """Check what only a new pod may not be."""
+    """Validate what is restricted for new pods only."""
     spec = pod.get("spec")
     if isinstance(spec, dict) and spec.get("nodeName") and spec.get("schedulingGates"):
         text = "Forbidden: cannot be set until all schedulingGates have been cleared"
@@ -171,7 +171,7 @@ _IMMUTABLE = (
 
 
 def pod_update_causes(new: Json, old: Json) -> list[Cause]:
-    """Refuse changes to what is settled."""
+    """Refuse changes of immutable fields."""
     if new["spec"] == old["spec"]:
         return []
     causes = []
@@ -186,7 +186,7 @@ def pod_update_causes(new: Json, old: Json) -> list[Cause]:
 
 
 def _new_gates(new: Json, old: Json) -> Iterator[Cause]:
-    """Refuse scheduling gates that were not there: they may only be taken away."""
+    """Refuse new scheduling gates: updates may only remove gates."""
     known = {gate.get("name") for gate in old["spec"].get("schedulingGates") or ()}
     for at, gate in enumerate(new["spec"].get("schedulingGates") or ()):
         name = gate.get("name")

@@ -1,4 +1,4 @@
-"""Quantities that are added up and written as Kubernetes writes them: 1536Mi, 250m, 3."""
+"""Quantities: sums, and the text that Kubernetes writes, such as 1536Mi, 250m, 3; pure."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -15,13 +15,13 @@ _BINARY = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """An exact amount, and whether it is written in powers of 1024."""
+    """An exact amount, and whether it is written with binary suffixes."""
 
     value: Fraction = Fraction(0)
     binary: bool = False
 
     def __add__(self, other: "Quantity") -> "Quantity":
-        """Add; the sum is written as the first of the two that is not zero."""
+        """Add; the sum has the suffix form of the first summand that is not zero."""
         return Quantity(self.value + other.value, self.binary if self.value else other.binary)
 
     def __sub__(self, other: "Quantity") -> "Quantity":
@@ -48,7 +48,7 @@ def _scaled(amount: int, base: int, suffixes: Iterable[str]) -> str:
 
 @lru_cache(maxsize=4096)
 def quantity(text: str | float) -> Quantity:
-    """Read a quantity; raises RequestError for text that is none."""
+    """Parse a quantity; raises RequestError for malformed text."""
     return Quantity(parse_quantity(text), str(text).endswith("i"))
 
 
@@ -56,7 +56,7 @@ Amounts = dict[str, Quantity]
 
 
 def parse_amounts(listed: Mapping[str, str]) -> Amounts:
-    """Read a resource list."""
+    """Parse a resource list."""
     return {name: quantity(text) for name, text in listed.items()}
 
 

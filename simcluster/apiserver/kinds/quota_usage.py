@@ -1,7 +1,7 @@
-"""What a pod counts against a ResourceQuota, and which quotas it is counted against; pure.
+"""Usage of pods in ResourceQuotas, and which quotas apply to a pod; pure.
 
-As Kubernetes documents it, except that a pod that outlives its grace period stays charged until
-it is gone.
+As Kubernetes documents it, except that a pod that outlives its grace period stays charged until it
+is gone.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -28,7 +28,7 @@ _ONE = Quantity(quantity(1).value)
 
 
 def counts_pods(name: str) -> bool:
-    """Tell whether a resource of a quota is about pods."""
+    """Return whether a quota's resource is about pods."""
     return (
         name in _TRACKED
         or name.startswith(("hugepages-", "requests.hugepages-"))
@@ -37,12 +37,12 @@ def counts_pods(name: str) -> bool:
 
 
 def is_extended(name: str) -> bool:
-    """Tell whether a container's resource is one of a device plugin."""
+    """Return whether a resource of a container is an extended resource."""
     return "/" in name and "kubernetes.io/" not in name
 
 
 def pod_usage(pod: Json) -> Amounts:
-    """Return all that a pod counts; one that has ended counts as an object only."""
+    """Return what a pod uses; a finished pod counts as an object only."""
     total: Amounts = {"count/pods": _ONE}
     if at_path(pod, "status.phase") in _FINISHED:
         return total
@@ -60,7 +60,7 @@ def _charges(requests: Amounts, limits: Amounts) -> Amounts:
 
 
 def _of_pod(pod: Json, field: str) -> Amounts:
-    """Sum a pod's requests or limits: init containers one by one, unless they stay beside."""
+    """Sum a pod's requests or limits: init containers one by one, sidecars beside the others."""
     spec = pod["spec"]
     beside: Amounts = {}
     highest: Amounts = {}
@@ -86,7 +86,7 @@ def _listed(holder: Json, field: str) -> Amounts:
 
 
 def missing_amounts(names: Iterable[str], pod: Json) -> str:
-    """Say which containers lack what a quota on cpu or memory demands of each; empty if none."""
+    """Describe which containers lack a resource that the quota requires; empty if none does."""
     if at_path(pod, "spec.resources"):
         return ""
     wanted = sorted(_EXPLICIT & set(names))
@@ -104,7 +104,7 @@ def missing_amounts(names: Iterable[str], pod: Json) -> str:
 
 
 def quota_matches(quota: Json, pod: Json) -> bool:
-    """Tell whether a quota counts a pod: it must count pods at all, and every scope must hold."""
+    """Return whether a quota applies to a pod: it counts pods, and all its scopes match."""
     if not any(counts_pods(name) for name in at_path(quota, "spec.hard") or ()):
         return False
     scopes = [

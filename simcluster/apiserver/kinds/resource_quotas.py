@@ -1,4 +1,4 @@
-"""ResourceQuotas in force: refuse what would exceed one, and keep their status."""
+"""ResourceQuotas: validation, refusal of what exceeds them, and their status."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -27,14 +27,14 @@ _ONE = parse_amounts({"": "1"})[""]
 
 @dataclass(slots=True)
 class QuotaAccount:
-    """One quota, and what is charged to it so far."""
+    """One quota, and the usage that is charged to it."""
 
     quota: Json
     hard: Amounts
     used: Amounts = field(default_factory=dict)
 
     def charge(self, amount: Amounts, *, sign: int) -> None:
-        """Add an object's usage, or take it back."""
+        """Add an object's usage, or subtract it."""
         for name in self.hard:
             if name in amount:
                 before = self.used.get(name, Quantity())
@@ -49,7 +49,7 @@ class QuotaAccount:
 
 
 class QuotaController:
-    """Watches the store; asked before every write of something that a quota may count."""
+    """Checks writes against the quotas of their namespace, and updates their status."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
@@ -60,7 +60,7 @@ class QuotaController:
             self._open_account(quota)
 
     def check(self, kind: Resource, old: Json | None, new: Json) -> None:
-        """Refuse with 403 what would exceed a quota, or does not say what a quota must know."""
+        """Refuse with 403 what exceeds a quota, or lacks a resource that a quota requires."""
         accounts = self._accounts.get(namespace_of(new))
         if not accounts:
             return
@@ -83,7 +83,7 @@ class QuotaController:
 
     @staticmethod
     def _usage(account: QuotaAccount, kind: Resource, obj: Json) -> Amounts:
-        """Return what an object counts against one quota; objects without scopes are counted."""
+        """Return an object's usage in one quota; quotas with scopes count pods only."""
         if kind.table == "pods":
             counted = pod_usage(obj) if quota_matches(account.quota, obj) else {}
         elif at_path(account.quota, "spec.scopes") or at_path(account.quota, "spec.scopeSelector"):
@@ -108,7 +108,7 @@ class QuotaController:
                 self._write_status(account)
 
     def _on_quota(self, change: ObjectChange) -> QuotaAccount | None:
-        """Follow a quota's own changes; returns its account where that was counted afresh."""
+        """Handle a change of a quota; return its account if it was counted anew."""
         quota = change.latest.obj
         accounts = self._accounts.setdefault(namespace_of(quota), {})
         if change.after is None:
@@ -120,7 +120,7 @@ class QuotaController:
         return None
 
     def _open_account(self, quota: Json) -> QuotaAccount:
-        """Count everything there is against a quota."""
+        """Charge all objects of the namespace to a quota."""
         account = QuotaAccount(quota, parse_amounts(at_path(quota, "spec.hard") or {}))
         self._accounts.setdefault(namespace_of(quota), {})[name_of(quota)] = account
         for kind, obj in self._store.list_namespace(namespace_of(quota)):
@@ -129,7 +129,7 @@ class QuotaController:
         return account
 
     def _write_status(self, account: QuotaAccount) -> None:
-        """Write the quota's status where it has changed."""
+        """Write the quota's status if it has changed."""
         quota = account.quota
         found = self._store.find(TABLE, namespace_of(quota), name_of(quota))
         if found is not None and found.obj.get("status") != account.status():
@@ -156,29 +156,30 @@ _SCOPES = (*SCOPES, "PriorityClass")
 
 
 def quota_causes(quota: Json) -> Iterator[Cause]:
-    """Check names, amounts and scopes."""
+    """Validate names, amounts and scopes."""
     for name, amount in (at_path(quota, "spec.hard") or {}).items():
-        where = f"spec.hard[{name}]"
-        if not is_qualified(name.removeprefix("requests.").removeprefix("limits.")):
-            text = f"Invalid value: {json_text(name)}: not a qualified name"
-            yield Cause("FieldValueInvalid", text, where)
-        try:
-            negative = quantity(amount).value < 0
-        except RequestError as error:
-            yield Cause("FieldValueInvalid", f"Invalid value: {json_text(amount)}: {error}", where)
-        else:
-            if negative:
-                text = f"Invalid value: {json_text(amount)}: must be greater than or equal to 0"
-                yield Cause("FieldValueInvalid", text, where)
+        yield from _amount_causes(name, amount, f"spec.hard[{name}]")
     scopes = [(name, "Exists") for name in at_path(quota, "spec.scopes") or ()]
     expressions = at_path(quota, "spec.scopeSelector.matchExpressions") or ()
-    for scope, operator in [
-        *scopes,
-        *((e.get("scopeName"), e.get("operator")) for e in expressions),
-    ]:
+    scopes += [(each.get("scopeName"), each.get("operator")) for each in expressions]
+    for scope, operator in scopes:
         if scope not in _SCOPES:
             text = f"Invalid value: {json_text(scope)}: unsupported scope"
             yield Cause("FieldValueInvalid", text, "spec.scopes")
         elif operator not in _OPERATORS or (scope in SCOPES and operator != "Exists"):
             text = f"Invalid value: {json_text(operator)}: must be 'Exist' when scope is {scope}"
             yield Cause("FieldValueInvalid", text, "spec.scopeSelector.matchExpressions")
+
+
+def _amount_causes(name: str, amount: str, path: str) -> Iterator[Cause]:
+    if not is_qualified(name.removeprefix("requests.").removeprefix("limits.")):
+        text = f"Invalid value: {json_text(name)}: not a qualified name"
+        yield Cause("FieldValueInvalid", text, path)
+    try:
+        negative = quantity(amount).value < 0
+    except RequestError as error:
+        yield Cause("FieldValueInvalid", f"Invalid value: {json_text(amount)}: {error}", path)
+    else:
+        if negative:
+            text = f"Invalid value: {json_text(amount)}: must be greater than or equal to 0"
+            yield Cause("FieldValueInvalid", text, path)

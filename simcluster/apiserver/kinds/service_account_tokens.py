@@ -1,9 +1,9 @@
-"""Tokens of service accounts, issued and reviewed as the API server documents it.
+"""Service account tokens: TokenRequests and TokenReviews.
 
-A token is a signed JWT for some audiences, and good until it expires, its account is gone, or the
-pod, node or secret that it is bound to is. Nothing is stored: whatever can be lost is looked up
-when a token is shown. Unlike the real ones they are signed with a shared key, for nobody but
-this server is to check them.
+A token is a signed JWT for some audiences. It is valid until it expires, or until its account, or
+the pod, node or secret that it is bound to, is deleted. Nothing is stored: a review looks up the
+objects. In contrast to Kubernetes, tokens are signed with a symmetric key, because no other program
+verifies them.
 """
 
 import base64
@@ -22,7 +22,7 @@ from simcluster.apiserver.storage.records import ObjectRecord
 from simcluster.apiserver.storage.store import ObjectStore
 
 AUDIENCE = "https://kubernetes.default.svc.cluster.local"
-"""The API server's own, and the issuer's name."""
+"""The API server's audience, and the issuer."""
 ADMIN: Json = {
     "username": "kubernetes-admin",
     "groups": ["system:masters", "system:authenticated"],
@@ -36,18 +36,18 @@ _INVALIDATED = "service account token has been invalidated"
 
 
 class TokenError(Exception):
-    """The token is not good; the message says why, and may be empty."""
+    """The token is invalid; the message says why, and may be empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceAccountTokens:
-    """Issues and reviews; `secret` is what the server's own token is known by."""
+    """Issues and reviews tokens; `secret` is the administrator's token."""
 
     store: ObjectStore
     secret: str
 
     def issue(self, namespace: str, name: str, request: Json) -> Json:
-        """Answer a TokenRequest for an account. 404, 409 or 422 where it cannot be."""
+        """Issue the token of a TokenRequest; 404, 409 or 422 if that is not possible."""
         account = self.store.read("serviceaccounts", namespace, name)
         spec = request.get("spec") or {}
         expires_s = spec.get("expirationSeconds", _HOUR_S)
@@ -80,7 +80,7 @@ class ServiceAccountTokens:
         }
 
     def _bound(self, namespace: str, account: str, reference: Json | None) -> Json:
-        """Return the claims of what a token is bound to; a pod's also say where it runs."""
+        """Return the claims of the bound object; those of a pod include its node."""
         if not reference:
             return {}
         kind, name = str(reference.get("kind")), str(reference.get("name"))
@@ -109,7 +109,7 @@ class ServiceAccountTokens:
         return claims
 
     def review(self, request: Json) -> Json:
-        """Answer a TokenReview."""
+        """Return the completed TokenReview."""
         spec = request.get("spec") or {}
         token = spec.get("token")
         if not token:
@@ -135,7 +135,7 @@ class ServiceAccountTokens:
     def authenticate(
         self, token: str, wanted: Sequence[str] = (AUDIENCE,)
     ) -> tuple[Json, list[str]]:
-        """Return who bears a token, and for which of the audiences. Raises TokenError."""
+        """Return the user of a token, and its audiences among `wanted`; raises TokenError."""
         if hmac.compare_digest(token.encode(), self.secret.encode()):
             if AUDIENCE not in wanted:
                 raise TokenError("")
@@ -186,7 +186,7 @@ class ServiceAccountTokens:
         }
 
     def _check(self, found: ObjectRecord | None, private: Json, kind: str) -> None:
-        """Refuse a token whose bound object is gone, or another of its name."""
+        """Refuse a token whose bound object was deleted or replaced."""
         if found is None:
             raise TokenError(_INVALIDATED)
         uid, claimed = found.obj["metadata"]["uid"], private[kind]["uid"]

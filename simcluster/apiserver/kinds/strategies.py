@@ -1,4 +1,4 @@
-"""Per kind: what is filled in, what is checked, what an update may not touch."""
+"""The strategies of the built-in kinds: defaults, validation, immutable fields."""
 
 import base64
 from collections.abc import Mapping
@@ -14,24 +14,24 @@ from simcluster.apiserver.storage.strategy import KindStrategy, ObjectLookup
 
 
 class PodStrategy(KindStrategy):
-    """Pods begin as Pending; most of their spec is settled at creation."""
+    """Pods begin as Pending; most of their spec is immutable."""
 
     has_generation = True
 
     def admit(self, obj: Json, cluster: ObjectLookup) -> None:
-        """Fill in priority, tolerations and the service account."""
+        """Set priority, tolerations and the service account."""
         admit_pod(obj, cluster.list("priorityclasses"))
 
     def prepare_for_create(self, obj: Json, cluster: ObjectLookup) -> None:
-        """Begin as Pending."""
+        """Set the initial status."""
         begin_pod(obj)
 
     def apply_defaults(self, obj: Json, cluster: ObjectLookup) -> None:
-        """Fill in the defaults of the API."""
+        """Set the API's defaults."""
         complete_pod(obj)
 
     def validate(self, obj: Json) -> list[Cause]:
-        """Check metadata and spec."""
+        """Validate metadata and spec."""
         return [
             *metadata_causes(obj),
             *pod_causes(obj),
@@ -39,34 +39,34 @@ class PodStrategy(KindStrategy):
         ]
 
     def validate_transition(self, new: Json, old: Json) -> list[Cause]:
-        """Refuse changes to what is settled."""
+        """Refuse changes of immutable fields."""
         return pod_update_causes(new, old)
 
 
 class NamespaceStrategy(KindStrategy):
-    """Namespaces stay, Terminating, until all in them is gone."""
+    """A deleted namespace stays, Terminating, until it is empty."""
 
     def prepare_for_create(self, obj: Json, cluster: ObjectLookup) -> None:
-        """Begin as Active, with the finalizer that waits for the contents."""
+        """Begin as Active, with the finalizer that waits for the content."""
         obj["spec"] = {"finalizers": ["kubernetes"]}
         obj["status"] = {"phase": "Active"}
         labels = obj["metadata"].setdefault("labels", {})
         labels["kubernetes.io/metadata.name"] = name_of(obj)
 
     def validate_delete(self, obj: Json, cluster: ObjectLookup) -> None:
-        """Keep the namespaces without which a cluster is none."""
+        """Refuse to delete the namespaces that each cluster has."""
         if name_of(obj) in {"default", "kube-system", "kube-public"}:
             raise ApiError.forbidden(
                 "namespaces", name_of(obj), "this namespace may not be deleted"
             )
 
     def prepare_for_delete(self, obj: Json) -> None:
-        """Show that it is on its way out."""
+        """Set the phase Terminating."""
         obj["status"] = {**(obj.get("status") or {}), "phase": "Terminating"}
 
 
 class SecretStrategy(KindStrategy):
-    """Secrets hold base64; `stringData` is how text gets in."""
+    """Secrets contain base64; `stringData` accepts text."""
 
     def apply_defaults(self, obj: Json, cluster: ObjectLookup) -> None:
         """Encode `stringData` into `data`."""
@@ -74,10 +74,10 @@ class SecretStrategy(KindStrategy):
 
 
 class ServiceStrategy(KindStrategy):
-    """Services are stored; no traffic flows."""
+    """Services are only stored; they carry no traffic."""
 
     def apply_defaults(self, obj: Json, cluster: ObjectLookup) -> None:
-        """Fill in type, affinity and target ports."""
+        """Set type, session affinity and target ports."""
         spec = obj.setdefault("spec", {})
         spec.setdefault("type", "ClusterIP")
         spec.setdefault("sessionAffinity", "None")
@@ -93,10 +93,10 @@ SYSTEM_PRIORITIES: Mapping[str, int] = {
 
 
 class PriorityClassStrategy(KindStrategy):
-    """A priority class is its value."""
+    """The value of a priority class is immutable."""
 
     def apply_defaults(self, obj: Json, cluster: ObjectLookup) -> None:
-        """Preempt lower priorities unless told otherwise; 403 for a second default."""
+        """Preempt lower priorities by default; 403 for a second global default."""
         obj.setdefault("preemptionPolicy", "PreemptLowerPriority")
         others = [each for each in cluster.list("priorityclasses") if each.get("globalDefault")]
         if obj.get("globalDefault") and any(name_of(each) != name_of(obj) for each in others):
@@ -107,7 +107,7 @@ class PriorityClassStrategy(KindStrategy):
             raise ApiError.forbidden("priorityclasses.scheduling.k8s.io", name_of(obj), why)
 
     def validate(self, obj: Json) -> list[Cause]:
-        """A value must be there, and leave the highest ones to the system."""
+        """Require a value; the highest ones are reserved for the system."""
         causes = metadata_causes(obj)
         value = obj.get("value")
         if not isinstance(value, int):
@@ -126,7 +126,7 @@ class PriorityClassStrategy(KindStrategy):
         return causes
 
     def validate_transition(self, new: Json, old: Json) -> list[Cause]:
-        """The value never changes."""
+        """Refuse a change of the value."""
         if new.get("value") != old.get("value"):
             text = "Forbidden: may not be changed in an update."
             return [Cause("FieldValueForbidden", text, "value")]
@@ -134,20 +134,20 @@ class PriorityClassStrategy(KindStrategy):
 
 
 class ResourceQuotaStrategy(KindStrategy):
-    """Quotas must be readable, for every write in their namespace reads them."""
+    """Quotas are validated, because every write in their namespace reads them."""
 
     def validate(self, obj: Json) -> list[Cause]:
-        """Check names, amounts and scopes."""
+        """Validate names, amounts and scopes."""
         return [*metadata_causes(obj), *quota_causes(obj)]
 
 
 class DisruptionBudgetStrategy(KindStrategy):
-    """Budgets must be readable, for every eviction reads them."""
+    """Budgets are validated, because every eviction reads them."""
 
     has_generation = True
 
     def validate(self, obj: Json) -> list[Cause]:
-        """Check the amounts and the selector."""
+        """Validate the amounts and the selector."""
         return [*metadata_causes(obj), *budget_causes(obj)]
 
 

@@ -1,1 +1,1 @@
-"""What a request asks for, and how it is carried out: targets, queries, lists, patches, writes."""
+"""Requests: what they target and ask for, and how lists, patches and writes are carried out."""

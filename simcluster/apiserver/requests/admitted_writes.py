@@ -1,7 +1,7 @@
-"""Writes that somebody has a say in: defaults, mutating webhooks, checks, validating ones, store.
+"""Writes with admission: defaults, mutating webhooks, validation, validating webhooks, store.
 
-What is written is what was validated: it is written over the version that the webhooks saw, and
-begun again where that has moved on and the client did not ask for a version of its own.
+The object that is stored is the one that was validated. It is written over the version that the
+webhooks saw; if that has changed, and the client set no resourceVersion, the write is repeated.
 """
 
 from collections.abc import Callable, Mapping
@@ -33,12 +33,12 @@ _OPTIONS = {"CREATE": "CreateOptions", "UPDATE": "UpdateOptions", "DELETE": "Del
 
 @dataclass(slots=True)
 class AdmittedWrites:
-    """Does one kind of write each; what it is warned of is added to `warnings`."""
+    """Carries out one user's writes; warnings are appended to `warnings`."""
 
     store: ObjectStore
     chain: AdmissionChain
     user: Json
-    """Who writes."""
+    """The user who writes."""
 
     async def create(
         self, target: RequestTarget, body: Json, query: Mapping[str, str], warnings: list[str]
@@ -70,7 +70,7 @@ class AdmittedWrites:
         *,
         verb: str,
     ) -> Json:
-        """Update an object to what `make` makes of its present version."""
+        """Update an object to what `make` returns for its present version."""
         for attempt in range(_ATTEMPTS):
             wanted = make()
             said: list[str] = []
@@ -120,7 +120,7 @@ class AdmittedWrites:
         options: Json,
         warnings: list[str],
     ) -> Json:
-        """Ask whether an object may be deleted, and return it."""
+        """Admit the deletion of an object, and return the object."""
         old = to_version(target.kind, self.store.read(target.kind.table, target.namespace, name))
         request = self._attributes(
             "DELETE", replace(target, name=name), query, None, old=old, body=options
@@ -132,14 +132,14 @@ class AdmittedWrites:
     async def admit_body(
         self, target: RequestTarget, body: Json, query: Mapping[str, str], warnings: list[str]
     ) -> Json:
-        """Return the body of a Binding, an Eviction or a TokenRequest as admission leaves it."""
+        """Return the body of a Binding, an Eviction or a TokenRequest after admission."""
         request = self._attributes("CREATE", target, query, body, body=body.get("deleteOptions"))
         request = await self.chain.mutate(request, warnings, complete=_nothing, admit=_nothing)
         await self.chain.validate(request, warnings)
         return request.obj or body
 
     async def admit_connect(self, target: RequestTarget, options: Json) -> None:
-        """Ask whether a command may be run in a pod."""
+        """Admit a command in a pod."""
         body = {"kind": "PodExecOptions", "apiVersion": "v1", **options}
         request = replace(self._attributes("CONNECT", target, {}, body), options={})
         request = await self.chain.mutate(request, [], complete=_nothing, admit=_nothing)
@@ -178,9 +178,9 @@ class AdmittedWrites:
 
 
 def _namespace(kind: Resource, target: RequestTarget) -> str:
-    """A namespace counts as being in itself."""
+    """Return the request's namespace; a namespace object counts as being in itself."""
     return target.name if kind.table == "namespaces" else target.namespace
 
 
 def _nothing(_obj: Json) -> None:
-    """Neither defaults nor built-in admission apply."""
+    """Change nothing: neither defaults nor built-in admission apply."""

@@ -1,4 +1,8 @@
-"""Checks of a request body before its conversion: unknown fields, and required fields of events."""
+"""Checks of request bodies: unknown fields, and the fields that events.k8s.io/v1 requires; pure.
+
+The known fields are the metadata of every kind, and a pod's spec, containers and resources. All
+other fields of built-in kinds are accepted as they are.
+"""
 
 from collections.abc import Iterator, Mapping
 
@@ -50,7 +54,7 @@ _CONTAINER_LISTS = ("initContainers", "containers", "ephemeralContainers")
 
 
 def drop_unknown_fields(kind: Resource, obj: Json, query: Mapping[str, str]) -> list[str]:
-    """Drop unknown fields in place and return the warnings; 400 where `Strict` was asked for."""
+    """Drop unknown fields, in place, and return the warnings; 400 in mode `Strict`."""
     mode = query.get("fieldValidation") or "Warn"
     if mode not in {"Strict", "Warn", "Ignore"}:
         raise ApiError.bad_request(
@@ -104,7 +108,7 @@ _UNSET = {
 
 
 def new_event_causes(event: Json) -> Iterator[Cause]:
-    """Check an event as it came in; errors name core's fields, as the real server's do."""
+    """Validate a new event; causes have the field names of core/v1, as in Kubernetes."""
     for field in _REQUIRED:
         if not event.get(field):
             yield Cause("FieldValueRequired", "Required value", field)

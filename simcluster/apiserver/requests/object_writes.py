@@ -1,4 +1,4 @@
-"""Create, replace, patch, delete: the requests that change objects."""
+"""Writes of objects: create, replace, patch, delete."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +27,7 @@ _ANSWERED_WHOLE = frozenset({"pods", "namespaces", "services", "serviceaccounts"
 
 @dataclass(frozen=True, slots=True)
 class WriteResult:
-    """The HTTP code and the object (or Status) of an accepted write, and what to warn of."""
+    """The HTTP code, the object or Status, and the warnings of an accepted write."""
 
     code: int
     obj: Json
@@ -36,18 +36,18 @@ class WriteResult:
 
 @dataclass(frozen=True, slots=True)
 class WriteRequest:
-    """One write as it came in."""
+    """One write request."""
 
     target: RequestTarget
     query: Mapping[str, str]
     content_type: str
     body: Any
     user: Json
-    """Who asks."""
+    """The user who writes."""
 
 
 class ObjectWriter:
-    """Applies writes to the store; where webhooks have a say, after they have had it."""
+    """Carries out writes, with admission if a webhook or a policy may match them."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class ObjectWriter:
         self._tokens = tokens
 
     async def write(self, method: str, request: WriteRequest) -> WriteResult:
-        """Do what the method says; 405 where the target does not take it."""
+        """Carry out a write; 405 if the target does not support the method."""
         target = request.target
         if method == "POST":
             return await self._post(request)
@@ -82,12 +82,12 @@ class ObjectWriter:
         return AdmittedWrites(self._store, self._chain, user)
 
     async def admit_connect(self, target: RequestTarget, options: Json, user: Json) -> None:
-        """Ask whether a command may be run in a pod."""
+        """Admit a command in a pod."""
         if self._needs_admission(target, "CONNECT"):
             await self._admitted(user).admit_connect(target, options)
 
     def _needs_admission(self, target: RequestTarget, operation: str) -> bool:
-        """Tell whether somebody has to be asked."""
+        """Return whether a webhook or a policy may match."""
         return self._chain.intercepts(target.kind, operation, target.subresource, target.namespace)
 
     async def _post(self, request: WriteRequest) -> WriteResult:
@@ -242,7 +242,7 @@ class ObjectWriter:
         return WriteResult(200, body, warnings)
 
     def _prepare(self, request: WriteRequest, body: Json) -> list[str]:
-        """Give the object the URL's namespace and drop unknown fields; returns the warnings."""
+        """Set the URL's namespace and drop unknown fields; return the warnings."""
         self._place(request.target, body)
         kind = request.target.kind
         warnings = drop_unknown_fields(kind, body, request.query)
@@ -272,13 +272,13 @@ def _object(body: Any) -> Json:
 
 
 def method_not_allowed(method: str) -> ApiError:
-    """405: the target is there and does not take this method."""
+    """Return the 405 for a method that the target does not support."""
     text = f"the server does not allow this method ({method}) on the requested resource"
     return ApiError(405, "MethodNotAllowed", text)
 
 
 def success_status(details: Json | None = None) -> Json:
-    """Return the Status of a write that has no object to show."""
+    """Return the Status of a write that returns no object."""
     status: Json = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
     if details:
         status["details"] = details

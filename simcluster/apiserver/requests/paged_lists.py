@@ -1,4 +1,4 @@
-"""Lists in pages: every page of a list is as of the version of its first."""
+"""Lists in pages: all pages of a list show the version of the first one."""
 
 import base64
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from simcluster.apiserver.storage.store import ObjectStore
 
 @dataclass(frozen=True, slots=True)
 class ListPage:
-    """Records and the metadata of the list that carries them."""
+    """The records of one page, and the metadata of its list."""
 
     records: list[ObjectRecord]
     meta: Json
@@ -24,7 +24,7 @@ class ListPage:
 def list_page(
     store: ObjectStore, resource: str, chosen: Selection, options: ListOptions
 ) -> ListPage:
-    """Answer a list; 410 when its continuation is too old, 504 for a version yet to come."""
+    """Return a list or a page of it; 410 for an expired token, 504 for a future version."""
     if options.version is not None and options.version > store.version:
         raise version_too_large(options.version, store.version)
     version, start = (None, "")
@@ -47,7 +47,7 @@ def list_page(
 
 
 def version_too_large(asked: int, current: int) -> ApiError:
-    """Say that a version is still to come."""
+    """Return the 504 for a version that does not exist yet."""
     cause = Cause("ResourceVersionTooLarge", "Too large resource version")
     return ApiError(
         504,

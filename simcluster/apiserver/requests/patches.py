@@ -1,4 +1,4 @@
-"""Patches by content type: each becomes a function from the old object to the new one."""
+"""Patches by content type, each as a function from the old object to the new one; pure."""
 
 from collections.abc import Callable
 from typing import Any
@@ -33,7 +33,7 @@ CONTENT_TYPES = (JSON_PATCH, MERGE_PATCH, STRATEGIC_PATCH, APPLY_PATCH)
 
 
 def patch_function(kind: Resource, content_type: str, body: Any) -> Patcher:
-    """Return the patch as a function; 415 for a content type that the kind does not take."""
+    """Return the patch as a function; 415 for a content type that the kind does not support."""
     taken: tuple[str, ...] = CONTENT_TYPES
     if isinstance(kind, CustomKind):
         taken = tuple(each for each in CONTENT_TYPES if each != STRATEGIC_PATCH)
@@ -57,7 +57,7 @@ def patch_function(kind: Resource, content_type: str, body: Any) -> Patcher:
 
 
 def parse_yaml(body: bytes) -> Any:
-    """Parse a YAML body; 400 when it is none."""
+    """Parse a YAML body; 400 if it is malformed."""
     try:
         return yaml.safe_load(body)
     except yaml.YAMLError as error:

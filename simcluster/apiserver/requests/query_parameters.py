@@ -1,4 +1,4 @@
-"""What a request's query says, read once: options of writes, of lists and of watches."""
+"""The parameters in a request's query: options of writes, lists and watches; pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ TRUE = frozenset({"1", "t", "T", "true", "TRUE", "True"})
 
 
 def non_negative_int(query: Mapping[str, str], name: str) -> int | None:
-    """Return a whole number that is not negative, None when absent; 400 for anything else."""
+    """Return a whole number of at least 0; None if absent; 400 for anything else."""
     text = query.get(name, "")
     if not text:
         return None
@@ -19,12 +19,12 @@ def non_negative_int(query: Mapping[str, str], name: str) -> int | None:
 
 
 def is_set(query: Mapping[str, str], name: str) -> bool:
-    """Tell whether a flag is set; present without a value counts as set."""
+    """Return whether a flag is set; a flag without a value is set."""
     return name in query and (query[name] in TRUE or not query[name])
 
 
 def is_dry_run(query: Mapping[str, str], body: Mapping[str, object] | None = None) -> bool:
-    """Tell whether nothing is to be kept; `All` is the only way of saying so."""
+    """Return whether the write is a dry run; 400 for any other value than `All`."""
     said = [query["dryRun"]] if query.get("dryRun") else list((body or {}).get("dryRun") or ())  # type: ignore[call-overload]
     if any(each != "All" for each in said):
         raise ApiError.bad_request(f'dryRun: Unsupported value: {said}: supported values: "All"')
@@ -48,7 +48,7 @@ class ListOptions:
 
     @classmethod
     def parse(cls, query: Mapping[str, str]) -> "ListOptions":
-        """Read the query; 400 for contradictions."""
+        """Parse the query; 400 for contradictions."""
         initial = is_set(query, "sendInitialEvents") if "sendInitialEvents" in query else None
         options = cls(
             labels=query.get("labelSelector", ""),
@@ -66,7 +66,7 @@ class ListOptions:
         return options
 
     def check(self) -> None:
-        """Refuse what contradicts itself."""
+        """Refuse contradictory options."""
         if self.match not in {"", "Exact", "NotOlderThan"}:
             raise ApiError.bad_request(f"resourceVersionMatch: unsupported value {self.match!r}")
         if self.match and self.version is None and not self.watch:

@@ -1,4 +1,4 @@
-"""What a URL of the Kubernetes API points at."""
+"""The target of a request: the kind, object and subresource that its URL names; pure."""
 
 from dataclasses import dataclass
 from urllib.parse import unquote
@@ -13,7 +13,7 @@ PATH_NOT_FOUND = ApiError(
 
 @dataclass(frozen=True, slots=True)
 class RequestTarget:
-    """A kind, and perhaps one object of it, and perhaps a subresource of that."""
+    """A kind, and perhaps one of its objects, and perhaps a subresource."""
 
     kind: Resource
     namespace: str = ""
@@ -27,27 +27,41 @@ class RequestTarget:
 
 
 def parse_target(path: str, kinds: Kinds) -> RequestTarget:
-    """Read `/api/v1/...` and `/apis/{group}/{version}/...`; 404 for what is not served."""
-    parts = [unquote(part) for part in path.strip("/").split("/")]
-    if parts[0] == "api":
-        group, version, rest = "", parts[1] if len(parts) > 1 else "", parts[2:]
-    else:
-        group, version, rest = "/".join(parts[1:2]), "/".join(parts[2:3]), parts[3:]
-    namespace = ""
-    if len(rest) > 2 and rest[0] == "namespaces" and rest[2] not in {"status", "finalize"}:
-        namespace, rest = rest[1], rest[2:]
+    """Parse `/api/v1/...` and `/apis/{group}/{version}/...`; 404 for what is not served."""
+    group, version, rest = _split_version([unquote(part) for part in path.strip("/").split("/")])
+    namespace, rest = _split_namespace(rest)
     if not 0 < len(rest) < 4:
         raise PATH_NOT_FOUND
-    name = rest[1] if len(rest) > 1 else ""
-    subresource = rest[2] if len(rest) > 2 else ""
-    if (group, version, rest[0]) == ("", "v1", "bindings"):
+    plural, name, subresource = (*rest, "", "")[:3]
+    if (group, version, plural) == ("", "v1", "bindings"):
         return RequestTarget(kinds["pods"], namespace, name, "binding")
-    kind = kinds.find(group, version, rest[0])
-    if kind is None or (namespace and not kind.namespaced):
+    kind = kinds.find(group, version, plural)
+    if kind is None or (subresource and subresource not in _subresources(kind)):
         raise PATH_NOT_FOUND
-    served = (*kind.subresources, *(("status",) if kind.has_status else ()))
-    if kind.table == "namespaces":
-        served = (*served, "finalize")
-    if (subresource and subresource not in served) or (name and kind.namespaced and not namespace):
+    if (namespace and not kind.namespaced) or (name and kind.namespaced and not namespace):
         raise PATH_NOT_FOUND
     return RequestTarget(kind, namespace, name, subresource)
+
+
+def _split_version(parts: list[str]) -> tuple[str, str, list[str]]:
+    """Return group, version, and the parts of the path after them."""
+    if parts[0] == "api":
+        return "", "".join(parts[1:2]), parts[2:]
+    return "".join(parts[1:2]), "".join(parts[2:3]), parts[3:]
+
+
+def _split_namespace(rest: list[str]) -> tuple[str, list[str]]:
+    """Return the namespace in whose objects the path leads, and the parts after it."""
+    in_namespace = len(rest) > 2 and rest[0] == "namespaces"
+    if in_namespace and rest[2] not in {"status", "finalize"}:
+        return rest[1], rest[2:]
+    return "", rest
+
+
+def _subresources(kind: Resource) -> set[str]:
+    served = set(kind.subresources)
+    if kind.has_status:
+        served.add("status")
+    if kind.table == "namespaces":
+        served.add("finalize")
+    return served

@@ -1,1 +1,1 @@
-"""The object store: versions, history, lists, patches and deletion."""
+"""The object store: versions, watches, write rules and persistence."""

@@ -1,7 +1,7 @@
-"""The last changes of one kind, and where each watcher has got to in them.
+"""The change history of one kind, and the watches that read it.
 
-Watchers share the log and keep a position each, so that a slow one costs no memory and no
-other watcher: when the log has moved past its position it gets 410, as from a real API server.
+Watches share one history and have a position each, so a slow watch costs no memory and delays no
+other watch. A watch whose position is no longer in the history gets 410, as in Kubernetes.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from simcluster.apiserver.storage.records import ObjectChange, ObjectEvent, Obje
 
 
 class ChangeHistory:
-    """A window of changes; `floor` is the oldest version from which it can still be read."""
+    """The latest changes of one kind; `floor` is the oldest version to read from."""
 
     def __init__(self, *, window: int, floor: int) -> None:
         self.window = window
@@ -27,10 +27,10 @@ class ChangeHistory:
         self._waiting: dict[asyncio.Future[None], Selection] = {}
 
     def append(self, change: ObjectChange) -> None:
-        """Add a change, forget the oldest ones, wake the watchers whom it concerns.
+        """Add a change, drop the oldest ones, and wake the watches that select it.
 
-        The others are woken before what they have not looked at is forgotten, so that a watcher
-        is told 410 for being slow, never for watching something that seldom changes.
+        Before changes are dropped, all other watches are woken too. So a watch gets 410 for being
+        slow, never for selecting objects that seldom change.
         """
         self._changes.append(change)
         self._versions.append(change.version)
@@ -44,14 +44,14 @@ class ChangeHistory:
                     waiter.set_result(None)
 
     def close(self) -> None:
-        """Let nobody wait any longer: there is nothing more to come."""
+        """End all watches: there will be no further changes."""
         self.closed = True
         for waiter in self._waiting:
             if not waiter.done():
                 waiter.set_result(None)
 
     def drop(self, count: int) -> None:
-        """Forget the oldest `count` changes; watchers still before them get 410."""
+        """Drop the oldest `count` changes; watches that have not read them get 410."""
         if count:
             self.floor = self._versions[count - 1]
             self._dropped += count
@@ -59,7 +59,7 @@ class ChangeHistory:
             del self._versions[:count]
 
     def compact(self) -> None:
-        """Forget everything up to now."""
+        """Drop all changes."""
         self.drop(len(self._changes))
 
     def position_after(self, version: int) -> int:
@@ -69,7 +69,7 @@ class ChangeHistory:
         return self._dropped + bisect_right(self._versions, version)
 
     def end_position(self) -> int:
-        """Return the position behind the last change."""
+        """Return the position after the last change."""
         return self._dropped + len(self._changes)
 
     def changes_from(self, position: int) -> Iterator[ObjectChange]:
@@ -86,7 +86,7 @@ class ChangeHistory:
     def records_at(
         self, version: int, present: Mapping[str, ObjectRecord]
     ) -> dict[str, ObjectRecord]:
-        """Return the records there were at a version, by undoing what changed since."""
+        """Return the records as of a version, by undoing all later changes."""
         records = dict(present)
         for change in self.changes_back_to(version):
             if change.before is None:
@@ -98,9 +98,9 @@ class ChangeHistory:
     async def wait_for_change(
         self, position: int, chosen: Selection, timeout_s: float | None = None
     ) -> None:
-        """Return when there is a change of what is chosen at `position` or after it.
+        """Wait for a selected change at `position` or after it.
 
-        Also returns when the time is over, and sometimes without a reason.
+        Also returns after the timeout, and sometimes without a reason.
         """
         if self.end_position() > position or self.closed:
             return
@@ -113,7 +113,7 @@ class ChangeHistory:
 
 
 class WatchSubscription:
-    """One watcher's position, and the selection through which it looks."""
+    """The position of one watch, and its selection."""
 
     def __init__(
         self, history: ChangeHistory, chosen: Selection, position: int, initial: list[ObjectRecord]
@@ -126,11 +126,11 @@ class WatchSubscription:
 
     @property
     def closed(self) -> bool:
-        """True when the kind is no longer served: take what is left, then stop."""
+        """True when the kind is no longer served: read the remaining events, then stop."""
         return self._history.closed
 
     def poll(self) -> list[ObjectEvent]:
-        """Return what has happened since the last call; raises 410 when that is forgotten."""
+        """Return the events since the last call; 410 if they are no longer in the history."""
         events = [ObjectEvent("ADDED", record) for record in self._initial]
         self._initial = []
         for change in self._history.changes_from(self._position):
@@ -142,16 +142,16 @@ class WatchSubscription:
         return events
 
     async def wait(self, timeout_s: float | None = None) -> None:
-        """Return when `take` may have something to return, or the time is over."""
+        """Return when `poll` may have something to return, or after the timeout."""
         if not self._initial:
             await self._history.wait_for_change(self._position, self._chosen, timeout_s)
 
 
 def event_for(change: ObjectChange, chosen: Selection) -> ObjectEvent | None:
-    """Say what a change looks like through a selection.
+    """Return the event that a watch with this selection gets for a change, or None.
 
-    An object that stops matching is DELETED for this watcher, shown as it was while it still
-    matched but at the version at which it stopped; one that starts to match is ADDED.
+    An object that stops matching is DELETED for the watch: its last matching state, at the version
+    of the change. One that starts to match is ADDED.
     """
     was, now = _selects(change.before, chosen), _selects(change.after, chosen)
     if now:

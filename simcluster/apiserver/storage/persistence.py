@@ -1,7 +1,7 @@
-"""Where the store keeps its objects between two lives of the process: one SQLite table.
+"""Persistence of the store: one SQLite table.
 
-Every write is handed to the operating system before it is acknowledged, so killing the process
-loses nothing; a power cut may, which a simulated cluster can live with.
+Every write reaches the operating system before it is acknowledged, so a killed process loses
+nothing. A power failure may lose writes, which is acceptable for a simulated cluster.
 """
 
 import sqlite3
@@ -22,10 +22,10 @@ class StoredRow:
 
 
 class StorageBackend(Protocol):
-    """Keeps the last version of every object, and the last version of all."""
+    """Persists the last version of each object, and the highest version."""
 
     def rows(self) -> Iterator[StoredRow]:
-        """Iterate over everything stored."""
+        """Iterate over all stored objects."""
         ...
 
     def last_version(self) -> int:
@@ -33,7 +33,7 @@ class StorageBackend(Protocol):
         ...
 
     def write(self, resource: str, key: str, version: int, body: bytes | None) -> None:
-        """Store one object, or remove it where `body` is None; durable on return."""
+        """Store one object, or remove it if `body` is None; durable on return."""
         ...
 
     def close(self) -> None:
@@ -42,25 +42,25 @@ class StorageBackend(Protocol):
 
 
 class InMemoryBackend:
-    """Keeps nothing: for tests, and for clusters that live as long as their process."""
+    """Persists nothing: for tests, and for clusters that end with their process."""
 
     def rows(self) -> Iterator[StoredRow]:
-        """Nothing is ever stored."""
+        """Return no rows."""
         return iter(())
 
     def last_version(self) -> int:
-        """Every life starts afresh."""
+        """Return 0: each process begins anew."""
         return 0
 
     def write(self, resource: str, key: str, version: int, body: bytes | None) -> None:
-        """Forget it."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Do nothing."""
 
 
 class SqliteBackend:
-    """A file with one row per object, plus one that holds the last version."""
+    """A file with a row per object, and one row for the highest version."""
 
     def __init__(self, path: Path) -> None:
         self._db = sqlite3.connect(path, isolation_level=None)
@@ -82,7 +82,7 @@ class SqliteBackend:
         return int(found or 0)
 
     def write(self, resource: str, key: str, version: int, body: bytes | None) -> None:
-        """Store or remove one object; a removal leaves its version behind in the counter row."""
+        """Store or remove one object; a removal writes its version to the counter row."""
         if body is not None:
             self._db.execute(
                 "INSERT OR REPLACE INTO objects VALUES (?, ?, ?, ?)", (resource, key, version, body)

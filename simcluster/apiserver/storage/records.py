@@ -1,4 +1,4 @@
-"""The values of the store: versions of objects, changes, pages, and counts of writes."""
+"""Values of the store: versions of objects, changes, pages, events, write counts; pure."""
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from simcluster.apimachinery.objects import Json, deep_copy, encode
 
 
 class ObjectRecord:
-    """One version of one object, encoded once for everybody; never changed."""
+    """One version of one object and its encoding; never changed."""
 
     __slots__ = ("encoded", "obj", "version")
 
@@ -17,7 +17,7 @@ class ObjectRecord:
         self.encoded = encode(obj) if encoded is None else encoded
 
     def at_version(self, version: int) -> "ObjectRecord":
-        """Return the same content under another resourceVersion."""
+        """Return the same object with another resourceVersion."""
         obj = deep_copy(self.obj)
         obj["metadata"]["resourceVersion"] = str(version)
         return ObjectRecord(obj, version)
@@ -25,7 +25,7 @@ class ObjectRecord:
 
 @dataclass(frozen=True, slots=True)
 class ObjectChange:
-    """One write: `before` is None for a creation, `after` for a removal."""
+    """One write: `before` is None for a creation, `after` for a deletion."""
 
     version: int
     key: str
@@ -38,7 +38,7 @@ class ObjectChange:
 
 @dataclass(frozen=True, slots=True)
 class ObjectPage:
-    """Part of a list as of one version; `rest` is where the next part starts, None at the end."""
+    """Part of a list as of one version; `rest` is the start of the next part, None at the end."""
 
     records: list[ObjectRecord]
     version: int
@@ -48,21 +48,21 @@ class ObjectPage:
 
 @dataclass(frozen=True, slots=True)
 class ObjectEvent:
-    """One line of a watch: ADDED, MODIFIED or DELETED, and the object at that version."""
+    """One event of a watch: ADDED, MODIFIED or DELETED, and the object at that version."""
 
     type: str
     record: ObjectRecord
 
     @property
     def object(self) -> Json:
-        """The object; shared, so copy it before changing it."""
+        """The object; shared, so copy it before you change it."""
         return self.record.obj
 
 
 class WriteCounter:
     """Counts accepted writes per object and verb, such as `create/binding` or `patch/status`.
 
-    Requests that came over HTTP and were refused are counted as `create/binding refused 409`.
+    Refused HTTP requests are counted as `create/binding refused 409`.
     """
 
     def __init__(self) -> None:

@@ -1,20 +1,21 @@
-"""The cluster's objects: versions, watches, graceful deletion, all in one process.
+"""The store of the cluster's objects: versions, watches, graceful deletion.
 
-Every read and write goes through `Store`, whether it comes over HTTP or from a simulated kubelet in
-the same process. No method waits, so code between two `await`s is atomic. Objects are plain JSON
-maps. **Returned and watched objects are shared: copy one (`objects.copied`) before you change it.**
-The store copies what it is given. It refuses with `ApiError`s that carry the `code` and `reason` of
-the Kubernetes Status.
+Every read and write goes through `ObjectStore`, whether it comes over HTTP or from a simulated
+kubelet in the same process. No method waits, so code between two `await`s is atomic. Objects are
+plain JSON maps. **Returned and watched objects are shared: copy one (`objects.deep_copy`) before
+you change it.** The store copies what it is given. Refusals are `ApiError`s with the `code` and
+`reason` of the Kubernetes Status.
 
-`patch` is a JSON merge patch unless told otherwise (a function from object to object). `update`
-replaces, and is refused with 409 when the object it carries has another `resourceVersion` than the
-stored one. With `subresource="status"` only status and labels, annotations and finalizers are
-taken over; without it everything but status is. A pod that is bound to a node is only marked by
-`delete` (`deletionTimestamp`, grace period) and goes when deleted with `grace_s=0`; an unbound or
-finished one goes at once.
+`patch` takes a JSON merge patch, or a function from object to object. `update` replaces an object,
+and refuses with 409 if the given object has another `resourceVersion` than the stored one. With
+`subresource="status"`, a write changes status, labels, annotations and finalizers only; without it,
+everything but the status. `delete` only marks a pod that is bound to a node (`deletionTimestamp`,
+grace period); a delete with `grace_s=0` removes it. It removes unbound and finished pods at once.
 """
 
+import secrets
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 
 from simcluster.apimachinery.errors import ApiError
@@ -42,7 +43,6 @@ from simcluster.apiserver.storage.records import (
 from simcluster.apiserver.storage.strategy import KindStrategy
 from simcluster.apiserver.storage.write_rules import (
     Deletion,
-    assign_identity,
     check_namespace,
     check_preconditions,
     decide_deletion,
@@ -52,14 +52,15 @@ from simcluster.apiserver.storage.write_rules import (
 )
 
 DEFAULT_WINDOW = 5000
+_NAME_ALPHABET = "bcdfghjklmnpqrstvwxz2456789"
 
 Patcher = Callable[[Json], Json]
 AdmissionCheck = Callable[[Resource, Json | None, Json], None]
-"""Asked before a write, with the object as it was and as it would be; raises to refuse it."""
+"""Called before a write with the old and the new object; raises to refuse the write."""
 
 
 class ObjectStore:
-    """All objects of the cluster, each kind with its history."""
+    """All objects of the cluster, and the history of each kind."""
 
     def __init__(
         self,
@@ -82,7 +83,7 @@ class ObjectStore:
         self._records: dict[str, dict[str, ObjectRecord]] = {}
         self._histories: dict[str, ChangeHistory] = {}
         self._unserved: dict[str, list[StoredRow]] = {}
-        """What the disk holds of kinds that are not served yet, by table."""
+        """Persisted rows of kinds that are not served yet, by table."""
         for row in self._disk.rows():
             self._unserved.setdefault(row.resource, []).append(row)
         for kind in self.kinds.storage_versions():
@@ -97,12 +98,12 @@ class ObjectStore:
             self._histories[table] = ChangeHistory(window=self._window, floor=self.version)
 
     def install(self, stored: Resource, served: Sequence[Resource]) -> None:
-        """Serve a defined kind in these versions, keeping what is stored of it."""
+        """Serve a defined kind in these versions, with its persisted objects."""
         self.kinds.install(stored.table, stored, served)
         self._make_table(stored.table)
 
     def uninstall(self, table: str) -> None:
-        """Serve a defined kind no longer; what is stored of it is lost, its watches end."""
+        """Stop serving a defined kind: its objects are lost and its watches end."""
         for key in self._records.pop(table, {}):
             self.version += 1
             self._disk.write(table, key, self.version, None)
@@ -112,7 +113,7 @@ class ObjectStore:
         self.kinds.remove(table)
 
     def close(self) -> None:
-        """Release the disk."""
+        """Close the storage backend."""
         self._disk.close()
 
     def now(self) -> str:
@@ -152,29 +153,30 @@ class ObjectStore:
         start: str = "",
         version: int | None = None,
     ) -> ObjectPage:
-        """Return the part of a list from key `start`, as of now or as of an earlier version.
+        """Return the part of a list from key `start` on, as of now or of an earlier version.
 
-        An earlier version is found by undoing the changes since; 410 if they are forgotten.
+        An earlier version is read by undoing the later changes; 410 if they are dropped.
         """
         records = self._records[resource]
         if version is not None and version != self.version:
             records = self._histories[resource].records_at(version, records)
+        as_of = version or self.version
         prefix = f"{chosen.namespace}/" if chosen.namespace else ""
-        found: list[ObjectRecord] = []
         keys = sorted(key for key in records if key >= start and key.startswith(prefix))
+        selected: list[ObjectRecord] = []
         for at, key in enumerate(keys):
-            if limit and len(found) == limit:
-                return ObjectPage(found, version or self.version, key, len(keys) - at)
+            if limit and len(selected) == limit:
+                return ObjectPage(selected, as_of, key, len(keys) - at)
             if chosen.matches(records[key].obj):
-                found.append(records[key])
-        return ObjectPage(found, version or self.version, None, 0)
+                selected.append(records[key])
+        return ObjectPage(selected, as_of, None, 0)
 
     # Watching
 
     def subscribe(
         self, resource: str, chosen: Selection, since_rv: int | None = None
     ) -> WatchSubscription:
-        """Watch from a version on, or from the present state (ADDED for each object) if None."""
+        """Watch from a version on; from the present objects (an ADDED event each) if it is None."""
         history = self._histories[resource]
         if since_rv is None:
             records = [
@@ -184,11 +186,11 @@ class ObjectStore:
         return WatchSubscription(history, chosen, history.position_after(since_rv), [])
 
     def watch(self, resource: str, *, fields: str = "") -> WatchSubscription:
-        """Watch the selected objects of all namespaces, beginning with those that exist now."""
+        """Watch the selected objects of all namespaces, starting with the present ones."""
         return self.subscribe(resource, parse_selection(self.kinds[resource], fields=fields))
 
     def compact(self) -> None:
-        """Forget all history, so that watches from earlier versions get 410."""
+        """Drop all history, so that watches from earlier versions get 410."""
         for history in self._histories.values():
             history.compact()
             history.floor = self.version
@@ -196,28 +198,28 @@ class ObjectStore:
     # Writing
 
     def create(self, resource: str, obj: Json, *, dry_run: bool = False) -> Json:
-        """Store a new object and return it, completed with defaults."""
+        """Store a new object and return it with its defaults."""
         return self.insert(resource, self.draft(resource, obj), dry_run=dry_run)
 
     def draft(self, resource: str, obj: Json) -> Json:
-        """Return a new object as the built-in admission leaves it: named, with its uid."""
+        """Return a new object after built-in admission, with its name and uid."""
         kind = self.kinds.in_version(resource, obj.get("apiVersion"))
         new = normalize_type(deep_copy(obj), kind)
-        assign_identity(new["metadata"], now=self.now())
+        _assign_identity(new["metadata"], now=self.now())
         self._check_namespace(kind, new)
         self.admit(kind, new)
         return new
 
     def admit(self, kind: Resource, draft: Json) -> None:
-        """Run the built-in admission over a draft, in place."""
+        """Run the built-in admission on a draft, in place."""
         self._strategy_of(kind).admit(draft, self)
 
     def apply_defaults(self, kind: Resource, obj: Json) -> None:
-        """Fill in the defaults of a kind, in place."""
+        """Set the defaults of a kind, in place."""
         self._strategy_of(kind).apply_defaults(obj, self)
 
     def insert(self, resource: str, draft: Json, *, dry_run: bool = False) -> Json:
-        """Complete, check and store a draft."""
+        """Set defaults, validate and store a draft."""
         kind = self.kinds.in_version(resource, draft.get("apiVersion"))
         new = deep_copy(draft) if dry_run else draft
         self._check_namespace(kind, new)
@@ -236,9 +238,9 @@ class ObjectStore:
         return self._commit(kind, key, None, new, verb="create", dry_run=dry_run)
 
     def draft_update(self, resource: str, obj: Json, *, subresource: str = "") -> tuple[Json, Json]:
-        """Return what an update would store, completed but not checked, and what is there.
+        """Return the object that an update would store, before validation, and the present one.
 
-        409 if it carries an older resourceVersion or another uid.
+        409 if the given object has another resourceVersion or uid.
         """
         kind = self.kinds.in_version(resource, obj.get("apiVersion"))
         new = normalize_type(deep_copy(obj), kind)
@@ -253,7 +255,7 @@ class ObjectStore:
         self, resource: str, obj: Json, *, subresource: str = "", dry_run: bool = False,
         verb: str = "update",
     ) -> Json:  # fmt: skip
-        """Replace an object; 409 if it carries an older resourceVersion or another uid."""
+        """Replace an object; 409 if the given one has another resourceVersion or uid."""
         new, _ = self.draft_update(resource, obj, subresource=subresource)
         kind = self.kinds.in_version(resource, new.get("apiVersion"))
         old = self.record(resource, namespace_of(new), name_of(new))
@@ -293,9 +295,9 @@ class ObjectStore:
         uid: str | None = None, resource_version: str | None = None, dry_run: bool = False,
         subresource: str = "",
     ) -> Json:  # fmt: skip
-        """Delete an object, or mark it where its kubelet or a finalizer has to act first.
+        """Delete an object, or mark it if its kubelet or a finalizer must act first.
 
-        Returns the object as marked, or as it last was; `gone` tells which of the two happened.
+        Returns the marked object, or the last state of the deleted one; `is_gone` tells which.
         """
         kind = self.kinds[resource]
         old = self.record(resource, namespace, name)
@@ -317,7 +319,7 @@ class ObjectStore:
                 return self._commit(kind, key, old, new, verb=counted, dry_run=dry_run)
 
     def is_gone(self, resource: str, obj: Json) -> bool:
-        """Tell whether this very object (by uid) is no longer there."""
+        """Return whether this object, by its uid, no longer exists."""
         found = self.find(resource, namespace_of(obj), name_of(obj))
         return found is None or found.obj["metadata"]["uid"] != obj["metadata"]["uid"]
 
@@ -378,3 +380,18 @@ class ObjectStore:
 
     def _key(self, resource: str, namespace: str | None, name: str) -> str:
         return f"{namespace}/{name}" if self.kinds[resource].namespaced else name
+
+
+def _generated_name(prefix: str) -> str:
+    """Return the prefix with five random letters, cut to at most 63 characters."""
+    return prefix[:58] + "".join(secrets.choice(_NAME_ALPHABET) for _ in range(5))
+
+
+def _assign_identity(meta: Json, *, now: str) -> None:
+    """Set the name, the uid and the creation time of a new object."""
+    if "name" not in meta and meta.get("generateName"):
+        meta["name"] = _generated_name(meta["generateName"])
+    meta.update(uid=str(uuid.uuid4()), creationTimestamp=now)
+    for absent in ("resourceVersion", "deletionTimestamp", "deletionGracePeriodSeconds",
+                   "selfLink", "managedFields"):  # fmt: skip
+        meta.pop(absent, None)

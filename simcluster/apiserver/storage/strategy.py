@@ -1,4 +1,4 @@
-"""What a kind may do of its own when its objects are written; most kinds do nothing special."""
+"""The strategy of a kind: what the store does for it when its objects are written; pure."""
 
 from typing import Protocol
 
@@ -9,7 +9,7 @@ from simcluster.apiserver.storage.records import ObjectRecord
 
 
 class ObjectLookup(Protocol):
-    """What a strategy may ask of the cluster."""
+    """The part of the store that a strategy reads."""
 
     def now(self) -> str:
         """Return the cluster's time as a `metav1.Time`."""
@@ -27,41 +27,41 @@ class ObjectLookup(Protocol):
 
 
 class KindStrategy:
-    """The behaviour of a kind that has nothing special about it."""
+    """The default strategy, for kinds without behaviour of their own."""
 
     has_generation = False
 
     def prepare_for_create(self, obj: Json, cluster: ObjectLookup) -> None:
-        """Bring a new object to its initial state."""
+        """Set the initial state of a new object."""
 
     def admit(self, obj: Json, cluster: ObjectLookup) -> None:
-        """Do to a new object what the built-in admission does; raises `ApiError` to refuse it."""
+        """Run the built-in admission on a new object; raises `ApiError` to refuse it."""
 
     def apply_defaults(self, obj: Json, cluster: ObjectLookup) -> None:
-        """Fill in defaults, at creation and at every update."""
+        """Set defaults, on each create and update."""
 
     def validate(self, obj: Json) -> list[Cause]:
-        """Say what is wrong with the object as it is."""
+        """Return the causes for which an object is invalid."""
         return metadata_causes(obj)
 
     def validate_transition(self, new: Json, old: Json) -> list[Cause]:
-        """Say what is wrong with the change from `old` to `new`, beyond what `check` says."""
+        """Return the causes for which the change itself is invalid."""
         return []
 
     def validate_update(self, new: Json, old: Json) -> list[Cause]:
-        """Say what is wrong with an update: with its outcome, and with the change itself."""
+        """Return the causes for which an update is invalid: the new object, or the change."""
         return [*self.validate(new), *self.validate_transition(new, old)]
 
     def validate_subresource_update(self, new: Json, old: Json) -> list[Cause]:
-        """Say what is wrong with an update through a subresource, which leaves the spec alone."""
+        """Return the causes for which an update through a subresource is invalid."""
         return metadata_causes(new) if new["metadata"] != old["metadata"] else []
 
     def changes_generation(self, new: Json, old: Json) -> bool:
-        """Tell whether an update changes what its author wants, not only what is seen of it."""
+        """Return whether an update changes the desired state, not only the status."""
         return bool(new.get("spec") != old.get("spec"))
 
     def validate_delete(self, obj: Json, cluster: ObjectLookup) -> None:
-        """Raise `ApiError` where the object may not be deleted."""
+        """Raise `ApiError` if the object may not be deleted."""
 
     def prepare_for_delete(self, obj: Json) -> None:
-        """Change what else changes when the object is marked as being deleted."""
+        """Change an object that is marked for deletion."""

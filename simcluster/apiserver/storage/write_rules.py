@@ -1,7 +1,5 @@
-"""The rules of every write: preconditions, what an update may change, what a deletion does."""
+"""Rules of every write: preconditions, fields that updates keep, effects of deletions; pure."""
 
-import secrets
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +18,7 @@ from simcluster.apiserver.storage.records import ObjectRecord
 
 
 def check_preconditions(kind: Resource, old: Json, wanted: Mapping[str, Any]) -> None:
-    """Refuse with 409 where `wanted` names another uid or resourceVersion than `old` has."""
+    """Refuse with 409 if `wanted` has another uid or resourceVersion than `old`."""
     meta = old["metadata"]
     if wanted.get("uid") and wanted["uid"] != meta["uid"]:
         why = (
@@ -37,13 +35,13 @@ def check_preconditions(kind: Resource, old: Json, wanted: Mapping[str, Any]) ->
 
 
 def refuse_invalid(kind: Resource, obj: Json, causes: Sequence[Cause]) -> None:
-    """Refuse with 422 where there are causes to."""
+    """Refuse with 422 if there are causes."""
     if causes:
         raise ApiError.invalid(kind.kind, kind.group, name_of(obj), causes)
 
 
 def check_namespace(kind: Resource, new: Json, found: ObjectRecord | None) -> None:
-    """Refuse a new object whose namespace is not there, or is on its way out."""
+    """Refuse a new object whose namespace does not exist or is terminating."""
     namespace = namespace_of(new)
     if found is None:
         raise ApiError.not_found("namespaces", namespace)
@@ -62,29 +60,11 @@ _SYSTEM_FIELDS = (
 )  # fmt: skip
 
 
-_ALPHABET = "bcdfghjklmnpqrstvwxz2456789"
-
-
 _WITH_STATUS = ("labels", "annotations", "finalizers")
 
 
-def generated_name(prefix: str) -> str:
-    """Return the prefix with five random letters, cut so that the whole stays below 64."""
-    return prefix[:58] + "".join(secrets.choice(_ALPHABET) for _ in range(5))
-
-
-def assign_identity(meta: Json, *, now: str) -> None:
-    """Give a new object's metadata what makes it one: name, uid, the time of its creation."""
-    if "name" not in meta and meta.get("generateName"):
-        meta["name"] = generated_name(meta["generateName"])
-    meta.update(uid=str(uuid.uuid4()), creationTimestamp=now)
-    for absent in ("resourceVersion", "deletionTimestamp", "deletionGracePeriodSeconds",
-                   "selfLink", "managedFields"):  # fmt: skip
-        meta.pop(absent, None)
-
-
 def normalize_type(obj: Json, kind: Resource) -> Json:
-    """Return the object with its type first and its metadata in place; 400 for another kind."""
+    """Return the object with its type and metadata in order; 400 for another kind."""
     for key, mine in (("apiVersion", kind.api_version), ("kind", kind.kind)):
         if obj.get(key) not in (None, "", mine):
             raise ApiError.bad_request(
@@ -100,28 +80,32 @@ def normalize_type(obj: Json, kind: Resource) -> Json:
 
 
 def merge_update(kind: Resource, new: Json, old: Json, subresource: str) -> Json:
-    """Return what is stored when `new` is written over `old` through a subresource, or none."""
-    if subresource == "status" and kind.status_only:
-        result = {**deep_copy(old), "apiVersion": kind.api_version}
-        _replace(result, "status", new.get("status"))
-        return result
+    """Return what is stored when `new` replaces `old`, or a subresource of it."""
     if subresource == "status":
-        result = deep_copy(old)
-        result["status"] = new.get("status") or {}
-        for field in _WITH_STATUS:
-            _replace(result["metadata"], field, metadata(new).get(field))
-        return result
+        return _merge_status(kind, new, old)
     for field in _SYSTEM_FIELDS:
         _replace(new["metadata"], field, old["metadata"].get(field))
     new["metadata"].pop("managedFields", None)
     new["metadata"].pop("selfLink", None)
     if kind.table == "pods" and isinstance(new.get("spec"), dict):
-        for field in ("priority", "preemptionPolicy"):  # given at creation, kept by admission
+        for field in ("priority", "preemptionPolicy"):  # admission sets them at creation
             if new["spec"].get(field) is None and field in old["spec"]:
                 new["spec"][field] = old["spec"][field]
     if kind.has_status and not subresource:
         _replace(new, "status", old.get("status"))
     return new
+
+
+def _merge_status(kind: Resource, new: Json, old: Json) -> Json:
+    if kind.status_only:
+        result = {**deep_copy(old), "apiVersion": kind.api_version}
+        _replace(result, "status", new.get("status"))
+        return result
+    result = deep_copy(old)
+    result["status"] = new.get("status") or {}
+    for field in _WITH_STATUS:
+        _replace(result["metadata"], field, metadata(new).get(field))
+    return result
 
 
 def _replace(target: Json, field: str, value: object) -> None:
@@ -139,7 +123,7 @@ _FINISHED = frozenset({"Succeeded", "Failed"})
 
 @dataclass(frozen=True, slots=True)
 class Deletion:
-    """`gone_now`: remove it. Otherwise mark it with `grace_s`, unless nothing `changes`."""
+    """The effect of a deletion: it `removes` the object, or marks it if that `changes` it."""
 
     removes: bool
     changes: bool = True
@@ -147,10 +131,10 @@ class Deletion:
 
 
 def decide_deletion(kind: Resource, obj: Json, *, grace_s: int | None) -> Deletion:
-    """Decide what deleting `obj` does; `grace_s` is what was asked, None for the default.
+    """Decide the effect of a deletion; `grace_s` is the requested period, None for the default.
 
-    A pod on a node is its kubelet's to end, so it stays, marked, until deleted with grace 0.
-    Finalizers keep any object until they are gone.
+    A pod on a node is only marked: its kubelet stops it and deletes it with period 0. An object
+    with finalizers is only marked, too.
     """
     meta = metadata(obj)
     marked = bool(meta.get("deletionTimestamp"))

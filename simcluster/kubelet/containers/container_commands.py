@@ -1,4 +1,4 @@
-"""The few commands that a simulated container knows, and its log."""
+"""The built-in commands of a simulated container, and its log."""
 
 import asyncio
 import shlex
@@ -21,7 +21,7 @@ _SHELLS = frozenset({"sh", "bash"})
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """What a command wrote, and its exit code."""
+    """The output of a command and its exit code."""
 
     code: int = 0
     out: str = ""
@@ -31,7 +31,7 @@ class CommandResult:
 async def exec_command(
     state: ContainerState, command: Sequence[str], *, tty: bool, streams: ExecStreams
 ) -> int:
-    """Run a command in a container; a terminal gets carriage returns and no separate errors."""
+    """Run a command in a container; a terminal gets carriage returns, and errors in its output."""
     outcome = await asyncio.to_thread(run_command, state, command)
     out, err = outcome.out, outcome.err
     if tty:
@@ -55,7 +55,7 @@ def run_command(state: ContainerState, command: Sequence[str]) -> CommandResult:
 
 
 def _script(state: ContainerState, text: str) -> CommandResult:
-    """Run simple commands one after another, with variables replaced; nothing else of a shell."""
+    """Run simple commands in turn and expand variables; no other shell syntax works."""
     done = CommandResult()
     for line in text.replace("&&", ";").replace("\n", ";").split(";"):
         words = [_with_variables(state, word) for word in shlex.split(line)]
@@ -105,7 +105,7 @@ def _cat(state: ContainerState, arguments: Sequence[str]) -> CommandResult:
 
 
 def host_path(state: ContainerState, path: str) -> Path | None:
-    """Return where a container's path lies on this machine; None outside of its mounts."""
+    """Return the host path of a container's path; None outside its mounts."""
     wanted = PurePosixPath(path)
     if ".." in wanted.parts:
         return None
@@ -128,14 +128,14 @@ _BUILTINS: dict[str, Callable[[ContainerState, Sequence[str]], CommandResult]] =
 
 
 class LogReader:
-    """A container's log: what its command printed, if it is one of those that print."""
+    """The log of a container: the output of its command, if it is a printing one."""
 
     def __init__(self, state: ContainerState, options: LogOptions) -> None:
         self._state = state
         self._options = options
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """Yield the lines asked for; with `follow`, new ones until the container ends."""
+        """Yield the requested lines; with `follow`, also new ones until the container ends."""
         lines = self._state.previous_log if self._options.previous else self._state.log
         skipped = len(lines) - self._options.tail_lines if self._options.tail_lines else 0
         at = max(skipped, 0) if self._options.tail_lines != 0 else len(lines)

@@ -1,4 +1,7 @@
-"""A container's environment and mounts: the plugins' first, then the pod's; the pod wins."""
+"""The environment and the mounts of a container, of its plugins and its pod; pure.
+
+The pod's values take precedence over those of device plugins.
+"""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -25,7 +28,7 @@ def environment(
     pod_ip: str,
     host_ip: str,
 ) -> dict[str, str]:
-    """Put the environment together; of two plugins that set one variable, the first is heard."""
+    """Return the environment; if two plugins set a variable, the first one counts."""
     env = {
         "PATH": PATH,
         "HOSTNAME": str(at_path(pod.obj, "spec.hostname") or pod.name),
@@ -48,7 +51,7 @@ def environment(
 
 
 def expand_references(text: str, env: Mapping[str, str]) -> str:
-    """Replace `$(NAME)` by what is known; an unknown name stays as it is, `$$` is one dollar."""
+    """Expand `$(NAME)` for known names; unknown references stay, and `$$` is one dollar."""
 
     def replaced(match: re.Match[str]) -> str:
         return "$" if match[0] == "$$" else env.get(match[1], match[0])
@@ -71,7 +74,7 @@ def _from_field(pod: PodSpec, source: Json, facts: Mapping[str, str]) -> str:
 def mount_points(
     container: ContainerSpec, answers: Iterable[api_pb2.ContainerAllocateResponse]
 ) -> list[MountPoint]:
-    """Return what is mounted: the pod's host paths, and the plugins' where the pod has none."""
+    """Return the mounts: the pod's host paths, and those of plugins at other paths."""
     found = {
         path: MountPoint(path, host, read_only=False) for path, host in container.host_paths.items()
     }

@@ -1,10 +1,9 @@
-"""What a kubelet reads from a pod's spec, parsed once; pure."""
+"""The spec of a pod as the kubelet reads it, parsed once; pure."""
 
 import enum
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 
 from shared.model.quantity import parse_resources
 from simcluster.apimachinery.objects import Json, parse_time
@@ -34,7 +33,7 @@ _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 class Role(enum.StrEnum):
-    """When a container runs: to its end before the others, beside them, or as one of them."""
+    """The role of a container: init containers run first, sidecars beside the app containers."""
 
     INIT = "init"
     SIDECAR = "sidecar"
@@ -43,7 +42,7 @@ class Role(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerSpec:
-    """One container; `limits` holds extended resources only, `requests` everything."""
+    """One container; `limits` holds extended resources only, `requests` all resources."""
 
     name: str
     role: Role
@@ -54,17 +53,17 @@ class ContainerSpec:
     host_ports: frozenset[tuple[str, int]]
     env: tuple[Json, ...]
     host_paths: Mapping[str, str]
-    """Mounted host directories by container path."""
+    """Mounted host directories, by container path."""
 
     @property
     def runs_to_completion_first(self) -> bool:
-        """Whether the container is over before the pod's others start."""
+        """Whether the container ends before the app containers start."""
         return self.role is Role.INIT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodSpec:
-    """One pod; containers in the order in which devices are given out: init first."""
+    """One pod; its containers in the order in which they get devices: init containers first."""
 
     uid: str
     namespace: str
@@ -77,12 +76,12 @@ class PodSpec:
     obj: Json
 
     def of_role(self, *roles: Role) -> tuple[ContainerSpec, ...]:
-        """Return the containers of some roles, in order."""
+        """Return the containers of these roles, in order."""
         return tuple(container for container in self.containers if container.role in roles)
 
 
 def parse_pod(obj: Json) -> PodSpec:
-    """Read a pod object."""
+    """Parse a pod object."""
     meta, spec = obj["metadata"], obj["spec"]
     volumes = {
         volume["name"]: volume["hostPath"].get("path", "")
@@ -111,40 +110,46 @@ def parse_pod(obj: Json) -> PodSpec:
 def _container(obj: Json, role: Role, volumes: Mapping[str, str]) -> ContainerSpec:
     resources = obj.get("resources") or {}
     limits = parse_resources(resources.get("limits") or {})
-    requests = limits | parse_resources(resources.get("requests") or {})
     return ContainerSpec(
         name=obj["name"],
         role=role,
         image=obj.get("image") or "",
         command=(*(obj.get("command") or ()), *(obj.get("args") or ())),
         limits={name: count for name, count in limits.items() if "/" in name},
-        requests=requests,
-        host_ports=frozenset(
-            (port.get("protocol") or "TCP", int(port["hostPort"]))
-            for port in obj.get("ports") or ()
-            if port.get("hostPort")
-        ),
+        requests=limits | parse_resources(resources.get("requests") or {}),
+        host_ports=_host_ports(obj),
         env=tuple(obj.get("env") or ()),
-        host_paths={
-            mount["mountPath"]: volumes[mount["name"]]
-            for mount in obj.get("volumeMounts") or ()
-            if mount["name"] in volumes
-        },
+        host_paths=_host_paths(obj, volumes),
     )
+
+
+def _host_ports(container: Json) -> frozenset[tuple[str, int]]:
+    return frozenset(
+        (port.get("protocol") or "TCP", int(port["hostPort"]))
+        for port in container.get("ports") or ()
+        if port.get("hostPort")
+    )
+
+
+def _host_paths(container: Json, volumes: Mapping[str, str]) -> dict[str, str]:
+    mounts = container.get("volumeMounts") or ()
+    return {
+        mount["mountPath"]: volumes[mount["name"]] for mount in mounts if mount["name"] in volumes
+    }
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerBehaviour:
-    """What a simulated container does: ends with a code after a while, or never (None)."""
+    """How a simulated container runs: for a duration (None: until stopped), then its exit code."""
 
     run_for_s: float | None
     exit_code: int = 0
 
 
 def parse_behaviour(container: ContainerSpec, annotations: Mapping[str, str]) -> ContainerBehaviour:
-    """Say how a container runs, from its command and, for app containers, the annotations.
+    """Return how a container runs, by its command and, for app containers, annotations.
 
-    Without either an init container succeeds at once and any other runs until it is stopped.
+    Without both, an init container succeeds at once and any other runs until it is stopped.
     """
     if container.role is Role.APP and (RUN_FOR in annotations or EXIT_CODE in annotations):
         return ContainerBehaviour(
@@ -164,20 +169,20 @@ def parse_behaviour(container: ContainerSpec, annotations: Mapping[str, str]) ->
 
 
 def prints(container: ContainerSpec) -> bool:
-    """Tell whether the command only prints something and ends."""
+    """Return whether the command only prints something and ends."""
     return _words(container)[:1] in _PRINTING
 
 
 def _words(container: ContainerSpec) -> tuple[str, ...]:
-    """Return the command without its path, or the only command that a shell is told to run."""
+    """Return the command without its path, or the single command of a shell."""
     command = container.command
     if len(command) > 2 and command[1] == "-c" and not _SEPARATOR.search(command[2]):
         command = tuple(command[2].split())
-    return (PurePosixPath(command[0]).name, *command[1:]) if command else ()
+    return (command[0].rpartition("/")[2], *command[1:]) if command else ()
 
 
 def parse_duration_s(text: str) -> float:
-    """Read "2s", "150ms", "3m" or a plain number of seconds; ValueError for anything else."""
+    """Parse "2s", "150ms", "3m" or a number of seconds; raises ValueError for other text."""
     for unit in sorted(_UNITS_S, key=len, reverse=True):
         if text.endswith(unit):
             return float(text.removesuffix(unit)) * _UNITS_S[unit]
@@ -185,12 +190,12 @@ def parse_duration_s(text: str) -> float:
 
 
 def stop_after_s(annotations: Mapping[str, str]) -> float:
-    """Return how long the containers take to stop when told to."""
+    """Return how many seconds the containers take to stop."""
     return _annotation_number(annotations, STOP_AFTER)
 
 
 def _annotation_number(annotations: Mapping[str, str], key: str) -> float:
-    """Return an annotation's number; 0 where it was spoilt after `annotation_fault` saw it."""
+    """Return an annotation's number; 0 if it became invalid after `annotation_error`."""
     try:
         return parse_duration_s(annotations.get(key, "0"))
     except ValueError:
@@ -198,7 +203,7 @@ def _annotation_number(annotations: Mapping[str, str], key: str) -> float:
 
 
 def annotation_error(annotations: Mapping[str, str]) -> str | None:
-    """Say which annotation for the simulation is not what it must be, or None."""
+    """Describe the first invalid annotation of the simulation; None if all are valid."""
     for key, form in _FORMS.items():
         if key in annotations and not form.fullmatch(annotations[key]):
             return f"annotation {key} is {annotations[key]!r}, which does not match {form.pattern}"
@@ -206,9 +211,9 @@ def annotation_error(annotations: Mapping[str, str]) -> str | None:
 
 
 def pod_requests(pod: PodSpec) -> dict[str, int]:
-    """Return what a pod needs of each resource: the larger of its init phase and its run phase.
+    """Return a pod's requests: the larger of its init phase and its run phase.
 
-    A sidecar counts for the init containers after it and for the whole run.
+    A sidecar counts for the init containers after it and for the run phase.
     """
     beside: dict[str, int] = {}
     most: dict[str, int] = {}

@@ -1,17 +1,11 @@
-"""What a kubelet remembers of the containers it runs, also over a kill of its process."""
+"""The state of containers, which survives restarts of the kubelet; pure."""
 
 import enum
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
-
-import msgspec
-
-from simcluster.kubelet.settings import replace_file
 
 
 class ContainerPhase(enum.StrEnum):
-    """Where a container is; the same words as in a container status."""
+    """The phase of a container, with the words of a container status."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -20,7 +14,7 @@ class ContainerPhase(enum.StrEnum):
 
 @dataclass(slots=True)
 class ContainerTermination:
-    """How a container ended, once."""
+    """How a container ended."""
 
     exit_code: int
     reason: str
@@ -31,7 +25,7 @@ class ContainerTermination:
 
 @dataclass(slots=True)
 class MountPoint:
-    """A host path a container sees."""
+    """A host path in a container."""
 
     container_path: str
     host_path: str
@@ -40,7 +34,7 @@ class MountPoint:
 
 @dataclass(slots=True)
 class ContainerState:
-    """One container as it is now, and how its last life ended."""
+    """The present state of one container, and its last termination."""
 
     phase: ContainerPhase = ContainerPhase.WAITING
     reason: str = "ContainerCreating"
@@ -58,17 +52,17 @@ class ContainerState:
     previous_log: list[tuple[float, str]] = field(default_factory=list)
 
     def set_waiting(self, reason: str, message: str = "") -> None:
-        """Say why the container is not running."""
+        """Record why the container is not running."""
         self.phase, self.reason, self.message = ContainerPhase.WAITING, reason, message
 
     def set_running(self, container_id: str, at: float, ends_at: float | None) -> None:
-        """Begin a life."""
+        """Record the start of the container."""
         self.phase, self.reason, self.message = ContainerPhase.RUNNING, "", ""
         self.container_id, self.started_at, self.ends_at = container_id, at, ends_at
         self.termination = None
 
     def set_terminated(self, exit_code: int, at: float) -> None:
-        """End this life; remembered as the last one too."""
+        """Record the end of the container, also as its last termination."""
         reason = "Completed" if exit_code == 0 else "Error"
         self.phase = ContainerPhase.TERMINATED
         self.termination = ContainerTermination(
@@ -88,24 +82,3 @@ class PodState:
     started_at: float
     containers: dict[str, ContainerState]
     stopping: bool = False
-
-
-class StateFiles:
-    """One file per admitted pod."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        directory.mkdir(parents=True, exist_ok=True)
-
-    def load(self) -> Iterator[PodState]:
-        """Read what an earlier process left."""
-        for path in sorted(self._directory.glob("*.json")):
-            yield msgspec.json.decode(path.read_bytes(), type=PodState)
-
-    def save(self, state: PodState) -> None:
-        """Replace a pod's file in one step."""
-        replace_file(self._directory / f"{state.uid}.json", msgspec.json.encode(state))
-
-    def remove(self, uid: str) -> None:
-        """Forget a pod."""
-        (self._directory / f"{uid}.json").unlink(missing_ok=True)

@@ -1,6 +1,6 @@
-"""The status of a pod, derived from its containers; pure."""
+"""The status of a pod, derived from the state of its containers; pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from simcluster.apimachinery.objects import Json, rfc3339
 from simcluster.apimachinery.pods import qos_class
@@ -16,7 +16,7 @@ _OWN = ("PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady")
 
 
 def rejected_status(pod: PodSpec, previous: Json, reason: str, message: str, now: float) -> Json:
-    """Return the status of a pod that was not admitted: final."""
+    """Return the final status of a pod that was rejected at admission."""
     return {
         **{key: previous[key] for key in ("conditions",) if key in previous},
         "phase": "Failed",
@@ -28,7 +28,7 @@ def rejected_status(pod: PodSpec, previous: Json, reason: str, message: str, now
 
 
 def pod_status(pod: PodSpec, state: PodState, previous: Json, host_ip: str, now: float) -> Json:
-    """Return the status of an admitted pod; conditions that others wrote are kept."""
+    """Return the status of an admitted pod, with the conditions of other writers."""
     init = pod.of_role(Role.INIT, Role.SIDECAR)
     app = pod.of_role(Role.APP)
     status: Json = {
@@ -50,14 +50,14 @@ def pod_status(pod: PodSpec, state: PodState, previous: Json, host_ip: str, now:
 
 
 def with_foreign_conditions(status: Json, stored: Json) -> Json:
-    """Return our status with the conditions that only others write as they are stored now."""
+    """Return our status with the stored conditions of other writers."""
     own = [c for c in status.get("conditions") or () if c["type"] in _OWN]
     foreign = [c for c in stored.get("conditions") or () if c["type"] not in _OWN]
     return status | {"conditions": own + foreign}
 
 
 def phase(pod: PodSpec, state: PodState) -> str:
-    """Return the pod's phase; a stopped pod is final whatever its restart policy."""
+    """Return the pod's phase; a stopped pod is final for any restart policy."""
     codes = _final_codes(pod, state)
     if codes is not None:
         return "Failed" if any(codes) or not codes else "Succeeded"
@@ -69,29 +69,33 @@ def phase(pod: PodSpec, state: PodState) -> str:
 
 
 def _final_codes(pod: PodSpec, state: PodState) -> list[int] | None:
-    """Return the exit codes of a pod that is over, or None."""
-    failed = [
-        c.termination.exit_code
-        for spec in pod.of_role(Role.INIT)
-        if (c := state.containers[spec.name]).termination and c.termination.exit_code
-    ]
+    """Return the exit codes of a pod in its final phase; None for other pods."""
+    failed = [code for code in _exit_codes(pod.of_role(Role.INIT), state) if code]
     if failed and pod.restart_policy == "Never":
         return failed
-    everybody = [state.containers[c.name] for c in pod.containers]
     if state.stopping:
-        over = all(c.phase is not ContainerPhase.RUNNING for c in everybody)
-        return [c.termination.exit_code for c in everybody if c.termination] if over else None
-    apps = [state.containers[c.name] for c in pod.of_role(Role.APP)]
-    if any(c.phase is not ContainerPhase.TERMINATED or c.termination is None for c in apps):
+        phases = {container.phase for container in state.containers.values()}
+        running = ContainerPhase.RUNNING in phases
+        return None if running else _exit_codes(pod.containers, state)
+    apps = pod.of_role(Role.APP)
+    if any(not _is_terminated(state.containers[spec.name]) for spec in apps):
         return None
-    codes = [c.termination.exit_code for c in apps if c.termination]
-    if pod.restart_policy == "Always" or (pod.restart_policy == "OnFailure" and any(codes)):
-        return None
-    return codes
+    codes = _exit_codes(apps, state)
+    restarts = {"Always": True, "OnFailure": any(codes)}.get(pod.restart_policy, False)
+    return None if restarts else codes
+
+
+def _exit_codes(specs: Iterable[ContainerSpec], state: PodState) -> list[int]:
+    containers = [state.containers[spec.name] for spec in specs]
+    return [c.termination.exit_code for c in containers if c.termination is not None]
+
+
+def _is_terminated(container: ContainerState) -> bool:
+    return container.phase is ContainerPhase.TERMINATED and container.termination is not None
 
 
 def initialized(pod: PodSpec, state: PodState) -> bool:
-    """Tell whether every init container has succeeded and every sidecar has started."""
+    """Return whether all init containers have succeeded and all sidecars have started."""
     for spec in pod.of_role(Role.INIT, Role.SIDECAR):
         container = state.containers[spec.name]
         done = container.termination is not None and container.termination.exit_code == 0

@@ -1,4 +1,4 @@
-"""The kubelet's own record of devices, `kubelet_internal_checkpoint`, in the real file's form."""
+"""The device manager's checkpoint, `kubelet_internal_checkpoint`, in a real kubelet's format."""
 
 import base64
 import json
@@ -20,7 +20,7 @@ _COMPACT = (",", ":")
 
 
 def encode_checkpoint(ledger: DeviceState) -> bytes:
-    """Return the file's content; agents read it as a last resort, so its form is the real one."""
+    """Return the file's content; node agents read it, so the format is a real kubelet's."""
     entries = json.dumps(
         [
             {
@@ -43,14 +43,14 @@ def encode_checkpoint(ledger: DeviceState) -> bytes:
 
 @lru_cache(maxsize=64)
 def _listed(devices: frozenset[str]) -> str:
-    """Encode a list once: a plugin may report many devices, and every allocation saves them all."""
+    """Encode a device list; cached, because each allocation saves the lists of all resources."""
     return json.dumps(sorted(devices), separators=_COMPACT)
 
 
 def decode_checkpoint(content: bytes) -> DeviceState:
-    """Read a checkpoint; every resource in it is listed without devices until its plugin is back.
+    """Decode a checkpoint; its resources have no devices until their plugins are back.
 
-    Raises ValueError when the content does not match its checksum.
+    Raises ValueError if the checksum does not match.
     """
     document: dict[str, Any] = json.loads(content)
     data = document["Data"]
@@ -74,11 +74,11 @@ def decode_checkpoint(content: bytes) -> DeviceState:
 
 
 def save_checkpoint(directory: Path, ledger: DeviceState) -> None:
-    """Replace the checkpoint in `directory` in one step."""
+    """Replace the checkpoint in `directory` atomically."""
     replace_file(directory / FILE_NAME, encode_checkpoint(ledger))
 
 
 def load_checkpoint(directory: Path) -> DeviceState | None:
-    """Return what the checkpoint says, or None where there is none."""
+    """Return the checkpoint's content; None if there is no file."""
     path = directory / FILE_NAME
     return decode_checkpoint(path.read_bytes()) if path.exists() else None

@@ -1,7 +1,7 @@
-"""Gives devices to containers: one container at a time, asking the plugin, never holding a lock.
+"""The device manager: allocates devices to one container at a time, and calls the plugins.
 
-What a plugin sees of it is the order of calls; what an agent relies on is that PodResources
-already shows the containers that were served before.
+It holds no lock while it calls a plugin. When a plugin is called for a container, PodResources
+already shows the containers that were served before it.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 def _restored(directory: Path) -> DeviceState:
-    """Return what the checkpoint says; a spoilt one counts as none, as for a real kubelet."""
+    """Return the checkpoint's content; an unreadable checkpoint counts as none."""
     try:
         return load_checkpoint(directory) or DeviceState()
     except (ValueError, KeyError, TypeError) as error:
@@ -35,7 +35,7 @@ def _restored(directory: Path) -> DeviceState:
 
 
 class DeviceManager:
-    """The devices of one kubelet between two of its restarts."""
+    """The devices of one kubelet, from one restart to the next."""
 
     def __init__(
         self,
@@ -58,9 +58,9 @@ class DeviceManager:
     # Plugins
 
     async def accept(self, connection: PluginConnection, group: asyncio.TaskGroup) -> None:
-        """Take a plugin that has just registered; the latest one of a resource counts.
+        """Use a plugin that has registered; the latest one of a resource counts.
 
-        The one before is not hung up on: calls in progress end, its stream is not heard any more.
+        The connection of the earlier one stays open: its calls end normally, its stream is ignored.
         """
         self._current[connection.resource] = connection
         self._stopped_at.pop(connection.resource, None)
@@ -94,7 +94,7 @@ class DeviceManager:
         self._changed()
 
     def expire(self) -> float | None:
-        """Drop resources whose plugin stayed away too long; returns seconds until the next one."""
+        """Drop resources whose plugin is gone for too long; return seconds until the next one."""
         now = time.monotonic()
         for resource, since in list(self._stopped_at.items()):
             if now - since >= self._grace_s:
@@ -107,18 +107,19 @@ class DeviceManager:
         return max(min(waits), 0.0) if waits else None
 
     def counts(self) -> tuple[dict[str, int], dict[str, int]]:
-        """Return capacity and allocatable per resource; forgotten ones read 0."""
+        """Return capacity and allocatable per resource; 0 for dropped resources."""
         zero = dict.fromkeys(self._forgotten, 0)
         return zero | self.state.capacity(), zero | self.state.allocatable()
 
     # Containers
 
     async def allocate(self, pod: PodSpec, running: Set[str], active: Set[str] | None) -> None:
-        """Serve every container of a pod in order; AllocationError says why one cannot be served.
+        """Allocate devices to all containers of a pod, in order.
 
-        `running` names the containers that already run (after a restart): they keep what they
-        have. `active` are the pods that may hold devices; others lose theirs first. None: it is
-        not known yet, and everybody keeps what the checkpoint says.
+        `running` names the containers that run already (after a restart): they keep their devices.
+        `active` are the pods that may hold devices; the devices of all others are freed first. None
+        means that the active pods are not known yet, so all allocations of the checkpoint stay.
+        Raises AllocationError if a container cannot get its devices.
         """
         reusable: dict[str, set[str]] = {}
         for container in pod.containers:
@@ -140,7 +141,7 @@ class DeviceManager:
     def _update_reusable(
         self, pod: PodSpec, container: ContainerSpec, reusable: dict[str, set[str]]
     ) -> None:
-        """Let later containers reuse a finished init container's devices, and only those."""
+        """Let later containers reuse the devices of init containers that end before them."""
         for holding in self.state.container_allocations(pod.uid, container.name):
             offered = reusable.setdefault(holding.resource, set())
             if container.runs_to_completion_first:
@@ -197,9 +198,9 @@ class DeviceManager:
         return connection
 
     async def pre_start(self, pod: PodSpec, container: ContainerSpec) -> None:
-        """Ask the plugins that want to be asked before a start; AllocationError if one refuses.
+        """Call PreStartContainer of the plugins that require it; AllocationError if one refuses.
 
-        Skipped, as by a real kubelet, while a plugin has not come back after a restart.
+        Skipped, as in a real kubelet, for a plugin that has not registered since a restart.
         """
         for holding in self.state.container_allocations(pod.uid, container.name):
             if holding.resource in self._forgotten:
@@ -211,14 +212,14 @@ class DeviceManager:
                 await connection.pre_start(sorted(holding.devices))
 
     def answers(self, pod_uid: str, container: str) -> list[api_pb2.ContainerAllocateResponse]:
-        """Return what the plugins want a container to get."""
+        """Return the plugins' Allocate responses for a container."""
         return [
             api_pb2.ContainerAllocateResponse.FromString(holding.response)
             for holding in self.state.container_allocations(pod_uid, container)
         ]
 
     def retain(self, active: Set[str]) -> None:
-        """Free the devices of every pod outside `active`; not worth a checkpoint of its own."""
+        """Free the devices of all pods outside `active`, without saving a checkpoint."""
         self.state.retain(active)
 
     def save(self) -> None:
@@ -226,7 +227,7 @@ class DeviceManager:
         save_checkpoint(self._directory, self.state)
 
     async def close(self) -> None:
-        """Hang up on every plugin: the kubelet stops."""
+        """Close the connections to all plugins: the kubelet stops."""
         for task in list(self._followers):
             task.cancel()
         for connection in list(self._current.values()):

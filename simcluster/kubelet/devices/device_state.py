@@ -1,7 +1,7 @@
-"""Which devices a kubelet knows, and which container holds which of them; no I/O.
+"""Known devices, and their allocations to containers; pure.
 
-This is the bookkeeping half of a kubelet's device manager. A resource stays listed, with nothing
-allocatable, while its plugin is away; it is forgotten only when `forget` is called after the grace.
+This is the bookkeeping of a kubelet's device manager. While a plugin is gone, its resource stays
+listed with nothing allocatable; `forget` drops it after the grace period.
 """
 
 from collections.abc import Iterable, Mapping, Set
@@ -12,7 +12,7 @@ HEALTHY = "Healthy"
 
 @dataclass(frozen=True, slots=True)
 class DeviceAllocation:
-    """Devices of one resource that one container holds, and what the plugin answered for them."""
+    """Devices of one resource for one container, and the plugin's response."""
 
     pod_uid: str
     container: str
@@ -22,42 +22,42 @@ class DeviceAllocation:
 
 
 class AllocationError(Exception):
-    """A container cannot have its devices; the message is what the pod's owner reads."""
+    """A container cannot get its devices; the message is for the pod's owner."""
 
 
 @dataclass(slots=True)
 class DeviceState:
-    """Devices by health, and holdings by container."""
+    """Devices by health, and allocations by container."""
 
     healthy: dict[str, frozenset[str]] = field(default_factory=dict)
     unhealthy: dict[str, frozenset[str]] = field(default_factory=dict)
     allocations: dict[tuple[str, str, str], DeviceAllocation] = field(default_factory=dict)
     reserved: dict[str, set[str]] = field(default_factory=dict)
-    """Chosen for a container whose plugin is being asked at this moment."""
+    """Devices for which a plugin's Allocate is in progress."""
 
     def update(self, resource: str, healths: Mapping[str, str]) -> None:
-        """Replace the devices of a resource by the complete list its plugin has just sent."""
+        """Replace the devices of a resource by the plugin's latest list."""
         self.healthy[resource] = frozenset(d for d, health in healths.items() if health == HEALTHY)
         self.unhealthy[resource] = frozenset(healths) - self.healthy[resource]
 
     def mark_unhealthy(self, resource: str) -> None:
-        """Make every device unhealthy: the plugin's stream has ended."""
+        """Mark all devices of a resource unhealthy: the plugin's stream has ended."""
         known = self.healthy.get(resource, frozenset()) | self.unhealthy.get(resource, frozenset())
         self.healthy[resource] = frozenset()
         self.unhealthy[resource] = known
 
     def list_without_devices(self, resource: str) -> None:
-        """List a resource without devices: known from the checkpoint, its plugin not yet back."""
+        """List a resource of the checkpoint whose plugin has not registered yet."""
         self.healthy[resource] = frozenset()
         self.unhealthy[resource] = frozenset()
 
     def forget(self, resource: str) -> None:
-        """Stop listing a resource; what containers hold of it stays held."""
+        """Drop a resource; its allocations stay."""
         self.healthy.pop(resource, None)
         self.unhealthy.pop(resource, None)
 
     def manages(self, resource: str) -> bool:
-        """Tell whether the device manager, not the node's allocatable, decides about a resource."""
+        """Return whether this resource is the device manager's, not the node's allocatable."""
         return resource in self.healthy or any(key[2] == resource for key in self.allocations)
 
     def capacity(self) -> dict[str, int]:
@@ -67,15 +67,15 @@ class DeviceState:
         }
 
     def allocatable(self) -> dict[str, int]:
-        """Count healthy devices per resource, held or not."""
+        """Count healthy devices per resource, allocated or not."""
         return {name: len(found) for name, found in self.healthy.items()}
 
     def get(self, pod_uid: str, container: str, resource: str) -> DeviceAllocation | None:
-        """Return what a container holds of a resource."""
+        """Return a container's allocation of a resource."""
         return self.allocations.get((pod_uid, container, resource))
 
     def container_allocations(self, pod_uid: str, container: str) -> list[DeviceAllocation]:
-        """Return everything a container holds, in the order it was given."""
+        """Return all allocations of a container, in their order."""
         return [
             holding
             for (uid, name, _), holding in self.allocations.items()
@@ -83,12 +83,12 @@ class DeviceState:
         ]
 
     def record(self, holding: DeviceAllocation) -> None:
-        """Record what the plugin has just granted."""
+        """Record an allocation."""
         key = (holding.pod_uid, holding.container, holding.resource)
         self.allocations[key] = holding
 
     def in_use(self, resource: str) -> frozenset[str]:
-        """Return the devices of a resource that nobody else may have."""
+        """Return the devices of a resource that are allocated or reserved."""
         used: set[str] = set(self.reserved.get(resource, ()))
         for (_, _, name), holding in self.allocations.items():
             if name == resource:
@@ -96,14 +96,14 @@ class DeviceState:
         return frozenset(used)
 
     def retain(self, active: Set[str]) -> None:
-        """Free what pods outside `active` hold."""
+        """Free the allocations of pods outside `active`."""
         for key in [key for key in self.allocations if key[0] not in active]:
             del self.allocations[key]
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceChoice:
-    """What is fixed before the plugin is asked for its preference."""
+    """The devices to choose from, before the plugin states its preference."""
 
     reused: frozenset[str]
     available: frozenset[str]
@@ -113,7 +113,7 @@ class DeviceChoice:
 def choose_devices(
     ledger: DeviceState, resource: str, required: int, reusable: Iterable[str]
 ) -> DeviceChoice:
-    """Say which devices a container may get; raises AllocationError, worded as the kubelet does.
+    """Return the devices that a container may get; raises AllocationError as a kubelet does.
 
     Devices of the pod's finished init containers come first, in a stable order.
     """
@@ -136,9 +136,9 @@ def choose_devices(
 
 
 def pick_devices(choice: DeviceChoice, preferred: Iterable[str]) -> frozenset[str]:
-    """Take the preferred devices that are available, then any others until there are enough.
+    """Return the preferred available devices, filled up with others.
 
-    A real kubelet takes the others in random order; by name, a replay repeats the same choice.
+    A real kubelet picks the others at random; here they are in order of name, so runs repeat.
     """
     wanted = [device for device in dict.fromkeys(preferred) if device in choice.available]
     rest = sorted(choice.available.difference(wanted))

@@ -1,4 +1,4 @@
-"""The kubelet's side of one device plugin: a connection, its stream, its calls; a door to gRPC."""
+"""The client of one device plugin: connection, device stream and calls over gRPC."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -37,11 +37,11 @@ Response = TypeVar("Response")
 
 
 class PluginError(AllocationError):
-    """A device plugin did not answer, or refused; worded as the kubelet words it."""
+    """A device plugin failed or refused; the texts are those of a kubelet."""
 
 
 def checked_socket(path: Path) -> Path:
-    """Return the path; ValueError when it is longer than a unix socket's may be."""
+    """Return the path; raises ValueError if it is too long for a unix socket."""
     if len(str(path)) > MAX_SOCKET_PATH:
         raise ValueError(
             f"{path} has {len(str(path))} bytes, and a unix socket's path at most "
@@ -51,7 +51,7 @@ def checked_socket(path: Path) -> Path:
 
 
 class PluginConnection:
-    """One registration of one plugin; a new registration is a new connection."""
+    """One registration of one plugin; each registration has its own connection."""
 
     def __init__(self, resource: str, socket: Path) -> None:
         self.resource = resource
@@ -63,7 +63,7 @@ class PluginConnection:
         self._stub = api_pb2_grpc.DevicePluginStub(self._channel)
 
     async def connect(self) -> None:
-        """Dial and read the options; raises PluginError after ten seconds without an answer."""
+        """Dial and get the options; raises PluginError after 10 s without a response."""
         try:
             async with asyncio.timeout(DIAL_S):
                 await self._channel.channel_ready()
@@ -76,7 +76,7 @@ class PluginConnection:
         self.has_preferred_allocation = options.get_preferred_allocation_available
 
     async def follow(self, report: Callable[[Mapping[str, str]], None]) -> str:
-        """Pass on every complete list of devices; returns why the stream ended."""
+        """Report each device list of the stream; return why the stream ended."""
         try:
             async for message in self._stub.ListAndWatch(api_pb2.Empty()):
                 report({device.ID: device.health for device in message.devices})
@@ -92,7 +92,7 @@ class PluginConnection:
             raise PluginError(f"endpoint {self.resource} has been stopped")
 
     def _closed_by_us(self) -> bool:
-        """Tell our own `close`, which cancels calls, from a cancellation of the calling task."""
+        """Return whether `close` cancelled the call, not a cancellation of the calling task."""
         task = asyncio.current_task()
         return self.closed and (task is None or not task.cancelling())
 
@@ -109,7 +109,7 @@ class PluginConnection:
     async def get_preferred_allocation(
         self, available: Iterable[str], must_include: Iterable[str], size: int
     ) -> list[str]:
-        """Ask which of the available devices the plugin would rather give."""
+        """Return the plugin's preference among the available devices."""
         one = api_pb2.ContainerPreferredAllocationRequest(
             available_deviceIDs=available, must_include_deviceIDs=must_include, allocation_size=size
         )
@@ -124,9 +124,9 @@ class PluginConnection:
         return list(answer.container_responses[0].deviceIDs) if answer.container_responses else []
 
     async def allocate(self, devices: Iterable[str]) -> bytes:
-        """Give devices to one container, without saying to which; no deadline.
+        """Allocate devices for one container, which is not named; there is no deadline.
 
-        Returns the first container's answer as it came; the kubelet reads no other.
+        Returns the response for the first container; a kubelet reads no other.
         """
         self._require_open()
         one = api_pb2.ContainerAllocateRequest(devices_ids=devices)
@@ -138,7 +138,7 @@ class PluginConnection:
         return content
 
     async def pre_start(self, devices: Iterable[str]) -> None:
-        """Tell the plugin that a container is about to start; it may refuse within 30 s."""
+        """Announce the start of a container; the plugin may refuse within 30 s."""
         self._require_open()
         request = api_pb2.PreStartContainerRequest(devices_ids=devices)
         try:
@@ -149,13 +149,13 @@ class PluginConnection:
             ) from error
 
     async def close(self) -> None:
-        """Hang up; calls in progress fail."""
+        """Close the connection; calls in progress fail."""
         self.closed = True
         await self._channel.close()
 
 
 def go_error_text(error: grpc.aio.AioRpcError) -> str:
-    """Word a gRPC error as Go does, since agents' users search for that text."""
+    """Format a gRPC error as Go does, because users search for that text."""
     name = error.code().name
     code = "".join(part.capitalize() for part in name.split("_")).replace("Cancelled", "Canceled")
     return f"rpc error: code = {code} desc = {error.details()}"

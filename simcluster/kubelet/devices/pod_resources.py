@@ -1,4 +1,4 @@
-"""The PodResources v1 service: which container of which active pod holds which devices."""
+"""The PodResources v1 service: the devices of each container of the active pods."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -18,7 +18,7 @@ BURST = 10.0
 
 
 class TokenBucket:
-    """The kubelet's limit on this socket: bursts of ten, in the long run 100 calls a second."""
+    """The kubelet's rate limit for this socket: bursts of 10, and 100 calls per second."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -26,7 +26,7 @@ class TokenBucket:
         self._at = clock()
 
     def allows(self) -> bool:
-        """Take one call out of the bucket, if there is one."""
+        """Take one token from the bucket; False if it is empty."""
         now = self._clock()
         self._left = min(BURST, self._left + (now - self._at) * QUERIES_PER_S)
         self._at = now
@@ -37,7 +37,7 @@ class TokenBucket:
 
 
 class PodResourcesService(api_pb2_grpc.PodResourcesListerServicer):  # type: ignore[misc]
-    """Answers from the device ledger; `active` returns the pods that are not finished."""
+    """Serves the device state; `active` returns the pods that are not finished."""
 
     def __init__(
         self, ledger: Callable[[], DeviceState], active: Callable[[], Iterable[PodSpec]]
@@ -49,7 +49,7 @@ class PodResourcesService(api_pb2_grpc.PodResourcesListerServicer):  # type: ign
     async def List(  # noqa: N802 - gRPC's name
         self, request: api_pb2.ListPodResourcesRequest, context: grpc.aio.ServicerContext
     ) -> api_pb2.ListPodResourcesResponse:
-        """List every active pod, with or without devices; finished init containers are left out."""
+        """List all active pods, with or without devices, without their init containers."""
         await self._limited(context)
         return api_pb2.ListPodResourcesResponse(
             pod_resources=[self._of(pod) for pod in self._active()]
@@ -72,7 +72,7 @@ class PodResourcesService(api_pb2_grpc.PodResourcesListerServicer):  # type: ign
     async def GetAllocatableResources(  # noqa: N802 - gRPC's name
         self, request: api_pb2.AllocatableResourcesRequest, context: grpc.aio.ServicerContext
     ) -> api_pb2.AllocatableResourcesResponse:
-        """Return every healthy device, held or not."""
+        """Return all healthy devices, allocated or not."""
         await self._limited(context)
         healthy = self._ledger().healthy
         return api_pb2.AllocatableResourcesResponse(
@@ -113,7 +113,7 @@ def _clear(socket: Path) -> None:
 
 
 async def serve_pod_resources(socket: Path, service: PodResourcesService) -> grpc.aio.Server:
-    """Listen on the socket, replacing one that an earlier process left."""
+    """Listen on the socket; replaces the socket of an earlier process."""
     _clear(socket)
     server = grpc.aio.server()
     api_pb2_grpc.add_PodResourcesListerServicer_to_server(service, server)

@@ -1,4 +1,4 @@
-"""The kubelet's Registration service: checks a device plugin and dials back inside the call."""
+"""The Registration service: validates a device plugin and dials it within the call."""
 
 import re
 from collections.abc import Awaitable, Callable
@@ -32,7 +32,7 @@ Accept = Callable[[PluginConnection], Awaitable[None]]
 
 
 def is_extended_resource(name: str) -> bool:
-    """Tell whether a resource may be served by a plugin: a domain, a name, not Kubernetes' own."""
+    """Return whether a plugin may serve the resource: domain and name, not Kubernetes' own."""
     match = _EXTENDED.fullmatch(name)
     if match is None or name.startswith("requests."):
         return False
@@ -41,7 +41,7 @@ def is_extended_resource(name: str) -> bool:
 
 
 def registration_error(request: api_pb2.RegisterRequest) -> str | None:
-    """Say what is wrong with a registration, or None."""
+    """Describe why a registration is invalid; None if it is valid."""
     if request.version != VERSION:
         return (
             f'requested API version "{request.version}" is not supported by kubelet. '
@@ -53,7 +53,7 @@ def registration_error(request: api_pb2.RegisterRequest) -> str | None:
 
 
 class RegistrationService(api_pb2_grpc.RegistrationServicer):  # type: ignore[misc]
-    """Answers Register only after the plugin has answered the kubelet."""
+    """Responds to Register after the plugin has responded to the kubelet."""
 
     def __init__(self, directory: Path, accept: Accept) -> None:
         self._directory = directory
@@ -62,7 +62,7 @@ class RegistrationService(api_pb2_grpc.RegistrationServicer):  # type: ignore[mi
     async def Register(  # noqa: N802 - gRPC's name
         self, request: api_pb2.RegisterRequest, context: grpc.aio.ServicerContext
     ) -> api_pb2.Empty:
-        """Register one plugin; the options in the request are ignored, as by a real kubelet."""
+        """Register one plugin; a kubelet ignores the options in the request."""
         wrong = registration_error(request)
         if wrong is not None:
             await context.abort(grpc.StatusCode.UNKNOWN, wrong)
@@ -89,7 +89,7 @@ def _clear(directory: Path) -> None:
 
 
 async def serve_registration(directory: Path, accept: Accept) -> grpc.aio.Server:
-    """Remove every socket in the directory, as a starting kubelet does, and listen."""
+    """Remove all sockets in the directory, as a starting kubelet does, and listen."""
     _clear(directory)
     server = grpc.aio.server()
     api_pb2_grpc.add_RegistrationServicer_to_server(RegistrationService(directory, accept), server)

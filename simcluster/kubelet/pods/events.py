@@ -1,4 +1,4 @@
-"""Events about pods, as a kubelet writes them; a repeated one is counted, not written again."""
+"""Events about pods, as a kubelet writes them; a repeated event raises a count."""
 
 import secrets
 
@@ -11,7 +11,7 @@ _REMEMBERED = 4096
 
 
 class EventWriter:
-    """Writes one node's events; an event that the store refuses is dropped, as by a kubelet."""
+    """Writes one node's events; drops an event that the store refuses, as a kubelet does."""
 
     def __init__(self, store: ClusterStore, node: str) -> None:
         self._store = store
@@ -21,7 +21,7 @@ class EventWriter:
     def write(
         self, pod: PodSpec, kind: str, reason: str, message: str, container: str = ""
     ) -> None:
-        """Write an event, or raise the count of the same one."""
+        """Write an event, or raise the count of an equal one."""
         key = (pod.uid, container, reason, message)
         known = self._written.get(key)
         try:

@@ -1,8 +1,11 @@
-"""The kubelet's pod list: watches the pods of its node and admits them one by one."""
+"""The pod manager: watches the pods of its node and admits them one by one."""
 
 import asyncio
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
 
 from proto.deviceplugin import api_pb2
 from simcluster.apimachinery.errors import ApiError
@@ -13,7 +16,7 @@ from simcluster.kubelet.containers.container_spec import (
     annotation_error,
     parse_pod,
 )
-from simcluster.kubelet.containers.container_state import ContainerState, PodState, StateFiles
+from simcluster.kubelet.containers.container_state import ContainerState, PodState
 from simcluster.kubelet.containers.container_status import pod_status, rejected_status
 from simcluster.kubelet.devices.device_manager import DeviceManager
 from simcluster.kubelet.devices.device_state import AllocationError
@@ -21,7 +24,7 @@ from simcluster.kubelet.pods.events import EventWriter
 from simcluster.kubelet.pods.pod_worker import FINAL, PodWorker
 from simcluster.kubelet.pods.predicates import NodeFacts, PodRejection, check_predicates
 from simcluster.kubelet.pods.status_manager import StatusManager
-from simcluster.kubelet.settings import NodeSettings
+from simcluster.kubelet.settings import NodeSettings, replace_file
 from simcluster.ports import ClusterEvent, ClusterStore
 
 _BEING_INITIALIZED = "PodInitializing"
@@ -30,11 +33,32 @@ _BEING_INITIALIZED = "PodInitializing"
 _BEING_CREATED = "ContainerCreating"
 
 
-class PodManager:
-    """Everything one kubelet knows of its pods between two of its restarts.
+class PodStateFiles:
+    """Persists the state of admitted pods, one file per pod."""
 
-    `pods` holds what `/pods` serves. A pod enters it just before it is admitted, never earlier:
-    inside a device plugin's Allocate, no pod that waits its turn is to be seen.
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+
+    def load(self) -> Iterator[PodState]:
+        """Load the states of an earlier process."""
+        for path in sorted(self._directory.glob("*.json")):
+            yield msgspec.json.decode(path.read_bytes(), type=PodState)
+
+    def save(self, state: PodState) -> None:
+        """Replace a pod's file atomically."""
+        replace_file(self._directory / f"{state.uid}.json", msgspec.json.encode(state))
+
+    def remove(self, uid: str) -> None:
+        """Remove a pod's file."""
+        (self._directory / f"{uid}.json").unlink(missing_ok=True)
+
+
+class PodManager:
+    """The pods of one kubelet, from one restart to the next.
+
+    `pods` is what `/pods` serves. A pod enters it just before its admission, never earlier: during
+    a device plugin's Allocate, pods that wait for admission are not visible.
     """
 
     def __init__(
@@ -44,7 +68,7 @@ class PodManager:
         store: ClusterStore,
         *,
         devices: DeviceManager,
-        files: StateFiles,
+        state_directory: Path,
         node_facts: Callable[[], NodeFacts],
         address: Callable[[set[str]], str],
     ) -> None:
@@ -55,7 +79,7 @@ class PodManager:
         self._node = node
         self._store = store
         self._devices = devices
-        self._files = files
+        self._files = PodStateFiles(state_directory)
         self._facts = node_facts
         self._address = address
         self._events = EventWriter(store, node)
@@ -63,11 +87,11 @@ class PodManager:
         self._admitting: str | None = None
         self._unsaved: set[str] = set()
         self._all_admitted = False
-        """Whether all pods that were there at the start have had their turn."""
-        self._restored = {state.uid: state for state in files.load()}
+        """Whether all pods of the first list have been admitted or rejected."""
+        self._restored = {state.uid: state for state in self._files.load()}
 
     async def run(self) -> None:
-        """Follow the pods of the node for ever."""
+        """Watch the pods of the node until cancelled."""
         await asyncio.sleep(self.settings.admits_after_s)
         async with asyncio.TaskGroup() as group:
             group.create_task(self.statuses.run())
@@ -88,7 +112,7 @@ class PodManager:
                         raise
 
     def _drop_deleted(self) -> None:
-        """Stop what is no longer in the API server: it went while nobody watched."""
+        """Stop the pods that were deleted while there was no watch."""
         fields = f"spec.nodeName={self._node}"
         present = {obj["metadata"]["uid"] for obj in self._store.list("pods", fields=fields)}
         for uid in (self.pods.keys() | self._waiting.keys()) - present:
@@ -136,7 +160,7 @@ class PodManager:
     # Admission
 
     def active(self) -> Iterator[PodSpec]:
-        """Iterate over the pods that may hold devices: admitted and not over, or being admitted."""
+        """Iterate over the pods that may hold devices: admitted and not final, or in admission."""
         for uid, pod in self.pods.items():
             worker = self.workers.get(uid)
             if uid == self._admitting or (worker is not None and not worker.is_final):
@@ -161,7 +185,7 @@ class PodManager:
             self._stop(pod)
 
     async def _check_admission(self, pod: PodSpec, others: list[PodSpec]) -> PodRejection | None:
-        """Give the devices out first, then look at everything else, as a real kubelet does."""
+        """Allocate devices, then check the predicates, in the order of a real kubelet."""
         fault = annotation_error(pod.annotations)
         if fault is not None:
             return PodRejection("InvalidSimulation", fault)
@@ -220,7 +244,7 @@ class PodManager:
                 raise
 
     def changed(self, worker: PodWorker, *, started: bool) -> None:
-        """Tell what has become of a pod; that a container runs is remembered at once."""
+        """Report a pod's new state; the start of a container is saved at once."""
         pod = self.pods.get(worker.pod.uid)
         if pod is None:
             return
@@ -235,17 +259,17 @@ class PodManager:
         )
 
     async def before_start(self, pod: PodSpec, container: ContainerSpec) -> None:
-        """Ask device plugins; AllocationError if one refuses."""
+        """Call the device plugins; AllocationError if one refuses."""
         await self._devices.pre_start(pod, container)
 
     def answers(
         self, pod: PodSpec, container: ContainerSpec
     ) -> list[api_pb2.ContainerAllocateResponse]:
-        """Return the plugins' stored answers."""
+        """Return the plugins' stored Allocate responses."""
         return self._devices.answers(pod.uid, container.name)
 
     def event(self, pod: PodSpec, kind: str, reason: str, message: str, container: str) -> None:
-        """Tell the pod's owner."""
+        """Write an event about the pod."""
         self._events.write(pod, kind, reason, message, container)
 
     # Looking
@@ -259,7 +283,7 @@ class PodManager:
         return pod.obj if own is None else pod.obj | {"status": own}
 
     def state_of(self, namespace: str, name: str) -> PodState | None:
-        """Return the state of a pod's containers, if it was admitted here."""
+        """Return the state of an admitted pod; None for other pods."""
         for worker in reversed(self.workers.values()):
             if (worker.pod.namespace, worker.pod.name) == (namespace, name):
                 return worker.state

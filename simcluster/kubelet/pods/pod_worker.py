@@ -1,4 +1,4 @@
-"""One admitted pod on its node: starts its containers, restarts them, stops them, ends it."""
+"""The worker of one admitted pod: starts, restarts and stops its containers."""
 
 import asyncio
 import itertools
@@ -33,33 +33,33 @@ FINAL = frozenset({"Succeeded", "Failed"})
 
 
 class WorkerHost(Protocol):
-    """What a worker needs of its kubelet."""
+    """The parts of the kubelet that a worker uses."""
 
     settings: NodeSettings
 
     async def before_start(self, pod: PodSpec, container: ContainerSpec) -> None:
-        """Ask device plugins; AllocationError if one refuses."""
+        """Call the device plugins; AllocationError if one refuses."""
         ...
 
     def answers(
         self, pod: PodSpec, container: ContainerSpec
     ) -> list[api_pb2.ContainerAllocateResponse]:
-        """Return the plugins' stored answers."""
+        """Return the plugins' stored Allocate responses."""
         ...
 
     def changed(self, worker: "PodWorker", *, started: bool) -> None:
-        """Hear that the pod's state has changed, by a container's start or otherwise."""
+        """Report a change of the pod's state, by the start of a container or otherwise."""
         ...
 
     def event(self, pod: PodSpec, kind: str, reason: str, message: str, container: str) -> None:
-        """Tell the pod's owner."""
+        """Write an event about the pod."""
         ...
 
 
 class PodWorker:
-    """Runs from admission until the pod is deleted; cancelled when the kubelet restarts.
+    """Runs from admission until the pod is deleted; a restart of the kubelet cancels it.
 
-    A worker made from an earlier one's state goes on where that one was: what runs is left alone.
+    A worker with an earlier worker's state continues it: running containers keep running.
     """
 
     def __init__(self, host: WorkerHost, pod: PodSpec, state: PodState) -> None:
@@ -72,7 +72,7 @@ class PodWorker:
         self._sidecar_runs = {spec.name: asyncio.Event() for spec in pod.of_role(Role.SIDECAR)}
         self._grace_s = float(pod.grace_s)
         self.is_final = phase(pod, state) in FINAL
-        """Whether the pod has reached its final phase, so that its devices are free."""
+        """Whether the pod is in its final phase, so that its devices are free."""
 
     def stop(self, grace_s: float) -> None:
         """Stop the containers within the grace period."""
@@ -80,12 +80,12 @@ class PodWorker:
         self._stop_requested.set()
 
     def abort(self) -> None:
-        """Stop at once: the pod object is gone."""
+        """Stop at once: the pod object is deleted."""
         self._deleted.set()
         self.stop(0)
 
     async def run(self) -> None:
-        """Live until told to stop, then return with every container ended."""
+        """Run until `stop`, then return when all containers have ended."""
         async with asyncio.TaskGroup() as group:
             life = group.create_task(self._run_containers())
             await self._stop_requested.wait()
@@ -106,7 +106,7 @@ class PodWorker:
     async def _initialize(
         self, group: asyncio.TaskGroup, sidecars: list[asyncio.Task[int]]
     ) -> bool:
-        """Run the init containers in order, starting sidecars on the way; False if one fails."""
+        """Run init containers in order and start sidecars in between; False if one fails."""
         for spec in self.pod.of_role(Role.INIT, Role.SIDECAR):
             if spec.role is Role.SIDECAR:
                 sidecars.append(group.create_task(self._supervise(spec)))
@@ -116,7 +116,7 @@ class PodWorker:
         return True
 
     async def _supervise(self, spec: ContainerSpec) -> int:
-        """Run one container until it has ended for good; returns its exit code."""
+        """Run one container and its restarts; return its final exit code."""
         state = self.state.containers[spec.name]
         does = parse_behaviour(spec, self.pod.annotations)
         for attempt in itertools.count():
@@ -142,7 +142,7 @@ class PodWorker:
         return self.pod.restart_policy == "Always"
 
     async def _back_off(self, spec: ContainerSpec, state: ContainerState, attempt: int) -> None:
-        """Wait before a restart; the first one is immediate, as with a real kubelet."""
+        """Wait before a restart; the first restart is immediate, as in a real kubelet."""
         if attempt > 1:
             pause_s = min(self._host.settings.back_off_s * 2 ** (attempt - 2), MAX_BACK_OFF_S)
             text = f"back-off {pause_s:g}s restarting failed container={spec.name}"
@@ -154,7 +154,7 @@ class PodWorker:
         state.phase = ContainerPhase.WAITING
 
     async def _start(self, spec: ContainerSpec, state: ContainerState) -> None:
-        """Start a container, asking the plugins first; asks again until they agree."""
+        """Start a container when all plugins agree; retry until they do."""
         while True:
             try:
                 async with self._starting:
@@ -195,7 +195,7 @@ class PodWorker:
 
     @staticmethod
     def _log(spec: ContainerSpec, state: ContainerState, now: float) -> None:
-        """Let a command that prints print; nothing else in here has anything to say."""
+        """Log the output of the command, if it is a printing one."""
         state.previous_log = state.log
         printed = run_command(state, spec.command).out if prints(spec) else ""
         state.log = [(now, line) for line in printed.splitlines()]
@@ -225,7 +225,7 @@ class PodWorker:
 
 
 async def _wait_until(at: float | None) -> None:
-    """Wait until an instant; for ever if None."""
+    """Wait until an instant; forever if None."""
     await asyncio.sleep(max(at - time.time(), 0)) if at is not None else await _wait_forever()
 
 
@@ -234,7 +234,7 @@ def _wait_forever() -> Awaitable[object]:
 
 
 async def _set_within(event: asyncio.Event, seconds: float) -> bool:
-    """Tell whether an event was set within a time."""
+    """Return whether an event is set within a time."""
     if seconds <= 0:
         return event.is_set()
     try:

@@ -1,4 +1,4 @@
-"""Whether a kubelet takes a pod whose devices are already given: its general predicates; pure."""
+"""The general predicates: whether a node can run a pod that has its devices; pure."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ _NATIVE = frozenset({"cpu", "memory", "ephemeral-storage"})
 
 @dataclass(frozen=True, slots=True)
 class PodRejection:
-    """Why a pod is not admitted: the status reason, and the text its owner reads."""
+    """Why a pod is rejected: the reason in its status, and a message for its owner."""
 
     reason: str
     message: str
@@ -25,22 +25,22 @@ class PodRejection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFacts:
-    """What the predicates read of a node; cpu in thousandths, everything else in units."""
+    """What the predicates read of a node; cpu in thousandths, other resources in units."""
 
     name: str
     labels: Mapping[str, str]
     allocatable: Mapping[str, int]
     managed: frozenset[str]
-    """Extended resources that a device plugin serves: the device manager has judged them."""
+    """Extended resources of device plugins: the device manager has checked them."""
 
 
 def check_predicates(
     pod: PodSpec, others: Iterable[PodSpec], node: NodeFacts
 ) -> PodRejection | None:
-    """Return why the node cannot take the pod beside the others, or None.
+    """Return why the node cannot run the pod beside the others; None if it can.
 
-    Extended resources that the node does not list are ignored, as by a real kubelet: a pod that
-    is sent to a node without the plugin starts without its devices.
+    Extended resources that the node does not list are ignored, as in a real kubelet: a pod on a
+    node without the plugin starts without its devices.
     """
     beside = list(others)
     return _resources(pod, beside, node) or _placement(pod, beside, node)

@@ -1,4 +1,4 @@
-"""The kubelet's own pod statuses, and their way to the API server: coalesced, in one write each."""
+"""The status manager: keeps pod statuses and writes each change once to the API server."""
 
 import asyncio
 import time
@@ -14,9 +14,10 @@ COALESCE_S = 0.02
 
 
 class StatusManager:
-    """Keeps the latest status of every pod and writes those that have changed.
+    """Keeps the latest status of each pod and writes those that have changed.
 
-    What the kubelet remembers of a pod (`save`) is never older than what it has told of it.
+    `save` runs before each write, so the saved state of a pod is never older than its written
+    status.
     """
 
     def __init__(self, store: ClusterStore, save: Callable[[str], None]) -> None:
@@ -28,16 +29,16 @@ class StatusManager:
         self._wake = asyncio.Event()
 
     def get(self, uid: str) -> Json | None:
-        """Return a pod's status as this kubelet sees it."""
+        """Return a pod's latest status."""
         return self._statuses.get(uid)
 
     def get_delayed(self, uid: str, lag_s: float) -> Json | None:
-        """Return a pod's status as `/pods` shows it: the one before while the last is too fresh."""
+        """Return the status that `/pods` shows: the previous one for the first `lag_s` seconds."""
         before, at = self._before.get(uid, ({}, 0.0))
         return before if time.monotonic() - at < lag_s else self._statuses.get(uid)
 
     def set(self, pod: PodSpec, status: Json) -> None:
-        """Take a new status; it is written soon."""
+        """Set a new status; it is written soon."""
         before = self._statuses.get(pod.uid) or pod.obj.get("status") or {}
         self._before[pod.uid] = (before, time.monotonic())
         self._statuses[pod.uid] = status
@@ -45,13 +46,13 @@ class StatusManager:
         self._wake.set()
 
     def forget(self, uid: str) -> None:
-        """Drop a pod that is gone."""
+        """Drop a deleted pod."""
         self._statuses.pop(uid, None)
         self._before.pop(uid, None)
         self._dirty.pop(uid, None)
 
     async def run(self) -> None:
-        """Write for ever, and once more when the kubelet stops."""
+        """Write changes until cancelled, and once more at the end."""
         try:
             while True:
                 await self._wake.wait()
@@ -61,7 +62,7 @@ class StatusManager:
             self.flush()
 
     def flush(self) -> None:
-        """Write what has changed, now."""
+        """Write all changes now."""
         dirty, self._dirty = self._dirty, {}
         self._wake.clear()
         for uid, pod in dirty.items():
