@@ -13,11 +13,7 @@ from shared.credentials import certificates as issuing
 from simcluster.apimachinery.objects import Json
 
 _VALID_DAYS = 3650
-
-
 _ADDRESSES = ("127.0.0.1", "::1")
-
-
 _NAMES = ("localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc")
 
 

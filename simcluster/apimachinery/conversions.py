@@ -18,8 +18,6 @@ _NEW_NAMES: Mapping[str, str] = {
     "count": "deprecatedCount",
     "reportingComponent": "reportingController",
 }
-
-
 _OLD_NAMES = {new: old for old, new in _NEW_NAMES.items()}
 
 

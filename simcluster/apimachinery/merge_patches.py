@@ -1,10 +1,9 @@
 """JSON merge patches (RFC 7396) and Kubernetes strategic merge patches; pure."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from simcluster.apimachinery.errors import ApiError
-from simcluster.apimachinery.objects import Json
+from simcluster.apimachinery.objects import Json, JsonValue
 
 
 def apply_merge_patch(target: Json, patch: Json) -> Json:
@@ -14,7 +13,7 @@ def apply_merge_patch(target: Json, patch: Json) -> Json:
         if value is None:
             result.pop(key, None)
         elif isinstance(value, dict):
-            below: Any = result.get(key)
+            below: JsonValue = result.get(key)
             result[key] = apply_merge_patch(below if isinstance(below, dict) else {}, value)
         else:
             result[key] = value
@@ -43,20 +42,10 @@ _MERGE_KEYS: Mapping[str, str] = {
     "secrets": "name",
     "webhooks": "name",
 }
-
-
 _PORT_KEYS = ("containerPort", "port")  # a container's, a service's
-
-
 _PRIMITIVE_LISTS = ("finalizers",)
-
-
 _DIRECTIVES = ("$patch", "$retainKeys")
-
-
 _ORDER = "$setElementOrder/"
-
-
 _DELETE_PRIMITIVES = "$deleteFromPrimitiveList/"
 
 
@@ -92,7 +81,7 @@ def _merged_map(target: Json, patch: Json) -> Json:
     return result
 
 
-def _merged_field(key: str, old: Any, new: Any) -> Any:
+def _merged_field(key: str, old: JsonValue, new: JsonValue) -> JsonValue:
     if isinstance(new, dict):
         return apply_strategic_merge_patch(old if isinstance(old, dict) else {}, new)
     if not isinstance(new, list):
@@ -105,13 +94,13 @@ def _merged_field(key: str, old: Any, new: Any) -> Any:
     return new
 
 
-def _merge_key(field: str, items: list[Any]) -> str | None:
+def _merge_key(field: str, items: list[JsonValue]) -> str | None:
     if field == "ports":
         return next((key for key in _PORT_KEYS if any(key in each for each in items)), None)
     return _MERGE_KEYS.get(field)
 
 
-def _merged_list(merge_key: str, old: list[Any], new: list[Any]) -> list[Any]:
+def _merged_list(merge_key: str, old: list[JsonValue], new: list[JsonValue]) -> list[JsonValue]:
     if any(item.get("$patch") == "replace" for item in new):
         return [item for item in new if "$patch" not in item]
     result = list(old)
@@ -124,7 +113,7 @@ def _merged_list(merge_key: str, old: list[Any], new: list[Any]) -> list[Any]:
     return result
 
 
-def _merged_item(merge_key: str, items: list[Any], patch: Json) -> list[Any]:
+def _merged_item(merge_key: str, items: list[JsonValue], patch: Json) -> list[JsonValue]:
     """Merge a patch into the item of its key; append it if there is none."""
     places = [at for at, each in enumerate(items) if each.get(merge_key) == patch[merge_key]]
     if patch.get("$patch") == "delete":
@@ -136,11 +125,11 @@ def _merged_item(merge_key: str, items: list[Any], patch: Json) -> list[Any]:
     return [*items[:first], merged, *items[first + 1 :]]
 
 
-def _ordered(field: str, items: list[Any], order: list[Any]) -> list[Any]:
+def _ordered(field: str, items: list[JsonValue], order: list[JsonValue]) -> list[JsonValue]:
     """Sort the items named in `order` into that order; others stay behind their predecessor."""
     merge_key = _merge_key(field, [each for each in items if isinstance(each, dict)])
 
-    def rank(item: Any) -> int:
+    def rank(item: JsonValue) -> int:
         wanted = item.get(merge_key) if merge_key and isinstance(item, dict) else item
         for at, each in enumerate(order):
             if (each.get(merge_key) if merge_key and isinstance(each, dict) else each) == wanted:
@@ -156,6 +145,6 @@ def _ordered(field: str, items: list[Any], order: list[Any]) -> list[Any]:
     return [items[at] for _, at in sorted(ranks)]
 
 
-def _remove_primitives(target: Json, field: str, values: list[Any]) -> None:
+def _remove_primitives(target: Json, field: str, values: list[JsonValue]) -> None:
     if isinstance(target.get(field), list):
         target[field] = [each for each in target[field] if each not in values]

@@ -6,19 +6,15 @@ from typing import Any
 
 import msgspec
 
-Json = dict[str, Any]
-
-
+JsonValue = Any
+"""Any JSON value; checked where it is used."""
+Json = dict[str, JsonValue]
 Objects = list[Json]
-
-
 encode = msgspec.json.Encoder().encode
-
-
 _decode = msgspec.json.Decoder().decode
 
 
-def decode(data: bytes) -> Any:
+def decode(data: bytes) -> JsonValue:
     """Decode one JSON value; raises `msgspec.DecodeError` on malformed input."""
     return _decode(data)
 
@@ -39,23 +35,23 @@ def parse_time(text: str) -> float:
     return datetime.fromisoformat(text).timestamp()
 
 
-def metadata(obj: Mapping[str, Any]) -> Json:
+def metadata(obj: Mapping[str, JsonValue]) -> Json:
     """Return the object's metadata, an empty map when it has none."""
     meta = obj.get("metadata")
     return meta if isinstance(meta, dict) else {}
 
 
-def name_of(obj: Mapping[str, Any]) -> str:
+def name_of(obj: Mapping[str, JsonValue]) -> str:
     """Return `metadata.name`, empty when unset."""
     return str(metadata(obj).get("name") or "")
 
 
-def namespace_of(obj: Mapping[str, Any]) -> str:
+def namespace_of(obj: Mapping[str, JsonValue]) -> str:
     """Return `metadata.namespace`, empty when unset."""
     return str(metadata(obj).get("namespace") or "")
 
 
-def at_path(obj: Any, path: str) -> Any:
+def at_path(obj: JsonValue, path: str) -> JsonValue:
     """Return the value at a dotted path through maps; None if the path ends early."""
     for part in path.split("."):
         if not isinstance(obj, dict):
@@ -64,6 +60,6 @@ def at_path(obj: Any, path: str) -> Any:
     return obj
 
 
-def json_text(value: Any) -> str:
+def json_text(value: JsonValue) -> str:
     """Encode a value as error messages show it."""
     return encode(value).decode()

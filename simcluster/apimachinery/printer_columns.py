@@ -2,9 +2,8 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from simcluster.apimachinery.objects import Json, metadata, name_of, parse_time
+from simcluster.apimachinery.objects import Json, JsonValue, metadata, name_of, parse_time
 
 UNKNOWN = "<unknown>"
 
@@ -14,7 +13,7 @@ class Column:
     """One column; `kubectl get` shows it with `-o wide` only if its priority is above 0."""
 
     name: str
-    cell: Callable[[Json, float], Any]
+    cell: Callable[[Json, float], JsonValue]
     priority: int = 0
     type: str = "string"
     format: str = ""
@@ -53,9 +52,5 @@ def _created(obj: Json, now: float) -> str:
 
 
 NAME = Column("Name", lambda obj, _now: name_of(obj), format="name")
-
-
 AGE = Column("Age", _created)
-
-
 DEFAULT_COLUMNS = (NAME, AGE)

@@ -3,11 +3,10 @@
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from simcluster.apimachinery.conversions import storage_path
 from simcluster.apimachinery.errors import ApiError
-from simcluster.apimachinery.objects import Json
+from simcluster.apimachinery.objects import Json, JsonValue
 from simcluster.apimachinery.resources import Resource
 
 _TERM = re.compile(
@@ -17,18 +16,10 @@ _TERM = re.compile(
     r"|(?P<key>[\w./-]+)\s*(?:(?P<op>==|!=|=|>|<)\s*(?P<value>[\w.-]*))?"
     r")\s*(?:,|$)"
 )
-
-
 _FIELD_TERM = re.compile(r"(?P<path>[\w.]+)(?P<op>==|!=|=)(?P<value>.*)", re.DOTALL)
-
-
 LabelRequirement = Callable[[Mapping[str, str]], bool]
-
-
 FieldRequirement = Callable[[Json], bool]
-
-
-_BOOLEANS: Mapping[str, tuple[Any, ...]] = {"true": (True,), "false": (False, None)}
+_BOOLEANS: Mapping[str, tuple[JsonValue, ...]] = {"true": (True,), "false": (False, None)}
 
 
 def parse_label_selector(text: str) -> tuple[LabelRequirement, ...]:
@@ -96,14 +87,14 @@ def _field_requirement(path: str, value: str, *, equal: bool) -> FieldRequiremen
     Every change is compared with the terms of every watch, so the path is split in advance.
     """
     first, *rest = ("source", "component") if path == "source" else path.split(".")
-    wanted: tuple[Any, ...] = (value,)
+    wanted: tuple[JsonValue, ...] = (value,)
     if not value:
         wanted = ("", None)
     elif value in _BOOLEANS:
         wanted = (value, *_BOOLEANS[value])
 
     def holds(obj: Json) -> bool:
-        found: Any = obj.get(first)
+        found: JsonValue = obj.get(first)
         for part in rest:
             found = found.get(part) if isinstance(found, dict) else None
         return (found in wanted) is equal

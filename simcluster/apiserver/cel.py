@@ -8,17 +8,14 @@ library does not know optional fields (`?.`) and `cel.bind`; expressions with th
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
-from typing import Any
 
 from shared.model.errors import RequestError
 from shared.model.quantity import parse_quantity
 from simcluster.apimachinery.errors import Cause
 from simcluster.apimachinery.names import is_qualified
-from simcluster.apimachinery.objects import Json, json_text
+from simcluster.apimachinery.objects import Json, JsonValue, json_text
 
 _QUANTITY = "quantity"
-
-
 _MISSING = (
     "expressions need the package common-expression-language; "
     "install leasehold with its extra `embedded`"
@@ -49,7 +46,7 @@ class CelExpression:
         """The names of the variables that it uses."""
         return frozenset(self._program.variables())
 
-    def evaluate(self, variables: Mapping[str, Any]) -> Any:
+    def evaluate(self, variables: Mapping[str, JsonValue]) -> JsonValue:
         """Return the value; `ExpressionError` for missing fields and the like."""
         try:
             return self._program.execute(self._context(dict(variables), dict(_FUNCTIONS)))
@@ -65,7 +62,7 @@ def compile_expression(text: str) -> CelExpression:
     return CelExpression(text)
 
 
-def _amount(value: Any) -> Any:
+def _amount(value: JsonValue) -> JsonValue:
     text = value[_QUANTITY] if isinstance(value, dict) else value
     try:
         return parse_quantity(str(text))
@@ -91,13 +88,13 @@ def _compare(left: Json, right: Json) -> int:
     return int(a > b) - int(a < b)
 
 
-def _index_of(items: Any, wanted: Any) -> int:
+def _index_of(items: JsonValue, wanted: JsonValue) -> int:
     return items.find(wanted) if isinstance(items, str) else (
         items.index(wanted) if wanted in items else -1
     )  # fmt: skip
 
 
-_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+_FUNCTIONS: Mapping[str, Callable[..., JsonValue]] = {
     "quantity": _quantity,
     "isQuantity": _is_quantity,
     "isLessThan": lambda left, right: _compare(left, right) < 0,
@@ -123,7 +120,7 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 }
 
 
-def condition_causes(conditions: Any, path: str) -> Iterator[Cause]:
+def condition_causes(conditions: JsonValue, path: str) -> Iterator[Cause]:
     """Require that conditions have names and compile."""
     for at, condition in enumerate(conditions):
         if not is_qualified(str(condition.get("name") or "")):

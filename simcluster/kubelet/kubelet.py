@@ -150,7 +150,10 @@ class SimKubelet:
                 await devices.accept(connection, group)
 
             service = PodResourcesService(lambda: devices.state, pods.active)
-            stack.push_async_callback(_stop_server, await serve_registration(directory, accept))
+            stack.push_async_callback(
+                _stop_server,
+                await serve_registration(directory, accept, dial_s=self.settings.plugin_dial_s),
+            )
             socket = self.files.pod_resources_socket
             stack.push_async_callback(_stop_server, await serve_pod_resources(socket, service))
             group.create_task(pods.run())

@@ -22,6 +22,8 @@ class NodeSettings:
     """Pause between attempts to start a container that a plugin refused."""
     back_off_s: float = 10.0
     """First pause between restarts of a crashing container; doubles up to 300 s."""
+    plugin_dial_s: float = 10.0
+    """How long a registering plugin has to accept the kubelet's connection."""
     heartbeat_s: float = 10.0
     stale_stream_race: bool = False
     """Repeat a bug of kubelet 1.36.2: an old stream's end disconnects the newer registration."""

@@ -4,13 +4,12 @@ import base64
 import binascii
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import jsonpatch
 import jsonpointer
 
 from simcluster.apimachinery.errors import ApiError
-from simcluster.apimachinery.objects import Json, decode, deep_copy
+from simcluster.apimachinery.objects import Json, JsonValue, decode, deep_copy
 from simcluster.apimachinery.resources import Resource
 from simcluster.apiserver.admission.rules import (
     AdmissionAttributes,
@@ -42,7 +41,7 @@ def admission_review(request: AdmissionAttributes, kind: Resource, *, uid: str) 
     return {"kind": "AdmissionReview", "apiVersion": _V1, "request": described}
 
 
-def parse_review(body: Any, *, uid: str, mutating: bool) -> AdmissionResponse:
+def parse_review(body: JsonValue, *, uid: str, mutating: bool) -> AdmissionResponse:
     """Parse a webhook's response; `WebhookCallError` if it is malformed."""
     response = body.get("response") if isinstance(body, dict) else None
     if not isinstance(response, dict):

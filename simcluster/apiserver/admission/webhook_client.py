@@ -3,25 +3,23 @@
 import base64
 import os
 import ssl
-from dataclasses import dataclass, field
-from typing import Any
 
 import aiohttp
 import msgspec
 
-from simcluster.apimachinery.objects import Json, decode, encode
+from simcluster.apimachinery.objects import Json, JsonValue, decode, encode
 from simcluster.apiserver.admission.review import WebhookCallError
 from simcluster.apiserver.admission.service_address import WebhookAddress, resolve_address
 from simcluster.apiserver.storage.store import ObjectStore
 
 
-@dataclass(slots=True)
 class WebhookClient:
     """Holds the connections to webhooks; `close` it with the server."""
 
-    store: ObjectStore
-    _session: aiohttp.ClientSession | None = None
-    _contexts: dict[str, ssl.SSLContext] = field(default_factory=dict)
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self._session: aiohttp.ClientSession | None = None
+        self._contexts: dict[str, ssl.SSLContext] = {}
 
     async def close(self) -> None:
         """Close all connections."""
@@ -29,7 +27,7 @@ class WebhookClient:
             await self._session.close()
             self._session = None
 
-    async def post(self, config: Json, body: Json, *, timeout_s: int) -> Any:
+    async def post(self, config: Json, body: Json, *, timeout_s: int) -> JsonValue:
         """Send a review and return the decoded response; `WebhookCallError` if that fails.
 
         The texts are those of the Kubernetes API server; they contain the method and the URL.
@@ -65,7 +63,7 @@ class WebhookClient:
 
     def _target(self, config: Json) -> WebhookAddress:
         try:
-            return resolve_address(config, self.store)
+            return resolve_address(config, self._store)
         except LookupError as error:
             raise _failed(str(error.args[0])) from error
 
@@ -83,7 +81,7 @@ def _failed(why: str) -> WebhookCallError:
     return WebhookCallError(f"failed to call webhook: {why}")
 
 
-def _answer(status: int, raw: bytes) -> Any:
+def _answer(status: int, raw: bytes) -> JsonValue:
     if status == 404:
         raise _failed("the server could not find the requested resource")
     if not 200 <= status < 300:

@@ -4,23 +4,22 @@ import base64
 import binascii
 import ssl
 from collections.abc import Iterator
-from typing import Any
 from urllib.parse import urlsplit
 
 from simcluster.apimachinery.errors import ApiError, Cause
 from simcluster.apimachinery.names import is_subdomain, metadata_causes
-from simcluster.apimachinery.objects import Json, json_text
+from simcluster.apimachinery.objects import Json, JsonValue, json_text
 from simcluster.apiserver.cel import condition_causes
 from simcluster.apiserver.storage.strategy import KindStrategy, ObjectLookup
 
 _OPERATIONS = frozenset({"*", "CREATE", "UPDATE", "DELETE", "CONNECT"})
 
 
-def _wrong(field: str, value: Any, text: str) -> Cause:
+def _wrong(field: str, value: JsonValue, text: str) -> Cause:
     return Cause("FieldValueInvalid", f"Invalid value: {json_text(value)}: {text}", field)
 
 
-def _one_of(field: str, value: Any, allowed: tuple[str, ...]) -> Iterator[Cause]:
+def _one_of(field: str, value: JsonValue, allowed: tuple[str, ...]) -> Iterator[Cause]:
     if value not in allowed:
         listed = ", ".join(f'"{each}"' for each in allowed)
         text = f"Unsupported value: {json_text(value)}: supported values: {listed}"
@@ -78,7 +77,7 @@ class WebhookConfigurationStrategy(KindStrategy):
         return causes
 
     def changes_generation(self, new: Json, old: Json) -> bool:
-        """Any change of the webhooks counts."""
+        """JsonValue change of the webhooks counts."""
         return bool(new.get("webhooks") != old.get("webhooks"))
 
 
@@ -104,7 +103,7 @@ def _hook_causes(hook: Json, path: str) -> Iterator[Cause]:
     yield from condition_causes(hook.get("matchConditions") or (), f"{path}.matchConditions")
 
 
-def rule_causes(rules: Any, path: str) -> Iterator[Cause]:
+def rule_causes(rules: JsonValue, path: str) -> Iterator[Cause]:
     """Require operations, groups, versions and resources in each rule."""
     for at, rule in enumerate(rules):
         for field in ("operations", "apiGroups", "apiVersions", "resources"):

@@ -3,9 +3,8 @@
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from simcluster.apimachinery.objects import Json, at_path, encode, name_of
+from simcluster.apimachinery.objects import Json, JsonValue, at_path, encode, name_of
 from simcluster.apimachinery.printer_columns import AGE, NAME, Column, format_age
 from simcluster.apimachinery.resources import Resource
 from simcluster.apiserver.crd import json_path
@@ -88,7 +87,7 @@ def _column(described: Json) -> Column:
     find = json_path.compile_path(described["jsonPath"])
     show = _CELLS[described["type"]]
 
-    def cell(obj: Json, now: float) -> Any:
+    def cell(obj: Json, now: float) -> JsonValue:
         found = find(obj)
         return None if not found or found[0] is None else show(found[0], now)
 
@@ -101,20 +100,20 @@ def _column(described: Json) -> Column:
     )
 
 
-def _text(value: Any, _now: float) -> str:
+def _text(value: JsonValue, _now: float) -> str:
     return value if isinstance(value, str) else encode(value).decode()
 
 
-def _number(value: Any, _now: float) -> Any:
+def _number(value: JsonValue, _now: float) -> JsonValue:
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def _whole(value: Any, now: float) -> int | None:
+def _whole(value: JsonValue, now: float) -> int | None:
     number = _number(value, now)
     return None if number is None else int(number)
 
 
-_CELLS: Mapping[str, Callable[[Any, float], Any]] = {
+_CELLS: Mapping[str, Callable[[JsonValue, float], JsonValue]] = {
     "string": _text,
     "integer": _whole,
     "number": _number,

@@ -9,11 +9,7 @@ from simcluster.apiserver.crd.definition_validation import definition_causes
 from simcluster.apiserver.storage.strategy import KindStrategy, ObjectLookup
 
 TABLE = "customresourcedefinitions"
-
-
 FINALIZER = "customresourcecleanup.apiextensions.k8s.io"
-
-
 _SETTLED = ("group", "scope", "names.plural", "names.kind")
 
 

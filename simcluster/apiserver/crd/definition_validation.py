@@ -2,11 +2,10 @@
 
 import re
 from collections.abc import Iterator
-from typing import Any
 
 from simcluster.apimachinery.errors import Cause
 from simcluster.apimachinery.names import is_label, is_subdomain
-from simcluster.apimachinery.objects import Json, at_path, json_text, metadata, name_of
+from simcluster.apimachinery.objects import Json, JsonValue, at_path, json_text, metadata, name_of
 from simcluster.apiserver.cel import expression_causes
 from simcluster.apiserver.crd import json_path
 from simcluster.apiserver.crd.custom_kinds import COLUMN_TYPES
@@ -14,14 +13,8 @@ from simcluster.apiserver.crd.schema_check import pattern_of, schema_violations
 from simcluster.apiserver.crd.schema_shape import RULES
 
 _APPROVED = "api-approved.kubernetes.io"
-
-
 _TYPES = ("array", "boolean", "integer", "number", "object", "string")
-
-
 _COMBINED = ("allOf", "anyOf", "oneOf")
-
-
 _ROOT_FIELDS = frozenset({"apiVersion", "kind", "metadata"})
 
 
@@ -29,7 +22,7 @@ def _missing(field: str, text: str = "") -> Cause:
     return Cause("FieldValueRequired", f"Required value: {text}".removesuffix(": "), field)
 
 
-def _wrong(field: str, value: Any, text: str) -> Cause:
+def _wrong(field: str, value: JsonValue, text: str) -> Cause:
     return Cause("FieldValueInvalid", f"Invalid value: {json_text(value)}: {text}", field)
 
 

@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
+
+from simcluster.apimachinery.objects import JsonValue
 
 _STEP = re.compile(
     r"""\.(?P<name>(?:\\.|[^.\[\]\\])+)
@@ -13,16 +14,16 @@ _STEP = re.compile(
     """,
     re.VERBOSE,
 )
-_LITERALS: dict[str, Any] = {"true": True, "false": False, "null": None}
+_LITERALS: dict[str, JsonValue] = {"true": True, "false": False, "null": None}
 
-Step = Callable[[Any], Iterator[Any]]
+Step = Callable[[JsonValue], Iterator[JsonValue]]
 
 
-def compile_path(path: str) -> Callable[[Any], list[Any]]:
+def compile_path(path: str) -> Callable[[JsonValue], list[JsonValue]]:
     """Return a function that finds all values at a path; `ValueError` for an unsupported path."""
     steps = list(_steps(path))
 
-    def find(obj: Any) -> list[Any]:
+    def find(obj: JsonValue) -> list[JsonValue]:
         found = [obj]
         for step in steps:
             found = [below for each in found for below in step(each)]
@@ -52,7 +53,7 @@ def _step(match: re.Match[str]) -> Step:
     return _child(re.sub(r"\\(.)", r"\1", name))
 
 
-def _every(value: Any) -> Iterator[Any]:
+def _every(value: JsonValue) -> Iterator[JsonValue]:
     if isinstance(value, dict):
         yield from value.values()
     elif isinstance(value, list):
@@ -60,7 +61,7 @@ def _every(value: Any) -> Iterator[Any]:
 
 
 def _item(index: int) -> Step:
-    def step(value: Any) -> Iterator[Any]:
+    def step(value: JsonValue) -> Iterator[JsonValue]:
         if isinstance(value, list) and -len(value) <= index < len(value):
             yield value[index]
 
@@ -68,7 +69,7 @@ def _item(index: int) -> Step:
 
 
 def _child(name: str) -> Step:
-    def step(value: Any) -> Iterator[Any]:
+    def step(value: JsonValue) -> Iterator[JsonValue]:
         if isinstance(value, dict) and name in value:
             yield value[name]
 
@@ -79,7 +80,7 @@ def _filter(path: str, operator: str | None, text: str | None) -> Step:
     find = compile_path(path)
     wanted = None if text is None else _literal(text)
 
-    def holds(item: Any) -> bool:
+    def holds(item: JsonValue) -> bool:
         found = find(item)
         if operator is None:
             return bool(found)
@@ -88,7 +89,7 @@ def _filter(path: str, operator: str | None, text: str | None) -> Step:
     return lambda value: (each for each in _every(value) if holds(each))
 
 
-def _literal(text: str) -> Any:
+def _literal(text: str) -> JsonValue:
     if text[0] in "'\"":
         return text[1:-1]
     if text in _LITERALS:

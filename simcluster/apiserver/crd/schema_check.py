@@ -3,18 +3,17 @@
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
-from typing import Any
 
 from simcluster.apimachinery.errors import Cause
-from simcluster.apimachinery.objects import Json, json_text
+from simcluster.apimachinery.objects import Json, JsonValue, json_text
 from simcluster.apiserver.crd.schema_formats import has_format
 
-ABSENT: Any = object()
+ABSENT: JsonValue = object()
 """The old value of a field that did not exist."""
 
 
 def schema_violations(
-    schema: Json, value: Any, path: str = "", old: Any = ABSENT
+    schema: Json, value: JsonValue, path: str = "", old: JsonValue = ABSENT
 ) -> Iterator[Cause]:
     """Validate a value; a value that equals `old` is not validated (ratcheting)."""
     if old is not ABSENT and old == value:
@@ -41,7 +40,7 @@ def _types(schema: Json) -> list[str]:
     return [schema["type"]] if schema.get("type") else []
 
 
-def _type_of(value: Any) -> str:
+def _type_of(value: JsonValue) -> str:
     if isinstance(value, bool):
         return "boolean"
     if isinstance(value, int | float):
@@ -50,7 +49,7 @@ def _type_of(value: Any) -> str:
     return names.get(type(value), "null")
 
 
-def _is(value: Any, wanted: str) -> bool:
+def _is(value: JsonValue, wanted: str) -> bool:
     found = _type_of(value)
     return found == wanted or (wanted == "number" and found == "integer")
 
@@ -59,7 +58,7 @@ def _in(path: str) -> str:
     return f"{path} in body"
 
 
-def _bad(path: str, value: Any, text: str) -> Cause:
+def _bad(path: str, value: JsonValue, text: str) -> Cause:
     return Cause(
         "FieldValueInvalid", f"Invalid value: {json_text(value)}: {_in(path)} {text}", path
     )
@@ -70,7 +69,7 @@ def child_path(path: str, key: str) -> str:
     return f"{path}.{key}" if path else key
 
 
-def _enum(schema: Json, value: Any, path: str) -> Iterator[Cause]:
+def _enum(schema: Json, value: JsonValue, path: str) -> Iterator[Cause]:
     if value not in schema["enum"]:
         allowed = ", ".join(f'"{e}"' if isinstance(e, str) else f'"{json_text(e)}"'
                             for e in schema["enum"])  # fmt: skip
@@ -78,11 +77,11 @@ def _enum(schema: Json, value: Any, path: str) -> Iterator[Cause]:
         yield Cause("FieldValueNotSupported", text, path)
 
 
-def _number(value: Any) -> bool:
+def _number(value: JsonValue) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _minimum(schema: Json, value: Any, path: str) -> Iterator[Cause]:
+def _minimum(schema: Json, value: JsonValue, path: str) -> Iterator[Cause]:
     if _number(value):
         bound = schema["minimum"]
         if schema.get("exclusiveMinimum") and value <= bound:
@@ -91,7 +90,7 @@ def _minimum(schema: Json, value: Any, path: str) -> Iterator[Cause]:
             yield _bad(path, value, f"should be greater than or equal to {bound}")
 
 
-def _maximum(schema: Json, value: Any, path: str) -> Iterator[Cause]:
+def _maximum(schema: Json, value: JsonValue, path: str) -> Iterator[Cause]:
     if _number(value):
         bound = schema["maximum"]
         if schema.get("exclusiveMaximum") and value >= bound:
@@ -100,7 +99,7 @@ def _maximum(schema: Json, value: Any, path: str) -> Iterator[Cause]:
             yield _bad(path, value, f"should be less than or equal to {bound}")
 
 
-def _multiple_of(schema: Json, value: Any, path: str) -> Iterator[Cause]:
+def _multiple_of(schema: Json, value: JsonValue, path: str) -> Iterator[Cause]:
     step = schema["multipleOf"]
     if _number(value) and not float(value / step).is_integer():
         yield _bad(path, value, f"should be a multiple of {step}")
@@ -112,24 +111,24 @@ def pattern_of(text: str) -> re.Pattern[str]:
     return re.compile(text)
 
 
-def _pattern(schema: Json, value: Any, path: str) -> Iterator[Cause]:
+def _pattern(schema: Json, value: JsonValue, path: str) -> Iterator[Cause]:
     if isinstance(value, str) and pattern_of(schema["pattern"]).search(value) is None:
         yield _bad(path, value, f"should match '{schema['pattern']}'")
 
 
-def _format(schema: Json, value: Any, path: str) -> Iterator[Cause]:
+def _format(schema: Json, value: JsonValue, path: str) -> Iterator[Cause]:
     if not has_format(schema["format"], value):
         yield _bad(path, value, f"must be of type {schema['format']}: {json_text(value)}")
 
 
-def _min_length(schema: Json, value: Any, path: str) -> Iterator[Cause]:
+def _min_length(schema: Json, value: JsonValue, path: str) -> Iterator[Cause]:
     least = schema["minLength"]
     if isinstance(value, str) and len(value) < least:
         yield _bad(path, value, f"should be at least {least} chars long")
 
 
 def _at_least(kind: type, keyword: str, words: str) -> "_Check":
-    def check(schema: Json, value: Any, path: str) -> Iterator[Cause]:
+    def check(schema: Json, value: JsonValue, path: str) -> Iterator[Cause]:
         if isinstance(value, kind) and len(value) < schema[keyword]:  # type: ignore[arg-type]
             size = len(value)  # type: ignore[arg-type]
             yield _bad(path, size, f"should have at least {schema[keyword]} {words}")
@@ -137,7 +136,7 @@ def _at_least(kind: type, keyword: str, words: str) -> "_Check":
     return check
 
 
-def _max_length(schema: Json, value: Any, path: str) -> Iterator[Cause]:
+def _max_length(schema: Json, value: JsonValue, path: str) -> Iterator[Cause]:
     most = schema["maxLength"]
     if isinstance(value, str) and len(value) > most:
         text = f"Too long: may not be more than {most} bytes"
@@ -145,7 +144,7 @@ def _max_length(schema: Json, value: Any, path: str) -> Iterator[Cause]:
 
 
 def _at_most(kind: type, keyword: str) -> "_Check":
-    def check(schema: Json, value: Any, path: str) -> Iterator[Cause]:
+    def check(schema: Json, value: JsonValue, path: str) -> Iterator[Cause]:
         if isinstance(value, kind) and len(value) > schema[keyword]:  # type: ignore[arg-type]
             most, size = schema[keyword], len(value)  # type: ignore[arg-type]
             items = "item" if most == 1 else "items"
@@ -155,18 +154,18 @@ def _at_most(kind: type, keyword: str) -> "_Check":
     return check
 
 
-def _required(schema: Json, value: Any, path: str) -> Iterator[Cause]:
+def _required(schema: Json, value: JsonValue, path: str) -> Iterator[Cause]:
     if isinstance(value, dict):
         for key in schema["required"]:
             if key not in value:
                 yield Cause("FieldValueRequired", "Required value", child_path(path, key))
 
 
-def _list_type(schema: Json, value: Any, path: str) -> Iterator[Cause]:
+def _list_type(schema: Json, value: JsonValue, path: str) -> Iterator[Cause]:
     if not isinstance(value, list) or schema["x-kubernetes-list-type"] == "atomic":
         return
     keys = schema.get("x-kubernetes-list-map-keys") or []
-    seen: list[Any] = []
+    seen: list[JsonValue] = []
     for at, item in enumerate(value):
         known = {key: item.get(key) for key in keys} if keys and isinstance(item, dict) else item
         if known in seen:
@@ -176,9 +175,7 @@ def _list_type(schema: Json, value: Any, path: str) -> Iterator[Cause]:
         seen.append(known)
 
 
-_Check = Callable[[Json, Any, str], Iterator[Cause]]
-
-
+_Check = Callable[[Json, JsonValue, str], Iterator[Cause]]
 _KEYWORDS: Mapping[str, _Check] = {
     "required": _required,
     "enum": _enum,
@@ -197,7 +194,7 @@ _KEYWORDS: Mapping[str, _Check] = {
 }
 
 
-def _combined(schema: Json, value: Any, path: str) -> Iterator[Cause]:
+def _combined(schema: Json, value: JsonValue, path: str) -> Iterator[Cause]:
     def fails(text: str) -> Cause:
         return Cause("FieldValueInvalid", f'Invalid value: "": "{path}" {text}', path)
 
@@ -214,11 +211,13 @@ def _combined(schema: Json, value: Any, path: str) -> Iterator[Cause]:
         yield fails("must not validate the schema (not)")
 
 
-def _count_valid(schemas: Iterable[Json], value: Any, path: str) -> int:
+def _count_valid(schemas: Iterable[Json], value: JsonValue, path: str) -> int:
     return sum(next(schema_violations(each, value, path), None) is None for each in schemas)
 
 
-def children(schema: Json, value: Any, path: str, old: Any) -> Iterator[tuple[Json, Any, str, Any]]:
+def children(
+    schema: Json, value: JsonValue, path: str, old: JsonValue
+) -> Iterator[tuple[Json, JsonValue, str, JsonValue]]:
     """Iterate over the fields and items of a value: schema, value, path, old value or `ABSENT`."""
     if isinstance(value, dict):
         properties = schema.get("properties") or {}
@@ -234,7 +233,7 @@ def children(schema: Json, value: Any, path: str, old: Any) -> Iterator[tuple[Js
             yield schema["items"], item, f"{path}[{at}]", old_item(item)
 
 
-def old_item_finder(schema: Json, old: Any) -> Callable[[Any], Any]:
+def old_item_finder(schema: Json, old: JsonValue) -> Callable[[JsonValue], JsonValue]:
     """Return a function from a list item to its old item, or `ABSENT`.
 
     Items correspond in lists of type `map` only.
@@ -243,7 +242,7 @@ def old_item_finder(schema: Json, old: Any) -> Callable[[Any], Any]:
     if not keys or not isinstance(old, list):
         return lambda _item: ABSENT
 
-    def identity(item: Any) -> list[Any] | None:
+    def identity(item: JsonValue) -> list[JsonValue] | None:
         return [item.get(key) for key in keys] if isinstance(item, dict) else None
 
     return lambda item: next((each for each in old if identity(each) == identity(item)), ABSENT)

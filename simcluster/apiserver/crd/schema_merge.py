@@ -1,11 +1,9 @@
 """Server-side apply to custom objects: maps merge, lists merge by their schema; pure."""
 
-from typing import Any
-
-from simcluster.apimachinery.objects import Json
+from simcluster.apimachinery.objects import Json, JsonValue
 
 
-def apply_by_schema(schema: Json, old: Any, new: Any) -> Any:
+def apply_by_schema(schema: Json, old: JsonValue, new: JsonValue) -> JsonValue:
     """Apply a new value to the old one.
 
     Lists of type `map` merge by their keys, sets are united, and other lists are replaced. Fields
@@ -20,14 +18,14 @@ def apply_by_schema(schema: Json, old: Any, new: Any) -> Any:
     return new
 
 
-def _field(schema: Json, key: str, old: Json, value: Any) -> Any:
+def _field(schema: Json, key: str, old: Json, value: JsonValue) -> JsonValue:
     below = (schema.get("properties") or {}).get(key, schema.get("additionalProperties"))
     if key not in old:
         return value
     return apply_by_schema(below if isinstance(below, dict) else {}, old[key], value)
 
 
-def _list(schema: Json, old: list[Any], new: list[Any]) -> list[Any]:
+def _list(schema: Json, old: list[JsonValue], new: list[JsonValue]) -> list[JsonValue]:
     match schema.get("x-kubernetes-list-type"):
         case "set":
             return [*old, *(each for each in new if each not in old)]
@@ -37,10 +35,10 @@ def _list(schema: Json, old: list[Any], new: list[Any]) -> list[Any]:
             return new
 
 
-def _keyed(schema: Json, old: list[Any], new: list[Any]) -> list[Any]:
+def _keyed(schema: Json, old: list[JsonValue], new: list[JsonValue]) -> list[JsonValue]:
     keys = schema.get("x-kubernetes-list-map-keys") or ()
 
-    def identity(item: Any) -> tuple[Any, ...]:
+    def identity(item: JsonValue) -> tuple[JsonValue, ...]:
         return tuple(item.get(key) for key in keys)
 
     result = list(old)

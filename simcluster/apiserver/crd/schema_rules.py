@@ -1,10 +1,9 @@
 """The CEL rules of a schema, `x-kubernetes-validations`."""
 
 from collections.abc import Iterator
-from typing import Any
 
 from simcluster.apimachinery.errors import Cause
-from simcluster.apimachinery.objects import Json, json_text
+from simcluster.apimachinery.objects import Json, JsonValue, json_text
 from simcluster.apiserver.cel import ExpressionError, compile_expression
 from simcluster.apiserver.crd.schema_check import ABSENT, children
 from simcluster.apiserver.crd.schema_shape import RULES
@@ -16,7 +15,9 @@ _REASONS = {
 }
 
 
-def rule_violations(schema: Json, value: Any, path: str = "", old: Any = ABSENT) -> Iterator[Cause]:
+def rule_violations(
+    schema: Json, value: JsonValue, path: str = "", old: JsonValue = ABSENT
+) -> Iterator[Cause]:
     """Evaluate the rules on a value and all below it, except where it equals `old`."""
     if value is None or (old is not ABSENT and old == value):
         return
@@ -26,7 +27,9 @@ def rule_violations(schema: Json, value: Any, path: str = "", old: Any = ABSENT)
         yield from rule_violations(*child)
 
 
-def _evaluate(rule: Json, schema: Json, value: Any, path: str, old: Any) -> Iterator[Cause]:
+def _evaluate(
+    rule: Json, schema: Json, value: JsonValue, path: str, old: JsonValue
+) -> Iterator[Cause]:
     expression = compile_expression(rule["rule"])
     variables = {"self": value}
     if "oldSelf" in expression.variables:

@@ -1,9 +1,8 @@
 """Pruning and defaulting by a structural schema; pure."""
 
 from collections.abc import Iterator
-from typing import Any
 
-from simcluster.apimachinery.objects import Json, deep_copy
+from simcluster.apimachinery.objects import Json, JsonValue, deep_copy
 
 RULES = "x-kubernetes-validations"
 _ALWAYS = frozenset({"apiVersion", "kind", "metadata"})
@@ -69,7 +68,7 @@ def _is_missing(schema: Json, key: str, value: Json) -> bool:
     return key not in value or (value[key] is None and not schema.get("nullable"))
 
 
-def has_rules(schema: Any) -> bool:
+def has_rules(schema: JsonValue) -> bool:
     """Return whether a schema contains CEL rules."""
     if isinstance(schema, dict):
         return RULES in schema or any(has_rules(below) for below in schema.values())

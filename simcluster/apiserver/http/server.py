@@ -8,19 +8,26 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 from aiohttp import web
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from simcluster.apimachinery.conversions import to_version as in_version
 from simcluster.apimachinery.errors import ApiError
-from simcluster.apimachinery.objects import Json, decode, encode
+from simcluster.apimachinery.objects import Json, encode
 from simcluster.apimachinery.selectors import parse_selection
 from simcluster.apiserver.admission.chain import AdmissionChain
 from simcluster.apiserver.crd.definition_controller import DefinitionController
-from simcluster.apiserver.http import protobuf_bodies
+from simcluster.apiserver.http.debug_endpoints import (
+    ApiServerMetrics,
+    DebugEndpoints,
+    FaultInjector,
+)
 from simcluster.apiserver.http.exec_socket import exec_options, serve_exec
-from simcluster.apiserver.http.fault_injection import FaultInjector
+from simcluster.apiserver.http.messages import (
+    MAX_BODY_BYTES,
+    error_response,
+    json_response,
+    read_body,
+)
 from simcluster.apiserver.http.pod_access import serve_log
 from simcluster.apiserver.http.representations import ObjectView, negotiate_view
 from simcluster.apiserver.http.static_responses import OPEN_PATHS, static_response
@@ -29,7 +36,6 @@ from simcluster.apiserver.kinds.disruption_budgets import DisruptionController
 from simcluster.apiserver.kinds.namespaces import NamespaceController, create_system_objects
 from simcluster.apiserver.kinds.resource_quotas import QuotaController
 from simcluster.apiserver.kinds.service_account_tokens import ServiceAccountTokens, TokenError
-from simcluster.apiserver.requests import patches
 from simcluster.apiserver.requests.object_writes import (
     ObjectWriter,
     WriteRequest,
@@ -43,17 +49,8 @@ from simcluster.credentials import CertificateFiles
 from simcluster.ports import ContainerRuntime
 
 log = logging.getLogger(__name__)
-
-
-_MAX_BODY_BYTES = 3 * 1024 * 1024
-
-
 _REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"
-
-
 _UNAUTHORIZED = ApiError(401, "Unauthorized", "Unauthorized")
-
-
 _STOP_S = 1.0
 
 
@@ -92,6 +89,7 @@ class ApiServer:
         self.runtime = runtime
         self.faults = FaultInjector()
         self.metrics = ApiServerMetrics()
+        self._debug = DebugEndpoints(store, self.faults, self.metrics)
         self._definitions = DefinitionController(store)
         self._namespaces = NamespaceController(store)
         self._quotas = QuotaController(store)
@@ -116,7 +114,7 @@ class ApiServer:
                 await self.faults.inject(request)
             response = await self._route(request, seen, user)
         except ApiError as error:
-            response = _refusal(error)
+            response = error_response(error)
             if seen.verb in {"POST", "PUT", "PATCH", "DELETE"} and seen.key:
                 verb = f"{request.method} {seen.subresource}".strip()
                 self.store.writes.count(seen.resource, seen.key, f"{verb} refused {error.code}")
@@ -141,12 +139,12 @@ class ApiServer:
     ) -> web.StreamResponse:
         path = request.path
         if path.startswith("/debug/") or path == "/metrics":
-            return await self._debug(request)
+            return await self._debug.respond(request)
         static = static_response(request, self.store.kinds)
         if static is not None:
             return static
         if path == _REVIEWS and request.method == "POST":
-            return _json(encode(self._tokens.review(await _body(request) or {})), 201)
+            return json_response(encode(self._tokens.review(await read_body(request) or {})), 201)
         target = parse_target(path, self.store.kinds)
         seen.resource, seen.subresource = target.kind.table, target.subresource
         if target.subresource in {"exec", "attach", "portforward", "log"}:
@@ -184,13 +182,13 @@ class ApiServer:
         fields = options.fields
         if target.name and not options.watch:
             record = self.store.record(target.kind.table, target.namespace, target.name)
-            return _json(shown.one(record))
+            return json_response(shown.one(record))
         if target.name:
             fields = ",".join(filter(None, (fields, f"metadata.name={target.name}")))
         chosen = parse_selection(target.kind, target.namespace, options.labels, fields)
         if not options.watch:
             found = list_page(self.store, target.kind.table, chosen, options)
-            return _json(shown.many(found.records, found.meta))
+            return json_response(shown.many(found.records, found.meta))
         seen.verb = "WATCH"
         watched = WatchRequest(target.kind.table, chosen, shown, options)
         with self.metrics.watches.labels(target.kind.table).track_inprogress():
@@ -207,7 +205,7 @@ class ApiServer:
         self, request: web.BaseRequest, target: RequestTarget, user: Json
     ) -> web.StreamResponse:
         shown = self._view(request, target)
-        body = await _body(request)
+        body = await read_body(request)
         content_type = request.content_type
         try:
             written = await self._writer.write(
@@ -216,7 +214,7 @@ class ApiServer:
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             log.warning("an object of unexpected shape in %s", request.path, exc_info=True)
             raise ApiError.bad_request(f"the object has an unexpected shape: {error!r}") from error
-        response = _json(self._encode_result(shown, target, written.obj), written.code)
+        response = json_response(self._encode_result(shown, target, written.obj), written.code)
         for warning in written.warnings:
             quoted = warning.replace("\\", "\\\\").replace('"', '\\"')
             response.headers.add("Warning", f'299 - "{quoted}"')
@@ -231,52 +229,6 @@ class ApiServer:
                 return shown.one(record)
             obj = in_version(target.kind, obj)
         return encode(obj)
-
-    async def _debug(self, request: web.BaseRequest) -> web.StreamResponse:
-        match request.method, request.path:
-            case "GET", "/metrics":
-                return web.Response(body=self.metrics.text(), content_type="text/plain")
-            case "GET", "/debug/writes":
-                prefix = request.query.get("prefix", "")
-                return _json(encode(self.store.writes.all_counts(prefix)))
-            case "POST", "/debug/faults":
-                self.faults.add(await _body(request))
-            case "DELETE", "/debug/faults":
-                self.faults.pending.clear()
-            case "POST", "/debug/compact":
-                self.store.compact()
-            case _:
-                raise method_not_allowed(request.method)
-        return _json(b"{}")
-
-
-async def _body(request: web.BaseRequest) -> Any:
-    try:
-        raw = await request.read()
-    except web.HTTPRequestEntityTooLarge as error:
-        text = f"Request entity too large: limit is {_MAX_BODY_BYTES}"
-        raise ApiError(413, "RequestEntityTooLarge", text) from error
-    if not raw:
-        return None
-    if request.content_type in {"application/yaml", patches.APPLY_PATCH}:
-        return patches.parse_yaml(raw)
-    if request.content_type == protobuf_bodies.CONTENT_TYPE:
-        return protobuf_bodies.decode_body(raw)
-    try:
-        return decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ApiError.bad_request(f"error decoding JSON: {error}") from error
-
-
-def _json(body: bytes, code: int = 200) -> web.Response:
-    return web.Response(body=body, status=code, headers={"Content-Type": "application/json"})
-
-
-def _refusal(error: ApiError) -> web.Response:
-    response = _json(encode(error.status()), error.code)
-    if error.retry_after_s is not None:
-        response.headers["Retry-After"] = str(error.retry_after_s)
-    return response
 
 
 @asynccontextmanager
@@ -302,7 +254,7 @@ def _web_server(
     def made(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
         loop = asyncio.get_running_loop()
         return web.BaseRequest(
-            message, payload, protocol, writer, task, loop, client_max_size=_MAX_BODY_BYTES
+            message, payload, protocol, writer, task, loop, client_max_size=MAX_BODY_BYTES
         )
 
     return web.Server(
@@ -312,44 +264,3 @@ def _web_server(
         access_log=None,
         keepalive_timeout=600,
     )
-
-
-_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
-
-
-class ApiServerMetrics:
-    """The metrics, under the names of the Kubernetes API server."""
-
-    def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        self._requests = Counter(
-            "apiserver_request_total",
-            "Requests by verb, resource and code.",
-            ("verb", "resource", "subresource", "code"),
-            registry=self.registry,
-        )
-        self._seconds = Histogram(
-            "apiserver_request_duration_seconds",
-            "Time to answer, without watches.",
-            ("verb", "resource"),
-            registry=self.registry,
-            buckets=_BUCKETS_S,
-        )
-        self.watches = Gauge(
-            "apiserver_longrunning_requests",
-            "Watches that are open.",
-            ("resource",),
-            registry=self.registry,
-        )
-
-    def count(
-        self, verb: str, resource: str, subresource: str, *, code: int, took_s: float
-    ) -> None:
-        """Count one request; the duration of a watch is not a latency and is left out."""
-        self._requests.labels(verb, resource, subresource, str(code)).inc()
-        if verb != "WATCH":
-            self._seconds.labels(verb, resource).observe(took_s)
-
-    def text(self) -> bytes:
-        """Return all metrics in the Prometheus text format."""
-        return generate_latest(self.registry)

@@ -2,13 +2,13 @@
 
 import re
 from collections.abc import Callable
-from typing import Any
 
 from aiohttp import web
 
-from simcluster.apimachinery.objects import encode
+from simcluster.apimachinery.objects import JsonValue, encode
 from simcluster.apimachinery.resources import Kinds
 from simcluster.apiserver.http import discovery, openapi
+from simcluster.apiserver.http.messages import json_response
 from simcluster.apiserver.requests.object_writes import method_not_allowed
 from simcluster.apiserver.requests.request_target import PATH_NOT_FOUND
 
@@ -34,7 +34,7 @@ def static_response(request: web.BaseRequest, kinds: Kinds) -> web.Response | No
 
 
 def _discovery(request: web.BaseRequest, path: str, kinds: Kinds) -> web.Response | None:
-    simple: dict[str, Callable[[], Any]] = {
+    simple: dict[str, Callable[[], JsonValue]] = {
         "/version": discovery.version,
         "/api": lambda: discovery.core_versions(request.host),
         "/apis": lambda: discovery.group_list(kinds),
@@ -49,32 +49,28 @@ def _discovery(request: web.BaseRequest, path: str, kinds: Kinds) -> web.Respons
             content_type = (
                 f"application/json;g={discovery.AGGREGATED};v={form};as=APIGroupDiscoveryList"
             )
-            return _answer(encode(body), content_type)
+            return json_response(encode(body), content_type=content_type)
     if path in simple:
-        return _answer(encode(simple[path]()))
+        return json_response(encode(simple[path]()))
     parts = path.split("/")
     if len(parts) in {3, 4} and parts[1] == "apis":
         served = discovery.versions(kinds, parts[2])
         if not served or (parts[3:] and parts[3] not in served):
             raise PATH_NOT_FOUND
         if parts[3:]:
-            return _answer(encode(discovery.resource_list(kinds, parts[2], parts[3])))
-        return _answer(encode(discovery.group(kinds, parts[2])))
+            return json_response(encode(discovery.resource_list(kinds, parts[2], parts[3])))
+        return json_response(encode(discovery.group(kinds, parts[2])))
     return None
 
 
 def _openapi(request: web.BaseRequest, path: str, kinds: Kinds) -> web.Response:
     if path == "/openapi/v2":
         if "proto-openapi.spec.v2" in request.headers.get("Accept", ""):
-            return _answer(openapi.document_v2_protobuf(), openapi.PROTOBUF_V2)
-        return _answer(encode(openapi.document_v2()))
+            return json_response(openapi.document_v2_protobuf(), content_type=openapi.PROTOBUF_V2)
+        return json_response(encode(openapi.document_v2()))
     if path == "/openapi/v3":
-        return _answer(encode(openapi.index_v3(kinds)))
+        return json_response(encode(openapi.index_v3(kinds)))
     below = path.removeprefix("/openapi/v3/")
     if below not in discovery.group_versions(kinds):
         raise PATH_NOT_FOUND
-    return _answer(encode(openapi.document_v3(kinds, below)))
-
-
-def _answer(body: bytes, content_type: str = "application/json") -> web.Response:
-    return web.Response(body=body, headers={"Content-Type": content_type})
+    return json_response(encode(openapi.document_v3(kinds, below)))

@@ -6,22 +6,16 @@ _POD_FIELDS = (
     "spec.nodeName", "spec.restartPolicy", "spec.schedulerName", "spec.serviceAccountName",
     "spec.hostNetwork", "status.phase", "status.podIP", "status.nominatedNodeName",
 )  # fmt: skip
-
-
 _EVENT_FIELDS = (
     "involvedObject.kind", "involvedObject.namespace", "involvedObject.name",
     "involvedObject.uid", "involvedObject.apiVersion", "involvedObject.resourceVersion",
     "involvedObject.fieldPath", "reason", "reportingComponent", "source", "type",
 )  # fmt: skip
-
-
 _NEW_EVENT_FIELDS = (
     "regarding.kind", "regarding.namespace", "regarding.name", "regarding.uid",
     "regarding.apiVersion", "regarding.resourceVersion", "regarding.fieldPath", "reason",
     "reportingController", "type",
 )  # fmt: skip
-
-
 BUILTIN = (
     Resource(plural="namespaces", kind="Namespace", namespaced=False, short_names=("ns",),
              has_status=True, selectable=("status.phase",)),
@@ -67,6 +61,4 @@ BUILTIN = (
              categories=("api-extensions",)),
     Resource(plural="runtimeclasses", kind="RuntimeClass", group="node.k8s.io", namespaced=False),
 )  # fmt: skip
-
-
 RESOURCES = {row.table: row for row in BUILTIN if not row.stored_as}

@@ -1,27 +1,24 @@
 """The printer columns of the built-in kinds; pure."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
-from simcluster.apimachinery.objects import Json, at_path, metadata, name_of
+from simcluster.apimachinery.objects import Json, JsonValue, at_path, metadata, name_of
 from simcluster.apimachinery.pods import ready_containers, restart_count, status_summary
 from simcluster.apimachinery.printer_columns import AGE, NAME, UNKNOWN, Column, format_age
 
 _NONE = "<none>"
-
-
 _ROLE = "node-role.kubernetes.io/"
 
 
-def _path(path: str, otherwise: Any = _NONE) -> Callable[[Json, float], Any]:
-    def cell(obj: Json, _now: float) -> Any:
+def _path(path: str, otherwise: JsonValue = _NONE) -> Callable[[Json, float], JsonValue]:
+    def cell(obj: Json, _now: float) -> JsonValue:
         found = at_path(obj, path)
         return otherwise if found in (None, "") else found
 
     return cell
 
 
-def _size(path: str) -> Callable[[Json, float], Any]:
+def _size(path: str) -> Callable[[Json, float], JsonValue]:
     return lambda obj, _now: len(at_path(obj, path) or ())
 
 

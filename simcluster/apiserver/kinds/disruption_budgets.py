@@ -13,8 +13,6 @@ from simcluster.apiserver.storage.records import ObjectChange
 from simcluster.apiserver.storage.store import ObjectStore
 
 _FREE_TO_GO = frozenset({"Pending", "Succeeded", "Failed"})
-
-
 _WATCHED = frozenset({"pods", "poddisruptionbudgets"})
 
 

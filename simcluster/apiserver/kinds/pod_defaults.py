@@ -13,25 +13,13 @@ _SPEC_DEFAULTS = {
     "schedulerName": "default-scheduler",
     "enableServiceLinks": True,
 }
-
-
 _EVICTING_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
-
-
 _EVICTED_AFTER_S = 300
-
-
 _PROBES = ("livenessProbe", "readinessProbe", "startupProbe")
-
-
 _PROBE_DEFAULTS = {
     "timeoutSeconds": 1, "periodSeconds": 10, "successThreshold": 1, "failureThreshold": 3,
 }  # fmt: skip
-
-
 _FILE_MODE = 420  # 0644
-
-
 _GATED = {
     "type": "PodScheduled",
     "status": "False",

@@ -10,11 +10,7 @@ from simcluster.apimachinery.names import is_qualified, is_subdomain, label_name
 from simcluster.apimachinery.objects import Json, deep_copy
 
 _RESTART_POLICIES = ("Always", "OnFailure", "Never")
-
-
 _parsed = lru_cache(maxsize=4096)(parse_quantity)
-
-
 _NATIVE = ("cpu", "memory", "ephemeral-storage", "pods", "storage")
 
 

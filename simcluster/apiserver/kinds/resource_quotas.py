@@ -1,7 +1,6 @@
 """ResourceQuotas: validation, refusal of what exceeds them, and their status."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 from shared.model.errors import RequestError
 from simcluster.apimachinery.errors import ApiError, Cause
@@ -20,18 +19,16 @@ from simcluster.apiserver.storage.records import ObjectChange
 from simcluster.apiserver.storage.store import ObjectStore
 
 TABLE = "resourcequotas"
-
-
 _ONE = parse_amounts({"": "1"})[""]
 
 
-@dataclass(slots=True)
 class QuotaAccount:
     """One quota, and the usage that is charged to it."""
 
-    quota: Json
-    hard: Amounts
-    used: Amounts = field(default_factory=dict)
+    def __init__(self, quota: Json) -> None:
+        self.quota = quota
+        self.hard = parse_amounts(at_path(quota, "spec.hard") or {})
+        self.used: Amounts = {}
 
     def charge(self, amount: Amounts, *, sign: int) -> None:
         """Add an object's usage, or subtract it."""
@@ -121,7 +118,7 @@ class QuotaController:
 
     def _open_account(self, quota: Json) -> QuotaAccount:
         """Charge all objects of the namespace to a quota."""
-        account = QuotaAccount(quota, parse_amounts(at_path(quota, "spec.hard") or {}))
+        account = QuotaAccount(quota)
         self._accounts.setdefault(namespace_of(quota), {})[name_of(quota)] = account
         for kind, obj in self._store.list_namespace(namespace_of(quota)):
             account.charge(self._usage(account, kind, obj), sign=1)
@@ -150,8 +147,6 @@ def _exceeded(account: QuotaAccount, rise: Amounts) -> str:
 
 
 _OPERATORS = ("In", "NotIn", "Exists", "DoesNotExist")
-
-
 _SCOPES = (*SCOPES, "PriorityClass")
 
 

@@ -18,20 +18,16 @@ from simcluster.apiserver.requests.request_target import RequestTarget
 from simcluster.apiserver.storage.store import ObjectStore
 
 _ATTEMPTS = 5
-
-
 _BODIES: Mapping[str, Json] = {
     "binding": {"group": "", "version": "v1", "kind": "Binding"},
     "eviction": {"group": "policy", "version": "v1", "kind": "Eviction"},
     "exec": {"group": "", "version": "v1", "kind": "PodExecOptions"},
     "token": {"group": "authentication.k8s.io", "version": "v1", "kind": "TokenRequest"},
 }
-
-
 _OPTIONS = {"CREATE": "CreateOptions", "UPDATE": "UpdateOptions", "DELETE": "DeleteOptions"}
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class AdmittedWrites:
     """Carries out one user's writes; warnings are appended to `warnings`."""
 

@@ -22,11 +22,7 @@ _METADATA = _words(
     "deletionTimestamp deletionGracePeriodSeconds labels annotations ownerReferences finalizers "
     "managedFields"
 )
-
-
 _POD = _words("apiVersion kind metadata spec status")
-
-
 _POD_SPEC = _words(
     "volumes initContainers containers ephemeralContainers restartPolicy "
     "terminationGracePeriodSeconds activeDeadlineSeconds dnsPolicy nodeSelector serviceAccountName "
@@ -37,19 +33,13 @@ _POD_SPEC = _words(
     "setHostnameAsFQDN os hostUsers schedulingGates resourceClaims resources hostnameOverride "
     "workloadRef schedulingGroup"
 )
-
-
 _CONTAINER = _words(
     "name image command args workingDir ports envFrom env resources resizePolicy restartPolicy "
     "restartPolicyRules volumeMounts volumeDevices livenessProbe readinessProbe startupProbe "
     "lifecycle terminationMessagePath terminationMessagePolicy imagePullPolicy securityContext "
     "stdin stdinOnce tty targetContainerName"
 )
-
-
 _RESOURCES = _words("limits requests claims")
-
-
 _CONTAINER_LISTS = ("initContainers", "containers", "ephemeralContainers")
 
 
@@ -97,8 +87,6 @@ def _known(kind: Resource, obj: Json) -> Iterator[tuple[str, Json, frozenset[str
 
 
 _REQUIRED = ("eventTime", "reportingController", "reportingInstance", "action", "reason")
-
-
 _UNSET = {
     "firstTimestamp": "deprecatedFirstTimestamp",
     "lastTimestamp": "deprecatedLastTimestamp",

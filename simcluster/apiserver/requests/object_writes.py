@@ -2,11 +2,10 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from simcluster.apimachinery.conversions import to_storage, to_version
 from simcluster.apimachinery.errors import ApiError, Cause
-from simcluster.apimachinery.objects import Json, deep_copy, metadata, name_of
+from simcluster.apimachinery.objects import Json, JsonValue, deep_copy, metadata, name_of
 from simcluster.apimachinery.selectors import parse_selection
 from simcluster.apiserver.admission.chain import AdmissionChain
 from simcluster.apiserver.crd.custom_kinds import CustomKind
@@ -41,7 +40,7 @@ class WriteRequest:
     target: RequestTarget
     query: Mapping[str, str]
     content_type: str
-    body: Any
+    body: JsonValue
     user: Json
     """The user who writes."""
 
@@ -265,7 +264,7 @@ class ObjectWriter:
         body["metadata"] = {**meta, "namespace": target.namespace}
 
 
-def _object(body: Any) -> Json:
+def _object(body: JsonValue) -> Json:
     if not isinstance(body, dict):
         raise ApiError.bad_request("the body of the request is not an object")
     return body

@@ -1,7 +1,6 @@
 """Patches by content type, each as a function from the old object to the new one; pure."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jsonpatch
 import jsonpointer
@@ -9,30 +8,20 @@ import yaml
 
 from simcluster.apimachinery.errors import ApiError
 from simcluster.apimachinery.merge_patches import apply_merge_patch, apply_strategic_merge_patch
-from simcluster.apimachinery.objects import Json
+from simcluster.apimachinery.objects import Json, JsonValue
 from simcluster.apimachinery.resources import Resource
 from simcluster.apiserver.crd.custom_kinds import CustomKind
 from simcluster.apiserver.crd.schema_merge import apply_by_schema
 
 Patcher = Callable[[Json], Json]
-
-
 JSON_PATCH = "application/json-patch+json"
-
-
 MERGE_PATCH = "application/merge-patch+json"
-
-
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"
-
-
 APPLY_PATCH = "application/apply-patch+yaml"
-
-
 CONTENT_TYPES = (JSON_PATCH, MERGE_PATCH, STRATEGIC_PATCH, APPLY_PATCH)
 
 
-def patch_function(kind: Resource, content_type: str, body: Any) -> Patcher:
+def patch_function(kind: Resource, content_type: str, body: JsonValue) -> Patcher:
     """Return the patch as a function; 415 for a content type that the kind does not support."""
     taken: tuple[str, ...] = CONTENT_TYPES
     if isinstance(kind, CustomKind):
@@ -56,7 +45,7 @@ def patch_function(kind: Resource, content_type: str, body: Any) -> Patcher:
     return lambda old: apply_strategic_merge_patch(old, body)
 
 
-def parse_yaml(body: bytes) -> Any:
+def parse_yaml(body: bytes) -> JsonValue:
     """Parse a YAML body; 400 if it is malformed."""
     try:
         return yaml.safe_load(body)
@@ -64,7 +53,7 @@ def parse_yaml(body: bytes) -> Any:
         raise ApiError.bad_request(f"error decoding YAML: {error}") from error
 
 
-def _json_patched(old: Json, operations: Any) -> Json:
+def _json_patched(old: Json, operations: JsonValue) -> Json:
     try:
         result: Json = jsonpatch.JsonPatch(operations).apply(old)
     except (

@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from simcluster.apimachinery.errors import ApiError, Cause
 from simcluster.apimachinery.objects import (
     Json,
+    JsonValue,
     at_path,
     deep_copy,
     metadata,
@@ -17,7 +17,7 @@ from simcluster.apimachinery.resources import Resource
 from simcluster.apiserver.storage.records import ObjectRecord
 
 
-def check_preconditions(kind: Resource, old: Json, wanted: Mapping[str, Any]) -> None:
+def check_preconditions(kind: Resource, old: Json, wanted: Mapping[str, JsonValue]) -> None:
     """Refuse with 409 if `wanted` has another uid or resourceVersion than `old`."""
     meta = old["metadata"]
     if wanted.get("uid") and wanted["uid"] != meta["uid"]:
@@ -58,8 +58,6 @@ _SYSTEM_FIELDS = (
     "uid", "creationTimestamp", "generation", "resourceVersion", "deletionTimestamp",
     "deletionGracePeriodSeconds", "generateName",
 )  # fmt: skip
-
-
 _WITH_STATUS = ("labels", "annotations", "finalizers")
 
 
@@ -116,8 +114,6 @@ def _replace(target: Json, field: str, value: object) -> None:
 
 
 DEFAULT_GRACE_S = 30
-
-
 _FINISHED = frozenset({"Succeeded", "Failed"})
 
 

@@ -11,11 +11,7 @@ from simcluster.kubelet.containers.container_state import ContainerPhase, Contai
 from simcluster.ports import ExecStreams, LogOptions
 
 NOT_FOUND = 127
-
-
 LOG_POLL_S = 1.0
-
-
 _SHELLS = frozenset({"sh", "bash"})
 
 

@@ -12,11 +12,7 @@ from simcluster.kubelet.containers.container_spec import ContainerSpec, PodSpec
 from simcluster.kubelet.containers.container_state import MountPoint
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-
-
 _REFERENCE = re.compile(r"\$\$|\$\(([^()]+)\)")
-
-
 _KEYED = re.compile(r"metadata\.(labels|annotations)\['([^']*)'\]")
 
 

@@ -9,26 +9,12 @@ from shared.model.quantity import parse_resources
 from simcluster.apimachinery.objects import Json, parse_time
 
 RUN_FOR = "sim.leasehold.dev/run-for"
-
-
 EXIT_CODE = "sim.leasehold.dev/exit-code"
-
-
 STOP_AFTER = "sim.leasehold.dev/stop-after"
-
-
 _PRINTING = frozenset({("env",), ("printenv",), ("echo",), ("cat",)})
-
-
 _DURATION = re.compile(r"\d+(\.\d+)?(ms|s|m|h|d)?")
-
-
 _FORMS = {RUN_FOR: _DURATION, STOP_AFTER: _DURATION, EXIT_CODE: re.compile(r"\d{1,3}")}
-
-
 _SEPARATOR = re.compile(r"[;&|\n]")
-
-
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 

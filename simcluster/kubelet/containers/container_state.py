@@ -12,7 +12,7 @@ class ContainerPhase(enum.StrEnum):
     TERMINATED = "terminated"
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class ContainerTermination:
     """How a container ended."""
 
@@ -23,7 +23,7 @@ class ContainerTermination:
     container_id: str
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class MountPoint:
     """A host path in a container."""
 

@@ -11,11 +11,7 @@ from simcluster.kubelet.devices.device_state import DeviceAllocation, DeviceStat
 from simcluster.kubelet.settings import replace_file
 
 FILE_NAME = "kubelet_internal_checkpoint"
-
-
 _NO_NUMA = "-1"
-
-
 _COMPACT = (",", ":")
 
 

@@ -5,7 +5,7 @@ listed with nothing allocatable; `forget` drops it after the grace period.
 """
 
 from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 HEALTHY = "Healthy"
 
@@ -25,15 +25,16 @@ class AllocationError(Exception):
     """A container cannot get its devices; the message is for the pod's owner."""
 
 
-@dataclass(slots=True)
 class DeviceState:
-    """Devices by health, and allocations by container."""
+    """Known devices by health, and allocations by container."""
 
-    healthy: dict[str, frozenset[str]] = field(default_factory=dict)
-    unhealthy: dict[str, frozenset[str]] = field(default_factory=dict)
-    allocations: dict[tuple[str, str, str], DeviceAllocation] = field(default_factory=dict)
-    reserved: dict[str, set[str]] = field(default_factory=dict)
-    """Devices for which a plugin's Allocate is in progress."""
+    def __init__(self) -> None:
+        self.healthy: dict[str, frozenset[str]] = {}
+        self.unhealthy: dict[str, frozenset[str]] = {}
+        self.allocations: dict[tuple[str, str, str], DeviceAllocation] = {}
+        """By pod uid, container and resource."""
+        self.reserved: dict[str, set[str]] = {}
+        """Devices for which a plugin's Allocate is in progress, by resource."""
 
     def update(self, resource: str, healths: Mapping[str, str]) -> None:
         """Replace the devices of a resource by the plugin's latest list."""

@@ -11,28 +11,15 @@ from proto.deviceplugin import api_pb2, api_pb2_grpc
 from simcluster.kubelet.devices.device_state import AllocationError
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
-
-
-DIAL_S = 10
-
-
 PRE_START_S = 30
-
-
 MAX_SOCKET_PATH = 107
-
-
 _CLOSING = "rpc error: code = Canceled desc = grpc: the client connection is closing"
-
-
 _OPTIONS = (
     ("grpc.default_authority", "localhost"),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", -1),
     ("grpc.use_local_subchannel_pool", 1),
 )
-
-
 Response = TypeVar("Response")
 
 
@@ -53,9 +40,10 @@ def checked_socket(path: Path) -> Path:
 class PluginConnection:
     """One registration of one plugin; each registration has its own connection."""
 
-    def __init__(self, resource: str, socket: Path) -> None:
+    def __init__(self, resource: str, socket: Path, *, dial_s: float) -> None:
         self.resource = resource
         self.socket = socket
+        self._dial_s = dial_s
         self.pre_start_required = False
         self.has_preferred_allocation = False
         self.closed = False
@@ -63,9 +51,9 @@ class PluginConnection:
         self._stub = api_pb2_grpc.DevicePluginStub(self._channel)
 
     async def connect(self) -> None:
-        """Dial and get the options; raises PluginError after 10 s without a response."""
+        """Dial and get the options; raises PluginError after `dial_s` without a response."""
         try:
-            async with asyncio.timeout(DIAL_S):
+            async with asyncio.timeout(self._dial_s):
                 await self._channel.channel_ready()
                 options = await self._call(self._stub.GetDevicePluginOptions(api_pb2.Empty()))
         except TimeoutError:

@@ -12,8 +12,6 @@ from simcluster.kubelet.devices.device_state import DeviceState
 from simcluster.kubelet.devices.plugin_client import checked_socket
 
 QUERIES_PER_S = 100.0
-
-
 BURST = 10.0
 
 

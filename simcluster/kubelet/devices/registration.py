@@ -15,19 +15,11 @@ from simcluster.kubelet.devices.plugin_client import (
 )
 
 VERSION = "v1beta1"
-
-
 SOCKET_NAME = "kubelet.sock"
-
-
 _LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
-
-
 _EXTENDED = re.compile(
     rf"(?P<prefix>{_LABEL}(\.{_LABEL})*)/[A-Za-z0-9]([-\w.]{{0,61}}[A-Za-z0-9])?"
 )
-
-
 Accept = Callable[[PluginConnection], Awaitable[None]]
 
 
@@ -55,9 +47,10 @@ def registration_error(request: api_pb2.RegisterRequest) -> str | None:
 class RegistrationService(api_pb2_grpc.RegistrationServicer):  # type: ignore[misc]
     """Responds to Register after the plugin has responded to the kubelet."""
 
-    def __init__(self, directory: Path, accept: Accept) -> None:
+    def __init__(self, directory: Path, accept: Accept, *, dial_s: float) -> None:
         self._directory = directory
         self._accept = accept
+        self._dial_s = dial_s
 
     async def Register(  # noqa: N802 - gRPC's name
         self, request: api_pb2.RegisterRequest, context: grpc.aio.ServicerContext
@@ -71,7 +64,7 @@ class RegistrationService(api_pb2_grpc.RegistrationServicer):  # type: ignore[mi
             await context.abort(
                 grpc.StatusCode.UNKNOWN, f"failed to dial device plugin at {socket}: path too long"
             )
-        connection = PluginConnection(request.resource_name, socket)
+        connection = PluginConnection(request.resource_name, socket, dial_s=self._dial_s)
         try:
             await connection.connect()
         except PluginError as error:
@@ -88,11 +81,13 @@ def _clear(directory: Path) -> None:
             path.unlink()
 
 
-async def serve_registration(directory: Path, accept: Accept) -> grpc.aio.Server:
+async def serve_registration(directory: Path, accept: Accept, *, dial_s: float) -> grpc.aio.Server:
     """Remove all sockets in the directory, as a starting kubelet does, and listen."""
     _clear(directory)
     server = grpc.aio.server()
-    api_pb2_grpc.add_RegistrationServicer_to_server(RegistrationService(directory, accept), server)
+    api_pb2_grpc.add_RegistrationServicer_to_server(
+        RegistrationService(directory, accept, dial_s=dial_s), server
+    )
     server.add_insecure_port(f"unix:{checked_socket(directory / SOCKET_NAME)}")
     await server.start()
     return server

@@ -28,8 +28,6 @@ from simcluster.kubelet.settings import NodeSettings, replace_file
 from simcluster.ports import ClusterEvent, ClusterStore
 
 _BEING_INITIALIZED = "PodInitializing"
-
-
 _BEING_CREATED = "ContainerCreating"
 
 

@@ -24,11 +24,7 @@ from simcluster.kubelet.devices.device_state import AllocationError
 from simcluster.kubelet.settings import NodeSettings
 
 MAX_BACK_OFF_S = 300.0
-
-
 KILLED = 137
-
-
 FINAL = frozenset({"Succeeded", "Failed"})
 
 

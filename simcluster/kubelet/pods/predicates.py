@@ -7,11 +7,7 @@ from simcluster.apimachinery.objects import Json
 from simcluster.kubelet.containers.container_spec import PodSpec, pod_requests
 
 _SELECTOR_TEXT = "node(s) didn't match Pod's node affinity/selector"
-
-
 _PORTS_TEXT = "node(s) didn't have free ports for the requested pod ports"
-
-
 _NATIVE = frozenset({"cpu", "memory", "ephemeral-storage"})
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import grpc
 import pytest
 
-from simcluster.kubelet.devices import plugin_client
 from simcluster.kubelet.settings import NodeSettings
 from tests.support.simcluster.kubelet import (
     FAST,
@@ -61,9 +60,9 @@ async def test_a_registration_that_makes_no_sense_is_refused(
         assert plugin.calls == []
 
 
-async def test_a_plugin_that_does_not_listen_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugin_client, "DIAL_S", 0.2)
-    async with one_kubelet() as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
+async def test_a_plugin_that_does_not_listen_is_refused() -> None:
+    settings = NodeSettings(plugin_dial_s=0.2)
+    async with one_kubelet(settings) as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await plugin.register(endpoint="nobody.sock")
 
