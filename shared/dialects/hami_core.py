@@ -1,4 +1,4 @@
-"""What a container gets that HAMi-core holds to its shares: the library's variables and mounts."""
+"""The variables and mounts with which HAMi-core limits a container to its shares; pure."""
 
 import uuid
 from collections.abc import Mapping, Sequence
@@ -21,11 +21,11 @@ CACHE = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
 LOG_LEVEL = "LIBCUDA_LOG_LEVEL"
 ALL_CORES = 100
 REGIONS = "/tmp/vgpu"  # noqa: S108 - inside the container
-"""Where the container sees the directory of its region file, in Volcano's plugin and ours."""
+"""Directory of the region file inside the container, in Volcano's plugin and ours."""
 UNTOLD = "/tmp/cudevshr.cache"  # noqa: S108 - inside the container
-"""Where the library looks for its region in a process that has lost its environment."""
+"""Where the library looks for its region in a process without environment."""
 LOCKS = "/tmp/vgpulock"  # noqa: S108 - inside the container
-"""Where the library locks out other processes while it finds out their numbers on the host."""
+"""Directory of the lock that the library holds while it looks up its process ID on the host."""
 _CACHES = uuid.UUID("6d0e1f2a-5b3c-4f58-9a39-6f1f0a7f5c11")
 
 
@@ -37,16 +37,15 @@ def limited(
     regions: str = REGIONS,
     more: Mapping[str, str] | None = None,
 ) -> ContainerSetup:
-    """Return the container's devices, their limits, and what makes the library hold to them.
+    """Return the container's devices, their limits, and the mounts that enforce them.
 
-    `regions` is where the container sees the directory of its region file, `more` are further
-    variables of the dialect. HAMi-core counts devices as CUDA does, by PCI address, whatever the
-    order of the variable: so both the devices and their limits come in the order of their index.
-    Nothing that the container can write to is anybody else's, and its region also lies where a
-    process without environment looks, which the preload file makes load the library all the same.
-    A cap on cores holds whatever the region's switch says.
-    Raises RequestError for a share without memory, which the library would take for one without
-    limit.
+    `regions` is the directory of the region file inside the container, `more` are further variables
+    of the dialect. HAMi-core numbers devices as CUDA does, by PCI address, in whatever order the
+    variable lists them; so devices and limits are in the order of their index. No other container
+    can read what the container can write. Its region is also mounted where a process without
+    environment looks for it, and the preload file makes such a process load the library. A limit of
+    cores is enforced whatever the region's switch says. Raises RequestError for a share without
+    memory, which would have no limit.
     """
     shares = held(lease, container)
     if any(share.limit_bytes <= 0 for share in shares):
@@ -82,20 +81,20 @@ def limited(
 def lock_mount(own: str) -> Mount:
     """Return the mount of a container's own lock; `own` is its directory on the host.
 
-    One lock for a node would let any container stop all others.
+    With one lock per node, any container could block all others.
     """
     return _mount(LOCKS, f"{own}.lock")
 
 
 def holds(setup: ContainerSetup) -> bool:
-    """Say whether HAMi-core holds a container with this setup to its limits."""
+    """Return whether HAMi-core limits a container with this setup."""
     return CACHE in setup.environment
 
 
 def visible(lease: Lease, container: str) -> ContainerSetup:
-    """Return the container's devices and no limits: it has them whole.
+    """Return the container's whole devices, without limits.
 
-    Raises RequestError if it holds none.
+    Raises RequestError if it has none.
     """
     return ContainerSetup(
         environment={VISIBLE: ",".join(share.device for share in held(lease, container))}
@@ -111,13 +110,13 @@ def held(lease: Lease, container: str) -> Sequence[Share]:
 
 
 def _size(share: Share) -> str:
-    """Write a limit as the library reads sizes: in MiB, or where that is not exact in bytes."""
+    """Format a limit as the library reads it: in MiB, or in bytes if MiB are not exact."""
     mib, rest = divmod(share.limit_bytes, MIB)
     return str(share.limit_bytes) if rest else f"{mib}m"
 
 
 def _library_and_region(paths: Paths, regions: str, directory: str) -> tuple[Mount, Mount]:
-    """Return both mounts; one that lies inside the other comes after it."""
+    """Return both mounts; a mount inside the other one comes second."""
     library = _mount(LIBRARY, paths.library, read_only=True)
     region = _mount(regions, directory)
     return (region, library) if LIBRARY.startswith(f"{regions}/") else (library, region)

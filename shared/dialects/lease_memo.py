@@ -1,8 +1,8 @@
-"""A dialect's note in the lease: where the pod's containers stand, and what was asked besides.
+"""What a lease remembers of its pod for a dialect's annotations; pure.
 
-Only dialects whose annotations count containers by their place in the pod need it, and only for
-pods in which some container has no GPU, or is an init container, or asked for something besides:
-for all others the shares themselves tell.
+Dialects whose annotations number containers by their index in the pod need it, and only for pods
+with a container that has no GPU, is an init container, or requests a priority. For all others the
+shares are enough.
 """
 
 import json
@@ -16,20 +16,20 @@ from shared.model.request import GpuRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memo:
-    """What the lease remembers of the pod."""
+    """What a lease remembers of its pod."""
 
     init: tuple[str, ...] = ()
     """Names of all its init containers, in spec order."""
     containers: tuple[str, ...] = ()
     """Names of all its other containers, in spec order."""
     priorities: Mapping[str, int] = field(default_factory=dict)
-    """Priority inside a device, by container, where one was asked for."""
+    """Priority within a device by container, if requested."""
 
 
 def memo_text(
     asks: PodAsks, requests: tuple[GpuRequest, ...], priorities: Mapping[str, int] | None = None
 ) -> str:
-    """Write the memo of a pod; empty if its shares tell all of it."""
+    """Encode the memo of a pod; empty if its shares are enough."""
     init = [asked.name for asked in asks.containers if asked.init]
     containers = [asked.name for asked in asks.containers if not asked.init]
     if not priorities and not init and containers == [request.container for request in requests]:
@@ -39,7 +39,7 @@ def memo_text(
 
 
 def memo_of(lease: Lease) -> Memo:
-    """Read the memo of a lease."""
+    """Decode the memo of a lease."""
     if not lease.memo:
         return Memo(containers=tuple(dict.fromkeys(share.container for share in lease.shares)))
     said = json.loads(lease.memo)

@@ -1,8 +1,8 @@
-"""The words in which a pod says which gang it belongs to: Volcano's, coscheduling's, Koordinator's.
+"""How a pod names its gang: for Volcano, coscheduling or Koordinator; pure.
 
-Volcano names a PodGroup in an annotation and coscheduling one in a label; how many pods of it run
-together is the PodGroup's `spec.minMember`. Koordinator may say both on the pod itself, in two
-annotations or (its lightweight form, coscheduling's first) in two labels.
+Volcano names a PodGroup in an annotation and coscheduling in a label; the PodGroup's
+`spec.minMember` is the number of pods that start together. Koordinator may have both name and
+number on the pod itself, in two annotations or, in its lightweight form, in two labels.
 """
 
 import re
@@ -32,7 +32,7 @@ _NUMBER = re.compile(r"[0-9]{1,6}")
 
 
 class GroupKind(StrEnum):
-    """Whose PodGroup it is: the API group that serves it."""
+    """The API group of a PodGroup."""
 
     VOLCANO = "scheduling.volcano.sh"
     COSCHEDULING = "scheduling.x-k8s.io"
@@ -42,28 +42,27 @@ PATHS: Mapping[GroupKind, str] = {
     GroupKind.VOLCANO: "/apis/scheduling.volcano.sh/v1beta1/podgroups",
     GroupKind.COSCHEDULING: "/apis/scheduling.x-k8s.io/v1alpha1/podgroups",
 }
-"""Where the API server lists the PodGroups of all namespaces."""
+"""API paths of the PodGroups of all namespaces."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupNamed:
-    """The group that a pod names."""
+    """A pod's group."""
 
     name: str
     """`namespace/name`."""
     kind: GroupKind | None = None
-    """Whose PodGroup says how many run together; None: the pod does."""
+    """The PodGroup that has the minimum number of members; None: the pod has it."""
     min_member: int = 1
-    """What the pod says."""
+    """The pod's own minimum, if `kind` is None."""
 
 
 def read_group(
     namespace: Namespace, annotations: Mapping[str, str], labels: Mapping[str, str]
 ) -> GroupNamed | None:
-    """Read a pod's group; what carries its own number wins.
+    """Parse a pod's group; a group with its number on the pod comes first.
 
-    Raises RequestError, where the pod says the number itself, for a name that no group can have and
-    for a number that is none.
+    Raises RequestError for a malformed name or number, if the number is on the pod.
     """
     for (name_key, number_key), said in ((KOORDINATOR, annotations), (LIGHTWEIGHT, labels)):
         if said.get(name_key) and said.get(number_key):
@@ -83,7 +82,7 @@ def read_group(
 def _name(namespace: Namespace, key: str, name: str) -> str:
     if not _NAME.fullmatch(name):
         raise RequestError(
-            f"{key} is {name!r}, which no group can be called: small letters, digits, '-' and '.'"
+            f"{key} is {name!r}: a group's name consists of small letters, digits, '-' and '.'"
         )
     return f"{namespace}/{name}"
 

@@ -1,8 +1,7 @@
-"""What only a lease may say of a pod: environment variables, annotations, host paths; pure.
+"""What only a lease may set on a pod: environment variables, annotations, host paths; pure.
 
-The kubelet puts a pod's own variables after those of the device plugin, so that the pod's win: a
-pod that sets one of these would choose its own limits. Annotations grant nothing here, but other
-vendors' components may still read theirs.
+A pod's own variables override those of the device plugin, so a pod that sets one of these would
+choose its own limits. Annotations grant nothing here, but vendors' components may still read them.
 """
 
 from collections.abc import Iterable
@@ -11,7 +10,7 @@ from shared.dialects.strict_isolation import ISOLATION
 from shared.model.trace_context import ADMISSION
 
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
-"""What NVIDIA's container runtime goes by, wherever it is the default."""
+"""The variable that NVIDIA's container runtime reads, where it is the default runtime."""
 
 PREFIXES = ("CUDA_DEVICE_", "VOLCANO_GPU_")
 NAMES = frozenset(
@@ -24,16 +23,16 @@ NAMES = frozenset(
     }
 )
 LIBRARY_DIRECTORY = "/usr/local/vgpu"
-"""Where the isolation library lies inside containers."""
+"""Directory of the isolation library inside containers."""
 LIBRARY_SEARCH = "LD_LIBRARY_PATH"
 
 DENIED_ANNOTATIONS = ("leasehold.dev/",)
-"""Prefixes of annotations that a new pod has no reason to carry, but for the author's own."""
+"""Prefixes of annotations that a new pod must not have, except those for its author."""
 AUTHORS_ANNOTATIONS = (ISOLATION,)
-"""Those of them that are for a pod's author to write."""
+"""Those of them that a pod's author may write."""
 COMPLETED_ANNOTATIONS = (ADMISSION,)
-"""Those that the webhook writes itself. A pod that brings one, copied from another or because the
-webhook is asked a second time, has it replaced; it grants nothing."""
+"""Those that the webhook writes. It replaces one that a new pod already has, because the pod was
+copied or the webhook is called a second time; it grants nothing."""
 STRIPPED_ANNOTATIONS = (
     "volcano.sh/vgpu-node",
     "volcano.sh/vgpu-time",
@@ -52,50 +51,53 @@ STRIPPED_ANNOTATIONS = (
     "hami.io/vgpu-",
     "hami.io/bind-",
 )
-"""Prefixes of annotations that a scheduler writes; on a new pod they are left-overs or forged."""
+"""Prefixes of annotations that a scheduler writes; on a new pod they are copied or forged."""
 
 NOTHING_VISIBLE = "void"
-"""The runtime then leaves the container as it is."""
+"""With this value the runtime does not change the container."""
 UNSEEING = frozenset({"", "void", "none"})
-"""Values with which no device is seen."""
+"""Values with which the container sees no device."""
 SEEING_IMAGES_FROM = ("nvcr.io/",)
 SEEING_IMAGES = ("nvidia/", "cuda")
-"""Parts of names of images that set `VISIBLE` to all devices, as those built on CUDA's do."""
+"""Parts of names of images that set `VISIBLE` to all devices, such as those based on CUDA's."""
 
 HOST_PATHS = ("/dev/nvidia", "/etc/ld.so.preload", LIBRARY_DIRECTORY)
-"""Host paths, and all below them, that open a device or replace the library."""
+"""Host paths that, with all below them, give access to a device or replace the library."""
 
 NAMING_MOUNTS = "nvidia-container-devices"
-"""NVIDIA's runtime takes what is mounted below a directory of this name for names of devices."""
+"""NVIDIA's runtime reads names of devices from mounts below a directory of this name."""
 
 
 def is_denied(annotation: str) -> bool:
-    """Tell whether no new pod may carry this annotation."""
+    """Return whether a new pod must not have this annotation."""
     free = (*AUTHORS_ANNOTATIONS, *COMPLETED_ANNOTATIONS)
     return annotation.startswith(DENIED_ANNOTATIONS) and annotation not in free
 
 
 def sees_devices(image: str, variable: str | None) -> bool:
-    """Tell whether a container without a request would see devices; `variable`: VISIBLE's value."""
+    """Return whether a container without a request would see devices.
+
+    `variable` is the value of `VISIBLE`; None: it is not set.
+    """
     if variable is not None:
         return variable not in UNSEEING
     return image.startswith(SEEING_IMAGES_FROM) or any(part in image for part in SEEING_IMAGES)
 
 
 def is_reserved(variable: str) -> bool:
-    """Tell whether a pod may not set this variable."""
+    """Return whether a pod must not set this variable."""
     return variable in NAMES or variable.startswith(PREFIXES)
 
 
 def may_reserve(prefix: str) -> bool:
-    """Tell whether variables with this prefix, whatever follows, are all reserved."""
+    """Return whether all variables with this prefix are reserved."""
     return prefix.startswith(PREFIXES)
 
 
 def reserved_among(variables: Iterable[str], prefixes: Iterable[str]) -> str | None:
-    """Say which of a container's variables is reserved, or None.
+    """Return the first of a container's variables that is reserved, or None.
 
-    What a config map or a secret adds is seen by its prefix only.
+    Of variables from a ConfigMap or a Secret only the prefix is known.
     """
     for variable in variables:
         if is_reserved(variable):
@@ -107,15 +109,15 @@ def reserved_among(variables: Iterable[str], prefixes: Iterable[str]) -> str | N
 
 
 def names_devices(mount_path: str) -> bool:
-    """Tell whether NVIDIA's runtime may read a device's name from a mount at this path.
+    """Return whether NVIDIA's runtime may read a device's name from a mount at this path.
 
-    It does so where it was told to take mounts for what a container is to see.
+    It does so where it is configured to accept device names as mounts.
     """
     return NAMING_MOUNTS in mount_path
 
 
 def opens_devices(host_path: str) -> bool:
-    """Tell whether a pod that asks for a GPU may not mount this path of its node."""
+    """Return whether a pod with GPUs must not mount this path of its node."""
     path = "/" + "/".join(part for part in host_path.split("/") if part not in {"", "."})
     if path in {"/", "/dev", "/etc", "/usr", "/usr/local"} or "/.." in path:
         return True

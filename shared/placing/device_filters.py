@@ -1,14 +1,14 @@
-"""Which devices a pod's author allows, whatever is free on them."""
+"""Which devices a pod allows, by model, UUID and mode; pure."""
 
 from shared.model.device import Device, DeviceRefusal
 from shared.model.request import DeviceSelection
 
 TYPE_PREFIX = "NVIDIA-"
-"""Volcano registers a device as this and its model; authors write names against the whole."""
+"""Types in annotations are matched against the model with this prefix, as Volcano registers it."""
 
 
 def is_selective(selection: DeviceSelection) -> bool:
-    """Say whether the selection constrains anything."""
+    """Return whether the selection constrains anything."""
     return bool(
         selection.types
         or selection.not_types
@@ -21,7 +21,7 @@ def is_selective(selection: DeviceSelection) -> bool:
 
 
 def device_excluded(selection: DeviceSelection, device: Device) -> DeviceRefusal | None:
-    """Say why the author excludes the device, or None. A denied UUID stays denied if allowed."""
+    """Return why the pod excludes the device, or None. A UUID both allowed and denied is denied."""
     if selection.mode is not None and device.mode.value != selection.mode:
         return DeviceRefusal("GpuModeMismatch", f"it is in {device.mode} mode")
     if selection.uuids and device.uuid not in selection.uuids:

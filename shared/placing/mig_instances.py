@@ -1,8 +1,8 @@
-"""Which MIG instance of a device a container gets, and why none.
+"""Which MIG instance of a device a container gets, and why it gets none; pure.
 
-A device that holds nothing may be partitioned anew: of its layouts, in their order, the first that
-has an instance large enough is taken, and of that layout the smallest such instance. A device with
-live instances keeps its layout: the smallest free one that is large enough is taken.
+A device without leases may be partitioned: of its layouts, in their order, the first one with a
+large enough instance is chosen, and of that layout the smallest such instance. A device with leased
+instances keeps its layout: the smallest free instance that is large enough is chosen.
 """
 
 from collections.abc import Iterable, Mapping
@@ -53,20 +53,20 @@ def positions_in(taken: str) -> int:
 
 
 def taken_by(positions: int) -> str:
-    """Write positions as a string of 0 and 1, cut off after the last that is taken."""
+    """Format positions as a string of 0 and 1 up to the last that is taken."""
     return f"{positions:b}"[::-1] if positions else ""
 
 
 def instance_mib(container: GpuRequest, device: Device, largest_mib: int) -> int:
-    """Return how large an instance must be at least.
+    """Return the least size of an instance in MiB.
 
-    No instance has all of a device's memory: who asks for that gets the largest there is.
+    No instance has all memory of a device: a request for all of it gets the largest instance.
     """
     return largest_mib if container.asks_all else needed_mib(container, device)
 
 
 def largest_first(containers: Iterable[GpuRequest]) -> list[GpuRequest]:
-    """Sort containers so that those who need the largest instances come first."""
+    """Sort containers by the size of their instances, the largest first."""
 
     def size(asked: GpuRequest) -> tuple[int, ...]:
         amounts = (asked.memory_percent, asked.memory_bytes, asked.memory_units)
@@ -80,8 +80,8 @@ def find_instance(
 ) -> tuple[MigPlace, int] | None:
     """Return a free instance and its MiB, or None.
 
-    `layout` is the one that live instances pin (empty: none is live), `taken` the positions that
-    are not free; an instance takes no more of the device than is free of its memory.
+    `layout` is that of the leased instances (empty: there are none), `taken` the positions that are
+    not free. An instance needs no more memory than is free on the device.
     """
     for name in (layout,) if layout else tables:
         for shape in tables.get(name, ()):
@@ -109,18 +109,18 @@ def largest_free(tables: Tables, layout: str, taken: int, free_mib: int) -> int:
 def instance_refusal(
     tables: Tables, layout: str, taken: int, *, need_mib: int, free_mib: int
 ) -> DeviceRefusal | None:
-    """Say why no instance of a device does, or None if one does."""
+    """Return why no instance of a device fits, or None if one fits."""
     if find_instance(tables, layout, taken, need_mib=need_mib, free_mib=free_mib):
         return None
-    wanted, largest = f"an instance of {need_mib} MiB or more is wanted", largest_of(tables)
+    wanted, largest = f"an instance of {need_mib} MiB or more is needed", largest_of(tables)
     if not largest:
-        return DeviceRefusal("NoGpuInstances", "it is in mig mode, and no layout for it is known")
+        return DeviceRefusal("NoGpuInstances", "it is in MIG mode, and no layout for it is known")
     if largest < need_mib:
-        text = f"{wanted}, the largest that its layouts have is one of {largest} MiB"
+        text = f"{wanted}, and the largest in its layouts has {largest} MiB"
         return DeviceRefusal("GpuInstanceTooSmall", text)
     free = largest_free(tables, layout, taken, free_mib)
     if layout:
-        pinned = f"live instances keep it in layout {layout}"
+        pinned = f"leased instances keep it in layout {layout}"
         left = f"the largest free instance there has {free} MiB" if free else "none is free there"
         return DeviceRefusal("GpuInstancesTaken", f"{wanted}, {pinned}, and {left}")
     text = f"{wanted}, but only {free_mib} MiB of the device are free"

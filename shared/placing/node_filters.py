@@ -1,7 +1,7 @@
-"""What a pod demands of its node besides devices: each filter says why not, or nothing.
+"""What a pod requires of its node besides devices: filters that return the reason; pure.
 
-The rules are those of the Kubernetes scheduler, so that a pod is never bound where its kubelet
-would reject it, and its owner reads the sentences he knows.
+Rules and messages are those of kube-scheduler, so that a pod is never bound where its kubelet would
+reject it.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -15,7 +15,7 @@ UNSCHEDULABLE = Taint(key="node.kubernetes.io/unschedulable", effect="NoSchedule
 HARD_EFFECTS = frozenset({"NoSchedule", "NoExecute"})
 SOFT_EFFECT = "PreferNoSchedule"
 SOFT_TAINT_PENALTY = 10
-"""Taken off a node's preference per untolerated soft taint; affinity weights run to 100."""
+"""Subtracted per untolerated `PreferNoSchedule` taint; affinity weights go up to 100."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +25,13 @@ class Blocked:
     code: str
     """Machine-readable, such as `InsufficientCpu`."""
     text: str
-    """As the scheduler says it, the same for all nodes it counts together."""
+    """The scheduler's message, the same for all nodes that it counts together."""
     numbers: str = ""
-    """What was wanted and what is there."""
+    """The requested and the available amount."""
 
 
 def unfulfilled(demands: NodeDemands, facts: NodeFacts) -> Blocked | None:
-    """Return the first demand that the node's facts do not meet, or None."""
+    """Return the first requirement that the node does not meet, or None."""
     return (
         unsupported(demands)
         or untolerated(demands.tolerations, facts)
@@ -41,15 +41,16 @@ def unfulfilled(demands: NodeDemands, facts: NodeFacts) -> Blocked | None:
 
 
 def unsupported(demands: NodeDemands) -> Blocked | None:
-    """Refuse a pod with hard constraints that placing does not weigh, naming them."""
+    """Refuse a pod with required constraints that the placer does not support, naming them."""
     if not demands.unsupported:
         return None
     names = ", ".join(demands.unsupported)
-    return Blocked("UnsupportedConstraint", f"the pod demands what is not weighed here: {names}")
+    text = f"the pod has constraints that are not supported here: {names}"
+    return Blocked("UnsupportedConstraint", text)
 
 
 def untolerated(tolerations: Iterable[Toleration], facts: NodeFacts) -> Blocked | None:
-    """Return the first taint that keeps the pod away; a cordoned node counts as tainted."""
+    """Return the first taint that is not tolerated; a cordoned node counts as tainted."""
     if facts.unschedulable and not any(tolerates(t, UNSCHEDULABLE) for t in tolerations):
         return Blocked("NodeUnschedulable", "node(s) were unschedulable")
     for taint in facts.taints:
@@ -63,9 +64,9 @@ def untolerated(tolerations: Iterable[Toleration], facts: NodeFacts) -> Blocked 
 
 
 def tolerates(toleration: Toleration, taint: Taint) -> bool:
-    """Say whether one toleration covers one taint.
+    """Return whether a toleration matches a taint.
 
-    An empty effect covers every effect; an empty key covers every key, with `Exists` only.
+    An empty effect matches every effect; an empty key matches every key, with `Exists` only.
     """
     if toleration.effect and toleration.effect != taint.effect:
         return False
@@ -78,14 +79,14 @@ def tolerates(toleration: Toleration, taint: Taint) -> bool:
 
 
 def unselected(demands: NodeDemands, facts: NodeFacts) -> Blocked | None:
-    """Refuse a node that `nodeSelector` or required node affinity rules out."""
+    """Refuse a node that `nodeSelector` or required node affinity excludes."""
     chosen = all(facts.labels.get(key) == value for key, value in demands.selector) and (
         not demands.required or any(term_holds(term, facts) for term in demands.required)
     )
     if chosen:
         return None
     labels = (
-        f"{key}={value} is wanted, it has {facts.labels.get(key, 'no such label')}"
+        f"{key}={value} is required, it has {facts.labels.get(key, 'no such label')}"
         for key, value in demands.selector
         if facts.labels.get(key) != value
     )
@@ -94,7 +95,7 @@ def unselected(demands: NodeDemands, facts: NodeFacts) -> Blocked | None:
 
 
 def term_holds(term: tuple[NodeTerm, ...], facts: NodeFacts) -> bool:
-    """Say whether all requirements of a term hold; a term without any matches nothing."""
+    """Return whether all requirements of a term match; an empty term matches nothing."""
     return bool(term) and all(_requirement_holds(need, facts) for need in term)
 
 
@@ -128,7 +129,7 @@ def _larger(found: str | None, values: tuple[str, ...], *, by: int) -> bool:
 
 
 def port_taken(wanted: tuple[str, ...], taken: tuple[str, ...]) -> Blocked | None:
-    """Refuse a node where a wanted host port is in use on any of its addresses."""
+    """Refuse a node where a requested host port is in use on any address."""
     both = sorted(set(wanted) & set(taken))
     if not both:
         return None
@@ -140,18 +141,18 @@ def port_taken(wanted: tuple[str, ...], taken: tuple[str, ...]) -> Blocked | Non
 
 
 def not_served(triggers: tuple[str, ...], served: frozenset[str]) -> Blocked | None:
-    """Refuse a node that is shut, or does not serve a resource that the pod asks for."""
+    """Refuse a node that cannot start containers, or does not serve a requested resource."""
     missing = [name for name in triggers if name not in served]
     if not missing:
         return None
     why = shut_because(served)
     if why:
-        return Blocked("NodeShut", "node(s) could start no container on a GPU now", why)
+        return Blocked("NodeAgentNotReady", "node(s) had a node agent that was not ready", why)
     return Blocked("ResourceNotServed", f"node(s) did not serve {missing[0]}")
 
 
 def insufficient(wanted: Mapping[str, int], free: Mapping[str, int]) -> Blocked | None:
-    """Refuse a node that lacks an ordinary resource; one it does not list counts as 0."""
+    """Refuse a node with too little of an ordinary resource; one it does not list counts as 0."""
     for name, amount in wanted.items():
         there = free.get(name, 0)
         if amount > there:
@@ -160,7 +161,7 @@ def insufficient(wanted: Mapping[str, int], free: Mapping[str, int]) -> Blocked 
 
 
 def lacks(free: Mapping[str, int], wanted: Iterable[tuple[str, int]]) -> bool:
-    """Say whether an ordinary resource is short: `insufficient` without the words."""
+    """Return whether some ordinary resource is insufficient: `insufficient` without a message."""
     for name, amount in wanted:  # noqa: SIM110 - asked for every candidate, and twice as quick
         if free.get(name, 0) < amount:
             return True
@@ -169,7 +170,7 @@ def lacks(free: Mapping[str, int], wanted: Iterable[tuple[str, int]]) -> bool:
 
 def _insufficient(name: str, amount: int, there: int) -> Blocked:
     free = amount_text(name, max(there, 0))
-    numbers = f"{amount_text(name, amount)} of {name} wanted, {free} free"
+    numbers = f"{amount_text(name, amount)} of {name} requested, {free} free"
     if name == "pods":
         return Blocked("TooManyPods", "Too many pods", numbers)
     words = name.replace("/", "-").replace(".", "-").split("-")
@@ -186,7 +187,7 @@ def free_resources(facts: NodeFacts, used: Mapping[str, int]) -> dict[str, int]:
 
 
 def is_plain(demands: NodeDemands) -> bool:
-    """Say whether nothing but taints can keep pods with these demands from a node."""
+    """Return whether only taints can exclude a node for pods with these requirements."""
     return not (
         demands.selector
         or demands.required
@@ -197,17 +198,17 @@ def is_plain(demands: NodeDemands) -> bool:
 
 
 def is_open(facts: NodeFacts) -> bool:
-    """Say whether a pod needs no toleration to run on the node."""
+    """Return whether pods without tolerations can run on the node."""
     return not facts.unschedulable and not any(t.effect in HARD_EFFECTS for t in facts.taints)
 
 
 def has_soft_taint(facts: NodeFacts) -> bool:
-    """Say whether pods that do not tolerate it should rather go elsewhere."""
+    """Return whether the node has a `PreferNoSchedule` taint."""
     return any(taint.effect == SOFT_EFFECT for taint in facts.taints)
 
 
 def preference(demands: NodeDemands, facts: NodeFacts) -> int:
-    """Return how much the pod would like the node: affinity weights less soft taints."""
+    """Return the pod's preference for the node: affinity weights less soft taints."""
     liked = sum(weight for weight, term in demands.preferred if term_holds(term, facts))
     disliked = sum(
         taint.effect == SOFT_EFFECT and not any(tolerates(t, taint) for t in demands.tolerations)
@@ -219,7 +220,7 @@ def preference(demands: NodeDemands, facts: NodeFacts) -> int:
 def node_blocked(
     request: PodRequest, facts: NodeFacts, free: Mapping[str, int], served: frozenset[str]
 ) -> Blocked | None:
-    """Return the first reason, devices apart, why the node cannot take the pod."""
+    """Return the first reason, apart from devices, why the node cannot run the pod."""
     return (
         unfulfilled(request.demands, facts)
         or not_served(request.triggers, served)

@@ -1,4 +1,4 @@
-"""A container's share of one device, as a lease will have it."""
+"""The share of one device that a container's lease will have; pure."""
 
 from shared.model.device import Device, needed_cores, needed_mib
 from shared.model.lease import MigPlace, Share, Terms
@@ -6,7 +6,7 @@ from shared.model.request import Company, GpuRequest
 
 
 def held_share(container: GpuRequest, device: Device, memory_mib: int) -> Share:
-    """Return a share that HAMi-core holds to."""
+    """Return a share that HAMi-core enforces."""
     return Share(
         container=container.container,
         device=device.uuid,
@@ -26,7 +26,7 @@ def held_share(container: GpuRequest, device: Device, memory_mib: int) -> Share:
 def instance_share(
     container: GpuRequest, device: Device, memory_mib: int, place: MigPlace
 ) -> Share:
-    """Return a share that is a MIG instance: its cores are its own, and so is its company."""
+    """Return a share that is a MIG instance, whose cores nothing else uses."""
     return Share(
         container=container.container,
         device=device.uuid,
@@ -44,7 +44,7 @@ def instance_share(
 
 
 def _terms(container: GpuRequest, device: Device, memory_mib: int) -> Terms:
-    """Return in which terms a container asked, for the dialects that must repeat them."""
+    """Return the requested terms, for dialects whose annotations repeat them."""
     return Terms(
         memory_mib=memory_mib,
         device_mib=device.memory_mib,

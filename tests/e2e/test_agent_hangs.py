@@ -46,7 +46,7 @@ async def test_pods_leave_the_node_of_an_agent_that_hangs_and_come_back_when_it_
                 found = await up.until(name, running)
                 assert found["spec"]["nodeName"] == "node-1"
             refused = await up.until("stuck", lambda pod: "0/2 nodes" in condition(pod))
-            assert "could start no container on a GPU now" in condition(refused)
+            assert "had a node agent that was not ready" in condition(refused)
 
         await up.until("stuck", running, limit_s=20)
         await up.audit()

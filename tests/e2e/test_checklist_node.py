@@ -52,7 +52,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 VGPU = "volcano.sh/vgpu-number"
 UNSERVED = re.compile(
     "1 node.s. did not serve volcano.sh/vgpu-number"
-    "|1 node.s. could start no container on a GPU now"  # it was placed before the node was seen
+    "|1 node.s. had a node agent that was not ready"  # it was placed before the node was seen
 )
 UNITS_OF_10 = 8 * (CARD_MIB // 10)
 LEFT, PHASE, TIME = (

@@ -268,7 +268,7 @@ async def test_memory_beside_whole_cards_is_no_more_than_the_kubelet_lets_the_no
     ("limits", "text"),
     [
         ({CORE: 150}, "tencent.com/vcuda-core=150 must be 1..99 or a multiple of 100"),
-        ({CORE: 50}, "tencent.com/vcuda-core=50 is less than a card and needs"),
+        ({CORE: 50}, "tencent.com/vcuda-core=50 is less than a GPU and needs"),
         ({MEMORY: 4}, "tencent.com/vcuda-memory=4 needs tencent.com/vcuda-core"),
         ({"nvidia.com/gpumem": 300}, "nvidia.com/gpumem needs nvidia.com/gpu"),
         ({CORE: 100, GPU: 1}, "the pod mixes tencent and nvidia"),

@@ -87,7 +87,7 @@ _HINTS: Mapping[str, Callable[[PodRequest, Near], str]] = {
     "InsufficientGpuCores": _for_cores,
     "NotEnoughGpus": _for_count,
     "ResourceNotServed": _for_trigger,
-    "NodeShut": _saying("look at the node agent of node {node}, and at its kubelet"),
+    "NodeAgentNotReady": _saying("look at the node agent of node {node}, and at its kubelet"),
     "NoGpus": _saying("no node that the pod may use has a GPU: is a node agent running there?"),
     "GpuSlotsTaken": _saying(
         "wait for a share to end, or raise --device-split-count of the node agents"

@@ -1,1 +1,1 @@
-"""Koordinator: `koordinator.sh/gpu*` resources, annotations and Device objects."""
+"""Koordinator: `koordinator.sh/gpu*` resources and annotations, and `Device` objects."""

@@ -1,8 +1,8 @@
-"""What one container asks for in Koordinator's resources: cards, and its part of each.
+"""A container's request in Koordinator's resources: GPUs, and its part of each; pure.
 
-The rules are those of Koordinator's mutating webhook and of its scheduler plugin `DeviceShare`, put
-to each container by itself. Upstream adds up all containers of a pod first and gives every one of
-them all its cards; here two containers never share a card, and each is held to its own part.
+The rules are those of Koordinator's mutating webhook and of its scheduler plugin `DeviceShare`,
+applied to each container separately. Upstream adds up all containers of a pod and gives each of
+them all GPUs; here two containers of a pod never share a GPU, and each is limited to its own part.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from shared.model.errors import RequestError
 
 PREFIX = "koordinator.sh/"
 DEPRECATED = "kubernetes.io/"
-"""Names of before Koordinator 1.0; they are read, and never written."""
+"""Prefix of the names before Koordinator 1.0, which are read and never written."""
 
 GPU = "gpu"
 SHARED = "gpu.shared"
@@ -21,11 +21,11 @@ CORE = "gpu-core"
 MEMORY = "gpu-memory"
 RATIO = "gpu-memory-ratio"
 HYPHEN = "koordinator.sh/gpu-shared"
-"""Printed by some tutorials; Koordinator never had it."""
+"""Some tutorials have this name; Koordinator never had it."""
 NPUS = "huawei.com/npu-"
 
 FULL = 100
-"""Percent of one card, and shares that it is served in."""
+"""Percent of one GPU, and the number of device IDs it is served in."""
 
 _ALIASES: Mapping[str, str] = {
     **{PREFIX + name: name for name in (GPU, SHARED, CORE, MEMORY, RATIO)},
@@ -46,37 +46,37 @@ LEGAL = frozenset(
         frozenset({SHARED, CORE, RATIO}),
     }
 )
-"""Names that may stand together in one container."""
+"""The combinations of names that are valid in one container."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What a container wants: `cards` different cards, and the same of each."""
+    """A container's request: a number of different GPUs, and the same part of each."""
 
     cards: int
     core_percent: int | None = None
-    """None: not asked for; compute is then neither reserved nor limited."""
+    """None: not requested; compute is then neither reserved nor limited."""
     ratio_percent: int | None = None
-    """Percent of the card's memory; None: bytes are asked for."""
+    """Percent of the GPU's memory; None: bytes are requested."""
     memory_bytes: int | None = None
 
     @property
     def whole(self) -> bool:
-        """Whether the cards are to be its own: all of their compute and of their memory."""
+        """Whether all compute and memory of the GPUs are requested."""
         return self.core_percent == FULL and self.ratio_percent == FULL
 
     @property
     def limited(self) -> bool:
-        """Whether the container must be held to less than the card has."""
+        """Whether the container must be limited to less than the GPU has."""
         partly = self.core_percent is not None and self.core_percent < FULL
         return partly or self.ratio_percent != FULL
 
 
 def part_of(container: str, limits: Mapping[str, int]) -> Part | None:
-    """Read one container's limits, shorthand and missing card count included; None: no GPU here.
+    """Parse one container's limits; the shorthand and a missing GPU count are completed.
 
-    Amounts of zero count as not written. Raises RequestError naming container, resource, value and
-    rule.
+    None: no GPU is requested. Amounts of 0 are ignored. Raises RequestError naming container,
+    resource, value and rule.
     """
     where = f"container {container}"
     amounts = _amounts(where, limits)
@@ -92,7 +92,7 @@ def part_of(container: str, limits: Mapping[str, int]) -> Part | None:
         _check_divides(where, name, full.get(name), cards)
     if MEMORY in full and full[MEMORY] < cards:
         raise RequestError(
-            f"{where}: {PREFIX}{MEMORY} {full[MEMORY]} over {cards} cards is less than a byte each"
+            f"{where}: {PREFIX}{MEMORY} {full[MEMORY]} over {cards} GPUs is less than 1 byte each"
         )
     return Part(
         cards=cards,
@@ -103,11 +103,10 @@ def part_of(container: str, limits: Mapping[str, int]) -> Part | None:
 
 
 def amount_changes(limits: Mapping[str, int]) -> dict[str, int | None]:
-    """Return what admission changes in a container's requests and limits; None: it is taken away.
+    """Return what admission changes in a container's requests and limits; None: it is removed.
 
-    The shorthand `koordinator.sh/gpu` becomes core and memory ratio, and a missing card count is
-    added: without it the kubelet would not be asked for a device. What names no GPU, or names it
-    illegally, stays as it is.
+    The shorthand `koordinator.sh/gpu` becomes core and memory ratio, and a missing GPU count is
+    added, without which the kubelet would not call Allocate. Invalid requests are not changed.
     """
     amounts = {
         name: amount
@@ -124,7 +123,7 @@ def amount_changes(limits: Mapping[str, int]) -> dict[str, int | None]:
 
 
 def _completed(amounts: Mapping[str, int]) -> dict[str, int]:
-    """Write out the shorthand and the card count that follows from ratio, or else from core."""
+    """Complete the shorthand, and the GPU count from the ratio, or else from core."""
     full = dict(amounts)
     if GPU in full:
         full[CORE] = full[RATIO] = full.pop(GPU)
@@ -145,7 +144,7 @@ def _amounts(where: str, limits: Mapping[str, int]) -> dict[str, int]:
         if amount < 0:
             raise RequestError(f"{where}: {key} must not be negative, got {amount}")
         if amount and name in amounts:
-            raise RequestError(f"{where}: {key} repeats {PREFIX}{name}; leave the old name out")
+            raise RequestError(f"{where}: {key} repeats {PREFIX}{name}; remove the old name")
         if amount:
             amounts[name] = amount
     return amounts
@@ -156,9 +155,9 @@ def _check_company(where: str, limits: Mapping[str, int], amounts: Mapping[str, 
     if other is None or not limits[other]:
         return
     rule = (
-        "whole cards are asked for by the one or the other, never by both"
+        "whole GPUs are requested with one of them, not with both"
         if other == CARDS
-        else "memory of NPUs is not shared here"
+        else "memory of NPUs cannot be shared here"
     )
     raise RequestError(f"{where}: {other} {limits[other]} beside {_listed(amounts)}: {rule}")
 
@@ -168,24 +167,24 @@ def _check_names(where: str, amounts: Mapping[str, int]) -> None:
         return
     named = _listed(amounts)
     if GPU in amounts:
-        rule = f"{PREFIX}{GPU} stands for core and memory, and stands alone"
+        rule = f"{PREFIX}{GPU} stands for core and memory, and must be alone"
     elif MEMORY in amounts and RATIO in amounts:
-        rule = f"memory is asked for in bytes or as a ratio, so leave {PREFIX}{MEMORY} or "
-        rule += f"{PREFIX}{RATIO} out"
+        rule = f"memory is requested in bytes or as a ratio, so remove {PREFIX}{MEMORY} or "
+        rule += f"{PREFIX}{RATIO}"
     else:
         rule = f"memory is missing, so add {PREFIX}{RATIO} or {PREFIX}{MEMORY}"
     raise RequestError(f"{where}: {named}: {rule}")
 
 
 def _check_cards(where: str, amounts: Mapping[str, int]) -> None:
-    """Check what stands without a card count: a part of one card, or whole ones."""
+    """Check a request without a GPU count: a part of one GPU, or whole GPUs."""
     if SHARED in amounts:
         return
     for name in (GPU, CORE, RATIO):
         amount = amounts.get(name, 0)
         if amount > FULL and amount % FULL:
             raise RequestError(
-                f"{where}: {PREFIX}{name} must be 1 to {FULL} percent of a card or a multiple of "
+                f"{where}: {PREFIX}{name} must be 1 to {FULL} percent of a GPU or a multiple of "
                 f"{FULL}, got {amount}"
             )
 
@@ -200,7 +199,7 @@ def _check_divides(where: str, name: str, amount: int | None, cards: int) -> Non
     if amount // cards > FULL:
         raise RequestError(
             f"{where}: {PREFIX}{name} {amount} over {PREFIX}{SHARED} {cards} is "
-            f"{amount // cards} percent of each card, and a card has {FULL}"
+            f"{amount // cards} percent of each GPU, and a GPU has {FULL}"
         )
 
 

@@ -1,8 +1,8 @@
-"""`scheduling.koordinator.sh/device-allocated`: what a pod was given, in Koordinator's own text.
+"""`scheduling.koordinator.sh/device-allocated`: a pod's devices in Koordinator's format; pure.
 
-A view for people, for koordlet's metrics and for whatever else reads Koordinator's annotations. It
-is written from the lease and grants nothing: no part of Leasehold that places pods or serves
-kubelets reads it. Only the audit does, to tell whether somebody changed it.
+The annotation is for people, for koordlet's metrics and for other programs that read Koordinator's
+annotations. It is written from the lease and grants nothing: nothing in Leasehold that places pods
+or serves kubelets reads it. The audit reads it to find out whether it was changed.
 """
 
 import json
@@ -23,20 +23,20 @@ DECIMAL = ("", "k", "M", "G", "T", "P", "E")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocated:
-    """One card of the annotation."""
+    """One GPU of the annotation."""
 
     minor: int
     id: str = ""
-    """The GPU's UUID; empty: the writer did not know it."""
+    """The GPU's UUID; empty: unknown to the writer."""
     resources: Mapping[str, int] | None = None
-    """By the names of today; None: unknown."""
+    """By their current names; None: unknown."""
 
 
 def encode_allocated(lease: Lease) -> str:
-    """Write a lease's cards as compact JSON, in the order in which they were chosen.
+    """Encode a lease's GPUs as compact JSON, in the order in which they were chosen.
 
-    A card that an init container uses before another container does is one entry: the larger one.
-    Raises RequestError for a share that does not tell in which terms it was asked for.
+    A GPU that an init container uses before another container is one entry with the larger share.
+    Raises RequestError for a share without its requested terms.
     """
     cards: dict[str, Share] = {}
     for share in lease.shares:
@@ -51,15 +51,15 @@ def encode_allocated(lease: Lease) -> str:
 
 
 def resources_of(share: Share) -> dict[str, str]:
-    """Return a share's amounts as Koordinator writes them, the asked and the derived one.
+    """Return a share's amounts as Koordinator writes them, the requested and the derived one.
 
-    Bytes from a ratio are exact, whereas the share is booked in whole MiB, rounded down; a ratio
-    from bytes is cut off the way Koordinator's scheduler does it. Compute that was not asked for is
-    not named.
+    Bytes from a ratio are exact, although the share is reserved in whole MiB, rounded down; a ratio
+    from bytes is truncated as Koordinator's scheduler does. Compute is left out if it was not
+    requested.
     """
     terms = share.terms
     if terms is None:
-        raise RequestError(f"the share of device {share.device} does not tell its terms")
+        raise RequestError(f"the share of device {share.device} has no requested terms")
     memory_bytes, ratio = _memory(share, terms)
     core = {PREFIX + CORE: decimal_text(share.cores_percent)} if share.cores_percent else {}
     return core | {
@@ -79,20 +79,20 @@ def _memory(share: Share, terms: Terms) -> tuple[int, int]:
 
 
 def ratio_of(memory_bytes: int, total_bytes: int) -> int:
-    """Return bytes as percent, cut off after a division of floats.
+    """Return bytes as percent, truncated after a floating-point division.
 
-    So 29 % of a card comes out as 28, as it does in Koordinator's annotations.
+    So 29 % of a GPU becomes 28, as in Koordinator's annotations.
     """
     return int(memory_bytes / total_bytes * 100)
 
 
 def binary_text(number: int) -> str:
-    """Write a whole number with the largest binary suffix that leaves no rest."""
+    """Format a whole number with the largest binary suffix that leaves no remainder."""
     return _text(number, 1024, BINARY)
 
 
 def decimal_text(number: int) -> str:
-    """Write a whole number with the largest decimal suffix that leaves no rest."""
+    """Format a whole number with the largest decimal suffix that leaves no remainder."""
     return _text(number, 1000, DECIMAL)
 
 
@@ -106,7 +106,7 @@ def _text(number: int, base: int, suffixes: Iterable[str]) -> str:
 
 
 def difference(lease: Lease, annotations: Mapping[str, str]) -> str:
-    """Say what a bound pod's annotation claims otherwise than its lease; empty: nothing."""
+    """Return how a bound pod's annotation differs from its lease; empty: it does not."""
     try:
         claimed = parse_allocated(annotations.get(ALLOCATED, "{}"))
     except RequestError as error:
@@ -114,20 +114,20 @@ def difference(lease: Lease, annotations: Mapping[str, str]) -> str:
     if claimed == parse_allocated(encode_allocated(lease)):
         return ""
     cards = ", ".join(f"GPU {card.minor} ({card.id})" for card in claimed) or "no GPU"
-    return f"{ALLOCATED} claims {cards} and not what the lease says: {encode_allocated(lease)}"
+    return f"{ALLOCATED} lists {cards} instead of the lease's devices: {encode_allocated(lease)}"
 
 
 def parse_allocated(text: str) -> tuple[Allocated, ...]:
-    """Read the GPUs of an annotation, whoever wrote it; unknown keys are ignored.
+    """Parse the GPUs of an annotation from any writer; unknown keys are ignored.
 
-    Amounts may be numbers or quantities, resource names those of before Koordinator 1.0. Raises
-    RequestError if the text is none.
+    Amounts may be numbers or quantities, and resource names those before Koordinator 1.0. Raises
+    RequestError if the text is malformed.
     """
     try:
         entries = json.loads(text).get("gpu") or []
         return tuple(_entry(entry) for entry in entries)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise RequestError(f"{ALLOCATED} is none: {error!r}") from error
+        raise RequestError(f"{ALLOCATED} is malformed: {error!r}") from error
 
 
 def _entry(entry: Mapping[str, Any]) -> Allocated:

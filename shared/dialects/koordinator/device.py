@@ -1,7 +1,7 @@
-"""What Koordinator's users see of a node: its labels, and its object of kind `Device`.
+"""A node's labels and its object of kind `Device`, as Koordinator's users know them; pure.
 
-Both are views of what the agent reports, as is everything else that this dialect shows. Deleting
-the object takes nothing from anybody: bookings are leases, and the agent writes it anew.
+Both are views of what the agent reports. Deleting the object has no effect on leases, and the agent
+writes it again.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,10 +24,10 @@ UNHEALTHY = "DeviceUnhealthy"
 
 
 def described(devices: Sequence[Device], host: Host) -> Advertised:
-    """Return labels and the object of a node.
+    """Return a node's labels and its object.
 
-    The isolation label is there only while isolation would work: pods that are to be held to their
-    share go nowhere else.
+    The isolation label is set only while isolation works: pods whose share is limited run only on
+    nodes that have it.
     """
     cards = cards_of(devices)
     labels = labels_of(cards, host)
@@ -45,12 +45,12 @@ def described(devices: Sequence[Device], host: Host) -> Advertised:
 
 
 def cards_of(devices: Sequence[Device]) -> list[Device]:
-    """Leave out devices in MIG mode, which Koordinator does not know."""
+    """Return the devices without those in MIG mode, which Koordinator does not know."""
     return [device for device in devices if device.mode is DeviceMode.HAMI_CORE]
 
 
 def labels_of(devices: Sequence[Device], host: Host) -> dict[str, str | None]:
-    """Return vendor, model and driver; as upstream, the first device speaks for the node."""
+    """Return vendor, model and driver; as upstream, the model is that of the first device."""
     if not devices:
         return dict.fromkeys((VENDOR_LABEL, MODEL_LABEL, DRIVER_LABEL))
     return {
@@ -61,7 +61,7 @@ def labels_of(devices: Sequence[Device], host: Host) -> dict[str, str | None]:
 
 
 def card_resources(device: Device) -> dict[str, int]:
-    """Return what one card has to give, in bytes and percent."""
+    """Return the amounts of one GPU, in bytes and percent."""
     return {
         PREFIX + CORE: FULL,
         PREFIX + MEMORY: device.memory_mib * MIB,
@@ -87,7 +87,7 @@ def _entry(device: Device) -> dict[str, Any]:
 
 
 def _topology(device: Device) -> Mapping[str, Any]:
-    """Return where the card is plugged in, or nothing: a guess would mislead whoever reads it."""
+    """Return the GPU's PCIe and NUMA location, or nothing if it is unknown."""
     if not device.pcie:
         return {}
     place = {"socketID": -1, "nodeID": max(device.numa or 0, 0), "pcieID": device.pcie}

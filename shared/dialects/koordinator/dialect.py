@@ -1,28 +1,27 @@
-"""koordinator.sh/gpu*: percent of a card's compute, and percent or bytes of its memory.
+"""koordinator.sh/gpu*: percent of a GPU's compute, and percent or bytes of its memory; pure.
 
-A container names a number of cards and what it takes of all of them together; see
-`koordinator_amounts`. Differences from Koordinator itself, all of them on the safe side:
+A container requests a number of GPUs and its part of all of them together; see `amounts`.
+Differences from Koordinator itself, all of them stricter:
 
-* Requests are read per container. Two containers of a pod never share a card, and each sees, and
-  is held to, its own cards only; upstream shows all cards of a pod to each of its containers, and
+* Requests are per container. Two containers of a pod never share a GPU, and each sees its own GPUs
+  only and is limited to them. Upstream shows all GPUs of a pod to each of its containers, and
   limits each container to the limit of the pod.
-* Memory is booked in bytes whether it was asked for in bytes or as a ratio, so that mixing the two
-  on a card never promises more than the card has. A ratio is booked and enforced in whole MiB,
-  rounded down.
-* Whoever gets less than a whole card is held to it by HAMi-core, whether or not the pod carries
-  the label `koordinator.sh/gpu-isolation-provider`, and a cap on compute counts beside all of the
-  memory too. Such pods only go where the node's agent finds the library in place.
-* Devices are named to the container by UUID, not by minor number.
+* Memory is reserved in bytes whether it was requested in bytes or as a ratio, so that mixing the
+  two on a GPU never overcommits it. A ratio is reserved and enforced in whole MiB, rounded down.
+* Containers with less than a whole GPU are limited by HAMi-core, with or without the label
+  `koordinator.sh/gpu-isolation-provider` on the pod, and a compute limit is enforced beside all of
+  the memory, too. Such pods run only on nodes whose agent has found the library.
+* The container gets the UUIDs of its devices, not their minor numbers.
 
-The kubelet calls the agent for `koordinator.sh/gpu.shared` only, which is served as a hundred
-shares of each card; the other resources are figures in node status. A container without it (plain
-`gpu-core` and `gpu-memory-ratio`, or the shorthand `koordinator.sh/gpu`) would start without the
-agent being asked at all, and is therefore refused with the value to add. Koordinator's webhook adds
-it at admission, and so does Leasehold's, by `amount_changes`. `nvidia.com/gpu` in a
-pod for `koord-scheduler` is served by the NVIDIA dialect's own list.
+The kubelet calls Allocate for `koordinator.sh/gpu.shared` only, which is served as a hundred IDs
+per GPU; the other resources are amounts in node status. A container without it (plain `gpu-core`
+and `gpu-memory-ratio`, or the shorthand `koordinator.sh/gpu`) would start without an Allocate call,
+and is therefore refused with the value to add. Koordinator's webhook adds it at admission, and so
+does Leasehold's (`amount_changes`). `nvidia.com/gpu` in a pod for `koord-scheduler` is served by
+the NVIDIA dialect.
 
 Not written, because Koordinator writes them only with its gate `DevicePluginAdaption`, which is off
-by default and drives device plugins that have no place beside our agent: the annotations
+by default and drives device plugins that cannot run beside our agent: the annotations
 `bind-timestamp` and `gpu-minors`, and the label `hami.io/vgpu-node`.
 """
 
@@ -89,11 +88,11 @@ ORDERS: Mapping[str, tuple[DeviceOrder, NodeOrder]] = {
 }
 """By `Rules.scoring`."""
 BY_MEMORY = (0, 0, 1)
-"""Upstream weighs bytes and ratio alike, and both are the same memory."""
+"""Upstream has equal weights for bytes and ratio, which are the same memory."""
 
 
 def read(asks: PodAsks, rules: Rules) -> PodRequest | None:
-    """Read the pod's containers. Raises RequestError naming container, resource, value and rule."""
+    """Parse the pod's containers. Raises RequestError naming container, resource, value, rule."""
     cards = read_as_koordinator(asks, rules)
     parts = [(asked, part) for asked in asks.containers if (part := _part(asked, cards=cards))]
     if not parts:
@@ -130,11 +129,11 @@ def _part(asked: ContainerAsks, *, cards: bool) -> Part | None:
         return part
     missing = amount_changes(said)
     count = missing.get(TRIGGER, part.cards)
-    shorthand = f", and in place of {PREFIX}{GPU} what it stands for" if len(missing) > 1 else ""
+    shorthand = f", and replace {PREFIX}{GPU} by what it stands for" if len(missing) > 1 else ""
     raise RequestError(
         f"container {asked.name}: {TRIGGER} is missing, and without it the kubelet would start the "
         f"container without a device: add {TRIGGER}: {count}{shorthand}, or install the webhook, "
-        "which does so"
+        "which adds it"
     )
 
 
@@ -147,19 +146,19 @@ def _check_units(parts: Sequence[tuple[str, Part]]) -> None:
     in_bytes = [name for name, part in parts if part.memory_bytes is not None]
     if ratio and in_bytes:
         raise RequestError(
-            f"container {ratio[0]} asks for memory as a ratio and container {in_bytes[0]} in "
-            "bytes: Koordinator takes one of the two for all containers of a pod"
+            f"container {ratio[0]} requests memory as a ratio and container {in_bytes[0]} in "
+            "bytes: Koordinator accepts one of the two for all containers of a pod"
         )
 
 
 def _check_vocabulary(asking: Sequence[ContainerAsks]) -> bool:
-    """Say whether the pod asks for whole cards by NVIDIA's name."""
+    """Return whether the pod requests whole GPUs by NVIDIA's name."""
     vendor = [asked.name for asked in asking if CARDS in _named(asked)]
     others = [asked.name for asked in asking if CARDS not in _named(asked)]
     if vendor and others:
         raise RequestError(
-            f"container {vendor[0]} asks for {CARDS} and container {others[0]} for {PREFIX}*: "
-            "Koordinator takes one of the two for all containers of a pod"
+            f"container {vendor[0]} requests {CARDS} and container {others[0]} {PREFIX}*: "
+            "Koordinator accepts one of the two for all containers of a pod"
         )
     return bool(vendor)
 
@@ -181,12 +180,12 @@ def _request(container: str, part: Part, *, init: bool) -> GpuRequest:
 
 
 def _isolation(labels: Mapping[str, str], parts: Sequence[Part]) -> tuple[tuple[str, str], ...]:
-    """Demand a node with HAMi-core for whoever must be held to a limit."""
+    """Require a node with HAMi-core if a container must be limited."""
     wanted = labels.get(ISOLATION_LABEL, "")
     if wanted and wanted.lower() != HAMI_CORE.lower():
         raise RequestError(
             f"label {ISOLATION_LABEL} must be {HAMI_CORE}, got {wanted!r}: there is no other "
-            "provider of isolation here"
+            "isolation provider here"
         )
     return ((ISOLATION_LABEL, HAMI_CORE),) if any(part.limited for part in parts) else ()
 
@@ -200,17 +199,17 @@ def check_scoring(rules: Rules) -> None:
 
 
 def binding(lease: Lease, _: float) -> dict[str, str]:
-    """Return the allocation; it replaces whatever the pod's author put in its place."""
+    """Return the allocation; it replaces what the pod's author may have written."""
     return {ALLOCATED: encode_allocated(lease)}
 
 
 def resized(lease: Lease) -> dict[str, str]:
-    """Return the allocation as it is by now."""
+    """Return the current allocation."""
     return {ALLOCATED: encode_allocated(lease)}
 
 
 def beyond(share: Share) -> dict[str, int]:
-    """Return what was asked for and given back, compute and memory."""
+    """Return the requested compute and memory that a resize has released."""
     if share.asked is None or share.terms is None:
         return {}
     less_mib = share.asked.memory_mib - share.memory_mib
@@ -222,28 +221,27 @@ def beyond(share: Share) -> dict[str, int]:
 
 
 def after(_: Lease, __: frozenset[str]) -> dict[str, str]:
-    """Return nothing: the allocation is said at the Binding."""
+    """Return nothing: the Binding already has the allocation."""
     return {}
 
 
 def failed(_: Lease) -> dict[str, str]:
-    """Return nothing: Koordinator has no mark for it."""
+    """Return nothing: Koordinator has no annotation for it."""
     return {}
 
 
 def environment(
     lease: Lease, container: str, _: Mapping[DeviceUuid, Device], paths: Paths
 ) -> ContainerSetup:
-    """Return the container's devices and, unless they are whole, what HAMi-core needs.
+    """Return the container's devices and, for parts of GPUs, what HAMi-core needs.
 
-    Exactly the variables and mounts that Koordinator's node agent injects with its monitor on, but
-    the library is mounted read-only and the lock's directory is the container's own: a shared one
-    would let any container stop all others (libraries up to HAMi 2.8 take the lock while they find
-    out their process's number on the host; later ones do not). So `/etc/ld.so.preload` is left
-    alone, and a process that clears its environment escapes the limit as it does upstream; the
-    agent's measurements show it. The limits are one for all cards of the container; where a ratio
-    comes to different amounts, the smallest. Raises RequestError for a share that would be
-    unlimited by mistake.
+    Variables and mounts are those that Koordinator's node agent injects with its monitor on, except
+    that the library is mounted read-only and the lock's directory is the container's own: with a
+    shared one any container could block all others (libraries up to HAMi 2.8 hold the lock while
+    they look up their process ID on the host). As upstream, there is no `/etc/ld.so.preload`, so a
+    process that clears its environment has no limit; the agent measures and reports it. There is
+    one memory limit for all GPUs of the container: where a ratio gives different amounts, the
+    smallest. Raises RequestError for a share without a memory limit.
     """
     shares = lease.shares_of(container)
     if not shares or any(share.limit_bytes <= 0 for share in shares):
@@ -280,7 +278,7 @@ def environment(
 
 
 def _is_limited(share: Share) -> bool:
-    """Say whether a share is less than its device in memory or in compute."""
+    """Return whether a share is less than its device in memory or in compute."""
     if share.whole:
         return False
     terms = share.terms
@@ -289,7 +287,7 @@ def _is_limited(share: Share) -> bool:
 
 
 def advertised(devices: Sequence[Device], _: str) -> Advertised:
-    """Serve a hundred shares of each card; write what healthy cards have into node status."""
+    """Serve a hundred IDs per GPU; write the amounts of healthy GPUs into node status."""
     usable = cards_of(devices)
     healthy = [device for device in usable if device.healthy]
     patched = dict.fromkeys(sorted(PATCHED), 0)

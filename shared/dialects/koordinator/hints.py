@@ -1,17 +1,17 @@
-"""Koordinator's annotations that steer the choice of devices, as far as they concern GPUs.
+"""Koordinator's annotations for the choice of devices, as far as they concern GPUs; pure.
 
-`device-allocate-hint`: `selector` and `requiredTopologyScope` are obeyed. `allocateStrategy` is for
-RDMA and FPGAs and has no effect on GPUs, here as upstream. What upstream accepts and then ignores
-or can never satisfy is refused by name: `exclusivePolicy` and `vfSelector` of a GPU, and the scope
+`device-allocate-hint`: `selector` and `requiredTopologyScope` have their effect. `allocateStrategy`
+is for RDMA and FPGAs and has no effect on GPUs, as upstream. What upstream accepts and then ignores
+or can never satisfy is refused: `exclusivePolicy` and `vfSelector` of a GPU, and the scope
 `Device`.
 
-`device-joint-allocate`: a device type that the pod does not ask for is dropped. RDMA and FPGAs are
-ordinary resources of a node here, so the preference for GPUs near them has no effect, and a
-*demand* for one PCIe root with them is refused.
+`device-joint-allocate`: a device type that the pod does not request is ignored. RDMA and FPGAs are
+ordinary resources of a node here, so a preference for GPUs near them has no effect, and a
+requirement of the same PCIe root is refused.
 
-`gpu-partition-spec`: there are no partition tables here. `BestEffort` is what every pod with
-several GPUs gets anyway, the best linked ones; `Restricted` is refused. Pods that share GPUs never
-had partitions, and the annotation means nothing for them.
+`gpu-partition-spec`: there are no partition tables here. `BestEffort` is the default for every pod
+with several GPUs: those with the best links. `Restricted` is refused. The annotation has no effect
+on pods that share GPUs, as upstream.
 """
 
 import json
@@ -51,7 +51,7 @@ Hints = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steering:
-    """What the annotations leave of the devices."""
+    """The devices that the annotations allow."""
 
     scope: Scope = Scope.NODE
     models: tuple[str, ...] = ()
@@ -62,10 +62,10 @@ class Steering:
 def read_steering(
     annotations: Mapping[str, str], *, asked: Iterable[str], shared: bool
 ) -> Steering:
-    """Read the annotations of a pod that asks for GPUs.
+    """Parse the annotations of a pod that requests GPUs.
 
-    `asked` are the resources of all its containers; `shared` says that it wants parts of GPUs.
-    Raises RequestError, naming annotation, field, value and rule.
+    `asked` are the resources of all its containers; `shared`: it requests parts of GPUs. Raises
+    RequestError naming annotation, field, value and rule.
     """
     hints = _hints(annotations.get(HINT))
     _check_joint(_object(JOINT, annotations.get(JOINT)), hints, frozenset(asked))
@@ -73,12 +73,11 @@ def read_steering(
     hint = hints.get(GPU, {})
     for name in ("vfSelector", "exclusivePolicy"):
         if hint.get(name):
-            raise RequestError(f"{HINT}: {name} has no meaning for a GPU; leave it out of {GPU}")
+            raise RequestError(f"{HINT}: {name} has no effect on a GPU; remove it from {GPU}")
     scope = str(hint.get("requiredTopologyScope") or "")
     if scope not in SCOPES:
         raise RequestError(
-            f"{HINT}: requiredTopologyScope must be PCIe, NUMANode or Node, got {scope}; nothing "
-            "is nearer than one PCIe root"
+            f"{HINT}: requiredTopologyScope must be PCIe, NUMANode or Node, got {scope}"
         )
     return _selected(hint.get("selector") or {}, SCOPES[scope])
 
@@ -119,8 +118,8 @@ def _check_joint(joint: Mapping[str, Any], hints: Hints, asked: frozenset[str]) 
     ]
     if scope and beside and GPU in kinds:
         raise RequestError(
-            f"{JOINT}: requiredScope {SAME_PCIE} of {GPU} and {beside[0]} cannot be kept: only "
-            f"GPUs are chosen here; leave requiredScope out, or {beside[0]} out of deviceTypes"
+            f"{JOINT}: requiredScope {SAME_PCIE} of {GPU} and {beside[0]} is not supported: "
+            f"only GPUs are placed here; remove requiredScope, or {beside[0]} from deviceTypes"
         )
 
 
@@ -132,15 +131,15 @@ def _check_partition(spec: Mapping[str, Any], *, shared: bool) -> None:
         )
     if policy == RESTRICTED and not shared:
         raise RequestError(
-            f"{PARTITION}: allocatePolicy {RESTRICTED} cannot be kept, there are no partition "
-            f"tables here: with {BEST_EFFORT} the GPUs that are linked best are preferred"
+            f"{PARTITION}: allocatePolicy {RESTRICTED} is not supported, because there are no "
+            f"partition tables here: {BEST_EFFORT} prefers the GPUs with the best links"
         )
 
 
 def _selected(selector: Mapping[str, Any], scope: Scope) -> Steering:
-    """Translate a label selector on devices, which carry their vendor and their model.
+    """Translate a label selector on devices, whose labels are their vendor and their model.
 
-    What does not depend on the model is decided here.
+    Requirements that do not depend on the model are checked here.
     """
     models: list[str] | None = None
     not_models: list[str] = []
@@ -151,12 +150,12 @@ def _selected(selector: Mapping[str, Any], scope: Scope) -> Steering:
             not_models += values
         elif not _OPERATORS[operator](_FIXED.get(key), values):
             raise RequestError(
-                f"{HINT}: selector demands {key} {operator} {', '.join(values)}".rstrip()
-                + f", and no device fulfils that: devices are labelled with {VENDOR_LABEL} "
+                f"{HINT}: selector requires {key} {operator} {', '.join(values)}".rstrip()
+                + f", and no device matches: devices have the labels {VENDOR_LABEL} "
                 f"({VENDOR}) and {MODEL_LABEL}"
             )
     if models == []:
-        raise RequestError(f"{HINT}: selector demands of {MODEL_LABEL} what no value fulfils")
+        raise RequestError(f"{HINT}: selector requires of {MODEL_LABEL} what no value matches")
     return Steering(scope=scope, models=tuple(models or ()), not_models=tuple(not_models))
 
 
@@ -168,7 +167,7 @@ def _requirements(selector: Mapping[str, Any]) -> list[tuple[str, str, tuple[str
             for one in selector.get("matchExpressions") or ()
         ]
     except (AttributeError, KeyError, TypeError) as error:
-        raise RequestError(f"{HINT}: {json.dumps(selector)} is no label selector") from error
+        raise RequestError(f"{HINT}: {json.dumps(selector)} is not a label selector") from error
     for key, operator, _ in found:
         if operator not in _OPERATORS:
             raise RequestError(

@@ -1,7 +1,7 @@
-"""What Koordinator's own validating webhook says of a container, word by word.
+"""The messages of Koordinator's own validating webhook, word by word; pure.
 
-Its clients may look for these texts. Which rows there are, and in which order, is Koordinator's
-(gate `ValidatePodDeviceResource`); what is refused beyond them is refused in our words.
+Its clients may look for these texts. The errors and their order are Koordinator's (feature gate
+`ValidatePodDeviceResource`). Whatever else is refused, is refused with our messages.
 """
 
 from collections.abc import Iterable, Mapping
@@ -24,12 +24,12 @@ _NAMES = (GPU, SHARED, CORE, MEMORY, RATIO)
 
 
 def denial(pod: PodAsks, _: bool) -> str:
-    """Return what Koordinator's webhook says of the pod's app containers; empty: nothing."""
+    """Return the webhook's message for the pod's app containers; empty: none."""
     return text_of({**one.limits, **one.requests} for one in pod.containers if not one.init)
 
 
 def text_of(containers: Iterable[Mapping[str, int]]) -> str:
-    """Return what is said of a pod's requests, one map per app container; empty: nothing is wrong.
+    """Return the message for a pod's requests, one map per app container; empty: all are valid.
 
     Several errors are joined as Kubernetes joins them: `[first, second]`.
     """

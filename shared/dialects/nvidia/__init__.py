@@ -1,1 +1,1 @@
-"""NVIDIA and HAMi: `nvidia.com/gpu*` resources and annotations."""
+"""NVIDIA and HAMi: `nvidia.com/gpu*` resources, HAMi's annotations, policies and metrics."""

@@ -1,4 +1,4 @@
-"""HAMi's annotations on pods and nodes: what its scheduler and device plugin write, and read."""
+"""HAMi's annotations on pods and nodes, as its scheduler and device plugin write them; pure."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -17,11 +17,11 @@ PHASE = "hami.io/bind-phase"
 REGISTER = "hami.io/node-nvidia-register"
 SCORES = "hami.io/node-nvidia-score"
 CORDON = "hami.io/device-cordon"
-"""On a node, by its operator: UUIDs of devices that take no new shares, with commas."""
+"""On a node, set by an operator: UUIDs of devices that get no new shares, with commas."""
 
 
 def binding(lease: Lease, now_s: float) -> dict[str, str]:
-    """Return the keys of an assignment whose Allocate is still to come."""
+    """Return the annotations of an assignment before Allocate."""
     devices, seconds = encode_devices(lease), str(int(now_s))
     return {
         NODE: lease.node,
@@ -34,7 +34,7 @@ def binding(lease: Lease, now_s: float) -> dict[str, str]:
 
 
 def after(lease: Lease, done: frozenset[str]) -> dict[str, str]:
-    """Return what changes once these containers have their devices."""
+    """Return the annotations that change when Allocate has succeeded for these containers."""
     left = {TO_ALLOCATE: encode_devices(lease, done)}
     if not done.issuperset(share.container for share in lease.shares):
         return left
@@ -42,21 +42,21 @@ def after(lease: Lease, done: frozenset[str]) -> dict[str, str]:
 
 
 def resized(lease: Lease) -> dict[str, str]:
-    """Return what says how much a running pod holds."""
+    """Return the annotation with what a running pod holds."""
     return {ALLOCATED: encode_devices(lease)}
 
 
 def failed(_: Lease) -> dict[str, str]:
-    """Return what changes once Allocate was refused."""
+    """Return the annotations that change when Allocate was refused."""
     return {PHASE: "failed"}
 
 
 def encode_devices(lease: Lease, done: frozenset[str] = frozenset()) -> str:
-    """Write an element for every container of the pod, init containers first, each ended by `;`.
+    """Encode an element for every container of the pod, init containers first, each ended by `;`.
 
     An element has `id,NVIDIA,MiB,cores:` for each device, in the order in which the container sees
-    them; it is empty for those without a GPU, and for those in `done`. The id of a MIG instance is
-    `uuid[layout-position]`.
+    them. It is empty for containers without a GPU and for those in `done`. The id of a MIG instance
+    is `uuid[layout-position]`.
     """
     memo = memo_of(lease)
     return "".join(
@@ -78,9 +78,9 @@ def _id_of(share: Share) -> str:
 
 
 def encode_register(devices: Sequence[Device]) -> str:
-    """Write `node-nvidia-register`: a record per device, without what is zero or false.
+    """Encode `node-nvidia-register`: a record per device, without fields that are zero or false.
 
-    Memory is in MiB, whatever the node's unit.
+    Memory is in MiB, whatever the node's unit is.
     """
     records = (
         {
@@ -100,7 +100,7 @@ def encode_register(devices: Sequence[Device]) -> str:
 
 
 def encode_scores(devices: Sequence[Device]) -> str | None:
-    """Write `node-nvidia-score`: how well each device is linked to others; None if unknown."""
+    """Encode `node-nvidia-score`, the link scores of each device; None if unknown."""
     if not any(device.links for device in devices):
         return None
     scores: list[dict[str, object]] = [
@@ -110,7 +110,7 @@ def encode_scores(devices: Sequence[Device]) -> str | None:
 
 
 def slots_shown(device: Device) -> int:
-    """Return how many shares a device is shown with: its slots, or the most instances it can be."""
+    """Return the number of shares of a device: its slots, or the most instances it can have."""
     instances = (len(layout.positions) for layout in device.layouts)
     return max(instances, default=device.slots)
 
@@ -118,7 +118,7 @@ def slots_shown(device: Device) -> int:
 def cordoned(annotations: Mapping[str, str]) -> tuple[int, ...]:
     """Return the indices of the devices that a node's annotations cordon, ascending.
 
-    The operator names UUIDs; which index is whose is in the register on the same node.
+    The operator lists UUIDs; the register on the same node maps them to indices.
     """
     named = {entry.strip() for entry in annotations.get(CORDON, "").split(",")} - {""}
     if not named:

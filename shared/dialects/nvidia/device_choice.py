@@ -1,9 +1,9 @@
-"""HAMi's annotations that say which devices and nodes a pod likes, and the policies behind them.
+"""HAMi's annotations and policies for the choice of nodes and devices; pure.
 
-Policies are those of HAMi's scheduler. A chain such as `numa,binpack` is read so: the first of
-`binpack` and `spread` orders devices by how much of them is in use; `topology-aware` and `numa`
-prefer devices that are linked well (for one GPU, `topology-aware` leaves those to others); `mutex`
-wants idle devices. A word that is none of these is refused: upstream it would mean nothing.
+Policies are those of HAMi's scheduler. In a chain such as `numa,binpack`, the first of `binpack`
+and `spread` orders devices by how much of them is in use; `topology-aware` and `numa` prefer
+devices with good links (for one GPU, `topology-aware` avoids them); `mutex` requires idle devices.
+Any other word is refused; upstream ignores it.
 """
 
 from collections.abc import Mapping
@@ -46,7 +46,7 @@ TRUTHS: Mapping[str, bool] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """Where a pod would like to go."""
+    """A pod's preferences and constraints for nodes and devices."""
 
     selection: DeviceSelection
     node_order: NodeOrder
@@ -54,20 +54,21 @@ class Choice:
     weights: tuple[int, int, int]
     scope: Scope
     linked: bool
-    """Devices that are linked well are preferred."""
+    """Devices with good links are preferred."""
     idle: bool
     """Devices must be idle."""
 
     @property
     def instances_only(self) -> bool:
-        """The pod wants MIG instances."""
+        """Whether the pod accepts MIG instances only."""
         return self.selection.mode == DeviceMode.MIG
 
 
 def read_choice(annotations: Mapping[str, str], rules: Rules, *, gpus: int) -> Choice:
-    """Read the annotations, and the operator's policies for what they leave open.
+    """Parse the annotations; the operator's policies are the defaults.
 
-    `gpus` is the most that one container asks for. Raises RequestError naming annotation and value.
+    `gpus` is the largest number that a container requests. Raises RequestError naming annotation
+    and value.
     """
     chain = _chain(GPU_POLICY, annotations.get(GPU_POLICY, ""))
     default = _chain("--gpu-scheduler-policy", rules.gpu_policy)
@@ -88,7 +89,7 @@ def read_choice(annotations: Mapping[str, str], rules: Rules, *, gpus: int) -> C
 
 
 def check_policies(rules: Rules) -> None:
-    """Raise RequestError naming the watcher's setting that is no policy."""
+    """Raise RequestError naming the watcher's flag whose value is not a policy."""
     if rules.node_policy not in NODE_ORDERS:
         raise RequestError(
             f"--node-scheduler-policy must be binpack or spread, got {rules.node_policy!r}"
@@ -100,12 +101,12 @@ def _chain(name: str, text: str) -> tuple[str, ...]:
     words = _entries(text)
     for word in words:
         if word not in WORDS:
-            raise RequestError(f"{name}: {word!r} is none of {', '.join(WORDS)}")
+            raise RequestError(f"{name}: {word!r} must be one of {', '.join(WORDS)}")
     return words
 
 
 def _selection(annotations: Mapping[str, str]) -> DeviceSelection:
-    """Read what is allowed and what is denied; what is denied stays so if it is allowed too."""
+    """Parse what is allowed and what is denied; what is both is denied."""
     return DeviceSelection(
         types=_entries(annotations.get(USE_TYPES, "")),
         not_types=_entries(annotations.get(NOT_TYPES, "")),
@@ -127,7 +128,7 @@ def _mode(text: str) -> str | None:
 
 
 def _weights(text: str) -> tuple[int, int, int]:
-    """Read `slot=1,core=1,memory=3`; what is not named weighs 1. Only their ratio counts."""
+    """Parse `slot=1,core=1,memory=3`. The default weight is 1; only the ratio counts."""
     weights = dict.fromkeys(PARTS, 1.0)
     for entry in _entries(text):
         part, _, amount = (piece.strip() for piece in entry.partition("="))

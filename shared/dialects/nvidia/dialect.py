@@ -1,11 +1,12 @@
-"""nvidia.com/gpu, as HAMi reads it and as NVIDIA's own device plugin does.
+"""nvidia.com/gpu, as HAMi and NVIDIA's own device plugin read it; pure.
 
-A number alone means whole devices, as everywhere. With `gpumem`, `gpumem-percentage` or `gpucores`
-beside it each of them is a share. Wire forms are those of HAMi; where its scheduler and webhook
-add what is missing (`amount_changes`), a pod without it is refused, because without
-`nvidia.com/gpu` the kubelet requests no device and the container would see every device.
+A number alone means whole GPUs. With `gpumem`, `gpumem-percentage` or `gpucores` beside it, each
+GPU is a share. Names and formats are those of HAMi. HAMi's webhook adds a missing `nvidia.com/gpu`
+(`amount_changes`). A pod without it is refused here: the kubelet would not call Allocate, and the
+container would see every device.
 
-Of an amount and a percentage the amount counts, as in HAMi (in Volcano it is the percentage).
+If both an amount and a percentage of memory are given, the amount counts, as in HAMi (in Volcano
+the percentage counts).
 """
 
 from collections.abc import Mapping, Sequence
@@ -55,17 +56,17 @@ PRIORITY = "nvidia.com/priority"
 ALL = 100
 """Percent of a device's memory, or of its cores."""
 DEFAULT_GPUS = 1
-"""HAMi's `defaultGPUNum`: how many GPUs a container means that names none."""
+"""HAMi's `defaultGPUNum`: GPUs of a container that gives no number."""
 REGIONS = LIBRARY_DIRECTORY
-"""Where HAMi's containers see the directory of their region file."""
+"""Directory of the region file inside HAMi's containers."""
 ERRORS_ONLY = "1"
-"""HAMi's `libCudaLogLevel`: the library prints nothing but errors."""
+"""HAMi's `libCudaLogLevel`: the library logs errors only."""
 
 Amounts = Mapping[str, int]
 
 
 def read(asks: PodAsks, rules: Rules) -> PodRequest | None:
-    """Read the pod's containers. Raises RequestError naming container, resource and rule."""
+    """Parse the pod's containers. Raises RequestError naming container, resource and rule."""
     if read_as_koordinator(asks, rules):
         return None
     asking = [asked for asked in asks.containers if any(_amounts(asked).values())]
@@ -124,10 +125,10 @@ def _check(where: str, amounts: Amounts) -> None:
 
 
 def _request(asked: ContainerAsks, choice: Choice, init: bool) -> GpuRequest:
-    """Read one container that has been checked.
+    """Parse one container that has been checked.
 
-    All of the memory means all of the device, unless fewer cores are asked for. Of a device that
-    must be partitioned nothing is whole: such a pod gets the largest instances.
+    All memory means the whole device, unless fewer cores are requested. A pod that accepts MIG
+    instances only gets no whole device, but the largest instances.
     """
     amounts = _amounts(asked)
     memory, cores = amounts.get(MEMORY, 0) or None, amounts.get(CORES, 0)
@@ -157,7 +158,7 @@ def _company(choice: Choice, *, alone: bool) -> Company:
 def environment(
     lease: Lease, container: str, _: Mapping[DeviceUuid, Device], paths: Paths
 ) -> ContainerSetup:
-    """Return HAMi's variables and mounts for shares, and only the devices for whole ones."""
+    """Return HAMi's variables and mounts for shares, and the devices only for whole GPUs."""
     if all(share.whole for share in hami_core.held(lease, container)):
         return hami_core.visible(lease, container)
     priority = memo_of(lease).priorities.get(container)
@@ -174,7 +175,7 @@ def environment(
 
 
 def beyond(share: Share) -> dict[str, int]:
-    """Return the units of memory and the cores that were asked for and given back."""
+    """Return the requested units of memory and cores that a resize has released."""
     if share.asked is None:
         return {}
     return {
@@ -184,7 +185,7 @@ def beyond(share: Share) -> dict[str, int]:
 
 
 def advertised(devices: Sequence[Device], _: str) -> Advertised:
-    """Serve the slots; write memory and cores of healthy devices into node status."""
+    """Serve slots; write the memory and cores of healthy devices into node status."""
     healthy = [device for device in devices if device.healthy]
     return Advertised(
         served={

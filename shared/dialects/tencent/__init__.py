@@ -1,1 +1,1 @@
-"""gpu-manager: `tencent.com/vcuda-*` resources and annotations."""
+"""Tencent: resources and annotations of gpu-manager, and the quotas of gpu-admission."""

@@ -1,14 +1,14 @@
-"""tencent.com/vcuda-*: hundredths of a card and blocks of 256 MiB, as gpu-manager counts them.
+"""tencent.com/vcuda-*: hundredths of a GPU and blocks of 256 MiB, as gpu-manager counts; pure.
 
-Wire forms are those of tkestack's gpu-admission and gpu-manager, which GPUSharing builds on. Less
-than 100 of `vcuda-core` is a share of one card and needs `vcuda-memory` beside it; 100 and its
-multiples are whole cards, and memory beside them is not looked at, except that the node as a whole
-must have it: the kubelet would refuse the pod. What those programs let through and
-then run without a GPU, or fail in the kubelet, is refused here with the reason.
+Names and formats are those of tkestack's gpu-admission and gpu-manager, which GPUSharing builds on.
+`vcuda-core` below 100 is a share of one GPU and needs `vcuda-memory` beside it. 100 and its
+multiples are whole GPUs; memory beside them is ignored, except that the node as a whole must have
+it, because the kubelet checks. Requests that those programs accept and then run without a GPU, or
+that the kubelet would reject, are refused here with the reason.
 
-`tencent.com/vcuda-core-limit` would let a share use idle cores beyond those it asked for. HAMi-core
-has no such limit: a share is held to exactly its `vcuda-core`, and the annotation is read only to
-refuse a value that is no number. GPUSharing always sets it to `vcuda-core`, which means the same.
+`tencent.com/vcuda-core-limit` would let a share use idle cores beyond its request. HAMi-core has no
+such limit: a share gets exactly its `vcuda-core`, and the annotation is only checked to be a
+number. GPUSharing always sets it to `vcuda-core`, which means the same.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,23 +40,23 @@ MEMORY = "tencent.com/vcuda-memory"
 
 CORE_LIMIT = "tencent.com/vcuda-core-limit"
 GPU_INDEX = "tencent.com/predicate-gpu-idx-"
-"""Followed by the container's place among `spec.containers`, counted from 0."""
+"""Followed by the container's index in `spec.containers`."""
 TIME = "tencent.com/predicate-time"
 NODE = "tencent.com/predicate-node"
 ASSIGNED = "tencent.com/gpu-assigned"
 DEVICES = "tencent.com/vcuda-device"
-"""On containers in their runtime, with `CORE` and, in bytes, `MEMORY`."""
+"""Annotation of containers in their runtime, beside `CORE` and, in bytes, `MEMORY`."""
 
 WHOLE = 100
-"""`vcuda-core` of one card."""
+"""`vcuda-core` of one GPU."""
 BLOCK_MIB = 256
 BLOCK_BYTES = BLOCK_MIB * MIB
 DENIAL = f"Must supply both {CORE} AND {MEMORY}"
-"""What GPUSharing's webhook says; its clients look for these very words."""
+"""The message of GPUSharing's webhook; its clients look for exactly this text."""
 
 
 def read(asks: PodAsks, _: Rules) -> PodRequest | None:
-    """Read the pod's containers. Raises RequestError naming container, resource and rule."""
+    """Parse the pod's containers. Raises RequestError naming container, resource and rule."""
     asking = [asked for asked in asks.containers if _amount(asked, CORE) or _amount(asked, MEMORY)]
     if not asking:
         return None
@@ -76,8 +76,8 @@ def _read_container(asked: ContainerAsks, init: bool) -> GpuRequest:
     where = f'container "{asked.name}"'
     if core < 1:
         raise RequestError(
-            f"{where}: {MEMORY}={memory} needs {CORE} beside it: 1..99 for a share of a card, or a "
-            "multiple of 100 for whole cards"
+            f"{where}: {MEMORY}={memory} needs {CORE} beside it: 1..99 for a share of a GPU, or a "
+            "multiple of 100 for whole GPUs"
         )
     if core > WHOLE and core % WHOLE:
         raise RequestError(f"{where}: {CORE}={core} must be 1..99 or a multiple of 100")
@@ -87,7 +87,7 @@ def _read_container(asked: ContainerAsks, init: bool) -> GpuRequest:
         )
     if memory < 1:
         raise RequestError(
-            f"{where}: {CORE}={core} is less than a card and needs {MEMORY} of 1 or more beside "
+            f"{where}: {CORE}={core} is less than a GPU and needs {MEMORY} of 1 or more beside "
             "it, in blocks of 256 MiB"
         )
     return GpuRequest(
@@ -109,24 +109,24 @@ def _check_core_limit(annotations: Mapping[str, str]) -> None:
     if limit is not None and not limit.strip().isdecimal():
         raise RequestError(
             f"annotation {CORE_LIMIT} must be a whole number of percent, got {limit!r}; it may be "
-            f"left out, since a share is held to its {CORE} in any case"
+            f"left out, because a share is always limited to its {CORE}"
         )
 
 
 def added_annotations(pod: PodAsks) -> dict[str, str]:
-    """Return the core limit that GPUSharing's webhook would add to a pod with shares."""
+    """Return the core limit that GPUSharing's webhook adds to a pod with shares."""
     cores = max((one.limits.get(CORE, 0) for one in pod.containers), default=0)
     return {CORE_LIMIT: str(cores)} if 0 < cores < WHOLE else {}
 
 
 def vendor_denial(pod: PodAsks, refused: bool) -> str:
-    """Return what GPUSharing's webhook says of a pod with one resource and without the other."""
+    """Return the message of GPUSharing's webhook for a pod with only one of the two resources."""
     one_of_two = any((CORE in one.limits) != (MEMORY in one.limits) for one in pod.containers)
     return DENIAL if refused and one_of_two else ""
 
 
 def binding(lease: Lease, now_s: float) -> dict[str, str]:
-    """Return each container's cards by minor number, the node, the nanosecond, and the mark."""
+    """Return each container's GPUs by minor number, the node, the time in ns, and the mark."""
     cards = {
         f"{GPU_INDEX}{place}": ",".join(str(share.index) for share in _by_index(lease, container))
         for place, container in enumerate(memo_of(lease).containers)
@@ -136,23 +136,23 @@ def binding(lease: Lease, now_s: float) -> dict[str, str]:
 
 
 def after(lease: Lease, done: frozenset[str]) -> dict[str, str]:
-    """Return the mark of a pod whose containers all have their cards."""
+    """Return the annotation that marks a pod as assigned, once all its containers have GPUs."""
     return {ASSIGNED: "true"} if done.issuperset(s.container for s in lease.shares) else {}
 
 
 def failed(_: Lease) -> dict[str, str]:
-    """Return nothing: a refused pod is simply not assigned."""
+    """Return nothing: a refused pod is not marked as assigned."""
     return {}
 
 
 def environment(
     lease: Lease, container: str, _: Mapping[DeviceUuid, Device], paths: Paths
 ) -> ContainerSetup:
-    """Return HAMi-core's variables and mounts for a share, and only the devices for whole cards.
+    """Return HAMi-core's variables and mounts for a share, and the devices only for whole GPUs.
 
-    Both with gpu-manager's annotations of the container. Its driver directory and `LD_LIBRARY_PATH`
-    are left out: the NVIDIA runtime puts the driver where the loader finds it, and the variable
-    would displace the image's own.
+    Both have gpu-manager's annotations of the container. Its driver directory and `LD_LIBRARY_PATH`
+    are left out: NVIDIA's runtime mounts the driver where the loader finds it, and the variable
+    would replace the image's own.
     """
     shares = hami_core.held(lease, container)
     whole = all(share.whole for share in shares)
@@ -174,15 +174,15 @@ def _by_index(lease: Lease, container: str) -> list[Share]:
 
 
 def ids_of(share: Share, _: str) -> int:
-    """Return how many device IDs a share takes: one per hundredth of the card."""
+    """Return the number of a share's device IDs: one per hundredth of the GPU."""
     return share.cores_percent
 
 
 def advertised(devices: Sequence[Device], _: str) -> Advertised:
-    """Serve each card's hundredths; write the blocks of healthy cards into node status.
+    """Serve each GPU's hundredths; write the blocks of healthy GPUs into node status.
 
-    The blocks are those of the node's memory as a whole, as gpu-manager counts them. A device in
-    MIG mode has no hundredths.
+    The blocks are those of the node's memory as a whole, as gpu-manager counts. Devices in MIG mode
+    are left out.
     """
     cards = [device for device in devices if device.mode is DeviceMode.HAMI_CORE]
     return Advertised(
@@ -198,7 +198,7 @@ def advertised(devices: Sequence[Device], _: str) -> Advertised:
 
 
 def core_id(device: DeviceUuid, number: int) -> str:
-    """Return the device-plugin ID of one hundredth of a card."""
+    """Return the device ID of one hundredth of a GPU."""
     return f"{device}-{base36(number)}"
 
 

@@ -1,1 +1,1 @@
-"""Volcano: `volcano.sh/gpu-*` and `volcano.sh/vgpu-*` resources, annotations, configuration."""
+"""Volcano: resources, annotations, configuration and metrics of its GPU sharing and its vGPUs."""

@@ -1,9 +1,9 @@
-"""How Volcano's vGPU device plugin registers a node's devices, and shows that it lives; pure.
+"""How Volcano's vGPU device plugin registers devices, and its handshake; pure.
 
-Devices are in the annotation `volcano.sh/node-vgpu-register`. In `volcano.sh/node-vgpu-handshake`
-the plugin writes `Reported <time>`; schedulers before Volcano 1.14.3 turn it into
-`Requesting_<time>`, and into `Deleted_<time>` when no new report comes for a minute. Times here are
-UTC; those schedulers write their local time and read it as UTC, which only they can mend.
+The annotation `volcano.sh/node-vgpu-register` lists the devices. The plugin writes
+`Reported <time>` into `volcano.sh/node-vgpu-handshake`; schedulers before Volcano 1.14.3 change it
+to `Requesting_<time>`, and to `Deleted_<time>` if no new report arrives for a minute. Times here
+are UTC. Those schedulers write local time and read it as UTC, which we cannot correct.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,18 +20,18 @@ HANDSHAKE = "volcano.sh/node-vgpu-handshake"
 REPORT_S = 20.0
 """How often a plugin reports: Volcano's own does so every 30 s."""
 SILENCE_S = 60.0
-"""Age of an unanswered request from which on the node is taken for gone."""
+"""Age of an unanswered request at which the plugin counts as gone."""
 _REQUESTING, _DELETED = "Requesting_", "Deleted_"
 
 
 def reported(now_s: float) -> str:
-    """Return what a plugin that lives writes, in the text form that Go gives a time."""
+    """Return the text of a report, with the time as Go formats it."""
     at = datetime.fromtimestamp(now_s, tz=UTC)
     return f"Reported {at:%Y-%m-%d %H:%M:%S.%f} +0000 UTC"
 
 
 def is_gone(text: str | None, now_s: float) -> bool:
-    """Say whether a handshake means that the node's plugin is gone; without one it does not."""
+    """Return whether a handshake means that the node's plugin is gone; without one it does not."""
     if text is None:
         return False
     if text.startswith(_DELETED):
@@ -50,8 +50,8 @@ def registered_devices(
 ) -> tuple[Device, ...]:
     """Return the devices that Volcano's own plugin registered on a node.
 
-    There are none without a slot in the node's allocatable resources, and none of a plugin that a
-    scheduler before Volcano 1.14.3 has found silent.
+    There are none without a slot in the node's allocatable resources, and none if the handshake
+    means that the plugin is gone.
     """
     if not allocatable.get(NUMBER) or is_gone(annotations.get(HANDSHAKE), now_s):
         return ()
@@ -59,7 +59,7 @@ def registered_devices(
 
 
 def encode_register(devices: Sequence[Device]) -> str:
-    """Write `node-vgpu-register`: one record per device, by minor number, each ended by `:`."""
+    """Encode `node-vgpu-register`: one record per device, by minor number, each ended by `:`."""
     return "".join(
         f"{device.uuid},{device.slots},{device.memory_mib // device.unit_mib},"
         f"NVIDIA-{device.model},{str(device.healthy).lower()},{device.mode}:"
@@ -68,10 +68,10 @@ def encode_register(devices: Sequence[Device]) -> str:
 
 
 def parse_register(text: str, *, unit_mib: int = 1) -> tuple[Device, ...]:
-    """Read `node-vgpu-register`, as another plugin wrote it; what is no record is skipped.
+    """Parse `node-vgpu-register` as another plugin wrote it; malformed records are skipped.
 
-    Five fields are HAMi-core without a word on health (that generation always wrote `false`); of
-    six, `false` is believed. A device without memory or slots is sick, whatever it says.
+    A record of five fields is of a generation that always wrote `false` as health, so its health is
+    ignored; that of six fields is used. A device without memory or slots is unhealthy.
     """
     records = [record.split(",") for record in text.split(":") if record.count(",") >= 4]
     return tuple(

@@ -1,7 +1,7 @@
-"""volcano.sh/gpu-memory and volcano.sh/gpu-number: memory of one GPU, or whole GPUs.
+"""volcano.sh/gpu-memory and volcano.sh/gpu-number: memory of one GPU, or whole GPUs; pure.
 
-Wire forms are those of Volcano's GPU sharing guide and its share plugin. Memory is booked, not
-enforced: containers are told which card is theirs and how much of it, and nothing else.
+Names and formats are those of Volcano's GPU sharing guide and its share plugin. Memory is counted
+and not enforced: a container gets variables with its GPU and its amount of memory, and no limit.
 """
 
 import zlib
@@ -40,11 +40,11 @@ ASSIGNED = "volcano.sh/gpu-assigned"
 UNHEALTHY = "volcano.sh/gpu-unhealthy-ids"
 
 MAX_LIST_BYTES = 4_000_000
-"""The kubelet receives at most 4 MiB in one list of devices."""
+"""The kubelet accepts at most 4 MiB in one list of devices."""
 
 
 def read(asks: PodAsks, _: Rules) -> PodRequest | None:
-    """Read the pod's containers; memory, where asked for, decides, and numbers are then ignored.
+    """Parse the pod's containers. Where any requests memory, numbers of GPUs are ignored.
 
     Raises RequestError naming container, resource and rule.
     """
@@ -87,7 +87,7 @@ def _read_memory(containers: Sequence[ContainerAsks]) -> PodRequest:
 def _read_number(containers: Sequence[ContainerAsks]) -> PodRequest:
     init = next((asked for asked in containers if asked.init), None)
     if init is not None:
-        raise RequestError(f"container {init.name}: an init container may not ask for {NUMBER}")
+        raise RequestError(f"container {init.name}: an init container may not request {NUMBER}")
     return PodRequest(
         dialect=NAME,
         containers=tuple(
@@ -104,27 +104,27 @@ def _indices(lease: Lease) -> str:
 
 
 def binding(lease: Lease, now_s: float) -> dict[str, str]:
-    """Return the pod's card indices, ascending, and the time in nanoseconds."""
+    """Return the indices of the pod's GPUs, ascending, and the time in nanoseconds."""
     return {INDEX: _indices(lease), TIME: str(int(now_s * 1e9))}
 
 
 def after(lease: Lease, done: frozenset[str]) -> dict[str, str]:
-    """Return the mark of a pod whose containers all have their cards."""
+    """Return the annotation that marks a pod as assigned, once all its containers have GPUs."""
     return {ASSIGNED: "true"} if done.issuperset(s.container for s in lease.shares) else {}
 
 
 def failed(_: Lease) -> dict[str, str]:
-    """Return nothing: a refused pod is simply not assigned."""
+    """Return nothing: a refused pod is not marked as assigned."""
     return {}
 
 
 def environment(
     lease: Lease, container: str, devices: Mapping[DeviceUuid, Device], _: Paths
 ) -> ContainerSetup:
-    """Return the three variables of the guide: the pod's cards, what is allocated, a card's size.
+    """Return the three variables of the guide: the pod's GPUs, the allocated amount, a GPU's size.
 
-    For whole cards, what is allocated is their number times the unit, as the share plugin says.
-    Raises RequestError if the container holds nothing.
+    For whole GPUs the allocated amount is their number times the unit, as in the share plugin.
+    Raises RequestError if the container has no share.
     """
     shares = lease.shares_of(container)
     if not shares:
@@ -141,20 +141,20 @@ def environment(
 
 
 def ids_of(share: Share, resource: str) -> int:
-    """Return how many device IDs a share takes: one per unit where units of memory are served."""
+    """Return the number of a share's device IDs: one per unit where units of memory are served."""
     return share.memory_units if resource == MEMORY else 1
 
 
 def unit_id(head: str, number: int) -> str:
-    """Return the device-plugin ID of one unit of memory: short, for a list has many of them."""
+    """Return the device ID of one unit of memory. It is short, because a list has many."""
     return f"{head}-{base36(number)}"
 
 
 def _heads(devices: Sequence[Device]) -> dict[DeviceUuid, str]:
-    """Return what the IDs of each device's units begin with: its number, if it is its alone.
+    """Return the prefix of each device's IDs: its index, if no other device has the same.
 
-    A card that was put in the place of a lost one has its number. The lost one's IDs may be with
-    pods that run, so that they mean neither of the two from then on.
+    A GPU that replaces a lost one gets the lost one's index. Running pods may still hold IDs of the
+    lost GPU, so from then on the IDs of both contain a checksum of the UUID.
     """
     numbers = Counter(device.index for device in devices)
     return {
@@ -166,7 +166,7 @@ def _heads(devices: Sequence[Device]) -> dict[DeviceUuid, str]:
 
 
 def list_bytes(devices: Sequence[Device]) -> int:
-    """Return the most bytes that a list of all units takes on the wire.
+    """Return the largest size, in bytes, of an encoded list of all units.
 
     An entry is its tag and length (2), the ID's tag, length and text, and `Healthy` or `Unhealthy`
     likewise.
@@ -187,16 +187,16 @@ def check_list(devices: Sequence[Device]) -> None:
         needed = -(-unit * size // MAX_LIST_BYTES)
         raise RequestError(
             f"{MEMORY}: one device ID per {unit} MiB makes a list of {size} bytes, and the kubelet "
-            f"takes {MAX_LIST_BYTES}: use a memory factor of {needed} or more, or strategy auto"
+            f"accepts {MAX_LIST_BYTES}: use a memory factor of {needed} or more, or strategy auto"
         )
 
 
 def advertised(devices: Sequence[Device], strategy: str) -> Advertised:
-    """Serve memory by the unit (share), cards (number), or what fits (auto).
+    """Serve units of memory (`share`), whole GPUs (`number`), or units if the list fits (`auto`).
 
-    With `auto`, memory that makes too long a list is written into node status, and the trigger
-    resource is served in its place. A device in MIG mode has neither memory nor a card to give.
-    Raises RequestError if `share` makes too long a list.
+    If the list is too long for `auto`, memory is written into node status and the trigger resource
+    is served instead. Devices in MIG mode are left out. Raises RequestError if the list is too long
+    for `share`.
     """
     sound = {device.index for device in devices if device.healthy}
     sick = {device.index for device in devices} - sound

@@ -1,4 +1,4 @@
-"""The arguments of Volcano's scheduler plugin `deviceshare`, as rules of ours."""
+"""The arguments of Volcano's scheduler plugin `deviceshare`, as our rules; pure."""
 
 import difflib
 from collections.abc import Mapping, Sequence
@@ -23,13 +23,13 @@ KNOWN = (SHARING, NUMBER, VGPU, LOCK, POLICY, WEIGHT, EXCLUSIVE, *GEOMETRIES)
 _OLD = "predicate."
 _PREFIX = "deviceshare."
 _GUIDES = {name.replace("Known", "Know"): name for name in GEOMETRIES}
-"""The guides spell them so, which no release of Volcano reads."""
+"""The guides' spelling, which no release of Volcano reads."""
 
 
 def plugin_arguments(conf: Any) -> dict[str, object]:
     """Return the arguments of `PLUGINS` in a scheduler configuration.
 
-    Raises KeyError, TypeError or AttributeError for what is no such configuration.
+    Raises KeyError, TypeError or AttributeError for anything else.
     """
     plugins = [plugin for tier in conf["tiers"] for plugin in tier["plugins"]]
     return {
@@ -41,18 +41,18 @@ def plugin_arguments(conf: Any) -> dict[str, object]:
 
 
 def rules_of(arguments: Mapping[str, object]) -> Rules:
-    """Read `deviceshare` arguments (or the older `predicate.` spelling of the switches).
+    """Parse `deviceshare` arguments (or the older `predicate.` spelling of the switches).
 
-    The switches choose between Volcano's own dialects; the others are spoken in any case. Raises
-    RequestError where Volcano's scheduler refuses to start (sharing and number together, or either
-    together with vGPU), and for a value that is none.
+    The switches choose between Volcano's own dialects; all others stay enabled. Raises RequestError
+    where Volcano's scheduler refuses to start (sharing and number together, or either together with
+    vGPU), and for an invalid value.
     """
     named = _canonical(arguments)
     on = [key for key in (SHARING, NUMBER, VGPU) if _switch(named, key)]
     if len(on) > 1:
         raise RequestError(
             f"{' and '.join(on)} are both true: Volcano allows one of them; leave one on, or give "
-            "no scheduler configuration to speak all dialects side by side"
+            "no scheduler configuration to enable all dialects"
         )
     policy = str(named.get(POLICY) or "")
     if policy not in vgpu.ORDERS:
@@ -71,16 +71,16 @@ def rules_of(arguments: Mapping[str, object]) -> Rules:
 
 
 def warnings_about(arguments: Mapping[str, object]) -> list[str]:
-    """Say which arguments are read by nobody, and which mean something else here than upstream."""
+    """Return warnings: arguments that nothing reads, or that have another effect than upstream."""
     named = _canonical(arguments)
     warnings = [_unknown(key) for key in named if key not in KNOWN and key.startswith(_PREFIX)]
     if _switch(named, LOCK):
-        warnings.append(f"{LOCK} is accepted and does nothing: leases need no node lock")
+        warnings.append(f"{LOCK} has no effect: leases need no node lock")
     weight = named.get(WEIGHT)
     if weight is not None and str(weight) == "0" and named.get(POLICY):
         warnings.append(
-            f"{WEIGHT} is 0, which in Volcano leaves {POLICY} without effect on the choice of the "
-            "node; here the policy orders nodes as well as devices, whatever the weight"
+            f"{WEIGHT} is 0, with which {POLICY} does not affect the choice of the node in "
+            "Volcano; here the policy orders nodes and devices, whatever the weight"
         )
     return warnings
 
@@ -98,11 +98,11 @@ def _canonical(arguments: Mapping[str, object]) -> dict[str, object]:
 def _unknown(key: str) -> str:
     nearest = difflib.get_close_matches(key, KNOWN, n=1)
     hint = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(KNOWN)}"
-    return f"{key} is no argument of deviceshare: {hint}"
+    return f"{key} is not an argument of deviceshare: {hint}"
 
 
 def _exclusive(rules: object) -> tuple[tuple[tuple[str, str], ...], ...]:
-    """Read label rules: pods that carry all labels of one rule never meet on a device."""
+    """Parse label rules: pods that have all labels of one rule never share a device."""
     if rules is None:
         return ()
     if not isinstance(rules, Sequence) or isinstance(rules, str):

@@ -1,6 +1,6 @@
-"""volcano.sh/vgpu-*: a number of GPUs, of each an amount of memory and a percentage of cores.
+"""volcano.sh/vgpu-*: a number of GPUs, of each an amount of memory and a percentage of cores; pure.
 
-Wire forms are those of Volcano's scheduler plugin `deviceshare` and of the Volcano vGPU device
+Names and formats are those of Volcano's scheduler plugin `deviceshare` and of its vGPU device
 plugin, in the generation without handshakes.
 """
 
@@ -44,7 +44,7 @@ TO_ALLOCATE = "volcano.sh/devices-to-allocate"
 PHASE = "volcano.sh/bind-phase"
 BIND_TIME = "volcano.sh/bind-time"
 NEVER = str(2**64 - 1)
-"""`vgpu-time` of a pod that no Allocate waits for any more."""
+"""`vgpu-time` of a pod for which no Allocate is expected any more."""
 
 MODE = "volcano.sh/vgpu-mode"
 GROUP_POLICY = "volcano.sh/vgpu-podgroup-policy"
@@ -60,17 +60,17 @@ ORDERS: Mapping[str, DeviceOrder] = {
     "spread": DeviceOrder.SPREAD,
 }
 WHOLE = 100
-"""Percent of a GPU's cores at which a share wants the GPU to itself."""
+"""Percent of a GPU's cores with which a share is exclusive."""
 SWITCHES: Mapping[str, str] = {
     "NVIDIA_GDRCOPY": "enabled",
     "NVIDIA_GDS": "enabled",
     "NVIDIA_MOFED": "enabled",
 }
-"""What Volcano's plugin has the container runtime add."""
+"""Variables with which Volcano's plugin makes the container runtime add more devices."""
 
 
 def read(asks: PodAsks, rules: Rules) -> PodRequest | None:
-    """Read the pod's containers. Raises RequestError naming container, resource and rule."""
+    """Parse the pod's containers. Raises RequestError naming container, resource and rule."""
     containers = tuple(
         request for asked in asks.containers if (request := _read_container(asked)) is not None
     )
@@ -94,7 +94,7 @@ def _read_container(asked: ContainerAsks) -> GpuRequest | None:
         return None
     where = f"container {asked.name}"
     if asked.init:
-        raise RequestError(f"{where}: an init container may not ask for {named[0]}")
+        raise RequestError(f"{where}: an init container may not request {named[0]}")
     if limits.get(NUMBER, 0) < 1:
         raise RequestError(
             f"{where}: {named[-1]} needs {NUMBER} of 1 or more beside it, got "
@@ -121,9 +121,9 @@ def _read_container(asked: ContainerAsks) -> GpuRequest | None:
 
 
 def _read_selection(annotations: Mapping[str, str]) -> DeviceSelection:
-    """Read the selection annotations; blank list entries are dropped, unlike upstream.
+    """Parse the selection annotations. Unlike upstream, empty list entries are dropped.
 
-    With `use-gputype` present, `nouse-gputype` is ignored, as upstream does.
+    With `use-gputype` present, `nouse-gputype` is ignored, as upstream.
     """
     return DeviceSelection(
         types=_entries(annotations.get(USE_TYPES, "")),
@@ -135,7 +135,7 @@ def _read_selection(annotations: Mapping[str, str]) -> DeviceSelection:
 
 
 def _read_tags(asks: PodAsks, rules: Rules) -> tuple[str, ...]:
-    """Name the groups whose pods it must not meet: its pod group, and those of label rules."""
+    """Return its anti-affinity groups: its pod group, and those of exclusive label rules."""
     annotations = asks.annotations
     labels = asks.labels.items()
     matched = [rule for rule in rules.exclusive if labels >= set(rule)]
@@ -156,10 +156,10 @@ def _entries(text: str) -> tuple[str, ...]:
 
 
 def encode_element(shares: Sequence[Share]) -> str:
-    """Write one container's devices: `id,NVIDIA,units,cores:` for each.
+    """Encode one container's devices: `id,NVIDIA,units,cores:` for each.
 
-    The id of a MIG instance is `uuid[layout-position]`, and its units are those asked for, not
-    those of the instance.
+    The id of a MIG instance is `uuid[layout-position]`, and its units are the requested ones, not
+    the instance's.
     """
     return "".join(
         f"{_id_of(share)},NVIDIA,{_asked_units(share)},{share.cores_percent}:" for share in shares
@@ -177,7 +177,7 @@ def _asked_units(share: Share) -> int:
 
 
 def encode_ids(lease: Lease, done: frozenset[str] = frozenset()) -> str:
-    """Write one element per container that asked, joined by `;`, empty for those in `done`."""
+    """Encode one element per container with GPUs, joined by `;`, empty for those in `done`."""
     return ";".join(
         "" if container in done else encode_element(lease.shares_of(container))
         for container in _containers(lease)
@@ -185,7 +185,7 @@ def encode_ids(lease: Lease, done: frozenset[str] = frozenset()) -> str:
 
 
 def binding(lease: Lease, now_s: float) -> dict[str, str]:
-    """Return the six keys of an assignment whose Allocate is still to come."""
+    """Return the six annotations of an assignment before Allocate."""
     ids = encode_ids(lease)
     seconds = str(int(now_s))
     return {
@@ -199,7 +199,7 @@ def binding(lease: Lease, now_s: float) -> dict[str, str]:
 
 
 def after(lease: Lease, done: frozenset[str]) -> dict[str, str]:
-    """Return what changes once these containers have their devices."""
+    """Return the annotations that change when Allocate has succeeded for these containers."""
     left = {TO_ALLOCATE: encode_ids(lease, done)}
     if not done.issuperset(_containers(lease)):
         return left
@@ -207,12 +207,12 @@ def after(lease: Lease, done: frozenset[str]) -> dict[str, str]:
 
 
 def resized(lease: Lease) -> dict[str, str]:
-    """Return what says how much a running pod holds."""
+    """Return the annotation with what a running pod holds."""
     return {IDS: encode_ids(lease)}
 
 
 def beyond(share: Share) -> dict[str, int]:
-    """Return the units of memory and the cores that were asked for and given back."""
+    """Return the requested units of memory and cores that a resize has released."""
     if share.asked is None:
         return {}
     return {
@@ -222,7 +222,7 @@ def beyond(share: Share) -> dict[str, int]:
 
 
 def failed(_: Lease) -> dict[str, str]:
-    """Return what changes once Allocate was refused."""
+    """Return the annotations that change when Allocate was refused."""
     return {PHASE: "failed", TIME: NEVER}
 
 
@@ -244,7 +244,7 @@ def slot_id(device: DeviceUuid, slot: int) -> str:
 
 
 def advertised(devices: Sequence[Device], _: str) -> Advertised:
-    """Serve the slots; write memory and cores of healthy devices into node status."""
+    """Serve slots; write the memory and cores of healthy devices into node status."""
     healthy = [device for device in devices if device.healthy]
     return Advertised(
         served={

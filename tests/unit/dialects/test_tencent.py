@@ -70,7 +70,7 @@ def test_gpusharing_2_1_99_100_and_200_pass(core: int, gpus: int, cores: int, wh
 @pytest.mark.parametrize(
     ("core", "memory", "text"),
     [
-        (50, 0, r"vcuda-core=50 is less than a card and needs tencent.com/vcuda-memory"),
+        (50, 0, r"vcuda-core=50 is less than a GPU and needs tencent.com/vcuda-memory"),
         (0, 4, r"vcuda-memory=4 needs tencent.com/vcuda-core beside it"),
     ],
 )

@@ -137,7 +137,7 @@ def test_item_43_a_partitioned_card_gives_its_smallest_instance_that_does() -> N
     assert not refusal.permanent
     assert "wait until an instance" in refusal.hint
     assert refusal.nearest[0].devices[0].reason == (
-        "an instance of 8000 MiB or more is wanted, live instances keep it in layout group2, "
+        "an instance of 8000 MiB or more is needed, leased instances keep it in layout group2, "
         "and none is free there"
     )
 
@@ -175,9 +175,7 @@ def test_item_48_more_than_the_largest_instance_never_fits() -> None:
     assert isinstance(refusal, Refusal)
     assert refusal.permanent
     assert refusal.hint.startswith("ask for at most 80896 MiB")
-    assert "the largest that its layouts have is one of 80896 MiB" in (
-        refusal.nearest[0].devices[0].reason
-    )
+    assert "the largest in its layouts has 80896 MiB" in (refusal.nearest[0].devices[0].reason)
 
 
 def test_percentages_are_of_the_cards_memory_and_cores_count_for_nothing() -> None:
@@ -310,9 +308,9 @@ def test_each_device_says_what_its_instances_lack() -> None:
 
     assert isinstance(refusal, Refusal)
     assert {v.index: v.reason for v in refusal.nearest[0].devices} == {
-        1: "an instance of 15000 MiB or more is wanted, live instances keep it in layout group2, "
+        1: "an instance of 15000 MiB or more is needed, leased instances keep it in layout group2, "
         "and the largest free instance there has 10240 MiB",
-        2: "it is in mig mode, and no layout for it is known",
+        2: "it is in MIG mode, and no layout for it is known",
         3: "it is unhealthy",
         4: "15000 MiB are wanted, 9000 of 9000 MiB are free",
     }

@@ -76,7 +76,7 @@ def test_a_node_selector_must_match_every_label() -> None:
     assert missed == Blocked(
         "NodeAffinity",
         "node(s) didn't match Pod's node affinity/selector",
-        "zone=b is wanted, it has a",
+        "zone=b is required, it has a",
     )
 
 
@@ -157,7 +157,7 @@ def test_resources_count_what_leases_and_other_pods_take() -> None:
     assert insufficient({"cpu": 500, "pods": 1}, free) is None
     assert not lacks(free, {"cpu": 500, "pods": 1}.items())
     assert insufficient({"cpu": 501}, free) == Blocked(
-        "InsufficientCpu", "Insufficient cpu", "501m of cpu wanted, 500m free"
+        "InsufficientCpu", "Insufficient cpu", "501m of cpu requested, 500m free"
     )
     assert lacks(free, {"cpu": 501}.items())
 
@@ -190,7 +190,7 @@ def test_a_shut_node_blocks_who_asks_for_a_gpu_and_says_why() -> None:
     blocked = not_served(("volcano.sh/vgpu-number",), frozenset({f"{SHUT}its agent hangs"}))
 
     assert blocked is not None
-    assert (blocked.code, blocked.numbers) == ("NodeShut", "its agent hangs")
+    assert (blocked.code, blocked.numbers) == ("NodeAgentNotReady", "its agent hangs")
     assert not_served((), frozenset({f"{SHUT}its agent hangs"})) is None
 
 

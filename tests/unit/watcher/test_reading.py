@@ -206,7 +206,7 @@ def test_a_node_that_claims_to_have_more_than_can_be_counted_has_so_much() -> No
     [
         (
             WatcherSettings(gpu_scheduler_policy="spraed"),
-            "--gpu-scheduler-policy: 'spraed' is none",
+            "--gpu-scheduler-policy: 'spraed' must be one of",
         ),
         (WatcherSettings(node_scheduler_policy="numa"), "--node-scheduler-policy must be binpack"),
         (WatcherSettings(dialects=("nvida",)), "there is no dialect 'nvida'"),

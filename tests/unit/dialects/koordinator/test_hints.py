@@ -53,10 +53,10 @@ def test_a_selector_picks_devices_by_model() -> None:
     ("hint", "text"),
     [
         ({"requiredTopologyScope": "Device"}, "must be PCIe, NUMANode or Node, got Device"),
-        ({"exclusivePolicy": "PCIeLevel"}, "exclusivePolicy has no meaning for a GPU"),
-        ({"vfSelector": {"matchLabels": {}}}, "vfSelector has no meaning"),
-        ({"selector": {"matchLabels": {"rack": "7"}}}, "demands rack In 7, and no device"),
-        ({"selector": {"matchExpressions": [{"key": "a"}]}}, "is no label selector"),
+        ({"exclusivePolicy": "PCIeLevel"}, "exclusivePolicy has no effect on a GPU"),
+        ({"vfSelector": {"matchLabels": {}}}, "vfSelector has no effect"),
+        ({"selector": {"matchLabels": {"rack": "7"}}}, "requires rack In 7, and no device"),
+        ({"selector": {"matchExpressions": [{"key": "a"}]}}, "is not a label selector"),
         ({"selector": {"matchExpressions": [{"key": "a", "operator": "Is"}]}}, "operator of a"),
         ("PCIe", "must be a JSON object"),
     ],
@@ -87,7 +87,7 @@ def test_a_joint_allocation_drops_what_is_not_asked_for() -> None:
     )
 
     assert read(container(shared=1, ratio=100), annotations=joint).scope is Scope.NODE
-    with pytest.raises(RequestError, match="SamePCIe of gpu and rdma cannot be kept"):
+    with pytest.raises(RequestError, match="SamePCIe of gpu and rdma is not supported"):
         read(near, annotations=joint)
     assert read(near, annotations={JOINT: '{"deviceTypes":["gpu","rdma"]}'}).links
 
@@ -96,6 +96,6 @@ def test_partitions_are_best_effort() -> None:
     restricted = {PARTITION: '{"allocatePolicy":"Restricted","ringBusBandwidth":"200Gi"}'}
 
     assert read(container(shared=2, ratio=200), annotations={PARTITION: "{}"}).links
-    with pytest.raises(RequestError, match="Restricted cannot be kept"):
+    with pytest.raises(RequestError, match="Restricted is not supported"):
         read(container(shared=2, core=200, ratio=200), annotations=restricted)
     assert read(container(shared=1, ratio=50), annotations=restricted).links

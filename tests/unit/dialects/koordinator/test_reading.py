@@ -86,9 +86,9 @@ def test_koordinator_3_a_card_and_a_half_is_refused() -> None:
         (koord(shared=1), "gpu.shared 1: memory is missing"),
         (koord(shared=1, core=50), "memory is missing"),
         (koord(shared=1, memory=GI, ratio=50), "in bytes or as a ratio"),
-        (koord(gpu=50, core=50), "stands alone"),
-        (koord(gpu=100, shared=1), "stands alone"),
-        ({**CARDS, **koord(shared=1, ratio=50)}, "never by both"),
+        (koord(gpu=50, core=50), "must be alone"),
+        (koord(gpu=100, shared=1), "must be alone"),
+        ({**CARDS, **koord(shared=1, ratio=50)}, "not with both"),
         ({"huawei.com/npu-core": 1, **koord(memory=GI)}, "NPUs"),
     ],
 )
@@ -105,7 +105,7 @@ def test_koordinator_5_ratio_over_two_cards() -> None:
     assert part(shared=2, ratio=100) == Part(cards=2, ratio_percent=50)
     with pytest.raises(RequestError, match=r"multiple of koordinator\.sh/gpu\.shared 2, got 101"):
         part(shared=2, ratio=101)
-    with pytest.raises(RequestError, match="150 percent of each card"):
+    with pytest.raises(RequestError, match="150 percent of each GPU"):
         part(shared=2, ratio=300)
 
 
@@ -173,7 +173,7 @@ def test_the_worked_table(
 
 
 def test_more_compute_than_one_card_has_is_refused_because_it_would_wait_for_ever() -> None:
-    with pytest.raises(RequestError, match="200 percent of each card"):
+    with pytest.raises(RequestError, match="200 percent of each GPU"):
         part(core=200, ratio=50)
 
 
@@ -247,7 +247,7 @@ def test_the_parts_of_a_container_sum_up_to_what_it_asked_for(amounts: dict[str,
 
 def test_ratio_and_bytes_in_one_pod_are_refused() -> None:
     with pytest.raises(
-        RequestError, match="container a asks for memory as a ratio and container b"
+        RequestError, match="container a requests memory as a ratio and container b"
     ):
         read(container("a", shared=1, ratio=50), container("b", shared=1, memory=GI))
 

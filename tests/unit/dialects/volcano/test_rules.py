@@ -98,7 +98,7 @@ def test_a_file_that_is_no_configuration_is_refused_by_name(tmp_path: Path, text
 def test_item_50_a_misspelt_argument_is_warned_about_with_the_nearest_name() -> None:
     [warning] = warnings_about({"deviceshare.ShedulePolicy": "binpack"})
 
-    assert "deviceshare.ShedulePolicy is no argument" in warning
+    assert "deviceshare.ShedulePolicy is not an argument" in warning
     assert "did you mean deviceshare.SchedulePolicy?" in warning
 
 
