@@ -7,7 +7,7 @@ from dataclasses import replace
 from services.auth.secrets import DOORKEEPER
 from services.auth.settings import DoorkeeperSettings
 from shared.credentials.logins import Keys
-from shared.ledger.acl import set_users, show_files
+from shared.ledger.redis_server import reload_certificate, set_users
 from shared.model.errors import RequestError, UnavailableError
 from shared.nats.system_account import reload_servers
 
@@ -58,4 +58,6 @@ class OurServers:
             raise UnavailableError("no server of NATS says that it is there")
         if files := self.settings.redis_files:
             shown = (f"{files}/server.crt", f"{files}/server.key")
-            await show_files(self.settings.redis_url, self.redis_keys, *map(os.fspath, shown))
+            await reload_certificate(
+                self.settings.redis_url, self.redis_keys, *map(os.fspath, shown)
+            )

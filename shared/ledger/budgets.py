@@ -27,7 +27,7 @@ import msgspec
 
 from shared.credentials.logins import NO_KEYS, Keys
 from shared.ledger.connection import LedgerConnection, unpacked
-from shared.ledger.lease_rows import lease_of
+from shared.ledger.rows.lease_rows import lease_of
 from shared.model.budget import (
     Account,
     Budget,

@@ -24,7 +24,7 @@ from redis.exceptions import (
 
 from shared.credentials.logins import NO_KEYS, Keys
 from shared.credentials.tls import tls_fault
-from shared.ledger.pool import pool_of
+from shared.ledger.connection_pool import pool_of
 from shared.ledger.script_sources import script_source
 from shared.model.errors import ConflictError, NoRightError, RequestError, UnavailableError
 

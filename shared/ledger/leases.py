@@ -38,14 +38,16 @@ from uuid import uuid4
 
 from shared.credentials.logins import NO_KEYS, Keys
 from shared.ledger.connection import LedgerConnection, in_groups, unpacked
-from shared.ledger.lease_rows import (
+from shared.ledger.lease_resizes import ResizedLeases
+from shared.ledger.ledger_totals import PAGE, Accounts
+from shared.ledger.rows.lease_rows import (
     joined,
     lease_of,
     lease_value,
     reservation_pieces,
     reserved,
 )
-from shared.ledger.node_rows import (
+from shared.ledger.rows.node_rows import (
     account_of,
     change_of,
     facts_row,
@@ -53,10 +55,8 @@ from shared.ledger.node_rows import (
     is_known,
     report_row,
 )
-from shared.ledger.resizes import ResizedLeases
-from shared.ledger.totals import PAGE, Accounts
-from shared.ledger.waiting import WaitingPods
-from shared.ledger.waiting_rows import rank_of
+from shared.ledger.rows.waiting_rows import rank_of
+from shared.ledger.waiting_pods import WaitingPods
 from shared.model.errors import UnavailableError
 from shared.model.events.node_events import DeviceReported
 from shared.model.lease import Lease, StaleLeaseError

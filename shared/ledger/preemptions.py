@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from shared.ledger.connection import LedgerStore
-from shared.ledger.lease_rows import takes_of
+from shared.ledger.rows.lease_rows import takes_of
 from shared.model.budget import LeaseClass
 from shared.model.events.pod_events import BudgetChanged
 from shared.model.preemption import Affairs, Eviction, Open, Taking

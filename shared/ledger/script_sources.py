@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from importlib import resources
 
-from shared.ledger.lease_rows import NUMBER_OF_STATE
+from shared.ledger.rows.lease_rows import NUMBER_OF_STATE
 from shared.model.lease import TRANSITIONS, LeaseState
 from shared.model.node import SHUT
 

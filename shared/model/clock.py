@@ -35,3 +35,8 @@ class SystemClock:
     async def sleep(self, duration_s: float) -> None:
         """Return after `duration_s` seconds."""
         await asyncio.sleep(duration_s)
+
+
+def clock_ahead_s(theirs: float, before: float, after: float) -> float:
+    """Return how far another clock is ahead at least, read between two times of our own clock."""
+    return max(theirs - after, min(0.0, theirs - before))

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from services.cli.doctor.finding import Finding, fail, ok, warn
-from shared.ledger.server_status import RedisFacts
+from shared.ledger.redis_server import RedisFacts
 
 CLOCK_WARN_S = 0.5
 CLOCK_FAIL_S = 5.0
@@ -43,7 +43,7 @@ def redis(facts: RedisFacts, *, by_sentinels: bool) -> Finding:
         )
     alone = "no replica (the ledger would be rebuilt from pods and agents)"
     replicas = f"{facts.replicas} replicas" if facts.replicas else alone
-    return ok(f"primary, {replicas}, appendonly, {facts.policy or 'policy unknown'}")
+    return ok(f"primary, {replicas}, appendonly, {facts.maxmemory_policy or 'policy unknown'}")
 
 
 def _unsafe(facts: RedisFacts) -> Finding | None:
@@ -52,22 +52,22 @@ def _unsafe(facts: RedisFacts) -> Finding | None:
         return fail(
             f"it is a {facts.role}: nothing can be written", "give --redis-url of the primary"
         )
-    if facts.policy not in {"", "noeviction"}:
+    if facts.maxmemory_policy not in {"", "noeviction"}:
         return fail(
-            f"maxmemory-policy is {facts.policy}: it may throw leases away",
+            f"maxmemory-policy is {facts.maxmemory_policy}: it may throw leases away",
             "redis-cli config set maxmemory-policy noeviction, and in its configuration",
         )
-    if not facts.written:
+    if not facts.last_write_succeeded:
         return fail("its last write to disk failed", "redis-cli info persistence; df -h")
     if facts.appendonly != "yes":
         return warn(
             "appendonly is off: after a crash the ledger is rebuilt, and placing waits for that",
             "redis-cli config set appendonly yes, and in its configuration",
         )
-    if facts.unreplayed:
+    if facts.replay_refusal:
         return fail(
             "after a restart it reads its file of writes back as its user default, and leaves out "
-            f"what that may not do: {facts.unreplayed}",
+            f"what that may not do: {facts.replay_refusal}",
             "redis-cli acl setuser default off resetpass '~*' '&*' +@all, and so in its users file",
         )
     return None

@@ -16,10 +16,12 @@ from services.cli.doctor.finding import Finding, SkipError
 from shared.credentials.logins import Keys
 from shared.kubernetes.client import Kube
 from shared.kubernetes.errors import NotFoundError
-from shared.ledger import server_status
+from shared.ledger.redis_server import redis_facts
 from shared.ledger.sentinel import is_by_sentinels
+from shared.model.clock import clock_ahead_s
 from shared.model.errors import LeaseholdError
 from shared.model.events.pod_events import PartReported
+from shared.nats import server_status
 from shared.nats.bus import Bus
 
 ADMISSION = "/apis/admissionregistration.k8s.io/v1"
@@ -90,18 +92,18 @@ class ClusterProbes:
     async def nats(self) -> Finding:
         """Connect, and ask for the stream; a node's agent, as whom we may come, may not ask."""
         if self._is_agent():
-            await server_status.let_in(self._nats(), self.nats_keys)
+            await server_status.check_connection(self._nats(), self.nats_keys)
             return judge.agent_let_in()
         return judge.nats(await server_status.stream_messages(self._nats(), self.nats_keys))
 
     async def redis(self) -> Finding:
         """Ask for its role and how it keeps what it has."""
-        facts = await server_status.redis_facts(self._redis(), self.redis_keys)
+        facts = await redis_facts(self._redis(), self.redis_keys)
         return judge.redis(facts, by_sentinels=is_by_sentinels(self.redis_url))
 
     async def redis_clock(self) -> Finding:
         """Compare clocks: reservations run out by it."""
-        facts = await server_status.redis_facts(self._redis(), self.redis_keys)
+        facts = await redis_facts(self._redis(), self.redis_keys)
         return judge.clock("Redis", facts.ahead_s)
 
     async def api_clock(self) -> Finding:
@@ -112,7 +114,7 @@ class ClusterProbes:
         if not date:
             raise SkipError("the API server does not tell its time")
         theirs = parsedate_to_datetime(date).timestamp()
-        return judge.clock("the API server", server_status.ahead_s(theirs, before - 1, after))
+        return judge.clock("the API server", clock_ahead_s(theirs, before - 1, after))
 
     async def webhook(self) -> Finding:
         """Look at the registrations, at the authority in them, and at the server if it is near."""
@@ -199,7 +201,7 @@ class ClusterProbes:
             name="leasehold doctor",
             keys=self.nats_keys,
             keeps_stream=False,
-            patience_s=server_status.LIMIT_S,
+            patience_s=server_status.TIMEOUT_S,
         ) as bus:
             inbox = await bus.overhear((PartReported,))
             until = loop.time() + HEAR_S

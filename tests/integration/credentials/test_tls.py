@@ -13,7 +13,7 @@ import pytest
 from shared.credentials.logins import Keys
 from shared.credentials.tls import TlsFiles
 from shared.ledger.leases import RedisLeases
-from shared.ledger.server_status import redis_facts
+from shared.ledger.redis_server import redis_facts
 from shared.model.errors import RequestError, UnavailableError
 from shared.nats.bus import Bus
 from shared.nats.connection import connected

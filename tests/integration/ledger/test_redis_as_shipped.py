@@ -20,9 +20,9 @@ from services.auth.redis_users import NOBODY
 from services.cli.admin import credentials
 from services.cli.admin.credentials import Doors
 from shared.credentials.logins import Keys
+from shared.ledger.connection_pool import pool_of
 from shared.ledger.leases import RedisLeases
-from shared.ledger.pool import pool_of
-from shared.ledger.server_status import default_may_not, redis_facts
+from shared.ledger.redis_server import default_user_refusal, redis_facts
 from shared.model.errors import NoRightError, UnavailableError
 from tests.support.servers.nats import free_port
 from tests.support.servers.valkey import valkey_binary
@@ -142,10 +142,10 @@ async def test_an_operator_sees_whether_the_file_of_writes_could_be_read_back(
     async with served(without_tls(in_compose()), written, tmp_path) as url:
         pool = pool_of(url, shown(written, "operator"), timeout_s=5)
         client = redis.asyncio.Redis.from_pool(pool)
-        found = await default_may_not(client)
+        found = await default_user_refusal(client)
         facts = await redis_facts(url, shown(written, "operator"))
         await client.aclose()
 
     assert bool(found) == bool(said)
     assert said in found
-    assert facts.unreplayed == "", "this Valkey reads it back whatever its default user may do"
+    assert facts.replay_refusal == "", "this Valkey reads it back whatever its default user may do"

@@ -10,8 +10,8 @@ from services.timekeeper.config.sources import Configured
 from services.timekeeper.report.status_publisher import Told
 from services.timekeeper.service import Timekeeper
 from shared.ledger.budgets import Budgets
-from shared.ledger.lease_rows import lease_value
 from shared.ledger.leases import RedisLeases
+from shared.ledger.rows.lease_rows import lease_value
 from shared.model.budget import (
     UNITS_PER_GPU_MINUTE,
     Account,

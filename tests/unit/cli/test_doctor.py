@@ -22,8 +22,8 @@ from services.node_agent.mig.layout_changes import MigState
 from services.node_agent.settings import AgentSettings
 from services.node_agent.usage.usage_model import DeviceSample, Process
 from shared.dialects.dialect import ServedId
-from shared.ledger import server_status
-from shared.ledger.server_status import RedisFacts, ahead_s
+from shared.ledger.redis_server import RedisFacts, redis_facts
+from shared.model.clock import clock_ahead_s
 from shared.model.device import Device, DeviceMode
 from shared.model.errors import UnavailableError
 from shared.model.events.node_events import Activation
@@ -213,9 +213,9 @@ def test_a_redis_that_may_lose_leases_is_told_of(
 
 
 def test_a_clock_is_called_wrong_only_by_what_is_certain() -> None:
-    assert ahead_s(105.0, before=100.0, after=110.0) == 0.0
-    assert ahead_s(115.0, before=100.0, after=110.0) == 5.0
-    assert ahead_s(97.0, before=100.0, after=110.0) == -3.0
+    assert clock_ahead_s(105.0, before=100.0, after=110.0) == 0.0
+    assert clock_ahead_s(115.0, before=100.0, after=110.0) == 5.0
+    assert clock_ahead_s(97.0, before=100.0, after=110.0) == -3.0
 
 
 UNIT_LABEL = {"leasehold.dev/agent": "unit"}
@@ -357,14 +357,13 @@ async def test_an_address_that_is_none_is_said_so_without_what_may_be_secret_in_
     assert "s3cret" not in found.text
 
 
-async def test_a_redis_that_says_nothing_is_said_to(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_redis_that_does_not_answer_is_reported() -> None:
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
         writer.close()
 
-    monkeypatch.setattr(server_status, "LIMIT_S", 0.2)
     server = await asyncio.start_server(silent, "127.0.0.1", 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
         with pytest.raises(UnavailableError, match=r"it does not answer within 0\.2 s"):
-            await server_status.redis_facts(f"redis://127.0.0.1:{port}/0")
+            await redis_facts(f"redis://127.0.0.1:{port}/0", timeout_s=0.2)

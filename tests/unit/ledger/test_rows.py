@@ -5,7 +5,7 @@ from dataclasses import FrozenInstanceError, replace
 import msgspec
 import pytest
 
-from shared.ledger.lease_rows import (
+from shared.ledger.rows.lease_rows import (
     joined,
     lease_of,
     lease_value,
@@ -13,7 +13,7 @@ from shared.ledger.lease_rows import (
     reserved,
     takes_of,
 )
-from shared.ledger.waiting_rows import group_of, order_of, waiting_of, waiting_row
+from shared.ledger.rows.waiting_rows import group_of, order_of, waiting_of, waiting_row
 from shared.model.lease import Lease, LeaseState, MigPlace, Share
 from shared.model.ledger import Reserved, counted_use
 from shared.model.names import NodeName

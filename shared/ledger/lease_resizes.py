@@ -11,8 +11,8 @@ from typing import Any
 from uuid import uuid4
 
 from shared.ledger.connection import LedgerStore, unpacked
-from shared.ledger.lease_rows import lease_of, lease_value
-from shared.ledger.node_rows import resize_full_of
+from shared.ledger.rows.lease_rows import lease_of, lease_value
+from shared.ledger.rows.node_rows import resize_full_of
 from shared.model.errors import ConflictError
 from shared.model.lease import Lease, StaleLeaseError
 from shared.model.ledger import Full

@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 from shared.ledger.connection import LedgerStore, in_groups, unpacked
-from shared.ledger.node_rows import account_of
-from shared.ledger.quota_rows import accounts_of, quota_row
+from shared.ledger.rows.node_rows import account_of
+from shared.ledger.rows.quota_rows import accounts_of, quota_row
 from shared.model.fair_share import Right, Taken, Turns
 from shared.model.ledger import NodeAccount
 from shared.model.names import Namespace, NodeName, PodUid

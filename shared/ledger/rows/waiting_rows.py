@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from shared.ledger.lease_rows import text
+from shared.ledger.rows.lease_rows import text
 from shared.model.device import MIB
 from shared.model.events.pod_events import PodQueued
 from shared.model.ledger import Waiting

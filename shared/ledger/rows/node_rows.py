@@ -7,15 +7,15 @@ from typing import Any
 
 import msgspec
 
-from shared.ledger.device_rows import (
+from shared.ledger.rows.device_rows import (
     DeviceState,
     device_state,
     device_states,
     node_use,
     node_uses,
 )
-from shared.ledger.lease_rows import lease_of, text
-from shared.ledger.quota_rows import excesses_of
+from shared.ledger.rows.lease_rows import lease_of, text
+from shared.ledger.rows.quota_rows import excesses_of
 from shared.model.device import Device, DeviceMode
 from shared.model.events.node_events import DeviceReported
 from shared.model.ledger import Full, LedgerChange, LedgerNode, NodeAccount, NodeUse

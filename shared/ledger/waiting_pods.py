@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from shared.ledger.connection import LedgerStore, in_groups, unpacked
-from shared.ledger.lease_rows import lease_of
-from shared.ledger.waiting_rows import enrolled_row, waiting_of, waiting_row
+from shared.ledger.rows.lease_rows import lease_of
+from shared.ledger.rows.waiting_rows import enrolled_row, waiting_of, waiting_row
 from shared.model.ledger import Muster, Offers, Waited, Waiting
 from shared.model.names import PodUid
 from shared.model.request import Gang

@@ -1,0 +1,141 @@
+"""A running Redis or Valkey server: its state for diagnosis, and its users as an administrator."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import redis.asyncio
+from redis.exceptions import RedisError, ResponseError
+
+from shared.credentials.logins import NO_KEYS, Keys
+from shared.credentials.tls import tls_fault
+from shared.ledger.connection_pool import pool_of
+from shared.model.clock import clock_ahead_s
+from shared.model.errors import UnavailableError
+
+TIMEOUT_S = 8.0
+"""Longer than a busy machine needs: slowness is not the problem that a diagnosis looks for."""
+_KEY = "lh:doctor"
+_KEY_FAMILIES = ("lh", "lh-quotas", "lh-preemption", "lh-budget")
+_REPLAYED_COMMANDS = (
+    *(("SET", f"{family}:doctor", "0") for family in _KEY_FAMILIES),
+    ("HSET", _KEY, "field", "0"), ("HDEL", _KEY, "field"), ("DEL", _KEY), ("SADD", _KEY, "0"),
+    ("ZADD", _KEY, "0", "0"), ("XADD", _KEY, "*", "field", "0"), ("PEXPIREAT", _KEY, "1"),
+)  # fmt: skip
+"""What a server's append-only file contains: each family of keys, and each kind of write."""
+_FAITHFUL_VALKEY = (9, 1)
+"""From this version on, Valkey replays its append-only file with all rights."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RedisFacts:
+    """The state of a Redis or Valkey server; what it does not report is empty."""
+
+    role: str = ""
+    replicas: int = 0
+    appendonly: str = ""
+    maxmemory_policy: str = ""
+    last_write_succeeded: bool = True
+    """Whether its last write to disk succeeded."""
+    replay_refusal: str = ""
+    """The server's reason why its user `default` may not run a command of its append-only file.
+
+    Only where the server replays that file with the rights of this user: it skips such commands.
+    """
+    ahead_s: float = 0.0
+    """How far its clock is ahead of ours."""
+
+
+async def redis_facts(
+    url: str, keys: Keys = NO_KEYS, *, timeout_s: float = TIMEOUT_S
+) -> RedisFacts:
+    """Query a server once. Raises UnavailableError if it does not answer."""
+    client = redis.asyncio.Redis.from_pool(pool_of(url, keys, timeout_s=timeout_s))
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await _facts(client)
+    except (RedisError, OSError, TimeoutError) as error:
+        silent = f"it does not answer within {timeout_s:g} s" if type(error) is TimeoutError else ""
+        reason = silent or tls_fault(error, flag="--redis") or str(error) or type(error).__name__
+        raise UnavailableError(f"Redis: {reason}") from error
+    finally:
+        await client.aclose()
+
+
+async def _facts(client: Any) -> RedisFacts:
+    await client.ping()
+    before = time.time()
+    seconds, micros = await client.time()
+    after = time.time()
+    replication: dict[str, Any] = await client.info("replication")
+    persistence: dict[str, Any] = await client.info("persistence")
+    return RedisFacts(
+        role=str(replication.get("role", "")),
+        replicas=int(replication.get("connected_slaves", 0)),
+        appendonly="yes" if persistence.get("aof_enabled") else "no",
+        maxmemory_policy=await _maxmemory_policy(client),
+        last_write_succeeded=persistence.get("aof_last_write_status", "ok") == "ok",
+        replay_refusal=await _replay_refusal(client),
+        ahead_s=clock_ahead_s(seconds + micros / 1e6, before, after),
+    )
+
+
+async def _maxmemory_policy(client: Any) -> str:
+    try:
+        return str((await client.config_get("maxmemory-policy")).get("maxmemory-policy", ""))
+    except ResponseError:  # a managed server does not show its configuration
+        return ""
+
+
+async def _replay_refusal(client: Any) -> str:
+    server: dict[str, Any] = await client.info("server")
+    numbers = str(server.get("valkey_version", "")).split(".")[:2]
+    if all(map(str.isdecimal, numbers)) and tuple(map(int, numbers)) >= _FAITHFUL_VALKEY:
+        return ""
+    return await default_user_refusal(client)
+
+
+async def default_user_refusal(client: Any) -> str:
+    """Return the first reason why the user `default` could not write the ledger; empty: none.
+
+    Nothing is written. Also empty where we may not ask, or the server does not know.
+    """
+    for command in _REPLAYED_COMMANDS:
+        try:
+            answer = await client.execute_command("ACL", "DRYRUN", "default", *command)
+        except ResponseError:
+            return ""
+        text = answer.decode() if isinstance(answer, bytes) else str(answer)
+        if text != "OK":
+            return text
+    return ""
+
+
+async def set_users(url: str, keys: Keys, users: Sequence[Sequence[str]]) -> None:
+    """Set users' rights: for each its name and the words of an ACL rule; others stay as they are.
+
+    Connections stay open. Raises UnavailableError if the server refuses us, or a rule.
+    """
+    commands = [("ACL", "SETUSER", name, "reset", *words) for name, *words in users]
+    await _execute_all(url, keys, commands)
+
+
+async def reload_certificate(url: str, keys: Keys, certificate: str, key: str) -> None:
+    """Have the server read its certificate and key again, from these files on its machine."""
+    command = ("CONFIG", "SET", "tls-cert-file", certificate, "tls-key-file", key)
+    await _execute_all(url, keys, [command])
+
+
+async def _execute_all(url: str, keys: Keys, commands: Sequence[Sequence[str]]) -> None:
+    client = redis.asyncio.Redis.from_pool(pool_of(url, keys, timeout_s=TIMEOUT_S))
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            for command in commands:
+                await client.execute_command(*command)
+    except (RedisError, OSError, TimeoutError) as error:
+        reason = tls_fault(error, flag="--redis") or str(error) or type(error).__name__
+        raise UnavailableError(f"Redis refuses to change its users: {reason}") from error
+    finally:
+        await client.aclose()

@@ -1,0 +1,1 @@
+"""What the ledger stores and its scripts answer, as bytes and arrays: encoding and decoding."""
