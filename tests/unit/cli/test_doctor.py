@@ -189,12 +189,17 @@ def test_a_sick_device_is_named_with_what_is_wrong() -> None:
         ({}, False, OK, "primary, 1 replicas"),
         ({"replicas": 0}, False, OK, "primary, no replica (the ledger would be rebuilt"),
         ({"replicas": 0}, True, WARN, "no replica that Sentinels"),
-        ({"unreplayed": "User default may not 'hset'"}, False, FAIL, "User default may not 'hset'"),
+        (
+            {"replay_refusal": "User default may not 'hset'"},
+            False,
+            FAIL,
+            "User default may not 'hset'",
+        ),
         ({"role": "slave"}, False, FAIL, "slave"),
-        ({"policy": "allkeys-lru"}, False, FAIL, "allkeys-lru"),
-        ({"policy": ""}, False, OK, "unknown"),
+        ({"maxmemory_policy": "allkeys-lru"}, False, FAIL, "allkeys-lru"),
+        ({"maxmemory_policy": ""}, False, OK, "unknown"),
         ({"appendonly": "no"}, False, WARN, "rebuilt"),
-        ({"written": False}, False, FAIL, "write to disk"),
+        ({"last_write_succeeded": False}, False, FAIL, "write to disk"),
     ],
 )
 def test_a_redis_that_may_lose_leases_is_told_of(
@@ -204,7 +209,7 @@ def test_a_redis_that_may_lose_leases_is_told_of(
         "role": "master",
         "replicas": 1,
         "appendonly": "yes",
-        "policy": "noeviction",
+        "maxmemory_policy": "noeviction",
     }
 
     found = cluster_checks.redis(RedisFacts(**(facts | changes)), by_sentinels=by_sentinels)
