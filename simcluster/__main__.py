@@ -26,17 +26,19 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = made.add_argument
-    add("--state", type=Path, required=True, help="directory of all state and the kubeconfig")
+    add("--state", type=Path, required=True, help="directory of the state and the kubeconfig")
     add("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
-    add("--name", default="", help="name by which clients reach it; default: the address")
+    add("--name", default="", help="name that clients use; default: the address")
     add("--port", type=int, default=0, help="port of the API server; 0 takes a free one")
     add("--nodes", type=int, default=0, help="simulated nodes, each with a kubelet (%(default)s)")
-    add("--node-prefix", default="node-", help="nodes are called so, and a number (%(default)s)")
+    add(
+        "--node-prefix", default="node-", help="prefix of node names, before a number (%(default)s)"
+    )
     add("--node-cpu", default="64", help="cpu of each node (%(default)s)")
     add("--node-memory", default="512Gi", help="memory of each node (%(default)s)")
     add("--max-pods", type=int, default=110, help="pods per node (%(default)s)")
     add("--window", type=int, default=DEFAULT_WINDOW,
-        help="changes kept per kind for watches and continued lists (%(default)s)")  # fmt: skip
+        help="changes per kind that watches and paged lists can go back (%(default)s)")  # fmt: skip
     add("--bookmark-s", type=float, default=60.0,
         help="seconds between the bookmarks of a watch (%(default)s)")  # fmt: skip
     return made

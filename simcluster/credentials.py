@@ -52,9 +52,9 @@ def load_certificates(directory: Path, *names: str) -> CertificateFiles:
 def _make(paths: CertificateFiles, dns_names: Sequence[str]) -> None:
     now = datetime.now(UTC)
     authority = issuing.authority("leasehold-simcluster-ca", now, days=_VALID_DAYS)
-    shown = issuing.issue(authority, (*dns_names, *_ADDRESSES), now, days=_VALID_DAYS)
-    write_private(paths.key, shown.key)
-    paths.certificate.write_bytes(shown.certificate)
+    server = issuing.issue(authority, (*dns_names, *_ADDRESSES), now, days=_VALID_DAYS)
+    write_private(paths.key, server.key)
+    paths.certificate.write_bytes(server.certificate)
     paths.ca.write_bytes(authority.certificate)
 
 

@@ -19,12 +19,12 @@ from simcluster.kubelet.settings import NodeSettings
 log = logging.getLogger("simcluster")
 
 
-def choose_port(host: str, kept: Path) -> int:
+def choose_port(host: str, port_file: Path) -> int:
     """Return the port of the previous run if it is free, else another; save it for the next run.
 
     So clients with the old kubeconfig reach a restarted server at its old address.
     """
-    for port in (int(kept.read_text()) if kept.exists() else 0, 0):
+    for port in (int(port_file.read_text()) if port_file.exists() else 0, 0):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
@@ -32,7 +32,7 @@ def choose_port(host: str, kept: Path) -> int:
             except OSError:
                 continue
             found: int = probe.getsockname()[1]
-            kept.write_text(str(found))
+            port_file.write_text(str(found))
             return found
     raise OSError(f"no free port on {host}")
 

@@ -58,14 +58,16 @@ def is_ready(pod: Json) -> bool:
 
 def status_summary(pod: Json) -> str:
     """Return the STATUS column of `kubectl get pods`: the phase, or a more specific reason."""
-    word = str(at_path(pod, "status.reason") or at_path(pod, "status.phase") or "Unknown")
+    summary = str(at_path(pod, "status.reason") or at_path(pod, "status.phase") or "Unknown")
     for condition in _statuses(pod, "conditions"):
         if condition.get("type") == "PodScheduled" and condition.get("reason") == "SchedulingGated":
-            word = "SchedulingGated"
-    word = _init_summary(pod) or _container_summary(_statuses(pod, "containerStatuses")) or word
+            summary = "SchedulingGated"
+    summary = (
+        _init_summary(pod) or _container_summary(_statuses(pod, "containerStatuses")) or summary
+    )
     if metadata(pod).get("deletionTimestamp"):
         return "Unknown" if at_path(pod, "status.reason") == "NodeLost" else "Terminating"
-    return word
+    return summary
 
 
 def _init_summary(pod: Json) -> str:
@@ -81,8 +83,8 @@ def _init_summary(pod: Json) -> str:
 
 
 def _container_summary(statuses: Iterable[Json]) -> str:
-    words = [_reason(status) for status in statuses]
-    return next((word for word in words if word), "")
+    reasons = [_reason(status) for status in statuses]
+    return next((word for word in reasons if word), "")
 
 
 def _reason(status: Json) -> str:

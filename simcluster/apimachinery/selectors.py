@@ -56,7 +56,9 @@ def _comparison(key: str, operator: str | None, value: str) -> LabelRequirement:
     if operator in {"=", "=="}:
         return lambda labels: labels.get(key) == value
     if not value.lstrip("-").isdigit():
-        raise ApiError.bad_request(f"for {operator!r} in a label selector the value is an integer")
+        raise ApiError.bad_request(
+            f"the value for {operator!r} in a label selector must be an integer"
+        )
     sign, bound = (1, int(value)) if operator == ">" else (-1, int(value))
     return lambda labels: (
         labels.get(key, "").lstrip("-").isdigit() and (int(labels[key]) - bound) * sign > 0

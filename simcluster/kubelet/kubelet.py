@@ -64,7 +64,7 @@ class SimKubelet:
         self._run_task: asyncio.Task[None] | None = None
         self._pods: PodManager | None = None
         self._node_written_at = -FULL_STATUS_S
-        self._restarting = asyncio.Lock()
+        self._restart_lock = asyncio.Lock()
         self._node_changed = asyncio.Event()
         checked_socket(self.files.device_plugins / SOCKET_NAME)
         checked_socket(self.files.pod_resources_socket)
@@ -96,17 +96,17 @@ class SimKubelet:
         await self._stop()
         await self._stack.__aexit__(kind, error, trace)
 
-    # One life, from start to restart
+    # Starts and restarts
 
     async def restart(self) -> None:
         """Restart the kubelet: plugins must register again, containers keep running."""
-        async with self._restarting:
+        async with self._restart_lock:
             await self._stop()
             await self._start()
 
     async def reboot(self) -> None:
         """Reboot the node: no container survives, and each pod is admitted anew."""
-        async with self._restarting:
+        async with self._restart_lock:
             await self._stop()
             await asyncio.to_thread(shutil.rmtree, self.files.pods, ignore_errors=True)
             await self._start()
@@ -125,14 +125,14 @@ class SimKubelet:
 
     async def _run(self, ready: asyncio.Future[None]) -> None:
         directory = self.files.device_plugins
-        forgetful = not (directory / FILE_NAME).exists()
+        no_checkpoint = not (directory / FILE_NAME).exists()
         devices = DeviceManager(
             directory,
             grace_s=self.settings.plugin_grace_s,
             stale_stream_race=self.settings.stale_stream_race,
             changed=self._node_changed.set,
         )
-        self._register_node(forgetful=forgetful)
+        self._register_node(no_checkpoint=no_checkpoint)
         self._write_node(devices)
         pods = self._pods = PodManager(
             self.name,
@@ -141,7 +141,7 @@ class SimKubelet:
             devices=devices,
             state_directory=self.files.pods,
             node_facts=lambda: self._node_facts(devices),
-            address=self._address,
+            free_pod_ip=self._free_pod_ip,
         )
         async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
             stack.push_async_callback(devices.close)
@@ -163,11 +163,11 @@ class SimKubelet:
 
     # The node
 
-    def _register_node(self, *, forgetful: bool) -> None:
+    def _register_node(self, *, no_checkpoint: bool) -> None:
         found = self._store.find("nodes", None, self.name)
         if found is None:
             self._store.create("nodes", node_object(self.name, self.settings))
-        elif forgetful:
+        elif no_checkpoint:
             status = without_extended(found.obj.get("status") or {})
             self._store.patch(
                 "nodes", None, self.name, lambda obj: obj | {"status": status}, subresource="status"
@@ -204,8 +204,8 @@ class SimKubelet:
             counts=counts,
             now=time.time(),
         )
-        quiet = time.monotonic() - self._node_written_at < FULL_STATUS_S
-        if quiet and same_but_heartbeat(status, previous):
+        is_recent = time.monotonic() - self._node_written_at < FULL_STATUS_S
+        if is_recent and same_but_heartbeat(status, previous):
             return
         self._node_written_at = time.monotonic()
         self._store.patch(
@@ -235,11 +235,11 @@ class SimKubelet:
             managed=frozenset(devices.state.healthy),
         )
 
-    def _address(self, taken: set[str]) -> str:
+    def _free_pod_ip(self, taken: set[str]) -> str:
         addresses = (f"10.244.{self._index}.{number}" for number in itertools.count(2))
         return next(address for address in addresses if address not in taken)
 
-    # What others read
+    # Reads
 
     def _list_pods(self) -> list[Json]:
         return [] if self._pods is None else self._pods.list_pods()

@@ -68,11 +68,11 @@ def node_status(
         "memory": settings.memory,
         "pods": str(settings.max_pods),
     }
-    capacity = {**(previous.get("capacity") or {}), **own, **_texts(capacity_counts)}
+    capacity = {**(previous.get("capacity") or {}), **own, **_as_text(capacity_counts)}
     status = deep_copy(previous)
     status.update(
         capacity=capacity,
-        allocatable={**capacity, **_texts(allocatable_counts)},
+        allocatable={**capacity, **_as_text(allocatable_counts)},
         addresses=[
             {"type": "InternalIP", "address": settings.host},
             {"type": "Hostname", "address": name},
@@ -84,7 +84,7 @@ def node_status(
     return status
 
 
-def _texts(counts: Mapping[str, int]) -> dict[str, str]:
+def _as_text(counts: Mapping[str, int]) -> dict[str, str]:
     return {name: str(count) for name, count in counts.items()}
 
 
@@ -124,10 +124,10 @@ def _conditions(previous: Json, now: float) -> list[Json]:
 
 def same_but_heartbeat(one: Json, other: Json) -> bool:
     """Return whether two statuses differ in the heartbeat times only."""
-    return _timeless(one) == _timeless(other)
+    return _without_heartbeats(one) == _without_heartbeats(other)
 
 
-def _timeless(status: Json) -> Json:
+def _without_heartbeats(status: Json) -> Json:
     conditions = [
         {key: value for key, value in condition.items() if key != "lastHeartbeatTime"}
         for condition in status.get("conditions") or ()

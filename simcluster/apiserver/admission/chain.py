@@ -109,9 +109,9 @@ class AdmissionChain:
         """
         if request.is_exempt:
             return request
-        first = request.obj
-        asked: list[RegisteredWebhook] = []
-        again: list[RegisteredWebhook] = []
+        original = request.obj
+        reinvocable: list[RegisteredWebhook] = []
+        to_reinvoke: list[RegisteredWebhook] = []
         for hook in self._hooks[MUTATING]:
             before = request.obj
             kind = self._matched_version(hook, request)
@@ -119,16 +119,16 @@ class AdmissionChain:
                 continue
             request = await self._mutate_by(hook, kind, request, warnings, complete)
             if request.obj != before:
-                again = list(asked)
+                to_reinvoke = list(reinvocable)
             if hook.spec.get("reinvocationPolicy") == "IfNeeded":
-                asked.append(hook)
-        if request.obj == first or request.obj is None:
+                reinvocable.append(hook)
+        if request.obj == original or request.obj is None:
             return request
         readmitted = deep_copy(request.obj)
         admit(readmitted)
         if readmitted != request.obj:
-            request, again = replace(request, obj=readmitted), asked
-        for hook in again:
+            request, to_reinvoke = replace(request, obj=readmitted), reinvocable
+        for hook in to_reinvoke:
             kind = self._matched_version(hook, request)
             if kind is not None:
                 request = await self._mutate_by(hook, kind, request, warnings, complete)
@@ -139,12 +139,10 @@ class AdmissionChain:
         if request.is_exempt:
             return
         self._policies.validate(request, warnings)
-        concerned = [
-            (hook, self._matched_version(hook, request)) for hook in self._hooks[VALIDATING]
-        ]
+        matched = [(hook, self._matched_version(hook, request)) for hook in self._hooks[VALIDATING]]
         calls = [
             self._refusal(hook, kind, request, warnings)
-            for hook, kind in concerned
+            for hook, kind in matched
             if kind is not None
         ]
         for refusal in await asyncio.gather(*calls):
@@ -172,10 +170,10 @@ class AdmissionChain:
         warnings: list[str],
         complete: Completion,
     ) -> AdmissionAttributes:
-        verdict = await self._call(hook, kind, request, warnings)
-        if verdict is None or not verdict.patch:
+        response = await self._call(hook, kind, request, warnings)
+        if response is None or not response.patch:
             return request
-        changed = apply_webhook_patch(request, kind, hook.name, verdict.patch)
+        changed = apply_webhook_patch(request, kind, hook.name, response.patch)
         if changed.obj is not None:
             complete(changed.obj)
         return changed
@@ -195,21 +193,21 @@ class AdmissionChain:
             raise dry_run_error(hook.name)
         uid = str(uuid.uuid4())
         try:
-            answer = await self.client.post(
+            body = await self.client.post(
                 hook.spec["clientConfig"],
                 admission_review(request, kind, uid=uid),
                 timeout_s=int(hook.spec.get("timeoutSeconds") or 10),
             )
-            verdict = parse_review(answer, uid=uid, mutating=hook.mutating)
+            response = parse_review(body, uid=uid, mutating=hook.mutating)
         except WebhookCallError as error:
             if hook.spec.get("failurePolicy") != "Ignore":
                 raise call_failed_error(hook.name, str(error)) from error
             log.warning("failed calling webhook, failing open %s: %s", hook.name, error)
             return None
-        warnings += verdict.warnings
-        if not verdict.allowed:
-            raise denied_error(hook.name, verdict.status)
-        return verdict
+        warnings += response.warnings
+        if not response.allowed:
+            raise denied_error(hook.name, response.status)
+        return response
 
     def _matched_version(
         self, hook: RegisteredWebhook, request: AdmissionAttributes
@@ -224,7 +222,7 @@ class AdmissionChain:
         if kind is None or not selectors_match(hook.spec, request, self.namespace_labels):
             return None
         try:
-            concerned = conditions_hold(
+            matches = conditions_hold(
                 hook.spec.get("matchConditions") or (), expression_variables(request, kind)
             )
         except ExpressionError as error:
@@ -232,7 +230,7 @@ class AdmissionChain:
                 return None
             name = request.name or (name_of(request.obj) if request.obj else "")
             raise ApiError.forbidden(request.kind.qualified, name, str(error)) from error
-        return kind if concerned else None
+        return kind if matches else None
 
     def namespace_labels(self, name: str) -> Json | None:
         """Return a namespace's labels; None if it does not exist."""

@@ -114,10 +114,10 @@ class BoundPolicies:
     ) -> Iterator[PolicyDenial]:
         spec = policy["spec"]
         variables = expression_variables(request, kind)
-        found = None
+        namespace = None
         if request.namespace and request.kind.table != "namespaces":
-            found = self._store.find("namespaces", None, request.namespace)
-        variables["namespaceObject"] = None if found is None else found.obj
+            namespace = self._store.find("namespaces", None, request.namespace)
+        variables["namespaceObject"] = None if namespace is None else namespace.obj
         strict = spec.get("failurePolicy") != "Ignore"
         try:
             params = self._params(spec, binding["spec"], request)
@@ -204,13 +204,13 @@ def _variables(described: Sequence[Json], given: Json) -> Json:
 
 
 def _message(validation: Json, given: Mapping[str, object]) -> str:
-    said: object = ""
+    message: object = ""
     if validation.get("messageExpression"):
         try:
-            said = compile_expression(validation["messageExpression"]).evaluate(given)
+            message = compile_expression(validation["messageExpression"]).evaluate(given)
         except ExpressionError:
-            said = ""
-    text = said.strip() if isinstance(said, str) and "\n" not in said else ""
+            message = ""
+    text = message.strip() if isinstance(message, str) and "\n" not in message else ""
     plain = str(validation.get("message") or "").strip()
     return text or plain or f"failed expression: {validation['expression'].strip()}"
 

@@ -42,7 +42,7 @@ class AdmissionPolicyStrategy(KindStrategy):
         """Fail closed and match equivalent versions by default."""
         spec = obj.get("spec")
         if not isinstance(spec, dict):
-            raise ApiError.bad_request("a ValidatingAdmissionPolicy has a spec")
+            raise ApiError.bad_request("a ValidatingAdmissionPolicy must have a spec")
         spec.setdefault("failurePolicy", "Fail")
         _complete_match(spec.get("matchConstraints"))
 
@@ -79,7 +79,7 @@ class PolicyBindingStrategy(KindStrategy):
     def apply_defaults(self, obj: Json, cluster: ObjectLookup) -> None:
         """Match equivalent versions by default."""
         if not isinstance(obj.get("spec"), dict):
-            raise ApiError.bad_request("a ValidatingAdmissionPolicyBinding has a spec")
+            raise ApiError.bad_request("a ValidatingAdmissionPolicyBinding must have a spec")
         _complete_match(obj["spec"].get("matchResources"))
 
     def validate(self, obj: Json) -> list[Cause]:

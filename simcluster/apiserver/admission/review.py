@@ -116,14 +116,14 @@ def apply_webhook_patch(
 
 def denied_error(name: str, status: Json | None) -> ApiError:
     """Return the error for a request that a webhook denied, with the webhook's status."""
-    said = status or {}
+    given = status or {}
     by = f'admission webhook "{name}" denied the request'
-    if said.get("message") or said.get("reason"):
-        message = f"{by}: {said.get('message') or said['reason']}"
+    if given.get("message") or given.get("reason"):
+        message = f"{by}: {given.get('message') or given['reason']}"
     else:
         message = f"{by} without explanation"
-    code = max(int(said.get("code") or 0), 400)
-    return ApiError(code, str(said.get("reason") or ""), message, details=said.get("details"))
+    code = max(int(given.get("code") or 0), 400)
+    return ApiError(code, str(given.get("reason") or ""), message, details=given.get("details"))
 
 
 def call_failed_error(name: str, why: str) -> ApiError:

@@ -46,10 +46,10 @@ def matching_version(
 
     Unless `exact`, a rule for one version of a kind matches requests in all its versions.
     """
-    chosen = [request.kind, *(() if exact else versions)]
+    candidates = [request.kind, *(() if exact else versions)]
     listed = list(rules)
     return next(
-        (kind for kind in chosen if any(_rule(rule, kind, request) for rule in listed)), None
+        (kind for kind in candidates if any(_rule(rule, kind, request) for rule in listed)), None
     )
 
 
@@ -88,8 +88,8 @@ def selectors_match(
 def _namespace_selected(
     hook: Json, request: AdmissionAttributes, namespace_labels: Callable[[str], Json | None]
 ) -> bool:
-    holds = selector_requirements(hook.get("namespaceSelector") or {})
-    if not holds:
+    requirements = selector_requirements(hook.get("namespaceSelector") or {})
+    if not requirements:
         return True
     if request.kind.table == "namespaces" and not request.subresource:
         labels = metadata(request.obj or request.old_obj or {}).get("labels")
@@ -97,15 +97,17 @@ def _namespace_selected(
         labels = namespace_labels(request.namespace)
     else:
         return True
-    return all(each(labels or {}) for each in holds)
+    return all(each(labels or {}) for each in requirements)
 
 
 def _object_selected(hook: Json, request: AdmissionAttributes) -> bool:
-    holds = selector_requirements(hook.get("objectSelector") or {})
-    if not holds:
+    requirements = selector_requirements(hook.get("objectSelector") or {})
+    if not requirements:
         return True
     candidates = [obj for obj in (request.obj, request.old_obj) if obj is not None]
-    return any(all(e(metadata(obj).get("labels") or {}) for e in holds) for obj in candidates)
+    return any(
+        all(e(metadata(obj).get("labels") or {}) for e in requirements) for obj in candidates
+    )
 
 
 def objects_in_version(
@@ -123,7 +125,7 @@ def objects_in_version(
 def admission_request(request: AdmissionAttributes, kind: Resource, *, uid: str) -> Json:
     """Return the `AdmissionRequest` for a webhook that matched on `kind`."""
     resource = {"group": kind.group, "version": kind.version, "resource": kind.plural}
-    asked = {"group": request.kind.group, "version": request.kind.version,
+    request_resource = {"group": request.kind.group, "version": request.kind.version,
              "resource": request.kind.plural}  # fmt: skip
     body_kind = request.body_kind
     if kind is not request.kind and request.subresource in {"", "status"}:
@@ -133,7 +135,7 @@ def admission_request(request: AdmissionAttributes, kind: Resource, *, uid: str)
         "kind": body_kind,
         "resource": resource,
         "requestKind": request.body_kind,
-        "requestResource": asked,
+        "requestResource": request_resource,
         "operation": request.operation,
         "userInfo": request.user,
         "object": None,

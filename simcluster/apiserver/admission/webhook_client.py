@@ -72,7 +72,9 @@ class WebhookClient:
         if bundle not in self._contexts:
             pem = base64.b64decode(bundle).decode() if bundle else None
             context = ssl.create_default_context(cadata=pem)
-            context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # as Go: no demands on extensions
+            context.verify_flags &= (
+                ~ssl.VERIFY_X509_STRICT
+            )  # Go does not require the extensions either
             self._contexts[bundle] = context
         return self._contexts[bundle]
 

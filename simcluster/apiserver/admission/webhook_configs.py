@@ -42,7 +42,7 @@ class WebhookConfigurationStrategy(KindStrategy):
         """Set policies, selectors and the timeout."""
         for hook in obj.get("webhooks") or ():
             if not isinstance(hook, dict):
-                raise ApiError.bad_request("a webhook is a map")
+                raise ApiError.bad_request("a webhook must be a map")
             hook.setdefault("failurePolicy", "Fail")
             hook.setdefault("matchPolicy", "Equivalent")
             hook.setdefault("timeoutSeconds", 10)

@@ -50,7 +50,7 @@ def _kind(definition: Json, version: Json) -> CustomKind:
     spec, names = definition["spec"], definition["spec"]["names"]
     group = spec["group"]
     schema = at_path(version, "schema.openAPIV3Schema") or {}
-    said = version.get("deprecationWarning") or (
+    deprecation_warning = version.get("deprecationWarning") or (
         f"{group}/{version['name']} {names['kind']} is deprecated"
     )
     return CustomKind(
@@ -72,7 +72,7 @@ def _kind(definition: Json, version: Json) -> CustomKind:
         schema=schema,
         rules=has_rules(schema),
         columns=_columns(version),
-        warning=said if version.get("deprecated") else "",
+        warning=deprecation_warning if version.get("deprecated") else "",
     )
 
 

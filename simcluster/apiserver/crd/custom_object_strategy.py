@@ -9,7 +9,7 @@ from simcluster.apiserver.crd.schema_rules import rule_violations
 from simcluster.apiserver.crd.schema_shape import fill_defaults, prune
 from simcluster.apiserver.storage.strategy import KindStrategy, ObjectLookup
 
-_UNCOUNTED = frozenset({"apiVersion", "kind", "metadata"})
+_TYPE_AND_METADATA = frozenset({"apiVersion", "kind", "metadata"})
 
 
 class CustomObjectStrategy(KindStrategy):
@@ -53,16 +53,16 @@ class CustomObjectStrategy(KindStrategy):
 
     def changes_generation(self, new: Json, old: Json) -> bool:
         """All fields count but metadata, and the status if it is a subresource."""
-        apart = _UNCOUNTED | ({"status"} if self.kind.has_status else frozenset())
-        return {k: v for k, v in new.items() if k not in apart} != {
-            k: v for k, v in old.items() if k not in apart
+        excluded = _TYPE_AND_METADATA | ({"status"} if self.kind.has_status else frozenset())
+        return {k: v for k, v in new.items() if k not in excluded} != {
+            k: v for k, v in old.items() if k not in excluded
         }
 
     def _violations(self, obj: Json, old: Json) -> list[Cause]:
         """Validate by the schema; apiVersion, kind and metadata are validated elsewhere."""
         schema = self.kind.schema
         own = {key: value for key, value in (schema.get("properties") or {}).items()
-               if key not in _UNCOUNTED}  # fmt: skip
+               if key not in _TYPE_AND_METADATA}  # fmt: skip
         causes = list(schema_violations({**schema, "properties": own}, obj, "", old))
         if self.kind.rules and not causes:
             causes = list(rule_violations(schema, obj, "", old))

@@ -10,7 +10,7 @@ from simcluster.apiserver.storage.strategy import KindStrategy, ObjectLookup
 
 TABLE = "customresourcedefinitions"
 FINALIZER = "customresourcecleanup.apiextensions.k8s.io"
-_SETTLED = ("group", "scope", "names.plural", "names.kind")
+_IMMUTABLE = ("group", "scope", "names.plural", "names.kind")
 
 
 def is_established(definition: Json) -> bool:
@@ -37,7 +37,7 @@ class DefinitionStrategy(KindStrategy):
         """Set names and versions, and write the status."""
         spec = obj.get("spec")
         if not isinstance(spec, dict) or not isinstance(spec.get("versions"), list):
-            raise ApiError.bad_request("a CustomResourceDefinition has a spec with versions")
+            raise ApiError.bad_request("a CustomResourceDefinition must have a spec with versions")
         names = spec.setdefault("names", {})
         kind = str(names.get("kind") or "")
         names["singular"] = names.get("singular") or kind.lower()
@@ -51,7 +51,7 @@ class DefinitionStrategy(KindStrategy):
 
     def validate_transition(self, new: Json, old: Json) -> list[Cause]:
         """An established definition keeps its names and its stored versions."""
-        return list(_changes(new, old))
+        return list(_immutable_causes(new, old))
 
     def prepare_for_delete(self, obj: Json) -> None:
         """Add the condition `Terminating`."""
@@ -102,11 +102,11 @@ def _condition(
 def _taken_names(definition: Json, others: list[Json]) -> Iterator[str]:
     """Iterate over the names that another definition of the group uses."""
     spec = definition["spec"]
-    own = _names(spec["names"])
+    own_names = _names(spec["names"])
     for other in others:
         if other["spec"]["group"] == spec.get("group") and name_of(other) != name_of(definition):
-            theirs = _names(at_path(other, "status.acceptedNames") or {})
-            yield from sorted((own[0] & theirs[0]) | (own[1] & theirs[1]))
+            other_names = _names(at_path(other, "status.acceptedNames") or {})
+            yield from sorted((own_names[0] & other_names[0]) | (own_names[1] & other_names[1]))
 
 
 def _names(names: Json) -> tuple[set[str], set[str]]:
@@ -115,9 +115,9 @@ def _names(names: Json) -> tuple[set[str], set[str]]:
     return {str(each) for each in resources if each}, {str(each) for each in kinds if each}
 
 
-def _changes(new: Json, old: Json) -> Iterator[Cause]:
+def _immutable_causes(new: Json, old: Json) -> Iterator[Cause]:
     if is_established(old):
-        for path in _SETTLED:
+        for path in _IMMUTABLE:
             now = at_path(new["spec"], path)
             if now != at_path(old["spec"], path):
                 text = f"Invalid value: {json_text(now)}: field is immutable"

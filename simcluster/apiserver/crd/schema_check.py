@@ -21,10 +21,12 @@ def schema_violations(
     wanted = _types(schema)
     if value is None and (schema.get("nullable") or not wanted):
         return
-    if wanted and not any(_is(value, each) for each in wanted):
+    if wanted and not any(_has_type(value, each) for each in wanted):
         kind = _type_of(value)
         text = f'must be of type {",".join(wanted)}: "{kind}"'
-        yield Cause("FieldValueTypeInvalid", f'Invalid value: "{kind}": {_in(path)} {text}', path)
+        yield Cause(
+            "FieldValueTypeInvalid", f'Invalid value: "{kind}": {_location(path)} {text}', path
+        )
         return
     for keyword, check in _KEYWORDS.items():
         if keyword in schema:
@@ -49,18 +51,18 @@ def _type_of(value: JsonValue) -> str:
     return names.get(type(value), "null")
 
 
-def _is(value: JsonValue, wanted: str) -> bool:
+def _has_type(value: JsonValue, wanted: str) -> bool:
     found = _type_of(value)
     return found == wanted or (wanted == "number" and found == "integer")
 
 
-def _in(path: str) -> str:
+def _location(path: str) -> str:
     return f"{path} in body"
 
 
-def _bad(path: str, value: JsonValue, text: str) -> Cause:
+def _invalid(path: str, value: JsonValue, text: str) -> Cause:
     return Cause(
-        "FieldValueInvalid", f"Invalid value: {json_text(value)}: {_in(path)} {text}", path
+        "FieldValueInvalid", f"Invalid value: {json_text(value)}: {_location(path)} {text}", path
     )
 
 
@@ -77,32 +79,32 @@ def _enum(schema: Json, value: JsonValue, path: str) -> Iterator[Cause]:
         yield Cause("FieldValueNotSupported", text, path)
 
 
-def _number(value: JsonValue) -> bool:
+def _is_number(value: JsonValue) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _minimum(schema: Json, value: JsonValue, path: str) -> Iterator[Cause]:
-    if _number(value):
+    if _is_number(value):
         bound = schema["minimum"]
         if schema.get("exclusiveMinimum") and value <= bound:
-            yield _bad(path, value, f"should be greater than {bound}")
+            yield _invalid(path, value, f"should be greater than {bound}")
         elif value < bound:
-            yield _bad(path, value, f"should be greater than or equal to {bound}")
+            yield _invalid(path, value, f"should be greater than or equal to {bound}")
 
 
 def _maximum(schema: Json, value: JsonValue, path: str) -> Iterator[Cause]:
-    if _number(value):
+    if _is_number(value):
         bound = schema["maximum"]
         if schema.get("exclusiveMaximum") and value >= bound:
-            yield _bad(path, value, f"should be less than {bound}")
+            yield _invalid(path, value, f"should be less than {bound}")
         elif value > bound:
-            yield _bad(path, value, f"should be less than or equal to {bound}")
+            yield _invalid(path, value, f"should be less than or equal to {bound}")
 
 
 def _multiple_of(schema: Json, value: JsonValue, path: str) -> Iterator[Cause]:
     step = schema["multipleOf"]
-    if _number(value) and not float(value / step).is_integer():
-        yield _bad(path, value, f"should be a multiple of {step}")
+    if _is_number(value) and not float(value / step).is_integer():
+        yield _invalid(path, value, f"should be a multiple of {step}")
 
 
 @lru_cache(maxsize=1024)
@@ -113,25 +115,25 @@ def pattern_of(text: str) -> re.Pattern[str]:
 
 def _pattern(schema: Json, value: JsonValue, path: str) -> Iterator[Cause]:
     if isinstance(value, str) and pattern_of(schema["pattern"]).search(value) is None:
-        yield _bad(path, value, f"should match '{schema['pattern']}'")
+        yield _invalid(path, value, f"should match '{schema['pattern']}'")
 
 
 def _format(schema: Json, value: JsonValue, path: str) -> Iterator[Cause]:
     if not has_format(schema["format"], value):
-        yield _bad(path, value, f"must be of type {schema['format']}: {json_text(value)}")
+        yield _invalid(path, value, f"must be of type {schema['format']}: {json_text(value)}")
 
 
 def _min_length(schema: Json, value: JsonValue, path: str) -> Iterator[Cause]:
     least = schema["minLength"]
     if isinstance(value, str) and len(value) < least:
-        yield _bad(path, value, f"should be at least {least} chars long")
+        yield _invalid(path, value, f"should be at least {least} chars long")
 
 
-def _at_least(kind: type, keyword: str, words: str) -> "_Check":
+def _at_least(kind: type, keyword: str, unit: str) -> "_Check":
     def check(schema: Json, value: JsonValue, path: str) -> Iterator[Cause]:
         if isinstance(value, kind) and len(value) < schema[keyword]:  # type: ignore[arg-type]
             size = len(value)  # type: ignore[arg-type]
-            yield _bad(path, size, f"should have at least {schema[keyword]} {words}")
+            yield _invalid(path, size, f"should have at least {schema[keyword]} {unit}")
 
     return check
 

@@ -30,12 +30,12 @@ def _list(schema: Json, old: list[JsonValue], new: list[JsonValue]) -> list[Json
         case "set":
             return [*old, *(each for each in new if each not in old)]
         case "map":
-            return _keyed(schema, old, new)
+            return _merged_by_keys(schema, old, new)
         case _:
             return new
 
 
-def _keyed(schema: Json, old: list[JsonValue], new: list[JsonValue]) -> list[JsonValue]:
+def _merged_by_keys(schema: Json, old: list[JsonValue], new: list[JsonValue]) -> list[JsonValue]:
     keys = schema.get("x-kubernetes-list-map-keys") or ()
 
     def identity(item: JsonValue) -> tuple[JsonValue, ...]:

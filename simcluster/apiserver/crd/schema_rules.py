@@ -45,18 +45,18 @@ def _evaluate(
     except ExpressionError as error:
         detail = f"{error} evaluating rule: {rule.get('message') or rule['rule']}"
     reason = rule.get("reason") or "FieldValueInvalid"
-    words = _REASONS.get(reason, "Invalid value")
+    text = _REASONS.get(reason, "Invalid value")
     if reason == "FieldValueInvalid" and schema.get("type") not in {"object", "array"}:
-        words = f"{words}: {json_text(value)}"
-    yield Cause(reason, f"{words}: {detail}", where)
+        text = f"{text}: {json_text(value)}"
+    yield Cause(reason, f"{text}: {detail}", where)
 
 
 def _detail(rule: Json, variables: Json) -> str:
     if rule.get("messageExpression"):
         try:
-            said = compile_expression(rule["messageExpression"]).evaluate(variables)
+            message = compile_expression(rule["messageExpression"]).evaluate(variables)
         except ExpressionError:
-            said = ""
-        if isinstance(said, str) and said.strip() and "\n" not in said:
-            return said.strip()
+            message = ""
+        if isinstance(message, str) and message.strip() and "\n" not in message:
+            return message.strip()
     return str(rule.get("message") or "").strip() or f"failed rule: {rule['rule'].strip()}"

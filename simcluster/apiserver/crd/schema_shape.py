@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from simcluster.apimachinery.objects import Json, JsonValue, deep_copy
 
 RULES = "x-kubernetes-validations"
-_ALWAYS = frozenset({"apiVersion", "kind", "metadata"})
+_TYPE_AND_METADATA = frozenset({"apiVersion", "kind", "metadata"})
 
 
 def prune(schema: Json, obj: Json) -> list[str]:
@@ -26,7 +26,7 @@ def _prune_map(schema: Json, value: Json, path: str, *, embedded: bool) -> Itera
     others = schema.get("additionalProperties")
     for key in list(value):
         below = f"{path}.{key}" if path else key
-        if embedded and key in _ALWAYS:
+        if embedded and key in _TYPE_AND_METADATA:
             continue
         if key in properties:
             yield from _below(properties[key], value[key], below)

@@ -52,7 +52,7 @@ class FaultInjector:
         try:
             self.pending.append(InjectedFault(**described))
         except TypeError as error:
-            raise ApiError.bad_request(f"a fault is described otherwise: {error}") from error
+            raise ApiError.bad_request(f"invalid fault: {error}") from error
 
     async def inject(self, request: web.BaseRequest) -> None:
         """Apply the first matching fault, if there is one."""
@@ -67,9 +67,7 @@ class FaultInjector:
             raise asyncio.CancelledError
         if hit.code != 200:
             reason = _REASONS.get(hit.code, "InternalError")
-            raise ApiError(
-                hit.code, reason, "a fault asked for by a test", retry_after_s=hit.retry_after_s
-            )
+            raise ApiError(hit.code, reason, "injected fault", retry_after_s=hit.retry_after_s)
 
 
 _BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
@@ -88,14 +86,14 @@ class ApiServerMetrics:
         )
         self._seconds = Histogram(
             "apiserver_request_duration_seconds",
-            "Time to answer, without watches.",
+            "Request latency in seconds, without watches.",
             ("verb", "resource"),
             registry=self.registry,
             buckets=_BUCKETS_S,
         )
         self.watches = Gauge(
             "apiserver_longrunning_requests",
-            "Watches that are open.",
+            "Open watches.",
             ("resource",),
             registry=self.registry,
         )

@@ -115,12 +115,12 @@ def _entries(kind: Resource) -> Iterable[Json]:
         entry["categories"] = list(kind.categories)
     yield entry
     for subresource in _subresources(kind):
-        answered, verbs = _SUBRESOURCES[subresource]
+        body_kind, verbs = _SUBRESOURCES[subresource]
         below: Json = {
             "name": f"{kind.plural}/{subresource}",
             "singularName": "",
             "namespaced": kind.namespaced,
-            "kind": answered or kind.kind,
+            "kind": body_kind or kind.kind,
             "verbs": list(verbs),
         }
         if subresource in _GROUPS:
@@ -160,12 +160,12 @@ def _aggregated_kind(kind: Resource) -> Json:
 
     below = []
     for subresource in _subresources(kind):
-        answered, verbs = _SUBRESOURCES[subresource]
+        body_kind, verbs = _SUBRESOURCES[subresource]
         in_group = _GROUPS.get(subresource, kind.group)
         below.append(
             {
                 "subresource": subresource,
-                "responseKind": response(answered or kind.kind, in_group),
+                "responseKind": response(body_kind or kind.kind, in_group),
                 "verbs": list(verbs),
             }
         )

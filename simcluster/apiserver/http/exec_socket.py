@@ -148,7 +148,7 @@ def _protocol(request: web.BaseRequest) -> str:
     upgrade = request.headers.get("Upgrade", "").lower()
     if upgrade.startswith("spdy"):
         raise ApiError.bad_request(
-            f"this API server speaks {V5} and {V4} over WebSocket here, not {upgrade.upper()}; "
+            f"this API server supports {V5} and {V4} over WebSocket, not {upgrade.upper()}; "
             "use kubectl 1.31 or newer"
         )
     if upgrade != "websocket":

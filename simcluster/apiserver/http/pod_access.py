@@ -12,21 +12,19 @@ from simcluster.ports import ContainerRuntime, LogOptions
 
 _DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
 
-NO_RUNTIME = ApiError(
-    503, "ServiceUnavailable", "no kubelet runs in this simulated cluster, so no container does"
-)
+NO_RUNTIME = ApiError(503, "ServiceUnavailable", "this simulated cluster has no kubelets")
 
 
-def resolve_container(pod: Json, asked: str) -> str:
+def resolve_container(pod: Json, requested: str) -> str:
     """Return the requested or the default container; 400 if it is missing or ambiguous."""
     name = metadata(pod)["name"]
     if not at_path(pod, "spec.nodeName"):
         raise ApiError.bad_request(f"pod {name} does not have a host assigned")
     names = [str(each.get("name")) for each in containers_of(pod)]
-    if asked:
-        if asked not in names:
-            raise ApiError.bad_request(f"container {asked} is not valid for pod {name}")
-        return asked
+    if requested:
+        if requested not in names:
+            raise ApiError.bad_request(f"container {requested} is not valid for pod {name}")
+        return requested
     main = [str(each.get("name")) for each in pod["spec"]["containers"]]
     chosen = (metadata(pod).get("annotations") or {}).get(_DEFAULT_CONTAINER)
     if chosen in names:
@@ -56,7 +54,7 @@ async def serve_log(
     )
     meta = metadata(pod)
     chunks = runtime.log(meta["namespace"], meta["name"], container, options)
-    first = await anext(chunks, b"")  # a refusal comes before the answer has begun
+    first = await anext(chunks, b"")  # an ApiError must come before the response begins
     response = web.StreamResponse(headers={"Content-Type": "text/plain"})
     response.enable_chunked_encoding()
     await response.prepare(request)

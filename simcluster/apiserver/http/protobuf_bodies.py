@@ -141,11 +141,13 @@ def decode_body(body: bytes) -> Json:
         kind = outer["type"]["kind"]
         if kind not in _MESSAGES:
             raise ApiError(
-                415, "UnsupportedMediaType", f"this API server reads {kind} as JSON or YAML only"
+                415,
+                "UnsupportedMediaType",
+                f"protobuf bodies of kind {kind} are not supported; send JSON or YAML",
             )
         return {**outer["type"], **_message(kind, outer.get("raw", b""))}
     except (IndexError, KeyError, UnicodeDecodeError) as error:
-        raise ApiError.bad_request(f"the protobuf body is broken: {error!r}") from error
+        raise ApiError.bad_request(f"the protobuf body is malformed: {error!r}") from error
 
 
 def _message(name: str, data: bytes) -> Json:

@@ -10,7 +10,7 @@ from typing import Any
 
 from aiohttp import web
 
-from simcluster.apimachinery.conversions import to_version as in_version
+from simcluster.apimachinery.conversions import to_version
 from simcluster.apimachinery.errors import ApiError
 from simcluster.apimachinery.objects import Json, encode
 from simcluster.apimachinery.selectors import parse_selection
@@ -107,20 +107,20 @@ class ApiServer:
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Respond to one request."""
         started = time.perf_counter()
-        seen = _RequestLabels(request.method)
+        labels = _RequestLabels(request.method)
         try:
             user = {} if request.path in OPEN_PATHS else self._authenticate(request)
             if self.faults.pending:
                 await self.faults.inject(request)
-            response = await self._route(request, seen, user)
+            response = await self._route(request, labels, user)
         except ApiError as error:
             response = error_response(error)
-            if seen.verb in {"POST", "PUT", "PATCH", "DELETE"} and seen.key:
-                verb = f"{request.method} {seen.subresource}".strip()
-                self.store.writes.count(seen.resource, seen.key, f"{verb} refused {error.code}")
+            if labels.verb in {"POST", "PUT", "PATCH", "DELETE"} and labels.key:
+                verb = f"{request.method} {labels.subresource}".strip()
+                self.store.writes.count(labels.resource, labels.key, f"{verb} refused {error.code}")
         took_s = time.perf_counter() - started
         self.metrics.count(
-            seen.verb, seen.resource, seen.subresource, code=response.status, took_s=took_s
+            labels.verb, labels.resource, labels.subresource, code=response.status, took_s=took_s
         )
         return response
 
@@ -135,7 +135,7 @@ class ApiServer:
             raise _UNAUTHORIZED from error
 
     async def _route(
-        self, request: web.BaseRequest, seen: _RequestLabels, user: Json
+        self, request: web.BaseRequest, labels: _RequestLabels, user: Json
     ) -> web.StreamResponse:
         path = request.path
         if path.startswith("/debug/") or path == "/metrics":
@@ -146,12 +146,12 @@ class ApiServer:
         if path == _REVIEWS and request.method == "POST":
             return json_response(encode(self._tokens.review(await read_body(request) or {})), 201)
         target = parse_target(path, self.store.kinds)
-        seen.resource, seen.subresource = target.kind.table, target.subresource
+        labels.resource, labels.subresource = target.kind.table, target.subresource
         if target.subresource in {"exec", "attach", "portforward", "log"}:
             return await self._access_pod(request, target, user)
         if request.method == "GET":
-            return await self._read(request, target, seen)
-        seen.key = target.key if target.name else ""
+            return await self._read(request, target, labels)
+        labels.key = target.key if target.name else ""
         return await self._write(request, target, user)
 
     async def _access_pod(
@@ -172,25 +172,25 @@ class ApiServer:
         return await serve_exec(request, self.runtime, pod)
 
     async def _read(
-        self, request: web.BaseRequest, target: RequestTarget, seen: _RequestLabels
+        self, request: web.BaseRequest, target: RequestTarget, labels: _RequestLabels
     ) -> web.StreamResponse:
         query = request.query
-        shown = self._view(request, target)
+        object_view = self._view(request, target)
         if target.subresource not in {"", "status"}:
             raise method_not_allowed("GET")
         options = ListOptions.parse(query)
         fields = options.fields
         if target.name and not options.watch:
             record = self.store.record(target.kind.table, target.namespace, target.name)
-            return json_response(shown.one(record))
+            return json_response(object_view.one(record))
         if target.name:
             fields = ",".join(filter(None, (fields, f"metadata.name={target.name}")))
-        chosen = parse_selection(target.kind, target.namespace, options.labels, fields)
+        selection = parse_selection(target.kind, target.namespace, options.labels, fields)
         if not options.watch:
-            found = list_page(self.store, target.kind.table, chosen, options)
-            return json_response(shown.many(found.records, found.meta))
-        seen.verb = "WATCH"
-        watched = WatchRequest(target.kind.table, chosen, shown, options)
+            page = list_page(self.store, target.kind.table, selection, options)
+            return json_response(object_view.many(page.records, page.meta))
+        labels.verb = "WATCH"
+        watched = WatchRequest(target.kind.table, selection, object_view, options)
         with self.metrics.watches.labels(target.kind.table).track_inprogress():
             return await serve_watch(
                 request, self.store, watched, bookmark_s=self.settings.bookmark_s
@@ -204,30 +204,30 @@ class ApiServer:
     async def _write(
         self, request: web.BaseRequest, target: RequestTarget, user: Json
     ) -> web.StreamResponse:
-        shown = self._view(request, target)
+        object_view = self._view(request, target)
         body = await read_body(request)
         content_type = request.content_type
         try:
-            written = await self._writer.write(
+            result = await self._writer.write(
                 request.method, WriteRequest(target, request.query, content_type, body, user)
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            log.warning("an object of unexpected shape in %s", request.path, exc_info=True)
+            log.warning("unexpected object shape in a request to %s", request.path, exc_info=True)
             raise ApiError.bad_request(f"the object has an unexpected shape: {error!r}") from error
-        response = json_response(self._encode_result(shown, target, written.obj), written.code)
-        for warning in written.warnings:
+        response = json_response(self._encode_result(object_view, target, result.obj), result.code)
+        for warning in result.warnings:
             quoted = warning.replace("\\", "\\\\").replace('"', '\\"')
             response.headers.add("Warning", f'299 - "{quoted}"')
         return response
 
-    def _encode_result(self, shown: ObjectView, target: RequestTarget, obj: Json) -> bytes:
+    def _encode_result(self, object_view: ObjectView, target: RequestTarget, obj: Json) -> bytes:
         """Encode the result of a write; reuses the bytes of a stored object."""
         if obj.get("kind") == target.kind.kind:
             name = obj["metadata"]["name"]
             record = self.store.find(target.kind.table, target.namespace, name)
             if record is not None and record.obj is obj:
-                return shown.one(record)
-            obj = in_version(target.kind, obj)
+                return object_view.one(record)
+            obj = to_version(target.kind, obj)
         return encode(obj)
 
 

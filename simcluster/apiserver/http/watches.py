@@ -24,20 +24,20 @@ class WatchRequest:
     """One watch: the table, the selection, the representation and the client's options."""
 
     resource: str
-    chosen: Selection
+    selection: Selection
     view: ObjectView
     options: ListOptions
 
 
 async def serve_watch(
-    request: web.BaseRequest, store: ObjectStore, watched: WatchRequest, *, bookmark_s: float
+    request: web.BaseRequest, store: ObjectStore, watch: WatchRequest, *, bookmark_s: float
 ) -> web.StreamResponse:
     """Stream changes until the timeout, a disconnect, or the loss of the history."""
     response = web.StreamResponse(headers={"Content-Type": "application/json"})
     response.enable_chunked_encoding()
     await response.prepare(request)
     try:
-        await _stream(response, store, watched, bookmark_s=bookmark_s)
+        await _stream(response, store, watch, bookmark_s=bookmark_s)
     except ApiError as error:
         await response.write(_line(b"ERROR", encode(error.status())))
     except ConnectionError:
@@ -47,51 +47,51 @@ async def serve_watch(
 
 
 async def _stream(
-    response: web.StreamResponse, store: ObjectStore, watched: WatchRequest, *, bookmark_s: float
+    response: web.StreamResponse, store: ObjectStore, watch: WatchRequest, *, bookmark_s: float
 ) -> None:
-    options = watched.options
-    subscription = _subscribe(store, watched)
+    options = watch.options
+    subscription = _subscribe(store, watch)
     if options.initial_events and options.bookmarks:
-        await _send_events(response, subscription, watched)
+        await _send_events(response, subscription, watch)
         meta = {"resourceVersion": str(store.version), "annotations": _INITIAL_END}
-        await response.write(_bookmark(watched.view, meta))
+        await response.write(_bookmark(watch.view, meta))
     timeout_s = options.timeout_s or _SHORTEST_S * (1 + random.random())  # noqa: S311
     ends_at = time.monotonic() + timeout_s
     bookmark_at = time.monotonic() + bookmark_s
     while (now := time.monotonic()) < ends_at:
-        is_over = subscription.closed
-        await _send_events(response, subscription, watched)
-        if is_over:
+        closed = subscription.closed
+        await _send_events(response, subscription, watch)
+        if closed:
             return
         if options.bookmarks and now >= bookmark_at:
             meta = {"resourceVersion": str(store.version)}
-            await response.write(_bookmark(watched.view, meta))
+            await response.write(_bookmark(watch.view, meta))
             bookmark_at = now + bookmark_s
         next_at = min(ends_at, bookmark_at) if options.bookmarks else ends_at
         await subscription.wait(max(next_at - time.monotonic(), 0.001))
 
 
-def _subscribe(store: ObjectStore, watched: WatchRequest) -> WatchSubscription:
+def _subscribe(store: ObjectStore, watch: WatchRequest) -> WatchSubscription:
     """Start with the present objects unless a version is given.
 
     With `sendInitialEvents`, the version is only the oldest acceptable one, so the present objects
     are sent. With `sendInitialEvents=false` and no version, the watch starts now.
     """
-    options = watched.options
+    options = watch.options
     since = options.version or None
     if options.initial_events is True:
         since = None
     elif options.initial_events is False and since is None:
         since = store.version
-    return store.subscribe(watched.resource, watched.chosen, since)
+    return store.subscribe(watch.resource, watch.selection, since)
 
 
 async def _send_events(
-    response: web.StreamResponse, subscription: WatchSubscription, watched: WatchRequest
+    response: web.StreamResponse, subscription: WatchSubscription, watch: WatchRequest
 ) -> None:
     events = subscription.poll()
     if events:
-        view = watched.view
+        view = watch.view
         lines = [_line(event.type.encode(), view.one(event.record)) for event in events]
         await response.write(b"".join(lines))
     else:

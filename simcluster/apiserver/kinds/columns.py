@@ -25,10 +25,10 @@ def _size(path: str) -> Callable[[Json, float], JsonValue]:
 def _node_status(node: Json, _now: float) -> str:
     conditions = at_path(node, "status.conditions") or ()
     ready = next((each.get("status") for each in conditions if each.get("type") == "Ready"), None)
-    words = [{"True": "Ready", None: "Unknown"}.get(ready, "NotReady")]
+    states = [{"True": "Ready", None: "Unknown"}.get(ready, "NotReady")]
     if at_path(node, "spec.unschedulable"):
-        words.append("SchedulingDisabled")
-    return ",".join(words)
+        states.append("SchedulingDisabled")
+    return ",".join(states)
 
 
 def _node_roles(node: Json, _now: float) -> str:

@@ -12,7 +12,7 @@ from simcluster.apimachinery.selectors import selector_requirements
 from simcluster.apiserver.storage.records import ObjectChange
 from simcluster.apiserver.storage.store import ObjectStore
 
-_FREE_TO_GO = frozenset({"Pending", "Succeeded", "Failed"})
+_ALWAYS_EVICTABLE = frozenset({"Pending", "Succeeded", "Failed"})
 _WATCHED = frozenset({"pods", "poddisruptionbudgets"})
 
 
@@ -61,22 +61,22 @@ class DisruptionController:
         """Delete a pod; 429 if that would violate a budget."""
         pod = self._store.read("pods", namespace, name)
         budgets = [each for each in self._budgets(namespace) if budget_selects(each, pod)]
-        if at_path(pod, "status.phase") not in _FREE_TO_GO:
-            self._check(pod, budgets)
+        if at_path(pod, "status.phase") not in _ALWAYS_EVICTABLE:
+            self._check_budgets(pod, budgets)
         options = eviction.get("deleteOptions") or {}
-        wanted = options.get("preconditions") or {}
+        preconditions = options.get("preconditions") or {}
         self._store.delete(
             "pods",
             namespace,
             name,
             grace_s=options.get("gracePeriodSeconds"),
-            uid=wanted.get("uid"),
-            resource_version=wanted.get("resourceVersion"),
+            uid=preconditions.get("uid"),
+            resource_version=preconditions.get("resourceVersion"),
             dry_run=dry_run,
             subresource="eviction",
         )
 
-    def _check(self, pod: Json, budgets: Objects) -> None:
+    def _check_budgets(self, pod: Json, budgets: Objects) -> None:
         if len(budgets) > 1:
             raise ApiError(
                 500,
@@ -85,7 +85,7 @@ class DisruptionController:
                 "does not support.",
             )
         for budget in budgets:
-            status = budget_status(budget, self._counted(budget))
+            status = budget_status(budget, self._selected_pods(budget))
             if is_ready(pod) and status["disruptionsAllowed"] < 1:
                 text = (
                     f"The disruption budget {name_of(budget)} needs {status['desiredHealthy']} "
@@ -101,7 +101,7 @@ class DisruptionController:
     def _budgets(self, namespace: str) -> Objects:
         return self._store.list("poddisruptionbudgets", namespace)
 
-    def _counted(self, budget: Json) -> Objects:
+    def _selected_pods(self, budget: Json) -> Objects:
         pods = self._store.list("pods", namespace_of(budget))
         return [pod for pod in pods if budget_selects(budget, pod)]
 
@@ -111,7 +111,7 @@ class DisruptionController:
         ):
             return
         for budget in self._budgets(namespace_of(change.latest.obj)):
-            status = budget_status(budget, self._counted(budget))
+            status = budget_status(budget, self._selected_pods(budget))
             if status != budget.get("status"):
                 changed = {**budget, "status": status}
                 self._store.update("poddisruptionbudgets", changed, subresource="status")

@@ -171,7 +171,7 @@ def pod_update_causes(new: Json, old: Json) -> list[Cause]:
     if new["spec"] == old["spec"]:
         return []
     causes = []
-    if _settled(old) != _settled(new):
+    if _immutable_fields(old) != _immutable_fields(new):
         causes.append(Cause("FieldValueForbidden", _IMMUTABLE, "spec"))
     old_tolerations = old["spec"].get("tolerations") or []
     new_tolerations = new["spec"].get("tolerations") or []
@@ -191,7 +191,7 @@ def _new_gates(new: Json, old: Json) -> Iterator[Cause]:
             yield Cause("FieldValueForbidden", text, f"spec.schedulingGates[{at}].name")
 
 
-def _settled(pod: Json) -> Json:
+def _immutable_fields(pod: Json) -> Json:
     spec = deep_copy(pod.get("spec") or {})
     for field in ("activeDeadlineSeconds", "tolerations", "schedulingGates"):
         spec.pop(field, None)

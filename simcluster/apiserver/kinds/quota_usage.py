@@ -46,7 +46,11 @@ def pod_usage(pod: Json) -> Amounts:
     total: Amounts = {"count/pods": _ONE}
     if at_path(pod, "status.phase") in _FINISHED:
         return total
-    return total | _charges(_of_pod(pod, "requests"), _of_pod(pod, "limits")) | {"pods": _ONE}
+    return (
+        total
+        | _charges(_pod_amounts(pod, "requests"), _pod_amounts(pod, "limits"))
+        | {"pods": _ONE}
+    )
 
 
 def _charges(requests: Amounts, limits: Amounts) -> Amounts:
@@ -59,29 +63,29 @@ def _charges(requests: Amounts, limits: Amounts) -> Amounts:
     return charged | {f"limits.{name}": limits[name] for name in _COMPUTE if name in limits}
 
 
-def _of_pod(pod: Json, field: str) -> Amounts:
+def _pod_amounts(pod: Json, field: str) -> Amounts:
     """Sum a pod's requests or limits: init containers one by one, sidecars beside the others."""
     spec = pod["spec"]
-    beside: Amounts = {}
+    sidecars: Amounts = {}
     highest: Amounts = {}
     for container in spec.get("initContainers") or ():
-        own = _listed(container, field)
+        own = _container_amounts(container, field)
         if container.get("restartPolicy") == "Always":
-            beside = add_amounts(beside, own)
-            highest = max_amounts(highest, beside)
+            sidecars = add_amounts(sidecars, own)
+            highest = max_amounts(highest, sidecars)
         else:
-            highest = max_amounts(highest, add_amounts(beside, own))
-    running = beside
+            highest = max_amounts(highest, add_amounts(sidecars, own))
+    running = sidecars
     for container in spec.get("containers") or ():
-        running = add_amounts(running, _listed(container, field))
-    total = max_amounts(running, highest) | _listed(spec, field)
+        running = add_amounts(running, _container_amounts(container, field))
+    total = max_amounts(running, highest) | _container_amounts(spec, field)
     overhead = parse_amounts(spec.get("overhead") or {})
     if field == "limits":
         overhead = {name: amount for name, amount in overhead.items() if name in total}
     return add_amounts(total, overhead)
 
 
-def _listed(holder: Json, field: str) -> Amounts:
+def _container_amounts(holder: Json, field: str) -> Amounts:
     return parse_amounts(at_path(holder, f"resources.{field}") or {})
 
 
@@ -89,17 +93,21 @@ def missing_amounts(names: Iterable[str], pod: Json) -> str:
     """Describe which containers lack a resource that the quota requires; empty if none does."""
     if at_path(pod, "spec.resources"):
         return ""
-    wanted = sorted(_EXPLICIT & set(names))
+    required = sorted(_EXPLICIT & set(names))
     containers = [
         each for f in ("containers", "initContainers") for each in pod["spec"].get(f) or ()
     ]
-    lacking: dict[str, list[str]] = {}
+    containers_by_name: dict[str, list[str]] = {}
     for container in containers:
-        given = _charges(_listed(container, "requests"), _listed(container, "limits"))
-        for name in wanted:
+        given = _charges(
+            _container_amounts(container, "requests"), _container_amounts(container, "limits")
+        )
+        for name in required:
             if name not in given:
-                lacking.setdefault(name, []).append(str(container.get("name")))
-    parts = [f"{name} for: {','.join(sorted(who))}" for name, who in sorted(lacking.items())]
+                containers_by_name.setdefault(name, []).append(str(container.get("name")))
+    parts = [
+        f"{name} for: {','.join(sorted(who))}" for name, who in sorted(containers_by_name.items())
+    ]
     return f"must specify {'; '.join(parts)}" if parts else ""
 
 

@@ -65,17 +65,19 @@ class QuotaController:
             was = {} if old is None else self._usage(account, kind, old)
             now = self._usage(account, kind, new)
             self._check_specified(account, kind, new)
-            rise = {key: each - was.get(key, Quantity()) for key, each in now.items()}
-            why = _exceeded(account, {key: each for key, each in rise.items() if each.value > 0})
+            increase = {key: each - was.get(key, Quantity()) for key, each in now.items()}
+            why = _exceeded(
+                account, {key: each for key, each in increase.items() if each.value > 0}
+            )
             if why:
                 text = f"exceeded quota: {name}, {why}"
                 raise ApiError.forbidden(kind.qualified, name_of(new), text)
 
     def _check_specified(self, account: QuotaAccount, kind: Resource, new: Json) -> None:
         if kind.table == "pods" and quota_matches(account.quota, new):
-            lacking = missing_amounts(account.hard, new)
-            if lacking:
-                text = f"failed quota: {name_of(account.quota)}: {lacking}"
+            missing = missing_amounts(account.hard, new)
+            if missing:
+                text = f"failed quota: {name_of(account.quota)}: {missing}"
                 raise ApiError.forbidden("pods", name_of(new), text)
 
     @staticmethod
@@ -134,15 +136,15 @@ class QuotaController:
             self._store.update(TABLE, changed, subresource="status")
 
 
-def _exceeded(account: QuotaAccount, rise: Amounts) -> str:
-    after = add_amounts(account.used, rise)
-    over = sorted(name for name in rise if after[name].value > account.hard[name].value)
-    if not over:
+def _exceeded(account: QuotaAccount, increase: Amounts) -> str:
+    after = add_amounts(account.used, increase)
+    exceeded = sorted(name for name in increase if after[name].value > account.hard[name].value)
+    if not exceeded:
         return ""
-    lists = {"requested": rise, "used": account.used, "limited": account.hard}
+    lists = {"requested": increase, "used": account.used, "limited": account.hard}
     return ", ".join(
-        f"{word}: " + ",".join(f"{name}={listed.get(name, Quantity())}" for name in over)
-        for word, listed in lists.items()
+        f"{label}: " + ",".join(f"{name}={listed.get(name, Quantity())}" for name in exceeded)
+        for label, listed in lists.items()
     )
 
 

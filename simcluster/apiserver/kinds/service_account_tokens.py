@@ -30,7 +30,7 @@ ADMIN: Json = {
 EXTRA = "authentication.kubernetes.io"
 _HOUR_S = 3600
 _LEAST_S, _MOST_S = 600, 1 << 32
-_BOUND = {"Pod": "pods", "Node": "nodes", "Secret": "secrets"}
+_BOUND_KINDS = {"Pod": "pods", "Node": "nodes", "Secret": "secrets"}
 _INVALID = "invalid bearer token"
 _INVALIDATED = "service account token has been invalidated"
 
@@ -65,7 +65,7 @@ class ServiceAccountTokens:
             "kubernetes.io": {
                 "namespace": namespace,
                 "serviceaccount": _reference(account),
-                **self._bound(namespace, name, spec.get("boundObjectRef")),
+                **self._bound_object_claims(namespace, name, spec.get("boundObjectRef")),
             },
         }
         return {
@@ -79,15 +79,15 @@ class ServiceAccountTokens:
             },
         }
 
-    def _bound(self, namespace: str, account: str, reference: Json | None) -> Json:
+    def _bound_object_claims(self, namespace: str, account: str, reference: Json | None) -> Json:
         """Return the claims of the bound object; those of a pod include its node."""
         if not reference:
             return {}
         kind, name = str(reference.get("kind")), str(reference.get("name"))
-        if kind not in _BOUND or reference.get("apiVersion", "v1") not in {"v1", ""}:
+        if kind not in _BOUND_KINDS or reference.get("apiVersion", "v1") not in {"v1", ""}:
             group = reference.get("apiVersion", "")
             raise ApiError.bad_request(f"cannot bind token to object of type {group}, Kind={kind}")
-        obj = self.store.read(_BOUND[kind], None if kind == "Node" else namespace, name)
+        obj = self.store.read(_BOUND_KINDS[kind], None if kind == "Node" else namespace, name)
         if kind == "Pod" and at_path(obj, "spec.serviceAccountName") != account:
             raise ApiError.bad_request(
                 f'cannot bind token for serviceaccount "{account}" to pod running with different '
@@ -120,8 +120,8 @@ class ServiceAccountTokens:
             user, audiences = self.authenticate(str(token), wanted)
         except TokenError as error:
             texts = [text for text in (_INVALID, str(error)) if text]
-            shown = texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
-            status = {"authenticated": False, "user": {}, "error": shown}
+            error_text = texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
+            status = {"authenticated": False, "user": {}, "error": error_text}
         else:
             status = {"authenticated": True, "user": user, "audiences": audiences}
         return {
@@ -165,13 +165,15 @@ class ServiceAccountTokens:
         extra = {f"{EXTRA}/credential-id": [f"JTI={claims['jti']}"]}
         for kind in ("secret", "pod"):
             if kind in private:
-                self._check(
+                self._check_bound_object(
                     self.store.find(f"{kind}s", namespace, private[kind]["name"]), private, kind
                 )
         if "pod" in private:
             extra |= {f"{EXTRA}/pod-{key}": [text] for key, text in private["pod"].items()}
-        elif "node" in private:  # of a pod's node nothing but its name counts
-            self._check(self.store.find("nodes", None, private["node"]["name"]), private, "node")
+        elif "node" in private:  # the node of a pod is not checked: only its name counts
+            self._check_bound_object(
+                self.store.find("nodes", None, private["node"]["name"]), private, "node"
+            )
         if "node" in private:
             extra |= {f"{EXTRA}/node-{key}": [text] for key, text in private["node"].items()}
         return {
@@ -185,7 +187,7 @@ class ServiceAccountTokens:
             "extra": extra,
         }
 
-    def _check(self, found: ObjectRecord | None, private: Json, kind: str) -> None:
+    def _check_bound_object(self, found: ObjectRecord | None, private: Json, kind: str) -> None:
         """Refuse a token whose bound object was deleted or replaced."""
         if found is None:
             raise TokenError(_INVALIDATED)
@@ -196,13 +198,13 @@ class ServiceAccountTokens:
             )
 
     def _signed(self, claims: Json) -> str:
-        head = _text(encode({"alg": "HS256", "typ": "JWT"}))
-        body = f"{head}.{_text(encode(claims))}"
+        head = _base64url(encode({"alg": "HS256", "typ": "JWT"}))
+        body = f"{head}.{_base64url(encode(claims))}"
         return f"{body}.{self._signature(body)}"
 
     def _signature(self, body: str) -> str:
         key = hashlib.sha256(b"service accounts of " + self.secret.encode()).digest()
-        return _text(hmac.digest(key, body.encode(), "sha256"))
+        return _base64url(hmac.digest(key, body.encode(), "sha256"))
 
     def _claims(self, token: str) -> Json:
         body, _, signature = token.rpartition(".")
@@ -236,5 +238,5 @@ def _quoted(texts: Sequence[str]) -> str:
     return "[" + " ".join(f'"{text}"' for text in texts) + "]"
 
 
-def _text(data: bytes) -> str:
+def _base64url(data: bytes) -> str:
     return base64.urlsafe_b64encode(data).decode().rstrip("=")

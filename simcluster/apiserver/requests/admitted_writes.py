@@ -68,31 +68,31 @@ class AdmittedWrites:
     ) -> Json:
         """Update an object to what `make` returns for its present version."""
         for attempt in range(_ATTEMPTS):
-            wanted = make()
-            said: list[str] = []
+            new = make()
+            attempt_warnings: list[str] = []
             try:
-                written = await self._update(target, wanted, query, said, verb)
+                written = await self._update(target, new, query, attempt_warnings, verb)
             except ApiError as error:
-                own = metadata(wanted).get("resourceVersion")
-                moved = error.code == 409 and target.name and not own
-                if not moved or attempt == _ATTEMPTS - 1:
+                own = metadata(new).get("resourceVersion")
+                may_retry = error.code == 409 and target.name and not own
+                if not may_retry or attempt == _ATTEMPTS - 1:
                     raise
             else:
-                warnings += said
+                warnings += attempt_warnings
                 return written
         raise AssertionError("the last attempt returns or raises")
 
     async def _update(
         self,
         target: RequestTarget,
-        wanted: Json,
+        new: Json,
         query: Mapping[str, str],
         warnings: list[str],
         verb: str,
     ) -> Json:
         table, part = target.kind.table, target.subresource
         kind = target.kind
-        draft, old = self.store.draft_update(table, wanted, subresource=part)
+        draft, old = self.store.draft_update(table, new, subresource=part)
         request = self._attributes(
             "UPDATE", target, query, to_version(kind, draft), old=to_version(kind, old)
         )

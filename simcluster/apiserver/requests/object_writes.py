@@ -20,7 +20,7 @@ from simcluster.apiserver.requests.request_target import RequestTarget
 from simcluster.apiserver.storage.store import ObjectStore
 from simcluster.apiserver.storage.write_rules import refuse_invalid
 
-_ANSWERED_WHOLE = frozenset({"pods", "namespaces", "services", "serviceaccounts",
+_RETURNED_ON_DELETE = frozenset({"pods", "namespaces", "services", "serviceaccounts",
                              "persistentvolumeclaims", "resourcequotas"})  # fmt: skip
 
 
@@ -77,13 +77,13 @@ class ObjectWriter:
             return await self._patch(request)
         raise method_not_allowed(method)
 
-    def _admitted(self, user: Json) -> AdmittedWrites:
+    def _admitted_writes(self, user: Json) -> AdmittedWrites:
         return AdmittedWrites(self._store, self._chain, user)
 
     async def admit_connect(self, target: RequestTarget, options: Json, user: Json) -> None:
         """Admit a command in a pod."""
         if self._needs_admission(target, "CONNECT"):
-            await self._admitted(user).admit_connect(target, options)
+            await self._admitted_writes(user).admit_connect(target, options)
 
     def _needs_admission(self, target: RequestTarget, operation: str) -> bool:
         """Return whether a webhook or a policy may match."""
@@ -99,7 +99,7 @@ class ObjectWriter:
         warnings: list[str] = []
         target = replace(target, name=target.name or name_of(body))
         if self._needs_admission(target, "CREATE"):
-            admitted = self._admitted(request.user)
+            admitted = self._admitted_writes(request.user)
             body = await admitted.admit_body(target, body, request.query, warnings)
         if target.subresource == "token":
             answer = self._tokens.issue(target.namespace, target.name, body)
@@ -118,7 +118,9 @@ class ObjectWriter:
             refuse_invalid(target.kind, body, list(new_event_causes(body)))
         body = to_storage(target.kind, body)
         if self._needs_admission(target, "CREATE"):
-            obj = await self._admitted(request.user).create(target, body, request.query, warnings)
+            obj = await self._admitted_writes(request.user).create(
+                target, body, request.query, warnings
+            )
         else:
             obj = self._store.create(target.kind.table, body, dry_run=is_dry_run(request.query))
         return WriteResult(201, obj, warnings)
@@ -139,16 +141,16 @@ class ObjectWriter:
         target = request.target
         table = target.kind.table
         patch = patches.patch_function(target.kind, request.content_type, request.body)
-        applies = request.content_type == patches.APPLY_PATCH
-        if applies and not request.query.get("fieldManager"):
+        is_apply = request.content_type == patches.APPLY_PATCH
+        if is_apply and not request.query.get("fieldManager"):
             cause = Cause("FieldValueRequired", "Required value: is required for apply patch",
                           "fieldManager")  # fmt: skip
             raise ApiError.invalid("PatchOptions", "meta.k8s.io", "", [cause])
-        if applies and self._store.find(table, target.namespace, target.name) is None:
+        if is_apply and self._store.find(table, target.namespace, target.name) is None:
             return await self._create(request, _object(request.body))
         warnings: list[str] = []
 
-        def make() -> Json:
+        def new_version() -> Json:
             old = deep_copy(self._store.read(table, target.namespace, target.name))
             version = old["metadata"]["resourceVersion"]
             new = patch(to_version(target.kind, old))
@@ -157,7 +159,7 @@ class ObjectWriter:
                 del new["metadata"]["resourceVersion"]
             return to_storage(target.kind, new)
 
-        return await self._update(request, make, "patch", warnings)
+        return await self._update(request, new_version, "patch", warnings)
 
     async def _update(
         self, request: WriteRequest, make: Callable[[], Json], verb: str, warnings: list[str]
@@ -172,7 +174,7 @@ class ObjectWriter:
                 verb=verb,
             )
         else:
-            admitted = self._admitted(request.user)
+            admitted = self._admitted_writes(request.user)
             obj = await admitted.update(target, make, query, warnings, verb=verb)
         return WriteResult(200, obj, warnings)
 
@@ -181,7 +183,9 @@ class ObjectWriter:
         options = _object(request.body) if request.body else {}
         warnings: list[str] = []
         obj = await self._delete_one(target, target.name, request, options, warnings)
-        if target.kind.table in _ANSWERED_WHOLE or not self._store.is_gone(target.kind.table, obj):
+        if target.kind.table in _RETURNED_ON_DELETE or not self._store.is_gone(
+            target.kind.table, obj
+        ):
             return WriteResult(200, obj, warnings)
         details = {
             "name": target.name,
@@ -199,10 +203,10 @@ class ObjectWriter:
         options: Json,
         warnings: list[str],
     ) -> Json:
-        wanted = options.get("preconditions") or {}
+        preconditions = options.get("preconditions") or {}
         grace_s = options.get("gracePeriodSeconds")
         if self._needs_admission(target, "DELETE"):
-            admitted = self._admitted(request.user)
+            admitted = self._admitted_writes(request.user)
             await admitted.admit_delete(target, name, request.query, options, warnings)
         return self._store.delete(
             target.kind.table,
@@ -211,8 +215,8 @@ class ObjectWriter:
             grace_s=non_negative_int(request.query, "gracePeriodSeconds")
             if grace_s is None
             else int(grace_s),
-            uid=wanted.get("uid"),
-            resource_version=wanted.get("resourceVersion"),
+            uid=preconditions.get("uid"),
+            resource_version=preconditions.get("resourceVersion"),
             dry_run=is_dry_run(request.query, options),
         )
 
@@ -242,14 +246,14 @@ class ObjectWriter:
 
     def _prepare(self, request: WriteRequest, body: Json) -> list[str]:
         """Set the URL's namespace and drop unknown fields; return the warnings."""
-        self._place(request.target, body)
+        self._set_namespace(request.target, body)
         kind = request.target.kind
         warnings = drop_unknown_fields(kind, body, request.query)
         if isinstance(kind, CustomKind) and kind.warning:
             return [kind.warning, *warnings]
         return warnings
 
-    def _place(self, target: RequestTarget, body: Json) -> None:
+    def _set_namespace(self, target: RequestTarget, body: Json) -> None:
         meta = body.get("metadata")
         if meta is not None and not isinstance(meta, dict):
             raise ApiError.bad_request("metadata is not a map")

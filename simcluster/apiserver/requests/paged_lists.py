@@ -22,7 +22,7 @@ class ListPage:
 
 
 def list_page(
-    store: ObjectStore, resource: str, chosen: Selection, options: ListOptions
+    store: ObjectStore, resource: str, selection: Selection, options: ListOptions
 ) -> ListPage:
     """Return a list or a page of it; 410 for an expired token, 504 for a future version."""
     if options.version is not None and options.version > store.version:
@@ -33,7 +33,7 @@ def list_page(
     elif options.match == "Exact":
         version = options.version
     try:
-        page = store.page(resource, chosen, limit=options.limit, start=start, version=version)
+        page = store.page(resource, selection, limit=options.limit, start=start, version=version)
     except ApiError as error:
         if error.code != 410:
             raise
@@ -41,18 +41,18 @@ def list_page(
     meta: Json = {"resourceVersion": str(page.version)}
     if page.rest is not None:
         meta["continue"] = _token(page.version, page.rest)
-        if not (chosen.labels or chosen.fields):
+        if not (selection.labels or selection.fields):
             meta["remainingItemCount"] = page.remaining
     return ListPage(page.records, meta)
 
 
-def version_too_large(asked: int, current: int) -> ApiError:
+def version_too_large(requested: int, current: int) -> ApiError:
     """Return the 504 for a version that does not exist yet."""
     cause = Cause("ResourceVersionTooLarge", "Too large resource version")
     return ApiError(
         504,
         "Timeout",
-        f"Too large resource version: {asked}, current: {current}",
+        f"Too large resource version: {requested}, current: {current}",
         details={"causes": [{"reason": cause.reason, "message": cause.message}]},
         retry_after_s=1,
     )

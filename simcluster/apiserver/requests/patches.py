@@ -23,20 +23,20 @@ CONTENT_TYPES = (JSON_PATCH, MERGE_PATCH, STRATEGIC_PATCH, APPLY_PATCH)
 
 def patch_function(kind: Resource, content_type: str, body: JsonValue) -> Patcher:
     """Return the patch as a function; 415 for a content type that the kind does not support."""
-    taken: tuple[str, ...] = CONTENT_TYPES
+    supported: tuple[str, ...] = CONTENT_TYPES
     if isinstance(kind, CustomKind):
-        taken = tuple(each for each in CONTENT_TYPES if each != STRATEGIC_PATCH)
-    if content_type not in taken:
+        supported = tuple(each for each in CONTENT_TYPES if each != STRATEGIC_PATCH)
+    if content_type not in supported:
         raise ApiError(
             415,
             "UnsupportedMediaType",
             "the body of the request was in an unknown format - accepted media types include: "
-            + ", ".join(taken),
+            + ", ".join(supported),
         )
     if content_type == JSON_PATCH:
         return lambda old: _json_patched(old, body)
     if not isinstance(body, dict):
-        raise ApiError.bad_request("a patch of this type is a map")
+        raise ApiError.bad_request("a patch of this type must be a map")
     if content_type == MERGE_PATCH:
         return lambda old: apply_merge_patch(old, body)
     if isinstance(kind, CustomKind):

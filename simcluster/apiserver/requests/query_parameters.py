@@ -14,7 +14,7 @@ def non_negative_int(query: Mapping[str, str], name: str) -> int | None:
     if not text:
         return None
     if not text.isdecimal():
-        raise ApiError.bad_request(f"{name} is a whole number that is not negative, not {text!r}")
+        raise ApiError.bad_request(f"{name} must be a whole number of at least 0, got {text!r}")
     return int(text)
 
 
@@ -25,10 +25,10 @@ def is_set(query: Mapping[str, str], name: str) -> bool:
 
 def is_dry_run(query: Mapping[str, str], body: Mapping[str, object] | None = None) -> bool:
     """Return whether the write is a dry run; 400 for any other value than `All`."""
-    said = [query["dryRun"]] if query.get("dryRun") else list((body or {}).get("dryRun") or ())  # type: ignore[call-overload]
-    if any(each != "All" for each in said):
-        raise ApiError.bad_request(f'dryRun: Unsupported value: {said}: supported values: "All"')
-    return bool(said)
+    values = [query["dryRun"]] if query.get("dryRun") else list((body or {}).get("dryRun") or ())  # type: ignore[call-overload]
+    if any(each != "All" for each in values):
+        raise ApiError.bad_request(f'dryRun: Unsupported value: {values}: supported values: "All"')
+    return bool(values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,5 +83,5 @@ class ListOptions:
             )
         if self.watch and (self.initial_events is not None) != (self.match == "NotOlderThan"):
             raise ApiError.bad_request(
-                "sendInitialEvents and resourceVersionMatch=NotOlderThan go together"
+                "sendInitialEvents and resourceVersionMatch=NotOlderThan must be set together"
             )

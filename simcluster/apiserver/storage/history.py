@@ -36,9 +36,13 @@ class ChangeHistory:
         self._versions.append(change.version)
         if len(self._changes) > 2 * self.window:
             self.drop(len(self._changes) - self.window)
-        crowded = len(self._changes) == 3 * self.window // 2
-        for waiter, chosen in list(self._waiting.items()):
-            if crowded or _selects(change.before, chosen) or _selects(change.after, chosen):
+        about_to_drop = len(self._changes) == 3 * self.window // 2
+        for waiter, selection in list(self._waiting.items()):
+            if (
+                about_to_drop
+                or _selects(change.before, selection)
+                or _selects(change.after, selection)
+            ):
                 del self._waiting[waiter]
                 if not waiter.done():
                     waiter.set_result(None)
@@ -96,7 +100,7 @@ class ChangeHistory:
         return records
 
     async def wait_for_change(
-        self, position: int, chosen: Selection, timeout_s: float | None = None
+        self, position: int, selection: Selection, timeout_s: float | None = None
     ) -> None:
         """Wait for a selected change at `position` or after it.
 
@@ -105,7 +109,7 @@ class ChangeHistory:
         if self.end_position() > position or self.closed:
             return
         waiter = asyncio.get_running_loop().create_future()
-        self._waiting[waiter] = chosen
+        self._waiting[waiter] = selection
         try:
             await asyncio.wait([waiter], timeout=timeout_s)
         finally:
@@ -116,11 +120,15 @@ class WatchSubscription:
     """The position of one watch, and its selection."""
 
     def __init__(
-        self, history: ChangeHistory, chosen: Selection, position: int, initial: list[ObjectRecord]
+        self,
+        history: ChangeHistory,
+        selection: Selection,
+        position: int,
+        initial: list[ObjectRecord],
     ) -> None:
         self.version = history.floor
         self._history = history
-        self._chosen = chosen
+        self._selection = selection
         self._position = position
         self._initial = initial
 
@@ -136,7 +144,7 @@ class WatchSubscription:
         for change in self._history.changes_from(self._position):
             self._position += 1
             self.version = change.version
-            event = event_for(change, self._chosen)
+            event = event_for(change, self._selection)
             if event is not None:
                 events.append(event)
         return events
@@ -144,16 +152,16 @@ class WatchSubscription:
     async def wait(self, timeout_s: float | None = None) -> None:
         """Return when `poll` may have something to return, or after the timeout."""
         if not self._initial:
-            await self._history.wait_for_change(self._position, self._chosen, timeout_s)
+            await self._history.wait_for_change(self._position, self._selection, timeout_s)
 
 
-def event_for(change: ObjectChange, chosen: Selection) -> ObjectEvent | None:
+def event_for(change: ObjectChange, selection: Selection) -> ObjectEvent | None:
     """Return the event that a watch with this selection gets for a change, or None.
 
     An object that stops matching is DELETED for the watch: its last matching state, at the version
     of the change. One that starts to match is ADDED.
     """
-    was, now = _selects(change.before, chosen), _selects(change.after, chosen)
+    was, now = _selects(change.before, selection), _selects(change.after, selection)
     if now:
         return ObjectEvent("MODIFIED" if was else "ADDED", change.latest)
     if not was or change.before is None:
@@ -163,5 +171,5 @@ def event_for(change: ObjectChange, chosen: Selection) -> ObjectEvent | None:
     return ObjectEvent("DELETED", change.before.at_version(change.version))
 
 
-def _selects(record: ObjectRecord | None, chosen: Selection) -> bool:
-    return record is not None and chosen.matches(record.obj)
+def _selects(record: ObjectRecord | None, selection: Selection) -> bool:
+    return record is not None and selection.matches(record.obj)

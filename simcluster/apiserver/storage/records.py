@@ -31,9 +31,7 @@ class ObjectChange:
     key: str
     before: ObjectRecord | None
     after: ObjectRecord | None
-    latest: (
-        ObjectRecord  # what a watcher is shown: `after`, or `before` at the version of its removal
-    )
+    latest: ObjectRecord  # what watches show: `after`, or `before` at the version of the deletion
 
 
 @dataclass(frozen=True, slots=True)

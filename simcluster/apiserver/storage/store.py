@@ -120,7 +120,7 @@ class ObjectStore:
         """Return the cluster's time as a `metav1.Time`."""
         return rfc3339(self.clock())
 
-    # Reading
+    # Reads
 
     def find(self, resource: str, namespace: str | None, name: str) -> ObjectRecord | None:
         """Return the current version of an object, or None."""
@@ -141,13 +141,13 @@ class ObjectStore:
         self, resource: str, namespace: str | None = None, *, labels: str = "", fields: str = ""
     ) -> Objects:
         """Return the selected objects in the order of their names."""
-        chosen = parse_selection(self.kinds[resource], namespace, labels, fields)
-        return [record.obj for record in self.page(resource, chosen).records]
+        selection = parse_selection(self.kinds[resource], namespace, labels, fields)
+        return [record.obj for record in self.page(resource, selection).records]
 
     def page(
         self,
         resource: str,
-        chosen: Selection,
+        selection: Selection,
         *,
         limit: int = 0,
         start: str = "",
@@ -161,29 +161,31 @@ class ObjectStore:
         if version is not None and version != self.version:
             records = self._histories[resource].records_at(version, records)
         as_of = version or self.version
-        prefix = f"{chosen.namespace}/" if chosen.namespace else ""
+        prefix = f"{selection.namespace}/" if selection.namespace else ""
         keys = sorted(key for key in records if key >= start and key.startswith(prefix))
         selected: list[ObjectRecord] = []
         for at, key in enumerate(keys):
             if limit and len(selected) == limit:
                 return ObjectPage(selected, as_of, key, len(keys) - at)
-            if chosen.matches(records[key].obj):
+            if selection.matches(records[key].obj):
                 selected.append(records[key])
         return ObjectPage(selected, as_of, None, 0)
 
-    # Watching
+    # Watches
 
     def subscribe(
-        self, resource: str, chosen: Selection, since_rv: int | None = None
+        self, resource: str, selection: Selection, since_rv: int | None = None
     ) -> WatchSubscription:
         """Watch from a version on; from the present objects (an ADDED event each) if it is None."""
         history = self._histories[resource]
         if since_rv is None:
             records = [
-                record for record in self._records[resource].values() if chosen.matches(record.obj)
+                record
+                for record in self._records[resource].values()
+                if selection.matches(record.obj)
             ]
-            return WatchSubscription(history, chosen, history.end_position(), records)
-        return WatchSubscription(history, chosen, history.position_after(since_rv), [])
+            return WatchSubscription(history, selection, history.end_position(), records)
+        return WatchSubscription(history, selection, history.position_after(since_rv), [])
 
     def watch(self, resource: str, *, fields: str = "") -> WatchSubscription:
         """Watch the selected objects of all namespaces, starting with the present ones."""
@@ -195,7 +197,7 @@ class ObjectStore:
             history.compact()
             history.floor = self.version
 
-    # Writing
+    # Writes
 
     def create(self, resource: str, obj: Json, *, dry_run: bool = False) -> Json:
         """Store a new object and return it with its defaults."""
@@ -301,8 +303,8 @@ class ObjectStore:
         """
         kind = self.kinds[resource]
         old = self.record(resource, namespace, name)
-        wanted = {"uid": uid, "resourceVersion": resource_version}
-        check_preconditions(kind, old.obj, wanted)
+        preconditions = {"uid": uid, "resourceVersion": resource_version}
+        check_preconditions(kind, old.obj, preconditions)
         key = self._key(resource, namespace, name)
         counted = f"delete/{subresource}".rstrip("/")
         self._strategy_of(kind).validate_delete(old.obj, self)

@@ -17,21 +17,24 @@ from simcluster.apimachinery.resources import Resource
 from simcluster.apiserver.storage.records import ObjectRecord
 
 
-def check_preconditions(kind: Resource, old: Json, wanted: Mapping[str, JsonValue]) -> None:
+def check_preconditions(kind: Resource, old: Json, preconditions: Mapping[str, JsonValue]) -> None:
     """Refuse with 409 if `wanted` has another uid or resourceVersion than `old`."""
     meta = old["metadata"]
-    if wanted.get("uid") and wanted["uid"] != meta["uid"]:
-        why = (
-            f"Precondition failed: UID in precondition: {wanted['uid']}, "
+    if preconditions.get("uid") and preconditions["uid"] != meta["uid"]:
+        reason = (
+            f"Precondition failed: UID in precondition: {preconditions['uid']}, "
             f"UID in object meta: {meta['uid']}"
         )
-        raise ApiError.conflict(kind.qualified, name_of(old), why)
-    if wanted.get("resourceVersion") and wanted["resourceVersion"] != meta["resourceVersion"]:
-        why = (
+        raise ApiError.conflict(kind.qualified, name_of(old), reason)
+    if (
+        preconditions.get("resourceVersion")
+        and preconditions["resourceVersion"] != meta["resourceVersion"]
+    ):
+        reason = (
             "the object has been modified; please apply your changes to the latest version "
             "and try again"
         )
-        raise ApiError.conflict(kind.qualified, name_of(old), why)
+        raise ApiError.conflict(kind.qualified, name_of(old), reason)
 
 
 def refuse_invalid(kind: Resource, obj: Json, causes: Sequence[Cause]) -> None:
@@ -46,12 +49,12 @@ def check_namespace(kind: Resource, new: Json, found: ObjectRecord | None) -> No
     if found is None:
         raise ApiError.not_found("namespaces", namespace)
     if metadata(found.obj).get("deletionTimestamp"):
-        why = (
+        reason = (
             f"unable to create new content in namespace {namespace} because it is being terminated"
         )
         cause = Cause("NamespaceTerminating", f"namespace {namespace} is being terminated",
                       "metadata.namespace")  # fmt: skip
-        raise ApiError.forbidden(kind.qualified, name_of(new), why, [cause])
+        raise ApiError.forbidden(kind.qualified, name_of(new), reason, [cause])
 
 
 _SYSTEM_FIELDS = (
@@ -63,8 +66,8 @@ _WITH_STATUS = ("labels", "annotations", "finalizers")
 
 def normalize_type(obj: Json, kind: Resource) -> Json:
     """Return the object with its type and metadata in order; 400 for another kind."""
-    for key, mine in (("apiVersion", kind.api_version), ("kind", kind.kind)):
-        if obj.get(key) not in (None, "", mine):
+    for key, expected in (("apiVersion", kind.api_version), ("kind", kind.kind)):
+        if obj.get(key) not in (None, "", expected):
             raise ApiError.bad_request(
                 f"{kind.kind} in version {kind.api_version!r} cannot be handled: "
                 f"the object provided has {key} {obj[key]!r}"
@@ -143,11 +146,11 @@ def decide_deletion(kind: Resource, obj: Json, *, grace_s: int | None) -> Deleti
     return Deletion(removes=False, changes=not marked or wanted < current, grace_s=wanted)
 
 
-def _pod_grace_s(pod: Json, asked_s: int | None) -> int:
+def _pod_grace_s(pod: Json, requested_s: int | None) -> int:
     if not at_path(pod, "spec.nodeName") or at_path(pod, "status.phase") in _FINISHED:
         return 0
-    if asked_s is not None:
-        return max(asked_s, 0)
+    if requested_s is not None:
+        return max(requested_s, 0)
     own = at_path(pod, "spec.terminationGracePeriodSeconds")
     return DEFAULT_GRACE_S if own is None else int(own)
 

@@ -52,19 +52,19 @@ def run_command(state: ContainerState, command: Sequence[str]) -> CommandResult:
 
 def _script(state: ContainerState, text: str) -> CommandResult:
     """Run simple commands in turn and expand variables; no other shell syntax works."""
-    done = CommandResult()
+    result = CommandResult()
     for line in text.replace("&&", ";").replace("\n", ";").split(";"):
-        words = [_with_variables(state, word) for word in shlex.split(line)]
-        if words:
-            step = run_command(state, words)
-            done = CommandResult(step.code, done.out + step.out, done.err + step.err)
-    return done
+        arguments = [_expand_variable(state, word) for word in shlex.split(line)]
+        if arguments:
+            step = run_command(state, arguments)
+            result = CommandResult(step.code, result.out + step.out, result.err + step.err)
+    return result
 
 
-def _with_variables(state: ContainerState, word: str) -> str:
-    if word.startswith("$"):
-        return state.env.get(word[1:].strip("{}"), "")
-    return word
+def _expand_variable(state: ContainerState, argument: str) -> str:
+    if argument.startswith("$"):
+        return state.env.get(argument[1:].strip("{}"), "")
+    return argument
 
 
 def _unknown(name: str) -> CommandResult:
@@ -102,13 +102,13 @@ def _cat(state: ContainerState, arguments: Sequence[str]) -> CommandResult:
 
 def host_path(state: ContainerState, path: str) -> Path | None:
     """Return the host path of a container's path; None outside its mounts."""
-    wanted = PurePosixPath(path)
-    if ".." in wanted.parts:
+    container_path = PurePosixPath(path)
+    if ".." in container_path.parts:
         return None
     mounts = sorted(state.mounts, key=lambda mount: len(mount.container_path), reverse=True)
     for mount in mounts:
-        if wanted.is_relative_to(mount.container_path):
-            rest = wanted.relative_to(mount.container_path)
+        if container_path.is_relative_to(mount.container_path):
+            rest = container_path.relative_to(mount.container_path)
             return Path(mount.host_path) / rest if rest.parts else Path(mount.host_path)
     return None
 

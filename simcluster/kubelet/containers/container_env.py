@@ -19,7 +19,7 @@ _KEYED = re.compile(r"metadata\.(labels|annotations)\['([^']*)'\]")
 def environment(
     pod: PodSpec,
     container: ContainerSpec,
-    answers: Iterable[api_pb2.ContainerAllocateResponse],
+    responses: Iterable[api_pb2.ContainerAllocateResponse],
     *,
     pod_ip: str,
     host_ip: str,
@@ -32,11 +32,11 @@ def environment(
         "KUBERNETES_SERVICE_PORT": "443",
         "KUBERNETES_SERVICE_PORT_HTTPS": "443",
     }
-    given: dict[str, str] = {}
-    for answer in answers:
+    plugin_env: dict[str, str] = {}
+    for answer in responses:
         for name, text in answer.envs.items():
-            given.setdefault(name, text)
-    env |= given
+            plugin_env.setdefault(name, text)
+    env |= plugin_env
     facts = {"status.podIP": pod_ip, "status.hostIP": host_ip}
     for entry in container.env:
         value: object = entry.get("value")
@@ -68,16 +68,16 @@ def _from_field(pod: PodSpec, source: Json, facts: Mapping[str, str]) -> str:
 
 
 def mount_points(
-    container: ContainerSpec, answers: Iterable[api_pb2.ContainerAllocateResponse]
+    container: ContainerSpec, responses: Iterable[api_pb2.ContainerAllocateResponse]
 ) -> list[MountPoint]:
     """Return the mounts: the pod's host paths, and those of plugins at other paths."""
-    found = {
+    mounts = {
         path: MountPoint(path, host, read_only=False) for path, host in container.host_paths.items()
     }
-    for answer in answers:
+    for answer in responses:
         for mount in answer.mounts:
-            found.setdefault(
+            mounts.setdefault(
                 mount.container_path,
                 MountPoint(mount.container_path, mount.host_path, mount.read_only),
             )
-    return list(found.values())
+    return list(mounts.values())

@@ -11,9 +11,13 @@ from simcluster.apimachinery.objects import Json, parse_time
 RUN_FOR = "sim.leasehold.dev/run-for"
 EXIT_CODE = "sim.leasehold.dev/exit-code"
 STOP_AFTER = "sim.leasehold.dev/stop-after"
-_PRINTING = frozenset({("env",), ("printenv",), ("echo",), ("cat",)})
+_PRINTING_COMMANDS = frozenset({("env",), ("printenv",), ("echo",), ("cat",)})
 _DURATION = re.compile(r"\d+(\.\d+)?(ms|s|m|h|d)?")
-_FORMS = {RUN_FOR: _DURATION, STOP_AFTER: _DURATION, EXIT_CODE: re.compile(r"\d{1,3}")}
+_ANNOTATION_PATTERNS = {
+    RUN_FOR: _DURATION,
+    STOP_AFTER: _DURATION,
+    EXIT_CODE: re.compile(r"\d{1,3}"),
+}
 _SEPARATOR = re.compile(r"[;&|\n]")
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -142,7 +146,7 @@ def parse_behaviour(container: ContainerSpec, annotations: Mapping[str, str]) ->
             _annotation_number(annotations, RUN_FOR),
             int(_annotation_number(annotations, EXIT_CODE)),
         )
-    match _words(container):
+    match _command_words(container):
         case ("true", *_):
             return ContainerBehaviour(0)
         case ("false", *_):
@@ -156,10 +160,10 @@ def parse_behaviour(container: ContainerSpec, annotations: Mapping[str, str]) ->
 
 def prints(container: ContainerSpec) -> bool:
     """Return whether the command only prints something and ends."""
-    return _words(container)[:1] in _PRINTING
+    return _command_words(container)[:1] in _PRINTING_COMMANDS
 
 
-def _words(container: ContainerSpec) -> tuple[str, ...]:
+def _command_words(container: ContainerSpec) -> tuple[str, ...]:
     """Return the command without its path, or the single command of a shell."""
     command = container.command
     if len(command) > 2 and command[1] == "-c" and not _SEPARATOR.search(command[2]):
@@ -190,9 +194,11 @@ def _annotation_number(annotations: Mapping[str, str], key: str) -> float:
 
 def annotation_error(annotations: Mapping[str, str]) -> str | None:
     """Describe the first invalid annotation of the simulation; None if all are valid."""
-    for key, form in _FORMS.items():
-        if key in annotations and not form.fullmatch(annotations[key]):
-            return f"annotation {key} is {annotations[key]!r}, which does not match {form.pattern}"
+    for key, pattern in _ANNOTATION_PATTERNS.items():
+        if key in annotations and not pattern.fullmatch(annotations[key]):
+            return (
+                f"annotation {key} is {annotations[key]!r}, which does not match {pattern.pattern}"
+            )
     return None
 
 
@@ -201,13 +207,13 @@ def pod_requests(pod: PodSpec) -> dict[str, int]:
 
     A sidecar counts for the init containers after it and for the run phase.
     """
-    beside: dict[str, int] = {}
-    most: dict[str, int] = {}
+    running: dict[str, int] = {}
+    peak: dict[str, int] = {}
     for container in pod.containers:
         if container.role is Role.INIT:
             for name, amount in container.requests.items():
-                most[name] = max(most.get(name, 0), amount + beside.get(name, 0))
+                peak[name] = max(peak.get(name, 0), amount + running.get(name, 0))
         else:
             for name, amount in container.requests.items():
-                beside[name] = beside.get(name, 0) + amount
-    return {name: max(most.get(name, 0), beside.get(name, 0)) for name in most | beside}
+                running[name] = running.get(name, 0) + amount
+    return {name: max(peak.get(name, 0), running.get(name, 0)) for name in peak | running}

@@ -12,7 +12,7 @@ from simcluster.kubelet.containers.container_state import (
     PodState,
 )
 
-_OWN = ("PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady")
+_KUBELET_CONDITIONS = ("PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady")
 
 
 def rejected_status(pod: PodSpec, previous: Json, reason: str, message: str, now: float) -> Json:
@@ -51,8 +51,8 @@ def pod_status(pod: PodSpec, state: PodState, previous: Json, host_ip: str, now:
 
 def with_foreign_conditions(status: Json, stored: Json) -> Json:
     """Return our status with the stored conditions of other writers."""
-    own = [c for c in status.get("conditions") or () if c["type"] in _OWN]
-    foreign = [c for c in stored.get("conditions") or () if c["type"] not in _OWN]
+    own = [c for c in status.get("conditions") or () if c["type"] in _KUBELET_CONDITIONS]
+    foreign = [c for c in stored.get("conditions") or () if c["type"] not in _KUBELET_CONDITIONS]
     return status | {"conditions": own + foreign}
 
 
@@ -111,7 +111,7 @@ def _conditions(pod: PodSpec, state: PodState, previous: Sequence[Json], now: fl
         and not state.stopping
     )
     completed = _final_codes(pod, state) is not None
-    why = "PodCompleted" if completed else "ContainersNotReady"
+    reason = "PodCompleted" if completed else "ContainersNotReady"
     waiting = [
         c.name
         for c in pod.of_role(Role.APP)
@@ -121,20 +121,23 @@ def _conditions(pod: PodSpec, state: PodState, previous: Sequence[Json], now: fl
     wanted: Mapping[str, tuple[bool, str, str]] = {
         "PodReadyToStartContainers": (True, "", ""),
         "Initialized": (initialized(pod, state), "ContainersNotInitialized", ""),
-        "Ready": (ready, why, message),
-        "ContainersReady": (ready, why, message),
+        "Ready": (ready, reason, message),
+        "ContainersReady": (ready, reason, message),
     }
-    before = {condition["type"]: condition for condition in previous}
-    others = [condition for condition in previous if condition["type"] not in _OWN]
-    return [_condition(kind, wanted[kind], before.get(kind), now) for kind in _OWN] + others
+    previous_by_type = {condition["type"]: condition for condition in previous}
+    others = [condition for condition in previous if condition["type"] not in _KUBELET_CONDITIONS]
+    return [
+        _condition(kind, wanted[kind], previous_by_type.get(kind), now)
+        for kind in _KUBELET_CONDITIONS
+    ] + others
 
 
-def _condition(kind: str, wanted: tuple[bool, str, str], before: Json | None, now: float) -> Json:
+def _condition(kind: str, wanted: tuple[bool, str, str], old: Json | None, now: float) -> Json:
     holds, reason, message = wanted
     status = "True" if holds else "False"
     since = rfc3339(now)
-    if before is not None and before.get("status") == status:
-        since = before.get("lastTransitionTime") or since
+    if old is not None and old.get("status") == status:
+        since = old.get("lastTransitionTime") or since
     condition: Json = {"type": kind, "status": status, "lastProbeTime": None}
     condition["lastTransitionTime"] = since
     if not holds:

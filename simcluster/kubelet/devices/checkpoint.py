@@ -31,14 +31,14 @@ def encode_checkpoint(ledger: DeviceState) -> bytes:
         separators=_COMPACT,
     )
     registered = ",".join(
-        f"{json.dumps(name)}:{_listed(found)}" for name, found in ledger.healthy.items()
+        f"{json.dumps(name)}:{_encode_devices(found)}" for name, found in ledger.healthy.items()
     )
     data = f'{{"PodDeviceEntries":{entries},"RegisteredDevices":{{{registered}}}}}'.encode()
     return b'{"Data":%s,"Checksum":%d}' % (data, zlib.crc32(data))
 
 
 @lru_cache(maxsize=64)
-def _listed(devices: frozenset[str]) -> str:
+def _encode_devices(devices: frozenset[str]) -> str:
     """Encode a device list; cached, because each allocation saves the lists of all resources."""
     return json.dumps(sorted(devices), separators=_COMPACT)
 

@@ -25,12 +25,12 @@ from simcluster.kubelet.devices.plugin_client import PluginConnection
 log = logging.getLogger(__name__)
 
 
-def _restored(directory: Path) -> DeviceState:
+def _load_state(directory: Path) -> DeviceState:
     """Return the checkpoint's content; an unreadable checkpoint counts as none."""
     try:
         return load_checkpoint(directory) or DeviceState()
     except (ValueError, KeyError, TypeError) as error:
-        log.warning("device checkpoint is not readable", extra={"why": str(error)})
+        log.warning("cannot read the device checkpoint", extra={"why": str(error)})
         return DeviceState()
 
 
@@ -45,15 +45,15 @@ class DeviceManager:
         stale_stream_race: bool,
         changed: Callable[[], None],
     ) -> None:
-        self.state = _restored(directory)
+        self.state = _load_state(directory)
         self._directory = directory
         self._grace_s = grace_s
         self._stale_stream_race = stale_stream_race
-        self._changed = changed
-        self._current: dict[str, PluginConnection] = {}
-        self._followers: set[asyncio.Task[None]] = set()
+        self._on_change = changed
+        self._connections: dict[str, PluginConnection] = {}
+        self._stream_tasks: set[asyncio.Task[None]] = set()
         self._stopped_at = dict.fromkeys(self.state.healthy, time.monotonic())
-        self._forgotten: set[str] = set()
+        self._expired: set[str] = set()
 
     # Plugins
 
@@ -62,12 +62,12 @@ class DeviceManager:
 
         The connection of the earlier one stays open: its calls end normally, its stream is ignored.
         """
-        self._current[connection.resource] = connection
+        self._connections[connection.resource] = connection
         self._stopped_at.pop(connection.resource, None)
-        self._forgotten.discard(connection.resource)
+        self._expired.discard(connection.resource)
         task = group.create_task(self._follow(connection))
-        self._followers.add(task)
-        task.add_done_callback(self._followers.discard)
+        self._stream_tasks.add(task)
+        task.add_done_callback(self._stream_tasks.discard)
 
     async def _follow(self, connection: PluginConnection) -> None:
         try:
@@ -75,7 +75,7 @@ class DeviceManager:
             log.info(
                 "device plugin stream ended", extra={"resource": connection.resource, "why": why}
             )
-            current = self._current.get(connection.resource)
+            current = self._connections.get(connection.resource)
             if current is connection or (self._stale_stream_race and current is not None):
                 await current.close()
                 self._mark_unhealthy(connection.resource)
@@ -83,15 +83,15 @@ class DeviceManager:
             await connection.close()
 
     def _report(self, connection: PluginConnection, healths: Mapping[str, str]) -> None:
-        if self._current.get(connection.resource) is connection or self._stale_stream_race:
+        if self._connections.get(connection.resource) is connection or self._stale_stream_race:
             self.state.update(connection.resource, healths)
             self.save()
-            self._changed()
+            self._on_change()
 
     def _mark_unhealthy(self, resource: str) -> None:
         self._stopped_at[resource] = time.monotonic()
         self.state.mark_unhealthy(resource)
-        self._changed()
+        self._on_change()
 
     def expire(self) -> float | None:
         """Drop resources whose plugin is gone for too long; return seconds until the next one."""
@@ -99,16 +99,16 @@ class DeviceManager:
         for resource, since in list(self._stopped_at.items()):
             if now - since >= self._grace_s:
                 del self._stopped_at[resource]
-                self._current.pop(resource, None)
+                self._connections.pop(resource, None)
                 self.state.forget(resource)
-                self._forgotten.add(resource)
+                self._expired.add(resource)
                 self.save()
         waits = [since + self._grace_s - now for since in self._stopped_at.values()]
         return max(min(waits), 0.0) if waits else None
 
     def counts(self) -> tuple[dict[str, int], dict[str, int]]:
         """Return capacity and allocatable per resource; 0 for dropped resources."""
-        zero = dict.fromkeys(self._forgotten, 0)
+        zero = dict.fromkeys(self._expired, 0)
         return zero | self.state.capacity(), zero | self.state.allocatable()
 
     # Containers
@@ -159,11 +159,11 @@ class DeviceManager:
         reusable: Iterable[str],
         running: Set[str],
     ) -> None:
-        held = self.state.get(pod.uid, container.name, resource)
-        if held is not None and container.name in running:
+        existing = self.state.get(pod.uid, container.name, resource)
+        if existing is not None and container.name in running:
             return
-        if held is not None:
-            self._check_still_healthy(held)
+        if existing is not None:
+            self._check_still_healthy(existing)
             return
         choice = choose_devices(self.state, resource, required, reusable)
         connection = self._connection(resource)
@@ -177,22 +177,22 @@ class DeviceManager:
         reserved = self.state.reserved.setdefault(resource, set())
         reserved |= devices
         try:
-            answer = await connection.allocate(sorted(devices))
+            response = await connection.allocate(sorted(devices))
         finally:
             reserved -= devices
-        self.state.record(DeviceAllocation(pod.uid, container.name, resource, devices, answer))
+        self.state.record(DeviceAllocation(pod.uid, container.name, resource, devices, response))
         self.save()
 
-    def _check_still_healthy(self, held: DeviceAllocation) -> None:
-        choose_devices(self.state, held.resource, 0, ())
-        if not held.devices <= self.state.healthy[held.resource]:
+    def _check_still_healthy(self, allocation: DeviceAllocation) -> None:
+        choose_devices(self.state, allocation.resource, 0, ())
+        if not allocation.devices <= self.state.healthy[allocation.resource]:
             raise AllocationError(
                 "previously allocated devices are no longer healthy; "
-                f"cannot allocate unhealthy devices {held.resource}"
+                f"cannot allocate unhealthy devices {allocation.resource}"
             )
 
     def _connection(self, resource: str) -> PluginConnection:
-        connection = self._current.get(resource)
+        connection = self._connections.get(resource)
         if connection is None:
             raise AllocationError(f"endpoint {resource} has been stopped")
         return connection
@@ -203,15 +203,17 @@ class DeviceManager:
         Skipped, as in a real kubelet, for a plugin that has not registered since a restart.
         """
         for holding in self.state.container_allocations(pod.uid, container.name):
-            if holding.resource in self._forgotten:
+            if holding.resource in self._expired:
                 raise AllocationError(
                     f"endpoint not found in cache for a registered resource: {holding.resource}"
                 )
-            connection = self._current.get(holding.resource)
+            connection = self._connections.get(holding.resource)
             if connection is not None and connection.pre_start_required:
                 await connection.pre_start(sorted(holding.devices))
 
-    def answers(self, pod_uid: str, container: str) -> list[api_pb2.ContainerAllocateResponse]:
+    def allocate_responses(
+        self, pod_uid: str, container: str
+    ) -> list[api_pb2.ContainerAllocateResponse]:
         """Return the plugins' Allocate responses for a container."""
         return [
             api_pb2.ContainerAllocateResponse.FromString(holding.response)
@@ -228,7 +230,7 @@ class DeviceManager:
 
     async def close(self) -> None:
         """Close the connections to all plugins: the kubelet stops."""
-        for task in list(self._followers):
+        for task in list(self._stream_tasks):
             task.cancel()
-        for connection in list(self._current.values()):
+        for connection in list(self._connections.values()):
             await connection.close()

@@ -31,8 +31,8 @@ def checked_socket(path: Path) -> Path:
     """Return the path; raises ValueError if it is too long for a unix socket."""
     if len(str(path)) > MAX_SOCKET_PATH:
         raise ValueError(
-            f"{path} has {len(str(path))} bytes, and a unix socket's path at most "
-            f"{MAX_SOCKET_PATH}: choose a shorter state directory"
+            f"the socket path {path} has {len(str(path))} bytes, more than the maximum of "
+            f"{MAX_SOCKET_PATH}; choose a shorter state directory"
         )
     return path
 
@@ -104,12 +104,14 @@ class PluginConnection:
         request = api_pb2.PreferredAllocationRequest(container_requests=[one])
         self._require_open()
         try:
-            answer = await self._call(self._stub.GetPreferredAllocation(request))
+            response = await self._call(self._stub.GetPreferredAllocation(request))
         except PluginError as error:
             raise PluginError(
                 f"device plugin GetPreferredAllocation rpc failed with err: {error}"
             ) from error
-        return list(answer.container_responses[0].deviceIDs) if answer.container_responses else []
+        return (
+            list(response.container_responses[0].deviceIDs) if response.container_responses else []
+        )
 
     async def allocate(self, devices: Iterable[str]) -> bytes:
         """Allocate devices for one container, which is not named; there is no deadline.
@@ -119,10 +121,10 @@ class PluginConnection:
         self._require_open()
         one = api_pb2.ContainerAllocateRequest(devices_ids=devices)
         request = api_pb2.AllocateRequest(container_requests=[one])
-        answer = await self._call(self._stub.Allocate(request))
-        if not answer.container_responses:
+        response = await self._call(self._stub.Allocate(request))
+        if not response.container_responses:
             raise PluginError("no containers return in allocation response")
-        content: bytes = answer.container_responses[0].SerializeToString()
+        content: bytes = response.container_responses[0].SerializeToString()
         return content
 
     async def pre_start(self, devices: Iterable[str]) -> None:

@@ -38,9 +38,9 @@ class PodResourcesService(api_pb2_grpc.PodResourcesListerServicer):  # type: ign
     """Serves the device state; `active` returns the pods that are not finished."""
 
     def __init__(
-        self, ledger: Callable[[], DeviceState], active: Callable[[], Iterable[PodSpec]]
+        self, device_state: Callable[[], DeviceState], active: Callable[[], Iterable[PodSpec]]
     ) -> None:
-        self._ledger = ledger
+        self._device_state = device_state
         self._active = active
         self._limit = TokenBucket()
 
@@ -48,19 +48,19 @@ class PodResourcesService(api_pb2_grpc.PodResourcesListerServicer):  # type: ign
         self, request: api_pb2.ListPodResourcesRequest, context: grpc.aio.ServicerContext
     ) -> api_pb2.ListPodResourcesResponse:
         """List all active pods, with or without devices, without their init containers."""
-        await self._limited(context)
+        await self._check_rate(context)
         return api_pb2.ListPodResourcesResponse(
-            pod_resources=[self._of(pod) for pod in self._active()]
+            pod_resources=[self._pod_resources(pod) for pod in self._active()]
         )
 
     async def Get(  # noqa: N802 - gRPC's name
         self, request: api_pb2.GetPodResourcesRequest, context: grpc.aio.ServicerContext
     ) -> api_pb2.GetPodResourcesResponse:
         """Return one active pod's devices."""
-        await self._limited(context)
+        await self._check_rate(context)
         for pod in self._active():
             if (pod.namespace, pod.name) == (request.pod_namespace, request.pod_name):
-                return api_pb2.GetPodResourcesResponse(pod_resources=self._of(pod))
+                return api_pb2.GetPodResourcesResponse(pod_resources=self._pod_resources(pod))
         await context.abort(
             grpc.StatusCode.NOT_FOUND,
             f"pod {request.pod_name} in namespace {request.pod_namespace} not found",
@@ -71,8 +71,8 @@ class PodResourcesService(api_pb2_grpc.PodResourcesListerServicer):  # type: ign
         self, request: api_pb2.AllocatableResourcesRequest, context: grpc.aio.ServicerContext
     ) -> api_pb2.AllocatableResourcesResponse:
         """Return all healthy devices, allocated or not."""
-        await self._limited(context)
-        healthy = self._ledger().healthy
+        await self._check_rate(context)
+        healthy = self._device_state().healthy
         return api_pb2.AllocatableResourcesResponse(
             devices=[
                 api_pb2.ContainerDevices(resource_name=name, device_ids=sorted(found))
@@ -80,12 +80,12 @@ class PodResourcesService(api_pb2_grpc.PodResourcesListerServicer):  # type: ign
             ]
         )
 
-    async def _limited(self, context: grpc.aio.ServicerContext) -> None:
+    async def _check_rate(self, context: grpc.aio.ServicerContext) -> None:
         if not self._limit.allows():
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
 
-    def _of(self, pod: PodSpec) -> api_pb2.PodResources:
-        ledger = self._ledger()
+    def _pod_resources(self, pod: PodSpec) -> api_pb2.PodResources:
+        ledger = self._device_state()
         return api_pb2.PodResources(
             name=pod.name,
             namespace=pod.namespace,

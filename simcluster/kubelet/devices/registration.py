@@ -56,9 +56,9 @@ class RegistrationService(api_pb2_grpc.RegistrationServicer):  # type: ignore[mi
         self, request: api_pb2.RegisterRequest, context: grpc.aio.ServicerContext
     ) -> api_pb2.Empty:
         """Register one plugin; a kubelet ignores the options in the request."""
-        wrong = registration_error(request)
-        if wrong is not None:
-            await context.abort(grpc.StatusCode.UNKNOWN, wrong)
+        error_text = registration_error(request)
+        if error_text is not None:
+            await context.abort(grpc.StatusCode.UNKNOWN, error_text)
         socket = self._directory / request.endpoint
         if len(str(socket)) > MAX_SOCKET_PATH:
             await context.abort(

@@ -68,7 +68,7 @@ class PodManager:
         devices: DeviceManager,
         state_directory: Path,
         node_facts: Callable[[], NodeFacts],
-        address: Callable[[set[str]], str],
+        free_pod_ip: Callable[[set[str]], str],
     ) -> None:
         self.settings = settings
         self.pods: dict[str, PodSpec] = {}
@@ -78,8 +78,8 @@ class PodManager:
         self._store = store
         self._devices = devices
         self._files = PodStateFiles(state_directory)
-        self._facts = node_facts
-        self._address = address
+        self._node_facts = node_facts
+        self._free_pod_ip = free_pod_ip
         self._events = EventWriter(store, node)
         self._waiting: dict[str, PodSpec] = {}
         self._admitting: str | None = None
@@ -184,16 +184,16 @@ class PodManager:
 
     async def _check_admission(self, pod: PodSpec, others: list[PodSpec]) -> PodRejection | None:
         """Allocate devices, then check the predicates, in the order of a real kubelet."""
-        fault = annotation_error(pod.annotations)
-        if fault is not None:
-            return PodRejection("InvalidSimulation", fault)
+        error_text = annotation_error(pod.annotations)
+        if error_text is not None:
+            return PodRejection("InvalidSimulation", error_text)
         try:
             active = {other.uid for other in others} if self._all_admitted else None
             await self._devices.allocate(pod, set(), active)
         except AllocationError as error:
             text = f"Allocate failed due to {error}, which is unexpected"
             return PodRejection("UnexpectedAdmissionError", text)
-        return check_predicates(pod, others, self._facts())
+        return check_predicates(pod, others, self._node_facts())
 
     def _reject(self, pod: PodSpec, rejection: PodRejection) -> None:
         self._events.write(pod, "Warning", rejection.reason, rejection.message)
@@ -208,10 +208,10 @@ class PodManager:
         begins_with_init = any(container.role != "app" for container in pod.containers)
         reason = _BEING_INITIALIZED if begins_with_init else _BEING_CREATED
         containers = {c.name: ContainerState(reason=reason) for c in pod.containers}
-        address = self._address(taken)
+        address = self._free_pod_ip(taken)
         return PodState(pod.uid, pod.namespace, pod.name, address, time.time(), containers)
 
-    # Running
+    # Workers
 
     def _start_worker(self, worker: PodWorker, group: asyncio.TaskGroup) -> None:
         self.workers[worker.pod.uid] = worker
@@ -260,17 +260,17 @@ class PodManager:
         """Call the device plugins; AllocationError if one refuses."""
         await self._devices.pre_start(pod, container)
 
-    def answers(
+    def allocate_responses(
         self, pod: PodSpec, container: ContainerSpec
     ) -> list[api_pb2.ContainerAllocateResponse]:
         """Return the plugins' stored Allocate responses."""
-        return self._devices.answers(pod.uid, container.name)
+        return self._devices.allocate_responses(pod.uid, container.name)
 
     def event(self, pod: PodSpec, kind: str, reason: str, message: str, container: str) -> None:
         """Write an event about the pod."""
         self._events.write(pod, kind, reason, message, container)
 
-    # Looking
+    # Reads
 
     def list_pods(self) -> list[Json]:
         """Return the pods as `/pods` shows them."""

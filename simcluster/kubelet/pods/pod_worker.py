@@ -37,7 +37,7 @@ class WorkerHost(Protocol):
         """Call the device plugins; AllocationError if one refuses."""
         ...
 
-    def answers(
+    def allocate_responses(
         self, pod: PodSpec, container: ContainerSpec
     ) -> list[api_pb2.ContainerAllocateResponse]:
         """Return the plugins' stored Allocate responses."""
@@ -83,9 +83,9 @@ class PodWorker:
     async def run(self) -> None:
         """Run until `stop`, then return when all containers have ended."""
         async with asyncio.TaskGroup() as group:
-            life = group.create_task(self._run_containers())
+            containers = group.create_task(self._run_containers())
             await self._stop_requested.wait()
-            life.cancel()
+            containers.cancel()
         await self._stop_containers()
 
     async def _run_containers(self) -> None:
@@ -97,7 +97,7 @@ class PodWorker:
             for task in sidecars:
                 task.cancel()
         for spec in self.pod.of_role(Role.SIDECAR):
-            self._end(spec, 0)
+            self._set_terminated(spec, 0)
 
     async def _initialize(
         self, group: asyncio.TaskGroup, sidecars: list[asyncio.Task[int]]
@@ -114,7 +114,7 @@ class PodWorker:
     async def _supervise(self, spec: ContainerSpec) -> int:
         """Run one container and its restarts; return its final exit code."""
         state = self.state.containers[spec.name]
-        does = parse_behaviour(spec, self.pod.annotations)
+        behaviour = parse_behaviour(spec, self.pod.annotations)
         for attempt in itertools.count():
             if state.phase is ContainerPhase.TERMINATED and state.termination is not None:
                 if not self._restarts(spec, state.termination.exit_code):
@@ -125,7 +125,7 @@ class PodWorker:
             if spec.role is Role.SIDECAR:
                 self._sidecar_runs[spec.name].set()
             await _wait_until(state.ends_at)
-            self._end(spec, does.exit_code)
+            self._set_terminated(spec, behaviour.exit_code)
         raise AssertionError("counting never ends")
 
     def _restarts(self, spec: ContainerSpec, exit_code: int) -> bool:
@@ -155,7 +155,7 @@ class PodWorker:
             try:
                 async with self._starting:
                     await self._host.before_start(self.pod, spec)
-                    self._begin(spec, state)
+                    self._set_running(spec, state)
             except AllocationError as error:
                 state.set_waiting("CreateContainerConfigError", str(error))
                 self._host.event(self.pod, "Warning", "Failed", f"Error: {error}", spec.name)
@@ -168,13 +168,15 @@ class PodWorker:
         self.is_final = phase(self.pod, self.state) in FINAL
         self._host.changed(self, started=started)
 
-    def _begin(self, spec: ContainerSpec, state: ContainerState) -> None:
-        answers = self._host.answers(self.pod, spec)
+    def _set_running(self, spec: ContainerSpec, state: ContainerState) -> None:
+        responses = self._host.allocate_responses(self.pod, spec)
         state.env = environment(
-            self.pod, spec, answers, pod_ip=self.state.pod_ip, host_ip=self._host.settings.host
+            self.pod, spec, responses, pod_ip=self.state.pod_ip, host_ip=self._host.settings.host
         )
-        state.mounts = mount_points(spec, answers)
-        state.device_nodes = [node.container_path for answer in answers for node in answer.devices]
+        state.mounts = mount_points(spec, responses)
+        state.device_nodes = [
+            node.container_path for answer in responses for node in answer.devices
+        ]
         now = time.time()
         run_for_s = parse_behaviour(spec, self.pod.annotations).run_for_s
         ends_at = None if run_for_s is None else now + run_for_s
@@ -196,7 +198,7 @@ class PodWorker:
         printed = run_command(state, spec.command).out if prints(spec) else ""
         state.log = [(now, line) for line in printed.splitlines()]
 
-    def _end(self, spec: ContainerSpec, exit_code: int) -> None:
+    def _set_terminated(self, spec: ContainerSpec, exit_code: int) -> None:
         state = self.state.containers[spec.name]
         if state.phase is ContainerPhase.RUNNING:
             state.set_terminated(exit_code, time.time())
@@ -215,7 +217,7 @@ class PodWorker:
         killed = wanted_s > self._grace_s
         killed = await _set_within(self._deleted, min(wanted_s, self._grace_s)) or killed
         for spec in running:
-            self._end(spec, KILLED if killed else 0)
+            self._set_terminated(spec, KILLED if killed else 0)
         self.state.stopping = True
         self._changed()
 

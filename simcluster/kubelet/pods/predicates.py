@@ -38,14 +38,14 @@ def check_predicates(
     Extended resources that the node does not list are ignored, as in a real kubelet: a pod on a
     node without the plugin starts without its devices.
     """
-    beside = list(others)
-    return _resources(pod, beside, node) or _placement(pod, beside, node)
+    other_pods = list(others)
+    return _check_resources(pod, other_pods, node) or _check_placement(pod, other_pods, node)
 
 
-def _resources(pod: PodSpec, others: list[PodSpec], node: NodeFacts) -> PodRejection | None:
+def _check_resources(pod: PodSpec, others: list[PodSpec], node: NodeFacts) -> PodRejection | None:
     room_for = node.allocatable.get("pods", 0)
     if len(others) + 1 > room_for:
-        return _out_of("pods", 1, len(others), room_for)
+        return _out_of_resource("pods", 1, len(others), room_for)
     used: dict[str, int] = {}
     for other in others:
         for name, amount in pod_requests(other).items():
@@ -56,11 +56,11 @@ def _resources(pod: PodSpec, others: list[PodSpec], node: NodeFacts) -> PodRejec
             continue
         capacity = node.allocatable.get(name, 0)
         if used.get(name, 0) + amount > capacity:
-            return _out_of(name, amount, used.get(name, 0), capacity)
+            return _out_of_resource(name, amount, used.get(name, 0), capacity)
     return None
 
 
-def _out_of(name: str, requested: int, used: int, capacity: int) -> PodRejection:
+def _out_of_resource(name: str, requested: int, used: int, capacity: int) -> PodRejection:
     return PodRejection(
         f"OutOf{name}",
         f"Node didn't have enough resource: {name}, requested: {requested}, "
@@ -68,11 +68,11 @@ def _out_of(name: str, requested: int, used: int, capacity: int) -> PodRejection
     )
 
 
-def _placement(pod: PodSpec, others: list[PodSpec], node: NodeFacts) -> PodRejection | None:
+def _check_placement(pod: PodSpec, others: list[PodSpec], node: NodeFacts) -> PodRejection | None:
     spec = pod.obj["spec"]
     if spec.get("nodeName") not in (None, node.name):
         return PodRejection("NodeName", "Predicate NodeName failed: node(s) didn't match the name")
-    if not _selected(spec, node):
+    if not _node_selected(spec, node):
         return PodRejection("NodeAffinity", f"Predicate NodeAffinity failed: {_SELECTOR_TEXT}")
     wanted = {port for container in pod.containers for port in container.host_ports}
     taken = {p for other in others for container in other.containers for p in container.host_ports}
@@ -81,7 +81,7 @@ def _placement(pod: PodSpec, others: list[PodSpec], node: NodeFacts) -> PodRejec
     return None
 
 
-def _selected(spec: Json, node: NodeFacts) -> bool:
+def _node_selected(spec: Json, node: NodeFacts) -> bool:
     selector = spec.get("nodeSelector") or {}
     if any(node.labels.get(key) != value for key, value in selector.items()):
         return False
@@ -89,19 +89,19 @@ def _selected(spec: Json, node: NodeFacts) -> bool:
     required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
     if required is None:
         return True
-    return any(_term(term, node) for term in required.get("nodeSelectorTerms") or ())
+    return any(_term_matches(term, node) for term in required.get("nodeSelectorTerms") or ())
 
 
-def _term(term: Json, node: NodeFacts) -> bool:
+def _term_matches(term: Json, node: NodeFacts) -> bool:
     labels, fields = term.get("matchExpressions") or (), term.get("matchFields") or ()
     if not labels and not fields:
         return False
-    return all(_matches(expression, node.labels) for expression in labels) and all(
-        _matches(expression, {"metadata.name": node.name}) for expression in fields
+    return all(_expression_matches(expression, node.labels) for expression in labels) and all(
+        _expression_matches(expression, {"metadata.name": node.name}) for expression in fields
     )
 
 
-def _matches(expression: Json, labels: Mapping[str, str]) -> bool:
+def _expression_matches(expression: Json, labels: Mapping[str, str]) -> bool:
     found = labels.get(expression["key"])
     test = _OPERATORS.get(expression["operator"])
     return test is not None and test(found, expression.get("values") or [])

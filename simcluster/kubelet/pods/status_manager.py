@@ -24,7 +24,7 @@ class StatusManager:
         self._store = store
         self._save = save
         self._statuses: dict[str, Json] = {}
-        self._before: dict[str, tuple[Json, float]] = {}
+        self._previous: dict[str, tuple[Json, float]] = {}
         self._dirty: dict[str, PodSpec] = {}
         self._wake = asyncio.Event()
 
@@ -34,13 +34,13 @@ class StatusManager:
 
     def get_delayed(self, uid: str, lag_s: float) -> Json | None:
         """Return the status that `/pods` shows: the previous one for the first `lag_s` seconds."""
-        before, at = self._before.get(uid, ({}, 0.0))
+        before, at = self._previous.get(uid, ({}, 0.0))
         return before if time.monotonic() - at < lag_s else self._statuses.get(uid)
 
     def set(self, pod: PodSpec, status: Json) -> None:
         """Set a new status; it is written soon."""
         before = self._statuses.get(pod.uid) or pod.obj.get("status") or {}
-        self._before[pod.uid] = (before, time.monotonic())
+        self._previous[pod.uid] = (before, time.monotonic())
         self._statuses[pod.uid] = status
         self._dirty[pod.uid] = pod
         self._wake.set()
@@ -48,7 +48,7 @@ class StatusManager:
     def forget(self, uid: str) -> None:
         """Drop a deleted pod."""
         self._statuses.pop(uid, None)
-        self._before.pop(uid, None)
+        self._previous.pop(uid, None)
         self._dirty.pop(uid, None)
 
     async def run(self) -> None:
@@ -74,11 +74,13 @@ class StatusManager:
         if found is None or found.obj["metadata"]["uid"] != pod.uid:
             return
 
-        def laid_over(obj: Json) -> Json:
+        def with_new_status(obj: Json) -> Json:
             return obj | {"status": with_foreign_conditions(status, obj.get("status") or {})}
 
         try:
-            self._store.patch("pods", pod.namespace, pod.name, laid_over, subresource="status")
+            self._store.patch(
+                "pods", pod.namespace, pod.name, with_new_status, subresource="status"
+            )
         except ApiError as error:
             if error.code not in {404, 409}:
                 raise
