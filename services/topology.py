@@ -8,20 +8,20 @@ from shared.model.events.event import Event
 from shared.model.events.pod_events import (
     BindingFailed,
     BudgetChanged,
+    Heartbeat,
     LeaseChanged,
     LeaseResized,
     LedgerRebuilt,
-    ListingWanted,
-    PartReported,
     PodBound,
     PodQueued,
+    ResyncRequested,
 )
 from shared.model.events.request_reply import (
-    BindAsked,
-    EndAsked,
-    LeasesAsked,
-    LimitsAsked,
-    ResizeAsked,
+    BindRequest,
+    LeasesRequest,
+    LimitsRequest,
+    ResizeRequest,
+    TerminationRequest,
 )
 from shared.runtime.service import Role, roles_of
 
@@ -33,7 +33,7 @@ class ServiceListed:
     name: str
     module: str
     cls: str
-    also_says: tuple[type[Event], ...] = ()
+    also_publishes: tuple[type[Event], ...] = ()
     """From loops and adapters: questions it asks, and facts that follow from no one event."""
 
     per_node: bool = False
@@ -52,15 +52,15 @@ SERVICES: tuple[ServiceListed, ...] = (
         name="binder",
         module="services.binder.service",
         cls="Binder",
-        also_says=(
-            BindAsked,
+        also_publishes=(
+            BindRequest,
             BindingFailed,
-            EndAsked,
+            TerminationRequest,
             LeaseChanged,
             LeaseResized,
             LedgerRebuilt,
-            LimitsAsked,
-            ListingWanted,
+            LimitsRequest,
+            ResyncRequested,
             PodBound,
             PodQueued,
         ),
@@ -69,44 +69,44 @@ SERVICES: tuple[ServiceListed, ...] = (
         name="node-agent",
         module="services.node_agent.service",
         cls="NodeAgent",
-        also_says=(LeasesAsked,),
+        also_publishes=(LeasesRequest,),
         per_node=True,
     ),
     ServiceListed(
         name="timekeeper",
         module="services.timekeeper.service",
         cls="Timekeeper",
-        also_says=(BudgetChanged,),
+        also_publishes=(BudgetChanged,),
     ),
     ServiceListed(name="webhook", module="services.webhook.service", cls="Webhook"),
     ServiceListed(name="doorkeeper", module="services.auth.service", cls="Doorkeeper"),
     ServiceListed(name="dashboard", module="services.dashboard.service", cls="Dashboard"),
 )
-OPERATOR = ServiceListed(name="operator", module="", cls="", also_says=(ResizeAsked,))
+OPERATOR = ServiceListed(name="operator", module="", cls="", also_publishes=(ResizeRequest,))
 """No service: whoever types commands, and the questions that these put."""
-EVERYBODY_SAYS = (PartReported,)
+ALL_SERVICES_PUBLISH = (Heartbeat,)
 """What the runtime says for each replica of any service."""
 
-NOBODY = "(whoever listens)"
+NO_CONSUMER = "(whoever listens)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edge:
     """One service says an event that another hears."""
 
-    says: str
-    hears: str
+    publisher: str
+    consumer: str
     event: type[Event]
-    question: bool = False
-    copy: bool = False
+    is_request: bool = False
+    observed: bool = False
     """Overheard: the hearer takes it from nobody."""
 
     @property
     def manner(self) -> str:
         """How it travels: work, news, question or copy."""
-        if self.copy:
-            return "copy"
-        return "question" if self.question else str(self.event.delivery)
+        if self.observed:
+            return "observed"
+        return "request" if self.is_request else str(self.event.delivery)
 
 
 def roles() -> dict[str, tuple[Role, ...]]:
@@ -119,8 +119,8 @@ def roles() -> dict[str, tuple[Role, ...]]:
 
 def edges() -> tuple[Edge, ...]:
     """Return who says what to whom; what no service hears goes to `NOBODY`."""
-    also = {listed.name: (*listed.also_says, *EVERYBODY_SAYS) for listed in SERVICES}
-    return edges_of(roles() | {OPERATOR.name: ()}, also | {OPERATOR.name: OPERATOR.also_says})
+    also = {listed.name: (*listed.also_publishes, *ALL_SERVICES_PUBLISH) for listed in SERVICES}
+    return edges_of(roles() | {OPERATOR.name: ()}, also | {OPERATOR.name: OPERATOR.also_publishes})
 
 
 def edges_of(
@@ -132,32 +132,34 @@ def edges_of(
     copied: set[tuple[str, type[Event]]] = set()
     for name, held in roles_by_name.items():
         for role in held:
-            for event in role.hears:
+            for event in role.consumes:
                 hears.setdefault(event, set()).add(name)
                 if role.kind == "answers":
                     asked.add(event)
-                if role.kind == "overhears":
+                if role.kind == "observes":
                     copied.add((name, event))
     said = {
         (name, event)
         for name, held in roles_by_name.items()
         for event in (
-            *(event for role in held if role.kind != "answers" for event in role.says),
+            *(event for role in held if role.kind != "answers" for event in role.publishes),
             *also.get(name, ()),
         )
     }
     found = [
         Edge(
-            says=name,
-            hears=hearer,
+            publisher=name,
+            consumer=hearer,
             event=event,
-            question=event in asked,
-            copy=(hearer, event) in copied,
+            is_request=event in asked,
+            observed=(hearer, event) in copied,
         )
         for name, event in said
-        for hearer in hears.get(event, {NOBODY})
+        for hearer in hears.get(event, {NO_CONSUMER})
     ]
-    return tuple(sorted(found, key=lambda edge: (edge.says, edge.hears, edge.event.subject)))
+    return tuple(
+        sorted(found, key=lambda edge: (edge.publisher, edge.consumer, edge.event.subject))
+    )
 
 
 def unsaid() -> tuple[tuple[str, type[Event]], ...]:
@@ -167,22 +169,22 @@ def unsaid() -> tuple[tuple[str, type[Event]], ...]:
         (name, event)
         for name, held in roles().items()
         for role in held
-        for event in role.hears
+        for event in role.consumes
         if event not in said
     )
 
 
 def mermaid() -> str:
     """Draw a Mermaid flowchart: work with full lines, news and copies dotted, questions thick."""
-    arrows = {"work": "-->", "news": "-.->", "copy": "-.->", "question": "==>"}
+    arrows = {"work": "-->", "broadcast": "-.->", "observed": "-.->", "request": "==>"}
     names: dict[str, str] = {}
     for edge in edges():
-        for name in (edge.says, edge.hears):
+        for name in (edge.publisher, edge.consumer):
             names.setdefault(name, name.strip("()").replace(" ", "_").replace("-", "_"))
     lines = ["flowchart LR", *(f'  {key}["{name}"]' for name, key in sorted(names.items()))]
     grouped: dict[tuple[str, str, str], list[str]] = {}
     for edge in edges():
-        key = (names[edge.says], arrows[edge.manner], names[edge.hears])
+        key = (names[edge.publisher], arrows[edge.manner], names[edge.consumer])
         grouped.setdefault(key, []).append(edge.event.__name__)
     lines += [
         f'  {says} {arrow}|"{"<br/>".join(events)}"| {hears}'
@@ -193,7 +195,7 @@ def mermaid() -> str:
 
 def table() -> str:
     """Write one line per speaker, event and hearer."""
-    rows = [(edge.says, edge.event.subject, edge.manner, edge.hears) for edge in edges()]
+    rows = [(edge.publisher, edge.event.subject, edge.manner, edge.consumer) for edge in edges()]
     rows.insert(0, ("SAYS", "EVENT", "AS", "HEARS"))
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     return "\n".join(

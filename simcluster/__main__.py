@@ -13,7 +13,7 @@ from pathlib import Path
 
 import uvloop
 
-from shared.runtime.bad_requests import quiet_no_http
+from shared.runtime.bad_requests import suppress_bad_request_tracebacks
 from simcluster.apiserver.storage.store import DEFAULT_WINDOW
 from simcluster.wiring import serve
 
@@ -48,7 +48,7 @@ def main() -> None:
     """Run the simulated cluster."""
     options = parser().parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    quiet_no_http()
+    suppress_bad_request_tracebacks()
     uvloop.run(serve(options))
 
 

@@ -11,7 +11,7 @@ from services.auth.servers import OurServers
 from services.auth.service import Doorkeeper
 from services.auth.settings import ABOUT, EXAMPLES, DoorkeeperSettings
 from services.topology import roles
-from shared.kubernetes.client import Kube
+from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.kubernetes.token_reviews import review_token
 from shared.model.clock import SystemClock
@@ -51,7 +51,7 @@ async def guard(settings: DoorkeeperSettings) -> None:
     """
     namespace, name = settings.secret_name
     servers = OurServers(settings)
-    async with Kube(load_credentials(settings.kubeconfig)) as kube:
+    async with KubernetesClient(load_credentials(settings.kubeconfig)) as kube:
 
         async def review(token: str) -> Reviewed:
             status = await review_token(kube, token, [settings.audience])
@@ -77,7 +77,7 @@ async def guard(settings: DoorkeeperSettings) -> None:
 
             async def begin() -> None:
                 for _ in range(AT_ONCE):
-                    await bus.answer_raw(CALLS, DOORKEEPER, doorkeeper.answer)
+                    await bus.reply_raw(CALLS, DOORKEEPER, doorkeeper.answer)
 
             await serve(
                 DOORKEEPER,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from services.topology import OPERATOR, SERVICES, ServiceListed, roles
 from shared.model.events.event import Delivery, Event
-from shared.model.events.pod_events import ListingWanted, PartReported
+from shared.model.events.pod_events import Heartbeat, ResyncRequested
 from shared.model.names import NodeName
 from shared.nats import subjects
 from shared.nats.subjects import API, STREAM
@@ -45,8 +45,10 @@ def operator_user() -> BusUser:
     """
     return BusUser(
         name=OPERATOR.name,
-        publish=_sorted((f"{API}.STREAM.INFO.{STREAM}", *map(subjects.asked, OPERATOR.also_says))),
-        subscribe=(f"{subjects.inbox_of(OPERATOR.name)}.>", subjects.heard(PartReported)),
+        publish=_sorted(
+            (f"{API}.STREAM.INFO.{STREAM}", *map(subjects.request_subject, OPERATOR.also_publishes))
+        ),
+        subscribe=(f"{subjects.inbox_of(OPERATOR.name)}.>", subjects.subscribe_subject(Heartbeat)),
     )
 
 
@@ -80,7 +82,7 @@ def _askers(
         for held in roles_by_name.values()
         for role in held
         if role.kind == "answers"
-        for event in role.hears
+        for event in role.consumes
     }
     return {
         question: [s for s in services if question in _said(s, roles_by_name[s.name])]
@@ -89,8 +91,8 @@ def _askers(
 
 
 def _said(service: ServiceListed, held: Iterable[Role]) -> set[type[Event]]:
-    answering = {event for role in held if role.kind != "answers" for event in role.says}
-    return {*answering, *service.also_says}
+    answering = {event for role in held if role.kind != "answers" for event in role.publishes}
+    return {*answering, *service.also_publishes}
 
 
 def _published(
@@ -99,13 +101,13 @@ def _published(
     node: str,
     askers: Mapping[type[Event], Sequence[ServiceListed]],
 ) -> Iterator[str]:
-    yield subjects.said(PartReported)
+    yield subjects.publish_subject(Heartbeat)
     for event in _said(service, held):
-        where = subjects.answered if event in askers else subjects.heard
+        where = subjects.reply_subject if event in askers else subjects.subscribe_subject
         yield where(event, node)
     for role in held:
         if role.kind == "answers":
-            yield from (_inboxes(asker) for event in role.hears for asker in askers[event])
+            yield from (_inboxes(asker) for event in role.consumes for asker in askers[event])
         for durable in _durables(service, role):
             yield f"$JS.ACK.{STREAM}.{durable}.>"
             yield f"{API}.CONSUMER.INFO.{STREAM}.{durable}"
@@ -113,25 +115,25 @@ def _published(
     if not service.per_node:  # an agent leaves the stream to the others
         yield f"{API}.STREAM.INFO.{STREAM}"
         yield f"{API}.STREAM.CREATE.{STREAM}"
-        yield subjects.said(ListingWanted)
+        yield subjects.publish_subject(ResyncRequested)
 
 
 def _subscribed(service: ServiceListed, held: Sequence[Role], node: str) -> Iterator[str]:
     yield f"{subjects.inbox_of(subjects.user_of(service.name, node))}.>"
     for role in held:
         if role.kind == "answers":
-            for event in role.hears:
-                yield f"{subjects.answered(event, node)} {service.name}"
-        elif role.kind == "overhears":
-            yield from (subjects.heard(event) for event in role.hears)
+            for event in role.consumes:
+                yield f"{subjects.reply_subject(event, node)} {service.name}"
+        elif role.kind == "observes":
+            yield from (subjects.subscribe_subject(event) for event in role.consumes)
         elif role.kind == "handles":
-            news = (event for event in role.hears if event.delivery is Delivery.NEWS)
-            yield from (subjects.heard(event, node) for event in news)
+            news = (event for event in role.consumes if event.delivery is Delivery.BROADCAST)
+            yield from (subjects.subscribe_subject(event, node) for event in news)
             yield from (f"{subjects.deliver(name)} {name}" for name in _durables(service, role))
 
 
 def _durables(service: ServiceListed, role: Role) -> tuple[str, ...]:
-    takes_work = any(event.delivery is Delivery.WORK for event in role.hears)
+    takes_work = any(event.delivery is Delivery.WORK for event in role.consumes)
     if role.kind != "handles" or not takes_work:
         return ()
     return (subjects.durable_of(service.name, role.method),)

@@ -10,8 +10,8 @@ from urllib.parse import quote
 import msgspec
 
 from services.auth.secrets import Handout
-from shared.kubernetes.client import Kube
-from shared.kubernetes.errors import KubeConflictError, NotFoundError
+from shared.kubernetes.client import KubernetesClient
+from shared.kubernetes.errors import KubernetesConflictError, NotFoundError
 from shared.model.errors import ConflictError, RequestError, UnavailableError
 
 
@@ -35,7 +35,7 @@ class Stored:
 class Objects:
     """The objects of one namespace."""
 
-    def __init__(self, kube: Kube, namespace: str) -> None:
+    def __init__(self, kube: KubernetesClient, namespace: str) -> None:
         self.kube = kube
         self.namespace = namespace
 
@@ -60,7 +60,7 @@ class Objects:
         body = {"metadata": {"resourceVersion": version}, "data": written}
         try:
             await self.kube.patch_merge(self._path(kind, name), body)
-        except KubeConflictError as error:
+        except KubernetesConflictError as error:
             raise ConflictError(f"{name} was changed meanwhile") from error
 
     async def hand_out(self, handout: Handout) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from services.auth.secrets import DOORKEEPER
 from services.auth.settings import DoorkeeperSettings
-from shared.credentials.logins import Keys
+from shared.credentials.logins import ClientCredentials
 from shared.ledger.redis_server import reload_certificate, set_users
 from shared.model.errors import RequestError, UnavailableError
 from shared.nats.system_account import reload_servers
@@ -20,16 +20,20 @@ class OurServers:
         self._directory = settings.state_dir
 
     @property
-    def nats_keys(self) -> Keys:
+    def nats_keys(self) -> ClientCredentials:
         """What we show to NATS, as the one who answers it."""
         return replace(
-            self.settings.nats_keys(DOORKEEPER), credentials=self._directory / "nats", token=None
+            self.settings.nats_client_credentials(DOORKEEPER),
+            credentials=self._directory / "nats",
+            token=None,
         )
 
     @property
-    def redis_keys(self) -> Keys:
+    def redis_keys(self) -> ClientCredentials:
         """What we show to Redis, as its administrator."""
-        return replace(self.settings.redis_keys, credentials=self._directory / "redis")
+        return replace(
+            self.settings.redis_client_credentials, credentials=self._directory / "redis"
+        )
 
     def write(self, files: Mapping[str, bytes]) -> None:
         """Write our own files, for us only. Raises RequestError if they cannot be written."""

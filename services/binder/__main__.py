@@ -8,14 +8,14 @@ from services.binder.preempt.preemptor import Reclaimer
 from services.binder.report.event_writer import EventWriter
 from services.binder.settings import BinderSettings
 from services.binder.wiring import assemble
-from shared.kubernetes.client import Kube
+from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.ledger.gates import Gates
 from shared.ledger.leases import RedisLeases
 from shared.ledger.preemptions import Takings
 from shared.ledger.staging import LedgerStaging
 from shared.model.clock import SystemClock
-from shared.model.events.pod_events import ListingWanted
+from shared.model.events.pod_events import ResyncRequested
 from shared.nats.bus import Bus
 from shared.runtime.run import run, serve
 from shared.runtime.settings import load_or_exit
@@ -25,13 +25,13 @@ from tests.support.placer.naive import fit_on_node
 async def bind(settings: BinderSettings) -> None:
     """Build the binder from real parts and serve it until told to stop."""
     credentials = load_credentials(settings.kubeconfig)
-    redis_url, keys = settings.redis_url, settings.redis_keys
+    redis_url, keys = settings.redis_url, settings.redis_client_credentials
     async with (
-        Kube(credentials, timeout_s=settings.api_timeout_s) as kube,
+        KubernetesClient(credentials, timeout_s=settings.api_timeout_s) as kube,
         Bus.connect_later(
             settings.nats_url,
             name="binder",
-            keys=settings.nats_keys("binder"),
+            keys=settings.nats_client_credentials("binder"),
             keeps_stream=True,
             copies=settings.nats_copies,
         ) as bus,
@@ -71,7 +71,7 @@ async def bind(settings: BinderSettings) -> None:
         )
 
         async def begin() -> None:
-            await bus.publish([ListingWanted(reason="a binder has started")])
+            await bus.publish([ResyncRequested(reason="a binder has started")])
 
         probes = {"redis": ledger.trouble}
         await serve("binder", binder, bus=bus, settings=settings, probes=probes, begin=begin)

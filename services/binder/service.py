@@ -43,18 +43,18 @@ from shared.model.events.pod_events import (
     BindingFailed,
     BudgetChanged,
     LeaseChanged,
-    ListingWanted,
     NodeChanged,
     PlacementChosen,
     PlacementRefused,
     PodBound,
     PodGated,
-    PodGone,
     PodRejected,
     PodsListed,
-    QuotasTold,
+    PodTerminated,
+    QuotasUpdated,
+    ResyncRequested,
 )
-from shared.model.events.request_reply import LeasesAsked, LeasesTold, ResizeAsked, ResizeTold
+from shared.model.events.request_reply import LeasesReply, LeasesRequest, ResizeReply, ResizeRequest
 from shared.model.lease import Lease
 from shared.runtime.service import answers, handles, loops
 
@@ -249,10 +249,10 @@ class Binder:
         return []
 
     @handles
-    async def keep_quotas(self, events: Sequence[QuotasTold]) -> list[Never]:
+    async def keep_quotas(self, events: Sequence[QuotasUpdated]) -> list[Never]:
         """Save the newest word of what namespaces may hold."""
-        newest = max(events, key=lambda event: event.told_at)
-        await self.ledger.save_quotas(newest.quotas, told_at=newest.told_at)
+        newest = max(events, key=lambda event: event.read_at)
+        await self.ledger.save_quotas(newest.quotas, told_at=newest.read_at)
         self.sweeper.freed()
         return []
 
@@ -271,7 +271,7 @@ class Binder:
         return []
 
     @handles(concurrency=2)
-    async def end_leases(self, events: Sequence[PodGone]) -> list[LeaseChanged]:
+    async def end_leases(self, events: Sequence[PodTerminated]) -> list[LeaseChanged]:
         """End the leases of pods that are gone, unless they may still run."""
         for event in events:
             self.conditions.forget(event.pod)
@@ -280,24 +280,24 @@ class Binder:
     @handles
     async def compare_listing(
         self, events: Sequence[PodsListed]
-    ) -> list[PodGone | PlacementChosen]:
+    ) -> list[PodTerminated | PlacementChosen]:
         """Compare the ledger with a complete listing."""
         return await self.reconciler.hear(events)
 
     @answers
-    async def tell_leases(self, event: LeasesAsked) -> LeasesTold:
+    async def tell_leases(self, event: LeasesRequest) -> LeasesReply:
         """Tell a node's agent its leases."""
         if not event.pods:
-            return LeasesTold(leases=tuple(await self.ledger.load_node(event.node)))
+            return LeasesReply(leases=tuple(await self.ledger.load_node(event.node)))
         found = await self.ledger.load(event.pods)
-        return LeasesTold(
+        return LeasesReply(
             leases=tuple(lease for lease in found if lease and lease.node == event.node)
         )
 
     # Sizes
 
     @answers
-    async def resize(self, event: ResizeAsked) -> ResizeTold:
+    async def resize(self, event: ResizeRequest) -> ResizeReply:
         """Give a running lease another size, or say why not."""
         return await self.resizer.resize(event)
 
@@ -355,7 +355,7 @@ class Binder:
         while True:
             if self.sweeper.in_doubt:
                 await self.ledger.epoch()
-                await self.bus.publish([ListingWanted(reason="the ledger or NATS was away")])
+                await self.bus.publish([ResyncRequested(reason="the ledger or NATS was away")])
                 self.sweeper.in_doubt = False
             with self.sweeper.doubting():
                 failures = await self.sweeper.expire()

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from shared.credentials.logins import Keys
+from shared.credentials.logins import ClientCredentials
 from shared.credentials.tls import TlsFiles
 from shared.model.errors import LeaseholdError, RequestError
 
@@ -132,9 +132,9 @@ class State:
     format: int = FORMAT
 
     @property
-    def nats_keys(self) -> Keys:
+    def nats_keys(self) -> ClientCredentials:
         """By what commands listen at NATS."""
-        return Keys(
+        return ClientCredentials(
             credentials=Path(self.nats_credentials) if self.nats_credentials else None,
             tls=TlsFiles(ca=Path(self.nats_ca) if self.nats_ca else None),
         )

@@ -7,9 +7,15 @@ from services.dashboard.http_server import Pages
 from services.dashboard.legacy_metrics import old_metrics
 from services.dashboard.service import Dashboard
 from services.dashboard.settings import ABOUT, EXAMPLES, DashboardSettings
-from shared.credentials.authorization import Door, KubeDoor, OpenDoor, TokenDoor, make_token
-from shared.credentials.tokens import load_access
-from shared.kubernetes.client import Kube
+from shared.credentials.authorization import (
+    AnonymousAuthenticator,
+    Authenticator,
+    KubernetesAuthenticator,
+    TokenAuthenticator,
+    make_token,
+)
+from shared.credentials.tokens import load_access_tokens
+from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.ledger.budgets import Budgets
 from shared.ledger.leases import RedisLeases
@@ -32,12 +38,12 @@ async def show(settings: DashboardSettings) -> None:
             Bus.connect_later(
                 settings.nats_url,
                 name="dashboard",
-                keys=settings.nats_keys("dashboard"),
+                keys=settings.nats_client_credentials("dashboard"),
                 keeps_stream=True,
                 copies=settings.nats_copies,
             )
         )
-        redis_url, keys = settings.redis_url, settings.redis_keys
+        redis_url, keys = settings.redis_url, settings.redis_client_credentials
         ledger = await stack.enter_async_context(RedisLeases.connect(redis_url, keys=keys))
         store = await stack.enter_async_context(Budgets.connect(redis_url, keys=keys))
         board = Dashboard(ledger, clock)
@@ -57,15 +63,17 @@ async def show(settings: DashboardSettings) -> None:
         )
 
 
-async def _door(settings: DashboardSettings, stack: AsyncExitStack) -> Door:
+async def _door(settings: DashboardSettings, stack: AsyncExitStack) -> Authenticator:
     if settings.auth == "tokens":
         if settings.tokens is None:
             make_token(settings.token_file, logger.info)
-        return TokenDoor(load_access(settings.token_file))
+        return TokenAuthenticator(load_access_tokens(settings.token_file))
     if settings.auth == "kube":
-        kube = await stack.enter_async_context(Kube(load_credentials(settings.kubeconfig)))
-        return KubeDoor(kube, SystemClock())
-    return OpenDoor()
+        kube = await stack.enter_async_context(
+            KubernetesClient(load_credentials(settings.kubeconfig))
+        )
+        return KubernetesAuthenticator(kube, SystemClock())
+    return AnonymousAuthenticator()
 
 
 def main() -> None:

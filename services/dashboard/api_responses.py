@@ -21,8 +21,8 @@ from services.dashboard.recent_events import Tick
 from shared.model.budget import UNITS_PER_GPU_MINUTE
 from shared.model.device import DeviceMode
 from shared.model.events.pod_events import BudgetChanged
-from shared.model.lease import Lease, MigPlace
-from shared.model.ledger import Waiting
+from shared.model.lease import Lease, MigPlacement
+from shared.model.ledger import WaitingPod
 from shared.model.names import DeviceUuid, Namespace, NodeName
 
 Shape = dict[str, Any]
@@ -102,13 +102,13 @@ def _share(held: HeldShare, sight: Sight) -> Shape:
     }
 
 
-def _mig(place: MigPlace | None) -> Shape | None:
+def _mig(place: MigPlacement | None) -> Shape | None:
     if place is None:
         return None
     return {"layout": place.layout, "position": place.position, "profile": place.profile}
 
 
-def waiting_shape(queue: Sequence[Waiting], sight: Sight) -> Shape:
+def waiting_shape(queue: Sequence[WaitingPod], sight: Sight) -> Shape:
     """Return how many wait, and the first of them that the viewer may know, with their places."""
     seen: list[Shape] = []
     hidden = 0
@@ -120,7 +120,7 @@ def waiting_shape(queue: Sequence[Waiting], sight: Sight) -> Shape:
     return {"total": len(queue), "hidden": hidden, "pods": seen}
 
 
-def _waiting(waiting: Waiting, place: int) -> Shape:
+def _waiting(waiting: WaitingPod, place: int) -> Shape:
     queued, refusal = waiting.queued, waiting.refusal
     return {
         "place": place,
@@ -176,7 +176,7 @@ def _budget(event: BudgetChanged) -> Shape:
         "window": event.window,
         "used_minutes": event.used_units / UNITS_PER_GPU_MINUTE,
         "remaining_minutes": None if remaining is None else remaining / UNITS_PER_GPU_MINUTE,
-        "burn_milli_gpu": event.burn_milli_gpu,
+        "burn_milli_gpu": event.current_rate_milli_gpu,
         "exhausted_at": event.exhausted_at,
         "at": event.at,
     }
@@ -261,11 +261,12 @@ def lease_shape(lease: Lease) -> Shape:
     }
 
 
-def verdict_shape(waiting: Waiting, place: int) -> Shape:
+def verdict_shape(waiting: WaitingPod, place: int) -> Shape:
     """Return why one pod waits, with the nodes that came nearest."""
     return _waiting(waiting, place) | {
         "nearest": [
-            {"node": verdict.node, "reason": verdict.reason} for verdict in waiting.refusal.nearest
+            {"node": verdict.node, "reason": verdict.reason}
+            for verdict in waiting.refusal.nearest_nodes
         ]
     }
 

@@ -3,12 +3,14 @@
 from collections.abc import Iterable
 from typing import Any
 
-from shared.model.budget import UNITS_PER_GPU_MINUTE, Entry, Window
+from shared.model.budget import UNITS_PER_GPU_MINUTE, BudgetWindow, ChargeEntry
 
 POINTS = 60
 
 
-def burn_down(window: Window, entries: Iterable[Entry], *, at_ms: int) -> list[dict[str, Any]]:
+def burn_down(
+    window: BudgetWindow, entries: Iterable[ChargeEntry], *, at_ms: int
+) -> list[dict[str, Any]]:
     """Return what was left at up to `POINTS` instants of the window until `at_ms`.
 
     Amounts are GPU-minutes; charges count at the end of the time they are for. Without a limit,

@@ -25,8 +25,8 @@ from services.dashboard.api_responses import (
 from services.dashboard.budget_history import burn_down
 from services.dashboard.event_stream import encode, sight_of, stream
 from services.dashboard.service import Dashboard
-from shared.credentials.authorization import Door, Viewer, is_loopback
-from shared.model.budget import Account, Entry
+from shared.credentials.authorization import Authenticator, Viewer, is_loopback
+from shared.model.budget import Account, ChargeEntry
 from shared.model.errors import LeaseholdError, UnavailableError
 from shared.model.names import DeviceUuid, Namespace, PodUid
 from shared.runtime.telemetry import trace_id_of
@@ -67,7 +67,7 @@ class Store(Protocol):
 
     async def entries(
         self, namespace: Namespace, *, after: str = "", most: int = ENTRIES_A_PAGE
-    ) -> list[Entry]:
+    ) -> list[ChargeEntry]:
         """Return entries after the one named, oldest first."""
         ...
 
@@ -83,7 +83,9 @@ class Look:
 class Pages:
     """The handlers of all paths."""
 
-    def __init__(self, board: Dashboard, door: Door, store: Store, *, trace_url: str = "") -> None:
+    def __init__(
+        self, board: Dashboard, door: Authenticator, store: Store, *, trace_url: str = ""
+    ) -> None:
         self.board = board
         self.door = door
         self.store = store
@@ -109,7 +111,7 @@ class Pages:
     @web.middleware
     async def guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Refuse names that are not this machine's where no token is wanted; harden answers."""
-        if self.door.is_open and not is_loopback(request.host):
+        if self.door.is_anonymous and not is_loopback(request.host):
             return _error(403, f"{request.host} is not this machine, and no token is wanted here")
         try:
             answer = await handler(request)
@@ -139,7 +141,7 @@ class Pages:
             look.sight,
             number=_number(request.query.get("page", "")),
             only_table=request.query.get("view") == "table",
-            signed_in=not self.door.is_open,
+            signed_in=not self.door.is_anonymous,
             now=self.board.clock.now(),
         )
         return _html(text, compress=True)
@@ -159,14 +161,14 @@ class Pages:
 
     async def login(self, _: web.Request) -> web.StreamResponse:
         """Ask for a token."""
-        if self.door.is_open:
+        if self.door.is_anonymous:
             return web.Response(status=303, headers={"Location": "/"})
         return _html(static_page.login_page(""))
 
     async def sign_in(self, request: web.Request) -> web.StreamResponse:
         """Keep a token in a cookie that scripts and other sites cannot use, if it is known."""
         token = str((await request.post()).get("token", "")).strip()
-        if await self.door.admit(token) is None:
+        if await self.door.authenticate(token) is None:
             return _html(static_page.login_page("This token is not known here."), status=401)
         answer = web.Response(status=303, headers={"Location": "/"})
         is_https = request.headers.get("X-Forwarded-Proto", request.scheme) == "https"
@@ -212,7 +214,7 @@ class Pages:
         await answer.prepare(request)
         token = _token(request)
         try:
-            async for data in stream(self.board, lambda: self.door.admit(token), after):
+            async for data in stream(self.board, lambda: self.door.authenticate(token), after):
                 await answer.write(data)
         except (ConnectionResetError, UnavailableError):
             pass  # the page comes again, with the place it has reached
@@ -255,7 +257,7 @@ class Pages:
         if not account.windows:
             return None
         window = account.windows[-1]
-        entries: list[Entry] = []
+        entries: list[ChargeEntry] = []
         after = f"{window.start_ms}-0"
         for _ in range(PAGES_OF_ENTRIES):
             page = await self.store.entries(namespace, after=after, most=ENTRIES_A_PAGE)
@@ -279,7 +281,7 @@ class Pages:
     # Who looks
 
     async def _look(self, request: web.Request) -> Look | None:
-        viewer = await self.door.admit(_token(request))
+        viewer = await self.door.authenticate(_token(request))
         if viewer is None:
             return None
         visible = await viewer.visible(self.board.projection.known_namespaces())

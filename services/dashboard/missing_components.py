@@ -6,7 +6,7 @@ No clock: `now` is an argument, Unix seconds.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from shared.model.events.pod_events import PartReported
+from shared.model.events.pod_events import Heartbeat
 from shared.model.names import NodeName
 
 MISSED = 3
@@ -36,13 +36,13 @@ class Parts:
 
     def __init__(self, began_at: float) -> None:
         self.began_at = began_at
-        self._last: dict[tuple[str, str, str], tuple[PartReported, float]] = {}
+        self._last: dict[tuple[str, str, str], tuple[Heartbeat, float]] = {}
         """By service, replica and node: agents of two nodes may run on one host."""
 
-    def hear(self, event: PartReported, now: float) -> None:
+    def hear(self, event: Heartbeat, now: float) -> None:
         """Note a report; one that leaves on purpose is not missed."""
         key = (event.service, event.instance, event.node)
-        if event.leaving:
+        if event.stopping:
             self._last.pop(key, None)
         else:
             self._last[key] = (event, now)
@@ -90,8 +90,9 @@ class Parts:
             where = f" of {event.node}" if event.node else ""
             if _is_late(event, heard_at, now):
                 text = f"{service}{where} ({instance}) is silent"
-            elif event.missing:
-                text = f"{service}{where} ({instance}) is not ready: {'; '.join(event.missing)}"
+            elif event.unready_reasons:
+                reasons = "; ".join(event.unready_reasons)
+                text = f"{service}{where} ({instance}) is not ready: {reasons}"
             else:
                 continue
             found.append(Silent(service=service, instance=instance, since=heard_at, text=text))
@@ -115,5 +116,5 @@ class Parts:
         ]
 
 
-def _is_late(event: PartReported, heard_at: float, now: float) -> bool:
-    return now - heard_at > MISSED * event.every_s
+def _is_late(event: Heartbeat, heard_at: float, now: float) -> bool:
+    return now - heard_at > MISSED * event.interval_s

@@ -11,9 +11,9 @@ from services.dashboard.recent_events import News, Ticker
 from shared.model.budget import LeaseClass
 from shared.model.device import Device, DeviceUse
 from shared.model.events.pod_events import BudgetChanged
-from shared.model.fair_share import Right, Taken, Turns, in_turn
+from shared.model.fair_share import Entitlement, FairShare, GpuAmount, fair_order
 from shared.model.lease import LIVE, Lease, Share, bookings
-from shared.model.ledger import NodeAccount, Waiting
+from shared.model.ledger import NodeTotals, WaitingPod
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 
 Key = tuple[str, str]
@@ -99,13 +99,13 @@ class Projection:
         self.nodes: dict[NodeName, NodeShown] = {}
         self.devices: dict[DeviceUuid, DeviceShown] = {}
         self.leases: dict[NodeName, tuple[Lease, ...]] = {}
-        self.waiting: dict[PodUid, Waiting] = {}
+        self.waiting: dict[PodUid, WaitingPod] = {}
         self.budgets: dict[Namespace, BudgetChanged] = {}
         self.ticker = Ticker()
         self._holdings: dict[NodeName, dict[Namespace, _Holding]] = {}
 
     def take_nodes(
-        self, asked: Iterable[NodeName], accounts: Iterable[NodeAccount]
+        self, asked: Iterable[NodeName], accounts: Iterable[NodeTotals]
     ) -> frozenset[Key]:
         """Take over nodes as they are; those asked for and not among them are gone."""
         changed: set[Key] = set()
@@ -115,8 +115,8 @@ class Projection:
             changed |= self._drop(name) if account is None else self._take(name, account)
         return frozenset(changed)
 
-    def _take(self, name: NodeName, account: NodeAccount) -> set[Key]:
-        closed = account.node.facts.closed_devices
+    def _take(self, name: NodeName, account: NodeTotals) -> set[Key]:
+        closed = account.node.facts.excluded_devices
         held = _held_on(account.leases)
         devices = [
             DeviceShown(
@@ -162,7 +162,7 @@ class Projection:
         return {("device", uuid) for uuid in gone}
 
     def take_waiting(
-        self, found: Iterable[Waiting], *, asked: Iterable[PodUid] | None = None
+        self, found: Iterable[WaitingPod], *, asked: Iterable[PodUid] | None = None
     ) -> frozenset[Key]:
         """Take over who waits: all that do, or those of the pods asked for."""
         waiting = {one.queued.pod: one for one in found}
@@ -188,27 +188,29 @@ class Projection:
         """Add a line to the ticker for each piece of news that is one."""
         return frozenset({TICKER}) if self.ticker.hear(events, now) else frozenset()
 
-    def queue(self) -> list[Waiting]:
+    def queue(self) -> list[WaitingPod]:
         """Return who waits, in the order in which freed capacity is offered."""
         by_pod = {each.queued.pod: each for each in self.waiting.values()}
-        order = in_turn((each.queued for each in self.waiting.values()), self._turns())
+        order = fair_order((each.queued for each in self.waiting.values()), self._turns())
         return [by_pod[queued.pod] for queued in order]
 
-    def _turns(self) -> Turns:
+    def _turns(self) -> FairShare:
         healthy = [shown.device for shown in self.devices.values() if shown.device.healthy]
-        taken: dict[Namespace, Taken] = {}
+        taken: dict[Namespace, GpuAmount] = {}
         for holdings in self._holdings.values():
             for name, part in holdings.items():
-                more = Taken(cores_percent=part.cores_percent, memory_mib=part.memory_mib)
-                taken[name] = taken.get(name, Taken()).plus(more)
-        return Turns(
-            total=Taken(
+                more = GpuAmount(cores_percent=part.cores_percent, memory_mib=part.memory_mib)
+                taken[name] = taken.get(name, GpuAmount()).plus(more)
+        return FairShare(
+            total=GpuAmount(
                 cores_percent=100 * len(healthy),
                 memory_mib=sum(device.memory_mib for device in healthy),
             ),
-            taken=taken,
-            rights={
-                name: Right(share=told.share, has_budget=told.lease_class == LeaseClass.GUARANTEED)
+            used=taken,
+            entitlements={
+                name: Entitlement(
+                    weight=told.share, has_budget=told.lease_class == LeaseClass.GUARANTEED
+                )
                 for name, told in self.budgets.items()
             },
         )

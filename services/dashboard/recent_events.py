@@ -12,9 +12,9 @@ from shared.model.events.pod_events import (
     PlacementChosen,
     PlacementRefused,
     PodBound,
-    PodGone,
     PodQueued,
     PodRejected,
+    PodTerminated,
 )
 from shared.model.names import Namespace, PodUid
 
@@ -25,7 +25,7 @@ REMEMBERED = 20_000
 News = (
     PodQueued
     | PodRejected
-    | PodGone
+    | PodTerminated
     | PlacementChosen
     | PlacementRefused
     | PodBound
@@ -47,7 +47,7 @@ STEPS: Mapping[type[Event], tuple[str, str]] = {
     LeaseResized: ("resized", ""),
     ShareRefused: ("share refused", "bound"),
     ViolationFound: ("violation", ""),
-    PodGone: ("gone", ""),
+    PodTerminated: ("gone", ""),
 }
 """What each piece of news is called, and the step that it follows."""
 ONCE = frozenset({"queued", "placed", "bound", "running", "gone"})
@@ -122,11 +122,11 @@ def _whose(event: News) -> tuple[PodUid | None, Namespace, str, str]:
     match event:
         case PlacementChosen(lease=lease) | PodBound(lease=lease) | LeaseResized(lease=lease):
             return lease.pod, lease.namespace, lease.name, lease.node
-        case ShareActivated(activation=told):
+        case ShareActivated(allocation=told):
             return told.pod, told.namespace, told.name, event.node
         case ShareRefused() | ViolationFound():
             return event.pod, event.namespace or Namespace(""), event.name, event.node
-        case PodGone():
+        case PodTerminated():
             return event.pod, event.namespace, event.name, event.node or ""
         case _:
             return event.pod, event.namespace, event.name, ""
@@ -145,7 +145,7 @@ def _text(event: News) -> str:
                 f"{event.container}: {was.memory_mib} to {now.memory_mib} MiB, "
                 f"{was.cores_percent or 'any'} to {now.cores_percent or 'any'} % of the cores"
             )
-        case PodGone():
+        case PodTerminated():
             return event.phase
         case _:
             return ""

@@ -18,19 +18,19 @@ from shared.model.events.node_events import ShareActivated, ShareRefused, Violat
 from shared.model.events.pod_events import (
     BindingFailed,
     BudgetChanged,
+    Heartbeat,
     LeaseChanged,
     LeaseResized,
-    PartReported,
     PlacementChosen,
     PlacementRefused,
     PodBound,
-    PodGone,
     PodQueued,
     PodRejected,
+    PodTerminated,
 )
-from shared.model.ledger import LedgerChange, NodeAccount, Snapshot, Waiting
+from shared.model.ledger import LedgerChange, NodeTotals, Snapshot, WaitingPod
 from shared.model.names import NodeName, PodUid
-from shared.runtime.service import loops, overhears
+from shared.runtime.service import loops, observes
 
 logger = logging.getLogger(__name__)
 
@@ -55,11 +55,11 @@ class Ledger(Protocol):
         """Yield what happens after a position, for ever."""
         ...
 
-    async def accounts(self, names: Sequence[NodeName]) -> list[NodeAccount]:
+    async def accounts(self, names: Sequence[NodeName]) -> list[NodeTotals]:
         """Return nodes with their leases."""
         ...
 
-    async def waiting(self, pods: Sequence[PodUid] | None = None) -> list[Waiting]:
+    async def waiting(self, pods: Sequence[PodUid] | None = None) -> list[WaitingPod]:
         """Return the pods that wait: all, or those among `pods`."""
         ...
 
@@ -94,13 +94,13 @@ class Dashboard:
 
     # What is heard
 
-    @overhears
+    @observes
     async def hear_news(
         self,
         events: Sequence[
             PodQueued
             | PodRejected
-            | PodGone
+            | PodTerminated
             | PlacementChosen
             | PlacementRefused
             | PodBound
@@ -116,18 +116,18 @@ class Dashboard:
         nodes, pods = concerned(events)
         self._look_twice(nodes, pods)
 
-    @overhears
+    @observes
     async def hear_leases(self, events: Sequence[LeaseChanged]) -> None:
         """Look at nodes whose leases changed."""
         self._look({event.lease.node for event in events})
 
-    @overhears
+    @observes
     async def hear_budgets(self, events: Sequence[BudgetChanged]) -> None:
         """Take over how namespaces stand."""
         self.hub.publish(self.projection.take_budgets(events))
 
-    @overhears
-    async def hear_parts(self, events: Sequence[PartReported]) -> None:
+    @observes
+    async def hear_parts(self, events: Sequence[Heartbeat]) -> None:
         """Note who runs."""
         for event in events:
             self.parts.hear(event, self.clock.now())
@@ -231,7 +231,9 @@ def concerned(events: Sequence[News]) -> tuple[set[NodeName], set[PodUid]]:
                 pods.add(event.lease.pod)
             case ShareActivated():
                 nodes.add(event.node)
-            case PodQueued() | PodRejected() | PodGone() | PlacementRefused() | BindingFailed():
+            case (
+                PodQueued() | PodRejected() | PodTerminated() | PlacementRefused() | BindingFailed()
+            ):
                 pods.add(event.pod)
             case _:
                 pass

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from shared.credentials.authorization import MANNERS, is_loopback
+from shared.credentials.authorization import AUTH_MODES, is_loopback
 from shared.model.errors import RequestError
 from shared.runtime.settings import LedgerSettings, setting
 
@@ -46,8 +46,8 @@ class DashboardSettings(LedgerSettings):
 
     def check(self) -> None:
         """Raise RequestError for settings that contradict each other or would let anybody in."""
-        if self.auth not in MANNERS:
-            raise RequestError(f"--auth {self.auth!r} is none of {', '.join(MANNERS)}")
+        if self.auth not in AUTH_MODES:
+            raise RequestError(f"--auth {self.auth!r} is none of {', '.join(AUTH_MODES)}")
         if self.tokens and self.auth != "tokens":
             raise RequestError(f"--tokens says nothing with --auth {self.auth}: add --auth tokens")
         if self.auth == "none" and not is_loopback(self.listen):

@@ -9,7 +9,7 @@ from html import escape
 from services.dashboard.api_responses import Sight
 from services.dashboard.missing_components import Silent
 from services.dashboard.projection import DeviceShown, HeldShare, Projection
-from shared.model.ledger import Waiting
+from shared.model.ledger import WaitingPod
 
 ROWS = 100
 """Devices on one page."""
@@ -170,7 +170,7 @@ def _links(number: int, pages: int, devices: int, *, only_table: bool) -> str:
     return f"<p>{devices} devices; {before}page {number} of {pages}{after}</p>\n"
 
 
-def _queue(queue: Sequence[Waiting], sight: Sight, now: float) -> str:
+def _queue(queue: Sequence[WaitingPod], sight: Sight, now: float) -> str:
     titles = ("Place", "Pod", "Priority", "For", "Why")
     seen = [(place, one) for place, one in enumerate(queue, start=1) if sight(one.queued.namespace)]
     rows = [

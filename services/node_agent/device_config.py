@@ -22,7 +22,7 @@ from shared.dialects.volcano.device_config import (
     DeviceConfig,
     read_config,
 )
-from shared.kubernetes.client import Kube
+from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError
 from shared.model.clock import Clock
 from shared.model.errors import LeaseholdError, RequestError
@@ -65,7 +65,7 @@ class Configuring:
 
     def __init__(
         self,
-        kube: Kube,
+        kube: KubernetesClient,
         node: NodeName,
         *,
         flags: Division,

@@ -7,11 +7,11 @@ kubelet has asked for every pod that was on its way.
 import logging
 from collections.abc import Sequence
 
-from services.node_agent.allocate.pod_resolver import Asking
+from services.node_agent.allocate.pod_resolver import LeaseRequester
 from services.node_agent.kubelet.admission_window import Turns
 from shared.model.clock import Clock
 from shared.model.errors import UnavailableError
-from shared.model.events.request_reply import LeasesAsked, LeasesTold
+from shared.model.events.request_reply import LeasesReply, LeasesRequest
 from shared.model.lease import Lease
 from shared.model.names import NodeName
 
@@ -24,7 +24,9 @@ LOOK_S = 0.1
 ASK_S = 1.0
 
 
-async def drained(node: NodeName, turns: Turns, asking: Asking, clock: Clock) -> Sequence[Lease]:
+async def drained(
+    node: NodeName, turns: Turns, asking: LeaseRequester, clock: Clock
+) -> Sequence[Lease]:
     """Wait until nobody is on the way to the node; return who still is after `LONGEST_S`.
 
     Where nobody can tell the ledger's side, it is those who are known here: whoever was let through
@@ -36,7 +38,7 @@ async def drained(node: NodeName, turns: Turns, asking: Asking, clock: Clock) ->
     while True:
         asked_at = turns.leases.news
         try:
-            told = await asking.ask(LeasesAsked(node=node), LeasesTold, timeout_s=ASK_S)
+            told = await asking.request(LeasesRequest(node=node), LeasesReply, timeout_s=ASK_S)
         except UnavailableError as error:
             logger.debug("leaving, and nobody says who else is on the way: %s", error)
         else:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from shared.model.errors import UnavailableError
-from shared.runtime.sd_notify import tell_started
+from shared.runtime.sd_notify import notify_ready
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ async def _lock(file: IO[str], state_dir: Path) -> None:
     while not _locked(file, fcntl.LOCK_EX):
         if loop.time() - began < LOOK_S:
             logger.info("waiting for another node agent to leave %s", state_dir)
-            tell_started("waits for another node agent to leave")  # that one serves the kubelet
+            notify_ready("waits for another node agent to leave")  # that one serves the kubelet
         if loop.time() >= say_at:
             say_at = loop.time() + AGAIN_S
             logger.warning(

@@ -10,8 +10,8 @@ from services.node_agent.records.checkpoint_entry import Entry
 from services.node_agent.usage.usage_model import Violation
 from shared.dialects.dialect import ServedId
 from shared.model.device import Device
-from shared.model.events.node_events import Activation
-from shared.model.events.request_reply import LimitsAsked, LimitsTold
+from shared.model.events.node_events import Allocation
+from shared.model.events.request_reply import LimitsReply, LimitsRequest
 from shared.model.names import DeviceUuid, PodUid
 
 
@@ -93,7 +93,7 @@ class Records(Protocol):
     lost: bool
 
     @property
-    def activations(self) -> tuple[Activation, ...]:
+    def allocations(self) -> tuple[Allocation, ...]:
         """Everything the kubelet was told and that is not over."""
         ...
 
@@ -122,7 +122,7 @@ class Limits(Protocol):
     changed: Callable[[], None]
     """To be called when `beyond` may have changed."""
 
-    async def answer(self, asked: LimitsAsked) -> LimitsTold:
+    async def answer(self, asked: LimitsRequest) -> LimitsReply:
         """Set the limits of a lease, or hold containers to what it may become."""
         ...
 

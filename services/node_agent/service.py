@@ -40,16 +40,16 @@ from shared.model.events.node_events import (
     ShareRefused,
     ViolationFound,
 )
-from shared.model.events.pod_events import LeaseChanged, ListingWanted
+from shared.model.events.pod_events import LeaseChanged, ResyncRequested
 from shared.model.events.request_reply import (
-    BindAsked,
-    BindTold,
-    EndAsked,
-    EndTold,
-    LeasesAsked,
-    LeasesTold,
-    LimitsAsked,
-    LimitsTold,
+    BindReply,
+    BindRequest,
+    LeasesReply,
+    LeasesRequest,
+    LimitsReply,
+    LimitsRequest,
+    TerminationReply,
+    TerminationRequest,
 )
 from shared.model.names import NodeName
 from shared.runtime.service import answers, emits, handles, loops
@@ -133,20 +133,23 @@ class NodeAgent:
         return []
 
     @handles
-    async def answer_listing(self, events: Sequence[ListingWanted]) -> list[ShareActivated]:
+    async def answer_listing(self, events: Sequence[ResyncRequested]) -> list[ShareActivated]:
         """Report everything again; what was told may have been lost."""
         self._report.set()
         self._settle_now.set()
         return []
 
     @answers
-    async def end(self, event: EndAsked) -> EndTold:
+    async def end(self, event: TerminationRequest) -> TerminationReply:
         """Say which of the pods' last containers have ended, as the kubelet shows it."""
-        ended = await self.answering.finding.ended({event.pod, *event.more})
-        return EndTold(ended=event.pod in ended, more=tuple(p for p in event.more if p in ended))
+        ended = await self.answering.finding.ended({event.pod, *event.more_pods})
+        return TerminationReply(
+            terminated=event.pod in ended,
+            terminated_pods=tuple(p for p in event.more_pods if p in ended),
+        )
 
     @answers
-    async def may_bind(self, event: BindAsked) -> BindTold:
+    async def may_bind(self, event: BindRequest) -> BindReply:
         """Say which pods must wait before they are bound to this node."""
         return self.turns.tell(
             event.leases,
@@ -156,7 +159,7 @@ class NodeAgent:
         )
 
     @answers
-    async def limit(self, event: LimitsAsked) -> LimitsTold:
+    async def limit(self, event: LimitsRequest) -> LimitsReply:
         """Hold containers to their lease, or to a smaller one that it may become."""
         return await self.limiting.answer(event)
 
@@ -170,7 +173,7 @@ class NodeAgent:
 
     @emits
     async def reports(self) -> AsyncIterator[Sequence[DeviceReported]]:
-        """Report devices and activations: on change, when asked, and every ten seconds."""
+        """Report devices and allocations: on change, when asked, and every ten seconds."""
         while True:
             await set_within(self._report, REPORT_S)
             self._report.clear()
@@ -180,9 +183,9 @@ class NodeAgent:
                         node=self.route,
                         devices=self.devices,
                         served=() if self.turns.leaving else tuple(self.shown.served),
-                        activations=self.record.activations,
+                        allocations=self.record.allocations,
                         reported_at=self._now_at_last(),
-                        by_signature=bool(self.answering.finding.pods.blind),
+                        pods_unreadable=bool(self.answering.finding.pods.blind),
                     )
                 ]
 
@@ -349,8 +352,8 @@ class NodeAgent:
     async def _settle(self) -> bool:
         asked_at = self.leases.news
         try:
-            told = await self.answering.finding.asking.ask(
-                LeasesAsked(node=self.route), LeasesTold, timeout_s=ASK_S
+            told = await self.answering.finding.asking.request(
+                LeasesRequest(node=self.route), LeasesReply, timeout_s=ASK_S
             )
         except UnavailableError as error:
             logger.debug("the node's leases are not told: %s", error)
@@ -384,7 +387,7 @@ class NodeAgent:
                 continue
             pods = await self.answering.finding.pods.list_pods()
             held = await self.answering.finding.held.list_held()
-            gone = ended_pods(self.record.activations, pods, held, self.leases.leases)
+            gone = ended_pods(self.record.allocations, pods, held, self.leases.leases)
             await self.record.forget(gone)
             self.answering.refused &= {pod.uid for pod in pods if not pod.final}
             live = {pod.uid for pod in pods} | self.record.pods | set(self.leases.leases)

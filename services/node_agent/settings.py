@@ -13,7 +13,7 @@ from services.node_agent.gpus.inventory import Division, check_division, isolati
 from services.node_agent.isolation.library import current
 from shared.dialects.dialect import Strategy
 from shared.dialects.hami_core import LIBRARY, LIBRARY_NAME
-from shared.kubernetes.kubeconfig import Credentials
+from shared.kubernetes.kubeconfig import ClusterCredentials
 from shared.model.device import Isolation
 from shared.model.errors import RequestError
 from shared.model.names import NodeName
@@ -219,7 +219,7 @@ class AgentSettings(ServiceSettings):
         return Path(LIBRARY)
 
 
-def kubelet_credentials(settings: AgentSettings) -> Credentials:
+def kubelet_credentials(settings: AgentSettings) -> ClusterCredentials:
     """Say how to reach the kubelet: flags first, then its own description, then the defaults.
 
     Raises RequestError naming the file that cannot be read.
@@ -229,7 +229,7 @@ def kubelet_credentials(settings: AgentSettings) -> Credentials:
         f"{described['address']}:{described['port']}" if described else "127.0.0.1:10250"
     )
     ca_file = settings.kubelet_ca_file or _path(described.get("caPath"))
-    return Credentials(
+    return ClusterCredentials(
         server=f"https://{address}",
         ca_pem=None if ca_file is None else _text(ca_file),
         token_file=settings.kubelet_token_file

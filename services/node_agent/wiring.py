@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 from services.node_agent import metrics
 from services.node_agent.allocate.cdi_files import CdiFiles
 from services.node_agent.allocate.handler import Answering
-from services.node_agent.allocate.pod_resolver import Asking, Finding
+from services.node_agent.allocate.pod_resolver import Finding, LeaseRequester
 from services.node_agent.device_config import Configuring
 from services.node_agent.gpus.device_faults import DISABLE, ENABLE, XidRules
 from services.node_agent.gpus.driver import Hardware, hardware_of
@@ -45,12 +45,12 @@ from services.node_agent.views.handshake import Handshake
 from services.node_agent.views.node_views import Views
 from shared.dialects import enabled
 from shared.dialects.dialect import Rules
-from shared.kubernetes.client import Kube
+from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.model.clock import SystemClock
 from shared.model.errors import UnavailableError
 from shared.runtime.health import served
-from shared.runtime.sd_notify import tell_started
+from shared.runtime.sd_notify import notify_ready
 from shared.runtime.telemetry import Tracing
 
 logger = logging.getLogger(__name__)
@@ -108,7 +108,7 @@ async def install_library(settings: AgentSettings) -> None:
 
 @contextlib.asynccontextmanager
 async def node_agent(
-    settings: AgentSettings, *, asking: Asking, tracing: Tracing
+    settings: AgentSettings, *, asking: LeaseRequester, tracing: Tracing
 ) -> AsyncIterator[NodeAgent]:
     """Open everything a node agent needs; the state directory is this agent's alone."""
     node, clock = settings.node_name, SystemClock()
@@ -129,9 +129,9 @@ async def node_agent(
         await preparing.begin()
         await record.load()
         kube = await stack.enter_async_context(
-            Kube(load_credentials(settings.kubeconfig, environ=os.environ))
+            KubernetesClient(load_credentials(settings.kubeconfig, environ=os.environ))
         )
-        kubelet = await stack.enter_async_context(Kube(kubelet_credentials(settings)))
+        kubelet = await stack.enter_async_context(KubernetesClient(kubelet_credentials(settings)))
         held = await stack.enter_async_context(
             KubeletPodResources(settings.kubelet_dir / "pod-resources" / "kubelet.sock")
         )
@@ -245,5 +245,5 @@ async def node_agent(
         )
         with contextlib.suppress(UnavailableError):  # the agent looks again, and says so
             await agent.look()
-        tell_started("serves the kubelet as soon as its socket is there")
+        notify_ready("serves the kubelet as soon as its socket is there")
         yield agent

@@ -25,12 +25,12 @@ async def place(settings: PlacerSettings) -> None:
     """Build the placer from real parts and serve it until told to stop."""
     async with (
         RedisLeases.connect(
-            settings.redis_url, keys=settings.redis_keys, is_witness=True
+            settings.redis_url, keys=settings.redis_client_credentials, is_witness=True
         ) as ledger,
         Bus.connect_later(
             settings.nats_url,
             name="placer",
-            keys=settings.nats_keys("placer"),
+            keys=settings.nats_client_credentials("placer"),
             keeps_stream=True,
             copies=settings.nats_copies,
         ) as bus,

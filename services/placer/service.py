@@ -23,22 +23,27 @@ from services.placer.refusal.last_verdicts import Told
 from services.placer.refusal.quotas import QuotasMet
 from shared.model.clock import Clock
 from shared.model.errors import ConflictError, UnavailableError
-from shared.model.events.pod_events import LargestTold, PlacementChosen, PlacementRefused, PodQueued
+from shared.model.events.pod_events import (
+    LargestDeviceReported,
+    PlacementChosen,
+    PlacementRefused,
+    PodQueued,
+)
 from shared.model.lease import Lease, LeaseState
 from shared.model.ledger import (
-    KEPT_BACK,
-    FeedLostError,
-    Full,
-    Held,
+    RESERVED_FOR_OTHER,
+    AlreadyLeased,
+    FeedTruncatedError,
+    GangEnrollment,
+    GangIncomplete,
     LedgerChange,
-    Muster,
-    Outcome,
+    NoCapacity,
     Reservation,
+    ReservationOutcome,
     Reserved,
     Snapshot,
-    Waited,
-    Waiting,
-    Withheld,
+    WaitingPod,
+    WaitResult,
 )
 from shared.model.names import PodUid
 from shared.model.placement import Refusal
@@ -60,21 +65,21 @@ class Ledger(Protocol):
 
     async def reserve(
         self, wanted: Sequence[Reservation], *, now: float, ttl_s: float
-    ) -> list[Outcome]:
+    ) -> list[ReservationOutcome]:
         """Reserve a group; each reservation takes the first of its candidates that fits."""
         ...
 
     async def reserve_gang(
         self, gang: Gang, wanted: Sequence[Reservation], *, now: float, ttl_s: float
-    ) -> list[Outcome]:
+    ) -> list[ReservationOutcome]:
         """Reserve for all of the pods or none; `gang.min_member` of it must hold leases then."""
         ...
 
-    async def muster(self, gang: Gang, enrolled: Sequence[Waiting]) -> Muster:
+    async def muster(self, gang: Gang, enrolled: Sequence[WaitingPod]) -> GangEnrollment:
         """Let pods of a gang wait, and count the gang."""
         ...
 
-    async def wait(self, verdicts: Sequence[Waiting]) -> Waited:
+    async def wait(self, verdicts: Sequence[WaitingPod]) -> WaitResult:
         """Write down who waits; return those whose verdict is too old, or who hold a lease."""
         ...
 
@@ -166,20 +171,22 @@ class Placer:
             async for changes in self.ledger.changes(snapshot.position):
                 for change in changes:
                     self._learn_change(change)
-        except FeedLostError:
+        except FeedTruncatedError:
             self.tally.count("feed_lost")
         finally:
             if self._blind_since is None:
                 self._blind_since = self.clock.now()
 
     @emits
-    async def largest(self) -> AsyncIterator[Sequence[LargestTold]]:
+    async def largest(self) -> AsyncIterator[Sequence[LargestDeviceReported]]:
         """Tell how large the largest device is, for those who know no devices."""
         while True:
             memory_mib, memory_units = self.mirror.largest() if self.missing() is None else (0, 0)
             if memory_mib:
                 now = self.clock.now()
-                told = LargestTold(memory_mib=memory_mib, memory_units=memory_units, told_at=now)
+                told = LargestDeviceReported(
+                    memory_mib=memory_mib, memory_units=memory_units, reported_at=now
+                )
                 yield [told]
             await self.clock.sleep(TOLD_EVERY_S)
 
@@ -220,7 +227,7 @@ class Placer:
             answers += [PlacementChosen(lease=lease, trace=lease.trace) for lease in leased]
             pods = {waiting.queued.pod: waiting.queued for waiting in muster.waiting}
             pods |= {event.pod: event for event in events if event.pod not in told}
-            if gang.min_member <= muster.live:
+            if gang.min_member <= muster.live_count:
                 await self._decide(list(pods.values()), answers)
                 return
             spare = await self._round_of_gang(gang, muster, pods, answers)
@@ -233,16 +240,16 @@ class Placer:
     async def _round_of_gang(
         self,
         gang: Gang,
-        muster: Muster,
+        muster: GangEnrollment,
         pods: Mapping[PodUid, PodQueued],
         answers: list[Answer],
     ) -> list[PodQueued] | None:
         """Decide once for a gang; return the pods it runs without, or None to do it again."""
-        capacity, live, members = self.capacity, muster.live, list(pods.values())
+        capacity, live, members = self.capacity, muster.live_count, list(pods.values())
         leading: Collection[PodUid] = ()
         fewer_than = 0
-        if live + muster.here < gang.min_member:
-            why, fewer_than = too_few(gang, live=live, here=muster.here), gang.min_member
+        if live + muster.waiting_count < gang.min_member:
+            why, fewer_than = too_few(gang, live=live, here=muster.waiting_count), gang.min_member
         else:
             needed = gang.min_member - live
             found = decide_gang(
@@ -261,7 +268,7 @@ class Placer:
             leading = leaders(members)
         refused = [(event, why) for event in unwritten(members, muster, why, leading)]
         waited = await self._write_refusals(refused, capacity, answers, leading, fewer_than)
-        return None if waited.stale or waited.held else []
+        return None if waited.stale or waited.already_leased else []
 
     async def _reserve(
         self, decided: Decided, answers: list[Answer], gang: Gang | None = None
@@ -287,18 +294,18 @@ class Placer:
                     decided.is_disturbed |= not first
                     self.tally.count("reserved" if first else "reserved_other")
                     answers.append(self._chosen(event, lease))
-                case Held(lease=lease):
+                case AlreadyLeased(lease=lease):
                     self.mirror.drop(event.pod)
                     decided.is_disturbed = True
                     self.tally.count("held")
                     answers += self._answer_held(event, lease)
-                case Full():
+                case NoCapacity():
                     self._learn_full(outcome)
                     self.quotas.learn(event, outcome.quotas, capacity)
                     decided.is_disturbed = True
-                    self.tally.count("kept" if outcome.is_kept else "full")
-                    (decided.kept_back if outcome.is_kept else again).append(event)
-                case Withheld():
+                    self.tally.count("kept" if outcome.reserved_for_other else "full")
+                    (decided.kept_back if outcome.reserved_for_other else again).append(event)
+                case GangIncomplete():
                     self.mirror.drop(event.pod)
                     self.tally.count("withheld")
                     again.append(event)
@@ -319,14 +326,14 @@ class Placer:
         answers: list[Answer],
         leading: Collection[PodUid] | None = None,
         fewer_than: int = 0,
-    ) -> Waited:
+    ) -> WaitResult:
         """Write down who waits and answer them, unless freed capacity may help by now.
 
         What is freed is offered to those `leading`; None: to all. With `fewer_than`, unless so many
         of their gang are here by now.
         """
         if not refused:
-            return Waited()
+            return WaitResult()
         now = self.clock.now()
         verdicts = [
             verdict_of(
@@ -341,7 +348,7 @@ class Placer:
         ]
         waited = await self.ledger.wait(verdicts)
         self.quotas.forget(event for event, _ in refused if event.pod in waited.stale)
-        stale, held = set(waited.stale), {lease.pod: lease for lease in waited.held}
+        stale, held = set(waited.stale), {lease.pod: lease for lease in waited.already_leased}
         self.tally.count("stale", len(stale))
         self.tally.count("held", len(held))
         self.tally.count("refused", len(refused) - len(stale) - len(held))
@@ -369,12 +376,12 @@ class Placer:
             return []
         now = self.clock.now()
         waited = await self.ledger.wait(
-            [verdict_of(event, KEPT, KEPT_BACK, now, leads=True) for event in kept]
+            [verdict_of(event, KEPT, RESERVED_FOR_OTHER, now, leads=True) for event in kept]
         )
-        ready = {*waited.stale, *(lease.pod for lease in waited.held)}
+        ready = {*waited.stale, *(lease.pod for lease in waited.already_leased)}
         return [event for event in kept if event.pod in ready]
 
-    def _learn_full(self, full: Full) -> None:
+    def _learn_full(self, full: NoCapacity) -> None:
         self.mirror.drop(full.pod)
         for uuid, use in full.devices.items():
             self.mirror.learn_use(uuid, use)

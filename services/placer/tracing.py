@@ -5,14 +5,14 @@ from dataclasses import dataclass, replace
 
 from services.placer.service import Ledger
 from shared.model.ledger import (
+    GangEnrollment,
     LedgerChange,
-    Muster,
-    Outcome,
     Reservation,
+    ReservationOutcome,
     Reserved,
     Snapshot,
-    Waited,
-    Waiting,
+    WaitingPod,
+    WaitResult,
 )
 from shared.model.request import Gang
 from shared.runtime import telemetry
@@ -27,7 +27,7 @@ class TracedLedger:
 
     async def reserve(
         self, wanted: Sequence[Reservation], *, now: float, ttl_s: float
-    ) -> list[Outcome]:
+    ) -> list[ReservationOutcome]:
         """Reserve a group inside the spans `placer reserve`."""
         return await self._inside(
             wanted, lambda inside: self.ledger.reserve(inside, now=now, ttl_s=ttl_s)
@@ -35,7 +35,7 @@ class TracedLedger:
 
     async def reserve_gang(
         self, gang: Gang, wanted: Sequence[Reservation], *, now: float, ttl_s: float
-    ) -> list[Outcome]:
+    ) -> list[ReservationOutcome]:
         """Reserve a gang inside the same spans, one for each pod."""
         return await self._inside(
             wanted, lambda inside: self.ledger.reserve_gang(gang, inside, now=now, ttl_s=ttl_s)
@@ -44,14 +44,14 @@ class TracedLedger:
     async def _inside(
         self,
         wanted: Sequence[Reservation],
-        reserve: Callable[[Sequence[Reservation]], Awaitable[list[Outcome]]],
-    ) -> list[Outcome]:
+        reserve: Callable[[Sequence[Reservation]], Awaitable[list[ReservationOutcome]]],
+    ) -> list[ReservationOutcome]:
         spans = [self.tracing.span("placer reserve", one.trace, _facts(one)) for one in wanted]
         inside = [
             one if span is None else replace(one, trace=telemetry.context_of(span))
             for one, span in zip(wanted, spans, strict=True)
         ]
-        outcomes: list[Outcome] = []
+        outcomes: list[ReservationOutcome] = []
         try:
             outcomes = await reserve(inside)
         finally:
@@ -64,11 +64,11 @@ class TracedLedger:
                     telemetry.end([span])
         return outcomes
 
-    async def muster(self, gang: Gang, enrolled: Sequence[Waiting]) -> Muster:
+    async def muster(self, gang: Gang, enrolled: Sequence[WaitingPod]) -> GangEnrollment:
         """Count a gang."""
         return await self.ledger.muster(gang, enrolled)
 
-    async def wait(self, verdicts: Sequence[Waiting]) -> Waited:
+    async def wait(self, verdicts: Sequence[WaitingPod]) -> WaitResult:
         """Write down who waits."""
         return await self.ledger.wait(verdicts)
 

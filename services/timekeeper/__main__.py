@@ -12,11 +12,16 @@ from services.timekeeper.rest.client_trust import AuthorityMap, NoMap
 from services.timekeeper.rest.server import Pages
 from services.timekeeper.service import Timekeeper
 from services.timekeeper.settings import TimekeeperSettings
-from shared.credentials.authorization import Door, KubeDoor, OpenDoor, TokenDoor
-from shared.credentials.certificate_rotation import Shown
+from shared.credentials.authorization import (
+    AnonymousAuthenticator,
+    Authenticator,
+    KubernetesAuthenticator,
+    TokenAuthenticator,
+)
+from shared.credentials.certificate_rotation import ServingCertificate
 from shared.credentials.certificate_stores import DirectoryStore, SecretStore
-from shared.credentials.tokens import load_access
-from shared.kubernetes.client import Kube
+from shared.credentials.tokens import load_access_tokens
+from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.ledger.budgets import Budgets
 from shared.ledger.leases import RedisLeases
@@ -39,17 +44,19 @@ async def keep_time(settings: TimekeeperSettings) -> None:
     async with AsyncExitStack() as stack:
         kube = None
         if settings.objects or settings.secret or settings.manner == "kube":
-            kube = await stack.enter_async_context(Kube(load_credentials(settings.kubeconfig)))
+            kube = await stack.enter_async_context(
+                KubernetesClient(load_credentials(settings.kubeconfig))
+            )
         bus = await stack.enter_async_context(
             Bus.connect_later(
                 settings.nats_url,
                 name="timekeeper",
-                keys=settings.nats_keys("timekeeper"),
+                keys=settings.nats_client_credentials("timekeeper"),
                 keeps_stream=True,
                 copies=settings.nats_copies,
             )
         )
-        redis_url, keys = settings.redis_url, settings.redis_keys
+        redis_url, keys = settings.redis_url, settings.redis_client_credentials
         ledger = await stack.enter_async_context(RedisLeases.connect(redis_url, keys=keys))
         store = await stack.enter_async_context(Budgets.connect(redis_url, keys=keys))
         objects = BudgetObjects(kube) if kube and settings.objects else None
@@ -85,27 +92,29 @@ async def keep_time(settings: TimekeeperSettings) -> None:
             await stack.enter_async_context(
                 health.served(pages.reports(), settings.reports, flag="--reports")
             )
-        probes = {"redis": store.trouble} | ({"certificate": shown.missing} if shown else {})
+        probes = {"redis": store.trouble} | ({"certificate": shown.unready_reason} if shown else {})
         await serve("timekeeper", keeper, bus=bus, settings=settings, probes=probes)
 
 
-def _door(settings: TimekeeperSettings, kube: Kube | None) -> Door:
+def _door(settings: TimekeeperSettings, kube: KubernetesClient | None) -> Authenticator:
     if settings.tokens is not None:
-        return TokenDoor(load_access(settings.tokens))
+        return TokenAuthenticator(load_access_tokens(settings.tokens))
     if settings.manner == "kube" and kube is not None:
-        return KubeDoor(kube, SystemClock())
-    return OpenDoor()
+        return KubernetesAuthenticator(kube, SystemClock())
+    return AnonymousAuthenticator()
 
 
-def _shown(settings: TimekeeperSettings, kube: Kube | None) -> Shown | None:
+def _shown(
+    settings: TimekeeperSettings, kube: KubernetesClient | None
+) -> ServingCertificate | None:
     """Return the certificate that `--api` shows; None: it speaks no TLS."""
     names, now = settings.names, partial(datetime.now, UTC)
     if settings.secret and kube is not None:
         namespace, _, name = settings.secret.partition("/")
         trust = AuthorityMap(kube, namespace, settings.authority) if settings.authority else NoMap()
-        return Shown(SecretStore(kube, namespace, name), trust, names, now)
+        return ServingCertificate(SecretStore(kube, namespace, name), trust, names, now)
     if settings.tls_dir:
-        return Shown(DirectoryStore(settings.tls_dir), NoMap(), names, now)
+        return ServingCertificate(DirectoryStore(settings.tls_dir), NoMap(), names, now)
     return None
 
 

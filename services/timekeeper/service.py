@@ -17,13 +17,13 @@ from services.timekeeper.accounts.windows import kept_since_ms
 from services.timekeeper.report.budget_changes import differs, told
 from shared.model.budget import (
     Account,
+    AccountChange,
+    AccountUpdate,
     Balance,
     Budget,
+    BudgetWindow,
     Journal,
     PolicyType,
-    Taken,
-    Update,
-    Window,
 )
 from shared.model.clock import Clock
 from shared.model.errors import ConflictError
@@ -50,7 +50,7 @@ class Store(Protocol):
         """Read what happened to leases since it was taken in last."""
         ...
 
-    async def take_in(self, journal: Journal, taken: Iterable[Taken]) -> bool:
+    async def take_in(self, journal: Journal, taken: Iterable[AccountChange]) -> bool:
         """Write what that means; False if another did."""
         ...
 
@@ -66,7 +66,7 @@ class Store(Protocol):
         """Return up to when tenures that ended lately are charged."""
         ...
 
-    async def save(self, update: Update, *, kept_since_ms: int | None = None) -> bool:
+    async def save(self, update: AccountUpdate, *, kept_since_ms: int | None = None) -> bool:
         """Write one step; False if the account has moved on."""
         ...
 
@@ -91,7 +91,7 @@ class Copy(Protocol):
     """What an account's last copy outside the store says."""
 
     @property
-    def window(self) -> Window:
+    def window(self) -> BudgetWindow:
         """The window that was open, with its use and its level."""
         ...
 
@@ -149,10 +149,10 @@ class Telling(Protocol):
         ...
 
 
-class Certificate(Protocol):
+class RenewedCertificate(Protocol):
     """What the REST interface shows, where it speaks TLS."""
 
-    async def keep(self, pause: Callable[[float], Awaitable[None]]) -> None:
+    async def run(self, pause: Callable[[float], Awaitable[None]]) -> None:
         """Keep it valid, until cancelled."""
         ...
 
@@ -173,7 +173,7 @@ class Timekeeper:
         tick_s: float,
         charge_every_s: float,
         keep_days: int,
-        certificate: Certificate | None = None,
+        certificate: RenewedCertificate | None = None,
     ) -> None:
         self.store = store
         self.ledger = ledger
@@ -213,7 +213,7 @@ class Timekeeper:
         """Keep the certificate of the REST interface valid, if there is one."""
         while self.certificate is None:
             await self.clock.sleep(NEVER_S)
-        await self.certificate.keep(self.clock.sleep)
+        await self.certificate.run(self.clock.sleep)
 
     async def count(self) -> list[BudgetChanged]:
         """Take in what happened, bring every account up to it, return what to say about it."""
@@ -268,21 +268,21 @@ class Timekeeper:
         """Take in the journal to its end; return the instant up to which all is known."""
         while True:
             journal = await self.store.unread(TAKE_IN)
-            if journal.lost or journal.known_epoch != journal.epoch:
+            if journal.lost or journal.known_generation != journal.generation:
                 await self._begin_anew()
                 continue
-            if journal.moments:
+            if journal.entries:
                 await self._take_moments(journal)
             elif journal.horizon_ms is not None:
                 return journal.horizon_ms
 
     async def _take_moments(self, journal: Journal) -> None:
         again = [
-            lease for each in journal.moments if each.kind == "restored" for lease in each.leases
+            lease for each in journal.entries if each.kind == "restored" for lease in each.leases
         ]
         accounts, counted_ms = await self._counted(again) if again else ({}, {})
-        await self._know_cards(lease for each in journal.moments for lease in each.leases)
-        found = intake(journal.moments, self._weigh, counted_ms)
+        await self._know_cards(lease for each in journal.entries for lease in each.leases)
+        found = intake(journal.entries, self._weigh, counted_ms)
         await self._write_intake(journal, found, accounts)
 
     async def _begin_anew(self) -> None:
@@ -292,10 +292,10 @@ class Timekeeper:
         if journal.lost:
             logger.error("the journal was cut before it was taken in: leases that ended are lost")
             self.telling.mistake("journal-cut", 1)
-        told = [lease for each in journal.moments for lease in each.leases]
+        told = [lease for each in journal.entries for lease in each.leases]
         await self._know_cards([*live, *told])
         accounts, counted_ms = await self._counted([*live, *told])
-        found = intake(journal.moments, self._weigh, counted_ms)
+        found = intake(journal.entries, self._weigh, counted_ms)
         reconcile(found, live, accounts.values(), self._weigh, counted_ms, seen_ms=self.horizon_ms)
         await self._write_intake(journal, found, accounts)
 
@@ -308,7 +308,7 @@ class Timekeeper:
         ids = {tenure_id(lease): lease.namespace for lease in leases}
         done = await self.store.charged_until(list(ids))
         counted_ms = {
-            id_: max(accounts[name].standing.restored_ms, done.get(id_, 0))
+            id_: max(accounts[name].state.restored_ms, done.get(id_, 0))
             for id_, name in ids.items()
         }
         return accounts, counted_ms
@@ -320,7 +320,7 @@ class Timekeeper:
         accounts: Mapping[Namespace, Account],
     ) -> None:
         taken = [
-            Taken(
+            AccountChange(
                 namespace=name,
                 held=tuple(each.held.values()),
                 ended=each.ended,
@@ -377,21 +377,20 @@ class Timekeeper:
                 return None
             account = self.accounts[namespace] = trimmed(applied(account, update), budget, now_ms)
         seen = balance(account, budget, now_ms)
-        changed = differs(before.standing, account.standing)
+        changed = differs(before.state, account.state)
         await self.telling.tell(budget, account, seen, changed=changed)
         if budget.share != 1:
             self.weighted.add(namespace)
         again = again and (budget.limit_units is not None or namespace in self.weighted)
         reweighted = budget.share != (before.budget.share if before.budget else 1)
         if changed or reweighted or again:
-            return told(budget, account, seen, previous=before.standing)
+            return told(budget, account, seen, previous=before.state)
         return None
 
     def _report_late(self, account: Account, now_ms: int) -> None:
-        behind = [now_ms - each.charged_ms for each in account.tenures]
+        behind = [now_ms - each.charged_ms for each in account.leases]
         backwards = sum(
-            each.ended_ms is not None and each.ended_ms < each.charged_ms
-            for each in account.tenures
+            each.ended_ms is not None and each.ended_ms < each.charged_ms for each in account.leases
         )
         if backwards:
             self.telling.mistake("ended-before-charged", backwards)

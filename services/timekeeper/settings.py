@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from shared.credentials.authorization import MANNERS, is_loopback
+from shared.credentials.authorization import AUTH_MODES, is_loopback
 from shared.model.errors import RequestError
 from shared.runtime.settings import LedgerSettings, setting
 
@@ -59,8 +59,8 @@ class TimekeeperSettings(LedgerSettings):
 
     def check(self) -> None:
         """Raise RequestError for settings that contradict each other or would let anybody in."""
-        if self.manner not in MANNERS:
-            raise RequestError(f"--auth {self.auth!r} is none of {', '.join(MANNERS)}")
+        if self.manner not in AUTH_MODES:
+            raise RequestError(f"--auth {self.auth!r} is none of {', '.join(AUTH_MODES)}")
         if (self.manner == "tokens") != (self.tokens is not None):
             raise RequestError("--auth tokens and --tokens FILE need each other")
         if self.manner == "none" and not is_loopback(self.api):

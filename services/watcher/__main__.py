@@ -6,7 +6,7 @@ from services.watcher.quotas import load_file
 from services.watcher.service import Watcher
 from services.watcher.settings import WatcherSettings, load_rules
 from services.watcher.sources import FreshListing, GroupReflectors, NodeReflector, PodReflector
-from shared.kubernetes.client import Kube
+from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.model.clock import SystemClock
 from shared.nats.bus import Bus
@@ -18,11 +18,11 @@ async def watch(settings: WatcherSettings) -> None:
     """Build the watcher from real parts and serve it until told to stop."""
     rules, schedulers = load_rules(settings), frozenset(settings.schedulers)
     async with (
-        Kube(load_credentials(settings.kubeconfig)) as kube,
+        KubernetesClient(load_credentials(settings.kubeconfig)) as kube,
         Bus.connect_later(
             settings.nats_url,
             name="watcher",
-            keys=settings.nats_keys("watcher"),
+            keys=settings.nats_client_credentials("watcher"),
             keeps_stream=True,
             copies=settings.nats_copies,
         ) as bus,

@@ -8,11 +8,17 @@ from dataclasses import replace
 from services.watcher.observed_pod import PodSeen
 from services.watcher.pod_groups import GroupNews, Groups
 from shared.model.events.node_events import DeviceReported
-from shared.model.events.pod_events import NodeChanged, PodGated, PodGone, PodQueued, PodRejected
+from shared.model.events.pod_events import (
+    NodeChanged,
+    PodGated,
+    PodQueued,
+    PodRejected,
+    PodTerminated,
+)
 from shared.model.names import NodeName, PodUid
 from shared.model.node import NodeFacts
 
-PodEvent = PodQueued | PodRejected | PodGated | PodGone
+PodEvent = PodQueued | PodRejected | PodGated | PodTerminated
 TURNS = 24
 """Explained pods are told of again in so many turns."""
 
@@ -102,7 +108,7 @@ class Pods:
         """Complete a node's facts with what its pods take."""
         return replace(
             node,
-            occupied={key: n for key, n in self.occupied.get(node.name, {}).items() if n},
+            used_by_others={key: n for key, n in self.occupied.get(node.name, {}).items() if n},
             host_ports=tuple(sorted(key for key, n in self.ports.get(node.name, {}).items() if n)),
         )
 
@@ -156,7 +162,7 @@ class Nodes:
         last = self.told.pop(name, None)
         if last is None:
             return []
-        return [NodeChanged(facts=last, gone=True, seen_at=now_s)]
+        return [NodeChanged(node=last, deleted=True, observed_at=now_s)]
 
     def occupied(self, *, now_s: float) -> list[NodeChanged]:
         """Tell of the nodes whose pods changed what they take."""
@@ -175,7 +181,7 @@ class Nodes:
             facts = self.pods.carried(self.seen[name])
             if self.told.get(name) != facts:
                 self.told[name] = facts
-                changes.append(NodeChanged(facts=facts, seen_at=now_s))
+                changes.append(NodeChanged(node=facts, observed_at=now_s))
         return changes
 
 
@@ -249,8 +255,8 @@ def _gated(pod: PodSeen, *, offer: int = 0) -> PodGated:
     )
 
 
-def _gone(pod: PodSeen) -> PodGone:
-    return PodGone(
+def _gone(pod: PodSeen) -> PodTerminated:
+    return PodTerminated(
         pod=pod.pod,
         namespace=pod.namespace,
         name=pod.name,

@@ -2,14 +2,14 @@
 
 from shared.dialects import BOOKED_RESOURCES, cordoned_devices
 from shared.dialects.volcano import device_register
-from shared.kubernetes.types import Node
+from shared.kubernetes.types import ApiNode
 from shared.model.events.node_events import DeviceReported
 from shared.model.names import NodeName
 from shared.model.node import AGENT_ANNOTATION, NodeFacts, Taint
 from shared.model.quantity import parse_available
 
 
-def read(node: Node) -> NodeFacts:
+def read(node: ApiNode) -> NodeFacts:
     """Read one node. Raises RequestError for a quantity that is none."""
     allocatable = parse_available(node.status.allocatable)
     return NodeFacts(
@@ -21,12 +21,14 @@ def read(node: Node) -> NodeFacts:
         ),
         unschedulable=node.spec.unschedulable,
         allocatable={key: n for key, n in allocatable.items() if key not in BOOKED_RESOURCES},
-        unserved=tuple(sorted(key for key in BOOKED_RESOURCES if allocatable.get(key) == 0)),
-        closed_devices=cordoned_devices(node.metadata.annotations),
+        unserved_resources=tuple(
+            sorted(key for key in BOOKED_RESOURCES if allocatable.get(key) == 0)
+        ),
+        excluded_devices=cordoned_devices(node.metadata.annotations),
     )
 
 
-def foreign_devices(node: Node, *, now_s: float) -> DeviceReported | None:
+def foreign_devices(node: ApiNode, *, now_s: float) -> DeviceReported | None:
     """Return what Volcano's own device plugin registered; None where an agent of ours reports.
 
     Such a node fails closed: no annotation, no slot in allocatable, or a plugin that a scheduler of
@@ -41,5 +43,5 @@ def foreign_devices(node: Node, *, now_s: float) -> DeviceReported | None:
         devices=device_register.registered_devices(notes, allocatable, now_s=now_s),
         served=device_register.SERVED,
         reported_at=now_s,
-        foreign=True,
+        other_plugin=True,
     )

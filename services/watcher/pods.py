@@ -15,12 +15,12 @@ from services.watcher.observed_pod import PodSeen
 from shared.dialects import BOOKED_RESOURCES, READ_ANNOTATIONS, READ_LABELS, pod_groups, read_pod
 from shared.dialects.dialect import ContainerAsks, PodAsks, Rules
 from shared.dialects.reserved import names_devices, opens_devices
-from shared.kubernetes.types import Affinity, Container, NodeSelectorTerm, Pod
+from shared.kubernetes.types import Affinity, ApiPod, Container, NodeSelectorTerm
 from shared.model.errors import RequestError
 from shared.model.lease_copy import ANNOTATION
 from shared.model.names import BUDGET_GATE, Namespace, NodeName, PodUid
 from shared.model.quantity import check_amount, parse_resources
-from shared.model.request import NodeDemands, NodeTerm, PodRequest, Toleration
+from shared.model.request import NodeRequirements, NodeTerm, PodRequest, Toleration
 from shared.model.trace_context import ADMISSION, is_traceparent
 
 TEMPLATES = 4096
@@ -61,7 +61,7 @@ class PodReader:
         self._encode = msgspec.msgpack.Encoder().encode
         self._asked: OrderedDict[bytes, _Asked] = OrderedDict()
 
-    def read(self, pod: Pod) -> PodSeen:
+    def read(self, pod: ApiPod) -> PodSeen:
         """Read one pod. A request that cannot be read becomes the pod's `fault`, not an error."""
         meta, spec, status = pod.metadata, pod.spec, pod.status
         ours = spec.scheduler_name in self.schedulers
@@ -92,7 +92,7 @@ class PodReader:
             admitted=_admitted(meta.annotations),
         )
 
-    def _remembered(self, pod: Pod, *, ours: bool) -> _Asked:
+    def _remembered(self, pod: ApiPod, *, ours: bool) -> _Asked:
         spec, notes, labels = pod.spec, pod.metadata.annotations, pod.metadata.labels
         key = self._encode(
             (
@@ -119,7 +119,7 @@ class PodReader:
                 self._asked.popitem(last=False)
         return asked
 
-    def _ask(self, pod: Pod, *, ours: bool) -> _Asked:
+    def _ask(self, pod: ApiPod, *, ours: bool) -> _Asked:
         ports = tuple(
             f"{port.protocol}/{port.host_port}"
             for container in pod.spec.containers
@@ -138,7 +138,7 @@ class PodReader:
         return _Asked(resources, ports, request, group=group)
 
 
-def check_openings(pod: Pod, *, allow_privileged: bool) -> None:
+def check_openings(pod: ApiPod, *, allow_privileged: bool) -> None:
     """Raise RequestError for a pod that would see devices which its lease does not say.
 
     The webhook denies such a pod; this is for those that were created while it was away. Reserved
@@ -172,13 +172,13 @@ def _admitted(annotations: Mapping[str, str]) -> str:
     return said if is_traceparent(said) else ""
 
 
-def _group(pod: Pod) -> pod_groups.GroupNamed | None:
+def _group(pod: ApiPod) -> pod_groups.GroupNamed | None:
     meta = pod.metadata
     return pod_groups.read_group(Namespace(meta.namespace), meta.annotations, meta.labels)
 
 
 def _request(
-    pod: Pod, resources: Mapping[str, int], host_ports: tuple[str, ...], rules: Rules
+    pod: ApiPod, resources: Mapping[str, int], host_ports: tuple[str, ...], rules: Rules
 ) -> PodRequest:
     asked = [
         ContainerAsks(
@@ -202,16 +202,16 @@ def _request(
         rules,
     )
     demands = demands_of(pod, host_ports)
-    selector = sorted({*demands.selector, *request.demands.selector})
+    selector = sorted({*demands.selector, *request.node_requirements.selector})
     return replace(
         request,
         resources=resources,
-        demands=replace(demands, selector=tuple(selector)),
+        node_requirements=replace(demands, selector=tuple(selector)),
         priority=pod.spec.priority or 0,
     )
 
 
-def pod_resources(pod: Pod) -> dict[str, int]:
+def pod_resources(pod: ApiPod) -> dict[str, int]:
     """Return what the pod takes of a node, dialects' resources left out.
 
     Raises RequestError for a quantity that is none, and for more than can be counted.
@@ -246,13 +246,13 @@ def _raise_to(largest: dict[str, int], wanted: Mapping[str, int]) -> None:
         largest[key] = max(largest.get(key, 0), amount)
 
 
-def demands_of(pod: Pod, host_ports: tuple[str, ...]) -> NodeDemands:
+def demands_of(pod: ApiPod, host_ports: tuple[str, ...]) -> NodeRequirements:
     """Return what the pod demands of its node besides resources."""
     spec = pod.spec
     affinity = spec.affinity or Affinity()
     node = affinity.node_affinity
     required = node.required.node_selector_terms if node and node.required else ()
-    return NodeDemands(
+    return NodeRequirements(
         selector=tuple(sorted(spec.node_selector.items())),
         required=tuple(_terms(term) for term in required),
         preferred=tuple((p.weight, _terms(p.preference)) for p in node.preferred) if node else (),
@@ -273,7 +273,7 @@ def _terms(term: NodeSelectorTerm) -> tuple[NodeTerm, ...]:
     )
 
 
-def _unsupported(pod: Pod, affinity: Affinity) -> Iterable[str]:
+def _unsupported(pod: ApiPod, affinity: Affinity) -> Iterable[str]:
     for name, wish in (
         ("podAffinity", affinity.pod_affinity),
         ("podAntiAffinity", affinity.pod_anti_affinity),

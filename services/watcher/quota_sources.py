@@ -15,9 +15,9 @@ import msgspec
 
 from services.watcher import quotas
 from shared.dialects.tencent import gpu_quota
-from shared.kubernetes.client import Kube
+from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError
-from shared.kubernetes.known_objects import Appeared, Changed, Gone
+from shared.kubernetes.known_objects import ObjectAdded, ObjectDeleted, ObjectUpdated
 from shared.kubernetes.reflector import Reflector
 from shared.kubernetes.types import ObjectMeta
 from shared.model.errors import RequestError
@@ -44,7 +44,7 @@ class _Item(msgspec.Struct, frozen=True):
 class QuotaReflectors:
     """All quotas: objects come before the ConfigMap, and that before the file."""
 
-    kube: Kube
+    kube: KubernetesClient
     file: Mapping[Namespace, Quota] = field(default_factory=dict)
     objects: dict[Namespace, Quota] = field(default_factory=dict)
     config: dict[Namespace, Quota] = field(default_factory=dict)
@@ -91,9 +91,9 @@ class QuotaReflectors:
                     async for batch in batches:
                         for change in batch:
                             match change:
-                                case Appeared(item=item) | Changed(item=item):
+                                case ObjectAdded(item=item) | ObjectUpdated(item=item):
                                     _take(take, item, gone=False)
-                                case Gone(item=item):
+                                case ObjectDeleted(item=item):
                                     _take(take, item, gone=True)
                                 case _:
                                     synced.set()

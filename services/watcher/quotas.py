@@ -13,7 +13,7 @@ from shared.model.errors import RequestError
 from shared.model.lease import MIB
 from shared.model.names import Namespace
 from shared.model.quantity import MOST, parse_count
-from shared.model.quota import Limits, Quota
+from shared.model.quota import Quota, QuotaLimits
 
 API_VERSION = "leasehold.dev/v1alpha1"
 KIND = "GPUQuota"
@@ -120,7 +120,7 @@ def _read_object(item: Any) -> Quota:
     return read_spec(Namespace(read.metadata.name), read.spec)
 
 
-def _limits(read: _Limits, place: str) -> Limits:
+def _limits(read: _Limits, place: str) -> QuotaLimits:
     memory = None if read.max_memory is None else parse_count(read.max_memory) // MIB
     for name, number in (
         ("maxCorePercent", read.max_core_percent),
@@ -131,7 +131,7 @@ def _limits(read: _Limits, place: str) -> Limits:
         if number is not None and number < 0:
             raise RequestError(f"{place}.{name} may not be below 0")
     percent = read.max_core_percent
-    return Limits(
+    return QuotaLimits(
         cores_milli=_counted(None if percent is None else 10 * percent),
         milli_gpu=_counted(read.max_milli_gpu),
         memory_mib=_counted(memory),

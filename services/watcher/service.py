@@ -16,13 +16,13 @@ from shared.model.events.node_events import DeviceReported
 from shared.model.events.pod_events import (
     BindingFailed,
     LedgerRebuilt,
-    ListingWanted,
     NodeChanged,
-    PodGone,
     PodQueued,
     PodRejected,
     PodsListed,
-    QuotasTold,
+    PodTerminated,
+    QuotasUpdated,
+    ResyncRequested,
 )
 from shared.model.names import NodeName
 from shared.model.node import NodeFacts
@@ -31,7 +31,7 @@ from shared.runtime.service import emits, handles
 
 logger = logging.getLogger(__name__)
 
-ToldAgain = PodsListed | NodeChanged | DeviceReported | QuotasTold | PodEvent
+ToldAgain = PodsListed | NodeChanged | DeviceReported | QuotasUpdated | PodEvent
 
 OCCUPATION_S = 0.2
 """Changes of what pods take of a node are gathered for this long."""
@@ -142,7 +142,7 @@ class Watcher:
                 yield events
 
     @emits
-    async def watch_quotas(self) -> AsyncIterator[Sequence[QuotasTold]]:
+    async def watch_quotas(self) -> AsyncIterator[Sequence[QuotasUpdated]]:
         """Tell of quotas whenever they change."""
         async for quotas in self.quota_source.batches():
             self.quotas = quotas
@@ -221,7 +221,9 @@ class Watcher:
                 yield events
 
     @handles
-    async def want_listing(self, events: Sequence[ListingWanted | LedgerRebuilt]) -> list[PodGone]:
+    async def want_listing(
+        self, events: Sequence[ResyncRequested | LedgerRebuilt]
+    ) -> list[PodTerminated]:
         """Remember that everything is to be told again."""
         for event in events:
             logger.info("everything is told again: %s", event)
@@ -237,10 +239,10 @@ class Watcher:
     def _again(self, *, unexplained_before: float | None = None) -> list[PodEvent]:
         return self.pods.again(self._number(), unexplained_before=unexplained_before)
 
-    def _told_quotas(self) -> list[QuotasTold]:
+    def _told_quotas(self) -> list[QuotasUpdated]:
         if self.quotas is None:
             return []
-        return [QuotasTold(quotas=self.quotas, told_at=self.clock.now())]
+        return [QuotasUpdated(quotas=self.quotas, read_at=self.clock.now())]
 
     def _number(self) -> int:
         """Return what no telling was numbered with before."""

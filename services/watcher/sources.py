@@ -15,11 +15,11 @@ from services.watcher import nodes, pods
 from services.watcher.observed_pod import PodSeen
 from services.watcher.pod_groups import GroupNews, cannot_read
 from shared.dialects.pod_groups import PATHS, GroupKind
-from shared.kubernetes.client import Kube
+from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError
-from shared.kubernetes.known_objects import Appeared, Changed, Gone
+from shared.kubernetes.known_objects import ObjectAdded, ObjectDeleted, ObjectUpdated
 from shared.kubernetes.reflector import Reflector
-from shared.kubernetes.types import Node, Pod, PodGroup
+from shared.kubernetes.types import ApiNode, ApiPod, PodGroup
 from shared.model.errors import LeaseholdError, RequestError
 from shared.model.events.node_events import DeviceReported
 from shared.model.events.pod_events import BoundPod, PodsListed
@@ -44,34 +44,34 @@ LEASE_BYTES = 64 * 1024
 class PodReflector:
     """Pods through a reflector."""
 
-    kube: Kube
+    kube: KubernetesClient
     reader: pods.PodReader
     synced: bool = False
     last: dict[PodUid, PodSeen] = field(default_factory=dict)
 
     async def batches(self) -> AsyncIterator[list[tuple[PodSeen | None, PodSeen | None]]]:
         """Yield (now, before) of every change."""
-        reflector = Reflector(self.kube, "/api/v1/pods", Pod)
+        reflector = Reflector(self.kube, "/api/v1/pods", ApiPod)
         async with aclosing(reflector.batches()) as batches:
             async for batch in batches:
                 seen: list[tuple[PodSeen | None, PodSeen | None]] = []
                 for change in batch:
                     match change:
-                        case Appeared(item=item) | Changed(item=item):
+                        case ObjectAdded(item=item) | ObjectUpdated(item=item):
                             seen.append(self._seen(item))
-                        case Gone(item=item):
+                        case ObjectDeleted(item=item):
                             seen.append((None, self._forget(item)))
                         case _:
                             self.synced = True
                 yield seen
 
-    def _seen(self, pod: Pod) -> tuple[PodSeen, PodSeen | None]:
+    def _seen(self, pod: ApiPod) -> tuple[PodSeen, PodSeen | None]:
         now = self.reader.read(pod)
         before = self.last.get(now.pod)
         self.last[now.pod] = now
         return now, before
 
-    def _forget(self, pod: Pod) -> PodSeen:
+    def _forget(self, pod: ApiPod) -> PodSeen:
         known = self.last.pop(PodUid(pod.metadata.uid), None)
         return known or self.reader.read(pod)
 
@@ -80,28 +80,30 @@ class PodReflector:
 class NodeReflector:
     """Nodes through a reflector."""
 
-    kube: Kube
+    kube: KubernetesClient
     synced: bool = False
 
     async def batches(
         self,
     ) -> AsyncIterator[list[tuple[NodeName, NodeFacts | None, DeviceReported | None]]]:
         """Yield every change: the node's facts, or none when it is gone."""
-        reflector = Reflector(self.kube, "/api/v1/nodes", Node)
+        reflector = Reflector(self.kube, "/api/v1/nodes", ApiNode)
         async with aclosing(reflector.batches()) as batches:
             async for batch in batches:
                 seen: list[tuple[NodeName, NodeFacts | None, DeviceReported | None]] = []
                 for change in batch:
                     match change:
-                        case Appeared(item=item) | Changed(item=item):
+                        case ObjectAdded(item=item) | ObjectUpdated(item=item):
                             seen += self._read(item)
-                        case Gone(item=item):
+                        case ObjectDeleted(item=item):
                             seen.append((NodeName(item.metadata.name), None, None))
                         case _:
                             self.synced = True
                 yield seen
 
-    def _read(self, node: Node) -> list[tuple[NodeName, NodeFacts | None, DeviceReported | None]]:
+    def _read(
+        self, node: ApiNode
+    ) -> list[tuple[NodeName, NodeFacts | None, DeviceReported | None]]:
         try:
             facts = nodes.read(node)
             return [(facts.name, facts, nodes.foreign_devices(node, now_s=time.time()))]
@@ -118,7 +120,7 @@ class GroupReflectors:
     and one a second while pods come that name such a group.
     """
 
-    kube: Kube
+    kube: KubernetesClient
     look_s: float = LOOK_S
     _looked_at: float = -GLANCE_S
     _seen: dict[GroupKind, asyncio.Event] = field(
@@ -177,9 +179,9 @@ class GroupReflectors:
                 listed, sizes = False, dict[str, int | None]()
                 for change in batch:
                     match change:
-                        case Appeared(item=item) | Changed(item=item):
+                        case ObjectAdded(item=item) | ObjectUpdated(item=item):
                             sizes[_key(item)] = item.spec.min_member
-                        case Gone(item=item):
+                        case ObjectDeleted(item=item):
                             sizes[_key(item)] = None
                         case _:
                             listed = True
@@ -194,7 +196,7 @@ def _key(group: PodGroup) -> str:
 class FreshListing:
     """Bound pods of ours, listed now: never from what a watch may have missed."""
 
-    kube: Kube
+    kube: KubernetesClient
     schedulers: frozenset[str]
 
     async def pieces(self) -> AsyncIterator[PodsListed]:
@@ -209,7 +211,7 @@ class FreshListing:
                 limit=PAGE,
                 continue_token=token,
             )
-            pods_here = (msgspec.json.decode(raw, type=Pod) for raw in page.items or ())
+            pods_here = (msgspec.json.decode(raw, type=ApiPod) for raw in page.items or ())
             bound += [self._bound(pod) for pod in pods_here if self._ours(pod)]
             token = page.metadata.continue_
             if not token:
@@ -217,18 +219,18 @@ class FreshListing:
         pieces = _pieces(bound)
         for number, piece in enumerate(pieces):
             yield PodsListed(
-                listing=listing,
-                piece=number,
-                pieces=len(pieces),
+                listing_id=listing,
+                chunk=number,
+                chunks=len(pieces),
                 pods=tuple(piece),
                 listed_at=began,
             )
 
-    def _ours(self, pod: Pod) -> bool:
+    def _ours(self, pod: ApiPod) -> bool:
         over = pod.status.phase in {"Succeeded", "Failed"}
         return pod.spec.scheduler_name in self.schedulers and not over
 
-    def _bound(self, pod: Pod) -> BoundPod:
+    def _bound(self, pod: ApiPod) -> BoundPod:
         lease = pod.metadata.annotations.get(ANNOTATION, "")
         return BoundPod(
             pod=PodUid(pod.metadata.uid),

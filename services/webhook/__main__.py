@@ -10,9 +10,9 @@ from services.webhook.server import Leaving, listening
 from services.webhook.service import Webhook
 from services.webhook.settings import ABOUT, EXAMPLES, WebhookSettings
 from services.webhook.tracing import ReviewSpans
-from shared.credentials.certificate_rotation import Shown
+from shared.credentials.certificate_rotation import ServingCertificate
 from shared.credentials.certificate_stores import DirectoryStore, SecretStore
-from shared.kubernetes.client import Kube
+from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.model.clock import SystemClock
 from shared.nats.bus import Bus
@@ -28,14 +28,14 @@ async def admit(settings: WebhookSettings) -> None:
     """
     policy, tls_dir = settings.policy, settings.tls_dir
     async with (
-        Kube(load_credentials(settings.kubeconfig)) as kube,
+        KubernetesClient(load_credentials(settings.kubeconfig)) as kube,
         Bus.connect_later(
-            settings.nats_url, name="webhook", keys=settings.nats_keys("webhook")
+            settings.nats_url, name="webhook", keys=settings.nats_client_credentials("webhook")
         ) as bus,
     ):
         store = DirectoryStore(tls_dir) if tls_dir else SecretStore(kube, *settings.secret_name)
         registration = Registration(kube)
-        shown = Shown(store, registration, settings.names, lambda: datetime.now(UTC))
+        shown = ServingCertificate(store, registration, settings.names, lambda: datetime.now(UTC))
         clock, tally = SystemClock(), metrics.PrometheusTally()
         keys, classes = ClusterKeys(kube), ClusterClasses(kube)
         tracing = open_tracing("webhook", settings)
@@ -46,7 +46,7 @@ async def admit(settings: WebhookSettings) -> None:
         async with listening(webhook.review, settings.listen, shown.context, leaving) as (_, port):
             if settings.url:
                 registration.url = f"{settings.url.rstrip('/')}:{port}{PATH}"
-            probes = {"certificate": shown.missing}
+            probes = {"certificate": shown.unready_reason}
             await serve(
                 "webhook",
                 webhook,

@@ -8,7 +8,7 @@ from urllib.parse import quote
 import msgspec
 
 from services.webhook.pods import Source
-from shared.kubernetes.client import Kube
+from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError
 from shared.model.errors import RequestError
 
@@ -37,7 +37,7 @@ class _Classes(msgspec.Struct, frozen=True):
 class ClusterClasses:
     """Priority classes, from the API server."""
 
-    def __init__(self, kube: Kube) -> None:
+    def __init__(self, kube: KubernetesClient) -> None:
         self.kube = kube
 
     async def usual(self) -> str:
@@ -53,7 +53,7 @@ class ClusterClasses:
 class ClusterKeys:
     """Keys of config maps, from the API server."""
 
-    def __init__(self, kube: Kube) -> None:
+    def __init__(self, kube: KubernetesClient) -> None:
         self.kube = kube
 
     async def keys(self, namespace: str, source: Source) -> frozenset[str] | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from services.webhook.pods import ContainerSeen
 from shared.dialects import OWN_RESOURCES
 from shared.model.device import MIB
-from shared.model.events.pod_events import LargestTold
+from shared.model.events.pod_events import LargestDeviceReported
 from shared.model.request import GpuRequest
 
 STALE_S = 120.0
@@ -31,7 +31,7 @@ class LargestHeard:
         self._heard: dict[tuple[int, int], float] = {}
         """When each pair of MiB and units was heard last."""
 
-    def note(self, told: LargestTold, heard_at: float) -> None:
+    def note(self, told: LargestDeviceReported, heard_at: float) -> None:
         """Remember what was told, and when it was heard (in the reader's own ticks, seconds)."""
         self._heard[told.memory_mib, told.memory_units] = heard_at
 

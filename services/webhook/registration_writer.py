@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 
 from services.webhook.registration import NAME, configuration
-from shared.kubernetes.client import Kube
-from shared.kubernetes.errors import KubeConflictError, NotFoundError
+from shared.kubernetes.client import KubernetesClient
+from shared.kubernetes.errors import KubernetesConflictError, NotFoundError
 from shared.model.errors import UnavailableError
 
 CONFIGURATIONS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
@@ -34,7 +34,7 @@ class _Configuration(msgspec.Struct):
 class Registration:
     """The MutatingWebhookConfiguration."""
 
-    def __init__(self, kube: Kube, *, url: str = "") -> None:
+    def __init__(self, kube: KubernetesClient, *, url: str = "") -> None:
         self.kube = kube
         self.url = url
         """Where the webhook is reached; empty: the configuration is installed by the operator."""
@@ -68,7 +68,7 @@ class Registration:
                 await self.kube.patch_json(
                     path, [{**test, "value": found.metadata.version}, *operations]
                 )
-            except KubeConflictError as error:
+            except KubernetesConflictError as error:
                 raise UnavailableError("the registration was changed meanwhile") from error
 
     def _client(self, bundle: str) -> dict[str, str]:

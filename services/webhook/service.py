@@ -14,7 +14,7 @@ from services.webhook.pods import PodSeen, Source, read_pod
 from services.webhook.reviews import answered, is_new_pod, request_of
 from shared.model.clock import Clock
 from shared.model.errors import RequestError
-from shared.model.events.pod_events import BudgetChanged, LargestTold
+from shared.model.events.pod_events import BudgetChanged, LargestDeviceReported
 from shared.model.names import BUDGET_GATE, Namespace
 from shared.model.trace_context import ADMISSION
 from shared.runtime.service import handles, loops
@@ -44,14 +44,14 @@ class Classes(Protocol):
         ...
 
 
-class Showing(Protocol):
+class ServingCertificateRunner(Protocol):
     """The certificate."""
 
-    def missing(self) -> str | None:
+    def unready_reason(self) -> str | None:
         """Say what keeps the webhook from being called, or None."""
         ...
 
-    async def keep(self, pause: Any) -> None:
+    async def run(self, pause: Any) -> None:
         """Keep it valid."""
         ...
 
@@ -80,7 +80,7 @@ class Webhook:
         policy: Policy,
         keys: Keys,
         classes: Classes,
-        showing: Showing,
+        showing: ServingCertificateRunner,
         tally: Tally,
         clock: Clock,
         reviews: Reviews,
@@ -104,7 +104,7 @@ class Webhook:
             self.budgets[event.namespace] = event, self.clock.ticks()
 
     @handles
-    async def note_largest(self, events: Sequence[LargestTold]) -> None:
+    async def note_largest(self, events: Sequence[LargestDeviceReported]) -> None:
         """Remember how large the largest device is."""
         for event in events:
             self.largest.note(event, self.clock.ticks())
@@ -112,7 +112,7 @@ class Webhook:
     @loops
     async def keep_certificate(self) -> None:
         """Keep the certificate valid and trusted."""
-        await self.showing.keep(self.clock.sleep)
+        await self.showing.run(self.clock.sleep)
 
     @loops
     async def know_usual_class(self) -> None:

@@ -11,14 +11,14 @@ from typing import Any, Protocol
 
 import msgspec
 
-from shared.credentials.tokens import EVERYTHING, Access
-from shared.kubernetes.client import Kube
+from shared.credentials.tokens import EVERYTHING, AccessTokens
+from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.token_reviews import TokenUser, review_token
 from shared.model.clock import Clock
 from shared.model.errors import RequestError
 from shared.model.names import Namespace
 
-MANNERS = ("none", "tokens", "kube")
+AUTH_MODES = ("none", "tokens", "kube")
 """What `--auth` may say."""
 REMEMBER_S = 30.0
 """So long an answer of the API server is believed."""
@@ -44,15 +44,15 @@ class Viewer(Protocol):
         ...
 
 
-class Door(Protocol):
+class Authenticator(Protocol):
     """Lets viewers in."""
 
     @property
-    def is_open(self) -> bool:
+    def is_anonymous(self) -> bool:
         """Whether no token is wanted."""
         ...
 
-    async def admit(self, token: str) -> Viewer | None:
+    async def authenticate(self, token: str) -> Viewer | None:
         """Return who bears a token, or None if nobody known does."""
         ...
 
@@ -84,24 +84,24 @@ class ScopedViewer:
 
 
 @dataclass(frozen=True, slots=True)
-class OpenDoor:
+class AnonymousAuthenticator:
     """Anybody who reaches it sees everything: for loopback addresses."""
 
-    is_open: bool = True
+    is_anonymous: bool = True
 
-    async def admit(self, token: str) -> Viewer | None:
+    async def authenticate(self, token: str) -> Viewer | None:
         """Let them in."""
         return ScopedViewer(frozenset({EVERYTHING}))
 
 
 @dataclass(frozen=True, slots=True)
-class TokenDoor:
+class TokenAuthenticator:
     """Bearers of tokens from a file."""
 
-    access: Access
-    is_open: bool = False
+    access: AccessTokens
+    is_anonymous: bool = False
 
-    async def admit(self, token: str) -> Viewer | None:
+    async def authenticate(self, token: str) -> Viewer | None:
         """Return a viewer of the token's namespaces."""
         scopes = self.access.scopes(f"Bearer {token}")
         return ScopedViewer(scopes, grants=EVERYTHING in scopes) if scopes else None
@@ -116,7 +116,7 @@ class _AccessReview(msgspec.Struct, frozen=True):
 
 
 @dataclass(slots=True)
-class _Memory:
+class _ReviewCache:
     """Answers that are believed for a while."""
 
     clock: Clock
@@ -132,18 +132,18 @@ class _Memory:
         self.answers[question] = (self.clock.now() + REMEMBER_S, answer)
 
 
-class KubeDoor:
+class KubernetesAuthenticator:
     """Bearers of tokens that the API server knows; it also says whose pods they may get."""
 
-    is_open = False
+    is_anonymous = False
 
-    def __init__(self, kube: Kube, clock: Clock) -> None:
+    def __init__(self, kube: KubernetesClient, clock: Clock) -> None:
         self._kube = kube
-        self._tokens = _Memory(clock)
-        self._rights = _Memory(clock)
+        self._tokens = _ReviewCache(clock)
+        self._rights = _ReviewCache(clock)
         self._gate = asyncio.Semaphore(QUESTIONS_AT_ONCE)
 
-    async def admit(self, token: str) -> Viewer | None:
+    async def authenticate(self, token: str) -> Viewer | None:
         """Ask whose token it is. Raises UnavailableError if the API server does not answer."""
         if not token:
             return None
@@ -152,7 +152,7 @@ class KubeDoor:
         if known is None:
             known = await review_token(self._kube, token)
             self._tokens.keep(digest, known)
-        return KubeViewer(self, known.user) if known.authenticated else None
+        return KubernetesViewer(self, known.user) if known.authenticated else None
 
     async def may_get_pods(self, user: TokenUser, namespace: str) -> bool:
         """Ask whether a user may `get pods` of a namespace; of all if it is empty."""
@@ -189,10 +189,10 @@ class KubeDoor:
 
 
 @dataclass(frozen=True, slots=True)
-class KubeViewer:
+class KubernetesViewer:
     """A user of the API server."""
 
-    door: KubeDoor
+    door: KubernetesAuthenticator
     user: TokenUser
 
     @property

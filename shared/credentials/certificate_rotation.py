@@ -14,17 +14,23 @@ from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
-from shared.credentials.certificate_stores import Store
-from shared.credentials.serving_certificate import Bundle, ends_at, is_due, is_valid, make
+from shared.credentials.certificate_stores import CertificateStore
+from shared.credentials.serving_certificate import (
+    CertificateBundle,
+    ends_at,
+    is_due,
+    is_valid,
+    make,
+)
 from shared.model.errors import LeaseholdError
 
 logger = logging.getLogger(__name__)
 
-LOOK_S = 10.0
+REFRESH_S = 10.0
 PAUSE_S = 1.0
 
 
-class Registering(Protocol):
+class TrustDistributor(Protocol):
     """Where clients find what they are to trust."""
 
     async def trust(self, authorities: bytes) -> None:
@@ -32,13 +38,13 @@ class Registering(Protocol):
         ...
 
 
-class Shown:
+class ServingCertificate:
     """The certificate that this replica shows; its context serves every new connection."""
 
     def __init__(
         self,
-        store: Store,
-        registering: Registering,
+        store: CertificateStore,
+        registering: TrustDistributor,
         names: Sequence[str],
         now: Callable[[], datetime],
     ) -> None:
@@ -48,11 +54,11 @@ class Shown:
         self.now = now
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.minimum_version = ssl.TLSVersion.TLSv1_2
-        self.bundle: Bundle | None = None
-        self._coming: Bundle | None = None
+        self.bundle: CertificateBundle | None = None
+        self._coming: CertificateBundle | None = None
         """Clients have been told of it; it is shown at the next look."""
 
-    def missing(self) -> str | None:
+    def unready_reason(self) -> str | None:
         """Say what keeps the server from being called, or None."""
         if self.bundle is None:
             return "no certificate yet"
@@ -63,7 +69,7 @@ class Shown:
         """Return when the certificate that is shown ends, Unix seconds; 0 without one."""
         return ends_at(self.bundle) if self.bundle else 0.0
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Make, replace or take over the bundle where that is due, and have it trusted."""
         stored = await self.store.load()
         now = self.now()
@@ -76,7 +82,7 @@ class Shown:
         if stored != self.bundle and not self._is_news(stored, now):
             await asyncio.to_thread(self._show, stored)
 
-    def _is_news(self, stored: Bundle, now: datetime) -> bool:
+    def _is_news(self, stored: CertificateBundle, now: datetime) -> bool:
         """Say whether clients may not have read yet whom to trust, and the one shown will do."""
         told, self._coming = self._coming, stored
         shown = self.bundle
@@ -84,7 +90,7 @@ class Shown:
             return False
         return told != stored and stored.authority != shown.authority
 
-    def _show(self, bundle: Bundle) -> None:
+    def _show(self, bundle: CertificateBundle) -> None:
         with tempfile.TemporaryDirectory() as directory:
             chain = Path(directory) / "tls.pem"  # ssl reads files only
             chain.touch(mode=0o600)
@@ -92,13 +98,13 @@ class Shown:
             self.context.load_cert_chain(chain)
         self.bundle = bundle
 
-    async def keep(self, pause: Callable[[float], Awaitable[None]]) -> None:
+    async def run(self, pause: Callable[[float], Awaitable[None]]) -> None:
         """Look again and again, until cancelled."""
         while True:
             try:
-                await self.look()
+                await self.refresh()
             except LeaseholdError as error:
                 logger.warning("the certificate is looked at again in %g s: %s", PAUSE_S, error)
                 await pause(PAUSE_S)
                 continue
-            await pause(LOOK_S)
+            await pause(REFRESH_S)

@@ -9,9 +9,9 @@ from urllib.parse import quote
 
 import msgspec
 
-from shared.credentials.serving_certificate import Bundle
-from shared.kubernetes.client import Kube
-from shared.kubernetes.errors import KubeConflictError, NotFoundError
+from shared.credentials.serving_certificate import CertificateBundle
+from shared.kubernetes.client import KubernetesClient
+from shared.kubernetes.errors import KubernetesConflictError, NotFoundError
 from shared.model.errors import RequestError
 
 FILES = {
@@ -23,14 +23,14 @@ FILES = {
 """Under which name each part is kept: those of a `kubernetes.io/tls` Secret, where it has one."""
 
 
-class Store(Protocol):
+class CertificateStore(Protocol):
     """One bundle that all replicas see."""
 
-    async def load(self) -> Bundle | None:
+    async def load(self) -> CertificateBundle | None:
         """Return the bundle, or None if there is none yet. Raises RequestError for what is none."""
         ...
 
-    async def save(self, bundle: Bundle, *, after: Bundle | None) -> bool:
+    async def save(self, bundle: CertificateBundle, *, after: CertificateBundle | None) -> bool:
         """Write the bundle if `after` is still the stored one; say whether it was written."""
         ...
 
@@ -41,17 +41,17 @@ class DirectoryStore:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
-    async def load(self) -> Bundle | None:
+    async def load(self) -> CertificateBundle | None:
         """Read the files; all or none are there."""
         paths = {part: self.directory / name for part, name in FILES.items()}
         if not paths["certificate"].exists():
             return None
         try:
-            return Bundle(**{part: path.read_bytes() for part, path in paths.items()})
+            return CertificateBundle(**{part: path.read_bytes() for part, path in paths.items()})
         except OSError as error:
             raise RequestError(f"{error.filename} cannot be read: {error.strerror}") from error
 
-    async def save(self, bundle: Bundle, *, after: Bundle | None) -> bool:
+    async def save(self, bundle: CertificateBundle, *, after: CertificateBundle | None) -> bool:
         """Write the files, the certificate last: it says that the others are there."""
         if await self.load() != after:
             return False
@@ -66,19 +66,19 @@ class DirectoryStore:
         return True
 
 
-class _Metadata(msgspec.Struct):
+class _SecretMetadata(msgspec.Struct):
     version: str = msgspec.field(name="resourceVersion", default="")
 
 
 class _Secret(msgspec.Struct):
-    metadata: _Metadata = msgspec.field(default_factory=_Metadata)
+    metadata: _SecretMetadata = msgspec.field(default_factory=_SecretMetadata)
     data: dict[str, str] | None = None
 
 
 class SecretStore:
     """A Secret; a write is refused by the API server if another replica wrote meanwhile."""
 
-    def __init__(self, kube: Kube, namespace: str, name: str) -> None:
+    def __init__(self, kube: KubernetesClient, namespace: str, name: str) -> None:
         self.kube = kube
         self.namespace = namespace
         self.name = name
@@ -88,7 +88,7 @@ class SecretStore:
     def _secrets(self) -> str:
         return f"/api/v1/namespaces/{quote(self.namespace, safe='')}/secrets"
 
-    async def load(self) -> Bundle | None:
+    async def load(self) -> CertificateBundle | None:
         """Read the Secret; one that holds no certificate yet counts as none."""
         try:
             secret = await self.kube.read(f"{self._secrets}/{quote(self.name, safe='')}", _Secret)
@@ -101,7 +101,7 @@ class SecretStore:
             return None
         return _decoded(data)
 
-    async def save(self, bundle: Bundle, *, after: Bundle | None) -> bool:
+    async def save(self, bundle: CertificateBundle, *, after: CertificateBundle | None) -> bool:
         """Create the Secret, or change the one that was read last."""
         data = {
             name: base64.b64encode(getattr(bundle, part)).decode() for part, name in FILES.items()
@@ -119,14 +119,14 @@ class SecretStore:
             else:
                 body = {"metadata": {"resourceVersion": self._version}, "data": data}
                 await self.kube.patch_merge(f"{self._secrets}/{quote(self.name, safe='')}", body)
-        except KubeConflictError:
+        except KubernetesConflictError:
             return False
         return True
 
 
-def _decoded(data: Mapping[str, str]) -> Bundle:
+def _decoded(data: Mapping[str, str]) -> CertificateBundle:
     try:
-        return Bundle(
+        return CertificateBundle(
             **{
                 part: base64.b64decode(data.get(name, ""), validate=True)
                 for part, name in FILES.items()

@@ -16,7 +16,7 @@ class Login:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Keys:
+class ClientCredentials:
     """What we show at a server's door, and by what we know that it is that server."""
 
     credentials: Path | None = None
@@ -41,7 +41,7 @@ class Keys:
         return self.credentials or self.token
 
 
-NO_KEYS = Keys()
+NO_CREDENTIALS = ClientCredentials()
 """Nobody, on a connection that anybody may read."""
 
 

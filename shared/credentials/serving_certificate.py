@@ -14,7 +14,7 @@ LIFE_DAYS = 90
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bundle:
+class CertificateBundle:
     """What a server shows, and what its clients must trust to believe it; all PEM."""
 
     certificate: bytes
@@ -30,11 +30,13 @@ class Bundle:
         return self.authority + self.previous
 
 
-def make(names: Sequence[str], now: datetime, *, after: Bundle | None = None) -> Bundle:
+def make(
+    names: Sequence[str], now: datetime, *, after: CertificateBundle | None = None
+) -> CertificateBundle:
     """Make a new bundle for these DNS names and addresses."""
     authority = certificates.authority("leasehold-ca", now, days=LIFE_DAYS)
     shown = certificates.issue(authority, names, now, days=LIFE_DAYS)
-    return Bundle(
+    return CertificateBundle(
         certificate=shown.certificate,
         key=shown.key,
         authority=authority.certificate,
@@ -42,7 +44,7 @@ def make(names: Sequence[str], now: datetime, *, after: Bundle | None = None) ->
     )
 
 
-def is_due(bundle: Bundle, names: Sequence[str], now: datetime) -> bool:
+def is_due(bundle: CertificateBundle, names: Sequence[str], now: datetime) -> bool:
     """Say whether a bundle is to be replaced: past half its life, or for other names.
 
     Raises RequestError for a bundle that is none.
@@ -50,12 +52,12 @@ def is_due(bundle: Bundle, names: Sequence[str], now: datetime) -> bool:
     return certificates.is_due(bundle.certificate, names, now)
 
 
-def is_valid(bundle: Bundle, now: datetime) -> bool:
+def is_valid(bundle: CertificateBundle, now: datetime) -> bool:
     """Say whether the certificate may be shown now. Raises RequestError for no bundle."""
     certificate = certificates.load(bundle.certificate)
     return certificate.not_valid_before_utc <= now < certificate.not_valid_after_utc
 
 
-def ends_at(bundle: Bundle) -> float:
+def ends_at(bundle: CertificateBundle) -> float:
     """Return when the certificate ends, Unix seconds."""
     return certificates.load(bundle.certificate).not_valid_after_utc.timestamp()

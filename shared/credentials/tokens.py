@@ -9,7 +9,7 @@ from shared.model.errors import RequestError
 EVERYTHING = "*"
 
 
-class ForbiddenError(RequestError):
+class AccessDeniedError(RequestError):
     """The caller may not do this; `known` says whether it is known at all."""
 
     def __init__(self, reason: str, *, known: bool) -> None:
@@ -18,7 +18,7 @@ class ForbiddenError(RequestError):
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class AccessTokens:
     """The tokens."""
 
     tokens: tuple[tuple[bytes, str], ...] = ()
@@ -33,7 +33,7 @@ class Access:
         )
 
 
-def load_access(path: Path) -> Access:
+def load_access_tokens(path: Path) -> AccessTokens:
     """Read a file of tokens. Raises RequestError for a line that is none, never showing it."""
     try:
         lines = path.read_text("utf-8").splitlines()
@@ -47,4 +47,4 @@ def load_access(path: Path) -> Access:
         if len(words) != 2:
             raise RequestError(f"--tokens {path}, line {number}: TOKEN NAMESPACE is wanted")
         tokens.append((words[0].encode(), words[1]))
-    return Access(tokens=tuple(tokens))
+    return AccessTokens(tokens=tuple(tokens))

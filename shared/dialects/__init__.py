@@ -101,7 +101,7 @@ def read_pod(asks: PodAsks, rules: Rules) -> PodRequest:
     _check_amounts(request)
     if request.containers and strict_isolation.is_strict(asks, rules):
         request = strict_isolation.strictly(request)
-    return replace(request, instances_first=True) if rules.instances_first else request
+    return replace(request, prefer_mig=True) if rules.instances_first else request
 
 
 def _check_mixed(asks: PodAsks) -> None:

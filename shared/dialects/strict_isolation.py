@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from shared.dialects.dialect import PodAsks, Rules
 from shared.model.errors import RequestError
-from shared.model.request import Company, GpuRequest, PodRequest
+from shared.model.request import GpuRequest, PodRequest, SharingPolicy
 
 ISOLATION = "leasehold.dev/isolation"
 """Annotation of a pod, by its author."""
@@ -37,8 +37,8 @@ def strictly(request: PodRequest) -> PodRequest:
     Raises RequestError for a part of a device that can be no MIG instance.
     """
     containers = tuple(_strictly(container) for container in request.containers)
-    parts = [one for one in containers if one.company is not Company.ALONE]
-    instances = all(one.instances and not one.whole for one in containers)
+    parts = [one for one in containers if one.sharing is not SharingPolicy.EXCLUSIVE]
+    instances = all(one.mig_allowed and not one.whole for one in containers)
     if parts and not (instances and request.selection.mode in {None, "mig"}):
         raise RequestError(
             f"container {parts[0].container} asks for a part of a GPU, and the pod's isolation is "
@@ -49,5 +49,7 @@ def strictly(request: PodRequest) -> PodRequest:
 
 
 def _strictly(container: GpuRequest) -> GpuRequest:
-    alone = container.asks_all or container.company is Company.ALONE
-    return replace(container, strict=True, company=Company.ALONE if alone else container.company)
+    alone = container.wants_all_memory or container.sharing is SharingPolicy.EXCLUSIVE
+    return replace(
+        container, strict=True, sharing=SharingPolicy.EXCLUSIVE if alone else container.sharing
+    )

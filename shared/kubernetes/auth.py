@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from shared.kubernetes.kubeconfig import Credentials, KubeconfigError
+from shared.kubernetes.kubeconfig import ClusterCredentials, KubeconfigError
 
 TOKEN_AGE_S = 60.0
 
@@ -13,7 +13,7 @@ TOKEN_AGE_S = 60.0
 class BearerToken:
     """The Authorization header; a token file is read again once a minute and after a refusal."""
 
-    def __init__(self, credentials: Credentials, *, clock: Callable[[], float]) -> None:
+    def __init__(self, credentials: ClusterCredentials, *, clock: Callable[[], float]) -> None:
         self._file = credentials.token_file
         self._token = credentials.token
         self._clock = clock
@@ -42,7 +42,7 @@ class BearerToken:
         self._read_at = self._clock()
 
 
-def tls_context(credentials: Credentials) -> ssl.SSLContext:
+def tls_context(credentials: ClusterCredentials) -> ssl.SSLContext:
     """Build the TLS settings once; raises KubeconfigError if a certificate or key is unusable."""
     try:
         context = ssl.create_default_context(cadata=credentials.ca_pem)

@@ -23,12 +23,12 @@ from yarl import URL
 
 from shared.kubernetes.auth import BearerToken, tls_context
 from shared.kubernetes.errors import (
+    UnexpectedResponseError,
     UnreachableError,
-    UnreadableAnswerError,
     error_for,
-    read_answer,
+    parse_error_response,
 )
-from shared.kubernetes.kubeconfig import Credentials, KubeconfigError
+from shared.kubernetes.kubeconfig import ClusterCredentials, KubeconfigError
 from shared.model.errors import UnavailableError
 
 T = TypeVar("T")
@@ -104,12 +104,12 @@ class WatchStream:
             raise UnreachableError("GET", self._path, f"the watch broke: {error!r}") from error
 
 
-class Kube:
+class KubernetesClient:
     """A pool of keep-alive connections to one API server; an async context manager."""
 
     def __init__(
         self,
-        credentials: Credentials,
+        credentials: ClusterCredentials,
         *,
         timeout_s: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
@@ -122,7 +122,7 @@ class Kube:
         self._encode = msgspec.json.Encoder().encode
         self._session: aiohttp.ClientSession | None = None
 
-    def use(self, credentials: Credentials) -> None:
+    def use(self, credentials: ClusterCredentials) -> None:
         """Go on with these: another address, token, or authority; requests under way end as begun.
 
         Raises KubeconfigError if a certificate or key is unusable, and then nothing is changed.
@@ -313,7 +313,7 @@ class Kube:
     ) -> aiohttp.ClientResponse:
         """Send the request and return its response, unread, if it is a good one."""
         if self._session is None:
-            raise RuntimeError("Kube is used outside its `async with`")
+            raise RuntimeError("KubernetesClient is used outside its `async with`")
         url = URL(self.credentials.server + path, encoded=True)
         shown = path.partition("?")[0]
         for last in (False, True):
@@ -334,7 +334,7 @@ class Kube:
             if last or response.status != 401 or self._token.headers_after_refusal() == token:
                 break
         wish = response.headers.get("Retry-After")
-        raise error_for(read_answer(method, shown, response.status, answer, wish))
+        raise error_for(parse_error_response(method, shown, response.status, answer, wish))
 
 
 @contextmanager
@@ -363,7 +363,7 @@ def _decode(body: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
-        raise UnreadableAnswerError(f"an answer is not a {kind.__name__}: {error}") from error
+        raise UnexpectedResponseError(f"an answer is not a {kind.__name__}: {error}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UnavailableError(f"an answer is not JSON: {error}") from error
 

@@ -34,7 +34,7 @@ class Status(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class ErrorResponse:
     """A refusal together with the request it answers."""
 
     method: str
@@ -51,21 +51,21 @@ class Answer:
         return f"{self.method} {self.path} was answered {self.code}{reason}: {self.message}"
 
 
-class KubeError(LeaseholdError):
+class KubernetesError(LeaseholdError):
     """The API server answered, and the answer was no; `answer` holds its facts."""
 
     advice = ""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: ErrorResponse) -> None:
         super().__init__(f"{answer}. {self.advice}" if self.advice else str(answer))
         self.answer = answer
 
 
-class RefusedError(KubeError, RequestError):
+class RequestRejectedError(KubernetesError, RequestError):
     """The API server will never accept this request as it stands."""
 
 
-class UnauthorizedError(RefusedError):
+class UnauthorizedError(RequestRejectedError):
     """The API server does not know who is asking."""
 
     advice = (
@@ -75,7 +75,7 @@ class UnauthorizedError(RefusedError):
     )
 
 
-class ForbiddenError(RefusedError):
+class ForbiddenError(RequestRejectedError):
     """The API server knows who is asking and does not allow it."""
 
     advice = (
@@ -84,23 +84,23 @@ class ForbiddenError(RefusedError):
     )
 
 
-class NotFoundError(RefusedError):
+class NotFoundError(RequestRejectedError):
     """There is no such object, or no such kind of object."""
 
 
-class InvalidError(RefusedError):
+class InvalidError(RequestRejectedError):
     """The object breaks a rule of its schema."""
 
 
-class KubeConflictError(KubeError, ConflictError):
+class KubernetesConflictError(KubernetesError, ConflictError):
     """The object exists already, has another uid or version, or the pod is already bound."""
 
 
-class ExpiredError(KubeError, ConflictError):
+class ExpiredError(KubernetesError, ConflictError):
     """The resource version or continue token is not one the API server can start from."""
 
 
-class OverloadedError(KubeError, UnavailableError):
+class OverloadedError(KubernetesError, UnavailableError):
     """The API server cannot answer now; `answer.retry_after_s` is its own wish for a pause."""
 
 
@@ -118,25 +118,25 @@ class UnreachableError(UnavailableError):
         self.why = why
 
 
-class UnreadableAnswerError(RequestError):
+class UnexpectedResponseError(RequestError):
     """The API server's answer is JSON of another shape than we asked for."""
 
 
-BY_CODE: Mapping[int, type[KubeError]] = {
+BY_CODE: Mapping[int, type[KubernetesError]] = {
     401: UnauthorizedError,
     403: ForbiddenError,
     404: NotFoundError,
     408: OverloadedError,
-    409: KubeConflictError,
+    409: KubernetesConflictError,
     410: ExpiredError,
     422: InvalidError,
     429: OverloadedError,
 }
 
 
-def read_answer(
+def parse_error_response(
     method: str, path: str, code: int, body: bytes, retry_after: str | None = None
-) -> Answer:
+) -> ErrorResponse:
     """Read a refusal's body, which is a Status if the API server wrote it and text otherwise."""
     try:
         status = msgspec.json.decode(body, type=Status)
@@ -146,17 +146,17 @@ def read_answer(
         text = body[:300].decode(errors="replace").strip()
         status = msgspec.structs.replace(status, message=text or "no message")
     wish = float(retry_after) if retry_after is not None and retry_after.isdecimal() else None
-    return answer_of(method, path, status, code=code, retry_after_s=wish)
+    return error_response_of(method, path, status, code=code, retry_after_s=wish)
 
 
-def answer_of(
+def error_response_of(
     method: str, path: str, status: Status, *, code: int, retry_after_s: float | None = None
-) -> Answer:
+) -> ErrorResponse:
     """Put a Status and its request together; a Retry-After header beats the Status' own wish."""
     details = status.details or StatusDetails()
     if retry_after_s is None and details.retry_after_seconds > 0:
         retry_after_s = details.retry_after_seconds
-    return Answer(
+    return ErrorResponse(
         method=method,
         path=path,
         code=code,
@@ -167,7 +167,7 @@ def answer_of(
     )
 
 
-def error_for(answer: Answer) -> KubeError:
+def error_for(answer: ErrorResponse) -> KubernetesError:
     """Choose the error whose parent says what the caller should do about this answer.
 
     A version from the future (the API server's store was restored or emptied) counts as expired:
@@ -177,5 +177,5 @@ def error_for(answer: Answer) -> KubeError:
         return ExpiredError(answer)
     if answer.code == 429 and DISRUPTION_BUDGET in answer.causes:
         return EvictionBlockedError(answer)
-    fallback = OverloadedError if answer.code >= 500 else RefusedError
+    fallback = OverloadedError if answer.code >= 500 else RequestRejectedError
     return BY_CODE.get(answer.code, fallback)(answer)

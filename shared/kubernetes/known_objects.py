@@ -9,27 +9,27 @@ from typing import Generic, TypeVar
 import msgspec
 
 from shared.kubernetes.types import ObjectMeta
-from shared.kubernetes.watch_events import Named, Resource
+from shared.kubernetes.watch_events import KubernetesObject, ObjectIdentity
 
-R = TypeVar("R", bound=Resource)
+R = TypeVar("R", bound=KubernetesObject)
 Key = tuple[str, str]
 TOMBSTONES = 4096
 
 
-class Appeared(msgspec.Struct, Generic[R], frozen=True, gc=False):
+class ObjectAdded(msgspec.Struct, Generic[R], frozen=True, gc=False):
     """An object not known before."""
 
     item: R
 
 
-class Changed(msgspec.Struct, Generic[R], frozen=True, gc=False):
+class ObjectUpdated(msgspec.Struct, Generic[R], frozen=True, gc=False):
     """A newer version of a known object."""
 
     item: R
     previous: R
 
 
-class Gone(msgspec.Struct, Generic[R], frozen=True, gc=False):
+class ObjectDeleted(msgspec.Struct, Generic[R], frozen=True, gc=False):
     """An object that no longer exists, or no longer matches the selectors.
 
     `item` is its last known state, `resource_version` where its end was learned.
@@ -39,13 +39,13 @@ class Gone(msgspec.Struct, Generic[R], frozen=True, gc=False):
     resource_version: str
 
 
-class Synced(msgspec.Struct, frozen=True, gc=False):
+class ListSynced(msgspec.Struct, frozen=True, gc=False):
     """A list is complete: everything that existed at this version has been told."""
 
     resource_version: str
 
 
-Change = Appeared[R] | Changed[R] | Gone[R] | Synced
+Change = ObjectAdded[R] | ObjectUpdated[R] | ObjectDeleted[R] | ListSynced
 
 
 def newer(version: str, known: str) -> bool:
@@ -59,7 +59,7 @@ def newer(version: str, known: str) -> bool:
     return version != known
 
 
-class KnownObjects(Generic[R]):
+class ObjectCache(Generic[R]):
     """The objects as last told, by namespace and name."""
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class KnownObjects(Generic[R]):
             return self._store(item, known)
         return self._store(item, known, ended_at=metadata.resource_version)
 
-    def list_undecodable(self, named: Named) -> None:
+    def list_undecodable(self, named: ObjectIdentity) -> None:
         """Keep what is known of an item that exists but cannot be read."""
         known = self._missing.get(_key(named))
         if known is not None and known.metadata.uid == named.uid:
@@ -97,13 +97,13 @@ class KnownObjects(Generic[R]):
 
     def end_list(self, resource_version: str) -> tuple[Change[R], ...]:
         """Finish a list: what it did not show is gone."""
-        gone = tuple(Gone(item, resource_version) for item in self._missing.values())
+        gone = tuple(ObjectDeleted(item, resource_version) for item in self._missing.values())
         for key in self._missing:
             del self._objects[key]
         self._missing = {}
         self._tombstones.clear()
         self.resource_version = self._listed_at = resource_version
-        return (*gone, Synced(resource_version))
+        return (*gone, ListSynced(resource_version))
 
     def upsert(self, item: R) -> tuple[Change[R], ...]:
         """Take an ADDED or MODIFIED event."""
@@ -114,7 +114,7 @@ class KnownObjects(Generic[R]):
         self.advance(metadata.resource_version)
         return self._store(item, known, ended_at=metadata.resource_version)
 
-    def remove(self, named: ObjectMeta | Named, last: R | None) -> tuple[Change[R], ...]:
+    def remove(self, named: ObjectMeta | ObjectIdentity, last: R | None) -> tuple[Change[R], ...]:
         """Take a DELETED event; `last` is the object's final state if it could be read."""
         known = self._objects.get(_key(named))
         if self._is_old(named, known):
@@ -125,9 +125,9 @@ class KnownObjects(Generic[R]):
             self.ignored += 1
             return ()
         del self._objects[_key(named)]
-        return (Gone(last if last is not None else known, named.resource_version),)
+        return (ObjectDeleted(last if last is not None else known, named.resource_version),)
 
-    def skip(self, named: Named) -> tuple[Change[R], ...]:
+    def skip(self, named: ObjectIdentity) -> tuple[Change[R], ...]:
         """Take an ADDED or MODIFIED event that cannot be read: keep what is known of the object."""
         known = self._objects.get(_key(named))
         if self._is_old(named, known):
@@ -136,14 +136,14 @@ class KnownObjects(Generic[R]):
         if known is None or known.metadata.uid == named.uid:
             return ()
         del self._objects[_key(named)]
-        return (Gone(known, named.resource_version),)
+        return (ObjectDeleted(known, named.resource_version),)
 
     def advance(self, resource_version: str) -> None:
         """Note how far the watch has come: a bookmark, or an event's own version."""
         if newer(resource_version, self.resource_version):
             self.resource_version = resource_version
 
-    def _is_old(self, named: ObjectMeta | Named, known: R | None) -> bool:
+    def _is_old(self, named: ObjectMeta | ObjectIdentity, known: R | None) -> bool:
         """Return whether the event tells nothing new: a repetition, or one overtaken by another."""
         version = named.resource_version
         if known is not None:
@@ -157,17 +157,17 @@ class KnownObjects(Generic[R]):
     def _store(self, item: R, known: R | None, *, ended_at: str = "") -> tuple[Change[R], ...]:
         self._objects[_key(item.metadata)] = item
         if known is None:
-            return (Appeared(item),)
+            return (ObjectAdded(item),)
         if known.metadata.uid == item.metadata.uid:
-            return (Changed(item, known),)
-        return (Gone(known, ended_at), Appeared(item))
+            return (ObjectUpdated(item, known),)
+        return (ObjectDeleted(known, ended_at), ObjectAdded(item))
 
-    def _bury(self, named: ObjectMeta | Named) -> None:
+    def _bury(self, named: ObjectMeta | ObjectIdentity) -> None:
         """Remember the end for a while, so that a late event does not bring the object back."""
         self._tombstones[named.uid] = named.resource_version
         if len(self._tombstones) > TOMBSTONES:
             del self._tombstones[next(iter(self._tombstones))]
 
 
-def _key(named: ObjectMeta | Named) -> Key:
+def _key(named: ObjectMeta | ObjectIdentity) -> Key:
     return (named.namespace, named.name)

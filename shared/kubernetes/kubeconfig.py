@@ -21,7 +21,7 @@ UNSUPPORTED_USER_FIELDS: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Credentials:
+class ClusterCredentials:
     """Where the API server is and how to prove who we are; secrets stay out of `repr`."""
 
     server: str
@@ -58,7 +58,7 @@ def load_credentials(
     context: str | None = None,
     home: Path | None = None,
     service_account: Path = SERVICE_ACCOUNT,
-) -> Credentials:
+) -> ClusterCredentials:
     """Load from the first place that applies, as kubectl would.
 
     In this order: `kubeconfig`; the first existing file of `$KUBECONFIG`; the pod's service
@@ -84,12 +84,12 @@ def load_credentials(
     )
 
 
-def in_cluster(environ: Mapping[str, str], service_account: Path) -> Credentials:
+def in_cluster(environ: Mapping[str, str], service_account: Path) -> ClusterCredentials:
     """Credentials of the pod we run in; its token is read from the file at each use's turn."""
     host = environ["KUBERNETES_SERVICE_HOST"]
     port = environ.get("KUBERNETES_SERVICE_PORT", "443")
     namespace_file = service_account / "namespace"
-    return Credentials(
+    return ClusterCredentials(
         server=f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}",
         namespace=_text(namespace_file).strip() if namespace_file.exists() else "default",
         ca_pem=_text(service_account / "ca.crt"),
@@ -97,7 +97,7 @@ def in_cluster(environ: Mapping[str, str], service_account: Path) -> Credentials
     )
 
 
-def read_kubeconfig(path: Path, *, context: str | None = None) -> Credentials:
+def read_kubeconfig(path: Path, *, context: str | None = None) -> ClusterCredentials:
     """Read one file's `context`, or its current one; relative paths start at the file's folder."""
     try:
         document = yaml.safe_load(_text(path))
@@ -118,7 +118,7 @@ def read_kubeconfig(path: Path, *, context: str | None = None) -> Credentials:
     return _credentials(cluster, user, namespace=chosen.text("namespace") or "default")
 
 
-def _credentials(cluster: "_Section", user: "_Section", *, namespace: str) -> Credentials:
+def _credentials(cluster: "_Section", user: "_Section", *, namespace: str) -> ClusterCredentials:
     server = cluster.text("server")
     if not server:
         raise cluster.error("has no server", "Add `server: https://HOST:PORT`")
@@ -134,7 +134,7 @@ def _credentials(cluster: "_Section", user: "_Section", *, namespace: str) -> Cr
     if (client_cert is None) != (client_key is None):
         raise user.error("has only one of client-certificate and client-key", "Give both")
     token, token_file = user.text("token"), user.text("tokenFile")
-    return Credentials(
+    return ClusterCredentials(
         server=server.rstrip("/"),
         namespace=namespace,
         ca_pem=cluster.pem("certificate-authority"),

@@ -15,21 +15,27 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from shared.kubernetes.client import Kube
-from shared.kubernetes.errors import ExpiredError, KubeError, Status, answer_of, error_for
-from shared.kubernetes.known_objects import Change, KnownObjects
+from shared.kubernetes.client import KubernetesClient
+from shared.kubernetes.errors import (
+    ExpiredError,
+    KubernetesError,
+    Status,
+    error_for,
+    error_response_of,
+)
+from shared.kubernetes.known_objects import Change, ObjectCache
 from shared.kubernetes.watch_events import (
     Bookmark,
     EventReader,
+    KubernetesObject,
     Lines,
-    Resource,
     Undecodable,
     UnreadableLineError,
     WatchEvent,
 )
 from shared.model.errors import LeaseholdError, RequestError
 
-R = TypeVar("R", bound=Resource)
+R = TypeVar("R", bound=KubernetesObject)
 Uniform = Callable[[float, float], float]
 
 BATCH = 256
@@ -70,7 +76,7 @@ class Reflector(Generic[R]):
 
     def __init__(
         self,
-        kube: Kube,
+        kube: KubernetesClient,
         path: str,
         kind: type[R],
         *,
@@ -95,7 +101,7 @@ class Reflector(Generic[R]):
         self._pause = pause
         self._uniform = uniform
         self._reader = EventReader(kind)
-        self._known: KnownObjects[R] = KnownObjects()
+        self._known: ObjectCache[R] = ObjectCache()
         self._untold: list[Change[R]] = []
         self._failures = 0
         self._must_list = True
@@ -140,7 +146,7 @@ class Reflector(Generic[R]):
         if expired and self._failures == 1:
             logger.info("%s: listing again: %s", self._path, error)
             return
-        wish_s = error.answer.retry_after_s if isinstance(error, KubeError) else None
+        wish_s = error.answer.retry_after_s if isinstance(error, KubernetesError) else None
         wait_s = pause_s(self._failures, jitter=self._uniform(0.5, 1.0), wish_s=wish_s)
         logger.warning("%s: trying again in %.1f s: %s", self._path, wait_s, error)
         await self._pause(wait_s)
@@ -242,8 +248,8 @@ class Reflector(Generic[R]):
             return ()
         return self._known.list_item(item)
 
-    def _ended_by(self, status: Status) -> KubeError:
-        return error_for(answer_of("GET", self._path, status, code=status.code))
+    def _ended_by(self, status: Status) -> KubernetesError:
+        return error_for(error_response_of("GET", self._path, status, code=status.code))
 
     def _report(self, found: Undecodable) -> None:
         self.counts.undecodable += 1

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from shared.kubernetes.client import Kube
+from shared.kubernetes.client import KubernetesClient
 
 REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"
 
@@ -28,15 +28,17 @@ class TokenStatus(msgspec.Struct, frozen=True):
     error: str = ""
 
 
-class _Review(msgspec.Struct, frozen=True):
+class _TokenReview(msgspec.Struct, frozen=True):
     status: TokenStatus = TokenStatus()
 
 
-async def review_token(kube: Kube, token: str, audiences: Sequence[str] = ()) -> TokenStatus:
+async def review_token(
+    kube: KubernetesClient, token: str, audiences: Sequence[str] = ()
+) -> TokenStatus:
     """Ask whose token it is, for one of the audiences; none: the API server's own.
 
     Raises UnavailableError if the API server does not answer.
     """
     spec = {"token": token, **({"audiences": list(audiences)} if audiences else {})}
     body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": spec}
-    return (await kube.create(REVIEWS, body, _Review)).status
+    return (await kube.create(REVIEWS, body, _TokenReview)).status

@@ -81,7 +81,7 @@ class Affinity(Struct, frozen=True, rename="camel", gc=False):
     pod_anti_affinity: dict[str, object] | None = None
 
 
-class Toleration(Struct, frozen=True, rename="camel", gc=False):
+class ApiToleration(Struct, frozen=True, rename="camel", gc=False):
     """A taint the pod accepts; an empty operator means Equal."""
 
     key: str = ""
@@ -159,7 +159,7 @@ class SchedulingGate(Struct, frozen=True):
     name: str = ""
 
 
-class PodSpec(Struct, frozen=True, rename="camel", gc=False):
+class ApiPodSpec(Struct, frozen=True, rename="camel", gc=False):
     """What the pod asks for."""
 
     node_name: str = ""
@@ -168,7 +168,7 @@ class PodSpec(Struct, frozen=True, rename="camel", gc=False):
     priority_class_name: str = ""
     node_selector: dict[str, str] = {}
     affinity: Affinity | None = None
-    tolerations: tuple[Toleration, ...] = ()
+    tolerations: tuple[ApiToleration, ...] = ()
     containers: tuple[Container, ...] = ()
     init_containers: tuple[Container, ...] = ()
     overhead: Quantities = {}
@@ -194,15 +194,15 @@ class PodStatus(Struct, frozen=True, gc=False):
     conditions: tuple[Condition, ...] = ()
 
 
-class Pod(Struct, frozen=True, gc=False):
+class ApiPod(Struct, frozen=True, gc=False):
     """`v1 Pod`, the fields we read."""
 
     metadata: ObjectMeta = ObjectMeta()
-    spec: PodSpec = PodSpec()
+    spec: ApiPodSpec = ApiPodSpec()
     status: PodStatus = PodStatus()
 
 
-class Taint(Struct, frozen=True, gc=False):
+class ApiTaint(Struct, frozen=True, gc=False):
     """What keeps pods off the node unless they tolerate it."""
 
     key: str = ""
@@ -214,7 +214,7 @@ class NodeSpec(Struct, frozen=True, gc=False):
     """What the administrator says about the node."""
 
     unschedulable: bool = False
-    taints: tuple[Taint, ...] = ()
+    taints: tuple[ApiTaint, ...] = ()
 
 
 class NodeAddress(Struct, frozen=True, gc=False):
@@ -246,7 +246,7 @@ class NodeStatus(Struct, frozen=True, rename="camel", gc=False):
     daemon_endpoints: DaemonEndpoints = DaemonEndpoints()
 
 
-class Node(Struct, frozen=True, gc=False):
+class ApiNode(Struct, frozen=True, gc=False):
     """`v1 Node`, the fields we read."""
 
     metadata: ObjectMeta = ObjectMeta()

@@ -11,7 +11,7 @@ from shared.model.errors import UnavailableError
 LINE_LIMIT_BYTES = 8 << 20
 
 
-class Resource(Protocol):
+class KubernetesObject(Protocol):
     """Anything with metadata: the Structs of `kube_types.py` and those a service declares."""
 
     @property
@@ -20,7 +20,7 @@ class Resource(Protocol):
         ...
 
 
-R = TypeVar("R", bound=Resource)
+R = TypeVar("R", bound=KubernetesObject)
 
 
 class WatchEvent(msgspec.Struct, Generic[R], frozen=True, gc=False):
@@ -39,7 +39,7 @@ class Bookmark(msgspec.Struct, frozen=True):
     resource_version: str
 
 
-class Named(msgspec.Struct, frozen=True, rename="camel"):
+class ObjectIdentity(msgspec.Struct, frozen=True, rename="camel"):
     """The little of an object's metadata that tells which object it is."""
 
     name: str = ""
@@ -52,7 +52,7 @@ class Undecodable(msgspec.Struct, frozen=True):
     """An object that is not of the declared shape, and why; `kind` as in WatchEvent."""
 
     kind: str
-    item: Named
+    item: ObjectIdentity
     why: str
 
 
@@ -85,12 +85,12 @@ class Lines:
         return [line for line in lines if line]
 
 
-class _NamedObject(msgspec.Struct, frozen=True):
-    metadata: Named = Named()
+class _IdentifiedObject(msgspec.Struct, frozen=True):
+    metadata: ObjectIdentity = ObjectIdentity()
 
 
-class _NamedEvent(msgspec.Struct, frozen=True):
-    item: _NamedObject = msgspec.field(name="object")
+class _IdentifiedEvent(msgspec.Struct, frozen=True):
+    item: _IdentifiedObject = msgspec.field(name="object")
     kind: str = msgspec.field(name="type", default="")
 
 
@@ -123,13 +123,13 @@ class EventReader(Generic[R]):
             return self._items.decode(item)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             try:
-                named = _decode(item, _NamedObject).metadata
+                named = _decode(item, _IdentifiedObject).metadata
             except UnreadableLineError:
-                named = Named()
+                named = ObjectIdentity()
             return Undecodable("LISTED", named, str(error))
 
     def _read_loosely(self, line: bytes, why: str) -> Bookmark | Undecodable | Status:
-        event = _decode(line, _NamedEvent)
+        event = _decode(line, _IdentifiedEvent)
         if event.kind == "BOOKMARK":
             return Bookmark(event.item.metadata.resource_version)
         if event.kind == "ERROR":

@@ -25,21 +25,21 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
-from shared.credentials.logins import NO_KEYS, Keys
+from shared.credentials.logins import NO_CREDENTIALS, ClientCredentials
 from shared.ledger.connection import LedgerConnection, unpacked
 from shared.ledger.rows.lease_rows import lease_of
 from shared.model.budget import (
     Account,
+    AccountChange,
+    AccountUpdate,
     Budget,
     BudgetState,
-    Entry,
+    BudgetWindow,
+    ChargedLease,
+    ChargeEntry,
     Journal,
-    Moment,
-    Standing,
-    Taken,
-    Tenure,
-    Update,
-    Window,
+    JournalEntry,
+    StoredBudgetState,
 )
 from shared.model.names import Namespace
 
@@ -66,7 +66,7 @@ class Budgets:
         *,
         ledger: str = "lh:",
         prefix: str = "lh-budget:",
-        keys: Keys = NO_KEYS,
+        keys: ClientCredentials = NO_CREDENTIALS,
     ) -> AsyncIterator[Self]:
         """Open the budgets beside the ledger with the prefix `ledger`; connects when used."""
         async with LedgerConnection(url, prefix=ledger, keys=keys) as connection:
@@ -87,7 +87,7 @@ class Budgets:
         epoch, now, known, cursor, lost, whole, rows = unpacked(packed)
         following = iter(values)
         moments = tuple(
-            Moment(
+            JournalEntry(
                 at_ms=_ms_of(entry),
                 kind=kind,
                 leases=tuple(lease_of(next(following)) for _ in range(int(count))),
@@ -96,16 +96,16 @@ class Budgets:
         )
         last = rows[-1][0] if rows else cursor
         return Journal(
-            epoch=epoch,
-            known_epoch=known,
+            generation=epoch,
+            known_generation=known,
             cursor=cursor,
             lost=lost,
-            moments=moments,
+            entries=moments,
             last=last,
             horizon_ms=max(int(now), _ms_of(last)) if whole else None,
         )
 
-    async def take_in(self, journal: Journal, taken: Iterable[Taken]) -> bool:
+    async def take_in(self, journal: Journal, taken: Iterable[AccountChange]) -> bool:
         """Write what the journal means and move the cursor past it; False if another did."""
         commands: list[list[str]] = []
         guards: list[list[str]] = []
@@ -126,11 +126,11 @@ class Budgets:
             commands.append(["HINCRBY", revisions, name, "1"])
         meta = f"{self._prefix}journal"
         commands += [
-            ["HSET", meta, "generation", journal.epoch, "cursor", journal.last],
+            ["HSET", meta, "generation", journal.generation, "cursor", journal.last],
             ["XTRIM", f"{self._connection.prefix}tenures", "MINID", journal.last],
         ]
-        before = journal.cursor if journal.known_epoch == journal.epoch else None
-        guards.append([meta, "generation", journal.known_epoch])
+        before = journal.cursor if journal.known_generation == journal.generation else None
+        guards.append([meta, "generation", journal.known_generation])
         if before is not None:
             guards.append([meta, "cursor", before])
         return await self._write(guards, commands)
@@ -162,12 +162,12 @@ class Budgets:
         found = await self._look("charged", keys) if keys else []
         return {id_: int(at) for id_, at in zip(tenures, found, strict=True) if at}
 
-    async def windows(self, namespace: Namespace) -> list[Window]:
+    async def windows(self, namespace: Namespace) -> list[BudgetWindow]:
         """Return all windows of a namespace, by start."""
-        found = [_read(Window, text) for text in await self._look("windows", namespace)]
+        found = [_read(BudgetWindow, text) for text in await self._look("windows", namespace)]
         return sorted(found, key=lambda window: window.place)
 
-    async def save(self, update: Update, *, kept_since_ms: int | None = None) -> bool:
+    async def save(self, update: AccountUpdate, *, kept_since_ms: int | None = None) -> bool:
         """Write one step; False if the account has moved on since it was decided.
 
         Entries and closed windows from before `kept_since_ms` are cut off.
@@ -195,9 +195,9 @@ class Budgets:
             commands.append(["XTRIM", entries, "MINID", "~", str(kept_since_ms)])
             old = [self._key("starts", name), self._key("windows", name)]
             old += [update.windows[-1].id, str(kept_since_ms)]
-        if update.standing is not None:
+        if update.state is not None:
             standings = f"{self._prefix}states"
-            commands.append(["HSET", standings, name, _text(update.standing)])
+            commands.append(["HSET", standings, name, _text(update.state)])
         if update.budget is not None:
             text = msgspec.json.encode(update.budget).decode()
             commands.append(["HSET", f"{self._prefix}budgets", name, text])
@@ -212,7 +212,7 @@ class Budgets:
 
     async def entries(
         self, namespace: Namespace, *, after: str = "", most: int = PAGE
-    ) -> list[Entry]:
+    ) -> list[ChargeEntry]:
         """Return the entries after the one named, oldest first."""
         rows = await self._look("entries", namespace, after, most)
         return [_entry(id_, text) for id_, text in rows]
@@ -261,7 +261,7 @@ def _read(kind: type[R], text: str) -> R:
     return kind(**{key: each for key, each in json.loads(text).items() if key in known})
 
 
-def _held_text(tenure: Tenure) -> str:
+def _held_text(tenure: ChargedLease) -> str:
     said = {key: each for key, each in asdict(tenure).items() if key not in _ELSEWHERE}
     return json.dumps(said, separators=(",", ":"))
 
@@ -269,10 +269,10 @@ def _held_text(tenure: Tenure) -> str:
 _ELSEWHERE = ("id", "charged_ms", "ended_ms")
 
 
-def _entry(id_: str, text: str) -> Entry:
+def _entry(id_: str, text: str) -> ChargeEntry:
     said = json.loads(text)
-    known = {each.name for each in fields(Entry)}
-    return Entry(
+    known = {each.name for each in fields(ChargeEntry)}
+    return ChargeEntry(
         **{key: each for key, each in said.items() if key in known}
         | {"id": id_, "ts_ms": _ms_of(id_)}
     )
@@ -281,9 +281,9 @@ def _entry(id_: str, text: str) -> Entry:
 def _account(row: Sequence[Any]) -> Account:
     namespace, revision, held, charged, ended, standing, windows, budget = row
     until, over = dict(_pairs(charged)), dict(_pairs(ended))
-    known = {each.name for each in fields(Tenure)}.difference(_ELSEWHERE)
+    known = {each.name for each in fields(ChargedLease)}.difference(_ELSEWHERE)
     tenures = tuple(
-        Tenure(
+        ChargedLease(
             id=id_,
             charged_ms=int(until[id_]),
             ended_ms=int(over[id_]) if id_ in over else None,
@@ -291,13 +291,15 @@ def _account(row: Sequence[Any]) -> Account:
         )
         for id_, text in _pairs(held)
     )
-    known_windows = {window.id: window for window in (_read(Window, text) for text in windows)}
-    stood = _read(Standing, standing) if standing else Standing()
+    known_windows = {
+        window.id: window for window in (_read(BudgetWindow, text) for text in windows)
+    }
+    stood = _read(StoredBudgetState, standing) if standing else StoredBudgetState()
     return Account(
         namespace=Namespace(namespace),
         revision=int(revision or 0),
-        tenures=tuple(sorted(tenures, key=lambda tenure: (tenure.since_ms, tenure.id))),
+        leases=tuple(sorted(tenures, key=lambda tenure: (tenure.since_ms, tenure.id))),
         windows=tuple(sorted(known_windows.values(), key=lambda each: each.place)),
-        standing=replace(stood, state=BudgetState(stood.state)),
+        state=replace(stood, state=BudgetState(stood.state)),
         budget=msgspec.json.decode(budget, type=Budget) if budget else None,
     )

@@ -22,11 +22,11 @@ from redis.exceptions import (
     ResponseError,
 )
 
-from shared.credentials.logins import NO_KEYS, Keys
+from shared.credentials.logins import NO_CREDENTIALS, ClientCredentials
 from shared.credentials.tls import tls_fault
 from shared.ledger.connection_pool import pool_of
 from shared.ledger.script_sources import script_source
-from shared.model.errors import ConflictError, NoRightError, RequestError, UnavailableError
+from shared.model.errors import ConflictError, PermissionDeniedError, RequestError, UnavailableError
 
 T = TypeVar("T")
 
@@ -50,7 +50,7 @@ class LedgerConnection:
         prefix: str,
         timeout_s: float = 5.0,
         feed_length: int = 10_000,
-        keys: Keys = NO_KEYS,
+        keys: ClientCredentials = NO_CREDENTIALS,
         is_witness: bool = False,
     ) -> None:
         self.prefix = prefix
@@ -141,7 +141,7 @@ class LedgerConnection:
         if shut := _shut(error, said):
             return UnavailableError(f"the ledger at {self._where}{shut}")
         if _lacks_right(error, said):
-            return NoRightError(
+            return PermissionDeniedError(
                 f"the ledger at {self._where} refuses us: {said}; compare --redis-credentials with "
                 "the server's users, both of which `leasehold doors --out DIR` writes"
             )
@@ -167,7 +167,7 @@ class LedgerStore:
     @classmethod
     @asynccontextmanager
     async def connect(
-        cls, url: str, *, prefix: str = "lh:", keys: Keys = NO_KEYS
+        cls, url: str, *, prefix: str = "lh:", keys: ClientCredentials = NO_CREDENTIALS
     ) -> AsyncIterator[Self]:
         """Open what belongs to the ledger with this prefix; connects when used."""
         async with LedgerConnection(url, prefix=prefix, keys=keys) as connection:

@@ -9,7 +9,7 @@ from redis.backoff import NoBackoff
 from redis.credentials import CredentialProvider
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from shared.credentials.logins import Keys
+from shared.credentials.logins import ClientCredentials
 from shared.credentials.tls import TlsFiles
 from shared.ledger.sentinel import is_by_sentinels, primary_pool
 from shared.model.errors import RequestError
@@ -18,7 +18,7 @@ from shared.model.errors import RequestError
 class _InFile(CredentialProvider):  # type: ignore[misc]
     """The user and secret that a file holds at the moment of connecting."""
 
-    def __init__(self, keys: Keys) -> None:
+    def __init__(self, keys: ClientCredentials) -> None:
         self._keys = keys
 
     def get_credentials(self) -> tuple[str, ...]:
@@ -46,7 +46,7 @@ class _Covered(redis.asyncio.SSLConnection):  # type: ignore[misc]
             raise RedisConnectionError(str(error)) from error
 
 
-def pool_of(url: str, keys: Keys, *, timeout_s: float) -> redis.asyncio.ConnectionPool:
+def pool_of(url: str, keys: ClientCredentials, *, timeout_s: float) -> redis.asyncio.ConnectionPool:
     """Return a pool of connections; nothing is tried twice, and no answer is waited for for ever.
 
     Raises RequestError for what is no address, for files of TLS with one that speaks none, and for
@@ -63,7 +63,7 @@ def pool_of(url: str, keys: Keys, *, timeout_s: float) -> redis.asyncio.Connecti
     return _direct(url, keys, timeout_s)
 
 
-def _direct(url: str, keys: Keys, timeout_s: float) -> redis.asyncio.ConnectionPool:
+def _direct(url: str, keys: ClientCredentials, timeout_s: float) -> redis.asyncio.ConnectionPool:
     try:
         pool = redis.asyncio.ConnectionPool.from_url(
             url,

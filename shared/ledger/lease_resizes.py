@@ -15,7 +15,7 @@ from shared.ledger.rows.lease_rows import lease_of, lease_value
 from shared.ledger.rows.node_rows import resize_full_of
 from shared.model.errors import ConflictError
 from shared.model.lease import Lease, StaleLeaseError
-from shared.model.ledger import Full
+from shared.model.ledger import NoCapacity
 from shared.model.names import PodUid
 
 _SOME_TIME = 1.0
@@ -38,7 +38,7 @@ class ResizedLeases(LedgerStore):
         """Give a turn back before its time."""
         await self._run("unlock", pod, token)
 
-    async def resize(self, lease: Lease, *, turn: str = "") -> Lease | Full | StaleLeaseError:
+    async def resize(self, lease: Lease, *, turn: str = "") -> Lease | NoCapacity | StaleLeaseError:
         """Give a lease the shares it has here, and return it with its version raised.
 
         Its node, devices, slots and fences are those it was read with. Full: a device, or the

@@ -36,7 +36,7 @@ from contextlib import asynccontextmanager
 from typing import Self
 from uuid import uuid4
 
-from shared.credentials.logins import NO_KEYS, Keys
+from shared.credentials.logins import NO_CREDENTIALS, ClientCredentials
 from shared.ledger.connection import LedgerConnection, in_groups, unpacked
 from shared.ledger.lease_resizes import ResizedLeases
 from shared.ledger.ledger_totals import PAGE, Accounts
@@ -61,14 +61,14 @@ from shared.model.errors import UnavailableError
 from shared.model.events.node_events import DeviceReported
 from shared.model.lease import Lease, StaleLeaseError
 from shared.model.ledger import (
-    FeedLostError,
-    Held,
+    AlreadyLeased,
+    FeedTruncatedError,
+    GangIncomplete,
     LedgerChange,
-    Outcome,
     Reservation,
+    ReservationOutcome,
     Reserved,
     Snapshot,
-    Withheld,
 )
 from shared.model.names import NodeName, PodUid
 from shared.model.node import NodeFacts
@@ -91,7 +91,7 @@ class RedisLeases(WaitingPods, ResizedLeases, Accounts):
         url: str,
         *,
         prefix: str = "lh:",
-        keys: Keys = NO_KEYS,
+        keys: ClientCredentials = NO_CREDENTIALS,
         timeout_s: float = 5.0,
         feed_length: int = 10_000,
         is_witness: bool = False,
@@ -113,7 +113,7 @@ class RedisLeases(WaitingPods, ResizedLeases, Accounts):
 
     async def reserve(
         self, wanted: Sequence[Reservation], *, now: float, ttl_s: float
-    ) -> list[Outcome]:
+    ) -> list[ReservationOutcome]:
         """Reserve for each pod the first candidate that still fits, until `now + ttl_s`.
 
         A pod that has a live lease keeps it. What is being offered to a waiting pod of higher
@@ -124,7 +124,7 @@ class RedisLeases(WaitingPods, ResizedLeases, Accounts):
             *(self._reserve_group(group, now, now + ttl_s) for group in in_groups(wanted)),
             return_exceptions=True,
         )
-        outcomes: list[Outcome] = []
+        outcomes: list[ReservationOutcome] = []
         for answer in answers:
             if isinstance(answer, BaseException):
                 raise answer
@@ -133,7 +133,7 @@ class RedisLeases(WaitingPods, ResizedLeases, Accounts):
 
     async def reserve_gang(
         self, gang: Gang, wanted: Sequence[Reservation], *, now: float, ttl_s: float
-    ) -> list[Outcome]:
+    ) -> list[ReservationOutcome]:
         """Reserve for all of the pods or, as one atomic step, for none, until `now + ttl_s`.
 
         None: one fits nowhere (Full; the others are Withheld), or fewer than `gang.min_member` of
@@ -147,7 +147,7 @@ class RedisLeases(WaitingPods, ResizedLeases, Accounts):
         now: float,
         expires_at: float,
         together: Gang | None = None,
-    ) -> list[Outcome]:
+    ) -> list[ReservationOutcome]:
         pods = [reservation.pod for reservation in group]
         counts = [len(reservation.candidates) for reservation in group]
         bounds, pieces = joined(reservation_pieces(group))
@@ -304,14 +304,14 @@ class RedisLeases(WaitingPods, ResizedLeases, Accounts):
             if not entries:
                 (now_epoch, feed, _, _, _), _ = await self._survey([])
                 if now_epoch != epoch or int(feed) < at:
-                    raise FeedLostError(position, "the ledger was rebuilt")
+                    raise FeedTruncatedError(position, "the ledger was rebuilt")
                 continue
             heard = []
             for entry, fields in entries:
                 if fields[b"e"].decode() != epoch:
-                    raise FeedLostError(position, "the ledger was rebuilt")
+                    raise FeedTruncatedError(position, "the ledger was rebuilt")
                 if entry != at + 1:
-                    raise FeedLostError(position, f"it begins at {entry}")
+                    raise FeedTruncatedError(position, f"it begins at {entry}")
                 at = entry
                 heard.append(change_of(f"{epoch}:{at}", fields))
             self._connection.hear(
@@ -378,12 +378,12 @@ def _outcome(
     following: Iterator[bytes],
     now: float,
     expires_at: float,
-) -> Outcome:
+) -> ReservationOutcome:
     number = next(numbers)
     if number > 0:
         return reserved(wanted, number, numbers, now, expires_at)
     if number == 0:
-        return Held(lease=lease_of(next(following)))
+        return AlreadyLeased(lease=lease_of(next(following)))
     if number == _WITHHELD:
-        return Withheld(pod=wanted.pod)
+        return GangIncomplete(pod=wanted.pod)
     return full_of(wanted.pod, next(following))

@@ -15,13 +15,13 @@ from shared.ledger.connection import LedgerStore
 from shared.ledger.rows.lease_rows import takes_of
 from shared.model.budget import LeaseClass
 from shared.model.events.pod_events import BudgetChanged
-from shared.model.preemption import Affairs, Eviction, Open, Taking
+from shared.model.preemption import EvictionRecord, Preemption, PreemptionState, StoredPreemption
 
 PAST_S = 24 * 3600.0
 
 _encode = msgspec.json.Encoder().encode
-_taking_of = msgspec.json.Decoder(Taking).decode
-_eviction_of = msgspec.json.Decoder(Eviction).decode
+_taking_of = msgspec.json.Decoder(Preemption).decode
+_eviction_of = msgspec.json.Decoder(EvictionRecord).decode
 _standing_of = msgspec.json.Decoder(BudgetChanged).decode
 
 
@@ -32,7 +32,7 @@ class Takings(LedgerStore):
         """Return whether `who` may act now, and for `ttl_s` seconds nobody else."""
         return bool(await self._run("lead", who, round(ttl_s * 1000)))
 
-    async def open(self, taking: Taking) -> bool:
+    async def open(self, taking: Preemption) -> bool:
         """Begin a taking and claim its devices.
 
         False if it, its pod or a device is taken, or the pod's namespace has no quota for it.
@@ -47,29 +47,31 @@ class Takings(LedgerStore):
             claim = (pod, place.node, devices, amounts, namespace, takes)
         return bool(await self._run("open", taking.id, _text(taking), claim))
 
-    async def save(self, read: Open, taking: Taking, lines: Sequence[Eviction] = ()) -> Open | None:
+    async def save(
+        self, read: StoredPreemption, taking: Preemption, lines: Sequence[EvictionRecord] = ()
+    ) -> StoredPreemption | None:
         """Write the next step with its lines of the journal; None if another did."""
         texts = [_text(line) for line in lines]
         if not await self._run("save", taking.id, read.version, _text(taking), texts):
             return None
-        return Open(taking=taking, version=read.version + 1, claimed=read.claimed)
+        return StoredPreemption(preemption=taking, version=read.version + 1, claimed=read.claimed)
 
-    async def close(self, read: Open) -> bool:
+    async def close(self, read: StoredPreemption) -> bool:
         """End a taking and its claim; False if another moved it on."""
-        wanted = read.taking.wanted
+        wanted = read.preemption.wanted
         pod = wanted.pod if wanted else ""
-        return bool(await self._run("close", read.taking.id, read.version, pod))
+        return bool(await self._run("close", read.preemption.id, read.version, pod))
 
-    async def affairs(self, *, now: float, past_s: float = PAST_S) -> Affairs:
+    async def affairs(self, *, now: float, past_s: float = PAST_S) -> PreemptionState:
         """Read what is open, what was done in the last `past_s` seconds, and how budgets stand."""
         takings, lines, standings = await self._run("read", max(0.0, now - past_s) * 1000)
-        return Affairs(
+        return PreemptionState(
             open=tuple(
-                Open(taking=_taking_of(text), version=version, claimed=claimed)
+                StoredPreemption(preemption=_taking_of(text), version=version, claimed=claimed)
                 for _, version, text, claimed in sorted(takings)
             ),
-            past=tuple(map(_eviction_of, lines)),
-            standings={each.namespace: each for each in map(_standing_of, standings)},
+            evictions=tuple(map(_eviction_of, lines)),
+            budgets={each.namespace: each for each in map(_standing_of, standings)},
         )
 
     async def note_standing(self, told: BudgetChanged) -> None:

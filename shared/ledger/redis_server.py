@@ -9,7 +9,7 @@ from typing import Any
 import redis.asyncio
 from redis.exceptions import RedisError, ResponseError
 
-from shared.credentials.logins import NO_KEYS, Keys
+from shared.credentials.logins import NO_CREDENTIALS, ClientCredentials
 from shared.credentials.tls import tls_fault
 from shared.ledger.connection_pool import pool_of
 from shared.model.clock import clock_ahead_s
@@ -49,7 +49,7 @@ class RedisFacts:
 
 
 async def redis_facts(
-    url: str, keys: Keys = NO_KEYS, *, timeout_s: float = TIMEOUT_S
+    url: str, keys: ClientCredentials = NO_CREDENTIALS, *, timeout_s: float = TIMEOUT_S
 ) -> RedisFacts:
     """Query a server once. Raises UnavailableError if it does not answer."""
     client = redis.asyncio.Redis.from_pool(pool_of(url, keys, timeout_s=timeout_s))
@@ -113,7 +113,7 @@ async def default_user_refusal(client: Any) -> str:
     return ""
 
 
-async def set_users(url: str, keys: Keys, users: Sequence[Sequence[str]]) -> None:
+async def set_users(url: str, keys: ClientCredentials, users: Sequence[Sequence[str]]) -> None:
     """Set users' rights: for each its name and the words of an ACL rule; others stay as they are.
 
     Connections stay open. Raises UnavailableError if the server refuses us, or a rule.
@@ -122,13 +122,15 @@ async def set_users(url: str, keys: Keys, users: Sequence[Sequence[str]]) -> Non
     await _execute_all(url, keys, commands)
 
 
-async def reload_certificate(url: str, keys: Keys, certificate: str, key: str) -> None:
+async def reload_certificate(url: str, keys: ClientCredentials, certificate: str, key: str) -> None:
     """Have the server read its certificate and key again, from these files on its machine."""
     command = ("CONFIG", "SET", "tls-cert-file", certificate, "tls-key-file", key)
     await _execute_all(url, keys, [command])
 
 
-async def _execute_all(url: str, keys: Keys, commands: Sequence[Sequence[str]]) -> None:
+async def _execute_all(
+    url: str, keys: ClientCredentials, commands: Sequence[Sequence[str]]
+) -> None:
     client = redis.asyncio.Redis.from_pool(pool_of(url, keys, timeout_s=TIMEOUT_S))
     try:
         async with asyncio.timeout(TIMEOUT_S):

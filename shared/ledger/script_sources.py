@@ -6,7 +6,7 @@ from importlib import resources
 
 from shared.ledger.rows.lease_rows import NUMBER_OF_STATE
 from shared.model.lease import TRANSITIONS, LeaseState
-from shared.model.node import SHUT
+from shared.model.node import CORDON_PREFIX
 
 _FOLDER = resources.files("shared.ledger") / "scripts"
 _COMMON = (
@@ -56,7 +56,7 @@ def _constants() -> str:
         f"local {', '.join(state.name for state in LeaseState)} = {numbers}\n"
         f"local MAY_BECOME = {_lua_sets(TRANSITIONS)}\n"
         f"local MAY_REACH = {_lua_sets(reachable())}\n"
-        f"local CORDON_PREFIX = '{SHUT}'\n"
+        f"local CORDON_PREFIX = '{CORDON_PREFIX}'\n"
     )
 
 

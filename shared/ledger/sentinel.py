@@ -11,13 +11,13 @@ from collections.abc import Callable
 from redis.asyncio import ConnectionPool, Redis
 from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool, SentinelManagedConnection
 
-from shared.credentials.logins import Keys
+from shared.credentials.logins import ClientCredentials
 from shared.model.errors import RequestError
 
 PORT = 26379
 _SCHEME = re.compile(r"(rediss?)\+sentinel://")
 _FORM = re.compile(r"(?P<hosts>[^/@]+)/(?P<name>[^/?]+)(?:/(?P<db>\d+))?")
-Pools = Callable[[str, Keys, float], ConnectionPool]
+Pools = Callable[[str, ClientCredentials, float], ConnectionPool]
 """Makes a pool for one server: its URL, what it is shown, seconds to connect."""
 
 
@@ -34,7 +34,9 @@ def is_by_sentinels(url: str) -> bool:
     return _SCHEME.match(url) is not None
 
 
-def primary_pool(url: str, keys: Keys, *, timeout_s: float, pools: Pools) -> ConnectionPool:
+def primary_pool(
+    url: str, keys: ClientCredentials, *, timeout_s: float, pools: Pools
+) -> ConnectionPool:
     """Return a pool of connections to the primary; `pools` makes one for a server's URL.
 
     Sentinels are shown the same `keys`; those that do not know us are asked as nobody. One that
@@ -49,7 +51,7 @@ def primary_pool(url: str, keys: Keys, *, timeout_s: float, pools: Pools) -> Con
             "`sentinel monitor`, and give the user with --redis-credentials"
         )
     hosts = [_with_port(host) for host in form["hosts"].split(",")]
-    asked_as = [keys, Keys(tls=keys.tls)] if keys.shown else [keys]
+    asked_as = [keys, ClientCredentials(tls=keys.tls)] if keys.shown else [keys]
     limit_s = timeout_s / (2 * len(hosts))
     sentinels = Sentinel([])
     for who in asked_as:

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 import msgspec
 
 from shared.ledger.connection import LedgerStore
-from shared.model.events.node_events import Activation, DeviceReported
+from shared.model.events.node_events import Allocation, DeviceReported
 from shared.model.events.pod_events import BoundPod, PodsListed
 from shared.model.names import NodeName
 
 _encode = msgspec.json.Encoder().encode
 _pods_of = msgspec.json.Decoder(tuple[BoundPod, ...]).decode
-_activations_of = msgspec.json.Decoder(tuple[Activation, ...]).decode
+_activations_of = msgspec.json.Decoder(tuple[Allocation, ...]).decode
 
 
 class LedgerStaging(LedgerStore):
@@ -24,7 +24,7 @@ class LedgerStaging(LedgerStore):
 
     async def stage_piece(self, piece: PodsListed) -> tuple[BoundPod, ...] | None:
         """Keep one piece; return the whole listing once all its pieces are there."""
-        if piece.pieces == 1:
+        if piece.chunks == 1:
             await self._keep(piece)
             return piece.pods
         return _joined(await self._keep(piece))
@@ -32,12 +32,12 @@ class LedgerStaging(LedgerStore):
     async def stage_reports(self, reports: Sequence[DeviceReported]) -> None:
         """Keep what these nodes' agents have activated; the newest report counts."""
         rows = [
-            (report.node, report.reported_at, _encode(report.activations).decode())
+            (report.node, report.reported_at, _encode(report.allocations).decode())
             for report in reports
         ]
         await self._connection.run("staging", "save_reports", rows, state="any")
 
-    async def staged_reports(self) -> dict[NodeName, tuple[Activation, ...]]:
+    async def staged_reports(self) -> dict[NodeName, tuple[Allocation, ...]]:
         """Return what was kept, by node."""
         found = await self._connection.run("staging", "reports", state="any")
         return {
@@ -64,9 +64,9 @@ class LedgerStaging(LedgerStore):
         texts: list[str] | None = await self._connection.run(
             "staging",
             "save_piece",
-            piece.listing,
-            piece.piece,
-            piece.pieces,
+            piece.listing_id,
+            piece.chunk,
+            piece.chunks,
             piece.listed_at,
             _encode(piece.pods).decode(),
             state="any",

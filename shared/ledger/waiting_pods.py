@@ -6,7 +6,7 @@ from dataclasses import replace
 from shared.ledger.connection import LedgerStore, in_groups, unpacked
 from shared.ledger.rows.lease_rows import lease_of
 from shared.ledger.rows.waiting_rows import enrolled_row, waiting_of, waiting_row
-from shared.model.ledger import Muster, Offers, Waited, Waiting
+from shared.model.ledger import GangEnrollment, OfferedPods, WaitingPod, WaitResult
 from shared.model.names import PodUid
 from shared.model.request import Gang
 
@@ -14,7 +14,7 @@ from shared.model.request import Gang
 class WaitingPods(LedgerStore):
     """The part of the ledger (`RedisLeases`) that remembers who waits, and why."""
 
-    async def wait(self, verdicts: Sequence[Waiting]) -> Waited:
+    async def wait(self, verdicts: Sequence[WaitingPod]) -> WaitResult:
         """Remember pods that fit nowhere; return those that do not wait.
 
         To be decided again are those for which something was freed after the state they were
@@ -29,14 +29,16 @@ class WaitingPods(LedgerStore):
             stale += [PodUid(pod) for pod in again]
             held += [PodUid(pod) for pod in leased]
         leases = await self._connection.run_raw("load_leases", held, []) if held else []
-        return Waited(stale=tuple(stale), held=tuple(lease_of(value) for value in leases if value))
+        return WaitResult(
+            stale=tuple(stale), already_leased=tuple(lease_of(value) for value in leases if value)
+        )
 
-    async def waiting(self, pods: Sequence[PodUid] | None = None) -> list[Waiting]:
+    async def waiting(self, pods: Sequence[PodUid] | None = None) -> list[WaitingPod]:
         """Return the pods that wait: all, or those among `pods`."""
         if pods is not None:
             _, rows = await self._connection.run("list_waiting", "pods", pods)
             return [waiting_of(*row) for row in rows]
-        found: dict[PodUid, Waiting] = {}
+        found: dict[PodUid, WaitingPod] = {}
         cursor = "0"
         while True:
             cursor, rows = await self._connection.run("list_waiting", "scan", cursor, 500)
@@ -53,7 +55,7 @@ class WaitingPods(LedgerStore):
 
     async def offers(
         self, *, now: float, limit: int = 128, spare: int = 32, retry_s: float = 60.0
-    ) -> Offers:
+    ) -> OfferedPods:
         """Choose waiting pods that freed capacity may suffice for, to be decided again.
 
         Those whose smallest need fits a node on which something was freed since their verdict, as
@@ -66,9 +68,9 @@ class WaitingPods(LedgerStore):
             "choose_offers", now, limit, spare, retry_s
         )
         pods = (replace(waiting_of(0, 0.0, record).queued, offer=capacity) for record in records)
-        return Offers(pods=tuple(pods), settled=settled)
+        return OfferedPods(pods=tuple(pods), complete=settled)
 
-    async def muster(self, gang: Gang, enrolled: Sequence[Waiting]) -> Muster:
+    async def muster(self, gang: Gang, enrolled: Sequence[WaitingPod]) -> GangEnrollment:
         """Let pods of a gang wait, nothing being offered to them, and count the gang.
 
         What was written of one that waits already stays.
@@ -76,9 +78,9 @@ class WaitingPods(LedgerStore):
         rows = [enrolled_row(waiting) for waiting in enrolled]
         packed, *values = await self._connection.run_raw("enroll", gang.name, gang.min_member, rows)
         live, here, told = unpacked(packed)
-        return Muster(
-            live=live,
-            here=here,
+        return GangEnrollment(
+            live_count=live,
+            waiting_count=here,
             waiting=tuple(waiting_of(*row) for row in told),
             leases=tuple(map(lease_of, values)),
         )

@@ -80,7 +80,7 @@ class OnExhausted(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
+class BudgetPolicy:
     """Over which period a budget counts, and how it is filled again."""
 
     type: PolicyType = PolicyType.FIXED
@@ -100,7 +100,7 @@ class Budget:
     namespace: Namespace
     limit_units: int | None = None
     """None: use is counted and never exhausted."""
-    policy: Policy = Policy()
+    policy: BudgetPolicy = BudgetPolicy()
     weight_mode: WeightMode = WeightMode.DOMINANT
     uncapped_core_percent: int | None = None
     """What a share without a core limit counts as, per device; None: as much as its memory."""
@@ -117,7 +117,7 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tenure:
+class ChargedLease:
     """One lease's hold, as it is charged."""
 
     id: str
@@ -136,7 +136,7 @@ class Tenure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
+class BudgetWindow:
     """One period of one namespace; once closed it is never written again."""
 
     id: str
@@ -166,7 +166,7 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class ChargeEntry:
     """One line of a namespace's ledger of charges; the store adds its id and its instant."""
 
     window: str
@@ -189,7 +189,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class StoredBudgetState:
     """A state as last decided."""
 
     state: BudgetState = BudgetState.OK
@@ -209,28 +209,28 @@ class Account:
 
     namespace: Namespace
     revision: int = 0
-    tenures: tuple[Tenure, ...] = ()
-    windows: tuple[Window, ...] = ()
+    leases: tuple[ChargedLease, ...] = ()
+    windows: tuple[BudgetWindow, ...] = ()
     """By start; the last one is open. Earlier ones only as far as a sliding policy needs them."""
-    standing: Standing = Standing()
+    state: StoredBudgetState = StoredBudgetState()
     budget: Budget | None = None
     """As it was configured at the last step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Update:
+class AccountUpdate:
     """One atomic step of an account, decided on its revision; the store refuses any other."""
 
     namespace: Namespace
     revision: int
-    windows: tuple[Window, ...] = ()
+    windows: tuple[BudgetWindow, ...] = ()
     """As they are now, by start."""
     charged: Mapping[str, int] = field(default_factory=dict)
     """Tenure and the instant it is now charged up to."""
     ended: Mapping[str, int] = field(default_factory=dict)
     """Tenures that are over and wholly charged, and until when."""
-    entries: tuple[Entry, ...] = ()
-    standing: Standing | None = None
+    entries: tuple[ChargeEntry, ...] = ()
+    state: StoredBudgetState | None = None
     """None: as it was."""
     budget: Budget | None = None
     """None: as it was."""
@@ -244,7 +244,7 @@ class Balance:
 
     namespace: Namespace
     at_ms: int
-    window: Window
+    window: BudgetWindow
     state: BudgetState
     warned_percent: int
     used_units: int
@@ -252,14 +252,14 @@ class Balance:
     """Of the open window alone; under a sliding policy more counts as used."""
     allowed_units: int | None
     remaining_units: int | None
-    burn_milli_gpu: int
-    tenures: int
+    current_rate_milli_gpu: int
+    leases: int
     exhausted_at_ms: int | None = None
     """When nothing will be left if nothing changes; None: not in sight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
+class JournalEntry:
     """What the journal says of some leases, all at one instant."""
 
     at_ms: int
@@ -272,13 +272,13 @@ class Moment:
 class Journal:
     """What happened to leases and was not taken in yet, and where that leads."""
 
-    epoch: str
-    known_epoch: str
+    generation: str
+    known_generation: str
     """Of the ledger's life that was taken in before; empty: none was."""
     cursor: str
     lost: bool
     """Entries after the cursor were cut off before anybody took them in."""
-    moments: tuple[Moment, ...]
+    entries: tuple[JournalEntry, ...]
     last: str
     """The cursor after all of it."""
     horizon_ms: int | None
@@ -286,11 +286,11 @@ class Journal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Taken:
+class AccountChange:
     """What the journal means for one account."""
 
     namespace: Namespace
-    held: tuple[Tenure, ...] = ()
+    held: tuple[ChargedLease, ...] = ()
     """New tenures; those that are there already stay as they are."""
     ended: Mapping[str, int] = field(default_factory=dict)
     revision: int | None = None

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from shared.model.names import DeviceUuid
-from shared.model.request import Company, GpuRequest
+from shared.model.request import GpuRequest, SharingPolicy
 
 LABEL_LENGTH = 63
 _NO_LABEL = re.compile(r"[^A-Za-z0-9_.-]+")
@@ -100,22 +100,22 @@ class DeviceUse:
     cores_percent: int = 0
     shares: int = 0
     fence: int = 0
-    tags: frozenset[str] = field(default_factory=frozenset)
+    anti_affinity_groups: frozenset[str] = field(default_factory=frozenset)
     """Pod groups that must not meet on one device; see `Lease.tags`."""
-    alone: bool = False
+    exclusive: bool = False
     """Some share keeps the device to itself, or it is claimed."""
-    taken: str = ""
+    slots_taken: str = ""
     """Slots, or positions of the layout: a `1` for each that is taken, by number."""
     layout: str = ""
     """Name of the MIG layout that live instances pin; empty: none is live."""
-    claimed: bool = False
+    claimed_by: bool = False
     """It is kept for a pod for which leases are being taken back."""
 
 
 MIB = 1 << 20
 
 
-def needed_mib(request: GpuRequest, device: Device) -> int:
+def required_memory_mib(request: GpuRequest, device: Device) -> int:
     """Return the memory, in MiB, that one share for `request` takes of `device`.
 
     A percentage counts whole units of the device's registered memory (or whole MiB, where the
@@ -135,12 +135,12 @@ def needed_mib(request: GpuRequest, device: Device) -> int:
     return everything
 
 
-def needed_cores(request: GpuRequest) -> int:
+def required_cores_percent(request: GpuRequest) -> int:
     """Return the percent of a device's cores that one share for `request` books."""
     return 100 if request.whole else request.cores_percent
 
 
-def slots_of(request: GpuRequest, device: Device) -> int:
+def slot_limit(request: GpuRequest, device: Device) -> int:
     """Return how many shares of any kind may be on the device before one for `request`."""
     return request.slots or device.slots
 
@@ -153,12 +153,12 @@ class DeviceRefusal:
     text: str
 
 
-def is_open(request: GpuRequest, device: Device) -> bool:
+def isolation_allows(request: GpuRequest, device: Device) -> bool:
     """Say whether the isolation that both want allows a share for `request` on `device`."""
     if device.isolation is Isolation.UNHELD and request.limited and not request.whole:
         return False
     strict = request.strict or device.isolation is Isolation.STRICT
-    return not strict or request.company is Company.ALONE
+    return not strict or request.sharing is SharingPolicy.EXCLUSIVE
 
 
 def fits(
@@ -173,23 +173,23 @@ def fits(
 
     A share that HAMi-core holds to, that is; instances of a MIG device are chosen elsewhere.
     """
-    cores = needed_cores(request)
+    cores = required_cores_percent(request)
     return (
         device.healthy
         and device.mode is DeviceMode.HAMI_CORE
-        and is_open(request, device)
+        and isolation_allows(request, device)
         and use.memory_mib + memory_mib <= device.memory_mib
         and use.cores_percent + cores <= 100
-        and not use.alone
+        and not use.exclusive
         and not use.layout
-        and (use.cores_percent < 100 or request.company is Company.ANY)
-        and (request.company not in IDLE_BEFORE or use.shares == 0)
-        and (not request.slotted or use.shares < slots_of(request, device))
-        and not any(tag in use.tags for tag in tags)
+        and (use.cores_percent < 100 or request.sharing is SharingPolicy.BEST_EFFORT)
+        and (request.sharing not in IDLE_BEFORE or use.shares == 0)
+        and (not request.slotted or use.shares < slot_limit(request, device))
+        and not any(tag in use.anti_affinity_groups for tag in tags)
     )
 
 
-IDLE_BEFORE = (Company.ALONE, Company.IDLE)
+IDLE_BEFORE = (SharingPolicy.EXCLUSIVE, SharingPolicy.IDLE_DEVICE)
 """Manners of a share that needs its device idle; a tuple, as members of an enum hash slowly."""
 
 
@@ -209,9 +209,9 @@ def device_refusal(
     tags = tuple(tags)
     if fits(request, device, use, memory_mib=memory_mib, tags=tags):
         return None
-    cores = needed_cores(request)
-    slots = slots_of(request, device)
-    met = sorted(use.tags.intersection(tags))
+    cores = required_cores_percent(request)
+    slots = slot_limit(request, device)
+    met = sorted(use.anti_affinity_groups.intersection(tags))
     reasons = (
         (not device.healthy, "GpuUnhealthy", "it is unhealthy"),
         (
@@ -242,20 +242,20 @@ def device_refusal(
             f"{cores} % of its cores are wanted, {100 - use.cores_percent} % are free",
         ),
         (
-            request.company in IDLE_BEFORE and use.shares > 0,
+            request.sharing in IDLE_BEFORE and use.shares > 0,
             "GpuNotIdle",
             f"the pod wants it alone and {use.shares} shares are on it",
         ),
         (bool(use.layout), "GpuInstancesLive", "live MIG instances are on it"),
-        (use.claimed, "GpuClaimed", "it is kept for a pod for which others make room"),
-        (use.alone, "GpuHeldAlone", "another pod holds it alone"),
+        (use.claimed_by, "GpuClaimed", "it is kept for a pod for which others make room"),
+        (use.exclusive, "GpuHeldAlone", "another pod holds it alone"),
         (use.cores_percent >= 100, "GpuHeldAlone", "all of its cores are reserved"),
     )
     return next(DeviceRefusal(code, text) for refused, code, text in reasons if refused)
 
 
 def _isolation_reasons(request: GpuRequest, device: Device) -> Iterator[tuple[bool, str, str]]:
-    part = request.company is not Company.ALONE
+    part = request.sharing is not SharingPolicy.EXCLUSIVE
     yield (
         part and request.strict,
         "GpuIsolationStrict",
@@ -267,7 +267,7 @@ def _isolation_reasons(request: GpuRequest, device: Device) -> Iterator[tuple[bo
         "its node's isolation is strict: it gives out MIG instances and whole GPUs only",
     )
     yield (
-        not is_open(request, device),
+        not isolation_allows(request, device),
         "GpuNotIsolated",
         "HAMi-core's library is not there or of no use on its node, so that nothing would hold the "
         "share to its limits",

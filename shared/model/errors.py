@@ -17,5 +17,5 @@ class UnavailableError(LeaseholdError):
     """A part we depend on did not answer: the same call may succeed after a pause."""
 
 
-class NoRightError(UnavailableError):
+class PermissionDeniedError(UnavailableError):
     """Who we are may not do this there; somebody else may."""

@@ -13,88 +13,91 @@ from shared.model.device import MIB, Device
 from shared.model.events.pod_events import PodQueued
 from shared.model.lease import Lease, bookings
 from shared.model.names import Namespace
-from shared.model.request import Company, GpuRequest, PodRequest
+from shared.model.request import GpuRequest, PodRequest, SharingPolicy
 
 WHOLE = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Taken:
+class GpuAmount:
     """An amount of GPUs, over all devices."""
 
     cores_percent: int = 0
     memory_mib: int = 0
 
-    def plus(self, other: "Taken") -> "Taken":
+    def plus(self, other: "GpuAmount") -> "GpuAmount":
         """Return the sum."""
-        return Taken(
+        return GpuAmount(
             cores_percent=self.cores_percent + other.cores_percent,
             memory_mib=self.memory_mib + other.memory_mib,
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Right:
+class Entitlement:
     """What a namespace may claim when others wait, too."""
 
-    share: int = 1
+    weight: int = 1
     has_budget: bool = True
-    starts: bool = True
+    may_start: bool = True
     """New pods of it may start; else its budget keeps them waiting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turns:
+class FairShare:
     """What decides the order, at one moment."""
 
-    total: Taken = Taken()
+    total: GpuAmount = GpuAmount()
     """Of all healthy devices."""
-    taken: Mapping[Namespace, Taken] = field(default_factory=dict)
-    rights: Mapping[Namespace, Right] = field(default_factory=dict)
+    used: Mapping[Namespace, GpuAmount] = field(default_factory=dict)
+    entitlements: Mapping[Namespace, Entitlement] = field(default_factory=dict)
 
-    def right(self, namespace: Namespace) -> Right:
+    def entitlement_of(self, namespace: Namespace) -> Entitlement:
         """Return a namespace's right; one nobody has told of has budget and one share."""
-        return self.rights.get(namespace, Right())
+        return self.entitlements.get(namespace, Entitlement())
 
-    def part(self, namespace: Namespace, more: Taken = Taken()) -> float:
+    def dominant_share(self, namespace: Namespace, more: GpuAmount = GpuAmount()) -> float:
         """Return the dominant part of the cluster that a namespace holds, with `more` on top."""
-        taken = self.taken.get(namespace, Taken()).plus(more)
+        taken = self.used.get(namespace, GpuAmount()).plus(more)
         return max(
             taken.cores_percent / max(1, self.total.cores_percent),
             taken.memory_mib / max(1, self.total.memory_mib),
         )
 
-    def weighed(self, namespace: Namespace, more: Taken = Taken()) -> float:
+    def weighted_dominant_share(self, namespace: Namespace, more: GpuAmount = GpuAmount()) -> float:
         """Return that part, divided by the namespace's share."""
-        return self.part(namespace, more) / self.right(namespace).share
+        return self.dominant_share(namespace, more) / self.entitlement_of(namespace).weight
 
 
-def taken_by(lease: Lease) -> Taken:
+def amount_of_lease(lease: Lease) -> GpuAmount:
     """Return what a lease counts as."""
     booked = bookings(lease.shares)
-    return Taken(
+    return GpuAmount(
         cores_percent=sum(
-            WHOLE if each.company is Company.ALONE else each.cores_percent for each in booked
+            WHOLE if each.sharing is SharingPolicy.EXCLUSIVE else each.cores_percent
+            for each in booked
         ),
         memory_mib=sum(each.memory_mib for each in booked),
     )
 
 
-def turns_of(
-    devices: Iterable[Device], leases: Iterable[Lease], rights: Mapping[Namespace, Right]
-) -> Turns:
+def fair_share_of(
+    devices: Iterable[Device], leases: Iterable[Lease], rights: Mapping[Namespace, Entitlement]
+) -> FairShare:
     """Add up what decides the order."""
     healthy = [device for device in devices if device.healthy]
-    taken: dict[Namespace, Taken] = {}
+    taken: dict[Namespace, GpuAmount] = {}
     for lease in leases:
-        taken[lease.namespace] = taken.get(lease.namespace, Taken()).plus(taken_by(lease))
-    total = Taken(
+        taken[lease.namespace] = taken.get(lease.namespace, GpuAmount()).plus(
+            amount_of_lease(lease)
+        )
+    total = GpuAmount(
         cores_percent=WHOLE * len(healthy), memory_mib=sum(device.memory_mib for device in healthy)
     )
-    return Turns(total=total, taken=taken, rights=rights)
+    return FairShare(total=total, used=taken, entitlements=rights)
 
 
-def in_turn(queued: Iterable[PodQueued], turns: Turns) -> list[PodQueued]:
+def fair_order(queued: Iterable[PodQueued], turns: FairShare) -> list[PodQueued]:
     """Return waiting pods in the order in which they are offered what is freed.
 
     After each one, what it asks for counts as held by its namespace.
@@ -104,7 +107,7 @@ def in_turn(queued: Iterable[PodQueued], turns: Turns) -> list[PodQueued]:
         queues.setdefault(pod.namespace, []).append(pod)
     for queue in queues.values():
         queue.sort(key=lambda pod: (-pod.request.priority, pod.created_at, pod.pod), reverse=True)
-    given = dict.fromkeys(queues, Taken())
+    given = dict.fromkeys(queues, GpuAmount())
     heap = [_first(queue, turns, given) for queue in queues.values()]
     heapq.heapify(heap)
     order: list[PodQueued] = []
@@ -112,20 +115,25 @@ def in_turn(queued: Iterable[PodQueued], turns: Turns) -> list[PodQueued]:
         queue = queues[heapq.heappop(heap)[-1]]
         pod = queue.pop()
         order.append(pod)
-        given[pod.namespace] = given[pod.namespace].plus(asked_by(pod.request, turns.total))
+        given[pod.namespace] = given[pod.namespace].plus(
+            amount_of_request(pod.request, turns.total)
+        )
         if queue:
             heapq.heappush(heap, _first(queue, turns, given))
     return order
 
 
-def why_before(first: PodQueued, second: PodQueued, turns: Turns) -> str:
+def precedence_reason(first: PodQueued, second: PodQueued, turns: FairShare) -> str:
     """Say why a waiting pod comes before another one, as things stand."""
-    one, other = turns.right(first.namespace), turns.right(second.namespace)
+    one, other = turns.entitlement_of(first.namespace), turns.entitlement_of(second.namespace)
     if one.has_budget != other.has_budget:
         return "whose namespace has budget left"
     if first.request.priority != second.request.priority:
         return f"of priority {first.request.priority}"
-    parts = turns.weighed(first.namespace), turns.weighed(second.namespace)
+    parts = (
+        turns.weighted_dominant_share(first.namespace),
+        turns.weighted_dominant_share(second.namespace),
+    )
     if first.namespace != second.namespace and parts[0] != parts[1]:
         return (
             f"whose namespace holds {parts[0]:.1%} of the GPUs for each of its shares"
@@ -135,13 +143,13 @@ def why_before(first: PodQueued, second: PodQueued, turns: Turns) -> str:
     return "which is older"
 
 
-def asked_by(request: PodRequest, total: Taken) -> Taken:
+def amount_of_request(request: PodRequest, total: GpuAmount) -> GpuAmount:
     """Return about what a pod takes; exactly that is known once it is placed."""
     asked = [_asked(each, total) for each in request.containers]
-    return max(asked, key=lambda each: (each.cores_percent, each.memory_mib), default=Taken())
+    return max(asked, key=lambda each: (each.cores_percent, each.memory_mib), default=GpuAmount())
 
 
-def _asked(request: GpuRequest, total: Taken) -> Taken:
+def _asked(request: GpuRequest, total: GpuAmount) -> GpuAmount:
     device_mib = WHOLE * total.memory_mib // max(1, total.cores_percent)
     amounts: Sequence[int | None] = (
         request.memory_units,
@@ -149,22 +157,24 @@ def _asked(request: GpuRequest, total: Taken) -> Taken:
         request.memory_bytes,
     )
     if request.whole or not any(amounts):
-        return Taken(cores_percent=WHOLE * request.gpus, memory_mib=device_mib * request.gpus)
+        return GpuAmount(cores_percent=WHOLE * request.gpus, memory_mib=device_mib * request.gpus)
     each = -(-(request.memory_bytes or 0) // MIB) or request.memory_units or 0
     if request.memory_percent:
         each = device_mib * request.memory_percent // WHOLE
-    return Taken(cores_percent=request.cores_percent * request.gpus, memory_mib=each * request.gpus)
+    return GpuAmount(
+        cores_percent=request.cores_percent * request.gpus, memory_mib=each * request.gpus
+    )
 
 
 def _first(
-    queue: list[PodQueued], turns: Turns, given: Mapping[Namespace, Taken]
+    queue: list[PodQueued], turns: FairShare, given: Mapping[Namespace, GpuAmount]
 ) -> tuple[bool, int, float, float, str, Namespace]:
     pod = queue[-1]
     name = pod.namespace
     return (
-        not turns.right(name).has_budget,
+        not turns.entitlement_of(name).has_budget,
         -pod.request.priority,
-        turns.weighed(name, given[name]),
+        turns.weighted_dominant_share(name, given[name]),
         pod.created_at,
         pod.pod,
         name,

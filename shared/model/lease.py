@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from shared.model.errors import ConflictError
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
-from shared.model.request import Company, with_both_spellings
+from shared.model.request import SharingPolicy
 
 
 class LeaseState(StrEnum):
@@ -47,7 +47,7 @@ class StaleLeaseError(ConflictError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class RequestedUnits:
     """In which terms a share was asked for, where its dialect must repeat them."""
 
     memory_mib: int
@@ -59,7 +59,7 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MigPlace:
+class MigPlacement:
     """Which instance of a device's layout a share is."""
 
     layout: str
@@ -68,7 +68,7 @@ class MigPlace:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Size:
+class ShareSize:
     """How much of each of its devices a container has."""
 
     memory_mib: int
@@ -93,13 +93,13 @@ class Share:
     """Number of the device's slot, given by the ledger when the share is slotted."""
     fence: int = 0
     """The device's fence, raised by the ledger for this share: a larger one is newer."""
-    company: Company = Company.ORDINARY
+    sharing: SharingPolicy = SharingPolicy.SHARED
     slots: int = 0
     """See `GpuRequest.slots`."""
-    mig: MigPlace | None = None
+    mig: MigPlacement | None = None
     """The share is this MIG instance, and `slot` its position; None: HAMi-core holds it."""
-    terms: Terms | None = None
-    asked: Size | None = None
+    requested_units: RequestedUnits | None = None
+    requested_size: ShareSize | None = None
     """What its pod asks for, where a resize has made it something else."""
 
     @property
@@ -110,7 +110,7 @@ class Share:
     @property
     def limit_bytes(self) -> int:
         """Memory that the container may use of the device."""
-        asked = self.terms.memory_bytes if self.terms else None
+        asked = self.requested_units.memory_bytes if self.requested_units else None
         return self.memory_mib * MIB if asked is None or self.mig else asked
 
     @property
@@ -128,7 +128,7 @@ class Booking:
     cores_percent: int
     shares: int
     slots: int
-    company: Company
+    sharing: SharingPolicy
     layout: str
     """MIG layout that the lease pins; empty: none."""
 
@@ -149,7 +149,7 @@ class Lease:
     dialect: str = ""
     resources: Mapping[str, int] = field(default_factory=dict)
     """Ordinary resources, in the units of `PodRequest.resources`."""
-    tags: tuple[str, ...] = ()
+    anti_affinity_groups: tuple[str, ...] = ()
     gang: str = ""
     """Name of the pod's gang; empty: none."""
     memo: str = ""
@@ -161,22 +161,16 @@ class Lease:
     created_at: float = 0.0
     expires_at: float = 0.0
     """Unix seconds at which a reservation ends; 0 once bound."""
-    tag: str = ""
-    """See `PodRequest.tag`."""
     resized_at: float = 0.0
     """When a resize last changed its shares, Unix seconds in whole milliseconds by the ledger's own
     clock; 0: none did."""
-
-    def __post_init__(self) -> None:
-        if self.tags or self.tag:
-            with_both_spellings(self)
 
     def shares_of(self, container: str) -> tuple[Share, ...]:
         """Return the shares of one container, in the order in which it sees its devices."""
         return tuple(share for share in self.shares if share.container == container)
 
 
-def step(state: LeaseState, to: LeaseState) -> LeaseState:
+def transition(state: LeaseState, to: LeaseState) -> LeaseState:
     """Return `to` if the life cycle allows it. Raises ConflictError if it does not."""
     if to not in TRANSITIONS[state]:
         raise ConflictError(f"a lease that is {state} cannot become {to}")
@@ -208,15 +202,15 @@ def _booking(device: DeviceUuid, shares: list[Share]) -> Booking:
         ),
         shares=max(len(app), 1),
         slots=sum(s.slotted for s in app),
-        company=_company(shares),
+        sharing=_strictest_sharing(shares),
         layout=next((share.mig.layout for share in shares if share.mig), ""),
     )
 
 
-def _company(shares: Iterable[Share]) -> Company:
+def _strictest_sharing(shares: Iterable[Share]) -> SharingPolicy:
     """Return the manner of several shares of one pod: the most demanding of theirs."""
-    manners = {share.company for share in shares}
-    for manner in (Company.ALONE, Company.IDLE, Company.ORDINARY):
+    manners = {share.sharing for share in shares}
+    for manner in (SharingPolicy.EXCLUSIVE, SharingPolicy.IDLE_DEVICE, SharingPolicy.SHARED):
         if manner in manners:
             return manner
-    return Company.ANY
+    return SharingPolicy.BEST_EFFORT

@@ -8,9 +8,9 @@ import json
 from typing import Any
 
 from shared.model.errors import RequestError
-from shared.model.lease import Lease, LeaseState, MigPlace, Share, Size, Terms
+from shared.model.lease import Lease, LeaseState, MigPlacement, RequestedUnits, Share, ShareSize
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
-from shared.model.request import Company
+from shared.model.request import SharingPolicy
 
 ANNOTATION = "leasehold.dev/lease"
 FORMAT = 1
@@ -43,7 +43,7 @@ def dump_lease(lease: Lease) -> str:
                 for share in lease.shares
             ],
             "resources": dict(lease.resources),
-            "tag": lease.tag,
+            "anti_affinity_groups": list(lease.anti_affinity_groups),
             "trace": lease.trace,
             **_more(lease),
         },
@@ -68,7 +68,7 @@ def load_lease(text: str, *, namespace: Namespace, name: str) -> Lease:
             ),
             dialect=copy["dialect"],
             resources={str(key): int(amount) for key, amount in copy["resources"].items()},
-            tag=copy["tag"],
+            anti_affinity_groups=tuple(copy["anti_affinity_groups"]),
             gang=copy.get("gang", ""),
             memo=copy.get("memo", ""),
             trace=copy["trace"],
@@ -95,22 +95,25 @@ def _more(lease: Lease) -> dict[str, Any]:
 
 def _unusual(share: Share) -> dict[str, Any]:
     said: dict[str, Any] = {}
-    if share.company != _usual_company(share.whole, share.cores_percent):
-        said["company"] = int(share.company)
+    if share.sharing != _usual_company(share.whole, share.cores_percent):
+        said["sharing"] = int(share.sharing)
     if share.slots:
         said["slots"] = share.slots
     if share.mig:
         said["mig"] = [share.mig.layout, share.mig.position, share.mig.profile]
-    if share.terms:
-        terms = share.terms
-        said["terms"] = [
+    if share.requested_units:
+        terms = share.requested_units
+        said["requested_units"] = [
             terms.memory_mib,
             terms.device_mib,
             terms.memory_bytes,
             terms.memory_percent,
         ]
-    if share.asked:
-        said["asked"] = [share.asked.memory_mib, share.asked.cores_percent]
+    if share.requested_size:
+        said["requested_size"] = [
+            share.requested_size.memory_mib,
+            share.requested_size.cores_percent,
+        ]
     return said
 
 
@@ -128,31 +131,31 @@ def _share(row: list[Any], more: dict[str, Any]) -> Share:
         init=bool(init),
         slot=None if slot is None else int(slot),
         fence=int(fence),
-        company=Company(more.get("company", _usual_company(bool(whole), int(cores)))),
+        sharing=SharingPolicy(more.get("sharing", _usual_company(bool(whole), int(cores)))),
         slots=int(more.get("slots", 0)),
         mig=_mig(more.get("mig")),
-        terms=_terms(more.get("terms")),
-        asked=_size(more.get("asked")),
+        requested_units=_terms(more.get("requested_units")),
+        requested_size=_size(more.get("requested_size")),
     )
 
 
-def _usual_company(whole: bool, cores_percent: int) -> Company:
+def _usual_company(whole: bool, cores_percent: int) -> SharingPolicy:
     """Return what goes without saying: who has all the cores has them alone."""
-    return Company.ALONE if whole or cores_percent == 100 else Company.ORDINARY
+    return SharingPolicy.EXCLUSIVE if whole or cores_percent == 100 else SharingPolicy.SHARED
 
 
-def _mig(row: list[Any] | None) -> MigPlace | None:
+def _mig(row: list[Any] | None) -> MigPlacement | None:
     if row is None:
         return None
     layout, position, profile = row
-    return MigPlace(layout=str(layout), position=int(position), profile=str(profile))
+    return MigPlacement(layout=str(layout), position=int(position), profile=str(profile))
 
 
-def _terms(row: list[Any] | None) -> Terms | None:
+def _terms(row: list[Any] | None) -> RequestedUnits | None:
     if row is None:
         return None
     memory_mib, device_mib, memory_bytes, percent = row
-    return Terms(
+    return RequestedUnits(
         memory_mib=int(memory_mib),
         device_mib=int(device_mib),
         memory_bytes=None if memory_bytes is None else int(memory_bytes),
@@ -160,8 +163,8 @@ def _terms(row: list[Any] | None) -> Terms | None:
     )
 
 
-def _size(row: list[Any] | None) -> Size | None:
+def _size(row: list[Any] | None) -> ShareSize | None:
     if row is None:
         return None
     memory_mib, cores_percent = row
-    return Size(memory_mib=int(memory_mib), cores_percent=int(cores_percent))
+    return ShareSize(memory_mib=int(memory_mib), cores_percent=int(cores_percent))

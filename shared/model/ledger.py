@@ -10,8 +10,8 @@ from shared.model.lease import Lease, bookings
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
 from shared.model.placement import Placement, Refusal
-from shared.model.quota import Excess
-from shared.model.request import Company
+from shared.model.quota import QuotaExcess
+from shared.model.request import SharingPolicy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class Reservation:
     dialect: str = ""
     resources: Mapping[str, int] = field(default_factory=dict)
     """Ordinary resources, in the units of `PodRequest.resources`."""
-    tags: tuple[str, ...] = ()
+    anti_affinity_groups: tuple[str, ...] = ()
     gang: str = ""
     memo: str = ""
     trace: str = ""
@@ -48,14 +48,14 @@ class Reserved:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class AlreadyLeased:
     """The pod had a live lease already, and keeps it."""
 
     lease: Lease
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Full:
+class NoCapacity:
     """None of the candidates fits any more; the totals of what was tried, to decide afresh."""
 
     pod: PodUid
@@ -63,20 +63,20 @@ class Full:
     """Why, per candidate, as `node: reason`, separated by `; `."""
     devices: Mapping[DeviceUuid, DeviceUse] = field(default_factory=dict)
     nodes: Mapping[NodeName, NodeUse] = field(default_factory=dict)
-    quotas: tuple[Excess, ...] = ()
+    quotas: tuple[QuotaExcess, ...] = ()
     """What of its namespace's quota was in the way, for each candidate that it refused."""
-    is_kept: bool = False
+    reserved_for_other: bool = False
     """What a candidate would have taken is being offered to a waiting pod that comes first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Withheld:
+class GangIncomplete:
     """The pod fits, but not all of its gang do: nothing is held for any of them."""
 
     pod: PodUid
 
 
-Outcome = Reserved | Held | Full | Withheld
+ReservationOutcome = Reserved | AlreadyLeased | NoCapacity | GangIncomplete
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,7 @@ class LedgerNode:
     @property
     def serving(self) -> frozenset[str]:
         """Resources that a kubelet would really ask the device plugin for at this moment."""
-        return frozenset(self.served).difference(self.facts.unserved)
+        return frozenset(self.served).difference(self.facts.unserved_resources)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,12 +125,12 @@ class Snapshot:
     nodes: tuple[LedgerNode, ...]
 
 
-KEPT_BACK = -1
+RESERVED_FOR_OTHER = -1
 """In place of a capacity number: what the pod would take is first offered to another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
+class WaitingPod:
     """A pod that fits nowhere, with the verdict that says so."""
 
     queued: PodQueued
@@ -138,21 +138,21 @@ class Waiting:
     capacity: int
     """The capacity number of the state on which the verdict was reached; `KEPT_BACK`: see there."""
     waiting_since: float = 0.0
-    leads: bool = True
+    receives_offers: bool = True
     """What is freed is offered to it; False: to another of its gang, or to nobody yet."""
-    fewer_than: int = 0
+    min_members: int = 0
     """The verdict holds while fewer of its gang than this are here; 0: whoever is here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Muster:
+class GangEnrollment:
     """A gang, counted at one moment, some pods of it just enrolled among those that wait."""
 
-    live: int
+    live_count: int
     """Its pods that hold a live lease."""
-    here: int
+    waiting_count: int
     """Its pods that wait."""
-    waiting: tuple[Waiting, ...] = ()
+    waiting: tuple[WaitingPod, ...] = ()
     """Those pods, highest priority first, then oldest; none while they are too few to begin, and
     none once the gang runs."""
     leases: tuple[Lease, ...] = ()
@@ -160,35 +160,35 @@ class Muster:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Waited:
+class WaitResult:
     """Pods of a call to `wait` that do not wait."""
 
     stale: tuple[PodUid, ...] = ()
     """To be decided again: something was freed since."""
-    held: tuple[Lease, ...] = ()
+    already_leased: tuple[Lease, ...] = ()
     """Live leases of those that hold one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeAccount:
+class NodeTotals:
     """One node's stored totals and the leases they must be the sum of, read at one moment."""
 
     node: LedgerNode
     leases: tuple[Lease, ...]
-    stray: tuple[str, ...] = ()
+    index_mismatches: tuple[str, ...] = ()
     """What the indexes hold without its counterpart, in words; empty in a sound ledger."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offers:
+class OfferedPods:
     """Waiting pods to be decided again."""
 
     pods: tuple[PodQueued, ...] = ()
-    settled: bool = True
+    complete: bool = True
     """All that was freed so far has been offered; else ask again once these have been decided."""
 
 
-class FeedLostError(ConflictError):
+class FeedTruncatedError(ConflictError):
     """The feed no longer goes back to the position: a new snapshot is needed."""
 
     def __init__(self, position: str, reason: str) -> None:
@@ -214,9 +214,10 @@ def counted_use(
                 cores_percent=use.cores_percent + booking.cores_percent,
                 shares=use.shares + booking.shares,
                 fence=max(use.fence, fences[booking.device]),
-                tags=use.tags | frozenset(lease.tags),
-                alone=use.alone or booking.company is Company.ALONE,
-                taken=_with_slots(use.taken, booking.device, lease),
+                anti_affinity_groups=use.anti_affinity_groups
+                | frozenset(lease.anti_affinity_groups),
+                exclusive=use.exclusive or booking.sharing is SharingPolicy.EXCLUSIVE,
+                slots_taken=_with_slots(use.slots_taken, booking.device, lease),
                 layout=booking.layout or use.layout,
             )
         used = nodes.setdefault(lease.node, {})

@@ -8,13 +8,15 @@ from shared.model.names import NodeName
 AGENT_ANNOTATION = "leasehold.dev/agent"
 """On a node: our agent reports its devices, and whatever else is written there is a view."""
 
-SHUT = "leasehold.dev/shut: "
+CORDON_PREFIX = "leasehold.dev/shut: "
 """In place of all resources that a node serves: no pod may be bound to it now, and why."""
 
 
-def shut_because(served: Iterable[str]) -> str:
+def cordon_reason(served: Iterable[str]) -> str:
     """Return why no pod may be bound to a node that serves these; empty: one may be."""
-    return next((name.removeprefix(SHUT) for name in served if name.startswith(SHUT)), "")
+    return next(
+        (name.removeprefix(CORDON_PREFIX) for name in served if name.startswith(CORDON_PREFIX)), ""
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,11 +38,11 @@ class NodeFacts:
     unschedulable: bool = False
     allocatable: Mapping[str, int] = field(default_factory=dict)
     """In the units of `PodRequest.resources`, extended resources included."""
-    occupied: Mapping[str, int] = field(default_factory=dict)
+    used_by_others: Mapping[str, int] = field(default_factory=dict)
     """Sum over the node's live pods that we did not place, `pods` included."""
     host_ports: tuple[str, ...] = ()
     """`protocol/port` in use by any live pod of the node, ours included."""
-    closed_devices: tuple[int, ...] = ()
+    excluded_devices: tuple[int, ...] = ()
     """Indices of devices that the node's annotations close to new shares."""
-    unserved: tuple[str, ...] = ()
+    unserved_resources: tuple[str, ...] = ()
     """Dialects' resources that the kubelet shows as 0: it would refuse a pod that asks for them."""

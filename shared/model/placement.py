@@ -42,7 +42,7 @@ class Refusal:
     """One line with the numbers, as Kubernetes' `0/N nodes are available: …` reads."""
     counts: tuple[tuple[str, int], ...] = ()
     """(machine-readable reason, number of nodes), most frequent first."""
-    nearest: tuple[NodeVerdict, ...] = ()
+    nearest_nodes: tuple[NodeVerdict, ...] = ()
     hint: str = ""
     """The next thing to try."""
     permanent: bool = False

@@ -9,13 +9,13 @@ from shared.model.events.pod_events import BudgetChanged
 from shared.model.ledger import Reservation
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 
-RECLAIM_AT = "leasehold.dev/reclaim-at"
+PREEMPT_AT = "leasehold.dev/reclaim-at"
 """On a pod that is to be evicted: when, as RFC 3339; it can read this through a volume."""
 PREEMPTIBLE = "leasehold.dev/preemptible"
 """Label; `"false"`: the pod is never evicted for another."""
 
 
-class Cause(StrEnum):
+class PreemptionCause(StrEnum):
     """Why a lease may be taken back, the first first."""
 
     EXPIRED = "expired"
@@ -30,7 +30,7 @@ class Cause(StrEnum):
     """It breaks a rule of its node, and the operator has pods evicted for that."""
 
 
-class Stage(StrEnum):
+class PreemptionStage(StrEnum):
     """How far a taking is."""
 
     OPENED = "opened"
@@ -43,16 +43,16 @@ class Stage(StrEnum):
     """The pod in need holds its lease."""
 
 
-TRANSITIONS: Mapping[Stage, frozenset[Stage]] = {
-    Stage.OPENED: frozenset({Stage.ANNOUNCED}),
-    Stage.ANNOUNCED: frozenset({Stage.EVICTING}),
-    Stage.EVICTING: frozenset({Stage.HANDED}),
-    Stage.HANDED: frozenset(),
+TRANSITIONS: Mapping[PreemptionStage, frozenset[PreemptionStage]] = {
+    PreemptionStage.OPENED: frozenset({PreemptionStage.ANNOUNCED}),
+    PreemptionStage.ANNOUNCED: frozenset({PreemptionStage.EVICTING}),
+    PreemptionStage.EVICTING: frozenset({PreemptionStage.HANDED}),
+    PreemptionStage.HANDED: frozenset(),
 }
 """A taking may be closed at every stage."""
 
 
-class Outcome(StrEnum):
+class EvictionOutcome(StrEnum):
     """What became of an eviction."""
 
     EVICTED = "evicted"
@@ -70,7 +70,7 @@ class Victim:
     namespace: Namespace
     name: str
     node: NodeName
-    cause: Cause
+    cause: PreemptionCause
     owner: str
     """Uid of the controller that will make another; `NAMESPACE/NAME` of a pod without one."""
     budget: str
@@ -79,12 +79,12 @@ class Victim:
     """What its containers are given to end."""
     devices: tuple[DeviceUuid, ...]
     priority: int = 0
-    outcome: Outcome | None = None
+    outcome: EvictionOutcome | None = None
     """None: it was not evicted yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Taking:
+class Preemption:
     """Leases that are taken back, for a pod in need or because a budget's policy says so."""
 
     id: str
@@ -97,7 +97,7 @@ class Taking:
     """Of the pod in need."""
     preempts: bool = True
     """Whether it may have pods of lower priority evicted."""
-    stage: Stage = Stage.OPENED
+    stage: PreemptionStage = PreemptionStage.OPENED
     opened_at: float = 0.0
     evict_at: float = 0.0
     """No earlier than this; 0 before the victims were told."""
@@ -111,13 +111,13 @@ class Taking:
         """Victims that were not evicted yet."""
         return tuple(victim for victim in self.victims if victim.outcome is None)
 
-    def stepped(self, to: Stage) -> "Taking":
+    def stepped(self, to: PreemptionStage) -> "Preemption":
         """Return it at the next stage. Raises ConflictError if that is not the next."""
         if to not in TRANSITIONS[self.stage]:
             raise ConflictError(f"a taking that is {self.stage} cannot become {to}")
         return replace(self, stage=to)
 
-    def after(self, evicted: Victim, outcome: Outcome) -> "Taking":
+    def after(self, evicted: Victim, outcome: EvictionOutcome) -> "Preemption":
         """Return it with what became of one victim."""
         victims = tuple(
             replace(each, outcome=outcome) if each.pod == evicted.pod else each
@@ -127,20 +127,20 @@ class Taking:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Eviction:
+class EvictionRecord:
     """A line of the journal: who was evicted, whose budget was the reason, who has the use."""
 
     at: float
-    taking: str
+    preemption: str
     pod: PodUid
     namespace: Namespace
     name: str
     node: NodeName
     owner: str
-    cause: Cause
+    cause: PreemptionCause
     budget: str
     devices: tuple[DeviceUuid, ...]
-    outcome: Outcome
+    outcome: EvictionOutcome
     for_pod: str = ""
     """Uid of the pod that gets the devices; empty: nobody's in particular."""
     for_namespace: str = ""
@@ -150,24 +150,24 @@ class Eviction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Open:
+class StoredPreemption:
     """A taking as stored."""
 
-    taking: Taking
+    preemption: Preemption
     version: int
     claimed: bool
     """The ledger still keeps the devices for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Affairs:
+class PreemptionState:
     """Everything about taking back that is remembered."""
 
-    open: tuple[Open, ...] = ()
-    past: tuple[Eviction, ...] = ()
-    standings: Mapping[Namespace, BudgetChanged] | None = None
+    open: tuple[StoredPreemption, ...] = ()
+    evictions: tuple[EvictionRecord, ...] = ()
+    budgets: Mapping[Namespace, BudgetChanged] | None = None
     """The last word on each namespace's budget."""
 
-    def standing(self, namespace: Namespace) -> BudgetChanged | None:
+    def budget_of(self, namespace: Namespace) -> BudgetChanged | None:
         """Return how a namespace's budget stands; None: it has none, or nothing is known."""
-        return (self.standings or {}).get(namespace)
+        return (self.budgets or {}).get(namespace)

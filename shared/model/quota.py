@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 
 from shared.model.lease import Lease, bookings
 from shared.model.names import DeviceUuid, Namespace
-from shared.model.request import Company
+from shared.model.request import SharingPolicy
 
-EVERYBODY = Namespace("*")
+ALL_NAMESPACES = Namespace("*")
 """Name of the quota of every namespace that has none of its own."""
 WHOLE_MILLI = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class QuotaLimits:
     """The most of everything; None: any amount."""
 
     cores_milli: int | None = None
@@ -34,8 +34,8 @@ class Quota:
     """What one namespace may hold."""
 
     namespace: Namespace
-    limits: Limits = Limits()
-    models: tuple[tuple[str, Limits], ...] = ()
+    limits: QuotaLimits = QuotaLimits()
+    models: tuple[tuple[str, QuotaLimits], ...] = ()
     """Limits on devices of a model, by its name."""
     only_models: bool = False
     """Devices of other models are not for the namespace."""
@@ -48,7 +48,7 @@ class Quota:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Excess:
+class QuotaExcess:
     """Why a quota refused one candidate."""
 
     measure: str
@@ -65,7 +65,7 @@ class Excess:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class QuotaUsage:
     """What leases hold, as a quota counts it."""
 
     cores_milli: int = 0
@@ -76,38 +76,38 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QuotaAccounts:
+class QuotaTotals:
     """Quotas as the ledger has them, what it counts as held, and what it charged each lease."""
 
     quotas: Mapping[Namespace, Quota] = field(default_factory=dict)
-    held: Mapping[Namespace, Mapping[str, Held]] = field(default_factory=dict)
+    used: Mapping[Namespace, Mapping[str, QuotaUsage]] = field(default_factory=dict)
     """By model's name; of everything under the empty one."""
-    charges: Mapping[str, tuple[Namespace, Mapping[str, Held]]] = field(default_factory=dict)
+    charges: Mapping[str, tuple[Namespace, Mapping[str, QuotaUsage]]] = field(default_factory=dict)
     """By pod."""
 
     def quota_of(self, namespace: Namespace) -> Quota | None:
         """Return the quota that a namespace is under."""
-        return self.quotas.get(namespace) or self.quotas.get(EVERYBODY)
+        return self.quotas.get(namespace) or self.quotas.get(ALL_NAMESPACES)
 
 
-def charge_of(lease: Lease, memory_mib: Mapping[DeviceUuid, int]) -> Held:
+def charge_of(lease: Lease, memory_mib: Mapping[DeviceUuid, int]) -> QuotaUsage:
     """Return what a lease counts as, given all memory of each device; 0 or none: not known."""
     cores = milli = memory = 0
     held: dict[DeviceUuid, int] = {}
     for booking in bookings(lease.shares):
         size = memory_mib.get(booking.device, 0)
         part = core = WHOLE_MILLI
-        if size > 0 and booking.company is not Company.ALONE:
+        if size > 0 and booking.sharing is not SharingPolicy.EXCLUSIVE:
             part = min(WHOLE_MILLI, -(-WHOLE_MILLI * booking.memory_mib // size))
             core = 10 * booking.cores_percent or part
         cores += core
         milli += max(core, part)
         memory += booking.memory_mib
         held[booking.device] = 1
-    return Held(cores_milli=cores, milli_gpu=milli, memory_mib=memory, devices=held)
+    return QuotaUsage(cores_milli=cores, milli_gpu=milli, memory_mib=memory, devices=held)
 
 
-def total_of(charges: Iterable[Held]) -> Held:
+def total_of(charges: Iterable[QuotaUsage]) -> QuotaUsage:
     """Add up what leases count as."""
     cores = milli = memory = 0
     devices: dict[DeviceUuid, int] = {}
@@ -117,4 +117,4 @@ def total_of(charges: Iterable[Held]) -> Held:
         memory += charge.memory_mib
         for uuid, count in charge.devices.items():
             devices[uuid] = devices.get(uuid, 0) + count
-    return Held(cores_milli=cores, milli_gpu=milli, memory_mib=memory, devices=devices)
+    return QuotaUsage(cores_milli=cores, milli_gpu=milli, memory_mib=memory, devices=devices)

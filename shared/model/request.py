@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from typing import Protocol
 
 ALL_PERCENT = 100
 
@@ -30,20 +29,20 @@ class DeviceOrder(StrEnum):
     is left for who wants several."""
 
 
-class Company(IntEnum):
+class SharingPolicy(IntEnum):
     """How a share takes to others on its device. The numbers are those of the ledger's scripts."""
 
-    ORDINARY = 0
+    SHARED = 0
     """Joins while some of the device's cores are unreserved."""
-    ALONE = 1
+    EXCLUSIVE = 1
     """Wants the device idle, and keeps it to itself."""
-    ANY = 2
+    BEST_EFFORT = 2
     """Joins even where all cores are reserved, if nobody holds the device alone."""
-    IDLE = 3
+    IDLE_DEVICE = 3
     """Wants the device idle; others may join later as with ORDINARY."""
 
 
-class Scope(StrEnum):
+class TopologyScope(StrEnum):
     """Within what the devices of one pod must lie."""
 
     NODE = "node"
@@ -85,12 +84,12 @@ class GpuRequest:
     up, and its container is limited to exactly this."""
     percent_of_mib: bool = False
     """`memory_percent` is of MiB rounded down, whatever the node's unit (Koordinator's ratio)."""
-    company: Company = Company.ORDINARY
+    sharing: SharingPolicy = SharingPolicy.SHARED
     slots: int = 0
     """Slots that a device has in the dialect, where that is not `Device.slots`; 0: it is."""
-    instances: bool = False
+    mig_allowed: bool = False
     """A MIG instance will do as well as a share that HAMi-core holds to."""
-    keeps_terms: bool = False
+    records_requested_units: bool = False
     """The lease must tell in which terms it was asked for (`Share.terms`)."""
     strict: bool = False
     """It takes a MIG instance, or a device to itself, and no other share."""
@@ -98,11 +97,11 @@ class GpuRequest:
     """HAMi-core must hold it to its limits, unless it is whole (gpushare's memory is not)."""
 
     def __post_init__(self) -> None:
-        if self.whole and self.company is not Company.ALONE:
-            object.__setattr__(self, "company", Company.ALONE)
+        if self.whole and self.sharing is not SharingPolicy.EXCLUSIVE:
+            object.__setattr__(self, "sharing", SharingPolicy.EXCLUSIVE)
 
     @property
-    def asks_all(self) -> bool:
+    def wants_all_memory(self) -> bool:
         """Whether it asks for all memory of a device."""
         if self.memory_percent is not None:
             return self.memory_percent >= ALL_PERCENT
@@ -150,7 +149,7 @@ class Toleration:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeDemands:
+class NodeRequirements:
     """What the pod demands of its node besides devices. Equal demands share one cached answer."""
 
     selector: tuple[tuple[str, str], ...] = ()
@@ -188,19 +187,19 @@ class PodRequest:
     triggers: tuple[str, ...] = ()
     """Resources a node must serve through its device plugin, or Allocate would never be called."""
     selection: DeviceSelection = field(default_factory=DeviceSelection)
-    distinct: bool = False
+    distinct_devices: bool = False
     """No two containers share a device."""
-    tags: tuple[str, ...] = ()
+    anti_affinity_groups: tuple[str, ...] = ()
     """Groups whose pods must not meet on one device."""
     memo: str = ""
     """What the dialect will want to know of the pod when it answers; nobody else reads it."""
-    scope: Scope = Scope.NODE
+    topology_scope: TopologyScope = TopologyScope.NODE
     """Within what all devices of one container must lie."""
-    links: bool = True
+    prefer_links: bool = True
     """Of several devices, those that are linked best are preferred (a score, never a filter)."""
-    instances_first: bool = False
+    prefer_mig: bool = False
     """Where both will do, MIG instances are tried before shares that HAMi-core holds to."""
-    weights: tuple[int, int, int] = (0, 0, 1)
+    allocation_weights: tuple[int, int, int] = (0, 0, 1)
     """Of slots, cores and memory, for orders by allocated part."""
     gang: Gang | None = None
     device_order: DeviceOrder = DeviceOrder.LAST
@@ -208,33 +207,5 @@ class PodRequest:
     resources: Mapping[str, int] = field(default_factory=dict)
     """Ordinary resources: `cpu` in thousandths, `memory` and `ephemeral-storage` in bytes, `pods`
     (always 1) and other extended resources in units."""
-    demands: NodeDemands = field(default_factory=NodeDemands)
+    node_requirements: NodeRequirements = field(default_factory=NodeRequirements)
     priority: int = 0
-    tag: str = ""
-    """`tags` as earlier programs write and read them: one text, a line each. It follows `tags`."""
-
-    def __post_init__(self) -> None:
-        if self.tags or self.tag:
-            with_both_spellings(self)
-
-
-class Tagged(Protocol):
-    """What says its tags in both spellings."""
-
-    @property
-    def tags(self) -> tuple[str, ...]:
-        """Groups whose pods must not meet on one device."""
-        ...
-
-    @property
-    def tag(self) -> str:
-        """The same, a line each."""
-        ...
-
-
-def with_both_spellings(of: Tagged) -> None:
-    """Make `tag` follow `tags`; where only `tag` was written, `tags` follow it."""
-    if of.tags:
-        object.__setattr__(of, "tag", "\n".join(of.tags))
-    else:
-        object.__setattr__(of, "tags", tuple(of.tag.split("\n")))

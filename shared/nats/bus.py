@@ -21,14 +21,14 @@ from nats.aio.subscription import Subscription
 from nats.js import JetStreamContext
 from nats.js.api import ConsumerConfig
 
-from shared.credentials.logins import NO_KEYS, Keys
+from shared.credentials.logins import NO_CREDENTIALS, ClientCredentials
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.events.event import Delivery, Event
-from shared.model.events.pod_events import ListingWanted
+from shared.model.events.pod_events import ResyncRequested
 from shared.nats import subjects, wire
 from shared.nats.cancellation import end
-from shared.nats.connection import FirstWait, connected
-from shared.nats.inbox import EVENTS_PER_MESSAGE, Delivered, Inbox
+from shared.nats.connection import ConnectWait, connected
+from shared.nats.inbox import EVENTS_PER_MESSAGE, DeliveredMessage, Inbox
 from shared.nats.stream import add_durable, durable_config, ensured
 from shared.nats.subjects import STREAM
 
@@ -43,7 +43,7 @@ HEADERS_BYTES = 1024
 E = TypeVar("E", bound=Event)
 
 
-class NobodyListensError(UnavailableError):
+class NoRespondersError(UnavailableError):
     """A question was put that nobody there is could answer."""
 
 
@@ -64,7 +64,7 @@ class Bus:
         self.durables: dict[str, ConsumerConfig] = {}
         self.inboxes: list[Inbox] = []
         self._reached = asyncio.Event()
-        self._wait = FirstWait()
+        self._wait = ConnectWait()
         if client is not None:
             self._take(client)
             self._reached.set()
@@ -76,7 +76,7 @@ class Bus:
         url: str,
         *,
         name: str,
-        keys: Keys = NO_KEYS,
+        keys: ClientCredentials = NO_CREDENTIALS,
         keeps_stream: bool = True,
         copies: int = 1,
         patience_s: float = 30.0,
@@ -104,7 +104,7 @@ class Bus:
         url: str,
         *,
         name: str,
-        keys: Keys = NO_KEYS,
+        keys: ClientCredentials = NO_CREDENTIALS,
         keeps_stream: bool = False,
         copies: int = 1,
         patience_s: float = 30.0,
@@ -125,8 +125,8 @@ class Bus:
                 await end(reaching)
                 await bus._leave()
 
-    async def _reach(self, url: str, name: str, keys: Keys, patience_s: float) -> None:
-        while not self.is_reached:
+    async def _reach(self, url: str, name: str, keys: ClientCredentials, patience_s: float) -> None:
+        while not self.is_connected:
             try:
                 if self.client is None:
                     self._take(
@@ -158,18 +158,18 @@ class Bus:
         """Whether the server is reachable at this moment."""
         return self.client is not None and bool(self.client.is_connected)
 
-    def trouble(self) -> str | None:
+    def unready_reason(self) -> str | None:
         """Say why NATS cannot be used at this moment, or None."""
-        if self.is_reached:
+        if self.is_connected:
             return None if self.connected else "not connected"
         return self._wait.why or "not reached yet"
 
     @property
-    def is_reached(self) -> bool:
+    def is_connected(self) -> bool:
         """Whether the server was reached at least once: subscriptions can be made."""
         return self._reached.is_set()
 
-    async def reached(self) -> None:
+    async def wait_connected(self) -> None:
         """Wait until the server was reached for the first time."""
         await self._reached.wait()
 
@@ -200,7 +200,7 @@ class Bus:
         except (nats.errors.Error, TimeoutError) as error:
             raise UnavailableError(f"NATS did not take {len(events)} events: {error!r}") from error
 
-    async def ask(self, question: Event, answer: type[E], *, timeout_s: float = 2.0) -> E:
+    async def request(self, question: Event, answer: type[E], *, timeout_s: float = 2.0) -> E:
         """Put a question to any one replica of whoever answers it.
 
         Raises UnavailableError if nobody answers within `timeout_s` seconds; NobodyListensError, at
@@ -208,11 +208,11 @@ class Bus:
         """
         if self.client is None:
             raise UnavailableError("NATS was not reached yet")
-        subject = subjects.asked(type(question), question.route)
+        subject = subjects.request_subject(type(question), question.route)
         try:
             reply = await self.client.request(subject, wire.encode([question]), timeout=timeout_s)
         except nats.errors.NoRespondersError as error:
-            raise NobodyListensError(f"nobody is there for {question.subject}") from error
+            raise NoRespondersError(f"nobody is there for {question.subject}") from error
         except (nats.errors.Error, TimeoutError) as error:
             raise UnavailableError(
                 f"nobody answered {question.subject} within {timeout_s:g} s"
@@ -222,7 +222,7 @@ class Bus:
             raise UnavailableError(f"the answer to {question.subject} was empty")
         return told[0]
 
-    async def answer(
+    async def reply(
         self, kind: type[Event], group: str, route: str, reply: Callable[[Any], Any]
     ) -> Subscription:
         """Answer questions of `kind` (on `route` only, if given) as one replica of `group`."""
@@ -237,10 +237,10 @@ class Bus:
             if answered is not None:
                 await message.respond(wire.encode([answered]))
 
-        subject = subjects.answered(kind, route)
+        subject = subjects.reply_subject(kind, route)
         return await self.client.subscribe(subject, queue=group, cb=heard)
 
-    async def answer_raw(
+    async def reply_raw(
         self, subject: str, group: str, reply: Callable[[bytes], Awaitable[bytes]]
     ) -> Subscription:
         """Answer whatever is asked on a subject as one replica of `group`, one after the other.
@@ -256,7 +256,9 @@ class Bus:
 
         return await self.client.subscribe(subject, queue=group, cb=heard)
 
-    async def hear(self, kinds: Sequence[type[Event]], *, durable: str, route: str = "") -> Inbox:
+    async def subscribe(
+        self, kinds: Sequence[type[Event]], *, durable: str, route: str = ""
+    ) -> Inbox:
         """Start hearing events of `kinds`: work as one of the replicas of `durable`, news as all.
 
         With a `route`, only news for that route is heard. Raises UnavailableError, and nothing is
@@ -264,12 +266,12 @@ class Bus:
         """
         inbox = Inbox()
         work = [kind for kind in kinds if kind.delivery is Delivery.WORK]
-        news = [kind for kind in kinds if kind.delivery is Delivery.NEWS]
+        news = [kind for kind in kinds if kind.delivery is Delivery.BROADCAST]
         if work:
-            await self._hear_work(inbox, work, durable)
+            await self._subscribe_work(inbox, work, durable)
         self.inboxes.append(inbox)
         for kind in news:
-            subject = subjects.heard(kind, route)
+            subject = subjects.subscribe_subject(kind, route)
             inbox.subscriptions.append(
                 await self.client.subscribe(
                     subject, cb=_into(inbox, {kind.subject: kind}, work=False)
@@ -277,19 +279,21 @@ class Bus:
             )
         return inbox
 
-    async def overhear(self, kinds: Sequence[type[Event]]) -> Inbox:
+    async def observe(self, kinds: Sequence[type[Event]]) -> Inbox:
         """Start hearing copies of events of `kinds`, work included, without taking any of it."""
         inbox = Inbox()
         for kind in kinds:
-            subject = subjects.heard(kind)
+            subject = subjects.subscribe_subject(kind)
             callback = _into(inbox, {kind.subject: kind}, work=False)
             inbox.subscriptions.append(await self.client.subscribe(subject, cb=callback))
         return inbox
 
-    async def _hear_work(self, inbox: Inbox, kinds: list[type[Event]], durable: str) -> None:
+    async def _subscribe_work(self, inbox: Inbox, kinds: list[type[Event]], durable: str) -> None:
         deliver = subjects.deliver(durable)
         callback = _into(inbox, {kind.subject: kind for kind in kinds}, work=True)
-        config = durable_config(durable, deliver, [subjects.heard(kind) for kind in kinds])
+        config = durable_config(
+            durable, deliver, [subjects.subscribe_subject(kind) for kind in kinds]
+        )
         await add_durable(self.stream, config)
         self.durables[durable] = config
         inbox.subscriptions.append(await self.client.subscribe(deliver, queue=durable, cb=callback))
@@ -320,14 +324,16 @@ class Bus:
         self, kind: type[Event], route: str, events: list[Event], data: bytes, traceparent: str
     ) -> None:
         headers = {"traceparent": traceparent} if traceparent else None
-        if kind.delivery is Delivery.NEWS:
-            await self.client.publish(subjects.said(kind, route), data, headers=headers)
+        if kind.delivery is Delivery.BROADCAST:
+            await self.client.publish(subjects.publish_subject(kind, route), data, headers=headers)
             return
         ids = [event.event_id for event in events]
         if all(ids):
             digest = hashlib.blake2s("\n".join(ids).encode(), digest_size=16).hexdigest()
             headers = {**(headers or {}), "Nats-Msg-Id": digest}
-        await self.stream.publish(subjects.said(kind, route), data, stream=STREAM, headers=headers)
+        await self.stream.publish(
+            subjects.publish_subject(kind, route), data, stream=STREAM, headers=headers
+        )
 
     async def _watch_stream(self) -> None:
         while True:
@@ -346,7 +352,7 @@ class Bus:
         missing = await ensured(self.stream, self.durables.values(), copies=self.copies)
         if missing and not first:
             logger.warning("a NATS stream or consumer was missing and is made anew")
-            await self.publish([ListingWanted(reason="work may have been lost with NATS")])
+            await self.publish([ResyncRequested(reason="work may have been lost with NATS")])
 
 
 def _into(inbox: Inbox, kinds: dict[str, type[Event]], *, work: bool) -> Callable[[Msg], Any]:
@@ -364,7 +370,7 @@ def _into(inbox: Inbox, kinds: dict[str, type[Event]], *, work: bool) -> Callabl
             return
         ours = _of_its_node(events, message.subject)
         if ours or not work:
-            inbox.put(Delivered(ours, message, work))
+            inbox.put(DeliveredMessage(ours, message, work))
         else:
             await message.term()
 

@@ -14,7 +14,7 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.transport import TcpTransport
 
-from shared.credentials.logins import Keys, Login
+from shared.credentials.logins import ClientCredentials, Login
 from shared.credentials.tls import tls_fault
 from shared.model.errors import RequestError, UnavailableError
 from shared.nats.cancellation import end
@@ -51,10 +51,10 @@ class _Transport(TcpTransport):  # type: ignore[misc]
             asyncio.get_running_loop().call_later(GOODBYE_S, transport.abort)
 
 
-class _Client(Client):  # type: ignore[misc]
+class _NatsClient(Client):  # type: ignore[misc]
     """Reads its files anew at each connection, and gives no secret away without TLS."""
 
-    def __init__(self, keys: Keys, *, demands_tls: bool) -> None:
+    def __init__(self, keys: ClientCredentials, *, demands_tls: bool) -> None:
         super().__init__()
         self._keys = keys
         self._demands_tls = demands_tls
@@ -123,7 +123,7 @@ async def connected(
     url: str,
     *,
     name: str,
-    keys: Keys,
+    keys: ClientCredentials,
     patience_s: float,
     waits: Callable[[str], None] | None = None,
 ) -> Client:
@@ -133,12 +133,12 @@ async def connected(
     within `patience_s` seconds, RequestError if a file cannot be read.
     """
     where = url.rpartition("@")[2]
-    met = _Met(lambda met: waits(_why_not(where, keys, met)) if waits else None)
+    met = _ConnectionErrors(lambda met: waits(_why_not(where, keys, met)) if waits else None)
     parts = urlsplit(url)
     demands_tls = bool(keys.tls) or parts.scheme == "tls"
     if demands_tls:
         keys.tls.context()
-    client = _Client(keys, demands_tls=demands_tls)
+    client = _NatsClient(keys, demands_tls=demands_tls)
     connecting = asyncio.create_task(
         client.connect(
             url,
@@ -177,7 +177,7 @@ async def _within(connecting: "asyncio.Task[None]", patience_s: float) -> None:
                 await end(connecting)
 
 
-def _options(client: _Client, keys: Keys, *, demands_tls: bool) -> dict[str, Any]:
+def _options(client: _NatsClient, keys: ClientCredentials, *, demands_tls: bool) -> dict[str, Any]:
     """Return who we are, and where we alone hear answers."""
     login = keys.login()
     if login is not None:
@@ -187,7 +187,7 @@ def _options(client: _Client, keys: Keys, *, demands_tls: bool) -> dict[str, Any
     return {"token": client.said_nothing} if demands_tls else {}
 
 
-class FirstWait:
+class ConnectWait:
     """Why the first connection takes long: each reason is logged once, and not before it lasts."""
 
     def __init__(self) -> None:
@@ -208,10 +208,10 @@ class FirstWait:
             logger.info("NATS is there after %.0f s", time.monotonic() - self._began)
 
 
-class _Met:
+class _ConnectionErrors:
     """What went wrong with a connection: told once each, until it is back."""
 
-    def __init__(self, waits: "Callable[[_Met], None]") -> None:
+    def __init__(self, waits: "Callable[[_ConnectionErrors], None]") -> None:
         self.is_connected = False
         self.is_refused = False
         self.fault = ""
@@ -265,7 +265,7 @@ def _words(error: OSError) -> str:
     return error.strerror or str(error) or type(error).__name__
 
 
-def _why_not(where: str, keys: Keys, met: _Met) -> str:
+def _why_not(where: str, keys: ClientCredentials, met: _ConnectionErrors) -> str:
     if met.fault:
         return f"NATS at {where}: {met.fault}"
     if met.is_refused and keys.shown is None:

@@ -10,12 +10,12 @@ import nats.errors
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
-NEWS_KEPT = 65_536
+MAX_BUFFERED = 65_536
 EVENTS_PER_MESSAGE = 256
 
 
 @dataclass(slots=True)
-class Delivered:
+class DeliveredMessage:
     """One message of work or news, and what its receiver says of it."""
 
     events: list[Any]
@@ -28,27 +28,27 @@ class Delivered:
         """How often the message was handed out, this time included."""
         return self.message.metadata.num_delivered if self.work else 1
 
-    async def done(self) -> None:
+    async def ack(self) -> None:
         """Take the message off the queue."""
         if self.work:
-            await self._tell(self.message.ack())
+            await self._respond(self.message.ack())
 
-    async def again(self, after_s: float = 0.0) -> None:
+    async def nak(self, after_s: float = 0.0) -> None:
         """Ask for the message again, after a pause of `after_s` seconds."""
         if self.work:
-            await self._tell(self.message.nak(delay=after_s or None))
+            await self._respond(self.message.nak(delay=after_s or None))
 
-    async def busy(self) -> None:
+    async def in_progress(self) -> None:
         """Say that the message is still being worked on: its time starts anew."""
         if self.work:
-            await self._tell(self.message.in_progress())
+            await self._respond(self.message.in_progress())
 
-    async def give_up(self) -> None:
+    async def terminate(self) -> None:
         """Take the message off the queue for good: nobody will be asked again."""
         if self.work:
-            await self._tell(self.message.term())
+            await self._respond(self.message.term())
 
-    async def _tell(self, telling: Any) -> None:
+    async def _respond(self, telling: Any) -> None:
         with contextlib.suppress(nats.errors.Error):  # unacknowledged work simply comes again
             await telling
 
@@ -62,15 +62,15 @@ class Inbox:
     """
 
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
-    waiting: deque[Delivered] = field(default_factory=lambda: deque(maxlen=NEWS_KEPT))
+    waiting: deque[DeliveredMessage] = field(default_factory=lambda: deque(maxlen=MAX_BUFFERED))
     subscriptions: list[Subscription] = field(default_factory=list)
 
-    def put(self, delivered: Delivered) -> None:
+    def put(self, delivered: DeliveredMessage) -> None:
         """Add a message to the line."""
         self.waiting.append(delivered)
         self.arrived.set()
 
-    async def batch(self, limit: int = EVENTS_PER_MESSAGE) -> list[Delivered]:
+    async def batch(self, limit: int = EVENTS_PER_MESSAGE) -> list[DeliveredMessage]:
         """Wait for one message, then take what else is there, up to about `limit` events."""
         while not self.waiting:
             self.arrived.clear()
@@ -84,7 +84,7 @@ class Inbox:
     async def keep(self) -> None:
         """Keep the work that waits in line ours for another `ACK_WAIT_S`."""
         for delivered in list(self.waiting):
-            await delivered.busy()
+            await delivered.in_progress()
 
     async def close(self) -> None:
         """Hear no more."""

@@ -3,7 +3,7 @@
 import nats.errors
 import nats.js.errors
 
-from shared.credentials.logins import Keys
+from shared.credentials.logins import ClientCredentials
 from shared.model.errors import UnavailableError
 from shared.nats.connection import connected
 from shared.nats.subjects import STREAM
@@ -13,13 +13,13 @@ TIMEOUT_S = 8.0
 _CLIENT_NAME = "leasehold doctor"
 
 
-async def check_connection(url: str, keys: Keys) -> None:
+async def check_connection(url: str, keys: ClientCredentials) -> None:
     """Connect and disconnect. Raises UnavailableError with the reason if NATS refuses us."""
     client = await connected(url, name=_CLIENT_NAME, keys=keys, patience_s=TIMEOUT_S)
     await client.close()
 
 
-async def stream_messages(url: str, keys: Keys) -> int | None:
+async def stream_messages(url: str, keys: ClientCredentials) -> int | None:
     """Return how many messages our stream holds; None: there is no such stream.
 
     Raises UnavailableError if NATS, or its JetStream, does not answer.

@@ -15,24 +15,24 @@ def token(route: str) -> str:
     return "." + route.replace(".", "_") if route else ""
 
 
-def said(kind: type[Event], route: str = "") -> str:
+def publish_subject(kind: type[Event], route: str = "") -> str:
     """Return where an event is published."""
     return f"leasehold.{kind.delivery}.{kind.subject}{token(route)}"
 
 
-def heard(kind: type[Event], route: str = "") -> str:
+def subscribe_subject(kind: type[Event], route: str = "") -> str:
     """Return where events are heard: of one node, or of all if none is given."""
     return f"leasehold.{kind.delivery}.{kind.subject}{_filter(kind, route)}"
 
 
-def asked(question: type[Event], route: str = "") -> str:
+def request_subject(question: type[Event], route: str = "") -> str:
     """Return where a question is put."""
-    return f"leasehold.ask.{question.subject}{token(route)}"
+    return f"leasehold.request.{question.subject}{token(route)}"
 
 
-def answered(question: type[Event], route: str = "") -> str:
+def reply_subject(question: type[Event], route: str = "") -> str:
     """Return where questions are heard: to one node, or to all if none is given."""
-    return f"leasehold.ask.{question.subject}{_filter(question, route)}"
+    return f"leasehold.request.{question.subject}{_filter(question, route)}"
 
 
 def is_routed(kind: type[Event]) -> bool:

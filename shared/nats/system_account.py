@@ -3,7 +3,7 @@
 import asyncio
 import json
 
-from shared.credentials.logins import Keys
+from shared.credentials.logins import ClientCredentials
 from shared.nats.connection import connected
 
 LISTEN_S = 1.0
@@ -11,7 +11,7 @@ LISTEN_S = 1.0
 PATIENCE_S = 10.0
 
 
-async def reload_servers(url: str, keys: Keys) -> int:
+async def reload_servers(url: str, keys: ClientCredentials) -> int:
     """Have every server read its files anew, and return how many did.
 
     Connections are made anew by that. Raises UnavailableError if no server takes us.

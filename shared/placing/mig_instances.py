@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
-from shared.model.device import Device, DeviceRefusal, MigLayout, needed_mib
-from shared.model.lease import MigPlace
+from shared.model.device import Device, DeviceRefusal, MigLayout, required_memory_mib
+from shared.model.lease import MigPlacement
 from shared.model.request import GpuRequest
 
 
@@ -62,7 +62,7 @@ def instance_mib(container: GpuRequest, device: Device, largest_mib: int) -> int
 
     No instance has all memory of a device: a request for all of it gets the largest instance.
     """
-    return largest_mib if container.asks_all else needed_mib(container, device)
+    return largest_mib if container.wants_all_memory else required_memory_mib(container, device)
 
 
 def largest_first(containers: Iterable[GpuRequest]) -> list[GpuRequest]:
@@ -70,14 +70,14 @@ def largest_first(containers: Iterable[GpuRequest]) -> list[GpuRequest]:
 
     def size(asked: GpuRequest) -> tuple[int, ...]:
         amounts = (asked.memory_percent, asked.memory_bytes, asked.memory_units)
-        return (-asked.asks_all, *(-(amount or 0) for amount in amounts))
+        return (-asked.wants_all_memory, *(-(amount or 0) for amount in amounts))
 
     return sorted(containers, key=size)
 
 
 def find_instance(
     tables: Tables, layout: str, taken: int, *, need_mib: int, free_mib: int
-) -> tuple[MigPlace, int] | None:
+) -> tuple[MigPlacement, int] | None:
     """Return a free instance and its MiB, or None.
 
     `layout` is that of the leased instances (empty: there are none), `taken` the positions that are
@@ -88,7 +88,7 @@ def find_instance(
             free = shape.positions & ~taken
             if free and need_mib <= shape.memory_mib <= free_mib:
                 position = (free & -free).bit_length() - 1
-                place = MigPlace(layout=name, position=position, profile=shape.profile)
+                place = MigPlacement(layout=name, position=position, profile=shape.profile)
                 return place, shape.memory_mib
     return None
 

@@ -7,9 +7,9 @@ reject it.
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from shared.model.node import NodeFacts, Taint, shut_because
+from shared.model.node import NodeFacts, Taint, cordon_reason
 from shared.model.quantity import amount_text
-from shared.model.request import NodeDemands, NodeTerm, PodRequest, Toleration
+from shared.model.request import NodeRequirements, NodeTerm, PodRequest, Toleration
 
 UNSCHEDULABLE = Taint(key="node.kubernetes.io/unschedulable", effect="NoSchedule")
 HARD_EFFECTS = frozenset({"NoSchedule", "NoExecute"})
@@ -30,7 +30,7 @@ class Blocked:
     """The requested and the available amount."""
 
 
-def unfulfilled(demands: NodeDemands, facts: NodeFacts) -> Blocked | None:
+def unfulfilled(demands: NodeRequirements, facts: NodeFacts) -> Blocked | None:
     """Return the first requirement that the node does not meet, or None."""
     return (
         unsupported(demands)
@@ -40,7 +40,7 @@ def unfulfilled(demands: NodeDemands, facts: NodeFacts) -> Blocked | None:
     )
 
 
-def unsupported(demands: NodeDemands) -> Blocked | None:
+def unsupported(demands: NodeRequirements) -> Blocked | None:
     """Refuse a pod with required constraints that the placer does not support, naming them."""
     if not demands.unsupported:
         return None
@@ -78,7 +78,7 @@ def tolerates(toleration: Toleration, taint: Taint) -> bool:
     return operator == "Exists" or (operator == "Equal" and toleration.value == taint.value)
 
 
-def unselected(demands: NodeDemands, facts: NodeFacts) -> Blocked | None:
+def unselected(demands: NodeRequirements, facts: NodeFacts) -> Blocked | None:
     """Refuse a node that `nodeSelector` or required node affinity excludes."""
     chosen = all(facts.labels.get(key) == value for key, value in demands.selector) and (
         not demands.required or any(term_holds(term, facts) for term in demands.required)
@@ -145,7 +145,7 @@ def not_served(triggers: tuple[str, ...], served: frozenset[str]) -> Blocked | N
     missing = [name for name in triggers if name not in served]
     if not missing:
         return None
-    why = shut_because(served)
+    why = cordon_reason(served)
     if why:
         return Blocked("NodeAgentNotReady", "node(s) had a node agent that was not ready", why)
     return Blocked("ResourceNotServed", f"node(s) did not serve {missing[0]}")
@@ -181,12 +181,12 @@ def _insufficient(name: str, amount: int, there: int) -> Blocked:
 def free_resources(facts: NodeFacts, used: Mapping[str, int]) -> dict[str, int]:
     """Return what is left of each allocatable resource."""
     return {
-        name: amount - facts.occupied.get(name, 0) - used.get(name, 0)
+        name: amount - facts.used_by_others.get(name, 0) - used.get(name, 0)
         for name, amount in facts.allocatable.items()
     }
 
 
-def is_plain(demands: NodeDemands) -> bool:
+def is_plain(demands: NodeRequirements) -> bool:
     """Return whether only taints can exclude a node for pods with these requirements."""
     return not (
         demands.selector
@@ -207,7 +207,7 @@ def has_soft_taint(facts: NodeFacts) -> bool:
     return any(taint.effect == SOFT_EFFECT for taint in facts.taints)
 
 
-def preference(demands: NodeDemands, facts: NodeFacts) -> int:
+def preference(demands: NodeRequirements, facts: NodeFacts) -> int:
     """Return the pod's preference for the node: affinity weights less soft taints."""
     liked = sum(weight for weight, term in demands.preferred if term_holds(term, facts))
     disliked = sum(
@@ -222,7 +222,7 @@ def node_blocked(
 ) -> Blocked | None:
     """Return the first reason, apart from devices, why the node cannot run the pod."""
     return (
-        unfulfilled(request.demands, facts)
+        unfulfilled(request.node_requirements, facts)
         or not_served(request.triggers, served)
         or insufficient(request.resources, free)
     )

@@ -1,8 +1,8 @@
 """The share of one device that a container's lease will have; pure."""
 
-from shared.model.device import Device, needed_cores, needed_mib
-from shared.model.lease import MigPlace, Share, Terms
-from shared.model.request import Company, GpuRequest
+from shared.model.device import Device, required_cores_percent, required_memory_mib
+from shared.model.lease import MigPlacement, RequestedUnits, Share
+from shared.model.request import GpuRequest, SharingPolicy
 
 
 def held_share(container: GpuRequest, device: Device, memory_mib: int) -> Share:
@@ -12,19 +12,21 @@ def held_share(container: GpuRequest, device: Device, memory_mib: int) -> Share:
         device=device.uuid,
         index=device.index,
         memory_mib=memory_mib,
-        cores_percent=needed_cores(container),
+        cores_percent=required_cores_percent(container),
         unit_mib=device.unit_mib,
         whole=container.whole,
         slotted=container.slotted,
         init=container.init,
-        company=container.company,
+        sharing=container.sharing,
         slots=container.slots,
-        terms=_terms(container, device, memory_mib) if container.keeps_terms else None,
+        requested_units=_terms(container, device, memory_mib)
+        if container.records_requested_units
+        else None,
     )
 
 
 def instance_share(
-    container: GpuRequest, device: Device, memory_mib: int, place: MigPlace
+    container: GpuRequest, device: Device, memory_mib: int, place: MigPlacement
 ) -> Share:
     """Return a share that is a MIG instance, whose cores nothing else uses."""
     return Share(
@@ -36,16 +38,16 @@ def instance_share(
         unit_mib=device.unit_mib,
         slotted=container.slotted,
         init=container.init,
-        company=Company.ORDINARY,
+        sharing=SharingPolicy.SHARED,
         slots=container.slots,
         mig=place,
-        terms=_terms(container, device, needed_mib(container, device)),
+        requested_units=_terms(container, device, required_memory_mib(container, device)),
     )
 
 
-def _terms(container: GpuRequest, device: Device, memory_mib: int) -> Terms:
+def _terms(container: GpuRequest, device: Device, memory_mib: int) -> RequestedUnits:
     """Return the requested terms, for dialects whose annotations repeat them."""
-    return Terms(
+    return RequestedUnits(
         memory_mib=memory_mib,
         device_mib=device.memory_mib,
         memory_bytes=None if container.whole else container.memory_bytes,

@@ -14,7 +14,7 @@ SHOWN = 200
 """Characters shown of what is wrong with it."""
 
 
-class NoHttp(logging.Filter):
+class BadRequestFilter(logging.Filter):
     """Lets everything else through as it is, such as the traceback of a bug of ours."""
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -29,8 +29,8 @@ class NoHttp(logging.Filter):
         return logging.getLogger(LOGGER).isEnabledFor(logging.DEBUG)
 
 
-def quiet_no_http() -> None:
+def suppress_bad_request_tracebacks() -> None:
     """Install it, once for all servers of this process."""
     logger = logging.getLogger(LOGGER)
-    if not any(isinstance(one, NoHttp) for one in logger.filters):
-        logger.addFilter(NoHttp())
+    if not any(isinstance(one, BadRequestFilter) for one in logger.filters):
+        logger.addFilter(BadRequestFilter())

@@ -9,16 +9,16 @@ from typing import Protocol
 
 from shared.model.errors import UnavailableError
 from shared.model.events.event import Event
-from shared.model.events.pod_events import PartReported
+from shared.model.events.pod_events import Heartbeat
 from shared.nats.cancellation import end
 from shared.runtime.health import Probe, unready
 
 logger = logging.getLogger(__name__)
 
-EVERY_S = 5.0
+INTERVAL_S = 5.0
 
 
-class Publishing(Protocol):
+class EventPublisher(Protocol):
     """The bus."""
 
     async def publish(self, events: Sequence[Event]) -> None:
@@ -27,25 +27,25 @@ class Publishing(Protocol):
 
 
 @contextlib.asynccontextmanager
-async def reporting(
-    bus: Publishing,
+async def sending_heartbeats(
+    bus: EventPublisher,
     probes: Mapping[str, Probe],
     *,
     service: str,
     instance: str,
     node: str = "",
-    every_s: float = EVERY_S,
+    every_s: float = INTERVAL_S,
 ) -> AsyncIterator[None]:
     """Report that the replica runs, now and every `every_s` seconds, until the context ends."""
 
     async def tell(*, leaving: bool = False) -> None:
-        event = PartReported(
+        event = Heartbeat(
             service=service,
             instance=instance,
             node=node,
-            every_s=every_s,
-            leaving=leaving,
-            missing=tuple(f"{name}: {text}" for name, text in unready(probes).items()),
+            interval_s=every_s,
+            stopping=leaving,
+            unready_reasons=tuple(f"{name}: {text}" for name, text in unready(probes).items()),
             version=version("leasehold"),
         )
         try:

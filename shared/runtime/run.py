@@ -16,7 +16,7 @@ from shared.model.errors import LeaseholdError
 from shared.nats.bus import Bus
 from shared.nats.cancellation import end
 from shared.runtime import health, telemetry
-from shared.runtime.heartbeat import reporting
+from shared.runtime.heartbeat import sending_heartbeats
 from shared.runtime.runner import Runner
 from shared.runtime.settings import ServiceSettings
 
@@ -64,13 +64,13 @@ async def serve(
     runner = Runner(name, service, bus, tracing, goes_ahead=ahead, begin=begin)
     checks = dict(probes or {})
     if nats is not Nats.OPTIONAL:
-        checks = {"nats": lambda: bus.trouble() or runner.waits or None, **checks}
+        checks = {"nats": lambda: bus.unready_reason() or runner.waits or None, **checks}
     try:
         instance = telemetry.instance_of(name, settings)
         route = str(getattr(service, "route", ""))
         async with (
             health.served(health.application(checks), settings.http) as address,
-            reporting(bus, checks, service=name, instance=instance, node=route),
+            sending_heartbeats(bus, checks, service=name, instance=instance, node=route),
         ):
             early = nats is Nats.OPTIONAL
             await _until(stop, runner, checks, settings, address, leave=leave, early=early)

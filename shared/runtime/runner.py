@@ -18,12 +18,12 @@ from prometheus_client import Counter, Histogram
 from shared.model.errors import ConflictError, LeaseholdError, RequestError, UnavailableError
 from shared.model.events.event import Event
 from shared.nats.bus import Bus
-from shared.nats.inbox import Delivered, Inbox
+from shared.nats.inbox import DeliveredMessage, Inbox
 from shared.nats.stream import ACK_WAIT_S
 from shared.nats.subjects import durable_of
 from shared.runtime import telemetry
 from shared.runtime.service import Role, roles_of
-from shared.runtime.wait_reasons import Reasons
+from shared.runtime.wait_reasons import WaitReasons
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class Runner:
         self.waits = NOT_HEARING
         """Why it does not hear, or cannot say, what it should; empty: it does."""
         self.tasks: list[asyncio.Task[None]] = []
-        self._reasons = Reasons()
+        self._reasons = WaitReasons()
 
     async def run(self, started: asyncio.Event) -> None:
         """Run every role of the service until cancelled, once NATS is reached.
@@ -92,9 +92,9 @@ class Runner:
             try:
                 if self.goes_ahead:
                     self._keep(tasks, "loops", self._loop)
-                await self.bus.reached()
+                await self.bus.wait_connected()
                 for role in roles_of(self.service):
-                    if role.kind in {"handles", "overhears"}:
+                    if role.kind in {"handles", "observes"}:
                         inboxes.append(
                             (role, await self._surely(role.method, partial(self._inbox, role)))
                         )
@@ -123,10 +123,10 @@ class Runner:
                 self.tasks.append(tasks.create_task(self._forever(role, once)))
 
     async def _inbox(self, role: Role) -> Inbox:
-        if role.kind == "overhears":
-            return await self.bus.overhear(role.hears)
-        return await self.bus.hear(
-            role.hears, durable=durable_of(self.name, role.method), route=self.route
+        if role.kind == "observes":
+            return await self.bus.observe(role.consumes)
+        return await self.bus.subscribe(
+            role.consumes, durable=durable_of(self.name, role.method), route=self.route
         )
 
     async def _answer(self, role: Role) -> None:
@@ -147,13 +147,13 @@ class Runner:
                 telemetry.end(spans)
             return answer
 
-        await self.bus.answer(role.hears[0], self.name, self.route, reply)
+        await self.bus.reply(role.consumes[0], self.name, self.route, reply)
 
     async def _handle(self, role: Role, inbox: Inbox) -> None:
         while True:
             await self._handle_batch(role, await inbox.batch())
 
-    async def _handle_batch(self, role: Role, batch: list[Delivered]) -> None:
+    async def _handle_batch(self, role: Role, batch: list[DeliveredMessage]) -> None:
         """Handle messages together; if that meets a refusal or a bug, each one alone."""
         error = await self._try_batch(role, batch)
         if error is None or len(batch) == 1 or isinstance(error, UnavailableError):
@@ -162,14 +162,16 @@ class Runner:
         for delivered in batch:
             await self._settle(role, [delivered], await self._try_batch(role, [delivered]))
 
-    async def _settle(self, role: Role, batch: list[Delivered], error: Exception | None) -> None:
+    async def _settle(
+        self, role: Role, batch: list[DeliveredMessage], error: Exception | None
+    ) -> None:
         if isinstance(error, UnavailableError):
-            self._reasons.tell(role.method, str(error))
+            self._reasons.report(role.method, str(error))
         outcome = await _settle(batch, role, error)
         events = sum(len(delivered.events) for delivered in batch)
         HANDLED.labels(self.name, role.method, outcome).inc(events)
 
-    async def _try_batch(self, role: Role, batch: list[Delivered]) -> Exception | None:
+    async def _try_batch(self, role: Role, batch: list[DeliveredMessage]) -> Exception | None:
         events = [event for delivered in batch for event in delivered.events]
         inside: Sequence[Event] = events
         spans: list[Span] = []
@@ -189,7 +191,9 @@ class Runner:
         BATCH.labels(self.name, role.method).observe(len(events))
         return error
 
-    async def _busy_while(self, batch: list[Delivered], working: Coroutine[Any, Any, None]) -> None:
+    async def _busy_while(
+        self, batch: list[DeliveredMessage], working: Coroutine[Any, Any, None]
+    ) -> None:
         """Wait for the work; keep its messages ours while it takes long."""
         task = asyncio.ensure_future(working)
         try:
@@ -198,7 +202,7 @@ class Runner:
                 if done:
                     return task.result()
                 for delivered in batch:
-                    await delivered.busy()
+                    await delivered.in_progress()
         finally:
             task.cancel()
 
@@ -229,7 +233,7 @@ class Runner:
             try:
                 return await act()
             except UnavailableError as error:
-                self._reasons.tell(who, str(error))
+                self._reasons.report(who, str(error))
                 if self.waits:
                     self.waits = str(error)
                 await asyncio.sleep(PAUSE_S)
@@ -242,7 +246,7 @@ class Runner:
             try:
                 await once(role)
             except LeaseholdError as error:
-                self._reasons.tell(role.method, str(error))
+                self._reasons.report(role.method, str(error))
             except Exception:
                 HANDLED.labels(self.name, role.method, "bug").inc()
                 logger.exception("%s ended by a bug; again in %g s", role.method, PAUSE_S)
@@ -256,25 +260,25 @@ def _log(role: Role, events: Sequence[Event], error: Exception | None) -> None:
     outcome = "is done" if error is None else f"failed: {error}"
     for event in events:
         about = {
-            "pod": telemetry.facts_of(event).get("k8s.pod.uid", ""),
+            "pod": telemetry.pod_attributes(event).get("k8s.pod.uid", ""),
             "trace": getattr(event, "trace", ""),
         }
         logger.debug("%s of %s %s", role.method, event.subject, outcome, extra=about)
 
 
-async def _settle(batch: list[Delivered], role: Role, error: Exception | None) -> str:
+async def _settle(batch: list[DeliveredMessage], role: Role, error: Exception | None) -> str:
     """Tell the queue what became of a batch, and return that in one word."""
     match error:
         case None:
-            outcome, telling = "done", [delivered.done() for delivered in batch]
+            outcome, telling = "done", [delivered.ack() for delivered in batch]
         case RequestError():
             logger.info("%s gives up %d messages: %s", role.method, len(batch), error)
-            outcome, telling = "refused", [delivered.give_up() for delivered in batch]
+            outcome, telling = "refused", [delivered.terminate() for delivered in batch]
         case ConflictError():
             logger.debug("%s asks again: %s", role.method, error)
-            outcome, telling = "conflict", [delivered.again() for delivered in batch]
+            outcome, telling = "conflict", [delivered.nak() for delivered in batch]
         case UnavailableError():
-            outcome, telling = "unavailable", [delivered.again(PAUSE_S) for delivered in batch]
+            outcome, telling = "unavailable", [delivered.nak(PAUSE_S) for delivered in batch]
         case _:
             logger.error("%s met a bug", role.method, exc_info=error)
             outcome, telling = "bug", [_after_bug(delivered) for delivered in batch]
@@ -283,8 +287,8 @@ async def _settle(batch: list[Delivered], role: Role, error: Exception | None) -
     return outcome
 
 
-async def _after_bug(delivered: Delivered) -> None:
+async def _after_bug(delivered: DeliveredMessage) -> None:
     if delivered.attempts < ATTEMPTS:
-        return await delivered.again(PAUSE_S)
+        return await delivered.nak(PAUSE_S)
     logger.error("set aside after %d attempts: %r", delivered.attempts, delivered.events)
-    return await delivered.give_up()
+    return await delivered.terminate()

@@ -11,7 +11,7 @@ NOTIFY_SOCKET = "NOTIFY_SOCKET"
 """For systemd units of `Type=notify`: the path of a socket, or @ and an abstract name."""
 
 
-def tell_started(status: str, environ: Mapping[str, str] = os.environ) -> None:
+def notify_ready(status: str, environ: Mapping[str, str] = os.environ) -> None:
     """Say that what was ordered after this service may start, and how it stands.
 
     May be said again. Nobody is told where nobody asked; who cannot be told is no reason to stop.

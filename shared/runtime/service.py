@@ -1,7 +1,7 @@
 """How a service says what it does: handlers, sources, answers and loops, read from signatures.
 
 A method marked `@handles` takes a sequence of one event type (or a union of several) and returns
-the events it answers with; `@overhears` marks one that hears a copy of everything said, work
+the events it answers with; `@observes` marks one that hears a copy of everything said, work
 included, and takes it from nobody; `@emits` marks an async generator of batches of events;
 `@answers` takes one event and returns one; `@loops` marks what runs beside them all the time.
 """
@@ -24,10 +24,10 @@ class Role:
     """What one method of a service is for."""
 
     kind: str
-    """`handles`, `overhears`, `emits`, `answers` or `loops`."""
+    """`handles`, `observes`, `emits`, `answers` or `loops`."""
     method: str
-    hears: tuple[type[Event], ...] = ()
-    says: tuple[type[Event], ...] = ()
+    consumes: tuple[type[Event], ...] = ()
+    publishes: tuple[type[Event], ...] = ()
     concurrency: int = 1
     """Batches of one replica that may be under way at once."""
 
@@ -46,9 +46,9 @@ def handles(method: F | None = None, *, concurrency: int = 1) -> F | Callable[[F
     return mark if method is None else mark(method)
 
 
-def overhears(method: F) -> F:
+def observes(method: F) -> F:
     """Mark a handler of batches of copies: each replica hears all, and some may be lost."""
-    setattr(method, _MARK, ("overhears", 1))
+    setattr(method, _MARK, ("observes", 1))
     return method
 
 
@@ -85,7 +85,7 @@ def _roles(kind: type) -> Iterator[Role]:
         hints = typing.get_type_hints(method)
         says = _events_in(hints.pop("return", None))
         hears = tuple(event for hint in hints.values() for event in _events_in(hint))
-        yield Role(kind=mark[0], method=name, hears=hears, says=says, concurrency=mark[1])
+        yield Role(kind=mark[0], method=name, consumes=hears, publishes=says, concurrency=mark[1])
 
 
 def _events_in(hint: Any) -> tuple[type[Event], ...]:

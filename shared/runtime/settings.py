@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from shared.credentials.logins import Keys
+from shared.credentials.logins import ClientCredentials
 from shared.credentials.tls import TlsFiles
 from shared.model.errors import RequestError
 from shared.nats.subjects import user_of
@@ -55,9 +55,9 @@ class ServiceSettings:
         "", "name of this replica in logs and spans; default: service, host and pid"
     )
 
-    def nats_keys(self, service: str, node: str = "") -> Keys:
+    def nats_client_credentials(self, service: str, node: str = "") -> ClientCredentials:
         """Return what this service, or its replica of a node, shows to NATS."""
-        return Keys(
+        return ClientCredentials(
             credentials=self.nats_credentials,
             token=self.nats_token_file,
             user=user_of(service, node),
@@ -89,9 +89,9 @@ class LedgerSettings(ServiceSettings):
     redis_key_file: Path | None = setting(None, "PEM file with that certificate's key")
 
     @property
-    def redis_keys(self) -> Keys:
+    def redis_client_credentials(self) -> ClientCredentials:
         """What this service shows to Redis."""
-        return Keys(
+        return ClientCredentials(
             credentials=self.redis_credentials,
             tls=TlsFiles(
                 ca=self.redis_ca_file,

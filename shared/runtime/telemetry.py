@@ -37,7 +37,7 @@ from opentelemetry.trace import (
 
 from shared.model.events.event import Event
 from shared.model.trace_context import is_traceparent
-from shared.runtime.bad_requests import quiet_no_http
+from shared.runtime.bad_requests import suppress_bad_request_tracebacks
 from shared.runtime.settings import ServiceSettings
 
 E = TypeVar("E", bound=Event)
@@ -82,12 +82,14 @@ class Tracing:
         inside: list[E] = []
         spans: list[Span] = []
         for event in events:
-            facts = facts_of(event)
+            facts = pod_attributes(event)
             if "k8s.pod.uid" not in facts or not hasattr(event, "trace"):
                 inside.append(event)
                 continue
             admitted = str(getattr(event, "admitted", ""))
-            span = self._begin(name, event.trace, facts, kind, link=event.waited, after=admitted)
+            span = self._begin(
+                name, event.trace, facts, kind, link=event.follows_wait, after=admitted
+            )
             span.set_attribute("messaging.system", "nats")
             span.set_attribute("messaging.destination.name", event.subject)
             spans.append(span)
@@ -173,10 +175,10 @@ def parse_traceparent(text: str) -> SpanContext | None:
     return SpanContext(trace_id, span_id, is_remote=True, trace_flags=TraceFlags(flags))
 
 
-def facts_of(event: Event) -> dict[str, str]:
+def pod_attributes(event: Event) -> dict[str, str]:
     """Return the pod that an event is about, as OpenTelemetry's Kubernetes attributes."""
     subject: Any = event
-    for part in ("activation", "lease"):
+    for part in ("allocation", "lease"):
         if getattr(subject, part, None) is not None and not hasattr(subject, "namespace"):
             subject = getattr(subject, part)
     pod = getattr(subject, "pod", None)
@@ -276,7 +278,7 @@ def open_logs(service: str, level: str) -> None:
     handler.setFormatter(JsonLines(service))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.getLogger("aiohttp.access").setLevel("WARNING")
-    quiet_no_http()
+    suppress_bad_request_tracebacks()
     logging.getLogger("nats").setLevel("CRITICAL")  # its errors reach us as exceptions
 
 

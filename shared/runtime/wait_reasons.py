@@ -11,14 +11,14 @@ STEADY_S = 30.0
 KEPT = 1_000
 
 
-class Reasons:
+class WaitReasons:
     """The reasons of one service; the first part that meets one tells it."""
 
     def __init__(self, ticks: Callable[[], float] = time.monotonic) -> None:
         self._ticks = ticks
         self._met: dict[str, float] = {}
 
-    def tell(self, who: str, why: str) -> None:
+    def report(self, who: str, why: str) -> None:
         """Log why `who` waits; as a warning unless it was met within the last `STEADY_S`."""
         now = self._ticks()
         is_news = now - self._met.pop(why, -STEADY_S) >= STEADY_S

@@ -22,10 +22,10 @@ from playwright.async_api import CDPSession, expect
 
 from services.dashboard.http_server import Pages
 from services.dashboard.service import ROUND_S, Dashboard
-from shared.credentials.authorization import OpenDoor
+from shared.credentials.authorization import AnonymousAuthenticator
 from shared.model.clock import SystemClock
 from shared.model.lease import LeaseState
-from shared.model.ledger import NodeAccount, counted_use
+from shared.model.ledger import NodeTotals, counted_use
 from shared.runtime import health
 from tests.support import build
 from tests.support.dashboard.browser import chromium
@@ -49,7 +49,7 @@ WATCH = """(seconds) => new Promise((done) => {
 STATES = (LeaseState.RESERVED, LeaseState.BOUND, LeaseState.ACTIVE)
 
 
-def account(number: int, turn: int) -> NodeAccount:
+def account(number: int, turn: int) -> NodeTotals:
     """A node whose leases differ from turn to turn."""
     name = f"node-{number:04}"
     devices = build.devices(PER_NODE, name)
@@ -67,7 +67,7 @@ def account(number: int, turn: int) -> NodeAccount:
     )
     uses, _ = counted_use(leases)
     node = build.ledger_node(name, *((one, uses[one.uuid]) for one in devices))
-    return NodeAccount(node=replace(node, facts=build.facts(name)), leases=leases)
+    return NodeTotals(node=replace(node, facts=build.facts(name)), leases=leases)
 
 
 async def change(board: Dashboard, nodes: int, changes: int) -> None:
@@ -86,7 +86,7 @@ async def measure(devices: int, changes: int, folder: Path | None) -> None:
     board = Dashboard(None, SystemClock())  # type: ignore[arg-type]
     board.projection.take_nodes([], [account(number, 0) for number in range(nodes)])
     board.has_read = True
-    pages = Pages(board, OpenDoor(), None)  # type: ignore[arg-type]
+    pages = Pages(board, AnonymousAuthenticator(), None)  # type: ignore[arg-type]
     for file in folder.iterdir() if folder else ():
         pages.files[file.name] = (file.read_bytes(), "")
     async with (

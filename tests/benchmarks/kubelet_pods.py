@@ -10,7 +10,7 @@ import time
 
 from services.node_agent.kubelet.pod_list import KubeletPods
 from services.node_agent.settings import AgentSettings, kubelet_credentials
-from shared.kubernetes.client import Kube
+from shared.kubernetes.client import KubernetesClient
 from tests.support.simcluster.kubelet import one_kubelet, pod
 
 CEILING_MS = 10.0
@@ -24,7 +24,7 @@ async def measure(pods: int, times: int) -> float:
         for n in range(pods):
             await node.phase(f"p{n}", "Running")
         settings = AgentSettings(kubelet_dir=node.kubelet.files.root)
-        async with Kube(kubelet_credentials(settings)) as kube:
+        async with KubernetesClient(kubelet_credentials(settings)) as kube:
             listing = KubeletPods(kube, lambda: kubelet_credentials(settings))
             took: list[float] = []
             for _ in range(times):

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from services.binder.bind.agent_client import BusAgents
 from services.binder.bind.agent_presence import Presence
 from shared.model.clock import SystemClock
-from shared.model.events.request_reply import BindAsked, BindTold
+from shared.model.events.request_reply import BindReply, BindRequest
 from shared.model.lease import Lease
 from shared.model.names import NodeName
 from shared.nats.bus import Bus
@@ -35,12 +35,12 @@ class Reported:
 
 
 async def _serve(url: str, nodes: int, ready: Callable[[], None]) -> None:
-    async def reply(_: BindAsked) -> BindTold:
-        return BindTold()
+    async def reply(_: BindRequest) -> BindReply:
+        return BindReply()
 
     async with Bus.connect(url, name="agents") as bus:
         for n in range(nodes):
-            await bus.answer(BindAsked, "agent", f"n{n}", reply)
+            await bus.reply(BindRequest, "agent", f"n{n}", reply)
         await bus.client.flush()
         ready()
         await asyncio.Event().wait()

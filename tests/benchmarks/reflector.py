@@ -13,11 +13,11 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager
 from multiprocessing.connection import Connection
 
-from shared.kubernetes.client import Kube
-from shared.kubernetes.known_objects import KnownObjects
-from shared.kubernetes.kubeconfig import Credentials
+from shared.kubernetes.client import KubernetesClient
+from shared.kubernetes.known_objects import ObjectCache
+from shared.kubernetes.kubeconfig import ClusterCredentials
 from shared.kubernetes.reflector import Reflector
-from shared.kubernetes.types import Pod
+from shared.kubernetes.types import ApiPod
 from shared.kubernetes.watch_events import EventReader, Lines, WatchEvent
 from tests.support.kubernetes.scripted_apiserver import (
     Object,
@@ -95,7 +95,7 @@ def chunks(body: bytes) -> Iterator[bytes]:
 
 def from_memory(body: bytes) -> float:
     """Return CPU microseconds per event of cutting, decoding and comparing."""
-    reader, lines, known = EventReader(Pod), Lines(), KnownObjects[Pod]()
+    reader, lines, known = EventReader(ApiPod), Lines(), ObjectCache[ApiPod]()
     told = 0
     started = time.process_time()
     for chunk in chunks(body):
@@ -136,8 +136,8 @@ async def serving(body: bytes) -> AsyncIterator[str]:
 
 async def from_socket(url: str) -> float:
     """Return CPU microseconds per event of a whole reflector on a real connection."""
-    async with Kube(Credentials(server=url)) as kube:
-        reflector = Reflector(kube, "/api/v1/pods", Pod)
+    async with KubernetesClient(ClusterCredentials(server=url)) as kube:
+        reflector = Reflector(kube, "/api/v1/pods", ApiPod)
         started, told = time.process_time(), 0
         async with aclosing(reflector.batches()) as batches:
             async for batch in batches:

@@ -17,7 +17,7 @@ from nats.aio.client import Client
 from nats.js.api import StreamConfig
 
 from services.cli.admin import credentials
-from shared.credentials.logins import Keys
+from shared.credentials.logins import ClientCredentials
 from shared.credentials.tls import TlsFiles
 from shared.nats.connection import connected
 from tests.support.servers.nats import free_port, nats_binary
@@ -64,7 +64,7 @@ async def served(stack: AsyncExitStack, folder: Path, *, tls: bool) -> Client:
     command += ["-sd", str(folder / "store"), "--config", str(config)]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     stack.callback(server.kill)
-    keys = Keys(
+    keys = ClientCredentials(
         credentials=written.nats("binder"), tls=TlsFiles(ca=written.authority if tls else None)
     )
     client = await connected(f"nats://127.0.0.1:{port}", name="bench", keys=keys, patience_s=30)

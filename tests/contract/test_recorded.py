@@ -87,24 +87,6 @@ def test_what_is_written_now_was_readable_then(version: str, subject: str) -> No
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_group_of_pods_that_must_not_meet_is_told_in_both_spellings(version: str) -> None:
-    tagged = {
-        "pod.queued.v1": "request",
-        "placement.chosen.v1": "lease",
-        "lease.changed.v1": "lease",
-    }
-    for subject, part in tagged.items():
-        told = [
-            getattr(event, part)
-            for data in of(version).messages[subject]
-            for event in wire.decode(data, kinds()[subject])
-        ]
-
-        assert all(each.tag == "\n".join(each.tags) for each in told)
-        assert "default/group-a" in {tag for each in told for tag in each.tags}, subject
-
-
-@pytest.mark.parametrize("version", VERSIONS)
 def test_a_lease_is_read_from_the_annotation_of_a_pod(version: str) -> None:
     for name, text in of(version).copies.items():
         lease = load_lease(text, namespace=Namespace("default"), name=name)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from shared.model.budget import BudgetState
-from shared.model.events.node_events import Rule
+from shared.model.events.node_events import ViolationReason
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "troubleshooting.md").read_text()
@@ -55,7 +55,7 @@ def test_every_code_of_a_refusal_has_its_row_and_no_row_is_of_yesterday() -> Non
 
 def test_every_reason_of_an_event_has_its_row() -> None:
     reasons = set(words("services/binder/**/*.py")) - NO_REASONS
-    reasons |= {str(rule) for rule in Rule} | {"Scheduled"}
+    reasons |= {str(rule) for rule in ViolationReason} | {"Scheduled"}
     reasons |= {f"Budget{str(state).capitalize()}" for state in BudgetState}
 
     assert first_cells(section("Events")) == reasons

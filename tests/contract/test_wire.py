@@ -15,7 +15,7 @@ from shared.model.device import Device, DeviceMode
 from shared.model.errors import RequestError
 from shared.model.events.event import Event
 from shared.model.events.node_events import (
-    Activation,
+    Allocation,
     DeviceReported,
     HealthChanged,
     LeaseHolder,
@@ -27,46 +27,46 @@ from shared.model.events.pod_events import (
     BindingFailed,
     BoundPod,
     BudgetChanged,
-    LargestTold,
+    Heartbeat,
+    LargestDeviceReported,
     LeaseChanged,
     LeaseResized,
     LedgerRebuilt,
-    ListingWanted,
     NodeChanged,
-    PartReported,
     PlacementChosen,
     PlacementRefused,
     PodBound,
     PodGated,
-    PodGone,
     PodQueued,
     PodRejected,
     PodsListed,
-    QuotasTold,
+    PodTerminated,
+    QuotasUpdated,
+    ResyncRequested,
 )
 from shared.model.events.request_reply import (
-    BindAsked,
-    BindTold,
-    EndAsked,
-    EndTold,
-    LeasesAsked,
-    LeasesTold,
-    LimitsAsked,
-    LimitsTold,
-    ResizeAsked,
-    ResizeTold,
+    BindReply,
+    BindRequest,
+    LeasesReply,
+    LeasesRequest,
+    LimitsReply,
+    LimitsRequest,
+    ResizeReply,
+    ResizeRequest,
+    TerminationReply,
+    TerminationRequest,
 )
-from shared.model.lease import Lease, LeaseState, Share, Size
+from shared.model.lease import Lease, LeaseState, Share, ShareSize
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts, Taint
 from shared.model.placement import DeviceVerdict, NodeVerdict, Refusal
-from shared.model.quota import Limits, Quota
+from shared.model.quota import Quota, QuotaLimits
 from shared.model.request import (
     DeviceOrder,
     DeviceSelection,
     GpuRequest,
-    NodeDemands,
     NodeOrder,
+    NodeRequirements,
     NodeTerm,
     PodRequest,
     Toleration,
@@ -93,12 +93,12 @@ LEASE = Lease(
             cores_percent=50,
             slot=3,
             fence=17,
-            asked=Size(memory_mib=2000, cores_percent=40),
+            requested_size=ShareSize(memory_mib=2000, cores_percent=40),
         ),
     ),
     dialect="volcano-vgpu",
     resources={"cpu": 500, "pods": 1},
-    tags=("default/g",),
+    anti_affinity_groups=("default/g",),
     trace=TRACE,
     state=LeaseState.BOUND,
     resized_at=1_787_000_000.125,
@@ -111,11 +111,11 @@ REQUEST = PodRequest(
     containers=(GpuRequest(container="cuda", gpus=2, memory_units=3000, cores_percent=50),),
     triggers=("volcano.sh/vgpu-number",),
     selection=DeviceSelection(types=("A100",), uuids=("GPU-a",), mode="hami-core"),
-    tags=("default/g",),
+    anti_affinity_groups=("default/g",),
     device_order=DeviceOrder.SPREAD,
     node_order=NodeOrder.SPREAD,
     resources={"cpu": 500, "memory": 1 << 30, "pods": 1},
-    demands=NodeDemands(
+    node_requirements=NodeRequirements(
         selector=(("zone", "a"),),
         required=((NodeTerm(key="k", operator="In", values=("v",)),),),
         preferred=((5, (NodeTerm(key="k", operator="Exists"),)),),
@@ -128,7 +128,7 @@ REQUEST = PodRequest(
 REFUSAL = Refusal(
     reason="0/1 nodes are available: 1 Insufficient GPU memory.",
     counts=(("InsufficientGpuMemory", 1),),
-    nearest=(
+    nearest_nodes=(
         NodeVerdict(
             node=NODE,
             reason="no device fits",
@@ -137,7 +137,7 @@ REFUSAL = Refusal(
     ),
     hint="ask for less",
 )
-ACTIVATION = Activation(
+ACTIVATION = Allocation(
     pod=POD,
     namespace=NS,
     name="train",
@@ -163,10 +163,10 @@ FACTS = NodeFacts(
     taints=(Taint(key="k", effect="NoSchedule", value="v"),),
     unschedulable=True,
     allocatable={"cpu": 4000},
-    occupied={"cpu": 100, "pods": 1},
+    used_by_others={"cpu": 100, "pods": 1},
     host_ports=("TCP/80",),
-    closed_devices=(3,),
-    unserved=("volcano.sh/gpu-memory",),
+    excluded_devices=(3,),
+    unserved_resources=("volcano.sh/gpu-memory",),
 )
 WHO: dict[str, Any] = {"pod": POD, "namespace": NS, "name": "train"}
 BOUND = BoundPod(pod=POD, namespace=NS, name="train", node=NODE, lease="{}")
@@ -175,9 +175,9 @@ SAMPLES: tuple[Event, ...] = (
     PodQueued(**WHO, resource_version="5", request=REQUEST, trace=TRACE, created_at=1.5, offer=4),
     PodRejected(**WHO, resource_version="5", reason="cores 101", trace=TRACE),
     PodGated(**WHO, resource_version="5", priority=7, created_at=1.5, offer=4),
-    PodGone(**WHO, node=NODE, phase="Failed", trace=TRACE),
-    NodeChanged(facts=FACTS, gone=True, seen_at=1.25),
-    PodsListed(listing="l1", piece=0, pieces=1, pods=(BOUND,), listed_at=2.5),
+    PodTerminated(**WHO, node=NODE, phase="Failed", trace=TRACE),
+    NodeChanged(node=FACTS, deleted=True, observed_at=1.25),
+    PodsListed(listing_id="l1", chunk=0, chunks=1, pods=(BOUND,), listed_at=2.5),
     PlacementChosen(lease=LEASE, trace=TRACE),
     PlacementRefused(**WHO, refusal=REFUSAL, trace=TRACE),
     PodBound(lease=LEASE, latency_s=0.25, trace=TRACE),
@@ -187,28 +187,28 @@ SAMPLES: tuple[Event, ...] = (
         node=NODE,
         devices=(DEVICE,),
         served=("volcano.sh/vgpu-number",),
-        activations=(ACTIVATION,),
+        allocations=(ACTIVATION,),
         reported_at=3.5,
-        by_signature=True,
-        foreign=True,
+        pods_unreadable=True,
+        other_plugin=True,
     ),
-    ShareActivated(node=NODE, activation=ACTIVATION, trace=TRACE),
+    ShareActivated(node=NODE, allocation=ACTIVATION, trace=TRACE),
     ShareRefused(node=NODE, reason="no lease", pod=POD, namespace=NS, name="t", container="c"),
-    QuotasTold(
+    QuotasUpdated(
         quotas=(
             Quota(
                 namespace=NS,
-                limits=Limits(milli_gpu=2500, memory_mib=40_000, cards=3),
-                models=(("T4", Limits(cores_milli=1000)),),
+                limits=QuotaLimits(milli_gpu=2500, memory_mib=40_000, cards=3),
+                models=(("T4", QuotaLimits(cores_milli=1000)),),
                 only_models=True,
                 model_label="gpu-model",
                 pools=("public",),
                 pool_label="gpu-pool",
             ),
         ),
-        told_at=1787000001.5,
+        read_at=1787000001.5,
     ),
-    LargestTold(memory_mib=81_920, memory_units=8_192, told_at=1787000002.5),
+    LargestDeviceReported(memory_mib=81_920, memory_units=8_192, reported_at=1787000002.5),
     ViolationFound(
         node=NODE,
         pod=POD,
@@ -228,34 +228,34 @@ SAMPLES: tuple[Event, ...] = (
         holders=(LeaseHolder(pod=POD, namespace=NS, name="train"),),
         changed_at=4.75,
     ),
-    LedgerRebuilt(epoch="e2"),
-    ListingWanted(reason="a test"),
-    LeasesAsked(node=NODE, pods=(POD,)),
-    LeasesTold(leases=(LEASE,)),
-    EndAsked(node=NODE, pod=POD),
-    EndTold(ended=True),
-    BindAsked(node=NODE, leases=(LEASE,)),
-    BindTold(held=(POD,), reason="it restarts", free=False, closed=True),
-    LimitsAsked(node=NODE, lease=LEASE, turn="8f3a", over=True),
-    LimitsTold(done=False, reason="3000 MiB are in use", in_use_mib=3_000),
-    ResizeAsked(pod=POD, container="main", memory_mib=6_144, cores_percent=30),
-    ResizeTold(
+    LedgerRebuilt(generation="e2"),
+    ResyncRequested(reason="a test"),
+    LeasesRequest(node=NODE, pods=(POD,)),
+    LeasesReply(leases=(LEASE,)),
+    TerminationRequest(node=NODE, pod=POD),
+    TerminationReply(terminated=True),
+    BindRequest(node=NODE, leases=(LEASE,)),
+    BindReply(deferred_pods=(POD,), reason="it restarts", window_open=False, node_closed=True),
+    LimitsRequest(node=NODE, lease=LEASE, resize_id="8f3a", finished=True),
+    LimitsReply(applied=False, reason="3000 MiB are in use", in_use_mib=3_000),
+    ResizeRequest(pod=POD, container="main", memory_mib=6_144, cores_percent=30),
+    ResizeReply(
         outcome="resized",
         reason="why not",
         hint="what then",
         container="main",
         node=NODE,
         devices=(0,),
-        before=Size(memory_mib=4_096, cores_percent=20),
-        after=Size(memory_mib=6_144, cores_percent=30),
+        before=ShareSize(memory_mib=4_096, cores_percent=20),
+        after=ShareSize(memory_mib=6_144, cores_percent=30),
         pending=("the pod's annotations",),
         notes=("cores: later",),
     ),
     LeaseResized(
         lease=LEASE,
         container="main",
-        before=Size(memory_mib=4_096, cores_percent=20),
-        after=Size(memory_mib=6_144, cores_percent=30),
+        before=ShareSize(memory_mib=4_096, cores_percent=20),
+        after=ShareSize(memory_mib=6_144, cores_percent=30),
     ),
     BudgetChanged(
         namespace=NS,
@@ -269,16 +269,16 @@ SAMPLES: tuple[Event, ...] = (
         window="2031-05",
         used_units=72_000_000_000,
         remaining_units=0,
-        burn_milli_gpu=1500,
+        current_rate_milli_gpu=1500,
         exhausted_at=6.5,
     ),
-    PartReported(
+    Heartbeat(
         service="node-agent",
         instance="agent-gpu-a",
         node=NODE,
-        every_s=7.5,
-        leaving=True,
-        missing=("nats: not connected",),
+        interval_s=7.5,
+        stopping=True,
+        unready_reasons=("nats: not connected",),
     ),
 )
 
@@ -317,7 +317,7 @@ def test_the_pinned_form_is_read_and_unknown_fields_are_ignored(sample: Event) -
 )
 def test_what_is_no_message_is_refused(data: bytes) -> None:
     with pytest.raises(RequestError):
-        wire.decode(data, PodGone)
+        wire.decode(data, PodTerminated)
 
 
 if __name__ == "__main__":

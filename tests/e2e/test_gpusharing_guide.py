@@ -18,7 +18,7 @@ import pytest
 import pytest_asyncio
 import yaml
 
-from shared.credentials.logins import Keys
+from shared.credentials.logins import ClientCredentials
 from shared.ledger.leases import RedisLeases
 from shared.model.names import Namespace
 from tests.support.dialects import guides
@@ -315,7 +315,9 @@ async def test_gpusharing_10_gpu_admissions_quota_allows_and_denies_per_model_an
 async def _obeyed(up: Stack, name: str) -> None:
     """Wait until the ledger knows the namespace's quota."""
     login = up.secret("redis", "operator")
-    async with RedisLeases.connect(up.state()["redis_url"], keys=Keys(credentials=login)) as ledger:
+    async with RedisLeases.connect(
+        up.state()["redis_url"], keys=ClientCredentials(credentials=login)
+    ) as ledger:
         while (await ledger.quota_accounts()).quota_of(Namespace(name)) is None:
             await asyncio.sleep(0.1)
 

@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from shared.kubernetes.errors import NotFoundError
 from shared.model.lease_copy import ANNOTATION
-from shared.model.preemption import RECLAIM_AT
+from shared.model.preemption import PREEMPT_AT
 from tests.support.stack import Stack, gpu_pod, running, stack, vgpu
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -61,7 +61,7 @@ async def until(
 
 
 def told(pod: dict[str, Any] | None) -> bool:
-    return pod is not None and RECLAIM_AT in pod["metadata"].get("annotations", {})
+    return pod is not None and PREEMPT_AT in pod["metadata"].get("annotations", {})
 
 
 def device_of(pod: dict[str, Any]) -> str:

@@ -14,10 +14,10 @@ import redis.asyncio
 
 from services.node_agent.isolation.region import Region, RegionPlace
 from services.node_agent.isolation.region_reader import read_region
-from shared.credentials.logins import Keys
+from shared.credentials.logins import ClientCredentials
 from shared.credentials.tls import TlsFiles
 from shared.model.errors import UnavailableError
-from shared.model.events.request_reply import LimitsAsked, LimitsTold
+from shared.model.events.request_reply import LimitsReply, LimitsRequest
 from shared.model.lease import Lease
 from shared.model.lease_copy import ANNOTATION, load_lease
 from shared.model.names import Namespace
@@ -98,7 +98,7 @@ async def test_a_running_pod_grows_and_shrinks_and_everybody_sees_it(up: Stack) 
         up, "one"
     )
     explained = (await up.leasehold("explain", "one")).out
-    assert "resized: its pod asks for 4000 MiB and 20 % of the cores" in explained
+    assert "resized: its pod requests 4000 MiB and 20 % of the cores" in explained
     again = await resize(up, "one", "--memory", "6000Mi", "--json")
     assert json.loads(again.out)["outcome"] == "unchanged"
 
@@ -150,12 +150,14 @@ async def test_an_operator_may_ask_binders_and_not_nodes(up: Stack) -> None:
     async with Bus.connect(
         url,
         name="test",
-        keys=Keys(credentials=Path(credentials), tls=TlsFiles(ca=up.root / "doors" / "ca.crt")),
+        keys=ClientCredentials(
+            credentials=Path(credentials), tls=TlsFiles(ca=up.root / "doors" / "ca.crt")
+        ),
         keeps_stream=False,
     ) as bus:
-        asked = LimitsAsked(node=copy_of(pod).node, lease=copy_of(pod))
+        asked = LimitsRequest(node=copy_of(pod).node, lease=copy_of(pod))
         with pytest.raises(UnavailableError):
-            await bus.ask(asked, LimitsTold, timeout_s=1.0)
+            await bus.request(asked, LimitsReply, timeout_s=1.0)
     await up.clear()
 
 

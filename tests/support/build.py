@@ -10,7 +10,7 @@ from shared.model.lease import Lease, Share
 from shared.model.ledger import LedgerNode
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts, Taint
-from shared.model.request import GpuRequest, NodeDemands, PodRequest
+from shared.model.request import GpuRequest, NodeRequirements, PodRequest
 
 V100_MIB = 32768
 TRIGGER = "volcano.sh/vgpu-number"
@@ -44,7 +44,7 @@ def use(
         cores_percent=cores_percent,
         shares=shares,
         fence=fence,
-        tags=frozenset(tags),
+        anti_affinity_groups=frozenset(tags),
     )
 
 
@@ -92,12 +92,12 @@ def gpu(
 
 
 def request(*containers: GpuRequest, **fields: Any) -> PodRequest:
-    """A vGPU pod's request; demands may be given as `demands=NodeDemands(...)` or not at all."""
+    """A request in the Volcano vGPU dialect; `fields` replace the defaults."""
     known: dict[str, Any] = {
         "dialect": "volcano-vgpu" if containers else "",
         "triggers": (TRIGGER,) if containers else (),
         "resources": {"cpu": 100, "memory": 1 << 20, "pods": 1},
-        "demands": NodeDemands(),
+        "node_requirements": NodeRequirements(),
     }
     return PodRequest(containers=containers, **(known | fields))
 

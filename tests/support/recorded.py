@@ -155,8 +155,8 @@ class _Ear:
         subject = self._answers.get(message.subject) or next(
             (kind for kind in self._kinds if f".{kind}" in message.subject), ""
         )
-        if message.reply and subject.endswith(".asked.v1"):
-            self._answers[message.reply] = subject.replace("asked", "told")
+        if message.reply and subject.endswith(".request.v1"):
+            self._answers[message.reply] = subject.replace("request", "reply")
         known = self.heard.setdefault(subject, []) if subject else []
         sizes = {len(other) // 32 for other in known}
         if len(known) < OF_EACH and len(message.data) // 32 not in sizes:
@@ -188,7 +188,7 @@ async def _live_through(whole: Stack, heard: Container[str]) -> None:
         await whole.until(name, lambda pod: pod["status"].get("conditions"))
     await whole.kube.delete(f"{PODS}/share-2")
     async with asyncio.timeout(30):
-        while "pod.gone.v1" not in heard or "lease.told.v1" not in heard:
+        while "pod.terminated.v1" not in heard or "leases.reply.v1" not in heard:
             await asyncio.sleep(0.1)
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shared.kubernetes.client import Kube
+from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
 from tests.support.simcluster.websocket_exec import websocket_exec
 
@@ -55,7 +55,7 @@ class Stack:
     """One running `leasehold up`."""
 
     root: Path
-    kube: Kube
+    kube: KubernetesClient
     names: list[str] = field(default_factory=list)
 
     @property
@@ -229,7 +229,7 @@ async def stack(
         flags = ("--headless", "--state", str(root), "--without", left_out)
         up = await run(*LEASEHOLD, "up", *flags, *options, env=env)
         assert up.code == 0, f"{up.out}{up.err}{_logs(root)}"
-        async with Kube(load_credentials(root / "kubeconfig")) as kube:
+        async with KubernetesClient(load_credentials(root / "kubeconfig")) as kube:
             yield Stack(root, kube)
     finally:
         await run(*LEASEHOLD, "down", "--state", str(root))

@@ -9,10 +9,10 @@ from typing import Literal
 
 from services.dashboard.http_server import Pages
 from services.dashboard.service import Dashboard
-from shared.credentials.authorization import OpenDoor
+from shared.credentials.authorization import AnonymousAuthenticator
 from shared.model.events.pod_events import PodBound
 from shared.model.lease import Lease, LeaseState
-from shared.model.ledger import NodeAccount, Waiting, counted_use
+from shared.model.ledger import NodeTotals, WaitingPod, counted_use
 from shared.model.names import Namespace
 from shared.model.placement import Refusal
 from shared.runtime import health
@@ -35,7 +35,7 @@ def lease(number: int, node: str, gpu: int, mib: int, state: LeaseState) -> Leas
     )
 
 
-def accounts() -> list[NodeAccount]:
+def accounts() -> list[NodeTotals]:
     """Two nodes of four GPUs; one GPU is sick."""
     active, bound, reserved = LeaseState.ACTIVE, LeaseState.BOUND, LeaseState.RESERVED
     held = {
@@ -66,7 +66,7 @@ def accounts() -> list[NodeAccount]:
         known = build.ledger_node(
             node, *((one, uses[one.uuid]) if one.uuid in uses else one for one in rows)
         )
-        found.append(NodeAccount(node=known, leases=tuple(leases)))
+        found.append(NodeTotals(node=known, leases=tuple(leases)))
     return found
 
 
@@ -77,7 +77,7 @@ def filled() -> Dashboard:
     board.projection.take_nodes([], told)
     queued = build.pod_queued("uid-huge", namespace=Namespace("team-a"), name="huge")
     why = Refusal(reason="0/2 nodes are available: 2 Insufficient GPU memory.")
-    waiting = Waiting(queued=queued, refusal=why, capacity=1, waiting_since=NOW - 1_340)
+    waiting = WaitingPod(queued=queued, refusal=why, capacity=1, waiting_since=NOW - 1_340)
     board.projection.take_waiting([waiting])
     news = [
         PodBound(lease=each, latency_s=0.012 * number)
@@ -90,7 +90,7 @@ def filled() -> Dashboard:
 
 async def take() -> None:
     """Write both pictures."""
-    pages = Pages(filled(), OpenDoor(), None)  # type: ignore[arg-type]
+    pages = Pages(filled(), AnonymousAuthenticator(), None)  # type: ignore[arg-type]
     async with (
         health.served(pages.application(), "127.0.0.1:0") as address,
         chromium() as browser,

@@ -15,7 +15,7 @@ from services.cli import commands
 from services.topology import OPERATOR, SERVICES, roles
 from shared.model.events import node_events, pod_events, request_reply
 from shared.model.events.event import Event
-from shared.model.events.pod_events import PartReported
+from shared.model.events.pod_events import Heartbeat
 from shared.runtime.settings import PREFIX, ServiceSettings
 from simcluster import __main__ as simcluster
 from tools.generate.reference_metrics import node_page, registered
@@ -168,16 +168,16 @@ def _events() -> str:
 def _way_of(kind: type[Event]) -> tuple[str, list[str], list[str]]:
     """Return how an event travels, and its speakers and hearers."""
     held = [(name, role) for name, all_roles in roles().items() for role in all_roles]
-    answering = [role for _, role in held if role.kind == "answers" and kind in role.says]
+    answering = [role for _, role in held if role.kind == "answers" and kind in role.publishes]
     if answering:
-        asked = answering[0].hears[0].__name__
+        asked = answering[0].consumes[0].__name__
         return "answer", [f"whoever answers `{asked}`"], ["whoever asked"]
-    says = {name for name, role in held if kind in role.says}
-    says |= {listed.name for listed in (*SERVICES, OPERATOR) if kind in listed.also_says}
-    if kind is PartReported:
+    says = {name for name, role in held if kind in role.publishes}
+    says |= {listed.name for listed in (*SERVICES, OPERATOR) if kind in listed.also_publishes}
+    if kind is Heartbeat:
         says = {"every service"}
-    hears = {name for name, role in held if kind in role.hears}
-    is_question = any(role.kind == "answers" and kind in role.hears for _, role in held)
+    hears = {name for name, role in held if kind in role.consumes}
+    is_question = any(role.kind == "answers" and kind in role.consumes for _, role in held)
     manner = "question" if is_question else str(kind.delivery)
     return manner, sorted(says), sorted(hears) or ["whoever listens"]
 

@@ -21,7 +21,7 @@ from services.node_agent.usage.usage_model import (
     Tenant,
     Violation,
 )
-from shared.model.events.node_events import Rule
+from shared.model.events.node_events import ViolationReason
 from shared.model.names import Namespace, NodeName, PodUid
 from tests.support.node_agent.agent import lease_of, share
 
@@ -83,7 +83,7 @@ def _everything() -> Picture:
     )
     region = replace(decode(V1_2, image_of(seed)), last_kernel_at=0)
     broken = Violation(
-        rule=Rule.OVERRUN,
+        rule=ViolationReason.OVERRUN,
         pod=PodUid("u1"),
         namespace=Namespace("default"),
         name="pod",

@@ -5,16 +5,16 @@ from collections.abc import Sequence
 from services.binder.bind.agent_presence import Silence
 from shared.model.errors import UnavailableError
 from shared.model.events.request_reply import (
-    BindAsked,
-    BindTold,
-    EndAsked,
-    EndTold,
-    LimitsAsked,
-    LimitsTold,
+    BindReply,
+    BindRequest,
+    LimitsReply,
+    LimitsRequest,
+    TerminationReply,
+    TerminationRequest,
 )
 from shared.model.lease import Lease
 from shared.model.names import NodeName, PodUid
-from shared.nats.bus import Bus, NobodyListensError
+from shared.nats.bus import Bus, NoRespondersError
 
 ANSWER_S = 0.9
 LIMITS_S = 3.0
@@ -36,28 +36,28 @@ class BusAgents:
         """
         if not self.bus.connected:
             return set()
-        question = EndAsked(node=node, pod=pods[0], more=tuple(pods[1:]))
-        told = await self.bus.ask(question, EndTold, timeout_s=ANSWER_S)
-        return {*told.more, *(pods[:1] if told.ended else ())}
+        question = TerminationRequest(node=node, pod=pods[0], more_pods=tuple(pods[1:]))
+        told = await self.bus.request(question, TerminationReply, timeout_s=ANSWER_S)
+        return {*told.terminated_pods, *(pods[:1] if told.terminated else ())}
 
-    async def may_bind(self, node: NodeName, leases: Sequence[Lease]) -> BindTold | Silence:
+    async def may_bind(self, node: NodeName, leases: Sequence[Lease]) -> BindReply | Silence:
         """Tell which of the pods must wait before they are bound to the node.
 
         Raises UnavailableError while NATS is away: then it is not the agent that is silent.
         """
-        question = BindAsked(node=node, leases=tuple(leases))
+        question = BindRequest(node=node, leases=tuple(leases))
         try:
-            return await self.bus.ask(question, BindTold, timeout_s=MAY_BIND_S)
-        except NobodyListensError as error:
+            return await self.bus.request(question, BindReply, timeout_s=MAY_BIND_S)
+        except NoRespondersError as error:
             return Silence(str(error), listens=False)
         except UnavailableError as error:
             if not self.bus.connected:
                 raise
             return Silence(str(error), listens=True)
 
-    async def set_limits(self, question: LimitsAsked) -> LimitsTold:
+    async def set_limits(self, question: LimitsRequest) -> LimitsReply:
         """Have containers held to a lease, or to what it may become.
 
         Raises UnavailableError if the node's agent does not answer.
         """
-        return await self.bus.ask(question, LimitsTold, timeout_s=LIMITS_S)
+        return await self.bus.request(question, LimitsReply, timeout_s=LIMITS_S)

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from shared.model.clock import Clock
 from shared.model.events.node_events import DeviceReported
-from shared.model.events.request_reply import BindTold
+from shared.model.events.request_reply import BindReply
 from shared.model.lease import Lease
 from shared.model.names import NodeName, PodUid
 
@@ -44,7 +44,7 @@ class Silence:
 class Agents(Protocol):
     """The node agents, on the bus."""
 
-    async def may_bind(self, node: NodeName, leases: Sequence[Lease]) -> BindTold | Silence:
+    async def may_bind(self, node: NodeName, leases: Sequence[Lease]) -> BindReply | Silence:
         """Tell which of the pods must wait. Raises UnavailableError if nobody can be asked."""
         ...
 
@@ -118,8 +118,8 @@ class Presence:
 
     def hear(self, reports: Sequence[DeviceReported]) -> None:
         """Learn from reports which nodes have agents of ours."""
-        self.heard_of(report.node for report in reports if not report.foreign)
-        self.disown(report.node for report in reports if report.foreign)
+        self.heard_of(report.node for report in reports if not report.other_plugin)
+        self.disown(report.node for report in reports if report.other_plugin)
 
     def heard_of(self, nodes: Iterable[NodeName]) -> None:
         """Note that these nodes have agents, and ask those of shut nodes at once."""
@@ -170,21 +170,21 @@ class Presence:
             if isinstance(told, Silence) and not known.heard:
                 known.heard = told.listens or await self.nodes.has_agent(node)
             self._learn(node, known, told)
-            if isinstance(told, BindTold):
-                wait = Wait(told.reason, soon=told.soon, shut_s=self._shut_s(known))
-                return dict.fromkeys(told.held, wait)
+            if isinstance(told, BindReply):
+                wait = Wait(told.reason, soon=told.retry_soon, shut_s=self._shut_s(known))
+                return dict.fromkeys(told.deferred_pods, wait)
         if not known.misses and not known.shut:
             return {}
         reason = known.shut or f"the agent of node {node} does not answer"
         wait = Wait(reason, shut_s=self._shut_s(known))
         return dict.fromkeys((each.pod for each in leases), wait)
 
-    def _learn(self, node: NodeName, known: Known, told: BindTold | Silence) -> None:
+    def _learn(self, node: NodeName, known: Known, told: BindReply | Silence) -> None:
         now = self.clock.ticks()
-        if isinstance(told, BindTold):
+        if isinstance(told, BindReply):
             known.heard, known.misses, known.pause_s = True, 0, AWAY_S
-            known.until = now + TRUSTED_S if told.free else 0.0
-            self._shut(known, told.reason if told.closed else "")
+            known.until = now + TRUSTED_S if told.window_open else 0.0
+            self._shut(known, told.reason if told.node_closed else "")
         elif known.heard:
             known.misses += 1
             known.until = now + known.pause_s

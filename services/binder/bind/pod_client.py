@@ -9,9 +9,9 @@ from msgspec import Struct
 from services.binder.bind.binding import PodSeen
 from services.binder.report.explanations import ConditionSeen
 from services.binder.resize.resizer import Annotated
-from shared.kubernetes.client import Kube, pod_path
-from shared.kubernetes.errors import KubeConflictError, NotFoundError
-from shared.kubernetes.types import ObjectMeta, PodSpec
+from shared.kubernetes.client import KubernetesClient, pod_path
+from shared.kubernetes.errors import KubernetesConflictError, NotFoundError
+from shared.kubernetes.types import ApiPodSpec, ObjectMeta
 from shared.model.names import NodeName, PodUid
 
 TERMINAL = frozenset({"Succeeded", "Failed"})
@@ -35,7 +35,7 @@ class _Metadata(Struct, frozen=True):
 
 class _Pod(Struct, frozen=True):
     metadata: ObjectMeta = ObjectMeta()
-    spec: PodSpec = PodSpec()
+    spec: ApiPodSpec = ApiPodSpec()
     status: _Status = _Status()
 
 
@@ -46,7 +46,7 @@ class _Event(Struct, frozen=True):
 class ApiPods:
     """Translates between the API server's objects and the binder's own values."""
 
-    def __init__(self, kube: Kube) -> None:
+    def __init__(self, kube: KubernetesClient) -> None:
         self.kube = kube
         self.bind_pod = kube.bind_pod
 
@@ -110,7 +110,7 @@ class ApiPods:
         patch = {"metadata": {"uid": uid}, "spec": {"schedulingGates": gates}}
         try:
             await self.kube.patch_strategic(pod_path(namespace, name), patch)
-        except (NotFoundError, KubeConflictError):
+        except (NotFoundError, KubernetesConflictError):
             return False
         return True
 

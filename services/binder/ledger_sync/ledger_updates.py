@@ -1,4 +1,4 @@
-"""Keeping the ledger in step: inventory in, activations noted, leases ended with their pods."""
+"""Keeping the ledger in step: inventory in, allocations noted, leases ended with their pods."""
 
 import asyncio
 import logging
@@ -10,7 +10,7 @@ from services.binder.ports.metrics import Tally
 from services.binder.report.explanations import differences
 from shared.model.errors import ConflictError, UnavailableError
 from shared.model.events.node_events import DeviceReported, ShareActivated, ShareRefused
-from shared.model.events.pod_events import BindingFailed, LeaseChanged, NodeChanged, PodGone
+from shared.model.events.pod_events import BindingFailed, LeaseChanged, NodeChanged, PodTerminated
 from shared.model.lease import Lease, LeaseState
 from shared.model.names import NodeName, PodUid
 
@@ -32,15 +32,15 @@ class Keeper:
         """Save the newest facts of each node, or take it out."""
         newest: dict[NodeName, NodeChanged] = {}
         for event in events:
-            known = newest.get(event.facts.name)
-            if known is None or known.seen_at <= event.seen_at:
-                newest[event.facts.name] = event
+            known = newest.get(event.node.name)
+            if known is None or known.observed_at <= event.observed_at:
+                newest[event.node.name] = event
         for name, event in newest.items():
-            if event.gone:
+            if event.deleted:
                 await self.ledger.remove_node(name)
                 self._activated.pop(name, None)
             else:
-                await self.ledger.save_node(event.facts, seen_at=event.seen_at)
+                await self.ledger.save_node(event.node, seen_at=event.observed_at)
 
     async def save_devices(self, events: Sequence[DeviceReported]) -> None:
         """Save each node's newest report, and activate what its agent says it has activated."""
@@ -55,7 +55,7 @@ class Keeper:
 
     async def activate(self, events: Sequence[ShareActivated]) -> None:
         """Note what the kubelet was told."""
-        pods = sorted({event.activation.pod for event in events})
+        pods = sorted({event.allocation.pod for event in events})
         self._report_unleased(pods, await self.ledger.activate(pods))
 
     async def end_refused(self, events: Sequence[ShareRefused]) -> list[Lease]:
@@ -70,7 +70,7 @@ class Keeper:
         ]
         return await self.release_unmoved(leases, reason="its node refused the pod")
 
-    async def end_gone(self, events: Sequence[PodGone]) -> list[LeaseChanged]:
+    async def end_gone(self, events: Sequence[PodTerminated]) -> list[LeaseChanged]:
         """End the leases of pods that are gone; where one may still run, start asking its agent."""
         phases = {event.pod: event.phase for event in events}
         await self.ledger.forget_waiting(list(phases))
@@ -129,7 +129,7 @@ class Keeper:
         news: list[PodUid] = []
         current: dict[NodeName, frozenset[PodUid]] = {}
         for report in reports:
-            active = frozenset(each.pod for each in report.activations)
+            active = frozenset(each.pod for each in report.allocations)
             known = self._activated.get(report.node, frozenset())
             current[report.node] = active
             news += active - known

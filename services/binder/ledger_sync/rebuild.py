@@ -15,8 +15,8 @@ from services.binder.report.explanations import differences
 from shared.model.clock import Clock
 from shared.model.errors import ConflictError
 from shared.model.events.event import Event
-from shared.model.events.node_events import Activation, DeviceReported
-from shared.model.events.pod_events import BoundPod, LedgerRebuilt, ListingWanted
+from shared.model.events.node_events import Allocation, DeviceReported
+from shared.model.events.pod_events import BoundPod, LedgerRebuilt, ResyncRequested
 from shared.model.lease import Lease
 from shared.model.names import NodeName
 
@@ -70,7 +70,7 @@ class Evidences(Protocol):
         """Keep what these nodes' agents have activated."""
         ...
 
-    async def staged_reports(self) -> dict[NodeName, tuple[Activation, ...]]:
+    async def staged_reports(self) -> dict[NodeName, tuple[Allocation, ...]]:
         """Return what was kept, by node."""
         ...
 
@@ -167,7 +167,7 @@ class Rebuild:
         await self.staging.clear_staged()
         restored = len(recovery.leases) - len(misfits)
         logger.warning("the ledger holds %d leases again", restored)
-        return LedgerRebuilt(epoch=token)
+        return LedgerRebuilt(generation=token)
 
     async def _collect(self, token: str) -> Evidence:
         """Ask for everything and wait for it; a silent node is waited for only so long."""
@@ -179,12 +179,12 @@ class Rebuild:
             now = self.clock.ticks()
             await self._hold(token)
             if asked is None or now - asked >= ASK_AGAIN_S:
-                await self.bus.publish([ListingWanted(reason="the ledger is being rebuilt")])
+                await self.bus.publish([ResyncRequested(reason="the ledger is being rebuilt")])
                 asked = now
             pods = await self.staging.staged_listing(since=since)
             if pods is not None:
-                activations = await self.staging.staged_reports()
-                evidence = Evidence(pods=pods, activations=activations)
+                allocations = await self.staging.staged_reports()
+                evidence = Evidence(pods=pods, allocations=allocations)
                 silent = silent_nodes(evidence)
                 if not silent:
                     return evidence

@@ -11,7 +11,7 @@ from services.binder.ledger_sync.differences import Differences, compare
 from services.binder.ports.ledger import Ledger, Staging
 from services.binder.ports.metrics import Tally
 from services.binder.report.explanations import differences
-from shared.model.events.pod_events import BoundPod, PlacementChosen, PodGone, PodsListed
+from shared.model.events.pod_events import BoundPod, PlacementChosen, PodsListed, PodTerminated
 from shared.model.lease import Lease, LeaseState
 
 logger = logging.getLogger(__name__)
@@ -37,9 +37,9 @@ class Reconciler:
         self.tally = tally
         self._gate = asyncio.Semaphore(LOOKS_MAX)
 
-    async def hear(self, events: Sequence[PodsListed]) -> list[PodGone | PlacementChosen]:
+    async def hear(self, events: Sequence[PodsListed]) -> list[PodTerminated | PlacementChosen]:
         """Take in pieces of listings; compare with those that are complete now."""
-        answers: list[PodGone | PlacementChosen] = []
+        answers: list[PodTerminated | PlacementChosen] = []
         ready = await self.ledger.epoch() is not None
         for piece in events:
             pods = await self.staging.stage_piece(_slim(piece) if ready else piece)
@@ -49,7 +49,7 @@ class Reconciler:
 
     async def compare(
         self, pods: Sequence[BoundPod], *, listed_at: float
-    ) -> list[PodGone | PlacementChosen]:
+    ) -> list[PodTerminated | PlacementChosen]:
         """Return what has to be said about leases without pods; report pods without leases."""
         leases = [lease async for page in self.ledger.load_all() for lease in page]
         found = compare(leases, pods, listed_at=listed_at)
@@ -58,7 +58,9 @@ class Reconciler:
         judged = await asyncio.gather(*(self._look_after(lease, listed_at) for lease in suspects))
         return [event for event in judged if event is not None]
 
-    async def _look_after(self, lease: Lease, listed_at: float) -> PodGone | PlacementChosen | None:
+    async def _look_after(
+        self, lease: Lease, listed_at: float
+    ) -> PodTerminated | PlacementChosen | None:
         async with self._gate:
             seen = await self.pods.look(lease.namespace, lease.name)
         return answer_to(lease, seen, listed_at=listed_at)
@@ -88,7 +90,7 @@ def _slim(piece: PodsListed) -> PodsListed:
 
 def answer_to(
     lease: Lease, seen: PodSeen | None, *, listed_at: float
-) -> PodGone | PlacementChosen | None:
+) -> PodTerminated | PlacementChosen | None:
     """Say what a lease needs whose pod was missing from the listing, given the pod as it is now.
 
     A committed lease whose pod is still unbound has lost its Binding: it is sent for again.
@@ -100,7 +102,7 @@ def answer_to(
             unsent = lease.state is LeaseState.BOUND and not seen.ending
             return PlacementChosen(lease=lease, trace=lease.trace) if unsent else None
     over = seen is not None and seen.uid == lease.pod and seen.over
-    return PodGone(
+    return PodTerminated(
         pod=lease.pod,
         namespace=lease.namespace,
         name=lease.name,

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from shared.model.errors import RequestError
-from shared.model.events.node_events import Activation
+from shared.model.events.node_events import Allocation
 from shared.model.events.pod_events import BoundPod
 from shared.model.lease import Lease, LeaseState
 from shared.model.lease_copy import load_lease
@@ -24,7 +24,7 @@ class Evidence:
 
     pods: tuple[BoundPod, ...]
     """Of one complete listing."""
-    activations: Mapping[NodeName, tuple[Activation, ...]]
+    allocations: Mapping[NodeName, tuple[Allocation, ...]]
     """Of every node that has reported."""
 
 
@@ -41,13 +41,13 @@ class Recovery:
 def silent_nodes(evidence: Evidence) -> frozenset[NodeName]:
     """Return the nodes that hold a pod with a lease and have not reported."""
     holding = {pod.node for pod in evidence.pods if pod.lease}
-    return frozenset(holding.difference(evidence.activations))
+    return frozenset(holding.difference(evidence.allocations))
 
 
 def recover(evidence: Evidence) -> Recovery:
     """Decide which leases the ledger gets back."""
     nodes = {pod.pod: pod.node for pod in evidence.pods}
-    active, problems = _told_by_agents(evidence.activations, nodes)
+    active, problems = _told_by_agents(evidence.allocations, nodes)
     bound: list[Lease] = []
     for pod in evidence.pods:
         if not pod.lease or pod.pod in active:
@@ -76,12 +76,12 @@ def _lags(told: Lease | str, lease: Lease) -> bool:
 
 
 def _told_by_agents(
-    activations: Mapping[NodeName, Iterable[Activation]], nodes: Mapping[PodUid, NodeName]
+    allocations: Mapping[NodeName, Iterable[Allocation]], nodes: Mapping[PodUid, NodeName]
 ) -> tuple[dict[PodUid, Lease], list[str]]:
     """Return the newest lease that an agent honoured for each pod, as an active one."""
     active: dict[PodUid, Lease] = {}
     problems: list[str] = []
-    for node, told in activations.items():
+    for node, told in allocations.items():
         for activation in told:
             lease = activation.lease
             if lease.pod != activation.pod or lease.node != node:

@@ -72,8 +72,8 @@ class Sweeper:
         if capacity == self._offered_for and now < self._offered_at + OFFER_AGAIN_S:
             return []
         offers = await self.ledger.offers(now=self.clock.now())
-        self._settled = offers.settled
-        if offers.settled:
+        self._settled = offers.complete
+        if offers.complete:
             self._offered_for, self._offered_at = capacity, now
         return list(offers.pods)
 

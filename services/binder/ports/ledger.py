@@ -6,7 +6,7 @@ from typing import Protocol
 from shared.model.events.node_events import DeviceReported
 from shared.model.events.pod_events import BoundPod, PodsListed
 from shared.model.lease import Lease, StaleLeaseError
-from shared.model.ledger import Offers
+from shared.model.ledger import OfferedPods
 from shared.model.names import NodeName, PodUid
 from shared.model.node import NodeFacts
 from shared.model.quota import Quota
@@ -77,7 +77,7 @@ class Ledger(Protocol):
         """Return the number that rises whenever something is freed or added."""
         ...
 
-    async def offers(self, *, now: float) -> Offers:
+    async def offers(self, *, now: float) -> OfferedPods:
         """Return waiting pods that what was freed since their verdict may help."""
         ...
 

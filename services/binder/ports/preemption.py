@@ -7,10 +7,17 @@ from services.binder.preempt.rules import Disruptions, PodFacts
 from services.binder.report.explanations import Note
 from shared.model.events.pod_events import BudgetChanged
 from shared.model.lease import Lease
-from shared.model.ledger import NodeAccount, Reservation, Waiting
-from shared.model.ledger import Outcome as Answer
+from shared.model.ledger import NodeTotals, Reservation, WaitingPod
+from shared.model.ledger import ReservationOutcome as Answer
 from shared.model.names import Namespace, PodUid
-from shared.model.preemption import Affairs, Eviction, Open, Outcome, Taking, Victim
+from shared.model.preemption import (
+    EvictionOutcome,
+    EvictionRecord,
+    Preemption,
+    PreemptionState,
+    StoredPreemption,
+    Victim,
+)
 
 PAST_S = 24 * 3600.0
 
@@ -22,11 +29,11 @@ class Ledger(Protocol):
         """Return the name of the ledger's present life; None while it is to be rebuilt."""
         ...
 
-    async def waiting(self, pods: Sequence[PodUid] | None = None) -> list[Waiting]:
+    async def waiting(self, pods: Sequence[PodUid] | None = None) -> list[WaitingPod]:
         """Return pods that wait: all, or those among `pods`."""
         ...
 
-    def totals(self) -> AsyncIterator[list[NodeAccount]]:
+    def totals(self) -> AsyncIterator[list[NodeTotals]]:
         """Yield all nodes with their leases."""
         ...
 
@@ -48,19 +55,21 @@ class Store(Protocol):
         """Return whether `who` may act now, and for `ttl_s` seconds nobody else."""
         ...
 
-    async def open(self, taking: Taking) -> bool:
+    async def open(self, taking: Preemption) -> bool:
         """Begin a taking and claim its devices; False if it, its pod or a device is taken."""
         ...
 
-    async def save(self, read: Open, taking: Taking, lines: Sequence[Eviction] = ()) -> Open | None:
+    async def save(
+        self, read: StoredPreemption, taking: Preemption, lines: Sequence[EvictionRecord] = ()
+    ) -> StoredPreemption | None:
         """Write the next step with its lines of the journal; None if another did."""
         ...
 
-    async def close(self, read: Open) -> bool:
+    async def close(self, read: StoredPreemption) -> bool:
         """End a taking and its claim; False if another moved it on."""
         ...
 
-    async def affairs(self, *, now: float, past_s: float = PAST_S) -> Affairs:
+    async def affairs(self, *, now: float, past_s: float = PAST_S) -> PreemptionState:
         """Read what is open, what was done in the last `past_s` seconds, and how budgets stand."""
         ...
 
@@ -88,7 +97,7 @@ class Victims(Protocol):
         """Take that off the pod again; False if it is gone."""
         ...
 
-    async def evict(self, victim: Victim, *, dry_run: bool = False) -> tuple[Outcome, str]:
+    async def evict(self, victim: Victim, *, dry_run: bool = False) -> tuple[EvictionOutcome, str]:
         """Evict the pod of exactly this uid, or ask whether that is allowed; say why not."""
         ...
 

@@ -2,27 +2,33 @@
 
 from services.binder.report.explanations import Note, cut, stamp
 from shared.model.names import PodUid
-from shared.model.preemption import Cause, Eviction, Outcome, Taking, Victim
+from shared.model.preemption import (
+    EvictionOutcome,
+    EvictionRecord,
+    Preemption,
+    PreemptionCause,
+    Victim,
+)
 
 RECLAIM = "GPUBudgetReclaim"
 PREEMPT = "GPUPriorityPreempt"
 VIOLATION = "GPUViolationEvict"
-REASONS = {Cause.PRIORITY: PREEMPT, Cause.VIOLATION: VIOLATION}
+REASONS = {PreemptionCause.PRIORITY: PREEMPT, PreemptionCause.VIOLATION: VIOLATION}
 """Of Events; all other causes are a matter of budgets."""
 
 
-def announced(victim: Victim, taking: Taking, at: float) -> Note:
+def announced(victim: Victim, taking: Preemption, at: float) -> Note:
     """Tell a pod that it will be evicted."""
     text = f"will be evicted at {stamp(at)}: {_why(victim, taking)}"
     return _note(victim, text)
 
 
-def evicted(victim: Victim, taking: Taking) -> Note:
+def evicted(victim: Victim, taking: Preemption) -> Note:
     """Tell a pod that it was evicted."""
     return _note(victim, f"evicted: {_why(victim, taking)}")
 
 
-def makes_room(taking: Taking) -> Note:
+def makes_room(taking: Preemption) -> Note:
     """Tell the pod in need who makes room for it, and when."""
     names = ", ".join(f"{each.namespace}/{each.name}" for each in taking.victims)
     count = len(taking.victims)
@@ -31,7 +37,7 @@ def makes_room(taking: Taking) -> Note:
     return _for_need(taking, text, warning=False)
 
 
-def called_off(taking: Taking, why: str) -> list[Note]:
+def called_off(taking: Preemption, why: str) -> list[Note]:
     """Tell everybody concerned that nobody else is evicted."""
     found = [
         _note(victim, f"not evicted after all: {why}", warning=False) for victim in taking.left
@@ -41,12 +47,14 @@ def called_off(taking: Taking, why: str) -> list[Note]:
     return found
 
 
-def line_of(victim: Victim, taking: Taking, outcome: Outcome, note: Note, now: float) -> Eviction:
+def line_of(
+    victim: Victim, taking: Preemption, outcome: EvictionOutcome, note: Note, now: float
+) -> EvictionRecord:
     """Return the line of the journal about an eviction."""
     wanted = taking.wanted
-    return Eviction(
+    return EvictionRecord(
         at=now,
-        taking=taking.id,
+        preemption=taking.id,
         pod=victim.pod,
         namespace=victim.namespace,
         name=victim.name,
@@ -59,18 +67,18 @@ def line_of(victim: Victim, taking: Taking, outcome: Outcome, note: Note, now: f
         for_pod=wanted.pod if wanted else "",
         for_namespace=wanted.namespace if wanted else "",
         for_name=wanted.name if wanted else "",
-        event=f"{note.namespace}/{note.event_name}" if outcome is Outcome.EVICTED else "",
+        event=f"{note.namespace}/{note.event_name}" if outcome is EvictionOutcome.EVICTED else "",
     )
 
 
-def _why(victim: Victim, taking: Taking) -> str:
+def _why(victim: Victim, taking: Preemption) -> str:
     wanted = taking.wanted
-    if victim.cause is Cause.VIOLATION:
+    if victim.cause is PreemptionCause.VIOLATION:
         return f"its node reports {taking.reason}"
     if wanted is None:
         return f"the GPU budget of namespace {victim.namespace} is {victim.budget}, and says so"
     pod = f"pod {wanted.namespace}/{wanted.name}"
-    if victim.cause is Cause.PRIORITY:
+    if victim.cause is PreemptionCause.PRIORITY:
         return f"{pod} of priority {taking.priority} needs its share; its own is {victim.priority}"
     return (
         f"the GPU budget of namespace {victim.namespace} is {victim.budget}, and {pod}, whose "
@@ -89,11 +97,11 @@ def _note(victim: Victim, text: str, *, warning: bool = True) -> Note:
     )
 
 
-def _for_need(taking: Taking, text: str, *, warning: bool) -> Note:
+def _for_need(taking: Preemption, text: str, *, warning: bool) -> Note:
     wanted = taking.wanted
     if wanted is None:
         raise ValueError(f"taking {taking.id} is for no pod")
-    by_priority = all(victim.cause is Cause.PRIORITY for victim in taking.victims)
+    by_priority = all(victim.cause is PreemptionCause.PRIORITY for victim in taking.victims)
     return Note(
         pod=PodUid(wanted.pod),
         namespace=wanted.namespace,

@@ -11,17 +11,17 @@ from msgspec import Struct
 
 from services.binder.preempt.rules import Disruptions, PodFacts
 from services.binder.report.explanations import stamp
-from shared.kubernetes.client import Kube, pod_path
+from shared.kubernetes.client import KubernetesClient, pod_path
 from shared.kubernetes.errors import (
     EvictionBlockedError,
-    KubeConflictError,
+    KubernetesConflictError,
     NotFoundError,
     OverloadedError,
-    RefusedError,
+    RequestRejectedError,
 )
 from shared.kubernetes.types import SelectorRequirement
 from shared.model.names import Namespace, PodUid
-from shared.model.preemption import PREEMPTIBLE, RECLAIM_AT, Outcome, Victim
+from shared.model.preemption import PREEMPT_AT, PREEMPTIBLE, EvictionOutcome, Victim
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class _Budget(Struct, frozen=True):
 class ApiVictims:
     """Reads who could be evicted, tells them, and evicts."""
 
-    def __init__(self, kube: Kube) -> None:
+    def __init__(self, kube: KubernetesClient) -> None:
         self.kube = kube
 
     async def everybody(self) -> tuple[dict[PodUid, PodFacts], list[Disruptions]]:
@@ -106,7 +106,7 @@ class ApiVictims:
         """Take that off the pod again; False if it is gone."""
         return await self._annotate(victim, None)
 
-    async def evict(self, victim: Victim, *, dry_run: bool = False) -> tuple[Outcome, str]:
+    async def evict(self, victim: Victim, *, dry_run: bool = False) -> tuple[EvictionOutcome, str]:
         """Evict the pod of exactly this uid, or ask whether that is allowed; say why not.
 
         Raises UnavailableError if the API server does not answer.
@@ -114,26 +114,26 @@ class ApiVictims:
         try:
             await self.kube.evict(victim.namespace, victim.name, uid=victim.pod, dry_run=dry_run)
         except EvictionBlockedError as error:
-            return Outcome.BLOCKED, error.answer.message
-        except (NotFoundError, KubeConflictError) as error:
-            return Outcome.GONE, error.answer.message
-        except RefusedError as error:
+            return EvictionOutcome.BLOCKED, error.answer.message
+        except (NotFoundError, KubernetesConflictError) as error:
+            return EvictionOutcome.GONE, error.answer.message
+        except RequestRejectedError as error:
             # An admission policy of the cluster's, say: it is for others to say why.
-            return Outcome.BLOCKED, error.answer.message
+            return EvictionOutcome.BLOCKED, error.answer.message
         except OverloadedError as error:
             if error.answer.code == SEVERAL_BUDGETS:
-                return Outcome.BLOCKED, error.answer.message
+                return EvictionOutcome.BLOCKED, error.answer.message
             raise
-        return Outcome.EVICTED, ""
+        return EvictionOutcome.EVICTED, ""
 
     async def _annotate(self, victim: Victim, value: str | None) -> bool:
-        metadata: dict[str, Any] = {"uid": victim.pod, "annotations": {RECLAIM_AT: value}}
+        metadata: dict[str, Any] = {"uid": victim.pod, "annotations": {PREEMPT_AT: value}}
         try:
             path = pod_path(victim.namespace, victim.name)
             await self.kube.patch_merge(path, {"metadata": metadata})
-        except (NotFoundError, KubeConflictError):
+        except (NotFoundError, KubernetesConflictError):
             return False
-        except RefusedError as error:
+        except RequestRejectedError as error:
             logger.warning("pod %s/%s is not told: %s", victim.namespace, victim.name, error)
             return False
         return True

@@ -14,7 +14,7 @@ from itertools import combinations, islice
 from services.binder.preempt.rules import Allowance, Candidate, Disruptions, Tier
 from shared.model.device import Device, DeviceUse
 from shared.model.lease import Lease, Share, bookings
-from shared.model.ledger import LedgerNode, NodeAccount, counted_use
+from shared.model.ledger import LedgerNode, NodeTotals, counted_use
 from shared.model.names import NodeName, PodUid
 from shared.model.request import PodRequest
 
@@ -54,7 +54,7 @@ class Trials:
     request: PodRequest
     left: int = FITS
 
-    def shares(self, account: NodeAccount, gone: Collection[PodUid]) -> tuple[Share, ...] | None:
+    def shares(self, account: NodeTotals, gone: Collection[PodUid]) -> tuple[Share, ...] | None:
         """Return what the pod would get once these pods' leases have ended."""
         self.left -= 1
         return self.fit(self.request, without(account, gone))
@@ -64,7 +64,7 @@ class Trials:
 class Situation:
     """All that a plan is made from."""
 
-    accounts: Sequence[NodeAccount]
+    accounts: Sequence[NodeTotals]
     candidates: Sequence[Candidate]
     ending: frozenset[PodUid] = frozenset()
     """Pods that leave anyway."""
@@ -101,7 +101,7 @@ def plan(request: PodRequest, seen: Situation, fit: Fit) -> Plan | NoPlan:
     return NoPlan(reason="it would fit nowhere even if all were taken back that may be")
 
 
-def without(account: NodeAccount, gone: Collection[PodUid]) -> LedgerNode:
+def without(account: NodeTotals, gone: Collection[PodUid]) -> LedgerNode:
     """Return a node as it is once these pods' leases have ended."""
     leaving = [lease for lease in account.leases if lease.pod in gone]
     if not leaving:
@@ -124,8 +124,8 @@ def _use_after(before: DeviceUse, counted: DeviceUse | None) -> DeviceUse:
     return replace(
         after,
         fence=before.fence,
-        alone=after.alone or before.claimed,
-        claimed=before.claimed,
+        exclusive=after.exclusive or before.claimed_by,
+        claimed_by=before.claimed_by,
     )
 
 
@@ -168,7 +168,7 @@ def allowed(victims: Collection[Candidate], seen: Situation) -> bool:
 
 
 def _on_node(
-    account: NodeAccount, here: list[Candidate], seen: Situation, trials: Trials
+    account: NodeTotals, here: list[Candidate], seen: Situation, trials: Trials
 ) -> Plan | None:
     """Return the node's cheapest plan: tier by tier, as few and as cheap victims as possible."""
     enough = trials.left - FITS_ON_NODE
@@ -190,7 +190,7 @@ def _on_node(
 
 
 def _fewest(
-    account: NodeAccount, among: list[Candidate], seen: Situation, trials: Trials, enough: int
+    account: NodeTotals, among: list[Candidate], seen: Situation, trials: Trials, enough: int
 ) -> Plan | None:
     for size in range(1, len(among) + 1):
         room = max(0, trials.left - max(enough, 0))
@@ -226,7 +226,7 @@ def _wants_one_device(request: PodRequest) -> bool:
 
 
 def _spared(
-    account: NodeAccount, among: list[Candidate], seen: Situation, trials: Trials
+    account: NodeTotals, among: list[Candidate], seen: Situation, trials: Trials
 ) -> Plan | None:
     """Spare victims one by one, the most expensive first, as long as the pod fits."""
     left = list(among)
@@ -239,7 +239,7 @@ def _spared(
 
 
 def _tried(
-    account: NodeAccount, victims: tuple[Candidate, ...], seen: Situation, trials: Trials
+    account: NodeTotals, victims: tuple[Candidate, ...], seen: Situation, trials: Trials
 ) -> Plan | None:
     gone = seen.ending | {each.lease.pod for each in victims}
     shares = trials.shares(account, gone)

@@ -30,9 +30,16 @@ from shared.model.clock import Clock
 from shared.model.events.node_events import ViolationFound
 from shared.model.events.pod_events import BudgetChanged, PlacementChosen
 from shared.model.lease import Lease
-from shared.model.ledger import Held, Reserved, Waiting
+from shared.model.ledger import AlreadyLeased, Reserved, WaitingPod
 from shared.model.names import PodUid
-from shared.model.preemption import Affairs, Cause, Open, Outcome, Stage, Taking
+from shared.model.preemption import (
+    EvictionOutcome,
+    Preemption,
+    PreemptionCause,
+    PreemptionStage,
+    PreemptionState,
+    StoredPreemption,
+)
 
 LEAD_S = 5.0
 LOOK_S = 2.0
@@ -108,19 +115,21 @@ class Reclaimer:
 
     # What is under way
 
-    async def _advance(self, read: Open, affairs: Affairs) -> list[PlacementChosen]:
-        seen = await self._see(read.taking)
+    async def _advance(
+        self, read: StoredPreemption, affairs: PreemptionState
+    ) -> list[PlacementChosen]:
+        seen = await self._see(read.preemption)
         step, why = next_step(read, seen, affairs, self.clock.now())
         match step:
-            case Step.TELL if read.taking.reason:
+            case Step.TELL if read.preemption.reason:
                 now = self.clock.now()
                 past = await self.store.affairs(now=now, past_s=HOUR_S)
-                why = over_limit(read.taking, past, self.rules, now)
+                why = over_limit(read.preemption, past, self.rules, now)
                 await (self._call_off(read, why) if why else self._tell(read))
             case Step.TELL:
                 await self._tell(read)
             case Step.EVICT:
-                if self.clock.now() >= self._blocked.get(read.taking.id, 0.0):
+                if self.clock.now() >= self._blocked.get(read.preemption.id, 0.0):
                     await self._evict(read)
             case Step.HAND_OVER:
                 return await self._hand_over(read)
@@ -134,7 +143,7 @@ class Reclaimer:
                 pass
         return []
 
-    async def _see(self, taking: Taking) -> Seen:
+    async def _see(self, taking: Preemption) -> Seen:
         victims = [victim.pod for victim in taking.victims]
         if taking.wanted is None:
             return Seen(waits=False, lease=None, leased=frozenset())
@@ -143,65 +152,67 @@ class Reclaimer:
         own, *theirs = await self.ledger.load([taking.wanted.pod, *victims])
         return Seen(waits=bool(waiting), lease=own, leased={lease.pod for lease in theirs if lease})
 
-    async def _tell(self, read: Open) -> bool:
+    async def _tell(self, read: StoredPreemption) -> bool:
         """Ask whether all may be evicted, then tell them; False, and called off, if one may not."""
-        for victim in read.taking.victims:
+        for victim in read.preemption.victims:
             outcome, why = await self.victims.evict(victim, dry_run=True)
-            if outcome is Outcome.BLOCKED:
+            if outcome is EvictionOutcome.BLOCKED:
                 await self._call_off(read, f"{victim.namespace}/{victim.name}: {why}")
                 return False
         at = self.clock.now() + self.rules.notice_s
-        for victim in read.taking.victims:
+        for victim in read.preemption.victims:
             await self.victims.announce(victim, at)
-            self.events.note(notes.announced(victim, read.taking, at))
+            self.events.note(notes.announced(victim, read.preemption, at))
         # Nobody is evicted before the last one has had its notice.
         evict_at = self.clock.now() + self.rules.notice_s
         told = replace(
-            read.taking.stepped(Stage.ANNOUNCED),
+            read.preemption.stepped(PreemptionStage.ANNOUNCED),
             evict_at=evict_at,
-            expires_at=expiry(read.taking.victims, self.rules.notice_s, self.clock.now()),
+            expires_at=expiry(read.preemption.victims, self.rules.notice_s, self.clock.now()),
         )
         if await self.store.save(read, told) and told.wanted is not None:
             self.events.note(notes.makes_room(told))
         return True
 
-    async def _evict(self, read: Open) -> None:
+    async def _evict(self, read: StoredPreemption) -> None:
         """Evict who is left; one whom a PodDisruptionBudget now protects is tried again later."""
-        now: Open | None = read
-        if read.taking.stage is Stage.ANNOUNCED:
-            now = await self.store.save(read, read.taking.stepped(Stage.EVICTING))
-        for victim in read.taking.left:
+        now: StoredPreemption | None = read
+        if read.preemption.stage is PreemptionStage.ANNOUNCED:
+            now = await self.store.save(read, read.preemption.stepped(PreemptionStage.EVICTING))
+        for victim in read.preemption.left:
             if now is None:
                 return
             outcome, why = await self.victims.evict(victim)
-            if outcome is Outcome.BLOCKED:
-                if all(each.outcome is not Outcome.EVICTED for each in now.taking.victims):
+            if outcome is EvictionOutcome.BLOCKED:
+                if all(
+                    each.outcome is not EvictionOutcome.EVICTED for each in now.preemption.victims
+                ):
                     await self._call_off(now, f"{victim.namespace}/{victim.name}: {why}")
                     return
-                self._blocked[read.taking.id] = self.clock.now() + AGAIN_S
+                self._blocked[read.preemption.id] = self.clock.now() + AGAIN_S
                 continue
-            note = notes.evicted(victim, now.taking)
-            line = notes.line_of(victim, now.taking, outcome, note, self.clock.now())
-            now = await self.store.save(now, now.taking.after(victim, outcome), [line])
-            if now is not None and outcome is Outcome.EVICTED:
+            note = notes.evicted(victim, now.preemption)
+            line = notes.line_of(victim, now.preemption, outcome, note, self.clock.now())
+            now = await self.store.save(now, now.preemption.after(victim, outcome), [line])
+            if now is not None and outcome is EvictionOutcome.EVICTED:
                 self.events.note(note, once=True)
                 self.counts.evicted(victim, line.for_namespace)
 
-    async def _hand_over(self, read: Open) -> list[PlacementChosen]:
-        wanted = read.taking.wanted
+    async def _hand_over(self, read: StoredPreemption) -> list[PlacementChosen]:
+        wanted = read.preemption.wanted
         if wanted is None:
             return []
         [answer] = await self.ledger.reserve([wanted], now=self.clock.now(), ttl_s=RESERVED_S)
-        if not isinstance(answer, Reserved | Held):
+        if not isinstance(answer, Reserved | AlreadyLeased):
             return []  # tried again until the taking expires
-        await self.store.save(read, read.taking.stepped(Stage.HANDED))
+        await self.store.save(read, read.preemption.stepped(PreemptionStage.HANDED))
         return _chosen(answer.lease)
 
-    async def _call_off(self, read: Open, why: str) -> None:
-        for victim in read.taking.left:
+    async def _call_off(self, read: StoredPreemption, why: str) -> None:
+        for victim in read.preemption.left:
             await self.victims.withdraw(victim)
         if await self.store.close(read):
-            for note in notes.called_off(read.taking, why):
+            for note in notes.called_off(read.preemption, why):
                 self.events.note(note)
 
     # What is to begin
@@ -215,10 +226,10 @@ class Reclaimer:
         waiting = await self.ledger.waiting()
         self._look_at = now + LOOK_S + len(waiting) * LOOK_PER_POD_S
         needs = needs_of(waiting, affairs, self.rules, now)
-        policies = [s for s in (affairs.standings or {}).values() if ends_by_policy(s, now)]
+        policies = [s for s in (affairs.budgets or {}).values() if ends_by_policy(s, now)]
         saw = (
             frozenset(each.queued.pod for each in needs),
-            frozenset((s.namespace, s.lease_class) for s in (affairs.standings or {}).values()),
+            frozenset((s.namespace, s.lease_class) for s in (affairs.budgets or {}).values()),
         )
         if saw != self._saw:
             self._saw, self._plan_at, self._pause_s = saw, 0.0, LOOK_S
@@ -229,7 +240,10 @@ class Reclaimer:
         self._plan_at = self.clock.now() + self._pause_s
 
     async def _begin(
-        self, needs: Sequence[Waiting], policies: Sequence[BudgetChanged], affairs: Affairs
+        self,
+        needs: Sequence[WaitingPod],
+        policies: Sequence[BudgetChanged],
+        affairs: PreemptionState,
     ) -> bool:
         pods, disruptions = await self.victims.everybody()
         accounts = [account async for page in self.ledger.totals() for account in page]
@@ -241,7 +255,7 @@ class Reclaimer:
             begun |= await self._take_back_for(waiting, cluster)
         return begun
 
-    async def _take_back_for(self, waiting: Waiting, cluster: Cluster) -> bool:
+    async def _take_back_for(self, waiting: WaitingPod, cluster: Cluster) -> bool:
         """Claim, ask, tell; what the API server refuses is planned anew without those."""
         refused: set[PodUid] = set()
         own = cluster.pods.get(waiting.queued.pod)
@@ -268,10 +282,12 @@ class Reclaimer:
             refused.update(each.lease.pod for each in found.victims)
         return False
 
-    async def _opened(self, waiting: Waiting, need: Need, found: Plan) -> Open | None:
+    async def _opened(
+        self, waiting: WaitingPod, need: Need, found: Plan
+    ) -> StoredPreemption | None:
         now = self.clock.now()
         victims = tuple(each.victim for each in found.victims)
-        taking = Taking(
+        taking = Preemption(
             id=waiting.queued.pod,
             victims=victims,
             wanted=reservation_of(waiting.queued, found),
@@ -282,7 +298,7 @@ class Reclaimer:
         )
         if not await self.store.open(taking):
             return None
-        return Open(taking=taking, version=1, claimed=True)
+        return StoredPreemption(preemption=taking, version=1, claimed=True)
 
     async def _end_by_policy(self, standing: BudgetChanged, cluster: Cluster) -> bool:
         begun = False
@@ -296,15 +312,17 @@ class Reclaimer:
             left = allowance(affairs, self.rules, now).of(lease.namespace)
             if not left or leaves_already(lease, pod, affairs):
                 continue
-            victim = victim_of(lease, pod, Cause.POLICY, standing)
-            taking = Taking(
+            victim = victim_of(lease, pod, PreemptionCause.POLICY, standing)
+            taking = Preemption(
                 id=f"policy:{lease.pod}",
                 victims=(victim,),
                 opened_at=now,
                 expires_at=expiry([victim], self.rules.notice_s, now),
             )
             if await self.store.open(taking):
-                begun |= await self._tell(Open(taking=taking, version=1, claimed=False))
+                begun |= await self._tell(
+                    StoredPreemption(preemption=taking, version=1, claimed=False)
+                )
         return begun
 
 

@@ -10,18 +10,32 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from shared.model.errors import RequestError
-from shared.model.events.node_events import Rule, ViolationFound
+from shared.model.events.node_events import ViolationFound, ViolationReason
 from shared.model.events.pod_events import BudgetChanged
 from shared.model.lease import Lease, LeaseState
 from shared.model.names import Namespace, PodUid
-from shared.model.preemption import Affairs, Cause, Eviction, Outcome, Stage, Taking, Victim
+from shared.model.preemption import (
+    EvictionOutcome,
+    EvictionRecord,
+    Preemption,
+    PreemptionCause,
+    PreemptionStage,
+    PreemptionState,
+    Victim,
+)
 
 HOUR_S = 3600.0
 MINUTE_S = 60.0
 COOLDOWN_MAX_S = 8 * HOUR_S
 CLASSES = {"guaranteed": 0, "reclaimable": 1, "expired": 2}
-_CAUSES = {1: Cause.RECLAIMABLE, 2: Cause.EXPIRED}
-_ORDER = (Cause.EXPIRED, Cause.RECLAIMABLE, Cause.PRIORITY, Cause.POLICY, Cause.VIOLATION)
+_CAUSES = {1: PreemptionCause.RECLAIMABLE, 2: PreemptionCause.EXPIRED}
+_ORDER = (
+    PreemptionCause.EXPIRED,
+    PreemptionCause.RECLAIMABLE,
+    PreemptionCause.PRIORITY,
+    PreemptionCause.POLICY,
+    PreemptionCause.VIOLATION,
+)
 VIOLATION = "violation:"
 """What the id of a taking begins with that is for what its pod did."""
 ACCUSED_S = 600.0
@@ -118,13 +132,13 @@ def class_of(standing: BudgetChanged | None) -> int:
 
 def cause_for(
     need: Need, theirs: BudgetChanged | None, own: BudgetChanged | None, priority: int
-) -> Cause | None:
+) -> PreemptionCause | None:
     """Say why a lease of a namespace in standing `theirs` may be taken back, or None."""
     mine, others = class_of(own), class_of(theirs)
     if mine == 0 and others > 0:
         return _CAUSES[others]
     if need.preempts and priority < need.priority and others >= mine:
-        return Cause.PRIORITY
+        return PreemptionCause.PRIORITY
     return None
 
 
@@ -153,9 +167,9 @@ def key_of_owner(pod: PodFacts) -> str:
     return pod.owner or f"{pod.namespace}/{pod.name}"
 
 
-def cools_until(past: Iterable[Eviction], owner: str, rules: Rules) -> float:
+def cools_until(past: Iterable[EvictionRecord], owner: str, rules: Rules) -> float:
     """Return until when no pod of an owner is evicted again; 0: it never was."""
-    evicted = [e.at for e in past if e.owner == owner and e.outcome is Outcome.EVICTED]
+    evicted = [e.at for e in past if e.owner == owner and e.outcome is EvictionOutcome.EVICTED]
     if not evicted:
         return 0.0
     cooldown_s = rules.cooldown_s * 2.0 ** min(len(evicted) - 1, 16)
@@ -175,10 +189,10 @@ class Allowance:
         return max(0, min(self.everywhere, self.per_namespace - self.used.get(namespace, 0)))
 
 
-def allowance(affairs: Affairs, rules: Rules, now: float) -> Allowance:
+def allowance(affairs: PreemptionState, rules: Rules, now: float) -> Allowance:
     """Return what the limits leave."""
-    done = [e for e in affairs.past if e.outcome is Outcome.EVICTED]
-    under_way = [victim for each in affairs.open for victim in each.taking.left]
+    done = [e for e in affairs.evictions if e.outcome is EvictionOutcome.EVICTED]
+    under_way = [victim for each in affairs.open for victim in each.preemption.left]
     lately = sum(e.at > now - MINUTE_S for e in done) + len(under_way)
     used = Counter(e.namespace for e in done if e.at > now - HOUR_S)
     used.update(victim.namespace for victim in under_way)
@@ -189,12 +203,14 @@ def allowance(affairs: Affairs, rules: Rules, now: float) -> Allowance:
     )
 
 
-def over_limit(taking: Taking, affairs: Affairs, rules: Rules, now: float) -> str:
+def over_limit(taking: Preemption, affairs: PreemptionState, rules: Rules, now: float) -> str:
     """Say why a pod may not be evicted yet for what it did, as so many others were; or nothing.
 
     Others of whom nobody was told yet do not count: each of them comes to this question itself.
     """
-    told = tuple(each for each in affairs.open if each.taking.stage is not Stage.OPENED)
+    told = tuple(
+        each for each in affairs.open if each.preemption.stage is not PreemptionStage.OPENED
+    )
     left = allowance(replace(affairs, open=told), rules, now)
     if all(left.of(victim.namespace) for victim in taking.victims):
         return ""
@@ -207,8 +223,10 @@ def over_limit(taking: Taking, affairs: Affairs, rules: Rules, now: float) -> st
 def violations_of(words: Iterable[str]) -> frozenset[str]:
     """Read the reasons for which pods are evicted. Raises RequestError for a word that is none."""
     for word in words:
-        if word not in set(Rule):
-            raise RequestError(f"--evict-violators must be among {', '.join(Rule)}, got {word!r}")
+        if word not in set(ViolationReason):
+            raise RequestError(
+                f"--evict-violators must be among {', '.join(ViolationReason)}, got {word!r}"
+            )
     return frozenset(words)
 
 
@@ -219,7 +237,7 @@ def is_accused(event: ViolationFound, rules: Rules, now: float) -> bool:
 
 
 def why_not(
-    lease: Lease, pod: PodFacts | None, affairs: Affairs, rules: Rules, now: float
+    lease: Lease, pod: PodFacts | None, affairs: PreemptionState, rules: Rules, now: float
 ) -> str | None:
     """Say why a lease stays although its cause would do, or None."""
     if pod is None or leaves_already(lease, pod, affairs):
@@ -228,21 +246,25 @@ def why_not(
         return "it is labelled as not preemptible"
     if now - lease.created_at < rules.min_runtime_s:
         return f"it has not run for {rules.min_runtime_s:g} s"
-    if cools_until(affairs.past, key_of_owner(pod), rules) > now:
+    if cools_until(affairs.evictions, key_of_owner(pod), rules) > now:
         return "a pod of its owner was evicted lately"
     return None
 
 
-def leaves_already(lease: Lease, pod: PodFacts, affairs: Affairs) -> bool:
+def leaves_already(lease: Lease, pod: PodFacts, affairs: PreemptionState) -> bool:
     """Say whether there is nothing to evict, now or because it is under way."""
     return (
         pod.ending
         or lease.state is LeaseState.RESERVED
-        or any(victim.pod == lease.pod for each in affairs.open for victim in each.taking.victims)
+        or any(
+            victim.pod == lease.pod for each in affairs.open for victim in each.preemption.victims
+        )
     )
 
 
-def victim_of(lease: Lease, pod: PodFacts, cause: Cause, standing: BudgetChanged | None) -> Victim:
+def victim_of(
+    lease: Lease, pod: PodFacts, cause: PreemptionCause, standing: BudgetChanged | None
+) -> Victim:
     """Return a pod as the one whose lease is taken back."""
     return Victim(
         pod=lease.pod,
@@ -268,11 +290,11 @@ def tier_of(victim: Victim, pod: PodFacts, standing: BudgetChanged | None) -> Ti
     )
 
 
-def still_may(victim: Victim, need: Need | None, affairs: Affairs, now: float) -> bool:
+def still_may(victim: Victim, need: Need | None, affairs: PreemptionState, now: float) -> bool:
     """Say whether a chosen victim may still be evicted as budgets stand now."""
-    if victim.cause is Cause.VIOLATION:
+    if victim.cause is PreemptionCause.VIOLATION:
         return True
-    theirs = affairs.standing(victim.namespace)
+    theirs = affairs.budget_of(victim.namespace)
     if need is None:
         return theirs is not None and ends_by_policy(theirs, now)
-    return cause_for(need, theirs, affairs.standing(need.namespace), victim.priority) is not None
+    return cause_for(need, theirs, affairs.budget_of(need.namespace), victim.priority) is not None

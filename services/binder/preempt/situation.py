@@ -19,34 +19,34 @@ from services.binder.preempt.rules import (
     why_not,
 )
 from shared.model.events.pod_events import PodQueued
-from shared.model.ledger import NodeAccount, Reservation, Waiting
+from shared.model.ledger import NodeTotals, Reservation, WaitingPod
 from shared.model.names import PodUid
 from shared.model.placement import Placement
-from shared.model.preemption import Affairs
+from shared.model.preemption import PreemptionState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
     """What was read of nodes and pods at about one moment."""
 
-    accounts: Sequence[NodeAccount]
+    accounts: Sequence[NodeTotals]
     pods: Mapping[PodUid, PodFacts]
     disruptions: Sequence[Disruptions] = ()
 
 
 def needs_of(
-    waiting: Sequence[Waiting], affairs: Affairs, rules: Rules, now: float
-) -> list[Waiting]:
+    waiting: Sequence[WaitingPod], affairs: PreemptionState, rules: Rules, now: float
+) -> list[WaitingPod]:
     """Return the pods for which something may be taken back, those in best standing first.
 
     Not those of gangs: room for one of them would be held while the others still wait.
     """
-    open_for = {each.taking.id for each in affairs.open}
+    open_for = {each.preemption.id for each in affairs.open}
     found = []
     for each in waiting:
         request = each.queued.request
         alone = request.gang is None or request.gang.min_member <= 1
-        own = affairs.standing(each.queued.namespace)
+        own = affairs.budget_of(each.queued.namespace)
         if (
             request.containers
             and alone
@@ -56,9 +56,9 @@ def needs_of(
         ):
             found.append(each)
 
-    def rank(each: Waiting) -> tuple[int, int, float, str]:
+    def rank(each: WaitingPod) -> tuple[int, int, float, str]:
         queued = each.queued
-        standing = class_of(affairs.standing(queued.namespace))
+        standing = class_of(affairs.budget_of(queued.namespace))
         return (standing, -queued.request.priority, each.waiting_since, queued.pod)
 
     return sorted(found, key=rank)
@@ -67,7 +67,7 @@ def needs_of(
 def situation_of(
     need: Need,
     cluster: Cluster,
-    affairs: Affairs,
+    affairs: PreemptionState,
     rules: Rules,
     *,
     now: float,
@@ -79,10 +79,10 @@ def situation_of(
     for account in cluster.accounts:
         devices = [device for device, _ in account.node.devices]
         for lease in account.leases:
-            pod, theirs = pods.get(lease.pod), affairs.standing(lease.namespace)
+            pod, theirs = pods.get(lease.pod), affairs.budget_of(lease.namespace)
             if pod is None or lease.pod in without or lease.pod == need.pod:
                 continue
-            cause = cause_for(need, theirs, affairs.standing(need.namespace), pod.priority)
+            cause = cause_for(need, theirs, affairs.budget_of(need.namespace), pod.priority)
             if cause is None or why_not(lease, pod, affairs, rules, now) is not None:
                 continue
             victim = victim_of(lease, pod, cause, theirs)
@@ -113,7 +113,7 @@ def reservation_of(queued: PodQueued, found: Plan) -> Reservation:
         candidates=(Placement(node=found.node, shares=found.shares),),
         dialect=request.dialect,
         resources=request.resources,
-        tags=request.tags,
+        anti_affinity_groups=request.anti_affinity_groups,
         gang=request.gang.name if request.gang else "",
         priority=request.priority,
         memo=request.memo,

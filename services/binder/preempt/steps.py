@@ -10,7 +10,13 @@ from enum import StrEnum
 from services.binder.preempt.rules import Need, still_may
 from shared.model.lease import Lease, LeaseState
 from shared.model.names import PodUid
-from shared.model.preemption import Affairs, Open, Stage, Taking, Victim
+from shared.model.preemption import (
+    Preemption,
+    PreemptionStage,
+    PreemptionState,
+    StoredPreemption,
+    Victim,
+)
 
 SLACK_S = 30.0
 """How much longer than notice and grace a taking may last."""
@@ -45,7 +51,7 @@ class Seen:
     """Victims whose leases live."""
 
 
-def need_of(taking: Taking) -> Need | None:
+def need_of(taking: Preemption) -> Need | None:
     """Return the pod in need."""
     if taking.wanted is None:
         return None
@@ -57,19 +63,21 @@ def need_of(taking: Taking) -> Need | None:
     )
 
 
-def next_step(read: Open, seen: Seen, affairs: Affairs, now: float) -> tuple[Step, str]:
+def next_step(
+    read: StoredPreemption, seen: Seen, affairs: PreemptionState, now: float
+) -> tuple[Step, str]:
     """Return the next step, and why where it is called off."""
-    taking = read.taking
+    taking = read.preemption
     holds = taking.wanted is not None and seen.lease is not None
     reserved = seen.lease is not None and seen.lease.state is LeaseState.RESERVED
-    why = "" if taking.stage is Stage.HANDED else _over(read, seen, affairs, now)
+    why = "" if taking.stage is PreemptionStage.HANDED else _over(read, seen, affairs, now)
     table = (
         (holds and bool(taking.left), Step.CALL_OFF),
         (holds and reserved, Step.SAY),
-        (holds or taking.stage is Stage.HANDED, Step.CLOSE),
+        (holds or taking.stage is PreemptionStage.HANDED, Step.CLOSE),
         (bool(why), Step.CALL_OFF),
-        (taking.stage is Stage.OPENED, Step.TELL),
-        (taking.stage is Stage.ANNOUNCED and now < taking.evict_at, Step.WAIT),
+        (taking.stage is PreemptionStage.OPENED, Step.TELL),
+        (taking.stage is PreemptionStage.ANNOUNCED and now < taking.evict_at, Step.WAIT),
         (bool(taking.left), Step.EVICT),
         (taking.wanted is None, Step.CLOSE),
         (bool(seen.leased), Step.WAIT),
@@ -78,9 +86,9 @@ def next_step(read: Open, seen: Seen, affairs: Affairs, now: float) -> tuple[Ste
     return next((step, why) for holds_now, step in table if holds_now)
 
 
-def _over(read: Open, seen: Seen, affairs: Affairs, now: float) -> str:
+def _over(read: StoredPreemption, seen: Seen, affairs: PreemptionState, now: float) -> str:
     """Say why a taking has become pointless, or nothing."""
-    taking, need = read.taking, need_of(read.taking)
+    taking, need = read.preemption, need_of(read.preemption)
     if need is not None and seen.lease is not None:
         return "the pod in need has found another place"
     if need is not None and not seen.waits:

@@ -17,13 +17,13 @@ from services.binder.preempt.rules import (
 from services.binder.preempt.steps import expiry
 from shared.model.events.node_events import ViolationFound
 from shared.model.names import Namespace, NodeName
-from shared.model.preemption import Cause, Taking, Victim
+from shared.model.preemption import Preemption, PreemptionCause, Victim
 
 
 class Store(Protocol):
     """What is under way."""
 
-    async def open(self, taking: Taking) -> bool:
+    async def open(self, taking: Preemption) -> bool:
         """Begin a taking; False if it is begun already."""
         ...
 
@@ -52,7 +52,7 @@ async def accuse(
             continue
         victim = victim_of_violation(pod, event.node)
         await store.open(
-            Taking(
+            Preemption(
                 id=f"{VIOLATION}{pod.pod}",
                 victims=(victim,),
                 opened_at=now,
@@ -69,7 +69,7 @@ def victim_of_violation(pod: PodFacts, node: NodeName) -> Victim:
         namespace=pod.namespace,
         name=pod.name,
         node=node,
-        cause=Cause.VIOLATION,
+        cause=PreemptionCause.VIOLATION,
         owner=key_of_owner(pod),
         budget="",
         grace_s=pod.grace_s,

@@ -19,10 +19,10 @@ from shared.model.clock import Clock
 from shared.model.errors import ConflictError, LeaseholdError, UnavailableError
 from shared.model.events.event import Event
 from shared.model.events.pod_events import LeaseChanged, LeaseResized
-from shared.model.events.request_reply import LimitsAsked, LimitsTold, ResizeAsked, ResizeTold
-from shared.model.lease import Lease, Share, Size, StaleLeaseError
+from shared.model.events.request_reply import LimitsReply, LimitsRequest, ResizeReply, ResizeRequest
+from shared.model.lease import Lease, Share, ShareSize, StaleLeaseError
 from shared.model.lease_copy import ANNOTATION, dump_lease
-from shared.model.ledger import Full, LedgerNode, NodeAccount
+from shared.model.ledger import LedgerNode, NoCapacity, NodeTotals
 from shared.model.names import NodeName, PodUid
 
 logger = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class Ledger(Protocol):
         """Return these pods' live leases."""
         ...
 
-    async def accounts(self, names: Sequence[NodeName]) -> list[NodeAccount]:
+    async def accounts(self, names: Sequence[NodeName]) -> list[NodeTotals]:
         """Return nodes with their devices."""
         ...
 
@@ -63,7 +63,7 @@ class Ledger(Protocol):
         """Give a turn back before its time."""
         ...
 
-    async def resize(self, lease: Lease, *, turn: str = "") -> Lease | Full | StaleLeaseError:
+    async def resize(self, lease: Lease, *, turn: str = "") -> Lease | NoCapacity | StaleLeaseError:
         """Give a lease the shares it has here. Raises ConflictError if the turn is over."""
         ...
 
@@ -79,7 +79,7 @@ class Ledger(Protocol):
 class Agents(Protocol):
     """The node agents."""
 
-    async def set_limits(self, question: LimitsAsked) -> LimitsTold:
+    async def set_limits(self, question: LimitsRequest) -> LimitsReply:
         """Put the question. Raises UnavailableError without an answer."""
         ...
 
@@ -148,9 +148,9 @@ class Resizer:
         self.freed = freed
         self._again: dict[PodUid, tuple[float, float]] = {}
 
-    async def resize(self, asked: ResizeAsked) -> ResizeTold:
+    async def resize(self, asked: ResizeRequest) -> ResizeReply:
         """Do as is asked, or say why not; whoever asks twice gets the same size once."""
-        told: ResizeTold | None = None
+        told: ResizeReply | None = None
         try:
             for _ in range(TRIES):
                 told = await self._try(asked)
@@ -162,7 +162,7 @@ class Resizer:
         self.counted(told.outcome)
         return told
 
-    async def _try(self, asked: ResizeAsked) -> ResizeTold | None:
+    async def _try(self, asked: ResizeRequest) -> ResizeReply | None:
         """Decide on the lease as it is now, and act on that; None: it has moved on meanwhile."""
         (lease,) = await self.ledger.load([asked.pod])
         node = await self._node(lease)
@@ -181,11 +181,11 @@ class Resizer:
         accounts = await self.ledger.accounts([lease.node]) if lease else []
         return accounts[0].node if accounts else None
 
-    async def _change(self, change: Change, node: LedgerNode) -> ResizeTold | None:
+    async def _change(self, change: Change, node: LedgerNode) -> ResizeReply | None:
         turn = ""
         if change.shrinks:
             held = await self._hold(change)
-            if isinstance(held, ResizeTold):
+            if isinstance(held, ResizeReply):
                 return held
             turn = held
         try:
@@ -198,13 +198,13 @@ class Resizer:
                 await self._tell(change, lease)
                 pending = await self._see_through(lease)
                 return _told("resized", change, pending)
-            case Full() as full:
+            case NoCapacity() as full:
                 await self._call_off(change, turn)
                 return _refused(full_text(full, change, node))
         await self._call_off(change, turn)
         return None
 
-    async def _hold(self, change: Change) -> str | ResizeTold:
+    async def _hold(self, change: Change) -> str | ResizeReply:
         """Have the node hold the container to less already; return in which turn, or why not."""
         lease = change.lease
         turn = await self.ledger.take_turn(lease.pod, lasts_s=TURN_S)
@@ -212,7 +212,7 @@ class Resizer:
             return _unavailable("another resize of it is under way")
         try:
             told = await self.agents.set_limits(
-                LimitsAsked(node=lease.node, lease=lease, turn=turn)
+                LimitsRequest(node=lease.node, lease=lease, resize_id=turn)
             )
         except UnavailableError as error:
             await self._call_off(change, turn)
@@ -220,7 +220,7 @@ class Resizer:
                 f"the agent of node {lease.node} does not answer, and only it knows what is in "
                 f"use: {error}"
             )
-        if not told.done:
+        if not told.applied:
             await self.ledger.leave_turn(lease.pod, turn)
             hint = f"the least is --memory {told.in_use_mib}Mi now" if told.in_use_mib else ""
             return _refused(Refused(reason=told.reason, hint=hint))
@@ -234,7 +234,7 @@ class Resizer:
         await self.ledger.leave_turn(lease.pod, turn)
         with contextlib.suppress(UnavailableError):
             await self.agents.set_limits(
-                LimitsAsked(node=lease.node, lease=lease, turn=turn, over=True)
+                LimitsRequest(node=lease.node, lease=lease, resize_id=turn, finished=True)
             )
 
     async def _tell(self, change: Change, lease: Lease) -> None:
@@ -254,8 +254,8 @@ class Resizer:
     async def _see_through(self, lease: Lease) -> tuple[str, ...]:
         """Have the node, then the pod's annotations follow the lease; return what is left."""
         try:
-            told = await self.agents.set_limits(LimitsAsked(node=lease.node, lease=lease))
-            if not told.done:
+            told = await self.agents.set_limits(LimitsRequest(node=lease.node, lease=lease))
+            if not told.applied:
                 return (f"the container's limits: {told.reason}",)
         except UnavailableError:
             return (f"the container's limits, as soon as the agent of node {lease.node} answers",)
@@ -321,23 +321,23 @@ def annotations_of(lease: Lease) -> dict[str, str]:
     return {**(dialect.resized(lease) if dialect else {}), ANNOTATION: dump_lease(lease)}
 
 
-def _size(shares: Sequence[Share]) -> Size:
-    return Size(memory_mib=shares[0].memory_mib, cores_percent=shares[0].cores_percent)
+def _size(shares: Sequence[Share]) -> ShareSize:
+    return ShareSize(memory_mib=shares[0].memory_mib, cores_percent=shares[0].cores_percent)
 
 
-def _refused(why: Refused) -> ResizeTold:
-    return ResizeTold(outcome="refused", reason=why.reason, hint=why.hint)
+def _refused(why: Refused) -> ResizeReply:
+    return ResizeReply(outcome="refused", reason=why.reason, hint=why.hint)
 
 
-def _unavailable(reason: str) -> ResizeTold:
-    return ResizeTold(
+def _unavailable(reason: str) -> ResizeReply:
+    return ResizeReply(
         outcome="unavailable",
         reason=reason,
         hint="try again in some seconds: the same wish is never granted twice",
     )
 
 
-def _told(outcome: str, change: Change, pending: tuple[str, ...]) -> ResizeTold:
+def _told(outcome: str, change: Change, pending: tuple[str, ...]) -> ResizeReply:
     was, now = _size(change.before), _size(change.after)
     notes = []
     if was.cores_percent != now.cores_percent:
@@ -346,7 +346,7 @@ def _told(outcome: str, change: Change, pending: tuple[str, ...]) -> ResizeTold:
             f"cores: processes that run keep {cap} until they start again; those that start from "
             f"now on get {now.cores_percent} %"
         )
-    return ResizeTold(
+    return ResizeReply(
         outcome=outcome,
         container=change.container,
         node=change.lease.node,

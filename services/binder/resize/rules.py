@@ -12,12 +12,12 @@ from shared.dialects.dialect import Paths
 from shared.dialects.hami_core import holds
 from shared.model.device import Device
 from shared.model.errors import RequestError
-from shared.model.events.request_reply import ResizeAsked
-from shared.model.lease import MIB, Lease, LeaseState, Share, Size
-from shared.model.ledger import Full, LedgerNode
+from shared.model.events.request_reply import ResizeRequest
+from shared.model.lease import MIB, Lease, LeaseState, Share, ShareSize
+from shared.model.ledger import LedgerNode, NoCapacity
 from shared.model.names import DeviceUuid
-from shared.model.quota import Excess
-from shared.model.request import Company
+from shared.model.quota import QuotaExcess
+from shared.model.request import SharingPolicy
 
 MOST_CORES = 99
 """All cores of a device come with the device."""
@@ -62,7 +62,7 @@ class Change:
 
 
 def decide(
-    lease: Lease | None, asked: ResizeAsked, node: LedgerNode | None
+    lease: Lease | None, asked: ResizeRequest, node: LedgerNode | None
 ) -> Change | Unchanged | Refused:
     """Decide on a wish. `node` is the lease's, with its devices."""
     if lease is None:
@@ -87,7 +87,7 @@ def decide(
     return next(_unheld(lease, change, node, devices), change)
 
 
-def _container_of(lease: Lease, asked: ResizeAsked) -> str | Refused:
+def _container_of(lease: Lease, asked: ResizeRequest) -> str | Refused:
     names = tuple(dict.fromkeys(share.container for share in lease.shares))
     listed = ", ".join(names)
     if not names:
@@ -135,7 +135,7 @@ def _fixed(lease: Lease, shares: Sequence[Share]) -> Iterator[Refused]:
 
 
 def _wrong(
-    asked: ResizeAsked, shares: Sequence[Share], devices: dict[DeviceUuid, Device]
+    asked: ResizeRequest, shares: Sequence[Share], devices: dict[DeviceUuid, Device]
 ) -> Iterator[Refused]:
     """Say what of a wish no device could grant."""
     if asked.memory_mib is None and asked.cores_percent is None:
@@ -181,7 +181,7 @@ def _wrong_cores(cores_percent: int | None, share: Share) -> Iterator[Refused]:
             reason=f"cores must be 1 to {MOST_CORES} percent of each device, got {cores_percent}",
             hint="a pod that asks for all cores when it is created gets a device to itself",
         )
-    elif share.company is Company.ALONE:
+    elif share.sharing is SharingPolicy.EXCLUSIVE:
         yield Refused(
             reason=f"container {share.container} has GPU {share.index} to itself, with all of its "
             "cores",
@@ -189,28 +189,30 @@ def _wrong_cores(cores_percent: int | None, share: Share) -> Iterator[Refused]:
         )
 
 
-def _sized(share: Share, asked: ResizeAsked) -> Share:
+def _sized(share: Share, asked: ResizeRequest) -> Share:
     memory = share.memory_mib if asked.memory_mib is None else asked.memory_mib
     cores = share.cores_percent if asked.cores_percent is None else asked.cores_percent
-    size, was = Size(memory_mib=memory, cores_percent=cores), _size_of(share)
+    size, was = ShareSize(memory_mib=memory, cores_percent=cores), _size_of(share)
     if size == was:
         return share
-    first = share.asked or was
-    terms = share.terms
+    first = share.requested_size or was
+    terms = share.requested_units
     if terms is not None and memory != share.memory_mib:
         terms = replace(terms, memory_mib=memory, memory_bytes=memory * MIB, memory_percent=None)
     return replace(
         share,
         memory_mib=memory,
         cores_percent=cores,
-        company=Company.ORDINARY if cores and share.company is Company.ANY else share.company,
-        terms=terms,
-        asked=None if first == size else first,
+        sharing=SharingPolicy.SHARED
+        if cores and share.sharing is SharingPolicy.BEST_EFFORT
+        else share.sharing,
+        requested_units=terms,
+        requested_size=None if first == size else first,
     )
 
 
-def _size_of(share: Share) -> Size:
-    return Size(memory_mib=share.memory_mib, cores_percent=share.cores_percent)
+def _size_of(share: Share) -> ShareSize:
+    return ShareSize(memory_mib=share.memory_mib, cores_percent=share.cores_percent)
 
 
 def _unheld(
@@ -246,7 +248,7 @@ def _unheld(
             )
 
 
-def full_text(full: Full, change: Change, node: LedgerNode) -> Refused:
+def full_text(full: NoCapacity, change: Change, node: LedgerNode) -> Refused:
     """Say why the ledger has no room for what a lease was to have more."""
     if full.quotas:
         return _over_quota(change.lease, full.quotas[0])
@@ -290,7 +292,7 @@ def full_text(full: Full, change: Change, node: LedgerNode) -> Refused:
     return Refused(reason=reason, hint=hint)
 
 
-def _over_quota(lease: Lease, excess: Excess) -> Refused:
+def _over_quota(lease: Lease, excess: QuotaExcess) -> Refused:
     of_model = f" of model {excess.model}" if excess.model else ""
     return Refused(
         reason=f"the GPU quota of namespace {lease.namespace} allows {excess.limit} "

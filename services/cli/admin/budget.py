@@ -90,8 +90,8 @@ def shape(seen: Balance) -> dict[str, Any]:
         "allowed_units": None if seen.allowed_units is None else str(seen.allowed_units),
         "remaining_units": None if seen.remaining_units is None else str(seen.remaining_units),
         "used_gpu_minutes": minutes(seen.used_units),
-        "burn_milli_gpu": seen.burn_milli_gpu,
-        "leases": seen.tenures,
+        "burn_milli_gpu": seen.current_rate_milli_gpu,
+        "leases": seen.leases,
         "exhausted_at": None if seen.exhausted_at_ms is None else stamp(seen.exhausted_at_ms),
     }
 

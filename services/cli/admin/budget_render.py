@@ -38,8 +38,8 @@ def budgets(found: Sequence[Balance]) -> RenderableType:
             minutes(seen.used_units),
             "no limit" if seen.allowed_units is None else minutes(seen.allowed_units),
             "-" if seen.remaining_units is None else minutes(seen.remaining_units),
-            f"{seen.burn_milli_gpu / 1000:.3f} GPU",
-            str(seen.tenures),
+            f"{seen.current_rate_milli_gpu / 1000:.3f} GPU",
+            str(seen.leases),
             _empty(seen),
             seen.window.id + _end(seen),
         )

@@ -21,9 +21,9 @@ from urllib.parse import quote
 import msgspec
 import yaml
 
-from shared.kubernetes.client import Kube
+from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError, UnauthorizedError
-from shared.kubernetes.kubeconfig import Credentials, load_credentials
+from shared.kubernetes.kubeconfig import ClusterCredentials, load_credentials
 from shared.model.errors import RequestError
 
 ACCOUNT = "node-agent"
@@ -79,10 +79,10 @@ def node_keys(flags: argparse.Namespace) -> int:
     return 0
 
 
-async def _ask(credentials: Credentials, namespace: str, node: str, life_s: int) -> NodeKeys:
+async def _ask(credentials: ClusterCredentials, namespace: str, node: str, life_s: int) -> NodeKeys:
     """Ask the API server. Raises RequestError, saying what to do, where it does not give them."""
     base = f"/api/v1/namespaces/{quote(namespace, safe='')}"
-    async with Kube(credentials) as kube:
+    async with KubernetesClient(credentials) as kube:
 
         async def token(audiences: list[str]) -> _Status:
             bound = {"apiVersion": "v1", "kind": "Node", "name": node}
@@ -118,7 +118,7 @@ async def _ask(credentials: Credentials, namespace: str, node: str, life_s: int)
     )
 
 
-def write(out: Path, keys: NodeKeys, credentials: Credentials) -> None:
+def write(out: Path, keys: NodeKeys, credentials: ClusterCredentials) -> None:
     """Write everything; a kubeconfig that is there stays. Raises RequestError if it cannot be."""
     files = {
         NATS_AUTHORITY: keys.nats_authority,
@@ -135,7 +135,7 @@ def write(out: Path, keys: NodeKeys, credentials: Credentials) -> None:
         raise RequestError(f"{error.filename} cannot be written: {error.strerror}") from error
 
 
-def kubeconfig(credentials: Credentials) -> str:
+def kubeconfig(credentials: ClusterCredentials) -> str:
     """Return a kubeconfig for the same API server whose user is the token beside it."""
     cluster: dict[str, Any] = {"server": credentials.server}
     if credentials.ca_pem:

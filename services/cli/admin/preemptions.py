@@ -17,8 +17,8 @@ from services.binder.report.explanations import stamp
 from services.cli.inspect import sources
 from services.cli.inspect.sources import Reader
 from shared.ledger.preemptions import Takings
-from shared.model.ledger import Waiting
-from shared.model.preemption import Affairs, Eviction, Taking
+from shared.model.ledger import WaitingPod
+from shared.model.preemption import EvictionRecord, Preemption, PreemptionState
 from tests.support.placer.naive import fit_on_node
 
 
@@ -28,7 +28,7 @@ class Answer:
 
     pod: str
     found: Plan | NoPlan
-    under_way: Taking | None = None
+    under_way: Preemption | None = None
     kept: tuple[tuple[str, str], ...] = ()
     """Pods that could be evicted for it but for something, and what that is."""
 
@@ -42,7 +42,7 @@ def reclaim(flags: argparse.Namespace) -> int:
         kubeconfig=flags.kubeconfig,
     )
 
-    async def reading() -> tuple[Affairs, Answer | str | None]:
+    async def reading() -> tuple[PreemptionState, Answer | str | None]:
         async with (
             sources.opened(where, pods=bool(flags.dry_run)) as reader,
             Takings.connect(where.redis_url, keys=where.redis_keys) as takings,
@@ -63,7 +63,9 @@ def reclaim(flags: argparse.Namespace) -> int:
     return 0 if isinstance(answer.found, Plan) or answer.under_way else 1
 
 
-async def _planned(reader: Reader, affairs: Affairs, flags: argparse.Namespace) -> Answer | str:
+async def _planned(
+    reader: Reader, affairs: PreemptionState, flags: argparse.Namespace
+) -> Answer | str:
     name, now = f"{flags.namespace}/{flags.dry_run}", time.time()
     pod = await reader.pod(flags.namespace, flags.dry_run)
     if pod is None:
@@ -71,7 +73,9 @@ async def _planned(reader: Reader, affairs: Affairs, flags: argparse.Namespace) 
     waiting = await reader.ledger.waiting([pod.pod])
     if not waiting:
         return f"pod {name} does not wait for devices; `leasehold explain` says what it does"
-    under_way = next((each.taking for each in affairs.open if each.taking.id == pod.pod), None)
+    under_way = next(
+        (each.preemption for each in affairs.open if each.preemption.id == pod.pod), None
+    )
     if under_way is not None:
         return Answer(pod=name, found=NoPlan(reason="it is under way"), under_way=under_way)
     rules = Rules(min_runtime_s=flags.min_runtime_s)
@@ -93,7 +97,7 @@ async def _planned(reader: Reader, affairs: Affairs, flags: argparse.Namespace) 
     return Answer(pod=name, found=found, kept=kept)
 
 
-def _no_need(waiting: Waiting) -> str:
+def _no_need(waiting: WaitingPod) -> str:
     request = waiting.queued.request
     if request.gang is not None and request.gang.min_member > 1:
         return "nothing is taken back for pods of a gang"
@@ -103,15 +107,21 @@ def _no_need(waiting: Waiting) -> str:
 
 
 def _kept(
-    need: Need, cluster: Cluster, affairs: Affairs, rules: Rules, *, seen: Situation, now: float
+    need: Need,
+    cluster: Cluster,
+    affairs: PreemptionState,
+    rules: Rules,
+    *,
+    seen: Situation,
+    now: float,
 ) -> Iterator[tuple[str, str]]:
     chosen = {each.lease.pod for each in seen.candidates}
     for account in cluster.accounts:
         for lease in account.leases:
-            pod, theirs = cluster.pods.get(lease.pod), affairs.standing(lease.namespace)
+            pod, theirs = cluster.pods.get(lease.pod), affairs.budget_of(lease.namespace)
             if pod is None or lease.pod == need.pod:
                 continue
-            if cause_for(need, theirs, affairs.standing(need.namespace), pod.priority) is None:
+            if cause_for(need, theirs, affairs.budget_of(need.namespace), pod.priority) is None:
                 continue
             name = f"{lease.namespace}/{lease.name}"
             why = why_not(lease, pod, affairs, rules, now)
@@ -179,15 +189,15 @@ def answer_text(answer: Answer) -> str:
     return "\n".join(lines)
 
 
-def shape(affairs: Affairs) -> dict[str, Any]:
+def shape(affairs: PreemptionState) -> dict[str, Any]:
     """Return what is under way and what was done, for programs."""
     return {
-        "under_way": [taking_shape(each.taking) for each in affairs.open],
-        "evictions": [eviction_shape(each) for each in affairs.past],
+        "under_way": [taking_shape(each.preemption) for each in affairs.open],
+        "evictions": [eviction_shape(each) for each in affairs.evictions],
     }
 
 
-def taking_shape(taking: Taking) -> dict[str, Any]:
+def taking_shape(taking: Preemption) -> dict[str, Any]:
     """Return what is under way for one pod."""
     return {
         "id": taking.id,
@@ -201,7 +211,7 @@ def taking_shape(taking: Taking) -> dict[str, Any]:
     }
 
 
-def eviction_shape(line: Eviction) -> dict[str, Any]:
+def eviction_shape(line: EvictionRecord) -> dict[str, Any]:
     """Return a line of the journal."""
     return {
         "at": stamp(line.at),
@@ -217,10 +227,10 @@ def eviction_shape(line: Eviction) -> dict[str, Any]:
     }
 
 
-def text(affairs: Affairs) -> str:
+def text(affairs: PreemptionState) -> str:
     """Write what is under way and what was done in the last day."""
-    lines = [f"under way   {_taking_line(each.taking)}" for each in affairs.open]
-    for each in affairs.past:
+    lines = [f"under way   {_taking_line(each.preemption)}" for each in affairs.open]
+    for each in affairs.evictions:
         whose = f"for {each.for_namespace}/{each.for_name}" if each.for_pod else "for nobody"
         lines.append(
             f"{stamp(each.at)}  {each.outcome} {each.namespace}/{each.name} on {each.node} "
@@ -229,13 +239,13 @@ def text(affairs: Affairs) -> str:
     return "\n".join(lines) or "nothing is being taken back, and nothing was in the last day"
 
 
-def _taking_line(taking: Taking) -> str:
+def _taking_line(taking: Preemption) -> str:
     names = ", ".join(f"{each.namespace}/{each.name}" for each in taking.victims)
     when = f", not before {stamp(taking.evict_at)}" if taking.evict_at else ""
     return f"for {_beneficiary(taking) or 'nobody'}: {taking.stage}{when}: {names}"
 
 
-def _beneficiary(taking: Taking) -> str:
+def _beneficiary(taking: Preemption) -> str:
     return f"{taking.wanted.namespace}/{taking.wanted.name}" if taking.wanted else ""
 
 

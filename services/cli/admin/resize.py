@@ -17,15 +17,15 @@ import msgspec
 
 from services.cli.state_dir import StateDir, load_state
 from services.topology import OPERATOR
-from shared.credentials.logins import NO_KEYS, Keys
+from shared.credentials.logins import NO_CREDENTIALS, ClientCredentials
 from shared.credentials.tls import TlsFiles
-from shared.kubernetes.client import Kube, pod_path
+from shared.kubernetes.client import KubernetesClient, pod_path
 from shared.kubernetes.errors import NotFoundError
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.kubernetes.types import ObjectMeta
 from shared.model.errors import RequestError, UnavailableError
-from shared.model.events.request_reply import ResizeAsked, ResizeTold
-from shared.model.lease import MIB, Size
+from shared.model.events.request_reply import ResizeReply, ResizeRequest
+from shared.model.lease import MIB, ShareSize
 from shared.model.names import PodUid
 from shared.model.quantity import parse_quantity
 from shared.nats.bus import Bus
@@ -45,7 +45,7 @@ class Where:
     """Whom to ask."""
 
     nats_url: str
-    nats_keys: Keys
+    nats_keys: ClientCredentials
     kubeconfig: Path | None
 
 
@@ -56,11 +56,11 @@ def resize(flags: argparse.Namespace) -> int:
         raise RequestError("say what is to change: --memory 6Gi, --cores 30, or both")
     where = _where(flags)
 
-    async def asking() -> tuple[PodUid, ResizeTold] | None:
+    async def asking() -> tuple[PodUid, ResizeReply] | None:
         pod = await _uid_of(where, flags.namespace, flags.pod)
         if pod is None:
             return None
-        asked = ResizeAsked(
+        asked = ResizeRequest(
             pod=pod, container=flags.container, memory_mib=wanted[0], cores_percent=wanted[1]
         )
         return pod, await _ask(where, asked)
@@ -104,12 +104,12 @@ def _where(flags: argparse.Namespace) -> Where:
     config = flags.kubeconfig or (saved.kubeconfig if saved else "")
     return Where(
         nats_url=flags.nats_url or (saved.nats_url if saved else ""),
-        nats_keys=_given(flags) or (saved.nats_keys if saved else NO_KEYS),
+        nats_keys=_given(flags) or (saved.nats_keys if saved else NO_CREDENTIALS),
         kubeconfig=Path(config) if config else None,
     )
 
 
-def _given(flags: argparse.Namespace) -> Keys | None:
+def _given(flags: argparse.Namespace) -> ClientCredentials | None:
     """Return what the flags say is to be shown to NATS; None: nothing."""
     login, token, authority = (
         Path(text) if text else None
@@ -117,11 +117,13 @@ def _given(flags: argparse.Namespace) -> Keys | None:
     )
     if not (login or token or authority):
         return None
-    return Keys(credentials=login, token=token, user=OPERATOR.name, tls=TlsFiles(ca=authority))
+    return ClientCredentials(
+        credentials=login, token=token, user=OPERATOR.name, tls=TlsFiles(ca=authority)
+    )
 
 
 async def _uid_of(where: Where, namespace: str, name: str) -> PodUid | None:
-    async with Kube(load_credentials(where.kubeconfig)) as kube:
+    async with KubernetesClient(load_credentials(where.kubeconfig)) as kube:
         try:
             pod = await kube.read(pod_path(namespace, name), _Pod)
         except NotFoundError:
@@ -129,7 +131,7 @@ async def _uid_of(where: Where, namespace: str, name: str) -> PodUid | None:
     return PodUid(pod.metadata.uid)
 
 
-async def _ask(where: Where, asked: ResizeAsked) -> ResizeTold:
+async def _ask(where: Where, asked: ResizeRequest) -> ResizeReply:
     async with Bus.connect(
         where.nats_url,
         name="leasehold resize",
@@ -138,7 +140,7 @@ async def _ask(where: Where, asked: ResizeAsked) -> ResizeTold:
         patience_s=CONNECT_S,
     ) as bus:
         try:
-            return await bus.ask(asked, ResizeTold, timeout_s=ANSWER_S)
+            return await bus.request(asked, ResizeReply, timeout_s=ANSWER_S)
         except UnavailableError as error:
             raise UnavailableError(
                 f"no binder answered ({error}); whether it was done is not known: see `leasehold "
@@ -146,7 +148,7 @@ async def _ask(where: Where, asked: ResizeAsked) -> ResizeTold:
             ) from error
 
 
-def shape(pod: PodUid, namespace: str, name: str, told: ResizeTold) -> dict[str, Any]:
+def shape(pod: PodUid, namespace: str, name: str, told: ResizeReply) -> dict[str, Any]:
     """Return the JSON form."""
     return {
         "outcome": told.outcome,
@@ -165,15 +167,15 @@ def shape(pod: PodUid, namespace: str, name: str, told: ResizeTold) -> dict[str,
     }
 
 
-def _size(size: Size | None) -> dict[str, int] | None:
+def _size(size: ShareSize | None) -> dict[str, int] | None:
     if size is None:
         return None
     return {"memory_mib": size.memory_mib, "cores_percent": size.cores_percent}
 
 
-def lines(name: str, told: ResizeTold) -> list[str]:
+def lines(name: str, told: ResizeReply) -> list[str]:
     """Say what was done."""
-    after = told.after or Size(memory_mib=0, cores_percent=0)
+    after = told.after or ShareSize(memory_mib=0, cores_percent=0)
     before = told.before or after
     where = f"container {told.container} of {name}"
     gpus = f"GPU {', '.join(map(str, told.devices))} of node {told.node}"
@@ -188,12 +190,12 @@ def lines(name: str, told: ResizeTold) -> list[str]:
     ]
 
 
-def _words(size: Size) -> str:
+def _words(size: ShareSize) -> str:
     cores = f"{size.cores_percent} %" if size.cores_percent else "any part"
     return f"{size.memory_mib} MiB and {cores} of the cores"
 
 
-def refusal(name: str, told: ResizeTold) -> str:
+def refusal(name: str, told: ResizeReply) -> str:
     """Say why it was not done, and what to try."""
     hint = f"; {told.hint}" if told.hint else ""
     return f"{name} keeps its size: {told.reason}{hint}"

@@ -13,12 +13,12 @@ from services.cli.inspect.facts import Facts, PodSeen, shares_on
 from shared.dialects import DIALECTS
 from shared.model.device import Device, DeviceUse
 from shared.model.errors import RequestError
-from shared.model.events.node_events import Activation
+from shared.model.events.node_events import Allocation
 from shared.model.lease import Lease, LeaseState, Share, bookings
 from shared.model.lease_copy import ANNOTATION, load_lease
-from shared.model.ledger import NodeAccount, counted_use
+from shared.model.ledger import NodeTotals, counted_use
 from shared.model.names import DeviceUuid, PodUid
-from shared.model.request import Company
+from shared.model.request import SharingPolicy
 
 EXPLAIN_S = 15.0
 EXPIRE_S = 5.0
@@ -39,7 +39,7 @@ def device_totals(facts: Facts) -> Iterator[Difference]:
         stored = {device.uuid: use for device, use in account.node.devices}
         for uuid in sorted(counted.keys() | stored.keys()):
             yield from _compare(uuid, stored.get(uuid), counted.get(uuid, DeviceUse()))
-        for stray in account.stray:
+        for stray in account.index_mismatches:
             yield Difference(invariant="S1", subject=account.node.facts.name, text=stray)
 
 
@@ -127,7 +127,7 @@ def fences(facts: Facts) -> Iterator[Difference]:
 def agents(facts: Facts) -> Iterator[Difference]:
     """S5, S7: what the kubelet was told is what a live lease says; what is active was told."""
     leases = {(lease.pod, lease.node): lease for lease in facts.leases}
-    for node, told in facts.activations.items():
+    for node, told in facts.allocations.items():
         for activation in told:
             yield from _told(activation, leases.get((activation.pod, node)))
         known = {activation.pod for activation in told}
@@ -230,7 +230,7 @@ def unexplained(facts: Facts, schedulers: frozenset[str]) -> Iterator[Difference
 def unseen_agents(facts: Facts) -> Iterator[str]:
     """Say which agents' checkpoints are not on this machine, of nodes with something to compare."""
     leased = {lease.node for lease in facts.leases if lease.state is LeaseState.ACTIVE}
-    nodes = sorted(leased - facts.activations.keys())
+    nodes = sorted(leased - facts.allocations.keys())
     if nodes:
         others = f" and {len(nodes) - NAMED} more" if len(nodes) > NAMED else ""
         yield (
@@ -258,14 +258,18 @@ def _compare(uuid: str, stored: DeviceUse | None, summed: DeviceUse) -> Iterator
         ("MiB", stored.memory_mib, summed.memory_mib),
         ("% of its cores", stored.cores_percent, summed.cores_percent),
         ("shares", stored.shares, summed.shares),
-        ("tags", ",".join(sorted(stored.tags)), ",".join(sorted(summed.tags))),
+        (
+            "tags",
+            ",".join(sorted(stored.anti_affinity_groups)),
+            ",".join(sorted(summed.anti_affinity_groups)),
+        ),
         (
             "leases that keep it to themselves",
-            int(stored.alone),
-            int(summed.alone or stored.claimed),
+            int(stored.exclusive),
+            int(summed.exclusive or stored.claimed_by),
         ),
         ("as MIG layout", stored.layout or "none", summed.layout or "none"),
-        ("as slots taken", stored.taken or "none", summed.taken or "none"),
+        ("as slots taken", stored.slots_taken or "none", summed.slots_taken or "none"),
     ):
         if counted != added:
             text = f"the ledger counts {counted} {what}, its leases sum up to {added}"
@@ -298,7 +302,8 @@ def _not_alone(device: Device, holders: list[Lease]) -> Iterator[Difference]:
         lease
         for lease in holders
         if any(
-            share.device == device.uuid and share.company is Company.ALONE for share in lease.shares
+            share.device == device.uuid and share.sharing is SharingPolicy.EXCLUSIVE
+            for share in lease.shares
         )
     ]
     if alone and len(holders) > 1:
@@ -306,7 +311,7 @@ def _not_alone(device: Device, holders: list[Lease]) -> Iterator[Difference]:
         yield _over(device, text)
 
 
-def _told(activation: Activation, lease: Lease | None) -> Iterator[Difference]:
+def _told(activation: Allocation, lease: Lease | None) -> Iterator[Difference]:
     subject = f"pod {activation.namespace}/{activation.name}"
     if lease is None:
         text = f"the kubelet was told of container {activation.container}, and no lease is live"
@@ -342,7 +347,7 @@ def _leased(lease: Lease) -> str:
     return f"pod {lease.namespace}/{lease.name}"
 
 
-def account_numbers(accounts: Iterable[NodeAccount]) -> tuple[int, int, int]:
+def account_numbers(accounts: Iterable[NodeTotals]) -> tuple[int, int, int]:
     """Return how many nodes, devices and leases there are."""
     listed = list(accounts)
     devices = sum(len(account.node.devices) for account in listed)

@@ -4,23 +4,23 @@ from collections.abc import Iterator
 
 from services.cli.audit.difference import BIND_S, Difference
 from services.cli.inspect.facts import Facts
-from shared.model.fair_share import Taken, turns_of
+from shared.model.fair_share import GpuAmount, fair_share_of
 from shared.model.lease import Lease
 from shared.model.names import Namespace, PodUid
-from shared.model.quota import Held, total_of
+from shared.model.quota import QuotaUsage, total_of
 
 
 def quotas(facts: Facts) -> Iterator[Difference]:
     """S1: what a namespace holds under a quota is what its leases are charged, and all are."""
     accounts = facts.quotas
-    charged: dict[Namespace, dict[str, list[Held]]] = {}
+    charged: dict[Namespace, dict[str, list[QuotaUsage]]] = {}
     for namespace, rows in accounts.charges.values():
         for model, row in rows.items():
             charged.setdefault(namespace, {}).setdefault(model, []).append(row)
-    for namespace in sorted(charged.keys() | accounts.held.keys()):
-        counted, held = charged.get(namespace, {}), accounts.held.get(namespace, {})
+    for namespace in sorted(charged.keys() | accounts.used.keys()):
+        counted, held = charged.get(namespace, {}), accounts.used.get(namespace, {})
         for model in sorted(counted.keys() | held.keys()):
-            stored, summed = held.get(model, Held()), total_of(counted.get(model, ()))
+            stored, summed = held.get(model, QuotaUsage()), total_of(counted.get(model, ()))
             if stored != summed:
                 text = (
                     f"the ledger counts {stored.milli_gpu} milli-GPU, {len(stored.devices)} cards "
@@ -45,10 +45,10 @@ def quotas(facts: Facts) -> Iterator[Difference]:
 def turns(facts: Facts) -> Iterator[Difference]:
     """S1: what decides whose turn it is, is what namespaces' leases take of the healthy devices."""
     devices = [device for account in facts.accounts for device, _ in account.node.devices]
-    counted = turns_of(devices, facts.leases, {})
-    for namespace in sorted(counted.taken.keys() | facts.turns.taken.keys()):
-        stored = facts.turns.taken.get(namespace, Taken())
-        summed = counted.taken.get(namespace, Taken())
+    counted = fair_share_of(devices, facts.leases, {})
+    for namespace in sorted(counted.used.keys() | facts.turns.used.keys()):
+        stored = facts.turns.used.get(namespace, GpuAmount())
+        summed = counted.used.get(namespace, GpuAmount())
         if stored != summed:
             text = (
                 f"the ledger counts {stored.cores_percent} % of cores and {stored.memory_mib} MiB "

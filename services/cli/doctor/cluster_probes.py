@@ -13,14 +13,14 @@ from cryptography import x509
 
 from services.cli.doctor import cluster_checks as judge
 from services.cli.doctor.finding import Finding, SkipError
-from shared.credentials.logins import Keys
-from shared.kubernetes.client import Kube
+from shared.credentials.logins import ClientCredentials
+from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError
 from shared.ledger.redis_server import redis_facts
 from shared.ledger.sentinel import is_by_sentinels
 from shared.model.clock import clock_ahead_s
 from shared.model.errors import LeaseholdError
-from shared.model.events.pod_events import PartReported
+from shared.model.events.pod_events import Heartbeat
 from shared.nats import server_status
 from shared.nats.bus import Bus
 
@@ -67,11 +67,11 @@ class ClusterProbes:
     def __init__(
         self,
         *,
-        kube: Kube | LeaseholdError,
+        kube: KubernetesClient | LeaseholdError,
         redis_url: str,
-        redis_keys: Keys,
+        redis_keys: ClientCredentials,
         nats_url: str,
-        nats_keys: Keys,
+        nats_keys: ClientCredentials,
         simulated: bool,
     ) -> None:
         self._kube = kube
@@ -80,10 +80,10 @@ class ClusterProbes:
         self.nats_url = nats_url
         self.nats_keys = nats_keys
         self.simulated = simulated
-        self._parts: asyncio.Task[dict[str, PartReported]] | None = None
+        self._parts: asyncio.Task[dict[str, Heartbeat]] | None = None
 
     @property
-    def kube(self) -> Kube:
+    def kube(self) -> KubernetesClient:
         """The API server; raises why there is none."""
         if isinstance(self._kube, LeaseholdError):
             raise self._kube
@@ -149,7 +149,7 @@ class ClusterProbes:
     async def parts(self) -> Finding:
         """Listen to what replicas say that they lack."""
         return judge.complaints(
-            {name: part.missing for name, part in (await self._heard()).items()}
+            {name: part.unready_reasons for name, part in (await self._heard()).items()}
         )
 
     async def rights(self) -> Finding:
@@ -184,18 +184,18 @@ class ClusterProbes:
         }
         return (await self.kube.create(REVIEWS, body, _Review)).status.allowed
 
-    async def _heard(self) -> dict[str, PartReported]:
+    async def _heard(self) -> dict[str, Heartbeat]:
         if self._parts is None:
             self._parts = asyncio.create_task(self._hear())
         return await self._parts
 
-    async def _hear(self) -> dict[str, PartReported]:
+    async def _hear(self) -> dict[str, Heartbeat]:
         if self._is_agent():
             raise SkipError(
                 "a node's agent, as which we came to NATS, may not hear who runs: look as operator"
             )
         loop = asyncio.get_running_loop()
-        heard: dict[str, PartReported] = {}
+        heard: dict[str, Heartbeat] = {}
         async with Bus.connect(
             self._nats(),
             name="leasehold doctor",
@@ -203,7 +203,7 @@ class ClusterProbes:
             keeps_stream=False,
             patience_s=server_status.TIMEOUT_S,
         ) as bus:
-            inbox = await bus.overhear((PartReported,))
+            inbox = await bus.observe((Heartbeat,))
             until = loop.time() + HEAR_S
             while (left_s := until - loop.time()) > 0:
                 try:
@@ -213,9 +213,9 @@ class ClusterProbes:
                     break
                 for delivered in batch:
                     for event in delivered.events:
-                        if isinstance(event, PartReported):
+                        if isinstance(event, Heartbeat):
                             heard[event.instance] = event
-        return {name: part for name, part in heard.items() if not part.leaving}
+        return {name: part for name, part in heard.items() if not part.stopping}
 
     def _is_agent(self) -> bool:
         """Whether NATS knows us as a node's agent; it has users only where somebody must log in."""

@@ -26,12 +26,12 @@ from services.cli.state_dir import StateDir, load_state
 from services.node_agent.instance_lock import POD, ourselves
 from services.node_agent.settings import AgentSettings
 from services.topology import OPERATOR
-from shared.credentials.logins import NO_KEYS, Keys
-from shared.kubernetes.client import Kube
+from shared.credentials.logins import NO_CREDENTIALS, ClientCredentials
+from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import NOWHERE, KubeconfigError, load_credentials
 from shared.ledger.leases import RedisLeases
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
-from shared.model.ledger import NodeAccount
+from shared.model.ledger import NodeTotals
 from shared.model.names import NodeName
 from shared.runtime.settings import load
 
@@ -88,8 +88,8 @@ class Ward:
     nodes: tuple[AgentSettings, ...]
     redis_url: str = ""
     nats_url: str = ""
-    nats_keys: Keys = NO_KEYS
-    redis_keys: Keys = NO_KEYS
+    nats_keys: ClientCredentials = NO_CREDENTIALS
+    redis_keys: ClientCredentials = NO_CREDENTIALS
     kubeconfig: Path | None = None
     simulated: bool = False
     only: str | None = None
@@ -137,7 +137,7 @@ def ward_of(flags: argparse.Namespace) -> Ward:
             redis_url=flags.redis_url,
             redis_keys=redis_keys_of(flags),
             nats_url=settings.nats_url,
-            nats_keys=settings.nats_keys(OPERATOR.name),
+            nats_keys=settings.nats_client_credentials(OPERATOR.name),
             kubeconfig=_path(flags.kubeconfig),
             simulated=settings.simulated,
             only=flags.only,
@@ -159,9 +159,9 @@ def ward_of(flags: argparse.Namespace) -> Ward:
             if flags.node in {"", name}
         ),
         redis_url=saved.redis_url,
-        redis_keys=Keys(credentials=_path(saved.redis_credentials)),
+        redis_keys=ClientCredentials(credentials=_path(saved.redis_credentials)),
         nats_url=flags.nats_url or saved.nats_url,
-        nats_keys=NO_KEYS if flags.nats_url else saved.nats_keys,
+        nats_keys=NO_CREDENTIALS if flags.nats_url else saved.nats_keys,
         kubeconfig=Path(flags.kubeconfig or saved.kubeconfig),
         simulated=True,
         only=flags.only,
@@ -237,16 +237,16 @@ async def made(check: Awaitable[Finding]) -> Finding:
         return Finding(outcome=Outcome.FAIL, text=text or type(error).__name__)
 
 
-async def _opened(stack: AsyncExitStack, ward: Ward) -> Kube | LeaseholdError:
+async def _opened(stack: AsyncExitStack, ward: Ward) -> KubernetesClient | LeaseholdError:
     """Open the API server, or return why it cannot be asked: nobody has to say where it is."""
     try:
         credentials = load_credentials(ward.kubeconfig, environ=os.environ)
-        return await stack.enter_async_context(Kube(credentials))
+        return await stack.enter_async_context(KubernetesClient(credentials))
     except KubeconfigError as error:
         return SkipError(str(error)) if error.where == NOWHERE else error
 
 
-async def _accounts(ward: Ward) -> dict[NodeName, NodeAccount] | None:
+async def _accounts(ward: Ward) -> dict[NodeName, NodeTotals] | None:
     """Read the ledger; None: it cannot be had, of which the check `redis` tells."""
     if not ward.redis_url:
         return None

@@ -10,7 +10,7 @@ from services.node_agent.isolation.host_paths import is_loadable
 from services.node_agent.usage.usage_model import DeviceSample
 from shared.dialects.dialect import ServedId
 from shared.model.device import Device
-from shared.model.events.node_events import Activation
+from shared.model.events.node_events import Allocation
 from shared.model.lease import Lease
 from shared.model.names import PodUid
 
@@ -197,7 +197,7 @@ def library_loads(path: str, why: str) -> Finding:
     )
 
 
-def checkpoint(told: Iterable[Activation], leases: Mapping[PodUid, Lease] | None) -> Finding:
+def checkpoint(told: Iterable[Allocation], leases: Mapping[PodUid, Lease] | None) -> Finding:
     """Judge whether what the agent told the kubelet is what leases say."""
     listed = list(told)
     if leases is None:
@@ -222,7 +222,7 @@ def _devices(lease: Lease, container: str) -> set[tuple[str, int]]:
 
 
 def pod_resources(
-    held: Mapping[tuple[str, str], frozenset[str]], told: Iterable[Activation]
+    held: Mapping[tuple[str, str], frozenset[str]], told: Iterable[Allocation]
 ) -> Finding:
     """Judge whether what the kubelet holds of our resources is what the agent knows of."""
     known: dict[tuple[str, str], set[str]] = {}
@@ -243,7 +243,7 @@ def pod_resources(
     return ok(f"{len(held)} pods hold devices, all given by the agent")
 
 
-def kubelet_record(owners: Mapping[str, frozenset[str]], told: Iterable[Activation]) -> Finding:
+def kubelet_record(owners: Mapping[str, frozenset[str]], told: Iterable[Allocation]) -> Finding:
     """Judge whether the kubelet's checkpoint names pods that the agent does not know."""
     known = {str(one.pod) for one in told}
     strange = sorted({pod for pods in owners.values() for pod in pods} - known)

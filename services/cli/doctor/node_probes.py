@@ -24,13 +24,13 @@ from services.node_agent.usage.cgroups import origin_of
 from services.node_agent.wiring import gpus_of, usage_of
 from shared.dialects import enabled
 from shared.dialects.dialect import Host, Rules
-from shared.kubernetes.client import Kube
+from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.types import ObjectMeta
 from shared.model.device import Device
 from shared.model.errors import LeaseholdError, UnavailableError
-from shared.model.events.node_events import Activation
+from shared.model.events.node_events import Allocation
 from shared.model.lease import Lease
-from shared.model.ledger import NodeAccount
+from shared.model.ledger import NodeTotals
 from shared.model.names import PodUid
 from shared.model.quantity import parse_count
 
@@ -79,8 +79,8 @@ class NodeProbes:
         self,
         settings: AgentSettings,
         *,
-        kube: Kube | LeaseholdError,
-        account: NodeAccount | None,
+        kube: KubernetesClient | LeaseholdError,
+        account: NodeTotals | None,
         knows_ledger: bool,
         host: Path | None = Path("/"),
     ) -> None:
@@ -315,7 +315,7 @@ class NodeProbes:
             self._gpus = asyncio.create_task(self._hardware.discover())
         return await self._gpus
 
-    async def _told(self) -> tuple[Activation, ...]:
+    async def _told(self) -> tuple[Allocation, ...]:
         """Read the agent's checkpoint, which is left where it is even if it cannot be read."""
         path = self.settings.state_dir / "checkpoint.json"
         if not self.settings.state_dir.is_dir():
@@ -324,8 +324,8 @@ class NodeProbes:
             return ()
         try:
             content = json.loads(path.read_text())
-            entries = [entry["activation"] for entry in content["entries"]]
-            return msgspec.convert(entries, tuple[Activation, ...])
+            entries = [entry["allocation"] for entry in content["entries"]]
+            return msgspec.convert(entries, tuple[Allocation, ...])
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise UnavailableError(f"{path} is no checkpoint of an agent: {error}") from error
 

@@ -132,7 +132,7 @@ def topology(flags: argparse.Namespace) -> int:
 
     if flags.json:
         listed = [
-            {"says": e.says, "event": e.event.subject, "as": e.manner, "hears": e.hears}
+            {"says": e.publisher, "event": e.event.subject, "as": e.manner, "hears": e.consumer}
             for e in edges()
         ]
         return _dump({"edges": listed})

@@ -7,12 +7,12 @@ from services.cli.inspect.facts import Facts, PodSeen
 from services.cli.inspect.gangs import GangSeen, gang_of
 from services.cli.inspect.json_output import lease_shape, refusal_shape
 from shared.dialects.reserved import DENIED_ANNOTATIONS, STRIPPED_ANNOTATIONS
-from shared.model.fair_share import in_turn, why_before
+from shared.model.fair_share import fair_order, precedence_reason
 from shared.model.lease import Lease, LeaseState, Share
 from shared.model.lease_copy import ANNOTATION
-from shared.model.ledger import Waiting
+from shared.model.ledger import WaitingPod
 from shared.model.names import BUDGET_GATE, OWN_SCHEDULER
-from shared.model.node import shut_because
+from shared.model.node import cordon_reason
 from shared.model.placement import Refusal
 
 STATES = {
@@ -93,7 +93,7 @@ def _shut_lines(lease: Lease, facts: Facts) -> list[str]:
     """Say why a reservation goes no further, if that is so."""
     if lease.state is not LeaseState.RESERVED:
         return []
-    why = shut_because(
+    why = cordon_reason(
         name
         for account in facts.accounts
         if account.node.facts.name == lease.node
@@ -112,11 +112,10 @@ def _share_lines(share: Share, facts: Facts) -> list[str]:
     lines = [
         f"container   {share.container}{init}: {share.memory_mib} MiB, {part}, fence {share.fence}"
     ]
-    if share.asked is not None:
-        cores = f"{share.asked.cores_percent or 'any'} % of the cores"
-        lines.append(
-            f"            resized: its pod asks for {share.asked.memory_mib} MiB and {cores}"
-        )
+    if share.requested_size is not None:
+        size = share.requested_size
+        requested = f"{size.memory_mib} MiB and {size.cores_percent or 'any'} % of the cores"
+        lines.append(f"            resized: its pod requests {requested}")
     known = facts.devices.get(share.device)
     if known is not None:
         _, device, use = known
@@ -128,7 +127,7 @@ def _share_lines(share: Share, facts: Facts) -> list[str]:
     return lines
 
 
-def _waiting(pod: PodSeen, waiting: Waiting, facts: Facts) -> Answer:
+def _waiting(pod: PodSeen, waiting: WaitingPod, facts: Facts) -> Answer:
     refusal = waiting.refusal
     since = waiting.waiting_since or waiting.queued.created_at
     waited = age(facts.read_at - since)
@@ -142,34 +141,34 @@ def _waiting(pod: PodSeen, waiting: Waiting, facts: Facts) -> Answer:
     )
 
 
-def _turn(waiting: Waiting, facts: Facts) -> tuple[tuple[str, str], dict[str, Any]]:
+def _turn(waiting: WaitingPod, facts: Facts) -> tuple[tuple[str, str], dict[str, Any]]:
     """Say which place the pod has among those that wait, and why another comes before it."""
     turns, namespace = facts.turns, waiting.queued.namespace
-    order = in_turn((each.queued for each in facts.waiting), turns)
+    order = fair_order((each.queued for each in facts.waiting), turns)
     place = 1 + [queued.pod for queued in order].index(waiting.queued.pod)
     before = ""
     if place > 1:
         last = order[place - 2]
-        why = why_before(last, waiting.queued, turns)
+        why = precedence_reason(last, waiting.queued, turns)
         before = f"; before it comes {last.namespace}/{last.name}, {why}"
-    right, part = turns.right(namespace), turns.part(namespace)
+    right, part = turns.entitlement_of(namespace), turns.dominant_share(namespace)
     budget = "it has budget left" if right.has_budget else "it has no budget left"
     return (
         f"queue       place {place} of {len(order)}{before}",
-        f"namespace   {namespace} holds {part:.1%} of the GPUs, its share is {right.share}: "
-        f"{turns.weighed(namespace):.1%} for each; {budget}",
+        f"namespace   {namespace} holds {part:.1%} of the GPUs, its share is {right.weight}: "
+        f"{turns.weighted_dominant_share(namespace):.1%} for each; {budget}",
     ), {
         "place": place,
         "of": len(order),
         "part": round(part, 6),
-        "share": right.share,
+        "share": right.weight,
         "has_budget": right.has_budget,
     }
 
 
 def _nearest(refusal: Refusal) -> list[str]:
     lines: list[str] = []
-    for number, verdict in enumerate(refusal.nearest):
+    for number, verdict in enumerate(refusal.nearest_nodes):
         nearest = " (the nearest fit)" if number == 0 else ""
         lines.append(f"node {verdict.node}{nearest}: {verdict.reason}")
         lines += [f"  device {device.index}: {device.reason}" for device in verdict.devices]

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 
 from services.timekeeper.accounts.account_audit import Book
 from shared.model.device import Device, DeviceUse
-from shared.model.events.node_events import Activation
-from shared.model.fair_share import Turns
+from shared.model.events.node_events import Allocation
+from shared.model.fair_share import FairShare
 from shared.model.lease import Lease, Share
-from shared.model.ledger import NodeAccount, Waiting
+from shared.model.ledger import NodeTotals, WaitingPod
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
-from shared.model.quota import QuotaAccounts
+from shared.model.quota import QuotaTotals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,21 +41,21 @@ class Facts:
     """The ledger, the pods and what the agents told the kubelets."""
 
     read_at: float
-    accounts: tuple[NodeAccount, ...] = ()
-    waiting: tuple[Waiting, ...] = ()
+    accounts: tuple[NodeTotals, ...] = ()
+    waiting: tuple[WaitingPod, ...] = ()
     pods: tuple[PodSeen, ...] = ()
-    activations: Mapping[NodeName, tuple[Activation, ...]] = field(default_factory=dict)
+    allocations: Mapping[NodeName, tuple[Allocation, ...]] = field(default_factory=dict)
     """Only of nodes whose agent's checkpoint could be read here."""
     gangs: Mapping[str, frozenset[PodUid]] = field(default_factory=dict)
     """The pods that the ledger counts as holding a lease of each gang."""
-    quotas: QuotaAccounts = field(default_factory=QuotaAccounts)
+    quotas: QuotaTotals = field(default_factory=QuotaTotals)
     kept: Mapping[NodeName, Mapping[str, int]] = field(default_factory=dict)
     """What of nodes' ordinary resources is kept for pods for which leases are being taken back."""
     books: tuple[Book, ...] = ()
     """Of every namespace's open budget window."""
     unseen: tuple[str, ...] = ()
     """What could not be read from here, in words."""
-    turns: Turns = field(default_factory=Turns)
+    turns: FairShare = field(default_factory=FairShare)
     """What decides the order of those that wait, as the ledger keeps it."""
 
     @property
@@ -84,7 +84,7 @@ class Facts:
         }
 
 
-def shares_on(account: NodeAccount, device: DeviceUuid) -> Iterator[tuple[Lease, Share]]:
+def shares_on(account: NodeTotals, device: DeviceUuid) -> Iterator[tuple[Lease, Share]]:
     """Return the shares of one device with their leases, in the order of their slots."""
     found = [
         (lease, share)

@@ -19,7 +19,7 @@
            all healthy devices' cores or memory that the namespace holds}
 `trace`:   {"trace", "spans": [{"span", "parent", "service", "name", "start_s", "duration_s",
            "ok", "text"}]}; `start_s` counts from the first span.
-`topology`: {"edges": [{"says", "event", "as": "work" | "news" | "question" | "copy",
+`topology`: {"edges": [{"says", "event", "as": "work" | "broadcast" | "request" | "observed",
            "hears"}]}
 "asked" is null, or of a share that was resized what its pod asks for: {"memory_mib",
 "cores_percent"}. "sick" lists the devices of a lease that are not healthy. Amounts are MiB, percent
@@ -32,14 +32,14 @@ from typing import Any
 from services.cli.audit.audit import account_numbers
 from services.cli.audit.difference import Difference
 from services.cli.inspect.facts import Facts, shares_on
-from shared.model.lease import Lease, MigPlace
-from shared.model.ledger import NodeAccount, Waiting
+from shared.model.lease import Lease, MigPlacement
+from shared.model.ledger import NodeTotals, WaitingPod
 from shared.model.placement import Refusal
 
 Shape = dict[str, Any]
 
 
-def gpus(accounts: Iterable[NodeAccount]) -> Shape:
+def gpus(accounts: Iterable[NodeTotals]) -> Shape:
     """Return every device and its shares."""
     return {"nodes": [_node(account) for account in accounts if account.node.devices]}
 
@@ -67,7 +67,7 @@ def audit(facts: Facts, wrong: Iterable[Difference]) -> Shape:
             "devices": devices,
             "leases": leases,
             "pods": len(facts.pods),
-            "agents": len(facts.activations),
+            "agents": len(facts.allocations),
         },
         "unseen": list(facts.unseen),
         "differences": listed,
@@ -99,10 +99,10 @@ def lease_shape(lease: Lease) -> Shape:
                 "fence": share.fence,
                 "init": share.init,
                 "asked": None
-                if share.asked is None
+                if share.requested_size is None
                 else {
-                    "memory_mib": share.asked.memory_mib,
-                    "cores_percent": share.asked.cores_percent,
+                    "memory_mib": share.requested_size.memory_mib,
+                    "cores_percent": share.requested_size.cores_percent,
                 },
             }
             for share in lease.shares
@@ -126,18 +126,18 @@ def refusal_shape(refusal: Refusal) -> Shape:
                     for device in verdict.devices
                 ],
             }
-            for verdict in refusal.nearest
+            for verdict in refusal.nearest_nodes
         ],
     }
 
 
-def _mig(place: MigPlace | None) -> Shape | None:
+def _mig(place: MigPlacement | None) -> Shape | None:
     if place is None:
         return None
     return {"layout": place.layout, "position": place.position, "profile": place.profile}
 
 
-def _node(account: NodeAccount) -> Shape:
+def _node(account: NodeTotals) -> Shape:
     return {
         "node": account.node.facts.name,
         "devices": [
@@ -176,7 +176,7 @@ def _node(account: NodeAccount) -> Shape:
     }
 
 
-def _waiting(waiting: Waiting) -> Shape:
+def _waiting(waiting: WaitingPod) -> Shape:
     queued, refusal = waiting.queued, waiting.refusal
     return {
         "pod": queued.pod,

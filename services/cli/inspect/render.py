@@ -12,13 +12,13 @@ from services.cli.inspect.explain import Answer, age
 from services.cli.inspect.facts import Facts, shares_on
 from shared.model.device import Device, DeviceMode, DeviceUse
 from shared.model.lease import Lease, Share
-from shared.model.ledger import NodeAccount
+from shared.model.ledger import NodeTotals
 from shared.model.names import DeviceUuid
 
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 
 
-def gpus(accounts: Sequence[NodeAccount], width: int) -> RenderableType:
+def gpus(accounts: Sequence[NodeTotals], width: int) -> RenderableType:
     """Draw a bar per device, one letter per lease, and name the letters below."""
     blocks: list[RenderableType] = []
     for account in sorted(accounts, key=lambda account: account.node.facts.name):
@@ -54,7 +54,7 @@ def audit(facts: Facts, wrong: Sequence[Difference]) -> RenderableType:
     checked = (
         f"{_count(leases, 'lease')} on {_count(devices, 'device')} of {_count(nodes, 'node')}, "
         f"{_count(len(facts.pods), 'pod')}, the checkpoints of "
-        f"{_count(len(facts.activations), 'agent')}"
+        f"{_count(len(facts.allocations), 'agent')}"
     )
     if wrong:
         lines = [Text(f"{_count(len(wrong), 'difference')} among {checked}", style="bold red")]
@@ -75,7 +75,7 @@ def explanation(answer: Answer) -> RenderableType:
     return Group(*lines, Text(f"next: {answer.next}", style="cyan"))
 
 
-def _devices(account: NodeAccount, width: int) -> list[RenderableType]:
+def _devices(account: NodeTotals, width: int) -> list[RenderableType]:
     lines: list[RenderableType] = []
     for device, use in sorted(account.node.devices, key=lambda pair: pair[0].index):
         held = list(shares_on(account, device.uuid))

@@ -16,19 +16,19 @@ from services.cli.audit.audit import unseen_agents
 from services.cli.inspect.facts import Facts, PodSeen
 from services.cli.state_dir import StateDir, holder, load_state
 from services.timekeeper.accounts.account_audit import Book, book_of
-from shared.credentials.logins import NO_KEYS, Keys
+from shared.credentials.logins import NO_CREDENTIALS, ClientCredentials
 from shared.credentials.tls import TlsFiles
 from shared.kubernetes.errors import NotFoundError
 from shared.ledger.budgets import Budgets
 from shared.ledger.leases import RedisLeases
-from shared.model.budget import Entry
-from shared.model.errors import NoRightError, RequestError, UnavailableError
-from shared.model.events.node_events import Activation
-from shared.model.ledger import NodeAccount
+from shared.model.budget import ChargeEntry
+from shared.model.errors import PermissionDeniedError, RequestError, UnavailableError
+from shared.model.events.node_events import Allocation
+from shared.model.ledger import NodeTotals
 from shared.model.names import Namespace, NodeName, PodUid
 
 if TYPE_CHECKING:
-    from shared.kubernetes.client import Kube
+    from shared.kubernetes.client import KubernetesClient
 
 PAGE = 500
 
@@ -39,7 +39,7 @@ class Where:
 
     redis_url: str
     kubeconfig: Path | None
-    redis_keys: Keys = NO_KEYS
+    redis_keys: ClientCredentials = NO_CREDENTIALS
     traces: Path | None = None
     agents: Path | None = None
     hint: str = ""
@@ -50,7 +50,7 @@ def find(
     state: str,
     *,
     redis_url: str = "",
-    redis_keys: Keys = NO_KEYS,
+    redis_keys: ClientCredentials = NO_CREDENTIALS,
     kubeconfig: str = "",
     trace_dir: str = "",
     agents: str = "",
@@ -68,11 +68,11 @@ def find(
         )
     config = kubeconfig or (saved.kubeconfig if saved and not redis_url else "")
     login = saved.redis_credentials if saved and not redis_url else ""
-    stored = Keys(credentials=Path(login)) if login else NO_KEYS
+    stored = ClientCredentials(credentials=Path(login)) if login else NO_CREDENTIALS
     runs = saved is not None and holder(directory) is not None
     return Where(
         redis_url=redis_url or (saved.redis_url if saved else ""),
-        redis_keys=stored if redis_keys == NO_KEYS else redis_keys,
+        redis_keys=stored if redis_keys == NO_CREDENTIALS else redis_keys,
         kubeconfig=Path(config) if config else None,
         traces=Path(trace_dir) if trace_dir else directory.traces,
         agents=_agents(agents, directory.root if saved and not redis_url else None),
@@ -86,13 +86,13 @@ def _agents(told: str, ours: Path | None) -> Path | None:
     return ours / "agents" if ours else None
 
 
-def redis_keys_of(flags: argparse.Namespace) -> Keys:
+def redis_keys_of(flags: argparse.Namespace) -> ClientCredentials:
     """Return what the flags of a command say is to be shown to Redis."""
 
     def path(text: str) -> Path | None:
         return Path(text) if text else None
 
-    return Keys(
+    return ClientCredentials(
         credentials=path(flags.redis_credentials),
         tls=TlsFiles(
             ca=path(flags.redis_ca_file),
@@ -140,19 +140,19 @@ class _Pod(msgspec.Struct, frozen=True):
 class Reader:
     """Everything the views read."""
 
-    def __init__(self, where: Where, ledger: RedisLeases, kube: "Kube | None") -> None:
+    def __init__(self, where: Where, ledger: RedisLeases, kube: "KubernetesClient | None") -> None:
         self.where = where
         self.ledger = ledger
         self._kube = kube
 
     @property
-    def kube(self) -> "Kube":
+    def kube(self) -> "KubernetesClient":
         """The API server, if it was opened."""
         if self._kube is None:
             raise AssertionError("this view did not open the API server")
         return self._kube
 
-    async def accounts(self) -> tuple[NodeAccount, ...]:
+    async def accounts(self) -> tuple[NodeTotals, ...]:
         """Return every node's totals and leases."""
         pages = [page async for page in self.ledger.totals()]
         return tuple(account for page in pages for account in page)
@@ -188,7 +188,7 @@ class Reader:
                     continue
                 window = account.windows[-1]
                 after = f"{window.start_ms - 1}"
-                entries: list[Entry] = []
+                entries: list[ChargeEntry] = []
                 while page := await store.entries(account.namespace, after=after):
                     entries += page
                     after = page[-1].id
@@ -201,7 +201,7 @@ class Reader:
         unseen = list(unseen_agents(facts))
         try:
             books = await self.books()
-        except NoRightError:
+        except PermissionDeniedError:
             books = ()
             unseen.append(
                 "budgets: our user of the ledger has no right to them; the user operator has"
@@ -215,7 +215,7 @@ class Reader:
         return Facts(
             read_at=now,
             pods=seen,
-            activations=told,
+            allocations=told,
             accounts=await self.accounts(),
             waiting=tuple(await self.ledger.waiting()),
             gangs=await self.ledger.gangs(),
@@ -241,14 +241,14 @@ async def opened(where: Where, *, pods: bool) -> AsyncIterator[Reader]:
             raise
 
 
-def _kube(where: Where) -> "Kube":
-    from shared.kubernetes.client import Kube
+def _kube(where: Where) -> "KubernetesClient":
+    from shared.kubernetes.client import KubernetesClient
     from shared.kubernetes.kubeconfig import load_credentials
 
-    return Kube(load_credentials(where.kubeconfig))
+    return KubernetesClient(load_credentials(where.kubeconfig))
 
 
-def told_by_agents(agents: Path | None) -> Mapping[NodeName, tuple[Activation, ...]]:
+def told_by_agents(agents: Path | None) -> Mapping[NodeName, tuple[Allocation, ...]]:
     """Read the checkpoints of agents on this machine: what they told their kubelets.
 
     Raises RequestError naming a file that cannot be read.
@@ -258,11 +258,11 @@ def told_by_agents(agents: Path | None) -> Mapping[NodeName, tuple[Activation, .
     return dict(_checkpoint(path) for path in sorted(agents.glob("*/checkpoint.json")))
 
 
-def _checkpoint(path: Path) -> tuple[NodeName, tuple[Activation, ...]]:
+def _checkpoint(path: Path) -> tuple[NodeName, tuple[Allocation, ...]]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        entries = [entry["activation"] for entry in content["entries"]]
-        return NodeName(content["node"]), msgspec.convert(entries, tuple[Activation, ...])
+        entries = [entry["allocation"] for entry in content["entries"]]
+        return NodeName(content["node"]), msgspec.convert(entries, tuple[Allocation, ...])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RequestError(f"{path} is no checkpoint of a node agent: {error!r}") from error
 

@@ -28,7 +28,7 @@ from shared.model.ledger import LedgerNode
 from shared.model.names import DeviceUuid, NodeName, PodUid
 from shared.model.node import NodeFacts
 from shared.model.placement import Refusal
-from shared.model.request import Company, GpuRequest, NodeDemands, PodRequest
+from shared.model.request import GpuRequest, NodeRequirements, PodRequest, SharingPolicy
 
 EXAMPLE_GPUS = 8
 EXAMPLE_SLOTS = 10
@@ -83,7 +83,7 @@ class Example:
     def for_request(self, request: PodRequest) -> "Example":
         """Return the same node in MIG mode if that is what the pod demands, and it can be."""
         demanded = request.selection.mode == DeviceMode.MIG or any(
-            one.strict and one.company is not Company.ALONE for one in request.containers
+            one.strict and one.sharing is not SharingPolicy.EXCLUSIVE for one in request.containers
         )
         return replace(self, mig=self.mig or (demanded and bool(PROFILES[self.model].mig)))
 
@@ -125,7 +125,7 @@ def read_written(
         return replace(known, request=seen.request)
     example = example.for_request(seen.request)
     read = replace(known, request=seen.request, node=example.text)
-    wanted = replace(seen.request, demands=NodeDemands(), resources={})
+    wanted = replace(seen.request, node_requirements=NodeRequirements(), resources={})
     node = _node(wanted, example)
     answer = _placed(wanted, node)
     if isinstance(answer, Refusal):
@@ -211,7 +211,7 @@ def request_text(container: GpuRequest) -> str:
     count = f"{container.gpus} GPU{'s' if container.gpus > 1 else ''}"
     if container.whole:
         return f"{count}, whole: idle before, closed to others after"
-    if container.strict and container.company is not Company.ALONE:
+    if container.strict and container.sharing is not SharingPolicy.EXCLUSIVE:
         count = f"{count} as a MIG instance (isolation is strict)"
     if container.memory_percent is not None:
         memory = f"{container.memory_percent} % of the memory"
@@ -222,7 +222,8 @@ def request_text(container: GpuRequest) -> str:
     else:
         memory = "all of the memory"
     cores = f"{container.cores_percent} % of the cores" if container.cores_percent else "any cores"
-    manner = {Company.ALONE: ", alone on it", Company.IDLE: ", idle before"}.get(
-        container.company, ""
-    )
+    manner = {
+        SharingPolicy.EXCLUSIVE: ", alone on it",
+        SharingPolicy.IDLE_DEVICE: ", idle before",
+    }.get(container.sharing, "")
     return f"{count}, of {'each' if container.gpus > 1 else 'it'} {memory}, {cores}{manner}"

@@ -9,7 +9,7 @@ from typing import Any, TextIO
 import msgspec
 import yaml
 
-from shared.kubernetes.types import Pod
+from shared.kubernetes.types import ApiPod
 from shared.model.errors import RequestError
 
 TEMPLATES: Mapping[str, tuple[str, ...]] = {
@@ -31,7 +31,7 @@ class Written:
 
     origin: str
     """What in the manifest it comes from, such as `Deployment web`."""
-    pod: Pod
+    pod: ApiPod
 
 
 def load(path: str, standard_input: TextIO) -> tuple[str, str]:
@@ -96,7 +96,7 @@ def _written(origin: str, template: Any, owner: Any, where: str) -> Written:
     pod = {"metadata": metadata, "spec": template["spec"]}
     try:
         return Written(
-            origin=origin, pod=msgspec.json.decode(json.dumps(pod, default=str), type=Pod)
+            origin=origin, pod=msgspec.json.decode(json.dumps(pod, default=str), type=ApiPod)
         )
     except (ValueError, TypeError) as error:
         raise RequestError(f"{where}: {origin} is no pod: {error}") from error

@@ -20,7 +20,7 @@ from shared.model.device import Device, DeviceMode, Isolation
 from shared.model.errors import RequestError
 from shared.model.lease import Lease, LeaseState, Share
 from shared.model.names import DeviceUuid, NodeName, PodUid
-from shared.model.request import Company
+from shared.model.request import SharingPolicy
 
 HONOURED = frozenset({LeaseState.BOUND, LeaseState.ACTIVE})
 """States in which a lease may be told to the kubelet: a reservation alone may still expire."""
@@ -207,7 +207,7 @@ def _check_devices(shares: Sequence[Share], devices: Mapping[DeviceUuid, Device]
                 f"{'an instance' if share.mig else 'a part'} of it"
             )
         strict = device.isolation is Isolation.STRICT
-        if strict and share.mig is None and share.company is not Company.ALONE:
+        if strict and share.mig is None and share.sharing is not SharingPolicy.EXCLUSIVE:
             raise RequestError(
                 f"the isolation of this node is strict, and the lease is for a part of device "
                 f"{share.device}: its node agent was started with --isolation strict since"

@@ -29,7 +29,7 @@ from services.node_agent.records.checkpoint_entry import Entry
 from shared.dialects.dialect import ContainerSetup
 from shared.model.clock import Clock
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
-from shared.model.events.node_events import Activation, ShareActivated, ShareRefused
+from shared.model.events.node_events import Allocation, ShareActivated, ShareRefused
 from shared.model.lease import Lease
 from shared.model.names import DeviceUuid, NodeName, PodUid
 
@@ -200,7 +200,7 @@ class Answering:
         entries = [
             entry
             for entry in self.record.of_resource(resource)
-            if entry.activation.device_ids == ids
+            if entry.allocation.device_ids == ids
         ]
         holders = await self._holders(resource, ids)
         if not holders:
@@ -223,7 +223,7 @@ class Answering:
 
     async def _prepare_again(self, entry: Entry, *, starting: bool = False) -> None:
         """Make sure that what was told is there; MIG instances are lost when a device is reset."""
-        told = entry.activation
+        told = entry.allocation
         if entry.instances:
             there = await self.instances.of(told.lease, told.container)
             if tuple(there.values()) != entry.instances:
@@ -281,7 +281,7 @@ class Answering:
         shares_for(lease, who, self.node)
         if lease is None:
             raise AssertionError("shares_for refuses pods without a lease")
-        if before is not None and before.activation.device_ids == ids:
+        if before is not None and before.allocation.device_ids == ids:
             await self._prepare_again(before)
             return before.setup
         span = self.measuring.begin(
@@ -294,8 +294,8 @@ class Answering:
             raise
         span.end()
         self.refused.discard(who.pod.uid)
-        told = entry.activation
-        self.said.say(ShareActivated(node=self.node, activation=told, trace=span.context))
+        told = entry.allocation
+        self.said.say(ShareActivated(node=self.node, allocation=told, trace=span.context))
         self.views.allocated(lease, self._done(lease))
         return entry.setup
 
@@ -320,7 +320,7 @@ class Answering:
         )
         await self.preparing.prepare(setup)
         await self.cdi.ready(setup)
-        activation = Activation(
+        activation = Allocation(
             pod=lease.pod,
             namespace=lease.namespace,
             name=lease.name,
@@ -331,7 +331,7 @@ class Answering:
             activated_at=self.clock.now(),
         )
         entry = Entry(
-            activation=activation,
+            allocation=activation,
             setup=setup,
             init=who.container.init,
             instances=tuple(instances.values()),
@@ -352,8 +352,8 @@ class Answering:
         return [
             text
             for entry in self.record.of_resource(resource)
-            if entry.init and entry.activation.pod == pod
-            for text in entry.activation.device_ids
+            if entry.init and entry.allocation.pod == pod
+            for text in entry.allocation.device_ids
         ]
 
     def _told(self, resource: str) -> Callable[[], Told]:
@@ -366,7 +366,7 @@ class Answering:
 
 
 def _place(entry: Entry) -> tuple[str, str, str]:
-    told = entry.activation
+    told = entry.allocation
     return told.namespace, told.name, told.container
 
 

@@ -16,7 +16,7 @@ from services.node_agent.allocate.pod_resolution import (
 from services.node_agent.records.known_leases import LeasesKnown
 from shared.model.clock import Clock
 from shared.model.errors import UnavailableError
-from shared.model.events.request_reply import LeasesAsked, LeasesTold
+from shared.model.events.request_reply import LeasesReply, LeasesRequest
 from shared.model.lease import Lease, LeaseState
 from shared.model.names import NodeName, PodUid
 
@@ -57,12 +57,12 @@ class Held(Protocol):
         ...
 
 
-class Asking(Protocol):
+class LeaseRequester(Protocol):
     """Whoever answers for the ledger."""
 
-    async def ask(
-        self, question: LeasesAsked, answer: type[LeasesTold], *, timeout_s: float
-    ) -> LeasesTold:
+    async def request(
+        self, question: LeasesRequest, answer: type[LeasesReply], *, timeout_s: float
+    ) -> LeasesReply:
         """Put a question; UnavailableError if nobody answers."""
         ...
 
@@ -77,7 +77,7 @@ class Finding:
         leases: LeasesKnown,
         pods: Pods,
         held: Held,
-        asking: Asking,
+        asking: LeaseRequester,
         clock: Clock,
     ) -> None:
         self.node = node
@@ -143,7 +143,9 @@ class Finding:
     async def _ask_all(self) -> bool:
         """Hear all leases of the node, for without the kubelet's list only they tell of pods."""
         try:
-            answer = await self.asking.ask(LeasesAsked(node=self.node), LeasesTold, timeout_s=ASK_S)
+            answer = await self.asking.request(
+                LeasesRequest(node=self.node), LeasesReply, timeout_s=ASK_S
+            )
         except UnavailableError:
             return True
         self.leases.note(answer.leases)
@@ -162,8 +164,8 @@ class Finding:
             if lease is not None and lease.state in HONOURED:
                 return lease
             try:
-                question = LeasesAsked(node=self.node, pods=(pod,))
-                answer = await self.asking.ask(question, LeasesTold, timeout_s=ASK_S)
+                question = LeasesRequest(node=self.node, pods=(pod,))
+                answer = await self.asking.request(question, LeasesReply, timeout_s=ASK_S)
             except UnavailableError as error:
                 if self.clock.ticks() + ASK_PAUSE_S > until:
                     raise UnavailableError(

@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 from typing import Protocol
 
 from services.node_agent.allocate.allocation import Node
-from services.node_agent.allocate.pod_resolver import Asking
+from services.node_agent.allocate.pod_resolver import LeaseRequester
 from services.node_agent.isolation.limits import adopted, beyond, lowered, shortage, shortage_text
 from services.node_agent.isolation.region import Region, RegionPlace
 from services.node_agent.isolation.region_control import Changes, write_changes
@@ -25,7 +25,7 @@ from services.node_agent.timeouts import set_within
 from services.node_agent.usage.usage_model import ContainerUse, Picture
 from shared.model.clock import Clock
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
-from shared.model.events.request_reply import LeasesAsked, LeasesTold, LimitsAsked, LimitsTold
+from shared.model.events.request_reply import LeasesReply, LeasesRequest, LimitsReply, LimitsRequest
 from shared.model.lease import Lease
 from shared.model.names import NodeName, PodUid
 
@@ -80,7 +80,7 @@ class Limiting:
         record: Record,
         facts: Callable[[], Node | None],
         monitor: Seeing,
-        asking: Asking,
+        asking: LeaseRequester,
         clock: Clock,
     ) -> None:
         self.node = node
@@ -95,21 +95,21 @@ class Limiting:
         self._wake = asyncio.Event()
         self._held_since: dict[tuple[tuple[PodUid, str, str], str], float] = {}
 
-    async def answer(self, asked: LimitsAsked) -> LimitsTold:
+    async def answer(self, asked: LimitsRequest) -> LimitsReply:
         """Set the limits of a lease, or hold containers to what it may become."""
         try:
-            if not asked.turn:
+            if not asked.resize_id:
                 self.leases.note([asked.lease])
                 return await self._follow_one(asked.lease)
-            if asked.over:
-                await self._raise_again(asked.lease.pod, asked.turn)
+            if asked.finished:
+                await self._raise_again(asked.lease.pod, asked.resize_id)
             else:
-                await self._lower(asked.lease, asked.turn)
+                await self._lower(asked.lease, asked.resize_id)
         except _ShortError as error:
-            return LimitsTold(done=False, reason=str(error), in_use_mib=error.used_mib)
+            return LimitsReply(applied=False, reason=str(error), in_use_mib=error.used_mib)
         except LeaseholdError as error:
-            return LimitsTold(done=False, reason=str(error))
-        return LimitsTold(done=True)
+            return LimitsReply(applied=False, reason=str(error))
+        return LimitsReply(applied=True)
 
     def follow_soon(self) -> None:
         """Look at the leases without delay: one of them may have another size."""
@@ -133,16 +133,18 @@ class Limiting:
 
     # Leases that have another size
 
-    async def _follow_one(self, lease: Lease) -> LimitsTold:
+    async def _follow_one(self, lease: Lease) -> LimitsReply:
         await self._follow()
-        entries = [one for one in self.record.answers if one.activation.pod == lease.pod]
+        entries = [one for one in self.record.answers if one.allocation.pod == lease.pod]
         late = [one for one in entries if one.lowered or one.lease.shares != lease.shares]
         if not entries:
-            return LimitsTold(done=False, reason=f"node {self.node} has told its kubelet nothing")
+            return LimitsReply(
+                applied=False, reason=f"node {self.node} has told its kubelet nothing"
+            )
         if late:
-            names = ", ".join(one.activation.container for one in late)
-            return LimitsTold(done=False, reason=f"its containers {names} do not follow it yet")
-        return LimitsTold(done=True)
+            names = ", ".join(one.allocation.container for one in late)
+            return LimitsReply(applied=False, reason=f"its containers {names} do not follow it yet")
+        return LimitsReply(applied=True)
 
     async def _follow(self) -> None:
         """Have answers and regions say what the leases do by now."""
@@ -215,13 +217,13 @@ class Limiting:
         place = _place(entry)
         if place is None:
             raise RequestError(
-                f"HAMi-core does not hold container {entry.activation.container} to its share"
+                f"HAMi-core does not hold container {entry.allocation.container} to its share"
             )
         region = await asyncio.to_thread(read_region, place)
         if not isinstance(region, Region):
             lack = "it is not there" if region is None else region.reason
             raise UnavailableError(
-                f"what container {entry.activation.container} has in use is not known: its region "
+                f"what container {entry.allocation.container} has in use is not known: its region "
                 f"{PurePosixPath(place.directory) / place.name}: {lack}"
             )
         found = shortage(entry, region, seed_of(entry.limits.environment), self._use_of(entry))
@@ -229,11 +231,11 @@ class Limiting:
             raise _ShortError(shortage_text(entry, found), found.used_mib)
 
     def _use_of(self, entry: Entry) -> ContainerUse | None:
-        who = entry.activation.pod, entry.activation.container
+        who = entry.allocation.pod, entry.allocation.container
         return next((use for use in self.monitor.seen.containers if use.tenant.key == who), None)
 
     def _of(self, pod: PodUid) -> Iterable[Entry]:
-        return [entry for entry in self.record.answers if entry.activation.pod == pod]
+        return [entry for entry in self.record.answers if entry.allocation.pod == pod]
 
     async def _raise_again(self, pod: PodUid, turn: str) -> None:
         """End what was held in a turn: the lease stayed as it was."""
@@ -262,10 +264,10 @@ class Limiting:
                 await self._settle(entry)
 
     async def _settle(self, entry: Entry) -> None:
-        pod = entry.activation.pod
+        pod = entry.allocation.pod
         try:
-            told = await self.asking.ask(
-                LeasesAsked(node=self.node, pods=(pod,)), LeasesTold, timeout_s=ASK_S
+            told = await self.asking.request(
+                LeasesRequest(node=self.node, pods=(pod,)), LeasesReply, timeout_s=ASK_S
             )
         except UnavailableError as error:
             logger.debug("the lease of pod %s is not told: %s", pod, error)

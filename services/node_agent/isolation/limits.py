@@ -34,7 +34,7 @@ def adopted(entry: Entry, lease: Lease, node: Node) -> Entry | None:
 
     Raises RequestError if the lease cannot be held to any more.
     """
-    told = entry.activation
+    told = entry.allocation
     if lease.pod != told.pod or lease.created_at != told.lease.created_at:
         return None
     if lease.version <= entry.lease.version:
@@ -45,7 +45,7 @@ def adopted(entry: Entry, lease: Lease, node: Node) -> Entry | None:
         return replace(entry, lowered=None) if entry.lowered else None
     return replace(
         entry,
-        activation=replace(told, lease=lease),
+        allocation=replace(told, lease=lease),
         setup=_setup(entry, lease, node),
         lowered=None,
     )
@@ -57,8 +57,8 @@ def lowered(entry: Entry, lease: Lease, turn: str, node: Node) -> Entry | None:
     None if that is what it has. Nothing becomes larger: the ledger has not decided yet. Raises
     RequestError if the lease cannot be held to.
     """
-    container = entry.activation.container
-    before = entry.activation.lease
+    container = entry.allocation.container
+    before = entry.allocation.lease
     if [_place(share) for share in before.shares] != [_place(share) for share in lease.shares]:
         raise RequestError("what it may become is of other shares than its lease")
     shares = tuple(
@@ -78,7 +78,7 @@ def _place(share: Share) -> tuple[str, DeviceUuid, int | None, int]:
 def _smaller(old: Share, new: Share) -> Share:
     if new.memory_mib >= old.memory_mib:
         return old
-    return replace(new, cores_percent=old.cores_percent, company=old.company)
+    return replace(new, cores_percent=old.cores_percent, sharing=old.sharing)
 
 
 def _setup(entry: Entry, lease: Lease, node: Node) -> ContainerSetup:
@@ -86,7 +86,7 @@ def _setup(entry: Entry, lease: Lease, node: Node) -> ContainerSetup:
 
     All else stays: it has its mounts, and its region lies where it lay when it was started.
     """
-    container = entry.activation.container
+    container = entry.allocation.container
     if any(share.mig for share in lease.shares_of(container)):
         return entry.setup
     fresh = given(lease, container, node, {}).environment
@@ -107,7 +107,7 @@ def shortage(entry: Entry, region: Region, seed: Seed, use: ContainerUse | None)
     The driver counts contexts and code that HAMi-core leaves out: so much of each process does not
     count here either.
     """
-    shares = in_order(entry.activation.lease.shares_of(entry.activation.container))
+    shares = in_order(entry.allocation.lease.shares_of(entry.allocation.container))
     places = positions(region, shares)
     seen = {one.share.device: one for one in use.shares} if use else {}
     for number, share in enumerate(shares):
@@ -129,7 +129,7 @@ def shortage(entry: Entry, region: Region, seed: Seed, use: ContainerUse | None)
 
 def shortage_text(entry: Entry, found: Shortage) -> str:
     """Say what is in the way."""
-    container, witness = entry.activation.container, ""
+    container, witness = entry.allocation.container, ""
     if found.unseen:
         witness = ", as the driver says"
     return (
@@ -152,7 +152,7 @@ def beyond(entries: Iterable[Entry]) -> dict[str, int]:
     total: dict[str, int] = {}
     for entry in {entry.key[:2]: entry for entry in entries}.values():
         dialect = DIALECTS.get(entry.lease.dialect)
-        for share in entry.lease.shares_of(entry.activation.container):
+        for share in entry.lease.shares_of(entry.allocation.container):
             for resource, amount in dialect.beyond(share).items() if dialect else ():
                 if amount > 0:
                     total[resource] = total.get(resource, 0) + amount

@@ -17,7 +17,7 @@ from services.node_agent.allocate.pod_resolution import KubeletContainer, Kubele
 from services.node_agent.records.checkpoint_entry import Entry
 from services.node_agent.records.known_leases import LeasesKnown
 from shared.model.errors import RequestError
-from shared.model.events.request_reply import BindTold
+from shared.model.events.request_reply import BindReply
 from shared.model.lease import Lease, LeaseState
 from shared.model.names import PodUid
 
@@ -121,7 +121,7 @@ class Turns:
     def answered(self) -> frozenset[tuple[PodUid, str]]:
         """Pods and containers that Allocate was answered for."""
         return frozenset(
-            (entry.activation.pod, entry.activation.container) for entry in self.record.answers
+            (entry.allocation.pod, entry.allocation.container) for entry in self.record.answers
         )
 
     def open(self) -> dict[PodUid, Lease]:
@@ -147,19 +147,21 @@ class Turns:
 
     def tell(
         self, asked: Sequence[Lease], node: Node | None, trouble: str | None, *, blind: str
-    ) -> BindTold:
+    ) -> BindReply:
         """Say which pods must wait; `blind` says why the kubelet's list cannot be read."""
         if self.leaving or node is None or trouble:
             why = LEAVES if self.leaving else trouble or "its devices are not known yet"
             return _closed(asked, why)
         if not blind:
             held = self._beyond(asked)
-            return BindTold(held=held, reason=BUSY if held else "", free=False, soon=True)
+            return BindReply(
+                deferred_pods=held, reason=BUSY if held else "", window_open=False, retry_soon=True
+            )
         if not self.leases.settled:
             return _closed(asked, UNSETTLED)
         held = self._out_of_turn(asked, node)
         why = f"another pod that asks for the same must be served first, as {blind}" if held else ""
-        return BindTold(held=held, reason=why, free=False, soon=True)
+        return BindReply(deferred_pods=held, reason=why, window_open=False, retry_soon=True)
 
     def _beyond(self, asked: Sequence[Lease]) -> tuple[PodUid, ...]:
         """Let so many through that no more than `AHEAD` are on their way; return the others."""
@@ -225,6 +227,6 @@ class Turns:
         return lease is not None and lease.state in HONOURED
 
 
-def _closed(asked: Sequence[Lease], why: str) -> BindTold:
+def _closed(asked: Sequence[Lease], why: str) -> BindReply:
     held = tuple(lease.pod for lease in asked)
-    return BindTold(held=held, reason=why, free=False, closed=True)
+    return BindReply(deferred_pods=held, reason=why, window_open=False, node_closed=True)

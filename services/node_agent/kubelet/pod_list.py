@@ -6,9 +6,9 @@ from typing import TypeVar
 import msgspec
 
 from services.node_agent.allocate.pod_resolution import KubeletContainer, KubeletPod
-from shared.kubernetes.client import Kube
+from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError, UnreachableError
-from shared.kubernetes.kubeconfig import Credentials, KubeconfigError
+from shared.kubernetes.kubeconfig import ClusterCredentials, KubeconfigError
 from shared.model.names import Namespace, PodUid
 from shared.model.quantity import parse_count
 
@@ -79,7 +79,9 @@ class _NamedList(msgspec.Struct):
 class KubeletPods:
     """One kubelet's HTTPS endpoint, over kept connections."""
 
-    def __init__(self, kubelet: Kube, described: Callable[[], Credentials]) -> None:
+    def __init__(
+        self, kubelet: KubernetesClient, described: Callable[[], ClusterCredentials]
+    ) -> None:
         self.kubelet = kubelet
         self._described = described
 

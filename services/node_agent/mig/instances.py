@@ -176,9 +176,9 @@ class Instances:
         Raises RequestError if it still shows that pod after GONE_S.
         """
         others = [
-            entry.activation
+            entry.allocation
             for entry in self.record.answers
-            if instance.uuid in entry.instances and entry.activation.pod != pod
+            if instance.uuid in entry.instances and entry.allocation.pod != pod
         ]
         until = self.clock.ticks() + GONE_S
         while others:
@@ -276,7 +276,7 @@ class Instances:
         held = {
             uuid
             for entry in self.record.answers
-            if entry.activation.pod in going_on
+            if entry.allocation.pod in going_on
             for uuid in entry.instances
         }
         started = {pod for pod, phase in going_on.items() if phase != "Pending"}

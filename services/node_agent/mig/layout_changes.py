@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from shared.model.device import Device, MigLayout
 from shared.model.errors import RequestError, UnavailableError
-from shared.model.lease import Lease, MigPlace
+from shared.model.lease import Lease, MigPlacement
 from shared.model.names import DeviceUuid
 
 
@@ -135,7 +135,7 @@ def instances_of(
     return uuids
 
 
-def layout_of(place: MigPlace, uuid: DeviceUuid, device: Device | None) -> MigLayout:
+def layout_of(place: MigPlacement, uuid: DeviceUuid, device: Device | None) -> MigLayout:
     """Return the layout that a place is in. Raises RequestError if its device has none such."""
     layouts = device.layouts if device is not None else ()
     for layout in layouts:

@@ -16,7 +16,7 @@ from services.node_agent.allocate.allocation import Fence, slot_key
 from services.node_agent.allocate.pod_resolution import Told
 from services.node_agent.records.checkpoint_entry import Entry
 from shared.model.errors import UnavailableError
-from shared.model.events.node_events import Activation
+from shared.model.events.node_events import Allocation
 from shared.model.names import PodUid
 
 logger = logging.getLogger(__name__)
@@ -70,8 +70,8 @@ class Checkpoint:
         Raises UnavailableError if it cannot be written, and then nothing is recorded.
         """
         async with self._writing:
-            lease, fences = entry.activation.lease, dict(self.fences)
-            for share in lease.shares_of(entry.activation.container):
+            lease, fences = entry.allocation.lease, dict(self.fences)
+            for share in lease.shares_of(entry.allocation.container):
                 key = slot_key(share, lease.pod)
                 newest = fences.get(key)
                 if newest is None or newest.fence <= share.fence:
@@ -104,16 +104,16 @@ class Checkpoint:
         """Return what identity needs to know of our own answers."""
         return Told(
             answered={
-                (entry.activation.pod, entry.activation.container): entry.activation.device_ids
+                (entry.allocation.pod, entry.allocation.container): entry.allocation.device_ids
                 for entry in self.of_resource(resource)
             },
             refused=refused,
         )
 
     @property
-    def activations(self) -> tuple[Activation, ...]:
+    def allocations(self) -> tuple[Allocation, ...]:
         """Everything the kubelet was told and that is not over."""
-        return tuple(entry.activation for entry in self.entries.values())
+        return tuple(entry.allocation for entry in self.entries.values())
 
     @property
     def answers(self) -> tuple[Entry, ...]:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from shared.dialects.dialect import ContainerSetup
-from shared.model.events.node_events import Activation
+from shared.model.events.node_events import Allocation
 from shared.model.lease import Lease
 from shared.model.names import PodUid
 
@@ -23,7 +23,7 @@ class Lowered:
 class Entry:
     """One answered Allocate; the setup is kept, so that a repetition is answered word for word."""
 
-    activation: Activation
+    allocation: Allocation
     setup: ContainerSetup
     init: bool = False
     instances: tuple[str, ...] = ()
@@ -33,7 +33,7 @@ class Entry:
     @property
     def key(self) -> tuple[PodUid, str, str]:
         """Pod, container, resource."""
-        told = self.activation
+        told = self.allocation
         return told.pod, told.container, told.resource
 
     @property
@@ -44,4 +44,4 @@ class Entry:
     @property
     def lease(self) -> Lease:
         """The lease that it is held to."""
-        return self.lowered.lease if self.lowered else self.activation.lease
+        return self.lowered.lease if self.lowered else self.allocation.lease

@@ -9,7 +9,7 @@ from services.node_agent.mig.layout_changes import MigInstance, instances_of
 from services.node_agent.records.checkpoint_entry import Entry
 from shared.dialects import DIALECTS
 from shared.model.errors import RequestError
-from shared.model.events.node_events import Activation
+from shared.model.events.node_events import Allocation
 from shared.model.lease import Lease
 from shared.model.names import DeviceUuid, PodUid
 
@@ -42,7 +42,7 @@ def rebuilt(
             setup = given(lease, held.container, node, uuids)
         except RequestError:
             continue
-        activation = Activation(
+        activation = Allocation(
             pod=lease.pod,
             namespace=lease.namespace,
             name=lease.name,
@@ -52,12 +52,12 @@ def rebuilt(
             lease=lease,
             activated_at=now,
         )
-        entries.append(Entry(activation=activation, setup=setup, instances=tuple(uuids.values())))
+        entries.append(Entry(allocation=activation, setup=setup, instances=tuple(uuids.values())))
     return entries
 
 
 def ended_pods(
-    activations: Sequence[Activation],
+    allocations: Sequence[Allocation],
     pods: Sequence[KubeletPod],
     shown: PodResources,
     leases: Mapping[PodUid, Lease],
@@ -68,7 +68,7 @@ def ended_pods(
     holding = {(held.namespace, held.name) for held in shown.holdings} - names
     return {
         told.pod
-        for told in activations
+        for told in allocations
         if told.pod not in live
         and (told.namespace, told.name) not in holding
         and told.pod not in leases

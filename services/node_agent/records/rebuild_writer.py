@@ -31,7 +31,7 @@ async def rebuild_record(
         instances=await instances.listed(),
         now=now,
     )
-    lost = [entry for entry in entries if entry.activation.pod not in record.pods]
+    lost = [entry for entry in entries if entry.allocation.pod not in record.pods]
     for entry in lost:
         await record.save(entry)
     record.lost = False

@@ -303,7 +303,7 @@ def tenants_of(
     """
     found: dict[tuple[PodUid, str], Tenant] = {}
     for entry in entries:
-        told = entry.activation
+        told = entry.allocation
         lease = leases.get(told.pod)
         if lease is None and complete:
             continue
@@ -319,11 +319,11 @@ def _tenant(entry: Entry, lease: Lease) -> Tenant:
         place = place_of(entry.limits)
         seed = seed_of(entry.limits.environment) if place is not None else None
     except RequestError as error:  # told by another version of the agent
-        logger.debug("container %s of %s: %s", entry.activation.container, lease.pod, error)
+        logger.debug("container %s of %s: %s", entry.allocation.container, lease.pod, error)
         place = seed = None
     return Tenant(
         lease=lease,
-        container=entry.activation.container,
+        container=entry.allocation.container,
         place=place,
         seed=seed,
         instances=entry.instances,

@@ -12,7 +12,7 @@ from services.node_agent.isolation.region import DeviceSums, Region, RegionPlace
 from services.node_agent.isolation.region_image import Seed, altered
 from services.node_agent.mig.layout_changes import MigInstance
 from services.node_agent.usage.cgroups import Origin
-from shared.model.events.node_events import Rule
+from shared.model.events.node_events import ViolationReason
 from shared.model.lease import Lease, Share
 from shared.model.names import DeviceUuid, Namespace, PodUid
 
@@ -127,7 +127,7 @@ class ContainerUse:
 class Violation:
     """A rule that a container breaks."""
 
-    rule: Rule
+    rule: ViolationReason
     pod: PodUid
     namespace: Namespace
     name: str
@@ -324,7 +324,7 @@ def _broken(use: ContainerUse) -> Iterator[Violation]:
         if one.measured_bytes > allowed:
             yield _violation(
                 tenant,
-                Rule.OVERRUN,
+                ViolationReason.OVERRUN,
                 f"uses {one.measured_bytes} bytes of GPU {one.share.device}, and its lease is for "
                 f"{one.share.limit_bytes}",
                 one.share.device,
@@ -333,20 +333,24 @@ def _broken(use: ContainerUse) -> Iterator[Violation]:
         return
     match use.region:
         case Tampered(reason):
-            yield _violation(tenant, Rule.TAMPERED, f"has changed its region file: {reason}")
+            yield _violation(
+                tenant, ViolationReason.TAMPERED, f"has changed its region file: {reason}"
+            )
         case None:
-            yield _violation(tenant, Rule.ISOLATION_LOST, "has no region file any more")
+            yield _violation(tenant, ViolationReason.ISOLATION_LOST, "has no region file any more")
         case region:
             changed = altered(region, tenant.seed)
             if changed:
                 yield _violation(
-                    tenant, Rule.TAMPERED, f"has changed its limits: {'; '.join(changed)}"
+                    tenant,
+                    ViolationReason.TAMPERED,
+                    f"has changed its limits: {'; '.join(changed)}",
                 )
             if use.unseen:
                 pids = ", ".join(map(str, use.unseen[:5]))
                 yield _violation(
                     tenant,
-                    Rule.ISOLATION_LOST,
+                    ViolationReason.ISOLATION_LOST,
                     f"has {len(use.unseen)} processes on its GPUs that no limit holds for (pids "
                     f"{pids} on the node): they do not load libvgpu.so, as programs that are "
                     "linked statically or started with another dynamic linker",
@@ -354,7 +358,7 @@ def _broken(use: ContainerUse) -> Iterator[Violation]:
 
 
 def _violation(
-    tenant: Tenant, rule: Rule, what: str, device: DeviceUuid | None = None
+    tenant: Tenant, rule: ViolationReason, what: str, device: DeviceUuid | None = None
 ) -> Violation:
     lease = tenant.lease
     return Violation(
@@ -379,7 +383,7 @@ def _outside(unleased: Iterable[_Held], tenants: Sequence[Tenant]) -> Iterator[V
             else names.get(one.origin.pod, (Namespace(""), ""))
         )
         yield Violation(
-            rule=Rule.UNLEASED,
+            rule=ViolationReason.UNLEASED,
             pod=one.origin.pod,
             namespace=namespace,
             name=name,

@@ -4,7 +4,7 @@ import asyncio
 import logging
 
 from shared.dialects.volcano.device_register import HANDSHAKE, REPORT_S, reported
-from shared.kubernetes.client import Kube
+from shared.kubernetes.client import KubernetesClient
 from shared.model.clock import Clock
 from shared.model.errors import LeaseholdError
 
@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 class Handshake:
     """Writes the node's handshake annotation, over whatever a scheduler has made of it."""
 
-    def __init__(self, kube: Kube, path: str, clock: Clock) -> None:
+    def __init__(self, kube: KubernetesClient, path: str, clock: Clock) -> None:
         self.kube = kube
         self.path = path
         self.clock = clock

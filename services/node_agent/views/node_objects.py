@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from shared.dialects.dialect import NodeObject
-from shared.kubernetes.client import Kube
-from shared.kubernetes.errors import KubeError, NotFoundError
+from shared.kubernetes.client import KubernetesClient
+from shared.kubernetes.errors import KubernetesError, NotFoundError
 from shared.model.clock import Clock
 from shared.model.errors import UnavailableError
 from shared.model.names import NodeName
@@ -39,7 +39,7 @@ class _Stored(msgspec.Struct):
 class NodeObjects:
     """The objects of one node; they belong to it, and are deleted with it."""
 
-    def __init__(self, kube: Kube, node: NodeName, clock: Clock) -> None:
+    def __init__(self, kube: KubernetesClient, node: NodeName, clock: Clock) -> None:
         self.kube = kube
         self.node = node
         self.clock = clock
@@ -61,7 +61,7 @@ class NodeObjects:
             except NotFoundError:
                 self._rest(wanted)
                 logger.debug("%s is not defined here", wanted.collection)
-            except KubeError as error:
+            except KubernetesError as error:
                 self._rest(wanted)
                 logger.warning("%s %s is not written: %s", wanted.kind, self.node, error)
 

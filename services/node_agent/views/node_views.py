@@ -16,8 +16,8 @@ from services.node_agent.timeouts import set_within
 from services.node_agent.views.annotation_lists import with_ours
 from services.node_agent.views.node_objects import NodeObjects
 from shared.dialects import DIALECTS
-from shared.kubernetes.client import Kube, pod_path
-from shared.kubernetes.errors import KubeConflictError, NotFoundError
+from shared.kubernetes.client import KubernetesClient, pod_path
+from shared.kubernetes.errors import KubernetesConflictError, NotFoundError
 from shared.model.clock import Clock
 from shared.model.errors import LeaseholdError, RequestError
 from shared.model.lease import Lease
@@ -52,7 +52,7 @@ class _Node(msgspec.Struct):
 class Views:
     """The views of one node."""
 
-    def __init__(self, kube: Kube, node: NodeName, clock: Clock) -> None:
+    def __init__(self, kube: KubernetesClient, node: NodeName, clock: Clock) -> None:
         self.kube = kube
         self.objects = NodeObjects(kube, node, clock)
         self.path = f"/api/v1/nodes/{quote(node, safe='')}"
@@ -152,7 +152,7 @@ class Views:
                 try:
                     await self._write_pod(lease, annotations)
                     pause_s = PAUSE_S
-                except (NotFoundError, KubeConflictError):
+                except (NotFoundError, KubernetesConflictError):
                     logger.debug("pod %s is gone, and its annotations with it", pod)
                 except RequestError as error:
                     logger.warning("annotations of pod %s were not taken: %s", pod, error)

@@ -8,7 +8,7 @@ from services.placer.index.node_index import Index
 from services.placer.mirror.cluster_mirror import Mirror
 from services.placer.refusal.quotas import QuotasMet
 from shared.model.events.pod_events import PodQueued
-from shared.model.ledger import Reservation, Waiting
+from shared.model.ledger import Reservation, WaitingPod
 from shared.model.placement import Placement, Refusal
 
 Chosen = tuple[PodQueued, tuple[Placement, ...]]
@@ -45,7 +45,7 @@ def decide(
         if isinstance(answer, Refusal):
             decided.refused.append((event, answer))
         else:
-            mirror.hold(event.pod, answer[0], request.resources, request.tags)
+            mirror.hold(event.pod, answer[0], request.resources, request.anti_affinity_groups)
             decided.chosen.append((event, answer))
     return decided
 
@@ -58,15 +58,15 @@ def verdict_of(
     *,
     leads: bool,
     fewer_than: int = 0,
-) -> Waiting:
+) -> WaitingPod:
     """Return what the ledger is to write of a pod that waits."""
-    return Waiting(
+    return WaitingPod(
         queued=replace(event, unexplained=False),
         refusal=refusal,
         capacity=capacity,
         waiting_since=now,
-        leads=leads,
-        fewer_than=fewer_than,
+        receives_offers=leads,
+        min_members=fewer_than,
     )
 
 
@@ -80,7 +80,7 @@ def reservation_of(event: PodQueued, candidates: tuple[Placement, ...]) -> Reser
         candidates=candidates,
         dialect=request.dialect,
         resources=request.resources,
-        tags=request.tags,
+        anti_affinity_groups=request.anti_affinity_groups,
         gang=request.gang.name if request.gang else "",
         priority=request.priority,
         memo=request.memo,

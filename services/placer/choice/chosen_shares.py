@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 
 from services.placer.mirror.node_mirror import DeviceState
-from shared.model.lease import MigPlace, Share
-from shared.model.request import Company, GpuRequest
+from shared.model.lease import MigPlacement, Share
+from shared.model.request import GpuRequest, SharingPolicy
 from shared.placing.shares import held_share, instance_share
 
-Pick = tuple[GpuRequest, DeviceState, int, MigPlace | None]
+Pick = tuple[GpuRequest, DeviceState, int, MigPlacement | None]
 """A container, a device for it, the MiB that its share takes there, and which MIG instance it is;
 None: HAMi-core holds it."""
 
@@ -21,7 +21,7 @@ def shares_of(picks: Sequence[Pick]) -> tuple[Share, ...]:
 
 
 def _share(
-    container: GpuRequest, device: DeviceState, memory: int, place: MigPlace | None
+    container: GpuRequest, device: DeviceState, memory: int, place: MigPlacement | None
 ) -> Share:
     if place is not None:
         return instance_share(container, device.device, memory, place)
@@ -29,12 +29,12 @@ def _share(
         memory,
         container.container,
         container.cores_percent,
-        container.company is not Company.ORDINARY and container.company,
+        container.sharing is not SharingPolicy.SHARED and container.sharing,
         container.whole,
         container.slotted,
         container.slots,
         container.init,
-        container.keeps_terms and (container.memory_bytes, container.memory_percent),
+        container.records_requested_units and (container.memory_bytes, container.memory_percent),
     )
     share = device.known_shares.get(key)
     if share is None:

@@ -10,8 +10,14 @@ from services.placer.choice.chosen_shares import Pick
 from services.placer.choice.device_order import NOTHING, NOTHING_OWN, Own, Owns, in_order
 from services.placer.choice.device_topology import best_set, matters, place_in
 from services.placer.mirror.node_mirror import DeviceState, NodeState
-from shared.model.device import IDLE_BEFORE, DeviceMode, is_open, needed_cores, needed_mib
-from shared.model.request import Company, DeviceOrder, GpuRequest, PodRequest, Scope
+from shared.model.device import (
+    IDLE_BEFORE,
+    DeviceMode,
+    isolation_allows,
+    required_cores_percent,
+    required_memory_mib,
+)
+from shared.model.request import DeviceOrder, GpuRequest, PodRequest, SharingPolicy, TopologyScope
 from shared.placing.device_filters import device_excluded, is_selective
 from shared.placing.mig_instances import find_instance, instance_mib, largest_first
 
@@ -55,7 +61,7 @@ def chooser_of(request: PodRequest) -> Chooser:
     [container] = request.containers
     gpus, units, room = container.gpus, container.memory_units or 0, room_for(container)
     slotted, last = container.slotted, request.device_order is DeviceOrder.LAST
-    matched = gpus > 1 and request.links
+    matched = gpus > 1 and request.prefer_links
 
     def choose(node: NodeState) -> list[Pick] | None:
         if node.mig or node.guarded or (matched and node.linked):
@@ -80,14 +86,14 @@ def _is_simple(request: PodRequest) -> bool:
     [container] = request.containers
     return (
         request.device_order in _BY_INDEX
-        and not request.tags
-        and request.scope is Scope.NODE
+        and not request.anti_affinity_groups
+        and request.topology_scope is TopologyScope.NODE
         and not is_selective(request.selection)
         and bool(container.memory_units)
         and container.memory_percent is None
         and container.memory_bytes is None
         and not container.slots
-        and container.company not in IDLE_BEFORE
+        and container.sharing not in IDLE_BEFORE
         and not container.strict
     )
 
@@ -99,15 +105,17 @@ def modes_of(request: PodRequest) -> tuple[DeviceMode, ...]:
     """Return the modes of devices that will do, in the order in which they are tried."""
     if not takes_instances(request):
         return _SHARES_ONLY
-    if any(each.strict and each.company is not Company.ALONE for each in request.containers):
+    if any(
+        each.strict and each.sharing is not SharingPolicy.EXCLUSIVE for each in request.containers
+    ):
         return _INSTANCES_ONLY
-    return _INSTANCES_FIRST if request.instances_first else _SHARES_FIRST
+    return _INSTANCES_FIRST if request.prefer_mig else _SHARES_FIRST
 
 
 def takes_instances(request: PodRequest) -> bool:
     """Say whether MIG instances will do: for every container, and none wants devices whole."""
     return bool(request.containers) and all(
-        container.instances and not container.whole for container in request.containers
+        container.mig_allowed and not container.whole for container in request.containers
     )
 
 
@@ -177,11 +185,15 @@ def chosen_for(
     wanted = container.gpus
     if wanted > len(devices):
         return None
-    tags, room, idle = request.tags, room_for(container), container.company in IDLE_BEFORE
+    tags, room, idle = (
+        request.anti_affinity_groups,
+        room_for(container),
+        container.sharing in IDLE_BEFORE,
+    )
     slotted, slots, chosen = container.slotted, container.slots, list[Pick]()
     strict = container.strict
     seen = NOTHING_OWN if container.init else owns
-    if owns or request.scope is not Scope.NODE:
+    if owns or request.topology_scope is not TopologyScope.NODE:
         devices = _in_question(request, devices, owns)
     enough = len(devices) if wanted > 1 and matters(container, request, devices) else wanted
     for device in in_order(request, devices, owns):
@@ -194,7 +206,7 @@ def chosen_for(
             and not (idle and device.shares)
             and not (tags and not device.tags.isdisjoint(tags))
             and not (slots and slotted and device.shares >= slots)
-            and (not (strict or device.guarded) or is_open(container, device.device))
+            and (not (strict or device.guarded) or isolation_allows(container, device.device))
             and (not seen or _fits_beside(container, device, memory, seen.get(device)))
         ):
             chosen.append((container, device, memory, None))
@@ -209,7 +221,7 @@ def instances_for(
     container: GpuRequest, request: PodRequest, devices: Sequence[DeviceState], owns: Owns
 ) -> list[Pick] | None:
     """Find MIG instances. They have cores of their own, and nobody meets anybody in one."""
-    wanted, tags, chosen = container.gpus, request.tags, list[Pick]()
+    wanted, tags, chosen = container.gpus, request.anti_affinity_groups, list[Pick]()
     devices = _in_question(request, devices, owns)
     enough = len(devices) if matters(container, request, devices) else wanted
     for device in in_order(request, devices, owns):
@@ -245,10 +257,12 @@ def _in_question(
     request: PodRequest, devices: Sequence[DeviceState], owns: Owns
 ) -> Sequence[DeviceState]:
     """Leave out devices that the pod has already, or that lie nobody knows where."""
-    if request.distinct and owns:
+    if request.distinct_devices and owns:
         devices = [device for device in devices if not owns.get(device, NOTHING).shares]
-    if request.scope is not Scope.NODE:
-        devices = [device for device in devices if place_in(device, request.scope) is not None]
+    if request.topology_scope is not TopologyScope.NODE:
+        devices = [
+            device for device in devices if place_in(device, request.topology_scope) is not None
+        ]
     return devices
 
 
@@ -275,7 +289,7 @@ def _fits_beside(container: GpuRequest, device: DeviceState, memory: int, own: O
         not own.alone
         and device.memory + own.memory + memory <= device.total
         and device.cores + own.cores + room_for(container) <= 100
-        and not (container.company in IDLE_BEFORE and own.shares)
+        and not (container.sharing in IDLE_BEFORE and own.shares)
         and (
             not container.slotted or device.shares + own.shares < (container.slots or device.slots)
         )
@@ -297,8 +311,8 @@ def note_given(chosen: Sequence[Pick], owns: dict[DeviceState, Own]) -> None:
         if place is not None:
             own.positions |= 1 << place.position
         else:
-            own.cores += needed_cores(container)
-            own.alone |= container.company is Company.ALONE
+            own.cores += required_cores_percent(container)
+            own.alone |= container.sharing is SharingPolicy.EXCLUSIVE
 
 
 def room_for(container: GpuRequest) -> int:
@@ -308,12 +322,12 @@ def room_for(container: GpuRequest) -> int:
     """
     if container.whole:
         return 100
-    return container.cores_percent or int(container.company is not Company.ANY)
+    return container.cores_percent or int(container.sharing is not SharingPolicy.BEST_EFFORT)
 
 
 def share_mib(container: GpuRequest, device: DeviceState) -> int:
     """Return what a share takes of the device: `shared.model.device.needed_mib` on the mirror."""
     units = container.memory_units
     if units is None or container.memory_percent is not None or container.memory_bytes is not None:
-        return needed_mib(container, device.device)
+        return required_memory_mib(container, device.device)
     return device.everything if container.whole else units * device.unit

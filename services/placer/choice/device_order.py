@@ -44,7 +44,8 @@ def in_order(
             return sorted(devices, key=plain)
     rank = _RANKS[order]
     return sorted(
-        devices, key=lambda device: rank(device, owns.get(device, NOTHING), request.weights)
+        devices,
+        key=lambda device: rank(device, owns.get(device, NOTHING), request.allocation_weights),
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import combinations
 
 from services.placer.mirror.node_mirror import DeviceState
-from shared.model.request import GpuRequest, PodRequest, Scope
+from shared.model.request import GpuRequest, PodRequest, TopologyScope
 
 TRIED_EXHAUSTIVELY = 8
 """Of more devices than this, sets are grown greedily from each: 8 over 4 are 70 sets."""
@@ -19,9 +19,9 @@ Places = tuple[int, ...]
 """Positions in a list of devices."""
 
 
-def place_in(device: DeviceState, scope: Scope) -> str | int | None:
+def place_in(device: DeviceState, scope: TopologyScope) -> str | int | None:
     """Return which NUMA node or PCIe root a device is on; None: not known."""
-    if scope is Scope.NUMA:
+    if scope is TopologyScope.NUMA:
         return device.device.numa
     return device.device.pcie or None
 
@@ -30,8 +30,8 @@ def matters(container: GpuRequest, request: PodRequest, devices: Sequence[Device
     """Say whether it makes a difference which of the fitting devices a container gets."""
     if container.gpus < 2:
         return False
-    linked = request.links and bool(devices) and devices[0].node.linked
-    return linked or request.scope is not Scope.NODE
+    linked = request.prefer_links and bool(devices) and devices[0].node.linked
+    return linked or request.topology_scope is not TopologyScope.NODE
 
 
 def best_set(request: PodRequest, devices: Sequence[DeviceState], wanted: int) -> Places | None:
@@ -40,19 +40,19 @@ def best_set(request: PodRequest, devices: Sequence[DeviceState], wanted: int) -
     None: they are not within what the pod demands.
     """
     best: tuple[int, Places] | None = None
-    for group in _groups(request.scope, devices):
+    for group in _groups(request.topology_scope, devices):
         if len(group) < wanted:
             continue
         score, places = 0, tuple(range(wanted))
-        if request.links:
+        if request.prefer_links:
             score, places = _best_linked([devices[at] for at in group], wanted)
         if best is None or score > best[0]:
             best = score, tuple(group[at] for at in places)
     return best[1] if best else None
 
 
-def _groups(scope: Scope, devices: Sequence[DeviceState]) -> list[list[int]]:
-    if scope is Scope.NODE:
+def _groups(scope: TopologyScope, devices: Sequence[DeviceState]) -> list[list[int]]:
+    if scope is TopologyScope.NODE:
         return [list(range(len(devices)))]
     groups: dict[str | int | None, list[int]] = {}
     for at, device in enumerate(devices):

@@ -9,7 +9,7 @@ from services.placer.index.node_index import Index
 from services.placer.mirror.cluster_mirror import Mirror
 from services.placer.refusal.quotas import QuotasMet
 from shared.model.events.pod_events import PodQueued
-from shared.model.ledger import Muster
+from shared.model.ledger import GangEnrollment
 from shared.model.names import PodUid
 from shared.model.placement import Refusal
 from shared.model.request import Gang, GpuRequest, PodRequest
@@ -108,7 +108,10 @@ def leaders(members: Iterable[PodQueued]) -> set[PodUid]:
 
 
 def unwritten(
-    members: Iterable[PodQueued], muster: Muster, refusal: Refusal, leading: Collection[PodUid]
+    members: Iterable[PodQueued],
+    muster: GangEnrollment,
+    refusal: Refusal,
+    leading: Collection[PodUid],
 ) -> list[PodQueued]:
     """Return those of whom the ledger has not written just this; of the leading, it must know when.
 
@@ -117,7 +120,7 @@ def unwritten(
     known = {
         waiting.queued.pod: (waiting.refusal.reason, waiting.queued.request)
         for waiting in muster.waiting
-        if not waiting.leads
+        if not waiting.receives_offers
     }
     return [
         event
@@ -146,7 +149,7 @@ def _decide(
         if isinstance(answer, Refusal):
             refused.append((request, answer))
             continue
-        mirror.hold(event.pod, answer[0], request.resources, request.tags)
+        mirror.hold(event.pod, answer[0], request.resources, request.anti_affinity_groups)
         chosen.append((event, answer))
         if len(chosen) == needed:
             return GangDecided(chosen, needed)

@@ -37,7 +37,7 @@ def place(
     the pod's own preferences first, then by its node order. Where both shares and MIG instances
     will do, all nodes are asked for those that come first before any is asked for the others.
     """
-    if not index.eligibility.is_wanting(request.demands):
+    if not index.eligibility.is_wanting(request.node_requirements):
         modes = modes_of(request)
         for mode in modes if index.mirror.mig_nodes or _SHARES[0] not in modes else _SHARES:
             kind, need = kind_of(request, mode)
@@ -61,7 +61,7 @@ def _quickly(
 
 
 def _fitting(request: PodRequest, index: Index, nodes: Iterator[NodeState]) -> Iterator[Placement]:
-    plain, demands = is_plain(request.demands), request.demands
+    plain, demands = is_plain(request.node_requirements), request.node_requirements
     eligibility, triggers = index.eligibility, request.triggers
     wanted, choose = request.resources.items(), chooser_of(request)
     left = CANDIDATES

@@ -2,7 +2,7 @@
 
 from services.placer.mirror.cluster_mirror import Mirror
 from services.placer.mirror.node_mirror import NodeState
-from shared.model.request import NodeDemands
+from shared.model.request import NodeRequirements
 from shared.placing.node_filters import Blocked, preference, unfulfilled
 
 REMEMBERED_DEMANDS = 64
@@ -14,14 +14,14 @@ class Eligibility:
 
     def __init__(self, mirror: Mirror) -> None:
         self.mirror = mirror
-        self._answers: dict[NodeDemands, dict[NodeState, tuple[Blocked | None, int]]] = {}
+        self._answers: dict[NodeRequirements, dict[NodeState, tuple[Blocked | None, int]]] = {}
         self._seen = 0
 
-    def is_wanting(self, demands: NodeDemands) -> bool:
+    def is_wanting(self, demands: NodeRequirements) -> bool:
         """Say whether nodes that meet these demands are not all equally welcome."""
         return bool(demands.preferred) or self.mirror.soft_nodes > 0
 
-    def answer(self, demands: NodeDemands, node: NodeState) -> tuple[Blocked | None, int]:
+    def answer(self, demands: NodeRequirements, node: NodeState) -> tuple[Blocked | None, int]:
         """Return what blocks the node, if anything does, and how welcome it is."""
         self._catch_up()
         answers = self._answers.get(demands)

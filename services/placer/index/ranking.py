@@ -60,12 +60,12 @@ def kind_of(request: PodRequest, mode: DeviceMode = DeviceMode.HAMI_CORE) -> tup
     lead = containers[0] if len(containers) == 1 else max(containers, key=_demand)
     measure, need = _need(lead)
     if mode is DeviceMode.MIG:
-        if lead.asks_all:
+        if lead.wants_all_memory:
             measure, need = WHOLE, 1
         return Kind(measure, lead.gpus, 0, False, False, packs, instances=True), need
     if request.same_device and measure == UNITS:
         need = max(need, sum(c.memory_units or 0 for c in containers if not c.init))
-    idle, slotted = lead.company in IDLE_BEFORE, lead.slotted and not lead.slots
+    idle, slotted = lead.sharing in IDLE_BEFORE, lead.slotted and not lead.slots
     return Kind(measure, lead.gpus, room_for(lead), idle, slotted, packs), need
 
 

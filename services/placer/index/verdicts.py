@@ -62,7 +62,7 @@ def judge(
     request: PodRequest, node: NodeState, eligibility: Eligibility
 ) -> tuple[Blocked | None, int]:
     """Return the first reason why the node cannot take the pod, and how welcome it is."""
-    blocked, liking = eligibility.answer(request.demands, node)
+    blocked, liking = eligibility.answer(request.node_requirements, node)
     if blocked is None and request.triggers:
         blocked = not_served(request.triggers, node.served)
     if blocked is None:

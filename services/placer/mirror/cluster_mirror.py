@@ -90,7 +90,7 @@ class Mirror:
         devices = []
         for device, use in node.devices:
             known = before.pop(device.uuid, None) or DeviceState(state, device)
-            known.describe(device, closed=device.index in node.facts.closed_devices)
+            known.describe(device, closed=device.index in node.facts.excluded_devices)
             known.learn(use)
             self._devices[device.uuid] = known
             devices.append(known)
@@ -163,7 +163,9 @@ class Mirror:
         self.drop(lease.pod)
         if node is None or not lease.shares:
             return
-        hold = Hold.of(node, self._devices, lease.shares, lease.resources, lease.tags)
+        hold = Hold.of(
+            node, self._devices, lease.shares, lease.resources, lease.anti_affinity_groups
+        )
         if hold.is_counted():
             hold.end()
         else:

@@ -127,9 +127,9 @@ class DeviceState:
     def note_manners(self) -> None:
         """Work out who is on the device, whether he keeps it to himself, and in which instances."""
         base = self.base
-        self.tags, self.alone, self.layout = base.tags, base.alone, base.layout
+        self.tags, self.alone, self.layout = base.anti_affinity_groups, base.exclusive, base.layout
         if self.mig:
-            self.positions = positions_in(base.taken) if base.layout else 0
+            self.positions = positions_in(base.slots_taken) if base.layout else 0
         for part in self.parts:
             if part.manners is not None:
                 self._note(part.manners)
@@ -178,11 +178,11 @@ class DeviceState:
             cores_percent=self.cores,
             shares=self.shares,
             fence=self.base.fence,
-            tags=self.tags,
-            alone=self.alone,
-            taken=taken_by(self.positions) if self.mig else self.base.taken,
+            anti_affinity_groups=self.tags,
+            exclusive=self.alone,
+            slots_taken=taken_by(self.positions) if self.mig else self.base.slots_taken,
             layout=self.layout,
-            claimed=self.base.claimed,
+            claimed_by=self.base.claimed_by,
         )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from services.placer.mirror.node_mirror import DeviceState, NodeState
 from shared.model.lease import Lease, Share, bookings
 from shared.model.names import DeviceUuid
-from shared.model.request import Company
+from shared.model.request import SharingPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,17 +112,17 @@ def _parts(
             device = devices.get(share.device)
             if device is not None:
                 cores, manners = share.cores_percent, None
-                if tags or share.mig or share.company is Company.ALONE:
+                if tags or share.mig or share.sharing is SharingPolicy.EXCLUSIVE:
                     cores = share.booked_cores
                     layout = share.mig.layout if share.mig else ""
-                    manners = _manners(share.device, share.company, layout, shares, tags)
+                    manners = _manners(share.device, share.sharing, layout, shares, tags)
                 yield Part(device, share.memory_mib, cores, 1, fence=share.fence, manners=manners)
         return
     fences = {share.device: share.fence for share in shares}
     for booking in bookings(shares):
         device = devices.get(booking.device)
         if device is not None:
-            manners = _manners(booking.device, booking.company, booking.layout, shares, tags)
+            manners = _manners(booking.device, booking.sharing, booking.layout, shares, tags)
             yield Part(
                 device,
                 booking.memory_mib,
@@ -135,7 +135,7 @@ def _parts(
 
 def _manners(
     device: DeviceUuid,
-    company: Company,
+    company: SharingPolicy,
     layout: str,
     shares: Sequence[Share],
     tags: tuple[str, ...],
@@ -144,4 +144,4 @@ def _manners(
     for share in shares:
         if share.mig and share.device == device:
             positions |= 1 << share.mig.position
-    return Manners(company is Company.ALONE, tags, layout, positions)
+    return Manners(company is SharingPolicy.EXCLUSIVE, tags, layout, positions)

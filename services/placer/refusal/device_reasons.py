@@ -17,7 +17,7 @@ from services.placer.choice.device_topology import place_in
 from services.placer.mirror.node_mirror import DeviceState, NodeState
 from shared.model.device import DeviceMode, DeviceRefusal, DeviceUse, device_refusal
 from shared.model.placement import DeviceVerdict
-from shared.model.request import GpuRequest, PodRequest, Scope
+from shared.model.request import GpuRequest, PodRequest, TopologyScope
 from shared.placing.device_filters import device_excluded
 from shared.placing.mig_instances import instance_mib, instance_refusal
 from shared.placing.node_filters import Blocked
@@ -46,7 +46,10 @@ NODE_TEXTS: Mapping[str, str] = {
     "GpuPlaceUnknown": "node(s) had GPUs of which nobody knows where they lie",
 }
 
-SCOPES: Mapping[Scope, str] = {Scope.NUMA: "NUMA node", Scope.PCIE: "PCIe root"}
+SCOPES: Mapping[TopologyScope, str] = {
+    TopologyScope.NUMA: "NUMA node",
+    TopologyScope.PCIE: "PCIe root",
+}
 
 EXCLUSIONS = frozenset({"GpuTypeExcluded", "GpuUuidExcluded", "GpuModeMismatch", "GpuClosed"})
 """Why a device was never in question: named only where no device was."""
@@ -65,7 +68,9 @@ def why_no_devices(request: PodRequest, node: NodeState) -> Blocked:
     refusals = device_refusals(request, node)
     counts = Counter(refusal.code for refusal in refusals.values())
     if not counts:
-        where = f" on one {SCOPES[request.scope]}" if request.scope in SCOPES else ""
+        where = (
+            f" on one {SCOPES[request.topology_scope]}" if request.topology_scope in SCOPES else ""
+        )
         text = f"node(s) had no GPUs for all containers at once{where}"
         return Blocked("GpusDoNotFitTogether", text)
     in_question = Counter({code: n for code, n in counts.items() if code not in EXCLUSIONS})
@@ -90,7 +95,7 @@ def device_refusals(request: PodRequest, node: NodeState) -> dict[DeviceState, D
     allowed = []
     for device in node.devices:
         excluded = device_excluded(request.selection, device.device)
-        if excluded is None and device.index in node.facts.closed_devices:
+        if excluded is None and device.index in node.facts.excluded_devices:
             excluded = CLOSED
         if excluded is None:
             allowed.append(device)
@@ -129,8 +134,8 @@ def _first_unserved(
 def _refusal(
     container: GpuRequest, request: PodRequest, device: DeviceState, owns: Owns
 ) -> DeviceRefusal | None:
-    if request.scope in SCOPES and place_in(device, request.scope) is None:
-        place = SCOPES[request.scope]
+    if request.topology_scope in SCOPES and place_in(device, request.topology_scope) is None:
+        place = SCOPES[request.topology_scope]
         text = f"its {place} is not known, and the pod wants all its GPUs on one"
         return DeviceRefusal("GpuPlaceUnknown", text)
     own, use = Own() if container.init else owns.get(device, Own()), device.use()
@@ -139,21 +144,23 @@ def _refusal(
         cores_percent=use.cores_percent + own.cores,
         shares=use.shares + own.shares,
         fence=use.fence,
-        tags=use.tags,
-        alone=use.alone or own.alone,
+        anti_affinity_groups=use.anti_affinity_groups,
+        exclusive=use.exclusive or own.alone,
         layout=use.layout,
-        claimed=use.claimed,
+        claimed_by=use.claimed_by,
     )
     if device.mig and takes_instances(request):
         return _instance_refusal(container, request, device, owns)
     memory_mib = share_mib(container, device)
-    return device_refusal(container, device.device, seen, memory_mib=memory_mib, tags=request.tags)
+    return device_refusal(
+        container, device.device, seen, memory_mib=memory_mib, tags=request.anti_affinity_groups
+    )
 
 
 def _instance_refusal(
     container: GpuRequest, request: PodRequest, device: DeviceState, owns: Owns
 ) -> DeviceRefusal | None:
-    met = sorted(device.tags.intersection(request.tags))
+    met = sorted(device.tags.intersection(request.anti_affinity_groups))
     if not device.healthy:
         return DeviceRefusal("GpuUnhealthy", "it is unhealthy")
     if met:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from shared.model.events.pod_events import PodQueued
 from shared.model.names import Namespace
 from shared.model.placement import Placement, Refusal
-from shared.model.quota import Excess
+from shared.model.quota import QuotaExcess
 from shared.model.request import NodeTerm, PodRequest
 
 Answer = tuple[Placement, ...] | Refusal
@@ -22,7 +22,7 @@ _WORDS = {
 }
 
 
-def narrowed(request: PodRequest, found: Iterable[Excess]) -> PodRequest | None:
+def narrowed(request: PodRequest, found: Iterable[QuotaExcess]) -> PodRequest | None:
     """Return the request without what the quota refuses; None: it refuses everything.
 
     Where the namespace may hold no further card, those that it holds are left.
@@ -41,12 +41,14 @@ def narrowed(request: PodRequest, found: Iterable[Excess]) -> PodRequest | None:
     return request
 
 
-def _elsewhere(request: PodRequest, excess: Excess) -> PodRequest:
+def _elsewhere(request: PodRequest, excess: QuotaExcess) -> PodRequest:
     if excess.label:
         operator = "NotIn" if excess.model else "In"
         term = NodeTerm(key=excess.label, operator=operator, values=excess.values)
-        required = tuple((*each, term) for each in request.demands.required or ((),))
-        return replace(request, demands=replace(request.demands, required=required))
+        required = tuple((*each, term) for each in request.node_requirements.required or ((),))
+        return replace(
+            request, node_requirements=replace(request.node_requirements, required=required)
+        )
     chosen = request.selection
     if excess.model:
         chosen = replace(chosen, not_types=(*chosen.not_types, *excess.values))
@@ -73,13 +75,13 @@ class QuotasMet:
     """What quotas refused while one batch is decided, by pod; the pods of a gang share it."""
 
     def __init__(self) -> None:
-        self._found: dict[str, tuple[int, tuple[Excess, ...]]] = {}
+        self._found: dict[str, tuple[int, tuple[QuotaExcess, ...]]] = {}
 
     def clear(self) -> None:
         """Forget everything: a batch begins."""
         self._found.clear()
 
-    def learn(self, event: PodQueued, found: tuple[Excess, ...], capacity: int) -> None:
+    def learn(self, event: PodQueued, found: tuple[QuotaExcess, ...], capacity: int) -> None:
         """Note what the ledger refused; it was asked when the mirror had reached `capacity`."""
         if found:
             since, known = self._found.get(_key(event), (capacity, ()))
@@ -113,7 +115,9 @@ def _key(event: PodQueued) -> str:
     return f"gang {gang.name}" if gang and gang.min_member > 1 else event.pod
 
 
-def over_quota(namespace: Namespace, found: Iterable[Excess], beyond: Refusal | None) -> Refusal:
+def over_quota(
+    namespace: Namespace, found: Iterable[QuotaExcess], beyond: Refusal | None
+) -> Refusal:
     """Say what the quota allows, what is held and what was asked, and what is beyond the quota.
 
     `beyond` is why nodes that the quota allows cannot take the pod; where there are such, what is
@@ -158,7 +162,7 @@ def no_budget(namespace: Namespace) -> Refusal:
     )
 
 
-def _said(excess: Excess) -> str:
+def _said(excess: QuotaExcess) -> str:
     listed = ", ".join(excess.values)
     if excess.measure == "pool":
         return f"it allows only nodes with label {excess.label} of {listed}"

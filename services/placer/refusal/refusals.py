@@ -11,7 +11,7 @@ from services.placer.mirror.node_mirror import DeviceState, NodeState
 from services.placer.refusal.device_reasons import verdicts_on
 from services.placer.refusal.hints import hint_for
 from shared.model.placement import NodeVerdict, Refusal
-from shared.model.request import PodRequest, Scope
+from shared.model.request import PodRequest, TopologyScope
 from shared.placing.node_filters import Blocked, insufficient
 
 NEAREST = 3
@@ -41,7 +41,7 @@ def _refusal(request: PodRequest, mirror: Mirror, verdicts: Verdicts) -> Refusal
     return Refusal(
         reason=f"0/{nodes} nodes are available: {listed}.",
         counts=_by_code(counts),
-        nearest=tuple(_spelled_out(request, node, blocked) for node, blocked in nearest),
+        nearest_nodes=tuple(_spelled_out(request, node, blocked) for node, blocked in nearest),
         hint=hint_for(request, nearest),
         permanent=_is_hopeless(request, mirror, verdicts),
     )
@@ -96,7 +96,7 @@ def _is_hopeless(request: PodRequest, mirror: Mirror, verdicts: Verdicts) -> boo
 
 
 def _could_ever_fit(request: PodRequest, nodes: Iterable[NodeState]) -> bool:
-    if request.demands.unsupported:
+    if request.node_requirements.unsupported:
         return False
     tried = set()
     for node in nodes:
@@ -115,7 +115,7 @@ def _build_of(device: DeviceState, request: PodRequest) -> object:
     """Return what decides whether a share fits the device when it is empty."""
     known = device.device
     named = known.uuid if request.selection.uuids or request.selection.not_uuids else ""
-    place = (known.numa, known.pcie) if request.scope is not Scope.NODE else None
+    place = (known.numa, known.pcie) if request.topology_scope is not TopologyScope.NODE else None
     modes = (known.mode, known.layouts, known.isolation)
     return (device.total, device.unit, device.slots, known.model, modes, named, place)
 

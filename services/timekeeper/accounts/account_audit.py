@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from services.timekeeper.accounts.accrual import RESTORED
-from shared.model.budget import Entry, Window
+from shared.model.budget import BudgetWindow, ChargeEntry
 from shared.model.names import Namespace
 
 
@@ -20,7 +20,7 @@ class Book:
     """As its entries add up to."""
 
 
-def book_of(namespace: Namespace, window: Window, entries: Iterable[Entry]) -> Book:
+def book_of(namespace: Namespace, window: BudgetWindow, entries: Iterable[ChargeEntry]) -> Book:
     """Add up the entries of a window: charges, and what it was opened with after a loss."""
     entered = sum(
         entry.units

@@ -13,14 +13,14 @@ from services.timekeeper.accounts.windows import open_window, rollover_units, sh
 from shared.model.budget import (
     HOUR_MS,
     Account,
+    AccountUpdate,
     Budget,
     BudgetState,
-    Entry,
+    BudgetWindow,
+    ChargedLease,
+    ChargeEntry,
     PolicyType,
-    Standing,
-    Tenure,
-    Update,
-    Window,
+    StoredBudgetState,
 )
 
 RESTORED = "restored from"
@@ -34,20 +34,20 @@ class _Step:
     account: Account
     budget: Budget
     charged: dict[str, int] = field(default_factory=dict)
-    windows: dict[str, Window] = field(default_factory=dict)
-    entries: list[Entry] = field(default_factory=list)
+    windows: dict[str, BudgetWindow] = field(default_factory=dict)
+    entries: list[ChargeEntry] = field(default_factory=list)
 
-    def tenures(self) -> list[Tenure]:
+    def tenures(self) -> list[ChargedLease]:
         """Return the tenures as charged so far."""
         return [
             replace(each, charged_ms=self.charged.get(each.id, each.charged_ms))
-            for each in self.account.tenures
+            for each in self.account.leases
         ]
 
 
 def advance(
     account: Account, budget: Budget, now_ms: int, *, charge_every_ms: int
-) -> Update | None:
+) -> AccountUpdate | None:
     """Return the step that brings an account to an instant, or None if nothing is due.
 
     Everything that began or ended until `now_ms` must be in the account. Time that is held goes
@@ -58,7 +58,7 @@ def advance(
         return None
     step = _Step(account, budget)
     window = account.windows[-1] if account.windows else _first_window(step, now_ms)
-    known = account.standing.shape
+    known = account.state.shape
     while True:
         until = now_ms if window.end_ms is None else min(now_ms, window.end_ms)
         window = _charge(step, window, until)
@@ -77,26 +77,26 @@ def advance(
 def _is_due(account: Account, budget: Budget, now_ms: int, charge_every_ms: int) -> bool:
     if not account.windows or account.budget != budget:
         return True
-    window, standing = account.windows[-1], account.standing
+    window, standing = account.windows[-1], account.state
     if window.end_ms is not None and window.end_ms <= now_ms:
         return True
     if any(
         each.ended_ms is not None or now_ms - each.charged_ms >= charge_every_ms
-        for each in account.tenures
+        for each in account.leases
     ):
         return True
     seen = balance(account, budget, now_ms)
     return (seen.state, seen.warned_percent) != (standing.state, standing.warned_percent)
 
 
-def _first_window(step: _Step, now_ms: int) -> Window:
-    first = min([now_ms, *(each.charged_ms for each in step.account.tenures)])
+def _first_window(step: _Step, now_ms: int) -> BudgetWindow:
+    first = min([now_ms, *(each.charged_ms for each in step.account.leases)])
     window = open_window(step.budget, first, natural=True)
     step.windows[window.id] = window
     return window
 
 
-def _charge(step: _Step, window: Window, until_ms: int) -> Window:
+def _charge(step: _Step, window: BudgetWindow, until_ms: int) -> BudgetWindow:
     """Charge every tenure up to an instant to a window, and move the window's level with it."""
     held = step.tenures()
     bucket = step.budget.policy.type is PolicyType.BUCKET and window.limit_units is not None
@@ -118,16 +118,16 @@ def _charge(step: _Step, window: Window, until_ms: int) -> Window:
     return window
 
 
-def _state_in(account: Account, window: Window) -> BudgetState:
+def _state_in(account: Account, window: BudgetWindow) -> BudgetState:
     """Return the state a window's charges are made under: the one known when they began."""
-    standing = account.standing
+    standing = account.state
     return standing.state if standing.window in {window.id, ""} else BudgetState.OK
 
 
 def _charge_entry(
-    tenure: Tenure, window: Window, until_ms: int, units: int, lease_class: str
-) -> Entry:
-    return Entry(
+    tenure: ChargedLease, window: BudgetWindow, until_ms: int, units: int, lease_class: str
+) -> ChargeEntry:
+    return ChargeEntry(
         window=window.id,
         kind="charge",
         units=units,
@@ -143,22 +143,24 @@ def _charge_entry(
     )
 
 
-def _close(step: _Step, window: Window, at_ms: int) -> Window:
+def _close(step: _Step, window: BudgetWindow, at_ms: int) -> BudgetWindow:
     """Close a window for ever and open the one after it."""
     closed = replace(window, end_ms=at_ms, closed=True)
     step.windows[closed.id] = closed
-    step.entries.append(Entry(window=closed.id, kind="close", units=closed.used_units))
+    step.entries.append(ChargeEntry(window=closed.id, kind="close", units=closed.used_units))
     rolled = rollover_units(step.budget.policy, closed)
     fresh = open_window(step.budget, at_ms, rolled_units=rolled)
     if rolled:
         step.entries.append(
-            Entry(window=fresh.id, kind="rollover", units=rolled, reason=f"unused in {closed.id}")
+            ChargeEntry(
+                window=fresh.id, kind="rollover", units=rolled, reason=f"unused in {closed.id}"
+            )
         )
     step.windows[fresh.id] = fresh
     return fresh
 
 
-def _relimit(step: _Step, window: Window, now_ms: int) -> None:
+def _relimit(step: _Step, window: BudgetWindow, now_ms: int) -> None:
     """Give an open window the limit that the budget has by now."""
     before, after = window.limit_units, step.budget.limit_units
     if before == after:
@@ -172,17 +174,17 @@ def _relimit(step: _Step, window: Window, now_ms: int) -> None:
     shown = ["none" if each is None else str(each) for each in (before, after)]
     reason = f"the limit was {shown[0]} and is {shown[1]}"
     units = (after or 0) - (before or 0)
-    step.entries.append(Entry(window=window.id, kind="adjust", units=units, reason=reason))
+    step.entries.append(ChargeEntry(window=window.id, kind="adjust", units=units, reason=reason))
 
 
-def _finished(step: _Step, now_ms: int) -> Update:
+def _finished(step: _Step, now_ms: int) -> AccountUpdate:
     account = step.account
     over = {
         each.id: each.charged_ms
         for each in step.tenures()
         if each.ended_ms is not None and each.charged_ms >= each.ended_ms
     }
-    update = Update(
+    update = AccountUpdate(
         namespace=account.namespace,
         revision=account.revision,
         windows=tuple(sorted(step.windows.values(), key=lambda window: window.place)),
@@ -192,9 +194,9 @@ def _finished(step: _Step, now_ms: int) -> Update:
         budget=None if account.budget == step.budget else step.budget,
     )
     seen = balance(applied(account, update), step.budget, now_ms)
-    before = account.standing
+    before = account.state
     known = bool(before.since_ms)
-    standing = Standing(
+    standing = StoredBudgetState(
         state=seen.state,
         warned_percent=seen.warned_percent,
         since_ms=before.since_ms if known and seen.state is before.state else now_ms,
@@ -202,10 +204,10 @@ def _finished(step: _Step, now_ms: int) -> Update:
         shape=shape_of(step.budget.policy),
         restored_ms=before.restored_ms,
     )
-    return replace(update, standing=standing)
+    return replace(update, state=standing)
 
 
-def applied(account: Account, update: Update) -> Account:
+def applied(account: Account, update: AccountUpdate) -> Account:
     """Return the account after a step: what the store must hold then."""
     charged: Mapping[str, int] = update.charged
     windows = {window.id: window for window in account.windows}
@@ -213,25 +215,25 @@ def applied(account: Account, update: Update) -> Account:
     return replace(
         account,
         revision=account.revision + 1,
-        tenures=tuple(
+        leases=tuple(
             replace(each, charged_ms=charged.get(each.id, each.charged_ms))
-            for each in account.tenures
+            for each in account.leases
             if each.id not in update.ended
         ),
         windows=tuple(sorted(windows.values(), key=lambda window: window.place)),
-        standing=account.standing if update.standing is None else update.standing,
+        state=account.state if update.state is None else update.state,
         budget=account.budget if update.budget is None else update.budget,
     )
 
 
-def granted(account: Account, units: int, *, actor: str, reason: str, key: str) -> Update:
+def granted(account: Account, units: int, *, actor: str, reason: str, key: str) -> AccountUpdate:
     """Return the step that adds a grant to the open window. A negative grant takes back."""
     window = account.windows[-1]
     changed = replace(window, granted_units=window.granted_units + units)
     if window.level_ms:
         changed = replace(changed, level_scaled=window.level_scaled + units * HOUR_MS)
-    entry = Entry(window=window.id, kind="grant", units=units, actor=actor, reason=reason)
-    return Update(
+    entry = ChargeEntry(window=window.id, kind="grant", units=units, actor=actor, reason=reason)
+    return AccountUpdate(
         namespace=account.namespace,
         revision=account.revision,
         windows=(changed,),
@@ -240,20 +242,22 @@ def granted(account: Account, units: int, *, actor: str, reason: str, key: str) 
     )
 
 
-def restored(account: Account, budget: Budget, *, window: Window, at_ms: int) -> Update:
+def restored(
+    account: Account, budget: Budget, *, window: BudgetWindow, at_ms: int
+) -> AccountUpdate:
     """Return the step that opens a lost account anew from what its last copy said."""
-    entry = Entry(
+    entry = ChargeEntry(
         window=window.id,
         kind="adjust",
         units=window.used_units,
         reason=f"{RESTORED} the budget's status of {at_ms}",
     )
-    return Update(
+    return AccountUpdate(
         namespace=account.namespace,
         revision=account.revision,
         windows=(window,),
         entries=(entry,),
-        standing=Standing(window=window.id, shape=shape_of(budget.policy), restored_ms=at_ms),
+        state=StoredBudgetState(window=window.id, shape=shape_of(budget.policy), restored_ms=at_ms),
     )
 
 

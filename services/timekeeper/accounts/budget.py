@@ -9,11 +9,11 @@ from shared.model.budget import (
     Balance,
     Budget,
     BudgetState,
+    BudgetWindow,
+    ChargedLease,
     LeaseClass,
     OnExhausted,
     PolicyType,
-    Tenure,
-    Window,
 )
 
 LATEST_MS = 253_402_300_799_000
@@ -59,13 +59,13 @@ def consequence(budget: Budget, state: BudgetState) -> Consequence:
     )
 
 
-def accrued(tenure: Tenure, until_ms: int) -> int:
+def accrued(tenure: ChargedLease, until_ms: int) -> int:
     """Return the units of a tenure's time before an instant that is not charged yet."""
     until = until_ms if tenure.ended_ms is None else min(until_ms, tenure.ended_ms)
     return tenure.weight * max(0, until - tenure.charged_ms)
 
 
-def burn_at(tenures: Iterable[Tenure], at_ms: int) -> int:
+def burn_at(tenures: Iterable[ChargedLease], at_ms: int) -> int:
     """Return the milli-GPU held at an instant."""
     return sum(
         each.weight
@@ -78,8 +78,8 @@ def balance(account: Account, budget: Budget, at_ms: int) -> Balance:
     """Return how an account stands at an instant, the time not charged yet included."""
     window = account.windows[-1]
     end = at_ms if window.end_ms is None else min(at_ms, window.end_ms)
-    uncharged = sum(accrued(each, end) for each in account.tenures)
-    burn = burn_at(account.tenures, at_ms)
+    uncharged = sum(accrued(each, end) for each in account.leases)
+    burn = burn_at(account.leases, at_ms)
     here = used = window.used_units + uncharged
     allowed = window.allowed_units
     if budget.policy.type is PolicyType.SLIDING:
@@ -93,7 +93,7 @@ def balance(account: Account, budget: Budget, at_ms: int) -> Balance:
             allowed += sum(each.granted_units for each in inside)
     remaining = None if allowed is None else allowed - used
     if budget.policy.type is PolicyType.BUCKET and window.limit_units is not None:
-        remaining = level_at(window, account.tenures, budget, at_ms) // HOUR_MS
+        remaining = level_at(window, account.leases, budget, at_ms) // HOUR_MS
     state = state_of(
         _state_before(account, budget),
         budget,
@@ -112,8 +112,8 @@ def balance(account: Account, budget: Budget, at_ms: int) -> Balance:
         window_used_units=here,
         allowed_units=allowed,
         remaining_units=remaining,
-        burn_milli_gpu=burn,
-        tenures=len([each for each in account.tenures if each.ended_ms is None]),
+        current_rate_milli_gpu=burn,
+        leases=len([each for each in account.leases if each.ended_ms is None]),
         exhausted_at_ms=projected_ms(budget, window, remaining, burn, at_ms),
     )
 
@@ -121,8 +121,8 @@ def balance(account: Account, budget: Budget, at_ms: int) -> Balance:
 def _state_before(account: Account, budget: Budget) -> BudgetState:
     """Return the state to go on from: a new calendar window forgets the one before."""
     sliding = budget.policy.type is PolicyType.SLIDING
-    same = account.standing.window == account.windows[-1].id
-    return account.standing.state if sliding or same else BudgetState.OK
+    same = account.state.window == account.windows[-1].id
+    return account.state.state if sliding or same else BudgetState.OK
 
 
 def state_of(
@@ -176,7 +176,7 @@ def warned_percent(budget: Budget, *, used: int, allowed: int | None, remaining:
 
 
 def projected_ms(
-    budget: Budget, window: Window, remaining: int | None, burn: int, at_ms: int
+    budget: Budget, window: BudgetWindow, remaining: int | None, burn: int, at_ms: int
 ) -> int | None:
     """Return when nothing will be left at the present burn; None: not in this window."""
     if remaining is None or remaining <= 0:
@@ -195,7 +195,9 @@ def _ends(budget: Budget) -> bool:
     return budget.policy.type is PolicyType.FIXED
 
 
-def level_at(window: Window, tenures: Iterable[Tenure], budget: Budget, at_ms: int) -> int:
+def level_at(
+    window: BudgetWindow, tenures: Iterable[ChargedLease], budget: Budget, at_ms: int
+) -> int:
     """Return what a bucket holds at an instant, in units times HOUR_MS, so that nothing is rounded.
 
     Between two changes of what is held, the level moves in a straight line, and stops rising at the

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from services.timekeeper.accounts.weights import Weighed
-from shared.model.budget import Account, Moment, Tenure
+from shared.model.budget import Account, ChargedLease, JournalEntry
 from shared.model.lease import Lease, LeaseState
 from shared.model.names import Namespace
 
@@ -22,7 +22,7 @@ Weigh = Callable[[Lease], Weighed]
 class Intake:
     """What is to be written of one namespace."""
 
-    held: dict[str, Tenure] = field(default_factory=dict)
+    held: dict[str, ChargedLease] = field(default_factory=dict)
     ended: dict[str, int] = field(default_factory=dict)
 
 
@@ -48,7 +48,7 @@ def created_ms(lease: Lease) -> int:
 
 
 def intake(
-    happened: Iterable[Moment], weigh: Weigh, counted_ms: Mapping[str, int]
+    happened: Iterable[JournalEntry], weigh: Weigh, counted_ms: Mapping[str, int]
 ) -> dict[Namespace, Intake]:
     """Read the journal. `counted_ms`: up to when tenures that come again are charged already."""
     found: dict[Namespace, Intake] = {}
@@ -70,8 +70,8 @@ def _restored_since(lease: Lease, counted_ms: Mapping[str, int]) -> int:
     return max(created_ms(lease), resized_ms(lease), counted_ms.get(tenure_id(lease), 0))
 
 
-def _tenure(lease: Lease, weighed: Weighed, since_ms: int) -> Tenure:
-    return Tenure(
+def _tenure(lease: Lease, weighed: Weighed, since_ms: int) -> ChargedLease:
+    return ChargedLease(
         id=tenure_id(lease),
         pod=lease.pod,
         name=lease.name,
@@ -106,7 +106,7 @@ def reconcile(
     over: dict[str, int] = {}
     for account in accounts:
         taken = found.setdefault(account.namespace, Intake())
-        for tenure in account.tenures:
+        for tenure in account.leases:
             known.add(tenure.id)
             if tenure.id in holding:
                 continue
@@ -125,7 +125,7 @@ def reconcile(
             taken.held[id_] = _tenure(lease, weigh(lease), since)
 
 
-def _begun(tenure: Tenure, since_ms: int) -> Tenure:
+def _begun(tenure: ChargedLease, since_ms: int) -> ChargedLease:
     """Return a tenure that begins at an instant at the earliest."""
     since = max(tenure.since_ms, since_ms)
     return replace(tenure, since_ms=since, charged_ms=max(tenure.charged_ms, since))

@@ -12,7 +12,7 @@ from fractions import Fraction
 from shared.model.budget import Budget, WeightMode
 from shared.model.lease import Lease, Share
 from shared.model.names import DeviceUuid
-from shared.model.request import Company
+from shared.model.request import SharingPolicy
 
 WHOLE = Fraction(1)
 
@@ -71,7 +71,7 @@ def weigh(
 
 
 def _parts(shares: list[Share], card: Card | None, budget: Budget) -> tuple[Fraction, Fraction]:
-    if any(share.whole or share.company is Company.ALONE for share in shares):
+    if any(share.whole or share.sharing is SharingPolicy.EXCLUSIVE for share in shares):
         return WHOLE, WHOLE
     memory = _most(shares, lambda share: _memory(share, card))
     cores = _most(shares, lambda share: _cores(share, card, budget))
@@ -79,7 +79,13 @@ def _parts(shares: list[Share], card: Card | None, budget: Budget) -> tuple[Frac
 
 
 def _memory(share: Share, card: Card | None) -> Fraction:
-    size = share.terms.device_mib if share.terms else card.memory_mib if card else 0
+    size = (
+        share.requested_units.device_mib
+        if share.requested_units
+        else card.memory_mib
+        if card
+        else 0
+    )
     return Fraction(share.memory_mib, size) if size > 0 else WHOLE
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from zoneinfo import ZoneInfo
 
-from shared.model.budget import HOUR_MS, Budget, Period, Policy, PolicyType, Window
+from shared.model.budget import HOUR_MS, Budget, BudgetPolicy, BudgetWindow, Period, PolicyType
 
 DAY_MS = 24 * HOUR_MS
 _IDS = {Period.DAY: "%Y-%m-%d", Period.WEEK: "%G-W%V", Period.MONTH: "%Y-%m"}
@@ -23,7 +23,7 @@ class Span:
     end_ms: int | None
 
 
-def span_at(policy: Policy, at_ms: int) -> Span:
+def span_at(policy: BudgetPolicy, at_ms: int) -> Span:
     """Return the period of the policy that holds the instant."""
     if policy.type is PolicyType.NONE:
         return Span(id="lifetime", start_ms=0, end_ms=None)
@@ -64,7 +64,7 @@ def _midnight_ms(day: date, zone: ZoneInfo) -> int:
 
 def open_window(
     budget: Budget, at_ms: int, *, natural: bool = False, rolled_units: int = 0
-) -> Window:
+) -> BudgetWindow:
     """Return a new window that begins at the instant; a `natural` one begins with its period.
 
     One that begins inside its period has the instant in its id, so that no id comes twice.
@@ -73,7 +73,7 @@ def open_window(
     span = span_at(policy, at_ms)
     start = span.start_ms if natural else at_ms
     full = policy.type is PolicyType.BUCKET and budget.limit_units is not None
-    return Window(
+    return BudgetWindow(
         id=span.id if start == span.start_ms else f"{span.id}+{start}",
         start_ms=start,
         end_ms=span.end_ms,
@@ -84,7 +84,7 @@ def open_window(
     )
 
 
-def shape_of(policy: Policy) -> str:
+def shape_of(policy: BudgetPolicy) -> str:
     """Return what of a policy decides its windows: a window goes on while this stays."""
     if policy.type is PolicyType.FIXED:
         return f"fixed {policy.period} {policy.time_zone}"
@@ -93,7 +93,7 @@ def shape_of(policy: Policy) -> str:
     return str(policy.type)
 
 
-def rollover_units(policy: Policy, closed: Window) -> int:
+def rollover_units(policy: BudgetPolicy, closed: BudgetWindow) -> int:
     """Return how much of what a window left unused is granted to the next one."""
     if policy.type is not PolicyType.FIXED or closed.allowed_units is None:
         return 0
@@ -103,7 +103,7 @@ def rollover_units(policy: Policy, closed: Window) -> int:
     return granted if most is None else min(granted, most)
 
 
-def kept_since_ms(policy: Policy, now_ms: int, *, keep_days: int) -> int:
+def kept_since_ms(policy: BudgetPolicy, now_ms: int, *, keep_days: int) -> int:
     """Return the instant before which entries and windows go: nobody looks back beyond it."""
     reach_ms = keep_days * DAY_MS
     if policy.type is PolicyType.SLIDING:

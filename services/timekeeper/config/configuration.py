@@ -10,9 +10,9 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from shared.model.budget import (
     UNITS_PER_GPU_MINUTE,
     Budget,
+    BudgetPolicy,
     OnExhausted,
     Period,
-    Policy,
     PolicyType,
     WeightMode,
 )
@@ -138,14 +138,14 @@ def read_spec(namespace: Namespace, spec: Fields) -> Budget:
     )
 
 
-def _policy(said: Fields) -> Policy:
+def _policy(said: Fields) -> BudgetPolicy:
     said.only(
         *("type", "window", "timeZone", "rollover", "lengthHours", "bucketMinutes"),
         "refillGPUMinutesPerHour",
     )
     rollover = said.inner("rollover")
     rollover.only("percent", "maxGPUMinutes")
-    usual = Policy()
+    usual = BudgetPolicy()
     kind = said.choice("type", PolicyType, PolicyType.FIXED)
     length = (
         _or(said.whole("lengthHours", 1, LONGEST_HOURS), usual.length_ms // 3_600_000) * 3_600_000
@@ -161,7 +161,7 @@ def _policy(said: Fields) -> Policy:
         raise RequestError(
             f"{said.at('refillGPUMinutesPerHour')} above 0 and type bucket need each other"
         )
-    return Policy(
+    return BudgetPolicy(
         type=kind,
         period=said.choice("window", Period, Period.MONTH),
         time_zone=_zone(said),

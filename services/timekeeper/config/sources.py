@@ -23,9 +23,9 @@ from services.timekeeper.config.configuration import (
     read_spec,
 )
 from services.timekeeper.report.statuses import StatusCopy, read_status
-from shared.kubernetes.client import Kube
+from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError
-from shared.kubernetes.known_objects import Appeared, Changed, Gone, Synced
+from shared.kubernetes.known_objects import ListSynced, ObjectAdded, ObjectDeleted, ObjectUpdated
 from shared.kubernetes.reflector import Reflector
 from shared.kubernetes.types import ObjectMeta
 from shared.model.budget import Budget
@@ -107,7 +107,7 @@ class BudgetObject(msgspec.Struct, frozen=True):
 class BudgetObjects:
     """GPUBudget objects of a cluster."""
 
-    kube: Kube
+    kube: KubernetesClient
     budgets: dict[Namespace, Budget] = field(default_factory=dict)
     statuses: dict[Namespace, StatusCopy] = field(default_factory=dict)
     uids: dict[Namespace, str] = field(default_factory=dict)
@@ -131,11 +131,11 @@ class BudgetObjects:
             async for batch in batches:
                 for change in batch:
                     match change:
-                        case Appeared(item=item) | Changed(item=item):
+                        case ObjectAdded(item=item) | ObjectUpdated(item=item):
                             self._take(item)
-                        case Gone(item=item):
+                        case ObjectDeleted(item=item):
                             self._forget(Namespace(item.metadata.name))
-                        case Synced():
+                        case ListSynced():
                             self.known.set()
 
     def _take(self, item: BudgetObject) -> None:

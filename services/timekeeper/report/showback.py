@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from services.timekeeper.report.statuses import minutes
-from shared.model.budget import UNITS_PER_GPU_MINUTE, Entry, LeaseClass
+from shared.model.budget import UNITS_PER_GPU_MINUTE, ChargeEntry, LeaseClass
 from shared.model.errors import RequestError
 from shared.model.names import Namespace
 
@@ -17,7 +17,7 @@ GROUPS = ("namespace", "model", "class")
 class Entries(Protocol):
     """The ledgers."""
 
-    async def entries(self, namespace: Namespace, *, after: str = "") -> list[Entry]:
+    async def entries(self, namespace: Namespace, *, after: str = "") -> list[ChargeEntry]:
         """Return a page of the entries after the one named, oldest first."""
         ...
 
@@ -53,7 +53,7 @@ class Range:
     from_ms: int | None = None
     to_ms: int | None = None
 
-    def cut(self, entry: Entry) -> tuple[int, int] | None:
+    def cut(self, entry: ChargeEntry) -> tuple[int, int] | None:
         """Return the part of a charge that counts, or None."""
         if self.window:
             return (entry.from_ms, entry.to_ms) if entry.window == self.window else None
@@ -61,7 +61,7 @@ class Range:
         end = min(entry.to_ms, self.to_ms if self.to_ms is not None else entry.to_ms)
         return (begin, end) if begin < end else None
 
-    def holds(self, entry: Entry) -> bool:
+    def holds(self, entry: ChargeEntry) -> bool:
         """Return whether an entry without an interval counts."""
         if self.window:
             return entry.window == self.window
@@ -82,7 +82,7 @@ class Sums:
         self._rows: dict[tuple[str, ...], Row] = {}
         self._leases: dict[tuple[str, ...], set[str]] = {}
 
-    def add(self, namespace: str, entries: Iterable[Entry]) -> None:
+    def add(self, namespace: str, entries: Iterable[ChargeEntry]) -> None:
         """Add entries of a namespace's ledger."""
         for entry in entries:
             key = _key(entry, namespace, self._group_by)
@@ -119,7 +119,7 @@ async def add_up(
     return sums.rows()
 
 
-def _key(entry: Entry, namespace: str, group_by: Sequence[str]) -> tuple[str, ...]:
+def _key(entry: ChargeEntry, namespace: str, group_by: Sequence[str]) -> tuple[str, ...]:
     by = {"namespace": namespace, "model": entry.model, "class": entry.lease_class}
     return (entry.window, *(by[name] if name in group_by else "" for name in GROUPS))
 
@@ -129,7 +129,7 @@ def _row(key: tuple[str, ...]) -> Row:
     return Row(window=window, namespace=namespace, model=model, lease_class=lease_class)
 
 
-def _add_charge(row: Row, entry: Entry, length_ms: int) -> None:
+def _add_charge(row: Row, entry: ChargeEntry, length_ms: int) -> None:
     units = entry.weight * length_ms
     row.units += units
     row.core_units += entry.cores_milli * length_ms
@@ -173,7 +173,7 @@ def as_csv(rows: Iterable[Row]) -> str:
     return text.getvalue()
 
 
-def entry_shape(entry: Entry, namespace: str) -> dict[str, object]:
+def entry_shape(entry: ChargeEntry, namespace: str) -> dict[str, object]:
     """Return a ledger line in its fixed order; units are text, what does not apply is left out."""
     line: dict[str, object] = {
         "id": entry.id,

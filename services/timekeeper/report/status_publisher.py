@@ -109,7 +109,7 @@ class Told:
 def _measure(budget: Budget, seen: Balance) -> None:
     name = seen.namespace
     USED.labels(name).set(seen.used_units / UNITS_PER_GPU_MINUTE)
-    BURN.labels(name).set(seen.burn_milli_gpu)
+    BURN.labels(name).set(seen.current_rate_milli_gpu)
     if seen.remaining_units is not None:
         REMAINING.labels(name).set(seen.remaining_units / UNITS_PER_GPU_MINUTE)
     else:
@@ -149,7 +149,7 @@ def _event(
         f"{minutes(seen.used_units)} GPU-minutes used in {seen.window.id}, {left}; its leases are "
         f"{follows.lease_class}, new pods: {follows.new_pods}"
     )
-    told = f"{account.standing.since_ms} {seen.state} {seen.warned_percent} {seen.window.id}"
+    told = f"{account.state.since_ms} {seen.state} {seen.warned_percent} {seen.window.id}"
     digest = hashlib.blake2s(told.encode(), digest_size=8).hexdigest()
     at = stamp(seen.at_ms)
     calm = seen.state is BudgetState.OK

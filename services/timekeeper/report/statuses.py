@@ -11,8 +11,8 @@ from shared.model.budget import (
     Account,
     Balance,
     Budget,
+    BudgetWindow,
     PolicyType,
-    Window,
 )
 
 
@@ -20,7 +20,7 @@ from shared.model.budget import (
 class StatusCopy:
     """An account as its budget's status tells it."""
 
-    window: Window
+    window: BudgetWindow
     """The window that was open, with its use and its level."""
     at_ms: int
 
@@ -46,7 +46,7 @@ def status_of(account: Account, seen: Balance, *, problem: str = "") -> dict[str
     window = seen.window
     return {
         "state": str(seen.state),
-        "since": stamp(account.standing.since_ms),
+        "since": stamp(account.state.since_ms),
         "window": {"id": window.id, "start": window.start_ms, "end": window.end_ms},
         "usedUnits": str(seen.used_units),
         "windowUsedUnits": str(seen.window_used_units),
@@ -57,8 +57,8 @@ def status_of(account: Account, seen: Balance, *, problem: str = "") -> dict[str
         "remainingGPUMinutes": (
             None if seen.remaining_units is None else minutes(seen.remaining_units)
         ),
-        "burnMilliGPU": seen.burn_milli_gpu,
-        "leases": seen.tenures,
+        "burnMilliGPU": seen.current_rate_milli_gpu,
+        "leases": seen.leases,
         "projectedExhaustion": (
             None if seen.exhausted_at_ms is None else stamp(seen.exhausted_at_ms)
         ),
@@ -77,7 +77,7 @@ def read_status(status: Any, budget: Budget | None) -> StatusCopy | None:
         bucket = budget.policy.type is PolicyType.BUCKET
         return StatusCopy(
             at_ms=at_ms,
-            window=Window(
+            window=BudgetWindow(
                 id=str(window["id"]),
                 start_ms=int(window["start"]),
                 end_ms=None if end is None else int(end),

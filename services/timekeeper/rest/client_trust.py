@@ -2,13 +2,13 @@
 
 from urllib.parse import quote
 
-from shared.kubernetes.client import Kube
+from shared.kubernetes.client import KubernetesClient
 
 
 class AuthorityMap:
     """A ConfigMap with the authorities under `ca.crt`; it is there, if empty, since the install."""
 
-    def __init__(self, kube: Kube, namespace: str, name: str) -> None:
+    def __init__(self, kube: KubernetesClient, namespace: str, name: str) -> None:
         self.kube = kube
         self.path = (
             f"/api/v1/namespaces/{quote(namespace, safe='')}/configmaps/{quote(name, safe='')}"

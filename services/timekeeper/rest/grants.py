@@ -6,7 +6,7 @@ from fractions import Fraction
 from typing import Protocol
 
 from services.timekeeper.accounts.accrual import granted
-from shared.model.budget import UNITS_PER_GPU_MINUTE, Account, Update
+from shared.model.budget import UNITS_PER_GPU_MINUTE, Account, AccountUpdate
 from shared.model.errors import ConflictError, RequestError
 from shared.model.names import Namespace
 
@@ -23,7 +23,7 @@ class Store(Protocol):
         """Load accounts."""
         ...
 
-    async def save(self, update: Update, *, kept_since_ms: int | None = None) -> bool:
+    async def save(self, update: AccountUpdate, *, kept_since_ms: int | None = None) -> bool:
         """Write one step; False if the account has moved on, or the grant is there."""
         ...
 

@@ -19,11 +19,11 @@ from services.timekeeper.report.statuses import minutes, stamp
 from services.timekeeper.rest.grants import Store as GrantStore
 from services.timekeeper.rest.grants import grant, units_of
 from services.timekeeper.service import Configuration, Timekeeper
-from shared.credentials.authorization import Door, Viewer
-from shared.credentials.tokens import EVERYTHING, ForbiddenError
-from shared.kubernetes.client import Kube, pod_path
+from shared.credentials.authorization import Authenticator, Viewer
+from shared.credentials.tokens import EVERYTHING, AccessDeniedError
+from shared.kubernetes.client import KubernetesClient, pod_path
 from shared.kubernetes.errors import NotFoundError
-from shared.model.budget import UNITS_PER_GPU_MINUTE, Balance, Entry
+from shared.model.budget import UNITS_PER_GPU_MINUTE, Balance, ChargeEntry
 from shared.model.errors import ConflictError, LeaseholdError, RequestError, UnavailableError
 from shared.model.names import Namespace
 
@@ -48,7 +48,7 @@ class Store(GrantStore, Protocol):
 
     async def entries(
         self, namespace: Namespace, *, after: str = "", most: int = PAGE_MAX
-    ) -> list[Entry]:
+    ) -> list[ChargeEntry]:
         """Return entries after the one named."""
         ...
 
@@ -61,9 +61,9 @@ class Pages:
         keeper: Timekeeper,
         store: Store,
         configuration: Configuration,
-        door: Door,
+        door: Authenticator,
         *,
-        kube: Kube | None,
+        kube: KubernetesClient | None,
         old_reports: str,
     ) -> None:
         if old_reports not in {"answer", "gone"}:
@@ -176,9 +176,11 @@ class Pages:
     async def _viewer(self, request: web.Request) -> Viewer:
         """Return who asks. Raises ForbiddenError if nobody knows."""
         kind, _, token = request.headers.get("Authorization", "").partition(" ")
-        viewer = await self.door.admit(token.strip() if kind.lower() == "bearer" else "")
+        viewer = await self.door.authenticate(token.strip() if kind.lower() == "bearer" else "")
         if viewer is None:
-            raise ForbiddenError("a known token is wanted: Authorization: Bearer ...", known=False)
+            raise AccessDeniedError(
+                "a known token is wanted: Authorization: Bearer ...", known=False
+            )
         return viewer
 
     async def _visible(
@@ -195,20 +197,20 @@ class Pages:
         seen = await viewer.visible([namespace])
         if seen is not None and namespace not in seen:
             text = f"{viewer.name} has no right to see namespace {namespace}"
-            raise ForbiddenError(text, known=True)
+            raise AccessDeniedError(text, known=True)
 
     async def _granter(self, request: web.Request, namespace: Namespace) -> str:
         """Return who asks. Raises ForbiddenError unless they may grant."""
         viewer = await self._viewer(request)
-        if self.door.is_open:
+        if self.door.is_anonymous:
             text = "granting needs a token; start with --auth tokens or --auth kube"
-            raise ForbiddenError(text, known=False)
+            raise AccessDeniedError(text, known=False)
         if not await viewer.may_grant(namespace):
             text = (
                 f"{viewer.name} has no right to grant to namespace {namespace}: that takes a token "
                 "for *, or in a cluster the right to create gpubudgets/grants in leasehold.dev"
             )
-            raise ForbiddenError(text, known=True)
+            raise AccessDeniedError(text, known=True)
         return viewer.name
 
     async def _grant(self, request: web.Request) -> Balance:
@@ -257,8 +259,8 @@ class Pages:
             "usedGPUMinutes": minutes(seen.used_units),
             "allowedGPUMinutes": _minutes(seen.allowed_units),
             "remainingGPUMinutes": _minutes(seen.remaining_units),
-            "burnMilliGPU": seen.burn_milli_gpu,
-            "leases": seen.tenures,
+            "burnMilliGPU": seen.current_rate_milli_gpu,
+            "leases": seen.leases,
             "projectedExhaustion": _stamp(seen.exhausted_at_ms),
             "asOf": stamp(seen.at_ms),
         }
@@ -273,7 +275,7 @@ class Pages:
             "state": str(seen.state),
             "window": seen.window.id,
             "resetAt": _stamp(seen.window.end_ms),
-            "burn": seen.burn_milli_gpu,
+            "burn": seen.current_rate_milli_gpu,
         }
 
 
@@ -308,7 +310,7 @@ async def _told(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Turn our errors into answers."""
     try:
         return await handler(request)
-    except ForbiddenError as error:
+    except AccessDeniedError as error:
         return _error(403 if error.known else 401, str(error))
     except RequestError as error:
         return _error(400, str(error))

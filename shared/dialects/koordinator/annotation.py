@@ -12,7 +12,7 @@ from typing import Any
 
 from shared.dialects.koordinator.amounts import CORE, DEPRECATED, FULL, MEMORY, PREFIX, RATIO
 from shared.model.errors import RequestError
-from shared.model.lease import MIB, Lease, Share, Terms
+from shared.model.lease import MIB, Lease, RequestedUnits, Share
 from shared.model.quantity import parse_count
 
 ALLOCATED = "scheduling.koordinator.sh/device-allocated"
@@ -57,7 +57,7 @@ def resources_of(share: Share) -> dict[str, str]:
     from bytes is truncated as Koordinator's scheduler does. Compute is left out if it was not
     requested.
     """
-    terms = share.terms
+    terms = share.requested_units
     if terms is None:
         raise RequestError(f"the share of device {share.device} has no requested terms")
     memory_bytes, ratio = _memory(share, terms)
@@ -68,7 +68,7 @@ def resources_of(share: Share) -> dict[str, str]:
     }
 
 
-def _memory(share: Share, terms: Terms) -> tuple[int, int]:
+def _memory(share: Share, terms: RequestedUnits) -> tuple[int, int]:
     total = terms.device_mib * MIB
     if share.whole:
         return total, FULL

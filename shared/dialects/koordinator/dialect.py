@@ -70,13 +70,13 @@ from shared.model.errors import RequestError
 from shared.model.lease import MIB, Lease, Share
 from shared.model.names import DeviceUuid
 from shared.model.request import (
-    Company,
     DeviceOrder,
     DeviceSelection,
     GpuRequest,
-    NodeDemands,
     NodeOrder,
+    NodeRequirements,
     PodRequest,
+    SharingPolicy,
 )
 
 NAME = KOORDINATOR
@@ -111,14 +111,16 @@ def read(asks: PodAsks, rules: Rules) -> PodRequest | None:
         containers=tuple(
             _request(asked.name, part, init=runs_before(asked, asking)) for asked, part in parts
         ),
-        distinct=True,
+        distinct_devices=True,
         triggers=(CARDS if vendor else TRIGGER,),
         selection=DeviceSelection(models=steering.models, not_models=steering.not_models),
-        scope=steering.scope,
-        weights=BY_MEMORY,
+        topology_scope=steering.scope,
+        allocation_weights=BY_MEMORY,
         device_order=device_order,
         node_order=node_order,
-        demands=NodeDemands(selector=_isolation(asks.labels, [part for _, part in parts])),
+        node_requirements=NodeRequirements(
+            selector=_isolation(asks.labels, [part for _, part in parts])
+        ),
     )
 
 
@@ -172,10 +174,10 @@ def _request(container: str, part: Part, *, init: bool) -> GpuRequest:
         memory_bytes=part.memory_bytes,
         cores_percent=part.core_percent or 0,
         whole=part.whole,
-        company=Company.ANY if part.core_percent is None else Company.ORDINARY,
+        sharing=SharingPolicy.BEST_EFFORT if part.core_percent is None else SharingPolicy.SHARED,
         slots=FULL,
         init=init,
-        keeps_terms=True,
+        records_requested_units=True,
     )
 
 
@@ -210,13 +212,13 @@ def resized(lease: Lease) -> dict[str, str]:
 
 def beyond(share: Share) -> dict[str, int]:
     """Return the requested compute and memory that a resize has released."""
-    if share.asked is None or share.terms is None:
+    if share.requested_size is None or share.requested_units is None:
         return {}
-    less_mib = share.asked.memory_mib - share.memory_mib
+    less_mib = share.requested_size.memory_mib - share.memory_mib
     return {
-        PREFIX + CORE: share.asked.cores_percent - share.cores_percent,
+        PREFIX + CORE: share.requested_size.cores_percent - share.cores_percent,
         PREFIX + MEMORY: less_mib * MIB,
-        PREFIX + RATIO: -(-100 * less_mib // share.terms.device_mib),
+        PREFIX + RATIO: -(-100 * less_mib // share.requested_units.device_mib),
     }
 
 
@@ -281,7 +283,7 @@ def _is_limited(share: Share) -> bool:
     """Return whether a share is less than its device in memory or in compute."""
     if share.whole:
         return False
-    terms = share.terms
+    terms = share.requested_units
     everything = terms is not None and share.limit_bytes >= terms.device_mib * MIB
     return not everything or 0 < share.cores_percent < FULL
 

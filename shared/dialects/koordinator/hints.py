@@ -21,7 +21,7 @@ from typing import Any
 
 from shared.dialects.koordinator.amounts import DEPRECATED, PREFIX
 from shared.model.errors import RequestError
-from shared.model.request import Scope
+from shared.model.request import TopologyScope
 
 HINT = "scheduling.koordinator.sh/device-allocate-hint"
 JOINT = "scheduling.koordinator.sh/device-joint-allocate"
@@ -38,11 +38,11 @@ APPLY_FOR_ALL = "ApplyForAll"
 SAME_PCIE = "SamePCIe"
 RESTRICTED, BEST_EFFORT = "Restricted", "BestEffort"
 
-SCOPES: Mapping[str, Scope] = {
-    "": Scope.NODE,
-    "Node": Scope.NODE,
-    "NUMANode": Scope.NUMA,
-    "PCIe": Scope.PCIE,
+SCOPES: Mapping[str, TopologyScope] = {
+    "": TopologyScope.NODE,
+    "Node": TopologyScope.NODE,
+    "NUMANode": TopologyScope.NUMA,
+    "PCIe": TopologyScope.PCIE,
 }
 
 Hints = Mapping[str, Mapping[str, Any]]
@@ -53,7 +53,7 @@ Hints = Mapping[str, Mapping[str, Any]]
 class Steering:
     """The devices that the annotations allow."""
 
-    scope: Scope = Scope.NODE
+    scope: TopologyScope = TopologyScope.NODE
     models: tuple[str, ...] = ()
     """Values of the model label that are allowed; empty: all."""
     not_models: tuple[str, ...] = ()
@@ -136,7 +136,7 @@ def _check_partition(spec: Mapping[str, Any], *, shared: bool) -> None:
         )
 
 
-def _selected(selector: Mapping[str, Any], scope: Scope) -> Steering:
+def _selected(selector: Mapping[str, Any], scope: TopologyScope) -> Steering:
     """Translate a label selector on devices, whose labels are their vendor and their model.
 
     Requirements that do not depend on the model are checked here.

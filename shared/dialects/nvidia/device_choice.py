@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from shared.dialects.dialect import Rules
 from shared.model.device import DeviceMode
 from shared.model.errors import RequestError
-from shared.model.request import DeviceOrder, DeviceSelection, NodeOrder, Scope
+from shared.model.request import DeviceOrder, DeviceSelection, NodeOrder, TopologyScope
 
 USE_TYPES = "nvidia.com/use-gputype"
 NOT_TYPES = "nvidia.com/nouse-gputype"
@@ -52,7 +52,7 @@ class Choice:
     node_order: NodeOrder
     device_order: DeviceOrder
     weights: tuple[int, int, int]
-    scope: Scope
+    scope: TopologyScope
     linked: bool
     """Devices with good links are preferred."""
     idle: bool
@@ -82,7 +82,9 @@ def read_choice(annotations: Mapping[str, str], rules: Rules, *, gpus: int) -> C
         node_order=NODE_ORDERS[node_policy],
         device_order=DeviceOrder.LEAST_LINKED if TOPOLOGY in words and gpus == 1 else order,
         weights=_weights(annotations.get(WEIGHTS, "")),
-        scope=Scope.NUMA if _truth(NUMA_BIND, annotations.get(NUMA_BIND, "")) else Scope.NODE,
+        scope=TopologyScope.NUMA
+        if _truth(NUMA_BIND, annotations.get(NUMA_BIND, ""))
+        else TopologyScope.NODE,
         linked=TOPOLOGY in words or NUMA in words,
         idle=MUTEX in words,
     )

@@ -43,7 +43,7 @@ from shared.model.device import Device
 from shared.model.errors import RequestError
 from shared.model.lease import Lease, Share
 from shared.model.names import DeviceUuid
-from shared.model.request import Company, GpuRequest, PodRequest
+from shared.model.request import GpuRequest, PodRequest, SharingPolicy
 
 NAME = "nvidia"
 SCHEDULER = "hami-scheduler"
@@ -86,9 +86,9 @@ def read(asks: PodAsks, rules: Rules) -> PodRequest | None:
         triggers=(COUNT,),
         memo=memo_text(asks, containers, priorities),
         selection=choice.selection,
-        scope=choice.scope,
-        links=choice.linked or any(request.whole for request in containers),
-        weights=choice.weights,
+        topology_scope=choice.scope,
+        prefer_links=choice.linked or any(request.whole for request in containers),
+        allocation_weights=choice.weights,
         device_order=choice.device_order,
         node_order=choice.node_order,
     )
@@ -143,16 +143,16 @@ def _request(asked: ContainerAsks, choice: Choice, init: bool) -> GpuRequest:
         percent_of_mib=not whole,
         cores_percent=0 if whole else cores,
         whole=whole,
-        company=_company(choice, alone=whole or cores == ALL),
+        sharing=_company(choice, alone=whole or cores == ALL),
         init=init,
-        instances=not whole,
+        mig_allowed=not whole,
     )
 
 
-def _company(choice: Choice, *, alone: bool) -> Company:
+def _company(choice: Choice, *, alone: bool) -> SharingPolicy:
     if alone and not choice.instances_only:
-        return Company.ALONE
-    return Company.IDLE if choice.idle else Company.ORDINARY
+        return SharingPolicy.EXCLUSIVE
+    return SharingPolicy.IDLE_DEVICE if choice.idle else SharingPolicy.SHARED
 
 
 def environment(
@@ -176,11 +176,11 @@ def environment(
 
 def beyond(share: Share) -> dict[str, int]:
     """Return the requested units of memory and cores that a resize has released."""
-    if share.asked is None:
+    if share.requested_size is None:
         return {}
     return {
-        MEMORY: (share.asked.memory_mib - share.memory_mib) // share.unit_mib,
-        CORES: share.asked.cores_percent - share.cores_percent,
+        MEMORY: (share.requested_size.memory_mib - share.memory_mib) // share.unit_mib,
+        CORES: share.requested_size.cores_percent - share.cores_percent,
     }
 
 

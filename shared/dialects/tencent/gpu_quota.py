@@ -13,7 +13,7 @@ import msgspec
 from shared.model.errors import RequestError
 from shared.model.names import Namespace
 from shared.model.quantity import MOST
-from shared.model.quota import Limits, Quota
+from shared.model.quota import Quota, QuotaLimits
 
 CONFIG_MAP_NAMESPACE, CONFIG_MAP_NAME = "kube-system", "gpuquota"
 KEY = "gpu_quota"
@@ -44,7 +44,7 @@ def parse_config_map(data: Mapping[str, str]) -> dict[Namespace, Quota]:
         Namespace(name): Quota(
             namespace=Namespace(name),
             models=tuple(
-                (model, Limits(cores_milli=min(max(0, MILLI * gpus), MOST)))
+                (model, QuotaLimits(cores_milli=min(max(0, MILLI * gpus), MOST)))
                 for model, gpus in sorted((quota.quota or {}).items())
             ),
             only_models=True,

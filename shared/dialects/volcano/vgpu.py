@@ -24,12 +24,12 @@ from shared.model.errors import RequestError
 from shared.model.lease import Lease, Share
 from shared.model.names import DeviceUuid, Namespace
 from shared.model.request import (
-    Company,
     DeviceOrder,
     DeviceSelection,
     GpuRequest,
     NodeOrder,
     PodRequest,
+    SharingPolicy,
 )
 
 NAME = "volcano-vgpu"
@@ -81,7 +81,7 @@ def read(asks: PodAsks, rules: Rules) -> PodRequest | None:
         containers=containers,
         triggers=(NUMBER,),
         selection=_read_selection(asks.annotations),
-        tags=_read_tags(asks, rules),
+        anti_affinity_groups=_read_tags(asks, rules),
         device_order=ORDERS[rules.policy],
         node_order=NodeOrder.SPREAD if rules.policy == "spread" else NodeOrder.BINPACK,
     )
@@ -115,8 +115,8 @@ def _read_container(asked: ContainerAsks) -> GpuRequest | None:
         memory_units=memory or None,
         memory_percent=percent,
         cores_percent=cores,
-        company=Company.ALONE if cores == WHOLE else Company.ORDINARY,
-        instances=True,
+        sharing=SharingPolicy.EXCLUSIVE if cores == WHOLE else SharingPolicy.SHARED,
+        mig_allowed=True,
     )
 
 
@@ -172,7 +172,7 @@ def _id_of(share: Share) -> str:
 
 
 def _asked_units(share: Share) -> int:
-    asked = share.terms if share.mig else None
+    asked = share.requested_units if share.mig else None
     return share.memory_units if asked is None else asked.memory_mib // share.unit_mib
 
 
@@ -213,11 +213,11 @@ def resized(lease: Lease) -> dict[str, str]:
 
 def beyond(share: Share) -> dict[str, int]:
     """Return the requested units of memory and cores that a resize has released."""
-    if share.asked is None:
+    if share.requested_size is None:
         return {}
     return {
-        MEMORY: (share.asked.memory_mib - share.memory_mib) // share.unit_mib,
-        CORES: share.asked.cores_percent - share.cores_percent,
+        MEMORY: (share.requested_size.memory_mib - share.memory_mib) // share.unit_mib,
+        CORES: share.requested_size.cores_percent - share.cores_percent,
     }
 
 

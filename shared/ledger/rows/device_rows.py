@@ -57,11 +57,11 @@ def device_state(row: Sequence[Any]) -> DeviceState:
             cores_percent=cores,
             shares=shares,
             fence=int(fence),
-            tags=frozenset(tags.strip("\n").split("\n")) if tags else NO_TAGS,
-            alone=bool(alone),
-            taken=taken,
+            anti_affinity_groups=frozenset(tags.strip("\n").split("\n")) if tags else NO_TAGS,
+            exclusive=bool(alone),
+            slots_taken=taken,
             layout=layout,
-            claimed=alone > 1,
+            claimed_by=alone > 1,
         ),
     )
 

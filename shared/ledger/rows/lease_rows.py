@@ -17,16 +17,16 @@ from shared.model.lease import (
     Booking,
     Lease,
     LeaseState,
-    MigPlace,
+    MigPlacement,
+    RequestedUnits,
     Share,
-    Size,
-    Terms,
+    ShareSize,
     bookings,
 )
 from shared.model.ledger import Reservation, Reserved
 from shared.model.names import NodeName
 from shared.model.placement import Placement
-from shared.model.request import Company
+from shared.model.request import SharingPolicy
 
 HOLD = 8
 """Entries per device in `holds`: uuid, MiB, cores, shares, new slots, company, slots that there are
@@ -37,7 +37,7 @@ _GRANT = "id"
 _GRANT_BYTES = 12
 NUMBER_OF_STATE = {state: number for number, state in enumerate(LeaseState, start=1)}
 _STATES = dict(enumerate(LeaseState, start=1))
-_COMPANIES = tuple(Company)
+_COMPANIES = tuple(SharingPolicy)
 
 _json = msgspec.json.Encoder(order="deterministic").encode
 _pack = msgspec.msgpack.Encoder().encode
@@ -50,14 +50,14 @@ _share_parts = attrgetter(
     "cores_percent",
     "slotted",
     "slots",
-    "company",
+    "sharing",
     "container",
     "index",
     "unit_mib",
     "init",
     "whole",
     "mig",
-    "terms",
+    "requested_units",
 )
 _says = attrgetter("pod", "gang", "namespace", "name", "dialect", "memo", "trace")
 
@@ -102,7 +102,7 @@ def _hold(booking: Booking, shares: Sequence[Share]) -> list[Any]:
         booking.cores_percent,
         booking.shares,
         max(beside, int(bool(slotted))),
-        booking.company,
+        booking.sharing,
         min((share.slots for share in slotted), default=0),
         booking.layout,
     ]
@@ -129,7 +129,9 @@ def taken(node: NodeName, shares: Sequence[Share]) -> bytes:
     Only shares that were resized say what was asked for: they are few.
     """
     parts = [
-        _share_parts(share) if share.asked is None else (*_share_parts(share), share.asked)
+        _share_parts(share)
+        if share.requested_size is None
+        else (*_share_parts(share), share.requested_size)
         for share in shares
     ]
     if len(shares) == 1 and shares[0].mig is None:
@@ -143,7 +145,7 @@ def said(of: Reservation | Lease, texts: dict[tuple[Any, ...], str], *more: floa
     known = texts.get(resources)
     if known is None:
         known = texts[resources] = resources_text(of.resources)
-    return _pack(("\n".join(of.tags), known, *_says(of), *more))
+    return _pack(("\n".join(of.anti_affinity_groups), known, *_says(of), *more))
 
 
 def resources_text(resources: Mapping[str, int]) -> str:
@@ -174,7 +176,7 @@ def reserved(
         (),
         wanted.dialect,
         wanted.resources,
-        wanted.tags,
+        wanted.anti_affinity_groups,
         wanted.gang,
         wanted.memo,
         wanted.trace,
@@ -182,7 +184,6 @@ def reserved(
         next(numbers),
         now,
         expires_at,
-        "\n".join(wanted.tags),
         0.0,
     )
     lease.shares = _granted(candidate, numbers)
@@ -208,10 +209,10 @@ def _granted(candidate: Placement, numbers: Iterator[int]) -> tuple[Share, ...]:
             share.init,
             None if slot < 0 else slot,
             next(numbers),
-            share.company,
+            share.sharing,
             share.slots,
             share.mig,
-            share.terms,
+            share.requested_units,
             None,
         )
         granted.__class__ = Share
@@ -270,7 +271,6 @@ def lease_of(value: bytes) -> Lease:
         int(version),
         created_at,
         expires_at,
-        tags,
         resized[0] if resized else 0.0,
     )
     lease.__class__ = Lease
@@ -294,9 +294,9 @@ def _share_of(parts: Sequence[Any], slot: int, fence: float) -> Share:
         int(fence),
         _COMPANIES[company],
         slots,
-        MigPlace(**mig) if mig else None,
-        Terms(**terms) if terms else None,
-        Size(**asked[0]) if asked else None,
+        MigPlacement(**mig) if mig else None,
+        RequestedUnits(**terms) if terms else None,
+        ShareSize(**asked[0]) if asked else None,
     )
     share.__class__ = Share
     return cast(Share, share)

@@ -18,7 +18,7 @@ from shared.ledger.rows.lease_rows import lease_of, text
 from shared.ledger.rows.quota_rows import excesses_of
 from shared.model.device import Device, DeviceMode
 from shared.model.events.node_events import DeviceReported
-from shared.model.ledger import Full, LedgerChange, LedgerNode, NodeAccount, NodeUse
+from shared.model.ledger import LedgerChange, LedgerNode, NoCapacity, NodeTotals, NodeUse
 from shared.model.names import NodeName, PodUid
 from shared.model.node import NodeFacts
 
@@ -29,19 +29,19 @@ _served_of = msgspec.json.Decoder(tuple[str, ...]).decode
 
 def facts_row(facts: NodeFacts) -> list[Any]:
     """Pack a node's facts: whole, what decides besides amounts, the room, what is closed."""
-    rules = replace(facts, allocatable={}, occupied={})
+    rules = replace(facts, allocatable={}, used_by_others={})
     room = [
         part
         for name, amount in facts.allocatable.items()
-        for part in (name, amount - facts.occupied.get(name, 0))
+        for part in (name, amount - facts.used_by_others.get(name, 0))
     ]
-    return [facts.name, text(facts), text(rules), room, facts.closed_devices]
+    return [facts.name, text(facts), text(rules), room, facts.excluded_devices]
 
 
 def report_row(report: DeviceReported) -> list[Any]:
     """Pack a node's devices, and the fences that its agent has honoured."""
     fences: dict[str, int] = {}
-    for activation in report.activations:
+    for activation in report.allocations:
         for share in activation.lease.shares:
             fences[share.device] = max(share.fence, fences.get(share.device, 0))
     return [
@@ -62,28 +62,30 @@ def report_row(report: DeviceReported) -> list[Any]:
         ],
         [part for item in fences.items() for part in item],
         report.reported_at,
-        int(not report.foreign),
+        int(not report.other_plugin),
     ]
 
 
-def full_of(pod: PodUid, packed: bytes) -> Full:
+def full_of(pod: PodUid, packed: bytes) -> NoCapacity:
     """Read why no candidate fits."""
-    reason, nodes, devices, quotas, is_kept = msgspec.msgpack.decode(packed)
+    reason, nodes, devices, quotas, reserved_for_other = msgspec.msgpack.decode(packed)
     states = map(device_state, devices)
-    return Full(
+    return NoCapacity(
         pod=pod,
         reason=reason,
         devices={state.uuid: state.use for state in states},
         nodes=dict(map(node_use, nodes)),
         quotas=excesses_of(quotas),
-        is_kept=is_kept,
+        reserved_for_other=reserved_for_other,
     )
 
 
-def resize_full_of(pod: PodUid, reason: str, devices: Sequence[Any], quotas: Sequence[Any]) -> Full:
+def resize_full_of(
+    pod: PodUid, reason: str, devices: Sequence[Any], quotas: Sequence[Any]
+) -> NoCapacity:
     """Read why a lease cannot have the shares that it was to get."""
     states = map(device_state, devices)
-    return Full(
+    return NoCapacity(
         pod=pod,
         reason=reason,
         devices={state.uuid: state.use for state in states},
@@ -110,12 +112,12 @@ def node_of(
     )
 
 
-def account_of(row: Sequence[Any], leases: Iterator[bytes]) -> NodeAccount:
+def account_of(row: Sequence[Any], leases: Iterator[bytes]) -> NodeTotals:
     """Read one row of a survey, and as many of the leases that follow as it says."""
     name, node, facts, devices, served, _, rows, count, stray = row
     states = [device_state(state) for state in rows if state]
     _, use = node_use(node)
-    return NodeAccount(
+    return NodeTotals(
         node=node_of(
             _facts_of(facts) if facts else NodeFacts(name=NodeName(name)),
             use,
@@ -123,7 +125,7 @@ def account_of(row: Sequence[Any], leases: Iterator[bytes]) -> NodeAccount:
             [state for state in states if state.node == name],
         ),
         leases=tuple(map(lease_of, islice(leases, count))),
-        stray=tuple(stray),
+        index_mismatches=tuple(stray),
     )
 
 

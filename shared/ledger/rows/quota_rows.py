@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from shared.model.names import DeviceUuid, Namespace
-from shared.model.quota import Excess, Held, Limits, Quota, QuotaAccounts
+from shared.model.quota import Quota, QuotaExcess, QuotaLimits, QuotaTotals, QuotaUsage
 
 _unpack = msgspec.msgpack.Decoder().decode
 
@@ -25,10 +25,10 @@ def quota_row(quota: Quota) -> list[Any]:
     return [quota.namespace, rule]
 
 
-def excesses_of(rows: Any) -> tuple[Excess, ...]:
+def excesses_of(rows: Any) -> tuple[QuotaExcess, ...]:
     """Read what quotas were in the way; Lua does not tell an empty list from an empty map."""
     return tuple(
-        Excess(
+        QuotaExcess(
             measure=measure,
             model=model,
             limit=int(limit),
@@ -43,11 +43,11 @@ def excesses_of(rows: Any) -> tuple[Excess, ...]:
 
 def accounts_of(
     quotas: Sequence[bytes], held: Sequence[bytes], charges: Sequence[bytes]
-) -> QuotaAccounts:
+) -> QuotaTotals:
     """Read all that the ledger keeps of quotas."""
-    return QuotaAccounts(
+    return QuotaTotals(
         quotas={Namespace(name): _quota_of(name, rule) for name, rule in _pairs(quotas)},
-        held={
+        used={
             Namespace(name): {model: _held_of(row) for model, row in dict(rows).items()}
             for name, rows in _pairs(held)
         },
@@ -63,14 +63,14 @@ def _pairs(flat: Sequence[bytes]) -> Iterator[tuple[str, Any]]:
         yield name.decode(), _unpack(value)
 
 
-def _limits_row(limits: Limits) -> list[int]:
+def _limits_row(limits: QuotaLimits) -> list[int]:
     listed = (limits.cores_milli, limits.milli_gpu, limits.memory_mib, limits.cards)
     return [-1 if limit is None else limit for limit in listed]
 
 
-def _limits_of(row: Sequence[int]) -> Limits:
+def _limits_of(row: Sequence[int]) -> QuotaLimits:
     cores, milli, memory, cards = (None if limit < 0 else limit for limit in row)
-    return Limits(cores_milli=cores, milli_gpu=milli, memory_mib=memory, cards=cards)
+    return QuotaLimits(cores_milli=cores, milli_gpu=milli, memory_mib=memory, cards=cards)
 
 
 def _quota_of(name: str, rule: Sequence[Any]) -> Quota:
@@ -86,14 +86,14 @@ def _quota_of(name: str, rule: Sequence[Any]) -> Quota:
     )
 
 
-def _held_of(row: Sequence[Any]) -> Held:
+def _held_of(row: Sequence[Any]) -> QuotaUsage:
     cores, milli, memory, devices = row
     counts = {DeviceUuid(uuid): int(count) for uuid, count in dict(devices).items()}
-    return Held(
+    return QuotaUsage(
         cores_milli=int(cores), milli_gpu=int(milli), memory_mib=int(memory), devices=counts
     )
 
 
-def _charge_of(row: Sequence[Any]) -> Held:
+def _charge_of(row: Sequence[Any]) -> QuotaUsage:
     cores, milli, memory, devices = row
     return _held_of((cores, milli, memory, dict.fromkeys(devices, 1)))

@@ -7,7 +7,7 @@ import msgspec
 from shared.ledger.rows.lease_rows import text
 from shared.model.device import MIB
 from shared.model.events.pod_events import PodQueued
-from shared.model.ledger import Waiting
+from shared.model.ledger import WaitingPod
 from shared.model.placement import Refusal
 from shared.model.request import GpuRequest, PodRequest
 
@@ -41,7 +41,7 @@ def rank_of(priority: int) -> int:
     return _PRIORITIES - 1 - (priority - _LOWEST_PRIORITY)
 
 
-def waiting_row(waiting: Waiting) -> list[Any]:
+def waiting_row(waiting: WaitingPod) -> list[Any]:
     """Pack a waiting pod."""
     return [
         waiting.queued.pod,
@@ -51,13 +51,13 @@ def waiting_row(waiting: Waiting) -> list[Any]:
         text((waiting.queued, waiting.refusal)),
         waiting.waiting_since,
         gang_of(waiting.queued),
-        waiting.leads,
-        waiting.fewer_than,
+        waiting.receives_offers,
+        waiting.min_members,
         waiting.queued.namespace,
     ]
 
 
-def enrolled_row(waiting: Waiting) -> list[Any]:
+def enrolled_row(waiting: WaitingPod) -> list[Any]:
     """Pack a pod of a gang that is only counted so far."""
     record = text((waiting.queued, waiting.refusal))
     order, since = order_of(waiting.queued), waiting.waiting_since
@@ -70,19 +70,19 @@ def gang_of(queued: PodQueued) -> str:
     return gang.name if gang and gang.min_member > 1 else ""
 
 
-def waiting_of(capacity: int, since: float, record: str, group: str = "") -> Waiting:
+def waiting_of(capacity: int, since: float, record: str, group: str = "") -> WaitingPod:
     """Read a waiting pod."""
     queued, refusal = _record_of(record)
-    return Waiting(
+    return WaitingPod(
         queued=queued,
         refusal=refusal,
         capacity=capacity,
         waiting_since=float(since),
-        leads=group != _QUIET,
+        receives_offers=group != _QUIET,
     )
 
 
-def _group(waiting: Waiting) -> str:
+def _group(waiting: WaitingPod) -> str:
     """Name the group; pods that a quota keeps waiting have one for each namespace."""
     by_need = "" if waiting.refusal.permanent else group_of(waiting.queued.request)
     if waiting.refusal.quota:
@@ -100,7 +100,7 @@ def _need(request: GpuRequest) -> tuple[int, ...]:
         units,
         percent,
         request.cores_percent,
-        int(request.company),
+        int(request.sharing),
         int(request.slotted),
         mib,
         request.slots,

@@ -15,7 +15,7 @@ class Delivery(StrEnum):
 
     WORK = "work"
     """JetStream work queue: kept until one replica has acknowledged it."""
-    NEWS = "news"
+    BROADCAST = "broadcast"
     """Core NATS: to everybody who listens now."""
 
 
@@ -37,6 +37,6 @@ class Event:
         return ""
 
     @property
-    def waited(self) -> bool:
+    def follows_wait(self) -> bool:
         """Time has passed since what it follows from, which its spans then link to."""
         return False

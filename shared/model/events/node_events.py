@@ -11,7 +11,7 @@ from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Activation:
+class Allocation:
     """What a node agent told the kubelet for one container, as its checkpoint keeps it."""
 
     pod: PodUid
@@ -36,11 +36,11 @@ class DeviceReported(Event):
     devices: tuple[Device, ...]
     served: tuple[str, ...]
     """Resources that the agent's device plugin serves."""
-    activations: tuple[Activation, ...] = ()
+    allocations: tuple[Allocation, ...] = ()
     reported_at: float = 0.0
-    by_signature: bool = False
+    pods_unreadable: bool = False
     """The kubelet's list of pods cannot be read: leases are matched by what they ask for."""
-    foreign: bool = False
+    other_plugin: bool = False
     """No agent of ours speaks for the node: this is what another device plugin registered."""
 
     @property
@@ -56,7 +56,7 @@ class ShareActivated(Event):
     delivery: ClassVar[Delivery] = Delivery.WORK
 
     node: NodeName
-    activation: Activation
+    allocation: Allocation
     trace: str = ""
 
     @property
@@ -65,7 +65,7 @@ class ShareActivated(Event):
 
     @property
     def event_id(self) -> str:
-        return f"{self.activation.pod}:{self.activation.container}:{self.activation.activated_at}"
+        return f"{self.allocation.pod}:{self.allocation.container}:{self.allocation.activated_at}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ class ShareRefused(Event):
         return self.node
 
 
-class Rule(StrEnum):
+class ViolationReason(StrEnum):
     """What can be broken: the reason of the Kubernetes Event."""
 
     UNLEASED = "GpuUsedWithoutLease"

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from shared.model.events.event import Delivery, Event
-from shared.model.lease import Lease, Size
+from shared.model.lease import Lease, ShareSize
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
 from shared.model.placement import Refusal
@@ -89,10 +89,10 @@ class PodGated(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PodGone(Event):
+class PodTerminated(Event):
     """A pod was deleted, or reached a phase in which its containers no longer run."""
 
-    subject: ClassVar[str] = "pod.gone.v1"
+    subject: ClassVar[str] = "pod.terminated.v1"
     delivery: ClassVar[Delivery] = Delivery.WORK
 
     pod: PodUid
@@ -117,9 +117,9 @@ class NodeChanged(Event):
     subject: ClassVar[str] = "node.changed.v1"
     delivery: ClassVar[Delivery] = Delivery.WORK
 
-    facts: NodeFacts
-    gone: bool = False
-    seen_at: float = 0.0
+    node: NodeFacts
+    deleted: bool = False
+    observed_at: float = 0.0
     """When the watcher saw it, Unix seconds: what was seen earlier is passed over; 0: unknown."""
 
 
@@ -145,10 +145,10 @@ class PodsListed(Event):
     subject: ClassVar[str] = "pods.listed.v1"
     delivery: ClassVar[Delivery] = Delivery.WORK
 
-    listing: str
+    listing_id: str
     """Id of the listing, the same for all its pieces."""
-    piece: int
-    pieces: int
+    chunk: int
+    chunks: int
     pods: tuple[BoundPod, ...]
     listed_at: float = 0.0
 
@@ -187,7 +187,7 @@ class PodBound(Event):
     """The API server accepted the binding."""
 
     subject: ClassVar[str] = "pod.bound.v1"
-    delivery: ClassVar[Delivery] = Delivery.NEWS
+    delivery: ClassVar[Delivery] = Delivery.BROADCAST
 
     lease: Lease
     latency_s: float = 0.0
@@ -199,7 +199,7 @@ class BindingFailed(Event):
     """The API server refused the binding; the lease went back."""
 
     subject: ClassVar[str] = "binding.failed.v1"
-    delivery: ClassVar[Delivery] = Delivery.NEWS
+    delivery: ClassVar[Delivery] = Delivery.BROADCAST
 
     pod: PodUid
     namespace: Namespace
@@ -213,7 +213,7 @@ class LeaseChanged(Event):
     """A lease on the node was granted, changed or ended: what its node agent must know."""
 
     subject: ClassVar[str] = "lease.changed.v1"
-    delivery: ClassVar[Delivery] = Delivery.NEWS
+    delivery: ClassVar[Delivery] = Delivery.BROADCAST
 
     lease: Lease
 
@@ -227,12 +227,12 @@ class LeaseResized(Event):
     """A container of a running pod has another size of each of its devices."""
 
     subject: ClassVar[str] = "lease.resized.v1"
-    delivery: ClassVar[Delivery] = Delivery.NEWS
+    delivery: ClassVar[Delivery] = Delivery.BROADCAST
 
     lease: Lease
     container: str
-    before: Size
-    after: Size
+    before: ShareSize
+    after: ShareSize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,67 +240,67 @@ class LedgerRebuilt(Event):
     """The ledger was empty and holds everything again; whoever knows of waiting pods says so."""
 
     subject: ClassVar[str] = "ledger.rebuilt.v1"
-    delivery: ClassVar[Delivery] = Delivery.NEWS
+    delivery: ClassVar[Delivery] = Delivery.BROADCAST
 
-    epoch: str
+    generation: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ListingWanted(Event):
+class ResyncRequested(Event):
     """Somebody needs `PodsListed`, `NodeChanged` and `DeviceReported` of everything, now."""
 
-    subject: ClassVar[str] = "listing.wanted.v1"
-    delivery: ClassVar[Delivery] = Delivery.NEWS
+    subject: ClassVar[str] = "resync.requested.v1"
+    delivery: ClassVar[Delivery] = Delivery.BROADCAST
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PartReported(Event):
+class Heartbeat(Event):
     """A replica of a service runs; told again and again, so that silence is noticed."""
 
-    subject: ClassVar[str] = "part.reported.v1"
-    delivery: ClassVar[Delivery] = Delivery.NEWS
+    subject: ClassVar[str] = "heartbeat.sent.v1"
+    delivery: ClassVar[Delivery] = Delivery.BROADCAST
 
     service: str
     instance: str
     """Name of the replica, the same as in its logs and spans."""
     node: str = ""
     """Where it looks after one node."""
-    every_s: float = 5.0
+    interval_s: float = 5.0
     """How long until it reports again."""
-    leaving: bool = False
+    stopping: bool = False
     """It was told to stop, and this is its last word."""
-    missing: tuple[str, ...] = ()
+    unready_reasons: tuple[str, ...] = ()
     """What keeps it from being ready, in words."""
     version: str = ""
     """Of the program."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QuotasTold(Event):
+class QuotasUpdated(Event):
     """All quotas on what namespaces may hold; the whole truth each time."""
 
-    subject: ClassVar[str] = "quotas.told.v1"
+    subject: ClassVar[str] = "quotas.updated.v1"
     delivery: ClassVar[Delivery] = Delivery.WORK
 
     quotas: tuple[Quota, ...] = ()
-    told_at: float = 0.0
+    read_at: float = 0.0
     """When they were read, Unix seconds: what was read earlier is passed over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LargestTold(Event):
+class LargestDeviceReported(Event):
     """How much memory the largest device of the cluster has; told again every few seconds."""
 
-    subject: ClassVar[str] = "largest.told.v1"
-    delivery: ClassVar[Delivery] = Delivery.NEWS
+    subject: ClassVar[str] = "largest_device.reported.v1"
+    delivery: ClassVar[Delivery] = Delivery.BROADCAST
 
     memory_mib: int
     memory_units: int
     """The most units of a device, whose size its node says (Volcano: `gpuMemoryFactor`). It need
     not be the same device."""
-    told_at: float = 0.0
+    reported_at: float = 0.0
     """Unix seconds."""
 
 
@@ -309,7 +309,7 @@ class BudgetChanged(Event):
     """How a namespace's budget stands; told when that changes, and again every minute."""
 
     subject: ClassVar[str] = "budget.changed.v1"
-    delivery: ClassVar[Delivery] = Delivery.NEWS
+    delivery: ClassVar[Delivery] = Delivery.BROADCAST
 
     namespace: Namespace
     state: str
@@ -332,6 +332,6 @@ class BudgetChanged(Event):
     """Milli-GPU-milliseconds."""
     remaining_units: int | None = None
     """None: there is no limit."""
-    burn_milli_gpu: int = 0
+    current_rate_milli_gpu: int = 0
     exhausted_at: float | None = None
     """When nothing will be left if nothing changes."""

@@ -4,16 +4,16 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from shared.model.events.event import Delivery, Event
-from shared.model.lease import Lease, Size
+from shared.model.lease import Lease, ShareSize
 from shared.model.names import NodeName, PodUid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeasesAsked(Event):
+class LeasesRequest(Event):
     """A question of a node agent: which leases does my node hold? Answered by any binder."""
 
-    subject: ClassVar[str] = "lease.asked.v1"
-    delivery: ClassVar[Delivery] = Delivery.NEWS
+    subject: ClassVar[str] = "leases.request.v1"
+    delivery: ClassVar[Delivery] = Delivery.BROADCAST
 
     node: NodeName
     pods: tuple[PodUid, ...] = ()
@@ -25,21 +25,21 @@ class LeasesAsked(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeasesTold(Event):
+class LeasesReply(Event):
     """The answer to `LeasesAsked`."""
 
-    subject: ClassVar[str] = "lease.told.v1"
-    delivery: ClassVar[Delivery] = Delivery.NEWS
+    subject: ClassVar[str] = "leases.reply.v1"
+    delivery: ClassVar[Delivery] = Delivery.BROADCAST
 
     leases: tuple[Lease, ...] = field(default_factory=tuple)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BindAsked(Event):
+class BindRequest(Event):
     """A question of the binder to a node's agent: may these pods be bound to your node now?"""
 
-    subject: ClassVar[str] = "bind.asked.v1"
-    delivery: ClassVar[Delivery] = Delivery.NEWS
+    subject: ClassVar[str] = "bind.request.v1"
+    delivery: ClassVar[Delivery] = Delivery.BROADCAST
 
     node: NodeName
     leases: tuple[Lease, ...]
@@ -50,34 +50,34 @@ class BindAsked(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BindTold(Event):
+class BindReply(Event):
     """The answer to `BindAsked`."""
 
-    subject: ClassVar[str] = "bind.told.v1"
-    delivery: ClassVar[Delivery] = Delivery.NEWS
+    subject: ClassVar[str] = "bind.reply.v1"
+    delivery: ClassVar[Delivery] = Delivery.BROADCAST
 
-    held: tuple[PodUid, ...] = ()
+    deferred_pods: tuple[PodUid, ...] = ()
     """Those that the kubelet would refuse at this moment: to be asked for again."""
     reason: str = ""
     """Why, if there are any."""
-    free: bool = True
+    window_open: bool = True
     """For a moment nothing else need be asked for: it is not the pods that matter."""
-    soon: bool = False
+    retry_soon: bool = False
     """It is a matter of moments: those held come next, once the kubelet has asked for others."""
-    closed: bool = False
+    node_closed: bool = False
     """No pod whatever may be bound to the node now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EndAsked(Event):
+class TerminationRequest(Event):
     """A question of the binder to a node's agent: has the last container of these pods ended?"""
 
-    subject: ClassVar[str] = "end.asked.v1"
-    delivery: ClassVar[Delivery] = Delivery.NEWS
+    subject: ClassVar[str] = "termination.request.v1"
+    delivery: ClassVar[Delivery] = Delivery.BROADCAST
 
     node: NodeName
     pod: PodUid
-    more: tuple[PodUid, ...] = ()
+    more_pods: tuple[PodUid, ...] = ()
     """Asked for at the same time: what an agent has to look at is the same for all."""
 
     @property
@@ -86,19 +86,19 @@ class EndAsked(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EndTold(Event):
+class TerminationReply(Event):
     """The answer to `EndAsked`."""
 
-    subject: ClassVar[str] = "end.told.v1"
-    delivery: ClassVar[Delivery] = Delivery.NEWS
+    subject: ClassVar[str] = "termination.reply.v1"
+    delivery: ClassVar[Delivery] = Delivery.BROADCAST
 
-    ended: bool
-    more: tuple[PodUid, ...] = ()
+    terminated: bool
+    terminated_pods: tuple[PodUid, ...] = ()
     """Those of the others that have ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LimitsAsked(Event):
+class LimitsRequest(Event):
     """A question of the binder to a node's agent: are a pod's containers held to its lease?
 
     Without a `turn`, `lease` is what the ledger says, and its limits are to be set. With one, it is
@@ -106,13 +106,13 @@ class LimitsAsked(Event):
     until the lease changes, the turn is `over`, or nobody can change it in this turn any more.
     """
 
-    subject: ClassVar[str] = "limits.asked.v1"
-    delivery: ClassVar[Delivery] = Delivery.NEWS
+    subject: ClassVar[str] = "limits.request.v1"
+    delivery: ClassVar[Delivery] = Delivery.BROADCAST
 
     node: NodeName
     lease: Lease
-    turn: str = ""
-    over: bool = False
+    resize_id: str = ""
+    finished: bool = False
 
     @property
     def route(self) -> str:
@@ -120,13 +120,13 @@ class LimitsAsked(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LimitsTold(Event):
+class LimitsReply(Event):
     """The answer to `LimitsAsked`."""
 
-    subject: ClassVar[str] = "limits.told.v1"
-    delivery: ClassVar[Delivery] = Delivery.NEWS
+    subject: ClassVar[str] = "limits.reply.v1"
+    delivery: ClassVar[Delivery] = Delivery.BROADCAST
 
-    done: bool
+    applied: bool
     reason: str = ""
     """Why not."""
     in_use_mib: int = 0
@@ -134,11 +134,11 @@ class LimitsTold(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResizeAsked(Event):
+class ResizeRequest(Event):
     """An operator's wish: a running container is to have another size of each of its devices."""
 
-    subject: ClassVar[str] = "resize.asked.v1"
-    delivery: ClassVar[Delivery] = Delivery.NEWS
+    subject: ClassVar[str] = "resize.request.v1"
+    delivery: ClassVar[Delivery] = Delivery.BROADCAST
 
     pod: PodUid
     container: str = ""
@@ -149,11 +149,11 @@ class ResizeAsked(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResizeTold(Event):
+class ResizeReply(Event):
     """The answer to `ResizeAsked`."""
 
-    subject: ClassVar[str] = "resize.told.v1"
-    delivery: ClassVar[Delivery] = Delivery.NEWS
+    subject: ClassVar[str] = "resize.reply.v1"
+    delivery: ClassVar[Delivery] = Delivery.BROADCAST
 
     outcome: str
     """resized; unchanged: it has that size already; refused; unavailable: to be asked again."""
@@ -165,8 +165,8 @@ class ResizeTold(Event):
     node: str = ""
     devices: tuple[int, ...] = ()
     """Their indices on the node."""
-    before: Size | None = None
-    after: Size | None = None
+    before: ShareSize | None = None
+    after: ShareSize | None = None
     pending: tuple[str, ...] = ()
     """What follows by itself and was not seen to be done yet, in words."""
     notes: tuple[str, ...] = ()

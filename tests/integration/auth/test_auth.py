@@ -18,7 +18,7 @@ from services.auth import service
 from services.auth.nats_users import bus_users
 from shared.model.errors import UnavailableError
 from shared.model.events.node_events import DeviceReported
-from shared.model.events.request_reply import LeasesAsked, LeasesTold
+from shared.model.events.request_reply import LeasesReply, LeasesRequest
 from shared.model.names import NodeName
 from shared.nats import subjects
 from shared.nats.bus import Bus
@@ -58,20 +58,20 @@ async def test_an_agent_speaks_asks_and_hears_as_the_node_that_its_token_names(
         Bus.connect(world.url, name="binder", keys=binder) as asked,
         Bus.connect(world.url, name="agent", keys=keys, keeps_stream=False) as agent,
     ):
-        inbox = await asked.hear([DeviceReported], durable="binder-keep-devices")
-        await asked.answer(LeasesAsked, "binder", "", _no_leases)
+        inbox = await asked.subscribe([DeviceReported], durable="binder-keep-devices")
+        await asked.reply(LeasesRequest, "binder", "", _no_leases)
         await agent.publish([DeviceReported(node=B, devices=(), served=())])
         async with asyncio.timeout(20):
             (delivered,) = await inbox.batch()
-        await delivered.done()
-        told = await agent.ask(LeasesAsked(node=B), LeasesTold, timeout_s=10)
+        await delivered.ack()
+        told = await agent.request(LeasesRequest(node=B), LeasesReply, timeout_s=10)
 
     assert delivered.events[0].node == B
     assert told.leases == ()
 
 
-async def _no_leases(_: LeasesAsked) -> LeasesTold:
-    return LeasesTold()
+async def _no_leases(_: LeasesRequest) -> LeasesReply:
+    return LeasesReply()
 
 
 async def test_an_agent_gets_nowhere_on_the_subjects_of_another_node_whatever_it_calls_itself(
@@ -87,7 +87,7 @@ async def test_an_agent_gets_nowhere_on_the_subjects_of_another_node_whatever_it
             await client.publish(subject, b"x")
         for subject in heard:
             await client.subscribe(subject)
-        await client.publish(subjects.said(DeviceReported, A), b"x")
+        await client.publish(subjects.publish_subject(DeviceReported, A), b"x")
         for _ in range(2):
             await client.flush(timeout=10)
 

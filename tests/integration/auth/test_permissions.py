@@ -20,13 +20,18 @@ from services.auth.redis_users import LedgerUser
 from services.cli.admin import credentials
 from services.cli.admin.credentials import Doors
 from services.topology import edges
-from shared.credentials.logins import Keys, load_login
+from shared.credentials.logins import ClientCredentials, load_login
 from shared.ledger.budgets import Budgets
 from shared.ledger.leases import RedisLeases
 from shared.model.errors import UnavailableError
 from shared.model.events.node_events import DeviceReported
 from shared.model.events.pod_events import LeaseChanged, PodQueued
-from shared.model.events.request_reply import EndAsked, EndTold, LeasesAsked, LeasesTold
+from shared.model.events.request_reply import (
+    LeasesReply,
+    LeasesRequest,
+    TerminationReply,
+    TerminationRequest,
+)
 from shared.model.names import NodeName, PodUid
 from shared.nats import subjects
 from shared.nats.bus import Bus
@@ -35,7 +40,7 @@ from tests.support.servers.valkey import valkey_binary
 
 NODES = [NodeName("node-a"), NodeName("node.b")]
 USERS = {user.name: user for user in bus_users(NODES)}
-SAID = sorted({subjects.said(edge.event, "") for edge in edges() if not edge.question})
+SAID = sorted({subjects.publish_subject(edge.event, "") for edge in edges() if not edge.is_request})
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +65,7 @@ def nats_url(written: Doors) -> Iterator[str]:
 async def bus_of(url: str, written: Doors, user: str) -> AsyncIterator[Bus]:
     keeps = not user.startswith("node-agent")
     async with Bus.connect(
-        url, name=user, keys=Keys(credentials=written.nats(user)), keeps_stream=keeps
+        url, name=user, keys=ClientCredentials(credentials=written.nats(user)), keeps_stream=keeps
     ) as bus:
         yield bus
 
@@ -122,7 +127,10 @@ async def test_each_user_says_and_hears_what_it_may_and_nothing_else(
 ) -> None:
     everything = [
         *(name for said in SAID for name in (said, f"{said}.node-z", f"{said}.node-a")),
-        *(f"leasehold.ask.{kind.subject}.node-z" for kind in (LeasesAsked, EndAsked)),
+        *(
+            f"leasehold.request.{kind.subject}.node-z"
+            for kind in (LeasesRequest, TerminationRequest)
+        ),
         *(f"$JS.API.STREAM.{what}.LEASEHOLD" for what in ("DELETE", "PURGE", "UPDATE")),
         *("$JS.API.STREAM.CREATE.OTHER", "$JS.API.CONSUMER.DELETE.LEASEHOLD.placer-place-pods"),
         *("_INBOX.placer.stolen", "_INBOX.node-agent.node-z.stolen", "$SYS.REQ.SERVER.PING"),
@@ -160,7 +168,9 @@ async def test_who_gives_no_name_or_a_wrong_secret_is_told_so(
         async with Bus.connect(nats_url, name="test", patience_s=3):
             pass
     with pytest.raises(UnavailableError, match="refuses the user in") as refused:
-        async with Bus.connect(nats_url, name="test", keys=Keys(credentials=wrong), patience_s=3):
+        async with Bus.connect(
+            nats_url, name="test", keys=ClientCredentials(credentials=wrong), patience_s=3
+        ):
             pass
     assert "guessed" not in str(refused.value)
 
@@ -170,22 +180,26 @@ async def test_work_questions_and_answers_pass_between_users(nats_url: str, writ
         bus_of(nats_url, written, "binder") as binder,
         bus_of(nats_url, written, "node-agent.node.b") as agent,
     ):
-        inbox = await binder.hear([DeviceReported], durable="binder-keep-devices")
-        await binder.answer(LeasesAsked, "binder", "", _no_leases)
-        await agent.answer(EndAsked, "node-agent", "node.b", _ended)
+        inbox = await binder.subscribe([DeviceReported], durable="binder-keep-devices")
+        await binder.reply(LeasesRequest, "binder", "", _no_leases)
+        await agent.reply(TerminationRequest, "node-agent", "node.b", _ended)
 
         await agent.publish([DeviceReported(node=NodeName("node.b"), devices=(), served=())])
         async with asyncio.timeout(20):
             (delivered,) = await inbox.batch()
-        await delivered.done()
-        told = await agent.ask(LeasesAsked(node=NodeName("node.b")), LeasesTold, timeout_s=10)
-        ended = await binder.ask(
-            EndAsked(node=NodeName("node.b"), pod=PodUid("p")), EndTold, timeout_s=10
+        await delivered.ack()
+        told = await agent.request(
+            LeasesRequest(node=NodeName("node.b")), LeasesReply, timeout_s=10
+        )
+        ended = await binder.request(
+            TerminationRequest(node=NodeName("node.b"), pod=PodUid("p")),
+            TerminationReply,
+            timeout_s=10,
         )
 
     assert delivered.events[0].node == "node.b"
     assert told.leases == ()
-    assert ended.ended
+    assert ended.terminated
 
 
 async def test_an_agent_that_speaks_of_another_node_on_its_own_subject_is_not_heard(
@@ -195,17 +209,17 @@ async def test_an_agent_that_speaks_of_another_node_on_its_own_subject_is_not_he
         bus_of(nats_url, written, "binder") as binder,
         bus_of(nats_url, written, "node-agent.node-a") as agent,
     ):
-        inbox = await binder.hear([DeviceReported], durable="binder-keep-devices")
+        inbox = await binder.subscribe([DeviceReported], durable="binder-keep-devices")
         forged = DeviceReported(node=NodeName("node.b"), devices=(), served=())
         own = DeviceReported(node=NodeName("node-a"), devices=(), served=())
-        said = subjects.said(DeviceReported, "node-a")
+        said = subjects.publish_subject(DeviceReported, "node-a")
 
         await agent.stream.publish(said, _encoded(forged), stream=subjects.STREAM)
         await agent.stream.publish(said, _encoded(own), stream=subjects.STREAM)
 
         async with asyncio.timeout(20):
             (delivered,) = await inbox.batch()
-        await delivered.done()
+        await delivered.ack()
         assert delivered.events == [own]
 
 
@@ -213,8 +227,10 @@ async def test_publishing_what_is_not_ours_raises_for_work_and_reaches_nobody_as
     nats_url: str, written: Doors
 ) -> None:
     async with raw(nats_url, written, "placer") as placer:
-        assert await placer.is_refused(subjects.said(LeaseChanged, "node-a"), publish=True)
-        assert await placer.is_refused(subjects.said(PodQueued), publish=True)
+        assert await placer.is_refused(
+            subjects.publish_subject(LeaseChanged, "node-a"), publish=True
+        )
+        assert await placer.is_refused(subjects.publish_subject(PodQueued), publish=True)
 
 
 def _encoded(event: DeviceReported) -> bytes:
@@ -223,12 +239,12 @@ def _encoded(event: DeviceReported) -> bytes:
     return wire.encode([event])
 
 
-async def _no_leases(_: LeasesAsked) -> LeasesTold:
-    return LeasesTold()
+async def _no_leases(_: LeasesRequest) -> LeasesReply:
+    return LeasesReply()
 
 
-async def _ended(_: EndAsked) -> EndTold:
-    return EndTold(ended=True)
+async def _ended(_: TerminationRequest) -> TerminationReply:
+    return TerminationReply(terminated=True)
 
 
 # Redis or Valkey
@@ -343,8 +359,8 @@ async def test_the_server_may_read_back_whatever_it_wrote_for_anybody(
             assert await allowed(admin, "default", "HSET", key, "field", "value")
 
 
-def keys_at(written: Doors, user: str) -> Keys:
-    return Keys(credentials=written.redis(user))
+def keys_at(written: Doors, user: str) -> ClientCredentials:
+    return ClientCredentials(credentials=written.redis(user))
 
 
 async def test_each_client_does_its_work_as_its_own_user(redis_url: str, written: Doors) -> None:

@@ -13,27 +13,27 @@ from services.binder.bind.pod_client import ApiPods
 from services.binder.metrics import PrometheusTally
 from services.binder.service import Binder
 from services.binder.wiring import assemble
-from shared.kubernetes.client import Kube
+from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.ledger.gates import Gates
 from shared.ledger.leases import RedisLeases
 from shared.ledger.staging import LedgerStaging
 from shared.model.clock import SystemClock
 from shared.model.events.event import Event
-from shared.model.events.node_events import Activation, DeviceReported
+from shared.model.events.node_events import Allocation, DeviceReported
 from shared.model.events.pod_events import (
     BoundPod,
-    ListingWanted,
     NodeChanged,
     PlacementChosen,
     PlacementRefused,
     PodBound,
     PodQueued,
     PodsListed,
+    ResyncRequested,
 )
 from shared.model.lease import Lease, LeaseState, Share
 from shared.model.lease_copy import ANNOTATION
-from shared.model.ledger import Reservation, Reserved, Waiting
+from shared.model.ledger import Reservation, Reserved, WaitingPod
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.placement import Placement, Refusal
 from shared.model.request import GpuRequest, PodRequest
@@ -56,13 +56,13 @@ class Stage:
     """Everything around one running binder."""
 
     api: ApiUnderTest
-    kube: Kube
+    kube: KubernetesClient
     bus: Bus
     ledger: RedisLeases
     binder: Binder
     runner: Runner
     held: tuple[Any, ...]
-    activations: tuple[Activation, ...] = ()
+    allocations: tuple[Allocation, ...] = ()
 
     async def pod(self, name: str) -> dict[str, Any]:
         """Create a pod that waits."""
@@ -117,21 +117,25 @@ class Stage:
         )
         half = len(bound) // 2
         listing = PodsListed(
-            listing=f"l{time.time()}", piece=0, pieces=2, pods=bound[:half], listed_at=time.time()
+            listing_id=f"l{time.time()}",
+            chunk=0,
+            chunks=2,
+            pods=bound[:half],
+            listed_at=time.time(),
         )
-        await self.bus.publish([NodeChanged(facts=facts(NODE, allocatable={"pods": 1000}))])
+        await self.bus.publish([NodeChanged(node=facts(NODE, allocatable={"pods": 1000}))])
         await self.bus.publish(
             [
                 DeviceReported(
                     node=NODE,
                     devices=self.held,
                     served=(),
-                    activations=self.activations,
+                    allocations=self.allocations,
                     reported_at=time.time(),
                 )
             ]
         )
-        await self.bus.publish([listing, replace(listing, piece=1, pods=bound[half:])])
+        await self.bus.publish([listing, replace(listing, chunk=1, pods=bound[half:])])
 
 
 @contextlib.asynccontextmanager
@@ -142,7 +146,7 @@ async def staged() -> AsyncIterator[Stage]:
         async with (
             nats_server() as nats,
             api_server() as api,
-            Kube(load_credentials(api.kubeconfig)) as kube,
+            KubernetesClient(load_credentials(api.kubeconfig)) as kube,
             Bus.connect(nats.url, name="test") as bus,
             RedisLeases.connect(valkey.url) as ledger,
             LedgerStaging.connect(valkey.url) as staging,
@@ -169,7 +173,7 @@ async def staged() -> AsyncIterator[Stage]:
 
 @contextlib.asynccontextmanager
 async def _background(runner: Runner, stage: Stage) -> AsyncIterator[None]:
-    wanted = await stage.bus.hear([ListingWanted], durable="test-watcher")
+    wanted = await stage.bus.subscribe([ResyncRequested], durable="test-watcher")
 
     async def tell() -> None:
         while True:
@@ -197,7 +201,7 @@ async def _until(condition: Any, limit_s: float = 30.0) -> None:
 
 
 async def _heard(stage: Stage, kind: type[Event]) -> Any:
-    return await stage.bus.hear([kind], durable=f"test-{kind.subject.replace('.', '-')}")
+    return await stage.bus.subscribe([kind], durable=f"test-{kind.subject.replace('.', '-')}")
 
 
 @pytest.fixture
@@ -244,8 +248,8 @@ async def test_after_flushall_the_rebuild_restores_the_same_leases(stage: Stage)
     await _until(all_bound)
     held = [each for each in await stage.ledger.load([lease.pod for lease in leases]) if each]
     active = held[0]
-    stage.activations = (
-        Activation(
+    stage.allocations = (
+        Allocation(
             pod=active.pod,
             namespace=active.namespace,
             name=active.name,
@@ -284,7 +288,7 @@ async def test_an_expired_reservation_frees_its_capacity_for_who_waits(stage: St
     await stage.tell_all()
     capacity = await stage.ledger.capacity()
     (lease,) = await stage.reserve([first], mib=whole, ttl_s=1.0)
-    verdict = Waiting(queued=queued, refusal=Refusal(reason="full"), capacity=capacity)
+    verdict = WaitingPod(queued=queued, refusal=Refusal(reason="full"), capacity=capacity)
     await stage.ledger.wait([replace(verdict, capacity=await stage.ledger.capacity())])
     offered = await _heard(stage, PodQueued)
 

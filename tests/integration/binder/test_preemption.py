@@ -6,10 +6,16 @@ from typing import Any
 import pytest
 
 from services.binder.preempt.eviction_client import ApiVictims
-from shared.kubernetes.client import Kube
+from shared.kubernetes.client import KubernetesClient
 from shared.model.lease import LeaseState
 from shared.model.names import NodeName, PodUid
-from shared.model.preemption import PREEMPTIBLE, Cause, Outcome, Stage, Victim
+from shared.model.preemption import (
+    PREEMPTIBLE,
+    EvictionOutcome,
+    PreemptionCause,
+    PreemptionStage,
+    Victim,
+)
 from tests.support.binder.preemption import Scene, scene
 from tests.support.placer.ledger import assert_sound, uses, uuid
 from tests.support.servers.valkey import ValkeyServer, valkey_server
@@ -29,8 +35,8 @@ async def at(server: ValkeyServer) -> AsyncIterator[Scene]:
         yield made
 
 
-async def stage_of(at: Scene) -> list[Stage]:
-    return [each.taking.stage for each in (await at.takings.affairs(now=at.clock.now())).open]
+async def stage_of(at: Scene) -> list[PreemptionStage]:
+    return [each.preemption.stage for each in (await at.takings.affairs(now=at.clock.now())).open]
 
 
 async def test_gpusharing_27_exhaustion_alone_evicts_nobody_and_writes_nothing(at: Scene) -> None:
@@ -86,8 +92,8 @@ async def test_gpusharing_28_the_uid_is_a_precondition(at: Scene) -> None:
     await binder.step()
 
     assert not await at.ending("old")
-    [line] = (await at.takings.affairs(now=at.clock.now())).past
-    assert line.outcome is Outcome.GONE
+    [line] = (await at.takings.affairs(now=at.clock.now())).evictions
+    assert line.outcome is EvictionOutcome.GONE
     assert len(await binder.step()) == 1
 
 
@@ -111,7 +117,7 @@ async def test_gpusharing_28_a_protected_pod_stays_and_another_plan_is_made(
         assert not await at.ending("kept")
         assert await at.ending("other")
         outcome, why = await Unaware(at.kube).evict(_victim(at, await at.look("kept")))
-        assert outcome is Outcome.BLOCKED, why
+        assert outcome is EvictionOutcome.BLOCKED, why
 
 
 async def test_what_a_policy_of_the_cluster_refuses_holds_up_no_other(server: ValkeyServer) -> None:
@@ -155,7 +161,7 @@ def refuse(at: Scene, name: str, resource: str, operation: str, unless: str) -> 
 class Unaware(ApiVictims):
     """Does not see PodDisruptionBudgets beforehand, as if they had just been made."""
 
-    def __init__(self, kube: Kube) -> None:
+    def __init__(self, kube: KubernetesClient) -> None:
         super().__init__(kube)
 
     async def everybody(self) -> Any:
@@ -169,7 +175,7 @@ def _victim(at: Scene, pod: Any) -> Victim:
         namespace=pod["metadata"]["namespace"],
         name=pod["metadata"]["name"],
         node=NodeName("a"),
-        cause=Cause.RECLAIMABLE,
+        cause=PreemptionCause.RECLAIMABLE,
         owner="",
         budget="exhausted",
         grace_s=0,
@@ -191,7 +197,7 @@ async def test_gpusharing_28_a_budget_made_during_the_notice_stops_the_eviction(
     assert not await at.ending("old")
     assert await at.notice("old") is None
     assert await stage_of(at) == []
-    assert not (await uses(at.ledger))[uuid("a", 0)].claimed
+    assert not (await uses(at.ledger))[uuid("a", 0)].claimed_by
 
 
 async def test_gpusharing_29_no_eviction_if_the_freed_parts_are_on_two_devices(
@@ -220,7 +226,7 @@ async def test_gpusharing_30_nobody_else_gets_what_becomes_free(at: Scene) -> No
     assert "cpu" in await at.thief()
 
     await binder.step()
-    assert (await uses(at.ledger))[uuid("a", 0)].claimed
+    assert (await uses(at.ledger))[uuid("a", 0)].claimed_by
     at.clock.advance(30)
     await binder.step()
     await at.ends(old)
@@ -360,7 +366,7 @@ async def test_a_pod_in_need_that_is_deleted_frees_what_was_kept_for_it(
     await binder.step()
 
     assert await stage_of(at) == []
-    assert not (await uses(at.ledger))[uuid("a", 0)].claimed
+    assert not (await uses(at.ledger))[uuid("a", 0)].claimed_by
     assert await at.ledger.kept() == {}
     if when == "told":
         assert await at.notice("old") is None
@@ -392,11 +398,11 @@ async def test_gpusharing_38_every_eviction_is_attributable(at: Scene) -> None:
 
     await binder.step()
 
-    [line] = (await at.takings.affairs(now=at.clock.now())).past
+    [line] = (await at.takings.affairs(now=at.clock.now())).evictions
     assert (line.namespace, line.name, line.cause, line.budget) == (
         "a",
         "old",
-        Cause.EXPIRED,
+        PreemptionCause.EXPIRED,
         "overdrawn",
     )
     assert (line.for_pod, line.for_namespace, line.for_name) == (pod, "b", "new")
@@ -460,6 +466,6 @@ async def test_a_budget_that_says_so_ends_leases_for_nobody(at: Scene) -> None:
     await at.steps(binder, 2)
 
     assert await at.ending("old")
-    [line] = (await at.takings.affairs(now=at.clock.now())).past
-    assert (line.cause, line.for_pod) == (Cause.POLICY, "")
+    [line] = (await at.takings.affairs(now=at.clock.now())).evictions
+    assert (line.cause, line.for_pod) == (PreemptionCause.POLICY, "")
     assert await stage_of(at) == []

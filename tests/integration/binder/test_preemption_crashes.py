@@ -7,11 +7,11 @@ import pytest
 
 from services.binder.preempt.eviction_client import ApiVictims
 from services.binder.preempt.preemptor import Reclaimer
-from shared.kubernetes.client import Kube
+from shared.kubernetes.client import KubernetesClient
 from shared.model.ledger import Reserved
 from shared.model.names import NodeName
 from shared.model.placement import Placement
-from shared.model.preemption import Outcome, Victim
+from shared.model.preemption import EvictionOutcome, Victim
 from tests.support.binder.preemption import Scene, scene
 from tests.support.placer.ledger import share
 from tests.support.servers.valkey import ValkeyServer, valkey_server
@@ -38,7 +38,7 @@ class KilledError(Exception):
 class Mortal(ApiVictims):
     """Kills its binder before or after the nth call that changes something."""
 
-    def __init__(self, kube: Kube, *, at: int, after: bool) -> None:
+    def __init__(self, kube: KubernetesClient, *, at: int, after: bool) -> None:
         super().__init__(kube)
         self.left = at
         self.after = after
@@ -55,7 +55,7 @@ class Mortal(ApiVictims):
         self._die(after=True)
         return done
 
-    async def evict(self, victim: Victim, *, dry_run: bool = False) -> tuple[Outcome, str]:
+    async def evict(self, victim: Victim, *, dry_run: bool = False) -> tuple[EvictionOutcome, str]:
         self._die(after=False)
         done = await super().evict(victim, dry_run=dry_run)
         self._die(after=True)
@@ -87,7 +87,7 @@ async def test_another_binder_goes_on_wherever_one_is_killed(
     for name in ("one", "two"):
         writes = at.writes(name)
         assert writes.get("delete/eviction") == 1, writes
-    past = (await at.takings.affairs(now=at.clock.now())).past
+    past = (await at.takings.affairs(now=at.clock.now())).evictions
     assert sorted(line.name for line in past) == ["one", "two"]
 
 
@@ -117,7 +117,7 @@ async def test_two_binders_do_not_both_evict(at: Scene) -> None:
         at.clock.advance(30)
 
     assert at.writes("old")["delete/eviction"] == 1
-    assert len((await at.takings.affairs(now=at.clock.now())).past) == 1
+    assert len((await at.takings.affairs(now=at.clock.now())).evictions) == 1
 
 
 async def test_a_pod_in_need_that_is_placed_elsewhere_calls_it_off(at: Scene) -> None:

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from shared.model.events.node_events import Rule, ViolationFound
+from shared.model.events.node_events import ViolationFound, ViolationReason
 from shared.model.lease import Lease
 from shared.model.names import Namespace, NodeName, PodUid
-from shared.model.preemption import Cause, Outcome, Stage
+from shared.model.preemption import EvictionOutcome, PreemptionCause, PreemptionStage
 from tests.support.binder.preemption import Scene, scene
 from tests.support.servers.valkey import ValkeyServer, valkey_server
 
-EVICTED = {"violations": frozenset({Rule.TAMPERED, Rule.UNLEASED})}
+EVICTED = {"violations": frozenset({ViolationReason.TAMPERED, ViolationReason.UNLEASED})}
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,9 @@ async def at(server: ValkeyServer) -> AsyncIterator[Scene]:
         yield made
 
 
-def seen(at: Scene, lease: Lease, rule: Rule = Rule.TAMPERED, **changes: Any) -> ViolationFound:
+def seen(
+    at: Scene, lease: Lease, rule: ViolationReason = ViolationReason.TAMPERED, **changes: Any
+) -> ViolationFound:
     facts: dict[str, Any] = {
         "node": lease.node,
         "pod": lease.pod,
@@ -43,15 +45,15 @@ def seen(at: Scene, lease: Lease, rule: Rule = Rule.TAMPERED, **changes: Any) ->
     return ViolationFound(**(facts | changes))
 
 
-async def open_takings(at: Scene) -> list[Stage]:
-    return [each.taking.stage for each in (await at.takings.affairs(now=at.clock.now())).open]
+async def open_takings(at: Scene) -> list[PreemptionStage]:
+    return [each.preemption.stage for each in (await at.takings.affairs(now=at.clock.now())).open]
 
 
 async def test_by_default_nobody_is_evicted_for_what_it_did(at: Scene) -> None:
     lease = await at.running("bad")
     binder = at.binder()
 
-    await binder.accuse([seen(at, lease, rule) for rule in Rule])
+    await binder.accuse([seen(at, lease, rule) for rule in ViolationReason])
     await at.steps(binder, 2)
 
     assert await open_takings(at) == []
@@ -77,8 +79,12 @@ async def test_a_violator_is_told_evicted_after_notice_and_written_down(at: Scen
     assert await at.ending("bad")
     assert at.writes("bad")["delete/eviction"] == 1
     assert await open_takings(at) == []
-    (line,) = (await at.takings.affairs(now=at.clock.now())).past
-    assert (line.cause, line.outcome, line.for_pod) == (Cause.VIOLATION, Outcome.EVICTED, "")
+    (line,) = (await at.takings.affairs(now=at.clock.now())).evictions
+    assert (line.cause, line.outcome, line.for_pod) == (
+        PreemptionCause.VIOLATION,
+        EvictionOutcome.EVICTED,
+        "",
+    )
     assert {note.reason for note in at.told.notes} == {"GPUViolationEvict"}
     said = "its node reports GpuLimitTampered: container main has changed its limits"
     assert [said in text for text in at.told.of("bad")] == [True, True]
@@ -92,7 +98,7 @@ async def test_a_pod_without_a_lease_is_evicted_too(at: Scene) -> None:
     binder = at.binder(**EVICTED, notice_s=0)
     lease = Lease(pod=uid, namespace=Namespace("a"), name="stranger", node=NodeName("a"), shares=())
 
-    await binder.accuse([seen(at, lease, Rule.UNLEASED)])
+    await binder.accuse([seen(at, lease, ViolationReason.UNLEASED)])
     await at.steps(binder, 2)
 
     assert await at.ending("stranger")
@@ -101,7 +107,7 @@ async def test_a_pod_without_a_lease_is_evicted_too(at: Scene) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"reason": Rule.OVERRUN},
+        {"reason": ViolationReason.OVERRUN},
         {"pod": PodUid("another of this name")},
         {"node": NodeName("of a thief")},
         {"found_at": 0.0},

@@ -18,8 +18,8 @@ from services.cli.__main__ import main
 from services.cli.admin.node_keys import API_TOKEN, KUBECONFIG, NATS_AUTHORITY, NATS_TOKEN
 from services.cli.doctor.cluster_probes import ClusterProbes
 from services.cli.doctor.finding import Outcome, SkipError
-from shared.credentials.logins import NO_KEYS
-from shared.kubernetes.client import Kube
+from shared.credentials.logins import NO_CREDENTIALS
+from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.events.node_events import DeviceReported
@@ -58,7 +58,7 @@ class Hosts:
 
     async def token_by(self, kubeconfig: Path, **spec: Any) -> str:
         path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/node-agent/token"
-        async with Kube(load_credentials(kubeconfig)) as kube:
+        async with KubernetesClient(load_credentials(kubeconfig)) as kube:
             answer = await kube.create(path, {"spec": spec}, dict[str, Any])
         return str(answer["status"]["token"])
 
@@ -83,7 +83,7 @@ async def hosts() -> AsyncIterator[Hosts]:
             authority = (folder / "run" / "ca.crt").read_text()
             doors = {"metadata": {"name": "doors", "namespace": NAMESPACE}}
             api.store.create("configmaps", {**doors, "data": {"ca.crt": authority}})
-            async with Kube(load_credentials(api.kubeconfig)) as kube:
+            async with KubernetesClient(load_credentials(api.kubeconfig)) as kube:
                 world.kube = kube  # tokens are reviewed there
                 yield Hosts(world, api, folder)
 
@@ -98,9 +98,9 @@ async def test_the_keys_of_a_node_open_nats_for_this_node_and_the_api_server(
     async with (
         Bus.connect(hosts.world.url, name="agent", keys=keys, keeps_stream=False) as agent,
         hosts.world.raw((out / NATS_TOKEN).read_text(), "node-agent.node-a") as (client, said),
-        Kube(load_credentials(out / KUBECONFIG)) as kube,
+        KubernetesClient(load_credentials(out / KUBECONFIG)) as kube,
     ):
-        await agent.client.subscribe(subjects.heard(DeviceReported, B))
+        await agent.client.subscribe(subjects.subscribe_subject(DeviceReported, B))
         for subject in (
             one for one in USERS["node-agent.node-a"].publish if one.endswith("node-a")
         ):
@@ -184,7 +184,7 @@ async def test_the_doctor_on_a_node_sees_that_nats_lets_its_agent_in_and_raises_
         probes = ClusterProbes(
             kube=SkipError("not looked at"),
             redis_url="",
-            redis_keys=NO_KEYS,
+            redis_keys=NO_CREDENTIALS,
             nats_url=hosts.world.url,
             nats_keys=hosts.world.keys(token, "node-agent.node-a"),
             simulated=False,

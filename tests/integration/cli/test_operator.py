@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from shared.model.events.request_reply import ResizeAsked, ResizeTold
-from shared.model.lease import Size
+from shared.model.events.request_reply import ResizeReply, ResizeRequest
+from shared.model.lease import ShareSize
 from shared.nats.bus import Bus
 from tests.support.auth.cluster import NAMESPACE
 from tests.support.auth.world import DoorsWorld, doors_world
@@ -23,10 +23,10 @@ async def world() -> AsyncIterator[DoorsWorld]:
             yield made
 
 
-async def answer(asked: ResizeAsked) -> ResizeTold:
-    after = Size(memory_mib=asked.memory_mib or 0, cores_percent=0)
-    before = Size(memory_mib=3000, cores_percent=0)
-    return ResizeTold(
+async def answer(asked: ResizeRequest) -> ResizeReply:
+    after = ShareSize(memory_mib=asked.memory_mib or 0, cores_percent=0)
+    before = ShareSize(memory_mib=3000, cores_percent=0)
+    return ResizeReply(
         outcome="resized", container="c", node="node-a", devices=(0,), before=before, after=after
     )
 
@@ -54,7 +54,7 @@ async def resize(world: DoorsWorld, token: str) -> Done:
 async def test_the_operators_token_lets_a_command_ask_a_binder(world: DoorsWorld) -> None:
     keys = world.keys(world.cluster.bear("binder"), "binder")
     async with Bus.connect(world.url, name="binder", keys=keys) as binder:
-        await binder.answer(ResizeAsked, "binder", "", answer)
+        await binder.reply(ResizeRequest, "binder", "", answer)
         await binder.client.flush()
 
         done = await resize(world, world.cluster.bear("operator"))

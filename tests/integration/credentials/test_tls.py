@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.credentials.logins import Keys
+from shared.credentials.logins import ClientCredentials
 from shared.credentials.tls import TlsFiles
 from shared.ledger.leases import RedisLeases
 from shared.ledger.redis_server import redis_facts
@@ -79,12 +79,14 @@ def login(folder: Path, word: str = "first") -> Path:
     return path
 
 
-def keys(tmp_path: Path, ca: Path, shown: tuple[Path, Path] | None = None) -> Keys:
+def keys(tmp_path: Path, ca: Path, shown: tuple[Path, Path] | None = None) -> ClientCredentials:
     certificate, key = shown or (None, None)
-    return Keys(credentials=login(tmp_path), tls=TlsFiles(ca=ca, certificate=certificate, key=key))
+    return ClientCredentials(
+        credentials=login(tmp_path), tls=TlsFiles(ca=ca, certificate=certificate, key=key)
+    )
 
 
-async def fault_at_nats(url: str, shown: Keys) -> str:
+async def fault_at_nats(url: str, shown: ClientCredentials) -> str:
     with pytest.raises(UnavailableError) as refused:
         async with Bus.connect(url, name="test", keys=shown, patience_s=2):
             pass
@@ -204,7 +206,9 @@ async def test_files_that_are_none_are_named(tmp_path: Path, ours: Made) -> None
         (TlsFiles(ca=ours.ca, certificate=broken), "broken.crt, which we show"),
     ):
         with pytest.raises(RequestError, match=named):
-            async with Bus.connect("nats://127.0.0.1:1", name="test", keys=Keys(tls=files)):
+            async with Bus.connect(
+                "nats://127.0.0.1:1", name="test", keys=ClientCredentials(tls=files)
+            ):
                 pass
 
 
@@ -227,18 +231,18 @@ async def cover(valkey: ValkeyServer, ours: Made) -> AsyncIterator[Cover]:
 
 
 async def fault_at_redis(url: str, files: TlsFiles) -> str:
-    async with RedisLeases.connect(url, keys=Keys(tls=files)) as ledger:
+    async with RedisLeases.connect(url, keys=ClientCredentials(tls=files)) as ledger:
         with pytest.raises(UnavailableError) as refused:
             await ledger.epoch()
     with pytest.raises(UnavailableError):
-        await redis_facts(url, Keys(tls=files))
+        await redis_facts(url, ClientCredentials(tls=files))
     return str(refused.value)
 
 
 async def test_the_ledger_is_read_under_tls_from_a_server_of_our_authority(
     cover: Cover, ours: Made
 ) -> None:
-    known = Keys(tls=TlsFiles(ca=ours.ca))
+    known = ClientCredentials(tls=TlsFiles(ca=ours.ca))
 
     async with RedisLeases.connect(cover.url, keys=known) as ledger:
         await ledger.epoch()
@@ -267,7 +271,7 @@ async def test_a_ledger_that_asks_for_a_certificate_refuses_whoever_has_none(
     certificate, key = ours.issue("client", "somebody")
 
     refused = await fault_at_redis(cover.url, TlsFiles(ca=ours.ca))
-    known = Keys(tls=TlsFiles(ca=ours.ca, certificate=certificate, key=key))
+    known = ClientCredentials(tls=TlsFiles(ca=ours.ca, certificate=certificate, key=key))
     async with RedisLeases.connect(cover.url, keys=known) as ledger:
         await ledger.epoch()
 
@@ -281,7 +285,9 @@ async def test_the_ledger_takes_new_files_at_its_next_connection(
     trusted.write_bytes(ours.ca.read_bytes())
     later = Made(tmp_path, "later")
 
-    async with RedisLeases.connect(cover.url, keys=Keys(tls=TlsFiles(ca=trusted))) as ledger:
+    async with RedisLeases.connect(
+        cover.url, keys=ClientCredentials(tls=TlsFiles(ca=trusted))
+    ) as ledger:
         await ledger.epoch()
         cover.show(later.issue("server"))
         cover.drop()
@@ -295,7 +301,9 @@ async def test_the_ledger_takes_new_files_at_its_next_connection(
 
 async def test_files_for_a_ledger_that_speaks_no_tls_are_a_mistake(ours: Made) -> None:
     with pytest.raises(RequestError, match="write rediss://"):
-        async with RedisLeases.connect("redis://127.0.0.1:1", keys=Keys(tls=TlsFiles(ca=ours.ca))):
+        async with RedisLeases.connect(
+            "redis://127.0.0.1:1", keys=ClientCredentials(tls=TlsFiles(ca=ours.ca))
+        ):
             pass
 
 

@@ -8,8 +8,8 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Page, expect
 
-from shared.credentials.authorization import TokenDoor
-from shared.credentials.tokens import load_access
+from shared.credentials.authorization import TokenAuthenticator
+from shared.credentials.tokens import load_access_tokens
 from shared.ledger.leases import RedisLeases
 from shared.model.ledger import Reservation
 from shared.model.names import Namespace, NodeName, PodUid
@@ -208,7 +208,7 @@ async def test_of_a_namespace_that_is_forbidden_only_in_use_is_shown(
 ) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text("for-mine mine\n")
-    async with dashboard(TokenDoor(load_access(tokens))) as shown:
+    async with dashboard(TokenAuthenticator(load_access_tokens(tokens))) as shown:
         await lease(shown.ledger, "uid-secret", namespace="secret-team", name="secret-pod")
         await lease(shown.ledger, "uid-mine", namespace="mine", name="my-pod", gpu=1)
         page = await opened(browser, shown, token="for-mine")  # noqa: S106 - of the test

@@ -12,11 +12,11 @@ import pytest
 
 from services.dashboard.http_server import COOKIE, Pages
 from services.dashboard.legacy_metrics import old_metrics
-from shared.credentials.authorization import OpenDoor, TokenDoor, make_token
-from shared.credentials.tokens import load_access
+from shared.credentials.authorization import AnonymousAuthenticator, TokenAuthenticator, make_token
+from shared.credentials.tokens import load_access_tokens
 from shared.model.events.pod_events import (
+    Heartbeat,
     LeaseChanged,
-    PartReported,
     PlacementChosen,
     PlacementRefused,
     PodBound,
@@ -25,7 +25,7 @@ from shared.model.names import Namespace
 from shared.model.placement import Refusal
 from shared.nats.bus import Bus
 from shared.runtime import health
-from shared.runtime.heartbeat import reporting
+from shared.runtime.heartbeat import sending_heartbeats
 from tests.support.clock import FakeClock
 from tests.support.dashboard.dashboard import Shown, dashboard, held
 from tests.support.kubernetes.reviews import Reviews, reviewed
@@ -148,7 +148,7 @@ async def test_who_waits_is_shown_with_place_and_reason_until_it_is_gone() -> No
 
 async def test_the_ticker_tells_what_was_said_on_the_bus_and_takes_no_work_from_anybody() -> None:
     async with dashboard() as shown:
-        placed = await shown.bus.hear([PlacementChosen], durable="binder-bind-pods")
+        placed = await shown.bus.subscribe([PlacementChosen], durable="binder-bind-pods")
         lease = await held(shown)
 
         await shown.tell(queued("p1"), PlacementChosen(lease=lease))
@@ -158,7 +158,7 @@ async def test_the_ticker_tells_what_was_said_on_the_bus_and_takes_no_work_from_
                 await asyncio.sleep(0.02)
             (work,) = await placed.batch()
         assert work.events == [PlacementChosen(lease=lease)]
-        await work.done()
+        await work.ack()
 
 
 async def test_a_lease_that_nobody_mentioned_is_found_all_the_same() -> None:
@@ -177,12 +177,12 @@ async def test_a_lease_that_nobody_mentioned_is_found_all_the_same() -> None:
 
 async def test_a_replica_reports_that_it_runs_and_when_it_leaves() -> None:
     async with nats_server() as nats, Bus.connect(nats.url, name="test") as bus:
-        heard = await bus.overhear([PartReported])
+        heard = await bus.observe([Heartbeat])
         probes = {"ledger": lambda: "not read yet"}
 
         async with (
             asyncio.timeout(20),
-            reporting(bus, probes, service="s", instance="s-1", node="n", every_s=0.01),
+            sending_heartbeats(bus, probes, service="s", instance="s-1", node="n", every_s=0.01),
         ):
             (first, *_) = await heard.batch()
             (second, *_) = await heard.batch()
@@ -226,7 +226,7 @@ async def test_every_answer_keeps_foreign_code_out() -> None:
 
 async def test_the_whole_page_is_under_150_kb() -> None:
     async with dashboard() as shown:
-        names = list(Pages(shown.board, OpenDoor(), None).files)  # type: ignore[arg-type]
+        names = list(Pages(shown.board, AnonymousAuthenticator(), None).files)  # type: ignore[arg-type]
         sizes = [
             len(await (await shown.client.get(f"{shown.url}/static/{n}")).read()) for n in names
         ]
@@ -243,7 +243,7 @@ async def test_a_token_shows_its_own_namespace_and_of_others_only_that_something
 ) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text("everything *\nfor-b b\nfor-default default\n")
-    async with dashboard(TokenDoor(load_access(tokens))) as shown:
+    async with dashboard(TokenAuthenticator(load_access_tokens(tokens))) as shown:
         await held(shown)
         async with asyncio.timeout(20):
             while not await shown.shares("everything"):
@@ -264,7 +264,7 @@ async def test_a_token_shows_its_own_namespace_and_of_others_only_that_something
 async def test_signing_in_keeps_the_token_where_scripts_cannot_read_it(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text("secret *\n")
-    async with dashboard(TokenDoor(load_access(tokens))) as shown:
+    async with dashboard(TokenAuthenticator(load_access_tokens(tokens))) as shown:
         assert "Token" in (await shown.get("/"))[1]
 
         async with shown.client.post(f"{shown.url}/login", data={"token": "wrong"}) as answer:
@@ -293,7 +293,7 @@ async def test_a_token_is_made_once_and_only_its_owner_may_read_it(tmp_path: Pat
     assert path.stat().st_mode & 0o777 == 0o600
     assert first.split()[1] == "*"
     assert first.split()[0] not in said[0]
-    assert load_access(path).scopes(f"Bearer {first.split()[0]}") == {"*"}
+    assert load_access_tokens(path).scopes(f"Bearer {first.split()[0]}") == {"*"}
 
 
 async def test_whoever_may_not_get_pods_of_a_namespace_sees_its_leases_as_in_use() -> None:
@@ -319,7 +319,7 @@ async def test_whoever_may_not_get_pods_of_a_namespace_sees_its_leases_as_in_use
 async def test_a_right_that_is_taken_away_ends_what_is_seen() -> None:
     reviews, clock, where = Reviews(), FakeClock(), [Namespace("default")]
     async with reviewed(reviews, clock) as door:
-        viewer = await door.admit("token-of-member")
+        viewer = await door.authenticate("token-of-member")
         assert viewer is not None
         assert await viewer.visible(where) == frozenset(where)
         assert await viewer.visible(where) == frozenset(where)
@@ -330,7 +330,7 @@ async def test_a_right_that_is_taken_away_ends_what_is_seen() -> None:
 
         assert await viewer.visible(where) == frozenset()
         reviews.rights.pop("member")
-        assert await door.admit("token-of-member") is None
+        assert await door.authenticate("token-of-member") is None
 
 
 # The old schedulers' metrics

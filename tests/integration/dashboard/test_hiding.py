@@ -6,8 +6,8 @@ from pathlib import Path
 
 import aiohttp
 
-from shared.credentials.authorization import TokenDoor
-from shared.credentials.tokens import load_access
+from shared.credentials.authorization import TokenAuthenticator
+from shared.credentials.tokens import load_access_tokens
 from shared.model.events.node_events import ViolationFound
 from shared.model.events.pod_events import (
     BudgetChanged,
@@ -44,7 +44,7 @@ async def test_neither_stream_nor_answers_nor_pages_name_a_namespace_that_is_not
 ) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text("for-b b\nfor-default default\n")
-    async with dashboard(TokenDoor(load_access(tokens))) as shown:
+    async with dashboard(TokenAuthenticator(load_access_tokens(tokens))) as shown:
         begin = (await shown.state("for-b"))["id"]
         lease = await held(shown)
         waits = queued("w1", units=99_000)

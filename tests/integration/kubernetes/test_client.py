@@ -7,23 +7,23 @@ from pathlib import Path
 
 import pytest
 
-from shared.kubernetes.client import Kube, pod_path
+from shared.kubernetes.client import KubernetesClient, pod_path
 from shared.kubernetes.errors import (
     EvictionBlockedError,
     ExpiredError,
     ForbiddenError,
     InvalidError,
-    KubeConflictError,
-    KubeError,
+    KubernetesConflictError,
+    KubernetesError,
     NotFoundError,
     OverloadedError,
-    RefusedError,
+    RequestRejectedError,
     UnauthorizedError,
+    UnexpectedResponseError,
     UnreachableError,
-    UnreadableAnswerError,
 )
-from shared.kubernetes.kubeconfig import Credentials
-from shared.kubernetes.types import Node, Pod
+from shared.kubernetes.kubeconfig import ClusterCredentials
+from shared.kubernetes.types import ApiNode, ApiPod
 from shared.model.errors import ConflictError, RequestError, UnavailableError
 from tests.support.kubernetes.scripted_apiserver import (
     Exchange,
@@ -41,10 +41,10 @@ from tests.support.kubernetes.scripted_apiserver import (
 @asynccontextmanager
 async def talking(
     *steps: Step, timeout_s: float = 5, token_file: Path | None = None, token: str | None = None
-) -> AsyncIterator[tuple[Kube, ScriptedApiserver]]:
+) -> AsyncIterator[tuple[KubernetesClient, ScriptedApiserver]]:
     async with ScriptedApiserver(*steps) as server:
-        credentials = Credentials(server=server.url, token=token, token_file=token_file)
-        async with Kube(credentials, timeout_s=timeout_s) as kube:
+        credentials = ClusterCredentials(server=server.url, token=token, token_file=token_file)
+        async with KubernetesClient(credentials, timeout_s=timeout_s) as kube:
             yield kube, server
 
 
@@ -82,7 +82,7 @@ async def test_a_binding_carries_labels_where_there_are_some() -> None:
 async def test_a_second_binding_is_a_conflict_that_names_the_request() -> None:
     said = 'Operation cannot be fulfilled on pods/binding "a": already assigned to node "n-2"'
     async with talking(refuses(409, "Conflict", said)) as (kube, server):
-        with pytest.raises(KubeConflictError) as caught:
+        with pytest.raises(KubernetesConflictError) as caught:
             await kube.bind_pod("team", "a", "u-1", "n-1", {})
 
     assert len(server.requests) == 1
@@ -112,13 +112,13 @@ async def test_bindings_share_a_few_kept_connections() -> None:
     assert len(server.peers) <= 32
 
 
-REFUSALS: Mapping[int, tuple[type[KubeError], type[Exception]]] = {
-    400: (RefusedError, RequestError),
+REFUSALS: Mapping[int, tuple[type[KubernetesError], type[Exception]]] = {
+    400: (RequestRejectedError, RequestError),
     401: (UnauthorizedError, RequestError),
     403: (ForbiddenError, RequestError),
     404: (NotFoundError, RequestError),
-    405: (RefusedError, RequestError),
-    409: (KubeConflictError, ConflictError),
+    405: (RequestRejectedError, RequestError),
+    409: (KubernetesConflictError, ConflictError),
     410: (ExpiredError, ConflictError),
     422: (InvalidError, RequestError),
     429: (OverloadedError, UnavailableError),
@@ -174,7 +174,7 @@ async def test_a_watch_that_is_not_opened_in_time_is_given_up() -> None:
 async def test_a_server_that_is_not_there_is_unavailable() -> None:
     async with ScriptedApiserver() as server:
         url = server.url
-    async with Kube(Credentials(server=url)) as kube:
+    async with KubernetesClient(ClusterCredentials(server=url)) as kube:
         with pytest.raises(UnavailableError, match="GET /x got no answer"):
             await kube.read("/x")
 
@@ -182,7 +182,7 @@ async def test_a_server_that_is_not_there_is_unavailable() -> None:
 async def test_objects_are_decoded_where_a_type_is_given() -> None:
     node = {"metadata": {"name": "n"}, "status": {"allocatable": {"cpu": "8", "pods": 110}}}
     async with talking(answers(200, node), answers(200, b"raw")) as (kube, _):
-        decoded = await kube.read("/api/v1/nodes/n", Node)
+        decoded = await kube.read("/api/v1/nodes/n", ApiNode)
         raw = await kube.read("/api/v1/nodes/n")
 
     assert decoded.status.allocatable == {"cpu": "8", "pods": 110}
@@ -191,18 +191,18 @@ async def test_objects_are_decoded_where_a_type_is_given() -> None:
 
 async def test_an_answer_of_another_shape_is_no_reason_to_ask_again() -> None:
     async with talking(answers(200, {"metadata": []}), answers(200, b"{")) as (kube, _):
-        with pytest.raises(UnreadableAnswerError):
-            await kube.read("/x", Pod)
+        with pytest.raises(UnexpectedResponseError):
+            await kube.read("/x", ApiPod)
         with pytest.raises(UnavailableError):
-            await kube.read("/x", Pod)
+            await kube.read("/x", ApiPod)
 
 
 async def test_objects_are_created_and_patched_each_in_their_own_way() -> None:
     async with talking(*[answers(200, pod("a", 1))] * 4) as (kube, server):
-        created = await kube.create("/api/v1/namespaces/d/pods", {"kind": "Pod"}, Pod)
+        created = await kube.create("/api/v1/namespaces/d/pods", {"kind": "Pod"}, ApiPod)
         await kube.patch_merge("/p", {"metadata": {"labels": {"x": None}}})
         await kube.patch_json("/p", [{"op": "remove", "path": "/x"}])
-        await kube.patch_strategic("/p", {"status": {}}, Pod)
+        await kube.patch_strategic("/p", {"status": {}}, ApiPod)
 
     assert created.metadata.uid == "uid-a"
     assert [(r.method, r.headers["content-type"]) for r in server.requests] == [
@@ -309,8 +309,8 @@ async def test_a_token_file_is_read_again_after_a_minute(tmp_path: Path) -> None
     file, now = tmp_path / "token", [1000.0]
     file.write_text("first")
     async with ScriptedApiserver(*[answers(200)] * 3) as server:
-        credentials = Credentials(server=server.url, token_file=file)
-        async with Kube(credentials, clock=lambda: now[0]) as kube:
+        credentials = ClusterCredentials(server=server.url, token_file=file)
+        async with KubernetesClient(credentials, clock=lambda: now[0]) as kube:
             await kube.read("/x")
             file.write_text("second")
             now[0] += 59
@@ -326,8 +326,8 @@ async def test_a_token_file_that_vanishes_leaves_the_last_token_in_use(tmp_path:
     file, now = tmp_path / "token", [1000.0]
     file.write_text("first")
     async with ScriptedApiserver(*[answers(200)] * 2) as server:
-        credentials = Credentials(server=server.url, token_file=file)
-        async with Kube(credentials, clock=lambda: now[0]) as kube:
+        credentials = ClusterCredentials(server=server.url, token_file=file)
+        async with KubernetesClient(credentials, clock=lambda: now[0]) as kube:
             await kube.read("/x")
             file.unlink()
             now[0] += 60
@@ -339,7 +339,7 @@ async def test_a_token_file_that_vanishes_leaves_the_last_token_in_use(tmp_path:
 async def test_a_server_below_a_path_is_reached_there() -> None:
     async with (
         ScriptedApiserver(answers(200)) as server,
-        Kube(Credentials(server=f"{server.url}/k8s/clusters/c-1")) as kube,
+        KubernetesClient(ClusterCredentials(server=f"{server.url}/k8s/clusters/c-1")) as kube,
     ):
         await kube.read("/api/v1/x")
 

@@ -6,12 +6,18 @@ from contextlib import aclosing
 
 import pytest
 
-from shared.kubernetes.client import Kube, pod_path
-from shared.kubernetes.errors import KubeConflictError, NotFoundError, UnauthorizedError
-from shared.kubernetes.known_objects import Appeared, Change, Changed, Gone, Synced
-from shared.kubernetes.kubeconfig import Credentials, load_credentials
+from shared.kubernetes.client import KubernetesClient, pod_path
+from shared.kubernetes.errors import KubernetesConflictError, NotFoundError, UnauthorizedError
+from shared.kubernetes.known_objects import (
+    Change,
+    ListSynced,
+    ObjectAdded,
+    ObjectDeleted,
+    ObjectUpdated,
+)
+from shared.kubernetes.kubeconfig import ClusterCredentials, load_credentials
 from shared.kubernetes.reflector import Reflector
-from shared.kubernetes.types import Pod
+from shared.kubernetes.types import ApiPod
 from tests.support.simcluster.apiserver import ApiUnderTest, api_server
 
 PODS = "/api/v1/namespaces/default/pods"
@@ -24,97 +30,104 @@ async def server() -> AsyncIterator[ApiUnderTest]:
 
 
 @pytest.fixture
-async def kube(server: ApiUnderTest) -> AsyncIterator[Kube]:
-    async with Kube(load_credentials(server.kubeconfig)) as kube:
+async def kube(server: ApiUnderTest) -> AsyncIterator[KubernetesClient]:
+    async with KubernetesClient(load_credentials(server.kubeconfig)) as kube:
         yield kube
 
 
-async def create(kube: Kube, name: str) -> Pod:
+async def create(kube: KubernetesClient, name: str) -> ApiPod:
     container = {"name": "main", "image": "busybox"}
     body = {"metadata": {"name": name}, "spec": {"containers": [container]}}
-    return await kube.create(PODS, {"apiVersion": "v1", "kind": "Pod", **body}, Pod)
+    return await kube.create(PODS, {"apiVersion": "v1", "kind": "Pod", **body}, ApiPod)
 
 
-async def test_a_binding_gives_the_pod_its_node_and_annotations_once(kube: Kube) -> None:
+async def test_a_binding_gives_the_pod_its_node_and_annotations_once(
+    kube: KubernetesClient,
+) -> None:
     pod = await create(kube, "a")
 
     await kube.bind_pod("default", "a", pod.metadata.uid, "node-1", {"x/y": "z"}, {"l": "m"})
 
-    bound = await kube.read(pod_path("default", "a"), Pod)
+    bound = await kube.read(pod_path("default", "a"), ApiPod)
     assert bound.spec.node_name == "node-1"
     assert (bound.metadata.annotations["x/y"], bound.metadata.labels["l"]) == ("z", "m")
-    with pytest.raises(KubeConflictError):
+    with pytest.raises(KubernetesConflictError):
         await kube.bind_pod("default", "a", pod.metadata.uid, "node-2", {})
 
 
-async def test_a_binding_for_another_uid_is_a_conflict(kube: Kube) -> None:
+async def test_a_binding_for_another_uid_is_a_conflict(kube: KubernetesClient) -> None:
     await create(kube, "a")
 
-    with pytest.raises(KubeConflictError):
+    with pytest.raises(KubernetesConflictError):
         await kube.bind_pod("default", "a", "another-uid", "node-1", {})
 
 
-async def test_refusals_come_as_our_errors(kube: Kube, server: ApiUnderTest) -> None:
+async def test_refusals_come_as_our_errors(kube: KubernetesClient, server: ApiUnderTest) -> None:
     with pytest.raises(NotFoundError):
         await kube.read(pod_path("default", "absent"))
     with pytest.raises(NotFoundError):
         await kube.bind_pod("default", "absent", "u", "node-1", {})
     await create(kube, "a")
-    with pytest.raises(KubeConflictError):
+    with pytest.raises(KubernetesConflictError):
         await create(kube, "a")
-    with pytest.raises(KubeConflictError):
+    with pytest.raises(KubernetesConflictError):
         await kube.delete(pod_path("default", "a"), uid="another-uid")
     ca = load_credentials(server.kubeconfig).ca_pem
-    async with Kube(Credentials(server=server.url, ca_pem=ca)) as nobody:
+    async with KubernetesClient(ClusterCredentials(server=server.url, ca_pem=ca)) as nobody:
         with pytest.raises(UnauthorizedError):
             await nobody.read(PODS)
 
 
-async def test_changes_are_followed_from_list_to_deletion(kube: Kube) -> None:
+async def test_changes_are_followed_from_list_to_deletion(kube: KubernetesClient) -> None:
     pod = await create(kube, "a")
-    told: list[Change[Pod]] = []
+    told: list[Change[ApiPod]] = []
 
-    async with asyncio.timeout(30), aclosing(Reflector(kube, PODS, Pod).batches()) as batches:
+    async with asyncio.timeout(30), aclosing(Reflector(kube, PODS, ApiPod).batches()) as batches:
         async for batch in batches:
             told += batch
             match batch[-1]:
-                case Synced():
+                case ListSynced():
                     await kube.bind_pod("default", "a", pod.metadata.uid, "node-1", {})
-                case Changed(item) if item.spec.node_name and not item.metadata.deletion_timestamp:
+                case ObjectUpdated(item) if (
+                    item.spec.node_name and not item.metadata.deletion_timestamp
+                ):
                     await kube.delete(pod_path("default", "a"), grace_s=0)
-                case Gone():
+                case ObjectDeleted():
                     break
 
     assert [type(change) for change in (told[0], told[1], told[2], told[-1])] == [
-        Appeared,
-        Synced,
-        Changed,
-        Gone,
+        ObjectAdded,
+        ListSynced,
+        ObjectUpdated,
+        ObjectDeleted,
     ]
 
 
 async def test_a_deletion_during_a_gap_longer_than_the_servers_memory_is_seen() -> None:
-    async with api_server(window=4) as server, Kube(load_credentials(server.kubeconfig)) as kube:
+    async with (
+        api_server(window=4) as server,
+        KubernetesClient(load_credentials(server.kubeconfig)) as kube,
+    ):
         for name in ("a", "b", "c"):
             await create(kube, name)
-        reflector = Reflector(kube, PODS, Pod)
+        reflector = Reflector(kube, PODS, ApiPod)
         told: set[str] = set()
         async with asyncio.timeout(30), aclosing(reflector.batches()) as batches:
             async for batch in batches:
-                told |= {c.item.metadata.name for c in batch if isinstance(c, Appeared)}
-                if isinstance(batch[-1], Synced):
+                told |= {c.item.metadata.name for c in batch if isinstance(c, ObjectAdded)}
+                if isinstance(batch[-1], ListSynced):
                     break
         await kube.delete(pod_path("default", "b"), grace_s=0)
         for name in ("d", "e", "f", "g", "h"):
             await create(kube, name)
 
-        changes: list[Change[Pod]] = []
+        changes: list[Change[ApiPod]] = []
         async with asyncio.timeout(30), aclosing(reflector.batches()) as batches:
             async for batch in batches:
                 changes += batch
-                if isinstance(batch[-1], Synced):
+                if isinstance(batch[-1], ListSynced):
                     break
 
     assert told == {"a", "b", "c"}
-    assert [c.item.metadata.name for c in changes if isinstance(c, Gone)] == ["b"]
-    assert [c.item.metadata.name for c in changes if isinstance(c, Appeared)] == list("defgh")
+    assert [c.item.metadata.name for c in changes if isinstance(c, ObjectDeleted)] == ["b"]
+    assert [c.item.metadata.name for c in changes if isinstance(c, ObjectAdded)] == list("defgh")

@@ -12,8 +12,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from shared.kubernetes.client import Kube
-from shared.kubernetes.kubeconfig import Credentials, KubeconfigError
+from shared.kubernetes.client import KubernetesClient
+from shared.kubernetes.kubeconfig import ClusterCredentials, KubeconfigError
 from shared.model.errors import UnavailableError
 from tests.support.kubernetes.scripted_apiserver import ScriptedApiserver, answers
 
@@ -86,7 +86,7 @@ async def test_a_server_of_the_named_authority_is_trusted(
     tls = serving(tmp_path, issue("api", by=authority, sans=(LOCAL,)))
     async with (
         ScriptedApiserver(answers(200), tls=tls) as server,
-        Kube(Credentials(server=server.url, ca_pem=authority.cert_pem)) as kube,
+        KubernetesClient(ClusterCredentials(server=server.url, ca_pem=authority.cert_pem)) as kube,
     ):
         await kube.read("/x")
 
@@ -99,7 +99,7 @@ async def test_a_server_of_another_authority_is_refused_and_the_error_says_where
     tls = serving(tmp_path, issue("api", by=issue("stranger"), sans=(LOCAL,)))
     async with (
         ScriptedApiserver(answers(200), tls=tls) as server,
-        Kube(Credentials(server=server.url, ca_pem=authority.cert_pem)) as kube,
+        KubernetesClient(ClusterCredentials(server=server.url, ca_pem=authority.cert_pem)) as kube,
     ):
         with pytest.raises(KubeconfigError, match=r"not trusted.*certificate-authority"):
             await kube.read("/x")
@@ -110,8 +110,8 @@ async def test_a_server_of_another_authority_is_refused_and_the_error_says_where
 async def test_verification_can_be_switched_off(tmp_path: Path) -> None:
     tls = serving(tmp_path, issue("api", by=issue("stranger")))
     async with ScriptedApiserver(answers(200), tls=tls) as server:
-        credentials = Credentials(server=server.url, insecure_skip_tls_verify=True)
-        async with Kube(credentials) as kube:
+        credentials = ClusterCredentials(server=server.url, insecure_skip_tls_verify=True)
+        async with KubernetesClient(credentials) as kube:
             await kube.read("/x")
 
     assert len(server.requests) == 1
@@ -122,10 +122,10 @@ async def test_a_certificate_may_carry_another_name_than_the_address(
 ) -> None:
     tls = serving(tmp_path, issue("api", by=authority, sans=(x509.DNSName("inner"),)))
     async with ScriptedApiserver(answers(200), tls=tls) as server:
-        credentials = Credentials(
+        credentials = ClusterCredentials(
             server=server.url, ca_pem=authority.cert_pem, tls_server_name="inner"
         )
-        async with Kube(credentials) as kube:
+        async with KubernetesClient(credentials) as kube:
             await kube.read("/x")
 
     assert len(server.requests) == 1
@@ -135,15 +135,17 @@ async def test_a_client_certificate_is_shown(tmp_path: Path, authority: Issued) 
     client = issue("system:scheduler", by=authority)
     tls = serving(tmp_path, issue("api", by=authority, sans=(LOCAL,)), clients_of=authority)
     async with ScriptedApiserver(answers(200), tls=tls) as server:
-        credentials = Credentials(
+        credentials = ClusterCredentials(
             server=server.url,
             ca_pem=authority.cert_pem,
             client_cert_pem=client.cert_pem,
             client_key_pem=client.key_pem,
         )
-        async with Kube(credentials) as kube:
+        async with KubernetesClient(credentials) as kube:
             await kube.read("/x")
-        async with Kube(Credentials(server=server.url, ca_pem=authority.cert_pem)) as nobody:
+        async with KubernetesClient(
+            ClusterCredentials(server=server.url, ca_pem=authority.cert_pem)
+        ) as nobody:
             with pytest.raises(UnavailableError):
                 await nobody.read("/x")
 
@@ -151,7 +153,7 @@ async def test_a_client_certificate_is_shown(tmp_path: Path, authority: Issued) 
 
 
 async def test_an_unusable_certificate_is_a_request_error(authority: Issued) -> None:
-    credentials = Credentials(
+    credentials = ClusterCredentials(
         server="https://127.0.0.1:1",
         ca_pem=authority.cert_pem,
         client_cert_pem=authority.cert_pem,
@@ -159,5 +161,5 @@ async def test_an_unusable_certificate_is_a_request_error(authority: Issued) -> 
     )
 
     with pytest.raises(KubeconfigError, match="unusable"):
-        async with Kube(credentials):
+        async with KubernetesClient(credentials):
             pass

@@ -11,10 +11,10 @@ from shared.ledger.leases import RedisLeases
 from shared.ledger.preemptions import Takings
 from shared.model.clock import SystemClock
 from shared.model.events.pod_events import PlacementChosen, PlacementRefused
-from shared.model.ledger import Full, Reserved, counted_use
+from shared.model.ledger import NoCapacity, Reserved, counted_use
 from shared.model.names import Namespace, NodeName, PodUid
-from shared.model.preemption import Taking
-from shared.model.quota import Limits, Quota
+from shared.model.preemption import Preemption
+from shared.model.quota import Quota, QuotaLimits
 from tests.support.build import dice, gpu, pod_queued, request
 from tests.support.placer.ledger import NOW, ledger, reserve, share, uuid, wish
 from tests.support.servers.valkey import ValkeyServer, valkey_server
@@ -39,8 +39,8 @@ async def takings(server: ValkeyServer, leases: RedisLeases) -> AsyncIterator[Ta
         yield opened
 
 
-def taking(pod: str, *gpus: int, mib: int = 8_000, cpu: int = 100) -> Taking:
-    return Taking(
+def taking(pod: str, *gpus: int, mib: int = 8_000, cpu: int = 100) -> Preemption:
+    return Preemption(
         id=pod, victims=(), wanted=wish(pod, *(share("a", n, mib=mib) for n in gpus), cpu=cpu)
     )
 
@@ -57,7 +57,7 @@ async def test_a_pod_and_a_device_are_claimed_once(leases: RedisLeases, takings:
     assert not await takings.open(taking("q", 1, 2))
     assert await takings.open(taking("q", 2))
     [refused] = await leases.reserve([wish("r", share("a", 0))], now=NOW, ttl_s=30)
-    assert isinstance(refused, Full)
+    assert isinstance(refused, NoCapacity)
     await reserve(leases, wish("p", share("a", 0), share("a", 1)))
     await reserve(leases, wish("r", share("a", 0)))
 
@@ -119,7 +119,7 @@ async def test_whatever_happens_totals_are_leases_and_claims(
             await leases.expire(float(now))
         else:
             for read in (await takings.affairs(now=NOW)).open:
-                if read.taking.id == pod:
+                if read.preemption.id == pod:
                     assert await takings.close(read)
                     claims.pop(pod, None)
         await _sound(leases, claims)
@@ -135,14 +135,14 @@ async def _sound(leases: RedisLeases, claims: dict[str, tuple[int, ...]]) -> Non
         assert account.node.used.get(name, 0) == summed.get(name, 0) + kept.get(name, 0)
         assert account.node.used.get(name, 0) <= account.node.facts.allocatable[name]
     for device, use in account.node.devices:
-        assert use.claimed is (device.uuid in claimed)
+        assert use.claimed_by is (device.uuid in claimed)
         assert use.memory_mib == (devices[device.uuid].memory_mib if device.uuid in devices else 0)
 
 
 async def test_nothing_is_claimed_beyond_the_namespaces_quota(
     leases: RedisLeases, takings: Takings
 ) -> None:
-    small = Quota(namespace=Namespace("default"), limits=Limits(memory_mib=4_000))
+    small = Quota(namespace=Namespace("default"), limits=QuotaLimits(memory_mib=4_000))
     await leases.save_quotas([small], told_at=NOW)
 
     assert not await takings.open(taking("p", 0, mib=8_000))

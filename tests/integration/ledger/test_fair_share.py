@@ -19,9 +19,9 @@ from shared.model.events.pod_events import (
     PlacementRefused,
     PodQueued,
 )
-from shared.model.fair_share import Right, Taken, in_turn
+from shared.model.fair_share import Entitlement, GpuAmount, fair_order
 from shared.model.lease import Lease
-from shared.model.ledger import Full, Reservation, Reserved
+from shared.model.ledger import NoCapacity, Reservation, Reserved
 from shared.model.names import Namespace, PodUid
 from shared.model.request import Gang
 from tests.support.build import gpu, pod_queued, request
@@ -128,7 +128,7 @@ async def test_a_namespace_with_two_shares_may_hold_twice_as_much(url: str) -> N
         await tell(leases, A, share=2)
 
         assert await order(leases, "full-0") == ["a-1"]
-        assert (await leases.turns()).rights == {A: Right(share=2)}
+        assert (await leases.turns()).entitlements == {A: Entitlement(weight=2)}
 
 
 async def test_priority_comes_before_shares_and_budget_before_priority(url: str) -> None:
@@ -158,10 +158,10 @@ async def test_a_pod_that_arrives_does_not_snatch_what_is_anothers_turn(url: str
         [after] = await leases.reserve([held("rich", A, 0, 3_000)], now=NOW, ttl_s=30)
 
         assert event.pod == "poor"
-        assert isinstance(before, Full)
-        assert before.is_kept
-        assert isinstance(during, Full)
-        assert during.is_kept
+        assert isinstance(before, NoCapacity)
+        assert before.reserved_for_other
+        assert isinstance(during, NoCapacity)
+        assert during.reserved_for_other
         assert isinstance(poorer, Reserved), "another that holds as little need not wait"
         assert isinstance(after, Reserved), "it has answered"
 
@@ -184,22 +184,22 @@ async def test_within_a_batch_a_namespace_stops_when_it_has_more_than_one_that_w
 async def test_what_namespaces_hold_follows_every_lease(url: str) -> None:
     async with ledger(url, {"a": 2}) as leases:
         await reserve(leases, held("a-0", A, 0, 4_000, cores=30), held("b-0", B, 1, 16_000, 100))
-        both = (await leases.turns()).taken
+        both = (await leases.turns()).used
         gang = Gang(name="g", min_member=3)
         withheld = await leases.reserve_gang(gang, [held("c-0", C, 0)], now=NOW, ttl_s=30)
         await leases.release([PodUid("a-0")], reason="test")
-        one = (await leases.turns()).taken
+        one = (await leases.turns()).used
         await leases.expire(NOW + 1000)
         turns = await leases.turns()
 
         assert not any(isinstance(each, Reserved) for each in withheld)
         assert both == {
-            A: Taken(cores_percent=30, memory_mib=4_000),
-            B: Taken(cores_percent=100, memory_mib=16_000),
+            A: GpuAmount(cores_percent=30, memory_mib=4_000),
+            B: GpuAmount(cores_percent=100, memory_mib=16_000),
         }
         assert one == {B: both[B]}
-        assert turns.taken == {}
-        assert turns.total == Taken(cores_percent=200, memory_mib=32_000)
+        assert turns.used == {}
+        assert turns.total == GpuAmount(cores_percent=200, memory_mib=32_000)
 
 
 async def test_a_rebuilt_ledger_counts_and_weighs_as_before(url: str) -> None:
@@ -214,8 +214,8 @@ async def test_a_rebuilt_ledger_counts_and_weighs_as_before(url: str) -> None:
         await leases.finish_rebuild(token)
         after = await leases.turns()
 
-        assert after.taken == before.taken
-        assert after.rights == before.rights == {A: Right(share=3)}
+        assert after.used == before.used
+        assert after.entitlements == before.entitlements == {A: Entitlement(weight=3)}
 
 
 POOL = [Namespace(name) for name in ("n-1", "n-2", "n-3")]
@@ -250,7 +250,7 @@ def test_the_ledger_offers_in_the_order_that_explain_tells(
                 for n, (namespace, priority, at) in enumerate(pods)
             ]
             await let_wait(leases, *events)
-            told = in_turn(events, await leases.turns())
+            told = fair_order(events, await leases.turns())
             await leases.release([each.pod for each in full[: len(pods)]], reason="test")
             offers = await leases.offers(now=NOW, spare=0)
             return [event.pod for event in offers.pods], [event.pod for event in told]
@@ -281,7 +281,7 @@ async def endless(leases: RedisLeases, steps: int) -> AsyncIterator[list[Lease]]
             # Its controller is quicker than any offer.
             await other.place_pods([fresh(ended.namespace)])
             async with asyncio.timeout(20):
-                while not (offers := await leases.offers(now=NOW + step, spare=0)).settled:
+                while not (offers := await leases.offers(now=NOW + step, spare=0)).complete:
                     await one.place_pods(offers.pods)
 
 
@@ -298,7 +298,7 @@ async def test_gpusharing_34_endless_demand_with_shares_2_to_1_converges_to_2_to
                 assert {lease.namespace for lease in live} == {A}, "who came first has everything"
             if number > 60:
                 seen.update(lease.namespace for lease in live)
-        taken = (await leases.turns()).taken
+        taken = (await leases.turns()).used
         used = await uses(leases)
 
     assert 2 * 0.95 <= seen[A] / seen[B] <= 2 * 1.05
@@ -323,7 +323,7 @@ async def test_a_budget_that_keeps_new_pods_waiting_does_so_whoever_admitted_the
         await tell(leases, A, at=2.0)
         offered: list[str] = []
         async with asyncio.timeout(20):
-            while not (found := await leases.offers(now=NOW, spare=0)).settled:
+            while not (found := await leases.offers(now=NOW, spare=0)).complete:
                 offered += [event.pod for event in found.pods]
                 await other.place_pods(found.pods)
         live = [lease async for page in leases.load_all() for lease in page]

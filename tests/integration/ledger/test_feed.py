@@ -9,7 +9,7 @@ import pytest
 from shared.ledger.leases import RedisLeases
 from shared.model.device import DeviceUse
 from shared.model.errors import UnavailableError
-from shared.model.ledger import FeedLostError, LedgerChange, LedgerNode, Snapshot
+from shared.model.ledger import FeedTruncatedError, LedgerChange, LedgerNode, Snapshot
 from shared.model.names import DeviceUuid, NodeName, PodUid
 from tests.support.placer.ledger import (
     NOW,
@@ -143,8 +143,8 @@ async def test_a_change_carries_totals_and_its_cause(url: str) -> None:
                 memory_mib=700,
                 shares=1,
                 fence=lease.shares[0].fence,
-                tags=frozenset({"red"}),
-                taken="1",
+                anti_affinity_groups=frozenset({"red"}),
+                slots_taken="1",
             )
         }
         assert ended.devices[DeviceUuid("GPU-a-0")].memory_mib == 0
@@ -171,7 +171,7 @@ async def test_a_feed_that_was_trimmed_is_lost(url: str) -> None:
             await reserve(leases, wish(f"p{n}", cpu=1, node="a"))
             await leases.release([PodUid(f"p{n}")], reason="test")
 
-        with pytest.raises(FeedLostError, match="it begins at"):
+        with pytest.raises(FeedTruncatedError, match="it begins at"):
             await anext(leases.changes(position))
 
 
@@ -185,5 +185,5 @@ async def test_a_rebuilt_ledger_has_another_feed(url: str) -> None:
 
         assert token is not None
         await leases.finish_rebuild(token)
-        with pytest.raises(FeedLostError, match="rebuilt"):
+        with pytest.raises(FeedTruncatedError, match="rebuilt"):
             await anext(leases.changes(position))

@@ -20,10 +20,10 @@ from shared.ledger.leases import RedisLeases
 from shared.ledger.staging import LedgerStaging
 from shared.model.device import Device, DeviceMode
 from shared.model.errors import UnavailableError
-from shared.model.lease import Lease, MigPlace, Terms
+from shared.model.lease import Lease, MigPlacement, RequestedUnits
 from shared.model.lease_copy import load_lease
 from shared.model.names import Namespace
-from shared.model.request import Company
+from shared.model.request import SharingPolicy
 from tests.support.placer.ledger import (
     NOW,
     assert_sound,
@@ -75,11 +75,11 @@ async def rows_of(url: str) -> dict[str, Any]:
     async with RedisLeases.connect(url, prefix="rows:") as leases:
         token = await leases.begin_rebuild(now=NOW)
         assert token is not None
-        await leases.save_node(replace(facts("a"), labels={"zone": "z"}, closed_devices=(7,)))
+        await leases.save_node(replace(facts("a"), labels={"zone": "z"}, excluded_devices=(7,)))
         await leases.save_devices(report("a", [*map(_device, range(6))], at=NOW))
         assert await leases.finish_rebuild(token)
-        instance = MigPlace(layout="1g.5gb,1g.5gb", position=1, profile="1g.5gb")
-        terms = Terms(memory_mib=900, device_mib=16_000, memory_bytes=943_718_401)
+        instance = MigPlacement(layout="1g.5gb,1g.5gb", position=1, profile="1g.5gb")
+        terms = RequestedUnits(memory_mib=900, device_mib=16_000, memory_bytes=943_718_401)
         bound, *_ = await reserve(
             leases,
             wish("plain", share("a", 0, cores=20)),
@@ -87,7 +87,12 @@ async def rows_of(url: str) -> dict[str, Any]:
             wish("whole", share("a", 2, 16_000, 100, whole=True)),
             wish("pair", share("a", 0), share("a", 1, container="side", init=True)),
             wish("instance", share("a", 3, 5_000, slot=1, mig=instance)),
-            wish("terms", share("a", 4, 901, terms=terms, slots=100, company=Company.ANY)),
+            wish(
+                "terms",
+                share(
+                    "a", 4, 901, requested_units=terms, slots=100, sharing=SharingPolicy.BEST_EFFORT
+                ),
+            ),
             replace(wish("ganged", share("a", 5)), gang="default/gang", memo="of a dialect"),
         )
         await leases.bind([bound])
@@ -132,7 +137,7 @@ async def test_rows_are_those_of_their_format_to_the_byte(store: Any, server: Va
 async def test_a_ledger_of_the_same_format_is_served_as_it_is(
     store: Any, server: ValkeyServer
 ) -> None:
-    before = recorded("ledger-format-1")
+    before = recorded("version-1")
     await put_back(before.ledger, store)
     async with RedisLeases.connect(server.url) as leases:
         kept = {lease.name: lease for lease in await assert_sound(leases)}
@@ -141,7 +146,7 @@ async def test_a_ledger_of_the_same_format_is_served_as_it_is(
         assert {name: kept[name].shares for name in kept} == {
             lease.name: lease.shares for lease in copies
         }
-        assert kept["apart-0"].tags == ("default/group-a",)
+        assert kept["apart-0"].anti_affinity_groups == ("default/group-a",)
         assert [waiting.queued.name for waiting in await leases.waiting()] == ["large"]
         [ended] = await leases.release([kept["two"].pod], reason="gone")
         assert ended.shares == kept["two"].shares

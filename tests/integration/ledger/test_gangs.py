@@ -9,7 +9,15 @@ import pytest
 from shared.ledger.leases import RedisLeases
 from shared.model.events.pod_events import PodQueued
 from shared.model.lease import Lease, LeaseState
-from shared.model.ledger import Full, Held, Reservation, Reserved, Waited, Waiting, Withheld
+from shared.model.ledger import (
+    AlreadyLeased,
+    GangIncomplete,
+    NoCapacity,
+    Reservation,
+    Reserved,
+    WaitingPod,
+    WaitResult,
+)
 from shared.model.names import PodUid
 from shared.model.placement import Refusal
 from shared.model.request import Gang
@@ -56,7 +64,11 @@ async def reserve_gang(leases: RedisLeases, *wanted: Reservation) -> list[type]:
 
 async def muster(leases: RedisLeases, *pods: PodQueued) -> tuple[int, int, list[str]]:
     counted = await leases.muster(pods[0].request.gang or GANG, [verdict(p, 0) for p in pods])
-    return counted.live, counted.here, [waiting.queued.pod for waiting in counted.waiting]
+    return (
+        counted.live_count,
+        counted.waiting_count,
+        [waiting.queued.pod for waiting in counted.waiting],
+    )
 
 
 async def test_a_gang_that_fits_is_reserved_whole(url: str) -> None:
@@ -79,9 +91,13 @@ async def test_a_gang_of_which_one_does_not_fit_holds_nothing_and_hears_the_stor
             GANG, [member("p", 0), member("q", 1), member("r", 0)], now=NOW, ttl_s=30
         )
 
-        assert [type(outcome) for outcome in outcomes] == [Withheld, Full, Withheld]
+        assert [type(outcome) for outcome in outcomes] == [
+            GangIncomplete,
+            NoCapacity,
+            GangIncomplete,
+        ]
         full = outcomes[1]
-        assert isinstance(full, Full)
+        assert isinstance(full, NoCapacity)
         assert [(d, use.memory_mib) for d, use in full.devices.items()] == [("GPU-a-1", 14_000)]
         assert full.nodes["a"].used["pods"] == 1  # type: ignore[index]
         assert [lease.pod for lease in await assert_sound(leases)] == ["other"]
@@ -93,14 +109,14 @@ async def test_a_gang_that_would_run_too_small_is_withheld_though_all_that_is_as
     url: str,
 ) -> None:
     async with ledger(url) as leases:
-        assert await reserve_gang(leases, member("p"), member("q")) == [Withheld] * 2
+        assert await reserve_gang(leases, member("p"), member("q")) == [GangIncomplete] * 2
         assert await reserve_gang(leases, *map(member, ("p", "q", "r"))) == [Reserved] * 3
         await leases.release([PodUid("q")], reason="died")
 
         assert await reserve_gang(leases, member("replacement")) == [Reserved]
 
         await leases.release([PodUid("p"), PodUid("r")], reason="died")
-        assert await reserve_gang(leases, member("late")) == [Withheld]
+        assert await reserve_gang(leases, member("late")) == [GangIncomplete]
 
 
 async def test_a_repeated_reservation_of_a_gang_answers_what_it_holds(url: str) -> None:
@@ -110,8 +126,8 @@ async def test_a_repeated_reservation_of_a_gang_answers_what_it_holds(url: str) 
 
         second = await leases.reserve_gang(GANG, wanted, now=NOW + 1, ttl_s=30)
 
-        assert [type(outcome) for outcome in second] == [Held] * 3
-        assert [o.lease for o in second if isinstance(o, Held)] == [
+        assert [type(outcome) for outcome in second] == [AlreadyLeased] * 3
+        assert [o.lease for o in second if isinstance(o, AlreadyLeased)] == [
             o.lease for o in first if isinstance(o, Reserved)
         ]
 
@@ -127,7 +143,7 @@ async def test_a_gang_of_a_thousand_is_one_step(url: str) -> None:
         short = await leases.reserve_gang(gang, wanted[:-1], now=NOW, ttl_s=30)
         whole = await leases.reserve_gang(gang, wanted, now=NOW, ttl_s=30)
 
-        assert {type(outcome) for outcome in short} == {Withheld}
+        assert {type(outcome) for outcome in short} == {GangIncomplete}
         assert {type(outcome) for outcome in whole} == {Reserved}
         assert len(await leases.expire(NOW + 31)) == 1_000
         assert await assert_sound(leases) == []
@@ -187,7 +203,7 @@ async def test_a_repeated_arrival_hears_of_all_leases_that_may_not_have_been_tol
 
         counted = await leases.muster(GANG, [verdict(waits("r"), 0)])
 
-        assert (counted.live, counted.here) == (3, 1)
+        assert (counted.live_count, counted.waiting_count) == (3, 1)
         assert [lease.pod for lease in counted.leases] == ["p", "q", "r"]
         assert [waiting.queued.pod for waiting in counted.waiting] == ["s"]
 
@@ -200,7 +216,9 @@ async def let_gang_wait(leases: RedisLeases, *events: PodQueued) -> None:
     full = Refusal(reason="full")
     await leases.wait(
         [
-            Waiting(queued=event, refusal=full, capacity=capacity, leads=event is events[0])
+            WaitingPod(
+                queued=event, refusal=full, capacity=capacity, receives_offers=event is events[0]
+            )
             for event in events
         ]
     )
@@ -245,8 +263,8 @@ async def test_a_rebuilt_ledger_counts_gangs_again(url: str) -> None:
 async def test_that_pods_are_missing_is_not_written_once_they_are_there(url: str) -> None:
     async with ledger(url) as leases:
         await let_gang_wait(leases, waits("p"), waits("q"))
-        missing = replace(verdict(waits("p"), 0), leads=False, fewer_than=3)
-        assert await leases.wait([missing]) == Waited()
+        missing = replace(verdict(waits("p"), 0), receives_offers=False, min_members=3)
+        assert await leases.wait([missing]) == WaitResult()
         await muster(leases, waits("r"))
 
-        assert await leases.wait([missing]) == Waited(stale=(PodUid("p"),))
+        assert await leases.wait([missing]) == WaitResult(stale=(PodUid("p"),))

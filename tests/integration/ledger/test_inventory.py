@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from shared.model.ledger import Full, Reserved
-from shared.model.node import shut_because
+from shared.model.ledger import NoCapacity, Reserved
+from shared.model.node import cordon_reason
 from tests.support.placer.ledger import (
     NOW,
     assert_sound,
@@ -47,7 +47,7 @@ async def test_facts_seen_earlier_are_passed_over(url: str) -> None:
 
 
 async def test_a_closed_device_takes_nothing_until_it_is_opened_again(url: str) -> None:
-    closed = replace(facts("a"), closed_devices=(1,))
+    closed = replace(facts("a"), excluded_devices=(1,))
     async with ledger(url) as leases:
         await leases.save_node(closed)
         capacity = await leases.capacity()
@@ -55,14 +55,14 @@ async def test_a_closed_device_takes_nothing_until_it_is_opened_again(url: str) 
         [refused, other] = await leases.reserve(
             [wish("p", share("a", 1)), wish("q", share("a", 0))], now=NOW, ttl_s=30
         )
-        assert isinstance(refused, Full)
+        assert isinstance(refused, NoCapacity)
         assert refused.reason == f"a: device-closed of {uuid('a', 1)}"
         assert isinstance(other, Reserved)
 
         more = [device("a", gpu, slots=5) for gpu in range(3)]
         await leases.save_devices(report("a", more, at=NOW))
         [still] = await leases.reserve([wish("p", share("a", 1))], now=NOW, ttl_s=30)
-        assert isinstance(still, Full), "a new report does not open it"
+        assert isinstance(still, NoCapacity), "a new report does not open it"
         [third] = await leases.reserve([wish("p", share("a", 2))], now=NOW, ttl_s=30)
         assert isinstance(third, Reserved), "devices that are not closed are open"
 
@@ -91,11 +91,11 @@ async def test_a_shut_node_serves_nothing_to_mirrors_and_offers_what_it_has_when
         before = await leases.capacity()
         assert await leases.keep_shut({}) == {name}
         await leases.save_devices(replace(served, reported_at=NOW + 1))
-        assert shut_because((await leases.snapshot()).nodes[0].serving) != ""
+        assert cordon_reason((await leases.snapshot()).nodes[0].serving) != ""
         assert await leases.keep_shut({name: ""}) == set()
         [*_, opened] = await anext(feed)
 
-        assert shut_because(shut.nodes[0].serving) == "its agent is silent"
+        assert cordon_reason(shut.nodes[0].serving) == "its agent is silent"
         assert seen.serving == shut.nodes[0].serving
         assert [use for _, use in seen.devices] == [use for _, use in start.nodes[0].devices]
         assert opened.nodes[0].serving == {"volcano.sh/vgpu-number"}
@@ -116,7 +116,7 @@ async def test_a_node_that_is_gone_is_shut_no_more_and_an_unknown_one_never(url:
 
 async def test_whether_a_node_has_an_agent_is_what_the_last_report_says(url: str) -> None:
     ours = report("a", [device("a", 0)], at=NOW)
-    theirs = replace(ours, foreign=True, reported_at=NOW + 1)
+    theirs = replace(ours, other_plugin=True, reported_at=NOW + 1)
     async with ledger(url, {}) as leases:
         seen = [await leases.has_agent(ours.node)]
         for told in (ours, theirs, replace(ours, reported_at=NOW + 2)):

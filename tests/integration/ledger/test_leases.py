@@ -7,7 +7,7 @@ import pytest
 from shared.ledger.leases import RedisLeases
 from shared.model.errors import UnavailableError
 from shared.model.lease import Lease, LeaseState, StaleLeaseError
-from shared.model.ledger import Full, Held, Reserved
+from shared.model.ledger import AlreadyLeased, NoCapacity, Reserved
 from shared.model.names import NodeName, PodUid
 from tests.support.placer.ledger import (
     NOW,
@@ -63,7 +63,7 @@ async def test_a_pod_that_holds_a_lease_is_answered_with_it(url: str) -> None:
             [wish("p", share("a", 1)), wish("p", share("a"))], now=NOW + 5, ttl_s=30
         )
 
-        assert again == [Held(lease=lease), Held(lease=lease)]
+        assert again == [AlreadyLeased(lease=lease), AlreadyLeased(lease=lease)]
         assert len(await assert_sound(leases)) == 1
 
 
@@ -73,7 +73,7 @@ async def test_a_refusal_brings_the_totals_of_what_was_tried(url: str) -> None:
 
         [full] = await leases.reserve([wish("q", share("a", mib=10_000))], now=NOW, ttl_s=30)
 
-        assert isinstance(full, Full)
+        assert isinstance(full, NoCapacity)
         assert full.reason == f"a: memory of {uuid('a', 0)}"
         assert full.devices[uuid("a", 0)].memory_mib == 10_000
         assert full.nodes[NodeName("a")].used == {"cpu": 100, "pods": 1}
@@ -101,7 +101,7 @@ async def test_what_does_not_fit_is_refused(
             ttl_s=30,
         )
 
-        assert isinstance(full, Full)
+        assert isinstance(full, NoCapacity)
         assert full.reason.startswith(f"a: {reason}")
 
 
@@ -120,7 +120,7 @@ async def test_slots_tags_and_node_resources_are_limits_too(url: str) -> None:
             ttl_s=30,
         )
 
-        assert [r.reason for r in refused if isinstance(r, Full)] == [
+        assert [r.reason for r in refused if isinstance(r, NoCapacity)] == [
             f"a: slots of {uuid('a', 0)}",
             f"b: anti-affinity of {uuid('b', 0)}",
             "b: resource:cpu",
@@ -248,7 +248,7 @@ async def test_a_missing_or_shrunk_device_keeps_its_leases_and_takes_no_more(url
         refused = await leases.reserve(
             [wish("r", share("a", 0)), wish("s", share("a", 1, mib=1))], now=NOW, ttl_s=30
         )
-        assert [r.reason for r in refused if isinstance(r, Full)] == [
+        assert [r.reason for r in refused if isinstance(r, NoCapacity)] == [
             f"a: device-unhealthy of {uuid('a', 0)}",
             f"a: memory of {uuid('a', 1)}",
         ]
@@ -290,7 +290,7 @@ async def test_a_node_that_is_gone_is_forgotten_with_its_last_lease(url: str) ->
         assert await leases.remove_node(NodeName("a"))
 
         [full] = await leases.reserve([wish("q", share("a"))], now=NOW, ttl_s=30)
-        assert isinstance(full, Full)
+        assert isinstance(full, NoCapacity)
         assert [node.facts.name for node in (await leases.snapshot()).nodes] == ["b"]
         await assert_sound(leases)
         await leases.release([lease.pod], reason="gone")

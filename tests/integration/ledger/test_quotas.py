@@ -12,10 +12,10 @@ from services.timekeeper.accounts.weights import Card, weigh
 from shared.ledger.leases import RedisLeases
 from shared.model.budget import Budget
 from shared.model.lease import Lease, Share
-from shared.model.ledger import Full, Outcome, Reservation, Reserved, Waiting
+from shared.model.ledger import NoCapacity, Reservation, ReservationOutcome, Reserved, WaitingPod
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.placement import Refusal
-from shared.model.quota import Held, Limits, Quota, charge_of, total_of
+from shared.model.quota import Quota, QuotaLimits, QuotaUsage, charge_of, total_of
 from shared.model.request import Gang
 from tests.support.placer.ledger import (
     NOW,
@@ -53,12 +53,12 @@ def wish(pod: str, *shares: Share, namespace: Namespace = TEAM, node: str = "a")
     return replace(wish_among(pod, [(node, given)]), namespace=namespace)
 
 
-async def outcome(leases: RedisLeases, wanted: Reservation) -> Outcome:
+async def outcome(leases: RedisLeases, wanted: Reservation) -> ReservationOutcome:
     [only] = await leases.reserve([wanted], now=NOW, ttl_s=30)
     return only
 
 
-async def held(leases: RedisLeases, model: str = "") -> Held:
+async def held(leases: RedisLeases, model: str = "") -> QuotaUsage:
     """Return what the team holds, after checking it against its leases, one by one."""
     found = await assert_sound(leases)
     accounts = await leases.quota_accounts()
@@ -70,17 +70,19 @@ async def held(leases: RedisLeases, model: str = "") -> Held:
     }
     ours = {lease.pod: charge_of(lease, sizes) for lease in found if lease.namespace == TEAM}
     assert {pod: rows[""] for pod, (_, rows) in accounts.charges.items()} == ours
-    assert accounts.held.get(TEAM, {}).get("", Held()) == total_of(ours.values())
-    return accounts.held.get(TEAM, {}).get(model, Held())
+    assert accounts.used.get(TEAM, {}).get("", QuotaUsage()) == total_of(ours.values())
+    return accounts.used.get(TEAM, {}).get(model, QuotaUsage())
 
 
 async def test_what_a_quota_does_not_allow_is_refused_with_the_numbers(leases: RedisLeases) -> None:
-    await leases.save_quotas([Quota(namespace=TEAM, limits=Limits(milli_gpu=600))], told_at=NOW)
+    await leases.save_quotas(
+        [Quota(namespace=TEAM, limits=QuotaLimits(milli_gpu=600))], told_at=NOW
+    )
     await reserve(leases, wish("first", share("a", 0, 4_000)), wish("second", share("a", 1, 4_000)))
 
     third = await outcome(leases, wish("third", share("a", 2, 4_000)))
 
-    assert isinstance(third, Full)
+    assert isinstance(third, NoCapacity)
     [excess] = third.quotas
     assert (excess.measure, excess.limit, excess.held, excess.asked) == ("milliGPU", 600, 500, 250)
     assert third.reason == "a: quota"
@@ -88,7 +90,7 @@ async def test_what_a_quota_does_not_allow_is_refused_with_the_numbers(leases: R
 
 
 async def test_other_namespaces_are_not_concerned(leases: RedisLeases) -> None:
-    await leases.save_quotas([Quota(namespace=TEAM, limits=Limits(cards=0))], told_at=NOW)
+    await leases.save_quotas([Quota(namespace=TEAM, limits=QuotaLimits(cards=0))], told_at=NOW)
 
     other = await outcome(leases, wish("other", namespace=Namespace("others")))
 
@@ -97,7 +99,7 @@ async def test_other_namespaces_are_not_concerned(leases: RedisLeases) -> None:
 
 
 async def test_the_quota_for_everybody_counts_each_namespace_by_itself(leases: RedisLeases) -> None:
-    everybody = Quota(namespace=Namespace("*"), limits=Limits(memory_mib=4_000))
+    everybody = Quota(namespace=Namespace("*"), limits=QuotaLimits(memory_mib=4_000))
     await leases.save_quotas([everybody], told_at=NOW)
 
     one = await outcome(leases, wish("one", namespace=Namespace("one")))
@@ -105,32 +107,32 @@ async def test_the_quota_for_everybody_counts_each_namespace_by_itself(leases: R
     more = await outcome(leases, wish("more", namespace=Namespace("two")))
 
     assert (isinstance(one, Reserved), isinstance(two, Reserved)) == (True, True)
-    assert isinstance(more, Full)
+    assert isinstance(more, NoCapacity)
 
 
 async def test_memory_cards_and_cores_are_limited_each(leases: RedisLeases) -> None:
     for limits, fits, over in (
-        (Limits(memory_mib=8_000), share("a", 0, 8_000), share("a", 0, 8_001)),
-        (Limits(cards=0), share("a", 0), share("a", 0)),
-        (Limits(cores_milli=300), share("a", 0, 100, 30), share("a", 0, 100, 31)),
+        (QuotaLimits(memory_mib=8_000), share("a", 0, 8_000), share("a", 0, 8_001)),
+        (QuotaLimits(cards=0), share("a", 0), share("a", 0)),
+        (QuotaLimits(cores_milli=300), share("a", 0, 100, 30), share("a", 0, 100, 31)),
     ):
         await leases.save_quotas([Quota(namespace=TEAM, limits=limits)], told_at=NOW)
-        assert isinstance(await outcome(leases, wish("over", over)), Full)
+        assert isinstance(await outcome(leases, wish("over", over)), NoCapacity)
         if limits.cards is None:
             assert isinstance(await outcome(leases, wish("fits", fits)), Reserved)
             await leases.release([PodUid("fits")], reason="test")
 
 
 async def test_two_leases_on_one_card_hold_one_card(leases: RedisLeases) -> None:
-    await leases.save_quotas([Quota(namespace=TEAM, limits=Limits(cards=1))], told_at=NOW)
+    await leases.save_quotas([Quota(namespace=TEAM, limits=QuotaLimits(cards=1))], told_at=NOW)
     await reserve(leases, wish("first", share("a", 0)), wish("second", share("a", 0)))
 
     other_card = await outcome(leases, wish("third", share("a", 1)))
 
-    assert isinstance(other_card, Full)
+    assert isinstance(other_card, NoCapacity)
     assert other_card.quotas[0].values == (uuid("a", 0),)
     await leases.release([PodUid("first")], reason="test")
-    assert isinstance(await outcome(leases, wish("third", share("a", 1))), Full)
+    assert isinstance(await outcome(leases, wish("third", share("a", 1))), NoCapacity)
     await leases.release([PodUid("second")], reason="test")
     assert isinstance(await outcome(leases, wish("third", share("a", 1))), Reserved)
 
@@ -155,7 +157,7 @@ async def test_models_are_counted_by_themselves(leases: RedisLeases, label: str)
     await leases.save_node(replace(facts("b"), labels={"gpu-model": "P100"}))
     await leases.save_devices(report("b", [device("b", 0, model="Tesla P100-PCIE-16GB")]))
     await leases.save_node(replace(facts("a"), labels={"gpu-model": "T4"}))
-    models = (("T4", Limits(cores_milli=1000)), ("P100", Limits(cores_milli=200)))
+    models = (("T4", QuotaLimits(cores_milli=1000)), ("P100", QuotaLimits(cores_milli=200)))
     quota = Quota(namespace=TEAM, models=models, only_models=True, model_label=label)
     await leases.save_quotas([quota], told_at=NOW)
 
@@ -170,28 +172,30 @@ async def test_models_are_counted_by_themselves(leases: RedisLeases, label: str)
         True,
         False,
     ]
-    assert isinstance(more, Full)
+    assert isinstance(more, NoCapacity)
     assert (more.quotas[0].model, more.quotas[0].values) == ("P100", ("P100",))
     assert (await held(leases, "T4")).cores_milli == 1000
 
 
 async def test_a_model_that_the_quota_does_not_name_is_not_allowed(leases: RedisLeases) -> None:
-    quota = Quota(namespace=TEAM, models=(("P100", Limits()),), only_models=True)
+    quota = Quota(namespace=TEAM, models=(("P100", QuotaLimits()),), only_models=True)
     await leases.save_quotas([quota], told_at=NOW)
 
     refused = await outcome(leases, wish("pod"))
 
-    assert isinstance(refused, Full)
+    assert isinstance(refused, NoCapacity)
     assert (refused.quotas[0].measure, refused.quotas[0].values) == ("model", ("P100",))
 
 
 async def test_what_is_held_already_counts_when_a_quota_comes(leases: RedisLeases) -> None:
     await reserve(leases, wish("early", share("a", 0, 8_000)))
 
-    await leases.save_quotas([Quota(namespace=TEAM, limits=Limits(milli_gpu=500))], told_at=NOW)
+    await leases.save_quotas(
+        [Quota(namespace=TEAM, limits=QuotaLimits(milli_gpu=500))], told_at=NOW
+    )
 
     assert (await held(leases)).milli_gpu == 500
-    assert isinstance(await outcome(leases, wish("late", share("a", 1, 16))), Full)
+    assert isinstance(await outcome(leases, wish("late", share("a", 1, 16))), NoCapacity)
     await leases.save_quotas([], told_at=NOW + 1)
     assert isinstance(await outcome(leases, wish("late", share("a", 1, 16))), Reserved)
 
@@ -199,7 +203,9 @@ async def test_what_is_held_already_counts_when_a_quota_comes(leases: RedisLease
 async def test_older_news_of_quotas_is_passed_over(leases: RedisLeases) -> None:
     await leases.save_quotas([], told_at=2.0)
 
-    changed = await leases.save_quotas([Quota(namespace=TEAM, limits=Limits(cards=0))], told_at=1.0)
+    changed = await leases.save_quotas(
+        [Quota(namespace=TEAM, limits=QuotaLimits(cards=0))], told_at=1.0
+    )
 
     assert not changed
     assert (await leases.quota_accounts()).quotas == {}
@@ -207,13 +213,13 @@ async def test_older_news_of_quotas_is_passed_over(leases: RedisLeases) -> None:
 
 async def test_news_of_a_clock_that_is_a_day_ahead_bars_none_after_it(leases: RedisLeases) -> None:
     tomorrow = time.time() + 86_400
-    await leases.save_quotas([Quota(namespace=TEAM, limits=Limits(cards=0))], told_at=tomorrow)
+    await leases.save_quotas([Quota(namespace=TEAM, limits=QuotaLimits(cards=0))], told_at=tomorrow)
 
     assert await leases.save_quotas([], told_at=time.time() + 1)
 
 
 async def test_a_rebuild_keeps_quotas_and_counts_anew(leases: RedisLeases) -> None:
-    quota = Quota(namespace=TEAM, limits=Limits(milli_gpu=300))
+    quota = Quota(namespace=TEAM, limits=QuotaLimits(milli_gpu=300))
     await leases.save_quotas([quota], told_at=NOW)
     [lease] = await reserve(leases, wish("pod", share("a", 0, 4_000)))
     [bound] = await leases.bind([lease])
@@ -226,22 +232,22 @@ async def test_a_rebuild_keeps_quotas_and_counts_anew(leases: RedisLeases) -> No
     assert await leases.finish_rebuild(token)
 
     assert (await held(leases)).milli_gpu == 250
-    assert isinstance(await outcome(leases, wish("more", share("a", 1, 4_000))), Full)
+    assert isinstance(await outcome(leases, wish("more", share("a", 1, 4_000))), NoCapacity)
 
 
 async def test_reservations_that_expire_give_the_quota_back(leases: RedisLeases) -> None:
-    await leases.save_quotas([Quota(namespace=TEAM, limits=Limits(cards=1))], told_at=NOW)
+    await leases.save_quotas([Quota(namespace=TEAM, limits=QuotaLimits(cards=1))], told_at=NOW)
     await reserve(leases, wish("pod"))
 
     await leases.expire(NOW + 31)
 
-    assert await held(leases) == Held()
+    assert await held(leases) == QuotaUsage()
 
 
 async def test_a_gang_that_a_quota_does_not_allow_as_a_whole_holds_and_counts_nothing(
     leases: RedisLeases,
 ) -> None:
-    await leases.save_quotas([Quota(namespace=TEAM, limits=Limits(cards=2))], told_at=NOW)
+    await leases.save_quotas([Quota(namespace=TEAM, limits=QuotaLimits(cards=2))], told_at=NOW)
     gang = Gang(name="team/ring", min_member=3)
     wanted = [
         replace(wish(f"rank-{n}", share("a", n, 16_000, whole=True)), gang=gang.name)
@@ -250,14 +256,14 @@ async def test_a_gang_that_a_quota_does_not_allow_as_a_whole_holds_and_counts_no
 
     outcomes = await leases.reserve_gang(gang, wanted, now=NOW, ttl_s=30)
 
-    assert [each.quotas != () for each in outcomes if isinstance(each, Full)] == [True]
-    assert await held(leases) == Held()
+    assert [each.quotas != () for each in outcomes if isinstance(each, NoCapacity)] == [True]
+    assert await held(leases) == QuotaUsage()
     assert len(await reserve(leases, wish("single", share("a", 0, 16_000, whole=True)))) == 1
 
 
-def over_quota(pod: str, capacity: int) -> Waiting:
+def over_quota(pod: str, capacity: int) -> WaitingPod:
     event = replace(queued(pod), namespace=TEAM)
-    return Waiting(
+    return WaitingPod(
         queued=event,
         refusal=Refusal(reason="over quota", permanent=True, quota=TEAM),
         capacity=capacity,
@@ -267,7 +273,7 @@ def over_quota(pod: str, capacity: int) -> Waiting:
 async def test_who_waits_for_quota_is_offered_it_when_the_namespace_frees_something(
     leases: RedisLeases,
 ) -> None:
-    await leases.save_quotas([Quota(namespace=TEAM, limits=Limits(cards=1))], told_at=NOW)
+    await leases.save_quotas([Quota(namespace=TEAM, limits=QuotaLimits(cards=1))], told_at=NOW)
     await reserve(leases, wish("mine"), wish("foreign", namespace=Namespace("others")))
     waited = await leases.wait([over_quota("waiting", await leases.capacity())])
     assert not waited.stale
@@ -278,11 +284,11 @@ async def test_who_waits_for_quota_is_offered_it_when_the_namespace_frees_someth
     await leases.release([PodUid("mine")], reason="test")
     offers = await leases.offers(now=NOW)
     assert [pod.pod for pod in offers.pods] == ["waiting"]
-    assert not offers.settled
+    assert not offers.complete
 
 
 async def test_a_verdict_older_than_what_the_namespace_freed_is_stale(leases: RedisLeases) -> None:
-    await leases.save_quotas([Quota(namespace=TEAM, limits=Limits(cards=1))], told_at=NOW)
+    await leases.save_quotas([Quota(namespace=TEAM, limits=QuotaLimits(cards=1))], told_at=NOW)
     await reserve(leases, wish("mine"))
     capacity = await leases.capacity()
     await leases.release([PodUid("mine")], reason="test")
@@ -293,7 +299,7 @@ async def test_a_verdict_older_than_what_the_namespace_freed_is_stale(leases: Re
 
 
 async def test_a_raised_quota_is_offered_to_all_who_wait_for_it(leases: RedisLeases) -> None:
-    await leases.save_quotas([Quota(namespace=TEAM, limits=Limits(cards=0))], told_at=NOW)
+    await leases.save_quotas([Quota(namespace=TEAM, limits=QuotaLimits(cards=0))], told_at=NOW)
     pods = [f"waiting-{n:02d}" for n in range(20)]
     await leases.wait([over_quota(pod, await leases.capacity()) for pod in pods])
 
@@ -305,7 +311,7 @@ async def test_a_raised_quota_is_offered_to_all_who_wait_for_it(leases: RedisLea
             offers = await leases.offers(now=NOW)
             offered += [pod.pod for pod in offers.pods]
             await leases.forget_waiting([pod.pod for pod in offers.pods])
-            if offers.settled:
+            if offers.complete:
                 break
     assert offered == pods
 
@@ -313,7 +319,9 @@ async def test_a_raised_quota_is_offered_to_all_who_wait_for_it(leases: RedisLea
 async def test_callers_at_one_time_never_exceed_a_quota_together(server: ValkeyServer) -> None:
     chance = random.Random(7)  # noqa: S311
     async with ledger(server.url, {"a": 8, "b": 8}) as leases:
-        await leases.save_quotas([Quota(namespace=TEAM, limits=Limits(milli_gpu=1500))], told_at=1)
+        await leases.save_quotas(
+            [Quota(namespace=TEAM, limits=QuotaLimits(milli_gpu=1500))], told_at=1
+        )
 
         async def caller(name: int) -> None:
             for turn in range(15):
@@ -326,7 +334,7 @@ async def test_callers_at_one_time_never_exceed_a_quota_together(server: ValkeyS
                 if isinstance(await outcome(leases, wanted), Reserved) and chance.random() < 0.5:
                     await leases.release([wanted.pod], reason="test")
                 accounts = await leases.quota_accounts()
-                assert accounts.held.get(TEAM, {}).get("", Held()).milli_gpu <= 1500
+                assert accounts.used.get(TEAM, {}).get("", QuotaUsage()).milli_gpu <= 1500
 
         await asyncio.gather(*(caller(name) for name in range(8)))
 

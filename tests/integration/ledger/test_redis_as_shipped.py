@@ -19,11 +19,11 @@ import yaml
 from services.auth.redis_users import NOBODY
 from services.cli.admin import credentials
 from services.cli.admin.credentials import Doors
-from shared.credentials.logins import Keys
+from shared.credentials.logins import ClientCredentials
 from shared.ledger.connection_pool import pool_of
 from shared.ledger.leases import RedisLeases
 from shared.ledger.redis_server import default_user_refusal, redis_facts
-from shared.model.errors import NoRightError, UnavailableError
+from shared.model.errors import PermissionDeniedError, UnavailableError
 from tests.support.servers.nats import free_port
 from tests.support.servers.valkey import valkey_binary
 
@@ -93,8 +93,8 @@ def written(tmp_path: Path) -> Doors:
     return credentials.write(tmp_path / "doors", [], nats=False)
 
 
-def shown(written: Doors, user: str) -> Keys:
-    return Keys(credentials=written.redis(user))
+def shown(written: Doors, user: str) -> ClientCredentials:
+    return ClientCredentials(credentials=written.redis(user))
 
 
 @pytest.mark.parametrize("words", [in_compose(), in_kubernetes()], ids=["compose", "kubernetes"])
@@ -107,7 +107,7 @@ async def test_a_service_on_another_machine_is_let_in_by_its_secret_and_nobody_e
         RedisLeases.connect(url) as nobody,
     ):
         assert await placer.epoch() is None  # it answers: nobody has built the ledger yet
-        with pytest.raises(NoRightError, match="refuses us"):
+        with pytest.raises(PermissionDeniedError, match="refuses us"):
             await nobody.epoch()
 
 

@@ -9,11 +9,11 @@ import pytest
 
 from shared.ledger.leases import RedisLeases
 from shared.model.errors import ConflictError
-from shared.model.fair_share import Taken
-from shared.model.lease import Lease, Size, StaleLeaseError, bookings
-from shared.model.ledger import Full, Reserved
+from shared.model.fair_share import GpuAmount
+from shared.model.lease import Lease, ShareSize, StaleLeaseError, bookings
+from shared.model.ledger import NoCapacity, Reserved
 from shared.model.names import Namespace, PodUid
-from shared.model.quota import Excess, Limits, Quota, charge_of
+from shared.model.quota import Quota, QuotaExcess, QuotaLimits, charge_of
 from tests.support.placer.ledger import (
     NOW,
     assert_sound,
@@ -58,11 +58,15 @@ async def running(leases: RedisLeases, pod: str = "p", mib: int = 4_000, gpu: in
 
 
 def sized(lease: Lease, mib: int, cores: int = 0) -> Lease:
-    was = Size(memory_mib=lease.shares[0].memory_mib, cores_percent=lease.shares[0].cores_percent)
+    was = ShareSize(
+        memory_mib=lease.shares[0].memory_mib, cores_percent=lease.shares[0].cores_percent
+    )
     return replace(
         lease,
         shares=tuple(
-            replace(each, memory_mib=mib, cores_percent=cores, asked=each.asked or was)
+            replace(
+                each, memory_mib=mib, cores_percent=cores, requested_size=each.requested_size or was
+            )
             for each in lease.shares
         ),
     )
@@ -72,11 +76,11 @@ async def assert_turns(leases: RedisLeases) -> None:
     """Check that what namespaces are counted to hold is what their leases take."""
     held = await assert_sound(leases)
     taken = [booking for lease in held for booking in bookings(lease.shares)]
-    summed = Taken(
+    summed = GpuAmount(
         cores_percent=sum(each.cores_percent for each in taken),
         memory_mib=sum(each.memory_mib for each in taken),
     )
-    assert (await leases.turns()).taken.get(TEAM, Taken()) == summed
+    assert (await leases.turns()).used.get(TEAM, GpuAmount()) == summed
 
 
 async def turn_of(leases: RedisLeases, pod: PodUid) -> str:
@@ -102,7 +106,7 @@ async def test_a_lease_keeps_its_slot_and_fence_and_rises_in_version(leases: Red
     again = await leases.resize(sized(after, 2_000))
     assert isinstance(again, Lease)
     assert again.resized_at > after.resized_at
-    assert again.shares[0].asked == Size(memory_mib=4_000, cores_percent=0)
+    assert again.shares[0].requested_size == ShareSize(memory_mib=4_000, cores_percent=0)
     assert await assert_sound(leases) == [again]
     await assert_turns(leases)
 
@@ -115,10 +119,10 @@ async def test_what_does_not_fit_changes_nothing(leases: RedisLeases) -> None:
     too_many = await leases.resize(sized(lease, 4_000, 101))
     fits = await leases.resize(sized(lease, 7_000, 100))
 
-    assert isinstance(too_much, Full)
+    assert isinstance(too_much, NoCapacity)
     assert too_much.reason == f"memory of {uuid('a', 0)}"
     assert too_much.devices[uuid("a", 0)].memory_mib == 13_000
-    assert isinstance(too_many, Full)
+    assert isinstance(too_many, NoCapacity)
     assert too_many.reason.startswith("cores")
     assert isinstance(fits, Lease)
     await assert_sound(leases)
@@ -132,7 +136,7 @@ async def test_a_sick_device_gives_no_more_and_takes_back(leases: RedisLeases) -
     more = await leases.resize(sized(lease, 5_000))
     less = await leases.resize(sized(lease, 3_000))
 
-    assert isinstance(more, Full)
+    assert isinstance(more, NoCapacity)
     assert more.reason.startswith("device-unhealthy")
     assert isinstance(less, Lease)
 
@@ -147,7 +151,7 @@ async def test_the_size_of_several_shares_is_changed_as_one(leases: RedisLeases)
     refused = await leases.resize(sized(active, 6_001))
     done = await leases.resize(sized(active, 6_000))
 
-    assert isinstance(refused, Full)
+    assert isinstance(refused, NoCapacity)
     assert isinstance(done, Lease)
     taken = await uses(leases)
     assert [taken[uuid("a", gpu)].memory_mib for gpu in (0, 1)] == [6_000, 16_000]
@@ -279,31 +283,31 @@ async def test_what_a_smaller_lease_leaves_is_offered_to_who_waits(leases: Redis
 
 
 async def test_a_quota_counts_the_new_size(leases: RedisLeases) -> None:
-    quota = Quota(namespace=TEAM, limits=Limits(memory_mib=6_000))
+    quota = Quota(namespace=TEAM, limits=QuotaLimits(memory_mib=6_000))
     await leases.save_quotas([quota], told_at=NOW)
     lease = await running(leases)
 
     over = await leases.resize(sized(lease, 6_001))
     within = await leases.resize(sized(lease, 6_000))
 
-    assert isinstance(over, Full)
+    assert isinstance(over, NoCapacity)
     assert over.reason == "quota"
-    assert over.quotas == (Excess(measure="memoryMiB", limit=6_000, held=0, asked=6_001),)
+    assert over.quotas == (QuotaExcess(measure="memoryMiB", limit=6_000, held=0, asked=6_001),)
     assert isinstance(within, Lease)
     accounts = await leases.quota_accounts()
-    assert accounts.held[TEAM][""] == charge_of(within, {uuid("a", 0): 16_000})
-    assert accounts.charges[lease.pod] == (TEAM, {"": accounts.held[TEAM][""]})
+    assert accounts.used[TEAM][""] == charge_of(within, {uuid("a", 0): 16_000})
+    assert accounts.charges[lease.pod] == (TEAM, {"": accounts.used[TEAM][""]})
 
 
 async def test_who_is_over_a_quota_may_still_hold_less(leases: RedisLeases) -> None:
     lease = await running(leases)
-    quota = Quota(namespace=TEAM, limits=Limits(memory_mib=1_000, cores_milli=500))
+    quota = Quota(namespace=TEAM, limits=QuotaLimits(memory_mib=1_000, cores_milli=500))
     await leases.save_quotas([quota], told_at=NOW)
 
     less = await leases.resize(sized(lease, 3_000, 20))
 
     assert isinstance(less, Lease)
-    held = (await leases.quota_accounts()).held[TEAM][""]
+    held = (await leases.quota_accounts()).used[TEAM][""]
     assert (held.memory_mib, held.cores_milli) == (3_000, 200)
 
 

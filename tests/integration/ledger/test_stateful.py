@@ -13,10 +13,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from shared.ledger.leases import RedisLeases
 from shared.model.device import Device, DeviceMode, MigLayout, MigProfile
-from shared.model.lease import Lease, LeaseState, MigPlace, Share, StaleLeaseError, bookings
-from shared.model.ledger import Full, Held, Outcome, Reservation, Reserved
+from shared.model.lease import Lease, LeaseState, MigPlacement, Share, StaleLeaseError, bookings
+from shared.model.ledger import AlreadyLeased, NoCapacity, Reservation, ReservationOutcome, Reserved
 from shared.model.names import DeviceUuid, PodUid
-from shared.model.request import Company, Gang
+from shared.model.request import Gang, SharingPolicy
 from tests.support.placer.ledger import (
     NOW,
     assert_sound,
@@ -72,7 +72,9 @@ def candidates(draw: st.DrawFn) -> tuple[str, list[Share]]:
             cores=draw(st.sampled_from((0, 0, 0, 30, 100))),
             container=f"c{number}",
             slotted=draw(st.sampled_from((True, True, False))),
-            company=draw(st.sampled_from((Company.ORDINARY, Company.ORDINARY, *Company))),
+            sharing=draw(
+                st.sampled_from((SharingPolicy.SHARED, SharingPolicy.SHARED, *SharingPolicy))
+            ),
             slots=draw(st.sampled_from((0, 0, 100, 2))),
             init=number == 0 and draw(st.booleans()),
         )
@@ -91,8 +93,8 @@ def as_instance(share: Share, layout: MigLayout, position: int) -> Share:
     return replace(
         share,
         memory_mib=profile.memory_mib,
-        company=Company.ORDINARY,
-        mig=MigPlace(layout=layout.name, position=position, profile=profile.name),
+        sharing=SharingPolicy.SHARED,
+        mig=MigPlacement(layout=layout.name, position=position, profile=profile.name),
     )
 
 
@@ -137,12 +139,18 @@ class Model:
         slots = min((s.slots for s in slotted), default=0) or known.slots
         return not (
             (slotted and count + booking.shares > slots)
-            or any(set(wanted.tags) & set(lease.tags) for lease, _ in held)
+            or any(
+                set(wanted.anti_affinity_groups) & set(lease.anti_affinity_groups)
+                for lease, _ in held
+            )
             or memory + booking.memory_mib > known.memory_mib
             or cores + booking.cores_percent > 100
-            or (booking.company in {Company.ALONE, Company.IDLE} and count > 0)
-            or any(other.company is Company.ALONE for _, other in held)
-            or (cores >= 100 and booking.company is not Company.ANY)
+            or (
+                booking.sharing in {SharingPolicy.EXCLUSIVE, SharingPolicy.IDLE_DEVICE}
+                and count > 0
+            )
+            or any(other.sharing is SharingPolicy.EXCLUSIVE for _, other in held)
+            or (cores >= 100 and booking.sharing is not SharingPolicy.BEST_EFFORT)
         )
 
     def positions_fit(self, known: Device, mine: list[Share]) -> bool:
@@ -264,17 +272,17 @@ class LedgerMachine(RuleBasedStateMachine):
                 name=wish.name,
                 node=fits[0].node,
                 shares=fits[0].shares,
-                tags=wish.tags,
+                anti_affinity_groups=wish.anti_affinity_groups,
             )
         return bool(fits)
 
-    def compare(self, wish: Reservation, outcome: Outcome) -> None:
+    def compare(self, wish: Reservation, outcome: ReservationOutcome) -> None:
         if wish.pod in self.model.leases:
-            assert outcome == Held(lease=self.model.leases[wish.pod])
+            assert outcome == AlreadyLeased(lease=self.model.leases[wish.pod])
             return
         fitting = [c for c in wish.candidates if self.model.fits(wish, c.node, c.shares)]
         if not fitting:
-            assert isinstance(outcome, Full), (wish, outcome)
+            assert isinstance(outcome, NoCapacity), (wish, outcome)
             return
         assert isinstance(outcome, Reserved), (fitting, outcome)
         assert outcome.lease.node == fitting[0].node

@@ -7,7 +7,7 @@ import pytest
 
 from shared.ledger.leases import RedisLeases
 from shared.model.events.pod_events import PodQueued
-from shared.model.ledger import KEPT_BACK, Full, Reservation, Waited, Waiting
+from shared.model.ledger import RESERVED_FOR_OTHER, NoCapacity, Reservation, WaitingPod, WaitResult
 from shared.model.names import PodUid
 from shared.model.placement import Refusal
 from tests.support.placer.ledger import (
@@ -45,7 +45,7 @@ async def fill(leases: RedisLeases) -> None:
 async def let_wait(leases: RedisLeases, *events: PodQueued) -> None:
     await leases.offers(now=NOW)
     capacity = await leases.capacity()
-    assert await leases.wait([verdict(event, capacity) for event in events]) == Waited()
+    assert await leases.wait([verdict(event, capacity) for event in events]) == WaitResult()
 
 
 async def offered(leases: RedisLeases, now: float = NOW, spare: int = 0) -> list[str]:
@@ -103,7 +103,7 @@ async def test_a_verdict_that_freed_capacity_may_change_is_stale(url: str) -> No
             [verdict(queued("fits"), before), verdict(queued("large", units=9_000), before)]
         )
 
-        assert waited == Waited(stale=(PodUid("fits"),))
+        assert waited == WaitResult(stale=(PodUid("fits"),))
         [waiting] = await leases.waiting()
         assert waiting.queued.pod == "large"
         assert waiting.capacity == await leases.capacity()
@@ -121,7 +121,7 @@ async def test_what_was_freed_is_passed_on_while_it_is_refused_to_ever_more_pods
         for _ in range(5):
             found = await leases.offers(now=NOW)
             rounds.append([event.pod for event in found.pods])
-            assert found.settled == (not found.pods)
+            assert found.complete == (not found.pods)
             capacity = await leases.capacity()
             await leases.wait([verdict(event, capacity) for event in found.pods])
 
@@ -141,9 +141,9 @@ async def test_while_an_offer_is_under_way_nobody_else_is_offered_the_same(url: 
         await reserve(leases, wish("first", share("a")))
         third = await leases.offers(now=NOW + 3)
 
-        assert (second.pods, second.settled) == ((), False)
+        assert (second.pods, second.complete) == ((), False)
         assert [event.pod for event in late.pods] == ["second", "third"]
-        assert (third.pods, third.settled) == ((), True)
+        assert (third.pods, third.complete) == ((), True)
 
 
 async def test_pods_that_cannot_fit_what_was_freed_are_left_alone(url: str) -> None:
@@ -154,7 +154,7 @@ async def test_pods_that_cannot_fit_what_was_freed_are_left_alone(url: str) -> N
         await leases.release([PodUid("full-0")], reason="test")
 
         found = await leases.offers(now=NOW + 100)
-        assert (found.pods, found.settled) == ((), True)
+        assert (found.pods, found.complete) == ((), True)
 
 
 async def test_an_offer_without_an_answer_is_repeated(url: str) -> None:
@@ -199,7 +199,7 @@ async def test_a_verdict_for_good_is_disturbed_by_a_changed_cluster_only(url: st
         await fill(leases)
         await leases.offers(now=NOW)
         never = Refusal(reason="no such device", permanent=True)
-        await leases.wait([Waiting(queued=queued("never"), refusal=never, capacity=0)])
+        await leases.wait([WaitingPod(queued=queued("never"), refusal=never, capacity=0)])
 
         await leases.release([PodUid("full-0")], reason="test")
 
@@ -219,7 +219,7 @@ async def test_a_pod_that_holds_a_lease_waits_no_longer(url: str) -> None:
         await reserve(leases, wish("p", share("a")))
         waited = await leases.wait([verdict(queued("p"), await leases.capacity())])
 
-        assert [lease.pod for lease in waited.held] == ["p"]
+        assert [lease.pod for lease in waited.already_leased] == ["p"]
         assert [waiting.queued.pod for waiting in await leases.waiting()] == ["q"]
         await leases.forget_waiting([PodUid("q"), PodUid("unknown")])
         assert await leases.waiting() == []
@@ -251,12 +251,12 @@ async def test_what_is_offered_to_a_higher_priority_is_kept_for_it(url: str) -> 
             [replace(wish("equal", share("a", 1)), priority=5)], now=NOW + 1, ttl_s=30
         )
 
-        assert isinstance(before_the_offer, Full)
-        assert before_the_offer.is_kept
-        assert isinstance(after_the_offer, Full)
-        assert after_the_offer.is_kept
-        assert isinstance(equal, Full)
-        assert not equal.is_kept
+        assert isinstance(before_the_offer, NoCapacity)
+        assert before_the_offer.reserved_for_other
+        assert isinstance(after_the_offer, NoCapacity)
+        assert after_the_offer.reserved_for_other
+        assert isinstance(equal, NoCapacity)
+        assert not equal.reserved_for_other
 
 
 async def test_nothing_is_kept_for_a_pod_that_has_answered_or_does_not_answer(url: str) -> None:
@@ -287,17 +287,17 @@ async def test_a_pod_kept_back_is_offered_what_the_higher_priority_leaves(url: s
         await let_wait(leases, queued("high", priority=5))
         await leases.release([PodUid("full-0"), PodUid("full-1")], reason="test")
         assert await offered(leases) == ["high"]
-        kept = replace(verdict(queued("low", priority=-1), 0), capacity=KEPT_BACK)
-        assert await leases.wait([kept]) == Waited()
+        kept = replace(verdict(queued("low", priority=-1), 0), capacity=RESERVED_FOR_OTHER)
+        assert await leases.wait([kept]) == WaitResult()
 
         await reserve(leases, replace(wish("high", share("a")), priority=5))
 
         assert await offered(leases) == ["low"]
         await reserve(leases, low("low"))
-        assert (await leases.offers(now=NOW)).settled
-        assert [lease.pod for lease in (await leases.wait([kept])).held] == ["low"]
+        assert (await leases.offers(now=NOW)).complete
+        assert [lease.pod for lease in (await leases.wait([kept])).already_leased] == ["low"]
         late = replace(kept, queued=queued("late", priority=-1))
-        assert await leases.wait([late]) == Waited(stale=(PodUid("late"),))
+        assert await leases.wait([late]) == WaitResult(stale=(PodUid("late"),))
 
 
 async def test_one_free_after_the_other_never_leaves_a_pod_that_fits_without_an_offer(

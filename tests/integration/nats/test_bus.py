@@ -9,8 +9,8 @@ import pytest
 from prometheus_client import REGISTRY
 
 from shared.model.errors import RequestError, UnavailableError
-from shared.model.events.pod_events import ListingWanted, NodeChanged, PodGone, PodQueued
-from shared.model.events.request_reply import EndAsked, EndTold
+from shared.model.events.pod_events import NodeChanged, PodQueued, PodTerminated, ResyncRequested
+from shared.model.events.request_reply import TerminationReply, TerminationRequest
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
 from shared.model.request import GpuRequest, PodRequest
@@ -47,7 +47,7 @@ class Recorder:
         self.batches: list[int] = []
 
     @handles
-    async def place_pods(self, events: Sequence[PodQueued]) -> list[PodGone]:
+    async def place_pods(self, events: Sequence[PodQueued]) -> list[PodTerminated]:
         if self.errors:
             raise self.errors.pop(0)
         self.batches.append(len(events))
@@ -59,8 +59,8 @@ class Ending:
     route = "node-a"
 
     @answers
-    async def ended(self, event: EndAsked) -> EndTold:
-        return EndTold(ended=event.pod == "gone")
+    async def ended(self, event: TerminationRequest) -> TerminationReply:
+        return TerminationReply(terminated=event.pod == "gone")
 
 
 async def until(condition: object, limit_s: float = 30.0) -> None:
@@ -178,7 +178,7 @@ async def test_one_refused_message_does_not_take_its_batch_along(server: NatsSer
 async def test_a_replica_that_dies_leaves_its_work_to_another(server: NatsServer) -> None:
     async with Bus.connect(server.url, name="survivor") as bus:
         async with Bus.connect(server.url, name="victim") as dying:
-            inbox = await dying.hear([PodQueued], durable="placer-place-pods")
+            inbox = await dying.subscribe([PodQueued], durable="placer-place-pods")
             await bus.publish([queued(1)])
             await inbox.batch()  # taken, and never acknowledged
         recorder = Recorder()
@@ -195,7 +195,7 @@ async def test_after_nats_lost_its_disk_work_flows_again_and_a_listing_is_wanted
     async with Bus.connect(server.url, name="test") as bus:
         recorder = Recorder()
         task = await running("placer", recorder, bus)
-        wanted = await bus.hear([ListingWanted], durable="unused")
+        wanted = await bus.subscribe([ResyncRequested], durable="unused")
 
         server.forget()
         await server.start()
@@ -209,14 +209,14 @@ async def test_after_nats_lost_its_disk_work_flows_again_and_a_listing_is_wanted
 async def test_a_question_reaches_the_node_it_is_for(server: NatsServer) -> None:
     async with Bus.connect(server.url, name="test") as bus:
         task = await running("node-agent", Ending(), bus)
-        here = EndAsked(node=NodeName("node-a"), pod=PodUid("gone"))
-        elsewhere = EndAsked(node=NodeName("node-b"), pod=PodUid("gone"))
+        here = TerminationRequest(node=NodeName("node-a"), pod=PodUid("gone"))
+        elsewhere = TerminationRequest(node=NodeName("node-b"), pod=PodUid("gone"))
 
-        told = await bus.ask(here, EndTold)
+        told = await bus.request(here, TerminationReply)
 
-        assert told.ended
+        assert told.terminated
         with pytest.raises(UnavailableError, match=r"end\.asked\.v1"):
-            await bus.ask(elsewhere, EndTold, timeout_s=0.5)
+            await bus.request(elsewhere, TerminationReply, timeout_s=0.5)
         task.cancel()
 
 
@@ -225,29 +225,37 @@ async def test_a_bug_in_an_answer_is_logged_and_the_next_question_answered(
 ) -> None:
     class Buggy(Ending):
         @answers
-        async def ended(self, event: EndAsked) -> EndTold:
-            return EndTold(ended=bool(1 / len(event.pod)))
+        async def ended(self, event: TerminationRequest) -> TerminationReply:
+            return TerminationReply(terminated=bool(1 / len(event.pod)))
 
     async with Bus.connect(server.url, name="test") as bus:
         task = await running("node-agent", Buggy(), bus)
 
         with pytest.raises(UnavailableError):
-            await bus.ask(EndAsked(node=NodeName("node-a"), pod=PodUid("")), EndTold, timeout_s=0.5)
+            await bus.request(
+                TerminationRequest(node=NodeName("node-a"), pod=PodUid("")),
+                TerminationReply,
+                timeout_s=0.5,
+            )
 
         assert "ended met a bug" in caplog.text
-        assert (await bus.ask(EndAsked(node=NodeName("node-a"), pod=PodUid("p")), EndTold)).ended
+        assert (
+            await bus.request(
+                TerminationRequest(node=NodeName("node-a"), pod=PodUid("p")), TerminationReply
+            )
+        ).terminated
         task.cancel()
 
 
 async def test_nested_maps_and_sets_survive_the_wire(server: NatsServer) -> None:
     async with Bus.connect(server.url, name="test") as bus:
         facts = NodeFacts(name=NodeName("a.b"), allocatable={"cpu": 4000}, labels={"x": "y"})
-        inbox = await bus.hear([NodeChanged], durable="binder-nodes")
+        inbox = await bus.subscribe([NodeChanged], durable="binder-nodes")
 
-        await bus.publish([NodeChanged(facts=facts)])
+        await bus.publish([NodeChanged(node=facts)])
 
         (delivered,) = await inbox.batch()
-        assert delivered.events == [NodeChanged(facts=facts)]
+        assert delivered.events == [NodeChanged(node=facts)]
 
 
 async def test_a_server_that_is_not_there_is_named() -> None:

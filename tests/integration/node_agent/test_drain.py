@@ -7,7 +7,7 @@ import pytest
 
 from services.node_agent.drain import GRACE_S
 from services.node_agent.kubelet.admission_window import LEAVES
-from shared.model.events.request_reply import BindAsked
+from shared.model.events.request_reply import BindRequest
 from shared.model.lease import LeaseState, Share
 from shared.model.names import NodeName
 from tests.support.binder.node_binder import Binder, post, reserve
@@ -69,7 +69,7 @@ async def test_an_agent_that_leaves_says_so_and_serves_who_is_on_the_way() -> No
         lease = at.ledger.grant(lease_of(uid, share(0, 2000), name="late"))
         leaving = asyncio.create_task(agent.leave())
         await eventually(lambda: at.reported and at.reported[-1].served == ())
-        told = await agent.may_bind(BindAsked(node=NodeName(NODE), leases=(lease,)))
+        told = await agent.may_bind(BindRequest(node=NodeName(NODE), leases=(lease,)))
         await asyncio.sleep(0.7)
         assert not leaving.done(), "a pod with a bound lease has not come yet"
         post(at, "late")
@@ -77,7 +77,7 @@ async def test_an_agent_that_leaves_says_so_and_serves_who_is_on_the_way() -> No
         async with asyncio.timeout(30):
             await leaving
 
-    assert told.held == (uid,)
+    assert told.deferred_pods == (uid,)
     assert told.reason == LEAVES
 
 
@@ -90,7 +90,7 @@ async def test_an_agent_that_leaves_waits_for_whom_it_let_through_though_nobody_
         uid = at.node.create(obj)["metadata"]["uid"]
         bound = lease_of(uid, share(0, 2000), name="slow")
         reserved = replace(bound, state=LeaseState.RESERVED, version=bound.version - 1)
-        told = await agent.may_bind(BindAsked(node=NodeName(NODE), leases=(reserved,)))
+        told = await agent.may_bind(BindRequest(node=NodeName(NODE), leases=(reserved,)))
         at.ledger.silent = not binders_answer
         leaving = asyncio.create_task(agent.leave())
         await asyncio.sleep(2 * GRACE_S)
@@ -101,14 +101,14 @@ async def test_an_agent_that_leaves_waits_for_whom_it_let_through_though_nobody_
         async with asyncio.timeout(5):
             await leaving
 
-    assert told.held == ()
+    assert told.deferred_pods == ()
     assert still_there, "a binder commits and posts when it gets round to it"
 
 
 async def test_pods_are_held_back_until_the_kubelet_has_taken_the_agents_list() -> None:
     async with site() as at, at.running() as agent:
         lease = lease_of("some-uid")
-        asked = BindAsked(node=NodeName(NODE), leases=(lease,))
+        asked = BindRequest(node=NodeName(NODE), leases=(lease,))
         before = await agent.may_bind(asked)
         await at.node.kubelet._stop()
         await eventually(lambda: agent.plugins.trouble() is not None)
@@ -117,8 +117,8 @@ async def test_pods_are_held_back_until_the_kubelet_has_taken_the_agents_list() 
         await eventually(lambda: agent.plugins.trouble() is None)
         after = await agent.may_bind(asked)
 
-    assert before.held == after.held == ()
-    assert without.held == (lease.pod,)
+    assert before.deferred_pods == after.deferred_pods == ()
+    assert without.deferred_pods == (lease.pod,)
     assert "not registered with the kubelet" in without.reason
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from services.node_agent import instance_lock as module
 from services.node_agent.instance_lock import FILE, Holder, alone, holder_of
-from shared.runtime.sd_notify import tell_started
+from shared.runtime.sd_notify import notify_ready
 
 POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
 UNIT = {"INVOCATION_ID": "0123"}
@@ -91,7 +91,7 @@ def test_the_init_system_is_told_where_it_asked(tmp_path: Path, *, abstract: boo
         init.bind(f"\0{name}" if abstract else name)
         init.settimeout(10)
 
-        tell_started("ready", {"NOTIFY_SOCKET": f"@{name}" if abstract else name})
+        notify_ready("ready", {"NOTIFY_SOCKET": f"@{name}" if abstract else name})
 
         assert init.recv(100) == b"READY=1\nSTATUS=ready"
 
@@ -99,7 +99,7 @@ def test_the_init_system_is_told_where_it_asked(tmp_path: Path, *, abstract: boo
 def test_an_init_system_that_is_gone_stops_nobody(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tell_started("ready", {"NOTIFY_SOCKET": str(tmp_path / "gone")})
-    tell_started("ready", {})
+    notify_ready("ready", {"NOTIFY_SOCKET": str(tmp_path / "gone")})
+    notify_ready("ready", {})
 
     assert "gone: No such file or directory" in caplog.text

@@ -28,7 +28,7 @@ async def test_a_pod_gets_the_limits_and_mounts_of_its_lease() -> None:
     assert env["CUDA_DEVICE_SM_LIMIT"] == "50"
     assert held["one", "main"] == {f"{uuid_of(NodeName(NODE), 1)}-4"}
     assert "/usr/local/vgpu/libvgpu.so" in str(mounts)
-    assert told[0].activation.pod == lease.pod
+    assert told[0].allocation.pod == lease.pod
 
 
 async def test_a_pod_without_a_lease_is_refused_at_once_and_told_why() -> None:
@@ -120,7 +120,7 @@ async def test_03_a_gpushare_pod_gets_its_three_variables_and_its_mark() -> None
     assert env["VOLCANO_GPU_MEMORY_TOTAL"] == "15360"
     assert len(held["one", "main"]) == 1024
     assert {one[:2] for one in held["one", "main"]} == {"1-"}
-    assert len(told[0].activation.device_ids) == 1, "a run of IDs is told as a run"
+    assert len(told[0].allocation.device_ids) == 1, "a run of IDs is told as a run"
 
 
 async def test_an_init_containers_devices_are_handed_on_to_the_pods_container() -> None:
@@ -136,8 +136,8 @@ async def test_an_init_containers_devices_are_handed_on_to_the_pods_container() 
         await at.node.phase("one", "Running")
         told = await eventually(lambda: len(at.activated) == 2 and at.activated)
 
-    assert [event.activation.container for event in told] == ["first", "main"]
-    assert told[0].activation.device_ids == told[1].activation.device_ids
+    assert [event.allocation.container for event in told] == ["first", "main"]
+    assert told[0].allocation.device_ids == told[1].allocation.device_ids
 
 
 async def test_39_thirty_pods_at_once_each_get_their_own_limits() -> None:

@@ -14,8 +14,13 @@ import aiohttp
 
 from shared.model.events.event import Event
 from shared.model.events.node_events import DeviceReported, ShareActivated, ShareRefused
-from shared.model.events.pod_events import LeaseChanged, ListingWanted
-from shared.model.events.request_reply import EndAsked, EndTold, LeasesAsked, LeasesTold
+from shared.model.events.pod_events import LeaseChanged, ResyncRequested
+from shared.model.events.request_reply import (
+    LeasesReply,
+    LeasesRequest,
+    TerminationReply,
+    TerminationRequest,
+)
 from shared.model.names import NodeName, PodUid
 from shared.nats.bus import Bus
 from tests.support.node_agent.agent import NUMBER, Ledger, Site, lease_of, share, site
@@ -34,17 +39,17 @@ class Binder:
     heard: list[Event] = field(default_factory=list)
 
     async def listen(self) -> None:
-        inbox = await self.bus.hear(
+        inbox = await self.bus.subscribe(
             [DeviceReported, ShareActivated, ShareRefused], durable="binder"
         )
-        await self.bus.answer(LeasesAsked, "binder", "", self._tell)
+        await self.bus.reply(LeasesRequest, "binder", "", self._tell)
         while True:
             for delivered in await inbox.batch():
                 self.heard.extend(delivered.events)
-                await delivered.done()
+                await delivered.ack()
 
-    async def _tell(self, question: LeasesAsked) -> LeasesTold:
-        return await self.ledger.ask(question, LeasesTold, timeout_s=1)
+    async def _tell(self, question: LeasesRequest) -> LeasesReply:
+        return await self.ledger.request(question, LeasesReply, timeout_s=1)
 
     def of(self, kind: type[Event]) -> list[Any]:
         return [event for event in self.heard if isinstance(event, kind)]
@@ -119,12 +124,14 @@ async def test_an_agent_hears_leases_and_says_what_it_did_with_them() -> None:
             told = (await eventually(lambda: binder.of(ShareActivated)))[0]
             at.node.create(pod("stray", limits={NUMBER: 1}))
             refused = (await eventually(lambda: binder.of(ShareRefused)))[0]
-            await binder.bus.publish([ListingWanted(reason="a test asks")])
+            await binder.bus.publish([ResyncRequested(reason="a test asks")])
             reports = await eventually(
-                lambda: [r for r in binder.of(DeviceReported) if r.activations], within_s=5
+                lambda: [r for r in binder.of(DeviceReported) if r.allocations], within_s=5
             )
             ended = [
-                await binder.bus.ask(EndAsked(node=NodeName(NODE), pod=PodUid(uid)), EndTold)
+                await binder.bus.request(
+                    TerminationRequest(node=NodeName(NODE), pod=PodUid(uid)), TerminationReply
+                )
                 for uid in (lease.pod, "unheard-of")
             ]
             metrics = await page(at, "/metrics")
@@ -136,10 +143,10 @@ async def test_an_agent_hears_leases_and_says_what_it_did_with_them() -> None:
 
         assert [device.model for device in report.devices] == ["Tesla T4"] * 2
         assert at.env("one")["CUDA_DEVICE_MEMORY_LIMIT_0"] == "3000m"
-        assert told.activation.lease == lease
+        assert told.allocation.lease == lease
         assert refused.name == "stray"
-        assert reports[0].activations[0] == told.activation
-        assert [answer.ended for answer in ended] == [False, True]
+        assert reports[0].allocations[0] == told.allocation
+        assert [answer.terminated for answer in ended] == [False, True]
         assert 'leasehold_allocations_total{outcome="answered"' in metrics
         assert 'leasehold_allocations_total{outcome="refused"' in metrics
         assert "leasehold_agent_leases 1.0" in metrics
@@ -161,13 +168,13 @@ async def test_killed_between_lease_and_allocate_it_goes_on_where_it_was() -> No
         async with process_of(at, nats):
             at.bind(pod("three", limits={NUMBER: 1}), share(0, 2000, slot=1, fence=2))
             await at.node.phase("three", "Running")
-            await binder.bus.publish([ListingWanted(reason="a test asks")])
+            await binder.bus.publish([ResyncRequested(reason="a test asks")])
             reports = await eventually(
-                lambda: [r for r in binder.of(DeviceReported) if len(r.activations) == 2],
+                lambda: [r for r in binder.of(DeviceReported) if len(r.allocations) == 2],
                 within_s=5,
             )
 
-        assert {told.name for told in reports[0].activations} == {"one", "three"}
+        assert {told.name for told in reports[0].allocations} == {"one", "three"}
         assert at.env("one")["CUDA_DEVICE_MEMORY_LIMIT_0"] == "1000m"
         assert at.env("three")["CUDA_DEVICE_MEMORY_LIMIT_0"] == "2000m"
 

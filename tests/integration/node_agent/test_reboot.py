@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from shared.model.events.node_events import DeviceReported
-from shared.model.events.pod_events import ListingWanted
+from shared.model.events.pod_events import ResyncRequested
 from shared.nats.bus import Bus
 from simcluster.kubelet.containers.container_state import ContainerPhase
 from tests.support.node_agent.agent import NUMBER, Site, share, site
@@ -129,9 +129,9 @@ async def test_an_agent_that_cannot_reach_nats_says_that_it_started_and_serves_t
 async def _reports(url: str) -> None:
     """Wait until the agent says what it has, as it does to a binder."""
     async with Bus.connect(url, name="test binder") as bus:
-        inbox = await bus.hear([DeviceReported], durable="binder")
+        inbox = await bus.subscribe([DeviceReported], durable="binder")
         async with asyncio.timeout(30):
-            await bus.publish([ListingWanted(reason="a test asks")])
+            await bus.publish([ResyncRequested(reason="a test asks")])
             for delivered in await inbox.batch():
-                assert len(delivered.events[0].activations) == PODS
-                await delivered.done()
+                assert len(delivered.events[0].allocations) == PODS
+                await delivered.ack()

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from services.node_agent.kubelet.device_plugin import encode_setup
-from shared.model.events.request_reply import EndAsked
+from shared.model.events.request_reply import TerminationRequest
 from shared.model.lease import LeaseState
 from shared.model.names import NodeName, PodUid
 from tests.support.node_agent.agent import NUMBER, Site, share, site
@@ -23,9 +23,9 @@ async def test_40_a_restarted_agent_leaves_running_pods_alone_and_honours_pendin
         async with at.running() as agent:
             at.bind(pod("two", limits={NUMBER: 1}), share(0, 2000, slot=1, fence=2), told=False)
             await at.node.phase("two", "Running")
-            told = {activation.container for activation in agent.record.activations}
+            told = {activation.container for activation in agent.record.allocations}
 
-            assert len(agent.record.activations) == 2
+            assert len(agent.record.allocations) == 2
             assert told == {"main"}
             assert at.env("one") == before
             assert at.env("two")["CUDA_DEVICE_MEMORY_LIMIT_0"] == "2000m"
@@ -54,9 +54,9 @@ async def test_a_damaged_checkpoint_is_rebuilt_from_the_kubelet_and_the_leases()
             await at.node.phase("one", "Running")
         (at.root / "agent" / "checkpoint.json").write_text("{")
         async with at.running() as agent:
-            await eventually(lambda: agent.record.activations)
+            await eventually(lambda: agent.record.allocations)
 
-            assert agent.record.activations[0].name == "one"
+            assert agent.record.allocations[0].name == "one"
             assert (at.root / "agent" / "checkpoint.damaged").exists()
 
 
@@ -68,7 +68,7 @@ async def test_a_checkpoint_that_was_deleted_is_rebuilt_and_restarts_are_agreed_
         ids = list((await at.node.held())["one", "main"])
         shutil.rmtree(at.root / "agent")
         async with at.running() as agent:
-            await eventually(lambda: agent.record.activations)
+            await eventually(lambda: agent.record.allocations)
 
             await agent.answering.pre_start(NUMBER, ids)
 
@@ -98,20 +98,20 @@ async def test_a_pod_that_is_gone_is_forgotten_once_its_lease_has_ended(
         lease = at.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
         await at.node.phase("one", "Running")
         never = PodUid("never-here")
-        asked = EndAsked(node=NodeName(NODE), pod=lease.pod, more=(never, lease.pod))
+        asked = TerminationRequest(node=NodeName(NODE), pod=lease.pod, more_pods=(never, lease.pod))
         running = await agent.end(asked)
-        assert running.more == (never,)
+        assert running.terminated_pods == (never,)
         at.node.store.delete("pods", "default", "one", grace_s=0)
         await eventually(lambda: not at.node.exists("one"))
         await asyncio.sleep(0.2)
-        kept = len(agent.record.activations)
+        kept = len(agent.record.allocations)
         directory = at.root / "agent" / "containers" / f"{lease.pod}_main"
         there = directory.exists()
         await at.tell(replace(lease, state=LeaseState.RELEASED, version=9))
-        await eventually(lambda: not agent.record.activations and not directory.exists())
+        await eventually(lambda: not agent.record.allocations and not directory.exists())
         gone = await agent.end(asked)
 
-    assert (running.ended, gone.ended) == (False, True)
+    assert (running.terminated, gone.terminated) == (False, True)
     assert kept == 1, "the lease had not ended yet"
     assert there
 

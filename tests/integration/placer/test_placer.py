@@ -13,9 +13,9 @@ from shared.ledger.leases import RedisLeases
 from shared.model.clock import SystemClock
 from shared.model.device import DeviceMode, DeviceUse, MigLayout, MigProfile
 from shared.model.events.pod_events import PlacementChosen, PlacementRefused, PodQueued
-from shared.model.lease import Lease, MigPlace
+from shared.model.lease import Lease, MigPlacement
 from shared.model.names import NodeName, PodUid
-from shared.model.request import Company, DeviceSelection
+from shared.model.request import DeviceSelection, SharingPolicy
 from tests.support.build import gpu, pod_queued, request
 from tests.support.placer.ledger import assert_sound, device, facts, ledger, report, uses
 from tests.support.placer.placers import placers
@@ -179,7 +179,7 @@ async def test_a_freed_instance_is_offered_whatever_cores_the_pod_that_waits_ask
         await leases.save_devices(report("a", [card]))
         async with placers(leases, 1) as (placer,):
             await placer.place_pods([wanting(f"uid-{n}", 15_000) for n in range(2)])
-            alone = wanting("uid-2", 15_000, cores_percent=100, company=Company.ALONE)
+            alone = wanting("uid-2", 15_000, cores_percent=100, sharing=SharingPolicy.EXCLUSIVE)
             assert [type(one) for one in await placer.place_pods([alone])] == [PlacementRefused]
 
             await leases.release([PodUid("uid-0")], reason="gone")
@@ -189,7 +189,7 @@ async def test_a_freed_instance_is_offered_whatever_cores_the_pod_that_waits_ask
             assert [event.pod for event in offered] == ["uid-2"]
             [chosen] = answers
             assert isinstance(chosen, PlacementChosen)
-            assert chosen.lease.shares[0].mig == MigPlace(
+            assert chosen.lease.shares[0].mig == MigPlacement(
                 layout="halves", position=0, profile="20480mib"
             )
 

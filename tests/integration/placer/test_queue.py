@@ -86,7 +86,7 @@ def test_the_trigger_names_what_placers_hear_their_work_from() -> None:
 async def test_the_depth_counts_what_waits_and_what_is_in_hand(tmp_path: Path) -> None:
     async with served(tmp_path) as server:
         async with connected(server) as bus:
-            await bus.hear([PodQueued], durable=TRIGGER["consumer"])
+            await bus.subscribe([PodQueued], durable=TRIGGER["consumer"])
             depths = [await server.lag()]
             await bus.publish([queued(number) for number in range(3)])
             depths.append(await server.lag())

@@ -11,7 +11,7 @@ from shared.ledger.leases import RedisLeases
 from shared.model.clock import SystemClock
 from shared.model.events.pod_events import PlacementChosen, PlacementRefused, PodQueued
 from shared.model.names import Namespace, NodeName, PodUid
-from shared.model.quota import Limits, Quota
+from shared.model.quota import Quota, QuotaLimits
 from shared.model.request import Gang
 from tests.support.build import dice, gpu, pod_queued, request
 from tests.support.placer.ledger import NOW, assert_sound, device, facts, ledger, report
@@ -76,7 +76,9 @@ def told(answers: Sequence[Answer]) -> dict[str, str]:
 async def test_a_pod_over_its_quota_waits_with_the_numbers_and_takes_what_its_namespace_frees(
     leases: RedisLeases, placer: Placer
 ) -> None:
-    await leases.save_quotas([Quota(namespace=TEAM, limits=Limits(milli_gpu=500))], told_at=NOW)
+    await leases.save_quotas(
+        [Quota(namespace=TEAM, limits=QuotaLimits(milli_gpu=500))], told_at=NOW
+    )
 
     answers = await placer.place_pods([pod("one"), pod("two"), pod("three")])
 
@@ -99,7 +101,7 @@ async def test_a_pod_over_its_quota_waits_with_the_numbers_and_takes_what_its_na
 async def test_what_others_free_is_not_offered_to_a_pod_over_its_quota(
     leases: RedisLeases, placer: Placer
 ) -> None:
-    await leases.save_quotas([Quota(namespace=TEAM, limits=Limits(cards=0))], told_at=NOW)
+    await leases.save_quotas([Quota(namespace=TEAM, limits=QuotaLimits(cards=0))], told_at=NOW)
     await placer.place_pods([pod("other", Namespace("others")), pod("ours")])
 
     await leases.release([PodUid("other")], reason="test")
@@ -113,7 +115,7 @@ async def test_a_pod_goes_to_the_model_of_which_its_namespace_has_quota_left(
 ) -> None:
     await leases.save_node(replace(facts("a"), labels={"gpu-model": "T4"}))
     await add_node(leases, "b", "Tesla P100-PCIE-16GB", **{"gpu-model": "P100"})
-    models = (("T4", Limits(cards=1)), ("P100", Limits(milli_gpu=250)))
+    models = (("T4", QuotaLimits(cards=1)), ("P100", QuotaLimits(milli_gpu=250)))
     quota = Quota(namespace=TEAM, models=models, only_models=True, model_label=label)
     await leases.save_quotas([quota], told_at=NOW)
     await until_seen(placer, "b")
@@ -127,7 +129,7 @@ async def test_a_pod_goes_to_the_model_of_which_its_namespace_has_quota_left(
 async def test_a_namespace_that_may_hold_one_card_shares_the_one_it_holds(
     leases: RedisLeases, placer: Placer
 ) -> None:
-    await leases.save_quotas([Quota(namespace=TEAM, limits=Limits(cards=1))], told_at=NOW)
+    await leases.save_quotas([Quota(namespace=TEAM, limits=QuotaLimits(cards=1))], told_at=NOW)
 
     answers = told(await placer.place_pods([pod(str(n)) for n in range(5)]))
 
@@ -153,7 +155,9 @@ async def test_pools_keep_a_namespace_to_their_nodes(leases: RedisLeases, placer
 async def test_a_gang_over_its_quota_waits_as_a_whole_and_runs_when_that_is_raised(
     leases: RedisLeases, placer: Placer
 ) -> None:
-    await leases.save_quotas([Quota(namespace=TEAM, limits=Limits(milli_gpu=500))], told_at=NOW)
+    await leases.save_quotas(
+        [Quota(namespace=TEAM, limits=QuotaLimits(milli_gpu=500))], told_at=NOW
+    )
     gang = Gang(name="team/ring", min_member=3)
     ranks = [pod(f"rank-{n}", gang=gang) for n in range(3)]
 
@@ -173,7 +177,7 @@ async def test_a_pod_whom_another_model_could_help_is_offered_both(
     leases: RedisLeases, placer: Placer
 ) -> None:
     await add_node(leases, "b", "Tesla P100-PCIE-16GB")
-    models = (("T4", Limits(cards=0)), ("P100", Limits()))
+    models = (("T4", QuotaLimits(cards=0)), ("P100", QuotaLimits()))
     await leases.save_quotas([Quota(namespace=TEAM, models=models)], told_at=NOW)
     await until_seen(placer, "b")
     others = [pod(f"other-{n}", Namespace("others")) for n in range(12)]

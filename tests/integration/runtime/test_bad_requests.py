@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 
 from shared.runtime import health
-from shared.runtime.bad_requests import LOGGER, NoHttp, quiet_no_http
+from shared.runtime.bad_requests import LOGGER, BadRequestFilter, suppress_bad_request_tracebacks
 from tests.support.servers.nats import free_port
 from tests.support.servers.service_process import service_process
 
@@ -60,7 +60,7 @@ async def test_a_bug_keeps_its_traceback(caplog: pytest.LogCaptureFixture) -> No
 
     pages = health.application({})
     pages.router.add_get("/bug", bug)
-    quiet_no_http()
+    suppress_bad_request_tracebacks()
     try:
         async with health.served(pages, "127.0.0.1:0") as address:
             async with aiohttp.request("GET", f"http://{address}/bug") as response:
@@ -68,7 +68,7 @@ async def test_a_bug_keeps_its_traceback(caplog: pytest.LogCaptureFixture) -> No
             await send(int(address.rpartition(":")[2]), GARBAGE[3])
     finally:
         logger = logging.getLogger(LOGGER)
-        for one in [each for each in logger.filters if isinstance(each, NoHttp)]:
+        for one in [each for each in logger.filters if isinstance(each, BadRequestFilter)]:
             logger.removeFilter(one)
 
     (record,) = [one for one in caplog.records if one.name == LOGGER and one.levelname != "DEBUG"]

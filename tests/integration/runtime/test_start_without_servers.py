@@ -101,16 +101,16 @@ async def test_a_nats_without_streams_is_waited_for_as_well(
         ):
             while "start nats-server with -js" not in caplog.text:
                 await asyncio.sleep(0.05)
-            assert "NATS has no JetStream for us" in str(bus.trouble())
-            assert not bus.is_reached
+            assert "NATS has no JetStream for us" in str(bus.unready_reason())
+            assert not bus.is_connected
 
             bare.kill()
             bare.wait()
             await nats.start()
-            await bus.reached()
+            await bus.wait_connected()
 
-            assert bus.trouble() is None
-            await bus.hear([PodQueued], durable="test")
+            assert bus.unready_reason() is None
+            await bus.subscribe([PodQueued], durable="test")
     finally:
         bare.kill()
         bare.wait()
@@ -129,7 +129,7 @@ async def test_the_doorkeeper_makes_what_nats_waits_for_and_then_waits_for_nats(
         flags += ["--redis-url", world.settings.redis_url, "--nats-files", str(world.files)]
         flags += ["--names", "127.0.0.1", "--state-dir", str(tmp_path / "run")]
         flags += ["--nats-ca-file", str(tmp_path / "run" / "ca.crt")]
-        with service_process("doorkeeper", *flags) as doorkeeper:
+        with service_process("auth", *flags) as doorkeeper:
             try:
                 async with asyncio.timeout(LIMIT_S):
                     await doorkeeper.until_unready(f"NATS at {world.url} does not answer")

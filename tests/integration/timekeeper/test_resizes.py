@@ -89,12 +89,12 @@ async def test_the_ledgers_own_journal_leaves_no_gap_and_no_overlap(opened: Book
     [bound] = await opened.leases.bind([reserved])
     assert isinstance(bound, Lease)
     await keeper.count()
-    (first,) = (await opened.account(DEFAULT)).tenures
+    (first,) = (await opened.account(DEFAULT)).leases
     larger = replace(bound, shares=(replace(bound.shares[0], memory_mib=16_000),))
     resized = await opened.leases.resize(larger)
     assert isinstance(resized, Lease)
     await keeper.count()
-    (second,) = (await opened.account(DEFAULT)).tenures
+    (second,) = (await opened.account(DEFAULT)).leases
     await opened.leases.release([bound.pod], reason="over")
     await keeper.count()
 
@@ -119,7 +119,7 @@ async def test_a_resize_that_only_the_ledger_remembers_splits_the_time_where_it_
     assert isinstance(bound, Lease)
     await opened.count(T0 + 10_000)
     resized = sized(bound, 16_000, T0 + 30_000)
-    (first,) = (await opened.account(DEFAULT)).tenures
+    (first,) = (await opened.account(DEFAULT)).leases
     await rebuilt(opened, resized, at_ms=T0 + 40_000)
 
     for at in (T0 + 50_000, T0 + 60_000):

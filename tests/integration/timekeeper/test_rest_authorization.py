@@ -16,11 +16,11 @@ import pytest
 from services.timekeeper.rest.client_trust import AuthorityMap, NoMap
 from services.timekeeper.rest.server import Pages
 from services.timekeeper.settings import TimekeeperSettings
-from shared.credentials.authorization import Door, OpenDoor
-from shared.credentials.certificate_rotation import Shown
+from shared.credentials.authorization import AnonymousAuthenticator, Authenticator
+from shared.credentials.certificate_rotation import ServingCertificate
 from shared.credentials.certificate_stores import DirectoryStore, SecretStore
 from shared.credentials.serving_certificate import LIFE_DAYS
-from shared.kubernetes.client import Kube
+from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.model.errors import RequestError
 from shared.model.names import Namespace
@@ -44,7 +44,7 @@ def server() -> Iterator[ValkeyServer]:
 
 @asynccontextmanager
 async def served(
-    server: ValkeyServer, door: Door, tls: ssl.SSLContext | None = None
+    server: ValkeyServer, door: Authenticator, tls: ssl.SSLContext | None = None
 ) -> AsyncIterator[str]:
     """Serve two namespaces that have used GPUs."""
     async with books(server.url, budget(10, OWN), budget(20, OTHER)) as found:
@@ -125,11 +125,14 @@ async def test_it_is_served_over_tls_and_no_call_fails_while_the_certificate_is_
 ) -> None:
     today = datetime.now(UTC)
     now = today - timedelta(days=LIFE_DAYS / 2 + 1)
-    shown = Shown(DirectoryStore(tmp_path), NoMap(), NAMES, lambda: now)
-    assert shown.missing() is not None
-    await shown.look()
+    shown = ServingCertificate(DirectoryStore(tmp_path), NoMap(), NAMES, lambda: now)
+    assert shown.unready_reason() is not None
+    await shown.refresh()
     trusted = ssl.create_default_context(cadata=(tmp_path / "ca.crt").read_text())
-    async with served(server, OpenDoor(), shown.context) as url, aiohttp.ClientSession() as http:
+    async with (
+        served(server, AnonymousAuthenticator(), shown.context) as url,
+        aiohttp.ClientSession() as http,
+    ):
 
         async def ask(context: ssl.SSLContext) -> int:
             async with http.get(f"{url}/budget/{OWN}", ssl=context) as answer:
@@ -144,9 +147,9 @@ async def test_it_is_served_over_tls_and_no_call_fails_while_the_certificate_is_
 
         first = shown.bundle
         now = today
-        await shown.look()
+        await shown.refresh()
         assert shown.bundle == first, "clients are told whom to trust before it is shown"
-        await shown.look()
+        await shown.refresh()
         authorities = (tmp_path / "ca.crt").read_text() + (tmp_path / "previous-ca.crt").read_text()
         assert shown.bundle != first
         assert await ask(ssl.create_default_context(cadata=authorities)) == 200
@@ -155,13 +158,13 @@ async def test_it_is_served_over_tls_and_no_call_fails_while_the_certificate_is_
 async def test_replicas_share_one_certificate_and_clients_find_its_authority() -> None:
     async with (
         api_server() as api,
-        Kube(load_credentials(api.kubeconfig, environ={})) as kube,
+        KubernetesClient(load_credentials(api.kubeconfig, environ={})) as kube,
     ):
         await kube.create("/api/v1/namespaces", {"metadata": {"name": "lh"}})
         for kind, name in (("secrets", "shared"), ("configmaps", "for-clients")):
             await kube.create(f"/api/v1/namespaces/lh/{kind}", {"metadata": {"name": name}})
         replicas = [
-            Shown(
+            ServingCertificate(
                 SecretStore(kube, "lh", "shared"),
                 AuthorityMap(kube, "lh", "for-clients"),
                 NAMES,
@@ -171,7 +174,7 @@ async def test_replicas_share_one_certificate_and_clients_find_its_authority() -
         ]
 
         for replica in replicas:
-            await replica.look()
+            await replica.refresh()
         found = json.loads(await kube.read("/api/v1/namespaces/lh/configmaps/for-clients"))
         secret = json.loads(await kube.read("/api/v1/namespaces/lh/secrets/shared"))
 
@@ -185,7 +188,14 @@ async def test_replicas_share_one_certificate_and_clients_find_its_authority() -
 async def test_sidecars_have_a_door_that_leads_nowhere_else(server: ValkeyServer) -> None:
     async with books(server.url, budget(10, OWN)) as found:
         keeper = found.timekeeper()
-        pages = Pages(keeper, found.store, found.config, OpenDoor(), kube=None, old_reports="gone")
+        pages = Pages(
+            keeper,
+            found.store,
+            found.config,
+            AnonymousAuthenticator(),
+            kube=None,
+            old_reports="gone",
+        )
         async with (
             health.served(pages.reports(), "127.0.0.1:0") as address,
             aiohttp.ClientSession(f"http://{address}") as http,

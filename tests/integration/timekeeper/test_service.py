@@ -17,9 +17,9 @@ from services.timekeeper.config.sources import PATH, BudgetObjects, Configured
 from services.timekeeper.report.status_publisher import Told
 from services.timekeeper.rest.server import Pages
 from services.timekeeper.service import Timekeeper
-from shared.credentials.authorization import OpenDoor, TokenDoor
-from shared.credentials.tokens import load_access
-from shared.kubernetes.client import Kube
+from shared.credentials.authorization import AnonymousAuthenticator, TokenAuthenticator
+from shared.credentials.tokens import load_access_tokens
+from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.ledger.leases import RedisLeases
 from shared.model.events.pod_events import BudgetChanged
@@ -80,14 +80,14 @@ async def served(
     keeper: Timekeeper,
     *,
     tokens: Path | None = None,
-    kube: Kube | None = None,
+    kube: KubernetesClient | None = None,
     old_reports: str = "answer",
 ) -> AsyncIterator[aiohttp.ClientSession]:
     pages = Pages(
         keeper,
         found.store,
         found.config,
-        TokenDoor(load_access(tokens)) if tokens else OpenDoor(),
+        TokenAuthenticator(load_access_tokens(tokens)) if tokens else AnonymousAuthenticator(),
         kube=kube,
         old_reports=old_reports,
     )
@@ -188,7 +188,7 @@ async def test_gpusharing_17_no_report_changes_a_balance_or_deletes_a_pod(
     before = await opened.account()
 
     async with (
-        Kube(load_credentials(api.kubeconfig)) as kube,
+        KubernetesClient(load_credentials(api.kubeconfig)) as kube,
         served(opened, keeper, kube=kube) as http,
     ):
         await http.post("/budget/team-a/report", json=body)
@@ -218,7 +218,7 @@ async def test_gpusharing_17_a_sidecar_may_end_when_every_other_container_has(
     api.store.patch("pods", TEAM, "job", {"status": made["status"]}, subresource="status")
 
     async with (
-        Kube(load_credentials(api.kubeconfig)) as kube,
+        KubernetesClient(load_credentials(api.kubeconfig)) as kube,
         served(opened, opened.timekeeper(), kube=kube) as http,
     ):
         told = await http.post("/budget/team-a/report", json={"pod_name": "job", "usage_factor": 1})
@@ -276,7 +276,7 @@ async def test_a_line_that_is_no_token_is_named_and_never_shown(tmp_path: Path) 
     file.write_text("secret-without-a-namespace\n")
 
     with pytest.raises(Exception, match="line 1") as refused:
-        load_access(file)
+        load_access_tokens(file)
 
     assert "secret" not in str(refused.value)
 
@@ -305,7 +305,7 @@ async def test_the_ledger_is_read_in_pages_and_added_up(opened: Books) -> None:
 async def test_a_budget_object_is_obeyed_and_shows_its_status_and_an_event(
     opened: Books, api: ApiUnderTest
 ) -> None:
-    async with Kube(load_credentials(api.kubeconfig)) as kube:
+    async with KubernetesClient(load_credentials(api.kubeconfig)) as kube:
         objects = BudgetObjects(kube)
         configured = Configured(objects=objects)
         keeper = opened.timekeeper()
@@ -365,7 +365,7 @@ async def until(wanted: Any, limit_s: float = 20) -> None:
 
 async def test_changes_are_told_on_the_bus_by_the_running_service(opened: Books) -> None:
     async with nats_server() as nats, Bus.connect(nats.url, name="timekeeper") as bus:
-        inbox = await bus.hear([BudgetChanged], durable="test")
+        inbox = await bus.subscribe([BudgetChanged], durable="test")
         keeper = opened.timekeeper()
         keeper.bus, keeper.clock = bus, FakeClock()
         started = asyncio.Event()

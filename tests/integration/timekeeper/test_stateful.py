@@ -18,7 +18,7 @@ from hypothesis.stateful import (
 )
 
 from services.timekeeper.service import Timekeeper
-from shared.model.budget import Period, Policy, PolicyType
+from shared.model.budget import BudgetPolicy, Period, PolicyType
 from shared.model.lease import Lease
 from tests.support.servers.valkey import ValkeyServer, valkey_server
 from tests.support.timekeeper.accounts import (
@@ -197,4 +197,4 @@ def test_gpusharing_12_and_14_every_total_is_exact(server: ValkeyServer) -> None
 
 
 def test_the_policies_differ() -> None:
-    assert len({str(Policy(**each)) for each in POLICIES}) == len(POLICIES)
+    assert len({str(BudgetPolicy(**each)) for each in POLICIES}) == len(POLICIES)

@@ -116,7 +116,7 @@ async def test_gpusharing_16_reservations_cost_nothing_and_leases_until_they_are
     await opened.leases.bind([bound])
     await opened.leases.release([only_reserved.pod], reason="a test")
     await keeper.count()
-    held = (await opened.account(DEFAULT)).tenures
+    held = (await opened.account(DEFAULT)).leases
     await opened.leases.activate([bound.pod])
     await opened.leases.release([PodUid("bound")], reason="a test")
     await keeper.count()
@@ -130,7 +130,7 @@ async def test_gpusharing_16_reservations_cost_nothing_and_leases_until_they_are
     )
     released_ms = int(journaled["last-generated-id"].decode().partition("-")[0])
     assert await total(opened, DEFAULT) == 1000 * (released_ms - tenure.since_ms)
-    assert (await opened.account(DEFAULT)).tenures == ()
+    assert (await opened.account(DEFAULT)).leases == ()
 
 
 async def test_a_lease_that_was_there_before_the_first_timekeeper_is_found(opened: Books) -> None:
@@ -140,7 +140,7 @@ async def test_a_lease_that_was_there_before_the_first_timekeeper_is_found(opene
 
     await real(opened).count()
 
-    (tenure,) = (await opened.account(DEFAULT)).tenures
+    (tenure,) = (await opened.account(DEFAULT)).leases
     assert (tenure.pod, tenure.since_ms) == ("old", round(bound.created_at * 1000))
 
 
@@ -151,7 +151,7 @@ async def test_a_rebuilt_ledger_of_leases_loses_no_account(opened: Books) -> Non
     )
     bound = await opened.leases.bind([stays, goes])
     await keeper.count()
-    before = (await opened.account(DEFAULT)).tenures
+    before = (await opened.account(DEFAULT)).leases
     token = await opened.leases.begin_rebuild(now=0.0, force=True)
     assert token is not None
     await opened.leases.restore([bound[0]], now=0.0, token=token)  # type: ignore[list-item]
@@ -160,7 +160,7 @@ async def test_a_rebuilt_ledger_of_leases_loses_no_account(opened: Books) -> Non
     await keeper.count()
 
     after = await opened.account(DEFAULT)
-    assert [(t.pod, t.since_ms) for t in after.tenures] == [
+    assert [(t.pod, t.since_ms) for t in after.leases] == [
         (t.pod, t.since_ms) for t in before if t.pod == "stays"
     ]
     assert "name-of-goes" in {entry.pod for entry in await opened.charges(DEFAULT)}
@@ -213,7 +213,7 @@ async def test_a_journal_that_was_cut_is_noticed_and_live_leases_are_counted_on(
 
     await keeper.count()
 
-    assert {t.pod for t in (await opened.account(DEFAULT)).tenures} == {"q"}
+    assert {t.pod for t in (await opened.account(DEFAULT)).leases} == {"q"}
 
 
 async def test_gpusharing_37_showback_equals_the_ledger_and_a_closed_window_never_changes(
@@ -263,7 +263,7 @@ async def test_a_change_of_state_is_told_once_by_the_replica_that_wrote_it(opene
         ("exhausted", "warning", "reclaimable", 95),
     ]
     assert said[1].remaining_units == 0
-    assert said[1].burn_milli_gpu == 500
+    assert said[1].current_rate_milli_gpu == 500
 
 
 async def test_a_grant_is_made_once_under_its_key_and_lifts_the_state(opened: Books) -> None:
@@ -364,7 +364,7 @@ async def test_a_step_decided_on_an_old_revision_is_refused_whole(opened: Books)
     assert update is not None
     assert not await opened.store.save(update)
     assert await total(opened) == 1_000_000 * 500
-    assert (await opened.account()).tenures[0].charged_ms == T0 + 1_000_000
+    assert (await opened.account()).leases[0].charged_ms == T0 + 1_000_000
 
 
 async def test_counting_publishes_and_the_replica_goes_on_after_a_crash(opened: Books) -> None:

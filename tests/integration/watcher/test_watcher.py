@@ -13,18 +13,18 @@ from services.watcher.quota_sources import QuotaReflectors
 from services.watcher.service import Watcher
 from services.watcher.sources import FreshListing, GroupReflectors, NodeReflector, PodReflector
 from shared.dialects.dialect import Rules
-from shared.kubernetes.client import Kube
+from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.model.clock import SystemClock
 from shared.model.events.event import Event
 from shared.model.events.pod_events import (
     BindingFailed,
-    ListingWanted,
     NodeChanged,
-    PodGone,
     PodQueued,
     PodRejected,
     PodsListed,
+    PodTerminated,
+    ResyncRequested,
 )
 from shared.model.request import Gang
 from shared.nats.bus import Bus
@@ -56,7 +56,7 @@ async def watching(api: ApiUnderTest) -> AsyncIterator[Bus]:
     async with (
         nats_server() as nats,
         Bus.connect(nats.url, name="watcher") as bus,
-        Kube(load_credentials(api.kubeconfig)) as kube,
+        KubernetesClient(load_credentials(api.kubeconfig)) as kube,
     ):
         watcher = Watcher(
             PodReflector(kube, PodReader(OURS, Rules())),
@@ -84,13 +84,13 @@ async def heard(inbox: Inbox, count: int, limit_s: float = 30.0) -> list[Event]:
         while len(events) < count:
             for delivered in await inbox.batch():
                 events += delivered.events
-                await delivered.done()
+                await delivered.ack()
     return events
 
 
 async def test_a_pod_is_queued_bound_and_gone() -> None:
     async with api_server() as api, watching(api) as bus, api.client() as client:
-        inbox = await bus.hear([PodQueued, PodRejected, PodGone], durable="test")
+        inbox = await bus.subscribe([PodQueued, PodRejected, PodTerminated], durable="test")
         pods = "/api/v1/namespaces/default/pods"
 
         await client.post(pods, json=pod("good", **{"volcano.sh/vgpu-number": "1"}))
@@ -104,14 +104,14 @@ async def test_a_pod_is_queued_bound_and_gone() -> None:
         assert queued.request.dialect == "volcano-vgpu"
         assert isinstance(rejected, PodRejected)
         assert "needs volcano.sh/vgpu-number" in rejected.reason
-        assert isinstance(gone, PodGone)
+        assert isinstance(gone, PodTerminated)
         assert gone.pod == queued.pod
 
 
 async def test_a_listing_is_told_at_the_start_and_whenever_it_is_wanted() -> None:
     async with api_server() as api, watching(api) as bus, api.client() as client:
-        inbox = await bus.hear([PodsListed], durable="test-listing")
-        waiting = await bus.hear([PodQueued], durable="test-pods")
+        inbox = await bus.subscribe([PodsListed], durable="test-listing")
+        waiting = await bus.subscribe([PodQueued], durable="test-pods")
         (first,) = await heard(inbox, 1)
         pods = "/api/v1/namespaces/default/pods"
         await client.post(pods, json=pod("one"))
@@ -126,7 +126,7 @@ async def test_a_listing_is_told_at_the_start_and_whenever_it_is_wanted() -> Non
         answer = await client.post(f"{pods}/one/binding", json=binding)
         assert answer.status == 201
 
-        await bus.publish([ListingWanted(reason="a test")])
+        await bus.publish([ResyncRequested(reason="a test")])
 
         (second,) = await heard(inbox, 1)
         again = await heard(waiting, 1)
@@ -139,7 +139,7 @@ async def test_a_listing_is_told_at_the_start_and_whenever_it_is_wanted() -> Non
 
 async def test_a_pod_whose_binding_failed_is_queued_again() -> None:
     async with api_server() as api, watching(api) as bus, api.client() as client:
-        inbox = await bus.hear([PodQueued], durable="test")
+        inbox = await bus.subscribe([PodQueued], durable="test")
         await client.post("/api/v1/namespaces/default/pods", json=pod("unlucky"))
         (first,) = await heard(inbox, 1)
         assert isinstance(first, PodQueued)
@@ -156,7 +156,7 @@ async def test_a_pod_whose_binding_failed_is_queued_again() -> None:
 
 async def test_a_node_is_told_with_what_its_other_pods_take() -> None:
     async with api_server() as api, watching(api) as bus, api.client() as client:
-        inbox = await bus.hear([NodeChanged], durable="test-nodes")
+        inbox = await bus.subscribe([NodeChanged], durable="test-nodes")
         status = {"allocatable": {"cpu": "4", "volcano.sh/vgpu-number": "10"}}
         node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n.a"}, "status": status}
         await client.post("/api/v1/nodes", json=node)
@@ -169,9 +169,9 @@ async def test_a_node_is_told_with_what_its_other_pods_take() -> None:
         (carrying,) = await heard(inbox, 1)
         assert isinstance(bare, NodeChanged)
         assert isinstance(carrying, NodeChanged)
-        assert bare.facts.occupied == {}
-        assert "volcano.sh/vgpu-number" not in bare.facts.allocatable
-        assert carrying.facts.occupied == {"cpu": 500, "pods": 1}
+        assert bare.node.used_by_others == {}
+        assert "volcano.sh/vgpu-number" not in bare.node.allocatable
+        assert carrying.node.used_by_others == {"cpu": 500, "pods": 1}
 
 
 def group_definition() -> dict[str, Any]:
@@ -182,7 +182,7 @@ def group_definition() -> dict[str, Any]:
 
 async def test_a_pod_of_a_group_is_queued_with_its_gang_once_the_group_is_there() -> None:
     async with api_server() as api, watching(api) as bus, api.client() as client:
-        inbox = await bus.hear([PodQueued, PodRejected], durable="test")
+        inbox = await bus.subscribe([PodQueued, PodRejected], durable="test")
         pods = "/api/v1/namespaces/default/pods"
         member = pod("p")
         member["metadata"]["annotations"] = {"scheduling.k8s.io/group-name": "g"}

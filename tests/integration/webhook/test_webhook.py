@@ -20,15 +20,15 @@ from services.webhook.registration_writer import CONFIGURATIONS, Registration
 from services.webhook.server import listening
 from services.webhook.service import Webhook
 from services.webhook.tracing import ReviewSpans
-from shared.credentials.certificate_rotation import Shown
+from shared.credentials.certificate_rotation import ServingCertificate
 from shared.credentials.certificate_stores import DirectoryStore, SecretStore
-from shared.credentials.serving_certificate import LIFE_DAYS, Bundle, make
+from shared.credentials.serving_certificate import LIFE_DAYS, CertificateBundle, make
 from shared.dialects.reserved import VISIBLE
-from shared.kubernetes.client import Kube
+from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.model.clock import SystemClock
 from shared.model.errors import UnavailableError
-from shared.model.events.pod_events import BudgetChanged, LargestTold
+from shared.model.events.pod_events import BudgetChanged, LargestDeviceReported
 from shared.model.names import BUDGET_GATE, Namespace
 from shared.runtime.telemetry import Tracing
 from tests.support.simcluster.apiserver import ApiUnderTest, api_server
@@ -49,14 +49,14 @@ class Time:
 @dataclass
 class Replica:
     webhook: Webhook
-    shown: Shown
+    shown: ServingCertificate
     registration: Registration
 
 
 @asynccontextmanager
 async def replica(
     api: ApiUnderTest,
-    kube: Kube,
+    kube: KubernetesClient,
     directory: Path,
     time: Time | None = None,
     tracing: Tracing | None = None,
@@ -64,22 +64,22 @@ async def replica(
 ) -> AsyncIterator[Replica]:
     """Run a webhook with a certificate of its own; it has registered itself."""
     registration = Registration(kube)
-    shown = Shown(DirectoryStore(directory), registration, NAMES, time or Time())
+    shown = ServingCertificate(DirectoryStore(directory), registration, NAMES, time or Time())
     keys, classes = ClusterKeys(kube), ClusterClasses(kube)
     tally, clock = PrometheusTally(), SystemClock()
     reviews = ReviewSpans(tracing or Tracing("webhook", None))
     webhook = Webhook(Policy(**policy), keys, classes, shown, tally, clock, reviews)
     async with listening(webhook.review, "127.0.0.1:0", shown.context) as (_, port):
         registration.url = f"https://127.0.0.1:{port}{PATH}"
-        await shown.look()
+        await shown.refresh()
         yield Replica(webhook, shown, registration)
 
 
 @asynccontextmanager
-async def cluster() -> AsyncIterator[tuple[ApiUnderTest, Kube, aiohttp.ClientSession]]:
+async def cluster() -> AsyncIterator[tuple[ApiUnderTest, KubernetesClient, aiohttp.ClientSession]]:
     async with (
         api_server() as api,
-        Kube(load_credentials(api.kubeconfig, environ={})) as kube,
+        KubernetesClient(load_credentials(api.kubeconfig, environ={})) as kube,
         api.client() as client,
     ):
         yield api, kube, client
@@ -237,7 +237,9 @@ async def test_a_spent_budget_denies_new_gpu_pods_where_it_says_so(tmp_path: Pat
 
 
 async def test_gpusharing_2_what_no_device_is_large_enough_for_is_denied(tmp_path: Path) -> None:
-    largest = LargestTold(memory_mib=2000, memory_units=2000, told_at=SystemClock().now())
+    largest = LargestDeviceReported(
+        memory_mib=2000, memory_units=2000, reported_at=SystemClock().now()
+    )
     async with cluster() as (api, kube, client), replica(api, kube, tmp_path) as one:
         early, _ = await created(client, pod("early", VGPU))
         await one.webhook.note_largest([largest])
@@ -264,9 +266,9 @@ async def test_gpusharing_36_no_admission_fails_while_the_certificate_is_replace
 
         creating = asyncio.create_task(keep_creating())
         time.now += timedelta(days=LIFE_DAYS / 2 + 1)
-        await one.shown.look()
+        await one.shown.refresh()
         told = one.shown.bundle, await trusted_by(client)
-        await one.shown.look()
+        await one.shown.refresh()
         stop.set()
         await creating
 
@@ -286,14 +288,15 @@ async def test_a_second_replica_takes_over_the_certificate_and_both_are_trusted(
         time = Time()
         registration = Registration(kube, url="https://127.0.0.1:1/mutate")
         first, second = (
-            Shown(SecretStore(kube, "lh", "webhook"), registration, NAMES, time) for _ in range(2)
+            ServingCertificate(SecretStore(kube, "lh", "webhook"), registration, NAMES, time)
+            for _ in range(2)
         )
-        await first.look()
-        await second.look()
+        await first.refresh()
+        await second.refresh()
         shared = first.bundle
         time.now += timedelta(days=LIFE_DAYS / 2 + 1)
-        await second.look()
-        await second.look()
+        await second.refresh()
+        await second.refresh()
         trusted = await trusted_by(client)
 
         assert shared == first.bundle != second.bundle
@@ -302,8 +305,8 @@ async def test_a_second_replica_takes_over_the_certificate_and_both_are_trusted(
         assert first.bundle.authority in trusted
         assert second.bundle.authority in trusted
 
-        await first.look()
-        await first.look()
+        await first.refresh()
+        await first.refresh()
         assert first.bundle == second.bundle
 
 
@@ -314,9 +317,9 @@ async def test_a_certificate_that_somebody_deleted_is_trusted_until_another_is_s
         before = one.shown.bundle
         for path in tmp_path.iterdir():
             path.unlink()
-        await one.shown.look()
+        await one.shown.refresh()
         between = await created(client, pod("between", VGPU))
-        await one.shown.look()
+        await one.shown.refresh()
         after = await created(client, pod("after", VGPU))
 
     assert [status for status, _ in (between, after)] == [201, 201], (between, after)
@@ -351,26 +354,26 @@ async def test_two_replicas_that_start_at_once_agree_on_one_certificate() -> Non
 
 async def test_without_its_registration_it_says_what_to_apply(tmp_path: Path) -> None:
     async with cluster() as (_, kube, _):
-        shown = Shown(DirectoryStore(tmp_path), Registration(kube), NAMES, Time())
+        shown = ServingCertificate(DirectoryStore(tmp_path), Registration(kube), NAMES, Time())
 
         with pytest.raises(UnavailableError, match="apply k8s/base/webhook"):
-            await shown.look()
+            await shown.refresh()
 
-        assert shown.missing() == "no certificate yet"
+        assert shown.unready_reason() == "no certificate yet"
 
 
 async def test_an_expired_certificate_is_not_ready(tmp_path: Path) -> None:
     time = Time(NOW)
     async with cluster() as (api, kube, _), replica(api, kube, tmp_path, time) as one:
-        assert one.shown.missing() is None
+        assert one.shown.unready_reason() is None
         time.now += timedelta(days=LIFE_DAYS + 1)
-        assert one.shown.missing() == "the certificate has expired"
+        assert one.shown.unready_reason() == "the certificate has expired"
 
 
 def test_a_bundle_is_kept_in_files_that_only_its_owner_reads(tmp_path: Path) -> None:
     store, bundle = DirectoryStore(tmp_path / "tls"), make(NAMES, NOW)
 
-    async def stored() -> Bundle | None:
+    async def stored() -> CertificateBundle | None:
         await store.save(bundle, after=None)
         return await store.load()
 

@@ -7,8 +7,8 @@ from typing import Any
 from aiohttp import web
 
 from services.auth.auth_callout import NODE_NAME
-from shared.kubernetes.client import Kube
-from shared.kubernetes.kubeconfig import Credentials
+from shared.kubernetes.client import KubernetesClient
+from shared.kubernetes.kubeconfig import ClusterCredentials
 
 NAMESPACE = "leasehold-system"
 AUDIENCE = "leasehold-nats"
@@ -55,7 +55,7 @@ class DoorsCluster:
         self.versions[kind, name] = 1
 
     @contextlib.asynccontextmanager
-    async def served(self) -> AsyncIterator[Kube]:
+    async def served(self) -> AsyncIterator[KubernetesClient]:
         """Answer, and yield a client."""
         app = web.Application()
         path = f"/api/v1/namespaces/{NAMESPACE}/{{kind}}/{{name}}"
@@ -68,7 +68,7 @@ class DoorsCluster:
         await site.start()
         self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
         try:
-            async with Kube(Credentials(server=self.url)) as kube:
+            async with KubernetesClient(ClusterCredentials(server=self.url)) as kube:
                 yield kube
         finally:
             await runner.cleanup()

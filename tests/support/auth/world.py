@@ -19,9 +19,9 @@ from services.auth.servers import OurServers
 from services.auth.service import Doorkeeper
 from services.auth.settings import DoorkeeperSettings
 from services.topology import roles
-from shared.credentials.logins import Keys
+from shared.credentials.logins import ClientCredentials
 from shared.credentials.tls import TlsFiles
-from shared.kubernetes.client import Kube
+from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.token_reviews import review_token
 from shared.model.clock import SystemClock
 from shared.nats import subjects
@@ -33,7 +33,9 @@ from tests.support.servers.nats import free_port, nats_binary
 class DoorsWorld:
     """Its parts, and whoever comes with a token."""
 
-    def __init__(self, folder: Path, cluster: DoorsCluster, kube: Kube, redis_url: str) -> None:
+    def __init__(
+        self, folder: Path, cluster: DoorsCluster, kube: KubernetesClient, redis_url: str
+    ) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self.cluster = cluster
@@ -101,11 +103,11 @@ class DoorsWorld:
     def trusting(self) -> TlsFiles:
         return TlsFiles(ca=self.folder / "run" / "ca.crt")
 
-    def keys(self, token: str, user: str) -> Keys:
+    def keys(self, token: str, user: str) -> ClientCredentials:
         """What somebody shows who has this token and calls itself so."""
         path = self.folder / f"token-{user}"
         path.write_text(token)
-        return Keys(token=path, user=user, tls=self.trusting)
+        return ClientCredentials(token=path, user=user, tls=self.trusting)
 
     @contextlib.asynccontextmanager
     async def raw(self, token: str, user: str) -> AsyncIterator[tuple[Any, list[str]]]:
@@ -135,7 +137,7 @@ class DoorsWorld:
         keys = self.servers.nats_keys
         async with Bus.connect(self.url, name="doorkeeper", keys=keys, keeps_stream=False) as bus:
             for _ in range(4):
-                await bus.answer_raw(CALLS, DOORKEEPER, self.doorkeeper.answer)
+                await bus.reply_raw(CALLS, DOORKEEPER, self.doorkeeper.answer)
             await bus.client.flush()
             yield bus
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from services.binder.bind.agent_presence import Silence
 from shared.model.errors import UnavailableError
-from shared.model.events.request_reply import BindTold
+from shared.model.events.request_reply import BindReply
 from shared.model.lease import Lease
 from shared.model.names import NodeName
 from tests.support.binder.world import lease
@@ -12,18 +12,18 @@ from tests.support.binder.world import lease
 N1, N2 = NodeName("n1"), NodeName("n2")
 
 
-def away(*pods: str) -> BindTold:
+def away(*pods: str) -> BindReply:
     """Answer for pods that must wait since the agent is leaving."""
     held = tuple(lease(name).pod for name in pods)
     reason = "its agent is being stopped"
-    return BindTold(held=held, reason=reason, free=False, closed=True)
+    return BindReply(deferred_pods=held, reason=reason, window_open=False, node_closed=True)
 
 
 class Agents:
     """Agents of nodes, each away or there, and what the ledger knows; counts questions."""
 
     def __init__(self) -> None:
-        self.there: dict[NodeName, BindTold] = {}
+        self.there: dict[NodeName, BindReply] = {}
         self.hanging: set[NodeName] = set()
         self.reported: set[NodeName] = set()
         self.cut_off = False
@@ -32,7 +32,7 @@ class Agents:
     async def has_agent(self, node: NodeName) -> bool:
         return node in self.reported
 
-    async def may_bind(self, node: NodeName, leases: Sequence[Lease]) -> BindTold | Silence:
+    async def may_bind(self, node: NodeName, leases: Sequence[Lease]) -> BindReply | Silence:
         self.questions += 1
         if self.cut_off:
             raise UnavailableError("NATS is away")

@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from shared.model.events.node_events import Activation, DeviceReported
+from shared.model.events.node_events import Allocation, DeviceReported
 from shared.model.events.pod_events import (
     BoundPod,
-    PodGone,
     PodsListed,
+    PodTerminated,
 )
 from shared.model.lease import Lease, LeaseState
 from shared.model.lease_copy import dump_lease
@@ -14,17 +14,19 @@ from shared.model.names import NodeName
 from tests.support.binder.world import NOW, lease
 
 
-def gone(name: str = "p1", phase: str = "") -> PodGone:
+def gone(name: str = "p1", phase: str = "") -> PodTerminated:
     held = lease(name)
-    return PodGone(pod=held.pod, namespace=held.namespace, name=name, node=held.node, phase=phase)
+    return PodTerminated(
+        pod=held.pod, namespace=held.namespace, name=name, node=held.node, phase=phase
+    )
 
 
 def in_state(state: LeaseState, name: str = "p1") -> Lease:
     return replace(lease(name), state=state, version=2, created_at=NOW - 60)
 
 
-def activation(held: Lease) -> Activation:
-    return Activation(
+def activation(held: Lease) -> Allocation:
+    return Allocation(
         pod=held.pod,
         namespace=held.namespace,
         name=held.name,
@@ -35,9 +37,9 @@ def activation(held: Lease) -> Activation:
     )
 
 
-def report(node: str = "n1", *activations: Activation, at: float = NOW) -> DeviceReported:
+def report(node: str = "n1", *allocations: Allocation, at: float = NOW) -> DeviceReported:
     return DeviceReported(
-        node=NodeName(node), devices=(), served=(), activations=activations, reported_at=at
+        node=NodeName(node), devices=(), served=(), allocations=allocations, reported_at=at
     )
 
 
@@ -52,4 +54,4 @@ def bound(held: Lease) -> BoundPod:
 
 
 def listing(*pods: BoundPod, at: float = NOW, piece: int = 0, pieces: int = 1) -> PodsListed:
-    return PodsListed(listing="l1", piece=piece, pieces=pieces, pods=pods, listed_at=at)
+    return PodsListed(listing_id="l1", chunk=piece, chunks=pieces, pods=pods, listed_at=at)

@@ -7,7 +7,7 @@ from typing import Any
 
 from services.binder.bind.agent_presence import Presence, Silence
 from shared.model.clock import SystemClock
-from shared.model.events.request_reply import BindAsked, BindTold
+from shared.model.events.request_reply import BindReply, BindRequest
 from shared.model.lease import Lease, LeaseState, Share
 from shared.model.names import NodeName
 from simcluster.apiserver.kinds.binding import bind
@@ -23,10 +23,10 @@ class Agents:
 
     at: Site
 
-    async def may_bind(self, node: NodeName, leases: Sequence[Lease]) -> BindTold | Silence:
+    async def may_bind(self, node: NodeName, leases: Sequence[Lease]) -> BindReply | Silence:
         if self.at.agent is None:
             return Silence("nobody is there", listens=False)
-        return await self.at.agent.may_bind(BindAsked(node=node, leases=tuple(leases)))
+        return await self.at.agent.may_bind(BindRequest(node=node, leases=tuple(leases)))
 
     async def has_agent(self, node: NodeName) -> bool:
         return bool(self.at.reported)

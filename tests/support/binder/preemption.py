@@ -10,17 +10,17 @@ from services.binder.preempt.eviction_client import ApiVictims
 from services.binder.preempt.preemptor import Reclaimer
 from services.binder.preempt.rules import Rules
 from services.binder.report.explanations import Note
-from shared.kubernetes.client import Kube
+from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.ledger.leases import RedisLeases
 from shared.ledger.preemptions import Takings
 from shared.model.events.pod_events import BudgetChanged, PlacementChosen, PodQueued
 from shared.model.lease import Lease
-from shared.model.ledger import Full, Reservation, Reserved, Waiting
+from shared.model.ledger import NoCapacity, Reservation, Reserved, WaitingPod
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.placement import Placement, Refusal
-from shared.model.preemption import RECLAIM_AT, Victim
+from shared.model.preemption import PREEMPT_AT, Victim
 from shared.model.request import GpuRequest, PodRequest
 from tests.support.clock import FakeClock
 from tests.support.placer.ledger import ledger, share
@@ -88,7 +88,7 @@ class Scene:
     """One node `a` with GPUs of 16,000 MiB, namespaces `a` and `b`."""
 
     api: ApiUnderTest
-    kube: Kube
+    kube: KubernetesClient
     ledger: RedisLeases
     takings: Takings
     clock: FakeClock
@@ -194,7 +194,7 @@ class Scene:
             uid, namespace=namespace, name=name, mib=mib, gpus=gpus, priority=priority
         )
         capacity = await self.ledger.capacity()
-        verdict = Waiting(queued=queued, refusal=Refusal(reason="full"), capacity=capacity)
+        verdict = WaitingPod(queued=queued, refusal=Refusal(reason="full"), capacity=capacity)
         await self.ledger.wait([verdict])
         return uid
 
@@ -230,7 +230,7 @@ class Scene:
         """When the pod was told that it will be evicted."""
         found = await self.look(name)
         notes: dict[str, str] = (found or {}).get("metadata", {}).get("annotations", {})
-        return notes.get(RECLAIM_AT)
+        return notes.get(PREEMPT_AT)
 
     def writes(self, name: str, namespace: str = "a") -> dict[str, int]:
         """What was written of a pod."""
@@ -247,7 +247,7 @@ class Scene:
         """Another pod wants something of a device: why it gets nothing; empty: it does."""
         place = Placement(node=NodeName("a"), shares=(share("a", gpu, mib=mib),))
         outcome = await self.reserve("thief", "thief", place, namespace="c", cpu=cpu)
-        return outcome.reason if isinstance(outcome, Full) else ""
+        return outcome.reason if isinstance(outcome, NoCapacity) else ""
 
     async def steps(self, binder: Reclaimer, count: int = 1) -> list[PlacementChosen]:
         said: list[PlacementChosen] = []
@@ -262,7 +262,7 @@ async def scene(
 ) -> AsyncIterator[Scene]:
     async with (
         api_server() as api,
-        Kube(load_credentials(api.kubeconfig)) as kube,
+        KubernetesClient(load_credentials(api.kubeconfig)) as kube,
         ledger(url, {"a": gpus}) as leases,
         Takings.connect(url, prefix=leases._connection.prefix) as takings,
     ):

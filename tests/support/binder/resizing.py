@@ -6,9 +6,9 @@ from dataclasses import replace
 from services.binder.resize.resizer import Annotated
 from shared.model.device import Device, DeviceUse
 from shared.model.errors import ConflictError, UnavailableError
-from shared.model.events.request_reply import LimitsAsked, LimitsTold
+from shared.model.events.request_reply import LimitsReply, LimitsRequest
 from shared.model.lease import Lease, StaleLeaseError
-from shared.model.ledger import Full, LedgerNode, NodeAccount, counted_use
+from shared.model.ledger import LedgerNode, NoCapacity, NodeTotals, counted_use
 from shared.model.names import NodeName, PodUid
 from shared.model.node import NodeFacts
 
@@ -21,13 +21,13 @@ class FakeSizes:
         self.cards: tuple[Device, ...] = ()
         self.turns: dict[PodUid, str] = {}
         self.left: dict[PodUid, int] = {}
-        self.full: Full | None = None
+        self.full: NoCapacity | None = None
         self.before_resize: Callable[[], None] = lambda: None
 
-    async def accounts(self, names: Sequence[NodeName]) -> list[NodeAccount]:
+    async def accounts(self, names: Sequence[NodeName]) -> list[NodeTotals]:
         uses, _ = counted_use(self.leases.values())
         return [
-            NodeAccount(
+            NodeTotals(
                 node=LedgerNode(
                     facts=NodeFacts(name=name),
                     devices=tuple((d, uses.get(d.uuid, DeviceUse())) for d in self.cards),
@@ -48,7 +48,7 @@ class FakeSizes:
         if self.turns.get(pod) == token:
             del self.turns[pod]
 
-    async def resize(self, lease: Lease, *, turn: str = "") -> Lease | Full | StaleLeaseError:
+    async def resize(self, lease: Lease, *, turn: str = "") -> Lease | NoCapacity | StaleLeaseError:
         self.before_resize()
         stored = self.leases.get(lease.pod)
         if stored is None or stored.version != lease.version:
@@ -82,19 +82,19 @@ class FakeLimits:
     """A node agent's side: what it was asked to hold containers to."""
 
     def __init__(self) -> None:
-        self.limits: list[LimitsAsked] = []
+        self.limits: list[LimitsRequest] = []
         self.in_use_mib = 0
         self.away: set[NodeName] = set()
 
-    async def set_limits(self, question: LimitsAsked) -> LimitsTold:
+    async def set_limits(self, question: LimitsRequest) -> LimitsReply:
         self.limits.append(question)
         if question.node in self.away:
             raise UnavailableError("nobody answers")
         least = min(share.memory_mib for share in question.lease.shares)
-        if question.turn and not question.over and least < self.in_use_mib:
+        if question.resize_id and not question.finished and least < self.in_use_mib:
             reason = f"{self.in_use_mib} MiB are in use"
-            return LimitsTold(done=False, reason=reason, in_use_mib=self.in_use_mib)
-        return LimitsTold(done=True)
+            return LimitsReply(applied=False, reason=reason, in_use_mib=self.in_use_mib)
+        return LimitsReply(applied=True)
 
 
 class FakeAnnotations:

@@ -15,7 +15,7 @@ from services.binder.service import Binder
 from services.binder.wiring import assemble
 from shared.model.errors import ConflictError, LeaseholdError, RequestError, UnavailableError
 from shared.model.events.event import Event
-from shared.model.events.node_events import Activation, DeviceReported, ViolationFound
+from shared.model.events.node_events import Allocation, DeviceReported, ViolationFound
 from shared.model.events.pod_events import (
     BoundPod,
     BudgetChanged,
@@ -24,9 +24,9 @@ from shared.model.events.pod_events import (
     PodQueued,
     PodsListed,
 )
-from shared.model.events.request_reply import BindTold
+from shared.model.events.request_reply import BindReply
 from shared.model.lease import Lease, LeaseState, Share, StaleLeaseError
-from shared.model.ledger import Offers
+from shared.model.ledger import OfferedPods
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
 from shared.model.quota import Quota
@@ -79,7 +79,7 @@ class FakeLedger(FakeSizes):
         self.restored: list[Lease] = []
         self.misfits: set[PodUid] = set()
         self.pieces: dict[str, dict[int, PodsListed]] = {}
-        self.reports: dict[NodeName, tuple[Activation, ...]] = {}
+        self.reports: dict[NodeName, tuple[Allocation, ...]] = {}
         self.nodes: dict[NodeName, NodeFacts] = {}
         self.devices: dict[NodeName, DeviceReported] = {}
         self.quotas: tuple[Quota, ...] = ()
@@ -147,7 +147,7 @@ class FakeLedger(FakeSizes):
         return self.nodes.pop(name, None) is not None
 
     async def has_agent(self, node: NodeName) -> bool:
-        return node in self.devices and not self.devices[node].foreign
+        return node in self.devices and not self.devices[node].other_plugin
 
     async def keep_shut(self, words: Mapping[NodeName, str]) -> frozenset[NodeName]:
         self.shut = {node: why for node, why in {**self.shut, **words}.items() if why}
@@ -160,11 +160,11 @@ class FakeLedger(FakeSizes):
     async def capacity(self) -> int:
         return self.number
 
-    async def offers(self, *, now: float) -> Offers:
+    async def offers(self, *, now: float) -> OfferedPods:
         self.scans += 1
         offered = tuple(replace(pod, offer=self.number) for pod in self.waiting)
         self.waiting = []
-        return Offers(pods=offered, settled=not offered)
+        return OfferedPods(pods=offered, complete=not offered)
 
     async def forget_waiting(self, pods: Sequence[PodUid]) -> None:
         self.waiting = [pod for pod in self.waiting if pod.pod not in pods]
@@ -189,23 +189,23 @@ class FakeLedger(FakeSizes):
         return True
 
     async def stage_piece(self, piece: PodsListed) -> tuple[BoundPod, ...] | None:
-        pieces = self.pieces.setdefault(piece.listing, {})
-        pieces[piece.piece] = piece
-        if len(pieces) < piece.pieces:
+        pieces = self.pieces.setdefault(piece.listing_id, {})
+        pieces[piece.chunk] = piece
+        if len(pieces) < piece.chunks:
             return None
         return tuple(pod for each in pieces.values() for pod in each.pods)
 
     async def stage_reports(self, reports: Sequence[DeviceReported]) -> None:
         for report in reports:
-            self.reports[report.node] = report.activations
+            self.reports[report.node] = report.allocations
 
-    async def staged_reports(self) -> dict[NodeName, tuple[Activation, ...]]:
+    async def staged_reports(self) -> dict[NodeName, tuple[Allocation, ...]]:
         return dict(self.reports)
 
     async def staged_listing(self, *, since: float) -> tuple[BoundPod, ...] | None:
         for pieces in self.pieces.values():
             first = next(iter(pieces.values()))
-            if first.listed_at >= since and len(pieces) == first.pieces:
+            if first.listed_at >= since and len(pieces) == first.chunks:
                 return tuple(pod for each in pieces.values() for pod in each.pods)
         return None
 
@@ -307,11 +307,11 @@ class FakeAgents(FakeLimits):
         self.answers: dict[PodUid, bool] = {}
         self.asked: list[PodUid] = []
         self.questions = 0
-        self.told: dict[NodeName, BindTold] = {}
+        self.told: dict[NodeName, BindReply] = {}
         """What each says about pods to be bound; without, that all may be."""
 
-    async def may_bind(self, node: NodeName, leases: Sequence[Lease]) -> BindTold | Silence:
-        return self.told.get(node, BindTold())
+    async def may_bind(self, node: NodeName, leases: Sequence[Lease]) -> BindReply | Silence:
+        return self.told.get(node, BindReply())
 
     async def which_ended(self, node: NodeName, pods: Sequence[PodUid]) -> set[PodUid]:
         self.questions += 1
@@ -324,8 +324,8 @@ class FakeAgents(FakeLimits):
 class ContentAgents(BusAgents):
     """Agents that let every pod be bound, and otherwise answer on the bus, if they are there."""
 
-    async def may_bind(self, node: NodeName, leases: Sequence[Lease]) -> BindTold:
-        return BindTold()
+    async def may_bind(self, node: NodeName, leases: Sequence[Lease]) -> BindReply:
+        return BindReply()
 
 
 class NoReclaimer:

@@ -7,7 +7,7 @@ from shared.model.events.pod_events import (
     BudgetChanged,
 )
 from shared.model.lease import Lease, LeaseState
-from shared.model.ledger import NodeAccount, Waiting, counted_use
+from shared.model.ledger import NodeTotals, WaitingPod, counted_use
 from shared.model.names import Namespace
 from shared.model.placement import Refusal
 from tests.support import build
@@ -15,14 +15,14 @@ from tests.support import build
 EVIL = '<img src=x onerror="alert(1)">'
 
 
-def account(*leases: Lease, name: str = "n1", devices: int = 2, **fields: Any) -> NodeAccount:
+def account(*leases: Lease, name: str = "n1", devices: int = 2, **fields: Any) -> NodeTotals:
     """A node whose totals are those of its leases."""
     uses, _ = counted_use(leases)
     held = [
         (device, uses[device.uuid]) if device.uuid in uses else device
         for device in build.devices(devices, name)
     ]
-    return NodeAccount(node=build.ledger_node(name, *held, **fields), leases=leases)
+    return NodeTotals(node=build.ledger_node(name, *held, **fields), leases=leases)
 
 
 def lease(pod: str = "p1", gpu: int = 0, **fields: Any) -> Lease:
@@ -31,9 +31,9 @@ def lease(pod: str = "p1", gpu: int = 0, **fields: Any) -> Lease:
     return build.lease(pod, node, share, state=fields.pop("state", LeaseState.BOUND), **fields)
 
 
-def waiting(pod: str, *, namespace: str = "a", priority: int = 0, since: float = 5.0) -> Waiting:
+def waiting(pod: str, *, namespace: str = "a", priority: int = 0, since: float = 5.0) -> WaitingPod:
     wanted = build.request(build.gpu(), priority=priority)
-    return Waiting(
+    return WaitingPod(
         queued=build.pod_queued(pod, wanted, namespace=namespace),
         refusal=Refusal(reason="0/2 nodes", hint="try less"),
         capacity=1,
@@ -41,7 +41,7 @@ def waiting(pod: str, *, namespace: str = "a", priority: int = 0, since: float =
     )
 
 
-def projected(*accounts: NodeAccount) -> Projection:
+def projected(*accounts: NodeTotals) -> Projection:
     made = Projection()
     made.take_nodes([], accounts)
     return made

@@ -11,7 +11,7 @@ import aiohttp
 
 from services.dashboard.http_server import Pages
 from services.dashboard.service import Dashboard
-from shared.credentials.authorization import Door, OpenDoor
+from shared.credentials.authorization import AnonymousAuthenticator, Authenticator
 from shared.ledger.budgets import Budgets
 from shared.ledger.leases import RedisLeases
 from shared.model.clock import SystemClock
@@ -62,7 +62,7 @@ class Shown:
 
 
 @contextlib.asynccontextmanager
-async def dashboard(door: Door | None = None) -> AsyncIterator[Shown]:
+async def dashboard(door: Authenticator | None = None) -> AsyncIterator[Shown]:
     async with nats_server() as nats:
         with valkey_server() as valkey:
             await valkey.ready()
@@ -76,7 +76,9 @@ async def dashboard(door: Door | None = None) -> AsyncIterator[Shown]:
                 runner = Runner("dashboard", board, bus, Tracing("dashboard", None))
                 started = asyncio.Event()
                 task = asyncio.create_task(runner.run(started))
-                pages = Pages(board, door or OpenDoor(), store, trace_url="http://j/{trace}")
+                pages = Pages(
+                    board, door or AnonymousAuthenticator(), store, trace_url="http://j/{trace}"
+                )
                 async with health.served(pages.application(), "127.0.0.1:0") as address:
                     async with asyncio.timeout(20):
                         await started.wait()

@@ -5,7 +5,7 @@ from typing import Any
 
 from shared.dialects import read_pod
 from shared.dialects.dialect import ContainerAsks, Paths, PodAsks, Rules
-from shared.model.device import Device, needed_cores, needed_mib
+from shared.model.device import Device, required_cores_percent, required_memory_mib
 from shared.model.lease import Lease, Share
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.request import GpuRequest, PodRequest
@@ -45,13 +45,13 @@ def share_of(request: GpuRequest, on: Device, **facts: Any) -> Share:
         container=request.container,
         device=on.uuid,
         index=on.index,
-        memory_mib=needed_mib(request, on),
-        cores_percent=needed_cores(request),
+        memory_mib=required_memory_mib(request, on),
+        cores_percent=required_cores_percent(request),
         unit_mib=on.unit_mib,
         whole=request.whole,
         slotted=request.slotted,
         init=request.init,
-        company=request.company,
+        sharing=request.sharing,
         **facts,
     )
 

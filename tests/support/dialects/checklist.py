@@ -12,9 +12,9 @@ from typing import Any
 
 from proto.deviceplugin.api_pb2 import ContainerAllocateResponse
 from services.node_agent.gpus.simulated_gpus import uuid_of
-from shared.credentials.logins import Keys
-from shared.kubernetes.client import Kube
-from shared.kubernetes.kubeconfig import Credentials
+from shared.credentials.logins import ClientCredentials
+from shared.kubernetes.client import KubernetesClient
+from shared.kubernetes.kubeconfig import ClusterCredentials
 from shared.ledger.leases import RedisLeases
 from shared.model.lease import Lease
 from shared.model.names import NodeName
@@ -154,7 +154,7 @@ def state_of(up: Stack, pod: Mapping[str, Any], container: str = "cuda") -> dict
 async def leases(up: Stack) -> dict[str, Lease]:
     """Return the live leases by the name of their pod."""
     async with RedisLeases.connect(
-        up.state()["redis_url"], keys=Keys(credentials=up.secret("redis", "operator"))
+        up.state()["redis_url"], keys=ClientCredentials(credentials=up.secret("redis", "operator"))
     ) as ledger:
         return {lease.name: lease async for page in ledger.load_all() for lease in page}
 
@@ -193,12 +193,12 @@ async def annotate(up: Stack, node: str, notes: Mapping[str, str | None]) -> Non
 async def restart_kubelet(up: Stack, node: str) -> None:
     """Restart a kubelet; what runs goes on."""
     described = json.loads((up.root / "nodes" / node / "kubelet.json").read_text())
-    credentials = Credentials(
+    credentials = ClusterCredentials(
         server=f"https://{described['address']}:{described['port']}",
         ca_pem=Path(described["caPath"]).read_text(),
         token_file=Path(described["tokenPath"]),
     )
-    async with Kube(credentials) as kubelet:
+    async with KubernetesClient(credentials) as kubelet:
         assert await kubelet.create("/debug/restart", {}) == b"restarted"
 
 

@@ -4,11 +4,17 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 
-from shared.kubernetes.client import Kube
-from shared.kubernetes.known_objects import Appeared, Change, Changed, Gone, Synced
-from shared.kubernetes.kubeconfig import Credentials
+from shared.kubernetes.client import KubernetesClient
+from shared.kubernetes.known_objects import (
+    Change,
+    ListSynced,
+    ObjectAdded,
+    ObjectDeleted,
+    ObjectUpdated,
+)
+from shared.kubernetes.kubeconfig import ClusterCredentials
 from shared.kubernetes.reflector import Reflector
-from shared.kubernetes.types import Pod
+from shared.kubernetes.types import ApiPod
 from tests.support.kubernetes.scripted_apiserver import (
     ScriptedApiserver,
     Step,
@@ -20,14 +26,14 @@ PODS = "/api/v1/pods"
 class Followed:
     """A reflector with its server; pauses are recorded instead of waited for."""
 
-    def __init__(self, server: ScriptedApiserver, kube: Kube, silence_s: float) -> None:
+    def __init__(self, server: ScriptedApiserver, kube: KubernetesClient, silence_s: float) -> None:
         self.server = server
         self.pauses: list[float] = []
-        self.batches: list[list[Change[Pod]]] = []
+        self.batches: list[list[Change[ApiPod]]] = []
         self.reflector = Reflector(
             kube,
             PODS,
-            Pod,
+            ApiPod,
             label_selector="app=x",
             silence_s=silence_s,
             pause=self._pause,
@@ -63,16 +69,16 @@ class Followed:
         return [query["resourceVersion"] for query in requests]
 
 
-def _words(change: Change[Pod]) -> str:
+def _words(change: Change[ApiPod]) -> str:
     match change:
-        case Appeared(item):
+        case ObjectAdded(item):
             return f"+{item.metadata.name}@{item.metadata.resource_version}"
-        case Changed(item, previous):
+        case ObjectUpdated(item, previous):
             before, after = previous.metadata.resource_version, item.metadata.resource_version
             return f"~{item.metadata.name}@{before}>{after}"
-        case Gone(item, version):
+        case ObjectDeleted(item, version):
             return f"-{item.metadata.name}@{version}"
-        case Synced(version):
+        case ListSynced(version):
             return f"={version}"
     raise AssertionError(change)
 
@@ -81,7 +87,7 @@ def _words(change: Change[Pod]) -> str:
 async def following(*steps: Step, silence_s: float = 30.0) -> AsyncIterator[Followed]:
     async with (
         ScriptedApiserver(*steps) as server,
-        Kube(Credentials(server=server.url), timeout_s=5) as kube,
+        KubernetesClient(ClusterCredentials(server=server.url), timeout_s=5) as kube,
     ):
         yield Followed(server, kube, silence_s)
 

@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator
 
 from aiohttp import web
 
-from shared.credentials.authorization import KubeDoor
-from shared.kubernetes.client import Kube
-from shared.kubernetes.kubeconfig import Credentials
+from shared.credentials.authorization import KubernetesAuthenticator
+from shared.kubernetes.client import KubernetesClient
+from shared.kubernetes.kubeconfig import ClusterCredentials
 from shared.runtime import health
 from tests.support.clock import FakeClock
 
@@ -50,9 +50,9 @@ class Reviews:
 
 
 @contextlib.asynccontextmanager
-async def reviewed(reviews: Reviews, clock: FakeClock) -> AsyncIterator[KubeDoor]:
+async def reviewed(reviews: Reviews, clock: FakeClock) -> AsyncIterator[KubernetesAuthenticator]:
     async with (
         health.served(reviews.application(), "127.0.0.1:0") as address,
-        Kube(Credentials(server=f"http://{address}")) as kube,
+        KubernetesClient(ClusterCredentials(server=f"http://{address}")) as kube,
     ):
-        yield KubeDoor(kube, clock)
+        yield KubernetesAuthenticator(kube, clock)

@@ -17,7 +17,7 @@ from shared.model.errors import UnavailableError
 from shared.model.events.event import Event
 from shared.model.events.node_events import DeviceReported, ShareActivated, ShareRefused
 from shared.model.events.pod_events import LeaseChanged
-from shared.model.events.request_reply import LeasesAsked, LeasesTold
+from shared.model.events.request_reply import LeasesReply, LeasesRequest
 from shared.model.lease import Lease, LeaseState, Share
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.runtime.service import roles_of
@@ -37,16 +37,16 @@ class Ledger:
 
     leases: dict[PodUid, Lease] = field(default_factory=dict)
     silent: bool = False
-    questions: list[LeasesAsked] = field(default_factory=list)
+    questions: list[LeasesRequest] = field(default_factory=list)
 
-    async def ask(
-        self, question: LeasesAsked, answer: type[LeasesTold], *, timeout_s: float
-    ) -> LeasesTold:
+    async def request(
+        self, question: LeasesRequest, answer: type[LeasesReply], *, timeout_s: float
+    ) -> LeasesReply:
         self.questions.append(question)
         if self.silent:
-            raise UnavailableError("nobody answered lease.asked.v1")
+            raise UnavailableError("nobody answered leases.request.v1")
         wanted = question.pods or tuple(self.leases)
-        return LeasesTold(leases=tuple(self.leases[pod] for pod in wanted if pod in self.leases))
+        return LeasesReply(leases=tuple(self.leases[pod] for pod in wanted if pod in self.leases))
 
     def grant(self, lease: Lease) -> Lease:
         self.leases[lease.pod] = lease

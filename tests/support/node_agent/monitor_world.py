@@ -19,7 +19,7 @@ from services.node_agent.usage.monitor import Monitor, pages, tenants_of
 from services.node_agent.usage.usage_model import DeviceSample, Process, Tenant
 from shared.dialects import DIALECTS
 from shared.model.errors import UnavailableError
-from shared.model.events.node_events import Activation
+from shared.model.events.node_events import Allocation
 from shared.model.lease import Lease
 from shared.model.names import DeviceUuid, NodeName
 from shared.runtime.health import served
@@ -153,7 +153,7 @@ class World:
         """Have the kubelet told of a container, and its region seeded."""
         layout = Layout(state_dir=self.root, library=self.root / "libvgpu.so")  # type: ignore[arg-type]
         setup = DIALECTS[lease.dialect].environment(lease, "main", {}, layout.paths)
-        activation = Activation(
+        activation = Allocation(
             pod=lease.pod,
             namespace=lease.namespace,
             name=lease.name,
@@ -162,7 +162,7 @@ class World:
             device_ids=("x",),
             lease=lease,
         )
-        self.record.told.append(Entry(activation=activation, setup=setup))
+        self.record.told.append(Entry(allocation=activation, setup=setup))
         self.known.note([lease])
         (tenant,) = tenants_of(self.record.told[-1:], self.known.leases, complete=True)
         assert tenant.place is not None

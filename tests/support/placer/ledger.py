@@ -10,11 +10,11 @@ from shared.model.device import Device, DeviceUse
 from shared.model.events.node_events import DeviceReported
 from shared.model.events.pod_events import PodQueued
 from shared.model.lease import Lease, Share
-from shared.model.ledger import Reservation, Reserved, Waiting, counted_use
+from shared.model.ledger import Reservation, Reserved, WaitingPod, counted_use
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
 from shared.model.placement import Placement, Refusal
-from shared.model.request import Company, GpuRequest, PodRequest
+from shared.model.request import GpuRequest, PodRequest, SharingPolicy
 
 NOW = 1_787_000_000.0
 _prefixes = count()
@@ -55,7 +55,9 @@ def share(node: str, gpu: int = 0, mib: int = 4_000, cores: int = 0, **more: obj
         "index": gpu,
         "memory_mib": mib,
         "cores_percent": cores,
-        "company": Company.ALONE if cores == 100 or more.get("whole") else Company.ORDINARY,
+        "sharing": SharingPolicy.EXCLUSIVE
+        if cores == 100 or more.get("whole")
+        else SharingPolicy.SHARED,
     }
     return Share(**{**known, **more})  # type: ignore[arg-type]
 
@@ -77,7 +79,7 @@ def wish_among(
         name=f"name-of-{pod}",
         dialect="volcano-vgpu",
         resources={"cpu": cpu, "pods": 1},
-        tags=(tag,) if tag else (),
+        anti_affinity_groups=(tag,) if tag else (),
         trace="00-trace",
         candidates=tuple(
             Placement(node=NodeName(node), shares=tuple(shares)) for node, shares in candidates
@@ -97,8 +99,8 @@ def queued(pod: str, *, units: int = 4_000, gpus: int = 1, priority: int = 0) ->
     )
 
 
-def verdict(event: PodQueued, capacity: int) -> Waiting:
-    return Waiting(queued=event, refusal=Refusal(reason="full"), capacity=capacity)
+def verdict(event: PodQueued, capacity: int) -> WaitingPod:
+    return WaitingPod(queued=event, refusal=Refusal(reason="full"), capacity=capacity)
 
 
 @asynccontextmanager
@@ -141,7 +143,7 @@ async def assert_sound(leases: RedisLeases) -> list[Lease]:
     found: list[Lease] = []
     async for page in leases.totals():
         for account in page:
-            assert not account.stray
+            assert not account.index_mismatches
             found += account.leases
             devices, nodes = counted_use(account.leases)
             used = nodes.get(account.node.facts.name, {})

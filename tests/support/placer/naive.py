@@ -6,11 +6,18 @@ It says whether and how a pod fits a node by the same rules, written a second ti
 from collections.abc import Iterable, Sequence
 from itertools import combinations
 
-from shared.model.device import Device, DeviceMode, DeviceUse, fits, needed_mib
-from shared.model.lease import MigPlace, Share
+from shared.model.device import Device, DeviceMode, DeviceUse, fits, required_memory_mib
+from shared.model.lease import MigPlacement, Share
 from shared.model.ledger import LedgerNode
 from shared.model.placement import Placement
-from shared.model.request import Company, DeviceOrder, GpuRequest, NodeOrder, PodRequest, Scope
+from shared.model.request import (
+    DeviceOrder,
+    GpuRequest,
+    NodeOrder,
+    PodRequest,
+    SharingPolicy,
+    TopologyScope,
+)
 from shared.placing.device_filters import device_excluded
 from shared.placing.mig_instances import largest_first
 from shared.placing.node_filters import free_resources, node_blocked
@@ -47,10 +54,10 @@ def fit_on_node(request: PodRequest, node: LedgerNode) -> tuple[Share, ...] | No
         (device, use)
         for device, use in node.devices
         if device_excluded(request.selection, device) is None
-        and device.index not in node.facts.closed_devices
+        and device.index not in node.facts.excluded_devices
     ]
     modes = [DeviceMode.HAMI_CORE, DeviceMode.MIG]
-    for mode in reversed(modes) if request.instances_first else modes:
+    for mode in reversed(modes) if request.prefer_mig else modes:
         of_mode = [(device, use) for device, use in allowed if device.mode is mode]
         groups = [of_mode]
         if request.same_device:
@@ -73,7 +80,9 @@ def _in_turn(
         fitting = []
         for device, use in _ordered(request, devices, given):
             beside = any(share.device == device.uuid and not share.init for share in given)
-            if (request.distinct and beside) or _where(request.scope, device) is None:
+            if (request.distinct_devices and beside) or _where(
+                request.topology_scope, device
+            ) is None:
                 continue
             share = (_instance if device.mode is DeviceMode.MIG else _held)(
                 container, request, device, use, given
@@ -97,8 +106,8 @@ def _held(
     given: tuple[Share, ...],
 ) -> Share | None:
     seen = use if container.init else _with_own(device, use, given)
-    memory_mib = needed_mib(container, device)
-    if not fits(container, device, seen, memory_mib=memory_mib, tags=request.tags):
+    memory_mib = required_memory_mib(container, device)
+    if not fits(container, device, seen, memory_mib=memory_mib, tags=request.anti_affinity_groups):
         return None
     return held_share(container, device, memory_mib)
 
@@ -111,19 +120,23 @@ def _instance(
     given: tuple[Share, ...],
 ) -> Share | None:
     """Return the smallest free instance that is large enough, of the first layout that has one."""
-    wanted = all(asked.instances and not asked.whole for asked in request.containers)
-    if not (wanted and device.healthy) or use.alone or use.tags.intersection(request.tags):
+    wanted = all(asked.mig_allowed and not asked.whole for asked in request.containers)
+    if (
+        not (wanted and device.healthy)
+        or use.exclusive
+        or use.anti_affinity_groups.intersection(request.anti_affinity_groups)
+    ):
         return None
     if use.shares and not use.layout:
         return None
     own = [share for share in given if share.device == device.uuid]
     pinned = use.layout or next((share.mig.layout for share in own if share.mig), "")
-    taken = {place for place, mark in enumerate(use.taken) if mark == "1" and use.layout}
+    taken = {place for place, mark in enumerate(use.slots_taken) if mark == "1" and use.layout}
     if not container.init:
         taken |= {share.mig.position for share in own if share.mig and not share.init}
         use = _with_own(device, use, given)
     left = device.memory_mib - use.memory_mib
-    need = needed_mib(container, device)
+    need = required_memory_mib(container, device)
     nothing_said = container.memory_units is None and container.memory_bytes is None
     if (container.memory_percent or 100) >= 100 and (nothing_said or container.memory_percent):
         need = max((p.memory_mib for a in device.layouts for p in a.profiles), default=0)
@@ -135,7 +148,7 @@ def _instance(
         ]
         if free and pinned in {"", layout.name}:
             memory_mib, position, profile_name = min(free)
-            place = MigPlace(layout=layout.name, position=position, profile=profile_name)
+            place = MigPlacement(layout=layout.name, position=position, profile=profile_name)
             return instance_share(container, device, memory_mib, place)
     return None
 
@@ -149,22 +162,30 @@ def _together(
         pairs = [(one, other) for (one, _), (other, _) in combinations(chosen, 2)]
         links = [(a.links.get(b.uuid, 0), b.links.get(a.uuid, 0)) for a, b in pairs]
         near = sum(a.numa is not None and a.numa == b.numa for a, b in pairs)
-        return (sum(one for one, other in links if one == other), near) if request.links else (0, 0)
+        return (
+            (sum(one for one, other in links if one == other), near)
+            if request.prefer_links
+            else (0, 0)
+        )
 
     # Groups in order of their first device, as the sets of the first come first among equals.
-    places = list(dict.fromkeys(_where(request.scope, device) for device, _ in fitting))
+    places = list(dict.fromkeys(_where(request.topology_scope, device) for device, _ in fitting))
     sets = [
         chosen
         for place in places
         for chosen in combinations(
-            [f for f in fitting if _where(request.scope, f[0]) == place], wanted
+            [f for f in fitting if _where(request.topology_scope, f[0]) == place], wanted
         )
     ]
     return [share for _, share in max(sets, key=score)] if sets else None
 
 
-def _where(scope: Scope, device: Device) -> str | int | None:
-    return {Scope.NODE: "", Scope.NUMA: device.numa, Scope.PCIE: device.pcie or None}[scope]
+def _where(scope: TopologyScope, device: Device) -> str | int | None:
+    return {
+        TopologyScope.NODE: "",
+        TopologyScope.NUMA: device.numa,
+        TopologyScope.PCIE: device.pcie or None,
+    }[scope]
 
 
 def _with_own(device: Device, use: DeviceUse, given: tuple[Share, ...]) -> DeviceUse:
@@ -174,8 +195,8 @@ def _with_own(device: Device, use: DeviceUse, given: tuple[Share, ...]) -> Devic
         cores_percent=use.cores_percent + sum(share.booked_cores for share in own),
         shares=use.shares + len(own),
         fence=use.fence,
-        tags=use.tags,
-        alone=use.alone or any(share.company is Company.ALONE for share in own),
+        anti_affinity_groups=use.anti_affinity_groups,
+        exclusive=use.exclusive or any(share.sharing is SharingPolicy.EXCLUSIVE for share in own),
         layout=use.layout,
     )
 
@@ -189,7 +210,7 @@ def _ordered(request: PodRequest, devices: Iterable[Held], given: tuple[Share, .
         allocated = sum(
             weight * 1_000_000 * used // max(there, 1)
             for weight, used, there in zip(
-                request.weights,
+                request.allocation_weights,
                 (use.shares, use.cores_percent, use.memory_mib),
                 (device.slots, 100, device.memory_mib),
                 strict=True,

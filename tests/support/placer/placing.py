@@ -24,7 +24,9 @@ class Cluster:
         if isinstance(answer, Refusal):
             return answer
         self.pods += 1
-        self.mirror.hold(PodUid(f"uid-{self.pods}"), answer[0], wanted.resources, wanted.tags)
+        self.mirror.hold(
+            PodUid(f"uid-{self.pods}"), answer[0], wanted.resources, wanted.anti_affinity_groups
+        )
         return answer[0]
 
     def end(self, pod: str) -> None:

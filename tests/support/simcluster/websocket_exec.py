@@ -12,14 +12,14 @@ import aiohttp
 
 from shared.kubernetes.auth import tls_context
 from shared.kubernetes.client import pod_path
-from shared.kubernetes.kubeconfig import Credentials
+from shared.kubernetes.kubeconfig import ClusterCredentials
 
 PROTOCOL = "v5.channel.k8s.io"
 STDOUT, STDERR, ERROR = 1, 2, 3
 
 
 async def websocket_exec(
-    credentials: Credentials, pod: str, command: Sequence[str]
+    credentials: ClusterCredentials, pod: str, command: Sequence[str]
 ) -> tuple[int, str, str]:
     """Run a command in the pod's first container; return its code, output and errors."""
     query = [*(("command", word) for word in command), ("stdout", "true"), ("stderr", "true")]

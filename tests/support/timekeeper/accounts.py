@@ -15,13 +15,13 @@ from shared.ledger.rows.lease_rows import lease_value
 from shared.model.budget import (
     UNITS_PER_GPU_MINUTE,
     Account,
+    AccountChange,
+    AccountUpdate,
     Budget,
-    Entry,
+    BudgetPolicy,
+    ChargedLease,
+    ChargeEntry,
     Journal,
-    Policy,
-    Taken,
-    Tenure,
-    Update,
 )
 from shared.model.events.event import Event
 from shared.model.lease import Lease, LeaseState
@@ -42,24 +42,28 @@ def units(minutes: float) -> int:
 
 def budget(limit: float | None = 10, namespace: str = TEAM, **fields: Any) -> Budget:
     """A budget of so many GPU-minutes; fields of its policy may be given beside the others."""
-    policy = {name: fields.pop(name) for name in Policy.__dataclass_fields__ if name in fields}
+    policy = {
+        name: fields.pop(name) for name in BudgetPolicy.__dataclass_fields__ if name in fields
+    }
     return Budget(
         namespace=Namespace(namespace),
         limit_units=None if limit is None else units(limit),
-        policy=Policy(**policy),
+        policy=BudgetPolicy(**policy),
         **fields,
     )
 
 
-def tenure(since_ms: int = T0, *, weight: int = 500, id_: str = "p/1", **fields: Any) -> Tenure:
+def tenure(
+    since_ms: int = T0, *, weight: int = 500, id_: str = "p/1", **fields: Any
+) -> ChargedLease:
     """Half a GPU, held since an instant and not charged yet."""
     known: dict[str, Any] = {"charged_ms": since_ms, "pod": PodUid(id_), "name": id_}
-    return Tenure(id=id_, weight=weight, since_ms=since_ms, **(known | fields))
+    return ChargedLease(id=id_, weight=weight, since_ms=since_ms, **(known | fields))
 
 
-def account(*tenures: Tenure, **fields: Any) -> Account:
+def account(*tenures: ChargedLease, **fields: Any) -> Account:
     """An account that nobody has written yet."""
-    return Account(namespace=TEAM, tenures=tenures, **fields)
+    return Account(namespace=TEAM, leases=tenures, **fields)
 
 
 def lease(pod: str, *, created_ms: int = T0, mib: int = 8_000, gpu: int = 0, **more: Any) -> Lease:
@@ -95,13 +99,13 @@ class Timeline:
         whole = journal.horizon_ms is not None
         return replace(journal, horizon_ms=self.now_ms if whole else None)
 
-    async def take_in(self, journal: Journal, taken: Iterable[Taken]) -> bool:
+    async def take_in(self, journal: Journal, taken: Iterable[AccountChange]) -> bool:
         self._crash(after=False)
         done = await self.store.take_in(journal, taken)
         self._crash(after=True)
         return done
 
-    async def save(self, update: Update, *, kept_since_ms: int | None = None) -> bool:
+    async def save(self, update: AccountUpdate, *, kept_since_ms: int | None = None) -> bool:
         self._crash(after=False)
         done = await self.store.save(update, kept_since_ms=kept_since_ms)
         self._crash(after=True)
@@ -203,13 +207,13 @@ class Books:
         (found,) = await self.store.load({namespace: None})
         return found
 
-    async def ledger(self, namespace: Namespace = TEAM) -> list[Entry]:
-        found: list[Entry] = []
+    async def ledger(self, namespace: Namespace = TEAM) -> list[ChargeEntry]:
+        found: list[ChargeEntry] = []
         while page := await self.store.entries(namespace, after=found[-1].id if found else ""):
             found += page
         return found
 
-    async def charges(self, namespace: Namespace = TEAM) -> list[Entry]:
+    async def charges(self, namespace: Namespace = TEAM) -> list[ChargeEntry]:
         entries = await self.ledger(namespace)
         return [entry for entry in entries if entry.kind == "charge"]
 

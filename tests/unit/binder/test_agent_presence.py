@@ -16,7 +16,7 @@ from services.binder.bind.agent_presence import (
 from services.binder.service import TURNS_S
 from shared.model.errors import UnavailableError
 from shared.model.events.pod_events import BindingFailed, PodBound
-from shared.model.events.request_reply import BindTold
+from shared.model.events.request_reply import BindReply
 from shared.model.lease import LeaseState
 from tests.support.binder.agents import N1, N2, Agents, away
 from tests.support.binder.world import NOW, World, chosen, lease, running
@@ -25,14 +25,14 @@ from tests.support.clock import FakeClock
 
 async def test_a_pod_that_must_wait_is_not_committed_and_comes_back_with_the_reason() -> None:
     world = World(lease("p1"), lease("p2", node="n2"))
-    world.agents.told = {N1: away("p1"), N2: BindTold()}
+    world.agents.told = {N1: away("p1"), N2: BindReply()}
     batch = chosen(lease("p1"), lease("p2", node="n2"))
 
     async with running(world.binder.post_bindings):
         with pytest.raises(UnavailableError, match=r"1 of 2 .* its agent is being stopped"):
             await world.binder.bind_pods(batch)
         states = {each.name: each.state for each in world.ledger.leases.values()}
-        world.agents.told[N1] = BindTold()
+        world.agents.told[N1] = BindReply()
         await world.binder.bind_pods(batch)
 
     assert states == {"p1": LeaseState.RESERVED, "p2": LeaseState.BOUND}
@@ -75,8 +75,8 @@ async def test_a_reservation_that_ended_while_it_waited_is_told_of_and_asked_for
     assert [type(event) for event in said] == [BindingFailed]
 
 
-def next_in_turn(*pods: str) -> BindTold:
-    return replace(away(*pods), reason="the kubelet is busy", soon=True)
+def next_in_turn(*pods: str) -> BindReply:
+    return replace(away(*pods), reason="the kubelet is busy", retry_soon=True)
 
 
 class TurningClock(FakeClock):
@@ -115,7 +115,7 @@ async def test_an_agent_away_since_before_the_binder_came_is_waited_for_however_
     for _ in range(60):
         held.append(await presence.held_back([lease()]))
         clock.advance(AWAY_S)
-    agents.there[N1] = BindTold()
+    agents.there[N1] = BindReply()
     clock.advance(AWAY_MOST_S)
 
     assert all("does not answer" in each[lease().pod].reason for each in held)
@@ -139,7 +139,7 @@ async def test_an_agent_that_nobody_could_ask_is_waited_for() -> None:
 async def test_an_agent_that_goes_holds_its_pods_back_until_it_is_there_again() -> None:
     agents, clock = Agents(), FakeClock()
     presence = Presence(agents, agents, clock)
-    agents.there[N1] = BindTold()
+    agents.there[N1] = BindReply()
 
     assert await presence.held_back([lease()]) == {}
     del agents.there[N1]
@@ -149,7 +149,7 @@ async def test_an_agent_that_goes_holds_its_pods_back_until_it_is_there_again() 
     asked = agents.questions
     await presence.held_back([lease("p2")])
     assert agents.questions == asked, "a batch is not to wait for it each time"
-    agents.there[N1] = BindTold()
+    agents.there[N1] = BindReply()
     clock.advance(AWAY_S)
 
     assert "the agent of node n1 does not answer" in gone[lease().pod].reason
@@ -159,7 +159,7 @@ async def test_an_agent_that_goes_holds_its_pods_back_until_it_is_there_again() 
 async def test_an_agent_long_gone_is_asked_ever_less_often_but_still() -> None:
     agents, clock = Agents(), FakeClock()
     presence = Presence(agents, agents, clock)
-    agents.there[N1] = BindTold()
+    agents.there[N1] = BindReply()
     await presence.held_back([lease()])
     agents.there.clear()
     clock.advance(TRUSTED_S)
@@ -177,7 +177,7 @@ async def test_an_agent_long_gone_is_asked_ever_less_often_but_still() -> None:
 async def test_an_agent_that_wants_to_be_asked_is_asked_each_time() -> None:
     agents, clock = Agents(), FakeClock()
     presence = Presence(agents, agents, clock)
-    agents.there[N1] = BindTold(free=False)
+    agents.there[N1] = BindReply(window_open=False)
 
     for _ in range(3):
         await asyncio.gather(presence.held_back([lease(), lease("p2"), lease("p3", node="n2")]))
@@ -195,7 +195,7 @@ async def test_who_listens_and_does_not_answer_holds_back_from_the_first() -> No
 
 async def test_without_nats_no_agent_is_to_blame() -> None:
     agents = Agents()
-    agents.there[N1], agents.cut_off = BindTold(), True
+    agents.there[N1], agents.cut_off = BindReply(), True
     presence = Presence(agents, agents, FakeClock())
 
     for _ in range(3):
@@ -232,7 +232,7 @@ async def test_a_clock_that_is_set_changes_nothing_in_how_long_agents_are_truste
 ) -> None:
     agents, clock = Agents(), FakeClock()
     presence = Presence(agents, agents, clock)
-    agents.there[N1] = BindTold()
+    agents.there[N1] = BindReply()
     await presence.held_back([lease()])
 
     clock.set_by = jump_s

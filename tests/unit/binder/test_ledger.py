@@ -1,4 +1,4 @@
-"""The binder keeps the ledger in step: ends, activations, inventory, sweeps."""
+"""The binder keeps the ledger in step: ends, allocations, inventory, sweeps."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,12 +12,12 @@ from shared.model.events.node_events import ShareActivated, ShareRefused
 from shared.model.events.pod_events import (
     BindingFailed,
     LeaseChanged,
-    ListingWanted,
     NodeChanged,
     PlacementChosen,
     PodQueued,
+    ResyncRequested,
 )
-from shared.model.events.request_reply import LeasesAsked
+from shared.model.events.request_reply import LeasesRequest
 from shared.model.lease import LeaseState
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
@@ -30,9 +30,9 @@ from tests.support.binder.world import NOW, World, lease, running, until
 def test_every_role_of_the_binder_can_be_read() -> None:
     roles = {role.method: role for role in roles_of(Binder)}
 
-    assert roles["bind_pods"].hears == (PlacementChosen,)
+    assert roles["bind_pods"].consumes == (PlacementChosen,)
     assert roles["bind_pods"].concurrency == 16
-    assert roles["explain_waiting"].says == ()
+    assert roles["explain_waiting"].publishes == ()
 
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
@@ -138,7 +138,7 @@ async def test_after_a_call_without_an_answer_all_waiting_pods_are_told_again(lo
     async with running(world.binder.expire_reservations):
         await until(lambda: world.clock.sleepers)
 
-    assert [type(event) for event in world.bus.published] == [ListingWanted]
+    assert [type(event) for event in world.bus.published] == [ResyncRequested]
 
 
 async def test_the_end_of_a_lease_wakes_those_that_wait() -> None:
@@ -195,7 +195,7 @@ async def test_activations_are_noted_from_events_and_from_reports() -> None:
     first, second = lease("p1"), lease("p2")
 
     await world.binder.activate_shares(
-        [ShareActivated(node=first.node, activation=activation(first))]
+        [ShareActivated(node=first.node, allocation=activation(first))]
     )
     await world.binder.keep_devices([report("n1", activation(second))])
 
@@ -223,9 +223,9 @@ async def test_nodes_come_and_go() -> None:
     world = World()
     facts = NodeFacts(name=NodeName("n1"))
 
-    await world.binder.keep_nodes([NodeChanged(facts=facts)])
+    await world.binder.keep_nodes([NodeChanged(node=facts)])
     assert facts.name in world.ledger.nodes
-    await world.binder.keep_nodes([NodeChanged(facts=facts, gone=True)])
+    await world.binder.keep_nodes([NodeChanged(node=facts, deleted=True)])
 
     assert not world.ledger.nodes
 
@@ -256,8 +256,8 @@ async def test_a_node_cannot_refuse_a_pod_of_another_node() -> None:
 async def test_a_node_is_told_only_its_own_leases() -> None:
     world = World(lease("p1", "n1"), lease("p2", "n2"))
 
-    told = await world.binder.tell_leases(LeasesAsked(node=NodeName("n1")))
-    asked = LeasesAsked(node=NodeName("n1"), pods=(lease("p1").pod, lease("p2").pod))
+    told = await world.binder.tell_leases(LeasesRequest(node=NodeName("n1")))
+    asked = LeasesRequest(node=NodeName("n1"), pods=(lease("p1").pod, lease("p2").pod))
 
     assert [each.name for each in told.leases] == ["p1"]
     assert await world.binder.tell_leases(asked) == told

@@ -16,7 +16,7 @@ from services.binder.ledger_sync.node_cordons import Shutting
 from services.binder.report.explanations import ConditionSeen
 from shared.model.errors import UnavailableError
 from shared.model.events.pod_events import BindingFailed, LeaseChanged
-from shared.model.events.request_reply import BindTold
+from shared.model.events.request_reply import BindReply
 from shared.model.lease import LeaseState
 from tests.support.binder.agents import N1, N2, Agents, away
 from tests.support.binder.world import NOW, World, chosen, lease, running, until
@@ -39,7 +39,7 @@ async def test_a_node_is_shut_at_the_second_silence_and_open_at_the_first_answer
     await it.presence.held_back([lease()])
     await it.step()
     shut = dict(world.ledger.shut)
-    agents.there[N1] = BindTold()
+    agents.there[N1] = BindReply()
     clock.advance(AWAY_MOST_S)
     await it.step()
 
@@ -69,7 +69,7 @@ async def test_a_report_of_a_shut_node_has_its_agent_asked_at_once() -> None:
         await it.step()
         clock.advance(AWAY_MOST_S)
     await it.step()
-    agents.there[N1] = BindTold()
+    agents.there[N1] = BindReply()
 
     await it.step()
     assert N1 in world.ledger.shut, "it was asked a moment ago"
@@ -83,7 +83,7 @@ async def test_a_report_of_a_shut_node_has_its_agent_asked_at_once() -> None:
 
 async def test_a_node_that_another_device_plugin_serves_opens_and_nobody_there_is_asked() -> None:
     world, agents, clock = World(), Agents(), FakeClock()
-    agents.there[N1] = BindTold()
+    agents.there[N1] = BindReply()
     one, two = shutting(world, agents, clock), shutting(world, agents, clock)
     for it in (one, two):
         await it.presence.held_back([lease()])
@@ -114,7 +114,7 @@ async def test_a_node_that_another_device_plugin_serves_opens_and_nobody_there_i
 
 async def test_binders_open_what_another_has_shut_only_after_they_were_answered() -> None:
     world, agents, clock = World(), Agents(), FakeClock()
-    agents.there[N1] = BindTold()
+    agents.there[N1] = BindReply()
     one, two = shutting(world, agents, clock), shutting(world, agents, clock)
     await two.presence.held_back([lease()])
     agents.there.clear()
@@ -127,7 +127,7 @@ async def test_binders_open_what_another_has_shut_only_after_they_were_answered(
     await two.step()
     assert N1 in world.ledger.shut
     assert (await two.presence.held_back([lease()])) != {}
-    agents.there[N1] = BindTold()
+    agents.there[N1] = BindReply()
     clock.advance(AWAY_MOST_S)
     await two.step()
     assert world.ledger.shut == {}

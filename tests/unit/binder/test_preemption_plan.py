@@ -28,10 +28,10 @@ from services.binder.preempt.rules import (
 )
 from shared.model.device import DeviceUse
 from shared.model.lease import Lease, LeaseState
-from shared.model.ledger import LedgerNode, NodeAccount, counted_use
+from shared.model.ledger import LedgerNode, NodeTotals, counted_use
 from shared.model.names import Namespace, NodeName, PodUid
-from shared.model.preemption import Cause
-from shared.model.request import Company, GpuRequest, PodRequest
+from shared.model.preemption import PreemptionCause
+from shared.model.request import GpuRequest, PodRequest, SharingPolicy
 from tests.support.placer.ledger import device, facts, share
 from tests.support.placer.naive import fit_on_node
 
@@ -51,7 +51,7 @@ def lease(pod: str, node: str, gpu: int, mib: int, *, cores: int = 0, age: float
     )
 
 
-def account(node: str, gpus: int, leases: Sequence[Lease]) -> NodeAccount:
+def account(node: str, gpus: int, leases: Sequence[Lease]) -> NodeTotals:
     devices, used = counted_use(leases)
     known = LedgerNode(
         facts=facts(node),
@@ -62,14 +62,23 @@ def account(node: str, gpus: int, leases: Sequence[Lease]) -> NodeAccount:
         ),
         served=("volcano.sh/vgpu-number",),
     )
-    return NodeAccount(node=known, leases=tuple(leases))
+    return NodeTotals(node=known, leases=tuple(leases))
 
 
 def candidate(
-    of: Lease, *, cause: Cause = Cause.RECLAIMABLE, lost: float = 1.0, **tier: int
+    of: Lease,
+    *,
+    cause: PreemptionCause = PreemptionCause.RECLAIMABLE,
+    lost: float = 1.0,
+    **tier: int,
 ) -> Candidate:
     pod = PodFacts(pod=of.pod, namespace=of.namespace, name=of.name, owner="r")
-    known = {"bare": False, "cause": list(Cause).index(cause), "undrawn": 0, "priority": 0}
+    known = {
+        "bare": False,
+        "cause": list(PreemptionCause).index(cause),
+        "undrawn": 0,
+        "priority": 0,
+    }
     return Candidate(
         lease=of,
         victim=victim_of(of, pod, cause, None),
@@ -84,7 +93,7 @@ def wants(mib: int, gpus: int = 1, *, whole: bool = False) -> PodRequest:
         gpus=gpus,
         memory_units=None if whole else mib,
         whole=whole,
-        company=Company.ALONE if whole else Company.ORDINARY,
+        sharing=SharingPolicy.EXCLUSIVE if whole else SharingPolicy.SHARED,
     )
     return PodRequest(containers=(asked,), resources={"cpu": 100, "pods": 1})
 
@@ -123,12 +132,15 @@ def test_nobody_leaves_where_the_pod_fits_or_will_fit() -> None:
 @pytest.mark.parametrize(
     ("first", "second"),
     [
-        ({"cause": Cause.EXPIRED}, {"cause": Cause.RECLAIMABLE}),
+        ({"cause": PreemptionCause.EXPIRED}, {"cause": PreemptionCause.RECLAIMABLE}),
         ({"undrawn": -500}, {"undrawn": -100}),
         ({"priority": -5}, {"priority": 0}),
         ({"lost": 1.0}, {"lost": 9.0}),
         ({}, {"bare": 1}),
-        ({"cause": Cause.EXPIRED, "lost": 9.0}, {"cause": Cause.RECLAIMABLE, "lost": 1.0}),
+        (
+            {"cause": PreemptionCause.EXPIRED, "lost": 9.0},
+            {"cause": PreemptionCause.RECLAIMABLE, "lost": 1.0},
+        ),
     ],
 )
 def test_the_cheaper_victim_is_taken(first: dict[str, Any], second: dict[str, Any]) -> None:
@@ -228,7 +240,9 @@ def situations(draw: st.DrawFn) -> Situation:
                 candidates.append(
                     candidate(
                         made,
-                        cause=draw(st.sampled_from([Cause.EXPIRED, Cause.RECLAIMABLE])),
+                        cause=draw(
+                            st.sampled_from([PreemptionCause.EXPIRED, PreemptionCause.RECLAIMABLE])
+                        ),
                         lost=float(draw(st.integers(0, 3))),
                         undrawn=-draw(st.integers(0, 2)),
                         priority=draw(st.integers(0, 1)),

@@ -19,18 +19,18 @@ from services.binder.preempt.rules import (
 from services.binder.preempt.steps import Seen, Step, next_step
 from shared.kubernetes.types import SelectorRequirement
 from shared.model.errors import ConflictError, RequestError
-from shared.model.events.node_events import Rule
+from shared.model.events.node_events import ViolationReason
 from shared.model.lease import LeaseState
 from shared.model.ledger import Reservation
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.preemption import (
-    Affairs,
-    Cause,
-    Eviction,
-    Open,
-    Outcome,
-    Stage,
-    Taking,
+    EvictionOutcome,
+    EvictionRecord,
+    Preemption,
+    PreemptionCause,
+    PreemptionStage,
+    PreemptionState,
+    StoredPreemption,
     Victim,
 )
 from tests.support.binder.preemption import standing
@@ -44,7 +44,7 @@ def victim(name: str = "v", **fields: Any) -> Victim:
     known: dict[str, Any] = {
         "namespace": A,
         "node": NodeName("n"),
-        "cause": Cause.RECLAIMABLE,
+        "cause": PreemptionCause.RECLAIMABLE,
         "owner": "o",
         "budget": "exhausted",
         "grace_s": 30,
@@ -53,19 +53,19 @@ def victim(name: str = "v", **fields: Any) -> Victim:
     return Victim(pod=PodUid(name), name=name, **(known | fields))
 
 
-def eviction(at: float, owner: str = "o", namespace: Namespace = A) -> Eviction:
-    return Eviction(
+def eviction(at: float, owner: str = "o", namespace: Namespace = A) -> EvictionRecord:
+    return EvictionRecord(
         at=at,
-        taking="t",
+        preemption="t",
         pod=PodUid("x"),
         namespace=namespace,
         name="x",
         node=NodeName("n"),
         owner=owner,
-        cause=Cause.RECLAIMABLE,
+        cause=PreemptionCause.RECLAIMABLE,
         budget="exhausted",
         devices=(),
-        outcome=Outcome.EVICTED,
+        outcome=EvictionOutcome.EVICTED,
     )
 
 
@@ -73,18 +73,18 @@ def eviction(at: float, owner: str = "o", namespace: Namespace = A) -> Eviction:
     ("theirs", "own", "priority", "cause"),
     [
         ("guaranteed", "guaranteed", 0, None),
-        ("reclaimable", "guaranteed", 0, Cause.RECLAIMABLE),
-        ("expired", "guaranteed", 0, Cause.EXPIRED),
-        ("reclaimable", "guaranteed", 99, Cause.RECLAIMABLE),
+        ("reclaimable", "guaranteed", 0, PreemptionCause.RECLAIMABLE),
+        ("expired", "guaranteed", 0, PreemptionCause.EXPIRED),
+        ("reclaimable", "guaranteed", 99, PreemptionCause.RECLAIMABLE),
         ("reclaimable", "reclaimable", 0, None),
         ("expired", "reclaimable", 0, None),
-        ("guaranteed", "guaranteed", -1, Cause.PRIORITY),
-        ("expired", "reclaimable", -1, Cause.PRIORITY),
+        ("guaranteed", "guaranteed", -1, PreemptionCause.PRIORITY),
+        ("expired", "reclaimable", -1, PreemptionCause.PRIORITY),
         ("guaranteed", "reclaimable", -1, None),
     ],
 )
 def test_standing_comes_before_priority(
-    theirs: str, own: str, priority: int, cause: Cause | None
+    theirs: str, own: str, priority: int, cause: PreemptionCause | None
 ) -> None:
     need = Need(pod=PodUid("p"), namespace=B, priority=0)
 
@@ -95,7 +95,7 @@ def test_a_pod_that_never_preempts_has_nobody_evicted_by_priority() -> None:
     need = Need(pod=PodUid("p"), namespace=B, priority=9, preempts=False)
 
     assert cause_for(need, None, None, 0) is None
-    assert cause_for(need, standing("a", "expired"), None, 0) is Cause.EXPIRED
+    assert cause_for(need, standing("a", "expired"), None, 0) is PreemptionCause.EXPIRED
 
 
 def test_the_more_is_overdrawn_the_larger_the_part() -> None:
@@ -120,10 +120,10 @@ def test_gpusharing_32_the_pause_doubles_with_every_eviction() -> None:
 
 
 def test_limits_count_what_was_done_and_what_is_under_way() -> None:
-    taking = Taking(id="t", victims=(victim(), victim("w", outcome=Outcome.EVICTED)))
-    affairs = Affairs(
-        open=(Open(taking=taking, version=1, claimed=True),),
-        past=(
+    taking = Preemption(id="t", victims=(victim(), victim("w", outcome=EvictionOutcome.EVICTED)))
+    affairs = PreemptionState(
+        open=(StoredPreemption(preemption=taking, version=1, claimed=True),),
+        evictions=(
             eviction(NOW - 30),
             eviction(NOW - 100),
             eviction(NOW - 4_000),
@@ -159,16 +159,19 @@ def test_selectors_are_read_as_kubernetes_reads_them(
 
 
 WANTED = Reservation(pod=PodUid("p"), namespace=B, name="p", candidates=())
-TOLD = Taking(
+TOLD = Preemption(
     id="p",
     victims=(victim(),),
     wanted=WANTED,
-    stage=Stage.ANNOUNCED,
+    stage=PreemptionStage.ANNOUNCED,
     evict_at=NOW + 30,
     expires_at=NOW + 90,
 )
 EVICTED = replace(
-    TOLD, stage=Stage.EVICTING, victims=(victim(outcome=Outcome.EVICTED),), evict_at=NOW
+    TOLD,
+    stage=PreemptionStage.EVICTING,
+    victims=(victim(outcome=EvictionOutcome.EVICTED),),
+    evict_at=NOW,
 )
 WAITS = Seen(waits=True, lease=None, leased={PodUid("v")})
 ENDED = replace(WAITS, leased=())
@@ -179,7 +182,7 @@ BOUND = replace(RESERVED, lease=lease("p", state=LeaseState.BOUND))
 @pytest.mark.parametrize(
     ("taking", "seen", "after_s", "step"),
     [
-        (replace(TOLD, stage=Stage.OPENED), WAITS, 0, Step.TELL),
+        (replace(TOLD, stage=PreemptionStage.OPENED), WAITS, 0, Step.TELL),
         (TOLD, WAITS, 29, Step.WAIT),
         (TOLD, WAITS, 30, Step.EVICT),
         (TOLD, WAITS, 90, Step.CALL_OFF),
@@ -191,27 +194,29 @@ BOUND = replace(RESERVED, lease=lease("p", state=LeaseState.BOUND))
         (EVICTED, RESERVED, 1, Step.SAY),
         (EVICTED, BOUND, 1, Step.CLOSE),
         (EVICTED, WAITS, 91, Step.CALL_OFF),
-        (replace(EVICTED, stage=Stage.HANDED), RESERVED, 1, Step.SAY),
-        (replace(EVICTED, stage=Stage.HANDED), ENDED, 1, Step.CLOSE),
+        (replace(EVICTED, stage=PreemptionStage.HANDED), RESERVED, 1, Step.SAY),
+        (replace(EVICTED, stage=PreemptionStage.HANDED), ENDED, 1, Step.CLOSE),
     ],
 )
 def test_the_next_step_follows_from_what_is_true(
-    taking: Taking, seen: Seen, after_s: float, step: Step
+    taking: Preemption, seen: Seen, after_s: float, step: Step
 ) -> None:
-    read = Open(taking=taking, version=1, claimed=True)
-    affairs = Affairs(standings={A: standing("a")})
+    read = StoredPreemption(preemption=taking, version=1, claimed=True)
+    affairs = PreemptionState(budgets={A: standing("a")})
 
     assert next_step(read, seen, affairs, NOW + after_s)[0] is step
 
 
 def test_gpusharing_33_a_refilled_budget_or_a_lost_claim_calls_it_off() -> None:
-    affairs = Affairs(standings={A: standing("a", "guaranteed")})
+    affairs = PreemptionState(budgets={A: standing("a", "guaranteed")})
 
-    step, why = next_step(Open(taking=TOLD, version=1, claimed=True), WAITS, affairs, NOW)
+    step, why = next_step(
+        StoredPreemption(preemption=TOLD, version=1, claimed=True), WAITS, affairs, NOW
+    )
     lost, _ = next_step(
-        Open(taking=EVICTED, version=1, claimed=False),
+        StoredPreemption(preemption=EVICTED, version=1, claimed=False),
         WAITS,
-        Affairs(standings={A: standing("a")}),
+        PreemptionState(budgets={A: standing("a")}),
         NOW,
     )
 
@@ -221,11 +226,11 @@ def test_gpusharing_33_a_refilled_budget_or_a_lost_claim_calls_it_off() -> None:
 
 def test_stages_follow_one_another() -> None:
     with pytest.raises(ConflictError):
-        replace(TOLD, stage=Stage.OPENED).stepped(Stage.EVICTING)
+        replace(TOLD, stage=PreemptionStage.OPENED).stepped(PreemptionStage.EVICTING)
 
 
 def test_what_pods_are_evicted_for_is_named_exactly() -> None:
-    assert violations_of(["GpuLimitTampered"]) == {Rule.TAMPERED}
+    assert violations_of(["GpuLimitTampered"]) == {ViolationReason.TAMPERED}
     assert violations_of([]) == frozenset()
     with pytest.raises(RequestError, match=r"--evict-violators must be among .*got 'all'"):
         violations_of(["all"])

@@ -6,8 +6,8 @@ from dataclasses import replace
 from services.binder.bind.binding import PodSeen
 from shared.model.events.pod_events import (
     LedgerRebuilt,
-    ListingWanted,
     PlacementChosen,
+    ResyncRequested,
 )
 from shared.model.lease import LeaseState
 from shared.model.names import PodUid
@@ -61,7 +61,7 @@ async def test_a_pod_with_a_lease_that_the_ledger_lacks_is_reported_not_made_up(
 
 async def wanted(world: World) -> None:
     await until(lambda: world.clock.sleepers)
-    while not any(isinstance(event, ListingWanted) for event in world.bus.published):
+    while not any(isinstance(event, ResyncRequested) for event in world.bus.published):
         world.clock.advance(0.25)
         await until(lambda: world.clock.sleepers)
 
@@ -104,7 +104,7 @@ async def test_a_rebuild_lists_pods_only_when_the_bindings_under_way_have_landed
         await binding
         await wanted(world)
 
-    assert ListingWanted not in early
+    assert ResyncRequested not in early
 
 
 async def test_a_silent_node_delays_the_rebuild_10_s_at_most() -> None:

@@ -12,7 +12,7 @@ def test_a_pod_that_is_not_listed_claims_its_place_after_all_that_are() -> None:
     over, runs, starts = lease("over"), lease("runs"), replace(lease("starts"), created_at=2.0)
     evidence = Evidence(
         pods=(bound(runs), bound(starts)),
-        activations={over.node: (activation(over), activation(runs))},
+        allocations={over.node: (activation(over), activation(runs))},
     )
 
     recovery = recover(evidence)
@@ -31,7 +31,7 @@ def test_a_pod_whose_copy_is_of_another_size_than_its_agents_word_is_to_be_writt
     same = lease("same")
     evidence = Evidence(
         pods=(bound(old), bound(same)),
-        activations={old.node: (activation(new), activation(same))},
+        allocations={old.node: (activation(new), activation(same))},
     )
 
     recovery = recover(evidence)

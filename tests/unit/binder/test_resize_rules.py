@@ -10,12 +10,20 @@ from hypothesis import strategies as st
 from services.binder.resize.rules import Change, Refused, Unchanged, decide, full_text
 from shared.dialects import DIALECTS
 from shared.model.device import DeviceUse
-from shared.model.events.request_reply import ResizeAsked
-from shared.model.lease import MIB, Lease, LeaseState, MigPlace, Share, Size, Terms
-from shared.model.ledger import Full, LedgerNode
+from shared.model.events.request_reply import ResizeRequest
+from shared.model.lease import (
+    MIB,
+    Lease,
+    LeaseState,
+    MigPlacement,
+    RequestedUnits,
+    Share,
+    ShareSize,
+)
+from shared.model.ledger import LedgerNode, NoCapacity
 from shared.model.names import DeviceUuid, PodUid
-from shared.model.quota import Excess
-from shared.model.request import Company
+from shared.model.quota import QuotaExcess
+from shared.model.request import SharingPolicy
 from tests.support.build import V100_MIB, device, lease, ledger_node, share
 
 NODE = ledger_node("n1", device(), device("GPU-b", 1), served=("volcano.sh/vgpu-number",))
@@ -27,21 +35,21 @@ def running(*shares: Share, dialect: str = "volcano-vgpu", **fields: Any) -> Lea
     return lease("uid-1", "n1", *given_, **known)
 
 
-def wish(mib: int | None = None, cores: int | None = None, container: str = "") -> ResizeAsked:
-    return ResizeAsked(
+def wish(mib: int | None = None, cores: int | None = None, container: str = "") -> ResizeRequest:
+    return ResizeRequest(
         pod=PodUid("uid-1"), container=container, memory_mib=mib, cores_percent=cores
     )
 
 
 def refused(
-    held: Lease | None, asked: ResizeAsked, node: LedgerNode | None = NODE
+    held: Lease | None, asked: ResizeRequest, node: LedgerNode | None = NODE
 ) -> tuple[str, str]:
     found = decide(held, asked, node)
     assert isinstance(found, Refused), found
     return found.reason, found.hint
 
 
-def changed(held: Lease, asked: ResizeAsked, node: LedgerNode = NODE) -> Change:
+def changed(held: Lease, asked: ResizeRequest, node: LedgerNode = NODE) -> Change:
     found = decide(held, asked, node)
     assert isinstance(found, Change), found
     return found
@@ -58,7 +66,7 @@ def test_memory_and_cores_change_alone_or_together() -> None:
         change = changed(held, asked)
         (now,) = change.after
         assert (now.memory_mib, now.cores_percent) == size
-        assert now.asked == Size(memory_mib=4_000, cores_percent=20)
+        assert now.requested_size == ShareSize(memory_mib=4_000, cores_percent=20)
         assert change.shrinks == (size[0] < 4_000)
         assert change.lease.version == held.version
 
@@ -97,7 +105,7 @@ def test_only_the_named_container_changes_and_all_its_devices_do() -> None:
         (None, wish(1), "holds no lease", "explain"),
         (running(state=LeaseState.BOUND), wish(1), "its lease is bound", "once the pod runs"),
         (
-            running(share(mig=MigPlace(layout="l", position=0, profile="1g.5gb"))),
+            running(share(mig=MigPlacement(layout="l", position=0, profile="1g.5gb"))),
             wish(1_000),
             "MIG instance 1g.5gb",
             "an instance that fits",
@@ -110,7 +118,7 @@ def test_only_the_named_container_changes_and_all_its_devices_do() -> None:
         (running(), wish(cores=100), "1 to 99 percent", "device to itself"),
         (running(), wish(cores=0), "1 to 99 percent", "device to itself"),
         (
-            running(share(cores_percent=100, company=Company.ALONE)),
+            running(share(cores_percent=100, sharing=SharingPolicy.EXCLUSIVE)),
             wish(cores=50),
             "to itself",
             "--memory alone",
@@ -127,7 +135,7 @@ def test_only_the_named_container_changes_and_all_its_devices_do() -> None:
     ],
 )
 def test_what_cannot_be_is_refused_with_the_reason_and_what_to_try(
-    held: Lease | None, asked: ResizeAsked, reason: str, hint: str
+    held: Lease | None, asked: ResizeRequest, reason: str, hint: str
 ) -> None:
     said, tried = refused(held, asked)
 
@@ -146,25 +154,29 @@ def test_what_the_kubelet_counts_in_device_ids_cannot_change() -> None:
 
 
 def test_koordinators_terms_and_annotation_follow() -> None:
-    terms = Terms(memory_mib=16_384, device_mib=V100_MIB, memory_percent=50)
+    terms = RequestedUnits(memory_mib=16_384, device_mib=V100_MIB, memory_percent=50)
     held = running(
-        share(memory_mib=16_384, terms=terms, company=Company.ANY, slots=100),
+        share(
+            memory_mib=16_384, requested_units=terms, sharing=SharingPolicy.BEST_EFFORT, slots=100
+        ),
         dialect="koordinator",
     )
 
     now = changed(held, wish(8_192, 30)).lease
 
     assert now.shares[0].limit_bytes == 8_192 * MIB
-    assert now.shares[0].company is Company.ORDINARY
+    assert now.shares[0].sharing is SharingPolicy.SHARED
     written = DIALECTS["koordinator"].resized(now)
     assert '"koordinator.sh/gpu-memory":"8Gi"' in next(iter(written.values()))
     reason, _ = refused(held, wish(V100_MIB))
     assert "would have a share that HAMi-core does not hold" in reason
 
 
-def full(code: str, **fields: Any) -> Full:
+def full(code: str, **fields: Any) -> NoCapacity:
     use = DeviceUse(memory_mib=30_000, cores_percent=90, shares=3)
-    return Full(pod=PodUid("uid-1"), reason=code, devices={DeviceUuid("GPU-a"): use}, **fields)
+    return NoCapacity(
+        pod=PodUid("uid-1"), reason=code, devices={DeviceUuid("GPU-a"): use}, **fields
+    )
 
 
 @pytest.mark.parametrize(
@@ -189,7 +201,7 @@ def test_a_lack_of_room_is_said_in_numbers(why: str, reason: str, hint: str) -> 
 
 
 def test_a_quota_in_the_way_is_named() -> None:
-    excess = Excess(measure="memoryMiB", limit=5_000, held=1_000, asked=8_000)
+    excess = QuotaExcess(measure="memoryMiB", limit=5_000, held=1_000, asked=8_000)
 
     said = full_text(full("quota", quotas=(excess,)), changed(running(), wish(8_000)), NODE)
 

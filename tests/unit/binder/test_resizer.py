@@ -7,15 +7,15 @@ import pytest
 from services.binder.resize.resizer import Annotated, annotations_of
 from shared.model.device import DeviceUse
 from shared.model.events.pod_events import LeaseChanged, LeaseResized
-from shared.model.events.request_reply import ResizeAsked, ResizeTold
-from shared.model.lease import Lease, LeaseState, Size
+from shared.model.events.request_reply import ResizeReply, ResizeRequest
+from shared.model.lease import Lease, LeaseState, ShareSize
 from shared.model.lease_copy import ANNOTATION, load_lease
-from shared.model.ledger import Full
+from shared.model.ledger import NoCapacity
 from shared.model.names import DeviceUuid, PodUid
 from tests.support.binder.world import World, lease, running, until
 from tests.support.build import device
 
-WAS = Size(memory_mib=1_000, cores_percent=10)
+WAS = ShareSize(memory_mib=1_000, cores_percent=10)
 
 
 def held() -> Lease:
@@ -31,8 +31,8 @@ def world(*leases: Lease) -> World:
     return made
 
 
-async def resize(at: World, mib: int | None = None, cores: int | None = None) -> ResizeTold:
-    asked = ResizeAsked(pod=PodUid("uid-p1"), memory_mib=mib, cores_percent=cores)
+async def resize(at: World, mib: int | None = None, cores: int | None = None) -> ResizeReply:
+    asked = ResizeRequest(pod=PodUid("uid-p1"), memory_mib=mib, cores_percent=cores)
     return await at.binder.resize(asked)
 
 
@@ -47,15 +47,15 @@ async def test_growing_asks_the_node_after_the_ledger_and_the_pod_after_the_node
     told = await resize(at, 2_000)
 
     now = at.ledger.leases[PodUid("uid-p1")]
-    assert told == ResizeTold(
+    assert told == ResizeReply(
         outcome="resized",
         container="c",
         node="n1",
         devices=(0,),
         before=WAS,
-        after=Size(memory_mib=2_000, cores_percent=10),
+        after=ShareSize(memory_mib=2_000, cores_percent=10),
     )
-    assert [(each.lease, each.turn) for each in at.agents.limits] == [(now, "")]
+    assert [(each.lease, each.resize_id) for each in at.agents.limits] == [(now, "")]
     assert at.bus.published == [
         LeaseChanged(lease=now),
         LeaseResized(lease=now, container="c", before=WAS, after=replace(WAS, memory_mib=2_000)),
@@ -70,13 +70,13 @@ async def test_growing_asks_the_node_after_the_ledger_and_the_pod_after_the_node
 async def test_shrinking_asks_the_node_before_the_ledger() -> None:
     at = world()
     seen: list[list[str]] = []
-    at.ledger.before_resize = lambda: seen.append([each.turn for each in at.agents.limits])
+    at.ledger.before_resize = lambda: seen.append([each.resize_id for each in at.agents.limits])
 
     told = await resize(at, 500)
 
     assert told.outcome == "resized"
     assert seen == [["turn of uid-p1"]]
-    assert [each.turn for each in at.agents.limits] == ["turn of uid-p1", ""]
+    assert [each.resize_id for each in at.agents.limits] == ["turn of uid-p1", ""]
     assert not at.ledger.turns
 
 
@@ -108,12 +108,12 @@ async def test_nothing_shrinks_while_its_agent_is_silent() -> None:
 async def test_what_fits_no_more_is_raised_again_on_the_node() -> None:
     at = world()
     taken = {DeviceUuid("GPU-n1-0"): DeviceUse(memory_mib=1_000, cores_percent=10)}
-    at.ledger.full = Full(pod=held().pod, reason="cores of GPU-n1-0", devices=taken)
+    at.ledger.full = NoCapacity(pod=held().pod, reason="cores of GPU-n1-0", devices=taken)
 
     told = await resize(at, 500, 95)
 
     assert told.outcome == "refused"
-    assert [(each.turn, each.over) for each in at.agents.limits] == [
+    assert [(each.resize_id, each.finished) for each in at.agents.limits] == [
         ("turn of uid-p1", False),
         ("turn of uid-p1", True),
     ]

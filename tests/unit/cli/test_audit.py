@@ -12,17 +12,17 @@ from services.cli.inspect.facts import Facts, PodSeen
 from services.cli.inspect.json_output import audit as audit_shape
 from services.timekeeper.accounts.account_audit import book_of
 from services.timekeeper.accounts.accrual import RESTORED
-from shared.model.budget import Entry, Window
+from shared.model.budget import BudgetWindow, ChargeEntry
 from shared.model.device import Device, DeviceUse
-from shared.model.events.node_events import Activation
-from shared.model.fair_share import turns_of
+from shared.model.events.node_events import Allocation
+from shared.model.fair_share import fair_share_of
 from shared.model.lease import Lease, LeaseState, Share
 from shared.model.lease_copy import ANNOTATION, dump_lease
-from shared.model.ledger import LedgerNode, NodeAccount, counted_use
+from shared.model.ledger import LedgerNode, NodeTotals, counted_use
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
-from shared.model.quota import Limits, Quota, QuotaAccounts, charge_of
-from shared.model.request import Company
+from shared.model.quota import Quota, QuotaLimits, QuotaTotals, charge_of
+from shared.model.request import SharingPolicy
 
 NODE = NodeName("node-0")
 GPU = DeviceUuid("GPU-0")
@@ -37,7 +37,7 @@ def share(*, memory_mib: int = 3_000, cores: int = 30, slot: int = 0, fence: int
         index=0,
         memory_mib=memory_mib,
         cores_percent=cores,
-        company=Company.ALONE if cores == 100 else Company.ORDINARY,
+        sharing=SharingPolicy.EXCLUSIVE if cores == 100 else SharingPolicy.SHARED,
         slot=slot,
         fence=fence,
     )
@@ -56,11 +56,11 @@ def lease(name: str, *shares: Share, node: NodeName = NODE) -> Lease:
     )
 
 
-def account(*leases: Lease, node: NodeName = NODE) -> NodeAccount:
+def account(*leases: Lease, node: NodeName = NODE) -> NodeTotals:
     """Make the account whose totals are what the leases sum up to."""
     devices, nodes = counted_use(leases)
     use = devices.get(GPU, DeviceUse())
-    return NodeAccount(
+    return NodeTotals(
         node=LedgerNode(
             facts=NodeFacts(name=node), used=nodes.get(node, {}), devices=((DEVICE, use),)
         ),
@@ -68,7 +68,7 @@ def account(*leases: Lease, node: NodeName = NODE) -> NodeAccount:
     )
 
 
-def with_use(sound: NodeAccount, use: DeviceUse) -> NodeAccount:
+def with_use(sound: NodeTotals, use: DeviceUse) -> NodeTotals:
     return replace(sound, node=replace(sound.node, devices=((DEVICE, use),)))
 
 
@@ -85,14 +85,14 @@ def pod(name: str, **changes: object) -> PodSeen:
     return replace(seen, **changes)  # type: ignore[arg-type]
 
 
-def facts(*accounts: NodeAccount, pods: tuple[PodSeen, ...] | None = None, **more: object) -> Facts:
+def facts(*accounts: NodeTotals, pods: tuple[PodSeen, ...] | None = None, **more: object) -> Facts:
     held = {
         found.name: pod(found.name, node=found.node, annotations={ANNOTATION: dump_lease(found)})
         for a in accounts
         for found in a.leases
     }
     seen = tuple(held.values()) if pods is None else pods
-    turns = turns_of([DEVICE], [lease for each in accounts for lease in each.leases], {})
+    turns = fair_share_of([DEVICE], [lease for each in accounts for lease in each.leases], {})
     known: dict[str, object] = {"turns": turns, **more}
     return Facts(read_at=NOW, accounts=accounts, pods=seen, **known)  # type: ignore[arg-type]
 
@@ -109,7 +109,7 @@ def test_a_sound_ledger_has_no_differences() -> None:
 
 def test_a_total_that_is_not_the_sum_of_its_leases_is_found_with_both_numbers() -> None:
     sound = account(lease("a"))
-    use = DeviceUse(memory_mib=4_000, cores_percent=30, shares=1, fence=1, taken="1")
+    use = DeviceUse(memory_mib=4_000, cores_percent=30, shares=1, fence=1, slots_taken="1")
     wrong = with_use(sound, use)
 
     assert found(facts(wrong)) == [
@@ -219,8 +219,8 @@ def test_fences_that_repeat_or_pass_the_devices_own_are_found() -> None:
     ]
 
 
-def activation(told: Lease) -> Activation:
-    return Activation(
+def activation(told: Lease) -> Allocation:
+    return Allocation(
         pod=told.pod,
         namespace=told.namespace,
         name=told.name,
@@ -234,7 +234,7 @@ def activation(told: Lease) -> Activation:
 def test_a_container_that_was_given_more_than_its_lease_says_is_found() -> None:
     told = activation(lease("a", share(memory_mib=5_000)))
 
-    ((invariant, text),) = found(facts(account(lease("a")), activations={NODE: (told,)}))
+    ((invariant, text),) = found(facts(account(lease("a")), allocations={NODE: (told,)}))
 
     assert invariant == "S7"
     assert "5000" in text
@@ -244,7 +244,7 @@ def test_a_container_that_was_given_more_than_its_lease_says_is_found() -> None:
 def test_a_container_that_was_given_something_without_a_lease_is_found() -> None:
     told = activation(lease("a"))
 
-    assert found(facts(account(), pods=(), activations={NODE: (told,)})) == [
+    assert found(facts(account(), pods=(), allocations={NODE: (told,)})) == [
         ("S5", "the kubelet was told of container main, and no lease is live")
     ]
 
@@ -252,7 +252,7 @@ def test_a_container_that_was_given_something_without_a_lease_is_found() -> None
 def test_an_active_lease_of_which_the_agent_knows_nothing_is_found() -> None:
     active = replace(lease("a"), state=LeaseState.ACTIVE)
 
-    assert found(facts(account(active), activations={NODE: ()})) == [
+    assert found(facts(account(active), allocations={NODE: ()})) == [
         ("S5", "its lease is active, and the node's agent has told the kubelet nothing")
     ]
 
@@ -299,7 +299,7 @@ def test_a_waiting_pod_without_lease_verdict_or_condition_is_unexplained() -> No
 
 def test_agents_whose_checkpoints_are_elsewhere_are_named_and_none_that_gave_nothing_out() -> None:
     active = replace(lease("a"), state=LeaseState.ACTIVE)
-    there = replace(facts(account(active)), activations={NODE: ()})
+    there = replace(facts(account(active)), allocations={NODE: ()})
     many = [
         account(replace(lease(f"p{n}", node=NodeName(f"n{n}")), state=LeaseState.ACTIVE))
         for n in range(7)
@@ -349,18 +349,18 @@ def test_what_is_held_under_a_quota_is_what_leases_are_charged() -> None:
     one = lease("one")
     team = one.namespace
     charge = charge_of(one, {GPU: DEVICE.memory_mib})
-    sound = QuotaAccounts(
-        quotas={team: Quota(namespace=team, limits=Limits(cards=1))},
-        held={team: {"": charge}},
+    sound = QuotaTotals(
+        quotas={team: Quota(namespace=team, limits=QuotaLimits(cards=1))},
+        used={team: {"": charge}},
         charges={one.pod: (team, {"": charge})},
     )
-    turns = turns_of([DEVICE], [one], {})
+    turns = fair_share_of([DEVICE], [one], {})
     facts = Facts(
         read_at=NOW, accounts=(account(one),), pods=(pod("one"),), quotas=sound, turns=turns
     )
 
     uncharged = replace(facts, quotas=replace(sound, charges={}))
-    orphaned = replace(facts, accounts=(account(),), turns=replace(turns, taken={}))
+    orphaned = replace(facts, accounts=(account(),), turns=replace(turns, used={}))
 
     assert not differences(facts)
     assert [found.text for found in differences(uncharged)] == [
@@ -374,7 +374,7 @@ def test_an_amount_by_which_turns_are_taken_that_no_lease_holds_is_found_with_bo
     None
 ):
     sound = facts(account(lease("a")))
-    wrong = replace(sound, turns=replace(sound.turns, taken={}))
+    wrong = replace(sound, turns=replace(sound.turns, used={}))
 
     [difference] = differences(wrong)
 
@@ -383,13 +383,15 @@ def test_an_amount_by_which_turns_are_taken_that_no_lease_holds_is_found_with_bo
 
 
 def test_a_budget_that_says_another_use_than_its_entries_is_found_with_both_numbers() -> None:
-    window = Window(id="2031-04", start_ms=1, used_units=30)
+    window = BudgetWindow(id="2031-04", start_ms=1, used_units=30)
     entries = [
-        Entry(window="2031-04", kind="adjust", units=10, reason=f"{RESTORED} the status of 5"),
-        Entry(window="2031-04", kind="adjust", units=99, reason="the limit was 1 and is 100"),
-        Entry(window="2031-04", kind="charge", units=20),
-        Entry(window="2031-04", kind="grant", units=7),
-        Entry(window="2031-03", kind="charge", units=50),
+        ChargeEntry(
+            window="2031-04", kind="adjust", units=10, reason=f"{RESTORED} the status of 5"
+        ),
+        ChargeEntry(window="2031-04", kind="adjust", units=99, reason="the limit was 1 and is 100"),
+        ChargeEntry(window="2031-04", kind="charge", units=20),
+        ChargeEntry(window="2031-04", kind="grant", units=7),
+        ChargeEntry(window="2031-03", kind="charge", units=50),
     ]
     team = Namespace("team-a")
     sound = replace(facts(account()), books=(book_of(team, window, entries),))

@@ -19,7 +19,7 @@ from services.cli.up import servers, short_path
 from shared.model.errors import RequestError
 from shared.model.events.event import Delivery, Event
 from shared.model.events.pod_events import PodQueued
-from shared.model.events.request_reply import LeasesAsked
+from shared.model.events.request_reply import LeasesRequest
 from shared.runtime.service import Role
 
 
@@ -177,22 +177,24 @@ def test_what_to_try_next_can_be_pasted() -> None:
 
 class Waited(Event):
     subject = "pod.waited.v1"
-    delivery = Delivery.NEWS
+    delivery = Delivery.BROADCAST
 
 
 def test_the_drawing_joins_speakers_with_hearers() -> None:
     roles = {
-        "source": (Role(kind="emits", method="pods", says=(PodQueued, Waited)),),
-        "worker": (Role(kind="handles", method="place", hears=(PodQueued,)),),
-        "teller": (Role(kind="answers", method="tell", hears=(LeasesAsked,), says=(Waited,)),),
+        "source": (Role(kind="emits", method="pods", publishes=(PodQueued, Waited)),),
+        "worker": (Role(kind="handles", method="place", consumes=(PodQueued,)),),
+        "teller": (
+            Role(kind="answers", method="tell", consumes=(LeasesRequest,), publishes=(Waited,)),
+        ),
     }
 
-    found = topology.edges_of(roles, {"worker": (LeasesAsked,)})
+    found = topology.edges_of(roles, {"worker": (LeasesRequest,)})
 
-    assert [(e.says, e.event.subject, e.manner, e.hears) for e in found] == [
-        ("source", "pod.waited.v1", "news", topology.NOBODY),
+    assert [(e.publisher, e.event.subject, e.manner, e.consumer) for e in found] == [
+        ("source", "pod.waited.v1", "broadcast", topology.NO_CONSUMER),
         ("source", "pod.queued.v1", "work", "worker"),
-        ("worker", "lease.asked.v1", "question", "teller"),
+        ("worker", "leases.request.v1", "request", "teller"),
     ]
 
 
@@ -240,8 +242,8 @@ def test_what_a_service_makes_is_what_the_drawing_says_it_says(
     }
 
     roles = topology.roles()[listed.name]
-    said = {event.__name__ for role in roles for event in role.says}
-    said |= {event.__name__ for event in listed.also_says}
+    said = {event.__name__ for role in roles for event in role.publishes}
+    said |= {event.__name__ for event in listed.also_publishes}
 
     assert made <= said
 

@@ -33,7 +33,7 @@ def test_every_service_has_a_user_and_every_node_its_own() -> None:
 
 
 def test_what_the_topology_says_may_be_said_and_nothing_else_of_it() -> None:
-    says = {(edge.says, edge.event.subject) for edge in edges()}
+    says = {(edge.publisher, edge.event.subject) for edge in edges()}
     subjects_of = {edge.event.subject for edge in edges()}
 
     for user in bus_users([NodeName("a")]):
@@ -44,7 +44,7 @@ def test_what_the_topology_says_may_be_said_and_nothing_else_of_it() -> None:
             if any(each.split(".", 2)[2].startswith(subject) for each in user.publish
                    if each.startswith("leasehold."))
         }  # fmt: skip
-        common = {"part.reported.v1", "listing.wanted.v1"}
+        common = {"heartbeat.sent.v1", "resync.requested.v1"}
         assert allowed - common == {event for name, event in says if name == service} - common
 
 
@@ -53,17 +53,17 @@ def test_an_agents_subjects_all_end_in_its_node_but_for_its_own_sign_of_life() -
 
     told = [subject for subject in agent.publish if subject.startswith("leasehold.")]
     assert {each for each in told if not each.endswith(".gpu_example")} == {
-        "leasehold.news.part.reported.v1"
+        "leasehold.broadcast.heartbeat.sent.v1"
     }
-    assert subjects.heard(LeaseChanged, "gpu.example") in agent.subscribe
+    assert subjects.subscribe_subject(LeaseChanged, "gpu.example") in agent.subscribe
     assert not any(subject.endswith("*") for subject in agent.publish + agent.subscribe)
 
 
 def test_a_placer_says_neither_that_leases_changed_nor_that_pods_are_queued() -> None:
     placer = next(user for user in bus_users(NODES) if user.name == "placer")
 
-    assert subjects.heard(LeaseChanged) not in placer.publish
-    assert subjects.said(PodQueued) not in placer.publish
+    assert subjects.subscribe_subject(LeaseChanged) not in placer.publish
+    assert subjects.publish_subject(PodQueued) not in placer.publish
 
 
 def test_an_acl_file_holds_no_secret_and_shuts_out_who_names_no_user() -> None:

@@ -26,9 +26,9 @@ from shared.ledger.redis_server import RedisFacts, redis_facts
 from shared.model.clock import clock_ahead_s
 from shared.model.device import Device, DeviceMode
 from shared.model.errors import UnavailableError
-from shared.model.events.node_events import Activation
+from shared.model.events.node_events import Allocation
 from shared.model.lease import Lease, Share
-from shared.model.ledger import NodeAccount
+from shared.model.ledger import NodeTotals
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.runtime.settings import load
 
@@ -55,7 +55,7 @@ def lease(*shares: Share) -> Lease:
     )
 
 
-TOLD = Activation(
+TOLD = Allocation(
     pod=PodUid("u"),
     namespace=Namespace("team"),
     name="one",
@@ -282,7 +282,7 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-async def found_on(kubelet: Path, account: NodeAccount | None = None) -> dict[str, Finding]:
+async def found_on(kubelet: Path, account: NodeTotals | None = None) -> dict[str, Finding]:
     place = ["--kubelet-dir", str(kubelet), "--state-dir", str(kubelet / "agent"), "--node", "n"]
     settings = load(AgentSettings, "doctor", about="", argv=[*place, "--gpus", "1xT4"])
     node = NodeProbes(

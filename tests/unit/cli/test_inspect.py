@@ -14,10 +14,10 @@ from services.cli.inspect.facts import Facts, PodSeen
 from shared.dialects import SCHEDULERS
 from shared.model.device import Device, DeviceMode, DeviceUse, MigLayout, MigProfile
 from shared.model.events.pod_events import PodQueued
-from shared.model.lease import Lease, LeaseState, MigPlace, Share
-from shared.model.ledger import LedgerNode, NodeAccount, Waiting
+from shared.model.lease import Lease, LeaseState, MigPlacement, Share
+from shared.model.ledger import LedgerNode, NodeTotals, WaitingPod
 from shared.model.names import BUDGET_GATE, DeviceUuid, Namespace, NodeName, PodUid
-from shared.model.node import SHUT, NodeFacts
+from shared.model.node import CORDON_PREFIX, NodeFacts
 from shared.model.placement import DeviceVerdict, NodeVerdict, Refusal
 from shared.model.request import Gang, PodRequest
 
@@ -52,14 +52,14 @@ LEASE = Lease(
         ),
     ),
 )
-ACCOUNT = NodeAccount(
+ACCOUNT = NodeTotals(
     node=LedgerNode(
         facts=NodeFacts(name=NodeName("node-0")),
         devices=((DEVICE, DeviceUse(memory_mib=3_000, cores_percent=30, shares=1, fence=5)),),
     ),
     leases=(LEASE,),
 )
-WAITING = Waiting(
+WAITING = WaitingPod(
     queued=PodQueued(
         pod=POD.pod,
         namespace=POD.namespace,
@@ -71,7 +71,7 @@ WAITING = Waiting(
     refusal=Refusal(
         reason="0/1 nodes are available: 1 Insufficient GPU memory.",
         counts=(("InsufficientGpuMemory", 1),),
-        nearest=(
+        nearest_nodes=(
             NodeVerdict(
                 node=NodeName("node-0"),
                 reason="Insufficient GPU memory",
@@ -108,13 +108,13 @@ def test_explain_of_a_running_pod_names_lease_device_slot_and_fence() -> None:
 
 
 def test_explain_says_why_a_reservation_goes_no_further() -> None:
-    node = replace(ACCOUNT.node, served=(f"{SHUT}its agent does not answer",))
+    node = replace(ACCOUNT.node, served=(f"{CORDON_PREFIX}its agent does not answer",))
     reserved = replace(LEASE, state=LeaseState.RESERVED)
 
     stuck = replace(ACCOUNT, node=node, leases=(reserved,))
     active = replace(ACCOUNT, node=node)
 
-    def told(account: NodeAccount) -> str:
+    def told(account: NodeTotals) -> str:
         facts = Facts(read_at=1_000.0, accounts=(account,))
         return "\n".join(explain(POD, facts, OURS).lines)
 
@@ -177,7 +177,7 @@ def test_gpus_draws_a_bar_that_fits_the_width() -> None:
     assert "team/first main  3000 MiB  30 %  slot 1  active" in wide
 
 
-def with_an_instance() -> NodeAccount:
+def with_an_instance() -> NodeTotals:
     profiles = (
         MigProfile(name="2g.10gb", memory_mib=10_240, count=3),
         MigProfile(name="1g.5gb", memory_mib=5_120, count=1),
@@ -188,10 +188,10 @@ def with_an_instance() -> NodeAccount:
         mode=DeviceMode.MIG,
         layouts=(MigLayout(name="group2", profiles=profiles),),
     )
-    place = MigPlace(layout="group2", position=1, profile="2g.10gb")
+    place = MigPlacement(layout="group2", position=1, profile="2g.10gb")
     held = replace(LEASE.shares[0], memory_mib=10_240, cores_percent=0, mig=place)
-    use = DeviceUse(memory_mib=10_240, shares=1, fence=5, layout="group2", taken="0100")
-    return NodeAccount(
+    use = DeviceUse(memory_mib=10_240, shares=1, fence=5, layout="group2", slots_taken="0100")
+    return NodeTotals(
         node=LedgerNode(facts=ACCOUNT.node.facts, devices=((device, use),)),
         leases=(replace(LEASE, shares=(held,)),),
     )
@@ -356,7 +356,7 @@ def test_explain_shows_the_whole_gang_of_a_pod_that_waits_and_of_one_that_runs()
         resource_version="1",
         request=PodRequest(gang=gang),
     )
-    waiting = Waiting(queued=queued, refusal=Refusal(reason="2 of 3 pods are here"), capacity=1)
+    waiting = WaitingPod(queued=queued, refusal=Refusal(reason="2 of 3 pods are here"), capacity=1)
     peer = replace(LEASE, pod=PodUid("other"), name="second", gang=gang.name)
     account = replace(ACCOUNT, leases=(peer,))
     facts = Facts(read_at=1_000.0, accounts=(account,), waiting=(waiting,))

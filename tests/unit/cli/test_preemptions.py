@@ -8,9 +8,9 @@ from services.cli.admin.preemptions import Answer, answer_shape, answer_text, sh
 from services.cli.audit.audit import differences
 from services.cli.inspect.facts import Facts
 from shared.model.device import DeviceUse
-from shared.model.ledger import LedgerNode, NodeAccount
+from shared.model.ledger import LedgerNode, NodeTotals
 from shared.model.names import NodeName
-from shared.model.preemption import Affairs, Open, Outcome
+from shared.model.preemption import EvictionOutcome, PreemptionState, StoredPreemption
 from tests.support.build import lease
 from tests.support.placer.ledger import device, facts, share
 from tests.unit.binder.test_preemption_rules import EVICTED, NOW, TOLD, eviction, victim
@@ -50,22 +50,24 @@ def test_no_plan_has_a_reason_and_one_under_way_its_stage() -> None:
 
 def test_the_journal_names_victim_cause_and_beneficiary() -> None:
     past = replace(eviction(NOW), for_pod="p", for_namespace="b", for_name="p")
-    affairs = Affairs(open=(Open(taking=EVICTED, version=3, claimed=True),), past=(past,))
+    affairs = PreemptionState(
+        open=(StoredPreemption(preemption=EVICTED, version=3, claimed=True),), evictions=(past,)
+    )
 
     assert "evicted a/x on n for b/p: reclaimable, budget exhausted" in text(affairs)
     assert "for b/p: evicting" in text(affairs)
     shaped = shape(affairs)
     assert shaped["evictions"][0]["for"] == "b/p"
-    assert shaped["under_way"][0]["victims"] == [{"pod": "a/v", "outcome": Outcome.EVICTED}]
-    assert "nothing is being taken back" in text(Affairs())
+    assert shaped["under_way"][0]["victims"] == [{"pod": "a/v", "outcome": EvictionOutcome.EVICTED}]
+    assert "nothing is being taken back" in text(PreemptionState())
 
 
 def test_the_audit_adds_what_claims_keep() -> None:
-    use = DeviceUse(alone=True, claimed=True)
+    use = DeviceUse(exclusive=True, claimed_by=True)
     node = LedgerNode(facts=facts("n"), used={"cpu": 100}, devices=((device("n", 0), use),))
     claimed = Facts(
         read_at=NOW,
-        accounts=(NodeAccount(node=node, leases=()),),
+        accounts=(NodeTotals(node=node, leases=()),),
         kept={NodeName("n"): {"cpu": 100}},
     )
 

@@ -5,7 +5,7 @@ from prometheus_client import Metric
 from services.dashboard.legacy_metrics import families
 from services.dashboard.projection import Projection
 from shared.model.lease import Lease
-from shared.model.ledger import NodeAccount, counted_use
+from shared.model.ledger import NodeTotals, counted_use
 from shared.model.names import NodeName
 from tests.support import build
 
@@ -49,7 +49,7 @@ def scraped(*leases: Lease, unit_mib: int = 1) -> dict[str, Metric]:
     device = build.device("GPU-a", unit_mib=unit_mib)
     held = (device, uses[device.uuid]) if device.uuid in uses else device
     board = Projection()
-    board.take_nodes([], [NodeAccount(node=build.ledger_node("n1", held), leases=leases)])
+    board.take_nodes([], [NodeTotals(node=build.ledger_node("n1", held), leases=leases)])
     return {family.name: family for family in families(board)}
 
 
@@ -102,7 +102,7 @@ def test_item_49_series_of_a_pod_end_with_its_lease_and_those_of_its_device_stay
 
 def test_series_of_a_node_that_vanished_are_gone() -> None:
     board = Projection()
-    board.take_nodes([], [NodeAccount(node=build.ledger_node("n1", build.device()), leases=())])
+    board.take_nodes([], [NodeTotals(node=build.ledger_node("n1", build.device()), leases=())])
 
     board.take_nodes([NodeName("n1")], [])
 

@@ -4,13 +4,13 @@ from typing import Any
 
 from services.dashboard.missing_components import FORGET_S, PATIENCE_S, Parts
 from shared.model.events.pod_events import (
-    PartReported,
+    Heartbeat,
 )
 from shared.model.names import NodeName
 
 
-def report(service: str, instance: str = "", **fields: Any) -> PartReported:
-    return PartReported(service=service, instance=instance or service, **fields)
+def report(service: str, instance: str = "", **fields: Any) -> Heartbeat:
+    return Heartbeat(service=service, instance=instance or service, **fields)
 
 
 def all_report(parts: Parts, now: float) -> None:
@@ -23,7 +23,7 @@ def test_a_replica_that_was_heard_and_fell_silent_is_named_and_one_that_left_is_
     all_report(parts, 100.0)
     parts.hear(report("placer", "placer-1"), 100.0)
     parts.hear(report("placer", "placer-2"), 100.0)
-    parts.hear(report("placer", "placer-2", leaving=True), 101.0)
+    parts.hear(report("placer", "placer-2", stopping=True), 101.0)
     all_report(parts, 116.0)
 
     assert [one.text for one in parts.silent([], 116.0)] == ["placer (placer-1) is silent"]
@@ -61,7 +61,7 @@ def test_a_node_with_devices_and_without_an_agent_is_named() -> None:
 def test_a_replica_that_is_not_ready_is_named_with_its_own_words() -> None:
     parts = Parts(0.0)
     all_report(parts, 20.0)
-    parts.hear(report("binder", missing=("nats: not connected",)), 20.0)
+    parts.hear(report("binder", unready_reasons=("nats: not connected",)), 20.0)
 
     (missed,) = parts.silent([], 21.0)
 

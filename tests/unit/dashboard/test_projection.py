@@ -9,7 +9,7 @@ from services.dashboard.static_page import page
 from shared.model.events.pod_events import (
     PodBound,
 )
-from shared.model.lease import Lease, LeaseState, MigPlace
+from shared.model.lease import Lease, LeaseState, MigPlacement
 from shared.model.names import DeviceUuid, NodeName, PodUid
 from tests.support import build
 from tests.support.dashboard.board import EVIL, account, budget, lease, projected, waiting
@@ -27,7 +27,7 @@ def test_a_lease_is_in_its_device_with_all_that_is_said_of_it() -> None:
 
 
 def test_an_instance_is_shown_with_its_profile_and_position() -> None:
-    place = MigPlace(layout="g1", position=2, profile="1g.10gb")
+    place = MigPlacement(layout="g1", position=2, profile="1g.10gb")
     one = build.lease("p", "n1", build.share("GPU-n1-0", slot=2, mig=place))
 
     board = projected(account(one))

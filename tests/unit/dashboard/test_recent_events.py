@@ -7,16 +7,16 @@ from typing import Any
 from services.dashboard.budget_history import POINTS, burn_down
 from services.dashboard.projection import TICKER, Projection
 from services.dashboard.recent_events import Ticker
-from shared.model.budget import UNITS_PER_GPU_MINUTE, Entry, Window
-from shared.model.events.node_events import Activation, ShareActivated
+from shared.model.budget import UNITS_PER_GPU_MINUTE, BudgetWindow, ChargeEntry
+from shared.model.events.node_events import Allocation, ShareActivated
 from shared.model.events.pod_events import (
     LeaseResized,
     PlacementChosen,
     PlacementRefused,
     PodBound,
-    PodGone,
+    PodTerminated,
 )
-from shared.model.lease import Size
+from shared.model.lease import ShareSize
 from shared.model.names import Namespace, PodUid
 from shared.model.placement import Refusal
 from tests.support import build
@@ -25,7 +25,7 @@ from tests.support.dashboard.board import budget, lease
 
 def steps(pod: str = "uid-1") -> list[Any]:
     held = lease(pod)
-    told = Activation(
+    told = Allocation(
         pod=held.pod,
         namespace=held.namespace,
         name=held.name,
@@ -38,7 +38,7 @@ def steps(pod: str = "uid-1") -> list[Any]:
         build.pod_queued(pod),
         PlacementChosen(lease=held),
         PodBound(lease=held),
-        ShareActivated(node=held.node, activation=told),
+        ShareActivated(node=held.node, allocation=told),
     ]
 
 
@@ -61,7 +61,7 @@ def test_a_step_heard_twice_is_told_once() -> None:
 
 def test_every_resize_is_told_with_both_sizes() -> None:
     ticker, held = Ticker(), build.lease("p", "n", build.share())
-    sizes = [Size(memory_mib=mib, cores_percent=mib // 100) for mib in (1_000, 2_000, 50)]
+    sizes = [ShareSize(memory_mib=mib, cores_percent=mib // 100) for mib in (1_000, 2_000, 50)]
 
     for before, after in pairwise(sizes):
         event = LeaseResized(lease=held, container="main", before=before, after=after)
@@ -86,7 +86,7 @@ def test_an_offer_of_what_was_freed_is_no_news_and_a_refusal_is() -> None:
 
 def test_a_pod_that_ends_says_how() -> None:
     board = Projection()
-    gone = PodGone(
+    gone = PodTerminated(
         pod=PodUid("p"), namespace=Namespace("a"), name="x", node=None, phase="Succeeded"
     )
 
@@ -106,12 +106,12 @@ def test_an_older_word_about_a_budget_is_passed_over() -> None:
 
 def test_a_budget_goes_down_by_what_was_charged() -> None:
     minute = UNITS_PER_GPU_MINUTE
-    window = Window(id="w", start_ms=0, limit_units=10 * minute)
+    window = BudgetWindow(id="w", start_ms=0, limit_units=10 * minute)
     entries = [
-        Entry(window="w", kind="charge", units=4 * minute, to_ms=30_000),
-        Entry(window="w", kind="charge", units=2 * minute, to_ms=60_000),
-        Entry(window="w", kind="grant", units=9 * minute, to_ms=10),
-        Entry(window="before", kind="charge", units=9 * minute, to_ms=10),
+        ChargeEntry(window="w", kind="charge", units=4 * minute, to_ms=30_000),
+        ChargeEntry(window="w", kind="charge", units=2 * minute, to_ms=60_000),
+        ChargeEntry(window="w", kind="grant", units=9 * minute, to_ms=10),
+        ChargeEntry(window="before", kind="charge", units=9 * minute, to_ms=10),
     ]
 
     points = burn_down(window, entries, at_ms=60_000)

@@ -62,7 +62,7 @@ class Placed:
         if isinstance(answer, Refusal):
             return None
         pod = PodUid(f"uid-{number}")
-        self.mirror.hold(pod, answer[0], request.resources, request.tags)
+        self.mirror.hold(pod, answer[0], request.resources, request.anti_affinity_groups)
         return _lease(pod, request, answer[0])
 
     def end(self, pod: str) -> None:

@@ -18,7 +18,7 @@ from shared.model.device import DeviceMode, Isolation, MigLayout, MigProfile
 from shared.model.errors import RequestError
 from shared.model.names import NodeName
 from shared.model.placement import Placement, Refusal
-from shared.model.request import Company, GpuRequest, PodRequest
+from shared.model.request import GpuRequest, PodRequest, SharingPolicy
 from tests.support.build import device, dice, ledger_node, request, use
 from tests.support.dialects.builders import asking, pod
 
@@ -41,7 +41,7 @@ def read(
 
 def strict_part() -> PodRequest:
     return request(
-        GpuRequest(container="c", gpus=1, memory_units=3000, instances=True, strict=True)
+        GpuRequest(container="c", gpus=1, memory_units=3000, mig_allowed=True, strict=True)
     )
 
 
@@ -56,16 +56,16 @@ def test_a_part_of_a_gpu_may_only_be_an_instance() -> None:
     (asked,) = read(PART).containers
 
     assert asked.strict
-    assert asked.instances
-    assert asked.company is Company.ORDINARY
+    assert asked.mig_allowed
+    assert asked.sharing is SharingPolicy.SHARED
 
 
 def test_all_of_the_memory_means_all_of_the_gpu() -> None:
     (asked,) = read(ALL).containers
     (usual,) = read(ALL, notes={}).containers
 
-    assert asked.company is Company.ALONE
-    assert usual.company is Company.ORDINARY
+    assert asked.sharing is SharingPolicy.EXCLUSIVE
+    assert usual.sharing is SharingPolicy.SHARED
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_whole_gpus_are_as_ever(limits: dict[str, int]) -> None:
     (strict,), (usual,) = read(limits).containers, read(limits, notes={}).containers
 
     assert strict.whole
-    assert (strict.gpus, strict.company) == (usual.gpus, usual.company)
+    assert (strict.gpus, strict.sharing) == (usual.gpus, usual.sharing)
 
 
 def test_nothing_else_can_be_said_of_isolation() -> None:
@@ -128,20 +128,22 @@ def test_without_instances_a_strict_part_is_refused_by_name_and_for_good() -> No
 
     assert isinstance(refusal, Refusal)
     assert refusal.counts == (("GpuIsolationStrict", 1),)
-    assert "takes MIG instances or whole GPUs only" in refusal.nearest[0].devices[0].reason
+    assert "takes MIG instances or whole GPUs only" in refusal.nearest_nodes[0].devices[0].reason
     assert "take the strict isolation off the pod" in refusal.hint
     assert refusal.permanent
 
 
 def test_a_strict_whole_gpu_must_be_idle_and_is_held_alone() -> None:
     wanted = request(
-        GpuRequest(container="c", gpus=1, strict=True, company=Company.ALONE, instances=True)
+        GpuRequest(
+            container="c", gpus=1, strict=True, sharing=SharingPolicy.EXCLUSIVE, mig_allowed=True
+        )
     )
 
     placed, refused = answer(wanted, SHARED), answer(wanted, (SHARED, use(100, 0, 1)))
 
     assert isinstance(placed, Placement)
-    assert placed.shares[0].company is Company.ALONE
+    assert placed.shares[0].sharing is SharingPolicy.EXCLUSIVE
     assert isinstance(refused, Refusal)
 
 

@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 
 from shared.dialects import DIALECTS, read_pod
 from shared.dialects.dialect import ContainerAsks, Strategy
-from shared.model.device import DeviceMode, DeviceUse, fits, needed_mib
+from shared.model.device import DeviceMode, DeviceUse, fits, required_memory_mib
 from shared.model.errors import RequestError
 from shared.model.lease import MIB, bookings
 from shared.model.lease_copy import dump_lease, load_lease
-from shared.model.request import Company, DeviceOrder, GpuRequest
+from shared.model.request import DeviceOrder, GpuRequest, SharingPolicy
 from tests.support.dialects.builders import (
     PATHS,
     RULES,
@@ -42,7 +42,7 @@ def test_gpusharing_1_half_a_card_needs_50_cores_and_4026531840_bytes_of_it() ->
     exact = device(memory_mib=3840)
 
     assert (request.gpus, request.cores_percent, request.memory_bytes) == (1, 50, 4026531840)
-    assert needed_mib(request, exact) == 3840
+    assert required_memory_mib(request, exact) == 3840
     assert fits(request, exact, DeviceUse(cores_percent=50, shares=1), memory_mib=3840)
     assert not fits(request, exact, DeviceUse(cores_percent=51, shares=1), memory_mib=3840)
     assert not fits(request, device(memory_mib=3839), DeviceUse(), memory_mib=3840)
@@ -90,8 +90,8 @@ def test_two_containers_of_50_without_memory_are_refused_though_they_add_up_to_a
 def test_gpusharing_4_200_cores_are_two_whole_cards_whatever_the_memory(memory: int) -> None:
     held = leased(pod(vcuda(core=200, memory=memory)), (3, 1))
 
-    assert [(b.memory_mib, b.cores_percent, b.company) for b in bookings(held.shares)] == [
-        (16384, 100, Company.ALONE)
+    assert [(b.memory_mib, b.cores_percent, b.sharing) for b in bookings(held.shares)] == [
+        (16384, 100, SharingPolicy.EXCLUSIVE)
     ] * 2
     assert TENCENT.environment(held, "nvidia", {}, PATHS).environment == {
         "NVIDIA_VISIBLE_DEVICES": "GPU-1,GPU-3"
@@ -115,7 +115,7 @@ def test_gpusharing_5_a_block_is_268435456_bytes_whatever_the_nodes_unit(unit: i
     ("core", "memory", "mib"), [(50, 15, 3840), (33, 30, 7680), (10, 64, 16384)]
 )
 def test_worked_conversions(core: int, memory: int, mib: int) -> None:
-    assert needed_mib(read_one(core, memory), device()) == mib
+    assert required_memory_mib(read_one(core, memory), device()) == mib
 
 
 def test_gpusharing_6_two_containers_get_slices_of_their_own() -> None:

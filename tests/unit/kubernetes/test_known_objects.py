@@ -6,46 +6,46 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.kubernetes.known_objects import (
-    Appeared,
     Change,
-    Changed,
-    Gone,
-    KnownObjects,
-    Synced,
+    ListSynced,
+    ObjectAdded,
+    ObjectCache,
+    ObjectDeleted,
+    ObjectUpdated,
     newer,
 )
-from shared.kubernetes.types import ObjectMeta, Pod
-from shared.kubernetes.watch_events import Named
+from shared.kubernetes.types import ApiPod, ObjectMeta
+from shared.kubernetes.watch_events import ObjectIdentity
 
 LAST = 30
 
 
-def pod(name: str, uid: str, version: int) -> Pod:
-    return Pod(metadata=ObjectMeta(name=name, uid=uid, resource_version=str(version)))
+def pod(name: str, uid: str, version: int) -> ApiPod:
+    return ApiPod(metadata=ObjectMeta(name=name, uid=uid, resource_version=str(version)))
 
 
 class Told:
     """A reader of changes that minds their order."""
 
     def __init__(self) -> None:
-        self.pods: dict[str, Pod] = {}
+        self.pods: dict[str, ApiPod] = {}
 
-    def take(self, changes: Iterable[Change[Pod]]) -> None:
+    def take(self, changes: Iterable[Change[ApiPod]]) -> None:
         for change in changes:
             match change:
-                case Appeared(item):
+                case ObjectAdded(item):
                     assert item.metadata.name not in self.pods
                     self.pods[item.metadata.name] = item
-                case Changed(item, previous):
+                case ObjectUpdated(item, previous):
                     assert self.pods[item.metadata.name] == previous != item
                     self.pods[item.metadata.name] = item
-                case Gone(item, _):
+                case ObjectDeleted(item, _):
                     assert self.pods.pop(item.metadata.name).metadata.uid == item.metadata.uid
-                case Synced():
+                case ListSynced():
                     pass
 
 
-History = list[tuple[str, Pod]]
+History = list[tuple[str, ApiPod]]
 
 
 @st.composite
@@ -65,8 +65,8 @@ def histories(draw: st.DrawFn) -> History:
     return history
 
 
-def existing(history: History, version: int) -> dict[str, Pod]:
-    pods: dict[str, Pod] = {}
+def existing(history: History, version: int) -> dict[str, ApiPod]:
+    pods: dict[str, ApiPod] = {}
     for kind, item in history[:version]:
         if kind == "DELETED":
             del pods[item.metadata.name]
@@ -75,7 +75,7 @@ def existing(history: History, version: int) -> dict[str, Pod]:
     return pods
 
 
-def list_at(known: KnownObjects[Pod], history: History, version: int) -> list[Change[Pod]]:
+def list_at(known: ObjectCache[ApiPod], history: History, version: int) -> list[Change[ApiPod]]:
     known.begin_list()
     items = existing(history, version).values()
     changes = [change for item in items for change in known.list_item(item)]
@@ -85,7 +85,7 @@ def list_at(known: KnownObjects[Pod], history: History, version: int) -> list[Ch
 @given(histories(), st.data())
 def test_what_was_told_is_what_exists(history: History, data: st.DataObject) -> None:
     """Lists at any time; watches that replay some of what was seen already, then go on."""
-    known: KnownObjects[Pod] = KnownObjects()
+    known: ObjectCache[ApiPod] = ObjectCache()
     told, seen = Told(), data.draw(st.integers(0, LAST))
     told.take(list_at(known, history, seen))
     for step in data.draw(st.lists(st.integers(0, 9), max_size=6)):
@@ -103,28 +103,28 @@ def test_what_was_told_is_what_exists(history: History, data: st.DataObject) -> 
 
 @given(histories())
 def test_a_list_of_what_is_known_tells_nothing(history: History) -> None:
-    known: KnownObjects[Pod] = KnownObjects()
+    known: ObjectCache[ApiPod] = ObjectCache()
     list_at(known, history, LAST)
 
-    assert list_at(known, history, LAST) == [Synced(str(LAST))]
+    assert list_at(known, history, LAST) == [ListSynced(str(LAST))]
 
 
 def test_an_unreadable_successor_ends_the_pod_it_replaced() -> None:
-    known: KnownObjects[Pod] = KnownObjects()
+    known: ObjectCache[ApiPod] = ObjectCache()
     first = pod("a", "first", 1)
     known.upsert(first)
 
-    told = known.skip(Named(name="a", uid="second", resource_version="5"))
+    told = known.skip(ObjectIdentity(name="a", uid="second", resource_version="5"))
 
-    assert told == (Gone(first, "5"),)
+    assert told == (ObjectDeleted(first, "5"),)
 
 
 def test_a_pod_recreated_under_its_name_ends_before_it_appears() -> None:
-    known: KnownObjects[Pod] = KnownObjects()
+    known: ObjectCache[ApiPod] = ObjectCache()
     first, second = pod("a", "first", 1), pod("a", "second", 5)
     known.upsert(first)
 
-    assert known.upsert(second) == (Gone(first, "5"), Appeared(second))
+    assert known.upsert(second) == (ObjectDeleted(first, "5"), ObjectAdded(second))
 
 
 def test_versions_compare_as_integers_where_they_are() -> None:

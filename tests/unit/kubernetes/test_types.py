@@ -6,16 +6,16 @@ import msgspec
 import pytest
 
 from shared.kubernetes.types import (
+    ApiNode,
+    ApiPod,
+    ApiTaint,
+    ApiToleration,
     ContainerPort,
     EnvVar,
-    Node,
     NodeSelectorTerm,
     OwnerReference,
-    Pod,
     PreferredTerm,
     SelectorRequirement,
-    Taint,
-    Toleration,
 )
 
 POD = b"""{
@@ -67,7 +67,7 @@ POD = b"""{
 
 
 def test_a_pods_identity_is_read() -> None:
-    metadata = msgspec.json.decode(POD, type=Pod).metadata
+    metadata = msgspec.json.decode(POD, type=ApiPod).metadata
 
     assert (metadata.namespace, metadata.name, metadata.uid) == ("team", "gpu-pod1", "u-1")
     assert metadata.resource_version == "42"
@@ -77,7 +77,7 @@ def test_a_pods_identity_is_read() -> None:
 
 
 def test_what_a_pod_needs_of_its_node_is_read() -> None:
-    spec = msgspec.json.decode(POD, type=Pod).spec
+    spec = msgspec.json.decode(POD, type=ApiPod).spec
 
     affinity = spec.affinity
     assert affinity is not None
@@ -94,7 +94,7 @@ def test_what_a_pod_needs_of_its_node_is_read() -> None:
     )
     assert affinity.pod_affinity is None
     assert affinity.pod_anti_affinity is not None
-    assert spec.tolerations == (Toleration("k", "Exists", "", "NoExecute", 300),)
+    assert spec.tolerations == (ApiToleration("k", "Exists", "", "NoExecute", 300),)
     assert spec.topology_spread_constraints == ({"maxSkew": 1, "topologyKey": "zone"},)
     assert (spec.node_selector, spec.host_network) == ({"disk": "ssd"}, True)
     assert (spec.priority, spec.priority_class_name) == (-5, "low")
@@ -103,7 +103,7 @@ def test_what_a_pod_needs_of_its_node_is_read() -> None:
 
 
 def test_what_the_containers_ask_for_is_read() -> None:
-    spec = msgspec.json.decode(POD, type=Pod).spec
+    spec = msgspec.json.decode(POD, type=ApiPod).spec
 
     (main,), (side,) = spec.containers, spec.init_containers
     assert main.resources.limits == {"volcano.sh/vgpu-number": "1", "memory": 1024}
@@ -115,7 +115,7 @@ def test_what_the_containers_ask_for_is_read() -> None:
 
 
 def test_a_pods_progress_is_read() -> None:
-    status = msgspec.json.decode(POD, type=Pod).status
+    status = msgspec.json.decode(POD, type=ApiPod).status
 
     assert (status.phase, status.reason) == ("Failed", "Evicted")
     assert [(c.type, c.status, c.reason) for c in status.conditions] == [
@@ -131,17 +131,17 @@ def test_a_node_is_read() -> None:
           "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady"}],
           "addresses": [{"type": "InternalIP", "address": "10.0.0.2"}],
           "daemonEndpoints": {"kubeletEndpoint": {"Port": 10250}}, "images": [{"names": []}]}}""",
-        type=Node,
+        type=ApiNode,
     )
 
-    assert (node.spec.unschedulable, node.spec.taints) == (True, (Taint("k", "", "NoSchedule"),))
+    assert (node.spec.unschedulable, node.spec.taints) == (True, (ApiTaint("k", "", "NoSchedule"),))
     assert (node.status.allocatable, node.status.capacity) == ({"cpu": "8"}, {"cpu": "9"})
     assert node.status.conditions[0].type == "Ready"
     assert node.status.addresses[0].address == "10.0.0.2"
     assert node.status.daemon_endpoints.kubelet_endpoint.port == 10250
 
 
-@pytest.mark.parametrize("kind", [Pod, Node])
-def test_no_field_has_to_be_there(kind: type[Pod | Node]) -> None:
+@pytest.mark.parametrize("kind", [ApiPod, ApiNode])
+def test_no_field_has_to_be_there(kind: type[ApiPod | ApiNode]) -> None:
     assert msgspec.json.decode(b"{}", type=kind) == kind()
     assert msgspec.json.decode(b'{"metadata":{},"spec":{},"status":{}}', type=kind) == kind()

@@ -14,7 +14,7 @@ from shared.ledger.rows.lease_rows import (
     takes_of,
 )
 from shared.ledger.rows.waiting_rows import group_of, order_of, waiting_of, waiting_row
-from shared.model.lease import Lease, LeaseState, MigPlace, Share
+from shared.model.lease import Lease, LeaseState, MigPlacement, Share
 from shared.model.ledger import Reserved, counted_use
 from shared.model.names import NodeName
 from shared.model.request import GpuRequest, PodRequest
@@ -51,7 +51,7 @@ def test_an_init_container_takes_the_slot_of_a_later_one() -> None:
 
 
 def test_an_instance_takes_its_position_of_a_layout_that_it_pins() -> None:
-    place = MigPlace(layout="group2", position=3, profile="1g.5gb")
+    place = MigPlacement(layout="group2", position=3, profile="1g.5gb")
 
     taken = takes_of(A, [share("a", 0, mib=5_120, cores=60, mig=place)])
 
@@ -122,7 +122,7 @@ def test_what_leases_take_is_added_up() -> None:
 
     use = devices[uuid("a", 0)]
     assert (use.memory_mib, use.cores_percent, use.shares, use.fence) == (14, 5, 2, 5)
-    assert use.tags == {"red"}
+    assert use.anti_affinity_groups == {"red"}
     assert nodes == {"a": {"cpu": 200, "pods": 2}}
 
 

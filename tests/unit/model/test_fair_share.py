@@ -7,15 +7,22 @@ from hypothesis import strategies as st
 from services.cli.inspect.explain import explain
 from services.cli.inspect.facts import Facts, PodSeen
 from shared.model.events.pod_events import PodQueued
-from shared.model.fair_share import Right, Taken, Turns, in_turn, turns_of, why_before
-from shared.model.ledger import Waiting
+from shared.model.fair_share import (
+    Entitlement,
+    FairShare,
+    GpuAmount,
+    fair_order,
+    fair_share_of,
+    precedence_reason,
+)
+from shared.model.ledger import WaitingPod
 from shared.model.names import Namespace, PodUid
 from shared.model.placement import Refusal
-from shared.model.request import Company
+from shared.model.request import SharingPolicy
 from tests.support.build import device, gpu, lease, pod_queued, request, share
 
 A, B = Namespace("team-a"), Namespace("team-b")
-TOTAL = Taken(cores_percent=1_000, memory_mib=100_000)
+TOTAL = GpuAmount(cores_percent=1_000, memory_mib=100_000)
 
 
 def waits(name: str, namespace: Namespace, at: float = 0.0, *, priority: int = 0) -> PodQueued:
@@ -30,64 +37,67 @@ def names(pods: list[PodQueued]) -> list[str]:
 def test_namespaces_that_hold_equally_much_take_turns_and_the_oldest_begins() -> None:
     pods = [waits(f"a{n}", A, n) for n in range(3)] + [waits(f"b{n}", B, 10 + n) for n in range(3)]
 
-    assert names(in_turn(pods, Turns(total=TOTAL))) == ["a0", "b0", "a1", "b1", "a2", "b2"]
+    assert names(fair_order(pods, FairShare(total=TOTAL))) == ["a0", "b0", "a1", "b1", "a2", "b2"]
 
 
 def test_twice_the_share_has_twice_the_turns() -> None:
-    turns = Turns(total=TOTAL, rights={A: Right(share=2)})
+    turns = FairShare(total=TOTAL, entitlements={A: Entitlement(weight=2)})
     pods = [waits(f"a{n}", A, n) for n in range(4)] + [waits(f"b{n}", B, n) for n in range(4)]
 
-    order = names(in_turn(pods, turns))
+    order = names(fair_order(pods, turns))
 
     assert sorted(order[:3]) == ["a0", "a1", "b0"]
     assert sorted(order[3:6]) == ["a2", "a3", "b1"]
 
 
 def test_the_larger_part_of_cores_and_memory_decides() -> None:
-    turns = Turns(
+    turns = FairShare(
         total=TOTAL,
-        taken={A: Taken(memory_mib=30_000), B: Taken(cores_percent=400, memory_mib=10_000)},
+        used={A: GpuAmount(memory_mib=30_000), B: GpuAmount(cores_percent=400, memory_mib=10_000)},
     )
 
-    assert names(in_turn([waits("b", B), waits("a", A, 5)], turns)) == ["a", "b"]
-    assert turns.part(B) == pytest.approx(0.4)
+    assert names(fair_order([waits("b", B), waits("a", A, 5)], turns)) == ["a", "b"]
+    assert turns.dominant_share(B) == pytest.approx(0.4)
 
 
 @pytest.mark.parametrize(
     ("first", "rights", "taken", "why"),
     [
-        (waits("x", A), {B: Right(has_budget=False)}, {}, "whose namespace has budget left"),
+        (waits("x", A), {B: Entitlement(has_budget=False)}, {}, "whose namespace has budget left"),
         (waits("x", A, priority=7), {}, {}, "of priority 7"),
-        (waits("x", A), {}, {B: Taken(memory_mib=50_000)}, "whose namespace holds 0.0% of the"),
+        (waits("x", A), {}, {B: GpuAmount(memory_mib=50_000)}, "whose namespace holds 0.0% of the"),
         (
             waits("x", A),
             {},
-            {A: Taken(memory_mib=50_000)},
+            {A: GpuAmount(memory_mib=50_000)},
             "once what is offered before is counted",
         ),
         (waits("x", B, -5), {}, {}, "which is older"),
     ],
 )
 def test_why_another_comes_first_is_said(
-    first: PodQueued, rights: dict[Namespace, Right], taken: dict[Namespace, Taken], why: str
+    first: PodQueued,
+    rights: dict[Namespace, Entitlement],
+    taken: dict[Namespace, GpuAmount],
+    why: str,
 ) -> None:
-    turns = Turns(total=TOTAL, rights=rights, taken=taken)
+    turns = FairShare(total=TOTAL, entitlements=rights, used=taken)
 
-    assert why in why_before(first, waits("y", B), turns)
+    assert why in precedence_reason(first, waits("y", B), turns)
 
 
 def test_what_is_held_is_added_up_and_sick_devices_do_not_count() -> None:
-    whole = share("GPU-0", memory_mib=32_768, company=Company.ALONE)
+    whole = share("GPU-0", memory_mib=32_768, sharing=SharingPolicy.EXCLUSIVE)
     leases = [
         lease("p", "n1", whole, namespace="team-a"),
         lease("q", "n1", share("GPU-1", memory_mib=1_000, cores_percent=20), namespace="team-a"),
     ]
     devices = [device("GPU-0"), device("GPU-1"), device("GPU-2", healthy=False)]
 
-    turns = turns_of(devices, leases, {})
+    turns = fair_share_of(devices, leases, {})
 
-    assert turns.total == Taken(cores_percent=200, memory_mib=2 * 32_768)
-    assert turns.taken == {A: Taken(cores_percent=120, memory_mib=33_768)}
+    assert turns.total == GpuAmount(cores_percent=200, memory_mib=2 * 32_768)
+    assert turns.used == {A: GpuAmount(cores_percent=120, memory_mib=33_768)}
 
 
 @given(
@@ -99,7 +109,7 @@ def test_every_pod_has_one_place_and_within_a_namespace_priority_and_age_decide(
 ) -> None:
     pods = [waits(f"{n}", space, n, priority=priority) for n, (space, priority) in enumerate(made)]
 
-    order = in_turn(pods, Turns(total=TOTAL, rights={A: Right(share=weight)}))
+    order = fair_order(pods, FairShare(total=TOTAL, entitlements={A: Entitlement(weight=weight)}))
 
     assert sorted(names(order)) == sorted(names(pods))
     for namespace in (A, B):
@@ -109,10 +119,12 @@ def test_every_pod_has_one_place_and_within_a_namespace_priority_and_age_decide(
 
 def test_explain_tells_the_place_in_the_queue_and_who_comes_before() -> None:
     waiting = tuple(
-        Waiting(queued=queued, refusal=Refusal(reason="full"), capacity=1)
+        WaitingPod(queued=queued, refusal=Refusal(reason="full"), capacity=1)
         for queued in (waits("rich", A), waits("poor", B, 5))
     )
-    turns = Turns(total=TOTAL, taken={A: Taken(memory_mib=40_000)}, rights={A: Right(share=2)})
+    turns = FairShare(
+        total=TOTAL, used={A: GpuAmount(memory_mib=40_000)}, entitlements={A: Entitlement(weight=2)}
+    )
     facts = Facts(read_at=100.0, waiting=waiting, turns=turns)
     pod = PodSeen(pod=PodUid("rich"), namespace=A, name="rich", scheduler="leasehold")
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.model.errors import ConflictError, RequestError
-from shared.model.lease import LIVE, TRANSITIONS, LeaseState, Share, bookings, step
+from shared.model.lease import LIVE, TRANSITIONS, LeaseState, Share, bookings, transition
 from shared.model.names import DeviceUuid
 from shared.model.quantity import amount_text, parse_count, parse_cpu_m, parse_resources
 
@@ -96,13 +96,13 @@ def test_devices_are_booked_apart() -> None:
 
 
 def test_a_lease_ends_for_good() -> None:
-    assert step(LeaseState.RESERVED, LeaseState.BOUND) is LeaseState.BOUND
+    assert transition(LeaseState.RESERVED, LeaseState.BOUND) is LeaseState.BOUND
     for state in set(LeaseState) - LIVE:
         assert not TRANSITIONS[state]
     with pytest.raises(ConflictError, match="released cannot become bound"):
-        step(LeaseState.RELEASED, LeaseState.BOUND)
+        transition(LeaseState.RELEASED, LeaseState.BOUND)
 
 
 def test_a_bound_lease_never_expires() -> None:
     with pytest.raises(ConflictError):
-        step(LeaseState.BOUND, LeaseState.EXPIRED)
+        transition(LeaseState.BOUND, LeaseState.EXPIRED)

@@ -17,7 +17,7 @@ from services.node_agent.mig.layouts import KNOWN
 from shared.dialects import DIALECTS
 from shared.dialects.dialect import Strategy
 from shared.dialects.volcano.device_config import read_config
-from shared.kubernetes.errors import Answer, NotFoundError, UnreachableError
+from shared.kubernetes.errors import ErrorResponse, NotFoundError, UnreachableError
 from shared.model.device import DeviceMode
 from shared.model.errors import RequestError
 from shared.model.names import NodeName
@@ -270,7 +270,7 @@ class Maps:
             if f"/{namespace.replace('_', '-')}/" in path and key == "device-config.yaml":
                 return kind(data={key: text})
         raise NotFoundError(
-            Answer(method="GET", path=path, code=404, reason="NotFound", message="none")
+            ErrorResponse(method="GET", path=path, code=404, reason="NotFound", message="none")
         )
 
 

@@ -18,7 +18,7 @@ from services.placer.index.node_index import Index
 from services.placer.mirror.cluster_mirror import Mirror
 from services.placer.refusal.quotas import QuotasMet
 from shared.model.events.pod_events import PodQueued
-from shared.model.ledger import Muster, Waiting
+from shared.model.ledger import GangEnrollment, WaitingPod
 from shared.model.placement import Refusal
 from shared.model.request import Gang, PodRequest
 from tests.support.build import device, devices, dice, gpu, ledger_node, pod_queued, request
@@ -140,12 +140,12 @@ def test_only_what_changed_is_written_and_those_who_lead() -> None:
     why = Refusal(reason="2 of 3 fit")
     pods = [member(name) for name in ("a", "b", "c", "d")]
 
-    def known(event: PodQueued, refusal: Refusal, *, leads: bool) -> Waiting:
-        return Waiting(queued=event, refusal=refusal, capacity=1, leads=leads)
+    def known(event: PodQueued, refusal: Refusal, *, leads: bool) -> WaitingPod:
+        return WaitingPod(queued=event, refusal=refusal, capacity=1, receives_offers=leads)
 
-    muster = Muster(
-        live=0,
-        here=4,
+    muster = GangEnrollment(
+        live_count=0,
+        waiting_count=4,
         waiting=(
             known(pods[0], why, leads=True),
             known(pods[1], why, leads=False),
@@ -164,7 +164,7 @@ def test_pods_of_a_gang_that_must_not_share_a_device_are_not_squeezed_onto_one()
     mirror.put_node(ledger_node("n1", device("GPU-1", memory_mib=MIB)))
     index = Index(mirror)
     tagged = [
-        replace(pod, request=replace(pod.request, tags=("default/g",)))
+        replace(pod, request=replace(pod.request, anti_affinity_groups=("default/g",)))
         for pod in (member("a", 1_000), member("b", 1_000))
     ]
 

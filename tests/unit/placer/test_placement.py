@@ -8,7 +8,7 @@ from services.placer.choice.scores import pod_score
 from shared.model.device import DeviceMode
 from shared.model.ledger import LedgerNode
 from shared.model.placement import Placement, Refusal
-from shared.model.request import Company, DeviceOrder, DeviceSelection, NodeOrder, PodRequest
+from shared.model.request import DeviceOrder, DeviceSelection, NodeOrder, PodRequest, SharingPolicy
 from tests.support.build import V100_MIB, device, devices, gpu, ledger_node, request, use
 from tests.support.placer.placing import Cluster
 
@@ -66,7 +66,7 @@ def test_item_06_unhealthy_cards_are_never_chosen() -> None:
 
 
 def test_item_06_cards_that_the_node_closes_are_never_chosen() -> None:
-    cluster = Cluster(ledger_node("n1", *devices(4), closed_devices=(0, 1)))
+    cluster = Cluster(ledger_node("n1", *devices(4), excluded_devices=(0, 1)))
 
     assert cluster.indices(gpushare(1024)) == [2]
 
@@ -124,7 +124,9 @@ def test_memory_units_and_percentages_count_in_units_of_the_node() -> None:
 def test_item_22_all_cores_need_an_idle_card_and_close_it() -> None:
     cluster = Cluster(ledger_node("n1", device()))
 
-    assert cluster.indices(request(gpu(memory=10, cores_percent=100, company=Company.ALONE))) == [0]
+    assert cluster.indices(
+        request(gpu(memory=10, cores_percent=100, sharing=SharingPolicy.EXCLUSIVE))
+    ) == [0]
     assert cluster.indices(request(gpu(memory=10, cores_percent=0))) == []
     assert cluster.indices(request(gpu(memory=10, cores_percent=1))) == []
 
@@ -132,7 +134,9 @@ def test_item_22_all_cores_need_an_idle_card_and_close_it() -> None:
 def test_item_22_all_cores_do_not_join_another_share() -> None:
     cluster = Cluster(ledger_node("n1", (device(), use(10))))
 
-    refusal = cluster.place(request(gpu(memory=10, cores_percent=100, company=Company.ALONE)))
+    refusal = cluster.place(
+        request(gpu(memory=10, cores_percent=100, sharing=SharingPolicy.EXCLUSIVE))
+    )
 
     assert isinstance(refusal, Refusal)
     assert refusal.counts == (("GpuNotIdle", 1),)
@@ -153,7 +157,7 @@ def test_item_23_the_eleventh_share_of_ten_is_refused() -> None:
     assert [cluster.indices(wanted) for _ in range(10)] == [[0]] * 10
     refusal = cluster.place(wanted)
     assert isinstance(refusal, Refusal)
-    assert refusal.nearest[0].devices[0].reason == "all 10 share slots are taken"
+    assert refusal.nearest_nodes[0].devices[0].reason == "all 10 share slots are taken"
 
 
 def test_item_24_more_gpus_than_cards_names_the_check() -> None:
@@ -161,7 +165,7 @@ def test_item_24_more_gpus_than_cards_names_the_check() -> None:
 
     assert isinstance(refusal, Refusal)
     assert refusal.counts == (("NotEnoughGpus", 1),)
-    assert "3 different GPUs wanted, 2 there" in refusal.nearest[0].reason
+    assert "3 different GPUs wanted, 2 there" in refusal.nearest_nodes[0].reason
     assert refusal.hint == "ask for at most 2 GPUs in one container, as node n1 has"
     assert refusal.permanent
 
@@ -219,7 +223,7 @@ def test_item_27_a_demanded_mode_must_be_the_nodes(
 
 def test_item_28_a_spread_group_never_meets_on_a_card() -> None:
     cluster = Cluster(two_cards())
-    wanted = request(gpu(memory=1), tags=("default/group",))
+    wanted = request(gpu(memory=1), anti_affinity_groups=("default/group",))
 
     assert [cluster.indices(wanted) for _ in range(3)] == [[1], [0], []]
 

@@ -11,17 +11,17 @@ from shared.dialects.volcano.device_register import NUMBER
 from shared.dialects.volcano.vgpu import MEMORY, encode_element
 from shared.model.device import DeviceMode, MigLayout, MigProfile
 from shared.model.errors import RequestError
-from shared.model.lease import MigPlace, Terms
+from shared.model.lease import MigPlacement, RequestedUnits
 from shared.model.ledger import LedgerNode
 from shared.model.names import Namespace
 from shared.model.placement import Placement, Refusal
 from shared.model.request import (
-    Company,
     DeviceOrder,
     DeviceSelection,
     GpuRequest,
     PodRequest,
-    Scope,
+    SharingPolicy,
+    TopologyScope,
 )
 from shared.placing.shares import instance_share
 from tests.support.build import device, gpu, ledger_node, request, use
@@ -65,7 +65,7 @@ def cluster(*cards: Any) -> Cluster:
 
 
 def vgpu(memory: int | None = None, container: str = "main", **fields: Any) -> GpuRequest:
-    return gpu(container, fields.pop("gpus", 1), memory, instances=True, **fields)
+    return gpu(container, fields.pop("gpus", 1), memory, mig_allowed=True, **fields)
 
 
 def ids(placed: Placement | Refusal) -> list[str]:
@@ -96,24 +96,24 @@ def test_item_42_an_idle_card_takes_the_first_layout_that_does(
     [share] = placed.shares
     assert ids(placed) == [expected]
     assert share.memory_mib == booked
-    assert share.terms == Terms(memory_mib=memory or 40960, device_mib=40960)
+    assert share.requested_units == RequestedUnits(memory_mib=memory or 40960, device_mib=40960)
     assert encode_element([share]) == f"{expected},NVIDIA,{memory or 40960},30:"
 
 
 @pytest.mark.parametrize(
     ("layouts", "total", "memory", "place"),
     [
-        (A30, 24576, 6144, MigPlace(layout="group1", position=0, profile="1g.6gb")),
-        (A30, 24576, 12000, MigPlace(layout="group2", position=0, profile="2g.12gb")),
-        (A30, 24576, None, MigPlace(layout="group3", position=0, profile="4g.24gb")),
-        (A100_80, 81920, 9728, MigPlace(layout="group1", position=0, profile="1g.10gb")),
-        (A100_80, 81920, 9729, MigPlace(layout="group2", position=0, profile="2g.20gb")),
-        (A100_80, 81920, 40000, MigPlace(layout="group3", position=0, profile="3g.40gb")),
-        (A100_80, 81920, 80896, MigPlace(layout="group4", position=0, profile="7g.80gb")),
+        (A30, 24576, 6144, MigPlacement(layout="group1", position=0, profile="1g.6gb")),
+        (A30, 24576, 12000, MigPlacement(layout="group2", position=0, profile="2g.12gb")),
+        (A30, 24576, None, MigPlacement(layout="group3", position=0, profile="4g.24gb")),
+        (A100_80, 81920, 9728, MigPlacement(layout="group1", position=0, profile="1g.10gb")),
+        (A100_80, 81920, 9729, MigPlacement(layout="group2", position=0, profile="2g.20gb")),
+        (A100_80, 81920, 40000, MigPlacement(layout="group3", position=0, profile="3g.40gb")),
+        (A100_80, 81920, 80896, MigPlacement(layout="group4", position=0, profile="7g.80gb")),
     ],
 )
 def test_item_42_the_other_tables(
-    layouts: tuple[MigLayout, ...], total: int, memory: int | None, place: MigPlace
+    layouts: tuple[MigLayout, ...], total: int, memory: int | None, place: MigPlacement
 ) -> None:
     placed = cluster(card(memory_mib=total, layouts=layouts)).place(request(vgpu(memory)))
 
@@ -136,7 +136,7 @@ def test_item_43_a_partitioned_card_gives_its_smallest_instance_that_does() -> N
     assert refusal.counts == (("GpuInstancesTaken", 1),)
     assert not refusal.permanent
     assert "wait until an instance" in refusal.hint
-    assert refusal.nearest[0].devices[0].reason == (
+    assert refusal.nearest_nodes[0].devices[0].reason == (
         "an instance of 8000 MiB or more is needed, leased instances keep it in layout group2, "
         "and none is free there"
     )
@@ -175,7 +175,9 @@ def test_item_48_more_than_the_largest_instance_never_fits() -> None:
     assert isinstance(refusal, Refusal)
     assert refusal.permanent
     assert refusal.hint.startswith("ask for at most 80896 MiB")
-    assert "the largest in its layouts has 80896 MiB" in (refusal.nearest[0].devices[0].reason)
+    assert "the largest in its layouts has 80896 MiB" in (
+        refusal.nearest_nodes[0].devices[0].reason
+    )
 
 
 def test_percentages_are_of_the_cards_memory_and_cores_count_for_nothing() -> None:
@@ -185,11 +187,11 @@ def test_percentages_are_of_the_cards_memory_and_cores_count_for_nothing() -> No
         "GPU-m[group2-0]"
     ]
     assert ids(one.place(request(vgpu(3000, cores_percent=60)))) == ["GPU-m[group2-3]"]
-    alone = vgpu(8000, cores_percent=100, company=Company.ALONE)
+    alone = vgpu(8000, cores_percent=100, sharing=SharingPolicy.EXCLUSIVE)
     placed = one.place(request(alone))
     assert ids(placed) == ["GPU-m[group2-1]"]
     assert isinstance(placed, Placement)
-    assert placed.shares[0].company is Company.ORDINARY
+    assert placed.shares[0].sharing is SharingPolicy.SHARED
     assert ids(one.place(request(vgpu(8000)))) == ["GPU-m[group2-2]"]
 
 
@@ -235,7 +237,7 @@ def test_where_the_first_container_would_leave_no_layout_for_the_second_the_larg
 
 def test_a_group_that_must_not_meet_does_not_meet_on_instances() -> None:
     one = cluster()
-    wanted = request(vgpu(3000), tags=("default/group",))
+    wanted = request(vgpu(3000), anti_affinity_groups=("default/group",))
 
     assert ids(one.place(wanted)) == ["GPU-m[group1-0]"]
     assert ids(one.place(wanted)) == []
@@ -258,8 +260,8 @@ def test_item_27_either_mode_will_do_if_none_is_demanded() -> None:
 
     assert node_of(either, *nodes) == "shared"
     assert node_of(either, nodes[0]) == "cut"
-    assert node_of(request(vgpu(8000), instances_first=True), *nodes) == "cut"
-    assert node_of(request(vgpu(8000), instances_first=True), nodes[1]) == "shared"
+    assert node_of(request(vgpu(8000), prefer_mig=True), *nodes) == "cut"
+    assert node_of(request(vgpu(8000), prefer_mig=True), nodes[1]) == "shared"
     assert node_of(request(vgpu(8000), selection=DeviceSelection(mode="mig")), *nodes) == "cut"
     for selection in (DeviceSelection(mode="hami-core"), DeviceSelection(mode="MIG")):
         assert node_of(request(vgpu(8000), selection=selection), nodes[0]) == "GpuModeMismatch"
@@ -296,7 +298,7 @@ def test_each_device_says_what_its_instances_lack() -> None:
     held = use(10240, shares=1)
     pinned = (
         card(1),
-        type(held)(memory_mib=10240, shares=1, fence=1, taken="1", layout="group2"),
+        type(held)(memory_mib=10240, shares=1, fence=1, slots_taken="1", layout="group2"),
     )
     cards = (
         pinned,
@@ -307,7 +309,7 @@ def test_each_device_says_what_its_instances_lack() -> None:
     refusal = cluster(*cards).place(request(vgpu(15_000)))
 
     assert isinstance(refusal, Refusal)
-    assert {v.index: v.reason for v in refusal.nearest[0].devices} == {
+    assert {v.index: v.reason for v in refusal.nearest_nodes[0].devices} == {
         1: "an instance of 15000 MiB or more is needed, leased instances keep it in layout group2, "
         "and the largest free instance there has 10240 MiB",
         2: "it is in MIG mode, and no layout for it is known",
@@ -318,7 +320,9 @@ def test_each_device_says_what_its_instances_lack() -> None:
 
 def test_instances_of_one_container_lie_within_its_scope() -> None:
     cards = [card(n + 1, numa=n // 2) for n in range(4)]
-    wanted = request(vgpu(8000, gpus=2), scope=Scope.NUMA, device_order=DeviceOrder.FIRST)
+    wanted = request(
+        vgpu(8000, gpus=2), topology_scope=TopologyScope.NUMA, device_order=DeviceOrder.FIRST
+    )
 
     assert ids(cluster(*cards).place(wanted)) == ["GPU-m1[group2-0]", "GPU-m2[group2-0]"]
     assert ids(cluster(card(1, numa=0), card(2, numa=1)).place(wanted)) == []
@@ -332,7 +336,7 @@ def test_units_of_a_node_are_kept_in_what_was_asked_for() -> None:
 
 
 def test_a_share_of_an_instance_books_all_of_it_and_no_cores() -> None:
-    place = MigPlace(layout="group2", position=1, profile="2g.10gb")
+    place = MigPlacement(layout="group2", position=1, profile="2g.10gb")
     share = instance_share(vgpu(8000, cores_percent=40), card(), 10240, place)
 
     assert (share.memory_mib, share.booked_cores, share.cores_percent) == (10240, 0, 40)
@@ -346,7 +350,7 @@ def test_the_operator_says_which_mode_is_tried_first() -> None:
     )
 
     def first(**told: Any) -> bool:
-        return read_pod(pod, load_rules(WatcherSettings(**told))).instances_first
+        return read_pod(pod, load_rules(WatcherSettings(**told))).prefer_mig
 
     assert [first(), first(mode_first="hami-core"), first(mode_first="mig")] == [False, False, True]
     with pytest.raises(RequestError, match="--mode-first must be hami-core or mig, got 'both'"):

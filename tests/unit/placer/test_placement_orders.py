@@ -6,7 +6,7 @@ import pytest
 
 from services.placer.choice.placement import place
 from shared.model.placement import Placement, Refusal
-from shared.model.request import Company, DeviceOrder, NodeOrder, PodRequest
+from shared.model.request import DeviceOrder, NodeOrder, PodRequest, SharingPolicy
 from tests.support.build import V100_MIB, device, dice, gpu, ledger_node, request, use
 from tests.support.placer.placing import Cluster
 
@@ -16,7 +16,7 @@ def chosen(wanted: PodRequest, *held: Any) -> list[int]:
 
 
 def one(order: DeviceOrder, weights: tuple[int, int, int] = (0, 0, 1), **fields: Any) -> PodRequest:
-    return request(gpu(memory=1000), device_order=order, weights=weights, **fields)
+    return request(gpu(memory=1000), device_order=order, allocation_weights=weights, **fields)
 
 
 def cards(*uses: Any) -> list[Any]:
@@ -84,7 +84,7 @@ def test_item_29_the_second_container_is_ordered_by_what_the_first_has(
 
 
 def test_item_22_an_exclusive_container_keeps_its_card_from_the_pods_other_containers() -> None:
-    alone = {"cores_percent": 100, "company": Company.ALONE}
+    alone = {"cores_percent": 100, "sharing": SharingPolicy.EXCLUSIVE}
     both = request(gpu("a", memory=10, **alone), gpu("b", memory=10))
     late = request(gpu("b", memory=10), gpu("a", memory=10, **alone))
 
@@ -110,7 +110,7 @@ def test_item_24_each_container_may_have_as_many_gpus_as_the_node_has_cards() ->
 
 
 def test_item_28_containers_of_one_pod_of_a_spread_group_may_meet() -> None:
-    pair = request(gpu("a", memory=10), gpu("b", memory=10), tags=("default/g",))
+    pair = request(gpu("a", memory=10), gpu("b", memory=10), anti_affinity_groups=("default/g",))
 
     assert chosen(pair, *cards(use(0, 0, 0), use(0, 0, 0))) == [1, 1]
     assert chosen(pair, *cards(use(0, 0, 0), use(10, 0, 1, 1, "default/g"))) == [0, 0]

@@ -17,15 +17,15 @@ from shared.model.names import DeviceUuid, NodeName, PodUid
 from shared.model.node import Taint
 from shared.model.placement import Placement, Refusal
 from shared.model.request import (
-    Company,
     DeviceOrder,
     DeviceSelection,
-    NodeDemands,
     NodeOrder,
+    NodeRequirements,
     NodeTerm,
     PodRequest,
-    Scope,
+    SharingPolicy,
     Toleration,
+    TopologyScope,
 )
 from tests.support.build import device, dice, gpu, ledger_node, request, use
 from tests.support.placer.naive import fit_on_node, place_naive
@@ -65,8 +65,8 @@ def _uses(draw: Any, card: Device) -> DeviceUse:
             memory_mib=sum(sizes[position] for position in taken),
             shares=len(taken),
             fence=1,
-            tags=frozenset(tags),
-            taken="".join("01"[n in taken] for n in range(max(taken) + 1)),
+            anti_affinity_groups=frozenset(tags),
+            slots_taken="".join("01"[n in taken] for n in range(max(taken) + 1)),
             layout=pinned.name,
         )
     taken = draw(st.one_of(st.none(), st.tuples(memories, st.sampled_from([0, 30, 100]))))
@@ -120,7 +120,7 @@ def _nodes(draw: Any, name: str) -> LedgerNode:
         unschedulable=draw(st.integers(0, 5)) == 0,
         allocatable={"cpu": draw(st.sampled_from([100, 300])), "pods": 5},
         used={"cpu": draw(st.sampled_from([0, 100]))},
-        closed_devices=draw(st.sampled_from([(), (), (0,)])),
+        excluded_devices=draw(st.sampled_from([(), (), (0,)])),
         served=draw(st.sampled_from([("t",), ("t",), ()])),
     )
 
@@ -143,10 +143,10 @@ def requests(draw: Any) -> PodRequest:
             slotted=draw(st.booleans()),
             memory_bytes=draw(st.sampled_from([None, None, 1, (7 << 20) + 1, 30 << 20])),
             percent_of_mib=draw(st.booleans()),
-            company=draw(st.sampled_from(Company)),
+            sharing=draw(st.sampled_from(SharingPolicy)),
             slots=draw(st.sampled_from([0, 0, 1, 100])),
-            keeps_terms=draw(st.booleans()),
-            instances=draw(st.integers(0, 3)) > 0,
+            records_requested_units=draw(st.booleans()),
+            mig_allowed=draw(st.integers(0, 3)) > 0,
             strict=draw(st.integers(0, 3)) == 0,
             limited=draw(st.integers(0, 3)) > 0,
         )
@@ -160,11 +160,11 @@ def requests(draw: Any) -> PodRequest:
     return request(
         *containers,
         same_device=same_device,
-        distinct=not same_device and draw(st.booleans()),
-        weights=draw(st.sampled_from([(0, 0, 1), (1, 1, 1), (0, 2, 1)])),
-        scope=draw(st.sampled_from([Scope.NODE, Scope.NODE, *Scope])),
-        links=draw(st.booleans()),
-        instances_first=draw(st.booleans()),
+        distinct_devices=not same_device and draw(st.booleans()),
+        allocation_weights=draw(st.sampled_from([(0, 0, 1), (1, 1, 1), (0, 2, 1)])),
+        topology_scope=draw(st.sampled_from(2 * [TopologyScope.NODE] + list(TopologyScope))),
+        prefer_links=draw(st.booleans()),
+        prefer_mig=draw(st.booleans()),
         triggers=draw(st.sampled_from([(), ("t",)])),
         selection=draw(
             st.sampled_from(
@@ -177,11 +177,11 @@ def requests(draw: Any) -> PodRequest:
                 ]
             )
         ),
-        tags=draw(st.sampled_from([(), (), ("g",), ("g", "h")])),
+        anti_affinity_groups=draw(st.sampled_from([(), (), ("g",), ("g", "h")])),
         device_order=draw(st.sampled_from(DeviceOrder)),
         node_order=draw(st.sampled_from(NodeOrder)),
         resources={"cpu": draw(st.sampled_from([0, 100, 200])), "pods": 1},
-        demands=NodeDemands(
+        node_requirements=NodeRequirements(
             selector=draw(st.sampled_from([(), (), (("zone", "a"),)])),
             preferred=draw(
                 st.sampled_from([(), ((5, (NodeTerm(key="zone", operator="Exists"),)),)])
@@ -227,7 +227,7 @@ def _with_taken(node: LedgerNode, placement: Placement, wanted: PodRequest) -> L
         if booking is None:
             held.append((card, before))
             continue
-        tags = set(wanted.tags)
+        tags = set(wanted.anti_affinity_groups)
         held.append(
             (
                 card,
@@ -236,9 +236,9 @@ def _with_taken(node: LedgerNode, placement: Placement, wanted: PodRequest) -> L
                     cores_percent=before.cores_percent + booking.cores_percent,
                     shares=before.shares + booking.shares,
                     fence=before.fence + 1,
-                    tags=before.tags | tags,
-                    alone=before.alone or booking.company is Company.ALONE,
-                    taken=_with_positions(before.taken, card.uuid, placement.shares),
+                    anti_affinity_groups=before.anti_affinity_groups | tags,
+                    exclusive=before.exclusive or booking.sharing is SharingPolicy.EXCLUSIVE,
+                    slots_taken=_with_positions(before.slots_taken, card.uuid, placement.shares),
                     layout=booking.layout or before.layout,
                 ),
             )
@@ -275,7 +275,9 @@ def test_after_any_changes_the_index_answers_as_one_built_anew(
             _check(step, mirror, index, list(truth.values()))
             answer = place(step, index, dice(number))
             if not isinstance(answer, Refusal):
-                mirror.hold(PodUid(str(number)), answer[0], step.resources, step.tags)
+                mirror.hold(
+                    PodUid(str(number)), answer[0], step.resources, step.anti_affinity_groups
+                )
                 node = truth[answer[0].node]
                 truth[node.facts.name] = _with_taken(node, answer[0], step)
             continue
@@ -307,7 +309,7 @@ def _partitioned(draw: Any) -> LedgerNode:
 layouts = st.sampled_from(LAYOUTS[1:])
 asked = st.builds(
     lambda sizes, inits, order: request(
-        *(gpu(f"c{n}", 1, size, instances=True, init=n < inits) for n, size in enumerate(sizes)),
+        *(gpu(f"c{n}", 1, size, mig_allowed=True, init=n < inits) for n, size in enumerate(sizes)),
         device_order=order,
         triggers=(),
         resources={},
@@ -332,7 +334,7 @@ def test_instances_given_one_after_the_other_are_those_of_the_naive_scan(
         answer = place(step, index, dice(number))
         if not isinstance(answer, Refusal):
             mirror.hold(PodUid(str(number)), answer[0], step.resources)
-            taken = {card.uuid: held.taken for card, held in node.devices}
+            taken = {card.uuid: held.slots_taken for card, held in node.devices}
             for share in answer[0].shares:
                 assert share.mig is not None
                 assert taken[share.device][share.mig.position : share.mig.position + 1] != "1"

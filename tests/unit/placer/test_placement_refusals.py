@@ -12,7 +12,7 @@ from shared.model.ledger import LedgerNode
 from shared.model.names import NodeName
 from shared.model.node import Taint
 from shared.model.placement import DeviceVerdict, NodeVerdict, Placement, Refusal
-from shared.model.request import NodeDemands, NodeOrder, NodeTerm, PodRequest, Toleration
+from shared.model.request import NodeOrder, NodeRequirements, NodeTerm, PodRequest, Toleration
 from tests.support.build import device, dice, gpu, ledger_node, request, use
 
 
@@ -63,7 +63,7 @@ def test_the_nearest_nodes_are_spelled_out_with_numbers_and_a_hint() -> None:
         ledger_node("near", (device("GPU-near", 3), use(30000))),
     )
 
-    assert refusal.nearest[0] == NodeVerdict(
+    assert refusal.nearest_nodes[0] == NodeVerdict(
         node=NodeName("near"),
         reason="Insufficient GPU memory (1 GPU wanted, 0 of those there fit)",
         devices=(
@@ -93,7 +93,12 @@ def test_a_hint_looks_only_at_nodes_that_are_blocked_for_that_reason() -> None:
         (request(gpu(memory=40_000)), True),
         (request(gpu(memory=32_768)), False),
         (request(gpu(memory=1), resources={"cpu": 1_000_000}), True),
-        (request(gpu(memory=1), demands=NodeDemands(unsupported=("podAffinity",))), True),
+        (
+            request(
+                gpu(memory=1), node_requirements=NodeRequirements(unsupported=("podAffinity",))
+            ),
+            True,
+        ),
         (request(gpu(memory=1), triggers=("volcano.sh/other",)), False),
     ],
 )
@@ -106,7 +111,7 @@ def test_a_refusal_is_permanent_where_no_end_of_other_pods_helps(
 def test_a_resource_that_nobody_serves_points_at_the_agent() -> None:
     refusal = refused(request(gpu(memory=1)), ledger_node("n1", device(), served=()))
 
-    assert refusal.nearest[0].reason == "it did not serve volcano.sh/vgpu-number"
+    assert refusal.nearest_nodes[0].reason == "it did not serve volcano.sh/vgpu-number"
     assert refusal.hint == (
         "run a node agent whose --dialects and --gpu-strategy serve volcano.sh/vgpu-number: no "
         "fitting node does"
@@ -132,7 +137,7 @@ def test_few_eligible_nodes_among_many_full_fronts_are_found() -> None:
     nodes = [ledger_node(f"n{n}", (device(f"GPU-{n}"), use(n * 10))) for n in range(300)]
     nodes.append(ledger_node("special", device("GPU-s"), labels={"team": "x"}))
     index = index_of(*nodes)
-    wanted = request(gpu(memory=1), demands=NodeDemands(selector=(("team", "x"),)))
+    wanted = request(gpu(memory=1), node_requirements=NodeRequirements(selector=(("team", "x"),)))
 
     assert [chosen(wanted, index) for _ in range(3)] == [["special"]] * 3
 
@@ -142,7 +147,8 @@ def test_changed_facts_change_the_verdict() -> None:
     index = index_of(ledger_node("n1", device(), taints=(taint,)))
     wanted = request(gpu(memory=1))
     tolerant = request(
-        gpu(memory=1), demands=NodeDemands(tolerations=(Toleration(operator="Exists"),))
+        gpu(memory=1),
+        node_requirements=NodeRequirements(tolerations=(Toleration(operator="Exists"),)),
     )
 
     assert chosen(wanted, index) == []
@@ -169,9 +175,9 @@ def test_preferred_nodes_come_first_and_soft_taints_last() -> None:
         ledger_node("plain", device("GPU-2")),
         ledger_node("liked", device("GPU-3"), labels={"zone": "a"}),
     )
-    liking = NodeDemands(preferred=((10, (NodeTerm(key="zone", operator="Exists"),)),))
+    liking = NodeRequirements(preferred=((10, (NodeTerm(key="zone", operator="Exists"),)),))
 
-    assert chosen(request(gpu(memory=1), demands=liking), index)[0] == "liked"
+    assert chosen(request(gpu(memory=1), node_requirements=liking), index)[0] == "liked"
     assert chosen(request(gpu(memory=1)), index)[0] != "soft"
 
 
@@ -215,7 +221,9 @@ def test_three_candidates_are_on_three_nodes() -> None:
 
 def test_a_node_whose_kubelet_shows_none_of_the_resource_gets_no_pod() -> None:
     served = ledger_node("a", device())
-    away = replace(served, facts=replace(served.facts, unserved=("volcano.sh/vgpu-number",)))
+    away = replace(
+        served, facts=replace(served.facts, unserved_resources=("volcano.sh/vgpu-number",))
+    )
     wanted = request(gpu(), triggers=("volcano.sh/vgpu-number",))
 
     assert chosen(wanted, index_of(served)) == ["a"]

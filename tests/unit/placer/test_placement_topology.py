@@ -12,7 +12,7 @@ from services.placer.mirror.node_mirror import NodeState
 from shared.model.device import Device
 from shared.model.names import DeviceUuid, NodeName
 from shared.model.placement import Refusal
-from shared.model.request import DeviceOrder, PodRequest, Scope
+from shared.model.request import DeviceOrder, PodRequest, TopologyScope
 from tests.support.build import device, gpu, ledger_node, request, use
 from tests.support.placer.placing import Cluster
 
@@ -49,7 +49,7 @@ def test_the_pair_with_the_best_link_is_preferred_to_the_order() -> None:
 
     assert chosen(asking(2), *four) == [1, 3]
     assert chosen(asking(2, device_order=DeviceOrder.LAST), *four) == [3, 1]
-    assert chosen(asking(2, links=False), *four) == [0, 1]
+    assert chosen(asking(2, prefer_links=False), *four) == [0, 1]
     assert chosen(asking(4), *four) == [0, 1, 2, 3]
     assert chosen(asking(1), *four) == [0]
 
@@ -100,26 +100,29 @@ def test_hamis_topology_aware_gives_one_pod_the_device_that_others_miss_least() 
 @pytest.mark.parametrize(
     ("scope", "fields"),
     [
-        (Scope.NUMA, [{"numa": n} for n in (0, 1, 0, 1)]),
-        (Scope.PCIE, [{"pcie": f"pci0000:{n}"} for n in ("3a", "85", "3a", "85")]),
+        (TopologyScope.NUMA, [{"numa": n} for n in (0, 1, 0, 1)]),
+        (TopologyScope.PCIE, [{"pcie": f"pci0000:{n}"} for n in ("3a", "85", "3a", "85")]),
     ],
 )
 def test_a_scope_keeps_the_devices_of_a_container_together(
-    scope: Scope, fields: list[dict[str, Any]]
+    scope: TopologyScope, fields: list[dict[str, Any]]
 ) -> None:
     four = [device(f"GPU-{n}", n, **known) for n, known in enumerate(fields)]
 
-    assert chosen(asking(2, scope=scope), *four) == [0, 2]
-    assert chosen(asking(2, scope=scope, links=False), *four) == [0, 2]
+    assert chosen(asking(2, topology_scope=scope), *four) == [0, 2]
+    assert chosen(asking(2, topology_scope=scope, prefer_links=False), *four) == [0, 2]
     full = (four[0], use(four[0].memory_mib))
-    assert chosen(asking(2, scope=scope), full, *four[1:]) == [1, 3]
-    assert chosen(asking(3, scope=scope), *four) == []
+    assert chosen(asking(2, topology_scope=scope), full, *four[1:]) == [1, 3]
+    assert chosen(asking(3, topology_scope=scope), *four) == []
 
 
 def test_a_scope_is_for_each_container_by_itself() -> None:
     four = [device(f"GPU-{n}", n, numa=n // 2) for n in range(4)]
     pair = request(
-        gpu("a", 2, 30_000), gpu("b", 2, 30_000), scope=Scope.NUMA, device_order=DeviceOrder.FIRST
+        gpu("a", 2, 30_000),
+        gpu("b", 2, 30_000),
+        topology_scope=TopologyScope.NUMA,
+        device_order=DeviceOrder.FIRST,
     )
 
     assert chosen(pair, *four) == [0, 1, 2, 3]
@@ -128,21 +131,23 @@ def test_a_scope_is_for_each_container_by_itself() -> None:
 def test_what_lies_nobody_knows_where_is_within_no_scope_and_says_so() -> None:
     known, unknown = device("GPU-0", 0, numa=0), device("GPU-1", 1)
 
-    refusal = Cluster(ledger_node("n1", known, unknown)).place(asking(2, scope=Scope.NUMA))
+    refusal = Cluster(ledger_node("n1", known, unknown)).place(
+        asking(2, topology_scope=TopologyScope.NUMA)
+    )
 
     assert isinstance(refusal, Refusal)
     assert refusal.permanent
-    assert [(v.index, v.reason) for v in refusal.nearest[0].devices] == [
+    assert [(v.index, v.reason) for v in refusal.nearest_nodes[0].devices] == [
         (1, "its NUMA node is not known, and the pod wants all its GPUs on one")
     ]
-    assert chosen(asking(1, scope=Scope.NUMA), known, unknown) == [0]
-    assert chosen(asking(1, scope=Scope.NUMA), unknown) == []
+    assert chosen(asking(1, topology_scope=TopologyScope.NUMA), known, unknown) == [0]
+    assert chosen(asking(1, topology_scope=TopologyScope.NUMA), unknown) == []
 
 
 def test_devices_that_fit_but_lie_apart_are_named_as_that() -> None:
     apart = [device(f"GPU-{n}", n, pcie=f"pci{n}") for n in range(2)]
 
-    refusal = Cluster(ledger_node("n1", *apart)).place(asking(2, scope=Scope.PCIE))
+    refusal = Cluster(ledger_node("n1", *apart)).place(asking(2, topology_scope=TopologyScope.PCIE))
 
     assert isinstance(refusal, Refusal)
     assert refusal.counts == (("GpusDoNotFitTogether", 1),)

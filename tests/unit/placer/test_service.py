@@ -9,22 +9,22 @@ import pytest
 from services.placer.service import Placer
 from shared.model.device import DeviceUse
 from shared.model.errors import ConflictError, UnavailableError
-from shared.model.events.pod_events import LargestTold, PlacementChosen, PlacementRefused
+from shared.model.events.pod_events import LargestDeviceReported, PlacementChosen, PlacementRefused
 from shared.model.lease import Lease, LeaseState
 from shared.model.ledger import (
-    FeedLostError,
-    Full,
-    Held,
+    AlreadyLeased,
+    FeedTruncatedError,
+    GangEnrollment,
     LedgerChange,
     LedgerNode,
-    Muster,
+    NoCapacity,
     NodeUse,
-    Outcome,
     Reservation,
+    ReservationOutcome,
     Reserved,
     Snapshot,
-    Waited,
-    Waiting,
+    WaitingPod,
+    WaitResult,
 )
 from shared.model.names import DeviceUuid, NodeName, PodUid
 from shared.model.request import Gang
@@ -53,37 +53,37 @@ class Ledger:
         self.nodes = nodes
         self.groups: list[list[Reservation]] = []
         self.gangs: list[Gang] = []
-        self.waiting: list[Waiting] = []
+        self.waiting: list[WaitingPod] = []
         self.stale_once: set[PodUid] = set()
         self.held: list[Lease] = []
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[ReservationOutcome] = []
         """Told once each, in order, instead of granting."""
         self.feed: asyncio.Queue[list[LedgerChange] | Exception] = asyncio.Queue()
         self.snapshots = 0
 
     async def reserve(
         self, wanted: Sequence[Reservation], *, now: float, ttl_s: float
-    ) -> list[Outcome]:
+    ) -> list[ReservationOutcome]:
         self.groups.append(list(wanted))
         return [self.outcomes.pop(0) if self.outcomes else granted(one, 0) for one in wanted]
 
     async def reserve_gang(
         self, gang: Gang, wanted: Sequence[Reservation], *, now: float, ttl_s: float
-    ) -> list[Outcome]:
+    ) -> list[ReservationOutcome]:
         self.gangs.append(gang)
         return await self.reserve(wanted, now=now, ttl_s=ttl_s)
 
-    async def muster(self, gang: Gang, enrolled: Sequence[Waiting]) -> Muster:
-        return Muster(live=0, here=len(enrolled), waiting=tuple(enrolled))
+    async def muster(self, gang: Gang, enrolled: Sequence[WaitingPod]) -> GangEnrollment:
+        return GangEnrollment(live_count=0, waiting_count=len(enrolled), waiting=tuple(enrolled))
 
-    async def wait(self, verdicts: Sequence[Waiting]) -> Waited:
+    async def wait(self, verdicts: Sequence[WaitingPod]) -> WaitResult:
         held = tuple(lease for lease in self.held if lease.pod in {v.queued.pod for v in verdicts})
         if held:
-            return Waited(held=held)
+            return WaitResult(already_leased=held)
         self.waiting += verdicts
         stale = [v.queued.pod for v in verdicts if v.queued.pod in self.stale_once]
         self.stale_once.clear()
-        return Waited(stale=tuple(stale))
+        return WaitResult(stale=tuple(stale))
 
     async def snapshot(self) -> Snapshot:
         self.snapshots += 1
@@ -181,7 +181,7 @@ async def test_more_important_pods_of_a_batch_come_first() -> None:
 async def test_what_the_ledger_finds_taken_is_decided_afresh_with_its_totals() -> None:
     async with Running(*two_nodes()) as it:
         it.ledger.outcomes = [
-            Full(
+            NoCapacity(
                 pod=PodUid("uid-1"),
                 reason="n1: taken",
                 devices={DeviceUuid("GPU-1"): use(32768, fence=5)},
@@ -207,7 +207,7 @@ async def test_refusals_beside_a_disturbed_reservation_are_decided_again() -> No
             shares=(),
             state=LeaseState.BOUND,
         )
-        it.ledger.outcomes = [Held(lease=elsewhere)]
+        it.ledger.outcomes = [AlreadyLeased(lease=elsewhere)]
         whole = request(gpu())
 
         answers = await it.placer.place_pods(
@@ -228,7 +228,7 @@ async def test_a_pod_that_holds_a_lease_is_answered_until_it_is_active(
     async with Running(*two_nodes()) as it:
         await it.placer.place_pods([pod_queued("uid-1")])
         lease = granted(it.ledger.groups[0][0], 0).lease
-        it.ledger.outcomes = [Held(lease=replace(lease, state=state))]
+        it.ledger.outcomes = [AlreadyLeased(lease=replace(lease, state=state))]
 
         answers = await it.placer.place_pods([pod_queued("uid-1")])
 
@@ -312,7 +312,7 @@ async def test_a_stale_verdict_is_decided_again() -> None:
 
 async def test_a_ledger_that_never_agrees_is_left_to_the_queue() -> None:
     async with Running(*two_nodes()) as it:
-        it.ledger.outcomes = [Full(pod=PodUid("uid-1"), reason="unknown node")] * 50
+        it.ledger.outcomes = [NoCapacity(pod=PodUid("uid-1"), reason="unknown node")] * 50
 
         with pytest.raises(ConflictError, match="1 pods found the ledger changed 10 times"):
             await it.placer.place_pods([pod_queued("uid-1")])
@@ -321,7 +321,7 @@ async def test_a_ledger_that_never_agrees_is_left_to_the_queue() -> None:
 async def test_what_was_not_said_because_the_batch_failed_is_said_next_time() -> None:
     async with Running(ledger_node("n1", device())) as it:
         impossible = pod_queued("uid-1", request(gpu(gpus=2)))
-        it.ledger.outcomes = [Full(pod=PodUid("uid-2"), reason="unknown node")] * 10
+        it.ledger.outcomes = [NoCapacity(pod=PodUid("uid-2"), reason="unknown node")] * 10
         with pytest.raises(ConflictError):
             await it.placer.place_pods([impossible, pod_queued("uid-2")])
 
@@ -333,7 +333,7 @@ async def test_what_was_not_said_because_the_batch_failed_is_said_next_time() ->
 async def test_an_unreachable_ledger_leaves_no_hold_behind() -> None:
     async with Running(ledger_node("n1", device())) as it:
 
-        async def fail(*_: object, **__: object) -> list[Outcome]:
+        async def fail(*_: object, **__: object) -> list[ReservationOutcome]:
             raise UnavailableError("no answer")
 
         it.ledger.reserve = fail  # type: ignore[method-assign]
@@ -356,7 +356,7 @@ async def test_the_largest_device_is_told_as_soon_as_devices_are_known_and_again
         ledger_node("n1", device("GPU-1", memory_mib=80_000, unit_mib=10)),
         ledger_node("n2", device("GPU-2", memory_mib=16_000)),
     )
-    heard: list[LargestTold] = []
+    heard: list[LargestDeviceReported] = []
 
     async def listen() -> None:
         async for events in it.placer.largest():
@@ -372,12 +372,12 @@ async def test_the_largest_device_is_told_as_soon_as_devices_are_known_and_again
 
     assert before == [], "nothing is known yet"
     assert {(told.memory_mib, told.memory_units) for told in heard} == {(80_000, 16_000)}
-    assert heard[0].told_at < heard[1].told_at
+    assert heard[0].reported_at < heard[1].reported_at
 
 
 async def test_a_lost_feed_is_followed_from_a_new_snapshot() -> None:
     async with Running(*two_nodes()) as it:
-        it.ledger.feed.put_nowait(FeedLostError("1", "trimmed"))
+        it.ledger.feed.put_nowait(FeedTruncatedError("1", "trimmed"))
         async with asyncio.timeout(30):
             await it.following
 

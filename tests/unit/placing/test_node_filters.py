@@ -2,8 +2,8 @@
 
 import pytest
 
-from shared.model.node import SHUT, Taint
-from shared.model.request import NodeDemands, NodeTerm, Toleration
+from shared.model.node import CORDON_PREFIX, Taint
+from shared.model.request import NodeRequirements, NodeTerm, Toleration
 from shared.placing.node_filters import (
     UNSCHEDULABLE,
     Blocked,
@@ -53,7 +53,7 @@ def test_a_toleration_covers_a_taint(toleration: Toleration, covers: bool) -> No
 def test_only_hard_taints_block(effect: str, blocks: bool) -> None:
     node = facts(taints=(Taint(key="gpu", value="yes", effect=effect),))
 
-    blocked = unfulfilled(NodeDemands(), node)
+    blocked = unfulfilled(NodeRequirements(), node)
 
     assert (blocked is not None) == blocks
     if blocked is not None:
@@ -62,17 +62,17 @@ def test_only_hard_taints_block(effect: str, blocks: bool) -> None:
 
 def test_a_cordoned_node_is_a_tainted_node() -> None:
     node = facts(unschedulable=True)
-    tolerant = NodeDemands(tolerations=(Toleration(key=UNSCHEDULABLE.key, operator="Exists"),))
+    tolerant = NodeRequirements(tolerations=(Toleration(key=UNSCHEDULABLE.key, operator="Exists"),))
 
-    assert code_of(unfulfilled(NodeDemands(), node)) == "NodeUnschedulable"
+    assert code_of(unfulfilled(NodeRequirements(), node)) == "NodeUnschedulable"
     assert unfulfilled(tolerant, node) is None
 
 
 def test_a_node_selector_must_match_every_label() -> None:
     node = facts(labels={"zone": "a", "gpu": "t4"})
 
-    assert unfulfilled(NodeDemands(selector=(("gpu", "t4"), ("zone", "a"))), node) is None
-    missed = unfulfilled(NodeDemands(selector=(("gpu", "t4"), ("zone", "b"))), node)
+    assert unfulfilled(NodeRequirements(selector=(("gpu", "t4"), ("zone", "a"))), node) is None
+    missed = unfulfilled(NodeRequirements(selector=(("gpu", "t4"), ("zone", "b"))), node)
     assert missed == Blocked(
         "NodeAffinity",
         "node(s) didn't match Pod's node affinity/selector",
@@ -112,9 +112,9 @@ def test_terms_are_alternatives_and_their_requirements_go_together() -> None:
     fast = NodeTerm(key="fast", operator="Exists")
     node = facts(labels={"zone": "a"})
 
-    assert unfulfilled(NodeDemands(required=((there,), (here,))), node) is None
-    assert unfulfilled(NodeDemands(required=((here, fast),)), node) is not None
-    assert unfulfilled(NodeDemands(required=((),)), node) is not None
+    assert unfulfilled(NodeRequirements(required=((there,), (here,))), node) is None
+    assert unfulfilled(NodeRequirements(required=((here, fast),)), node) is not None
+    assert unfulfilled(NodeRequirements(required=((),)), node) is not None
 
 
 def test_a_field_requirement_looks_at_the_nodes_name() -> None:
@@ -128,7 +128,7 @@ def test_a_field_requirement_looks_at_the_nodes_name() -> None:
 
 def test_preference_adds_weights_and_takes_off_soft_taints() -> None:
     liked = NodeTerm(key="zone", operator="Exists")
-    demands = NodeDemands(preferred=((30, (liked,)), (50, (liked,)), (7, ())))
+    demands = NodeRequirements(preferred=((30, (liked,)), (50, (liked,)), (7, ())))
     soft = (Taint(key="slow", effect="PreferNoSchedule"),)
 
     assert preference(demands, facts(labels={"zone": "a"})) == 80
@@ -142,7 +142,7 @@ def test_a_taken_host_port_blocks_on_its_protocol_only() -> None:
 
 
 def test_constraints_that_are_not_weighed_are_refused_by_name() -> None:
-    blocked = unfulfilled(NodeDemands(unsupported=("podAffinity",)), facts())
+    blocked = unfulfilled(NodeRequirements(unsupported=("podAffinity",)), facts())
 
     assert blocked is not None
     assert blocked.code == "UnsupportedConstraint"
@@ -150,7 +150,7 @@ def test_constraints_that_are_not_weighed_are_refused_by_name() -> None:
 
 
 def test_resources_count_what_leases_and_other_pods_take() -> None:
-    node = facts(allocatable={"cpu": 4000, "pods": 3}, occupied={"cpu": 1000, "pods": 1})
+    node = facts(allocatable={"cpu": 4000, "pods": 3}, used_by_others={"cpu": 1000, "pods": 1})
     free = free_resources(node, {"cpu": 2500, "pods": 1})
 
     assert free == {"cpu": 500, "pods": 1}
@@ -187,11 +187,13 @@ def test_a_resource_that_no_plugin_serves_blocks() -> None:
 
 
 def test_a_shut_node_blocks_who_asks_for_a_gpu_and_says_why() -> None:
-    blocked = not_served(("volcano.sh/vgpu-number",), frozenset({f"{SHUT}its agent hangs"}))
+    blocked = not_served(
+        ("volcano.sh/vgpu-number",), frozenset({f"{CORDON_PREFIX}its agent hangs"})
+    )
 
     assert blocked is not None
     assert (blocked.code, blocked.numbers) == ("NodeAgentNotReady", "its agent hangs")
-    assert not_served((), frozenset({f"{SHUT}its agent hangs"})) is None
+    assert not_served((), frozenset({f"{CORDON_PREFIX}its agent hangs"})) is None
 
 
 def test_the_first_reason_is_the_one_that_waiting_helps_least() -> None:

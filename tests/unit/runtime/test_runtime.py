@@ -14,8 +14,8 @@ from hypothesis import given, strategies
 from opentelemetry.trace import SpanKind
 
 from shared.model.errors import RequestError
-from shared.model.events.pod_events import LedgerRebuilt, ListingWanted, PodGone, PodQueued
-from shared.model.events.request_reply import EndAsked, EndTold
+from shared.model.events.pod_events import LedgerRebuilt, PodQueued, PodTerminated, ResyncRequested
+from shared.model.events.request_reply import TerminationReply, TerminationRequest
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.request import PodRequest
 from shared.model.trace_context import is_traceparent
@@ -23,7 +23,7 @@ from shared.nats.cancellation import end
 from shared.runtime import telemetry
 from shared.runtime.service import Role, answers, emits, handles, loops, roles_of
 from shared.runtime.settings import ServiceSettings, load, setting
-from shared.runtime.wait_reasons import STEADY_S, Reasons
+from shared.runtime.wait_reasons import STEADY_S, WaitReasons
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,20 +77,22 @@ def test_help_names_every_variable_and_shows_examples(capsys: pytest.CaptureFixt
 
 class Speaker:
     @handles
-    async def hear(self, events: Sequence[ListingWanted | LedgerRebuilt]) -> list[PodGone]:
+    async def hear(self, events: Sequence[ResyncRequested | LedgerRebuilt]) -> list[PodTerminated]:
         return []
 
     @handles(concurrency=4)
-    async def hear_more(self, events: Sequence[PodGone]) -> list[LedgerRebuilt | ListingWanted]:
+    async def hear_more(
+        self, events: Sequence[PodTerminated]
+    ) -> list[LedgerRebuilt | ResyncRequested]:
         return []
 
     @emits
-    async def tell(self) -> AsyncIterator[Sequence[PodGone | LedgerRebuilt]]:
+    async def tell(self) -> AsyncIterator[Sequence[PodTerminated | LedgerRebuilt]]:
         yield []
 
     @answers
-    async def reply(self, event: EndAsked) -> EndTold:
-        return EndTold(ended=True)
+    async def reply(self, event: TerminationRequest) -> TerminationReply:
+        return TerminationReply(terminated=True)
 
     @loops
     async def turn(self) -> None: ...
@@ -100,21 +102,31 @@ class Speaker:
 
 def test_the_signature_of_a_method_says_what_it_hears_and_says() -> None:
     assert roles_of(Speaker) == (
-        Role(kind="handles", method="hear", hears=(ListingWanted, LedgerRebuilt), says=(PodGone,)),
+        Role(
+            kind="handles",
+            method="hear",
+            consumes=(ResyncRequested, LedgerRebuilt),
+            publishes=(PodTerminated,),
+        ),
         Role(
             kind="handles",
             method="hear_more",
-            hears=(PodGone,),
-            says=(LedgerRebuilt, ListingWanted),
+            consumes=(PodTerminated,),
+            publishes=(LedgerRebuilt, ResyncRequested),
             concurrency=4,
         ),
-        Role(kind="answers", method="reply", hears=(EndAsked,), says=(EndTold,)),
-        Role(kind="emits", method="tell", says=(PodGone, LedgerRebuilt)),
+        Role(
+            kind="answers",
+            method="reply",
+            consumes=(TerminationRequest,),
+            publishes=(TerminationReply,),
+        ),
+        Role(kind="emits", method="tell", publishes=(PodTerminated, LedgerRebuilt)),
         Role(kind="loops", method="turn"),
     )
 
 
-GONE = PodGone(
+GONE = PodTerminated(
     pod=PodUid("7f7c2c5e-57a5-4d3c-9d0e-0d7e6c1f2a3b"),
     namespace=Namespace("ns"),
     name="p",
@@ -216,14 +228,14 @@ def test_a_reason_is_a_warning_once_whoever_meets_it_until_it_was_away(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     now = 0.0
-    reasons = Reasons(lambda: now)
+    reasons = WaitReasons(lambda: now)
     for _ in range(100):
-        reasons.tell("place_pods", "Redis is away")
-        reasons.tell("follow", "Redis is away")
+        reasons.report("place_pods", "Redis is away")
+        reasons.report("follow", "Redis is away")
         now += 1.0
-    reasons.tell("follow", "NATS is away")
+    reasons.report("follow", "NATS is away")
     now += STEADY_S
-    reasons.tell("follow", "Redis is away")
+    reasons.report("follow", "Redis is away")
 
     assert caplog.messages == [
         "place_pods waits: Redis is away",

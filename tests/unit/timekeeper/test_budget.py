@@ -18,14 +18,14 @@ from shared.model.budget import (
     HOUR_MS,
     Account,
     Budget,
+    BudgetPolicy,
     BudgetState,
+    BudgetWindow,
     LeaseClass,
     OnExhausted,
     Period,
-    Policy,
     PolicyType,
-    Standing,
-    Window,
+    StoredBudgetState,
 )
 from shared.model.events.pod_events import BudgetChanged
 from shared.nats import wire
@@ -49,7 +49,7 @@ def states(wanted: Budget, *at_min: float, **fields: Any) -> list[str]:
     now, found = account(tenure(**fields)), []
     for minute in at_min:
         now = stepped(now, wanted, T0 + round(minute * MINUTE_MS))
-        found.append(str(now.standing.state))
+        found.append(str(now.state.state))
     return found
 
 
@@ -71,7 +71,7 @@ def test_gpusharing_21_an_interval_across_midnight_is_split_to_the_millisecond()
 
 
 def test_gpusharing_22_a_month_across_the_change_of_clocks_keeps_its_stored_boundaries() -> None:
-    policy = Policy(period=Period.MONTH, time_zone="Europe/Berlin")
+    policy = BudgetPolicy(period=Period.MONTH, time_zone="Europe/Berlin")
     march = span_at(policy, ms(2031, 3, 15))
 
     assert (march.id, march.start_ms, march.end_ms) == (
@@ -107,7 +107,7 @@ def test_gpusharing_22_a_month_across_the_change_of_clocks_keeps_its_stored_boun
 def test_periods_follow_the_local_calendar(
     period: Period, at: tuple[int, ...], id_: str, length_ms: int
 ) -> None:
-    span = span_at(Policy(period=period, time_zone="Europe/Berlin"), ms(*at))
+    span = span_at(BudgetPolicy(period=period, time_zone="Europe/Berlin"), ms(*at))
 
     assert span.end_ms is not None
     assert (span.id, span.end_ms - span.start_ms) == (id_, length_ms)
@@ -123,7 +123,7 @@ def test_periods_follow_the_local_calendar(
 def test_every_instant_is_in_its_period_and_the_next_begins_where_it_ends(
     at_ms: int, period: Period, zone: str
 ) -> None:
-    policy = Policy(period=period, time_zone=zone)
+    policy = BudgetPolicy(period=period, time_zone=zone)
     span = span_at(policy, at_ms)
 
     assert span.end_ms is not None
@@ -138,7 +138,9 @@ BUCKET = budget(60, type=PolicyType.BUCKET, refill_units_per_hour=units(10))
 
 
 def test_gpusharing_23_a_bucket_refills_without_drift_and_never_above_its_capacity() -> None:
-    empty = Window(id="bucket", start_ms=0, limit_units=units(60), level_scaled=0, level_ms=T0)
+    empty = BudgetWindow(
+        id="bucket", start_ms=0, limit_units=units(60), level_scaled=0, level_ms=T0
+    )
     level, window = 0, empty
     for tick in range(1, 1_000_001):
         if tick % 1000 == 0:  # each of a million ticks asks; every thousandth writes
@@ -163,7 +165,7 @@ def test_a_buckets_level_does_not_depend_on_when_it_is_written(
         tenure(T0 + since, id_=f"p/{n}", weight=300, ended_ms=T0 + since + length)
         for n, (since, length) in enumerate(held)
     ]
-    first = Window(
+    first = BudgetWindow(
         id="b", start_ms=0, limit_units=units(60), level_scaled=units(start) * HOUR_MS, level_ms=T0
     )
     end, window, charged = T0 + 3 * DAY_MS, first, tenures
@@ -181,10 +183,10 @@ def test_a_buckets_level_does_not_depend_on_when_it_is_written(
 
 
 def test_gpusharing_24_rollover_grants_half_of_what_is_left_up_to_its_cap() -> None:
-    policy = Policy(rollover_percent=50, rollover_max_units=units(30))
+    policy = BudgetPolicy(rollover_percent=50, rollover_max_units=units(30))
 
     def rolled(used: float) -> int:
-        window = Window(id="w", start_ms=0, limit_units=units(100), used_units=units(used))
+        window = BudgetWindow(id="w", start_ms=0, limit_units=units(100), used_units=units(used))
         return rollover_units(policy, window)
 
     assert [rolled(used) for used in (0, 60, 90, 130)] == [units(30), units(20), units(5), 0]
@@ -207,7 +209,7 @@ def test_gpusharing_25_exhausted_at_zero_and_back_only_above_the_hysteresis() ->
     for grant, state in ((2.5, "exhausted"), (0.5, "warning")):
         spent = applied(spent, granted(spent, units(grant), actor="a", reason="r", key=""))
         spent = stepped(spent, wanted, T0 + 24 * MINUTE_MS)
-        assert spent.standing.state == state
+        assert spent.state.state == state
 
 
 def test_gpusharing_25_nothing_flaps_when_the_burn_equals_the_refill() -> None:
@@ -217,7 +219,7 @@ def test_gpusharing_25_nothing_flaps_when_the_burn_equals_the_refill() -> None:
     now = replace(now, windows=(replace(now.windows[0], level_scaled=0),))
     for minute in range(600):
         now = stepped(now, wanted, T0 + minute * MINUTE_MS)
-        found.append(now.standing.state)
+        found.append(now.state.state)
 
     assert set(found) == {BudgetState.EXHAUSTED}
     assert now.windows[0].level_scaled == 0
@@ -243,7 +245,7 @@ def test_a_new_window_makes_leases_guaranteed_again() -> None:
     spent = stepped(account(tenure(T0 - HOUR_MS)), wanted, T0 - 1)
     after = stepped(spent, wanted, T0 + 1)
 
-    assert (spent.standing.state, after.standing.state) == (BudgetState.EXHAUSTED, BudgetState.OK)
+    assert (spent.state.state, after.state.state) == (BudgetState.EXHAUSTED, BudgetState.OK)
 
 
 def test_overdrawn_at_the_debt_limit_and_what_follows() -> None:
@@ -286,7 +288,7 @@ def test_a_limit_that_will_never_be_reached_is_told_like_any_other(kind: PolicyT
     now = stepped(account(tenure(weight=1)), wanted, T0 + MINUTE_MS)
 
     seen = balance(now, wanted, T0 + MINUTE_MS)
-    event = told(wanted, now, seen, previous=Standing())
+    event = told(wanted, now, seen, previous=StoredBudgetState())
 
     assert seen.exhausted_at_ms is None
     assert status_of(now, seen)["remainingGPUMinutes"].startswith("99999999999")

@@ -14,9 +14,9 @@ from services.timekeeper.config.sources import BudgetFile, Configured, load_file
 from services.timekeeper.report.statuses import minutes, read_status, status_of
 from shared.model.budget import (
     Budget,
+    BudgetPolicy,
     OnExhausted,
     Period,
-    Policy,
     PolicyType,
     WeightMode,
 )
@@ -54,7 +54,7 @@ def test_every_field_is_read() -> None:
     assert read_budget(yaml.safe_load(WHOLE)) == Budget(
         namespace=Namespace("team-a"),
         limit_units=units(1200),
-        policy=Policy(
+        policy=BudgetPolicy(
             period=Period.WEEK,
             time_zone="Europe/Berlin",
             rollover_percent=25,

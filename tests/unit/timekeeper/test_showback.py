@@ -4,7 +4,7 @@ import tracemalloc
 from dataclasses import dataclass
 
 from services.timekeeper.report.showback import Range, add_up
-from shared.model.budget import Entry
+from shared.model.budget import ChargeEntry
 from shared.model.names import Namespace
 
 PAGE = 500
@@ -16,10 +16,10 @@ class Endless:
 
     pages: int
 
-    async def entries(self, namespace: Namespace, *, after: str = "") -> list[Entry]:
+    async def entries(self, namespace: Namespace, *, after: str = "") -> list[ChargeEntry]:
         begin = int(after or 0)
         return [
-            Entry(
+            ChargeEntry(
                 id=str(number),
                 window="2031-05",
                 kind="charge",

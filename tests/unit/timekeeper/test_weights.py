@@ -7,7 +7,7 @@ import pytest
 
 from services.timekeeper.accounts.weights import Card, weigh
 from shared.model.budget import WeightMode
-from shared.model.lease import Share, Terms
+from shared.model.lease import RequestedUnits, Share
 from shared.model.names import DeviceUuid
 from tests.support.build import share
 from tests.support.timekeeper.accounts import budget, lease
@@ -69,7 +69,7 @@ def test_the_longest_name_of_a_model_gives_the_factor_and_the_sum_is_rounded_up_
 
 
 def test_a_device_that_is_not_known_any_more_counts_by_its_terms_or_wholly() -> None:
-    terms = Terms(memory_mib=4_096, device_mib=16_384)
+    terms = RequestedUnits(memory_mib=4_096, device_mib=16_384)
 
-    assert weight(share("GPU-gone", memory_mib=4_096, terms=terms)) == 250
+    assert weight(share("GPU-gone", memory_mib=4_096, requested_units=terms)) == 250
     assert weight(share("GPU-gone", memory_mib=4_096)) == 1000

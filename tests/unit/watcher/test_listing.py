@@ -9,7 +9,7 @@ import msgspec
 
 from services.watcher.service import Watcher
 from services.watcher.sources import LEASE_BYTES, PIECE_BYTES, FreshListing
-from shared.kubernetes.client import Kube, Page
+from shared.kubernetes.client import KubernetesClient, Page
 from shared.model.errors import UnavailableError
 from shared.model.events.pod_events import PodsListed
 from shared.model.lease_copy import ANNOTATION
@@ -37,7 +37,7 @@ def _pod(number: int, text: str) -> dict[str, Any]:
 
 
 async def pieces_of(texts: list[str]) -> list[PodsListed]:
-    kube = cast("Kube", OnePage(texts))
+    kube = cast("KubernetesClient", OnePage(texts))
     return [piece async for piece in FreshListing(kube, frozenset({"volcano"})).pieces()]
 
 
@@ -46,7 +46,7 @@ async def test_a_listing_is_cut_into_pieces_that_fit_a_message() -> None:
 
     pieces = await pieces_of(texts)
 
-    assert [piece.piece for piece in pieces] == list(range(pieces[0].pieces))
+    assert [piece.chunk for piece in pieces] == list(range(pieces[0].chunks))
     assert [pod.lease for piece in pieces for pod in piece.pods] == texts
     assert all(len(encode([piece])) < 2 * PIECE_BYTES for piece in pieces)
 
@@ -60,7 +60,7 @@ async def test_a_text_that_cannot_be_a_lease_of_ours_is_left_out() -> None:
 async def test_an_empty_listing_is_one_piece() -> None:
     (piece,) = await pieces_of([])
 
-    assert (piece.pieces, piece.pods) == (1, ())
+    assert (piece.chunks, piece.pods) == (1, ())
 
 
 class Clock:
@@ -85,7 +85,7 @@ class Flaky:
         self.asked += 1
         if self.asked <= self.failures:
             raise UnavailableError("the API server is away")
-        yield PodsListed(listing="l", piece=0, pieces=1, pods=())
+        yield PodsListed(listing_id="l", chunk=0, chunks=1, pods=())
 
 
 async def test_a_listing_that_failed_is_asked_for_until_it_succeeds() -> None:

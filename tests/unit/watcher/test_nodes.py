@@ -7,7 +7,7 @@ import pytest
 
 from services.watcher import nodes
 from services.watcher.changes import ForeignDevices, Nodes, Pods
-from shared.kubernetes.types import Node
+from shared.kubernetes.types import ApiNode
 from shared.model.device import Device
 from shared.model.events.node_events import DeviceReported
 from shared.model.names import DeviceUuid, NodeName
@@ -32,7 +32,7 @@ def test_devices_of_another_plugin_are_told_when_they_come_change_and_go() -> No
 
 def test_a_node_that_our_agent_has_left_is_told_of_even_without_devices() -> None:
     name, known = NodeName("a"), ForeignDevices()
-    none = DeviceReported(node=name, devices=(), served=(), foreign=True)
+    none = DeviceReported(node=name, devices=(), served=(), other_plugin=True)
 
     told = [known.see(name, seen) for seen in (None, none, none)]
 
@@ -44,20 +44,20 @@ def test_a_node_is_told_only_when_it_differs() -> None:
     told = Nodes(Pods())
     facts = NodeFacts(name=NodeName("a"), labels={"x": "1"})
 
-    assert [change.seen_at for change in told.see(facts, now_s=1.0)] == [1.0]
+    assert [change.observed_at for change in told.see(facts, now_s=1.0)] == [1.0]
     assert told.see(facts, now_s=2.0) == [], "when it was seen is no difference"
     gone = told.miss(facts.name, now_s=3.0)
-    assert [(change.gone, change.seen_at) for change in gone] == [(True, 3.0)]
+    assert [(change.deleted, change.observed_at) for change in gone] == [(True, 3.0)]
     assert told.miss(facts.name, now_s=4.0) == []
 
 
 def test_item_6_cards_that_the_annotation_lists_are_closed() -> None:
     node = msgspec.convert(
         {"metadata": {"name": "n", "annotations": {"volcano.sh/gpu-unhealthy-ids": "0,1,x, 3"}}},
-        Node,
+        ApiNode,
     )
 
-    assert nodes.read(node).closed_devices == (0, 1, 3)
+    assert nodes.read(node).excluded_devices == (0, 1, 3)
 
 
 def test_hami_cordoned_cards_are_closed_beside_those_that_volcanos_annotation_lists() -> None:
@@ -66,16 +66,16 @@ def test_hami_cordoned_cards_are_closed_beside_those_that_volcanos_annotation_li
         "hami.io/device-cordon": "GPU-b",
         "hami.io/node-nvidia-register": '[{"id":"GPU-a"},{"id":"GPU-b","index":1}]',
     }
-    node = msgspec.convert({"metadata": {"name": "n", "annotations": notes}}, Node)
+    node = msgspec.convert({"metadata": {"name": "n", "annotations": notes}}, ApiNode)
 
-    assert nodes.read(node).closed_devices == (1, 3)
+    assert nodes.read(node).excluded_devices == (1, 3)
 
 
 def test_a_resource_that_the_kubelet_shows_as_0_is_not_served() -> None:
     shown = {"volcano.sh/vgpu-number": "0", "volcano.sh/gpu-memory": "5", "x/y": "0"}
-    node = msgspec.convert({"metadata": {"name": "n"}, "status": {"allocatable": shown}}, Node)
+    node = msgspec.convert({"metadata": {"name": "n"}, "status": {"allocatable": shown}}, ApiNode)
 
-    assert nodes.read(node).unserved == ("volcano.sh/vgpu-number",)
+    assert nodes.read(node).unserved_resources == ("volcano.sh/vgpu-number",)
 
 
 @pytest.mark.parametrize(
@@ -119,10 +119,10 @@ def test_devices_of_volcanos_own_plugin_are_taken_from_its_annotation(
             "metadata": {"name": "n", "annotations": notes},
             "status": {"allocatable": {"volcano.sh/vgpu-number": number}},
         },
-        Node,
+        ApiNode,
     )
 
     report = nodes.foreign_devices(node, now_s=1.0)
 
     assert (None if report is None else len(report.devices)) == devices
-    assert report is None or report.foreign
+    assert report is None or report.other_plugin

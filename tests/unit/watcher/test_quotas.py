@@ -10,7 +10,7 @@ from services.watcher.quotas import load_file, read_spec, together
 from shared.dialects.tencent.gpu_quota import parse_config_map
 from shared.model.errors import RequestError
 from shared.model.names import Namespace
-from shared.model.quota import Limits, Quota
+from shared.model.quota import Quota, QuotaLimits
 
 TEAM = Namespace("team")
 
@@ -28,13 +28,13 @@ def test_a_quota_is_read_field_by_field() -> None:
 
     assert read_spec(TEAM, spec) == Quota(
         namespace=TEAM,
-        limits=Limits(milli_gpu=2500, cores_milli=1500, memory_mib=81920, cards=3),
-        models=(("T4", Limits(cards=1)), ("A100", Limits())),
+        limits=QuotaLimits(milli_gpu=2500, cores_milli=1500, memory_mib=81920, cards=3),
+        models=(("T4", QuotaLimits(cards=1)), ("A100", QuotaLimits())),
         only_models=True,
         pools=("public",),
         pool_label="gaia.tencent.com/gpu-pool",
     )
-    assert read_spec(TEAM, None).limits == Limits()
+    assert read_spec(TEAM, None).limits == QuotaLimits()
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_gpu_admissions_config_map_means_cores_by_node_label() -> None:
 
     assert quotas[TEAM] == Quota(
         namespace=TEAM,
-        models=(("M40", Limits(cores_milli=2000)), ("P100", Limits(cores_milli=3000))),
+        models=(("M40", QuotaLimits(cores_milli=2000)), ("P100", QuotaLimits(cores_milli=3000))),
         only_models=True,
         model_label="gaia.tencent.com/gpu-model",
         pools=("public",),
@@ -112,11 +112,11 @@ def test_a_limit_beyond_all_counting_is_the_most_that_can_be_counted() -> None:
         Namespace("team-a")
     ].models
 
-    assert limits == Limits(milli_gpu=most, cores_milli=most, memory_mib=most)
-    assert cards == (("T4", Limits(cores_milli=most)),)
+    assert limits == QuotaLimits(milli_gpu=most, cores_milli=most, memory_mib=most)
+    assert cards == (("T4", QuotaLimits(cores_milli=most)),)
 
 
 def test_the_first_source_that_has_a_quota_counts() -> None:
-    one, other = Quota(namespace=TEAM, limits=Limits(cards=1)), Quota(namespace=TEAM)
+    one, other = Quota(namespace=TEAM, limits=QuotaLimits(cards=1)), Quota(namespace=TEAM)
 
     assert together([{TEAM: one}, {TEAM: other}]) == (one,)

@@ -8,7 +8,7 @@ from services.watcher.changes import Pods
 from services.watcher.observed_pod import PodSeen
 from services.watcher.settings import WatcherSettings, load_rules
 from shared.dialects.dialect import Rules
-from shared.kubernetes.types import Node, Pod
+from shared.kubernetes.types import ApiNode, ApiPod
 from shared.model.errors import RequestError
 from shared.model.events.pod_events import PodQueued, PodRejected
 from shared.model.request import NodeTerm
@@ -28,7 +28,7 @@ def read(text: dict[str, object], **meta: object) -> PodSeen:
         "metadata": {"name": "p", "namespace": "ns", "uid": "u1", "resourceVersion": "1", **meta},
         **text,
     }
-    pod = msgspec.json.decode(msgspec.json.encode(whole), type=Pod)
+    pod = msgspec.json.decode(msgspec.json.encode(whole), type=ApiPod)
     return READER.read(pod)
 
 
@@ -87,9 +87,11 @@ def test_a_gpu_pod_is_read_with_what_it_demands_of_its_node() -> None:
 
     assert seen.request is not None
     assert seen.request.resources == {"memory": 1 << 30, "rdma/hca": 1, "pods": 1}
-    assert seen.request.demands.selector == (("a", "1"), ("b", "2"))
-    assert seen.request.demands.required == ((NodeTerm(key="zone", operator="In", values=("a",)),),)
-    assert seen.request.demands.host_ports == ("TCP/80",)
+    assert seen.request.node_requirements.selector == (("a", "1"), ("b", "2"))
+    assert seen.request.node_requirements.required == (
+        (NodeTerm(key="zone", operator="In", values=("a",)),),
+    )
+    assert seen.request.node_requirements.host_ports == ("TCP/80",)
 
 
 def test_pods_of_one_template_are_read_alike_and_other_annotations_make_a_difference() -> None:
@@ -117,7 +119,7 @@ def test_vcuda_memory_is_summed_as_the_kubelet_sums_it() -> None:
     shown = {"allocatable": {"tencent.com/vcuda-core": "100", "tencent.com/vcuda-memory": "60"}}
 
     request = read({"spec": spec}).request
-    facts = nodes.read(msgspec.convert({"metadata": {"name": "n"}, "status": shown}, Node))
+    facts = nodes.read(msgspec.convert({"metadata": {"name": "n"}, "status": shown}, ApiNode))
 
     assert request is not None
     assert request.resources == {"tencent.com/vcuda-memory": 70, "pods": 1}
@@ -146,7 +148,7 @@ def test_constraints_that_placing_does_not_weigh_are_named() -> None:
     seen = read({"spec": {"schedulerName": "volcano", "topologySpreadConstraints": [spread]}})
 
     assert seen.request is not None
-    assert seen.request.demands.unsupported == ("topologySpreadConstraints on zone",)
+    assert seen.request.node_requirements.unsupported == ("topologySpreadConstraints on zone",)
 
 
 def test_a_bad_quantity_is_a_fault_and_no_crash() -> None:
@@ -196,7 +198,7 @@ def test_containers_that_together_ask_beyond_all_counting_are_a_fault() -> None:
 
 def test_a_node_that_claims_to_have_more_than_can_be_counted_has_so_much() -> None:
     text = {"metadata": {"name": "n"}, "status": {"allocatable": {"cpu": INT64, "pods": "110"}}}
-    node = msgspec.json.decode(msgspec.json.encode(text), type=Node)
+    node = msgspec.json.decode(msgspec.json.encode(text), type=ApiNode)
 
     assert nodes.read(node).allocatable == {"cpu": 2**53 - 1, "pods": 110}
 

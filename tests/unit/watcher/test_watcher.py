@@ -6,7 +6,7 @@ import pytest
 
 from services.watcher.changes import TURNS, Nodes, Pods
 from services.watcher.observed_pod import PodSeen
-from shared.model.events.pod_events import PodGated, PodGone, PodQueued, PodRejected
+from shared.model.events.pod_events import PodGated, PodQueued, PodRejected, PodTerminated
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
 from shared.model.request import PodRequest
@@ -61,16 +61,16 @@ def test_a_bound_pod_that_ends_is_gone_once() -> None:
 
     events = [*known.see(ended, BOUND), *known.see(ended, ended), *known.miss(ended)]
 
-    assert [(type(e), getattr(e, "phase", "")) for e in events] == [(PodGone, "Succeeded")]
+    assert [(type(e), getattr(e, "phase", "")) for e in events] == [(PodTerminated, "Succeeded")]
 
 
 def test_a_deleted_pod_is_gone_without_a_phase() -> None:
     known = Pods()
     known.see(BOUND, None)
 
-    assert [(type(e), e.node, e.phase) for e in known.miss(BOUND) if isinstance(e, PodGone)] == [
-        (PodGone, "a", "")
-    ]
+    assert [
+        (type(e), e.node, e.phase) for e in known.miss(BOUND) if isinstance(e, PodTerminated)
+    ] == [(PodTerminated, "a", "")]
 
 
 @pytest.mark.parametrize(
@@ -123,10 +123,10 @@ def test_only_pods_without_a_lease_occupy_their_node() -> None:
 
     (change,) = told.occupied(now_s=2.0)
 
-    assert change.facts.occupied == {"cpu": 500, "pods": 1}
+    assert change.node.used_by_others == {"cpu": 500, "pods": 1}
     assert told.occupied(now_s=2.0) == []
     known.miss(FOREIGN)
-    assert [c.facts.occupied for c in told.occupied(now_s=2.0)] == [{}]
+    assert [c.node.used_by_others for c in told.occupied(now_s=2.0)] == [{}]
 
 
 def test_unexplained_pods_are_told_again_and_the_ids_differ() -> None:

@@ -7,7 +7,7 @@ import pytest
 from services.webhook.admission import Decision, Policy, decide
 from services.webhook.largest_device import STALE_S, Largest, LargestHeard
 from services.webhook.pods import read_pod
-from shared.model.events.pod_events import LargestTold
+from shared.model.events.pod_events import LargestDeviceReported
 
 CARD = Largest(memory_mib=16_384, memory_units=1638)
 """One device of 16 GiB, and one on a node that counts in units of 10 MiB."""
@@ -91,8 +91,8 @@ def test_where_larger_nodes_may_come_the_pod_is_let_in_with_a_warning() -> None:
     assert [text for text in decision.warnings if "the pod waits for a node that has it" in text]
 
 
-def told(mib: int) -> LargestTold:
-    return LargestTold(memory_mib=mib, memory_units=mib, told_at=0.0)
+def told(mib: int) -> LargestDeviceReported:
+    return LargestDeviceReported(memory_mib=mib, memory_units=mib, reported_at=0.0)
 
 
 def test_a_device_counts_for_a_while_after_it_was_heard_of_last() -> None:
@@ -110,7 +110,7 @@ def test_a_device_counts_for_a_while_after_it_was_heard_of_last() -> None:
 
 def test_units_and_mib_may_be_of_different_devices() -> None:
     heard = LargestHeard()
-    heard.note(LargestTold(memory_mib=80_000, memory_units=8_000, told_at=1.0), 1.0)
-    heard.note(LargestTold(memory_mib=16_000, memory_units=16_000, told_at=1.0), 1.0)
+    heard.note(LargestDeviceReported(memory_mib=80_000, memory_units=8_000, reported_at=1.0), 1.0)
+    heard.note(LargestDeviceReported(memory_mib=16_000, memory_units=16_000, reported_at=1.0), 1.0)
 
     assert heard.now(2.0) == Largest(80_000, 16_000)

@@ -10,7 +10,7 @@ import pytest
 from services.cli.admin import credentials
 from services.cli.admin.credentials import Doors
 from services.cli.inspect.sources import Reader, Where
-from shared.credentials.logins import Keys
+from shared.credentials.logins import ClientCredentials
 from shared.kubernetes.client import Page
 from shared.ledger.leases import RedisLeases
 from tests.support.placer.ledger import NOW
@@ -40,7 +40,7 @@ async def reader_as(user: str, server: tuple[ValkeyServer, Doors]) -> AsyncItera
     where = Where(
         redis_url=started.url,
         kubeconfig=None,
-        redis_keys=Keys(credentials=written.redis(user)),
+        redis_keys=ClientCredentials(credentials=written.redis(user)),
     )
     async with RedisLeases.connect(where.redis_url, keys=where.redis_keys) as ledger:
         pods: Any = NoPods()

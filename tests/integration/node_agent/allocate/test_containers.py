@@ -25,7 +25,7 @@ async def test_hami_core_29_an_app_container_reuses_the_slot_of_an_init_containe
 
         assert limit(at.env("one", "first")) == "500m"
         assert limit(at.env("one")) == "3000m"
-    assert told[0].activation.device_ids == told[1].activation.device_ids
+    assert told[0].allocation.device_ids == told[1].allocation.device_ids
     assert not at.refused
 
 
@@ -88,4 +88,4 @@ async def test_a_node_that_comes_up_again_admits_its_pods_with_what_they_had() -
 
             assert (await at.node.held())["one", "main"] == before["one", "main"]
             assert limit(at.env("two")) == "2000m"
-            assert len(agent.record.activations) == 2
+            assert len(agent.record.allocations) == 2

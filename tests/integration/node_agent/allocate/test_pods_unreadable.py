@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from shared.model.events.request_reply import EndAsked
+from shared.model.events.request_reply import TerminationRequest
 from shared.model.lease import LeaseState
 from shared.model.names import NodeName, PodUid
 from tests.support.binder.node_binder import Binder, post, reserve
@@ -28,7 +28,7 @@ async def test_either_right_is_enough(right: str) -> None:
             await at.node.phase("one", "Running")
 
             assert not agent.answering.finding.pods.blind
-            assert not at.reported[-1].by_signature
+            assert not at.reported[-1].pods_unreadable
 
 
 async def test_equal_pods_are_bound_one_after_the_other_and_each_gets_its_own() -> None:
@@ -36,7 +36,7 @@ async def test_equal_pods_are_bound_one_after_the_other_and_each_gets_its_own() 
         take_rights(at)
         async with at.running():
             binder = Binder(at)
-            await eventually(lambda: at.reported and at.reported[-1].by_signature)
+            await eventually(lambda: at.reported and at.reported[-1].pods_unreadable)
             async with asyncio.TaskGroup() as group:
                 for n in range(8):
                     part = share(n % 4, 1000 + n, slot=n // 4, fence=n // 4 + 1)
@@ -67,7 +67,7 @@ async def test_pods_that_ask_for_different_amounts_do_not_wait_for_each_other() 
             for n in range(2):
                 await at.node.phase(f"p{n}", "Running")
 
-        assert told.held == ()
+        assert told.deferred_pods == ()
         assert at.env("p1")["CUDA_DEVICE_MEMORY_LIMIT_1"] == "500m"
 
 
@@ -146,12 +146,12 @@ async def test_when_the_right_is_granted_the_list_is_read_again(
     monkeypatch.setattr("services.node_agent.service.TIDY_S", 0.1)
     monkeypatch.setattr("services.node_agent.kubelet.node_pods.TRY_AGAIN_S", 0.1)
     async with site() as at, at.running() as agent:
-        await eventually(lambda: at.reported and not at.reported[-1].by_signature)
+        await eventually(lambda: at.reported and not at.reported[-1].pods_unreadable)
         take_rights(at)
-        await eventually(lambda: at.reported[-1].by_signature)
+        await eventually(lambda: at.reported[-1].pods_unreadable)
         blind = agent.answering.finding.pods.blind
         take_rights(at, "nodes/pods")
-        await eventually(lambda: not at.reported[-1].by_signature)
+        await eventually(lambda: not at.reported[-1].pods_unreadable)
 
     assert "Forbidden" in blind
     assert "grant the agent's account" in blind
@@ -173,14 +173,14 @@ async def test_whether_a_vanished_pod_has_ended_is_told_without_the_list() -> No
         async with at.running() as agent:
             lease = at.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
             await at.node.phase("one", "Running")
-            asked = EndAsked(node=NodeName(NODE), pod=lease.pod)
+            asked = TerminationRequest(node=NodeName(NODE), pod=lease.pod)
             runs = await agent.end(asked)
             lingering = PodUid("7f7c2c5e-57a5-4d3c-9d0e-0d7e6c1f2a3b")
             cgroup = at.root / "proc" / "17" / "cgroup"
             cgroup.parent.mkdir(parents=True)
             cgroup.write_text(f"0::/kubepods/pod{lingering}/{'a' * 64}\n")
-            lingers = await agent.end(EndAsked(node=NodeName(NODE), pod=lingering))
+            lingers = await agent.end(TerminationRequest(node=NodeName(NODE), pod=lingering))
             cgroup.unlink()
-            over = await agent.end(EndAsked(node=NodeName(NODE), pod=lingering))
+            over = await agent.end(TerminationRequest(node=NodeName(NODE), pod=lingering))
 
-    assert [told.ended for told in (runs, lingers, over)] == [False, False, True]
+    assert [told.terminated for told in (runs, lingers, over)] == [False, False, True]

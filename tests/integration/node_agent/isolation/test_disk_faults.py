@@ -9,7 +9,7 @@ import pytest
 from services.node_agent.instance_lock import alone
 from services.node_agent.kubelet.admission_window import UNSETTLED
 from shared.model.errors import UnavailableError
-from shared.model.events.request_reply import BindAsked
+from shared.model.events.request_reply import BindRequest
 from shared.model.names import NodeName
 from tests.support.binder.node_binder import Binder, reserve
 from tests.support.node_agent.agent import NUMBER, lease_of, share, site
@@ -51,13 +51,13 @@ async def test_a_disk_that_fills_between_two_looks_holds_the_next_pod_back(
         monkeypatch.setattr(LACK, 0)
         after = await agent.may_bind(asked())
 
-    assert before.held == after.held == ()
-    assert full.held
+    assert before.deferred_pods == after.deferred_pods == ()
+    assert full.deferred_pods
     assert "is full" in full.reason
 
 
-def asked() -> BindAsked:
-    return BindAsked(node=NodeName(NODE), leases=(lease_of("some-uid"),))
+def asked() -> BindRequest:
+    return BindRequest(node=NodeName(NODE), leases=(lease_of("some-uid"),))
 
 
 async def test_what_was_read_last_of_the_settings_need_not_be_kept_for_an_agent_to_start() -> None:
@@ -87,7 +87,7 @@ async def test_an_answer_that_cannot_be_written_down_is_not_given() -> None:
         (at.root / "agent" / "checkpoint.new").symlink_to("/dev/full")
         at.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
         await at.node.phase("one", "Failed")
-        message, kept = at.message("one"), agent.record.activations
+        message, kept = at.message("one"), agent.record.allocations
         at.bind(pod("two", limits={NUMBER: 1}), share(0, 1000, fence=2))
         await at.node.phase("two", "Running")
 

@@ -22,7 +22,7 @@ def mounted(at: Site, name: str) -> Path:
     """Return the library that the agent has given a pod's container."""
     assert at.agent is not None
     entries = at.agent.record.answers
-    (entry,) = [one for one in entries if one.activation.name == name]
+    (entry,) = [one for one in entries if one.allocation.name == name]
     (found,) = [
         mount.host_path for mount in entry.setup.mounts if mount.host_path.endswith("libvgpu.so")
     ]

@@ -16,8 +16,8 @@ from services.node_agent.isolation.region_reader import read_region
 from services.node_agent.service import NodeAgent
 from shared.model.device import DeviceUse
 from shared.model.events.node_events import ViolationFound
-from shared.model.events.request_reply import LimitsAsked, LimitsTold, ResizeAsked
-from shared.model.lease import Lease, LeaseState, Size, Terms
+from shared.model.events.request_reply import LimitsReply, LimitsRequest, ResizeRequest
+from shared.model.lease import Lease, LeaseState, RequestedUnits, ShareSize
 from shared.model.ledger import LedgerNode
 from shared.model.node import NodeFacts
 from tests.support.node_agent.agent import NUMBER, Site, share, site
@@ -37,7 +37,8 @@ def sized(lease: Lease, mib: int, cores: int = 10, *, later: int = 1) -> Lease:
             each,
             memory_mib=mib,
             cores_percent=cores,
-            asked=each.asked or Size(memory_mib=each.memory_mib, cores_percent=10),
+            requested_size=each.requested_size
+            or ShareSize(memory_mib=each.memory_mib, cores_percent=10),
         )
         for each in lease.shares
     )
@@ -76,8 +77,8 @@ async def running(at: Site, *, mib: int = 4_000) -> AsyncIterator[tuple[NodeAgen
         yield agent, lease
 
 
-async def ask(agent: NodeAgent, lease: Lease, turn: str = "", *, over: bool = False) -> LimitsTold:
-    question = LimitsAsked(node=agent.route, lease=lease, turn=turn, over=over)
+async def ask(agent: NodeAgent, lease: Lease, turn: str = "", *, over: bool = False) -> LimitsReply:
+    question = LimitsRequest(node=agent.route, lease=lease, resize_id=turn, finished=over)
     return await agent.limit(question)
 
 
@@ -91,9 +92,9 @@ async def test_hami_core_12_a_larger_lease_raises_the_limit_of_the_running_conta
         after = path_of(place).read_bytes()
         started = at.node.container("one").started_at
 
-        assert (await ask(agent, sized(lease, 6_000, 30))).done
+        assert (await ask(agent, sized(lease, 6_000, 30))).applied
         assert at.node.container("one").started_at == started
-        told = agent.record.activations[0].lease
+        told = agent.record.allocations[0].lease
         assert told == sized(lease, 6_000, 30), "a rebuilt ledger learns of the new size"
     changed = {n for n, (a, b) in enumerate(zip(before, after, strict=True)) if a != b}
     limits = range(V1_2.memory_limits, V1_2.memory_limits + 8)
@@ -109,7 +110,12 @@ async def test_hami_core_12_a_larger_lease_raises_the_limit_of_the_running_conta
         (
             "koordinator",
             "koordinator.sh/gpu.shared",
-            {"slots": 100, "terms": Terms(memory_mib=4_000, device_mib=T4_MIB, memory_percent=26)},
+            {
+                "slots": 100,
+                "requested_units": RequestedUnits(
+                    memory_mib=4_000, device_mib=T4_MIB, memory_percent=26
+                ),
+            },
         ),
     ],
 )
@@ -122,7 +128,7 @@ async def test_containers_of_every_dialect_that_hami_core_holds_are_resized(
         lease = at.bind(pod("one", limits={resource: count}), *shares, dialect=dialect)
         await at.node.phase("one", "Running")
         place = region_of(at, lease)
-        asked = ResizeAsked(pod=lease.pod, memory_mib=2_000, cores_percent=None)
+        asked = ResizeRequest(pod=lease.pod, memory_mib=2_000, cores_percent=None)
         node = LedgerNode(
             facts=NodeFacts(name=lease.node),
             devices=tuple((device, DeviceUse()) for device in agent.devices),
@@ -131,10 +137,10 @@ async def test_containers_of_every_dialect_that_hami_core_holds_are_resized(
         change = decide(replace(lease, state=LeaseState.ACTIVE), asked, node)
         assert isinstance(change, Change), change
 
-        assert (await ask(agent, change.lease, "turn")).done
+        assert (await ask(agent, change.lease, "turn")).applied
         assert limit_mib(place) == 2_000
         now = at.ledger.grant(replace(change.lease, version=9))
-        assert (await ask(agent, now)).done
+        assert (await ask(agent, now)).applied
         assert limit_mib(place) == 2_000
 
 
@@ -144,7 +150,7 @@ async def test_a_resized_container_starts_again_with_its_new_limits() -> None:
         await eventually(lambda: at.node.kubelet.state_of("default", "one"))
         place = await eventually(lambda: at.env("one") and region_of(at, lease))
         larger = at.ledger.grant(sized(lease, 2_000))
-        assert (await ask(agent, larger)).done
+        assert (await ask(agent, larger)).applied
         first = at.node.container("one").started_at
         await eventually(lambda: at.node.container("one").started_at > first)
 
@@ -162,9 +168,9 @@ async def test_an_agent_that_was_away_learns_of_a_resize_when_it_is_back() -> No
         at.ledger.grant(sized(lease, 6_000))
         async with at.running() as agent:
             await eventually(lambda: limit_mib(place) == 6_000)
-            assert agent.record.activations[0].lease.shares[0].memory_mib == 6_000
+            assert agent.record.allocations[0].lease.shares[0].memory_mib == 6_000
         async with at.running() as agent:
-            assert agent.record.activations[0].lease.shares[0].memory_mib == 6_000
+            assert agent.record.allocations[0].lease.shares[0].memory_mib == 6_000
             assert limit_mib(place) == 6_000
 
 
@@ -176,12 +182,12 @@ async def test_a_container_is_not_held_to_less_than_it_has_in_use() -> None:
         refused = await ask(agent, sized(lease, 2_999, later=0), "turn")
         done = await ask(agent, sized(lease, 3_000, later=0), "turn")
 
-        assert (refused.done, refused.in_use_mib) == (False, 3_000)
+        assert (refused.applied, refused.in_use_mib) == (False, 3_000)
         assert "3000 MiB of GPU 0" in refused.reason
         assert "would be 2999" in refused.reason
-        assert done.done
+        assert done.applied
         assert limit_mib(place) == 3_000
-        assert agent.record.activations[0].lease == replace(
+        assert agent.record.allocations[0].lease == replace(
             lease, version=2, state=LeaseState.BOUND
         ), "the ledger has not decided yet"
 
@@ -201,7 +207,7 @@ async def test_what_is_allocated_while_a_limit_is_lowered_raises_it_again(
 
         told = await asking
 
-        assert (told.done, told.in_use_mib) == (False, 3_500)
+        assert (told.applied, told.in_use_mib) == (False, 3_500)
         assert limit_mib(place) == 4_000
 
 
@@ -244,11 +250,11 @@ async def test_a_smaller_lease_whose_news_are_lost_is_asked_for(
     async with site() as at, running(at) as (agent, lease):
         place = region_of(at, lease)
         at.ledger.grant(sized(lease, 1_000))
-        assert (await ask(agent, sized(lease, 1_000, later=0), "turn")).done
+        assert (await ask(agent, sized(lease, 1_000, later=0), "turn")).applied
 
         await eventually(lambda: agent.record.answers[0].lowered is None)
 
-        assert agent.record.activations[0].lease == sized(lease, 1_000)
+        assert agent.record.allocations[0].lease == sized(lease, 1_000)
         assert limit_mib(place) == 1_000
 
 
@@ -259,7 +265,7 @@ async def test_an_agent_killed_while_a_limit_is_lowered_keeps_to_it(
     async with site() as at:
         async with running(at) as (agent, lease):
             place = region_of(at, lease)
-            assert (await ask(agent, sized(lease, 1_000, later=0), "turn")).done
+            assert (await ask(agent, sized(lease, 1_000, later=0), "turn")).applied
         async with at.running() as agent:
             await eventually(lambda: agent.leases.settled and agent.usage.seen.containers)  # type: ignore[attr-defined]
             assert limit_mib(place) == 1_000
@@ -279,7 +285,7 @@ async def test_no_resize_is_taken_for_tampering(monkeypatch: pytest.MonkeyPatch)
             mib = 4_000 + 100 * (step % 5)
             proposed = sized(lease, mib - 50, later=step - 1)
             await ask(agent, proposed, f"turn-{step}")
-            assert (await ask(agent, at.ledger.grant(sized(lease, mib, later=step)))).done
+            assert (await ask(agent, at.ledger.grant(sized(lease, mib, later=step)))).applied
             assert limit_mib(place) == mib
         seen = agent.usage.seen.seen_at  # type: ignore[attr-defined]
         await eventually(lambda: agent.usage.seen.seen_at > seen)  # type: ignore[attr-defined]

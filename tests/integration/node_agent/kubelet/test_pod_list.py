@@ -9,8 +9,8 @@ import pytest
 from services.node_agent.allocate.pod_resolution import PodResources
 from services.node_agent.kubelet.node_pods import UNTRUSTED, PodsSeen
 from services.node_agent.kubelet.pod_list import KubeletPods
-from shared.kubernetes.client import Kube
-from shared.kubernetes.kubeconfig import Credentials
+from shared.kubernetes.client import KubernetesClient
+from shared.kubernetes.kubeconfig import ClusterCredentials
 from shared.model.errors import RequestError, UnavailableError
 from tests.support.clock import FakeClock
 from tests.support.kubernetes.scripted_apiserver import Exchange, ScriptedApiserver, Step, answers
@@ -55,10 +55,10 @@ async def test_a_kubelet_with_a_certificate_of_a_new_authority_is_believed_once_
         answers(200, PODS), resets, answers(200, PODS), tls=tls
     ) as kubelet:
 
-        def described() -> Credentials:
-            return Credentials(server=kubelet.url, ca_pem=place.read_text())
+        def described() -> ClusterCredentials:
+            return ClusterCredentials(server=kubelet.url, ca_pem=place.read_text())
 
-        async with Kube(described()) as kube:
+        async with KubernetesClient(described()) as kube:
             pods = KubeletPods(kube, described)
             assert [pod.name for pod in await pods.list_pods()] == ["a"]
 
@@ -88,7 +88,7 @@ async def test_what_a_kubelet_does_not_tell_is_sorted_by_whether_it_may_tell_it_
     step: Step, kind: type[Exception]
 ) -> None:
     async with ScriptedApiserver(*[step] * 4) as kubelet:
-        credentials = Credentials(server=kubelet.url)
-        async with Kube(credentials) as kube:
+        credentials = ClusterCredentials(server=kubelet.url)
+        async with KubernetesClient(credentials) as kube:
             with pytest.raises(kind):
                 await KubeletPods(kube, lambda: replace(credentials)).list_pods()

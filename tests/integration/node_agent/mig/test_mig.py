@@ -15,7 +15,7 @@ from services.node_agent.mig import instances as waiting
 from services.node_agent.mig import partitioner
 from services.node_agent.mig.layout_changes import MigInstance
 from shared.model.errors import RequestError
-from shared.model.lease import Lease, LeaseState, MigPlace, Share, Terms
+from shared.model.lease import Lease, LeaseState, MigPlacement, RequestedUnits, Share
 from shared.model.names import NodeName, PodUid
 from simcluster.kubelet.containers.container_spec import RUN_FOR
 from tests.support.node_agent.agent import NUMBER, Site, share, site
@@ -42,8 +42,8 @@ def part(group: str, position: int = 0, asked_mib: int = 3000, **changes: Any) -
         "slot": position,
         "fence": 1,
         "cores_percent": 0,
-        "mig": MigPlace(layout=group, position=position, profile=profile),
-        "terms": Terms(memory_mib=asked_mib, device_mib=40960),
+        "mig": MigPlacement(layout=group, position=position, profile=profile),
+        "requested_units": RequestedUnits(memory_mib=asked_mib, device_mib=40960),
     }
     return share(changes.pop("index", 0), memory_mib, **(facts | changes))
 
@@ -358,7 +358,7 @@ async def test_a_checkpoint_that_was_lost_is_rebuilt_with_the_instances() -> Non
             await at.node.phase("one", "Running")
         (at.root / "agent" / "checkpoint.json").unlink()
         async with at.running() as agent:
-            await eventually(lambda: agent.record.activations)
+            await eventually(lambda: agent.record.allocations)
             (entry,) = agent.answering.record.of_resource(NUMBER)
 
             assert entry.instances == ((await there(at))[2].uuid,)
@@ -379,11 +379,11 @@ async def test_instances_that_a_reset_took_are_made_again_before_a_container_sta
 async def test_a_layout_that_is_no_more_offered_refuses_its_lease() -> None:
     async with site("1xA100-40GB:mig") as at, at.running() as agent:
         lease = part("group2", 1)
-        gone = replace(lease, mig=MigPlace(layout="old", position=1, profile="2g.10gb"))
+        gone = replace(lease, mig=MigPlacement(layout="old", position=1, profile="2g.10gb"))
         at.bind(pod("one", limits={NUMBER: 1}), gone)
         await at.node.phase("one", "Failed")
         message = at.message("one")
-        other = replace(lease, mig=MigPlace(layout="group2", position=3, profile="2g.10gb"))
+        other = replace(lease, mig=MigPlacement(layout="group2", position=3, profile="2g.10gb"))
         held = at.ledger.leases[next(iter(at.ledger.leases))]
 
         with pytest.raises(RequestError, match="were the layouts changed"):

@@ -19,7 +19,7 @@ from services.node_agent.mig.partition_client import RemotePartitioner
 from services.node_agent.mig.partition_server import PartitionServer
 from shared.model.device import MigLayout, MigProfile
 from shared.model.errors import RequestError, UnavailableError
-from shared.model.lease import MigPlace, Share, Terms
+from shared.model.lease import MigPlacement, RequestedUnits, Share
 from shared.model.names import DeviceUuid, NodeName
 from tests.support.node_agent.agent import NUMBER, Site, share, site
 from tests.support.simcluster.kubelet import NODE, eventually, pod
@@ -32,9 +32,14 @@ LAYOUTS = {
 
 
 def part(layout: str, profile: str, memory_mib: int, **changes: object) -> Share:
-    place = MigPlace(layout=layout, position=0, profile=profile)
-    terms = Terms(memory_mib=3000, device_mib=40960)
-    facts: dict[str, object] = {"slot": 0, "cores_percent": 0, "mig": place, "terms": terms}
+    place = MigPlacement(layout=layout, position=0, profile=profile)
+    terms = RequestedUnits(memory_mib=3000, device_mib=40960)
+    facts: dict[str, object] = {
+        "slot": 0,
+        "cores_percent": 0,
+        "mig": place,
+        "requested_units": terms,
+    }
     return share(0, memory_mib, **(facts | changes))
 
 

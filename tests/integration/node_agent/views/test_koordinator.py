@@ -13,9 +13,9 @@ import yaml
 from services.node_agent.gpus.simulated_gpus import uuid_of
 from services.node_agent.isolation.host_paths import is_loadable
 from services.node_agent.views import node_objects, node_views
-from shared.model.lease import MIB, Lease, Share, Terms
+from shared.model.lease import MIB, Lease, RequestedUnits, Share
 from shared.model.names import NodeName
-from shared.model.request import Company
+from shared.model.request import SharingPolicy
 from simcluster.apimachinery.objects import Json
 from tests.support.node_agent.agent import Site, share, site
 from tests.support.simcluster.kubelet import NODE, container, eventually, pod
@@ -41,8 +41,13 @@ async def at() -> AsyncIterator[Site]:
 
 def half(index: int = 0, **changes: Any) -> Share:
     """Half a T4 for the container `main`."""
-    terms = Terms(memory_mib=T4_MIB // 2, device_mib=T4_MIB, memory_percent=50)
-    known = {"cores_percent": 50, "slots": 100, "terms": terms, "company": Company.ORDINARY}
+    terms = RequestedUnits(memory_mib=T4_MIB // 2, device_mib=T4_MIB, memory_percent=50)
+    known = {
+        "cores_percent": 50,
+        "slots": 100,
+        "requested_units": terms,
+        "sharing": SharingPolicy.SHARED,
+    }
     return share(index, T4_MIB // 2, **(known | changes))
 
 

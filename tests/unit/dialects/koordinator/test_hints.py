@@ -7,7 +7,7 @@ import pytest
 from shared.dialects.dialect import ContainerAsks
 from shared.dialects.koordinator.hints import HINT, JOINT, PARTITION
 from shared.model.errors import RequestError
-from shared.model.request import PodRequest, Scope
+from shared.model.request import PodRequest, TopologyScope
 from tests.unit.dialects.koordinator.test_reading import container, koord, read
 
 
@@ -17,10 +17,11 @@ def hinted(hint: object, **amounts: int) -> PodRequest:
 
 
 @pytest.mark.parametrize(
-    ("scope", "wanted"), [("PCIe", Scope.PCIE), ("NUMANode", Scope.NUMA), ("Node", Scope.NODE)]
+    ("scope", "wanted"),
+    [("PCIe", TopologyScope.PCIE), ("NUMANode", TopologyScope.NUMA), ("Node", TopologyScope.NODE)],
 )
-def test_a_required_scope_is_kept(scope: str, wanted: Scope) -> None:
-    assert hinted({"requiredTopologyScope": scope}).scope is wanted
+def test_a_required_scope_is_kept(scope: str, wanted: TopologyScope) -> None:
+    assert hinted({"requiredTopologyScope": scope}).topology_scope is wanted
 
 
 def test_a_selector_picks_devices_by_model() -> None:
@@ -86,16 +87,18 @@ def test_a_joint_allocation_drops_what_is_not_asked_for() -> None:
         name="main", limits={**koord(shared=1, ratio=100), "koordinator.sh/rdma": 1}
     )
 
-    assert read(container(shared=1, ratio=100), annotations=joint).scope is Scope.NODE
+    assert (
+        read(container(shared=1, ratio=100), annotations=joint).topology_scope is TopologyScope.NODE
+    )
     with pytest.raises(RequestError, match="SamePCIe of gpu and rdma is not supported"):
         read(near, annotations=joint)
-    assert read(near, annotations={JOINT: '{"deviceTypes":["gpu","rdma"]}'}).links
+    assert read(near, annotations={JOINT: '{"deviceTypes":["gpu","rdma"]}'}).prefer_links
 
 
 def test_partitions_are_best_effort() -> None:
     restricted = {PARTITION: '{"allocatePolicy":"Restricted","ringBusBandwidth":"200Gi"}'}
 
-    assert read(container(shared=2, ratio=200), annotations={PARTITION: "{}"}).links
+    assert read(container(shared=2, ratio=200), annotations={PARTITION: "{}"}).prefer_links
     with pytest.raises(RequestError, match="Restricted is not supported"):
         read(container(shared=2, core=200, ratio=200), annotations=restricted)
-    assert read(container(shared=1, ratio=50), annotations=restricted).links
+    assert read(container(shared=1, ratio=50), annotations=restricted).prefer_links

@@ -12,7 +12,7 @@ from shared.dialects.koordinator.amounts import FULL, Part, amount_changes, part
 from shared.dialects.whole_cards import read_as_koordinator
 from shared.model.errors import RequestError
 from shared.model.names import Namespace
-from shared.model.request import Company, DeviceOrder, NodeOrder, PodRequest
+from shared.model.request import DeviceOrder, NodeOrder, PodRequest, SharingPolicy
 
 GI = 1 << 30
 LABEL = "koordinator.sh/gpu-isolation-provider"
@@ -118,7 +118,7 @@ def test_koordinator_7_two_containers_of_a_half_need_two_cards() -> None:
         container("a", shared=1, core=50, ratio=50), container("b", shared=1, core=50, ratio=50)
     )
 
-    assert request.distinct
+    assert request.distinct_devices
     assert [
         (c.container, c.gpus, c.memory_percent, c.cores_percent) for c in request.containers
     ] == [
@@ -262,9 +262,9 @@ def test_how_a_share_takes_to_others_follows_from_its_compute() -> None:
     all_cores = read(container(shared=1, core=100, ratio=50)).containers[0]
     memory_only = read(container(shared=1, ratio=50)).containers[0]
 
-    assert (whole.whole, whole.company) == (True, Company.ALONE)
-    assert (all_cores.whole, all_cores.company) == (False, Company.ORDINARY)
-    assert (memory_only.cores_percent, memory_only.company) == (0, Company.ANY)
+    assert (whole.whole, whole.sharing) == (True, SharingPolicy.EXCLUSIVE)
+    assert (all_cores.whole, all_cores.sharing) == (False, SharingPolicy.SHARED)
+    assert (memory_only.cores_percent, memory_only.sharing) == (0, SharingPolicy.BEST_EFFORT)
 
 
 @pytest.mark.parametrize("scheduler", ["koord-scheduler", "leasehold"])
@@ -286,7 +286,7 @@ def test_vendor_cards_are_this_dialects_only_for_koordinators_scheduler(schedule
 def test_the_isolation_label_is_accepted_in_any_case(value: str) -> None:
     request = read(container(shared=1, ratio=50), labels={LABEL: value})
 
-    assert request.demands.selector == ((LABEL, "HAMi-core"),)
+    assert request.node_requirements.selector == ((LABEL, "HAMi-core"),)
 
 
 def test_another_provider_of_isolation_is_refused() -> None:
@@ -299,8 +299,12 @@ def test_koordinator_29_whoever_is_limited_needs_a_node_that_can_limit() -> None
     capped = read(container(shared=1, core=30, ratio=100))
     whole = read(container(shared=1, core=100, ratio=100), labels={LABEL: "HAMi-core"})
 
-    assert part_of_it.demands.selector == capped.demands.selector == ((LABEL, "HAMi-core"),)
-    assert whole.demands.selector == ()
+    assert (
+        part_of_it.node_requirements.selector
+        == capped.node_requirements.selector
+        == ((LABEL, "HAMi-core"),)
+    )
+    assert whole.node_requirements.selector == ()
 
 
 def test_koordinator_18_the_strategy_decides_the_order_of_devices_and_nodes() -> None:
@@ -312,7 +316,7 @@ def test_koordinator_18_the_strategy_decides_the_order_of_devices_and_nodes() ->
         NodeOrder.SPREAD,
     )
     assert (most.device_order, most.node_order) == (DeviceOrder.MOST_ALLOCATED, NodeOrder.BINPACK)
-    assert least.weights == most.weights == (0, 0, 1)
+    assert least.allocation_weights == most.allocation_weights == (0, 0, 1)
 
 
 def test_koordinator_25_a_forged_allocation_asks_for_nothing() -> None:

@@ -21,11 +21,11 @@ from shared.dialects.koordinator.annotation import (
     parse_allocated,
     ratio_of,
 )
-from shared.model.device import Device, needed_cores, needed_mib
+from shared.model.device import Device, required_cores_percent, required_memory_mib
 from shared.model.errors import RequestError
-from shared.model.lease import MIB, Lease, LeaseState, Share, Terms
+from shared.model.lease import MIB, Lease, LeaseState, RequestedUnits, Share
 from shared.model.lease_copy import dump_lease, load_lease
-from shared.model.ledger import NodeAccount
+from shared.model.ledger import NodeTotals
 from shared.model.names import Namespace
 from shared.model.quantity import parse_count
 from shared.model.request import GpuRequest
@@ -44,16 +44,16 @@ def card(minor: int = 0, mib: int = 81920, uuid: str = "", **facts: object) -> D
 
 def share_of(request: GpuRequest, device: Device) -> Share:
     """Return the share that placing `request` on `device` amounts to."""
-    memory = needed_mib(request, device)
+    memory = required_memory_mib(request, device)
     return Share(
         container=request.container,
         device=device.uuid,
         index=device.index,
         memory_mib=memory,
-        cores_percent=needed_cores(request),
+        cores_percent=required_cores_percent(request),
         whole=request.whole,
-        company=request.company,
-        terms=Terms(
+        sharing=request.sharing,
+        requested_units=RequestedUnits(
             memory_mib=memory,
             device_mib=device.memory_mib,
             memory_bytes=request.memory_bytes,
@@ -312,7 +312,7 @@ def test_koordinator_22_a_lease_that_is_rebuilt_from_its_pod_has_the_same_annota
     copied = load_lease(dump_lease(lease), namespace=Namespace("default"), name="uid-1")
 
     assert encode_allocated(copied) == encode_allocated(lease)
-    assert [s.company for s in copied.shares] == [s.company for s in lease.shares]
+    assert [s.sharing for s in copied.shares] == [s.sharing for s in lease.shares]
 
 
 def test_what_an_init_container_uses_before_is_one_entry_with_the_larger_amount() -> None:
@@ -339,7 +339,7 @@ def test_the_audit_tells_when_somebody_changed_an_allocation() -> None:
             phase="Running",
             annotations=annotations,
         )
-        account = NodeAccount(node=build.ledger_node(held.node), leases=(held,))
+        account = NodeTotals(node=build.ledger_node(held.node), leases=(held,))
         facts = Facts(read_at=0.0, accounts=(account,), pods=(pod,))
         return [one.text for one in audit.views(facts)]
 

@@ -10,10 +10,24 @@ from hypothesis import strategies as st
 from shared.dialects import DIALECTS, read_pod
 from shared.dialects.dialect import ContainerAsks, Rules, Strategy
 from shared.dialects.nvidia.dialect import amount_changes
-from shared.model.device import DeviceMode, DeviceUse, MigLayout, MigProfile, fits, needed_mib
+from shared.model.device import (
+    DeviceMode,
+    DeviceUse,
+    MigLayout,
+    MigProfile,
+    fits,
+    required_memory_mib,
+)
 from shared.model.errors import RequestError
 from shared.model.lease import MIB, bookings
-from shared.model.request import Company, DeviceOrder, GpuRequest, NodeOrder, PodRequest, Scope
+from shared.model.request import (
+    DeviceOrder,
+    GpuRequest,
+    NodeOrder,
+    PodRequest,
+    SharingPolicy,
+    TopologyScope,
+)
 from tests.support.dialects.builders import PATHS, RULES, asking, device, leased, pod, share_of
 
 HAMI = DIALECTS["nvidia"]
@@ -52,32 +66,32 @@ def read_notes(rules: Rules = RULES, gpu: int = 1, /, **notes: str) -> PodReques
 @pytest.mark.parametrize(
     ("amounts", "mib", "cores", "company"),
     [
-        ({"gpu": 1}, 16384, 100, Company.ALONE),
-        ({"gpu": 1, "gpumem": 3000}, 3000, 0, Company.ORDINARY),
-        ({"gpu": 1, "gpumem": 3000, "gpucores": 30}, 3000, 30, Company.ORDINARY),
-        ({"gpu": 1, "gpumem": 3000, "gpucores": 100}, 3000, 100, Company.ALONE),
-        ({"gpu": 1, "gpumem_percentage": 33}, 5406, 0, Company.ORDINARY),
-        ({"gpu": 1, "gpumem_percentage": 100}, 16384, 100, Company.ALONE),
-        ({"gpu": 1, "gpucores": 30}, 16384, 30, Company.ORDINARY),
-        ({"gpu": 1, "gpumem": 0}, 16384, 100, Company.ALONE),
-        ({"gpu": 1, "gpumem": 3000, "gpumem_percentage": 50}, 3000, 0, Company.ORDINARY),
+        ({"gpu": 1}, 16384, 100, SharingPolicy.EXCLUSIVE),
+        ({"gpu": 1, "gpumem": 3000}, 3000, 0, SharingPolicy.SHARED),
+        ({"gpu": 1, "gpumem": 3000, "gpucores": 30}, 3000, 30, SharingPolicy.SHARED),
+        ({"gpu": 1, "gpumem": 3000, "gpucores": 100}, 3000, 100, SharingPolicy.EXCLUSIVE),
+        ({"gpu": 1, "gpumem_percentage": 33}, 5406, 0, SharingPolicy.SHARED),
+        ({"gpu": 1, "gpumem_percentage": 100}, 16384, 100, SharingPolicy.EXCLUSIVE),
+        ({"gpu": 1, "gpucores": 30}, 16384, 30, SharingPolicy.SHARED),
+        ({"gpu": 1, "gpumem": 0}, 16384, 100, SharingPolicy.EXCLUSIVE),
+        ({"gpu": 1, "gpumem": 3000, "gpumem_percentage": 50}, 3000, 0, SharingPolicy.SHARED),
     ],
     ids=str,
 )
 def test_hami_requests_mean_what_hami_makes_of_them(
-    amounts: dict[str, int], mib: int, cores: int, company: Company
+    amounts: dict[str, int], mib: int, cores: int, company: SharingPolicy
 ) -> None:
     request = read_one(**amounts)
     (booking,) = bookings([share_of(request, device())])
 
-    assert (booking.memory_mib, booking.cores_percent, booking.company) == (mib, cores, company)
+    assert (booking.memory_mib, booking.cores_percent, booking.sharing) == (mib, cores, company)
 
 
 def test_hami_memory_is_multiplied_by_the_nodes_factor_and_a_percentage_is_not() -> None:
     card = device(unit_mib=1024)
 
-    assert needed_mib(read_one(gpu=1, gpumem=3), card) == 3072
-    assert needed_mib(read_one(gpu=1, gpumem_percentage=33), card) == 5406
+    assert required_memory_mib(read_one(gpu=1, gpumem=3), card) == 3072
+    assert required_memory_mib(read_one(gpu=1, gpumem_percentage=33), card) == 5406
 
 
 @pytest.mark.parametrize(
@@ -144,7 +158,7 @@ def test_plain_nvidia_pods_get_whole_devices_and_nothing_but_their_names() -> No
 
     assert dict(setup.environment) == {"NVIDIA_VISIBLE_DEVICES": "GPU-1,GPU-3"}
     assert setup.mounts == ()
-    assert read_pod(pod(gpus(gpu=2)), RULES).links
+    assert read_pod(pod(gpus(gpu=2)), RULES).prefer_links
 
 
 def test_hami_a_container_gets_hamis_environment_and_mounts() -> None:
@@ -186,45 +200,45 @@ def test_hami_priority_belongs_to_the_container_that_asked() -> None:
 def test_hami_default_policies_pack_nodes_and_spread_devices() -> None:
     request = read_notes()
 
-    assert (request.node_order, request.device_order, request.weights) == (
+    assert (request.node_order, request.device_order, request.allocation_weights) == (
         NodeOrder.BINPACK,
         DeviceOrder.LEAST_ALLOCATED,
         (1, 1, 1),
     )
-    assert (request.scope, request.links, request.containers[0].company) == (
-        Scope.NODE,
+    assert (request.topology_scope, request.prefer_links, request.containers[0].sharing) == (
+        TopologyScope.NODE,
         False,
-        Company.ORDINARY,
+        SharingPolicy.SHARED,
     )
 
 
 @pytest.mark.parametrize(
     ("chain", "gpu", "order", "links", "company"),
     [
-        ("binpack", 1, DeviceOrder.MOST_ALLOCATED, False, Company.ORDINARY),
-        ("numa,binpack", 2, DeviceOrder.MOST_ALLOCATED, True, Company.ORDINARY),
-        ("spread, binpack", 1, DeviceOrder.LEAST_ALLOCATED, False, Company.ORDINARY),
-        ("mutex", 1, DeviceOrder.LEAST_ALLOCATED, False, Company.IDLE),
-        ("mutex,binpack", 1, DeviceOrder.MOST_ALLOCATED, False, Company.IDLE),
-        ("topology-aware", 1, DeviceOrder.LEAST_LINKED, True, Company.ORDINARY),
-        ("topology-aware", 4, DeviceOrder.LEAST_ALLOCATED, True, Company.ORDINARY),
-        ("", 1, DeviceOrder.LEAST_ALLOCATED, False, Company.ORDINARY),
+        ("binpack", 1, DeviceOrder.MOST_ALLOCATED, False, SharingPolicy.SHARED),
+        ("numa,binpack", 2, DeviceOrder.MOST_ALLOCATED, True, SharingPolicy.SHARED),
+        ("spread, binpack", 1, DeviceOrder.LEAST_ALLOCATED, False, SharingPolicy.SHARED),
+        ("mutex", 1, DeviceOrder.LEAST_ALLOCATED, False, SharingPolicy.IDLE_DEVICE),
+        ("mutex,binpack", 1, DeviceOrder.MOST_ALLOCATED, False, SharingPolicy.IDLE_DEVICE),
+        ("topology-aware", 1, DeviceOrder.LEAST_LINKED, True, SharingPolicy.SHARED),
+        ("topology-aware", 4, DeviceOrder.LEAST_ALLOCATED, True, SharingPolicy.SHARED),
+        ("", 1, DeviceOrder.LEAST_ALLOCATED, False, SharingPolicy.SHARED),
     ],
 )
 def test_hami_a_chain_of_policies_orders_and_filters_devices(
-    chain: str, gpu: int, order: DeviceOrder, links: bool, company: Company
+    chain: str, gpu: int, order: DeviceOrder, links: bool, company: SharingPolicy
 ) -> None:
     request = read_notes(RULES, gpu, devices=chain)
 
-    assert (request.device_order, request.links) == (order, links)
-    assert request.containers[0].company is company
+    assert (request.device_order, request.prefer_links) == (order, links)
+    assert request.containers[0].sharing is company
 
 
 def test_hami_the_operators_policies_count_where_the_pod_has_none() -> None:
     rules = Rules(node_policy="spread", gpu_policy="mutex,binpack")
 
     assert read_notes(rules).device_order is DeviceOrder.MOST_ALLOCATED
-    assert read_notes(rules).containers[0].company is Company.IDLE
+    assert read_notes(rules).containers[0].sharing is SharingPolicy.IDLE_DEVICE
     assert read_notes(rules).node_order is NodeOrder.SPREAD
     assert read_notes(rules, node="binpack", devices="spread").device_order is (
         DeviceOrder.LEAST_ALLOCATED
@@ -241,7 +255,7 @@ def test_hami_the_operators_policies_count_where_the_pod_has_none() -> None:
     ],
 )
 def test_hami_scoring_weights(text: str, weights: tuple[int, int, int]) -> None:
-    assert read_notes(weights=text).weights == weights
+    assert read_notes(weights=text).allocation_weights == weights
 
 
 @pytest.mark.parametrize(
@@ -262,8 +276,8 @@ def test_hami_annotations_that_mean_nothing_are_refused(notes: dict[str, str], t
 
 
 def test_hami_numa_bind_keeps_a_containers_devices_on_one_numa_node() -> None:
-    assert read_notes(numa="true").scope is Scope.NUMA
-    assert read_notes(numa="false").scope is Scope.NODE
+    assert read_notes(numa="true").topology_scope is TopologyScope.NUMA
+    assert read_notes(numa="false").topology_scope is TopologyScope.NODE
 
 
 def test_hami_selections_are_trimmed_and_all_of_them_count() -> None:
@@ -287,13 +301,13 @@ def test_hami_a_pod_may_name_the_mode_of_its_devices(mode: str, wanted: str | No
 def test_hami_an_instance_will_do_for_a_share_and_for_whole_devices_only_on_demand() -> None:
     mig = {"nvidia.com/vgpu-mode": "mig"}
 
-    assert read_one(gpu=1, gpumem=1000).instances
-    assert not read_one(gpu=1).instances
+    assert read_one(gpu=1, gpumem=1000).mig_allowed
+    assert not read_one(gpu=1).mig_allowed
     demanded = read_one(mig, gpu=1)
-    assert (demanded.instances, demanded.whole, demanded.company) == (
+    assert (demanded.mig_allowed, demanded.whole, demanded.sharing) == (
         True,
         False,
-        Company.ORDINARY,
+        SharingPolicy.SHARED,
     )
 
 

@@ -9,7 +9,7 @@ from shared.dialects import DIALECTS
 from shared.dialects.dialect import Strategy
 from shared.dialects.nvidia.annotations import cordoned, encode_devices
 from shared.model.device import DeviceMode
-from shared.model.lease import Lease, MigPlace
+from shared.model.lease import Lease, MigPlacement
 from shared.model.lease_copy import dump_lease, load_lease
 from shared.model.names import DeviceUuid
 from tests.support.dialects.builders import asking, device, leased, pod
@@ -87,7 +87,7 @@ def test_hami_elements_are_emptied_one_by_one_and_the_last_ends_the_phase() -> N
 
 def test_hami_a_mig_instance_is_named_after_its_place() -> None:
     held = leased(pod(asking(limits=LIMITS)), (0,))
-    place = MigPlace(layout="group1", position=2, profile="1g.10gb")
+    place = MigPlacement(layout="group1", position=2, profile="1g.10gb")
     held = replace(held, shares=(replace(held.shares[0], mig=place),))
 
     assert encode_devices(held) == "GPU-0[group1-2],NVIDIA,4096,30:;"

@@ -9,7 +9,7 @@ from shared.dialects import DIALECTS, read_pod
 from shared.dialects.dialect import ContainerAsks, Paths, PodAsks, Rules, Strategy
 from shared.dialects.volcano.device_register import encode_register, parse_register
 from shared.dialects.volcano.gpushare import list_bytes
-from shared.model.device import Device, DeviceMode, needed_mib
+from shared.model.device import Device, DeviceMode, required_memory_mib
 from shared.model.errors import RequestError
 from shared.model.lease import Lease, Share, bookings
 from shared.model.lease_copy import dump_lease, load_lease
@@ -99,7 +99,7 @@ def test_item_5_init_containers_of_5000_and_3000_need_5000() -> None:
             container=c.container,
             device=DeviceUuid("GPU-0"),
             index=0,
-            memory_mib=needed_mib(c, device(0, 11178)),
+            memory_mib=required_memory_mib(c, device(0, 11178)),
             cores_percent=0,
             init=c.init,
             slotted=c.slotted,
@@ -122,7 +122,7 @@ def test_item_7_whole_cards_are_written_in_ascending_order() -> None:
 
 def test_item_8_the_environment_is_the_guides_three_variables() -> None:
     card = device(0, 11178, unit_mib=10)
-    memory = needed_mib(GpuRequest(container="c", gpus=1, memory_units=1024), card)
+    memory = required_memory_mib(GpuRequest(container="c", gpus=1, memory_units=1024), card)
     held = lease(
         Share(
             container="c",
@@ -231,7 +231,7 @@ def test_item_18_two_cards_are_one_element_with_two_devices() -> None:
 def test_items_19_to_21_memory_is_exact(amounts: dict[str, int], mib: int) -> None:
     request = read_pod(asks(vgpu(**amounts)), Rules())
 
-    assert needed_mib(request.containers[0], device(0, 32768)) == mib
+    assert required_memory_mib(request.containers[0], device(0, 32768)) == mib
 
 
 @pytest.mark.parametrize(
@@ -276,7 +276,7 @@ def test_item_28_a_spread_pod_group_becomes_a_tag() -> None:
     notes = {"volcano.sh/vgpu-podgroup-policy": "spread", "scheduling.k8s.io/group-name": "g"}
     request = read_pod(asks(vgpu(number=1), **notes), Rules())
 
-    assert request.tags == ("ns/g",)
+    assert request.anti_affinity_groups == ("ns/g",)
 
 
 def test_item_29_the_policy_decides_the_order_of_devices() -> None:

@@ -131,9 +131,9 @@ def test_pods_that_carry_all_labels_of_an_exclusive_rule_get_its_tag() -> None:
     plain = read_pod(asks({"app": "llm"}, vgpu_number=1), rules)
     other = read_pod(asks({"tier": "gold"}, vgpu_number=1), rules)
 
-    assert gold.tags == ("labels app=llm,tier=gold", "labels app=llm")
-    assert plain.tags == ("labels app=llm",)
-    assert other.tags == ()
+    assert gold.anti_affinity_groups == ("labels app=llm,tier=gold", "labels app=llm")
+    assert plain.anti_affinity_groups == ("labels app=llm",)
+    assert other.anti_affinity_groups == ()
 
 
 @pytest.mark.parametrize("wrong", ["app=llm", [[]], [{}], {"app": "llm"}])

@@ -23,7 +23,7 @@ from shared.model.device import Device, Isolation
 from shared.model.errors import RequestError
 from shared.model.lease import Lease, LeaseState, Share
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
-from shared.model.request import Company
+from shared.model.request import SharingPolicy
 
 NUMBER = "volcano.sh/vgpu-number"
 MEMORY = "volcano.sh/gpu-memory"
@@ -122,15 +122,17 @@ def test_35_a_container_gets_the_variables_and_mounts_of_its_lease() -> None:
     ]
 
 
-@pytest.mark.parametrize(("company", "given"), [(Company.ORDINARY, False), (Company.ALONE, True)])
+@pytest.mark.parametrize(
+    ("company", "given"), [(SharingPolicy.SHARED, False), (SharingPolicy.EXCLUSIVE, True)]
+)
 def test_a_strict_node_gives_no_part_of_a_device_whatever_was_leased(
-    company: Company, given: bool
+    company: SharingPolicy, given: bool
 ) -> None:
     strict = {
         uuid: replace(card, isolation=Isolation.STRICT) for uuid, card in NODE_FACTS.devices.items()
     }
     ask: dict[str, Any] = {"resource": NUMBER, "device_ids": [f"{A}-2"], "honoured": {}}
-    node, held = replace(NODE_FACTS, devices=strict), lease(share(company=company))
+    node, held = replace(NODE_FACTS, devices=strict), lease(share(sharing=company))
 
     if given:
         assert grant(held, candidate(), node, **ask).environment["NVIDIA_VISIBLE_DEVICES"] == A

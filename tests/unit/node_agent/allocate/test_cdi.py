@@ -21,7 +21,7 @@ from services.node_agent.mig.layout_changes import MigInstance, MigState
 from services.node_agent.records.checkpoint_entry import Entry
 from shared.dialects.dialect import ContainerSetup, Mount
 from shared.model.errors import RequestError, UnavailableError
-from shared.model.events.node_events import Activation
+from shared.model.events.node_events import Allocation
 from shared.model.names import DeviceUuid
 from tests.support.node_agent.agent import lease_of
 from tests.support.node_agent.cdi import cdi_devices, cdi_specification
@@ -106,11 +106,11 @@ class Node:
 
     def gave(self, setup: ContainerSetup) -> None:
         lease = lease_of("u1")
-        told = Activation(
+        told = Allocation(
             pod=lease.pod, namespace=lease.namespace, name=lease.name, container="main",
             resource="r", device_ids=("x",), lease=lease,
         )  # fmt: skip
-        self.answers = (Entry(activation=told, setup=setup),)
+        self.answers = (Entry(allocation=told, setup=setup),)
 
 
 @pytest.fixture

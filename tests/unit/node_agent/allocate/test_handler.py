@@ -161,7 +161,7 @@ async def test_an_answer_is_on_disk_prepared_said_and_shown(desk: Desk) -> None:
     await again.load()
     said = await desk.answering.said.take()
 
-    assert again.activations == desk.record.activations
+    assert again.allocations == desk.record.allocations
     assert desk.around.happened == ["prepared", "shown ['main']", "answered"]
     assert isinstance(said[0], ShareActivated)
     assert setup.environment["CUDA_DEVICE_MEMORY_LIMIT_0"] == "1000m"
@@ -193,7 +193,7 @@ async def test_two_alike_are_looked_at_again_and_then_refused_by_name(
     assert isinstance(said, ShareRefused)
     assert said.pod is None, "nobody's lease is given up for a guess"
     assert desk.kubelet.looks > 1
-    assert desk.record.activations == ()
+    assert desk.record.allocations == ()
 
 
 async def test_nothing_is_preferred_when_it_is_unclear_for_whom(desk: Desk) -> None:
@@ -258,7 +258,7 @@ async def test_27_an_init_container_starts_although_the_kubelet_does_not_show_it
 
     await desk.answering.pre_start(NUMBER, [SLOT])
 
-    assert desk.record.activations[0].container == "first"
+    assert desk.record.allocations[0].container == "first"
 
 
 async def test_29_the_same_ids_serve_the_init_container_and_then_the_container(desk: Desk) -> None:

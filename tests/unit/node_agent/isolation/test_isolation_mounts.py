@@ -19,7 +19,13 @@ CARD = device(0)
 
 def lease(pod: str, *containers: str, cores: int = 50) -> Lease:
     asked = [
-        GpuRequest(container=name, gpus=1, memory_units=3000, cores_percent=cores, keeps_terms=True)
+        GpuRequest(
+            container=name,
+            gpus=1,
+            memory_units=3000,
+            cores_percent=cores,
+            records_requested_units=True,
+        )
         for name in containers
     ]
     return Lease(

@@ -20,7 +20,7 @@ from services.node_agent.records.checkpoint_entry import Entry
 from services.node_agent.records.known_leases import LeasesKnown
 from shared.dialects import DIALECTS
 from shared.dialects.dialect import ContainerSetup
-from shared.model.events.node_events import Activation
+from shared.model.events.node_events import Allocation
 from shared.model.lease import Lease, LeaseState
 from shared.model.names import NodeName, PodUid
 from tests.support.node_agent.agent import NUMBER, lease_of, share
@@ -45,10 +45,10 @@ class Desk:
         self.node = node()
 
     def held(self, *leases: Lease) -> tuple[PodUid, ...]:
-        return self.turns.tell(leases, self.node, None, blind=BLIND).held
+        return self.turns.tell(leases, self.node, None, blind=BLIND).deferred_pods
 
     def paced(self, *leases: Lease) -> tuple[PodUid, ...]:
-        return self.turns.tell(leases, self.node, None, blind="").held
+        return self.turns.tell(leases, self.node, None, blind="").deferred_pods
 
     def bind(self, lease: Lease) -> Lease:
         bound = replace(lease, state=LeaseState.BOUND, version=2)
@@ -56,7 +56,7 @@ class Desk:
         return bound
 
     def answer(self, lease: Lease, container: str = "main") -> None:
-        told = Activation(
+        told = Allocation(
             pod=lease.pod,
             namespace=lease.namespace,
             name=lease.name,
@@ -65,7 +65,7 @@ class Desk:
             device_ids=("x",),
             lease=lease,
         )
-        self.answers += (Entry(activation=told, setup=ContainerSetup(environment={})),)
+        self.answers += (Entry(allocation=told, setup=ContainerSetup(environment={})),)
 
 
 def node() -> Node:
@@ -178,7 +178,7 @@ def test_who_was_let_through_is_on_the_way_until_answered_or_too_late(blind: str
     desk = Desk()
     one, two = reserved("one"), reserved("two", share(0, slot=4), share(1, slot=4))
     for lease in (one, two):
-        assert desk.turns.tell((lease,), desk.node, None, blind=blind).held == ()
+        assert desk.turns.tell((lease,), desk.node, None, blind=blind).deferred_pods == ()
 
     assert desk.turns.on_the_way().keys() == {"one", "two"}
     desk.answer(desk.bind(one))
@@ -191,10 +191,10 @@ def test_turns_come_soon_and_an_agent_that_leaves_does_not_come_back_soon() -> N
     desk = Desk()
     asked = [reserved(uid) for uid in ("one", "two", "three")]
 
-    assert desk.turns.tell(asked, desk.node, None, blind="").soon
-    assert desk.turns.tell(asked, desk.node, None, blind=BLIND).soon
+    assert desk.turns.tell(asked, desk.node, None, blind="").retry_soon
+    assert desk.turns.tell(asked, desk.node, None, blind=BLIND).retry_soon
     desk.turns.leaving = True
-    assert not desk.turns.tell(asked, desk.node, None, blind="").soon
+    assert not desk.turns.tell(asked, desk.node, None, blind="").retry_soon
 
 
 def test_nobody_goes_before_the_nodes_leases_are_known() -> None:
@@ -202,7 +202,7 @@ def test_nobody_goes_before_the_nodes_leases_are_known() -> None:
     desk.leases.settled = False
 
     assert desk.held(reserved("one")) == ("one",)
-    assert not desk.turns.tell([reserved("one")], desk.node, None, blind="").held
+    assert not desk.turns.tell([reserved("one")], desk.node, None, blind="").deferred_pods
 
 
 def test_nobody_goes_to_an_agent_that_leaves_or_is_not_registered() -> None:
@@ -214,7 +214,7 @@ def test_nobody_goes_to_an_agent_that_leaves_or_is_not_registered() -> None:
     desk.turns.leaving = True
     leaving = desk.turns.tell(asked, desk.node, None, blind="")
 
-    assert late.held == early.held == leaving.held == ("one", "two")
+    assert late.deferred_pods == early.deferred_pods == leaving.deferred_pods == ("one", "two")
     assert (late.reason, leaving.reason) == ("not registered", LEAVES)
 
 

@@ -20,7 +20,7 @@ from services.node_agent.records.checkpoint_rebuild import ended_pods
 from services.node_agent.records.known_leases import LeasesKnown
 from shared.dialects.dialect import ContainerSetup, Mount
 from shared.model.errors import RequestError, UnavailableError
-from shared.model.events.node_events import Activation
+from shared.model.events.node_events import Allocation
 from shared.model.lease import LeaseState
 from shared.model.names import Namespace, NodeName, PodUid
 from tests.support.node_agent.agent import lease_of, share
@@ -29,7 +29,7 @@ from tests.support.node_agent.regions import process
 
 def entry(uid: str = "u1", **changes: Any) -> Entry:
     held = lease_of(uid, share(**changes))
-    activation = Activation(
+    activation = Allocation(
         pod=held.pod,
         namespace=held.namespace,
         name=held.name,
@@ -38,7 +38,7 @@ def entry(uid: str = "u1", **changes: Any) -> Entry:
         device_ids=("x",),
         lease=held,
     )
-    return Entry(activation=activation, setup=ContainerSetup(environment={"A": "1"}))
+    return Entry(allocation=activation, setup=ContainerSetup(environment={"A": "1"}))
 
 
 async def test_a_checkpoint_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ async def test_a_damaged_checkpoint_is_set_aside(tmp_path: Path) -> None:
 
     assert record.lost
     assert (tmp_path / "checkpoint.damaged").exists()
-    assert record.activations == ()
+    assert record.allocations == ()
 
 
 async def test_a_checkpoint_that_is_not_there_may_have_been_lost(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ async def test_fences_outlive_the_pod_they_were_honoured_for(tmp_path: Path) -> 
 
     await record.forget([PodUid("u1"), PodUid("u2")])
 
-    assert record.activations == ()
+    assert record.allocations == ()
     assert [fence.fence for fence in record.fences.values()] == [5]
 
 
@@ -181,7 +181,7 @@ def test_a_complete_list_drops_what_it_leaves_out_but_not_what_came_later() -> N
 
 
 def test_a_pod_is_over_when_kubelet_and_ledger_have_let_go_of_it() -> None:
-    told = [entry("u1").activation]
+    told = [entry("u1").allocation]
     pod = KubeletPod(uid=PodUid("u1"), namespace=Namespace("default"), name="pod")
     nothing = PodResources()
 

@@ -17,8 +17,8 @@ from services.node_agent.isolation.region_reader import read_region
 from services.node_agent.records.checkpoint_entry import Entry
 from services.node_agent.usage.monitor import TOLD_AGAIN_S, page
 from shared.dialects.dialect import ContainerSetup
-from shared.model.events.node_events import Activation, Rule
-from shared.model.lease import MigPlace
+from shared.model.events.node_events import Allocation, ViolationReason
+from shared.model.lease import MigPlacement
 from tests.support.node_agent.agent import NUMBER, lease_of, share
 from tests.support.node_agent.monitor_world import (
     HAMI,
@@ -60,14 +60,14 @@ async def test_item_49_every_published_series_has_its_name_labels_and_value(worl
 
 
 async def test_a_mig_instance_is_named_by_its_ids(world: World) -> None:
-    place = MigPlace(layout="all-1g", position=0, profile="1g.10gb")
+    place = MigPlacement(layout="all-1g", position=0, profile="1g.10gb")
     lease = lease_of(UID, share(0, 9728, mig=place))
-    activation = Activation(
+    activation = Allocation(
         pod=lease.pod, namespace=lease.namespace, name=lease.name, container="main",
         resource=NUMBER, device_ids=("x",), lease=lease,
     )  # fmt: skip
     setup = ContainerSetup(environment={"NVIDIA_VISIBLE_DEVICES": "MIG-a"})
-    world.record.told.append(Entry(activation=activation, setup=setup, instances=("MIG-a",)))
+    world.record.told.append(Entry(allocation=activation, setup=setup, instances=("MIG-a",)))
     world.known.note([lease])
 
     await world.monitor.look()
@@ -133,7 +133,7 @@ async def test_altered_limits_are_told_once_and_set_again_in_place(world: World)
     assert isinstance(region, Region)
     assert region.memory_limits[0] == 1000 * MIB
     assert region.pids == {7}
-    assert (violation.rule, violation.pod) == (Rule.TAMPERED, UID)
+    assert (violation.rule, violation.pod) == (ViolationReason.TAMPERED, UID)
     found = read(page(world.monitor).decode())
     assert found["leasehold_limits_restored_total"] == {(): 1}
     assert "leasehold_violations" not in found
@@ -161,7 +161,7 @@ async def test_hami_core_35_a_bypass_is_told_once_until_it_has_ended(world: Worl
     (violation,) = await world.monitor.violations()
     await world.monitor.look()
 
-    assert violation.rule is Rule.ISOLATION_LOST
+    assert violation.rule is ViolationReason.ISOLATION_LOST
     row = {key: OURS[key] for key in ("namespace", "pod", "container")}
     found = read(page(world.monitor).decode())
     assert found["leasehold_container_isolation_lost"] == {tuple(sorted(row.items())): 1}
@@ -185,7 +185,7 @@ async def test_nobody_is_accused_for_a_pid_that_was_anothers_when_the_driver_nam
     await world.monitor.look()
 
     assert before == ()
-    assert [one.rule for one in world.monitor.seen.violations] == [Rule.ISOLATION_LOST]
+    assert [one.rule for one in world.monitor.seen.violations] == [ViolationReason.ISOLATION_LOST]
 
 
 @pytest.mark.parametrize("what", ["fifo", "link", "short", "gone"])
@@ -242,7 +242,7 @@ async def test_what_goes_on_is_told_again_after_five_minutes(world: World) -> No
         await world.monitor.look()
         world.clock.advance(1)
 
-    assert [one.rule for one in told] == 3 * [Rule.ISOLATION_LOST]
+    assert [one.rule for one in told] == 3 * [ViolationReason.ISOLATION_LOST]
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05):
             await world.monitor.violations()
@@ -273,7 +273,7 @@ async def test_nobody_is_said_to_be_without_a_lease_before_leases_are_known(worl
 
     assert not early.violations
     assert [(one.rule, one.pod) for one in world.monitor.seen.violations] == [
-        (Rule.UNLEASED, tenant.lease.pod)
+        (ViolationReason.UNLEASED, tenant.lease.pod)
     ]
 
 

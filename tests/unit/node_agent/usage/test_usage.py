@@ -19,7 +19,7 @@ from services.node_agent.usage.usage_model import (
     Tenant,
     picture,
 )
-from shared.model.events.node_events import Rule
+from shared.model.events.node_events import ViolationReason
 from shared.model.names import Namespace, PodUid
 from tests.support.node_agent.agent import lease_of, share
 from tests.support.node_agent.regions import process
@@ -93,7 +93,7 @@ def look(
     return picture(tenants, regions, samples, origins, by_uid, complete=complete)
 
 
-def rules(seen: Picture) -> list[tuple[Rule, str, str]]:
+def rules(seen: Picture) -> list[tuple[ViolationReason, str, str]]:
     return [(one.rule, one.pod, one.container) for one in seen.violations]
 
 
@@ -137,7 +137,7 @@ def test_memory_beyond_the_lease_and_what_a_process_needs_itself_is_a_violation(
 
     seen = look([tenant()], held, [sample(using(70, mib))], {70: of("u1", 7)})
 
-    assert rules(seen) == ([(Rule.OVERRUN, "u1", "main")] if broken else [])
+    assert rules(seen) == ([(ViolationReason.OVERRUN, "u1", "main")] if broken else [])
     assert seen.containers[0].shares[0].overrun_bytes == (mib - 1000) * MIB
 
 
@@ -148,7 +148,7 @@ def test_hami_core_35_a_process_that_owns_no_slot_is_lost_to_isolation() -> None
         [tenant()], held, [sample(using(70), using(71))], {70: of("u1", 7), 71: of("u1", 8)}
     )
 
-    assert rules(seen) == [(Rule.ISOLATION_LOST, "u1", "main")]
+    assert rules(seen) == [(ViolationReason.ISOLATION_LOST, "u1", "main")]
     assert seen.containers[0].unseen == (71,)
     assert "71" in seen.violations[0].text
 
@@ -157,8 +157,8 @@ def test_a_missing_region_is_isolation_lost_and_a_broken_one_tampered() -> None:
     gone = look([tenant()], None, [], {})
     broken = look([tenant()], Tampered("it is a symbolic link"), [], {})
 
-    assert rules(gone) == [(Rule.ISOLATION_LOST, "u1", "main")]
-    assert rules(broken) == [(Rule.TAMPERED, "u1", "main")]
+    assert rules(gone) == [(ViolationReason.ISOLATION_LOST, "u1", "main")]
+    assert rules(broken) == [(ViolationReason.TAMPERED, "u1", "main")]
     assert "symbolic link" in broken.violations[0].text
     assert gone.containers[0].isolation_lost
     assert broken.containers[0].isolation_lost
@@ -174,7 +174,7 @@ def test_a_container_that_hami_core_does_not_hold_loses_nothing() -> None:
 def test_altered_limits_are_a_violation() -> None:
     seen = look([tenant()], region(share(0, 99_000)), [], {})
 
-    assert rules(seen) == [(Rule.TAMPERED, "u1", "main")]
+    assert rules(seen) == [(ViolationReason.TAMPERED, "u1", "main")]
     assert f"{99_000 * MIB} bytes instead of {1000 * MIB}" in seen.violations[0].text
 
 
@@ -185,7 +185,7 @@ def test_a_process_of_a_pod_without_a_lease_is_named_once_per_device() -> None:
         {90: of("u9"), 91: of("u9")}, pod,
     )  # fmt: skip
 
-    assert rules(seen) == [(Rule.UNLEASED, "u9", "main")] * 2
+    assert rules(seen) == [(ViolationReason.UNLEASED, "u9", "main")] * 2
     assert {one.device for one in seen.violations} == set(GPUS)
     assert {(one.namespace, one.name) for one in seen.violations} == {("default", "pod-u9")}
     assert seen.unleased == {GPUS[0]: 2, GPUS[1]: 1}
@@ -196,7 +196,7 @@ def test_a_leased_container_on_a_device_it_does_not_lease_is_without_a_lease_the
 
     seen = look([tenant()], held, [sample(using(70), gpu=1)], {70: of("u1", 7)})
 
-    assert rules(seen) == [(Rule.UNLEASED, "u1", "main")]
+    assert rules(seen) == [(ViolationReason.UNLEASED, "u1", "main")]
     assert seen.violations[0].device == GPUS[1]
 
 
@@ -236,7 +236,7 @@ def test_of_two_containers_the_runtimes_id_tells_which() -> None:
     seen = look([a, b], held, [sample(*(using(pid, pid) for pid in origins))], origins, pod)
 
     assert [use.shares[0].driver_bytes for use in seen.containers] == [70 * MIB, 71 * MIB]
-    assert rules(seen) == [(Rule.UNLEASED, "u1", "c")]
+    assert rules(seen) == [(ViolationReason.UNLEASED, "u1", "c")]
     assert seen.unknown == 1, "whose container is not in the pod's status yet is not guessed"
 
 
