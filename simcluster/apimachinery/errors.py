@@ -67,9 +67,9 @@ class ApiError(Exception):
         return cls(409, "AlreadyExists", text, details=_details(qualified, name))
 
     @classmethod
-    def conflict(cls, qualified: str, name: str, why: str) -> Self:
+    def conflict(cls, qualified: str, name: str, detail: str) -> Self:
         """409: the object has changed, or a precondition does not hold."""
-        text = f'Operation cannot be fulfilled on {qualified} "{name}": {why}'
+        text = f'Operation cannot be fulfilled on {qualified} "{name}": {detail}'
         return cls(409, "Conflict", text, details=_details(qualified, name))
 
     @classmethod
@@ -78,9 +78,11 @@ class ApiError(Exception):
         return cls(400, "BadRequest", message)
 
     @classmethod
-    def forbidden(cls, qualified: str, name: str, why: str, causes: Sequence[Cause] = ()) -> Self:
+    def forbidden(
+        cls, qualified: str, name: str, detail: str, causes: Sequence[Cause] = ()
+    ) -> Self:
         """403: the request is understood and not allowed."""
-        text = f'{qualified} "{name}" is forbidden: {why}'
+        text = f'{qualified} "{name}" is forbidden: {detail}'
         return cls(403, "Forbidden", text, details=_details(qualified, name, causes))
 
     @classmethod

@@ -72,10 +72,10 @@ class SimKubelet:
     async def __aenter__(self) -> Self:
         self.files.root.mkdir(parents=True, exist_ok=True)
         self.token = load_secret(self.files.token, lambda: secrets.token_urlsafe(32))
-        made = api_server_certificates(self.files.tls)
+        certificates = api_server_certificates(self.files.tls)
         self.endpoint = endpoint = KubeletEndpoint(self.token, self._list_pods, self.restart)
         runner, self.port = await serve_https(
-            endpoint.application(), made, self.settings.host, self._earlier_port()
+            endpoint.application(), certificates, self.settings.host, self._earlier_port()
         )
         self._stack.push_async_callback(runner.cleanup)
         self._group = await self._stack.enter_async_context(asyncio.TaskGroup())
@@ -84,7 +84,7 @@ class SimKubelet:
         except BaseException:
             await self._stack.aclose()
             raise
-        self._write_description(made.ca)
+        self._write_description(certificates.ca)
         return self
 
     async def __aexit__(

@@ -104,22 +104,26 @@ def _node_info(name: str, settings: NodeSettings) -> Json:
 
 
 def _conditions(previous: Json, now: float) -> list[Json]:
-    before = {condition["type"]: condition for condition in previous.get("conditions") or ()}
+    previous_by_type = {
+        condition["type"]: condition for condition in previous.get("conditions") or ()
+    }
     own = [
         {
             "type": kind,
             "status": status,
             "lastHeartbeatTime": rfc3339(now),
-            "lastTransitionTime": before[kind]["lastTransitionTime"]
-            if before.get(kind, {}).get("status") == status
+            "lastTransitionTime": previous_by_type[kind]["lastTransitionTime"]
+            if previous_by_type.get(kind, {}).get("status") == status
             else rfc3339(now),
             "reason": reason,
             "message": message,
         }
         for kind, status, reason, message in _CONDITIONS
     ]
-    mine = {condition["type"] for condition in own}
-    return own + [condition for kind, condition in before.items() if kind not in mine]
+    own_types = {condition["type"] for condition in own}
+    return own + [
+        condition for kind, condition in previous_by_type.items() if kind not in own_types
+    ]
 
 
 def same_but_heartbeat(one: Json, other: Json) -> bool:

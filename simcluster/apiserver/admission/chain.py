@@ -72,8 +72,14 @@ class AdmissionChain:
         """Return whether a rule of any webhook or policy may match such a request."""
         if self.is_idle:
             return False
-        request = AdmissionAttributes(operation=operation, kind=kind, body_kind={}, options={},
-                             subresource=subresource, namespace=namespace)  # fmt: skip
+        request = AdmissionAttributes(
+            operation=operation,
+            kind=kind,
+            body_kind={},
+            options={},
+            subresource=subresource,
+            namespace=namespace,
+        )
         versions = self._store.kinds.versions(kind.table)
         rules = [hook.spec.get("rules") or () for hooks in self._hooks.values() for hook in hooks]
         rules += self._policies.rules()

@@ -77,14 +77,14 @@ class BoundPolicies:
                 limits = binding["spec"].get("matchResources")
                 if limits and self._matched_version(limits, request, everything=True) is None:
                     continue
-                named = f"ValidatingAdmissionPolicy '{name_of(policy)}' with binding "
-                named += f"'{name_of(binding)}'"
+                binding_text = f"ValidatingAdmissionPolicy '{name_of(policy)}' with binding "
+                binding_text += f"'{name_of(binding)}'"
                 actions = binding["spec"].get("validationActions") or ()
                 for denial in self._denials(policy, binding, request, kind):
                     if "Warn" in actions:
-                        warnings.append(f"Validation failed for {named}: {denial.message}")
+                        warnings.append(f"Validation failed for {binding_text}: {denial.message}")
                     if "Deny" in actions:
-                        denied.append((named, denial))
+                        denied.append((binding_text, denial))
         if denied:
             raise _refusal(request, *denied[0])
 
@@ -97,8 +97,8 @@ class BoundPolicies:
         """
         versions = self._store.kinds.versions(request.kind.table)
         exact = match.get("matchPolicy") == "Exact"
-        rules, apart = match.get("resourceRules") or (), match.get("excludeResourceRules") or ()
-        if matching_version(apart, request, versions, exact=exact) is not None:
+        rules, excluded = match.get("resourceRules") or (), match.get("excludeResourceRules") or ()
+        if matching_version(excluded, request, versions, exact=exact) is not None:
             return None
         kind = matching_version(rules, request, versions, exact=exact)
         if kind is None and everything and not rules:
@@ -126,8 +126,7 @@ class BoundPolicies:
                 yield PolicyDenial(f"failed to configure binding: {error.args[0]}")
             return
         for param in params:
-            given = {**variables, "params": param}
-            for denial, is_error in _violations(spec, given):
+            for denial, is_error in _violations(spec, {**variables, "params": param}):
                 if strict or not is_error:
                     yield denial
 
@@ -167,47 +166,47 @@ def _rules(policy: Json) -> Sequence[Json]:
     return at_path(policy, "spec.matchConstraints.resourceRules") or ()
 
 
-def _violations(spec: Json, given: Json) -> Iterator[tuple[PolicyDenial, bool]]:
+def _violations(spec: Json, variables: Json) -> Iterator[tuple[PolicyDenial, bool]]:
     """Yield a denial for each failed validation, and whether an error in it is the reason."""
     try:
-        if not conditions_hold(spec.get("matchConditions") or (), given):
+        if not conditions_hold(spec.get("matchConditions") or (), variables):
             return
     except ExpressionError as error:
         yield PolicyDenial(str(error)), True
         return
-    given = {**given, "variables": _variables(spec.get("variables") or (), given)}
+    variables = {**variables, "variables": _variables(spec.get("variables") or (), variables)}
     for validation in spec.get("validations") or ():
         expression = validation["expression"]
         try:
-            if compile_expression(expression).evaluate(given) is True:
+            if compile_expression(expression).evaluate(variables) is True:
                 continue
         except ExpressionError as error:
             yield PolicyDenial(f"expression '{expression}' resulted in error: {error}"), True
             continue
         yield (
-            PolicyDenial(_message(validation, given), validation.get("reason") or "Invalid"),
+            PolicyDenial(_message(validation, variables), validation.get("reason") or "Invalid"),
             False,
         )
 
 
-def _variables(described: Sequence[Json], given: Json) -> Json:
+def _variables(described: Sequence[Json], variables: Json) -> Json:
     """Evaluate a policy's variables; one that fails is missing for the expressions that use it."""
     found: Json = {}
     for each in described:
         try:
             found[each["name"]] = compile_expression(each["expression"]).evaluate(
-                {**given, "variables": found}
+                {**variables, "variables": found}
             )
         except ExpressionError:
             continue
     return found
 
 
-def _message(validation: Json, given: Mapping[str, object]) -> str:
+def _message(validation: Json, variables: Mapping[str, object]) -> str:
     message: object = ""
     if validation.get("messageExpression"):
         try:
-            message = compile_expression(validation["messageExpression"]).evaluate(given)
+            message = compile_expression(validation["messageExpression"]).evaluate(variables)
         except ExpressionError:
             message = ""
     text = message.strip() if isinstance(message, str) and "\n" not in message else ""
@@ -215,8 +214,8 @@ def _message(validation: Json, given: Mapping[str, object]) -> str:
     return text or plain or f"failed expression: {validation['expression'].strip()}"
 
 
-def _refusal(request: AdmissionAttributes, named: str, denial: PolicyDenial) -> ApiError:
-    text = f"{named} denied request: {denial.message}"
+def _refusal(request: AdmissionAttributes, binding_text: str, denial: PolicyDenial) -> ApiError:
+    text = f"{binding_text} denied request: {denial.message}"
     name = request.name or (name_of(request.obj) if request.obj else "")
     refused = ApiError.forbidden(request.kind.qualified, name, text)
     refused.reason, refused.code = denial.reason, _CODES.get(denial.reason, 422)

@@ -86,8 +86,8 @@ def _patch(response: Json, *, mutating: bool) -> Sequence[Json]:
     return operations if isinstance(operations, list) else ()
 
 
-def _invalid(why: str) -> WebhookCallError:
-    return WebhookCallError(f"received invalid webhook response: {why}")
+def _invalid(detail: str) -> WebhookCallError:
+    return WebhookCallError(f"received invalid webhook response: {detail}")
 
 
 def apply_webhook_patch(
@@ -126,9 +126,9 @@ def denied_error(name: str, status: Json | None) -> ApiError:
     return ApiError(code, str(given.get("reason") or ""), message, details=given.get("details"))
 
 
-def call_failed_error(name: str, why: str) -> ApiError:
+def call_failed_error(name: str, detail: str) -> ApiError:
     """Return the error for a request whose webhook could not be called."""
-    return internal_error(f'failed calling webhook "{name}": {why}')
+    return internal_error(f'failed calling webhook "{name}": {detail}')
 
 
 def dry_run_error(name: str) -> ApiError:
@@ -136,7 +136,7 @@ def dry_run_error(name: str) -> ApiError:
     return ApiError.bad_request(f'admission webhook "{name}" does not support dry run')
 
 
-def internal_error(why: str) -> ApiError:
+def internal_error(detail: str) -> ApiError:
     """Return a 500 with the text of the Kubernetes API server."""
-    details = {"causes": [{"message": why}]}
-    return ApiError(500, "InternalError", f"Internal error occurred: {why}", details=details)
+    details = {"causes": [{"message": detail}]}
+    return ApiError(500, "InternalError", f"Internal error occurred: {detail}", details=details)

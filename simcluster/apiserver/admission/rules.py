@@ -125,8 +125,11 @@ def objects_in_version(
 def admission_request(request: AdmissionAttributes, kind: Resource, *, uid: str) -> Json:
     """Return the `AdmissionRequest` for a webhook that matched on `kind`."""
     resource = {"group": kind.group, "version": kind.version, "resource": kind.plural}
-    request_resource = {"group": request.kind.group, "version": request.kind.version,
-             "resource": request.kind.plural}  # fmt: skip
+    request_resource = {
+        "group": request.kind.group,
+        "version": request.kind.version,
+        "resource": request.kind.plural,
+    }
     body_kind = request.body_kind
     if kind is not request.kind and request.subresource in {"", "status"}:
         body_kind = group_version_kind(kind)
@@ -146,8 +149,9 @@ def admission_request(request: AdmissionAttributes, kind: Resource, *, uid: str)
     if request.subresource:
         described |= {"subResource": request.subresource, "requestSubResource": request.subresource}
     name = request.name or (name_of(request.obj) if request.obj else "")
-    described |= {key: text for key, text in (("name", name), ("namespace", request.namespace))
-                  if text}  # fmt: skip
+    described |= {
+        key: text for key, text in (("name", name), ("namespace", request.namespace)) if text
+    }
     return described
 
 

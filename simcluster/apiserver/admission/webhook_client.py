@@ -33,7 +33,7 @@ class WebhookClient:
         The texts are those of the Kubernetes API server; they contain the method and the URL.
         """
         target = self._target(config)
-        shown = f'Post "{target.url}?timeout={timeout_s}s"'
+        call_text = f'Post "{target.url}?timeout={timeout_s}s"'
         if self._session is None:
             self._session = aiohttp.ClientSession()
         try:
@@ -47,19 +47,23 @@ class WebhookClient:
                 timeout=aiohttp.ClientTimeout(total=timeout_s),
                 allow_redirects=False,
             ) as response:  # fmt: skip
-                return _answer(response.status, await response.read())
+                return _decode_response(response.status, await response.read())
         except TimeoutError as error:
-            raise _failed(f"{shown}: context deadline exceeded") from error
+            raise _failed(f"{call_text}: context deadline exceeded") from error
         except aiohttp.ClientConnectorCertificateError as error:
-            why = getattr(error.certificate_error, "verify_message", "") or error.certificate_error
-            text = f"{shown}: tls: failed to verify certificate: x509: {why}"
+            detail = (
+                getattr(error.certificate_error, "verify_message", "") or error.certificate_error
+            )
+            text = f"{call_text}: tls: failed to verify certificate: x509: {detail}"
             raise _failed(text) from error
         except aiohttp.ClientConnectorError as error:
             number = error.os_error.errno
-            why = os.strerror(number).lower() if number else str(error.os_error)
-            raise _failed(f"{shown}: dial tcp {error.host}:{error.port}: connect: {why}") from error
+            detail = os.strerror(number).lower() if number else str(error.os_error)
+            raise _failed(
+                f"{call_text}: dial tcp {error.host}:{error.port}: connect: {detail}"
+            ) from error
         except aiohttp.ClientError as error:
-            raise _failed(f"{shown}: {error}") from error
+            raise _failed(f"{call_text}: {error}") from error
 
     def _target(self, config: Json) -> WebhookAddress:
         try:
@@ -72,18 +76,17 @@ class WebhookClient:
         if bundle not in self._contexts:
             pem = base64.b64decode(bundle).decode() if bundle else None
             context = ssl.create_default_context(cadata=pem)
-            context.verify_flags &= (
-                ~ssl.VERIFY_X509_STRICT
-            )  # Go does not require the extensions either
+            # Like Go, accept certificates without the extensions that strict mode requires.
+            context.verify_flags &= ~ssl.VERIFY_X509_STRICT
             self._contexts[bundle] = context
         return self._contexts[bundle]
 
 
-def _failed(why: str) -> WebhookCallError:
-    return WebhookCallError(f"failed to call webhook: {why}")
+def _failed(detail: str) -> WebhookCallError:
+    return WebhookCallError(f"failed to call webhook: {detail}")
 
 
-def _answer(status: int, raw: bytes) -> JsonValue:
+def _decode_response(status: int, raw: bytes) -> JsonValue:
     if status == 404:
         raise _failed("the server could not find the requested resource")
     if not 200 <= status < 300:

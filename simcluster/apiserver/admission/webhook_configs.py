@@ -77,7 +77,7 @@ class WebhookConfigurationStrategy(KindStrategy):
         return causes
 
     def changes_generation(self, new: Json, old: Json) -> bool:
-        """JsonValue change of the webhooks counts."""
+        """Any change of the webhooks counts."""
         return bool(new.get("webhooks") != old.get("webhooks"))
 
 

@@ -51,18 +51,18 @@ def _check_pod(pod: Json, given: Json, name: str) -> None:
     meta = pod["metadata"]
     for field, label in (("uid", "UID"), ("resourceVersion", "ResourceVersion")):
         if given.get(field) and given[field] != meta[field]:
-            why = (
+            detail = (
                 f"Precondition failed: {label} in precondition: {given[field]}, "
                 f"{label} in object meta: {meta[field]}"
             )
-            raise ApiError.conflict("pods", name, why)
+            raise ApiError.conflict("pods", name, detail)
     if meta.get("deletionTimestamp"):
-        why = f"pod {name_of(pod)} is being deleted, cannot be assigned to a host"
-        raise ApiError.conflict("pods/binding", name, why)
+        detail = f"pod {name_of(pod)} is being deleted, cannot be assigned to a host"
+        raise ApiError.conflict("pods/binding", name, detail)
     node = at_path(pod, "spec.nodeName")
     if node:
-        why = f'pod {name_of(pod)} is already assigned to node "{node}"'
-        raise ApiError.conflict("pods/binding", name, why)
+        detail = f'pod {name_of(pod)} is already assigned to node "{node}"'
+        raise ApiError.conflict("pods/binding", name, detail)
     if at_path(pod, "spec.schedulingGates"):
-        why = f"pod {name_of(pod)} has non-empty .spec.schedulingGates"
-        raise ApiError.conflict("pods/binding", name, why)
+        detail = f"pod {name_of(pod)} has non-empty .spec.schedulingGates"
+        raise ApiError.conflict("pods/binding", name, detail)

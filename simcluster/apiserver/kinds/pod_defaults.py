@@ -118,20 +118,20 @@ def _give_priority(pod: Json, spec: Json, classes: Iterable[Json]) -> None:
         spec["priorityClassName"] = name_of(chosen)
     value = int(chosen["value"]) if chosen else 0
     if spec.get("priority") not in (None, value):
-        why = (
+        detail = (
             f"the integer value of priority ({spec['priority']}) must not be provided in pod spec;"
             f" priority admission controller computed {value} from the given PriorityClass name"
         )
-        raise ApiError.forbidden("pods", name_of(pod), why)
+        raise ApiError.forbidden("pods", name_of(pod), detail)
     spec["priority"] = value
     policy = (chosen or {}).get("preemptionPolicy") or "PreemptLowerPriority"
     if spec.get("preemptionPolicy") not in (None, policy):
-        why = (
+        detail = (
             f"the string value of PreemptionPolicy ({spec['preemptionPolicy']}) must not be "
             f"provided in pod spec; priority admission controller computed {policy} from the given "
             "PriorityClass name"
         )
-        raise ApiError.forbidden("pods", name_of(pod), why)
+        raise ApiError.forbidden("pods", name_of(pod), detail)
     spec["preemptionPolicy"] = policy
 
 
@@ -140,8 +140,8 @@ def _priority_class(pod: Json, name: str | None, classes: Iterable[Json]) -> Jso
     by_name = {name_of(each): each for each in classes}
     if name:
         if name not in by_name:
-            why = f"no PriorityClass with name {name} was found"
-            raise ApiError.forbidden("pods", name_of(pod), why)
+            detail = f"no PriorityClass with name {name} was found"
+            raise ApiError.forbidden("pods", name_of(pod), detail)
         return by_name[name]
     defaults = [each for each in by_name.values() if each.get("globalDefault")]
     return min(defaults, key=lambda each: int(each["value"]), default=None)

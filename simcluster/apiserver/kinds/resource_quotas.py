@@ -66,11 +66,11 @@ class QuotaController:
             now = self._usage(account, kind, new)
             self._check_specified(account, kind, new)
             increase = {key: each - was.get(key, Quantity()) for key, each in now.items()}
-            why = _exceeded(
+            detail = _exceeded(
                 account, {key: each for key, each in increase.items() if each.value > 0}
             )
-            if why:
-                text = f"exceeded quota: {name}, {why}"
+            if detail:
+                text = f"exceeded quota: {name}, {detail}"
                 raise ApiError.forbidden(kind.qualified, name_of(new), text)
 
     def _check_specified(self, account: QuotaAccount, kind: Resource, new: Json) -> None:

@@ -100,11 +100,11 @@ class PriorityClassStrategy(KindStrategy):
         obj.setdefault("preemptionPolicy", "PreemptLowerPriority")
         others = [each for each in cluster.list("priorityclasses") if each.get("globalDefault")]
         if obj.get("globalDefault") and any(name_of(each) != name_of(obj) for each in others):
-            why = (
+            detail = (
                 f"PriorityClass {name_of(others[0])} is already marked as default. "
                 "Only one default can exist"
             )
-            raise ApiError.forbidden("priorityclasses.scheduling.k8s.io", name_of(obj), why)
+            raise ApiError.forbidden("priorityclasses.scheduling.k8s.io", name_of(obj), detail)
 
     def validate(self, obj: Json) -> list[Cause]:
         """Require a value; the highest ones are reserved for the system."""

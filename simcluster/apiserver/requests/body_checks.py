@@ -13,17 +13,17 @@ from simcluster.apiserver.crd.custom_kinds import CustomKind
 from simcluster.apiserver.crd.schema_shape import prune
 
 
-def _words(text: str) -> frozenset[str]:
+def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-_METADATA = _words(
+_METADATA = _names(
     "name generateName namespace selfLink uid resourceVersion generation creationTimestamp "
     "deletionTimestamp deletionGracePeriodSeconds labels annotations ownerReferences finalizers "
     "managedFields"
 )
-_POD = _words("apiVersion kind metadata spec status")
-_POD_SPEC = _words(
+_POD = _names("apiVersion kind metadata spec status")
+_POD_SPEC = _names(
     "volumes initContainers containers ephemeralContainers restartPolicy "
     "terminationGracePeriodSeconds activeDeadlineSeconds dnsPolicy nodeSelector serviceAccountName "
     "serviceAccount automountServiceAccountToken nodeName hostNetwork hostPID hostIPC "
@@ -33,13 +33,13 @@ _POD_SPEC = _words(
     "setHostnameAsFQDN os hostUsers schedulingGates resourceClaims resources hostnameOverride "
     "workloadRef schedulingGroup"
 )
-_CONTAINER = _words(
+_CONTAINER = _names(
     "name image command args workingDir ports envFrom env resources resizePolicy restartPolicy "
     "restartPolicyRules volumeMounts volumeDevices livenessProbe readinessProbe startupProbe "
     "lifecycle terminationMessagePath terminationMessagePolicy imagePullPolicy securityContext "
     "stdin stdinOnce tty targetContainerName"
 )
-_RESOURCES = _words("limits requests claims")
+_RESOURCES = _names("limits requests claims")
 _CONTAINER_LISTS = ("initContainers", "containers", "ephemeralContainers")
 
 
@@ -52,7 +52,7 @@ def drop_unknown_fields(kind: Resource, obj: Json, query: Mapping[str, str]) -> 
             '"Ignore", "Strict", "Warn"'
         )
     dropped = []
-    for path, below, known in _known(kind, obj):
+    for path, below, known in _known_fields(kind, obj):
         for name in [name for name in below if name not in known]:
             dropped.append(f'unknown field "{path}{name}"')
             del below[name]
@@ -66,7 +66,7 @@ def drop_unknown_fields(kind: Resource, obj: Json, query: Mapping[str, str]) -> 
     return dropped if mode == "Warn" else []
 
 
-def _known(kind: Resource, obj: Json) -> Iterator[tuple[str, Json, frozenset[str]]]:
+def _known_fields(kind: Resource, obj: Json) -> Iterator[tuple[str, Json, frozenset[str]]]:
     if isinstance(obj.get("metadata"), dict):
         yield "metadata.", obj["metadata"], _METADATA
     if kind.table != "pods":
@@ -87,7 +87,7 @@ def _known(kind: Resource, obj: Json) -> Iterator[tuple[str, Json, frozenset[str
 
 
 _REQUIRED = ("eventTime", "reportingController", "reportingInstance", "action", "reason")
-_UNSET = {
+_DEPRECATED = {
     "firstTimestamp": "deprecatedFirstTimestamp",
     "lastTimestamp": "deprecatedLastTimestamp",
     "count": "deprecatedCount",
@@ -103,7 +103,7 @@ def new_event_causes(event: Json) -> Iterator[Cause]:
     if event.get("type") not in {"Normal", "Warning"}:
         text = f'Invalid value: "": has invalid value: {event.get("type") or ""}'
         yield Cause("FieldValueInvalid", text, "type")
-    for field, name in _UNSET.items():
+    for field, name in _DEPRECATED.items():
         if event.get(name):
             yield Cause("FieldValueInvalid", 'Invalid value: "": needs to be unset', field)
     series = event.get("series")

@@ -20,8 +20,16 @@ from simcluster.apiserver.requests.request_target import RequestTarget
 from simcluster.apiserver.storage.store import ObjectStore
 from simcluster.apiserver.storage.write_rules import refuse_invalid
 
-_RETURNED_ON_DELETE = frozenset({"pods", "namespaces", "services", "serviceaccounts",
-                             "persistentvolumeclaims", "resourcequotas"})  # fmt: skip
+_RETURNED_ON_DELETE = frozenset(
+    {
+        "pods",
+        "namespaces",
+        "services",
+        "serviceaccounts",
+        "persistentvolumeclaims",
+        "resourcequotas",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,23 +15,23 @@ _NO_NUMA = "-1"
 _COMPACT = (",", ":")
 
 
-def encode_checkpoint(ledger: DeviceState) -> bytes:
+def encode_checkpoint(state: DeviceState) -> bytes:
     """Return the file's content; node agents read it, so the format is a real kubelet's."""
     entries = json.dumps(
         [
             {
-                "PodUID": holding.pod_uid,
-                "ContainerName": holding.container,
-                "ResourceName": holding.resource,
-                "DeviceIDs": {_NO_NUMA: sorted(holding.devices)},
-                "AllocResp": base64.b64encode(holding.response).decode(),
+                "PodUID": allocation.pod_uid,
+                "ContainerName": allocation.container,
+                "ResourceName": allocation.resource,
+                "DeviceIDs": {_NO_NUMA: sorted(allocation.devices)},
+                "AllocResp": base64.b64encode(allocation.response).decode(),
             }
-            for holding in ledger.allocations.values()
+            for allocation in state.allocations.values()
         ],
         separators=_COMPACT,
     )
     registered = ",".join(
-        f"{json.dumps(name)}:{_encode_devices(found)}" for name, found in ledger.healthy.items()
+        f"{json.dumps(name)}:{_encode_devices(found)}" for name, found in state.healthy.items()
     )
     data = f'{{"PodDeviceEntries":{entries},"RegisteredDevices":{{{registered}}}}}'.encode()
     return b'{"Data":%s,"Checksum":%d}' % (data, zlib.crc32(data))
@@ -52,10 +52,10 @@ def decode_checkpoint(content: bytes) -> DeviceState:
     data = document["Data"]
     if zlib.crc32(json.dumps(data, separators=_COMPACT).encode()) != document["Checksum"]:
         raise ValueError(f"{FILE_NAME}: the checksum {document['Checksum']} does not match")
-    ledger = DeviceState()
+    state = DeviceState()
     for entry in data["PodDeviceEntries"] or ():
         devices = frozenset(device for ids in entry["DeviceIDs"].values() for device in ids)
-        ledger.record(
+        state.record(
             DeviceAllocation(
                 entry["PodUID"],
                 entry["ContainerName"],
@@ -65,13 +65,13 @@ def decode_checkpoint(content: bytes) -> DeviceState:
             )
         )
     for resource in data["RegisteredDevices"] or {}:
-        ledger.list_without_devices(resource)
-    return ledger
+        state.list_without_devices(resource)
+    return state
 
 
-def save_checkpoint(directory: Path, ledger: DeviceState) -> None:
+def save_checkpoint(directory: Path, state: DeviceState) -> None:
     """Replace the checkpoint in `directory` atomically."""
-    replace_file(directory / FILE_NAME, encode_checkpoint(ledger))
+    replace_file(directory / FILE_NAME, encode_checkpoint(state))
 
 
 def load_checkpoint(directory: Path) -> DeviceState | None:

@@ -30,7 +30,7 @@ def _load_state(directory: Path) -> DeviceState:
     try:
         return load_checkpoint(directory) or DeviceState()
     except (ValueError, KeyError, TypeError) as error:
-        log.warning("cannot read the device checkpoint", extra={"why": str(error)})
+        log.warning("cannot read the device checkpoint", extra={"error": str(error)})
         return DeviceState()
 
 
@@ -71,9 +71,10 @@ class DeviceManager:
 
     async def _follow(self, connection: PluginConnection) -> None:
         try:
-            why = await connection.follow(lambda healths: self._report(connection, healths))
+            detail = await connection.follow(lambda healths: self._report(connection, healths))
             log.info(
-                "device plugin stream ended", extra={"resource": connection.resource, "why": why}
+                "device plugin stream ended",
+                extra={"resource": connection.resource, "reason": detail},
             )
             current = self._connections.get(connection.resource)
             if current is connection or (self._stale_stream_race and current is not None):
@@ -142,12 +143,12 @@ class DeviceManager:
         self, pod: PodSpec, container: ContainerSpec, reusable: dict[str, set[str]]
     ) -> None:
         """Let later containers reuse the devices of init containers that end before them."""
-        for holding in self.state.container_allocations(pod.uid, container.name):
-            offered = reusable.setdefault(holding.resource, set())
+        for allocation in self.state.container_allocations(pod.uid, container.name):
+            offered = reusable.setdefault(allocation.resource, set())
             if container.runs_to_completion_first:
-                offered |= holding.devices
+                offered |= allocation.devices
             else:
-                offered -= holding.devices
+                offered -= allocation.devices
 
     async def _allocate_resource(
         self,
@@ -202,22 +203,22 @@ class DeviceManager:
 
         Skipped, as in a real kubelet, for a plugin that has not registered since a restart.
         """
-        for holding in self.state.container_allocations(pod.uid, container.name):
-            if holding.resource in self._expired:
+        for allocation in self.state.container_allocations(pod.uid, container.name):
+            if allocation.resource in self._expired:
                 raise AllocationError(
-                    f"endpoint not found in cache for a registered resource: {holding.resource}"
+                    f"endpoint not found in cache for a registered resource: {allocation.resource}"
                 )
-            connection = self._connections.get(holding.resource)
+            connection = self._connections.get(allocation.resource)
             if connection is not None and connection.pre_start_required:
-                await connection.pre_start(sorted(holding.devices))
+                await connection.pre_start(sorted(allocation.devices))
 
     def allocate_responses(
         self, pod_uid: str, container: str
     ) -> list[api_pb2.ContainerAllocateResponse]:
         """Return the plugins' Allocate responses for a container."""
         return [
-            api_pb2.ContainerAllocateResponse.FromString(holding.response)
-            for holding in self.state.container_allocations(pod_uid, container)
+            api_pb2.ContainerAllocateResponse.FromString(allocation.response)
+            for allocation in self.state.container_allocations(pod_uid, container)
         ]
 
     def retain(self, active: Set[str]) -> None:

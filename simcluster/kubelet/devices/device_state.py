@@ -78,22 +78,22 @@ class DeviceState:
     def container_allocations(self, pod_uid: str, container: str) -> list[DeviceAllocation]:
         """Return all allocations of a container, in their order."""
         return [
-            holding
-            for (uid, name, _), holding in self.allocations.items()
+            allocation
+            for (uid, name, _), allocation in self.allocations.items()
             if uid == pod_uid and name == container
         ]
 
-    def record(self, holding: DeviceAllocation) -> None:
+    def record(self, allocation: DeviceAllocation) -> None:
         """Record an allocation."""
-        key = (holding.pod_uid, holding.container, holding.resource)
-        self.allocations[key] = holding
+        key = (allocation.pod_uid, allocation.container, allocation.resource)
+        self.allocations[key] = allocation
 
     def in_use(self, resource: str) -> frozenset[str]:
         """Return the devices of a resource that are allocated or reserved."""
         used: set[str] = set(self.reserved.get(resource, ()))
-        for (_, _, name), holding in self.allocations.items():
+        for (_, _, name), allocation in self.allocations.items():
             if name == resource:
-                used |= holding.devices
+                used |= allocation.devices
         return frozenset(used)
 
     def retain(self, active: Set[str]) -> None:
@@ -112,22 +112,22 @@ class DeviceChoice:
 
 
 def choose_devices(
-    ledger: DeviceState, resource: str, required: int, reusable: Iterable[str]
+    state: DeviceState, resource: str, required: int, reusable: Iterable[str]
 ) -> DeviceChoice:
     """Return the devices that a container may get; raises AllocationError as a kubelet does.
 
     Devices of the pod's finished init containers come first, in a stable order.
     """
-    if resource not in ledger.healthy:
+    if resource not in state.healthy:
         raise AllocationError(f"cannot allocate unregistered device {resource}")
-    healthy = ledger.healthy[resource]
+    healthy = state.healthy[resource]
     if not healthy:
         raise AllocationError(
             f"no healthy devices present; cannot allocate unhealthy devices {resource}"
         )
     reused = frozenset(sorted(reusable)[:required])
     needed = required - len(reused)
-    available = healthy - ledger.in_use(resource)
+    available = healthy - state.in_use(resource)
     if len(available) < needed:
         raise AllocationError(
             f"requested number of devices unavailable for {resource}. "

@@ -85,7 +85,7 @@ class PodResourcesService(api_pb2_grpc.PodResourcesListerServicer):  # type: ign
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
 
     def _pod_resources(self, pod: PodSpec) -> api_pb2.PodResources:
-        ledger = self._device_state()
+        state = self._device_state()
         return api_pb2.PodResources(
             name=pod.name,
             namespace=pod.namespace,
@@ -94,9 +94,9 @@ class PodResourcesService(api_pb2_grpc.PodResourcesListerServicer):  # type: ign
                     name=container.name,
                     devices=[
                         api_pb2.ContainerDevices(
-                            resource_name=holding.resource, device_ids=sorted(holding.devices)
+                            resource_name=allocation.resource, device_ids=sorted(allocation.devices)
                         )
-                        for holding in ledger.container_allocations(pod.uid, container.name)
+                        for allocation in state.container_allocations(pod.uid, container.name)
                     ],
                 )
                 for container in pod.containers
