@@ -12,7 +12,7 @@ import yaml
 
 from services.node_agent.gpus.inventory import Division, check_division
 from services.node_agent.mig.layouts import KNOWN
-from shared.dialects.dialect import Strategy
+from shared.dialects.advertised import Strategy
 from shared.dialects.volcano.device_config import (
     DEVICE_KEY,
     DEVICE_MAP,

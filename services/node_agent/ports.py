@@ -8,7 +8,7 @@ from services.node_agent.gpus.inventory import Division, Gpu, Shown
 from services.node_agent.mig.layout_changes import MigInstance
 from services.node_agent.records.checkpoint_entry import Entry
 from services.node_agent.usage.usage_model import Violation
-from shared.dialects.dialect import ServedId
+from shared.dialects.advertised import ServedId
 from shared.model.device import Device
 from shared.model.events.node_events import Allocation
 from shared.model.events.request_reply import LimitsReply, LimitsRequest

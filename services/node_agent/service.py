@@ -29,7 +29,11 @@ from services.node_agent.records.checkpoint_rebuild import ended_pods
 from services.node_agent.records.rebuild_writer import rebuild_record
 from services.node_agent.timeouts import set_within
 from services.node_agent.usage.violations import told
-from shared.dialects.dialect import Dialect, Host, Paths
+from shared.dialects.advertised import Host
+from shared.dialects.dialect import (
+    Dialect,
+    Paths,
+)
 from shared.model.clock import Clock
 from shared.model.device import Device
 from shared.model.errors import LeaseholdError, UnavailableError

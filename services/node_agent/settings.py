@@ -11,7 +11,7 @@ from services.node_agent.allocate.device_list_strategies import USUAL, Strategie
 from services.node_agent.gpus.driver import LAYOUTS, NVML
 from services.node_agent.gpus.inventory import Division, check_division, isolation_of
 from services.node_agent.isolation.library import current
-from shared.dialects.dialect import Strategy
+from shared.dialects.advertised import Strategy
 from shared.dialects.hami_core import LIBRARY, LIBRARY_NAME
 from shared.kubernetes.kubeconfig import ClusterCredentials
 from shared.model.device import Isolation

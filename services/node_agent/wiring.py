@@ -43,8 +43,8 @@ from services.node_agent.settings import (
 from services.node_agent.usage.monitor import PAGE, Idle, Monitor, Usage, pages
 from services.node_agent.views.handshake import Handshake
 from services.node_agent.views.node_views import Views
-from shared.dialects import enabled
 from shared.dialects.dialect import Rules
+from shared.dialects.pod_requests import enabled
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.model.clock import SystemClock

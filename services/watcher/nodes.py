@@ -1,6 +1,7 @@
 """Reads the API server's nodes as facts of ours, and devices that another plugin registered."""
 
-from shared.dialects import BOOKED_RESOURCES, cordoned_devices
+from shared.dialects import BOOKED_RESOURCES
+from shared.dialects.pod_requests import cordoned_devices
 from shared.dialects.volcano import device_register
 from shared.kubernetes.types import ApiNode
 from shared.model.events.node_events import DeviceReported

@@ -12,8 +12,14 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from services.watcher.observed_pod import PodSeen
-from shared.dialects import BOOKED_RESOURCES, READ_ANNOTATIONS, READ_LABELS, pod_groups, read_pod
+from shared.dialects import (
+    BOOKED_RESOURCES,
+    READ_ANNOTATIONS,
+    READ_LABELS,
+    pod_groups,
+)
 from shared.dialects.dialect import ContainerAsks, PodAsks, Rules
+from shared.dialects.pod_requests import read_pod
 from shared.dialects.reserved import names_devices, opens_devices
 from shared.kubernetes.types import Affinity, ApiPod, Container, NodeSelectorTerm
 from shared.model.errors import RequestError

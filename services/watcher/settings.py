@@ -7,8 +7,9 @@ from pathlib import Path
 
 import yaml
 
-from shared.dialects import SCHEDULERS, check_rules
+from shared.dialects import SCHEDULERS
 from shared.dialects.dialect import Rules
+from shared.dialects.pod_requests import check_rules
 from shared.dialects.volcano import scheduler_arguments
 from shared.model.device import DeviceMode
 from shared.model.errors import RequestError

@@ -19,9 +19,9 @@ from services.webhook.patches import (
     set_variable,
 )
 from services.webhook.pods import ContainerSeen, PodSeen, Source
-from shared.dialects import OWN_RESOURCES, read_pod
-from shared.dialects import admission as dialect_admission
+from shared.dialects import OWN_RESOURCES, pod_requests
 from shared.dialects.dialect import ContainerAsks, PodAsks, Rules
+from shared.dialects.pod_requests import read_pod
 from shared.dialects.reserved import (
     COMPLETED_ANNOTATIONS,
     LIBRARY_DIRECTORY,
@@ -224,7 +224,7 @@ def _is_lease_s(name: str) -> bool:
 
 def _completed(container: ContainerSeen) -> Mapping[str, int | None]:
     """Return what is added to a container's amounts, as the vendors' own webhooks would."""
-    return dialect_admission.amount_changes({**container.requests, **container.limits})
+    return pod_requests.amount_changes({**container.requests, **container.limits})
 
 
 def _read(
@@ -232,13 +232,13 @@ def _read(
 ) -> PodRequest:
     """Read the request. Raises RequestError saying what is wrong with it as it is written."""
     written, vendors = _asks_of(pod, {}), policy.vendor_messages
-    message = dialect_admission.vendor_denial(written, vendors, refused=False)
+    message = pod_requests.vendor_denial(written, vendors, refused=False)
     if message:
         raise RequestError(message)
     try:
         return read_pod(_asks_of(pod, completed), policy.rules)
     except RequestError as error:
-        message = dialect_admission.vendor_denial(written, vendors, refused=True)
+        message = pod_requests.vendor_denial(written, vendors, refused=True)
         raise RequestError(message or str(error)) from error
 
 
@@ -290,7 +290,7 @@ def _completions(
             yield from add_variable(container, VISIBLE, NOTHING_VISIBLE)
     if pod.scheduler in {"", DEFAULT_SCHEDULER}:
         yield Patch(op="add", path="/spec/schedulerName", value=policy.scheduler)
-    for key, value in dialect_admission.added_annotations(_asks_of(pod, {})).items():
+    for key, value in pod_requests.added_annotations(_asks_of(pod, {})).items():
         yield from add_annotation(pod, key, value)
     if policy.runtime_class and "runtimeClassName" not in pod.has:
         yield Patch(op="add", path="/spec/runtimeClassName", value=policy.runtime_class)

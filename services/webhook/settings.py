@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.webhook.admission import Policy
-from shared.dialects import SCHEDULERS, enabled
-from shared.dialects.admission import check_vendor_messages
+from shared.dialects import SCHEDULERS
 from shared.dialects.dialect import Rules
+from shared.dialects.pod_requests import enabled
 from shared.model.errors import RequestError
 from shared.runtime.settings import ServiceSettings, setting
 
@@ -73,7 +73,7 @@ class WebhookSettings(ServiceSettings):
         """The choices, checked. Raises RequestError naming a dialect that there is not."""
         rules = Rules(enabled=self.dialects, strict_namespaces=self.strict_namespaces)
         enabled(rules)
-        check_vendor_messages(self.vendor_messages)
+        enabled(Rules(enabled=self.vendor_messages))
         return Policy(
             scheduler=self.scheduler,
             schedulers=frozenset({self.scheduler, *self.schedulers}),

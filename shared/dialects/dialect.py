@@ -1,35 +1,30 @@
-"""What a dialect is: a vendor's way of asking for a GPU, and how its users expect the answer."""
+"""A dialect: a vendor's way of requesting GPUs, and the form in which its users get them; pure."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from shared.model.device import Device, DeviceMode
+from shared.dialects.advertised import Advertised, Host
+from shared.model.device import Device
 from shared.model.lease import Lease, Share
 from shared.model.names import DeviceUuid, Namespace
 from shared.model.request import PodRequest
 
-TRIGGER = "leasehold.dev/share"
-"""Served where a dialect's own resource cannot be: it makes the kubelet call Allocate."""
-TRIGGERS = 100
-"""IDs per device of a resource that only makes the kubelet ask: as many shares fit a device."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerAsks:
-    """What one container says about resources, as whole numbers."""
+    """A container's resources in its pod's manifest, as whole numbers."""
 
     name: str
     limits: Mapping[str, int] = field(default_factory=dict)
     requests: Mapping[str, int] = field(default_factory=dict)
     init: bool = False
     sidecar: bool = False
-    """An init container that stays: it runs beside those that follow."""
+    """An init container with `restartPolicy: Always`, which runs beside the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodAsks:
-    """What a pod says that a dialect may read."""
+    """The parts of a pod's manifest that a dialect reads."""
 
     namespace: Namespace
     containers: tuple[ContainerAsks, ...]
@@ -37,41 +32,42 @@ class PodAsks:
     annotations: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
     scheduler: str = ""
-    """`spec.schedulerName`: two dialects may share a resource name, and mean different things."""
+    """`spec.schedulerName`: it decides between dialects that share a resource name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """The operator's choices that change how a request is read."""
+    """The operator's settings that change how a request is parsed."""
 
     enabled: tuple[str, ...] = ()
-    """Names of the dialects spoken; empty: all."""
+    """Names of the enabled dialects; empty: all."""
     disabled: tuple[str, ...] = ()
-    """Names of dialects that are not, of those."""
+    """Names of those that are disabled nevertheless."""
     policy: str = ""
     """Volcano's `deviceshare.SchedulePolicy`: empty, `binpack` or `spread`."""
     exclusive: tuple[tuple[tuple[str, str], ...], ...] = ()
-    """Volcano's `deviceshare.GPUExclusiveRules`: labels; pods with all of a rule's never meet."""
+    """Volcano's `deviceshare.GPUExclusiveRules`: labels; pods with all labels of a rule
+    never share a device."""
     node_policy: str = "binpack"
     """HAMi's `--node-scheduler-policy`: `binpack` or `spread`."""
     gpu_policy: str = "spread"
-    """HAMi's `--gpu-scheduler-policy`: a chain of words, see `nvidia_choice`."""
+    """HAMi's `--gpu-scheduler-policy`: a chain of words, see `nvidia.device_choice`."""
     scoring: str = "LeastAllocated"
     """Koordinator's `DeviceShareArgs.scoringStrategy`: `LeastAllocated` or `MostAllocated`."""
     strict_namespaces: tuple[str, ...] = ()
-    """Namespaces whose pods take MIG instances or whole devices only; `*`: all."""
+    """Namespaces whose pods get MIG instances or whole devices only; `*`: all."""
     instances_first: bool = False
-    """Pods for which both will do get MIG instances before shares of devices in hami-core mode."""
+    """Pods that accept both get MIG instances rather than shares of devices in hami-core mode."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paths:
-    """Where the node keeps what containers mount."""
+    """Paths on the node that containers mount."""
 
     library: str
     """The HAMi-core library on the host."""
     preload: str
-    """A file that names the library's path inside the container."""
+    """A file with the library's path inside the container."""
     containers: str
     """Directory that holds one directory per pod and container."""
 
@@ -84,146 +80,33 @@ class Mount:
     host_path: str
     read_only: bool
     directory: bool
-    """The host path is a directory, made for this container if it is missing; else a file that is
-    there, or the container's own region."""
+    """The host path is a directory, created for this container if it is missing; else an existing
+    file, or the container's own region."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerSetup:
-    """What the kubelet is told to give a container."""
+    """What Allocate returns for a container."""
 
     environment: Mapping[str, str]
     mounts: tuple[Mount, ...] = ()
     annotations: Mapping[str, str] = field(default_factory=dict)
     """Of the container in its runtime, not of the pod."""
     cdi_devices: tuple[str, ...] = ()
-    """Devices that its runtime is told of by their names in the Container Device Interface."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServedId:
-    """One device ID of a device-plugin list: at most 63 characters, never renumbered."""
-
-    text: str
-    healthy: bool
-    device: DeviceUuid | None = None
-    """The device it stands for; None if it stands for any."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Host:
-    """What an agent knows of its machine besides devices."""
-
-    driver: str = ""
-    """Version of the GPUs' driver; empty: unknown."""
-    isolates: bool = False
-    """HAMi-core's library is there, and a process of this machine could load it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeObject:
-    """A custom object without a namespace that shows a node's devices; it has the node's name."""
-
-    collection: str
-    """Path of all objects of its kind, such as `/apis/GROUP/VERSION/PLURAL`."""
-    kind: str
-    labels: Mapping[str, str | None] = field(default_factory=dict)
-    """None: the key is to be absent; keys of others stay as they are."""
-    devices: tuple[Mapping[str, Any], ...] = ()
-    """`spec.devices`. The time of a condition is added by whoever writes the object."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Advertised:
-    """What a node shows for a dialect."""
-
-    served: Mapping[str, tuple[ServedId, ...]] = field(default_factory=dict)
-    """Resources of the device plugin, each with its complete list."""
-    patched: Mapping[str, int] = field(default_factory=dict)
-    """Resources written into node status."""
-    annotations: Mapping[str, str | None] = field(default_factory=dict)
-    """Of the node; None: the key is to be absent."""
-    labels: Mapping[str, str | None] = field(default_factory=dict)
-    """Of the node; None: the key is to be absent."""
-    lists: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Our entries in node annotations that are lists with commas, and that others write too."""
-    objects: tuple[NodeObject, ...] = ()
-
-
-def trigger_ids(devices: Sequence[Device]) -> tuple[ServedId, ...]:
-    """Return the list of a resource that only makes the kubelet ask: `TRIGGER`, or a dialect's."""
-    return tuple(
-        ServedId(text=f"{device.uuid}-{n}", healthy=device.healthy, device=device.uuid)
-        for device in devices
-        if device.mode is DeviceMode.HAMI_CORE
-        for n in range(TRIGGERS)
-    )
-
-
-def one_id(_: Share, __: str) -> int:
-    """Return how many device IDs a share takes where an ID is a slot."""
-    return 1
+    """Names of its devices in the Container Device Interface, for the runtime."""
 
 
 def runs_before(asked: ContainerAsks, asking: Sequence[ContainerAsks]) -> bool:
-    """Say whether a container ends before any other that asks for a GPU starts.
+    """Return whether a container ends before any other with a GPU starts.
 
-    An init container does, unless a sidecar of the pod asks as well, which may run beside it.
+    An init container does, unless a sidecar of the pod also has a GPU and may run beside it.
     """
     return asked.init and not any(other.sidecar for other in asking)
 
 
-def nothing(_: Sequence[Device], __: Host) -> Advertised:
-    """Show nothing more."""
-    return Advertised()
-
-
-def no_difference(_: Lease, __: Mapping[str, str]) -> str:
-    """Find nothing."""
-    return ""
-
-
-def no_annotations(_: Lease) -> dict[str, str]:
-    """Write nothing."""
-    return {}
-
-
-def nothing_beyond(_: Share) -> dict[str, int]:
-    """Find nothing that is asked for and not held."""
-    return {}
-
-
-def accept_rules(_: Rules) -> None:
-    """Accept all."""
-
-
-def no_devices(_: Mapping[str, str]) -> tuple[int, ...]:
-    """Find no device."""
-    return ()
-
-
-def no_amounts(_: Mapping[str, int]) -> dict[str, int | None]:
-    """Complete nothing."""
-    return {}
-
-
-def no_pod_annotations(_: PodAsks) -> dict[str, str]:
-    """Add nothing."""
-    return {}
-
-
-def no_denial(_: PodAsks, __: bool) -> str:
-    """Deny nothing."""
-    return ""
-
-
-class Strategy:
-    """How gpushare's resources reach the kubelet: Volcano's `--gpu-strategy`, and `auto`."""
-
-    AUTO = "auto"
-    SHARE = "share"
-    NUMBER = "number"
-    ALL = (AUTO, SHARE, NUMBER)
+def list_entries(text: str) -> tuple[str, ...]:
+    """Return the entries of a comma-separated list, without empty ones."""
+    return tuple(entry.strip() for entry in text.split(",") if entry.strip())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,55 +115,54 @@ class Dialect:
 
     name: str
     resources: frozenset[str]
-    """All resource names that belong to it: they are no ordinary resources of the pod."""
+    """All its resource names. They do not count as ordinary resources of the pod."""
     served: frozenset[str]
-    """Which of them (or `TRIGGER`) the device plugin serves, whatever the `Strategy`."""
+    """Those of them (or `TRIGGER`) that the device plugin serves with some `Strategy`."""
     patched: frozenset[str]
-    """Which of them are written into node status. What is in neither is only ever read."""
+    """Those of them that are written into node status. The rest are only read."""
     summed: frozenset[str] = frozenset()
-    """Which of these count as ordinary resources of the node too: a pod may ask for more of them
-    than its shares book, and the kubelet refuses what goes beyond the node's sum."""
+    """Those of `patched` that count as ordinary resources of the node, too: a pod may request more
+    of them than its shares hold, and the kubelet rejects it beyond the node's sum."""
     annotations: frozenset[str]
-    """All annotations of the pod that `read` looks at."""
+    """All annotations of the pod that `read` uses."""
     labels: frozenset[str] = frozenset()
-    """All labels of the pod that `read` looks at."""
+    """All labels of the pod that `read` uses."""
     read: Callable[[PodAsks, Rules], PodRequest | None]
-    """The GPU part of a request, or None if the pod asks for nothing here."""
+    """Parses a pod's request; None: it requests nothing in this dialect."""
     binding: Callable[[Lease, float], dict[str, str]]
-    """Annotations that the Binding carries, given the lease and the Unix time."""
-    after: Callable[[Lease, frozenset[str]], dict[str, str]]
-    """Annotations once Allocate was answered for these containers."""
-    failed: Callable[[Lease], dict[str, str]]
-    """Annotations once Allocate was refused."""
+    """Annotations of the Binding, given the lease and the Unix time."""
+    after: Callable[[Lease, frozenset[str]], dict[str, str]] = lambda _lease, _done: {}
+    """Annotations after Allocate succeeded for these containers."""
+    failed: Callable[[Lease], dict[str, str]] = lambda _: {}
+    """Annotations after Allocate was refused."""
     environment: Callable[[Lease, str, Mapping[DeviceUuid, Device], Paths], ContainerSetup]
-    """What one container of the lease is given."""
+    """What Allocate returns for one container of the lease."""
     advertised: Callable[[Sequence[Device], str], Advertised]
-    """What the node shows, given its devices and the `Strategy`."""
-    differs: Callable[[Lease, Mapping[str, str]], str] = no_difference
-    """What a bound pod's annotations say otherwise than its lease, for the audit; empty: nothing.
-    Only of dialects whose annotations stay as the Binding brought them."""
-    described: Callable[[Sequence[Device], Host], Advertised] = nothing
-    """What the node shows besides: labels and objects that depend on its host."""
-    ids_of: Callable[[Share, str], int] = one_id
-    """How many device IDs of a served resource a share takes."""
-    resized: Callable[[Lease], dict[str, str]] = no_annotations
-    """Annotations of a running pod that say how much it holds, after its lease was resized."""
-    beyond: Callable[[Share], dict[str, int]] = nothing_beyond
-    """What a share's pod asks for, of `patched` resources, beyond what the share has by now."""
-    amount_changes: Callable[[Mapping[str, int]], dict[str, int | None]] = no_amounts
+    """What the node advertises, given its devices and the `Strategy`."""
+    differs: Callable[[Lease, Mapping[str, str]], str] = lambda _lease, _annotations: ""
+    """How a bound pod's annotations differ from its lease, for the audit; empty: they do not.
+    Only for dialects whose annotations do not change after the Binding."""
+    described: Callable[[Sequence[Device], Host], Advertised] = lambda _devices, _host: Advertised()
+    """What else the node advertises: labels and objects that depend on its software."""
+    ids_of: Callable[[Share, str], int] = lambda _share, _resource: 1
+    """The number of a share's device IDs of a served resource."""
+    resized: Callable[[Lease], dict[str, str]] = lambda _: {}
+    """Annotations of a running pod after its lease was resized."""
+    beyond: Callable[[Share], dict[str, int]] = lambda _: {}
+    """Amounts of `patched` resources that a share's pod requests and a resize has released."""
+    amount_changes: Callable[[Mapping[str, int]], dict[str, int | None]] = lambda _: {}
     """What admission changes in a container's amounts, as the vendor's webhook does; None: the
     amount is removed."""
-    added_annotations: Callable[[PodAsks], dict[str, str]] = no_pod_annotations
+    added_annotations: Callable[[PodAsks], dict[str, str]] = lambda _: {}
     """Annotations that admission adds to a pod, as the vendor's webhook does."""
-    vendor_denial: Callable[[PodAsks, bool], str] = no_denial
-    """The message with which the vendor's own webhook refuses a pod, word by word, given whether
-    our rules refuse it; empty: it would not refuse it."""
-    check_rules: Callable[[Rules], None] = accept_rules
+    vendor_denial: Callable[[PodAsks, bool], str] = lambda _pod, _refused: ""
+    """The exact message with which the vendor's own webhook refuses a pod, given whether our rules
+    refuse it; empty: it does not refuse it."""
+    check_rules: Callable[[Rules], None] = lambda _: None
     """Raises RequestError naming one of the operator's choices that the dialect cannot accept."""
     scheduler: str = ""
-    """`spec.schedulerName` of pods that are written for the vendor's own scheduler; empty: the
-    default scheduler's."""
-    cordoned: Callable[[Mapping[str, str]], tuple[int, ...]] = no_devices
-    """Indices of the devices that a node's annotations close to new shares."""
+    """`spec.schedulerName` of pods for the vendor's own scheduler; empty: it has none."""
+    cordoned: Callable[[Mapping[str, str]], tuple[int, ...]] = lambda _: ()
+    """Indices of the devices that a node's annotations cordon."""
     besides: Mapping[str, str] = field(default_factory=dict)
-    """Variables of a container that has MIG instances, besides the one that names them."""
+    """Variables of a container with MIG instances, besides the one that lists them."""

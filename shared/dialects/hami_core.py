@@ -101,12 +101,36 @@ def visible(lease: Lease, container: str) -> ContainerSetup:
     )
 
 
+def shares_by_index(lease: Lease, container: str) -> list[Share]:
+    """Return a container's shares by device index."""
+    return sorted(lease.shares_of(container), key=lambda share: share.index)
+
+
 def held(lease: Lease, container: str) -> Sequence[Share]:
     """Return a container's shares by device index. Raises RequestError if there are none."""
-    shares = sorted(lease.shares_of(container), key=lambda share: share.index)
+    shares = shares_by_index(lease, container)
     if not shares:
         raise RequestError(f"container {container} of pod {lease.pod} has no memory leased")
     return shares
+
+
+def encode_share(share: Share, memory: int) -> str:
+    """Encode a share as HAMi's and Volcano's annotations do: `id,NVIDIA,memory,cores:`.
+
+    The id is the UUID, or for a MIG instance `uuid[layout-position]`.
+    """
+    place = f"[{share.mig.layout}-{share.mig.position}]" if share.mig else ""
+    return f"{share.device}{place},NVIDIA,{memory},{share.cores_percent}:"
+
+
+def released_amounts(share: Share, memory: str, cores: str) -> dict[str, int]:
+    """Return the requested units of memory and cores that a resize has released."""
+    if share.requested_size is None:
+        return {}
+    return {
+        memory: (share.requested_size.memory_mib - share.memory_mib) // share.unit_mib,
+        cores: share.requested_size.cores_percent - share.cores_percent,
+    }
 
 
 def _size(share: Share) -> str:

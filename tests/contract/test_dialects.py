@@ -3,8 +3,22 @@
 import pytest
 
 from services.node_agent.gpus.inventory import MAX_ID_LENGTH, check_list, list_bytes, shown_by
-from shared.dialects import DIALECTS, OWN_RESOURCES, READ_ANNOTATIONS, read_pod
-from shared.dialects.dialect import TRIGGER, Advertised, ContainerAsks, PodAsks, Rules, Strategy
+from shared.dialects import (
+    DIALECTS,
+    OWN_RESOURCES,
+    READ_ANNOTATIONS,
+)
+from shared.dialects.advertised import (
+    TRIGGER,
+    Advertised,
+    Strategy,
+)
+from shared.dialects.dialect import (
+    ContainerAsks,
+    PodAsks,
+    Rules,
+)
+from shared.dialects.pod_requests import read_pod
 from shared.model.device import Device, DeviceMode, MigLayout, MigProfile
 from shared.model.errors import RequestError
 from shared.model.names import DeviceUuid, Namespace
@@ -157,8 +171,8 @@ def test_a_pod_that_mixes_two_is_told_which_and_where(one: str, other: str) -> N
         assert text.startswith(
             (f"the pod mixes {one} and {other}: ", f"the pod mixes {other} and {one}: ")
         )
-        assert f"container c0 asks for {_word(one)}" in text
-        assert f"container c{len(limits) - 1} asks for {_word(other)}" in text
+        assert f"container c0 requests {_word(one)}" in text
+        assert f"container c{len(limits) - 1} requests {_word(other)}" in text
 
 
 def _word(name: str) -> str:

@@ -179,4 +179,4 @@ async def test_a_pod_that_mixes_two_vocabularies_is_denied_with_both_names(up: S
 
     assert done.code != 0
     assert "the pod mixes tencent and volcano-gpushare" in done.err
-    assert "container nvidia asks for tencent.com/vcuda-core" in done.err
+    assert "container nvidia requests tencent.com/vcuda-core" in done.err

@@ -21,7 +21,8 @@ from nats.aio.msg import Msg
 
 import services.topology  # noqa: F401  so that every event is known
 from services.node_agent.records.checkpoint import Content
-from shared.dialects.volcano.vgpu import GROUP_POLICY, GROUPS
+from shared.dialects.pod_groups import VOLCANO_GROUPS
+from shared.dialects.volcano.vgpu import GROUP_POLICY
 from shared.model.events.event import Event
 from shared.nats import wire
 from tests.contract.test_wire import SAMPLES
@@ -165,7 +166,7 @@ class _Ear:
 
 async def _live_through(whole: Stack, heard: Container[str]) -> None:
     """Pods of several kinds come, run, wait, are refused and go."""
-    notes = {GROUPS[0]: "group-a", GROUP_POLICY: "spread"}
+    notes = {VOLCANO_GROUPS[0]: "group-a", GROUP_POLICY: "spread"}
     several = gpu_pod("several", vgpu(1, 700, 5))
     first = several["spec"]["containers"][0]
     several["spec"]["containers"].append({**first, "name": "second"})

@@ -8,7 +8,7 @@ from services.node_agent.gpus.inventory import MAX_LIST_BYTES, Gpu, list_bytes
 from services.node_agent.instance_lock import POD, UNIT, Holder
 from services.node_agent.isolation.host_paths import is_loadable
 from services.node_agent.usage.usage_model import DeviceSample
-from shared.dialects.dialect import ServedId
+from shared.dialects.advertised import ServedId
 from shared.model.device import Device
 from shared.model.events.node_events import Allocation
 from shared.model.lease import Lease

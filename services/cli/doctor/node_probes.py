@@ -22,8 +22,9 @@ from services.node_agent.mig.partition_client import Partitionable
 from services.node_agent.settings import AgentSettings
 from services.node_agent.usage.cgroups import origin_of
 from services.node_agent.wiring import gpus_of, usage_of
-from shared.dialects import enabled
-from shared.dialects.dialect import Host, Rules
+from shared.dialects.advertised import Host
+from shared.dialects.dialect import Rules
+from shared.dialects.pod_requests import enabled
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.types import ObjectMeta
 from shared.model.device import Device

@@ -14,7 +14,12 @@ from services.node_agent.kubelet.device_ids import (
     wanted_counts,
 )
 from shared.dialects import DIALECTS
-from shared.dialects.dialect import ContainerSetup, Dialect, Paths, ServedId
+from shared.dialects.advertised import ServedId
+from shared.dialects.dialect import (
+    ContainerSetup,
+    Dialect,
+    Paths,
+)
 from shared.dialects.reserved import VISIBLE, reserved_among
 from shared.model.device import Device, DeviceMode, Isolation
 from shared.model.errors import RequestError

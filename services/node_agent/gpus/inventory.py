@@ -7,7 +7,12 @@ from dataclasses import dataclass, field, replace
 from services.node_agent.gpus.device_faults import GONE, Fault
 from services.node_agent.mig.layout_changes import MigInstance, MigState
 from services.node_agent.mig.layouts import KNOWN, layouts_for, present
-from shared.dialects.dialect import Dialect, Host, NodeObject, ServedId
+from shared.dialects.advertised import (
+    Host,
+    NodeObject,
+    ServedId,
+)
+from shared.dialects.dialect import Dialect
 from shared.dialects.volcano.device_config import Geometry
 from shared.model.device import Device, DeviceMode, Isolation, MigLayout
 from shared.model.errors import RequestError

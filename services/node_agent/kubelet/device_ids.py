@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from shared.dialects.dialect import ServedId
+from shared.dialects.advertised import ServedId
 from shared.model.errors import RequestError
 from shared.model.lease import Share
 from shared.model.names import DeviceUuid

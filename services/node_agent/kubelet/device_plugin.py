@@ -12,7 +12,8 @@ from typing import NoReturn, Protocol
 import grpc
 
 from proto.deviceplugin import api_pb2
-from shared.dialects.dialect import ContainerSetup, ServedId
+from shared.dialects.advertised import ServedId
+from shared.dialects.dialect import ContainerSetup
 from shared.model.errors import ConflictError, RequestError, UnavailableError
 
 SERVICE = "v1beta1.DevicePlugin"

@@ -16,7 +16,7 @@ import grpc
 from proto.deviceplugin import api_pb2, api_pb2_grpc
 from services.node_agent.kubelet.device_plugin import OPTIONS, Answers, PluginServer, encode_list
 from services.node_agent.timeouts import set_within
-from shared.dialects.dialect import ServedId
+from shared.dialects.advertised import ServedId
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 
 logger = logging.getLogger(__name__)

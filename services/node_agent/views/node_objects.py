@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from shared.dialects.dialect import NodeObject
+from shared.dialects.advertised import NodeObject
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import KubernetesError, NotFoundError
 from shared.model.clock import Clock

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from services.placer.choice.device_choice import share_mib
 from services.placer.mirror.node_mirror import DeviceState, NodeState
-from shared.dialects.dialect import TRIGGER
+from shared.dialects.advertised import TRIGGER
 from shared.model.request import PodRequest
 from shared.placing.device_filters import device_excluded
 from shared.placing.node_filters import Blocked

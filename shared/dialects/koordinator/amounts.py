@@ -8,9 +8,15 @@ them all GPUs; here two containers of a pod never share a GPU, and each is limit
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shared.dialects.whole_cards import CARDS
+from shared.dialects.dialect import PodAsks, Rules
 from shared.model.errors import RequestError
 
+NAME = "koordinator"
+SCHEDULER = "koord-scheduler"
+"""`spec.schedulerName` of pods for Koordinator."""
+NVIDIA_GPUS = "nvidia.com/gpu"
+"""The one resource name that two dialects read. In pods for Koordinator's scheduler it means whole
+GPUs here; in all other pods the NVIDIA dialect reads it. That dialect serves it in both cases."""
 PREFIX = "koordinator.sh/"
 DEPRECATED = "kubernetes.io/"
 """Prefix of the names before Koordinator 1.0, which are read and never written."""
@@ -72,6 +78,16 @@ class Part:
         return partly or self.ratio_percent != FULL
 
 
+def reads_nvidia_gpus(asks: PodAsks, rules: Rules) -> bool:
+    """Return whether `nvidia.com/gpu` in this pod is for the Koordinator dialect.
+
+    Where that dialect is disabled, the NVIDIA dialect reads such pods, too, so that no pod with the
+    resource ever counts as a pod without a GPU.
+    """
+    enabled = NAME in (rules.enabled or {NAME}) and NAME not in rules.disabled
+    return enabled and asks.scheduler == SCHEDULER
+
+
 def part_of(container: str, limits: Mapping[str, int]) -> Part | None:
     """Parse one container's limits; the shorthand and a missing GPU count are completed.
 
@@ -80,7 +96,7 @@ def part_of(container: str, limits: Mapping[str, int]) -> Part | None:
     """
     where = f"container {container}"
     amounts = _amounts(where, limits)
-    vendor = limits.get(CARDS, 0)
+    vendor = limits.get(NVIDIA_GPUS, 0)
     if not amounts:
         return Part(cards=vendor, core_percent=FULL, ratio_percent=FULL) if vendor > 0 else None
     _check_company(where, limits, amounts)
@@ -151,12 +167,12 @@ def _amounts(where: str, limits: Mapping[str, int]) -> dict[str, int]:
 
 
 def _check_company(where: str, limits: Mapping[str, int], amounts: Mapping[str, int]) -> None:
-    other = next((key for key in limits if key == CARDS or key.startswith(NPUS)), None)
+    other = next((key for key in limits if key == NVIDIA_GPUS or key.startswith(NPUS)), None)
     if other is None or not limits[other]:
         return
     rule = (
         "whole GPUs are requested with one of them, not with both"
-        if other == CARDS
+        if other == NVIDIA_GPUS
         else "memory of NPUs cannot be shared here"
     )
     raise RequestError(f"{where}: {other} {limits[other]} beside {_listed(amounts)}: {rule}")

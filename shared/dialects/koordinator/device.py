@@ -7,7 +7,11 @@ writes it again.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shared.dialects.dialect import Advertised, Host, NodeObject
+from shared.dialects.advertised import (
+    Advertised,
+    Host,
+    NodeObject,
+)
 from shared.dialects.koordinator.amounts import CORE, FULL, MEMORY, PREFIX, RATIO
 from shared.dialects.koordinator.annotation import binary_text, decimal_text
 from shared.dialects.koordinator.hints import MODEL_LABEL, VENDOR, VENDOR_LABEL

@@ -28,8 +28,11 @@ by default and drives device plugins that cannot run beside our agent: the annot
 from collections.abc import Mapping, Sequence
 
 from shared.dialects import hami_core
-from shared.dialects.dialect import (
+from shared.dialects.advertised import (
     Advertised,
+    trigger_ids,
+)
+from shared.dialects.dialect import (
     ContainerAsks,
     ContainerSetup,
     Dialect,
@@ -38,20 +41,23 @@ from shared.dialects.dialect import (
     PodAsks,
     Rules,
     runs_before,
-    trigger_ids,
 )
 from shared.dialects.koordinator.amounts import (
     CORE,
     FULL,
     GPU,
     MEMORY,
+    NAME,
+    NVIDIA_GPUS,
     PREFIX,
     RATIO,
     RESOURCES,
+    SCHEDULER,
     SHARED,
     Part,
     amount_changes,
     part_of,
+    reads_nvidia_gpus,
 )
 from shared.dialects.koordinator.annotation import ALLOCATED, difference, encode_allocated
 from shared.dialects.koordinator.device import (
@@ -64,7 +70,6 @@ from shared.dialects.koordinator.device import (
 from shared.dialects.koordinator.hints import ANNOTATIONS, read_steering
 from shared.dialects.koordinator.texts import denial
 from shared.dialects.reserved import LIBRARY_DIRECTORY, VISIBLE
-from shared.dialects.whole_cards import CARDS, KOORD_SCHEDULER, KOORDINATOR, read_as_koordinator
 from shared.model.device import Device
 from shared.model.errors import RequestError
 from shared.model.lease import MIB, Lease, Share
@@ -79,7 +84,6 @@ from shared.model.request import (
     SharingPolicy,
 )
 
-NAME = KOORDINATOR
 TRIGGER = PREFIX + SHARED
 
 ORDERS: Mapping[str, tuple[DeviceOrder, NodeOrder]] = {
@@ -93,7 +97,7 @@ BY_MEMORY = (0, 0, 1)
 
 def read(asks: PodAsks, rules: Rules) -> PodRequest | None:
     """Parse the pod's containers. Raises RequestError naming container, resource, value, rule."""
-    cards = read_as_koordinator(asks, rules)
+    cards = reads_nvidia_gpus(asks, rules)
     parts = [(asked, part) for asked in asks.containers if (part := _part(asked, cards=cards))]
     if not parts:
         return None
@@ -112,7 +116,7 @@ def read(asks: PodAsks, rules: Rules) -> PodRequest | None:
             _request(asked.name, part, init=runs_before(asked, asking)) for asked, part in parts
         ),
         distinct_devices=True,
-        triggers=(CARDS if vendor else TRIGGER,),
+        triggers=(NVIDIA_GPUS if vendor else TRIGGER,),
         selection=DeviceSelection(models=steering.models, not_models=steering.not_models),
         topology_scope=steering.scope,
         allocation_weights=BY_MEMORY,
@@ -126,8 +130,8 @@ def read(asks: PodAsks, rules: Rules) -> PodRequest | None:
 
 def _part(asked: ContainerAsks, *, cards: bool) -> Part | None:
     said = {**asked.requests, **asked.limits}
-    part = part_of(asked.name, said if cards else {**said, CARDS: 0})
-    if part is None or TRIGGER in _named(asked) or CARDS in _named(asked):
+    part = part_of(asked.name, said if cards else {**said, NVIDIA_GPUS: 0})
+    if part is None or TRIGGER in _named(asked) or NVIDIA_GPUS in _named(asked):
         return part
     missing = amount_changes(said)
     count = missing.get(TRIGGER, part.cards)
@@ -155,11 +159,11 @@ def _check_units(parts: Sequence[tuple[str, Part]]) -> None:
 
 def _check_vocabulary(asking: Sequence[ContainerAsks]) -> bool:
     """Return whether the pod requests whole GPUs by NVIDIA's name."""
-    vendor = [asked.name for asked in asking if CARDS in _named(asked)]
-    others = [asked.name for asked in asking if CARDS not in _named(asked)]
+    vendor = [asked.name for asked in asking if NVIDIA_GPUS in _named(asked)]
+    others = [asked.name for asked in asking if NVIDIA_GPUS not in _named(asked)]
     if vendor and others:
         raise RequestError(
-            f"container {vendor[0]} requests {CARDS} and container {others[0]} {PREFIX}*: "
+            f"container {vendor[0]} requests {NVIDIA_GPUS} and container {others[0]} {PREFIX}*: "
             "Koordinator accepts one of the two for all containers of a pod"
         )
     return bool(vendor)
@@ -220,16 +224,6 @@ def beyond(share: Share) -> dict[str, int]:
         PREFIX + MEMORY: less_mib * MIB,
         PREFIX + RATIO: -(-100 * less_mib // share.requested_units.device_mib),
     }
-
-
-def after(_: Lease, __: frozenset[str]) -> dict[str, str]:
-    """Return nothing: the Binding already has the allocation."""
-    return {}
-
-
-def failed(_: Lease) -> dict[str, str]:
-    """Return nothing: Koordinator has no annotation for it."""
-    return {}
 
 
 def environment(
@@ -307,15 +301,13 @@ PATCHED = frozenset(PREFIX + name for name in (GPU, CORE, MEMORY, RATIO))
 
 DIALECT = Dialect(
     name=NAME,
-    resources=RESOURCES | {CARDS},
+    resources=RESOURCES | {NVIDIA_GPUS},
     served=frozenset({TRIGGER}),
     patched=PATCHED,
     annotations=ANNOTATIONS,
     labels=frozenset({ISOLATION_LABEL}),
     read=read,
     binding=binding,
-    after=after,
-    failed=failed,
     environment=environment,
     advertised=advertised,
     described=described,
@@ -325,5 +317,5 @@ DIALECT = Dialect(
     amount_changes=amount_changes,
     vendor_denial=denial,
     check_rules=check_scoring,
-    scheduler=KOORD_SCHEDULER,
+    scheduler=SCHEDULER,
 )

@@ -3,9 +3,10 @@
 import json
 from collections.abc import Mapping, Sequence
 
+from shared.dialects.hami_core import encode_share, shares_by_index
 from shared.dialects.lease_memo import memo_of
 from shared.model.device import Device
-from shared.model.lease import Lease, Share
+from shared.model.lease import Lease
 
 NODE = "hami.io/vgpu-node"
 TIME = "hami.io/vgpu-time"
@@ -66,15 +67,7 @@ def encode_devices(lease: Lease, done: frozenset[str] = frozenset()) -> str:
 
 
 def _element(lease: Lease, container: str) -> str:
-    shares = sorted(lease.shares_of(container), key=lambda share: share.index)
-    return "".join(
-        f"{_id_of(share)},NVIDIA,{share.memory_mib},{share.cores_percent}:" for share in shares
-    )
-
-
-def _id_of(share: Share) -> str:
-    place = f"[{share.mig.layout}-{share.mig.position}]" if share.mig else ""
-    return f"{share.device}{place}"
+    return "".join(encode_share(one, one.memory_mib) for one in shares_by_index(lease, container))
 
 
 def encode_register(devices: Sequence[Device]) -> str:

@@ -9,7 +9,7 @@ Any other word is refused; upstream ignores it.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shared.dialects.dialect import Rules
+from shared.dialects.dialect import Rules, list_entries
 from shared.model.device import DeviceMode
 from shared.model.errors import RequestError
 from shared.model.request import DeviceOrder, DeviceSelection, NodeOrder, TopologyScope
@@ -100,7 +100,7 @@ def check_policies(rules: Rules) -> None:
 
 
 def _chain(name: str, text: str) -> tuple[str, ...]:
-    words = _entries(text)
+    words = list_entries(text)
     for word in words:
         if word not in WORDS:
             raise RequestError(f"{name}: {word!r} must be one of {', '.join(WORDS)}")
@@ -110,16 +110,16 @@ def _chain(name: str, text: str) -> tuple[str, ...]:
 def _selection(annotations: Mapping[str, str]) -> DeviceSelection:
     """Parse what is allowed and what is denied; what is both is denied."""
     return DeviceSelection(
-        types=_entries(annotations.get(USE_TYPES, "")),
-        not_types=_entries(annotations.get(NOT_TYPES, "")),
-        uuids=_entries(annotations.get(USE_UUIDS, "")),
-        not_uuids=_entries(annotations.get(NOT_UUIDS, "")),
+        types=list_entries(annotations.get(USE_TYPES, "")),
+        not_types=list_entries(annotations.get(NOT_TYPES, "")),
+        uuids=list_entries(annotations.get(USE_UUIDS, "")),
+        not_uuids=list_entries(annotations.get(NOT_UUIDS, "")),
         mode=_mode(annotations.get(MODE, "")),
     )
 
 
 def _mode(text: str) -> str | None:
-    modes = set(_entries(text))
+    modes = set(list_entries(text))
     for mode in sorted(modes):
         if mode not in set(DeviceMode):
             raise RequestError(
@@ -132,7 +132,7 @@ def _mode(text: str) -> str | None:
 def _weights(text: str) -> tuple[int, int, int]:
     """Parse `slot=1,core=1,memory=3`. The default weight is 1; only the ratio counts."""
     weights = dict.fromkeys(PARTS, 1.0)
-    for entry in _entries(text):
+    for entry in list_entries(text):
         part, _, amount = (piece.strip() for piece in entry.partition("="))
         try:
             weight = float(amount)
@@ -152,7 +152,3 @@ def _truth(name: str, text: str) -> bool:
     if text.strip() not in TRUTHS:
         raise RequestError(f"{name} must be true or false, got {text!r}")
     return TRUTHS[text.strip()]
-
-
-def _entries(text: str) -> tuple[str, ...]:
-    return tuple(entry.strip() for entry in text.split(",") if entry.strip())

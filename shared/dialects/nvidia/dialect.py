@@ -12,17 +12,17 @@ the percentage counts).
 from collections.abc import Mapping, Sequence
 
 from shared.dialects import hami_core
+from shared.dialects.advertised import Advertised, numbered_ids, unit_amounts
 from shared.dialects.dialect import (
-    Advertised,
     ContainerAsks,
     ContainerSetup,
     Dialect,
     Paths,
     PodAsks,
     Rules,
-    ServedId,
     runs_before,
 )
+from shared.dialects.koordinator.amounts import NVIDIA_GPUS, reads_nvidia_gpus
 from shared.dialects.lease_memo import memo_of, memo_text
 from shared.dialects.nvidia.annotations import (
     REGISTER,
@@ -38,16 +38,15 @@ from shared.dialects.nvidia.annotations import (
 )
 from shared.dialects.nvidia.device_choice import ANNOTATIONS, Choice, check_policies, read_choice
 from shared.dialects.reserved import LIBRARY_DIRECTORY
-from shared.dialects.whole_cards import CARDS, read_as_koordinator
 from shared.model.device import Device
 from shared.model.errors import RequestError
-from shared.model.lease import Lease, Share
+from shared.model.lease import Lease
 from shared.model.names import DeviceUuid
 from shared.model.request import GpuRequest, PodRequest, SharingPolicy
 
 NAME = "nvidia"
 SCHEDULER = "hami-scheduler"
-COUNT = CARDS
+COUNT = NVIDIA_GPUS
 MEMORY = "nvidia.com/gpumem"
 PERCENTAGE = "nvidia.com/gpumem-percentage"
 CORES = "nvidia.com/gpucores"
@@ -67,7 +66,7 @@ Amounts = Mapping[str, int]
 
 def read(asks: PodAsks, rules: Rules) -> PodRequest | None:
     """Parse the pod's containers. Raises RequestError naming container, resource and rule."""
-    if read_as_koordinator(asks, rules):
+    if reads_nvidia_gpus(asks, rules):
         return None
     asking = [asked for asked in asks.containers if any(_amounts(asked).values())]
     if not asking:
@@ -174,31 +173,15 @@ def environment(
     )
 
 
-def beyond(share: Share) -> dict[str, int]:
-    """Return the requested units of memory and cores that a resize has released."""
-    if share.requested_size is None:
-        return {}
-    return {
-        MEMORY: (share.requested_size.memory_mib - share.memory_mib) // share.unit_mib,
-        CORES: share.requested_size.cores_percent - share.cores_percent,
-    }
-
-
 def advertised(devices: Sequence[Device], _: str) -> Advertised:
     """Serve slots; write the memory and cores of healthy devices into node status."""
-    healthy = [device for device in devices if device.healthy]
     return Advertised(
         served={
             COUNT: tuple(
-                ServedId(text=f"{device.uuid}-{n}", healthy=device.healthy, device=device.uuid)
-                for device in devices
-                for n in range(slots_shown(device))
+                each for device in devices for each in numbered_ids(device, slots_shown(device))
             )
         },
-        patched={
-            MEMORY: sum(device.memory_mib // device.unit_mib for device in healthy),
-            CORES: ALL * len(healthy),
-        },
+        patched=unit_amounts(devices, MEMORY, CORES),
         annotations={REGISTER: encode_register(devices), SCORES: encode_scores(devices)},
     )
 
@@ -216,7 +199,7 @@ DIALECT = Dialect(
     environment=environment,
     advertised=advertised,
     resized=resized,
-    beyond=beyond,
+    beyond=lambda share: hami_core.released_amounts(share, MEMORY, CORES),
     # A count of 0 that the pod's author wrote stays, and the pod is refused.
     amount_changes=lambda amounts: {} if COUNT in amounts else amount_changes(amounts),
     check_rules=check_policies,

@@ -15,16 +15,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from shared.dialects import hami_core
-from shared.dialects.device_numbers import base36
-from shared.dialects.dialect import (
+from shared.dialects.advertised import (
     Advertised,
+    ServedId,
+    base36,
+)
+from shared.dialects.dialect import (
     ContainerAsks,
     ContainerSetup,
     Dialect,
     Paths,
     PodAsks,
     Rules,
-    ServedId,
     runs_before,
 )
 from shared.dialects.lease_memo import memo_of, memo_text
@@ -127,22 +129,17 @@ def vendor_denial(pod: PodAsks, refused: bool) -> str:
 
 def binding(lease: Lease, now_s: float) -> dict[str, str]:
     """Return each container's GPUs by minor number, the node, the time in ns, and the mark."""
-    cards = {
-        f"{GPU_INDEX}{place}": ",".join(str(share.index) for share in _by_index(lease, container))
-        for place, container in enumerate(memo_of(lease).containers)
-        if lease.shares_of(container)
+    gpus = {
+        f"{GPU_INDEX}{n}": ",".join(str(share.index) for share in shares)
+        for n, container in enumerate(memo_of(lease).containers)
+        if (shares := hami_core.shares_by_index(lease, container))
     }
-    return {**cards, NODE: lease.node, TIME: str(int(now_s * 1e9)), ASSIGNED: "false"}
+    return {**gpus, NODE: lease.node, TIME: str(int(now_s * 1e9)), ASSIGNED: "false"}
 
 
 def after(lease: Lease, done: frozenset[str]) -> dict[str, str]:
     """Return the annotation that marks a pod as assigned, once all its containers have GPUs."""
     return {ASSIGNED: "true"} if done.issuperset(s.container for s in lease.shares) else {}
-
-
-def failed(_: Lease) -> dict[str, str]:
-    """Return nothing: a refused pod is not marked as assigned."""
-    return {}
 
 
 def environment(
@@ -169,10 +166,6 @@ def environment(
     )
 
 
-def _by_index(lease: Lease, container: str) -> list[Share]:
-    return sorted(lease.shares_of(container), key=lambda share: share.index)
-
-
 def ids_of(share: Share, _: str) -> int:
     """Return the number of a share's device IDs: one per hundredth of the GPU."""
     return share.cores_percent
@@ -184,16 +177,16 @@ def advertised(devices: Sequence[Device], _: str) -> Advertised:
     The blocks are those of the node's memory as a whole, as gpu-manager counts. Devices in MIG mode
     are left out.
     """
-    cards = [device for device in devices if device.mode is DeviceMode.HAMI_CORE]
+    gpus = [device for device in devices if device.mode is DeviceMode.HAMI_CORE]
     return Advertised(
         served={
             CORE: tuple(
                 ServedId(text=core_id(device.uuid, n), healthy=device.healthy, device=device.uuid)
-                for device in cards
+                for device in gpus
                 for n in range(WHOLE)
             )
         },
-        patched={MEMORY: sum(device.memory_mib for device in cards if device.healthy) // BLOCK_MIB},
+        patched={MEMORY: sum(device.memory_mib for device in gpus if device.healthy) // BLOCK_MIB},
     )
 
 
@@ -212,7 +205,6 @@ DIALECT = Dialect(
     read=read,
     binding=binding,
     after=after,
-    failed=failed,
     environment=environment,
     advertised=advertised,
     ids_of=ids_of,

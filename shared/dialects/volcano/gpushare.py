@@ -8,20 +8,22 @@ import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from shared.dialects.device_numbers import base36
-from shared.dialects.dialect import (
+from shared.dialects.advertised import (
     TRIGGER,
     Advertised,
+    ServedId,
+    Strategy,
+    base36,
+    trigger_ids,
+)
+from shared.dialects.dialect import (
     ContainerAsks,
     ContainerSetup,
     Dialect,
     Paths,
     PodAsks,
     Rules,
-    ServedId,
-    Strategy,
     runs_before,
-    trigger_ids,
 )
 from shared.dialects.reserved import VISIBLE
 from shared.model.device import Device, DeviceMode
@@ -111,11 +113,6 @@ def binding(lease: Lease, now_s: float) -> dict[str, str]:
 def after(lease: Lease, done: frozenset[str]) -> dict[str, str]:
     """Return the annotation that marks a pod as assigned, once all its containers have GPUs."""
     return {ASSIGNED: "true"} if done.issuperset(s.container for s in lease.shares) else {}
-
-
-def failed(_: Lease) -> dict[str, str]:
-    """Return nothing: a refused pod is not marked as assigned."""
-    return {}
 
 
 def environment(
@@ -246,7 +243,6 @@ DIALECT = Dialect(
     read=read,
     binding=binding,
     after=after,
-    failed=failed,
     environment=environment,
     advertised=advertised,
     ids_of=ids_of,

@@ -7,16 +7,18 @@ plugin, in the generation without handshakes.
 from collections.abc import Mapping, Sequence
 
 from shared.dialects import hami_core
+from shared.dialects.advertised import Advertised, numbered_ids, unit_amounts
 from shared.dialects.dialect import (
-    Advertised,
     ContainerAsks,
     ContainerSetup,
     Dialect,
     Paths,
     PodAsks,
     Rules,
-    ServedId,
+    list_entries,
 )
+from shared.dialects.nvidia.device_choice import NOT_TYPES, USE_TYPES
+from shared.dialects.pod_groups import VOLCANO_GROUPS
 from shared.dialects.volcano.device_register import NUMBER, REGISTER, encode_register
 from shared.dialects.volcano.gpushare import SCHEDULER
 from shared.model.device import Device
@@ -48,9 +50,6 @@ NEVER = str(2**64 - 1)
 
 MODE = "volcano.sh/vgpu-mode"
 GROUP_POLICY = "volcano.sh/vgpu-podgroup-policy"
-GROUPS = ("scheduling.k8s.io/group-name", "scheduling.volcano.sh/group-name")
-USE_TYPES = "nvidia.com/use-gputype"
-NOT_TYPES = "nvidia.com/nouse-gputype"
 USE_UUIDS = "volcano.sh/vgpu-use-gpuuuid"
 NOT_UUIDS = "volcano.sh/vgpu-nouse-gpuuuid"
 
@@ -126,10 +125,10 @@ def _read_selection(annotations: Mapping[str, str]) -> DeviceSelection:
     With `use-gputype` present, `nouse-gputype` is ignored, as upstream.
     """
     return DeviceSelection(
-        types=_entries(annotations.get(USE_TYPES, "")),
-        not_types=() if USE_TYPES in annotations else _entries(annotations.get(NOT_TYPES, "")),
-        uuids=_entries(annotations.get(USE_UUIDS, "")),
-        not_uuids=_entries(annotations.get(NOT_UUIDS, "")),
+        types=list_entries(annotations.get(USE_TYPES, "")),
+        not_types=() if USE_TYPES in annotations else list_entries(annotations.get(NOT_TYPES, "")),
+        uuids=list_entries(annotations.get(USE_UUIDS, "")),
+        not_uuids=list_entries(annotations.get(NOT_UUIDS, "")),
         mode=annotations.get(MODE),
     )
 
@@ -146,13 +145,9 @@ def _read_tags(asks: PodAsks, rules: Rules) -> tuple[str, ...]:
 
 
 def _spread_group(namespace: Namespace, annotations: Mapping[str, str]) -> tuple[str, ...]:
-    group = next((annotations[key] for key in GROUPS if annotations.get(key)), "")
+    group = next((annotations[key] for key in VOLCANO_GROUPS if annotations.get(key)), "")
     spread = annotations.get(GROUP_POLICY) == "spread"
     return (f"{namespace}/{group}",) if spread and group else ()
-
-
-def _entries(text: str) -> tuple[str, ...]:
-    return tuple(entry.strip() for entry in text.split(",") if entry.strip())
 
 
 def encode_element(shares: Sequence[Share]) -> str:
@@ -161,14 +156,7 @@ def encode_element(shares: Sequence[Share]) -> str:
     The id of a MIG instance is `uuid[layout-position]`, and its units are the requested ones, not
     the instance's.
     """
-    return "".join(
-        f"{_id_of(share)},NVIDIA,{_asked_units(share)},{share.cores_percent}:" for share in shares
-    )
-
-
-def _id_of(share: Share) -> str:
-    place = f"[{share.mig.layout}-{share.mig.position}]" if share.mig else ""
-    return f"{share.device}{place}"
+    return "".join(hami_core.encode_share(share, _asked_units(share)) for share in shares)
 
 
 def _asked_units(share: Share) -> int:
@@ -211,16 +199,6 @@ def resized(lease: Lease) -> dict[str, str]:
     return {IDS: encode_ids(lease)}
 
 
-def beyond(share: Share) -> dict[str, int]:
-    """Return the requested units of memory and cores that a resize has released."""
-    if share.requested_size is None:
-        return {}
-    return {
-        MEMORY: (share.requested_size.memory_mib - share.memory_mib) // share.unit_mib,
-        CORES: share.requested_size.cores_percent - share.cores_percent,
-    }
-
-
 def failed(_: Lease) -> dict[str, str]:
     """Return the annotations that change when Allocate was refused."""
     return {PHASE: "failed", TIME: NEVER}
@@ -238,28 +216,13 @@ def environment(
     )
 
 
-def slot_id(device: DeviceUuid, slot: int) -> str:
-    """Return the device-plugin ID of one slot of a device."""
-    return f"{device}-{slot}"
-
-
 def advertised(devices: Sequence[Device], _: str) -> Advertised:
     """Serve slots; write the memory and cores of healthy devices into node status."""
-    healthy = [device for device in devices if device.healthy]
     return Advertised(
         served={
-            NUMBER: tuple(
-                ServedId(
-                    text=slot_id(device.uuid, slot), healthy=device.healthy, device=device.uuid
-                )
-                for device in devices
-                for slot in range(device.slots)
-            )
+            NUMBER: tuple(each for device in devices for each in numbered_ids(device, device.slots))
         },
-        patched={
-            MEMORY: sum(device.memory_mib // device.unit_mib for device in healthy),
-            CORES: 100 * len(healthy),
-        },
+        patched=unit_amounts(devices, MEMORY, CORES),
         annotations={REGISTER: encode_register(devices)},
     )
 
@@ -274,7 +237,7 @@ DIALECT = Dialect(
     served=frozenset({NUMBER}),
     patched=frozenset({MEMORY, CORES}),
     annotations=frozenset(
-        {MODE, GROUP_POLICY, *GROUPS, USE_TYPES, NOT_TYPES, USE_UUIDS, NOT_UUIDS}
+        {MODE, GROUP_POLICY, *VOLCANO_GROUPS, USE_TYPES, NOT_TYPES, USE_UUIDS, NOT_UUIDS}
     ),
     read=read,
     binding=binding,
@@ -283,7 +246,7 @@ DIALECT = Dialect(
     environment=environment,
     advertised=advertised,
     resized=resized,
-    beyond=beyond,
+    beyond=lambda share: hami_core.released_amounts(share, MEMORY, CORES),
     besides=SWITCHES,
     scheduler=SCHEDULER,
 )

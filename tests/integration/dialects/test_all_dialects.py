@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from services.placer.service import Placer
-from shared.dialects import read_pod
 from shared.dialects.dialect import Rules
+from shared.dialects.pod_requests import read_pod
 from shared.ledger.leases import RedisLeases
 from shared.model.clock import SystemClock
 from shared.model.events.node_events import DeviceReported

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from shared.dialects import read_pod
 from shared.dialects.dialect import ContainerAsks, Paths, PodAsks, Rules
+from shared.dialects.pod_requests import read_pod
 from shared.model.device import Device, required_cores_percent, required_memory_mib
 from shared.model.lease import Lease, Share
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid

@@ -21,7 +21,7 @@ from services.node_agent.kubelet import pod_resources
 from services.node_agent.mig.layout_changes import MigState
 from services.node_agent.settings import AgentSettings
 from services.node_agent.usage.usage_model import DeviceSample, Process
-from shared.dialects.dialect import ServedId
+from shared.dialects.advertised import ServedId
 from shared.ledger.redis_server import RedisFacts, redis_facts
 from shared.model.clock import clock_ahead_s
 from shared.model.device import Device, DeviceMode

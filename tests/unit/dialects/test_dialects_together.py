@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from services.placer.choice.placement import place
 from services.placer.index.node_index import Index
 from services.placer.mirror.cluster_mirror import Mirror
-from shared.dialects import read_pod
 from shared.dialects.dialect import ContainerAsks, PodAsks, Rules
+from shared.dialects.pod_requests import read_pod
 from shared.model.lease import Lease
 from shared.model.names import Namespace, PodUid
 from shared.model.placement import Placement, Refusal

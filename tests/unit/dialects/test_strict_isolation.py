@@ -11,8 +11,8 @@ from services.placer.index.node_index import Index
 from services.placer.mirror.cluster_mirror import Mirror
 from services.webhook.admission import Policy, decide
 from services.webhook.pods import read_pod as seen
-from shared.dialects import read_pod
 from shared.dialects.dialect import Rules
+from shared.dialects.pod_requests import read_pod
 from shared.dialects.strict_isolation import ISOLATION
 from shared.model.device import DeviceMode, Isolation, MigLayout, MigProfile
 from shared.model.errors import RequestError

@@ -4,8 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.dialects import DIALECTS, read_pod
-from shared.dialects.dialect import ContainerAsks, Strategy
+from shared.dialects import DIALECTS
+from shared.dialects.advertised import Strategy
+from shared.dialects.dialect import ContainerAsks
+from shared.dialects.pod_requests import read_pod
 from shared.model.device import DeviceMode, DeviceUse, fits, required_memory_mib
 from shared.model.errors import RequestError
 from shared.model.lease import MIB, bookings

@@ -2,8 +2,8 @@
 
 import pytest
 
-from shared.dialects import read_pod
 from shared.dialects.dialect import PodAsks, Rules
+from shared.dialects.pod_requests import read_pod
 from shared.model.device import Device, DeviceMode, MigLayout, MigProfile
 from shared.model.ledger import LedgerNode
 from shared.model.names import DeviceUuid

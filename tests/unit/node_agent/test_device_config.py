@@ -15,7 +15,7 @@ from services.node_agent.gpus.inventory import Division, Gpu, devices_of, notes_
 from services.node_agent.gpus.simulated_gpus import SimulatedGpus
 from services.node_agent.mig.layouts import KNOWN
 from shared.dialects import DIALECTS
-from shared.dialects.dialect import Strategy
+from shared.dialects.advertised import Strategy
 from shared.dialects.volcano.device_config import read_config
 from shared.kubernetes.errors import ErrorResponse, NotFoundError, UnreachableError
 from shared.model.device import DeviceMode

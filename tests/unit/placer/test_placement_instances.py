@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from services.watcher.settings import WatcherSettings, load_rules
-from shared.dialects import read_pod
 from shared.dialects.dialect import ContainerAsks, PodAsks
+from shared.dialects.pod_requests import read_pod
 from shared.dialects.volcano.device_register import NUMBER
 from shared.dialects.volcano.vgpu import MEMORY, encode_element
 from shared.model.device import DeviceMode, MigLayout, MigProfile

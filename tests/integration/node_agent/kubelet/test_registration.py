@@ -15,7 +15,8 @@ import pytest
 from proto.deviceplugin import api_pb2, api_pb2_grpc
 from services.node_agent.kubelet.device_plugin import PluginServer, encode_list
 from services.node_agent.kubelet.registration import DevicePlugins
-from shared.dialects.dialect import ContainerSetup, ServedId
+from shared.dialects.advertised import ServedId
+from shared.dialects.dialect import ContainerSetup
 from shared.dialects.volcano.gpushare import unit_id
 from shared.model.errors import RequestError
 from tests.support.simcluster.kubelet import eventually

@@ -1,6 +1,6 @@
 """What a node shows to Koordinator's users: figures, labels, and its `Device`."""
 
-from shared.dialects.dialect import Host
+from shared.dialects.advertised import Host
 from shared.dialects.koordinator import dialect
 from shared.dialects.koordinator.device import described
 from shared.model.device import DeviceMode

@@ -8,8 +8,13 @@ from hypothesis import strategies as st
 
 from shared.dialects.dialect import ContainerAsks, PodAsks, Rules
 from shared.dialects.koordinator import dialect
-from shared.dialects.koordinator.amounts import FULL, Part, amount_changes, part_of
-from shared.dialects.whole_cards import read_as_koordinator
+from shared.dialects.koordinator.amounts import (
+    FULL,
+    Part,
+    amount_changes,
+    part_of,
+    reads_nvidia_gpus,
+)
 from shared.model.errors import RequestError
 from shared.model.names import Namespace
 from shared.model.request import DeviceOrder, NodeOrder, PodRequest, SharingPolicy
@@ -274,9 +279,9 @@ def test_vendor_cards_are_this_dialects_only_for_koordinators_scheduler(schedule
 
     request = dialect.read(asks, Rules())
 
-    assert (request is not None) is ours is read_as_koordinator(asks, Rules())
-    assert not read_as_koordinator(asks, Rules(disabled=("koordinator",)))
-    assert not read_as_koordinator(asks, Rules(enabled=("volcano-vgpu",)))
+    assert (request is not None) is ours is reads_nvidia_gpus(asks, Rules())
+    assert not reads_nvidia_gpus(asks, Rules(disabled=("koordinator",)))
+    assert not reads_nvidia_gpus(asks, Rules(enabled=("volcano-vgpu",)))
     if request is not None:
         assert request.triggers == ("nvidia.com/gpu",)
         assert (request.containers[0].gpus, request.containers[0].whole) == (2, True)

@@ -7,9 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.dialects import DIALECTS, read_pod
-from shared.dialects.dialect import ContainerAsks, Rules, Strategy
+from shared.dialects import DIALECTS
+from shared.dialects.advertised import Strategy
+from shared.dialects.dialect import (
+    ContainerAsks,
+    Rules,
+)
 from shared.dialects.nvidia.dialect import amount_changes
+from shared.dialects.pod_requests import read_pod
 from shared.model.device import (
     DeviceMode,
     DeviceUse,
@@ -336,8 +341,8 @@ def test_pods_of_all_schedulers_but_koordinators_are_read_here(scheduler: str) -
 @pytest.mark.parametrize(
     ("amounts", "text"),
     [
-        ({"gpu": 1, "gpumem": 3000}, "gpumem is a word of nvidia, and this pod is read as koordin"),
-        ({"gpumem": 3000}, "gpumem means nothing in pods for the scheduler 'koord-scheduler'"),
+        ({"gpu": 1, "gpumem": 3000}, "gpumem belongs to nvidia, and this pod uses koordin"),
+        ({"gpumem": 3000}, "gpumem has no meaning in pods for the scheduler 'koord-scheduler'"),
     ],
 )
 def test_hamis_words_in_pods_for_koordinators_scheduler_are_refused(

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from shared.dialects import DIALECTS
-from shared.dialects.dialect import Strategy
+from shared.dialects.advertised import Strategy
 from shared.dialects.nvidia.annotations import cordoned, encode_devices
 from shared.model.device import DeviceMode
 from shared.model.lease import Lease, MigPlacement

@@ -5,8 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from shared.dialects import DIALECTS, read_pod
-from shared.dialects.dialect import ContainerAsks, Paths, PodAsks, Rules, Strategy
+from shared.dialects import DIALECTS
+from shared.dialects.advertised import Strategy
+from shared.dialects.dialect import (
+    ContainerAsks,
+    Paths,
+    PodAsks,
+    Rules,
+)
+from shared.dialects.pod_requests import read_pod
 from shared.dialects.volcano.device_register import encode_register, parse_register
 from shared.dialects.volcano.gpushare import list_bytes
 from shared.model.device import Device, DeviceMode, required_memory_mib

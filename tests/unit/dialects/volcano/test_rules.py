@@ -5,8 +5,11 @@ from pathlib import Path
 import pytest
 
 from services.watcher.settings import WatcherSettings, load_rules
-from shared.dialects import enabled, read_pod
 from shared.dialects.dialect import ContainerAsks, PodAsks, Rules
+from shared.dialects.pod_requests import (
+    enabled,
+    read_pod,
+)
 from shared.dialects.volcano.scheduler_arguments import rules_of, warnings_about
 from shared.model.errors import RequestError
 from shared.model.names import Namespace

@@ -17,7 +17,11 @@ from services.node_agent.allocate.allocation import (
     slot_key,
 )
 from services.node_agent.allocate.pod_resolution import Candidate, KubeletContainer, KubeletPod
-from shared.dialects.dialect import ContainerSetup, Paths, ServedId
+from shared.dialects.advertised import ServedId
+from shared.dialects.dialect import (
+    ContainerSetup,
+    Paths,
+)
 from shared.dialects.reserved import is_reserved, reserved_among
 from shared.model.device import Device, Isolation
 from shared.model.errors import RequestError

@@ -22,7 +22,10 @@ from services.node_agent.gpus.simulated_gpus import SimulatedGpus, parse_layout,
 from services.node_agent.kubelet.device_ids import compact
 from services.node_agent.kubelet.device_plugin import encode_list
 from shared.dialects import DIALECTS
-from shared.dialects.dialect import ServedId, Strategy
+from shared.dialects.advertised import (
+    ServedId,
+    Strategy,
+)
 from shared.model.errors import RequestError
 from shared.model.names import DeviceUuid, NodeName
 

@@ -1,0 +1,107 @@
+"""What a node advertises for a dialect: device-plugin lists, node status, annotations; pure."""
+
+import string
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from shared.model.device import Device, DeviceMode
+from shared.model.names import DeviceUuid
+
+TRIGGER = "leasehold.dev/share"
+"""Our resource, served where a dialect has none that can be: the kubelet then calls Allocate."""
+TRIGGERS = 100
+"""IDs per device of a resource whose only purpose is the Allocate call: the most shares."""
+ALL_CORES = 100
+"""Percent of a device's cores."""
+_DIGITS = string.digits + string.ascii_lowercase
+
+
+class Strategy:
+    """How gpushare's resources are advertised: Volcano's `--gpu-strategy`, and `auto`."""
+
+    AUTO = "auto"
+    SHARE = "share"
+    NUMBER = "number"
+    ALL = (AUTO, SHARE, NUMBER)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedId:
+    """One device ID of a device-plugin list: at most 63 characters, never reused."""
+
+    text: str
+    healthy: bool
+    device: DeviceUuid | None = None
+    """The device that it identifies; None: any."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """What an agent knows of its node besides devices."""
+
+    driver: str = ""
+    """Version of the GPUs' driver; empty: unknown."""
+    isolates: bool = False
+    """HAMi-core's library is installed, and a process of this node can load it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeObject:
+    """A cluster-scoped custom object with a node's devices; it has the node's name."""
+
+    collection: str
+    """API path of all objects of its kind, such as `/apis/GROUP/VERSION/PLURAL`."""
+    kind: str
+    labels: Mapping[str, str | None] = field(default_factory=dict)
+    """None: the key is removed. Other keys are not changed."""
+    devices: tuple[Mapping[str, Any], ...] = ()
+    """`spec.devices`. The writer of the object adds the time of a condition."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advertised:
+    """What a node advertises for a dialect."""
+
+    served: Mapping[str, tuple[ServedId, ...]] = field(default_factory=dict)
+    """Resources of the device plugin, each with its complete list."""
+    patched: Mapping[str, int] = field(default_factory=dict)
+    """Resources written into node status."""
+    annotations: Mapping[str, str | None] = field(default_factory=dict)
+    """Of the node; None: the key is removed."""
+    labels: Mapping[str, str | None] = field(default_factory=dict)
+    """Of the node; None: the key is removed."""
+    lists: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Our entries in comma-separated lists of node annotations that others write, too."""
+    objects: tuple[NodeObject, ...] = ()
+
+
+def trigger_ids(devices: Sequence[Device]) -> tuple[ServedId, ...]:
+    """Return the list of a resource whose only purpose is the Allocate call, such as `TRIGGER`."""
+    shared = (device for device in devices if device.mode is DeviceMode.HAMI_CORE)
+    return tuple(each for device in shared for each in numbered_ids(device, TRIGGERS))
+
+
+def numbered_ids(device: Device, count: int) -> Iterator[ServedId]:
+    """Yield IDs of a device with numbers from 0."""
+    for n in range(count):
+        yield ServedId(text=f"{device.uuid}-{n}", healthy=device.healthy, device=device.uuid)
+
+
+def unit_amounts(devices: Iterable[Device], memory: str, cores: str) -> dict[str, int]:
+    """Return the healthy devices' units of memory and percent of cores, by these names."""
+    healthy = [device for device in devices if device.healthy]
+    return {
+        memory: sum(device.memory_mib // device.unit_mib for device in healthy),
+        cores: ALL_CORES * len(healthy),
+    }
+
+
+def base36(number: int) -> str:
+    """Format a number of 0 or more in base 36, for short device IDs."""
+    digits = ""
+    while True:
+        number, digit = divmod(number, 36)
+        digits = _DIGITS[digit] + digits
+        if not number:
+            return digits

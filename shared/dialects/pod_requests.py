@@ -1,0 +1,149 @@
+"""A pod's GPU request in any dialect: parsed, checked, and completed at admission; pure."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from shared.dialects import DIALECTS, strict_isolation
+from shared.dialects.dialect import ContainerAsks, Dialect, PodAsks, Rules
+from shared.model.errors import RequestError
+from shared.model.quantity import check_amount
+from shared.model.request import PodRequest
+
+_OWNERS: Mapping[str, tuple[str, ...]] = {
+    resource: tuple(d.name for d in DIALECTS.values() if resource in d.resources)
+    for resource in frozenset().union(*(d.resources for d in DIALECTS.values()))
+}
+"""The dialects that have a resource name, by the name."""
+
+
+def enabled(rules: Rules) -> Sequence[Dialect]:
+    """Return the enabled dialects. Raises RequestError naming an unknown one."""
+    for name in rules.enabled:
+        if name not in DIALECTS:
+            raise RequestError(f"there is no dialect {name!r}; there are {', '.join(DIALECTS)}")
+    return [DIALECTS[n] for n in rules.enabled or DIALECTS if n not in rules.disabled]
+
+
+def check_rules(rules: Rules) -> None:
+    """Raise RequestError naming a setting that some dialect does not accept."""
+    enabled(rules)
+    for dialect in DIALECTS.values():
+        dialect.check_rules(rules)
+
+
+def read_pod(asks: PodAsks, rules: Rules) -> PodRequest:
+    """Parse a pod's request in whatever dialect; a pod without GPUs has an empty request.
+
+    Raises RequestError naming container, field, value and rule: for a malformed request, for one
+    that mixes dialects, and for resources that no enabled dialect reads.
+    """
+    _check_mixed(asks)
+    requests = [
+        request for dialect in enabled(rules) if (request := dialect.read(asks, rules)) is not None
+    ]
+    if len(requests) > 1:
+        raise _mixed(asks, [request.dialect for request in requests])
+    request = requests[0] if requests else PodRequest()
+    _check_unread(asks, rules, request)
+    _check_amounts(request)
+    if request.containers and strict_isolation.is_strict(asks, rules):
+        request = strict_isolation.strictly(request)
+    return replace(request, prefer_mig=True) if rules.instances_first else request
+
+
+def _check_mixed(asks: PodAsks) -> None:
+    """Refuse a pod with resources of several dialects, before anything else is checked.
+
+    Resources that several dialects have are ignored.
+    """
+    words = [word for asked in asks.containers for word in _named(asked)]
+    owners = dict.fromkeys(_OWNERS[word][0] for word in words if len(_OWNERS[word]) == 1)
+    if len(owners) > 1:
+        raise _mixed(asks, owners)
+
+
+def _mixed(asks: PodAsks, names: Collection[str]) -> RequestError:
+    uses = ", ".join(_use(asks, DIALECTS[name].resources) for name in names)
+    return RequestError(
+        f"the pod mixes {' and '.join(names)}: {uses}; use one dialect for all its containers"
+    )
+
+
+def _use(asks: PodAsks, words: frozenset[str]) -> str:
+    """Return where the pod requests a dialect's resource, if possible one of this dialect only."""
+    uses = [
+        (len(_OWNERS[word]), place, word, asked.name)
+        for place, asked in enumerate(asks.containers)
+        for word in _named(asked)
+        if word in words
+    ]
+    _, _, word, container = min(uses)
+    return f"container {container} requests {word}"
+
+
+def _check_unread(asks: PodAsks, rules: Rules, request: PodRequest) -> None:
+    """Refuse resources that no dialect has read for this pod: nothing would serve them."""
+    read = DIALECTS[request.dialect].resources if request.dialect else frozenset()
+    spoken = {dialect.name for dialect in enabled(rules)}
+    for asked in asks.containers:
+        for resource in _named(asked):
+            if resource in read:
+                continue
+            owners = _OWNERS[resource]
+            silent = [name for name in owners if name not in spoken]
+            if silent:
+                fault = f"belongs to {' and '.join(silent)}, which is not enabled here"
+            elif request.dialect:
+                fault = f"belongs to {owners[0]}, and this pod uses {request.dialect}"
+            else:
+                fault = f"has no meaning in pods for the scheduler {asks.scheduler!r}"
+            raise RequestError(f"container {asked.name}: {resource} {fault}")
+
+
+def _check_amounts(request: PodRequest) -> None:
+    """Refuse amounts that are too large to count, also after multiplication by a dialect's unit."""
+    for asked in request.containers:
+        for name, amount in (
+            ("GPUs", asked.gpus),
+            ("units of memory", asked.memory_units or 0),
+            ("bytes of memory", asked.memory_bytes or 0),
+        ):
+            check_amount(f"container {asked.container}: {name}", amount)
+
+
+def _named(asked: ContainerAsks) -> list[str]:
+    """Return the dialects' resources that a container requests, sorted."""
+    amounts = {**asked.requests, **asked.limits}
+    return sorted(name for name, amount in amounts.items() if amount > 0 and name in _OWNERS)
+
+
+def amount_changes(amounts: Mapping[str, int]) -> dict[str, int | None]:
+    """Return the changes of vendors' webhooks to a container's amounts; None: it is removed."""
+    changes: dict[str, int | None] = {}
+    for dialect in DIALECTS.values():
+        changes |= dialect.amount_changes(amounts)
+    return changes
+
+
+def added_annotations(pod: PodAsks) -> dict[str, str]:
+    """Return the annotations that vendors' webhooks add to a pod that requests GPUs."""
+    added: dict[str, str] = {}
+    for dialect in DIALECTS.values():
+        added |= dialect.added_annotations(pod)
+    return {key: value for key, value in added.items() if key not in pod.annotations}
+
+
+def vendor_denial(pod: PodAsks, names: Collection[str], *, refused: bool) -> str:
+    """Return the first message of these dialects' own webhooks; empty: none of them has one.
+
+    `refused`: our own rules refuse the pod.
+    """
+    messages = (DIALECTS[name].vendor_denial(pod, refused) for name in DIALECTS if name in names)
+    return next(filter(None, messages), "")
+
+
+def cordoned_devices(annotations: Mapping[str, str]) -> tuple[int, ...]:
+    """Return the indices of devices that a node's annotations cordon, in any dialect, ascending."""
+    return tuple(
+        sorted({i for dialect in DIALECTS.values() for i in dialect.cordoned(annotations)})
+    )
