@@ -292,7 +292,7 @@ async def test_an_event_that_cannot_be_written_holds_up_no_other(
         await bus.publish([queued(1), replace(queued(2), offer=2**64), queued(3)])
 
         await until(lambda: len(recorder.seen) == 2)
-        assert "cannot be written" in caplog.text
+        assert "cannot be encoded" in caplog.text
         task.cancel()
 
 
