@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Self, TypeVar
 
+import msgpack
 import msgspec
 import redis.asyncio
 from redis.exceptions import (
@@ -95,7 +96,7 @@ class LedgerConnection:
         the server does not answer or refuses to write.
         """
         sha, source = self._script(script)
-        packed = msgspec.msgpack.encode(args)
+        packed: bytes = msgpack.packb(args)
         sent = (0, self.prefix, packed, state, self.feed_length, tail, self._heard)
         try:
             async with asyncio.timeout(self.timeout_s):
