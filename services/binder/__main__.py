@@ -17,9 +17,9 @@ from shared.ledger.staging import LedgerStaging
 from shared.model.clock import SystemClock
 from shared.model.events.pod_events import ResyncRequested
 from shared.nats.bus import Bus
+from shared.placing.node_fit import fit_on_node
 from shared.runtime.run import run, serve
 from shared.runtime.settings import load_or_exit
-from tests.support.placer.naive import fit_on_node
 
 
 async def bind(settings: BinderSettings) -> None:

@@ -19,7 +19,7 @@ from services.cli.inspect.sources import Reader
 from shared.ledger.preemptions import Takings
 from shared.model.ledger import WaitingPod
 from shared.model.preemption import EvictionRecord, Preemption, PreemptionState
-from tests.support.placer.naive import fit_on_node
+from shared.placing.node_fit import fit_on_node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,13 +18,13 @@ from shared.ledger.gates import Gates
 from shared.ledger.staging import LedgerStaging
 from shared.model.clock import SystemClock
 from shared.nats.bus import Bus
+from shared.placing.node_fit import fit_on_node
 from shared.runtime.runner import Runner
 from shared.runtime.telemetry import Tracing
 from tests.support.binder.preemption import Scene, scene, standing
 from tests.support.binder.resizing import uncounted
 from tests.support.binder.world import ContentAgents
 from tests.support.clock import FakeClock
-from tests.support.placer.naive import fit_on_node
 from tests.support.servers.nats import nats_server
 from tests.support.servers.valkey import ValkeyServer, valkey_server
 

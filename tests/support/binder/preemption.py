@@ -22,9 +22,9 @@ from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.placement import Placement, Refusal
 from shared.model.preemption import PREEMPT_AT, Victim
 from shared.model.request import GpuRequest, PodRequest
+from shared.placing.node_fit import fit_on_node
 from tests.support.clock import FakeClock
 from tests.support.placer.ledger import ledger, share
-from tests.support.placer.naive import fit_on_node
 from tests.support.simcluster.apiserver import ApiUnderTest, api_server
 
 RULES = Rules(notice_s=30, min_runtime_s=60, cooldown_s=600)

@@ -32,8 +32,8 @@ from shared.model.ledger import LedgerNode, NodeTotals, counted_use
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.preemption import PreemptionCause
 from shared.model.request import GpuRequest, PodRequest, SharingPolicy
+from shared.placing.node_fit import fit_on_node
 from tests.support.placer.ledger import device, facts, share
-from tests.support.placer.naive import fit_on_node
 
 SIZE = 16_000
 

@@ -27,8 +27,9 @@ from shared.model.request import (
     Toleration,
     TopologyScope,
 )
+from shared.placing.node_fit import fit_on_node
 from tests.support.build import device, dice, gpu, ledger_node, request, use
-from tests.support.placer.naive import fit_on_node, place_naive
+from tests.support.placer.naive import place_naive
 
 TAINT = Taint(key="gpu", effect="NoSchedule")
 SOFT = Taint(key="slow", effect="PreferNoSchedule")
