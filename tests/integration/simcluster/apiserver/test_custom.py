@@ -69,7 +69,7 @@ async def test_an_object_is_completed_and_pruned(client: aiohttp.ClientSession) 
          'spec.minResources.cpu in body must be of type integer,string: "array"'),
     ],
 )  # fmt: skip
-async def test_what_the_schema_forbids_is_refused_in_kubernetes_words(
+async def test_schema_violations_are_refused_with_kubernetes_texts(
     client: aiohttp.ClientSession, spec: Json, said: str
 ) -> None:
     refused = await body_of(await client.post(GROUPS, json=pod_group("gang", **spec)), 422)
@@ -80,7 +80,7 @@ async def test_what_the_schema_forbids_is_refused_in_kubernetes_words(
     assert refused["details"]["group"] == "scheduling.volcano.sh"
 
 
-async def test_status_and_spec_are_written_apart(client: aiohttp.ClientSession) -> None:
+async def test_status_and_spec_are_written_separately(client: aiohttp.ClientSession) -> None:
     created = await body_of(
         await client.post(GROUPS, json=pod_group("gang") | {"status": {"phase": "Fake"}}), 201
     )
@@ -157,7 +157,7 @@ async def test_objects_are_patched_applied_and_replaced(client: aiohttp.ClientSe
     assert (await client.put(url, json=stale)).status == 409
 
 
-async def test_lists_select_page_and_print(client: aiohttp.ClientSession) -> None:
+async def test_lists_support_selectors_pages_and_printer_columns(client: aiohttp.ClientSession) -> None:
     for name, queue in (("a", "x"), ("b", "y"), ("c", "x")):
         await client.post(GROUPS, json=pod_group(name, queue=queue))
 
@@ -175,7 +175,7 @@ async def test_lists_select_page_and_print(client: aiohttp.ClientSession) -> Non
     assert unknown.status == 400
 
 
-async def test_what_was_wrong_before_a_new_rule_may_stay(
+async def test_values_that_violate_a_newer_rule_may_stay(
     api: ApiUnderTest, client: aiohttp.ClientSession
 ) -> None:
     await client.post(GROUPS, json=pod_group("gang", queue="long-name"))
@@ -193,7 +193,7 @@ async def test_what_was_wrong_before_a_new_rule_may_stay(
     assert "Too long: may not be more than 8 bytes" in (await body_of(changed, 422))["message"]
 
 
-async def test_a_namespace_takes_its_custom_objects_along(
+async def test_deleting_a_namespace_deletes_its_custom_objects(
     api: ApiUnderTest, client: aiohttp.ClientSession
 ) -> None:
     api.store.create("namespaces", {"metadata": {"name": "team"}})
@@ -207,7 +207,7 @@ async def test_a_namespace_takes_its_custom_objects_along(
     assert (await client.get("/api/v1/namespaces/team")).status == 404
 
 
-async def test_rules_of_a_schema_are_kept(client: aiohttp.ClientSession) -> None:
+async def test_cel_rules_of_a_schema_are_enforced(client: aiohttp.ClientSession) -> None:
     rules = [
         {"rule": "self.used <= self.limit", "messageExpression": "'at most ' + string(self.limit)"},
         {"rule": "self.limit >= oldSelf.limit", "message": "never less", "fieldPath": ".limit"},

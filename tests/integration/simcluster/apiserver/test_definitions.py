@@ -35,7 +35,7 @@ async def client(api: ApiUnderTest) -> AsyncIterator[aiohttp.ClientSession]:
         yield session
 
 
-async def test_a_kind_is_served_from_its_definition_on(client: aiohttp.ClientSession) -> None:
+async def test_a_kind_is_served_as_soon_as_it_is_defined(client: aiohttp.ClientSession) -> None:
     budgets = definition("GPUBudget", "gpubudgets", "leasehold.dev", {"spec": {"type": "object"}})
     path = "/apis/leasehold.dev/v1/namespaces/default/gpubudgets"
     assert (await client.get("/apis/leasehold.dev/v1")).status == 404
@@ -54,7 +54,7 @@ async def test_a_kind_is_served_from_its_definition_on(client: aiohttp.ClientSes
     assert "leasehold.dev" in [group["name"] for group in groups["groups"]]
 
 
-async def test_discovery_tells_names_scope_and_subresources(client: aiohttp.ClientSession) -> None:
+async def test_discovery_lists_names_scope_and_subresources(client: aiohttp.ClientSession) -> None:
     listed = await body_of(await client.get("/apis/scheduling.volcano.sh/v1beta1"))
     accept = {"Accept": "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"}
     aggregated = await body_of(await client.get("/apis", headers=accept))
@@ -137,7 +137,7 @@ async def test_every_served_version_shows_the_same_object(client: aiohttp.Client
     assert group["preferredVersion"]["version"] == "v1"
 
 
-async def test_two_kinds_of_one_plural_live_side_by_side(
+async def test_two_kinds_may_have_the_same_plural(
     api: ApiUnderTest, client: aiohttp.ClientSession
 ) -> None:
     other = definition(
@@ -153,7 +153,7 @@ async def test_two_kinds_of_one_plural_live_side_by_side(
     assert len((await body_of(await client.get(GROUPS)))["items"]) == 1
 
 
-async def test_bad_definitions_are_refused_with_their_fields(client: aiohttp.ClientSession) -> None:
+async def test_invalid_definitions_are_refused_with_their_fields(client: aiohttp.ClientSession) -> None:
     def changed(change: Any) -> Json:
         made = definition("Thing", "things", "example.com", {"spec": {"type": "object"}})
         change(made, made["spec"]["versions"][0])
@@ -180,7 +180,7 @@ async def test_bad_definitions_are_refused_with_their_fields(client: aiohttp.Cli
         assert field in [cause["field"] for cause in refused["details"]["causes"]], refused
 
 
-async def test_names_that_are_taken_keep_a_definition_waiting(
+async def test_a_definition_with_names_in_use_is_not_established(
     client: aiohttp.ClientSession,
 ) -> None:
     rival = definition("PodGroup", "rivals", "scheduling.volcano.sh", {"spec": {"type": "object"}})
@@ -193,7 +193,7 @@ async def test_names_that_are_taken_keep_a_definition_waiting(
     assert (await client.get(path)).status == 404
 
 
-async def test_definitions_and_objects_outlive_a_restart(tmp_path: Path) -> None:
+async def test_definitions_and_objects_survive_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "objects.sqlite"
     async with api_server(store=open_store(SqliteBackend(path))) as first:
         first.store.create("customresourcedefinitions", POD_GROUPS)

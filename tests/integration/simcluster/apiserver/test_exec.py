@@ -44,7 +44,7 @@ async def session_of(
 
 
 @pytest.mark.parametrize("protocol", [V5, V4])
-async def test_output_and_success_come_on_their_channels(api: ApiUnderTest, protocol: str) -> None:
+async def test_output_and_success_use_their_channels(api: ApiUnderTest, protocol: str) -> None:
     channels = await session_of(api, ["env", "-0"], protocol=protocol)
 
     assert channels[1] == b"default/web/main env -0"
@@ -52,7 +52,7 @@ async def test_output_and_success_come_on_their_channels(api: ApiUnderTest, prot
     assert json.loads(channels[3])["status"] == "Success"
 
 
-async def test_an_exit_code_comes_as_a_status(api: ApiUnderTest) -> None:
+async def test_an_exit_code_is_sent_as_a_status(api: ApiUnderTest) -> None:
     status = json.loads((await session_of(api, ["fail"]))[3])
 
     assert status["reason"] == "NonZeroExitCode"
@@ -66,19 +66,19 @@ async def test_stdin_ends_with_the_close_signal(api: ApiUnderTest) -> None:
     assert json.loads(channels[3])["status"] == "Success"
 
 
-async def test_a_refusal_of_the_runtime_comes_as_a_status(api: ApiUnderTest) -> None:
+async def test_a_refusal_of_the_runtime_is_sent_as_a_status(api: ApiUnderTest) -> None:
     status = json.loads((await session_of(api, ["refuse"]))[3])
 
     assert status["message"] == "container is not running"
 
 
-async def test_a_client_that_leaves_ends_the_command(api: ApiUnderTest) -> None:
+async def test_a_disconnect_of_the_client_ends_the_command(api: ApiUnderTest) -> None:
     async with asyncio.timeout(30), api.client() as client:
         socket = await client.ws_connect(f"{POD}/exec?command=hang", protocols=(V5,))
         await socket.close()
 
 
-async def test_old_clients_are_told_what_is_spoken_here(api: ApiUnderTest) -> None:
+async def test_clients_of_old_protocols_get_the_supported_ones(api: ApiUnderTest) -> None:
     headers = {"Connection": "Upgrade", "Upgrade": "SPDY/3.1"}
     async with api.client() as client:
         spdy = await client.post(f"{POD}/exec?command=env", headers=headers)
@@ -89,7 +89,7 @@ async def test_old_clients_are_told_what_is_spoken_here(api: ApiUnderTest) -> No
     assert "WebSocket" in (await spdy.json())["message"]
 
 
-async def test_what_cannot_be_reached_is_refused_before_the_upgrade(api: ApiUnderTest) -> None:
+async def test_missing_containers_are_refused_before_the_upgrade(api: ApiUnderTest) -> None:
     meta = {"name": "unbound", "namespace": "default"}
     two = [{"name": "a", "image": "x:1"}, {"name": "b", "image": "x:1"}]
     api.store.create("pods", {"metadata": meta, "spec": {"containers": two}})

@@ -51,7 +51,7 @@ async def take_away(client: aiohttp.ClientSession, gate: str, **meta: str) -> tu
         return answer.status, await answer.json()
 
 
-async def test_a_gated_pod_says_so_from_the_beginning(client: aiohttp.ClientSession) -> None:
+async def test_a_gated_pod_has_its_condition_from_the_beginning(client: aiohttp.ClientSession) -> None:
     status, made = await create(client, pod("example.com/a"))
 
     assert status == 201
@@ -65,7 +65,7 @@ async def test_a_gated_pod_says_so_from_the_beginning(client: aiohttp.ClientSess
     ]
 
 
-async def test_gates_are_taken_away_one_by_one_and_the_condition_stays(
+async def test_gates_are_removed_one_by_one_and_the_condition_stays(
     client: aiohttp.ClientSession,
 ) -> None:
     await create(client, pod("example.com/a", "example.com/b"))
@@ -78,7 +78,7 @@ async def test_gates_are_taken_away_one_by_one_and_the_condition_stays(
     assert second["status"]["conditions"][0]["reason"] == "SchedulingGated"
 
 
-async def test_a_gate_is_taken_off_the_pod_of_that_uid_only(client: aiohttp.ClientSession) -> None:
+async def test_a_gate_is_removed_from_the_pod_with_that_uid_only(client: aiohttp.ClientSession) -> None:
     await create(client, pod("example.com/a"))
 
     status, said = await take_away(client, "example.com/a", uid="another")
@@ -111,7 +111,7 @@ async def test_no_gate_may_be_added_or_renamed_later(client: aiohttp.ClientSessi
         (pod("not a name!"), 'Invalid value: "not a name!"'),
     ],
 )
-async def test_what_is_no_gate_is_refused(
+async def test_invalid_gates_are_refused(
     client: aiohttp.ClientSession, made: dict[str, Any], why: str
 ) -> None:
     status, said = await create(client, made)

@@ -35,7 +35,7 @@ def a_pod(name: str, **labels: str) -> dict[str, object]:
     }
 
 
-async def test_only_the_token_lets_in(api: ApiUnderTest) -> None:
+async def test_requests_without_the_token_are_unauthorized(api: ApiUnderTest) -> None:
     context = ssl.create_default_context(cafile=str(api.ca))
     async with aiohttp.ClientSession(
         api.url, connector=aiohttp.TCPConnector(ssl=context)
@@ -49,7 +49,7 @@ async def test_only_the_token_lets_in(api: ApiUnderTest) -> None:
 
 
 @pytest.mark.parametrize("body", [b"{", b'{"metadata": {"name": "\xff"}}'])
-async def test_a_body_that_is_no_json_is_refused(
+async def test_a_malformed_json_body_is_refused(
     client: aiohttp.ClientSession, body: bytes
 ) -> None:
     headers = {"Content-Type": "application/json"}
@@ -122,7 +122,7 @@ async def test_a_list_in_pages_is_consistent(client: aiohttp.ClientSession) -> N
     assert "kind" not in first["items"][0]
 
 
-async def test_an_old_continuation_is_gone(
+async def test_an_expired_continue_token_gets_410(
     api: ApiUnderTest, client: aiohttp.ClientSession
 ) -> None:
     for number in range(3):
@@ -193,7 +193,7 @@ async def test_apply_creates_and_then_merges(client: aiohttp.ClientSession) -> N
     assert (await merged.json())["data"] == {"a": "1", "b": "1"}
 
 
-async def test_a_dry_run_answers_and_keeps_nothing(client: aiohttp.ClientSession) -> None:
+async def test_a_dry_run_returns_the_object_and_stores_nothing(client: aiohttp.ClientSession) -> None:
     created = await client.post(PODS, json=a_pod("web"), params={"dryRun": "All"})
 
     assert created.status == 201
@@ -201,7 +201,7 @@ async def test_a_dry_run_answers_and_keeps_nothing(client: aiohttp.ClientSession
     assert (await client.post(PODS, json=a_pod("x"), params={"dryRun": "Some"})).status == 400
 
 
-async def test_unknown_fields_are_refused_warned_of_or_dropped(
+async def test_unknown_fields_are_refused_reported_or_dropped(
     client: aiohttp.ClientSession,
 ) -> None:
     mistyped = a_pod("web")
@@ -254,7 +254,7 @@ async def test_discovery_in_both_forms_names_the_same_kinds(client: aiohttp.Clie
     assert "coordination.k8s.io" in {group["name"] for group in groups["groups"]}
 
 
-async def test_faults_happen_as_often_as_asked(client: aiohttp.ClientSession) -> None:
+async def test_faults_occur_as_often_as_configured(client: aiohttp.ClientSession) -> None:
     fault = {"path": PODS, "count": 1, "code": 429, "retry_after_s": 3}
     await client.post("/debug/faults", json=fault)
 
@@ -264,7 +264,7 @@ async def test_faults_happen_as_often_as_asked(client: aiohttp.ClientSession) ->
     assert first.headers["Retry-After"] == "3"
 
 
-async def test_a_fault_can_reset_the_connection_or_delay_the_answer(
+async def test_a_fault_can_reset_the_connection_or_delay_the_response(
     client: aiohttp.ClientSession,
 ) -> None:
     await client.post("/debug/faults", json={"path": PODS, "code": 0, "method": "POST"})

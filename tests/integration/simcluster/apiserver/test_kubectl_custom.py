@@ -69,7 +69,7 @@ async def test_a_cluster_scoped_kind_is_edited_by_every_kind_of_patch(kubectl: K
     assert "node-1" in await kubectl.run("get devices -l tier=a -o name")
 
 
-async def test_objects_of_a_kind_that_is_not_installed_are_refused(kubectl: Kubectl) -> None:
+async def test_objects_of_an_undefined_kind_are_refused(kubectl: Kubectl) -> None:
     said = await kubectl.run("apply -f -", json.dumps(device("node-1")), code=1)
 
     assert 'no matches for kind "Device" in version "scheduling.koordinator.sh/v1alpha1"' in said
@@ -92,7 +92,7 @@ async def test_quotas_and_classes_are_created_and_shown(kubectl: Kubectl) -> Non
     assert "high" in await kubectl.run("get priorityclasses")
 
 
-async def test_a_webhook_is_installed_and_its_denial_read(kubectl: Kubectl) -> None:
+async def test_a_webhook_is_installed_and_its_denial_is_shown(kubectl: Kubectl) -> None:
     async with webhook_server() as hooks:
         config = configuration("Validating", "guard", hooks.hook("guard", deny("not today")))
         await kubectl.run("apply -f -", json.dumps(config))

@@ -57,7 +57,7 @@ async def refused(response: aiohttp.ClientResponse, code: int = 422) -> str:
     return str(body["message"])
 
 
-async def test_a_bound_policy_denies_in_kubernetes_words(client: aiohttp.ClientSession) -> None:
+async def test_a_bound_policy_denies_with_kubernetes_texts(client: aiohttp.ClientSession) -> None:
     await install(client, {"expression": LIMIT})
 
     assert await refused(await client.post(PODS, json=a_pod())) == (
@@ -79,7 +79,7 @@ async def test_a_bound_policy_denies_in_kubernetes_words(client: aiohttp.ClientS
         ({"message": "no", "reason": "Forbidden"}, "denied request: no", 403),
     ],
 )  # fmt: skip
-async def test_a_denial_says_what_its_author_wrote(
+async def test_a_denial_has_the_message_of_its_validation(
     client: aiohttp.ClientSession, validation: Json, said: str, code: int
 ) -> None:
     await install(client, {"expression": LIMIT, **validation})
@@ -99,7 +99,7 @@ async def test_a_binding_may_only_warn(client: aiohttp.ClientSession) -> None:
     )
 
 
-async def test_variables_conditions_and_namespaces_are_known(client: aiohttp.ClientSession) -> None:
+async def test_expressions_use_variables_conditions_and_namespaces(client: aiohttp.ClientSession) -> None:
     await install(
         client,
         {"expression": "variables.memory.all(m, quantity(m).isLessThan(quantity('1Gi')))"},
@@ -132,7 +132,7 @@ async def test_an_error_in_an_expression_follows_the_failure_policy(
         assert "resulted in error: no such key: nothing" in await refused(response)
 
 
-async def test_params_come_from_the_object_that_the_binding_names(
+async def test_params_are_the_object_that_the_binding_names(
     client: aiohttp.ClientSession,
 ) -> None:
     maps = "/api/v1/namespaces/default/configmaps"

@@ -60,7 +60,7 @@ async def cluster(state: Path) -> AsyncIterator[Running]:
         await process.wait()
 
 
-async def test_a_kill_loses_nothing_that_was_acknowledged(state: Path) -> None:
+async def test_a_kill_loses_no_acknowledged_write(state: Path) -> None:
     async with cluster(state) as first:
         for number in range(50):
             meta = {"name": f"web-{number}"}
@@ -81,7 +81,7 @@ async def test_a_kill_loses_nothing_that_was_acknowledged(state: Path) -> None:
     assert [node["metadata"]["name"] for node in nodes["items"]] == ["node-0"]
 
 
-async def test_a_signal_stops_it_in_order_while_watches_are_open(state: Path) -> None:
+async def test_a_signal_stops_it_cleanly_while_watches_are_open(state: Path) -> None:
     async with cluster(state) as running, running.client.get(f"{PODS}?watch=1"):
         running.process.send_signal(signal.SIGTERM)
         async with asyncio.timeout(30):

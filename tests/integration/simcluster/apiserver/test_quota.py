@@ -53,7 +53,7 @@ async def install(client: aiohttp.ClientSession, name: str, hard: Json, **spec: 
     assert response.status == 201, await response.text()
 
 
-async def test_what_exceeds_a_quota_is_refused_in_kubernetes_words(
+async def test_excess_over_a_quota_is_refused_with_kubernetes_texts(
     client: aiohttp.ClientSession,
 ) -> None:
     await client.post(PODS, json=a_pod("first", {"nvidia.com/gpu": "3", "memory": "1Gi"}))
@@ -77,7 +77,7 @@ async def test_what_exceeds_a_quota_is_refused_in_kubernetes_words(
     assert (await status_of(client, "gpus"))["used"]["requests.nvidia.com/gpu"] == "4"
 
 
-async def test_what_a_pod_used_comes_back_when_it_ends(
+async def test_the_usage_of_a_finished_pod_is_released(
     api: ApiUnderTest, client: aiohttp.ClientSession
 ) -> None:
     await install(client, "cpu", {"requests.cpu": "2", "limits.memory": "2Gi"})
@@ -108,7 +108,7 @@ async def test_many_writers_never_exceed_a_quota(client: aiohttp.ClientSession) 
     assert (await status_of(client, "few"))["used"] == {"count/pods": "5"}
 
 
-async def test_a_quota_on_cpu_wants_every_container_to_say_what_it_needs(
+async def test_a_quota_on_cpu_requires_cpu_of_every_container(
     client: aiohttp.ClientSession,
 ) -> None:
     await install(client, "cpu", {"limits.cpu": "4"})
@@ -118,7 +118,7 @@ async def test_a_quota_on_cpu_wants_every_container_to_say_what_it_needs(
     )
 
 
-async def test_a_quota_for_a_priority_counts_its_pods_alone(client: aiohttp.ClientSession) -> None:
+async def test_a_quota_for_a_priority_counts_only_its_pods(client: aiohttp.ClientSession) -> None:
     await client.post(CLASSES, json={"metadata": {"name": "high"}, "value": 1000})
     chosen = {"scopeName": "PriorityClass", "operator": "In", "values": ["high"]}
     await install(client, "high", {"pods": "1"}, scopeSelector={"matchExpressions": [chosen]})
@@ -132,7 +132,7 @@ async def test_a_quota_for_a_priority_counts_its_pods_alone(client: aiohttp.Clie
     assert (await status_of(client, "high"))["used"] == {"pods": "1"}
 
 
-async def test_other_objects_are_counted_and_bad_quotas_refused(
+async def test_other_objects_are_counted_and_invalid_quotas_refused(
     client: aiohttp.ClientSession,
 ) -> None:
     await install(client, "maps", {"configmaps": "1", "resourcequotas": "1"})
@@ -148,7 +148,7 @@ async def test_other_objects_are_counted_and_bad_quotas_refused(
     assert (await client.post(QUOTAS, json=bad)).status == 422
 
 
-async def test_a_changed_quota_counts_afresh_also_after_a_restart(tmp_path: Path) -> None:
+async def test_a_changed_quota_is_counted_anew_also_after_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "objects.sqlite"
     async with api_server(store=open_store(SqliteBackend(path))) as first, first.client() as client:
         await client.post(PODS, json=a_pod("web", {"cpu": "1"}))
@@ -167,7 +167,7 @@ async def test_a_changed_quota_counts_afresh_also_after_a_restart(tmp_path: Path
         second.store.close()
 
 
-async def test_priorities_come_from_classes_alone(client: aiohttp.ClientSession) -> None:
+async def test_priorities_come_from_classes_only(client: aiohttp.ClientSession) -> None:
     default = {"metadata": {"name": "usual"}, "value": 7, "globalDefault": True}
     await client.post(CLASSES, json=default)
 
@@ -207,7 +207,7 @@ async def test_a_pod_that_is_replaced_keeps_its_priority(client: aiohttp.ClientS
 @pytest.mark.parametrize(
     "resource", sorted(name for name in OWN_RESOURCES if "kubernetes.io/" not in name)
 )
-async def test_every_name_for_gpus_can_be_bounded_by_a_quota(
+async def test_every_gpu_resource_can_be_limited_by_a_quota(
     client: aiohttp.ClientSession, resource: str
 ) -> None:
     # Names in kubernetes.io, Koordinator's oldest, are no extended resources: no quota counts them.

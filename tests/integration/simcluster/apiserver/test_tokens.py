@@ -104,7 +104,7 @@ async def test_a_token_bound_to_a_pod_names_pod_and_node_and_outlives_only_the_n
     assert "has been invalidated" in gone
 
 
-async def test_a_token_bound_to_nothing_names_no_node(issuing: Issuing) -> None:
+async def test_an_unbound_token_names_no_node(issuing: Issuing) -> None:
     status = await issuing.review(await issuing.token())
 
     assert status["authenticated"]
@@ -112,7 +112,7 @@ async def test_a_token_bound_to_nothing_names_no_node(issuing: Issuing) -> None:
     assert list(status["user"]["extra"]) == [f"{EXTRA}/credential-id"]
 
 
-async def test_a_token_is_good_for_its_audiences_and_its_time_and_its_account_only(
+async def test_a_token_is_valid_for_its_audiences_its_lifetime_and_its_account_only(
     issuing: Issuing,
 ) -> None:
     token = await issuing.token(audiences=["nats"], expirationSeconds=600)
@@ -147,7 +147,7 @@ async def test_a_token_is_good_for_its_audiences_and_its_time_and_its_account_on
         ({"expirationSeconds": 2**32 + 1}, 422, "may not specify a duration larger than 2^32"),
     ],
 )
-async def test_what_cannot_be_issued_is_refused_with_the_reason(
+async def test_invalid_token_requests_are_refused_with_the_reason(
     issuing: Issuing, asked: Json, code: int, text: str
 ) -> None:
     answered, body = await issuing.request(**asked)
@@ -156,7 +156,7 @@ async def test_what_cannot_be_issued_is_refused_with_the_reason(
     assert text in body["message"]
 
 
-async def test_the_bearer_of_a_token_for_the_api_server_is_let_in_and_no_other(
+async def test_only_tokens_for_the_api_server_authenticate(
     issuing: Issuing,
 ) -> None:
     good, other = await issuing.token("Node", "gpu-1"), await issuing.token(audiences=["nats"])

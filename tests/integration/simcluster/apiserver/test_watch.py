@@ -50,7 +50,7 @@ def said(event: Any) -> str:
     return f"{event['type']} {event['object']['metadata'].get('name', '')}".strip()
 
 
-async def test_a_watch_without_a_version_begins_with_what_is_there(api: ApiUnderTest) -> None:
+async def test_a_watch_without_a_version_begins_with_the_present_objects(api: ApiUnderTest) -> None:
     api.store.create("pods", a_pod("first"))
     async with watching(api) as events:
         assert said(await anext(events)) == "ADDED first"
@@ -63,7 +63,7 @@ async def test_a_watch_without_a_version_begins_with_what_is_there(api: ApiUnder
     assert following == ["ADDED second", "MODIFIED first", "DELETED first"]
 
 
-async def test_a_watch_from_a_version_tells_what_came_after(api: ApiUnderTest) -> None:
+async def test_a_watch_from_a_version_sends_later_changes(api: ApiUnderTest) -> None:
     api.store.create("pods", a_pod("before"))
     version = str(api.store.version)
     api.store.create("pods", a_pod("after"))
@@ -77,7 +77,7 @@ async def test_a_watch_from_a_version_tells_what_came_after(api: ApiUnderTest) -
     assert told[0]["object"]["kind"] == "Pod"
 
 
-async def test_quiet_watches_are_told_the_version(api: ApiUnderTest) -> None:
+async def test_quiet_watches_get_bookmarks(api: ApiUnderTest) -> None:
     version = str(api.store.version)
     async with watching(api, resourceVersion=version, allowWatchBookmarks="true") as events:
         api.store.create("configmaps", {"metadata": {"name": "c", "namespace": "default"}})
@@ -101,7 +101,7 @@ async def test_a_version_too_old_is_an_error_event(api: ApiUnderTest) -> None:
     assert told[0]["object"]["reason"] == "Expired"
 
 
-async def test_selectors_hide_and_reveal(api: ApiUnderTest) -> None:
+async def test_objects_enter_and_leave_a_watch_by_its_selector(api: ApiUnderTest) -> None:
     version = str(api.store.version)
     api.store.create("pods", a_pod("web", app="a"))
     api.store.create("pods", a_pod("other", app="b"))
@@ -117,7 +117,7 @@ async def test_selectors_hide_and_reveal(api: ApiUnderTest) -> None:
     assert told == ["ADDED web", "DELETED web"]
 
 
-async def test_a_watch_ends_when_its_time_is_over(api: ApiUnderTest) -> None:
+async def test_a_watch_ends_after_its_timeout(api: ApiUnderTest) -> None:
     async with watching(api, timeoutSeconds="1") as events:
         assert [event async for event in events] == []
 
@@ -137,7 +137,7 @@ async def test_a_streamed_list_ends_with_a_marked_bookmark(api: ApiUnderTest) ->
     assert end["object"]["metadata"]["annotations"] == {"k8s.io/initial-events-end": "true"}
 
 
-async def test_watches_come_as_tables_too(api: ApiUnderTest) -> None:
+async def test_watches_support_tables(api: ApiUnderTest) -> None:
     api.store.create("pods", a_pod("web"))
     async with watching(api, accept=TABLE) as events:
         event = await anext(events)
@@ -154,7 +154,7 @@ async def test_one_object_is_watched_by_its_name(api: ApiUnderTest) -> None:
         assert said(await anext(events)) == "ADDED other"
 
 
-async def test_many_watchers_all_see_every_change(api: ApiUnderTest) -> None:
+async def test_many_watches_all_get_every_change(api: ApiUnderTest) -> None:
     version = str(api.store.version)
 
     async def follow() -> list[str]:

@@ -112,7 +112,7 @@ async def test_mutations_apply_in_the_order_of_names_and_are_completed(
     assert (added["name"], added["imagePullPolicy"]) == ("side", "IfNotPresent")
 
 
-async def test_a_webhook_that_wants_to_is_asked_again_after_later_changes(
+async def test_a_webhook_is_reinvoked_after_later_changes_if_configured(
     client: aiohttp.ClientSession, hooks: WebhookUnderTest
 ) -> None:
     await install(
@@ -129,7 +129,7 @@ async def test_a_webhook_that_wants_to_is_asked_again_after_later_changes(
     assert hooks.requests("/again")[1]["object"]["metadata"]["labels"] == {"a": "b"}
 
 
-async def test_what_a_webhook_makes_is_checked_like_anything_else(
+async def test_a_mutated_object_is_validated(
     client: aiohttp.ClientSession, hooks: WebhookUnderTest
 ) -> None:
     bad = patch({"op": "replace", "path": "/spec/containers/0/image", "value": ""})
@@ -143,7 +143,7 @@ async def test_what_a_webhook_makes_is_checked_like_anything_else(
     assert said.startswith("Internal error occurred: ")
 
 
-async def test_a_priority_that_a_webhook_only_names_is_forbidden(
+async def test_a_webhook_may_not_change_the_priority_class_only(
     client: aiohttp.ClientSession, hooks: WebhookUnderTest
 ) -> None:
     high = {"metadata": {"name": "high"}, "value": 1000}
@@ -161,7 +161,7 @@ async def test_a_priority_that_a_webhook_only_names_is_forbidden(
     assert created["spec"]["priority"] == 1000
 
 
-async def test_a_denial_is_worded_as_kubernetes_words_it(
+async def test_a_denial_has_kubernetes_text(
     client: aiohttp.ClientSession, hooks: WebhookUnderTest
 ) -> None:
     await install(client, "Validating", hooks.hook("no", deny("no GPUs for you", code=403)))
@@ -178,7 +178,7 @@ async def test_a_denial_is_worded_as_kubernetes_words_it(
     assert (await client.get(f"{PODS}/web")).status == 404
 
 
-async def test_validating_webhooks_are_asked_at_once_and_see_the_final_object(
+async def test_validating_webhooks_run_in_parallel_and_see_the_final_object(
     client: aiohttp.ClientSession, hooks: WebhookUnderTest
 ) -> None:
     both = asyncio.Barrier(2)
@@ -201,7 +201,7 @@ async def test_validating_webhooks_are_asked_at_once_and_see_the_final_object(
     assert final["status"]["phase"] == "Pending"
 
 
-async def test_updates_deletions_and_bindings_are_requests_too(
+async def test_updates_deletions_and_bindings_are_reviewed(
     client: aiohttp.ClientSession, hooks: WebhookUnderTest
 ) -> None:
     await install(client, "Validating", hooks.hook("all", allow, rules=[rule("*/*")]))
@@ -249,7 +249,7 @@ async def test_updates_deletions_and_bindings_are_requests_too(
          False),
     ],
 )  # fmt: skip
-async def test_only_those_whom_a_request_concerns_are_asked(
+async def test_only_matching_webhooks_are_called(
     client: aiohttp.ClientSession, hooks: WebhookUnderTest, more: Json, asked: bool
 ) -> None:
     await install(client, "Validating", hooks.hook("some", allow, **more))
@@ -260,7 +260,7 @@ async def test_only_those_whom_a_request_concerns_are_asked(
     assert bool(hooks.asked) is asked
 
 
-async def test_a_condition_that_cannot_be_told_follows_the_failure_policy(
+async def test_a_failing_match_condition_follows_the_failure_policy(
     client: aiohttp.ClientSession, hooks: WebhookUnderTest
 ) -> None:
     broken = [{"name": "x", "expression": "object.metadata.labels.gpu == 'yes'"}]
@@ -274,7 +274,7 @@ async def test_a_condition_that_cannot_be_told_follows_the_failure_policy(
     assert hooks.asked == []
 
 
-async def test_failures_are_refusals_or_ignored(
+async def test_failed_calls_follow_the_failure_policy(
     client: aiohttp.ClientSession, hooks: WebhookUnderTest
 ) -> None:
     async def slow(_request: Json) -> Json:
@@ -315,7 +315,7 @@ async def test_failures_are_refusals_or_ignored(
         await client.delete(f"{CONFIGS}/validatingwebhookconfigurations/a")
 
 
-async def test_a_service_leads_to_its_endpoints(
+async def test_a_service_is_resolved_to_its_endpoints(
     client: aiohttp.ClientSession, hooks: WebhookUnderTest
 ) -> None:
     hook = hooks.hook("service", allow)
@@ -343,7 +343,7 @@ async def test_a_service_leads_to_its_endpoints(
     assert len(hooks.asked) == 1
 
 
-async def test_configurations_are_completed_checked_and_never_asked_about(
+async def test_configurations_are_defaulted_validated_and_exempt(
     client: aiohttp.ClientSession, hooks: WebhookUnderTest
 ) -> None:
     everything = [rule("*/*", group="*", version="*")]
@@ -369,7 +369,7 @@ async def test_configurations_are_completed_checked_and_never_asked_about(
     assert (await client.post(PODS, json=a_pod())).status == 201
 
 
-async def test_a_rule_for_one_version_catches_requests_in_another(
+async def test_a_rule_for_one_version_matches_requests_in_another(
     api: ApiUnderTest, client: aiohttp.ClientSession, hooks: WebhookUnderTest
 ) -> None:
     two = json.loads(json.dumps(POD_GROUPS))
@@ -390,7 +390,7 @@ async def test_a_rule_for_one_version_catches_requests_in_another(
     assert created["metadata"]["labels"] == {"a": "b"}
 
 
-async def test_a_patch_that_meets_another_write_is_begun_again(
+async def test_a_patch_that_conflicts_with_another_write_is_retried(
     api: ApiUnderTest, client: aiohttp.ClientSession, hooks: WebhookUnderTest
 ) -> None:
     rivals = [{"metadata": {"labels": {"rival": "was-here"}}}]
@@ -427,7 +427,7 @@ async def test_a_dry_run_with_side_effects_is_refused(
     assert (await client.post(PODS, json=a_pod())).status == 500
 
 
-async def test_a_command_in_a_pod_is_a_request_to_connect(
+async def test_exec_is_reviewed_as_connect(
     api: ApiUnderTest, client: aiohttp.ClientSession, hooks: WebhookUnderTest
 ) -> None:
     rules = [rule("pods/exec", operations=["CONNECT"])]

@@ -104,7 +104,7 @@ async def test_the_plugin_s_preference_decides_and_the_call_carries_one_containe
         assert [len(request.container_requests) for request in plugin.requests] == [1, 1]
 
 
-async def test_a_preference_that_names_too_few_or_unknown_devices_is_filled_up() -> None:
+async def test_an_incomplete_preference_is_filled_up() -> None:
     async with (
         one_kubelet() as node,
         ScriptedPlugin(node.device_plugins, SLOT, prefers=True) as plugin,
@@ -121,7 +121,7 @@ async def test_a_preference_that_names_too_few_or_unknown_devices_is_filled_up()
         assert plugin.asked("Allocate") == [("a", "c")]
 
 
-async def test_a_refused_allocation_fails_the_pod_for_good_and_says_why() -> None:
+async def test_a_refused_allocation_fails_the_pod_with_the_reason() -> None:
     async with one_kubelet() as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
 
         async def refuse(_devices: list[str]) -> Mapping[str, str]:
@@ -166,7 +166,7 @@ async def test_a_finished_pod_s_devices_serve_the_next_one() -> None:
         assert ("one", "main") not in await node.held()
 
 
-async def test_containers_reuse_what_finished_init_containers_held_but_not_sidecars() -> None:
+async def test_containers_reuse_devices_of_finished_init_containers_but_not_of_sidecars() -> None:
     async with one_kubelet() as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
         await ready(node, plugin, "a", "b", "c")
         init = [
@@ -181,7 +181,7 @@ async def test_containers_reuse_what_finished_init_containers_held_but_not_sidec
         assert held == {("one", "beside"): {"a"}, ("one", "main"): {"b"}}
 
 
-async def test_devices_are_given_before_the_other_checks_and_freed_when_those_fail() -> None:
+async def test_devices_are_allocated_before_the_predicates_and_freed_if_those_fail() -> None:
     settings = NodeSettings(cpu="2")
     async with one_kubelet(settings) as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
         await ready(node, plugin, "a")
@@ -195,7 +195,7 @@ async def test_devices_are_given_before_the_other_checks_and_freed_when_those_fa
         assert plugin.asked("Allocate") == [("a",), ("a",)]
 
 
-async def test_amounts_without_a_plugin_are_counted_where_listed_and_ignored_elsewhere() -> None:
+async def test_extended_resources_without_a_plugin_count_only_if_the_node_lists_them() -> None:
     patch = {"status": {part: {"example.com/mib": "100"} for part in ("capacity", "allocatable")}}
     async with one_kubelet(FAST) as node:
         node.store.patch("nodes", None, "node-0", patch, subresource="status")
@@ -209,7 +209,7 @@ async def test_amounts_without_a_plugin_are_counted_where_listed_and_ignored_els
         await node.phase("unheard-of", "Running")
 
 
-async def test_a_pod_that_does_not_belong_here_is_rejected_by_its_selector() -> None:
+async def test_a_pod_is_rejected_if_its_selector_does_not_match() -> None:
     async with one_kubelet() as node:
         node.create(pod("stray", nodeSelector={"zone": "far"}))
         failed = await node.phase("stray", "Failed")
@@ -217,7 +217,7 @@ async def test_a_pod_that_does_not_belong_here_is_rejected_by_its_selector() -> 
         assert failed["status"]["reason"] == "NodeAffinity"
 
 
-async def test_a_pod_deleted_while_it_waits_its_turn_is_never_admitted() -> None:
+async def test_a_pod_deleted_before_its_admission_is_never_admitted() -> None:
     async with one_kubelet() as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
 
         async def delete_the_next(_devices: list[str]) -> Mapping[str, str]:
@@ -234,7 +234,7 @@ async def test_a_pod_deleted_while_it_waits_its_turn_is_never_admitted() -> None
         assert len(plugin.asked("Allocate")) == 1
 
 
-async def test_what_happened_while_the_history_was_lost_is_seen_by_listing_again() -> None:
+async def test_changes_in_lost_history_are_found_by_listing_again() -> None:
     async with one_kubelet() as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
 
         async def much_happens(_devices: list[str]) -> Mapping[str, str]:
@@ -280,7 +280,7 @@ async def test_pod_resources_answers_for_one_pod_and_for_all_healthy_devices() -
 
 
 @pytest.mark.parametrize(("lag_s", "seen"), [(0.0, "Failed"), (60.0, "Pending")])
-async def test_how_late_a_rejected_pod_is_shown_as_such_can_be_chosen(
+async def test_the_delay_of_statuses_in_pods_is_configurable(
     lag_s: float, seen: str
 ) -> None:
     settings = NodeSettings(pods_lag_s=lag_s)

@@ -56,7 +56,7 @@ class Terminal:
         self.err += data
 
 
-async def test_the_pod_s_environment_wins_over_the_plugin_s() -> None:
+async def test_the_pods_environment_takes_precedence_over_the_plugins() -> None:
     async with one_kubelet() as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
 
         async def limits(_devices: list[str]) -> Mapping[str, str]:
@@ -73,7 +73,7 @@ async def test_the_pod_s_environment_wins_over_the_plugin_s() -> None:
         assert seen["HOSTNAME"] == "one"
 
 
-async def test_a_start_that_the_plugin_refuses_is_tried_again_until_it_agrees() -> None:
+async def test_a_start_that_the_plugin_refuses_is_retried() -> None:
     async with (
         one_kubelet() as node,
         ScriptedPlugin(node.device_plugins, SLOT, pre_start=True) as plugin,
@@ -103,7 +103,7 @@ async def test_a_start_that_the_plugin_refuses_is_tried_again_until_it_agrees() 
         assert len(plugin.asked("Allocate")) == 1
 
 
-async def test_a_refused_sidecar_keeps_the_others_waiting_and_a_refused_app_does_not() -> None:
+async def test_a_refused_sidecar_blocks_the_other_containers_and_a_refused_app_does_not() -> None:
     async with (
         one_kubelet() as node,
         ScriptedPlugin(node.device_plugins, SLOT, pre_start=True) as plugin,
@@ -134,7 +134,7 @@ async def test_a_refused_sidecar_keeps_the_others_waiting_and_a_refused_app_does
         await node.phase("one", "Running")
 
 
-async def test_pre_start_is_asked_before_every_restart_and_allocate_only_once() -> None:
+async def test_pre_start_is_called_before_every_restart_and_allocate_only_once() -> None:
     async with (
         one_kubelet() as node,
         ScriptedPlugin(node.device_plugins, SLOT, pre_start=True) as plugin,
@@ -150,7 +150,7 @@ async def test_pre_start_is_asked_before_every_restart_and_allocate_only_once() 
         assert plugin.asked("Allocate") == [("a",)]
 
 
-async def test_a_command_that_ends_ends_the_pod_as_its_restart_policy_says() -> None:
+async def test_a_command_that_ends_is_handled_by_the_restart_policy() -> None:
     async with one_kubelet() as node:
         for name, command in {"fine": ["sleep", "0.05"], "broken": ["false"]}.items():
             one = container("main", command=command)
@@ -194,7 +194,7 @@ async def test_a_running_pod_costs_one_status_write() -> None:
         assert node.store.writes.counts("pods", "default/one") == {"create": 1, "patch/status": 1}
 
 
-async def test_a_deleted_pod_stops_reaches_a_final_phase_and_goes() -> None:
+async def test_a_deleted_pod_stops_in_a_final_phase_and_is_removed() -> None:
     async with one_kubelet() as node:
         node.create(pod("one", annotations={"sim.leasehold.dev/stop-after": "200ms"}))
         await node.phase("one", "Running")
@@ -249,7 +249,7 @@ async def test_a_force_deleted_pod_s_devices_are_free_at_once() -> None:
         assert (await node.held())["one", "main"] == {"a"}
 
 
-async def test_containers_outlive_a_kill_of_the_whole_process() -> None:
+async def test_containers_survive_a_kill_of_the_whole_process() -> None:
     store, root = new_store(), Path(tempfile.mkdtemp(prefix="lh-"))
     try:
         async with one_kubelet(store=store, directory=root) as node:
@@ -275,14 +275,14 @@ async def test_containers_outlive_a_kill_of_the_whole_process() -> None:
         shutil.rmtree(root)
 
 
-async def test_the_https_endpoint_wants_its_token() -> None:
+async def test_the_https_endpoint_requires_its_token() -> None:
     async with one_kubelet() as node:
         assert (await node.ask("/pods", token=""))[0] == 401
         assert (await node.ask("/healthz", token=f"{node.kubelet.token}x"))[0] == 401
         assert await node.ask("/healthz") == (200, b"ok")
 
 
-async def test_the_node_says_where_its_kubelet_is_and_that_it_is_alive() -> None:
+async def test_the_node_reports_its_kubelets_address_and_renews_its_lease() -> None:
     async with one_kubelet() as node:
         status = node.node()["status"]
         lease = await eventually(lambda: node.store.find("leases", "kube-node-lease", "node-0"))
@@ -333,7 +333,7 @@ async def test_commands_in_a_container_see_its_environment_and_its_mounts() -> N
         shutil.rmtree(root)
 
 
-async def test_the_log_of_a_command_that_prints_is_what_it_prints() -> None:
+async def test_the_log_is_the_output_of_a_printing_command() -> None:
     root, store = Path(tempfile.mkdtemp(prefix="lh-")), new_store()
     try:
         async with KubeletFleet(store, root, nodes=2, settings=NodeSettings()) as fleet:

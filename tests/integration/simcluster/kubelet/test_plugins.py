@@ -49,7 +49,7 @@ async def test_the_kubelet_dials_back_and_reads_the_options_inside_register() ->
         ({"resource_name": "kubernetes.io/slot"}, "is invalid"),
     ],
 )
-async def test_a_registration_that_makes_no_sense_is_refused(
+async def test_invalid_registrations_are_refused(
     changes: dict[str, str], text: str
 ) -> None:
     async with one_kubelet() as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
@@ -85,7 +85,7 @@ async def test_changes_of_health_reach_the_node_status_within_a_moment() -> None
         await node.allocatable(SLOT, 2)
 
 
-async def test_when_the_stream_ends_nothing_is_allocatable_and_nobody_reconnects() -> None:
+async def test_when_the_stream_ends_nothing_is_allocatable_and_the_kubelet_does_not_reconnect() -> None:
     async with one_kubelet() as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
         plugin.report(healthy("a", "b"))
         await plugin.register()
@@ -103,7 +103,7 @@ async def test_when_the_stream_ends_nothing_is_allocatable_and_nobody_reconnects
         await node.allocatable(SLOT, 2)
 
 
-async def test_after_the_grace_a_plugin_that_stays_away_counts_nothing() -> None:
+async def test_after_the_grace_period_a_lost_plugins_resource_reads_0() -> None:
     settings = NodeSettings(plugin_grace_s=0.2)
     async with one_kubelet(settings) as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
         plugin.report(healthy("a"))
@@ -136,7 +136,7 @@ async def test_of_two_plugins_for_one_resource_the_later_registration_wins() -> 
         assert node.amount(SLOT) == "2"
 
 
-async def test_with_the_race_switched_on_an_old_stream_s_end_takes_the_new_plugin_down() -> None:
+async def test_with_the_race_enabled_the_end_of_an_old_stream_disconnects_the_new_plugin() -> None:
     settings = NodeSettings(stale_stream_race=True)
     async with (
         one_kubelet(settings) as node,
@@ -155,7 +155,7 @@ async def test_with_the_race_switched_on_an_old_stream_s_end_takes_the_new_plugi
         await node.allocatable(SLOT, 0)
 
 
-async def test_a_list_of_more_than_four_mebibytes_leaves_the_resource_at_zero() -> None:
+async def test_a_device_list_above_4_mib_leaves_the_resource_at_zero() -> None:
     async with one_kubelet() as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
         plugin.report(healthy(*(f"{'x' * 50}-{number:06}" for number in range(70_000))))
 
@@ -165,7 +165,7 @@ async def test_a_list_of_more_than_four_mebibytes_leaves_the_resource_at_zero() 
         assert node.amount(SLOT, "capacity") == "0"
 
 
-async def test_amounts_that_others_patched_into_the_node_stay_over_a_restart() -> None:
+async def test_patched_node_capacity_survives_a_restart() -> None:
     patch = {"status": {part: {"example.com/mib": "4096"} for part in ("capacity", "allocatable")}}
     async with one_kubelet() as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
         plugin.report(healthy("a"))
@@ -229,7 +229,7 @@ async def test_a_restart_in_the_middle_of_an_allocation_fails_that_pod_only() ->
         assert failed["status"]["reason"] == "UnexpectedAdmissionError"
 
 
-async def test_the_checkpoint_has_the_real_file_s_form() -> None:
+async def test_the_checkpoint_has_the_format_of_a_real_kubelet() -> None:
     async with one_kubelet(FAST) as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
         plugin.report(healthy("a", "b"))
         await plugin.register()
@@ -245,7 +245,7 @@ async def test_the_checkpoint_has_the_real_file_s_form() -> None:
         assert content["Data"]["RegisteredDevices"] == {SLOT: ["a", "b"]}
 
 
-async def test_a_spoilt_checkpoint_is_passed_over() -> None:
+async def test_an_unreadable_checkpoint_is_ignored() -> None:
     async with one_kubelet() as node:
         checkpoint = node.device_plugins / "kubelet_internal_checkpoint"
         checkpoint.write_text('{"Data": ')
@@ -258,7 +258,7 @@ async def test_a_spoilt_checkpoint_is_passed_over() -> None:
             await node.allocatable(SLOT, 1)
 
 
-async def test_a_directory_too_long_for_sockets_is_refused_with_the_limit() -> None:
+async def test_a_directory_too_long_for_sockets_is_refused() -> None:
     with pytest.raises(ValueError, match="107"):
         async with one_kubelet(directory=Path("/tmp") / ("x" * 100)):
             pass

@@ -68,7 +68,7 @@ def state() -> Any:
     shutil.rmtree(directory)
 
 
-async def test_a_container_goes_on_when_the_whole_cluster_was_killed(state: Path) -> None:
+async def test_a_container_keeps_running_after_a_kill_of_the_whole_cluster(state: Path) -> None:
     description = state / "nodes" / "node-0" / "kubelet.json"
     async with cluster(state):
         await asked(state, "POST", "/api/v1/namespaces/default/pods", pod("one"))

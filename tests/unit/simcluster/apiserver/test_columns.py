@@ -43,11 +43,11 @@ def test_ages_are_short(seconds: float, text: str) -> None:
           "initContainerStatuses": [{"state": {"running": {}}}]}}, "Init:0/2"),
     ],
 )  # fmt: skip
-def test_a_pods_state_in_a_word(pod: Json, word: str) -> None:
+def test_the_status_column_of_pods(pod: Json, word: str) -> None:
     assert status_summary(pod) == word
 
 
-def test_a_nodes_row_says_whether_it_takes_pods() -> None:
+def test_the_status_column_of_nodes() -> None:
     node = {
         "metadata": {"name": "n", "labels": {"node-role.kubernetes.io/gpu": ""}},
         "spec": {"unschedulable": True},
@@ -85,9 +85,9 @@ def test_disruptions_allowed_follow_the_budget(spec: Json, allowed: int) -> None
         ({"selector": {"matchExpressions": [{"key": "a", "operator": "Like"}]}}, "spec.selector"),
     ],
 )
-def test_unreadable_budgets_are_refused(spec: Json, field: str) -> None:
+def test_invalid_budgets_are_refused(spec: Json, field: str) -> None:
     assert [cause.field for cause in budget_causes({"spec": spec})] == [field]
 
 
-def test_a_time_that_is_none_has_an_unknown_age() -> None:
+def test_a_malformed_time_has_an_unknown_age() -> None:
     assert format_age("yesterday", 0.0) == format_age(None, 0.0) == "<unknown>"

@@ -142,7 +142,7 @@ def test_json_patch_is_applied_or_refused_as_unprocessable() -> None:
     assert refused.value.code == 422
 
 
-def test_unknown_content_types_are_named_unsupported() -> None:
+def test_unknown_content_types_get_415() -> None:
     with pytest.raises(ApiError) as refused:
         patch_function(RESOURCES["pods"], "text/plain", {})
 

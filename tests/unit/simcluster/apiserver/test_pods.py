@@ -81,7 +81,7 @@ def test_priority_comes_from_its_class() -> None:
     assert refused.value.code == 403
 
 
-def test_tolerations_for_lost_nodes_yield_to_the_authors_own() -> None:
+def test_default_tolerations_do_not_replace_those_of_the_pod() -> None:
     own = {"key": "node.kubernetes.io/not-ready", "operator": "Exists", "tolerationSeconds": 5}
 
     pod = a_cluster().create("pods", a_pod(tolerations=[own]))
@@ -133,11 +133,11 @@ def test_tolerations_for_lost_nodes_yield_to_the_authors_own() -> None:
         ),
     ],
 )
-def test_faults_are_named_with_their_field(pod: Json, field: str, reason: str) -> None:
+def test_invalid_fields_are_named(pod: Json, field: str, reason: str) -> None:
     assert causes_of(pod)[field] == reason
 
 
-def test_every_fault_is_named_at_once() -> None:
+def test_all_invalid_fields_are_named_at_once() -> None:
     pod = a_pod(containers=[{}])
     pod["metadata"] |= {"name": "Web_1", "labels": {"a": "b c"}}
 
@@ -149,7 +149,7 @@ def test_every_fault_is_named_at_once() -> None:
     }
 
 
-def test_most_of_the_spec_is_settled_at_creation() -> None:
+def test_most_of_the_spec_is_immutable() -> None:
     store = a_cluster()
     pod = deep_copy(store.create("pods", a_pod()))
 

@@ -17,7 +17,7 @@ def body(kind: str, message: bytes) -> bytes:
     return b"k8s\0" + field(1, kind_of) + field(2, message)
 
 
-def test_a_configmap_is_read_with_its_maps() -> None:
+def test_a_configmap_is_decoded_with_its_maps() -> None:
     meta = field(1, b"settings") + field(11, field(1, b"app") + field(2, b"web"))
     message = field(1, meta) + field(2, field(1, b"a") + field(2, b"1")) + field(4, 1)
 
@@ -30,7 +30,7 @@ def test_a_configmap_is_read_with_its_maps() -> None:
     }
 
 
-def test_a_quota_is_read_with_its_amounts_and_scopes() -> None:
+def test_a_quota_is_decoded_with_its_amounts_and_scopes() -> None:
     hard = b"".join(
         field(1, field(1, name) + field(2, field(1, amount)))
         for name, amount in ((b"pods", b"2"), (b"requests.nvidia.com/gpu", b"4"))
@@ -46,7 +46,7 @@ def test_a_quota_is_read_with_its_amounts_and_scopes() -> None:
     }  # fmt: skip
 
 
-def test_bytes_become_base64_and_numbers_or_percentages_stay_apart() -> None:
+def test_bytes_become_base64_and_numbers_differ_from_percentages() -> None:
     secret = decode_body(body("Secret", field(2, field(1, b"p") + field(2, b"q"))))
     spec = field(1, field(1, 1) + field(3, b"50%")) + field(3, field(2, 2))
     budget = decode_body(body("PodDisruptionBudget", field(2, spec)))
@@ -65,7 +65,7 @@ def test_unknown_fields_are_skipped() -> None:
     ("data", "code"),
     [(b"{}", 400), (b"k8s\0\x0a\x7f", 400), (b"k8s\0", 400), (body("Deployment", b""), 415)],
 )
-def test_what_cannot_be_read_is_refused(data: bytes, code: int) -> None:
+def test_malformed_bodies_are_refused(data: bytes, code: int) -> None:
     with pytest.raises(ApiError) as refused:
         decode_body(data)
 

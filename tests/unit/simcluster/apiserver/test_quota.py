@@ -29,14 +29,14 @@ def test_quantities_are_written_as_kubernetes_writes_them(text: str, written: st
     assert str(quantity(text)) == written
 
 
-def test_a_sum_keeps_the_form_of_what_was_there_first() -> None:
+def test_a_sum_has_the_suffix_form_of_its_first_summand() -> None:
     assert str(Quantity() + quantity("1Gi") + quantity("1073741824")) == "2Gi"
     assert add_amounts(parse_amounts({"a": "1"}), parse_amounts({"b": "2"})) == parse_amounts(
         {"a": "1", "b": "2"}
     )
 
 
-def test_init_containers_count_by_their_peak_and_sidecars_beside_the_rest() -> None:
+def test_init_containers_count_by_their_peak_and_sidecars_are_added() -> None:
     pod = a_pod(
         asks(cpu="1"),
         asks(cpu="1"),
@@ -53,7 +53,7 @@ def test_init_containers_count_by_their_peak_and_sidecars_beside_the_rest() -> N
     assert "limits.cpu" not in counted
 
 
-def test_extended_resources_count_as_requests_alone() -> None:
+def test_extended_resources_count_as_requests_only() -> None:
     counted = pod_usage(a_pod(asks({"nvidia.com/gpu": "2"}), asks({"nvidia.com/gpu": "1"})))
 
     assert {name: str(each) for name, each in counted.items()} == {
@@ -84,13 +84,13 @@ def test_a_pod_that_has_ended_counts_as_an_object_only() -> None:
             {"scopeName": "PriorityClass", "operator": "DoesNotExist"}]}}, False),
     ],
 )  # fmt: skip
-def test_scopes_choose_pods(spec: Json, counted: bool) -> None:
+def test_scopes_select_pods(spec: Json, counted: bool) -> None:
     pod = a_pod(asks(cpu="1"), priorityClassName="high")
 
     assert quota_matches({"spec": {"hard": {"pods": "1"}, **spec}}, pod) is counted
 
 
-def test_a_quota_on_cpu_demands_that_every_container_says_what_it_needs() -> None:
+def test_a_quota_on_cpu_requires_cpu_of_every_container() -> None:
     silent = {"name": "silent"}
 
     assert missing_amounts(["limits.cpu", "cpu"], a_pod(asks(cpu="1"), silent)) == (

@@ -42,7 +42,7 @@ def test_paths_find_what_kubectl_finds(path: str, found: list[Any]) -> None:
     assert json_path.compile_path(path)(DEVICE) == found
 
 
-def test_a_path_of_another_language_is_refused() -> None:
+def test_unsupported_paths_are_refused() -> None:
     with pytest.raises(ValueError, match="unrecognized path"):
         json_path.compile_path(".spec.devices[0:2]")
 
@@ -73,7 +73,7 @@ def test_a_path_of_another_language_is_refused() -> None:
         ({"type": "string", "format": "ipv4"}, "1.2.3", "must be of type ipv4"),
     ],
 )
-def test_every_keyword_is_kept(schema: Json, value: Any, said: str) -> None:
+def test_every_keyword_is_enforced(schema: Json, value: Any, said: str) -> None:
     messages = [cause.message for cause in schema_violations(schema, value, "spec.x")]
 
     assert [said in message for message in messages] == ([True] if said else [])
@@ -113,7 +113,7 @@ def test_defaults_reach_into_lists_and_maps_and_replace_nulls() -> None:
                      "mode": "soft"}  # fmt: skip
 
 
-def test_unknown_fields_go_unless_they_are_to_be_preserved() -> None:
+def test_unknown_fields_are_pruned_unless_preserved() -> None:
     inner = {"type": "object", "properties": {"a": {"type": "integer"}}}
     free = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     schema = {"properties": {"spec": inner, "free": free, "list": {"items": inner}}}
@@ -158,7 +158,7 @@ def test_pruning_twice_drops_nothing_more(schema: Json, value: Json) -> None:
 
 
 @given(schemas, json_values)
-def test_what_has_not_changed_is_never_refused(schema: Json, value: Any) -> None:
+def test_unchanged_values_are_never_refused(schema: Json, value: Any) -> None:
     assert list(schema_violations(schema, value, "x", value)) == []
 
 
@@ -168,7 +168,7 @@ def test_applying_a_value_to_itself_changes_nothing(schema: Json, value: Any) ->
 
 
 @given(st.fractions(min_value=0, max_value=10**18, max_denominator=10**9), st.booleans())
-def test_what_is_written_reads_as_the_same_amount_or_the_next_nano(
+def test_a_written_quantity_parses_as_the_same_amount_or_the_next_nano(
     value: Any, binary: bool
 ) -> None:
     written = Quantity(value, binary)

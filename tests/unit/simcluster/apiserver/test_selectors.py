@@ -48,7 +48,7 @@ def test_malformed_label_selectors_are_refused(text: str) -> None:
     assert refused.value.code == 400
 
 
-def test_selector_objects_read_like_selector_texts() -> None:
+def test_selector_objects_select_like_selector_texts() -> None:
     selector = {
         "matchLabels": {"app": "web"},
         "matchExpressions": [
@@ -85,14 +85,14 @@ def test_field_selectors(text: str, selected: bool) -> None:
 
 
 @pytest.mark.parametrize("text", ["spec.containers=x", "nonsense", "metadata.namespace"])
-def test_fields_that_cannot_be_selected_by_are_refused(text: str) -> None:
+def test_unsupported_fields_are_refused(text: str) -> None:
     with pytest.raises(ApiError) as refused:
         parse_selection(RESOURCES["pods"], "", "", text)
 
     assert refused.value.code == 400
 
 
-def test_a_flag_that_is_not_set_reads_as_false() -> None:
+def test_an_unset_flag_equals_false() -> None:
     chosen = parse_selection(RESOURCES["nodes"], "", "", "spec.unschedulable=false")
 
     assert chosen.matches({"metadata": {}, "spec": {}})

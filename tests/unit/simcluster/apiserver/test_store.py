@@ -48,7 +48,7 @@ def test_a_created_object_has_identity_and_version() -> None:
     assert list(pod)[:3] == ["apiVersion", "kind", "metadata"]
 
 
-def test_a_name_is_taken_once_and_generated_names_differ() -> None:
+def test_names_are_unique_and_generated_names_differ() -> None:
     store = a_store()
     store.create("pods", a_pod())
 
@@ -84,7 +84,7 @@ def test_an_update_that_changes_nothing_keeps_the_version() -> None:
     assert store.version == int(pod["metadata"]["resourceVersion"])
 
 
-def test_status_and_spec_are_written_apart() -> None:
+def test_status_and_spec_are_written_separately() -> None:
     store = a_store()
     pod = deep_copy(store.create("pods", a_pod()))
     pod["status"] = {"phase": "Running"}
@@ -137,7 +137,7 @@ def test_finalizers_keep_an_object_until_they_are_gone() -> None:
     assert store.find("configmaps", "default", "c") is None
 
 
-def test_a_namespace_goes_after_its_contents() -> None:
+def test_a_namespace_is_removed_after_its_contents() -> None:
     store = a_store()
     store.create("namespaces", {"metadata": {"name": "team"}})
     pod = a_pod(nodeName="node-0")
@@ -172,7 +172,7 @@ def test_a_watch_sees_objects_enter_and_leave_its_selection() -> None:
     assert int(left["resourceVersion"]) == store.version - 1
 
 
-async def test_a_watch_starts_with_what_is_there_and_then_waits() -> None:
+async def test_a_watch_starts_with_the_present_objects_and_then_waits() -> None:
     store = a_store()
     store.create("pods", a_pod("first"))
     seen: list[str] = []
@@ -192,7 +192,7 @@ async def test_a_watch_starts_with_what_is_there_and_then_waits() -> None:
     assert seen == ["ADDED first", "ADDED second"]
 
 
-def test_a_watcher_that_falls_behind_the_window_is_told_so() -> None:
+def test_a_watch_that_falls_behind_the_window_gets_410() -> None:
     store = a_store(window=3)
     chosen = parse_selection(RESOURCES["pods"])
     watched = store.subscribe("pods", chosen, store.version)
@@ -207,7 +207,7 @@ def test_a_watcher_that_falls_behind_the_window_is_told_so() -> None:
         store.subscribe("pods", chosen, began_at)
 
 
-async def test_a_watcher_of_something_quiet_does_not_fall_behind() -> None:
+async def test_a_watch_of_a_quiet_object_does_not_fall_behind() -> None:
     store = a_store(window=20)
     seen: list[str] = []
 
@@ -227,7 +227,7 @@ async def test_a_watcher_of_something_quiet_does_not_fall_behind() -> None:
     assert seen == ["ADDED"]
 
 
-def test_pages_are_of_one_version_whatever_happens_between_them() -> None:
+def test_all_pages_show_the_version_of_the_first() -> None:
     store = a_store()
     for name in ("a", "b", "c", "d"):
         store.create("pods", a_pod(name))

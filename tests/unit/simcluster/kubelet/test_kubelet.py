@@ -36,7 +36,7 @@ from simcluster.kubelet.settings import NodeSettings
 SLOT = "example.com/slot"
 
 
-def pod(*containers: Json, **spec: Any) -> PodSpec:
+def pod_spec(*containers: Json, **spec: Any) -> PodSpec:
     meta = {
         "uid": "u",
         "namespace": "default",
@@ -51,7 +51,7 @@ def container(name: str = "main", *command: str, **requests: str) -> Json:
     return {"name": name, "command": list(command), "resources": {"requests": requests}}
 
 
-def node(labels: Mapping[str, str] | None = None, **allocatable: int) -> NodeFacts:
+def node_facts(labels: Mapping[str, str] | None = None, **allocatable: int) -> NodeFacts:
     room = {"cpu": 4000, "memory": 1 << 30, "pods": 2, **allocatable}
     return NodeFacts(name="n", labels=labels or {}, allocatable=room, managed=frozenset())
 
@@ -69,23 +69,23 @@ def node(labels: Mapping[str, str] | None = None, **allocatable: int) -> NodeFac
         (("python", "train.py"), ContainerBehaviour(None)),
     ],
 )
-def test_a_command_says_how_long_a_container_runs(
+def test_the_command_decides_how_long_a_container_runs(
     command: tuple[str, ...], expected: ContainerBehaviour
 ) -> None:
-    (one,) = pod(container("main", *command)).containers
+    (one,) = pod_spec(container("main", *command)).containers
 
     assert parse_behaviour(one, {}) == expected
 
 
-def test_annotations_decide_over_the_command() -> None:
-    (one,) = pod(container("main", "sleep", "100")).containers
-    told = {"sim.leasehold.dev/run-for": "150ms", "sim.leasehold.dev/exit-code": "7"}
+def test_annotations_take_precedence_over_the_command() -> None:
+    (one,) = pod_spec(container("main", "sleep", "100")).containers
+    annotations = {"sim.leasehold.dev/run-for": "150ms", "sim.leasehold.dev/exit-code": "7"}
 
-    assert parse_behaviour(one, told) == ContainerBehaviour(0.15, 7)
+    assert parse_behaviour(one, annotations) == ContainerBehaviour(0.15, 7)
 
 
 def test_an_init_container_succeeds_at_once() -> None:
-    first, _ = pod(container(), initContainers=[container("first")]).containers
+    first, _ = pod_spec(container(), initContainers=[container("first")]).containers
 
     assert parse_behaviour(first, {}) == ContainerBehaviour(0)
 
@@ -95,11 +95,11 @@ def test_durations(text: str, seconds: float) -> None:
     assert parse_duration_s(text) == seconds
 
 
-def test_a_sidecar_counts_beside_init_containers_and_for_the_whole_run() -> None:
+def test_a_sidecar_counts_with_init_containers_and_for_the_whole_run() -> None:
     sidecar = container("side", cpu="1") | {"restartPolicy": "Always"}
     init = [sidecar, container("first", cpu="3")]
 
-    assert pod_requests(pod(container(cpu="2"), initContainers=init)) == {"cpu": 4000}
+    assert pod_requests(pod_spec(container(cpu="2"), initContainers=init)) == {"cpu": 4000}
 
 
 @pytest.mark.parametrize(
@@ -112,38 +112,38 @@ def test_a_domain_and_a_name_make_an_extended_resource(name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["cpu", "kubernetes.io/x", "a.kubernetes.io/x", "UPPER.com/x", "a/"]
 )
-def test_other_names_do_not(name: str) -> None:
+def test_other_names_are_no_extended_resources(name: str) -> None:
     assert not is_extended_resource(name)
 
 
-def holding(pod_uid: str, *devices: str) -> DeviceAllocation:
+def allocation(pod_uid: str, *devices: str) -> DeviceAllocation:
     return DeviceAllocation(pod_uid, "main", SLOT, frozenset(devices), b"answer")
 
 
-def ledger(*holdings: DeviceAllocation, healthy: str = "abcd") -> DeviceState:
+def device_state(*allocations: DeviceAllocation, healthy: str = "abcd") -> DeviceState:
     made = DeviceState()
     made.update(SLOT, dict.fromkeys(healthy, "Healthy"))
-    for each in holdings:
+    for each in allocations:
         made.record(each)
     return made
 
 
 def test_devices_in_use_are_not_available() -> None:
     with pytest.raises(AllocationError, match="Requested: 3, Available: 2"):
-        choose_devices(ledger(holding("p", "a", "b")), SLOT, 3, ())
+        choose_devices(device_state(allocation("p", "a", "b")), SLOT, 3, ())
 
 
-def test_reused_devices_come_first_and_need_no_others() -> None:
-    choice = choose_devices(ledger(holding("p", "a", "b")), SLOT, 2, ["a", "b"])
+def test_reused_devices_come_first() -> None:
+    choice = choose_devices(device_state(allocation("p", "a", "b")), SLOT, 2, ["a", "b"])
 
     assert (choice.needed, pick_devices(choice, [])) == (0, frozenset("ab"))
 
 
 @given(st.sets(st.sampled_from("abcd")), st.lists(st.sampled_from("abcdxyz")), st.integers(0, 4))
-def test_what_a_container_gets_is_free_and_exactly_enough(
+def test_a_container_gets_free_devices_in_the_requested_number(
     used: set[str], preferred: list[str], required: int
 ) -> None:
-    made = ledger(holding("p", *used))
+    made = device_state(allocation("p", *used))
     if len(used) + required > 4:
         with pytest.raises(AllocationError):
             choose_devices(made, SLOT, required, ())
@@ -155,29 +155,29 @@ def test_what_a_container_gets_is_free_and_exactly_enough(
     assert not devices & used
 
 
-def test_a_plugin_that_has_gone_leaves_its_capacity_listed() -> None:
-    made = ledger()
+def test_the_capacity_of_a_lost_plugin_stays_listed() -> None:
+    made = device_state()
     made.mark_unhealthy(SLOT)
 
     assert (made.capacity(), made.allocatable()) == ({SLOT: 4}, {SLOT: 0})
 
 
-def test_a_checkpoint_keeps_holdings_and_expects_the_plugins_back() -> None:
-    restored = decode_checkpoint(encode_checkpoint(ledger(holding("p", "a", "b"))))
+def test_a_checkpoint_has_allocations_and_resources_without_devices() -> None:
+    restored = decode_checkpoint(encode_checkpoint(device_state(allocation("p", "a", "b"))))
 
-    assert restored.allocations == ledger(holding("p", "a", "b")).allocations
+    assert restored.allocations == device_state(allocation("p", "a", "b")).allocations
     assert restored.capacity() == {SLOT: 0}
 
 
 def test_a_checkpoint_that_was_changed_is_refused() -> None:
-    content = encode_checkpoint(ledger(holding("p", "a"))).replace(b'"PodUID":"p"', b'"PodUID":"q"')
+    content = encode_checkpoint(device_state(allocation("p", "a"))).replace(b'"PodUID":"p"', b'"PodUID":"q"')
 
     with pytest.raises(ValueError, match="checksum"):
         decode_checkpoint(content)
 
 
 def test_the_pod_count_is_checked_too() -> None:
-    rejection = check_predicates(pod(container()), [pod(container()), pod(container())], node())
+    rejection = check_predicates(pod_spec(container()), [pod_spec(container()), pod_spec(container())], node_facts())
 
     assert rejection is not None
     assert rejection.reason == "OutOfpods"
@@ -202,20 +202,20 @@ def affinity(operator: str, *values: str) -> Json:
     ],
 )
 def test_node_affinity_operators(operator: str, values: tuple[str, ...], admitted: bool) -> None:
-    wanted = pod(container(), affinity=affinity(operator, *values))
+    wanted = pod_spec(container(), affinity=affinity(operator, *values))
 
-    assert (check_predicates(wanted, [], node({"size": "8"})) is None) is admitted
+    assert (check_predicates(wanted, [], node_facts({"size": "8"})) is None) is admitted
 
 
 def test_two_pods_cannot_share_a_host_port() -> None:
-    one = pod(container() | {"ports": [{"containerPort": 80, "hostPort": 80}]})
-    rejection = check_predicates(one, [one], node())
+    one = pod_spec(container() | {"ports": [{"containerPort": 80, "hostPort": 80}]})
+    rejection = check_predicates(one, [one], node_facts())
 
     assert rejection is not None
     assert rejection.reason == "NodePorts"
 
 
-def state(*phases: tuple[ContainerPhase, int | None]) -> PodState:
+def pod_state(*phases: tuple[ContainerPhase, int | None]) -> PodState:
     containers = {}
     for number, (where, code) in enumerate(phases):
         made = ContainerState()
@@ -231,7 +231,7 @@ WAITING = (ContainerPhase.WAITING, None)
 RUNNING = (ContainerPhase.RUNNING, None)
 
 
-def ended(code: int) -> tuple[ContainerPhase, int]:
+def terminated(code: int) -> tuple[ContainerPhase, int]:
     return ContainerPhase.TERMINATED, code
 
 
@@ -240,11 +240,11 @@ def ended(code: int) -> tuple[ContainerPhase, int]:
     [
         ("Always", WAITING, RUNNING, "Pending"),
         ("Always", RUNNING, RUNNING, "Running"),
-        ("Always", ended(0), ended(0), "Running"),
-        ("OnFailure", ended(0), ended(0), "Succeeded"),
-        ("OnFailure", ended(0), ended(1), "Running"),
-        ("Never", ended(0), ended(1), "Failed"),
-        ("Never", ended(0), RUNNING, "Running"),
+        ("Always", terminated(0), terminated(0), "Running"),
+        ("OnFailure", terminated(0), terminated(0), "Succeeded"),
+        ("OnFailure", terminated(0), terminated(1), "Running"),
+        ("Never", terminated(0), terminated(1), "Failed"),
+        ("Never", terminated(0), RUNNING, "Running"),
     ],
 )
 def test_the_phase_follows_from_the_containers_and_the_restart_policy(
@@ -253,31 +253,32 @@ def test_the_phase_follows_from_the_containers_and_the_restart_policy(
     second: tuple[ContainerPhase, int | None],
     expected: str,
 ) -> None:
-    two = pod(container("c0"), container("c1"), restartPolicy=policy)
+    two = pod_spec(container("c0"), container("c1"), restartPolicy=policy)
 
-    assert phase(two, state(first, second)) == expected
+    assert phase(two, pod_state(first, second)) == expected
 
 
 def test_a_condition_keeps_the_time_of_its_last_change() -> None:
-    one, running = pod(container("c0")), state(RUNNING)
+    one, running = pod_spec(container("c0")), pod_state(RUNNING)
     before = pod_status(one, running, {}, "127.0.0.1", now=10.0)
     after = pod_status(one, running, before, "127.0.0.1", now=99.0)
 
     assert after == before
 
 
-def test_capacity_decides_about_amounts_that_others_patched() -> None:
+def test_patched_capacity_stays_and_patched_allocatable_does_not() -> None:
     previous = {"capacity": {"example.com/mib": "5"}, "allocatable": {"example.com/other": "1"}}
+    slot = "example.com/slot"
     status = node_status(
-        "n", NodeSettings(), port=1, previous=previous, counts=({SLOT: 3}, {SLOT: 2}), now=0.0
+        "n", NodeSettings(), port=1, previous=previous, counts=({slot: 3}, {slot: 2}), now=0.0
     )
 
-    assert (status["capacity"][SLOT], status["allocatable"][SLOT]) == ("3", "2")
+    assert (status["capacity"][slot], status["allocatable"][slot]) == ("3", "2")
     assert status["allocatable"]["example.com/mib"] == "5"
     assert "example.com/other" not in status["allocatable"]
 
 
-def test_pod_resources_allows_a_burst_and_then_a_hundred_a_second() -> None:
+def test_pod_resources_allows_a_burst_and_then_100_calls_per_second() -> None:
     now = [0.0]
     limit = TokenBucket(lambda: now[0])
 
@@ -286,6 +287,6 @@ def test_pod_resources_allows_a_burst_and_then_a_hundred_a_second() -> None:
     assert limit.allows()
 
 
-def test_an_annotation_that_is_no_duration_is_named() -> None:
+def test_an_invalid_duration_in_an_annotation_is_named() -> None:
     assert "run-for is 'soon'" in str(annotation_error({"sim.leasehold.dev/run-for": "soon"}))
     assert annotation_error({"sim.leasehold.dev/stop-after": "3s"}) is None
