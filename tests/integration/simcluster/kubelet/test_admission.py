@@ -280,9 +280,7 @@ async def test_pod_resources_answers_for_one_pod_and_for_all_healthy_devices() -
 
 
 @pytest.mark.parametrize(("lag_s", "seen"), [(0.0, "Failed"), (60.0, "Pending")])
-async def test_the_delay_of_statuses_in_pods_is_configurable(
-    lag_s: float, seen: str
-) -> None:
+async def test_the_delay_of_statuses_in_pods_is_configurable(lag_s: float, seen: str) -> None:
     settings = NodeSettings(pods_lag_s=lag_s)
     async with one_kubelet(settings) as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
         phases: list[str] = []

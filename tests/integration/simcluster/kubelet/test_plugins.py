@@ -49,9 +49,7 @@ async def test_the_kubelet_dials_back_and_reads_the_options_inside_register() ->
         ({"resource_name": "kubernetes.io/slot"}, "is invalid"),
     ],
 )
-async def test_invalid_registrations_are_refused(
-    changes: dict[str, str], text: str
-) -> None:
+async def test_invalid_registrations_are_refused(changes: dict[str, str], text: str) -> None:
     async with one_kubelet() as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await plugin.register(**changes)
@@ -85,7 +83,9 @@ async def test_changes_of_health_reach_the_node_status_within_a_moment() -> None
         await node.allocatable(SLOT, 2)
 
 
-async def test_when_the_stream_ends_nothing_is_allocatable_and_the_kubelet_does_not_reconnect() -> None:
+async def test_when_the_stream_ends_nothing_is_allocatable_and_the_kubelet_does_not_reconnect() -> (
+    None
+):
     async with one_kubelet() as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
         plugin.report(healthy("a", "b"))
         await plugin.register()

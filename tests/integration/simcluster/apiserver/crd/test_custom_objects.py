@@ -157,7 +157,9 @@ async def test_objects_are_patched_applied_and_replaced(client: aiohttp.ClientSe
     assert (await client.put(url, json=stale)).status == 409
 
 
-async def test_lists_support_selectors_pages_and_printer_columns(client: aiohttp.ClientSession) -> None:
+async def test_lists_support_selectors_pages_and_printer_columns(
+    client: aiohttp.ClientSession,
+) -> None:
     for name, queue in (("a", "x"), ("b", "y"), ("c", "x")):
         await client.post(GROUPS, json=pod_group(name, queue=queue))
 

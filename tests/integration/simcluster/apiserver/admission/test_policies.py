@@ -99,7 +99,9 @@ async def test_a_binding_may_only_warn(client: aiohttp.ClientSession) -> None:
     )
 
 
-async def test_expressions_use_variables_conditions_and_namespaces(client: aiohttp.ClientSession) -> None:
+async def test_expressions_use_variables_conditions_and_namespaces(
+    client: aiohttp.ClientSession,
+) -> None:
     await install(
         client,
         {"expression": "variables.memory.all(m, quantity(m).isLessThan(quantity('1Gi')))"},

@@ -153,7 +153,9 @@ async def test_two_kinds_may_have_the_same_plural(
     assert len((await body_of(await client.get(GROUPS)))["items"]) == 1
 
 
-async def test_invalid_definitions_are_refused_with_their_fields(client: aiohttp.ClientSession) -> None:
+async def test_invalid_definitions_are_refused_with_their_fields(
+    client: aiohttp.ClientSession,
+) -> None:
     def changed(change: Any) -> Json:
         made = definition("Thing", "things", "example.com", {"spec": {"type": "object"}})
         change(made, made["spec"]["versions"][0])

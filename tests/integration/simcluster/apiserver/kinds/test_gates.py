@@ -51,7 +51,9 @@ async def take_away(client: aiohttp.ClientSession, gate: str, **meta: str) -> tu
         return answer.status, await answer.json()
 
 
-async def test_a_gated_pod_has_its_condition_from_the_beginning(client: aiohttp.ClientSession) -> None:
+async def test_a_gated_pod_has_its_condition_from_the_beginning(
+    client: aiohttp.ClientSession,
+) -> None:
     status, made = await create(client, pod("example.com/a"))
 
     assert status == 201
@@ -78,7 +80,9 @@ async def test_gates_are_removed_one_by_one_and_the_condition_stays(
     assert second["status"]["conditions"][0]["reason"] == "SchedulingGated"
 
 
-async def test_a_gate_is_removed_from_the_pod_with_that_uid_only(client: aiohttp.ClientSession) -> None:
+async def test_a_gate_is_removed_from_the_pod_with_that_uid_only(
+    client: aiohttp.ClientSession,
+) -> None:
     await create(client, pod("example.com/a"))
 
     status, said = await take_away(client, "example.com/a", uid="another")

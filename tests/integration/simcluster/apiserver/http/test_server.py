@@ -49,9 +49,7 @@ async def test_requests_without_the_token_are_unauthorized(api: ApiUnderTest) ->
 
 
 @pytest.mark.parametrize("body", [b"{", b'{"metadata": {"name": "\xff"}}'])
-async def test_a_malformed_json_body_is_refused(
-    client: aiohttp.ClientSession, body: bytes
-) -> None:
+async def test_a_malformed_json_body_is_refused(client: aiohttp.ClientSession, body: bytes) -> None:
     headers = {"Content-Type": "application/json"}
 
     refused = await client.post(PODS, data=body, headers=headers)
@@ -193,7 +191,9 @@ async def test_apply_creates_and_then_merges(client: aiohttp.ClientSession) -> N
     assert (await merged.json())["data"] == {"a": "1", "b": "1"}
 
 
-async def test_a_dry_run_returns_the_object_and_stores_nothing(client: aiohttp.ClientSession) -> None:
+async def test_a_dry_run_returns_the_object_and_stores_nothing(
+    client: aiohttp.ClientSession,
+) -> None:
     created = await client.post(PODS, json=a_pod("web"), params={"dryRun": "All"})
 
     assert created.status == 201
