@@ -52,12 +52,12 @@ def strategy_of(kind: Resource) -> KindStrategy:
 
 
 def open_store(
-    disk: StorageBackend | None = None,
+    backend: StorageBackend | None = None,
     *,
     window: int = DEFAULT_WINDOW,
     clock: Callable[[], float] = time.time,
 ) -> ObjectStore:
     """Return a store that serves the built-in kinds and those of stored definitions."""
-    store = ObjectStore(Kinds(BUILTIN), strategy_of, disk, window=window, clock=clock)
+    store = ObjectStore(Kinds(BUILTIN), strategy_of, backend, window=window, clock=clock)
     serve_definitions(store)
     return store

@@ -1,4 +1,4 @@
-"""Validation of values by a structural OpenAPI v3 schema, with Kubernetes' error texts."""
+"""Validation of values by a structural OpenAPI v3 schema, with Kubernetes' texts; pure."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping

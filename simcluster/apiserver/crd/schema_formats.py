@@ -1,4 +1,4 @@
-"""The formats of strings and numbers that a schema may require."""
+"""The formats of strings and numbers that a schema may require; pure."""
 
 import base64
 import binascii

@@ -23,7 +23,6 @@ from simcluster.apimachinery.merge_patches import apply_merge_patch
 from simcluster.apimachinery.objects import (
     Json,
     Objects,
-    decode,
     deep_copy,
     metadata,
     name_of,
@@ -32,8 +31,8 @@ from simcluster.apimachinery.objects import (
 )
 from simcluster.apimachinery.resources import Kinds, Resource
 from simcluster.apimachinery.selectors import Selection, parse_selection
-from simcluster.apiserver.storage.history import ChangeHistory, WatchSubscription
-from simcluster.apiserver.storage.persistence import InMemoryBackend, StorageBackend, StoredRow
+from simcluster.apiserver.storage.history import WatchSubscription
+from simcluster.apiserver.storage.persistence import InMemoryBackend, StorageBackend
 from simcluster.apiserver.storage.records import (
     ObjectChange,
     ObjectPage,
@@ -41,6 +40,7 @@ from simcluster.apiserver.storage.records import (
     WriteCounter,
 )
 from simcluster.apiserver.storage.strategy import KindStrategy
+from simcluster.apiserver.storage.tables import ObjectTables
 from simcluster.apiserver.storage.write_rules import (
     Deletion,
     check_namespace,
@@ -66,7 +66,7 @@ class ObjectStore:
         self,
         kinds: Kinds,
         strategy_of: Callable[[Resource], KindStrategy],
-        disk: StorageBackend | None = None,
+        backend: StorageBackend | None = None,
         *,
         window: int = DEFAULT_WINDOW,
         clock: Callable[[], float] = time.time,
@@ -77,44 +77,30 @@ class ObjectStore:
         self.admission_checks: list[AdmissionCheck] = []
         self.kinds = kinds
         self._strategy_of = strategy_of
-        self._disk = InMemoryBackend() if disk is None else disk
-        self._window = window
-        self.version = max(self._disk.last_version(), 1)
-        self._records: dict[str, dict[str, ObjectRecord]] = {}
-        self._histories: dict[str, ChangeHistory] = {}
-        self._unserved: dict[str, list[StoredRow]] = {}
-        """Persisted rows of kinds that are not served yet, by table."""
-        for row in self._disk.rows():
-            self._unserved.setdefault(row.resource, []).append(row)
+        self._tables = ObjectTables(
+            InMemoryBackend() if backend is None else backend, window=window
+        )
         for kind in self.kinds.storage_versions():
-            self._make_table(kind.table)
+            self._tables.open(kind.table)
 
-    def _make_table(self, table: str) -> None:
-        if table not in self._records:
-            self._records[table] = {
-                row.key: ObjectRecord(decode(row.body), row.version, row.body)
-                for row in self._unserved.pop(table, ())
-            }
-            self._histories[table] = ChangeHistory(window=self._window, floor=self.version)
+    @property
+    def version(self) -> int:
+        """The latest resourceVersion of the cluster."""
+        return self._tables.version
 
     def install(self, stored: Resource, served: Sequence[Resource]) -> None:
         """Serve a defined kind in these versions, with its persisted objects."""
         self.kinds.install(stored.table, stored, served)
-        self._make_table(stored.table)
+        self._tables.open(stored.table)
 
     def uninstall(self, table: str) -> None:
         """Stop serving a defined kind: its objects are lost and its watches end."""
-        for key in self._records.pop(table, {}):
-            self.version += 1
-            self._disk.write(table, key, self.version, None)
-        history = self._histories.pop(table, None)
-        if history is not None:
-            history.close()
+        self._tables.drop(table)
         self.kinds.remove(table)
 
     def close(self) -> None:
         """Close the storage backend."""
-        self._disk.close()
+        self._tables.close()
 
     def now(self) -> str:
         """Return the cluster's time as a `metav1.Time`."""
@@ -124,7 +110,7 @@ class ObjectStore:
 
     def find(self, resource: str, namespace: str | None, name: str) -> ObjectRecord | None:
         """Return the current version of an object, or None."""
-        return self._records[resource].get(self._key(resource, namespace, name))
+        return self._tables.records(resource).get(self._key(resource, namespace, name))
 
     def record(self, resource: str, namespace: str | None, name: str) -> ObjectRecord:
         """Return the current version of an object; 404 if there is none."""
@@ -157,19 +143,7 @@ class ObjectStore:
 
         An earlier version is read by undoing the later changes; 410 if they are dropped.
         """
-        records = self._records[resource]
-        if version is not None and version != self.version:
-            records = self._histories[resource].records_at(version, records)
-        as_of = version or self.version
-        prefix = f"{selection.namespace}/" if selection.namespace else ""
-        keys = sorted(key for key in records if key >= start and key.startswith(prefix))
-        selected: list[ObjectRecord] = []
-        for at, key in enumerate(keys):
-            if limit and len(selected) == limit:
-                return ObjectPage(selected, as_of, key, len(keys) - at)
-            if selection.matches(records[key].obj):
-                selected.append(records[key])
-        return ObjectPage(selected, as_of, None, 0)
+        return self._tables.page(resource, selection, limit=limit, start=start, version=version)
 
     # Watches
 
@@ -177,15 +151,7 @@ class ObjectStore:
         self, resource: str, selection: Selection, since_rv: int | None = None
     ) -> WatchSubscription:
         """Watch from a version on; from the present objects (an ADDED event each) if it is None."""
-        history = self._histories[resource]
-        if since_rv is None:
-            records = [
-                record
-                for record in self._records[resource].values()
-                if selection.matches(record.obj)
-            ]
-            return WatchSubscription(history, selection, history.end_position(), records)
-        return WatchSubscription(history, selection, history.position_after(since_rv), [])
+        return self._tables.subscribe(resource, selection, since_rv)
 
     def watch(self, resource: str, *, fields: str = "") -> WatchSubscription:
         """Watch the selected objects of all namespaces, starting with the present ones."""
@@ -193,9 +159,7 @@ class ObjectStore:
 
     def compact(self) -> None:
         """Drop all history, so that watches from earlier versions get 410."""
-        for history in self._histories.values():
-            history.compact()
-            history.floor = self.version
+        self._tables.compact()
 
     # Writes
 
@@ -233,11 +197,11 @@ class ObjectStore:
         refuse_invalid(kind, new, strategy.validate(new))
         new["apiVersion"] = self.kinds[resource].api_version
         key = self._key(resource, namespace_of(new), name_of(new))
-        if key in self._records[resource]:
+        if key in self._tables.records(resource):
             raise ApiError.already_exists(kind.qualified, name_of(new))
-        for gate in self.admission_checks:
-            gate(self.kinds[resource], None, new)
-        return self._commit(kind, key, None, new, verb="create", dry_run=dry_run)
+        for check in self.admission_checks:
+            check(self.kinds[resource], None, new)
+        return self._commit(kind, key, new, verb="create", dry_run=dry_run)
 
     def draft_update(self, resource: str, obj: Json, *, subresource: str = "") -> tuple[Json, Json]:
         """Return the object that an update would store, before validation, and the present one.
@@ -270,8 +234,8 @@ class ObjectStore:
             if not dry_run:
                 self.writes.count(resource, key, f"{verb}/{subresource}".rstrip("/"))
             return old.obj
-        for gate in self.admission_checks if not subresource else ():
-            gate(self.kinds[resource], old.obj, new)
+        for check in self.admission_checks if not subresource else ():
+            check(self.kinds[resource], old.obj, new)
         main = not subresource and strategy.has_generation
         if main and strategy.changes_generation(new, old.obj):
             new["metadata"]["generation"] = int(old.obj["metadata"].get("generation") or 0) + 1
@@ -281,7 +245,7 @@ class ObjectStore:
             return self._remove(
                 kind, key, ObjectRecord(new, old.version), verb=counted, dry_run=dry_run
             )
-        return self._commit(kind, key, old, new, verb=counted, dry_run=dry_run)
+        return self._commit(kind, key, new, verb=counted, dry_run=dry_run)
 
     def patch(
         self, resource: str, namespace: str | None, name: str, patch: Json | Patcher, *,
@@ -318,7 +282,7 @@ class ObjectStore:
                 new["metadata"]["deletionTimestamp"] = rfc3339(self.clock() + seconds)
                 new["metadata"]["deletionGracePeriodSeconds"] = seconds
                 self._strategy_of(kind).prepare_for_delete(new)
-                return self._commit(kind, key, old, new, verb=counted, dry_run=dry_run)
+                return self._commit(kind, key, new, verb=counted, dry_run=dry_run)
 
     def is_gone(self, resource: str, obj: Json) -> bool:
         """Return whether this object, by its uid, no longer exists."""
@@ -330,7 +294,7 @@ class ObjectStore:
         prefix = f"{namespace}/"
         for kind in list(self.kinds.storage_versions()):
             if kind.namespaced:
-                for key, record in list(self._records[kind.table].items()):
+                for key, record in list(self._tables.records(kind.table).items()):
                     if key.startswith(prefix):
                         yield kind, record.obj
 
@@ -340,43 +304,22 @@ class ObjectStore:
         else:
             new["metadata"].pop("namespace", None)
 
-    def _commit(
-        self,
-        kind: Resource,
-        key: str,
-        old: ObjectRecord | None,
-        new: Json,
-        *,
-        verb: str,
-        dry_run: bool,
-    ) -> Json:
-        if dry_run:
-            return new
-        version = self.version + 1
-        new["metadata"]["resourceVersion"] = str(version)
-        record = ObjectRecord(new, version)
-        self._disk.write(kind.table, key, version, record.encoded)
-        self.version = version
-        self._records[kind.table][key] = record
-        self._notify(kind, key, ObjectChange(version, key, old, record, record), verb)
+    def _commit(self, kind: Resource, key: str, new: Json, *, verb: str, dry_run: bool) -> Json:
+        if not dry_run:
+            self._notify(kind, self._tables.write(kind.table, key, new), verb)
         return new
 
     def _remove(
-        self, kind: Resource, key: str, old: ObjectRecord, *, verb: str, dry_run: bool
+        self, kind: Resource, key: str, last: ObjectRecord, *, verb: str, dry_run: bool
     ) -> Json:
         if dry_run:
-            return old.obj
-        version = self.version + 1
-        self._disk.write(kind.table, key, version, None)
-        self.version = version
-        before = self._records[kind.table].pop(key)
-        last = old.at_version(version)
-        self._notify(kind, key, ObjectChange(version, key, before, None, last), verb)
-        return last.obj
+            return last.obj
+        change = self._tables.remove(kind.table, key, last)
+        self._notify(kind, change, verb)
+        return change.latest.obj
 
-    def _notify(self, kind: Resource, key: str, change: ObjectChange, verb: str) -> None:
-        self.writes.count(kind.table, key, verb)
-        self._histories[kind.table].append(change)
+    def _notify(self, kind: Resource, change: ObjectChange, verb: str) -> None:
+        self.writes.count(kind.table, change.key, verb)
         for listener in self.listeners:
             listener(kind, change)
 
