@@ -24,7 +24,7 @@ async def serve_node(settings: AgentSettings) -> None:
         ) as bus,
         node_agent(settings, asking=bus, tracing=tracing) as agent,
     ):
-        probes = {"gpus": lambda: agent.trouble, "kubelet": agent.plugins.trouble}
+        probes = {"gpus": lambda: agent.trouble, "kubelet": agent.plugins.unready_reason}
         await serve(
             NAME,
             agent,

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Sequence
 
 from services.node_agent.allocate.pod_resolver import LeaseRequester
-from services.node_agent.kubelet.admission_window import Turns
+from services.node_agent.kubelet.admission_window import AdmissionWindow
 from shared.model.clock import Clock
 from shared.model.errors import UnavailableError
 from shared.model.events.request_reply import LeasesReply, LeasesRequest
@@ -25,25 +25,25 @@ ASK_S = 1.0
 
 
 async def drained(
-    node: NodeName, turns: Turns, asking: LeaseRequester, clock: Clock
+    node: NodeName, turns: AdmissionWindow, asking: LeaseRequester, clock: Clock
 ) -> Sequence[Lease]:
     """Wait until nobody is on the way to the node; return who still is after `LONGEST_S`.
 
     Where nobody can tell the ledger's side, it is those who are known here: whoever was let through
     may be bound by a binder that needs nobody else for that.
     """
-    turns.leaving = True
+    turns.draining = True
     until = clock.ticks() + LONGEST_S
     await clock.sleep(GRACE_S)
     while True:
-        asked_at = turns.leases.news
+        asked_at = turns.leases.revision
         try:
             told = await asking.request(LeasesRequest(node=node), LeasesReply, timeout_s=ASK_S)
         except UnavailableError as error:
             logger.debug("leaving, and nobody says who else is on the way: %s", error)
         else:
-            turns.leases.settle(told.leases, asked_at=asked_at)
-        left = list(turns.on_the_way().values())
+            turns.leases.sync(told.leases, since=asked_at)
+        left = list(turns.in_flight().values())
         if not left:
             return ()
         if clock.ticks() > until:

@@ -26,7 +26,7 @@ UNIT, POD, PROCESS = "unit", "pod", "process"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Holder:
+class AgentInstance:
     """Who serves the node."""
 
     form: str
@@ -41,17 +41,17 @@ class Holder:
         )
 
 
-def ourselves(environ: Mapping[str, str]) -> Holder:
+def this_instance(environ: Mapping[str, str]) -> AgentInstance:
     """Say what we run as, by what the kubelet or systemd leaves in the environment."""
     form = PROCESS
     if "KUBERNETES_SERVICE_HOST" in environ:
         form = POD
     elif "INVOCATION_ID" in environ:
         form = UNIT
-    return Holder(form=form, name=platform.node(), pid=os.getpid())
+    return AgentInstance(form=form, name=platform.node(), pid=os.getpid())
 
 
-def holder_of(state_dir: Path) -> Holder | None:
+def running_instance(state_dir: Path) -> AgentInstance | None:
     """Return which agent serves, None: none does. Raises OSError if that cannot be seen."""
     try:
         file = (state_dir / FILE).open()
@@ -62,7 +62,9 @@ def holder_of(state_dir: Path) -> Holder | None:
 
 
 @contextlib.asynccontextmanager
-async def alone(state_dir: Path, environ: Mapping[str, str] = os.environ) -> AsyncIterator[None]:
+async def instance_lock(
+    state_dir: Path, environ: Mapping[str, str] = os.environ
+) -> AsyncIterator[None]:
     """Wait until no other agent uses the state directory, as happens while one is replaced.
 
     Raises UnavailableError if the directory cannot be written to.
@@ -78,7 +80,7 @@ async def alone(state_dir: Path, environ: Mapping[str, str] = os.environ) -> Asy
     with file:
         await _lock(file, state_dir)
         with contextlib.suppress(OSError):  # a full disk; who it is stays unknown
-            _write(file, ourselves(environ))
+            _write(file, this_instance(environ))
         yield
 
 
@@ -108,16 +110,16 @@ def _locked(file: IO[str], kind: int) -> bool:
     return True
 
 
-def _write(file: IO[str], holder: Holder) -> None:
+def _write(file: IO[str], holder: AgentInstance) -> None:
     file.seek(0)
     file.truncate()
     file.write(json.dumps(asdict(holder)))
     file.flush()
 
 
-def _read(file: IO[str]) -> Holder | None:
+def _read(file: IO[str]) -> AgentInstance | None:
     file.seek(0)
     try:
-        return Holder(**json.loads(file.read()))
+        return AgentInstance(**json.loads(file.read()))
     except (ValueError, TypeError):  # of an agent that did not write it
         return None

@@ -49,14 +49,14 @@ def health_shown(device: DeviceUuid, index: int, state: Health) -> None:
         HEALTH.labels(device, str(index), str(each)).set(float(each is state))
 
 
-BLIND = Gauge(
-    "leasehold_agent_by_signature",
+PODS_UNREADABLE = Gauge(
+    "leasehold_agent_pods_unreadable",
     "1 while the kubelet's list of pods cannot be read, and pods are known by what they ask for.",
 )
 
 
 @dataclass(slots=True)
-class Spanned:
+class AllocationSpan:
     """A span, or nothing where tracing is off; the trace goes on either way."""
 
     context: str
@@ -77,13 +77,13 @@ class Spanned:
             telemetry.end([self.span], RuntimeError(error) if error else None)
 
 
-class Telemetry:
+class AgentMetrics:
     """Spans go where the service's own do."""
 
     def __init__(self, tracing: telemetry.Tracing) -> None:
         self.tracing = tracing
 
-    def begin(self, lease: Lease, facts: Mapping[str, str]) -> Spanned:
+    def begin(self, lease: Lease, facts: Mapping[str, str]) -> AllocationSpan:
         """Begin the span `node-agent allocate` below the lease's trace."""
         pod = {
             "k8s.pod.uid": lease.pod,
@@ -93,9 +93,11 @@ class Telemetry:
         }
         known = {**pod, **facts}
         span = self.tracing.span("node-agent allocate", lease.trace, known)
-        return Spanned(lease.trace if span is None else telemetry.context_of(span), span, known)
+        return AllocationSpan(
+            lease.trace if span is None else telemetry.context_of(span), span, known
+        )
 
-    def counted(self, resource: str, outcome: str, seconds: float) -> None:
+    def count_allocation(self, resource: str, outcome: str, seconds: float) -> None:
         """Count one Allocate."""
         ALLOCATIONS.labels(resource, outcome).inc()
         ALLOCATING.labels(resource).observe(seconds)
@@ -112,4 +114,4 @@ def watch(
     """Have the gauges read from these whenever somebody asks for them."""
     LEASES.set_function(leases)
     UNREGISTERED.set_function(lambda: float(unregistered()))
-    BLIND.set_function(lambda: float(blind()))
+    PODS_UNREADABLE.set_function(lambda: float(blind()))

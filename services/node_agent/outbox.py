@@ -6,19 +6,19 @@ from dataclasses import dataclass, field
 
 from shared.model.events.node_events import ShareActivated, ShareRefused
 
-SAID_KEPT = 4096
+MAX_EVENTS = 4096
 
 
 @dataclass(slots=True)
-class Said:
+class Outbox:
     """Events on their way to the bus."""
 
     events: deque[ShareActivated | ShareRefused] = field(
-        default_factory=lambda: deque(maxlen=SAID_KEPT)
+        default_factory=lambda: deque(maxlen=MAX_EVENTS)
     )
     there: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def say(self, event: ShareActivated | ShareRefused) -> None:
+    def add(self, event: ShareActivated | ShareRefused) -> None:
         """Add an event; with NATS away for long the oldest go, and device reports tell the same."""
         self.events.append(event)
         self.there.set()

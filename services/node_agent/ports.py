@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
-from services.node_agent.allocate.device_list_strategies import Strategies
+from services.node_agent.allocate.device_list_strategies import DeviceListStrategies
 from services.node_agent.gpus.inventory import Division, Gpu, Shown
 from services.node_agent.mig.layout_changes import MigInstance
-from services.node_agent.records.checkpoint_entry import Entry
+from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from services.node_agent.usage.usage_model import Violation
 from shared.dialects.advertised import ServedId
 from shared.model.device import Device
@@ -54,7 +54,7 @@ class MigLayouts(Protocol):
 class Plugins(Protocol):
     """Our device plugins."""
 
-    def show(self, served: Mapping[str, Mapping[str, ServedId]]) -> None:
+    def serve(self, served: Mapping[str, Mapping[str, ServedId]]) -> None:
         """Serve these lists."""
         ...
 
@@ -62,7 +62,7 @@ class Plugins(Protocol):
         """Keep them registered."""
         ...
 
-    def trouble(self) -> str | None:
+    def unready_reason(self) -> str | None:
         """Say which are not registered."""
         ...
 
@@ -98,7 +98,7 @@ class Records(Protocol):
         ...
 
     @property
-    def answers(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[CheckpointEntry, ...]:
         """The same, with what containers were given."""
         ...
 
@@ -107,7 +107,7 @@ class Records(Protocol):
         """Pods with an entry."""
         ...
 
-    async def save(self, entry: Entry) -> None:
+    async def save(self, entry: CheckpointEntry) -> None:
         """Record an answer."""
         ...
 
@@ -122,11 +122,11 @@ class Limits(Protocol):
     changed: Callable[[], None]
     """To be called when `beyond` may have changed."""
 
-    async def answer(self, asked: LimitsRequest) -> LimitsReply:
+    async def apply_request(self, asked: LimitsRequest) -> LimitsReply:
         """Set the limits of a lease, or hold containers to what it may become."""
         ...
 
-    def follow_soon(self) -> None:
+    def wake(self) -> None:
         """Look at the leases without delay."""
         ...
 
@@ -155,9 +155,9 @@ class Watching(Protocol):
 class Specifying(Protocol):
     """The CDI specification of the node's devices."""
 
-    strategies: Strategies
+    strategies: DeviceListStrategies
 
-    async def keep(self, gpus: Sequence[Gpu]) -> None:
+    async def update(self, gpus: Sequence[Gpu]) -> None:
         """Have it say what there is; UnavailableError if it cannot."""
         ...
 
@@ -165,21 +165,21 @@ class Specifying(Protocol):
 class Cleaning(Protocol):
     """The host's disk."""
 
-    async def isolates(self) -> bool:
+    async def can_isolate(self) -> bool:
         """Say whether HAMi-core's library is there and could be loaded."""
         ...
 
-    lack: str
+    unwritable_reason: str
     """Why no container could be prepared when it was last looked at; empty: it could."""
 
-    async def look(self) -> None:
+    async def probe_disk(self) -> None:
         """See whether it can be written to."""
         ...
 
-    def crowded(self) -> str:
+    def disk_pressure(self) -> str:
         """Say at once why there is no room on it; empty: there is."""
         ...
 
-    async def clean(self, keep: set[PodUid], mounted: set[str] | None) -> None:
+    async def remove_unused(self, keep: set[PodUid], mounted: set[str] | None) -> None:
         """Remove the directories of other pods, and libraries not mounted; None: not known."""
         ...

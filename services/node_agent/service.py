@@ -4,14 +4,14 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 
-from services.node_agent.allocate.allocation import Node
-from services.node_agent.allocate.handler import Answering
+from services.node_agent.allocate.allocation import NodeSnapshot
+from services.node_agent.allocate.handler import AllocationHandler
 from services.node_agent.drain import drained
 from services.node_agent.gpus import inventory
 from services.node_agent.gpus.device_faults import Fault, no_answer
 from services.node_agent.gpus.health_monitor import Checkup
 from services.node_agent.gpus.inventory import Division, Gpu, Shown
-from services.node_agent.kubelet.admission_window import Turns
+from services.node_agent.kubelet.admission_window import AdmissionWindow
 from services.node_agent.ports import (
     Cleaning,
     Configuring,
@@ -82,8 +82,8 @@ class NodeAgent:
         instances: MigLayouts,
         dialects: Sequence[Dialect],
         paths: Paths,
-        answering: Answering,
-        turns: Turns,
+        answering: AllocationHandler,
+        turns: AdmissionWindow,
         plugins: Plugins,
         views: NodeViews,
         handshake: Reporting | None = None,
@@ -131,9 +131,9 @@ class NodeAgent:
     @handles
     async def note_leases(self, events: Sequence[LeaseChanged]) -> list[ShareActivated]:
         """Remember what the ledger says of this node's leases."""
-        self.leases.note(event.lease for event in events)
+        self.leases.observe(event.lease for event in events)
         self.instances.leases_changed()
-        self.limiting.follow_soon()
+        self.limiting.wake()
         return []
 
     @handles
@@ -146,7 +146,7 @@ class NodeAgent:
     @answers
     async def end(self, event: TerminationRequest) -> TerminationReply:
         """Say which of the pods' last containers have ended, as the kubelet shows it."""
-        ended = await self.answering.finding.ended({event.pod, *event.more_pods})
+        ended = await self.answering.finding.terminated({event.pod, *event.more_pods})
         return TerminationReply(
             terminated=event.pod in ended,
             terminated_pods=tuple(p for p in event.more_pods if p in ended),
@@ -155,23 +155,25 @@ class NodeAgent:
     @answers
     async def may_bind(self, event: BindRequest) -> BindReply:
         """Say which pods must wait before they are bound to this node."""
-        return self.turns.tell(
+        return self.turns.admit_binds(
             event.leases,
             self.answering.facts,
-            self.plugins.trouble() or self.cleaning.lack or self.cleaning.crowded(),
-            blind=self.answering.finding.pods.blind,
+            self.plugins.unready_reason()
+            or self.cleaning.unwritable_reason
+            or self.cleaning.disk_pressure(),
+            blind=self.answering.finding.pods.unreadable_reason,
         )
 
     @answers
     async def limit(self, event: LimitsRequest) -> LimitsReply:
         """Hold containers to their lease, or to a smaller one that it may become."""
-        return await self.limiting.answer(event)
+        return await self.limiting.apply_request(event)
 
     async def leave(self) -> None:
         """Serve nobody new: say so, and wait until the kubelet has asked for all who come."""
-        self.turns.leaving = True
+        self.turns.draining = True
         self._report.set()
-        await drained(self.route, self.turns, self.answering.finding.asking, self.clock)
+        await drained(self.route, self.turns, self.answering.finding.lease_requester, self.clock)
 
     # What it says
 
@@ -186,10 +188,10 @@ class NodeAgent:
                     DeviceReported(
                         node=self.route,
                         devices=self.devices,
-                        served=() if self.turns.leaving else tuple(self.shown.served),
+                        served=() if self.turns.draining else tuple(self.shown.served),
                         allocations=self.record.allocations,
                         reported_at=self._now_at_last(),
-                        pods_unreadable=bool(self.answering.finding.pods.blind),
+                        pods_unreadable=bool(self.answering.finding.pods.unreadable_reason),
                     )
                 ]
 
@@ -202,7 +204,7 @@ class NodeAgent:
     async def shares(self) -> AsyncIterator[Sequence[ShareActivated | ShareRefused]]:
         """Say what Allocate was answered with."""
         while True:
-            yield await self.answering.said.take()
+            yield await self.answering.outbox.take()
 
     @emits
     async def violations(self) -> AsyncIterator[Sequence[ViolationFound]]:
@@ -250,10 +252,10 @@ class NodeAgent:
             await self._take_silence(division, no_answer(str(error)))
             raise
         self.checkup.take(found)
-        host = Host(driver=inventory.driver_of(found), isolates=await self.cleaning.isolates())
+        host = Host(driver=inventory.driver_of(found), isolates=await self.cleaning.can_isolate())
         division = division if host.isolates else inventory.unheld(division)
         try:
-            await self.cdi.keep(inventory.served_of(found, division))
+            await self.cdi.update(inventory.served_of(found, division))
         except UnavailableError:
             if self.devices:  # they go on being looked after
                 await self._take(found, division, host)
@@ -287,14 +289,14 @@ class NodeAgent:
         )
         self._served = served
         self.devices, self.host, self.shown = devices, host, shown
-        self.answering.facts = Node(
+        self.answering.facts = NodeSnapshot(
             name=self.route,
             devices={device.uuid: device for device in devices},
             served=shown.served,
             paths=self.paths,
-            lists=self.cdi.strategies,
+            device_list_strategies=self.cdi.strategies,
         )
-        self.plugins.show(shown.served)
+        self.plugins.serve(shown.served)
         self._show_amounts()
         self._report.set()
 
@@ -325,12 +327,12 @@ class NodeAgent:
         """See whether the kubelet's list of pods can be read, and the disk be written to."""
         before = ""
         while True:
-            await self.cleaning.look()
+            await self.cleaning.probe_disk()
             try:
                 await self.answering.finding.pods.list_pods()
             except UnavailableError as error:
                 logger.debug("the kubelet's pods are not known: %s", error)
-            blind = self.answering.finding.pods.blind
+            blind = self.answering.finding.pods.unreadable_reason
             if bool(blind) != bool(before):
                 self._report.set()
             before = blind
@@ -354,17 +356,17 @@ class NodeAgent:
             pause_s = SETTLE_S if await self._settle() else SETTLE_SOON_S
 
     async def _settle(self) -> bool:
-        asked_at = self.leases.news
+        asked_at = self.leases.revision
         try:
-            told = await self.answering.finding.asking.request(
+            told = await self.answering.finding.lease_requester.request(
                 LeasesRequest(node=self.route), LeasesReply, timeout_s=ASK_S
             )
         except UnavailableError as error:
             logger.debug("the node's leases are not told: %s", error)
             return False
-        self.leases.settle(told.leases, asked_at=asked_at)
+        self.leases.sync(told.leases, since=asked_at)
         self.instances.leases_changed()
-        self.limiting.follow_soon()
+        self.limiting.wake()
         self._settled = True
         if self.record.lost and self.answering.facts is not None:
             await rebuild_record(
@@ -390,11 +392,11 @@ class NodeAgent:
             if not self._settled:
                 continue
             pods = await self.answering.finding.pods.list_pods()
-            held = await self.answering.finding.held.list_held()
+            held = await self.answering.finding.pod_resources.list_holdings()
             gone = ended_pods(self.record.allocations, pods, held, self.leases.leases)
             await self.record.forget(gone)
-            self.answering.refused &= {pod.uid for pod in pods if not pod.final}
+            self.answering.refused &= {pod.uid for pod in pods if not pod.terminal}
             live = {pod.uid for pod in pods} | self.record.pods | set(self.leases.leases)
-            mounts = (mount for entry in self.record.answers for mount in entry.setup.mounts)
+            mounts = (mount for entry in self.record.entries for mount in entry.setup.mounts)
             mounted = {mount.host_path for mount in mounts}
-            await self.cleaning.clean(live, None if self.record.lost else mounted)
+            await self.cleaning.remove_unused(live, None if self.record.lost else mounted)

@@ -7,10 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from services.node_agent.allocate.cdi_files import DriverPlaces
-from services.node_agent.allocate.device_list_strategies import USUAL, Strategies, strategies_of
+from services.node_agent.allocate.device_list_strategies import (
+    DEFAULT_STRATEGIES,
+    DeviceListStrategies,
+    parse_strategies,
+)
 from services.node_agent.gpus.driver import LAYOUTS, NVML
 from services.node_agent.gpus.inventory import Division, check_division, isolation_of
-from services.node_agent.isolation.library import current
+from services.node_agent.isolation.library import current_library
 from shared.dialects.advertised import Strategy
 from shared.dialects.hami_core import LIBRARY, LIBRARY_NAME
 from shared.kubernetes.kubeconfig import ClusterCredentials
@@ -89,7 +93,7 @@ class AgentSettings(ServiceSettings):
         "MIG instances and whole devices",
     )
     device_list_strategy: tuple[str, ...] = setting(
-        USUAL,
+        DEFAULT_STRATEGIES,
         "how containers are told their devices, with commas: envvar, volume-mounts, cdi-cri, "
         "cdi-annotations; the last two by a CDI specification that the agent keeps",
     )
@@ -175,9 +179,9 @@ class AgentSettings(ServiceSettings):
         return division
 
     @property
-    def lists(self) -> Strategies:
+    def device_list_strategies(self) -> DeviceListStrategies:
         """How containers are told their devices; raises RequestError naming what is no way."""
-        return strategies_of(self.device_list_strategy)
+        return parse_strategies(self.device_list_strategy)
 
     @property
     def cdi_directory(self) -> Path:
@@ -211,7 +215,7 @@ class AgentSettings(ServiceSettings):
     def library(self) -> Path:
         """HAMi-core's library on the host; an empty file where GPUs are simulated."""
         if self.library_source is not None:
-            return current(self.library_root)
+            return current_library(self.library_root)
         if self.library_dir is not None:
             return self.library_dir / LIBRARY_NAME
         if self.simulated:

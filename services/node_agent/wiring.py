@@ -9,20 +9,20 @@ from pathlib import PurePosixPath
 
 from services.node_agent import metrics
 from services.node_agent.allocate.cdi_files import CdiFiles
-from services.node_agent.allocate.handler import Answering
-from services.node_agent.allocate.pod_resolver import Finding, LeaseRequester
+from services.node_agent.allocate.handler import AllocationHandler
+from services.node_agent.allocate.pod_resolver import LeaseRequester, PodResolver
 from services.node_agent.device_config import Configuring
 from services.node_agent.gpus.device_faults import DISABLE, ENABLE, XidRules
 from services.node_agent.gpus.driver import Hardware, hardware_of
 from services.node_agent.gpus.health import Policy
 from services.node_agent.gpus.health_monitor import Checkup
-from services.node_agent.instance_lock import alone
+from services.node_agent.instance_lock import instance_lock
 from services.node_agent.isolation import library
-from services.node_agent.isolation.container_files import HostPreparing
-from services.node_agent.isolation.host_paths import Layout
-from services.node_agent.isolation.limit_updates import Limiting
-from services.node_agent.kubelet.admission_window import Turns
-from services.node_agent.kubelet.node_pods import PodsSeen
+from services.node_agent.isolation.container_files import ContainerFiles
+from services.node_agent.isolation.host_paths import HostLayout
+from services.node_agent.isolation.limit_updates import LimitUpdater
+from services.node_agent.kubelet.admission_window import AdmissionWindow
+from services.node_agent.kubelet.node_pods import NodePods
 from services.node_agent.kubelet.pod_list import KubeletPods
 from services.node_agent.kubelet.pod_resources import KubeletPodResources
 from services.node_agent.kubelet.registration import DevicePlugins
@@ -31,7 +31,7 @@ from services.node_agent.mig.partition_client import Partitionable, RemotePartit
 from services.node_agent.mig.partitioner import Partitioner
 from services.node_agent.ports import Gpus
 from services.node_agent.records.checkpoint import Checkpoint
-from services.node_agent.records.known_leases import LeasesKnown
+from services.node_agent.records.known_leases import KnownLeases
 from services.node_agent.service import NodeAgent
 from services.node_agent.settings import (
     NVML_LOOK_S,
@@ -113,20 +113,20 @@ async def node_agent(
     """Open everything a node agent needs; the state directory is this agent's alone."""
     node, clock = settings.node_name, SystemClock()
     await install_library(settings)
-    layout = Layout(
+    layout = HostLayout(
         state_dir=PurePosixPath(settings.state_dir.absolute()),
         library=PurePosixPath(settings.library.absolute()),
     )
-    preparing = HostPreparing(
+    preparing = ContainerFiles(
         layout,
         simulated=settings.simulated and settings.library_source is None,
         installed=settings.library_root if settings.library_source else None,
     )
     record = Checkpoint(settings.state_dir / "checkpoint.json", node)
-    leases = LeasesKnown(node)
+    leases = KnownLeases(node)
     async with contextlib.AsyncExitStack() as stack:
-        await stack.enter_async_context(alone(settings.state_dir))
-        await preparing.begin()
+        await stack.enter_async_context(instance_lock(settings.state_dir))
+        await preparing.create_shared_files()
         await record.load()
         kube = await stack.enter_async_context(
             KubernetesClient(load_credentials(settings.kubeconfig, environ=os.environ))
@@ -137,13 +137,13 @@ async def node_agent(
         )
         views = Views(kube, node, clock)
         handshake = Handshake(kube, views.path, clock) if settings.volcano_handshake else None
-        gpus, counting = gpus_of(settings), metrics.Telemetry(tracing)
+        gpus, counting = gpus_of(settings), metrics.AgentMetrics(tracing)
         pods = KubeletPods(kubelet, lambda: kubelet_credentials(settings))
-        turns = Turns(leases, record, lambda: answering.refused, clock.ticks)
-        seen = PodsSeen(
+        turns = AdmissionWindow(leases, record, lambda: answering.refused, clock.ticks)
+        seen = NodePods(
             pods,
             held,
-            implied=lambda: turns.pods(answering.facts),
+            implied=lambda: turns.implied_pods(answering.facts),
             proc=settings.proc_dir,
             clock=clock,
         )
@@ -158,14 +158,21 @@ async def node_agent(
         )
         cdi = CdiFiles(
             settings.cdi_directory,
-            settings.lists,
+            settings.device_list_strategies,
             places=settings.driver_places,
             driver=gpus,
             record=record,
         )
-        answering = Answering(
+        answering = AllocationHandler(
             node,
-            finding=Finding(node, leases=leases, pods=seen, held=held, asking=asking, clock=clock),
+            finding=PodResolver(
+                node,
+                leases=leases,
+                pods=seen,
+                pod_resources=held,
+                lease_requester=asking,
+                clock=clock,
+            ),
             record=record,
             preparing=preparing,
             cdi=cdi,
@@ -194,8 +201,8 @@ async def node_agent(
             logger.info("what containers use is shown at http://%s%s", address, PAGE)
         metrics.watch(
             lambda: len(leases.leases),
-            lambda: plugins.trouble() is not None,
-            lambda: bool(seen.blind),
+            lambda: plugins.unready_reason() is not None,
+            lambda: bool(seen.unreadable_reason),
         )
         agent = NodeAgent(
             node,
@@ -231,7 +238,7 @@ async def node_agent(
             record=record,
             cleaning=preparing,
             cdi=cdi,
-            limiting=Limiting(
+            limiting=LimitUpdater(
                 node,
                 leases=leases,
                 record=record,

@@ -16,7 +16,7 @@ import yaml
 
 from services.auth.nats_users import BusUser
 from services.auth.secrets import completed, handouts
-from services.node_agent.allocate.device_list_strategies import BY_CDI
+from services.node_agent.allocate.device_list_strategies import CDI_STRATEGIES
 from services.node_agent.partitioner import PartitionerSettings
 from services.node_agent.settings import AgentSettings
 
@@ -207,7 +207,7 @@ def test_the_cdi_component_lets_the_agent_write_there_and_see_the_driver(tmp_pat
         device_list_strategy=tuple(told["LEASEHOLD_DEVICE_LIST_STRATEGY"].split(",")),
         driver_root_ctr_path=Path(told["LEASEHOLD_DRIVER_ROOT_CTR_PATH"]),
     )
-    assert not BY_CDI.isdisjoint(settings.lists)
+    assert not CDI_STRATEGIES.isdisjoint(settings.device_list_strategies)
     assert volumes[mounts[str(settings.cdi_directory)]["name"]]["path"] == "/var/run/cdi"
     assert settings.driver_places is not None
     seen = mounts[str(settings.driver_places.seen_at)]

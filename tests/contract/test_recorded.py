@@ -14,7 +14,7 @@ import msgpack
 import msgspec
 import pytest
 
-from services.node_agent.records.checkpoint import Checkpoint, Content
+from services.node_agent.records.checkpoint import Checkpoint, CheckpointFile
 from shared.model.lease_copy import dump_lease, load_lease
 from shared.model.names import Namespace
 from shared.nats import wire
@@ -111,7 +111,7 @@ async def test_an_agent_goes_on_from_the_file_of_its_predecessor(
 
         assert not checkpoint.lost
         before = json.loads(text)
-        assert len(checkpoint.answers) == len(before["entries"]) > 0
-        content = plain(msgspec.json.decode(text, type=Content))
+        assert len(checkpoint.entries) == len(before["entries"]) > 0
+        content = plain(msgspec.json.decode(text, type=CheckpointFile))
         assert list(differences(before, content)) == []
         assert refused(version, of(version).accepts["checkpoint"], content) == []

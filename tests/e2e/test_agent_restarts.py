@@ -9,7 +9,7 @@ import os
 import signal
 from collections import Counter
 
-from services.node_agent.kubelet.admission_window import AHEAD
+from services.node_agent.kubelet.admission_window import MAX_IN_FLIGHT
 from tests.support.stack import Stack, gpu_pod, running, stack, vgpu
 
 PODS = 50
@@ -44,7 +44,9 @@ async def test_an_agent_that_is_killed_takes_few_pods_with_it() -> None:
                 await asyncio.sleep(0.1)
 
         assert pid_of(up, "agent-node-0") != before
-        assert phases["Failed"] <= AHEAD + 1, "those on their way, and one that was just answered"
+        assert phases["Failed"] <= MAX_IN_FLIGHT + 1, (
+            "those on their way, and one that was just answered"
+        )
         await up.audit()
 
 

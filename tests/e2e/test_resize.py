@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 import redis.asyncio
 
-from services.node_agent.isolation.region import Region, RegionPlace
+from services.node_agent.isolation.region import Region, RegionPath
 from services.node_agent.isolation.region_reader import read_region
 from shared.credentials.logins import ClientCredentials
 from shared.credentials.tls import TlsFiles
@@ -37,20 +37,20 @@ async def up() -> AsyncIterator[Stack]:
         yield running_stack
 
 
-def region_at(up: Stack, pod: dict[str, Any]) -> RegionPlace:
+def region_at(up: Stack, pod: dict[str, Any]) -> RegionPath:
     """Return where the region of a pod's container lies."""
     node, uid = pod["spec"]["nodeName"], pod["metadata"]["uid"]
     (file,) = (up.root / "agents" / node / "containers" / f"{uid}_cuda").glob("*.cache")
-    return RegionPlace(directory=str(file.parent), name=file.name)
+    return RegionPath(directory=str(file.parent), name=file.name)
 
 
-def limit_mib(place: RegionPlace) -> int:
+def limit_mib(place: RegionPath) -> int:
     region = read_region(place)
     assert isinstance(region, Region)
     return region.memory_limits[0] // MIB
 
 
-def use(place: RegionPlace, mib: int) -> None:
+def use(place: RegionPath, mib: int) -> None:
     """Have a process of the container use memory."""
     image = bytearray(path_of(place).read_bytes())
     process(image, 0, 7, totals=(mib * MIB,))

@@ -20,7 +20,7 @@ import redis.asyncio
 from nats.aio.msg import Msg
 
 import services.topology  # noqa: F401  so that every event is known
-from services.node_agent.records.checkpoint import Content
+from services.node_agent.records.checkpoint import CheckpointFile
 from shared.dialects.pod_groups import VOLCANO_GROUPS
 from shared.dialects.volcano.vgpu import GROUP_POLICY
 from shared.model.events.event import Event
@@ -135,7 +135,7 @@ def kinds() -> dict[str, type[Event]]:
 def _accepts() -> dict[str, Any]:
     events = kinds()
     schemas, parts = msgspec.json.schema_components(
-        [*events.values(), Content], ref_template="#/$defs/{name}"
+        [*events.values(), CheckpointFile], ref_template="#/$defs/{name}"
     )
     return {
         "events": dict(zip(events, schemas[:-1], strict=True)),

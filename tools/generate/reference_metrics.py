@@ -8,8 +8,8 @@ from pathlib import Path
 from prometheus_client import Metric
 from prometheus_client.metrics import MetricWrapperBase
 
-from services.node_agent.isolation.region import DeviceSums, RegionPlace, decode
-from services.node_agent.isolation.region_image import Seed, image_of
+from services.node_agent.isolation.region import DeviceSums, RegionPath, decode
+from services.node_agent.isolation.region_image import RegionSeed, image_of
 from services.node_agent.isolation.region_layouts import V1_2
 from services.node_agent.mig.layout_changes import MigInstance
 from services.node_agent.usage.series import families
@@ -26,7 +26,7 @@ from shared.model.names import Namespace, NodeName, PodUid
 from tests.support.node_agent.agent import lease_of, share
 
 ROOT = Path(__file__).parents[2]
-PLACE = RegionPlace(directory="/", name="r")
+PLACE = RegionPath(directory="/", name="r")
 Row = tuple[str, str, str, str]
 """Name as Prometheus stores it, type, labels, help."""
 
@@ -70,7 +70,7 @@ def _row(family: Metric, labels: Iterable[str]) -> Row:
 def _everything() -> Picture:
     """Return a picture in which there is one of everything."""
     lent = share(0)
-    seed = Seed(memory_bytes=(lent.limit_bytes,), cores_percent=(lent.cores_percent,))
+    seed = RegionSeed(memory_bytes=(lent.limit_bytes,), cores_percent=(lent.cores_percent,))
     tenant = Tenant(lease=lease_of("u1", lent), container=lent.container, place=PLACE, seed=seed)
     use = ShareUse(
         share=lent,

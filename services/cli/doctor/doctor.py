@@ -23,7 +23,7 @@ from services.cli.doctor.node_probes import NodeProbes
 from services.cli.doctor.remedies import REMEDIES
 from services.cli.inspect.sources import redis_keys_of
 from services.cli.state_dir import StateDir, load_state
-from services.node_agent.instance_lock import POD, ourselves
+from services.node_agent.instance_lock import POD, this_instance
 from services.node_agent.settings import AgentSettings
 from services.topology import OPERATOR
 from shared.credentials.logins import NO_CREDENTIALS, ClientCredentials
@@ -199,7 +199,7 @@ async def examined(ward: Ward) -> list[Finding]:
                 kube=kube,
                 account=(accounts or {}).get(settings.node_name),
                 knows_ledger=accounts is not None,
-                host=None if ourselves(os.environ).form == POD else Path("/"),
+                host=None if this_instance(os.environ).form == POD else Path("/"),
             )
             named += [(name, settings.node_name) for name in NODE_CHECKS]
             waiting += [made(check(node)) for check in NODE_CHECKS.values()]

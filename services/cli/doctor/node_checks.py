@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from services.cli.doctor.finding import Finding, fail, ok, warn
 from services.node_agent.gpus.inventory import MAX_LIST_BYTES, Gpu, list_bytes
-from services.node_agent.instance_lock import POD, UNIT, Holder
+from services.node_agent.instance_lock import POD, UNIT, AgentInstance
 from services.node_agent.isolation.host_paths import is_loadable
 from services.node_agent.usage.usage_model import DeviceSample
 from shared.dialects.advertised import ServedId
@@ -24,7 +24,7 @@ Registered = Mapping[str, frozenset[str]]
 """IDs that the kubelet holds for healthy, by resource."""
 
 
-def agent(node: str, holder: Holder | None, labels: Mapping[str, str] | None) -> Finding:
+def agent(node: str, holder: AgentInstance | None, labels: Mapping[str, str] | None) -> Finding:
     """Judge whether an agent serves the node, and the one that its label wants; None: not known."""
     if holder is None:
         return fail(

@@ -10,13 +10,13 @@ import msgspec
 
 from services.cli.doctor import node_checks as judge
 from services.cli.doctor.finding import Finding, SkipError
-from services.node_agent.allocate.cdi import FILE, names_in, names_of, qualified
-from services.node_agent.allocate.device_list_strategies import BY_CDI
+from services.node_agent.allocate.cdi import FILE, names_in, names_of, qualified_name
+from services.node_agent.allocate.device_list_strategies import CDI_STRATEGIES
 from services.node_agent.gpus.driver import Hardware
 from services.node_agent.gpus.inventory import Gpu, Shown, shown_by
-from services.node_agent.instance_lock import holder_of
+from services.node_agent.instance_lock import running_instance
 from services.node_agent.isolation.host_paths import ELF_HEAD
-from services.node_agent.isolation.library import why_unusable
+from services.node_agent.isolation.library import unusable_reason
 from services.node_agent.kubelet.pod_resources import KubeletPodResources
 from services.node_agent.mig.partition_client import Partitionable
 from services.node_agent.settings import AgentSettings
@@ -133,7 +133,7 @@ class NodeProbes:
         """See which agent serves the node, and whether it is the one that its label wants."""
         if not self.settings.state_dir.is_dir():
             raise SkipError(f"{self.settings.state_dir} is not there: no agent has run here")
-        holder = holder_of(self.settings.state_dir)
+        holder = running_instance(self.settings.state_dir)
         known = not isinstance(self.kube, LeaseholdError)
         labels = (await self._node()).metadata.labels if known else None
         return judge.agent(self.settings.node_name, holder, labels)
@@ -206,7 +206,7 @@ class NodeProbes:
         path = self.settings.library
         if not path.is_file():
             raise SkipError(f"{path} is not there")
-        return judge.library_loads(str(path), await why_unusable(path))
+        return judge.library_loads(str(path), await unusable_reason(path))
 
     async def checkpoint(self) -> Finding:
         """Compare the agent's checkpoint with leases."""
@@ -217,7 +217,7 @@ class NodeProbes:
         told, ours = await self._told(), self.shown.served.keys()
         socket = self.settings.kubelet_dir / "pod-resources" / "kubelet.sock"
         async with KubeletPodResources(socket) as asked:
-            holdings = (await asked.list_held()).holdings
+            holdings = (await asked.list_holdings()).holdings
         held: dict[tuple[str, str], frozenset[str]] = {}
         for one in holdings:
             if one.resource in ours:
@@ -284,7 +284,7 @@ class NodeProbes:
     async def cdi_devices(self) -> Finding:
         """Compare the agent's own CDI specification with the devices that there are."""
         path = self.settings.cdi_directory / FILE
-        by_cdi = not BY_CDI.isdisjoint(self.settings.lists)
+        by_cdi = not CDI_STRATEGIES.isdisjoint(self.settings.device_list_strategies)
         if not by_cdi and not path.is_file():
             raise SkipError("containers are not told their devices by CDI")
         try:
@@ -293,7 +293,7 @@ class NodeProbes:
             raise UnavailableError(f"{path} is no CDI specification: {error!r}") from error
         gpus = await self._found() if by_cdi else ()
         wanted = (name for gpu in gpus for name in names_of(gpu))
-        return judge.cdi_devices(str(path), map(qualified, wanted), named)
+        return judge.cdi_devices(str(path), map(qualified_name, wanted), named)
 
     async def _node(self) -> _Node:
         if isinstance(self.kube, LeaseholdError):

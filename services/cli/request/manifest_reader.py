@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from services.cli.request.manifests import Written
-from services.node_agent.allocate.allocation import Node, given
+from services.node_agent.allocate.allocation import NodeSnapshot, container_setup
 from services.node_agent.gpus.gpu_models import PROFILES
-from services.node_agent.isolation.host_paths import Layout
+from services.node_agent.isolation.host_paths import HostLayout
 from services.node_agent.mig.layouts import KNOWN, layouts_for
 from services.placer.choice.placement import place
 from services.placer.index.node_index import Index
@@ -68,7 +68,7 @@ class Example:
 
     model: str
     """Key of `services.node_agent.gpus.gpu_models.PROFILES`."""
-    layout: Layout
+    layout: HostLayout
     now_s: float
     mig: bool = False
     """Its devices are in MIG mode."""
@@ -99,7 +99,7 @@ def example_of(model: str, *, now_s: float) -> Example:
     if mode and (mode != DeviceMode.MIG or not PROFILES[model].mig):
         able = ", ".join(f"{name}:mig" for name, profile in PROFILES.items() if profile.mig)
         raise RequestError(f"{model}:{mode} cannot be; there are {able}")
-    layout = Layout(
+    layout = HostLayout(
         state_dir=PurePosixPath("/var/lib/leasehold"),
         library=PurePosixPath(LIBRARY),
     )
@@ -140,7 +140,7 @@ def read_written(
         memo=wanted.memo,
         created_at=example.now_s,
     )
-    host = Node(
+    host = NodeSnapshot(
         name=node.facts.name,
         devices={device.uuid: device for device, _ in node.devices},
         served={},
@@ -159,7 +159,7 @@ def read_written(
                 Given(
                     container=name,
                     shares=lease.shares_of(name),
-                    setup=given(lease, name, host, instances),
+                    setup=container_setup(lease, name, host, instances),
                 )
                 for name in dict.fromkeys(share.container for share in lease.shares)
             ),

@@ -4,8 +4,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from services.node_agent.allocate.device_list_strategies import USUAL, Strategies, listed
-from services.node_agent.allocate.pod_resolution import Candidate
+from services.node_agent.allocate.device_list_strategies import (
+    DEFAULT_STRATEGIES,
+    DeviceListStrategies,
+    name_devices,
+)
+from services.node_agent.allocate.pod_resolution import ContainerCandidate
 from services.node_agent.kubelet.device_ids import (
     IdsOf,
     compact,
@@ -27,7 +31,7 @@ from shared.model.lease import Lease, LeaseState, Share
 from shared.model.names import DeviceUuid, NodeName, PodUid
 from shared.model.request import SharingPolicy
 
-HONOURED = frozenset({LeaseState.BOUND, LeaseState.ACTIVE})
+HONOURED_STATES = frozenset({LeaseState.BOUND, LeaseState.ACTIVE})
 """States in which a lease may be told to the kubelet: a reservation alone may still expire."""
 
 
@@ -40,14 +44,14 @@ class Fence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class NodeSnapshot:
     """What the agent knows of its own node when it decides."""
 
     name: NodeName
     devices: Mapping[DeviceUuid, Device]
     served: Mapping[str, Mapping[str, ServedId]]
     paths: Paths
-    lists: Strategies = USUAL
+    device_list_strategies: DeviceListStrategies = DEFAULT_STRATEGIES
     """How containers are told which devices they have."""
 
 
@@ -57,7 +61,9 @@ def slot_key(share: Share, pod: PodUid) -> str:
     return f"{share.device}/{place}"
 
 
-def shares_for(lease: Lease | None, candidate: Candidate, node: NodeName) -> tuple[Share, ...]:
+def shares_for(
+    lease: Lease | None, candidate: ContainerCandidate, node: NodeName
+) -> tuple[Share, ...]:
     """Return the shares that the lease gives the container.
 
     Raises RequestError, naming what is missing, if there is no live lease of this very pod on this
@@ -73,7 +79,7 @@ def shares_for(lease: Lease | None, candidate: Candidate, node: NodeName) -> tup
         raise RequestError(
             f"the lease is of pod {lease.pod} on node {lease.node}, not of pod {pod.uid} on {node}"
         )
-    if lease.state not in HONOURED:
+    if lease.state not in HONOURED_STATES:
         raise RequestError(f"the lease of pod {candidate} on node {node} is {lease.state}")
     shares = lease.shares_of(candidate.container.name)
     if not shares:
@@ -103,10 +109,10 @@ def _ids_of(lease: Lease, resource: str) -> IdsOf:
     return lambda share: dialect.ids_of(share, resource)
 
 
-def prefer(
+def preferred_device_ids(
     lease: Lease | None,
-    candidate: Candidate,
-    node: Node,
+    candidate: ContainerCandidate,
+    node: NodeSnapshot,
     *,
     resource: str,
     available: Sequence[str],
@@ -132,8 +138,8 @@ def prefer(
 
 def grant(
     lease: Lease,
-    candidate: Candidate,
-    node: Node,
+    candidate: ContainerCandidate,
+    node: NodeSnapshot,
     *,
     resource: str,
     device_ids: Sequence[str],
@@ -155,11 +161,14 @@ def grant(
     if None not in asked and not set(reusable).intersection(device_ids):
         _check_ids(asked, wanted_counts(shares, ids_of))
     _check_devices(shares, node.devices)
-    return given(lease, candidate.container.name, node, instances or {})
+    return container_setup(lease, candidate.container.name, node, instances or {})
 
 
-def given(
-    lease: Lease, container: str, node: Node, instances: Mapping[tuple[DeviceUuid, int], str]
+def container_setup(
+    lease: Lease,
+    container: str,
+    node: NodeSnapshot,
+    instances: Mapping[tuple[DeviceUuid, int], str],
 ) -> ContainerSetup:
     """Return what holds a container to its shares.
 
@@ -170,7 +179,7 @@ def given(
     if not any(share.mig for share in shares):
         setup = dialect.environment(lease, container, node.devices, node.paths)
         devices = [share.device for share in sorted(shares, key=lambda share: share.index)]
-        return listed(setup, devices, node.lists, f"{lease.pod}/{container}")
+        return name_devices(setup, devices, node.device_list_strategies, f"{lease.pod}/{container}")
     uuids = [
         instances.get((share.device, share.mig.position), "") if share.mig else ""
         for share in shares
@@ -181,7 +190,7 @@ def given(
             "for an instance that is not there"
         )
     setup = ContainerSetup(environment={VISIBLE: ",".join(uuids), **dialect.besides})
-    return listed(setup, uuids, node.lists, f"{lease.pod}/{container}")
+    return name_devices(setup, uuids, node.device_list_strategies, f"{lease.pod}/{container}")
 
 
 def _check_fences(shares: Sequence[Share], pod: PodUid, honoured: Mapping[str, Fence]) -> None:

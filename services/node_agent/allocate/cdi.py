@@ -59,12 +59,12 @@ class HostDriver:
     """NVIDIA's program that completes a container's file system, on the host."""
 
 
-def qualified(device: str) -> str:
+def qualified_name(device: str) -> str:
     """Return the name by which a container asks for a GPU or an instance."""
     return f"{KIND}={device}"
 
 
-def specification(
+def build_specification(
     gpus: Iterable[Gpu], minors: Mapping[str, int], driver: HostDriver | None
 ) -> dict[str, Any]:
     """Return the specification of all GPUs and MIG instances.
@@ -82,14 +82,14 @@ def specification(
     return found if driver is None else {**found, "containerEdits": _common(driver)}
 
 
-def encoded(specification: Mapping[str, Any]) -> bytes:
+def encode_specification(specification: Mapping[str, Any]) -> bytes:
     """Return the file; equal specifications are equal files."""
     return json.dumps(specification, indent=2).encode() + b"\n"
 
 
 def names_in(specification: Mapping[str, Any]) -> frozenset[str]:
     """Return the names by which containers may ask."""
-    return frozenset(qualified(device["name"]) for device in specification["devices"])
+    return frozenset(qualified_name(device["name"]) for device in specification["devices"])
 
 
 def parse_minors(text: str) -> dict[str, int]:

@@ -20,15 +20,19 @@ from services.node_agent.allocate.cdi import (
     LIBRARIES,
     PROGRAMS,
     HostDriver,
-    encoded,
+    build_specification,
+    encode_specification,
     names_in,
     parse_minors,
-    specification,
 )
-from services.node_agent.allocate.device_list_strategies import BY_CDI, Strategies, named_in_cdi
+from services.node_agent.allocate.device_list_strategies import (
+    CDI_STRATEGIES,
+    DeviceListStrategies,
+    cdi_names_of,
+)
 from services.node_agent.gpus.inventory import Gpu, driver_of
 from services.node_agent.mig.layout_changes import MigInstance
-from services.node_agent.records.checkpoint_entry import Entry
+from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from shared.dialects.dialect import ContainerSetup
 from shared.model.device import DeviceMode
 from shared.model.errors import UnavailableError
@@ -66,7 +70,7 @@ class Answered(Protocol):
     """What the kubelet was told."""
 
     @property
-    def answers(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[CheckpointEntry, ...]:
         """All that is not over."""
         ...
 
@@ -90,7 +94,7 @@ class CdiFiles:
     def __init__(
         self,
         directory: Path,
-        strategies: Strategies,
+        strategies: DeviceListStrategies,
         *,
         places: DriverPlaces | None,
         driver: Instanced,
@@ -105,7 +109,7 @@ class CdiFiles:
         self._names: frozenset[str] = frozenset()
         self._writing = asyncio.Lock()
 
-    async def keep(self, gpus: Sequence[Gpu]) -> None:
+    async def update(self, gpus: Sequence[Gpu]) -> None:
         """Have the file say what there is, or be gone if nobody uses it.
 
         While containers run that were given devices by it, it stays: their restarts need it. Raises
@@ -113,18 +117,18 @@ class CdiFiles:
         """
         self._gpus = tuple(gpus)
         async with self._writing:
-            wanted = not BY_CDI.isdisjoint(self.strategies)
-            if wanted or any(named_in_cdi(entry.setup) for entry in self.record.answers):
+            wanted = not CDI_STRATEGIES.isdisjoint(self.strategies)
+            if wanted or any(cdi_names_of(entry.setup) for entry in self.record.entries):
                 await self._write()
             else:
                 await asyncio.to_thread(self._remove)
 
-    async def ready(self, setup: ContainerSetup) -> None:
+    async def ensure_named(self, setup: ContainerSetup) -> None:
         """See that the file names what a container is given; MIG instances may be new.
 
         Raises UnavailableError if it does not: the runtime would not start the container.
         """
-        names = named_in_cdi(setup)
+        names = cdi_names_of(setup)
         if not names or (names <= self._names and await asyncio.to_thread(self.path.is_file)):
             return
         async with self._writing:
@@ -149,15 +153,17 @@ class CdiFiles:
 
     async def _write(self) -> None:
         found = await asyncio.to_thread(self._specified)
-        await asyncio.to_thread(self._put, encoded(found))
+        await asyncio.to_thread(self._put, encode_specification(found))
         self._names = names_in(found)
 
     def _specified(self) -> dict[str, object]:
         if self.places is None:
-            return specification(self._gpus, {}, None)
+            return build_specification(self._gpus, {}, None)
         minors = self.places.proc / "driver/nvidia-caps/mig-minors"
         known = parse_minors(minors.read_text()) if minors.is_file() else {}
-        return specification(self._gpus, known, find_driver(self.places, driver_of(self._gpus)))
+        return build_specification(
+            self._gpus, known, find_driver(self.places, driver_of(self._gpus))
+        )
 
     def _put(self, content: bytes) -> None:
         try:

@@ -9,20 +9,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
 
-from services.node_agent.allocate.cdi import qualified
+from services.node_agent.allocate.cdi import qualified_name
 from shared.dialects.dialect import ContainerSetup, Mount
 from shared.dialects.reserved import VISIBLE
 from shared.model.errors import RequestError
 
 MOUNTS = "/var/run/nvidia-container-devices"
 """Below it, NVIDIA's runtime reads names of devices from mounts of `NOTHING`."""
-NOTHING = "/dev/null"
+NULL_DEVICE = "/dev/null"
 CDI_KEY = "cdi.k8s.io/nvidia-device-plugin_"
 """Annotation of the container in its runtime; what follows tells one answer from another."""
 _ANSWERS = uuid.UUID("c0a4c1f6-0e6b-4c0c-9a4f-5d6d3c5a7e42")
 
 
-class ListStrategy(StrEnum):
+class DeviceListStrategy(StrEnum):
     """One way of naming devices."""
 
     ENVVAR = "envvar"
@@ -31,25 +31,24 @@ class ListStrategy(StrEnum):
     CDI_ANNOTATIONS = "cdi-annotations"
 
 
-Strategies = tuple[ListStrategy, ...]
-USUAL: Strategies = (ListStrategy.ENVVAR,)
-BY_CDI = frozenset({ListStrategy.CDI_CRI, ListStrategy.CDI_ANNOTATIONS})
+DeviceListStrategies = tuple[DeviceListStrategy, ...]
+DEFAULT_STRATEGIES: DeviceListStrategies = (DeviceListStrategy.ENVVAR,)
+CDI_STRATEGIES = frozenset({DeviceListStrategy.CDI_CRI, DeviceListStrategy.CDI_ANNOTATIONS})
 
 
-def strategies_of(words: Sequence[str]) -> Strategies:
+def parse_strategies(words: Sequence[str]) -> DeviceListStrategies:
     """Read the names of strategies. Raises RequestError naming one that is none, or none at all."""
+    known = ", ".join(DeviceListStrategy)
     for word in words:
-        if word not in set(ListStrategy):
-            raise RequestError(
-                f"--device-list-strategy must be among {', '.join(ListStrategy)}, got {word!r}"
-            )
+        if word not in set(DeviceListStrategy):
+            raise RequestError(f"--device-list-strategy must be one of {known}, got {word!r}")
     if not words:
-        raise RequestError(f"--device-list-strategy needs one of {', '.join(ListStrategy)}")
-    return tuple(dict.fromkeys(map(ListStrategy, words)))
+        raise RequestError(f"--device-list-strategy needs at least one of {known}")
+    return tuple(dict.fromkeys(map(DeviceListStrategy, words)))
 
 
-def listed(
-    setup: ContainerSetup, devices: Sequence[str], strategies: Strategies, answer: str
+def name_devices(
+    setup: ContainerSetup, devices: Sequence[str], strategies: DeviceListStrategies, answer: str
 ) -> ContainerSetup:
     """Return the setup with its devices named as the strategies want it.
 
@@ -58,24 +57,24 @@ def listed(
     """
     environment, mounts = dict(setup.environment), list(setup.mounts)
     annotations = dict(setup.annotations)
-    if ListStrategy.ENVVAR not in strategies:
+    if DeviceListStrategy.ENVVAR not in strategies:
         environment.pop(VISIBLE, None)
-    if ListStrategy.VOLUME_MOUNTS in strategies:
+    if DeviceListStrategy.VOLUME_MOUNTS in strategies:
         environment[VISIBLE] = MOUNTS
         mounts += [_named(device) for device in devices]
-    names = tuple(map(qualified, devices))
-    if ListStrategy.CDI_ANNOTATIONS in strategies:
+    names = tuple(map(qualified_name, devices))
+    if DeviceListStrategy.CDI_ANNOTATIONS in strategies:
         annotations[f"{CDI_KEY}{uuid.uuid5(_ANSWERS, answer)}"] = ",".join(names)
     return replace(
         setup,
         environment=environment,
         mounts=tuple(mounts),
         annotations=annotations,
-        cdi_devices=names if ListStrategy.CDI_CRI in strategies else (),
+        cdi_devices=names if DeviceListStrategy.CDI_CRI in strategies else (),
     )
 
 
-def named_in_cdi(setup: ContainerSetup) -> frozenset[str]:
+def cdi_names_of(setup: ContainerSetup) -> frozenset[str]:
     """Return the CDI names of devices that a container was given, by either strategy."""
     noted = (value for key, value in setup.annotations.items() if key.startswith(CDI_KEY))
     return frozenset(setup.cdi_devices).union(*(value.split(",") for value in noted))
@@ -83,5 +82,5 @@ def named_in_cdi(setup: ContainerSetup) -> frozenset[str]:
 
 def _named(device: str) -> Mount:
     return Mount(
-        container_path=f"{MOUNTS}/{device}", host_path=NOTHING, read_only=True, directory=False
+        container_path=f"{MOUNTS}/{device}", host_path=NULL_DEVICE, read_only=True, directory=False
     )

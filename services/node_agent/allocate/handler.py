@@ -10,22 +10,22 @@ from typing import Protocol
 
 from services.node_agent.allocate.allocation import (
     Fence,
-    Node,
+    NodeSnapshot,
     grant,
-    prefer,
+    preferred_device_ids,
     refusal_text,
     shares_for,
 )
 from services.node_agent.allocate.pod_resolution import (
-    Candidate,
+    AllocationHistory,
+    Ambiguous,
+    ContainerCandidate,
     Holding,
-    Told,
-    Unknown,
 )
-from services.node_agent.allocate.pod_resolver import Finding
+from services.node_agent.allocate.pod_resolver import PodResolver
 from services.node_agent.kubelet.device_ids import compact
-from services.node_agent.outbox import Said
-from services.node_agent.records.checkpoint_entry import Entry
+from services.node_agent.outbox import Outbox
+from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from shared.dialects.dialect import ContainerSetup
 from shared.model.clock import Clock
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
@@ -41,24 +41,24 @@ class Record(Protocol):
     changing: asyncio.Lock
     """Held while an answer and the region of its container change together."""
 
-    async def save(self, entry: Entry) -> None:
+    async def save(self, entry: CheckpointEntry) -> None:
         """Record an answer; it is safe when this returns."""
         ...
 
-    def find(self, pod: PodUid, container: str, resource: str) -> Entry | None:
+    def find(self, pod: PodUid, container: str, resource: str) -> CheckpointEntry | None:
         """Return what was answered for a container."""
         ...
 
-    def of_resource(self, resource: str) -> list[Entry]:
+    def of_resource(self, resource: str) -> list[CheckpointEntry]:
         """Return all answers for one resource."""
         ...
 
-    def told(self, resource: str, refused: frozenset[PodUid]) -> Told:
+    def allocation_history(self, resource: str, refused: frozenset[PodUid]) -> AllocationHistory:
         """Return what identity needs to know."""
         ...
 
 
-class Preparing(Protocol):
+class ContainerPreparer(Protocol):
     """The host's disk."""
 
     async def prepare(self, setup: ContainerSetup, *, starting: bool = False) -> None:
@@ -69,7 +69,7 @@ class Preparing(Protocol):
 class Specifying(Protocol):
     """The CDI specification of the node's devices."""
 
-    async def ready(self, setup: ContainerSetup) -> None:
+    async def ensure_named(self, setup: ContainerSetup) -> None:
         """See that it names what a container is given; UnavailableError if it cannot."""
         ...
 
@@ -104,32 +104,32 @@ class Span(Protocol):
         ...
 
 
-class Measuring(Protocol):
+class AllocationMetrics(Protocol):
     """Traces and counters."""
 
     def begin(self, lease: Lease, facts: Mapping[str, str]) -> Span:
         """Begin a span below the lease's trace."""
         ...
 
-    def counted(self, resource: str, outcome: str, seconds: float) -> None:
+    def count_allocation(self, resource: str, outcome: str, seconds: float) -> None:
         """Count one Allocate."""
         ...
 
 
-class Answering:
+class AllocationHandler:
     """The kubelet's three questions."""
 
     def __init__(
         self,
         node: NodeName,
         *,
-        finding: Finding,
+        finding: PodResolver,
         record: Record,
-        preparing: Preparing,
+        preparing: ContainerPreparer,
         cdi: Specifying,
         instances: MigInstances,
         views: PodViews,
-        measuring: Measuring,
+        measuring: AllocationMetrics,
         clock: Clock,
     ) -> None:
         self.node = node
@@ -141,23 +141,23 @@ class Answering:
         self.views = views
         self.measuring = measuring
         self.clock = clock
-        self.facts: Node | None = None
+        self.facts: NodeSnapshot | None = None
         """Set as soon as the devices are known, and nothing is served before that."""
-        self.said = Said()
+        self.outbox = Outbox()
         self.refused: set[PodUid] = set()
         self._locks: dict[str, asyncio.Lock] = {}
 
-    async def preferred(
+    async def get_preferred_allocation(
         self, resource: str, available: Sequence[str], must_include: Sequence[str], size: int
     ) -> list[str]:
         """Return the IDs that the lease of whoever is asked for names; none if that is unclear."""
         facts = self._known_node()
         async with self._locks.setdefault(resource, asyncio.Lock()):
-            who = await self.finding.who(resource, size, self._told(resource))
-            if isinstance(who, Unknown):
+            who = await self.finding.resolve(resource, size, self._told(resource))
+            if isinstance(who, Ambiguous):
                 return []
             lease = await self.finding.lease_of(who)
-        return prefer(
+        return preferred_device_ids(
             lease,
             who,
             facts,
@@ -188,9 +188,9 @@ class Answering:
         else:
             return setup
         finally:
-            self.measuring.counted(resource, outcome, self.clock.ticks() - began)
+            self.measuring.count_allocation(resource, outcome, self.clock.ticks() - began)
 
-    async def pre_start(self, resource: str, device_ids: Sequence[str]) -> None:
+    async def pre_start_container(self, resource: str, device_ids: Sequence[str]) -> None:
         """Agree to a start if PodResources shows that the IDs are with whom they were given to.
 
         Init containers are not shown there. What the container mounts is made again if it is gone.
@@ -221,7 +221,7 @@ class Answering:
         for entry in fitting:
             await self._prepare_again(entry, starting=True)
 
-    async def _prepare_again(self, entry: Entry, *, starting: bool = False) -> None:
+    async def _prepare_again(self, entry: CheckpointEntry, *, starting: bool = False) -> None:
         """Make sure that what was told is there; MIG instances are lost when a device is reset."""
         told = entry.allocation
         if entry.instances:
@@ -235,20 +235,20 @@ class Answering:
         async with self.record.changing:
             newest = self.record.find(told.pod, told.container, told.resource) or entry
             await self.preparing.prepare(newest.limits, starting=starting)
-            await self.cdi.ready(newest.setup)
+            await self.cdi.ensure_named(newest.setup)
 
     async def _holders(self, resource: str, ids: tuple[str, ...]) -> set[tuple[str, str, str]]:
-        held = await self.finding.held.list_held()
+        held = await self.finding.pod_resources.list_holdings()
         return {_shown(one) for one in held.holdings if _holds(one, resource, ids)}
 
     async def _allocate(self, resource: str, device_ids: Sequence[str]) -> ContainerSetup:
         ids = compact(device_ids)
-        who = await self.finding.who(
+        who = await self.finding.resolve(
             resource, len(device_ids), self._told(resource), device_ids=ids
         )
-        if isinstance(who, Unknown):
-            self.said.say(ShareRefused(node=self.node, reason=f"{resource}: {who}"))
-            blind = self.finding.pods.blind
+        if isinstance(who, Ambiguous):
+            self.outbox.add(ShareRefused(node=self.node, reason=f"{resource}: {who}"))
+            blind = self.finding.pods.unreadable_reason
             because = f", and {blind}" if blind else ""
             raise RequestError(f"whom it is for is not certain: {who}{because}")
         try:
@@ -257,9 +257,9 @@ class Answering:
             self._refuse(who, str(error))
             raise
 
-    def _refuse(self, who: Candidate, reason: str) -> None:
+    def _refuse(self, who: ContainerCandidate, reason: str) -> None:
         self.refused.add(who.pod.uid)
-        self.said.say(
+        self.outbox.add(
             ShareRefused(
                 node=self.node,
                 reason=reason,
@@ -274,7 +274,11 @@ class Answering:
             self.views.failed(lease)
 
     async def _give(
-        self, who: Candidate, resource: str, device_ids: Sequence[str], ids: tuple[str, ...]
+        self,
+        who: ContainerCandidate,
+        resource: str,
+        device_ids: Sequence[str],
+        ids: tuple[str, ...],
     ) -> ContainerSetup:
         lease = await self.finding.lease_of(who)
         before = self.record.find(who.pod.uid, who.container.name, resource)
@@ -295,18 +299,18 @@ class Answering:
         span.end()
         self.refused.discard(who.pod.uid)
         told = entry.allocation
-        self.said.say(ShareActivated(node=self.node, allocation=told, trace=span.context))
+        self.outbox.add(ShareActivated(node=self.node, allocation=told, trace=span.context))
         self.views.allocated(lease, self._done(lease))
         return entry.setup
 
     async def _settle(
         self,
         lease: Lease,
-        who: Candidate,
+        who: ContainerCandidate,
         resource: str,
         device_ids: Sequence[str],
         ids: tuple[str, ...],
-    ) -> Entry:
+    ) -> CheckpointEntry:
         instances = await self.instances.of(lease, who.container.name)
         setup = grant(
             lease,
@@ -319,7 +323,7 @@ class Answering:
             instances=instances,
         )
         await self.preparing.prepare(setup)
-        await self.cdi.ready(setup)
+        await self.cdi.ensure_named(setup)
         activation = Allocation(
             pod=lease.pod,
             namespace=lease.namespace,
@@ -330,7 +334,7 @@ class Answering:
             lease=lease,
             activated_at=self.clock.now(),
         )
-        entry = Entry(
+        entry = CheckpointEntry(
             allocation=activation,
             setup=setup,
             init=who.container.init,
@@ -356,16 +360,16 @@ class Answering:
             for text in entry.allocation.device_ids
         ]
 
-    def _told(self, resource: str) -> Callable[[], Told]:
-        return lambda: self.record.told(resource, frozenset(self.refused))
+    def _told(self, resource: str) -> Callable[[], AllocationHistory]:
+        return lambda: self.record.allocation_history(resource, frozenset(self.refused))
 
-    def _known_node(self) -> Node:
+    def _known_node(self) -> NodeSnapshot:
         if self.facts is None:
             raise UnavailableError("the node agent does not know its devices yet")
         return self.facts
 
 
-def _place(entry: Entry) -> tuple[str, str, str]:
+def _place(entry: CheckpointEntry) -> tuple[str, str, str]:
     told = entry.allocation
     return told.namespace, told.name, told.container
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from shared.model.names import Namespace, PodUid
 
-FINAL = frozenset({"Succeeded", "Failed"})
+TERMINAL_PHASES = frozenset({"Succeeded", "Failed"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,9 +42,9 @@ class KubeletPod:
     """Names of its containers by the runtime's id, as far as they have been made."""
 
     @property
-    def final(self) -> bool:
+    def terminal(self) -> bool:
         """Whether its containers have ended for good."""
-        return self.phase in FINAL
+        return self.phase in TERMINAL_PHASES
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class PodResources:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class AllocationHistory:
     """What the agent itself remembers, by (pod, container), of one resource."""
 
     answered: Mapping[tuple[PodUid, str], tuple[str, ...]] = field(default_factory=dict)
@@ -85,7 +85,7 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class ContainerCandidate:
     """The container in question."""
 
     pod: KubeletPod
@@ -97,10 +97,10 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Unknown:
+class Ambiguous:
     """It cannot be told; `candidates` might be meant, none of them surely."""
 
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[ContainerCandidate, ...]
 
     def __str__(self) -> str:
         """Say which, or that there is none."""
@@ -110,40 +110,40 @@ class Unknown:
         return f"{len(self.candidates)} containers could be meant ({named})"
 
 
-def identify(
+def resolve_container(
     resource: str,
     count: int,
     *,
     pods: Iterable[KubeletPod],
-    shown: PodResources,
-    told: Told,
+    pod_resources: PodResources,
+    history: AllocationHistory,
     device_ids: Sequence[str] | None = None,
-) -> Candidate | Unknown:
+) -> ContainerCandidate | Ambiguous:
     """Return the one container that the kubelet can be asking for `count` devices for.
 
     A pod that was refused, or answered, may be asked for again only after the kubelet has lost its
     own record: such candidates count when there are no others.
     """
-    live = [pod for pod in pods if not pod.final]
-    holders = shown.holders(resource)
+    live = [pod for pod in pods if not pod.terminal]
+    holders = pod_resources.holders(resource)
     asking = [
         candidate
         for pod in live
-        if (candidate := _next_of(pod, resource, holders, told)) is not None
+        if (candidate := _next_of(pod, resource, holders, history)) is not None
         and candidate.container.limits[resource] == count
     ]
-    fresh = [candidate for candidate in asking if candidate.pod.uid not in told.refused]
-    again = _asked_again(live, resource, count, holders, told)
-    repeated = [c for c in again if _same_ids(c, told, device_ids)]
+    fresh = [candidate for candidate in asking if candidate.pod.uid not in history.refused]
+    again = _asked_again(live, resource, count, holders, history)
+    repeated = [c for c in again if _same_ids(c, history, device_ids)]
     for candidates in (fresh, repeated, [*asking, *again]):
         if candidates:
-            return _only(candidates, shown)
-    return Unknown(())
+            return _only(candidates, pod_resources)
+    return Ambiguous(())
 
 
 def _next_of(
-    pod: KubeletPod, resource: str, holders: Set[tuple[str, str, str]], told: Told
-) -> Candidate | None:
+    pod: KubeletPod, resource: str, holders: Set[tuple[str, str, str]], told: AllocationHistory
+) -> ContainerCandidate | None:
     """Return the container after the last one that has been served; a running pod is all served."""
     if pod.phase == "Running":
         return None
@@ -154,11 +154,18 @@ def _next_of(
         if _is_served(pod, container, holders, told)
     ]
     following = served[-1] + 1 if served else 0
-    return Candidate(pod=pod, container=asking[following]) if following < len(asking) else None
+    return (
+        ContainerCandidate(pod=pod, container=asking[following])
+        if following < len(asking)
+        else None
+    )
 
 
 def _is_served(
-    pod: KubeletPod, container: KubeletContainer, holders: Set[tuple[str, str, str]], told: Told
+    pod: KubeletPod,
+    container: KubeletContainer,
+    holders: Set[tuple[str, str, str]],
+    told: AllocationHistory,
 ) -> bool:
     shown = (pod.namespace, pod.name, container.name) in holders
     return shown or (pod.uid, container.name) in told.answered
@@ -169,11 +176,11 @@ def _asked_again(
     resource: str,
     count: int,
     holders: Set[tuple[str, str, str]],
-    told: Told,
-) -> list[Candidate]:
+    told: AllocationHistory,
+) -> list[ContainerCandidate]:
     """Return containers that we answered for while the kubelet shows nothing of it."""
     return [
-        Candidate(pod=pod, container=container)
+        ContainerCandidate(pod=pod, container=container)
         for pod in pods
         for container in pod.containers
         if container.limits.get(resource) == count
@@ -182,13 +189,17 @@ def _asked_again(
     ]
 
 
-def _same_ids(candidate: Candidate, told: Told, device_ids: Sequence[str] | None) -> bool:
+def _same_ids(
+    candidate: ContainerCandidate, told: AllocationHistory, device_ids: Sequence[str] | None
+) -> bool:
     answered = told.answered[candidate.pod.uid, candidate.container.name]
     return device_ids is not None and set(answered) == set(device_ids)
 
 
-def _only(candidates: list[Candidate], shown: PodResources) -> Candidate | Unknown:
+def _only(
+    candidates: list[ContainerCandidate], shown: PodResources
+) -> ContainerCandidate | Ambiguous:
     """Return the one that is left; a pod that the kubelet does not call active is not meant."""
     active = [c for c in candidates if (c.pod.namespace, c.pod.name) in shown.pods]
     left = active if len(candidates) > 1 and active else candidates
-    return left[0] if len(left) == 1 else Unknown(tuple(left))
+    return left[0] if len(left) == 1 else Ambiguous(tuple(left))

@@ -4,16 +4,16 @@ import asyncio
 from collections.abc import Callable, Set
 from typing import Protocol
 
-from services.node_agent.allocate.allocation import HONOURED
+from services.node_agent.allocate.allocation import HONOURED_STATES
 from services.node_agent.allocate.pod_resolution import (
-    Candidate,
+    AllocationHistory,
+    Ambiguous,
+    ContainerCandidate,
     KubeletPod,
     PodResources,
-    Told,
-    Unknown,
-    identify,
+    resolve_container,
 )
-from services.node_agent.records.known_leases import LeasesKnown
+from services.node_agent.records.known_leases import KnownLeases
 from shared.model.clock import Clock
 from shared.model.errors import UnavailableError
 from shared.model.events.request_reply import LeasesReply, LeasesRequest
@@ -28,7 +28,7 @@ ASKING_S = 4.0
 ASK_PAUSE_S = 0.2
 
 
-class KubeletList(Protocol):
+class PodLister(Protocol):
     """The kubelet's own list."""
 
     async def list_pods(self) -> tuple[KubeletPod, ...]:
@@ -40,19 +40,19 @@ class KubeletList(Protocol):
         ...
 
 
-class Pods(KubeletList, Protocol):
+class NodePodLister(PodLister, Protocol):
     """The pods of the node."""
 
     @property
-    def blind(self) -> str:
+    def unreadable_reason(self) -> str:
         """Why they are only known from leases; empty: the kubelet lists them."""
         ...
 
 
-class Held(Protocol):
+class PodResourcesLister(Protocol):
     """The kubelet's PodResources."""
 
-    async def list_held(self) -> PodResources:
+    async def list_holdings(self) -> PodResources:
         """Return everything held."""
         ...
 
@@ -67,41 +67,41 @@ class LeaseRequester(Protocol):
         ...
 
 
-class Finding:
+class PodResolver:
     """Looks at the kubelet and, for a lease that no news told of, asks the ledger's side."""
 
     def __init__(
         self,
         node: NodeName,
         *,
-        leases: LeasesKnown,
-        pods: Pods,
-        held: Held,
-        asking: LeaseRequester,
+        leases: KnownLeases,
+        pods: NodePodLister,
+        pod_resources: PodResourcesLister,
+        lease_requester: LeaseRequester,
         clock: Clock,
     ) -> None:
         self.node = node
         self.leases = leases
         self.pods = pods
-        self.held = held
-        self.asking = asking
+        self.pod_resources = pod_resources
+        self.lease_requester = lease_requester
         self.clock = clock
 
-    async def ended(self, pods: Set[PodUid]) -> Set[PodUid]:
+    async def terminated(self, pods: Set[PodUid]) -> Set[PodUid]:
         """Return those of the pods whose last container has ended, as the kubelet shows it."""
-        going_on = {pod.uid for pod in await self.pods.list_pods() if not pod.final}
+        going_on = {pod.uid for pod in await self.pods.list_pods() if not pod.terminal}
         if not going_on.issuperset(pods):
             going_on |= await self.pods.list_running()
         return pods - going_on
 
-    async def who(
+    async def resolve(
         self,
         resource: str,
         count: int,
-        told: Callable[[], Told],
+        history: Callable[[], AllocationHistory],
         *,
         device_ids: tuple[str, ...] | None = None,
-    ) -> Candidate | Unknown:
+    ) -> ContainerCandidate | Ambiguous:
         """Say who is asked for; look again for a while if several could be meant.
 
         `device_ids` are those chosen already; before that, an unclear question is left alone.
@@ -110,18 +110,23 @@ class Finding:
         asked = False
         while True:
             pods, held = await self._look()
-            who = identify(
+            who = resolve_container(
                 resource,
                 count,
                 pods=pods,
-                shown=held,
-                told=told(),
+                pod_resources=held,
+                history=history(),
                 device_ids=device_ids,
             )
-            if isinstance(who, Unknown) and not who.candidates and self.pods.blind and not asked:
+            if (
+                isinstance(who, Ambiguous)
+                and not who.candidates
+                and self.pods.unreadable_reason
+                and not asked
+            ):
                 asked = await self._ask_all()
                 continue
-            unclear = isinstance(who, Unknown) and who.candidates
+            unclear = isinstance(who, Ambiguous) and who.candidates
             if not unclear or device_ids is None or self.clock.ticks() > until:
                 return who
             await self.clock.sleep(LOOK_AGAIN_S)
@@ -132,7 +137,7 @@ class Finding:
         Raises what the first that cannot be answered raises, as it is: the kubelet repeats it.
         """
         pods, held = await asyncio.gather(
-            self.pods.list_pods(), self.held.list_held(), return_exceptions=True
+            self.pods.list_pods(), self.pod_resources.list_holdings(), return_exceptions=True
         )
         if isinstance(pods, BaseException):
             raise pods
@@ -143,15 +148,15 @@ class Finding:
     async def _ask_all(self) -> bool:
         """Hear all leases of the node, for without the kubelet's list only they tell of pods."""
         try:
-            answer = await self.asking.request(
+            answer = await self.lease_requester.request(
                 LeasesRequest(node=self.node), LeasesReply, timeout_s=ASK_S
             )
         except UnavailableError:
             return True
-        self.leases.note(answer.leases)
+        self.leases.observe(answer.leases)
         return True
 
-    async def lease_of(self, who: Candidate) -> Lease | None:
+    async def lease_of(self, who: ContainerCandidate) -> Lease | None:
         """Return the pod's lease, asking for it if need be.
 
         For `ASKING_S` it is asked for again if nobody answers, and if the lease is only reserved:
@@ -161,11 +166,11 @@ class Finding:
         until = self.clock.ticks() + ASKING_S
         while True:
             lease = self.leases.find(pod)
-            if lease is not None and lease.state in HONOURED:
+            if lease is not None and lease.state in HONOURED_STATES:
                 return lease
             try:
                 question = LeasesRequest(node=self.node, pods=(pod,))
-                answer = await self.asking.request(question, LeasesReply, timeout_s=ASK_S)
+                answer = await self.lease_requester.request(question, LeasesReply, timeout_s=ASK_S)
             except UnavailableError as error:
                 if self.clock.ticks() + ASK_PAUSE_S > until:
                     raise UnavailableError(
@@ -173,7 +178,7 @@ class Finding:
                         f"{error}; are the binder and NATS running?"
                     ) from error
             else:
-                self.leases.note(answer.leases)
+                self.leases.observe(answer.leases)
                 found = next((one for one in answer.leases if one.pod == pod), None)
                 waits = found is not None and found.state is LeaseState.RESERVED
                 if not waits or self.clock.ticks() > until:

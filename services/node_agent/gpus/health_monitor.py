@@ -11,7 +11,7 @@ from services.node_agent.gpus.device_faults import Fault, Xid, XidRules
 from services.node_agent.gpus.health import Health, Patient, Policy, examine
 from services.node_agent.gpus.inventory import Gpu
 from services.node_agent.metrics import health_shown
-from services.node_agent.records.known_leases import LeasesKnown
+from services.node_agent.records.known_leases import KnownLeases
 from shared.model.clock import Clock
 from shared.model.device import Device
 from shared.model.events.node_events import HealthChanged, LeaseHolder
@@ -40,7 +40,7 @@ class Checkup:
         xids: Xids,
         rules: XidRules,
         policy: Policy,
-        leases: LeasesKnown,
+        leases: KnownLeases,
         clock: Clock,
     ) -> None:
         self.node = node

@@ -12,13 +12,13 @@ from pathlib import Path
 
 from services.node_agent.isolation.host_paths import (
     ELF_HEAD,
-    Layout,
-    deserted,
+    HostLayout,
     is_loadable,
-    needed_for,
+    orphaned_directories,
+    required_paths,
 )
-from services.node_agent.isolation.library import retire, why_unusable
-from services.node_agent.isolation.region_image import place_of, seed_of
+from services.node_agent.isolation.library import remove_unused_versions, unusable_reason
+from services.node_agent.isolation.region_image import region_path_of, seed_of
 from services.node_agent.isolation.region_seed import seed_region
 from shared.dialects.dialect import ContainerSetup
 from shared.dialects.hami_core import LIBRARY
@@ -37,7 +37,7 @@ NEW_S = 300.0
 """What was made or changed within this time stays, whoever it is for: its pod may be on its way."""
 
 
-class HostPreparing:
+class ContainerFiles:
     """Directories and files of one node.
 
     With `simulated`, the library is an empty stand-in, and nothing is preloaded: a dynamic linker
@@ -45,15 +45,17 @@ class HostPreparing:
     versions of the library that we have installed, if it was we.
     """
 
-    def __init__(self, layout: Layout, *, simulated: bool, installed: Path | None = None) -> None:
+    def __init__(
+        self, layout: HostLayout, *, simulated: bool, installed: Path | None = None
+    ) -> None:
         self.layout = layout
         self.simulated = simulated
         self.installed = installed
-        self.lack = ""
+        self.unwritable_reason = ""
         """Why no container could be prepared when it was last looked at; empty: it could."""
         self._tried: tuple[tuple[int, ...], str] | None = None
 
-    async def begin(self) -> None:
+    async def create_shared_files(self) -> None:
         """Make what all containers share. Raises UnavailableError naming what is missing."""
         await asyncio.to_thread(self._begin)
 
@@ -67,7 +69,7 @@ class HostPreparing:
         """
         await asyncio.to_thread(self._prepare, setup, starting=starting)
 
-    async def isolates(self) -> bool:
+    async def can_isolate(self) -> bool:
         """Say whether the library is there, and one that a process of this machine can load.
 
         It is loaded once per file: it may be an installation that somebody else is about to finish.
@@ -78,27 +80,27 @@ class HostPreparing:
         path = Path(self.layout.library)
         mark = await asyncio.to_thread(_mark_of, path)
         if self._tried is None or self._tried[0] != mark:
-            why = await why_unusable(path)
+            why = await unusable_reason(path)
             if why:
                 logger.warning("%s is of no use, nothing can be limited: %s", path, why)
             self._tried = (mark, why)
         return not self._tried[1]
 
-    async def clean(self, keep: set[PodUid], mounted: set[str] | None) -> None:
+    async def remove_unused(self, keep: set[PodUid], mounted: set[str] | None) -> None:
         """Remove what is of pods that are gone, and versions of the library that nobody mounts.
 
         Unless it is known what is mounted, all versions stay.
         """
         await asyncio.to_thread(self._clean, keep)
         if self.installed is not None and mounted is not None:
-            await asyncio.to_thread(retire, self.installed, mounted, time.time())
+            await asyncio.to_thread(remove_unused_versions, self.installed, mounted, time.time())
 
-    async def look(self) -> None:
+    async def probe_disk(self) -> None:
         """See whether a container could be prepared now."""
         lack = await asyncio.to_thread(self._lack)
-        if lack and lack != self.lack:
+        if lack and lack != self.unwritable_reason:
             logger.error("no pod may come here: %s", lack)
-        self.lack = lack
+        self.unwritable_reason = lack
 
     def _lack(self) -> str:
         state, probe = self.layout.state_dir, Path(self.layout.state_dir) / ".probe"
@@ -110,9 +112,9 @@ class HostPreparing:
             probe.unlink()
         except OSError as error:
             return f"nothing can be written below {state}: {error.strerror}"
-        return self.crowded()
+        return self.disk_pressure()
 
-    def crowded(self) -> str:
+    def disk_pressure(self) -> str:
         """Say at once why there is no room on the disk; empty: there is."""
         state = self.layout.state_dir
         try:
@@ -147,8 +149,8 @@ class HostPreparing:
 
     def _prepare(self, setup: ContainerSetup, *, starting: bool) -> None:
         self._begin()
-        place = place_of(setup)
-        needed = needed_for(setup, place)
+        place = region_path_of(setup)
+        needed = required_paths(setup, place)
         library = str(self.layout.library)
         if library in needed.files and self._tried is not None and self._tried[1]:
             raise UnavailableError(f"{library} is of no use: {self._tried[1]}")
@@ -172,7 +174,7 @@ class HostPreparing:
             names = [entry.name for entry in root.iterdir()]
         except OSError as error:
             raise UnavailableError(f"{root} cannot be listed: {error.strerror}") from error
-        for name in deserted(names, keep):
+        for name in orphaned_directories(names, keep):
             entry = root / name
             with contextlib.suppress(OSError):
                 if abs(now - entry.lstat().st_mtime) < NEW_S:

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from services.node_agent.allocate.device_list_strategies import NOTHING
-from services.node_agent.isolation.region import RegionPlace
+from services.node_agent.allocate.device_list_strategies import NULL_DEVICE
+from services.node_agent.isolation.region import RegionPath
 from services.node_agent.isolation.region_layouts import LAYOUTS, V1_2
 from shared.dialects.dialect import ContainerSetup, Paths
 from shared.model.names import PodUid
@@ -23,7 +23,7 @@ _MACHINES = {"x86_64": 62, "aarch64": 183}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class HostLayout:
     """The agent's directories on the host."""
 
     state_dir: PurePosixPath
@@ -45,7 +45,7 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Needed:
+class RequiredPaths:
     """What must exist on the host before a container starts."""
 
     directories: tuple[str, ...] = ()
@@ -53,15 +53,15 @@ class Needed:
     files: tuple[str, ...] = ()
 
 
-def needed_for(setup: ContainerSetup, place: RegionPlace | None = None) -> Needed:
+def required_paths(setup: ContainerSetup, place: RegionPath | None = None) -> RequiredPaths:
     """Return what a container's mounts need besides its region, which lies at `place`."""
     region = None if place is None else f"{place.directory}/{place.name}"
-    return Needed(
+    return RequiredPaths(
         directories=tuple(mount.host_path for mount in setup.mounts if mount.directory),
         files=tuple(
             mount.host_path
             for mount in setup.mounts
-            if not mount.directory and mount.host_path not in {region, NOTHING}
+            if not mount.directory and mount.host_path not in {region, NULL_DEVICE}
         ),
     )
 
@@ -72,7 +72,7 @@ def owner_of(directory: str) -> PodUid | None:
     return PodUid(pod) if separator and container else None
 
 
-def deserted(directories: Iterable[str], keep: Iterable[PodUid]) -> list[str]:
+def orphaned_directories(directories: Iterable[str], keep: Iterable[PodUid]) -> list[str]:
     """Return the directories whose pods are none of those to keep."""
     kept = set(keep)
     return [
@@ -82,7 +82,7 @@ def deserted(directories: Iterable[str], keep: Iterable[PodUid]) -> list[str]:
     ]
 
 
-def keeps_other_regions(library: bytes) -> str:
+def incompatible_region_layout(library: bytes) -> str:
     """Say which regions a library keeps, if not those that are made for containers; or nothing.
 
     No version is written in it that could be read without a GPU; but it gives its file the size of

@@ -15,7 +15,11 @@ import sys
 from collections.abc import Collection
 from pathlib import Path
 
-from services.node_agent.isolation.host_paths import ELF_HEAD, is_loadable, keeps_other_regions
+from services.node_agent.isolation.host_paths import (
+    ELF_HEAD,
+    incompatible_region_layout,
+    is_loadable,
+)
 from shared.dialects.hami_core import LIBRARY_NAME, LOG_LEVEL
 from shared.model.errors import UnavailableError
 
@@ -63,7 +67,7 @@ def install(source: Path, root: Path) -> Path:
     return place
 
 
-def current(root: Path) -> Path:
+def current_library(root: Path) -> Path:
     """Return the library that was installed last; where there is none, a file that is not there."""
     try:
         content = (root / CURRENT).read_text().strip()
@@ -72,9 +76,9 @@ def current(root: Path) -> Path:
     return root / (Path(content).name or "none") / LIBRARY_NAME
 
 
-def retire(root: Path, mounted: Collection[str], now: float) -> list[Path]:
+def remove_unused_versions(root: Path, mounted: Collection[str], now: float) -> list[Path]:
     """Remove versions that are neither current nor mounted by anybody; return what was removed."""
-    kept = {current(root).parent} | {Path(path).parent for path in mounted}
+    kept = {current_library(root).parent} | {Path(path).parent for path in mounted}
     gone: list[Path] = []
     with contextlib.suppress(OSError):
         for entry in sorted(root.iterdir()):
@@ -91,15 +95,15 @@ def digest_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()[:32]
 
 
-async def why_unusable(path: Path) -> str:
+async def unusable_reason(path: Path) -> str:
     """Return why the library cannot hold containers to their limits, or nothing."""
-    why = await why_unloadable(path)
+    why = await load_error(path)
     if why:
         return f"it does not load: {why}"
-    return await asyncio.to_thread(lambda: keeps_other_regions(path.read_bytes()))
+    return await asyncio.to_thread(lambda: incompatible_region_layout(path.read_bytes()))
 
 
-async def why_unloadable(path: Path) -> str:
+async def load_error(path: Path) -> str:
     """Load the library in a process of its own; return why that fails, or nothing.
 
     That the driver's libraries are not beside the agent is no failure: containers have them.

@@ -12,15 +12,21 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Protocol
 
-from services.node_agent.allocate.allocation import Node
+from services.node_agent.allocate.allocation import NodeSnapshot
 from services.node_agent.allocate.pod_resolver import LeaseRequester
-from services.node_agent.isolation.limits import adopted, beyond, lowered, shortage, shortage_text
-from services.node_agent.isolation.region import Region, RegionPlace
-from services.node_agent.isolation.region_control import Changes, write_changes
-from services.node_agent.isolation.region_image import place_of, seed_of
+from services.node_agent.isolation.limits import (
+    excess_requests,
+    follow_lease,
+    lower_limits,
+    shortage,
+    shortage_text,
+)
+from services.node_agent.isolation.region import Region, RegionPath
+from services.node_agent.isolation.region_control import RegionChanges, write_changes
+from services.node_agent.isolation.region_image import region_path_of, seed_of
 from services.node_agent.isolation.region_reader import read_region
-from services.node_agent.records.checkpoint_entry import Entry
-from services.node_agent.records.known_leases import LeasesKnown
+from services.node_agent.records.checkpoint_entry import CheckpointEntry
+from services.node_agent.records.known_leases import KnownLeases
 from services.node_agent.timeouts import set_within
 from services.node_agent.usage.usage_model import ContainerUse, Picture
 from shared.model.clock import Clock
@@ -46,11 +52,11 @@ class Record(Protocol):
     """Held while an answer and its region change together."""
 
     @property
-    def answers(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[CheckpointEntry, ...]:
         """All answers that are not over."""
         ...
 
-    async def save(self, entry: Entry) -> None:
+    async def save(self, entry: CheckpointEntry) -> None:
         """Record an answer; it is safe when this returns."""
         ...
 
@@ -61,7 +67,7 @@ class Seeing(Protocol):
     seen: Picture
 
 
-class _ShortError(RequestError):
+class _ShortageError(RequestError):
     """A container uses more than it is to be limited to."""
 
     def __init__(self, reason: str, used_mib: int) -> None:
@@ -69,16 +75,16 @@ class _ShortError(RequestError):
         self.used_mib = used_mib
 
 
-class Limiting:
+class LimitUpdater:
     """The limits of one node's running containers."""
 
     def __init__(
         self,
         node: NodeName,
         *,
-        leases: LeasesKnown,
+        leases: KnownLeases,
         record: Record,
-        facts: Callable[[], Node | None],
+        facts: Callable[[], NodeSnapshot | None],
         monitor: Seeing,
         asking: LeaseRequester,
         clock: Clock,
@@ -95,34 +101,34 @@ class Limiting:
         self._wake = asyncio.Event()
         self._held_since: dict[tuple[tuple[PodUid, str, str], str], float] = {}
 
-    async def answer(self, asked: LimitsRequest) -> LimitsReply:
+    async def apply_request(self, asked: LimitsRequest) -> LimitsReply:
         """Set the limits of a lease, or hold containers to what it may become."""
         try:
             if not asked.resize_id:
-                self.leases.note([asked.lease])
+                self.leases.observe([asked.lease])
                 return await self._follow_one(asked.lease)
             if asked.finished:
                 await self._raise_again(asked.lease.pod, asked.resize_id)
             else:
                 await self._lower(asked.lease, asked.resize_id)
-        except _ShortError as error:
+        except _ShortageError as error:
             return LimitsReply(applied=False, reason=str(error), in_use_mib=error.used_mib)
         except LeaseholdError as error:
             return LimitsReply(applied=False, reason=str(error))
         return LimitsReply(applied=True)
 
-    def follow_soon(self) -> None:
+    def wake(self) -> None:
         """Look at the leases without delay: one of them may have another size."""
         self._wake.set()
 
     @property
     def beyond(self) -> Mapping[str, int]:
         """What pods ask of resources in node status beyond what they have by now."""
-        return beyond(self.record.answers)
+        return excess_requests(self.record.entries)
 
     async def run(self) -> None:
         """Keep containers to their leases until cancelled."""
-        for entry in self.record.answers:
+        for entry in self.record.entries:
             if entry.lowered is not None:
                 await self._write(entry)
         while True:
@@ -135,7 +141,7 @@ class Limiting:
 
     async def _follow_one(self, lease: Lease) -> LimitsReply:
         await self._follow()
-        entries = [one for one in self.record.answers if one.allocation.pod == lease.pod]
+        entries = [one for one in self.record.entries if one.allocation.pod == lease.pod]
         late = [one for one in entries if one.lowered or one.lease.shares != lease.shares]
         if not entries:
             return LimitsReply(
@@ -151,14 +157,14 @@ class Limiting:
         node = self.facts()
         if node is None:
             return
-        for key in [entry.key for entry in self.record.answers]:
+        for key in [entry.key for entry in self.record.entries]:
             async with self.record.changing:
                 entry = self._entry(key)
                 lease = self.leases.find(key[0])
                 if entry is None or lease is None:
                     continue
                 try:
-                    new = adopted(entry, lease, node)
+                    new = follow_lease(entry, lease, node)
                 except RequestError as error:
                     logger.warning("container %s keeps its limits: %s", key[1], error)
                     continue
@@ -167,16 +173,16 @@ class Limiting:
                     await self._write(new)
                     self.changed()
 
-    def _entry(self, key: tuple[PodUid, str, str]) -> Entry | None:
-        return next((entry for entry in self.record.answers if entry.key == key), None)
+    def _entry(self, key: tuple[PodUid, str, str]) -> CheckpointEntry | None:
+        return next((entry for entry in self.record.entries if entry.key == key), None)
 
-    async def _write(self, entry: Entry) -> None:
+    async def _write(self, entry: CheckpointEntry) -> None:
         """Give a region its limits; one that is not there gets them when it is made."""
         place = _place(entry)
         if place is None:
             return
         seed = seed_of(entry.limits.environment)
-        changes = Changes(memory_limits=seed.memory_limits, core_limits=seed.core_limits)
+        changes = RegionChanges(memory_limits=seed.memory_limits, core_limits=seed.core_limits)
         try:
             await asyncio.to_thread(write_changes, place, changes, forced=True)
         except UnavailableError as error:
@@ -191,7 +197,9 @@ class Limiting:
             raise UnavailableError("the node agent does not know its devices yet")
         async with self.record.changing:
             changed = [
-                new for entry in self._of(lease.pod) if (new := lowered(entry, lease, turn, node))
+                new
+                for entry in self._of(lease.pod)
+                if (new := lower_limits(entry, lease, turn, node))
             ]
             if not changed:
                 raise UnavailableError(
@@ -212,7 +220,7 @@ class Limiting:
             await self._raise_again(lease.pod, turn)
             raise
 
-    async def _check(self, entry: Entry) -> None:
+    async def _check(self, entry: CheckpointEntry) -> None:
         """Raise RequestError if the container uses more than it is to be limited to."""
         place = _place(entry)
         if place is None:
@@ -228,23 +236,23 @@ class Limiting:
             )
         found = shortage(entry, region, seed_of(entry.limits.environment), self._use_of(entry))
         if found is not None:
-            raise _ShortError(shortage_text(entry, found), found.used_mib)
+            raise _ShortageError(shortage_text(entry, found), found.used_mib)
 
-    def _use_of(self, entry: Entry) -> ContainerUse | None:
+    def _use_of(self, entry: CheckpointEntry) -> ContainerUse | None:
         who = entry.allocation.pod, entry.allocation.container
         return next((use for use in self.monitor.seen.containers if use.tenant.key == who), None)
 
-    def _of(self, pod: PodUid) -> Iterable[Entry]:
-        return [entry for entry in self.record.answers if entry.allocation.pod == pod]
+    def _of(self, pod: PodUid) -> Iterable[CheckpointEntry]:
+        return [entry for entry in self.record.entries if entry.allocation.pod == pod]
 
     async def _raise_again(self, pod: PodUid, turn: str) -> None:
         """End what was held in a turn: the lease stayed as it was."""
         async with self.record.changing:
             for entry in self._of(pod):
-                if entry.lowered is not None and entry.lowered.turn == turn:
+                if entry.lowered is not None and entry.lowered.resize_id == turn:
                     await self._release(entry)
 
-    async def _release(self, entry: Entry) -> None:
+    async def _release(self, entry: CheckpointEntry) -> None:
         before = replace(entry, lowered=None)
         await self.record.save(before)
         await self._write(before)
@@ -254,8 +262,8 @@ class Limiting:
         """Ask what became of leases that were to be smaller, and that nobody has told of since."""
         now = asyncio.get_running_loop().time()  # a clock that is set must not shorten it
         held = {
-            (entry.key, entry.lowered.turn): entry
-            for entry in self.record.answers
+            (entry.key, entry.lowered.resize_id): entry
+            for entry in self.record.entries
             if entry.lowered is not None
         }
         self._held_since = {key: self._held_since.get(key, now) for key in held}
@@ -263,7 +271,7 @@ class Limiting:
             if now - self._held_since[key] >= HOLD_S:
                 await self._settle(entry)
 
-    async def _settle(self, entry: Entry) -> None:
+    async def _settle(self, entry: CheckpointEntry) -> None:
         pod = entry.allocation.pod
         try:
             told = await self.asking.request(
@@ -272,12 +280,12 @@ class Limiting:
         except UnavailableError as error:
             logger.debug("the lease of pod %s is not told: %s", pod, error)
             return
-        self.leases.note(told.leases)
+        self.leases.observe(told.leases)
         for lease in told.leases:
             if entry.lowered and lease.version <= entry.lowered.lease.version:
-                await self._raise_again(pod, entry.lowered.turn)
+                await self._raise_again(pod, entry.lowered.resize_id)
         await self._follow()
 
 
-def _place(entry: Entry) -> RegionPlace | None:
-    return place_of(entry.limits)
+def _place(entry: CheckpointEntry) -> RegionPath | None:
+    return region_path_of(entry.limits)

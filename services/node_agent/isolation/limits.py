@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from services.node_agent.allocate.allocation import Node, given
+from services.node_agent.allocate.allocation import NodeSnapshot, container_setup
 from services.node_agent.isolation.region import Region, sums
-from services.node_agent.isolation.region_image import Seed
-from services.node_agent.records.checkpoint_entry import Entry, Lowered
+from services.node_agent.isolation.region_image import RegionSeed
+from services.node_agent.records.checkpoint_entry import CheckpointEntry, LoweredLease
 from services.node_agent.usage.usage_model import UNCOUNTED_BYTES, ContainerUse, positions
 from shared.dialects import DIALECTS
 from shared.dialects.dialect import ContainerSetup
@@ -29,7 +29,9 @@ class Shortage:
     """The driver says so, and HAMi-core has not counted it."""
 
 
-def adopted(entry: Entry, lease: Lease, node: Node) -> Entry | None:
+def follow_lease(
+    entry: CheckpointEntry, lease: Lease, node: NodeSnapshot
+) -> CheckpointEntry | None:
     """Return an answer as it is to be kept now that its lease is this one; None: as it is.
 
     Raises RequestError if the lease cannot be held to any more.
@@ -51,7 +53,9 @@ def adopted(entry: Entry, lease: Lease, node: Node) -> Entry | None:
     )
 
 
-def lowered(entry: Entry, lease: Lease, turn: str, node: Node) -> Entry | None:
+def lower_limits(
+    entry: CheckpointEntry, lease: Lease, turn: str, node: NodeSnapshot
+) -> CheckpointEntry | None:
     """Return an answer whose container is held to the smaller of its lease and another.
 
     None if that is what it has. Nothing becomes larger: the ledger has not decided yet. Raises
@@ -68,7 +72,9 @@ def lowered(entry: Entry, lease: Lease, turn: str, node: Node) -> Entry | None:
     if shares == before.shares:
         return None
     held = replace(lease, shares=shares)
-    return replace(entry, lowered=Lowered(turn=turn, lease=held, setup=_setup(entry, held, node)))
+    return replace(
+        entry, lowered=LoweredLease(resize_id=turn, lease=held, setup=_setup(entry, held, node))
+    )
 
 
 def _place(share: Share) -> tuple[str, DeviceUuid, int | None, int]:
@@ -81,7 +87,7 @@ def _smaller(old: Share, new: Share) -> Share:
     return replace(new, cores_percent=old.cores_percent, sharing=old.sharing)
 
 
-def _setup(entry: Entry, lease: Lease, node: Node) -> ContainerSetup:
+def _setup(entry: CheckpointEntry, lease: Lease, node: NodeSnapshot) -> ContainerSetup:
     """Return what a container was given, with the limits of another lease.
 
     All else stays: it has its mounts, and its region lies where it lay when it was started.
@@ -89,7 +95,7 @@ def _setup(entry: Entry, lease: Lease, node: Node) -> ContainerSetup:
     container = entry.allocation.container
     if any(share.mig for share in lease.shares_of(container)):
         return entry.setup
-    fresh = given(lease, container, node, {}).environment
+    fresh = container_setup(lease, container, node, {}).environment
     environment = {
         **{name: text for name, text in entry.setup.environment.items() if not _is_limit(name)},
         **{name: text for name, text in fresh.items() if _is_limit(name)},
@@ -101,7 +107,9 @@ def _is_limit(name: str) -> bool:
     return name.startswith((MEMORY_LIMIT, CORES_LIMIT))
 
 
-def shortage(entry: Entry, region: Region, seed: Seed, use: ContainerUse | None) -> Shortage | None:
+def shortage(
+    entry: CheckpointEntry, region: Region, seed: RegionSeed, use: ContainerUse | None
+) -> Shortage | None:
     """Say which limit would be below what is in use, by the region or by the driver's last word.
 
     The driver counts contexts and code that HAMi-core leaves out: so much of each process does not
@@ -127,7 +135,7 @@ def shortage(entry: Entry, region: Region, seed: Seed, use: ContainerUse | None)
     return None
 
 
-def shortage_text(entry: Entry, found: Shortage) -> str:
+def shortage_text(entry: CheckpointEntry, found: Shortage) -> str:
     """Say what is in the way."""
     container, witness = entry.allocation.container, ""
     if found.unseen:
@@ -143,7 +151,7 @@ def in_order(shares: Iterable[Share]) -> tuple[Share, ...]:
     return tuple(sorted(shares, key=lambda share: share.index))
 
 
-def beyond(entries: Iterable[Entry]) -> dict[str, int]:
+def excess_requests(entries: Iterable[CheckpointEntry]) -> dict[str, int]:
     """Return what pods ask of resources in node status beyond what their containers have by now.
 
     A kubelet goes by what pods ask for, which does not change: without this it would refuse pods

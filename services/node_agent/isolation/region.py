@@ -9,7 +9,7 @@ import struct
 from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass
 
-from services.node_agent.isolation.region_layouts import DEVICES, SLOTS, UUID_BYTES, Layout
+from services.node_agent.isolation.region_layouts import DEVICES, SLOTS, UUID_BYTES, RegionLayout
 
 EXITED, RUNNING = 0, 1
 WRAPPED = 1 << 63
@@ -23,7 +23,7 @@ _NOTHING = (0,) * DEVICES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RegionPlace:
+class RegionPath:
     """Where a region lies on the host."""
 
     directory: str
@@ -67,7 +67,7 @@ class Slot:
 class Region:
     """One container's region."""
 
-    layout: Layout
+    layout: RegionLayout
     device_num: int
     uuids: tuple[str, ...]
     """By position; empty where there is none, or none that could be one."""
@@ -137,7 +137,7 @@ def _sum(amounts: Iterable[int]) -> int:
     return sum(amount for amount in amounts if amount < WRAPPED)
 
 
-def decode(layout: Layout, data: bytes | bytearray, torn: Set[int] = frozenset()) -> Region:
+def decode(layout: RegionLayout, data: bytes | bytearray, torn: Set[int] = frozenset()) -> Region:
     """Read a region. `data` is a whole file of the layout's size; `torn` names slots by index."""
     claimed_devices = _word(data, layout.device_num)
     claimed_slots, switch, recent, priority = _CONTROL.unpack_from(data, layout.slot_count)
@@ -166,19 +166,21 @@ def decode(layout: Layout, data: bytes | bytearray, torn: Set[int] = frozenset()
     )
 
 
-def slot_count(layout: Layout, data: bytes | bytearray) -> int:
+def slot_count(layout: RegionLayout, data: bytes | bytearray) -> int:
     """Return how many slots the library counts, never more than there are."""
     return min(max(int(_CONTROL.unpack_from(data, layout.slot_count)[0]), 0), SLOTS)
 
 
-def _is_orphan(layout: Layout, data: bytes | bytearray, at: int, there: Set[int]) -> bool:
+def _is_orphan(layout: RegionLayout, data: bytes | bytearray, at: int, there: Set[int]) -> bool:
     (pid,) = _PID.unpack_from(data, at)
     if pid == 0 or pid in there:
         return False
     return bool(_PID.unpack_from(data, at + layout.slot.status)[0] == RUNNING)
 
 
-def _slot_reader(layout: Layout, data: bytes | bytearray, torn: Set[int]) -> Callable[[int], Slot]:
+def _slot_reader(
+    layout: RegionLayout, data: bytes | bytearray, torn: Set[int]
+) -> Callable[[int], Slot]:
     slot = layout.slot
     used = struct.Struct("<" + f"5Q{slot.used_size - 40}x" * DEVICES)
     utilization = struct.Struct("<" + f"16xQ{max(slot.utilization_size - 24, 0)}x" * DEVICES)

@@ -9,15 +9,15 @@ import os
 import struct
 from dataclasses import dataclass
 
-from services.node_agent.isolation.region import Region, RegionPlace, Tampered, sums
-from services.node_agent.isolation.region_image import SWITCH_ON, Seed
-from services.node_agent.isolation.region_layouts import DEVICES, Layout
+from services.node_agent.isolation.region import Region, RegionPath, Tampered, sums
+from services.node_agent.isolation.region_image import SWITCH_ON, RegionSeed
+from services.node_agent.isolation.region_layouts import DEVICES, RegionLayout
 from services.node_agent.isolation.region_reader import open_region, read_region
 from shared.model.errors import RequestError, UnavailableError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Changes:
+class RegionChanges:
     """What to write; None leaves a field as it is."""
 
     memory_limits: tuple[int, ...] | None = None
@@ -29,7 +29,7 @@ class Changes:
     """-1 keeps launches of a container with core limits back, 0 lets them go."""
 
 
-def write_changes(place: RegionPlace, changes: Changes, *, forced: bool = False) -> None:
+def write_changes(place: RegionPath, changes: RegionChanges, *, forced: bool = False) -> None:
     """Change a region in use. What already is as wanted is not written.
 
     Raises RequestError, unless forced, if a limit would fall below what is in use: the container
@@ -55,12 +55,12 @@ def write_changes(place: RegionPlace, changes: Changes, *, forced: bool = False)
         os.close(descriptor)
 
 
-def restore(place: RegionPlace, seed: Seed) -> None:
+def restore_limits(place: RegionPath, seed: RegionSeed) -> None:
     """Give a region in use the limits it was made with.
 
     Raises UnavailableError if there is no region to give them to.
     """
-    wanted = Changes(
+    wanted = RegionChanges(
         memory_limits=seed.memory_limits,
         core_limits=seed.core_limits,
         utilization_switch=SWITCH_ON,
@@ -78,9 +78,9 @@ def _check_use(region: Region, limits: tuple[int, ...]) -> None:
             )
 
 
-def _pieces(region: Region, changes: Changes) -> dict[int, bytes]:
+def _pieces(region: Region, changes: RegionChanges) -> dict[int, bytes]:
     """Return what differs, by offset: only the words of limits, and the two control fields."""
-    layout: Layout = region.layout
+    layout: RegionLayout = region.layout
     pieces: dict[int, bytes] = {}
     for at, held, wanted in (
         (layout.memory_limits, region.memory_limits, changes.memory_limits),
@@ -96,7 +96,7 @@ def _pieces(region: Region, changes: Changes) -> dict[int, bytes]:
     return pieces
 
 
-def _named(place: RegionPlace) -> str:
+def _named(place: RegionPath) -> str:
     return f"the region {place.directory}/{place.name}"
 
 

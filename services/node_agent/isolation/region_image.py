@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from services.node_agent.isolation.region import Region, RegionPlace
-from services.node_agent.isolation.region_layouts import DEVICES, MAGIC, V1_2, Layout
+from services.node_agent.isolation.region import Region, RegionPath
+from services.node_agent.isolation.region_layouts import DEVICES, MAGIC, V1_2, RegionLayout
 from shared.dialects.dialect import ContainerSetup
 from shared.dialects.hami_core import CACHE, CORES_LIMIT, MEMORY_LIMIT, PRIORITY
 from shared.model.errors import RequestError
@@ -27,7 +27,7 @@ _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seed:
+class RegionSeed:
     """The limits of one container, by device in the order in which CUDA counts them there."""
 
     memory_bytes: tuple[int, ...]
@@ -49,7 +49,7 @@ class Seed:
         return self.cores_percent + (self.other_cores_percent,) * rest
 
 
-def place_of(setup: ContainerSetup) -> RegionPlace | None:
+def region_path_of(setup: ContainerSetup) -> RegionPath | None:
     """Return where the region of a container lies, or None if it has no HAMi-core.
 
     Raises RequestError if none of its mounts holds it: nobody could see it, or set its limits.
@@ -60,14 +60,14 @@ def place_of(setup: ContainerSetup) -> RegionPlace | None:
     path = PurePosixPath(inside)
     for mount in setup.mounts:
         if mount.directory and PurePosixPath(mount.container_path) == path.parent:
-            return RegionPlace(directory=mount.host_path, name=path.name)
+            return RegionPath(directory=mount.host_path, name=path.name)
         if not mount.directory and PurePosixPath(mount.container_path) == path:
             host = PurePosixPath(mount.host_path)
-            return RegionPlace(directory=str(host.parent), name=host.name)
+            return RegionPath(directory=str(host.parent), name=host.name)
     raise RequestError(f"{CACHE} is {inside}, which none of the container's mounts holds")
 
 
-def seed_of(environment: Mapping[str, str]) -> Seed:
+def seed_of(environment: Mapping[str, str]) -> RegionSeed:
     """Return the limits that a container is told of.
 
     Raises RequestError naming a variable that the library would take for no limit, or that says
@@ -89,7 +89,7 @@ def seed_of(environment: Mapping[str, str]) -> Seed:
         else others
         for n in range(len(memory))
     )
-    return Seed(
+    return RegionSeed(
         memory_bytes=tuple(memory),
         cores_percent=cores,
         other_cores_percent=others,
@@ -111,7 +111,7 @@ def _percent(name: str, text: str) -> int:
     return int(text)
 
 
-def pieces_of(seed: Seed, layout: Layout = V1_2) -> dict[int, bytes]:
+def pieces_of(seed: RegionSeed, layout: RegionLayout = V1_2) -> dict[int, bytes]:
     """Return what a fresh region holds, by offset; everything else is zero.
 
     Devices' names are left to the library, which writes them as soon as it knows them.
@@ -133,7 +133,7 @@ def pieces_of(seed: Seed, layout: Layout = V1_2) -> dict[int, bytes]:
     return pieces
 
 
-def image_of(seed: Seed, layout: Layout = V1_2) -> bytes:
+def image_of(seed: RegionSeed, layout: RegionLayout = V1_2) -> bytes:
     """Return a fresh region, whole."""
     image = bytearray(layout.file_size)
     for at, piece in pieces_of(seed, layout).items():
@@ -141,7 +141,7 @@ def image_of(seed: Seed, layout: Layout = V1_2) -> bytes:
     return bytes(image)
 
 
-def altered(region: Region, seed: Seed) -> tuple[str, ...]:
+def altered_limits(region: Region, seed: RegionSeed) -> tuple[str, ...]:
     """Say which limits of a region are not those it was given."""
     held = region.core_limits, seed.core_limits
     said = [

@@ -35,7 +35,7 @@ class SlotLayout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class RegionLayout:
     """Where everything lies in one version of the file."""
 
     name: str
@@ -86,7 +86,7 @@ class Layout:
         return self.slots + index * self.slot.size
 
 
-PRE_V0 = Layout(
+PRE_V0 = RegionLayout(
     name="pre-v0",
     size=804680,
     version=None,
@@ -113,7 +113,7 @@ PRE_V0 = Layout(
     last_kernel=None,
 )
 
-V0 = Layout(
+V0 = RegionLayout(
     name="v0",
     size=1197896,
     version=None,
@@ -140,7 +140,7 @@ V0 = Layout(
     last_kernel=None,
 )
 
-V1_1 = Layout(
+V1_1 = RegionLayout(
     name="1.1",
     size=2008952,
     version=(1, 1),
@@ -167,7 +167,7 @@ V1_1 = Layout(
     last_kernel=2008912,
 )
 
-V1_1_BAD = Layout(
+V1_1_BAD = RegionLayout(
     name="1.1-bad",
     size=2008984,
     version=(1, 1),
@@ -195,7 +195,7 @@ V1_1_BAD = Layout(
 )
 """HAMi 2.8.1 alone: another layout under the label of the one before, told apart by its size."""
 
-V1_2 = Layout(
+V1_2 = RegionLayout(
     name="1.2",
     size=2008952,
     version=(1, 2),
@@ -222,16 +222,16 @@ V1_2 = Layout(
     last_kernel=2008912,
 )
 
-LAYOUTS: tuple[Layout, ...] = (PRE_V0, V0, V1_1, V1_1_BAD, V1_2)
+LAYOUTS: tuple[RegionLayout, ...] = (PRE_V0, V0, V1_1, V1_1_BAD, V1_2)
 
-BY_FILE_SIZE: Mapping[int, tuple[Layout, ...]] = {
+BY_FILE_SIZE: Mapping[int, tuple[RegionLayout, ...]] = {
     size: tuple(layout for layout in LAYOUTS if layout.file_size == size)
     for size in sorted({layout.file_size for layout in LAYOUTS})
 }
 """The size decides first: a label alone means two layouts."""
 
 
-def layout_of(file_size: int, magic: int, version: tuple[int, int]) -> Layout | str:
+def layout_of(file_size: int, magic: int, version: tuple[int, int]) -> RegionLayout | str:
     """Return the layout of a file, or say why it is none. Version: the words at 4 and 8."""
     fitting = BY_FILE_SIZE.get(file_size)
     if fitting is None:

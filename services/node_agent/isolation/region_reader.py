@@ -11,8 +11,8 @@ import struct
 import time
 from collections.abc import Iterable
 
-from services.node_agent.isolation.region import Region, RegionPlace, Tampered, decode, slot_count
-from services.node_agent.isolation.region_layouts import BY_FILE_SIZE, Layout, layout_of
+from services.node_agent.isolation.region import Region, RegionPath, Tampered, decode, slot_count
+from services.node_agent.isolation.region_layouts import BY_FILE_SIZE, RegionLayout, layout_of
 
 ROUNDS = 5
 """How often slots that are being written are read again."""
@@ -20,7 +20,7 @@ PAUSE_S = 0.001
 _HEAD = struct.Struct("<iII")
 
 
-def read_region(place: RegionPlace) -> Region | Tampered | None:
+def read_region(place: RegionPath) -> Region | Tampered | None:
     """Return what the region says, or what is wrong with it; None if there is no such file.
 
     Slots that are being written are read again a few times, all of them together, for at most some
@@ -37,7 +37,7 @@ def read_region(place: RegionPlace) -> Region | Tampered | None:
         os.close(descriptor)
 
 
-def open_region(place: RegionPlace, flags: int) -> int | Tampered | None:
+def open_region(place: RegionPath, flags: int) -> int | Tampered | None:
     """Open a file that could be a region, by its type, links and size; the caller closes it."""
     handles: list[int] = []
     try:
@@ -83,7 +83,7 @@ def _read(descriptor: int) -> Region | Tampered:
     return decode(layout, data, _settle(descriptor, layout, data))
 
 
-def _settle(descriptor: int, layout: Layout, data: bytearray) -> set[int]:
+def _settle(descriptor: int, layout: RegionLayout, data: bytearray) -> set[int]:
     """Read slots again that were being written; return those that were each time."""
     if layout.slot.seqlock is None:
         return set()
@@ -100,7 +100,9 @@ def _settle(descriptor: int, layout: Layout, data: bytearray) -> set[int]:
     return torn
 
 
-def _moving(descriptor: int, layout: Layout, data: bytearray, indices: Iterable[int]) -> set[int]:
+def _moving(
+    descriptor: int, layout: RegionLayout, data: bytearray, indices: Iterable[int]
+) -> set[int]:
     """Return the slots whose counter is odd, or has moved on since they were read."""
     moving = set()
     for index in indices:

@@ -10,9 +10,9 @@ import stat
 import threading
 from pathlib import Path
 
-from services.node_agent.isolation.region import Region, RegionPlace
-from services.node_agent.isolation.region_control import restore
-from services.node_agent.isolation.region_image import Seed, image_of, pieces_of
+from services.node_agent.isolation.region import Region, RegionPath
+from services.node_agent.isolation.region_control import restore_limits
+from services.node_agent.isolation.region_image import RegionSeed, image_of, pieces_of
 from services.node_agent.isolation.region_layouts import V1_2
 from services.node_agent.isolation.region_reader import open_region, read_region
 from shared.model.errors import UnavailableError
@@ -21,7 +21,7 @@ MODE = 0o666
 """The container's processes may run as any user."""
 
 
-def seed_region(place: RegionPlace, seed: Seed, *, starting: bool) -> None:
+def seed_region(place: RegionPath, seed: RegionSeed, *, starting: bool) -> None:
     """Have a region with these limits lie at its place, verified byte for byte.
 
     `starting` means that no process of the container runs: whatever an earlier one left is
@@ -48,14 +48,14 @@ def seed_region(place: RegionPlace, seed: Seed, *, starting: bool) -> None:
         )
 
 
-def _keep(place: RegionPlace, seed: Seed) -> bool:
+def _keep(place: RegionPath, seed: RegionSeed) -> bool:
     if not isinstance(read_region(place), Region):
         return False
-    restore(place, seed)
+    restore_limits(place, seed)
     return True
 
 
-def _replace(place: RegionPlace, seed: Seed) -> None:
+def _replace(place: RegionPath, seed: RegionSeed) -> None:
     directory = os.open(place.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         own = f".{Path(place.directory).name}.seed-{os.getpid()}-{threading.get_ident()}"
@@ -67,7 +67,7 @@ def _replace(place: RegionPlace, seed: Seed) -> None:
         os.close(directory)
 
 
-def _write(draft: Path, seed: Seed) -> None:
+def _write(draft: Path, seed: RegionSeed) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     descriptor = os.open(draft, flags, 0o600)
     try:
@@ -80,7 +80,7 @@ def _write(draft: Path, seed: Seed) -> None:
         os.close(descriptor)
 
 
-def _holds(place: RegionPlace, image: bytes) -> bool:
+def _holds(place: RegionPath, image: bytes) -> bool:
     descriptor = open_region(place, os.O_RDONLY)
     if not isinstance(descriptor, int):
         return False

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from services.node_agent.allocate.allocation import HONOURED, Node, dialect_of
+from services.node_agent.allocate.allocation import HONOURED_STATES, NodeSnapshot, dialect_of
 from services.node_agent.allocate.pod_resolution import KubeletContainer, KubeletPod
-from services.node_agent.records.checkpoint_entry import Entry
-from services.node_agent.records.known_leases import LeasesKnown
+from services.node_agent.records.checkpoint_entry import CheckpointEntry
+from services.node_agent.records.known_leases import KnownLeases
 from shared.model.errors import RequestError
 from shared.model.events.request_reply import BindReply
 from shared.model.lease import Lease, LeaseState
@@ -23,15 +23,15 @@ from shared.model.names import PodUid
 
 PERMIT_S = 10.0
 """A pod that was let through is bound within this, or does not count any more."""
-AHEAD = 2
+MAX_IN_FLIGHT = 2
 """So many pods are on their way at once: one that the kubelet asks for, and the next."""
-COMING_S = 5.0
+IN_FLIGHT_S = 5.0
 """A pod that was let through and not asked for within this does not hold up others any more."""
-LEAVES = "its agent is being stopped"
-BUSY = "the kubelet has still to ask for the pods before it"
-UNSETTLED = "its agent does not know yet for which pods the kubelet may ask"
+DRAINING = "its agent is being stopped"
+WINDOW_FULL = "the kubelet has still to ask for the pods before it"
+LEASES_NOT_SYNCED = "its agent does not know yet for which pods the kubelet may ask"
 
-Signature = tuple[str, int]
+RequestSignature = tuple[str, int]
 """A resource, and how many of it."""
 
 
@@ -39,7 +39,7 @@ class Record(Protocol):
     """What the kubelet was told."""
 
     @property
-    def answers(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[CheckpointEntry, ...]:
         """All answers that are not over."""
         ...
 
@@ -49,15 +49,17 @@ def containers_of(lease: Lease) -> tuple[str, ...]:
     return tuple(dict.fromkeys(share.container for share in lease.shares))
 
 
-def is_open(lease: Lease, answered: Set[tuple[PodUid, str]]) -> bool:
+def is_expected(lease: Lease, answered: Set[tuple[PodUid, str]]) -> bool:
     """Say whether the kubelet may still ask for containers of the lease's pod."""
     told = [(lease.pod, name) in answered for name in containers_of(lease)]
     return (
-        lease.state in HONOURED and not all(told) and (lease.state is LeaseState.BOUND or any(told))
+        lease.state in HONOURED_STATES
+        and not all(told)
+        and (lease.state is LeaseState.BOUND or any(told))
     )
 
 
-def limits_of(lease: Lease, container: str, node: Node) -> dict[str, int]:
+def limits_of(lease: Lease, container: str, node: NodeSnapshot) -> dict[str, int]:
     """Return what a container may ask of the resources that the node serves for its dialect."""
     try:
         dialect = dialect_of(lease)
@@ -71,7 +73,7 @@ def limits_of(lease: Lease, container: str, node: Node) -> dict[str, int]:
     return {resource: count for resource, count in counts.items() if count > 0}
 
 
-def signatures_of(lease: Lease, node: Node) -> frozenset[Signature]:
+def signatures_of(lease: Lease, node: NodeSnapshot) -> frozenset[RequestSignature]:
     """Return everything that the kubelet may ask for the lease's pod."""
     return frozenset(
         signature
@@ -81,7 +83,7 @@ def signatures_of(lease: Lease, node: Node) -> frozenset[Signature]:
 
 
 def implied_pods(
-    leases: Iterable[Lease], node: Node, answered: Set[tuple[PodUid, str]]
+    leases: Iterable[Lease], node: NodeSnapshot, answered: Set[tuple[PodUid, str]]
 ) -> tuple[KubeletPod, ...]:
     """Return the pods that leases tell of, as far as a kubelet's own list would show them."""
     return tuple(
@@ -89,7 +91,7 @@ def implied_pods(
             uid=lease.pod,
             namespace=lease.namespace,
             name=lease.name,
-            phase="Pending" if is_open(lease, answered) else "Running",
+            phase="Pending" if is_expected(lease, answered) else "Running",
             containers=tuple(
                 KubeletContainer(
                     name=name,
@@ -100,66 +102,69 @@ def implied_pods(
             ),
         )
         for lease in leases
-        if lease.state in HONOURED
+        if lease.state in HONOURED_STATES
     )
 
 
 @dataclass(slots=True)
-class Turns:
+class AdmissionWindow:
     """Pods that were let through and are not known to be bound yet, beside those that are."""
 
-    leases: LeasesKnown
+    leases: KnownLeases
     record: Record
     refused: Callable[[], Set[PodUid]]
     now: Callable[[], float]
-    leaving: bool = False
+    draining: bool = False
     _permits: dict[PodUid, tuple[Lease, float]] = field(default_factory=dict)
-    _coming: dict[PodUid, tuple[Lease, float]] = field(default_factory=dict)
+    _in_flight: dict[PodUid, tuple[Lease, float]] = field(default_factory=dict)
     """Pods that were let through, and until when each counts as on its way."""
 
     @property
     def answered(self) -> frozenset[tuple[PodUid, str]]:
         """Pods and containers that Allocate was answered for."""
         return frozenset(
-            (entry.allocation.pod, entry.allocation.container) for entry in self.record.answers
+            (entry.allocation.pod, entry.allocation.container) for entry in self.record.entries
         )
 
-    def open(self) -> dict[PodUid, Lease]:
+    def expected_leases(self) -> dict[PodUid, Lease]:
         """Return the leases of pods that the kubelet may still ask for."""
         answered, refused = self.answered, self.refused()
         return {
             pod: lease
             for pod, lease in self.leases.leases.items()
-            if pod not in refused and is_open(lease, answered)
+            if pod not in refused and is_expected(lease, answered)
         }
 
-    def on_the_way(self) -> dict[PodUid, Lease]:
+    def in_flight(self) -> dict[PodUid, Lease]:
         """Return the leases of pods that the kubelet may still ask for, bound by now or not."""
         self._forget_arrived()
-        let_through = {pod: lease for pod, (lease, _) in self._coming.items()}
-        return {**let_through, **self._permitted(), **self.open()}
+        let_through = {pod: lease for pod, (lease, _) in self._in_flight.items()}
+        return {**let_through, **self._permitted(), **self.expected_leases()}
 
-    def pods(self, node: Node | None) -> tuple[KubeletPod, ...]:
+    def implied_pods(self, node: NodeSnapshot | None) -> tuple[KubeletPod, ...]:
         """Return the pods of the node as its leases imply them."""
         if node is None:
             return ()
         return implied_pods(self.leases.leases.values(), node, self.answered)
 
-    def tell(
-        self, asked: Sequence[Lease], node: Node | None, trouble: str | None, *, blind: str
+    def admit_binds(
+        self, leases: Sequence[Lease], node: NodeSnapshot | None, trouble: str | None, *, blind: str
     ) -> BindReply:
         """Say which pods must wait; `blind` says why the kubelet's list cannot be read."""
-        if self.leaving or node is None or trouble:
-            why = LEAVES if self.leaving else trouble or "its devices are not known yet"
-            return _closed(asked, why)
+        if self.draining or node is None or trouble:
+            why = DRAINING if self.draining else trouble or "its devices are not known yet"
+            return _closed(leases, why)
         if not blind:
-            held = self._beyond(asked)
+            held = self._beyond(leases)
             return BindReply(
-                deferred_pods=held, reason=BUSY if held else "", window_open=False, retry_soon=True
+                deferred_pods=held,
+                reason=WINDOW_FULL if held else "",
+                window_open=False,
+                retry_soon=True,
             )
-        if not self.leases.settled:
-            return _closed(asked, UNSETTLED)
-        held = self._out_of_turn(asked, node)
+        if not self.leases.synced:
+            return _closed(leases, LEASES_NOT_SYNCED)
+        held = self._out_of_turn(leases, node)
         why = f"another pod that asks for the same must be served first, as {blind}" if held else ""
         return BindReply(deferred_pods=held, reason=why, window_open=False, retry_soon=True)
 
@@ -168,10 +173,10 @@ class Turns:
         answered = self._forget_arrived()
         held = []
         for lease in asked:
-            if lease.pod in self._coming or self._is_over(lease.pod, answered):
+            if lease.pod in self._in_flight or self._is_over(lease.pod, answered):
                 continue
-            if len(self._coming) < AHEAD:
-                self._coming[lease.pod] = lease, self.now() + COMING_S
+            if len(self._in_flight) < MAX_IN_FLIGHT:
+                self._in_flight[lease.pod] = lease, self.now() + IN_FLIGHT_S
             else:
                 held.append(lease.pod)
         return tuple(held)
@@ -179,9 +184,9 @@ class Turns:
     def _forget_arrived(self) -> frozenset[tuple[PodUid, str]]:
         """Drop who is on its way no more; return what was answered."""
         now, answered, refused = self.now(), self.answered, self.refused()
-        self._coming = {
+        self._in_flight = {
             pod: (lease, until)
-            for pod, (lease, until) in self._coming.items()
+            for pod, (lease, until) in self._in_flight.items()
             if now < until and pod not in refused and not self._is_over(pod, answered)
         }
         return answered
@@ -192,9 +197,9 @@ class Turns:
         lease = self.leases.find(pod)
         return lease is not None and all((pod, name) in answered for name in containers_of(lease))
 
-    def _out_of_turn(self, asked: Sequence[Lease], node: Node) -> tuple[PodUid, ...]:
-        busy: dict[Signature, PodUid] = {}
-        for lease in (*self.open().values(), *self._permitted().values()):
+    def _out_of_turn(self, asked: Sequence[Lease], node: NodeSnapshot) -> tuple[PodUid, ...]:
+        busy: dict[RequestSignature, PodUid] = {}
+        for lease in (*self.expected_leases().values(), *self._permitted().values()):
             busy.update(dict.fromkeys(signatures_of(lease, node), lease.pod))
         going = set(busy.values())
         held = []
@@ -224,7 +229,7 @@ class Turns:
 
     def _is_bound(self, pod: PodUid) -> bool:
         lease = self.leases.find(pod)
-        return lease is not None and lease.state in HONOURED
+        return lease is not None and lease.state in HONOURED_STATES
 
 
 def _closed(asked: Sequence[Lease], why: str) -> BindReply:

@@ -27,10 +27,10 @@ OPTIONS = api_pb2.DevicePluginOptions(
 )
 
 
-class Answers(Protocol):
+class DevicePluginHandler(Protocol):
     """Who decides. RequestError and UnavailableError become what the pod's owner reads."""
 
-    async def preferred(
+    async def get_preferred_allocation(
         self, resource: str, available: Sequence[str], must_include: Sequence[str], size: int
     ) -> Sequence[str]:
         """Choose among the free IDs; an empty choice leaves it to the kubelet."""
@@ -40,7 +40,7 @@ class Answers(Protocol):
         """Say what the container gets that these IDs are given to."""
         ...
 
-    async def pre_start(self, resource: str, device_ids: Sequence[str]) -> None:
+    async def pre_start_container(self, resource: str, device_ids: Sequence[str]) -> None:
         """Agree to the start of the container that holds these IDs."""
         ...
 
@@ -84,7 +84,9 @@ def encode_setup(setup: ContainerSetup) -> bytes:
 class PluginServer:
     """Serves from `start` to `stop`; `ended` is set when the kubelet's stream ends."""
 
-    def __init__(self, resource: str, socket: Path, answers: Answers, devices: bytes) -> None:
+    def __init__(
+        self, resource: str, socket: Path, answers: DevicePluginHandler, devices: bytes
+    ) -> None:
         self.resource = resource
         self.socket = socket
         self.watched = asyncio.Event()
@@ -123,7 +125,7 @@ class PluginServer:
         with contextlib.suppress(OSError):  # the directory may be gone, or another thing
             self.socket.unlink(missing_ok=True)
 
-    def show(self, devices: bytes) -> None:
+    def send(self, devices: bytes) -> None:
         """Send a new list."""
         self._devices = devices
         self._changed.set()
@@ -166,7 +168,7 @@ class PluginServer:
         answers = []
         for one in request.container_requests:
             try:
-                chosen = await self._answers.preferred(
+                chosen = await self._answers.get_preferred_allocation(
                     self.resource,
                     list(one.available_deviceIDs),
                     list(one.must_include_deviceIDs),
@@ -199,7 +201,7 @@ class PluginServer:
         self, request: api_pb2.PreStartContainerRequest, context: grpc.aio.ServicerContext
     ) -> api_pb2.PreStartContainerResponse:
         try:
-            await self._answers.pre_start(self.resource, list(request.devices_ids))
+            await self._answers.pre_start_container(self.resource, list(request.devices_ids))
         except (RequestError, ConflictError) as error:
             await _abort(context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
         except UnavailableError as error:

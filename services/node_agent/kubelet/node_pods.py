@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from services.node_agent.allocate.pod_resolution import KubeletPod
-from services.node_agent.allocate.pod_resolver import Held, KubeletList
+from services.node_agent.allocate.pod_resolver import PodLister, PodResourcesLister
 from services.node_agent.usage.cgroups import parse_cgroup
 from shared.kubernetes.kubeconfig import KubeconfigError
 from shared.model.clock import Clock
@@ -30,40 +30,40 @@ UNTRUSTED = (
 SILENT = "look at the kubelet's log, and at --kubelet-address"
 
 
-class PodsSeen:
+class NodePods:
     """What is known of the node's pods."""
 
     def __init__(
         self,
-        kubelet: KubeletList,
-        held: Held,
+        kubelet: PodLister,
+        pod_resources: PodResourcesLister,
         *,
         implied: Callable[[], tuple[KubeletPod, ...]],
         proc: Path,
         clock: Clock,
     ) -> None:
         self.kubelet = kubelet
-        self.held = held
+        self.pod_resources = pod_resources
         self.implied = implied
         self.proc = proc
         self.clock = clock
-        self.blind = ""
+        self.unreadable_reason = ""
         """Why the kubelet's list cannot be read; empty: it can."""
         self._silent_since: float | None = None
         self._tried_at = 0.0
 
     async def list_pods(self) -> tuple[KubeletPod, ...]:
         """Return the pods. Raises UnavailableError while the kubelet may be restarting."""
-        if not self.blind or self.clock.ticks() - self._tried_at >= TRY_AGAIN_S:
+        if not self.unreadable_reason or self.clock.ticks() - self._tried_at >= TRY_AGAIN_S:
             listed = await self._try()
             if listed is not None:
                 return listed
-        shown = await self.held.list_held()
+        shown = await self.pod_resources.list_holdings()
         return tuple(pod for pod in self.implied() if (pod.namespace, pod.name) in shown.pods)
 
     async def list_running(self) -> frozenset[PodUid]:
         """Return the pods that still run; without the list, those that processes belong to."""
-        if self.blind:
+        if self.unreadable_reason:
             return await asyncio.to_thread(pods_of_processes, self.proc)
         return await self.kubelet.list_running()
 
@@ -79,25 +79,25 @@ class PodsSeen:
             now = self.clock.ticks()
             if self._silent_since is None:
                 self._silent_since = now
-            if not self.blind and now - self._silent_since < PATIENCE_S:
+            if not self.unreadable_reason and now - self._silent_since < PATIENCE_S:
                 raise
             self._lose(str(error), SILENT)
             return None
         self._silent_since = None
-        if self.blind:
+        if self.unreadable_reason:
             logger.warning("the kubelet's list of pods can be read again")
-        self.blind = ""
+        self.unreadable_reason = ""
         return listed
 
     def _lose(self, why: str, advice: str) -> None:
-        if not self.blind:
+        if not self.unreadable_reason:
             logger.warning(
                 "the kubelet's list of pods cannot be read: pods that ask for the same are bound "
                 "one after the other from now on; %s: %s",
                 advice,
                 why,
             )
-        self.blind = f"the kubelet's list of pods cannot be read ({why}); {advice}"
+        self.unreadable_reason = f"the kubelet's list of pods cannot be read ({why}); {advice}"
 
 
 def pods_of_processes(proc: Path) -> frozenset[PodUid]:

@@ -45,7 +45,7 @@ class KubeletPodResources:
     ) -> None:
         await self._channel.close()
 
-    async def list_held(self) -> PodResources:
+    async def list_holdings(self) -> PodResources:
         """Return everything held.
 
         The kubelet allows ten calls at once and a hundred a second: a refusal for that is repeated

@@ -14,7 +14,12 @@ from pathlib import Path
 import grpc
 
 from proto.deviceplugin import api_pb2, api_pb2_grpc
-from services.node_agent.kubelet.device_plugin import OPTIONS, Answers, PluginServer, encode_list
+from services.node_agent.kubelet.device_plugin import (
+    OPTIONS,
+    DevicePluginHandler,
+    PluginServer,
+    encode_list,
+)
 from services.node_agent.timeouts import set_within
 from shared.dialects.advertised import ServedId
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
@@ -53,15 +58,15 @@ class DevicePlugins:
     """All resources served to one kubelet."""
 
     def __init__(
-        self, directory: Path, answers: Answers, allocatable: Allocatable | None = None
+        self, directory: Path, answers: DevicePluginHandler, allocatable: Allocatable | None = None
     ) -> None:
         self.directory = directory
         self.answers = answers
         self.allocatable = allocatable
-        self.endpoints: dict[str, Endpoint] = {}
+        self.endpoints: dict[str, PluginEndpoint] = {}
         self._changed = asyncio.Event()
 
-    def show(self, served: Mapping[str, Mapping[str, ServedId]]) -> None:
+    def serve(self, served: Mapping[str, Mapping[str, ServedId]]) -> None:
         """Serve these resources, each with this complete list, and no others.
 
         Raises RequestError if the directory's path is too long for a socket.
@@ -71,14 +76,14 @@ class DevicePlugins:
         for resource, ids in served.items():
             endpoint = self.endpoints.get(resource)
             if endpoint is None:
-                self.endpoints[resource] = Endpoint(resource, self, ids)
+                self.endpoints[resource] = PluginEndpoint(resource, self, ids)
             else:
-                endpoint.show(ids)
+                endpoint.update(ids)
         self._changed.set()
 
     async def run(self) -> None:
         """Keep everything registered until cancelled."""
-        tasks: dict[Endpoint, asyncio.Task[None]] = {}
+        tasks: dict[PluginEndpoint, asyncio.Task[None]] = {}
         async with asyncio.TaskGroup() as group:
             while True:
                 self._changed.clear()
@@ -89,13 +94,13 @@ class DevicePlugins:
                     tasks[endpoint] = group.create_task(endpoint.run())
                 await self._changed.wait()
 
-    def trouble(self) -> str | None:
+    def unready_reason(self) -> str | None:
         """Say which resources are not registered, or None."""
         missing = [name for name, end in self.endpoints.items() if not end.is_served]
         return f"not registered with the kubelet: {', '.join(missing)}" if missing else None
 
 
-class Endpoint:
+class PluginEndpoint:
     """One resource, from registration to registration."""
 
     def __init__(self, resource: str, plugins: DevicePlugins, ids: Mapping[str, ServedId]) -> None:
@@ -123,14 +128,14 @@ class Endpoint:
     def _socket(self) -> Path:
         return self._plugins.directory / f"{self._stem}-{os.urandom(3).hex()}.sock"
 
-    def show(self, ids: Mapping[str, ServedId]) -> None:
+    def update(self, ids: Mapping[str, ServedId]) -> None:
         """Send a new list if it differs."""
         if ids == self._ids:
             return
         self._ids = ids
         self._devices = encode_list(ids)
         if self._server is not None:
-            self._server.show(self._devices)
+            self._server.send(self._devices)
 
     async def run(self) -> None:
         """Serve and register, again and again."""

@@ -10,8 +10,8 @@ import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
-from services.node_agent.allocate.allocation import HONOURED
-from services.node_agent.allocate.pod_resolver import KubeletList
+from services.node_agent.allocate.allocation import HONOURED_STATES
+from services.node_agent.allocate.pod_resolver import PodLister
 from services.node_agent.gpus.inventory import Gpu
 from services.node_agent.mig.layout_changes import (
     InstanceProfile,
@@ -21,8 +21,8 @@ from services.node_agent.mig.layout_changes import (
     is_laid_out,
     layout_of,
 )
-from services.node_agent.records.checkpoint_entry import Entry
-from services.node_agent.records.known_leases import LeasesKnown
+from services.node_agent.records.checkpoint_entry import CheckpointEntry
+from services.node_agent.records.known_leases import KnownLeases
 from shared.model.clock import Clock
 from shared.model.device import Device, MigLayout
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
@@ -65,7 +65,7 @@ class Answered(Protocol):
     """What the kubelet was told."""
 
     @property
-    def answers(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[CheckpointEntry, ...]:
         """All that is not over."""
         ...
 
@@ -86,9 +86,9 @@ class Instances:
         driver: Instanced,
         partitioning: Partitioning | None,
         *,
-        leases: LeasesKnown,
+        leases: KnownLeases,
         record: Answered,
-        pods: KubeletList,
+        pods: PodLister,
         counting: Counting,
         clock: Clock,
     ) -> None:
@@ -177,7 +177,7 @@ class Instances:
         """
         others = [
             entry.allocation
-            for entry in self.record.answers
+            for entry in self.record.entries
             if instance.uuid in entry.instances and entry.allocation.pod != pod
         ]
         until = self.clock.ticks() + GONE_S
@@ -212,7 +212,7 @@ class Instances:
         """Return the newest share of each device that is an instance."""
         newest: dict[DeviceUuid, tuple[Lease, Share]] = {}
         for lease in self.leases.leases.values():
-            for share in lease.shares if lease.state in HONOURED else ():
+            for share in lease.shares if lease.state in HONOURED_STATES else ():
                 known = newest.get(share.device)
                 if share.mig is not None and (known is None or known[1].fence < share.fence):
                     newest[share.device] = (lease, share)
@@ -275,7 +275,7 @@ class Instances:
         there = await self._list(device)
         held = {
             uuid
-            for entry in self.record.answers
+            for entry in self.record.entries
             if entry.allocation.pod in going_on
             for uuid in entry.instances
         }
@@ -295,8 +295,8 @@ class Instances:
         none, and its instance may be another pod's by then.
         """
         pods = await self.pods.list_pods()
-        phases = {pod.uid: pod.phase for pod in pods if not pod.final}
-        running = await self.pods.list_running() - {pod.uid for pod in pods if pod.final}
+        phases = {pod.uid: pod.phase for pod in pods if not pod.terminal}
+        running = await self.pods.list_running() - {pod.uid for pod in pods if pod.terminal}
         return {**dict.fromkeys(running, "Running"), **phases}
 
     async def _list(self, device: DeviceUuid) -> tuple[MigInstance, ...]:

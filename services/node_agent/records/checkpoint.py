@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 
 from services.node_agent.allocate.allocation import Fence, slot_key
-from services.node_agent.allocate.pod_resolution import Told
-from services.node_agent.records.checkpoint_entry import Entry
+from services.node_agent.allocate.pod_resolution import AllocationHistory
+from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from shared.model.errors import UnavailableError
 from shared.model.events.node_events import Allocation
 from shared.model.names import PodUid
@@ -25,12 +25,12 @@ FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Content:
+class CheckpointFile:
     """The file."""
 
     v: int = FORMAT
     node: str = ""
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[CheckpointEntry, ...] = ()
     fences: Mapping[str, Fence] = field(default_factory=dict)
 
 
@@ -40,7 +40,7 @@ class Checkpoint:
     def __init__(self, path: Path, node: str) -> None:
         self.path = path
         self.node = node
-        self.entries: dict[tuple[PodUid, str, str], Entry] = {}
+        self.by_key: dict[tuple[PodUid, str, str], CheckpointEntry] = {}
         self.fences: dict[str, Fence] = {}
         self.lost = False
         """There is no file, or none that can be read: what the kubelet holds is found elsewhere."""
@@ -61,10 +61,10 @@ class Checkpoint:
             content = await asyncio.to_thread(self._read)
         except OSError as error:
             raise UnavailableError(f"{self.path} cannot be read: {error.strerror}") from error
-        self.entries = {entry.key: entry for entry in content.entries}
+        self.by_key = {entry.key: entry for entry in content.entries}
         self.fences = dict(content.fences)
 
-    async def save(self, entry: Entry) -> None:
+    async def save(self, entry: CheckpointEntry) -> None:
         """Record an answer; it is on disk when this returns.
 
         Raises UnavailableError if it cannot be written, and then nothing is recorded.
@@ -76,7 +76,7 @@ class Checkpoint:
                 newest = fences.get(key)
                 if newest is None or newest.fence <= share.fence:
                     fences[key] = Fence(fence=share.fence, pod=lease.pod)
-            await self._write({**self.entries, entry.key: entry}, fences)
+            await self._write({**self.by_key, entry.key: entry}, fences)
 
     async def forget(self, pods: Iterable[PodUid]) -> None:
         """Drop the entries of pods that are gone; the fences of slots stay.
@@ -85,24 +85,24 @@ class Checkpoint:
         """
         gone = set(pods)
         async with self._writing:
-            if not gone.intersection(key[0] for key in self.entries):
+            if not gone.intersection(key[0] for key in self.by_key):
                 return
-            entries = {key: entry for key, entry in self.entries.items() if key[0] not in gone}
+            entries = {key: entry for key, entry in self.by_key.items() if key[0] not in gone}
             own = tuple(f"/{pod}" for pod in gone)
             fences = {key: fence for key, fence in self.fences.items() if not key.endswith(own)}
             await self._write(entries, fences)
 
-    def find(self, pod: PodUid, container: str, resource: str) -> Entry | None:
+    def find(self, pod: PodUid, container: str, resource: str) -> CheckpointEntry | None:
         """Return what was answered for a container, if it was."""
-        return self.entries.get((pod, container, resource))
+        return self.by_key.get((pod, container, resource))
 
-    def of_resource(self, resource: str) -> list[Entry]:
+    def of_resource(self, resource: str) -> list[CheckpointEntry]:
         """Return all answers for one resource, oldest first."""
-        return [entry for key, entry in self.entries.items() if key[2] == resource]
+        return [entry for key, entry in self.by_key.items() if key[2] == resource]
 
-    def told(self, resource: str, refused: frozenset[PodUid]) -> Told:
+    def allocation_history(self, resource: str, refused: frozenset[PodUid]) -> AllocationHistory:
         """Return what identity needs to know of our own answers."""
-        return Told(
+        return AllocationHistory(
             answered={
                 (entry.allocation.pod, entry.allocation.container): entry.allocation.device_ids
                 for entry in self.of_resource(resource)
@@ -113,22 +113,22 @@ class Checkpoint:
     @property
     def allocations(self) -> tuple[Allocation, ...]:
         """Everything the kubelet was told and that is not over."""
-        return tuple(entry.allocation for entry in self.entries.values())
+        return tuple(entry.allocation for entry in self.by_key.values())
 
     @property
-    def answers(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[CheckpointEntry, ...]:
         """All answers that are not over."""
-        return tuple(self.entries.values())
+        return tuple(self.by_key.values())
 
     @property
     def pods(self) -> frozenset[PodUid]:
         """Pods with an entry."""
-        return frozenset(key[0] for key in self.entries)
+        return frozenset(key[0] for key in self.by_key)
 
     async def _write(
-        self, entries: dict[tuple[PodUid, str, str], Entry], fences: dict[str, Fence]
+        self, entries: dict[tuple[PodUid, str, str], CheckpointEntry], fences: dict[str, Fence]
     ) -> None:
-        content = Content(node=self.node, entries=tuple(entries.values()), fences=fences)
+        content = CheckpointFile(node=self.node, entries=tuple(entries.values()), fences=fences)
         try:
             encoded = msgspec.json.encode(content)
             await asyncio.to_thread(self._write_newer, encoded, next(self._numbers))
@@ -137,28 +137,28 @@ class Checkpoint:
                 f"{self.path} cannot be written: {error.strerror}; what the kubelet is told must "
                 "be on disk before"
             ) from error
-        self.entries, self.fences = entries, fences
+        self.by_key, self.fences = entries, fences
 
-    def _read(self) -> Content:
+    def _read(self) -> CheckpointFile:
         try:
             data = self.path.read_bytes()
         except FileNotFoundError:
             self.lost = True
-            return Content()
+            return CheckpointFile()
         try:
-            content = msgspec.json.decode(data, type=Content)
+            content = msgspec.json.decode(data, type=CheckpointFile)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             return self._set_aside(f"is damaged ({error})")
         if content.v != FORMAT or content.node != self.node:
             return self._set_aside(f"is of node {content.node!r}, format {content.v}")
         return content
 
-    def _set_aside(self, why: str) -> Content:
+    def _set_aside(self, why: str) -> CheckpointFile:
         aside = self.path.with_suffix(".damaged")
         self.path.replace(aside)
         self.lost = True
         logger.warning("%s %s; kept as %s, and rebuilt from the kubelet", self.path, why, aside)
-        return Content()
+        return CheckpointFile()
 
     def _write_newer(self, data: bytes, number: int) -> None:
         """Write, one after the other, and nothing after what came later."""

@@ -9,10 +9,10 @@ from shared.model.names import PodUid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lowered:
+class LoweredLease:
     """A smaller lease that a container is held to already, and that the ledger may not have yet."""
 
-    turn: str
+    resize_id: str
     """In which the lease may become so."""
     lease: Lease
     """As it may become; its version is the one that this was decided on."""
@@ -20,7 +20,7 @@ class Lowered:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class CheckpointEntry:
     """One answered Allocate; the setup is kept, so that a repetition is answered word for word."""
 
     allocation: Allocation
@@ -28,7 +28,7 @@ class Entry:
     init: bool = False
     instances: tuple[str, ...] = ()
     """UUIDs of the MIG instances that the container has."""
-    lowered: Lowered | None = None
+    lowered: LoweredLease | None = None
 
     @property
     def key(self) -> tuple[PodUid, str, str]:

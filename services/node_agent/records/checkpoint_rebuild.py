@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from services.node_agent.allocate.allocation import Node, given
+from services.node_agent.allocate.allocation import NodeSnapshot, container_setup
 from services.node_agent.allocate.pod_resolution import KubeletPod, PodResources
 from services.node_agent.kubelet.device_ids import compact
 from services.node_agent.mig.layout_changes import MigInstance, instances_of
-from services.node_agent.records.checkpoint_entry import Entry
+from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from shared.dialects import DIALECTS
 from shared.model.errors import RequestError
 from shared.model.events.node_events import Allocation
@@ -14,21 +14,21 @@ from shared.model.lease import Lease
 from shared.model.names import DeviceUuid, PodUid
 
 
-def rebuilt(
-    node: Node,
+def rebuild_entries(
+    node: NodeSnapshot,
     leases: Mapping[PodUid, Lease],
     pods: Iterable[KubeletPod],
     shown: PodResources,
     *,
     instances: Mapping[DeviceUuid, Sequence[MigInstance]],
     now: float,
-) -> list[Entry]:
+) -> list[CheckpointEntry]:
     """Return an entry for each container that holds devices of ours and has a lease.
 
     Init containers that have ended hold nothing; who still waits for Allocate is not among them.
     `instances` are those of devices in MIG mode: who had one has the one at its place.
     """
-    by_name = {(pod.namespace, pod.name): pod for pod in pods if not pod.final}
+    by_name = {(pod.namespace, pod.name): pod for pod in pods if not pod.terminal}
     entries = []
     for held in shown.holdings:
         pod = by_name.get((held.namespace, held.name))  # type: ignore[arg-type]
@@ -39,7 +39,7 @@ def rebuilt(
             continue
         try:
             uuids = instances_of(lease, held.container, node.devices, instances)
-            setup = given(lease, held.container, node, uuids)
+            setup = container_setup(lease, held.container, node, uuids)
         except RequestError:
             continue
         activation = Allocation(
@@ -52,7 +52,9 @@ def rebuilt(
             lease=lease,
             activated_at=now,
         )
-        entries.append(Entry(allocation=activation, setup=setup, instances=tuple(uuids.values())))
+        entries.append(
+            CheckpointEntry(allocation=activation, setup=setup, instances=tuple(uuids.values()))
+        )
     return entries
 
 
@@ -63,7 +65,7 @@ def ended_pods(
     leases: Mapping[PodUid, Lease],
 ) -> set[PodUid]:
     """Return the pods that the kubelet has let go of and whose leases have ended."""
-    live = {pod.uid for pod in pods if not pod.final}
+    live = {pod.uid for pod in pods if not pod.terminal}
     names = {(pod.namespace, pod.name) for pod in pods if pod.uid in live}
     holding = {(held.namespace, held.name) for held in shown.holdings} - names
     return {

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from shared.model.lease import LIVE, Lease
 from shared.model.names import NodeName, PodUid
 
-ENDED_KEPT = 4096
+MAX_ENDED = 4096
 
 
 @dataclass(slots=True)
-class LeasesKnown:
+class KnownLeases:
     """By pod, the newest that was said of its lease.
 
     A pod's leases follow one another in `created_at`, and the states of one lease in `version`; the
@@ -25,13 +25,13 @@ class LeasesKnown:
     leases: dict[PodUid, Lease] = field(default_factory=dict)
     ended: dict[PodUid, tuple[float, int]] = field(default_factory=dict)
     """Of ended leases, creation and version; oldest news first."""
-    news: int = 0
-    heard: dict[PodUid, int] = field(default_factory=dict)
+    revision: int = 0
+    revisions: dict[PodUid, int] = field(default_factory=dict)
     """Number of the news in which each live lease came."""
-    settled: bool = False
+    synced: bool = False
     """The complete list has been told at least once."""
 
-    def note(self, leases: Iterable[Lease]) -> list[Lease]:
+    def observe(self, leases: Iterable[Lease]) -> list[Lease]:
         """Take news; return what was new in them."""
         return [lease for lease in leases if self._note(lease)]
 
@@ -43,15 +43,15 @@ class LeasesKnown:
         is_old = any(stamp <= each and lease.version <= each[1] for each in seen)
         if lease.node != self.node or is_old:
             return False
-        self.news += 1
+        self.revision += 1
         if lease.state in LIVE:
             self.leases[lease.pod] = lease
-            self.heard[lease.pod] = self.news
+            self.revisions[lease.pod] = self.revision
             self.ended.pop(lease.pod, None)
             return True
         self._drop(lease.pod)
         self.ended[lease.pod] = stamp
-        while len(self.ended) > ENDED_KEPT:
+        while len(self.ended) > MAX_ENDED:
             del self.ended[next(iter(self.ended))]
         return True
 
@@ -59,19 +59,19 @@ class LeasesKnown:
         """Return the pod's live lease, if one was told."""
         return self.leases.get(pod)
 
-    def settle(self, told: Iterable[Lease], *, asked_at: int) -> None:
+    def sync(self, listed: Iterable[Lease], *, since: int) -> None:
         """Take the complete list of the node's leases, asked for when `news` was `asked_at`.
 
         A lease that was known before the question, and is not in the answer, has ended.
         """
-        complete = tuple(told)
-        self.settled = True
-        self.note(complete)
+        complete = tuple(listed)
+        self.synced = True
+        self.observe(complete)
         there = {lease.pod for lease in complete}
-        for pod, heard in list(self.heard.items()):
-            if pod not in there and heard <= asked_at:
+        for pod, heard in list(self.revisions.items()):
+            if pod not in there and heard <= since:
                 self._drop(pod)
 
     def _drop(self, pod: PodUid) -> None:
         self.leases.pop(pod, None)
-        self.heard.pop(pod, None)
+        self.revisions.pop(pod, None)

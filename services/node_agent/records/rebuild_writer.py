@@ -3,10 +3,10 @@
 import logging
 from collections.abc import Mapping
 
-from services.node_agent.allocate.allocation import Node
-from services.node_agent.allocate.pod_resolver import Finding
+from services.node_agent.allocate.allocation import NodeSnapshot
+from services.node_agent.allocate.pod_resolver import PodResolver
 from services.node_agent.ports import MigLayouts, Records
-from services.node_agent.records.checkpoint_rebuild import rebuilt
+from services.node_agent.records.checkpoint_rebuild import rebuild_entries
 from shared.model.lease import Lease
 from shared.model.names import PodUid
 
@@ -15,19 +15,19 @@ logger = logging.getLogger(__name__)
 
 async def rebuild_record(
     record: Records,
-    facts: Node,
+    facts: NodeSnapshot,
     leases: Mapping[PodUid, Lease],
     *,
-    finding: Finding,
+    finding: PodResolver,
     instances: MigLayouts,
     now: float,
 ) -> None:
     """Write the lost checkpoint anew from PodResources and leases; a new node's is empty."""
-    entries = rebuilt(
+    entries = rebuild_entries(
         facts,
         leases,
         await finding.pods.list_pods(),
-        await finding.held.list_held(),
+        await finding.pod_resources.list_holdings(),
         instances=await instances.listed(),
         now=now,
     )

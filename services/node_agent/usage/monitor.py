@@ -19,12 +19,12 @@ from prometheus_client.registry import Collector
 from services.node_agent.allocate.pod_resolution import KubeletPod
 from services.node_agent.gpus.inventory import Gpu
 from services.node_agent.isolation.region import Region, Tampered
-from services.node_agent.isolation.region_image import altered, place_of, seed_of
+from services.node_agent.isolation.region_image import altered_limits, region_path_of, seed_of
 from services.node_agent.isolation.region_reader import read_region
 from services.node_agent.isolation.region_seed import seed_region
 from services.node_agent.mig.layout_changes import MigInstance
-from services.node_agent.records.checkpoint_entry import Entry
-from services.node_agent.records.known_leases import LeasesKnown
+from services.node_agent.records.checkpoint_entry import CheckpointEntry
+from services.node_agent.records.known_leases import KnownLeases
 from services.node_agent.usage.cgroups import Origin, origin_of
 from services.node_agent.usage.series import families
 from services.node_agent.usage.usage_model import DeviceSample, Picture, Tenant, Violation, picture
@@ -77,7 +77,7 @@ class Records(Protocol):
     """Held while an answer and the region of its container change together."""
 
     @property
-    def answers(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[CheckpointEntry, ...]:
         """Every answer that is not over."""
         ...
 
@@ -93,7 +93,7 @@ class Monitor(Collector):
         mig: Instances,
         pods: Pods,
         record: Records,
-        leases: LeasesKnown,
+        leases: KnownLeases,
         clock: Clock,
         proc: Path = Path("/proc"),
     ) -> None:
@@ -135,11 +135,11 @@ class Monitor(Collector):
         driver knows it.
         """
         began = self.clock.now()
-        complete = self.leases.settled and not self.record.lost
+        complete = self.leases.synced and not self.record.lost
         devices = await self._devices()
         pids = {one.pid: sample.asked_at_s for sample in devices for one in sample.processes}
         async with self.record.changing:
-            tenants = tenants_of(self.record.answers, self.leases.leases, complete=complete)
+            tenants = tenants_of(self.record.entries, self.leases.leases, complete=complete)
             regions, origins = await asyncio.to_thread(self._read, tenants, pids)
         pods = await self._pods(origins.values())
         instances = await self._instances(tenants)
@@ -202,7 +202,7 @@ class Monitor(Collector):
             self._unrestored = set()
             return
         async with self.record.changing:
-            tenants = tenants_of(self.record.answers, self.leases.leases, complete=complete)
+            tenants = tenants_of(self.record.entries, self.leases.leases, complete=complete)
             again = [tenant for tenant in tenants if tenant.key in suspects]
             await asyncio.to_thread(self._put_back, again)
 
@@ -289,13 +289,13 @@ def _unlike(tenants: Iterable[Tenant], regions: Regions) -> frozenset[tuple[PodU
         and tenant.seed is not None
         and not (
             isinstance(region := regions.get(tenant.key), Region)
-            and not altered(region, tenant.seed)
+            and not altered_limits(region, tenant.seed)
         )
     )
 
 
 def tenants_of(
-    entries: Iterable[Entry], leases: Mapping[PodUid, Lease], *, complete: bool
+    entries: Iterable[CheckpointEntry], leases: Mapping[PodUid, Lease], *, complete: bool
 ) -> tuple[Tenant, ...]:
     """Return the containers that the kubelet was told to give shares.
 
@@ -314,9 +314,9 @@ def tenants_of(
     return tuple(found.values())
 
 
-def _tenant(entry: Entry, lease: Lease) -> Tenant:
+def _tenant(entry: CheckpointEntry, lease: Lease) -> Tenant:
     try:
-        place = place_of(entry.limits)
+        place = region_path_of(entry.limits)
         seed = seed_of(entry.limits.environment) if place is not None else None
     except RequestError as error:  # told by another version of the agent
         logger.debug("container %s of %s: %s", entry.allocation.container, lease.pod, error)

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from services.node_agent.allocate.pod_resolution import KubeletPod
-from services.node_agent.isolation.region import DeviceSums, Region, RegionPlace, Tampered, sums
-from services.node_agent.isolation.region_image import Seed, altered
+from services.node_agent.isolation.region import DeviceSums, Region, RegionPath, Tampered, sums
+from services.node_agent.isolation.region_image import RegionSeed, altered_limits
 from services.node_agent.mig.layout_changes import MigInstance
 from services.node_agent.usage.cgroups import Origin
 from shared.model.events.node_events import ViolationReason
@@ -52,9 +52,9 @@ class Tenant:
 
     lease: Lease
     container: str
-    place: RegionPlace | None = None
+    place: RegionPath | None = None
     """Where its region lies; None: HAMi-core does not hold it."""
-    seed: Seed | None = None
+    seed: RegionSeed | None = None
     """What its region was made with."""
     instances: tuple[str, ...] = ()
     """UUIDs of its MIG instances, in the order of the lease's shares that are instances."""
@@ -339,7 +339,7 @@ def _broken(use: ContainerUse) -> Iterator[Violation]:
         case None:
             yield _violation(tenant, ViolationReason.ISOLATION_LOST, "has no region file any more")
         case region:
-            changed = altered(region, tenant.seed)
+            changed = altered_limits(region, tenant.seed)
             if changed:
                 yield _violation(
                     tenant,

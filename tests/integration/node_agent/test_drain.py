@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from services.node_agent.drain import GRACE_S
-from services.node_agent.kubelet.admission_window import LEAVES
+from services.node_agent.kubelet.admission_window import DRAINING
 from shared.model.events.request_reply import BindRequest
 from shared.model.lease import LeaseState, Share
 from shared.model.names import NodeName
@@ -78,7 +78,7 @@ async def test_an_agent_that_leaves_says_so_and_serves_who_is_on_the_way() -> No
             await leaving
 
     assert told.deferred_pods == (uid,)
-    assert told.reason == LEAVES
+    assert told.reason == DRAINING
 
 
 @pytest.mark.parametrize("binders_answer", [True, False])
@@ -111,10 +111,10 @@ async def test_pods_are_held_back_until_the_kubelet_has_taken_the_agents_list() 
         asked = BindRequest(node=NodeName(NODE), leases=(lease,))
         before = await agent.may_bind(asked)
         await at.node.kubelet._stop()
-        await eventually(lambda: agent.plugins.trouble() is not None)
+        await eventually(lambda: agent.plugins.unready_reason() is not None)
         without = await agent.may_bind(asked)
         await at.node.kubelet._start()
-        await eventually(lambda: agent.plugins.trouble() is None)
+        await eventually(lambda: agent.plugins.unready_reason() is None)
         after = await agent.may_bind(asked)
 
     assert before.deferred_pods == after.deferred_pods == ()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from services.node_agent import instance_lock as module
-from services.node_agent.instance_lock import FILE, Holder, alone, holder_of
+from services.node_agent.instance_lock import FILE, AgentInstance, instance_lock, running_instance
 from shared.runtime.sd_notify import notify_ready
 
 POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
@@ -24,7 +24,7 @@ async def waiting(state_dir: Path, environ: dict[str, str]) -> AsyncIterator[asy
     serves = asyncio.Event()
 
     async def other() -> None:
-        async with alone(state_dir, environ):
+        async with instance_lock(state_dir, environ):
             serves.set()
             await asyncio.Event().wait()
 
@@ -43,10 +43,10 @@ async def waiting(state_dir: Path, environ: dict[str, str]) -> AsyncIterator[asy
 async def test_whoever_serves_says_what_it_runs_as(
     tmp_path: Path, environ: dict[str, str], form: str, named: str
 ) -> None:
-    assert holder_of(tmp_path) is None
-    async with alone(tmp_path, environ):
-        holder = holder_of(tmp_path)
-    assert holder_of(tmp_path) is None  # the file stays, and nobody holds it
+    assert running_instance(tmp_path) is None
+    async with instance_lock(tmp_path, environ):
+        holder = running_instance(tmp_path)
+    assert running_instance(tmp_path) is None  # the file stays, and nobody holds it
 
     assert holder is not None
     assert (holder.form, holder.pid) == (form, os.getpid())
@@ -59,7 +59,7 @@ async def test_a_second_agent_waits_says_for_whom_and_what_to_do_and_takes_over(
     monkeypatch.setattr(module, "PATIENCE_S", 0.0)
     monkeypatch.setattr(module, "LOOK_S", 0.01)
     caplog.set_level(logging.WARNING)
-    async with alone(tmp_path, UNIT), waiting(tmp_path, POD) as serves, asyncio.timeout(30):
+    async with instance_lock(tmp_path, UNIT), waiting(tmp_path, POD) as serves, asyncio.timeout(30):
         while "another node agent serves" not in caplog.text:
             await asyncio.sleep(0.01)
         assert not serves.is_set()
@@ -67,9 +67,9 @@ async def test_a_second_agent_waits_says_for_whom_and_what_to_do_and_takes_over(
         assert "leasehold.dev/agent=unit" in caplog.text
     async with waiting(tmp_path, POD) as serves, asyncio.timeout(30):
         await serves.wait()
-        holder = holder_of(tmp_path)
+        holder = running_instance(tmp_path)
 
-    assert isinstance(holder, Holder)
+    assert isinstance(holder, AgentInstance)
     assert holder.form == "pod"
 
 
@@ -77,7 +77,7 @@ async def test_a_holder_of_an_earlier_version_is_waited_for_without_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "PATIENCE_S", 0.0)
-    async with alone(tmp_path, UNIT):
+    async with instance_lock(tmp_path, UNIT):
         (tmp_path / FILE).write_text("")
         async with waiting(tmp_path, POD), asyncio.timeout(30):
             while "it does not say which" not in caplog.text:

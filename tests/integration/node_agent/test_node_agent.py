@@ -177,11 +177,11 @@ async def test_a_start_is_refused_if_the_devices_are_with_somebody_else() -> Non
         at.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
         await at.node.phase("one", "Running")
         ids = list((await at.node.held())["one", "main"])
-        await agent.answering.pre_start(NUMBER, ids)
+        await agent.answering.pre_start_container(NUMBER, ids)
         free = [f"{uuid_of(NodeName(NODE), 1)}-7"]
 
         with pytest.raises(RequestError, match="with nobody, and they were given to nobody"):
-            await agent.answering.pre_start(NUMBER, free)
+            await agent.answering.pre_start_container(NUMBER, free)
 
 
 async def test_refused_pods_that_the_kubelet_still_lists_do_not_confuse_it_about_others() -> None:

@@ -70,7 +70,7 @@ async def test_a_checkpoint_that_was_deleted_is_rebuilt_and_restarts_are_agreed_
         async with at.running() as agent:
             await eventually(lambda: agent.record.allocations)
 
-            await agent.answering.pre_start(NUMBER, ids)
+            await agent.answering.pre_start_container(NUMBER, ids)
 
 
 async def test_23_the_same_question_gets_the_same_answer_also_after_a_restart() -> None:
@@ -145,7 +145,7 @@ async def test_a_kubelet_that_restarts_inside_allocate_costs_that_pod_and_no_oth
         await at.node.kubelet.restart()
         at.ledger.silent = False
         await at.node.phase("unlucky", "Failed")
-        await eventually(lambda: agent.plugins.trouble() is None)
+        await eventually(lambda: agent.plugins.unready_reason() is None)
         await at.node.allocatable(NUMBER, 20)
         at.bind(pod("two", limits={NUMBER: 1}), share(0, 2000, slot=1, fence=2))
         await at.node.phase("two", "Running")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from services.node_agent.allocate.allocation import Node, given
+from services.node_agent.allocate.allocation import NodeSnapshot, container_setup
 from services.node_agent.mig.layouts import KNOWN
 from shared.dialects.dialect import ContainerSetup, Paths
 from shared.model.device import Device, DeviceMode
@@ -284,13 +284,15 @@ def check_sums(wish: Wish, lease: Lease, devices: Mapping[DeviceUuid, Device]) -
 
 def setup_of(lease: Lease, container: str, devices: tuple[Device, ...]) -> ContainerSetup:
     """What the node's agent tells the kubelet; instances are called after device and position."""
-    node = Node(name=lease.node, devices={d.uuid: d for d in devices}, served={}, paths=PATHS)
+    node = NodeSnapshot(
+        name=lease.node, devices={d.uuid: d for d in devices}, served={}, paths=PATHS
+    )
     places = {
         (s.device, s.mig.position): f"MIG-{s.device}-{s.mig.position}"
         for s in lease.shares
         if s.mig
     }
-    return given(lease, container, node, places)
+    return container_setup(lease, container, node, places)
 
 
 def check_environment(wish: Wish, lease: Lease, devices: tuple[Device, ...]) -> None:

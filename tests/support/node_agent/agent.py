@@ -125,7 +125,9 @@ class Site:
             ]
             try:
                 if registered:
-                    await eventually(lambda: agent.plugins.trouble() is None and agent.devices)
+                    await eventually(
+                        lambda: agent.plugins.unready_reason() is None and agent.devices
+                    )
                     for resource, count in agent.shown.healthy_counts.items():
                         await self.node.allocatable(resource, count)
                 yield agent
@@ -165,7 +167,7 @@ class Site:
         facts = {"name": created["name"], **changes}
         lease = self.ledger.grant(lease_of(created["uid"], *shares, **facts))
         if told and self.agent is not None:
-            self.agent.leases.note([lease])
+            self.agent.leases.observe([lease])
         return lease
 
     def env(self, pod: str, container: str = "main") -> dict[str, str]:

@@ -9,12 +9,12 @@ import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from services.node_agent.allocate.pod_resolution import KubeletPod
-from services.node_agent.isolation.host_paths import Layout
+from services.node_agent.isolation.host_paths import HostLayout
 from services.node_agent.isolation.region_layouts import V1_2
 from services.node_agent.isolation.region_seed import seed_region
 from services.node_agent.mig.layout_changes import MigInstance
-from services.node_agent.records.checkpoint_entry import Entry
-from services.node_agent.records.known_leases import LeasesKnown
+from services.node_agent.records.checkpoint_entry import CheckpointEntry
+from services.node_agent.records.known_leases import KnownLeases
 from services.node_agent.usage.monitor import Monitor, pages, tenants_of
 from services.node_agent.usage.usage_model import DeviceSample, Process, Tenant
 from shared.dialects import DIALECTS
@@ -130,12 +130,12 @@ class Kubelet:
 
 @dataclass
 class Record:
-    told: list[Entry] = field(default_factory=list)
+    told: list[CheckpointEntry] = field(default_factory=list)
     lost: bool = False
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
-    def answers(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[CheckpointEntry, ...]:
         return tuple(self.told)
 
 
@@ -146,12 +146,12 @@ class World:
     driver: Driver
     kubelet: Kubelet
     record: Record
-    known: LeasesKnown
+    known: KnownLeases
     clock: FakeClock
 
     def give(self, lease: Lease) -> Tenant:
         """Have the kubelet told of a container, and its region seeded."""
-        layout = Layout(state_dir=self.root, library=self.root / "libvgpu.so")  # type: ignore[arg-type]
+        layout = HostLayout(state_dir=self.root, library=self.root / "libvgpu.so")  # type: ignore[arg-type]
         setup = DIALECTS[lease.dialect].environment(lease, "main", {}, layout.paths)
         activation = Allocation(
             pod=lease.pod,
@@ -162,8 +162,8 @@ class World:
             device_ids=("x",),
             lease=lease,
         )
-        self.record.told.append(Entry(allocation=activation, setup=setup))
-        self.known.note([lease])
+        self.record.told.append(CheckpointEntry(allocation=activation, setup=setup))
+        self.known.observe([lease])
         (tenant,) = tenants_of(self.record.told[-1:], self.known.leases, complete=True)
         assert tenant.place is not None
         assert tenant.seed is not None
@@ -206,7 +206,7 @@ def monitored(tmp_path: Path) -> World:
         memory_busy_percent=12,
     )
     driver, kubelet, record, clock = Driver((idle,)), Kubelet(), Record(), FakeClock()
-    known = LeasesKnown(NodeName(NODE), settled=True)
+    known = KnownLeases(NodeName(NODE), synced=True)
     monitor = Monitor(
         NodeName(NODE),
         usage=driver,

@@ -7,12 +7,12 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from services.node_agent.isolation.region import RegionPlace
-from services.node_agent.isolation.region_image import Seed, image_of
-from services.node_agent.isolation.region_layouts import V1_2, Layout
+from services.node_agent.isolation.region import RegionPath
+from services.node_agent.isolation.region_image import RegionSeed, image_of
+from services.node_agent.isolation.region_layouts import V1_2, RegionLayout
 
 COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-SEED = Seed(memory_bytes=(5 << 30, 3 << 30), cores_percent=(40, 40))
+SEED = RegionSeed(memory_bytes=(5 << 30, 3 << 30), cores_percent=(40, 40))
 
 
 @functools.cache
@@ -29,13 +29,13 @@ def c_program() -> Path:
     return binary
 
 
-def write_by_c(layout: Layout, place: RegionPlace) -> None:
+def write_by_c(layout: RegionLayout, place: RegionPath) -> None:
     """Have C write a region full of known numbers."""
     path = Path(place.directory) / place.name
     subprocess.run([str(c_program()), "write", layout.name, str(path)], check=True, timeout=20)
 
 
-def show_by_c(layout: Layout, place: RegionPlace) -> dict[str, str]:
+def show_by_c(layout: RegionLayout, place: RegionPath) -> dict[str, str]:
     """Have C map a region, tell its fields, and take its locks (0: it got them)."""
     path = Path(place.directory) / place.name
     done = subprocess.run(
@@ -45,13 +45,13 @@ def show_by_c(layout: Layout, place: RegionPlace) -> dict[str, str]:
     return dict(line.split(" ", 1) for line in done.stdout.splitlines())
 
 
-def at(directory: Path, name: str = "r.cache") -> RegionPlace:
+def at(directory: Path, name: str = "r.cache") -> RegionPath:
     """Return a place in a directory of its own."""
     directory.mkdir(parents=True, exist_ok=True)
-    return RegionPlace(directory=str(directory), name=name)
+    return RegionPath(directory=str(directory), name=name)
 
 
-def path_of(place: RegionPlace) -> Path:
+def path_of(place: RegionPath) -> Path:
     """Return where a region lies."""
     return Path(place.directory) / place.name
 
@@ -66,7 +66,7 @@ def process(
     host_pid: int = 0,
     seqlock: int = 0,
     counted: bool = True,
-    layout: Layout = V1_2,
+    layout: RegionLayout = V1_2,
 ) -> None:
     """Write a slot into an image, as a process of the container would."""
     slot = layout.slot_at(index)
@@ -82,11 +82,11 @@ def process(
         struct.pack_into("<i", image, layout.slot_count, max(count, index + 1))
 
 
-def fresh(seed: Seed = SEED) -> bytearray:
+def fresh(seed: RegionSeed = SEED) -> bytearray:
     """Return a seeded image that a test may change."""
     return bytearray(image_of(seed))
 
 
-def write(place: RegionPlace, image: bytes | bytearray) -> None:
+def write(place: RegionPath, image: bytes | bytearray) -> None:
     """Put an image at its place."""
     path_of(place).write_bytes(bytes(image))

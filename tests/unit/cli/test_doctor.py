@@ -16,7 +16,7 @@ from services.cli.doctor.remedies import REMEDIES
 from services.node_agent.allocate.cdi import FILE
 from services.node_agent.gpus.device_faults import no_answer
 from services.node_agent.gpus.inventory import MAX_LIST_BYTES, Gpu
-from services.node_agent.instance_lock import Holder
+from services.node_agent.instance_lock import AgentInstance
 from services.node_agent.kubelet import pod_resources
 from services.node_agent.mig.layout_changes import MigState
 from services.node_agent.settings import AgentSettings
@@ -241,7 +241,7 @@ UNIT_LABEL = {"leasehold.dev/agent": "unit"}
 def test_one_agent_serves_a_node_and_it_is_the_one_that_the_label_wants(
     form: str, labels: dict[str, str] | None, outcome: Outcome, said: str
 ) -> None:
-    holder = Holder(form=form, name="node-agent-x", pid=7)
+    holder = AgentInstance(form=form, name="node-agent-x", pid=7)
 
     found = node_checks.agent("gpu-1", holder, labels)
 

@@ -82,7 +82,7 @@ async def test_a_node_that_comes_up_again_admits_its_pods_with_what_they_had() -
             before = await at.node.held()
         await at.node.kubelet.restart()
         async with at.running() as agent:
-            await agent.answering.pre_start(NUMBER, sorted(before["one", "main"]))
+            await agent.answering.pre_start_container(NUMBER, sorted(before["one", "main"]))
             at.bind(pod("two", limits={NUMBER: 1}), share(1, 2000, slot=8, fence=2))
             await at.node.phase("two", "Running")
 

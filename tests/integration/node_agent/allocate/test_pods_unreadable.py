@@ -27,7 +27,7 @@ async def test_either_right_is_enough(right: str) -> None:
             at.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
             await at.node.phase("one", "Running")
 
-            assert not agent.answering.finding.pods.blind
+            assert not agent.answering.finding.pods.unreadable_reason
             assert not at.reported[-1].pods_unreadable
 
 
@@ -57,9 +57,11 @@ async def test_pods_that_ask_for_different_amounts_do_not_wait_for_each_other() 
     async with site() as at:
         take_rights(at)
         async with at.running() as agent:
-            await eventually(lambda: agent.answering.finding.pods.blind and agent.leases.settled)
+            await eventually(
+                lambda: agent.answering.finding.pods.unreadable_reason and agent.leases.synced
+            )
             one, other = reserve(at, 0, share(0, 1000)), reserve(at, 1, *two, limits={NUMBER: 2})
-            told = agent.turns.tell(
+            told = agent.turns.admit_binds(
                 [one, other], agent.answering.facts, None, blind="it cannot be read"
             )
             for lease in (one, other):
@@ -83,13 +85,13 @@ async def test_what_cannot_be_told_apart_is_refused_with_the_reason(
                 bound = at.ledger.grant(replace(lease, state=LeaseState.BOUND, version=2))
                 await at.tell(bound)
             both = {("default", lease.name) for lease in leases}
-            listing = agent.answering.finding.held.list_held
+            listing = agent.answering.finding.pod_resources.list_holdings
 
             async def both_active() -> object:
                 shown = await listing()
                 return replace(shown, pods=shown.pods | both)
 
-            monkeypatch.setattr(agent.answering.finding.held, "list_held", both_active)
+            monkeypatch.setattr(agent.answering.finding.pod_resources, "list_holdings", both_active)
             post(at, "p0")
             await at.node.phase("p0", "Failed")
             text = at.message("p0")
@@ -149,7 +151,7 @@ async def test_when_the_right_is_granted_the_list_is_read_again(
         await eventually(lambda: at.reported and not at.reported[-1].pods_unreadable)
         take_rights(at)
         await eventually(lambda: at.reported[-1].pods_unreadable)
-        blind = agent.answering.finding.pods.blind
+        blind = agent.answering.finding.pods.unreadable_reason
         take_rights(at, "nodes/pods")
         await eventually(lambda: not at.reported[-1].pods_unreadable)
 
@@ -160,10 +162,10 @@ async def test_when_the_right_is_granted_the_list_is_read_again(
 async def test_a_kubelet_that_only_restarts_is_no_reason_to_go_by_signature() -> None:
     async with site() as at, at.running() as agent:
         await at.node.kubelet.restart()
-        await eventually(lambda: agent.plugins.trouble() is None)
+        await eventually(lambda: agent.plugins.unready_reason() is None)
         await agent.answering.finding.pods.list_pods()
 
-        assert not agent.answering.finding.pods.blind
+        assert not agent.answering.finding.pods.unreadable_reason
 
 
 async def test_whether_a_vanished_pod_has_ended_is_told_without_the_list() -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from services.node_agent.instance_lock import alone
-from services.node_agent.kubelet.admission_window import UNSETTLED
+from services.node_agent.instance_lock import instance_lock
+from services.node_agent.kubelet.admission_window import LEASES_NOT_SYNCED
 from shared.model.errors import UnavailableError
 from shared.model.events.request_reply import BindRequest
 from shared.model.names import NodeName
@@ -28,7 +28,7 @@ async def test_while_the_disk_is_full_pods_wait_and_none_is_refused(
 ) -> None:
     async with site() as at, at.running() as agent:
         monkeypatch.setattr(LACK, 1 << 62)
-        await eventually(lambda: agent.cleaning.lack)
+        await eventually(lambda: agent.cleaning.unwritable_reason)
         binder = Binder(at)
         going = asyncio.create_task(binder.bind(reserve(at, 1, share(0, 1001))))
         await eventually(lambda: any("is full" in reason for reason in binder.waits))
@@ -36,7 +36,7 @@ async def test_while_the_disk_is_full_pods_wait_and_none_is_refused(
         await going
         await at.node.phase("p1", "Running")
 
-    assert set(binder.waits) <= {f"the disk of {at.root}/agent is full", UNSETTLED}
+    assert set(binder.waits) <= {f"the disk of {at.root}/agent is full", LEASES_NOT_SYNCED}
     assert not at.refused
 
 
@@ -74,10 +74,10 @@ async def test_a_state_directory_that_vanishes_is_told_and_made_again() -> None:
         state = at.root / "agent"
         state.rename(at.root / "away")
         state.write_text("in the way")
-        await eventually(lambda: "nothing can be written below" in agent.cleaning.lack)
+        await eventually(lambda: "nothing can be written below" in agent.cleaning.unwritable_reason)
         state.unlink()
         (at.root / "away").rename(state)
-        await eventually(lambda: not agent.cleaning.lack)
+        await eventually(lambda: not agent.cleaning.unwritable_reason)
         at.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
         await at.node.phase("one", "Running")
 
@@ -119,5 +119,5 @@ async def test_an_agent_without_a_directory_of_its_own_says_so(tmp_path: Path, t
     place.write_text("")
 
     with pytest.raises(UnavailableError, match="--state-dir must be writable"):
-        async with alone(place if there == "a file" else place / "below"):
+        async with instance_lock(place if there == "a file" else place / "below"):
             pass

@@ -21,7 +21,7 @@ def build(path: Path, number: int) -> None:
 def mounted(at: Site, name: str) -> Path:
     """Return the library that the agent has given a pod's container."""
     assert at.agent is not None
-    entries = at.agent.record.answers
+    entries = at.agent.record.entries
     (entry,) = [one for one in entries if one.allocation.name == name]
     (found,) = [
         mount.host_path for mount in entry.setup.mounts if mount.host_path.endswith("libvgpu.so")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from services.binder.resize.rules import Change, decide
-from services.node_agent.isolation.region import Region, RegionPlace
+from services.node_agent.isolation.region import Region, RegionPath
 from services.node_agent.isolation.region_layouts import V1_2
 from services.node_agent.isolation.region_reader import read_region
 from services.node_agent.service import NodeAgent
@@ -45,20 +45,20 @@ def sized(lease: Lease, mib: int, cores: int = 10, *, later: int = 1) -> Lease:
     return replace(lease, shares=shares, version=lease.version + later, resized_at=1.0)
 
 
-def region_of(at: Site, lease: Lease) -> RegionPlace:
+def region_of(at: Site, lease: Lease) -> RegionPath:
     name = Path(at.env(lease.name)["CUDA_DEVICE_MEMORY_SHARED_CACHE"]).name
-    return RegionPlace(
+    return RegionPath(
         directory=str(at.root / "agent" / "containers" / f"{lease.pod}_main"), name=name
     )
 
 
-def limit_mib(place: RegionPlace) -> int:
+def limit_mib(place: RegionPath) -> int:
     region = read_region(place)
     assert isinstance(region, Region)
     return region.memory_limits[0] // MIB
 
 
-def use(place: RegionPlace, mib: int) -> None:
+def use(place: RegionPath, mib: int) -> None:
     """Have a process of the container use memory."""
     image = bytearray(path_of(place).read_bytes())
     process(image, 0, 7, totals=(mib * MIB,))
@@ -252,7 +252,7 @@ async def test_a_smaller_lease_whose_news_are_lost_is_asked_for(
         at.ledger.grant(sized(lease, 1_000))
         assert (await ask(agent, sized(lease, 1_000, later=0), "turn")).applied
 
-        await eventually(lambda: agent.record.answers[0].lowered is None)
+        await eventually(lambda: agent.record.entries[0].lowered is None)
 
         assert agent.record.allocations[0].lease == sized(lease, 1_000)
         assert limit_mib(place) == 1_000
@@ -267,12 +267,12 @@ async def test_an_agent_killed_while_a_limit_is_lowered_keeps_to_it(
             place = region_of(at, lease)
             assert (await ask(agent, sized(lease, 1_000, later=0), "turn")).applied
         async with at.running() as agent:
-            await eventually(lambda: agent.leases.settled and agent.usage.seen.containers)  # type: ignore[attr-defined]
+            await eventually(lambda: agent.leases.synced and agent.usage.seen.containers)  # type: ignore[attr-defined]
             assert limit_mib(place) == 1_000
 
             await at.tell(at.ledger.grant(sized(lease, 1_000)))
 
-            await eventually(lambda: agent.record.answers[0].lowered is None)
+            await eventually(lambda: agent.record.entries[0].lowered is None)
             assert limit_mib(place) == 1_000
             assert not at.heard(ViolationFound)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from services.node_agent.allocate.pod_resolution import PodResources
-from services.node_agent.kubelet.node_pods import UNTRUSTED, PodsSeen
+from services.node_agent.kubelet.node_pods import UNTRUSTED, NodePods
 from services.node_agent.kubelet.pod_list import KubeletPods
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import ClusterCredentials
@@ -23,7 +23,7 @@ PODS = {"items": [{"metadata": METADATA, "spec": {"containers": []}}]}
 class Nothing:
     """PodResources of a kubelet without pods."""
 
-    async def list_held(self) -> PodResources:
+    async def list_holdings(self) -> PodResources:
         return PodResources()
 
 
@@ -65,9 +65,9 @@ async def test_a_kubelet_with_a_certificate_of_a_new_authority_is_believed_once_
             tls.load_cert_chain(*after.issue("kubelet"))
             with pytest.raises(RequestError, match="not trusted"):
                 await pods.list_pods()
-            seen = PodsSeen(pods, Nothing(), implied=tuple, proc=tmp_path, clock=FakeClock())
+            seen = NodePods(pods, Nothing(), implied=tuple, proc=tmp_path, clock=FakeClock())
             assert await seen.list_pods() == ()
-            assert UNTRUSTED in seen.blind
+            assert UNTRUSTED in seen.unreadable_reason
 
             place.write_bytes(after.ca.read_bytes())
             assert [pod.name for pod in await pods.list_pods()] == ["a"]

@@ -90,7 +90,7 @@ class Scripted:
     def __init__(self) -> None:
         self.asked: list[tuple[str, int]] = []
 
-    async def preferred(
+    async def get_preferred_allocation(
         self, resource: str, available: Sequence[str], must_include: Sequence[str], size: int
     ) -> Sequence[str]:
         self.asked.append((resource, len(available)))
@@ -102,7 +102,7 @@ class Scripted:
         names = {f"V{number}": "x" for number in range(20)}
         return ContainerSetup(environment=names)
 
-    async def pre_start(self, resource: str, device_ids: Sequence[str]) -> None:
+    async def pre_start_container(self, resource: str, device_ids: Sequence[str]) -> None:
         if "bad" in device_ids:
             raise RequestError("not yours")
 
@@ -123,7 +123,7 @@ async def plugins_in(
     directory: Path, **served: dict[str, ServedId]
 ) -> AsyncIterator[DevicePlugins]:
     plugins = DevicePlugins(directory, Scripted())
-    plugins.show({RESOURCE: ids("a", "b")} | {f"volcano.sh/{k}": v for k, v in served.items()})
+    plugins.serve({RESOURCE: ids("a", "b")} | {f"volcano.sh/{k}": v for k, v in served.items()})
     running = asyncio.create_task(plugins.run())
     try:
         yield plugins
@@ -140,7 +140,7 @@ async def within(seconds: float, holds: Any) -> None:
 async def test_16_registers_with_a_kubelet_that_dials_back_inside_the_call(directory: Path) -> None:
     async with ScriptedKubelet(directory) as kubelet, plugins_in(directory) as plugins:
         await within(5, lambda: kubelet.lists)
-        await within(5, lambda: plugins.trouble() is None)
+        await within(5, lambda: plugins.unready_reason() is None)
 
     assert kubelet.lists[0] == [("a", "Healthy"), ("b", "Healthy")]
     assert kubelet.options[0].pre_start_required
@@ -151,7 +151,7 @@ async def test_16_registers_with_a_kubelet_that_dials_back_inside_the_call(direc
 async def test_registers_within_a_second_of_the_kubelets_socket_appearing(directory: Path) -> None:
     async with plugins_in(directory) as plugins:
         await asyncio.sleep(0.3)
-        assert plugins.trouble() == f"not registered with the kubelet: {RESOURCE}"
+        assert plugins.unready_reason() == f"not registered with the kubelet: {RESOURCE}"
         async with ScriptedKubelet(directory) as kubelet:
             await within(1, lambda: kubelet.lists)
 
@@ -214,7 +214,7 @@ async def test_a_node_that_shows_nothing_allocatable_is_registered_with_again(
 async def test_a_change_is_pushed_as_the_complete_list(directory: Path) -> None:
     async with ScriptedKubelet(directory) as kubelet, plugins_in(directory) as plugins:
         await within(5, lambda: kubelet.lists)
-        plugins.show({RESOURCE: ids("a") | ids("b", healthy=False)})
+        plugins.serve({RESOURCE: ids("a") | ids("b", healthy=False)})
         await within(5, lambda: len(kubelet.lists) == 2)
 
     assert kubelet.lists[1] == [("a", "Healthy"), ("b", "Unhealthy")]
@@ -224,8 +224,8 @@ async def test_a_change_is_pushed_as_the_complete_list(directory: Path) -> None:
 async def test_resources_come_and_go(directory: Path) -> None:
     async with ScriptedKubelet(directory) as kubelet, plugins_in(directory) as plugins:
         await within(5, lambda: kubelet.lists)
-        plugins.show({"leasehold.dev/share": ids("share-0")})
-        await within(5, lambda: plugins.trouble() is None)
+        plugins.serve({"leasehold.dev/share": ids("share-0")})
+        await within(5, lambda: plugins.unready_reason() is None)
         await within(5, lambda: kubelet.ended == 1)
 
     assert [endpoint[:15] for endpoint in kubelet.endpoints] == [
@@ -291,7 +291,7 @@ async def test_a_directory_too_long_for_a_socket_is_refused_with_the_flag_to_cha
     plugins = DevicePlugins(Path("/" + "x" * 90), Scripted())
 
     with pytest.raises(RequestError, match="--kubelet-dir"):
-        plugins.show({RESOURCE: ids("a")})
+        plugins.serve({RESOURCE: ids("a")})
 
 
 async def test_sockets_that_an_earlier_agent_left_are_removed(directory: Path) -> None:

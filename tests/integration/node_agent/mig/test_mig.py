@@ -371,7 +371,7 @@ async def test_instances_that_a_reset_took_are_made_again_before_a_container_sta
         await at.node.phase("one", "Running")
         before = await there(at)
         (at.root / "agent" / "simulated-mig.json").unlink()
-        await agent.answering.pre_start(NUMBER, [f"{GPU}-1"])
+        await agent.answering.pre_start_container(NUMBER, [f"{GPU}-1"])
 
         assert await there(at) == before
 

@@ -86,7 +86,7 @@ async def test_while_the_partitioner_is_away_devices_stay_as_seen_and_pods_are_t
     async with node() as at, at.running(registered=False) as agent:
         async with partitioner(at.root):
             await eventually(lambda: len(agent.devices) == 2 and agent.devices[0].layouts)
-            await eventually(lambda: agent.plugins.trouble() is None)
+            await eventually(lambda: agent.plugins.unready_reason() is None)
         at.bind(pod("one", limits={NUMBER: 1}), part("group3", "3g.20gb", 20480))
         at.bind(pod("share", limits={NUMBER: 1}), share(1, 2000))
         await at.node.phase("one", "Failed")

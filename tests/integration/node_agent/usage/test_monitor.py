@@ -12,8 +12,8 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from services.node_agent.isolation.region import Region, RegionPlace
-from services.node_agent.isolation.region_image import Seed, image_of
+from services.node_agent.isolation.region import Region, RegionPath
+from services.node_agent.isolation.region_image import RegionSeed, image_of
 from services.node_agent.isolation.region_layouts import V1_2
 from services.node_agent.isolation.region_reader import read_region
 from services.node_agent.settings import AgentSettings
@@ -55,14 +55,14 @@ async def until_shown(address: str, holds: Any) -> dict[str, dict[str, float]]:
     return page
 
 
-def region_of(at: Site, lease: Lease) -> RegionPlace:
+def region_of(at: Site, lease: Lease) -> RegionPath:
     name = Path(at.env(lease.name)["CUDA_DEVICE_MEMORY_SHARED_CACHE"]).name
-    return RegionPlace(
+    return RegionPath(
         directory=str(at.root / "agent" / "containers" / f"{lease.pod}_main"), name=name
     )
 
 
-def use(place: RegionPlace, total: int) -> None:
+def use(place: RegionPath, total: int) -> None:
     """Have a process of the container use memory."""
     image = bytearray(path_of(place).read_bytes())
     process(image, 0, 7, totals=(total,))
@@ -79,7 +79,9 @@ async def test_a_container_finds_its_limits_set_before_it_starts() -> None:
         image = path_of(region_of(at, lease)).read_bytes()
 
     assert image == image_of(
-        Seed(memory_bytes=(3000 * MIB, 2000 * MIB), cores_percent=(50, 50), other_cores_percent=50)
+        RegionSeed(
+            memory_bytes=(3000 * MIB, 2000 * MIB), cores_percent=(50, 50), other_cores_percent=50
+        )
     )
 
 
@@ -161,12 +163,12 @@ def _ended(lease: Lease) -> Lease:
     return replace(lease, state=LeaseState.RELEASED, version=9)
 
 
-def _place(at: Site, lease: Lease) -> RegionPlace | None:
+def _place(at: Site, lease: Lease) -> RegionPath | None:
     found = list(at.root.glob(f"agent/containers/{lease.pod}_main/*.cache"))
-    return RegionPlace(directory=str(found[0].parent), name=found[0].name) if found else None
+    return RegionPath(directory=str(found[0].parent), name=found[0].name) if found else None
 
 
-def _unused(place: RegionPlace) -> Region | None:
+def _unused(place: RegionPath) -> Region | None:
     region = read_region(place)
     return region if isinstance(region, Region) and not region.slots else None
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from services.cli.audit import audit
 from services.cli.inspect.facts import Facts, PodSeen
-from services.node_agent.isolation.region import RegionPlace
-from services.node_agent.isolation.region_image import place_of, seed_of
+from services.node_agent.isolation.region import RegionPath
+from services.node_agent.isolation.region_image import region_path_of, seed_of
 from shared.dialects.dialect import Paths
 from shared.dialects.koordinator import dialect
 from shared.dialects.koordinator.annotation import (
@@ -292,11 +292,11 @@ def test_the_region_that_is_made_before_the_start_holds_the_limit_of_every_card(
     lease = leased(card(0), card(1), shared=2, core=60, memory=16 * GI)
     setup = dialect.environment(lease, "main", {}, PATHS)
 
-    seed, place = seed_of(setup.environment), place_of(setup)
+    seed, place = seed_of(setup.environment), region_path_of(setup)
 
     assert set(seed.memory_limits) == {8 * GI}
     assert set(seed.core_limits) == {30}
-    assert place == RegionPlace(directory="/var/c/uid-1_main", name="uid-1_main.cache")
+    assert place == RegionPath(directory="/var/c/uid-1_main", name="uid-1_main.cache")
 
 
 def test_a_share_without_memory_is_refused() -> None:

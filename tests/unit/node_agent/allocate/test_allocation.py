@@ -10,13 +10,17 @@ from hypothesis import strategies as st
 
 from services.node_agent.allocate.allocation import (
     Fence,
-    Node,
+    NodeSnapshot,
     grant,
-    prefer,
+    preferred_device_ids,
     refusal_text,
     slot_key,
 )
-from services.node_agent.allocate.pod_resolution import Candidate, KubeletContainer, KubeletPod
+from services.node_agent.allocate.pod_resolution import (
+    ContainerCandidate,
+    KubeletContainer,
+    KubeletPod,
+)
 from shared.dialects.advertised import ServedId
 from shared.dialects.dialect import (
     ContainerSetup,
@@ -47,7 +51,7 @@ def served_ids() -> dict[str, dict[str, ServedId]]:
     }
 
 
-NODE_FACTS = Node(
+NODE_FACTS = NodeSnapshot(
     name=NODE,
     devices={
         uuid: Device(uuid=uuid, index=index, model="Tesla T4", memory_mib=15360, slots=4)
@@ -84,19 +88,19 @@ def lease(*shares: Share, **changes: Any) -> Lease:
     return Lease(**(facts | changes))
 
 
-def candidate(*variables: str, prefixes: tuple[str, ...] = ()) -> Candidate:
+def candidate(*variables: str, prefixes: tuple[str, ...] = ()) -> ContainerCandidate:
     container = KubeletContainer(name="main", variables=variables, prefixes=prefixes)
     pod = KubeletPod(
         uid=PodUid("uid"), namespace=Namespace("default"), name="pod", containers=(container,)
     )
-    return Candidate(pod=pod, container=container)
+    return ContainerCandidate(pod=pod, container=container)
 
 
 def granted(
     held: Lease | None = None,
     *ids: str,
     resource: str = NUMBER,
-    who: Candidate | None = None,
+    who: ContainerCandidate | None = None,
     honoured: Mapping[str, Fence] | None = None,
     reusable: tuple[str, ...] = (),
 ) -> ContainerSetup:
@@ -259,7 +263,9 @@ def test_a_prefix_under_which_reserved_variables_come_is_refused() -> None:
 def chosen(held: Lease, resource: str, size: int, **changes: Any) -> list[str]:
     ids = NODE_FACTS.served[resource]
     facts: dict[str, Any] = {"available": list(ids), "must_include": []}
-    return prefer(held, candidate(), NODE_FACTS, resource=resource, size=size, **(facts | changes))
+    return preferred_device_ids(
+        held, candidate(), NODE_FACTS, resource=resource, size=size, **(facts | changes)
+    )
 
 
 def test_the_leased_slot_is_preferred() -> None:

@@ -7,18 +7,18 @@ from typing import Any
 import pytest
 
 from proto.deviceplugin import api_pb2
-from services.node_agent.allocate.cdi import FILE, encoded, specification
+from services.node_agent.allocate.cdi import FILE, build_specification, encode_specification
 from services.node_agent.allocate.cdi_files import CdiFiles, DriverPlaces, find_driver
 from services.node_agent.allocate.device_list_strategies import (
-    ListStrategy,
-    listed,
-    named_in_cdi,
-    strategies_of,
+    DeviceListStrategy,
+    cdi_names_of,
+    name_devices,
+    parse_strategies,
 )
 from services.node_agent.gpus.inventory import Gpu
 from services.node_agent.kubelet.device_plugin import encode_setup
 from services.node_agent.mig.layout_changes import MigInstance, MigState
-from services.node_agent.records.checkpoint_entry import Entry
+from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from shared.dialects.dialect import ContainerSetup, Mount
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.events.node_events import Allocation
@@ -26,7 +26,7 @@ from shared.model.names import DeviceUuid
 from tests.support.node_agent.agent import lease_of
 from tests.support.node_agent.cdi import cdi_devices, cdi_specification
 
-ENVVAR, VOLUME_MOUNTS, CDI_CRI, CDI_ANNOTATIONS = ListStrategy
+ENVVAR, VOLUME_MOUNTS, CDI_CRI, CDI_ANNOTATIONS = DeviceListStrategy
 VERSION = "550.54.15"
 FOLDER = "usr/lib/x86_64-linux-gnu"
 MINORS = """gpu0/gi1/access 12
@@ -68,7 +68,7 @@ class Node:
 
     root: Path
     instances_there: tuple[MigInstance, ...] = ()
-    answers: tuple[Entry, ...] = ()
+    entries: tuple[CheckpointEntry, ...] = ()
     asked: list[str] = field(default_factory=list)
     silent: str = ""
     """A GPU that does not answer."""
@@ -87,7 +87,7 @@ class Node:
             proc=self.root / "proc",
         )
 
-    def files(self, *strategies: ListStrategy, simulated: bool = False) -> CdiFiles:
+    def files(self, *strategies: DeviceListStrategy, simulated: bool = False) -> CdiFiles:
         return CdiFiles(
             self.root / "cdi",
             strategies or (CDI_CRI,),
@@ -110,7 +110,7 @@ class Node:
             pod=lease.pod, namespace=lease.namespace, name=lease.name, container="main",
             resource="r", device_ids=("x",), lease=lease,
         )  # fmt: skip
-        self.answers = (Entry(allocation=told, setup=setup),)
+        self.entries = (CheckpointEntry(allocation=told, setup=setup),)
 
 
 @pytest.fixture
@@ -132,11 +132,11 @@ def said(setup: ContainerSetup) -> tuple[dict[str, str], list[tuple[str, str]], 
 
 
 def test_by_variable_nothing_changes() -> None:
-    assert listed(GIVEN, ["GPU-a", "GPU-b"], (ENVVAR,), "u/c") == GIVEN
+    assert name_devices(GIVEN, ["GPU-a", "GPU-b"], (ENVVAR,), "u/c") == GIVEN
 
 
 def test_by_mounts_the_variable_says_where_they_are() -> None:
-    env, mounts, names = said(listed(GIVEN, ["GPU-a", "GPU-b"], (VOLUME_MOUNTS,), "u/c"))
+    env, mounts, names = said(name_devices(GIVEN, ["GPU-a", "GPU-b"], (VOLUME_MOUNTS,), "u/c"))
 
     assert env["NVIDIA_VISIBLE_DEVICES"] == "/var/run/nvidia-container-devices"
     assert mounts == [
@@ -148,7 +148,7 @@ def test_by_mounts_the_variable_says_where_they_are() -> None:
 
 
 def test_by_cdi_through_the_kubelet_devices_are_named_and_the_variable_goes() -> None:
-    env, mounts, names = said(listed(GIVEN, ["GPU-a", "GPU-b"], (CDI_CRI,), "u/c"))
+    env, mounts, names = said(name_devices(GIVEN, ["GPU-a", "GPU-b"], (CDI_CRI,), "u/c"))
 
     assert env == {"CUDA_DEVICE_MEMORY_LIMIT_0": "1m"}
     assert mounts == [("/m", "/h")]
@@ -156,36 +156,36 @@ def test_by_cdi_through_the_kubelet_devices_are_named_and_the_variable_goes() ->
 
 
 def test_by_cdi_annotation_one_key_names_all_and_others_stay() -> None:
-    setup = listed(GIVEN, ["GPU-a", "GPU-b"], (CDI_ANNOTATIONS,), "u/c")
+    setup = name_devices(GIVEN, ["GPU-a", "GPU-b"], (CDI_ANNOTATIONS,), "u/c")
 
     (key,) = setup.annotations.keys() - GIVEN.annotations.keys()
     assert key.startswith("cdi.k8s.io/")
     assert len(key.partition("/")[2]) <= 63
     assert setup.annotations[key] == "leasehold.dev/gpu=GPU-a,leasehold.dev/gpu=GPU-b"
     assert setup.annotations["tencent.com/vcuda-core"] == "10"
-    assert setup == listed(GIVEN, ["GPU-a", "GPU-b"], (CDI_ANNOTATIONS,), "u/c")
-    assert named_in_cdi(setup) == set(setup.annotations[key].split(","))
+    assert setup == name_devices(GIVEN, ["GPU-a", "GPU-b"], (CDI_ANNOTATIONS,), "u/c")
+    assert cdi_names_of(setup) == set(setup.annotations[key].split(","))
 
 
 def test_several_strategies_together_each_say_it() -> None:
-    both = listed(GIVEN, ["GPU-a"], (ENVVAR, CDI_CRI), "u/c")
+    both = name_devices(GIVEN, ["GPU-a"], (ENVVAR, CDI_CRI), "u/c")
 
     assert both.environment == GIVEN.environment
     assert both.cdi_devices == ("leasehold.dev/gpu=GPU-a",)
 
 
 def test_a_strategy_that_is_none_is_refused_by_name() -> None:
-    assert strategies_of(["cdi-cri", "envvar", "cdi-cri"]) == (CDI_CRI, ENVVAR)
-    with pytest.raises(RequestError, match=r"must be among envvar, .*got 'cdi'"):
-        strategies_of(["cdi"])
+    assert parse_strategies(["cdi-cri", "envvar", "cdi-cri"]) == (CDI_CRI, ENVVAR)
+    with pytest.raises(RequestError, match=r"must be one of envvar, .*got 'cdi'"):
+        parse_strategies(["cdi"])
     with pytest.raises(RequestError, match="needs one of"):
-        strategies_of([])
+        parse_strategies([])
 
 
 async def test_the_specification_opens_each_device_alone(node: Node) -> None:
     files = node.files()
 
-    await files.keep([gpu("GPU-a", 0), parted(instance(3, "MIG-x"))])
+    await files.update([gpu("GPU-a", 0), parted(instance(3, "MIG-x"))])
 
     found = cdi_specification(node.path)
     nodes = {
@@ -217,7 +217,7 @@ async def test_the_specification_opens_each_device_alone(node: Node) -> None:
 
 
 async def test_an_image_that_asks_for_all_devices_gets_no_others(node: Node) -> None:
-    await node.files().keep([gpu("GPU-a", 0)])
+    await node.files().update([gpu("GPU-a", 0)])
 
     (edits,) = cdi_devices(node.path).values()
     assert edits["env"] == ["NVIDIA_VISIBLE_DEVICES=void"]
@@ -225,12 +225,12 @@ async def test_an_image_that_asks_for_all_devices_gets_no_others(node: Node) -> 
 
 async def test_the_specification_follows_the_devices(node: Node) -> None:
     files = node.files()
-    await files.keep([gpu("GPU-a", 0), gpu("GPU-b", 1)])
+    await files.update([gpu("GPU-a", 0), gpu("GPU-b", 1)])
     before = node.path.stat().st_ino
 
-    await files.keep([gpu("GPU-a", 0), gpu("GPU-b", 1)])
+    await files.update([gpu("GPU-a", 0), gpu("GPU-b", 1)])
     unchanged = node.path.stat().st_ino
-    await files.keep([gpu("GPU-b", 1)])
+    await files.update([gpu("GPU-b", 1)])
 
     assert before == unchanged
     assert set(cdi_devices(node.path)) == {"leasehold.dev/gpu=GPU-b"}
@@ -243,10 +243,10 @@ async def test_a_file_that_was_harmed_is_there_again_at_the_next_look(
     node: Node, harm: str
 ) -> None:
     files = node.files()
-    await files.keep([gpu("GPU-a", 0)])
+    await files.update([gpu("GPU-a", 0)])
     node.path.unlink() if harm == "gone" else node.path.write_text("{")
 
-    await files.keep([gpu("GPU-a", 0)])
+    await files.update([gpu("GPU-a", 0)])
 
     assert set(cdi_devices(node.path)) == {"leasehold.dev/gpu=GPU-a"}
 
@@ -255,12 +255,12 @@ async def test_an_instance_that_was_just_made_is_named_before_its_container_star
     node: Node,
 ) -> None:
     files = node.files()
-    await files.keep([parted()])
+    await files.update([parted()])
     node.instances_there = (instance(3, "MIG-x"),)
-    setup = listed(GIVEN, ["MIG-x"], (CDI_CRI,), "u/c")
+    setup = name_devices(GIVEN, ["MIG-x"], (CDI_CRI,), "u/c")
 
-    await files.ready(setup)
-    await files.ready(setup)
+    await files.ensure_named(setup)
+    await files.ensure_named(setup)
 
     assert set(cdi_devices(node.path)) == {"leasehold.dev/gpu=MIG-x"}
     assert node.asked == ["GPU-m"], "and what is there is not asked for again"
@@ -271,32 +271,32 @@ async def test_a_gpu_that_does_not_answer_keeps_no_container_of_another_from_sta
 ) -> None:
     files = node.files()
     silent = replace(parted(instance(3, "MIG-y")), uuid=DeviceUuid("GPU-s"), index=2)
-    await files.keep([silent, parted()])
+    await files.update([silent, parted()])
     node.instances_there, node.silent = (instance(3, "MIG-x"),), "GPU-s"
 
-    await files.ready(listed(GIVEN, ["MIG-x"], (CDI_CRI,), "u/c"))
+    await files.ensure_named(name_devices(GIVEN, ["MIG-x"], (CDI_CRI,), "u/c"))
 
     assert "leasehold.dev/gpu=MIG-x" in set(cdi_devices(node.path))
 
 
 async def test_a_container_whose_device_cannot_be_named_does_not_start(node: Node) -> None:
     files = node.files()
-    await files.keep([parted()])
+    await files.update([parted()])
     node.instances_there = (instance(9, "MIG-x"),)  # without a capability known
 
     with pytest.raises(UnavailableError, match=r"has no leasehold\.dev/gpu=MIG-x"):
-        await files.ready(listed(GIVEN, ["MIG-x"], (CDI_ANNOTATIONS,), "u/c"))
+        await files.ensure_named(name_devices(GIVEN, ["MIG-x"], (CDI_ANNOTATIONS,), "u/c"))
 
 
 async def test_without_cdi_the_file_goes_once_no_container_needs_it(node: Node) -> None:
-    await node.files(CDI_CRI).keep([gpu("GPU-a", 0)])
-    node.gave(listed(GIVEN, ["GPU-a"], (CDI_CRI,), "u/c"))
+    await node.files(CDI_CRI).update([gpu("GPU-a", 0)])
+    node.gave(name_devices(GIVEN, ["GPU-a"], (CDI_CRI,), "u/c"))
     files = node.files(ENVVAR)
 
-    await files.keep([gpu("GPU-a", 0)])
+    await files.update([gpu("GPU-a", 0)])
     kept = node.path.is_file()
-    node.answers = ()
-    await files.keep([gpu("GPU-a", 0)])
+    node.entries = ()
+    await files.update([gpu("GPU-a", 0)])
 
     assert kept
     assert not node.path.exists()
@@ -305,7 +305,7 @@ async def test_without_cdi_the_file_goes_once_no_container_needs_it(node: Node) 
 async def test_without_cdi_nothing_is_looked_for_and_nothing_written(tmp_path: Path) -> None:
     bare = Node(tmp_path)
 
-    await bare.files(ENVVAR, VOLUME_MOUNTS).keep([gpu("GPU-a", 0)])
+    await bare.files(ENVVAR, VOLUME_MOUNTS).update([gpu("GPU-a", 0)])
 
     assert not list(tmp_path.iterdir())
 
@@ -313,7 +313,7 @@ async def test_without_cdi_nothing_is_looked_for_and_nothing_written(tmp_path: P
 async def test_simulated_gpus_are_named_without_device_nodes(tmp_path: Path) -> None:
     made = Node(tmp_path)
 
-    await made.files(simulated=True).keep([gpu("GPU-a", 0)])
+    await made.files(simulated=True).update([gpu("GPU-a", 0)])
 
     assert cdi_devices(made.path) == {
         "leasehold.dev/gpu=GPU-a": {"env": ["NVIDIA_VISIBLE_DEVICES=void"]}
@@ -333,14 +333,14 @@ async def test_a_driver_that_is_not_found_is_named_with_the_flag(
     (node.root / missing).unlink()
 
     with pytest.raises(UnavailableError, match=text):
-        await node.files().keep([gpu("GPU-a", 0)])
+        await node.files().update([gpu("GPU-a", 0)])
     assert not node.path.exists()
 
 
 def test_a_hook_that_is_named_is_believed(node: Node) -> None:
     named = replace(node.places, hook="/opt/nvidia-cdi-hook")
 
-    found = specification([gpu("GPU-a", 0)], {}, find_driver(named, VERSION))
+    found = build_specification([gpu("GPU-a", 0)], {}, find_driver(named, VERSION))
 
     assert [hook["path"] for hook in found["containerEdits"]["hooks"]] == 2 * [named.hook]
     assert found["containerEdits"]["hooks"][1]["args"] == [
@@ -349,4 +349,4 @@ def test_a_hook_that_is_named_is_believed(node: Node) -> None:
         "--folder",
         f"/{FOLDER}",
     ]
-    assert encoded(found).endswith(b"\n")
+    assert encode_specification(found).endswith(b"\n")

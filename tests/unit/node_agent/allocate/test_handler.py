@@ -6,20 +6,20 @@ from typing import Any
 
 import pytest
 
-from services.node_agent.allocate.allocation import Node
-from services.node_agent.allocate.handler import Answering
+from services.node_agent.allocate.allocation import NodeSnapshot
+from services.node_agent.allocate.handler import AllocationHandler
 from services.node_agent.allocate.pod_resolution import (
     Holding,
     KubeletContainer,
     KubeletPod,
     PodResources,
 )
-from services.node_agent.allocate.pod_resolver import Finding
+from services.node_agent.allocate.pod_resolver import PodResolver
 from services.node_agent.gpus.inventory import Division, devices_of, shown_by
 from services.node_agent.gpus.simulated_gpus import SimulatedGpus, uuid_of
-from services.node_agent.metrics import Spanned
+from services.node_agent.metrics import AllocationSpan
 from services.node_agent.records.checkpoint import Checkpoint
-from services.node_agent.records.known_leases import LeasesKnown
+from services.node_agent.records.known_leases import KnownLeases
 from shared.dialects import DIALECTS
 from shared.dialects.dialect import ContainerSetup, Paths
 from shared.model.clock import SystemClock
@@ -37,7 +37,7 @@ OTHER = f"{uuid_of(NodeName(NODE), 1)}-0"
 class Kubelet:
     """Lists what a test says."""
 
-    blind = ""
+    unreadable_reason = ""
     silent = ""
     """Why it does not say who holds what; empty: it does."""
 
@@ -53,7 +53,7 @@ class Kubelet:
     async def list_running(self) -> frozenset[PodUid]:
         return frozenset()
 
-    async def list_held(self) -> PodResources:
+    async def list_holdings(self) -> PodResources:
         if self.silent:
             raise UnavailableError(self.silent)
         return PodResources(holdings=tuple(self.held))
@@ -81,7 +81,7 @@ class Around:
     async def prepare(self, setup: ContainerSetup, *, starting: bool = False) -> None:
         self.happened.append("prepared for a start" if starting else "prepared")
 
-    async def ready(self, setup: ContainerSetup) -> None:
+    async def ensure_named(self, setup: ContainerSetup) -> None:
         if setup.cdi_devices:
             self.happened.append(f"specified {list(setup.cdi_devices)}")
 
@@ -94,10 +94,10 @@ class Around:
     def failed(self, lease: Lease) -> None:
         self.happened.append("shown as failed")
 
-    def begin(self, lease: Lease, facts: Mapping[str, str]) -> Spanned:
-        return Spanned(lease.trace, None, facts)
+    def begin(self, lease: Lease, facts: Mapping[str, str]) -> AllocationSpan:
+        return AllocationSpan(lease.trace, None, facts)
 
-    def counted(self, resource: str, outcome: str, seconds: float) -> None:
+    def count_allocation(self, resource: str, outcome: str, seconds: float) -> None:
         self.happened.append(outcome)
 
 
@@ -108,15 +108,15 @@ class Desk:
         self.kubelet, self.around, self.ledger = Kubelet(), Around(), Ledger()
         node = NodeName(NODE)
         self.record = Checkpoint(path / "checkpoint.json", node)
-        finding = Finding(
+        finding = PodResolver(
             node,
-            leases=LeasesKnown(node),
+            leases=KnownLeases(node),
             pods=self.kubelet,
-            held=self.kubelet,
-            asking=self.ledger,
+            pod_resources=self.kubelet,
+            lease_requester=self.ledger,
             clock=SystemClock(),
         )
-        self.answering = Answering(
+        self.answering = AllocationHandler(
             node,
             finding=finding,
             record=self.record,
@@ -131,7 +131,7 @@ class Desk:
     async def open(self) -> "Desk":
         gpus = await SimulatedGpus(NodeName(NODE), "2xT4").discover()
         devices = devices_of(gpus, Division())
-        self.answering.facts = Node(
+        self.answering.facts = NodeSnapshot(
             name=NodeName(NODE),
             devices={device.uuid: device for device in devices},
             served=shown_by(DIALECTS.values(), devices, "auto").served,
@@ -159,7 +159,7 @@ async def test_an_answer_is_on_disk_prepared_said_and_shown(desk: Desk) -> None:
     setup = await desk.answering.allocate(NUMBER, [SLOT])
     again = Checkpoint(desk.record.path, NODE)
     await again.load()
-    said = await desk.answering.said.take()
+    said = await desk.answering.outbox.take()
 
     assert again.allocations == desk.record.allocations
     assert desk.around.happened == ["prepared", "shown ['main']", "answered"]
@@ -189,7 +189,7 @@ async def test_two_alike_are_looked_at_again_and_then_refused_by_name(
     with pytest.raises(RequestError, match=r"default/a, container main; default/b"):
         await desk.answering.allocate(NUMBER, [SLOT])
 
-    (said,) = await desk.answering.said.take()
+    (said,) = await desk.answering.outbox.take()
     assert isinstance(said, ShareRefused)
     assert said.pod is None, "nobody's lease is given up for a guess"
     assert desk.kubelet.looks > 1
@@ -200,14 +200,16 @@ async def test_nothing_is_preferred_when_it_is_unclear_for_whom(desk: Desk) -> N
     desk.kubelet.add("a")
     desk.kubelet.add("b")
 
-    assert list(await desk.answering.preferred(NUMBER, [SLOT, OTHER], [], 1)) == []
+    assert list(await desk.answering.get_preferred_allocation(NUMBER, [SLOT, OTHER], [], 1)) == []
 
 
 async def test_the_leased_slot_is_preferred_before_it_is_allocated(desk: Desk) -> None:
     desk.kubelet.add("a")
     desk.lease("a", share(1, 1000))
 
-    assert list(await desk.answering.preferred(NUMBER, [SLOT, OTHER], [], 1)) == [OTHER]
+    assert list(await desk.answering.get_preferred_allocation(NUMBER, [SLOT, OTHER], [], 1)) == [
+        OTHER
+    ]
 
 
 async def test_38_a_mismatch_is_refused_told_and_shown(desk: Desk) -> None:
@@ -217,7 +219,7 @@ async def test_38_a_mismatch_is_refused_told_and_shown(desk: Desk) -> None:
     with pytest.raises(RequestError, match="the lease is for 1 of"):
         await desk.answering.allocate(NUMBER, [SLOT])
 
-    (said,) = await desk.answering.said.take()
+    (said,) = await desk.answering.outbox.take()
     assert isinstance(said, ShareRefused)
     assert said.pod == "uid-a"
     assert desk.around.happened == ["shown as failed", "refused"]
@@ -238,14 +240,14 @@ async def test_27_a_start_is_refused_when_another_container_holds_the_devices(de
 
     desk.kubelet.hold("b", "main", SLOT)
     with pytest.raises(RequestError, match=r"with default/b/main, .* given to default/a/main"):
-        await desk.answering.pre_start(NUMBER, [SLOT])
+        await desk.answering.pre_start_container(NUMBER, [SLOT])
 
     desk.kubelet.held.clear()
     with pytest.raises(RequestError, match="with nobody"):
-        await desk.answering.pre_start(NUMBER, [SLOT])
+        await desk.answering.pre_start_container(NUMBER, [SLOT])
 
     desk.kubelet.hold("a", "main", SLOT)
-    await desk.answering.pre_start(NUMBER, [SLOT])
+    await desk.answering.pre_start_container(NUMBER, [SLOT])
     assert desk.around.happened[-1] == "prepared for a start"
 
 
@@ -256,7 +258,7 @@ async def test_27_an_init_container_starts_although_the_kubelet_does_not_show_it
     desk.lease("a", share(0, 1000, container="first", init=True), share(0, 1000, fence=2))
     await desk.answering.allocate(NUMBER, [SLOT])
 
-    await desk.answering.pre_start(NUMBER, [SLOT])
+    await desk.answering.pre_start_container(NUMBER, [SLOT])
 
     assert desk.record.allocations[0].container == "first"
 

@@ -3,14 +3,14 @@
 from collections.abc import Mapping
 
 from services.node_agent.allocate.pod_resolution import (
-    Candidate,
+    AllocationHistory,
+    Ambiguous,
+    ContainerCandidate,
     Holding,
     KubeletContainer,
     KubeletPod,
     PodResources,
-    Told,
-    Unknown,
-    identify,
+    resolve_container,
 )
 from shared.model.names import Namespace, PodUid
 
@@ -49,22 +49,22 @@ def who(
     refused: tuple[str, ...] = (),
     device_ids: tuple[str, ...] | None = None,
 ) -> str:
-    told = Told(
+    told = AllocationHistory(
         answered={(PodUid(uid), name): ids for (uid, name), ids in (answered or {}).items()},
         refused={PodUid(uid) for uid in refused},
     )
-    found = identify(
+    found = resolve_container(
         GPU,
         count,
         pods=pods,
-        shown=shown or PodResources(),
-        told=told,
+        pod_resources=shown or PodResources(),
+        history=told,
         device_ids=device_ids,
     )
     match found:
-        case Candidate():
+        case ContainerCandidate():
             return f"{found.pod.name}/{found.container.name}"
-        case Unknown():
+        case Ambiguous():
             return f"unknown of {len(found.candidates)}"
 
 
@@ -136,11 +136,16 @@ def test_a_repeated_call_beats_a_refused_pod_that_lingers() -> None:
 
 
 def test_what_cannot_be_told_is_named() -> None:
-    unknown = identify(
-        GPU, 1, pods=[pod("a"), pod("b")], shown=PodResources(), told=Told(), device_ids=None
+    unknown = resolve_container(
+        GPU,
+        1,
+        pods=[pod("a"), pod("b")],
+        pod_resources=PodResources(),
+        history=AllocationHistory(),
+        device_ids=None,
     )
 
     assert str(unknown) == (
         "2 containers could be meant (default/a, container main; default/b, container main)"
     )
-    assert str(Unknown(())) == "no pod of the kubelet's list waits for it"
+    assert str(Ambiguous(())) == "no pod of the kubelet's list waits for it"

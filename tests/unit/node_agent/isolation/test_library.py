@@ -9,19 +9,18 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from services.node_agent.isolation.container_files import HostPreparing
-from services.node_agent.isolation.host_paths import Layout
+from services.node_agent.isolation.container_files import ContainerFiles
+from services.node_agent.isolation.host_paths import HostLayout
 from services.node_agent.isolation.library import (
     UNUSED_S,
-    current,
+    current_library,
     digest_of,
     install,
-    retire,
-    why_unloadable,
-    why_unusable,
+    load_error,
+    remove_unused_versions,
+    unusable_reason,
 )
-from services.node_agent.isolation.region_layouts import LAYOUTS, V1_2
-from services.node_agent.isolation.region_layouts import Layout as RegionLayout
+from services.node_agent.isolation.region_layouts import LAYOUTS, V1_2, RegionLayout
 from shared.dialects.dialect import ContainerSetup, Mount
 from shared.dialects.hami_core import LIBRARY_NAME
 from shared.model.errors import UnavailableError
@@ -56,7 +55,7 @@ def test_item_41_a_new_library_never_alters_what_containers_have_mapped(
     assert second != first
     assert (first.stat().st_ino, first.read_bytes()) == (inode, before)
     assert second.read_bytes() == source.read_bytes()
-    assert current(root) == second
+    assert current_library(root) == second
 
 
 def test_the_same_library_is_installed_once(source: Path, tmp_path: Path) -> None:
@@ -66,7 +65,7 @@ def test_the_same_library_is_installed_once(source: Path, tmp_path: Path) -> Non
 
     again = install(source, root)
 
-    assert again == first == current(root)
+    assert again == first == current_library(root)
     assert (again.stat().st_ino, again.stat().st_mtime_ns) == (seen.st_ino, seen.st_mtime_ns)
     assert first.parent.name == digest_of(source)
     assert sorted(path.name for path in root.iterdir()) == sorted(["current", first.parent.name])
@@ -99,7 +98,7 @@ def test_what_is_no_library_for_this_machine_is_not_installed(
     with pytest.raises(UnavailableError, match="no 64-bit shared library"):
         install(source, root)
 
-    assert current(root) == before
+    assert current_library(root) == before
     assert len(list(root.iterdir())) == 2
 
 
@@ -112,8 +111,8 @@ def test_a_source_that_is_not_there_is_named_and_the_version_before_counts(
     with pytest.raises(UnavailableError, match="nowhere: No such file"):
         install(tmp_path / "nowhere", root)
 
-    assert current(root) == before
-    assert not current(tmp_path / "empty").exists()
+    assert current_library(root) == before
+    assert not current_library(tmp_path / "empty").exists()
 
 
 def test_an_old_version_goes_when_nobody_mounts_it_any_more(source: Path, tmp_path: Path) -> None:
@@ -122,11 +121,11 @@ def test_an_old_version_goes_when_nobody_mounts_it_any_more(source: Path, tmp_pa
     built(source, "int version(void) { return 2; }")
     second = install(source, root)
 
-    assert retire(root, {str(first)}, later) == []
-    assert retire(root, set(), time.time()) == []
-    assert retire(root, set(), later) == [first.parent]
+    assert remove_unused_versions(root, {str(first)}, later) == []
+    assert remove_unused_versions(root, set(), time.time()) == []
+    assert remove_unused_versions(root, set(), later) == [first.parent]
     assert second.is_file()
-    assert retire(root, set(), later) == []
+    assert remove_unused_versions(root, set(), later) == []
 
 
 async def test_a_library_is_loaded_to_see_whether_it_loads(source: Path, tmp_path: Path) -> None:
@@ -141,20 +140,20 @@ async def test_a_library_is_loaded_to_see_whether_it_loads(source: Path, tmp_pat
         "#include <stdlib.h>\n__attribute__((constructor)) static void begin(void) { abort(); }",
     )
 
-    assert await why_unloadable(source) == ""
-    assert "nobody_has_this" in await why_unloadable(lacking)
-    assert "ended with" in await why_unloadable(crashing)
+    assert await load_error(source) == ""
+    assert "nobody_has_this" in await load_error(lacking)
+    assert "ended with" in await load_error(crashing)
 
 
 async def test_a_container_does_not_start_on_a_library_that_does_not_load(tmp_path: Path) -> None:
     lacking = tmp_path / LIBRARY_NAME
     built(lacking, "extern int nobody(void); int version(void) { return nobody(); }", "-Wl,-z,now")
-    layout = Layout(state_dir=PurePosixPath(tmp_path), library=PurePosixPath(lacking))
-    preparing = HostPreparing(layout, simulated=False)
+    layout = HostLayout(state_dir=PurePosixPath(tmp_path), library=PurePosixPath(lacking))
+    preparing = ContainerFiles(layout, simulated=False)
     mount = Mount(host_path=str(lacking), container_path="/lib.so", read_only=True, directory=False)
     setup = ContainerSetup(environment={}, mounts=(mount,))
 
-    isolates = await preparing.isolates()
+    isolates = await preparing.can_isolate()
 
     assert not isolates
     with pytest.raises(UnavailableError, match="is of no use: it does not load"):
@@ -171,7 +170,7 @@ async def test_a_library_that_keeps_other_regions_is_of_no_use(
 ) -> None:
     library = built(tmp_path / LIBRARY_NAME, KEEPS.format(size=layout.size))
 
-    why = await why_unusable(library)
+    why = await unusable_reason(library)
 
     if layout.size == V1_2.size:
         assert why == ""
@@ -181,4 +180,4 @@ async def test_a_library_that_keeps_other_regions_is_of_no_use(
 
 
 async def test_a_library_of_which_nothing_is_known_is_believed(source: Path) -> None:
-    assert await why_unusable(source) == ""
+    assert await unusable_reason(source) == ""

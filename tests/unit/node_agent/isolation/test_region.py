@@ -17,7 +17,7 @@ from services.node_agent.isolation.region_layouts import (
     MAGIC,
     V1_1_BAD,
     V1_2,
-    Layout,
+    RegionLayout,
     layout_of,
 )
 from services.node_agent.isolation.region_reader import read_region
@@ -62,7 +62,7 @@ def test_hami_core_2_a_file_of_any_other_size_is_tampered(tmp_path: Path, size: 
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
-def test_hami_core_2_another_magic_is_tampered(tmp_path: Path, layout: Layout) -> None:
+def test_hami_core_2_another_magic_is_tampered(tmp_path: Path, layout: RegionLayout) -> None:
     assert "begins with 0" in refused(read(tmp_path, bytes(layout.file_size)))
 
 
@@ -133,7 +133,7 @@ def test_hami_core_2_what_is_no_ordinary_file_is_not_opened(tmp_path: Path, kind
 )
 def test_any_bytes_behind_the_magic_are_read_as_some_region(
     tmp_path: Path,
-    layout: Layout,
+    layout: RegionLayout,
     scribbles: list[tuple[float, bytes]],
     counts: tuple[int, int],
 ) -> None:
@@ -163,7 +163,7 @@ def test_any_bytes_behind_the_magic_are_read_as_some_region(
     max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_random_files_are_never_taken_for_regions(
-    tmp_path: Path, noise: bytes, layout: Layout
+    tmp_path: Path, noise: bytes, layout: RegionLayout
 ) -> None:
     for image in (noise, noise.ljust(layout.file_size, b"\xff")[: layout.file_size]):
         assert isinstance(read(tmp_path, image), Tampered)

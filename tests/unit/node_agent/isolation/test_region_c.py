@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from services.node_agent.isolation.region import Region, sums
-from services.node_agent.isolation.region_image import Seed, image_of
-from services.node_agent.isolation.region_layouts import LAYOUTS, PRE_V0, V1_2, Layout
+from services.node_agent.isolation.region_image import RegionSeed, image_of
+from services.node_agent.isolation.region_layouts import LAYOUTS, PRE_V0, V1_2, RegionLayout
 from services.node_agent.isolation.region_reader import read_region
 from services.node_agent.isolation.region_seed import seed_region
 from tests.support.node_agent.regions import (
@@ -37,7 +37,7 @@ def binary() -> object:
 
 
 @each_layout
-def test_hami_core_1_every_field_that_c_wrote_is_read(tmp_path: Path, layout: Layout) -> None:
+def test_hami_core_1_every_field_that_c_wrote_is_read(tmp_path: Path, layout: RegionLayout) -> None:
     place = at(tmp_path)
     write_by_c(layout, place)
 
@@ -59,7 +59,7 @@ def test_hami_core_1_every_field_that_c_wrote_is_read(tmp_path: Path, layout: La
 
 
 @each_layout
-def test_hami_core_1_every_slot_that_c_wrote_is_read(tmp_path: Path, layout: Layout) -> None:
+def test_hami_core_1_every_slot_that_c_wrote_is_read(tmp_path: Path, layout: RegionLayout) -> None:
     place = at(tmp_path)
     write_by_c(layout, place)
 
@@ -80,7 +80,9 @@ def test_hami_core_1_every_slot_that_c_wrote_is_read(tmp_path: Path, layout: Lay
 
 
 @each_layout
-def test_c_reads_a_seed_of_every_layout_and_gets_its_locks(tmp_path: Path, layout: Layout) -> None:
+def test_c_reads_a_seed_of_every_layout_and_gets_its_locks(
+    tmp_path: Path, layout: RegionLayout
+) -> None:
     place = at(tmp_path)
     write(place, image_of(SEED, layout))
 
@@ -95,7 +97,9 @@ def test_c_reads_a_seed_of_every_layout_and_gets_its_locks(tmp_path: Path, layou
 
 def test_hami_core_11_c_reads_what_was_seeded_for_a_container(tmp_path: Path) -> None:
     place = at(tmp_path / "u1_main")
-    seed = Seed(memory_bytes=(5 << 30,), cores_percent=(40,), priority=0, other_cores_percent=40)
+    seed = RegionSeed(
+        memory_bytes=(5 << 30,), cores_percent=(40,), priority=0, other_cores_percent=40
+    )
 
     seed_region(place, seed, starting=True)
 

@@ -11,9 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.node_agent.isolation.region import Region, decode
-from services.node_agent.isolation.region_control import Changes, restore, write_changes
-from services.node_agent.isolation.region_image import Seed, altered, image_of, place_of, seed_of
-from services.node_agent.isolation.region_layouts import LAYOUTS, V1_2, Layout
+from services.node_agent.isolation.region_control import (
+    RegionChanges,
+    restore_limits,
+    write_changes,
+)
+from services.node_agent.isolation.region_image import (
+    RegionSeed,
+    altered_limits,
+    image_of,
+    region_path_of,
+    seed_of,
+)
+from services.node_agent.isolation.region_layouts import LAYOUTS, V1_2, RegionLayout
 from services.node_agent.isolation.region_reader import read_region
 from services.node_agent.isolation.region_seed import seed_region
 from shared.dialects.dialect import ContainerSetup, Mount
@@ -24,7 +34,7 @@ GIB = 1 << 30
 amounts = st.integers(1, (1 << 63) - 1)
 seeds = st.integers(1, 16).flatmap(
     lambda n: st.builds(
-        Seed,
+        RegionSeed,
         memory_bytes=st.lists(amounts, min_size=n, max_size=n).map(tuple),
         cores_percent=st.lists(st.integers(0, 100), min_size=n, max_size=n).map(tuple),
         other_cores_percent=st.integers(0, 100),
@@ -40,7 +50,7 @@ def mount(container_path: str, host_path: str, *, directory: bool = True) -> Mou
 
 
 @given(seeds, st.sampled_from(LAYOUTS))
-def test_a_seed_reads_back_as_it_was_given(seed: Seed, layout: Layout) -> None:
+def test_a_seed_reads_back_as_it_was_given(seed: RegionSeed, layout: RegionLayout) -> None:
     region = decode(layout, image_of(seed, layout))
 
     assert region.memory_limits[: len(seed.memory_bytes)] == seed.memory_bytes
@@ -48,7 +58,7 @@ def test_a_seed_reads_back_as_it_was_given(seed: Seed, layout: Layout) -> None:
     assert region.core_limits == seed.core_limits
     assert (region.utilization_switch, region.recent_kernel) == (1, 2)
     assert (region.priority, region.device_num, region.slots) == (seed.priority, 0, ())
-    assert altered(region, seed) == ()
+    assert altered_limits(region, seed) == ()
 
 
 # From what a container is told
@@ -63,7 +73,7 @@ def test_limits_come_from_what_the_container_is_told() -> None:
         "CUDA_TASK_PRIORITY": "0",
     }
 
-    assert seed_of(told) == Seed(
+    assert seed_of(told) == RegionSeed(
         memory_bytes=(3000 << 20, 5 << 30),
         cores_percent=(50, 20),
         other_cores_percent=50,
@@ -94,12 +104,12 @@ def test_the_region_lies_where_the_container_sees_it() -> None:
     elsewhere = ContainerSetup(environment=environment, mounts=(mount("/tmp", "/c/u1"),))
 
     for setup, wanted in ((directory, ("/c/u1_main", "a.cache")), (file, ("/c/u1", "b"))):
-        place = place_of(setup)
+        place = region_path_of(setup)
         assert place is not None
         assert (place.directory, place.name) == wanted
-    assert place_of(ContainerSetup(environment={})) is None
+    assert region_path_of(ContainerSetup(environment={})) is None
     with pytest.raises(RequestError, match="none of the container's mounts holds"):
-        place_of(elsewhere)
+        region_path_of(elsewhere)
 
 
 # Seeding
@@ -138,7 +148,7 @@ def test_a_region_in_use_keeps_its_file_and_processes_and_gets_its_limits_back(
     tmp_path: Path,
 ) -> None:
     place = at(tmp_path / "u1_main")
-    image = fresh(Seed(memory_bytes=(80 * GIB,), cores_percent=(0,)))
+    image = fresh(RegionSeed(memory_bytes=(80 * GIB,), cores_percent=(0,)))
     process(image, 0, 10, totals=(9 * GIB,))
     write(place, image)
     inode = path_of(place).stat().st_ino
@@ -149,7 +159,7 @@ def test_a_region_in_use_keeps_its_file_and_processes_and_gets_its_limits_back(
     assert isinstance(region, Region)
     assert path_of(place).stat().st_ino == inode
     assert region.pids == {10}
-    assert altered(region, SEED) == ()
+    assert altered_limits(region, SEED) == ()
 
 
 def test_hami_core_28_a_start_leaves_nothing_of_the_container_before_it(tmp_path: Path) -> None:
@@ -212,7 +222,7 @@ def test_a_region_that_cannot_be_seeded_is_refused_with_its_name(
 # Changing
 
 
-def used(place_at: Path, layout: Layout = V1_2) -> bytearray:
+def used(place_at: Path, layout: RegionLayout = V1_2) -> bytearray:
     image = bytearray(image_of(SEED, layout))
     process(image, 0, 10, totals=(2 * GIB, GIB), layout=layout)
     (place_at / "r.cache").write_bytes(bytes(image))
@@ -221,11 +231,11 @@ def used(place_at: Path, layout: Layout = V1_2) -> bytearray:
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
 def test_hami_core_14_a_change_touches_the_bytes_of_its_fields_alone(
-    tmp_path: Path, layout: Layout
+    tmp_path: Path, layout: RegionLayout
 ) -> None:
     place = at(tmp_path)
     before = used(tmp_path, layout)
-    changes = Changes(
+    changes = RegionChanges(
         memory_limits=(6 * GIB, *SEED.memory_limits[1:]),
         core_limits=(40, 41, *SEED.core_limits[2:]),
         utilization_switch=0,
@@ -251,7 +261,7 @@ def test_hami_core_12_a_limit_does_not_fall_below_what_is_in_use_unless_forced(
 ) -> None:
     place = at(tmp_path)
     used(tmp_path)
-    lower = Changes(memory_limits=(GIB, *SEED.memory_limits[1:]))
+    lower = RegionChanges(memory_limits=(GIB, *SEED.memory_limits[1:]))
 
     with pytest.raises(RequestError, match=f"device 0 .* {2 * GIB} bytes in use"):
         write_changes(place, lower)
@@ -276,16 +286,16 @@ def test_altered_limits_are_named_and_given_back_in_place(tmp_path: Path) -> Non
     before = read_region(place)
     assert isinstance(before, Region)
 
-    restore(place, SEED)
+    restore_limits(place, SEED)
 
     after = read_region(place)
     assert isinstance(after, Region)
-    assert altered(before, SEED) == (
+    assert altered_limits(before, SEED) == (
         f"the memory limit of device 0 is {80 * GIB} bytes instead of {5 * GIB}",
         "the core limit of device 1 is 0 % instead of 40",
         "the switch of its core limits is 0",
     )
-    assert altered(after, SEED) == ()
+    assert altered_limits(after, SEED) == ()
     assert path_of(place).stat().st_ino == inode
     assert after.pids == {10}
 
@@ -294,10 +304,10 @@ def test_there_is_nothing_to_change_without_a_region(tmp_path: Path) -> None:
     place = at(tmp_path)
 
     with pytest.raises(UnavailableError, match="it is not there"):
-        write_changes(place, Changes(utilization_switch=1))
+        write_changes(place, RegionChanges(utilization_switch=1))
     path_of(place).write_bytes(b"?")
     with pytest.raises(UnavailableError, match="it has 1 bytes"):
-        restore(place, SEED)
+        restore_limits(place, SEED)
 
 
 def test_hami_core_15_locks_that_the_library_holds_stop_nobody(tmp_path: Path) -> None:
@@ -317,7 +327,7 @@ def test_hami_core_15_locks_that_the_library_holds_stop_nobody(tmp_path: Path) -
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
 
-        write_changes(place, Changes(utilization_switch=0))
+        write_changes(place, RegionChanges(utilization_switch=0))
 
         region = read_region(place)
         after = path_of(place).read_bytes()

@@ -5,19 +5,19 @@ from pathlib import PurePosixPath
 
 import pytest
 
-from services.node_agent.allocate.allocation import Node
+from services.node_agent.allocate.allocation import NodeSnapshot
 from services.node_agent.gpus.inventory import Division, Gpu, devices_of, shown_by
-from services.node_agent.isolation.host_paths import Layout
+from services.node_agent.isolation.host_paths import HostLayout
 from services.node_agent.kubelet.admission_window import (
-    COMING_S,
-    LEAVES,
+    DRAINING,
+    IN_FLIGHT_S,
     PERMIT_S,
-    Turns,
+    AdmissionWindow,
     containers_of,
-    is_open,
+    is_expected,
 )
-from services.node_agent.records.checkpoint_entry import Entry
-from services.node_agent.records.known_leases import LeasesKnown
+from services.node_agent.records.checkpoint_entry import CheckpointEntry
+from services.node_agent.records.known_leases import KnownLeases
 from shared.dialects import DIALECTS
 from shared.dialects.dialect import ContainerSetup
 from shared.model.events.node_events import Allocation
@@ -37,22 +37,22 @@ class Desk:
     """Turns with a record and a time that a test sets."""
 
     def __init__(self) -> None:
-        self.answers: tuple[Entry, ...] = ()
+        self.entries: tuple[CheckpointEntry, ...] = ()
         self.refused: set[PodUid] = set()
         self.time = 0.0
-        self.leases = LeasesKnown(NodeName(NODE), settled=True)
-        self.turns = Turns(self.leases, self, lambda: self.refused, lambda: self.time)
+        self.leases = KnownLeases(NodeName(NODE), synced=True)
+        self.turns = AdmissionWindow(self.leases, self, lambda: self.refused, lambda: self.time)
         self.node = node()
 
     def held(self, *leases: Lease) -> tuple[PodUid, ...]:
-        return self.turns.tell(leases, self.node, None, blind=BLIND).deferred_pods
+        return self.turns.admit_binds(leases, self.node, None, blind=BLIND).deferred_pods
 
     def paced(self, *leases: Lease) -> tuple[PodUid, ...]:
-        return self.turns.tell(leases, self.node, None, blind="").deferred_pods
+        return self.turns.admit_binds(leases, self.node, None, blind="").deferred_pods
 
     def bind(self, lease: Lease) -> Lease:
         bound = replace(lease, state=LeaseState.BOUND, version=2)
-        self.leases.note([bound])
+        self.leases.observe([bound])
         return bound
 
     def answer(self, lease: Lease, container: str = "main") -> None:
@@ -65,16 +65,16 @@ class Desk:
             device_ids=("x",),
             lease=lease,
         )
-        self.answers += (Entry(allocation=told, setup=ContainerSetup(environment={})),)
+        self.entries += (CheckpointEntry(allocation=told, setup=ContainerSetup(environment={})),)
 
 
-def node() -> Node:
+def node() -> NodeSnapshot:
     gpus = [Gpu(uuid=share(n).device, index=n, model="T4", memory_mib=15360) for n in range(2)]
     devices = devices_of(gpus, Division(), ())
     served = shown_by(tuple(DIALECTS.values()), devices, "auto").served
-    paths = Layout(state_dir=PurePosixPath("/s"), library=PurePosixPath("/l/libvgpu.so")).paths
+    paths = HostLayout(state_dir=PurePosixPath("/s"), library=PurePosixPath("/l/libvgpu.so")).paths
     found = {device.uuid: device for device in devices}
-    return Node(name=NodeName(NODE), devices=found, served=served, paths=paths)
+    return NodeSnapshot(name=NodeName(NODE), devices=found, served=served, paths=paths)
 
 
 def test_the_next_goes_when_the_former_is_answered() -> None:
@@ -98,7 +98,7 @@ def test_the_next_goes_when_the_former_is_refused_or_gone(how: str) -> None:
         desk.bind(one)
         desk.refused.add(one.pod)
     elif how == "gone":
-        desk.leases.note([replace(desk.bind(one), state=LeaseState.RELEASED, version=3)])
+        desk.leases.observe([replace(desk.bind(one), state=LeaseState.RELEASED, version=3)])
     else:
         desk.time += PERMIT_S
 
@@ -156,9 +156,9 @@ def test_who_does_not_come_holds_up_nobody(how: str) -> None:
     assert desk.paced(one, two, three) == (three.pod,)
 
     if how == "gone":
-        desk.leases.note([replace(desk.bind(one), state=LeaseState.RELEASED, version=3)])
+        desk.leases.observe([replace(desk.bind(one), state=LeaseState.RELEASED, version=3)])
     else:
-        desk.time += COMING_S
+        desk.time += IN_FLIGHT_S
 
     assert desk.paced(three) == ()
 
@@ -178,44 +178,44 @@ def test_who_was_let_through_is_on_the_way_until_answered_or_too_late(blind: str
     desk = Desk()
     one, two = reserved("one"), reserved("two", share(0, slot=4), share(1, slot=4))
     for lease in (one, two):
-        assert desk.turns.tell((lease,), desk.node, None, blind=blind).deferred_pods == ()
+        assert desk.turns.admit_binds((lease,), desk.node, None, blind=blind).deferred_pods == ()
 
-    assert desk.turns.on_the_way().keys() == {"one", "two"}
+    assert desk.turns.in_flight().keys() == {"one", "two"}
     desk.answer(desk.bind(one))
-    assert desk.turns.on_the_way().keys() == {"two"}
+    assert desk.turns.in_flight().keys() == {"two"}
     desk.time += PERMIT_S
-    assert desk.turns.on_the_way() == {}
+    assert desk.turns.in_flight() == {}
 
 
 def test_turns_come_soon_and_an_agent_that_leaves_does_not_come_back_soon() -> None:
     desk = Desk()
     asked = [reserved(uid) for uid in ("one", "two", "three")]
 
-    assert desk.turns.tell(asked, desk.node, None, blind="").retry_soon
-    assert desk.turns.tell(asked, desk.node, None, blind=BLIND).retry_soon
-    desk.turns.leaving = True
-    assert not desk.turns.tell(asked, desk.node, None, blind="").retry_soon
+    assert desk.turns.admit_binds(asked, desk.node, None, blind="").retry_soon
+    assert desk.turns.admit_binds(asked, desk.node, None, blind=BLIND).retry_soon
+    desk.turns.draining = True
+    assert not desk.turns.admit_binds(asked, desk.node, None, blind="").retry_soon
 
 
 def test_nobody_goes_before_the_nodes_leases_are_known() -> None:
     desk = Desk()
-    desk.leases.settled = False
+    desk.leases.synced = False
 
     assert desk.held(reserved("one")) == ("one",)
-    assert not desk.turns.tell([reserved("one")], desk.node, None, blind="").deferred_pods
+    assert not desk.turns.admit_binds([reserved("one")], desk.node, None, blind="").deferred_pods
 
 
 def test_nobody_goes_to_an_agent_that_leaves_or_is_not_registered() -> None:
     desk = Desk()
     asked = [reserved("one"), reserved("two")]
 
-    late = desk.turns.tell(asked, desk.node, "not registered", blind="")
-    early = desk.turns.tell(asked, None, None, blind="")
-    desk.turns.leaving = True
-    leaving = desk.turns.tell(asked, desk.node, None, blind="")
+    late = desk.turns.admit_binds(asked, desk.node, "not registered", blind="")
+    early = desk.turns.admit_binds(asked, None, None, blind="")
+    desk.turns.draining = True
+    leaving = desk.turns.admit_binds(asked, desk.node, None, blind="")
 
     assert late.deferred_pods == early.deferred_pods == leaving.deferred_pods == ("one", "two")
-    assert (late.reason, leaving.reason) == ("not registered", LEAVES)
+    assert (late.reason, leaving.reason) == ("not registered", DRAINING)
 
 
 def test_an_active_pod_of_which_the_agent_knows_nothing_is_not_waited_for() -> None:
@@ -223,6 +223,6 @@ def test_an_active_pod_of_which_the_agent_knows_nothing_is_not_waited_for() -> N
         lease_of("one", share(0, container="a"), share(1, container="b")), state=LeaseState.ACTIVE
     )
 
-    assert not is_open(active, frozenset())
-    assert is_open(active, frozenset({(active.pod, "a")}))
-    assert not is_open(active, frozenset({(active.pod, "a"), (active.pod, "b")}))
+    assert not is_expected(active, frozenset())
+    assert is_expected(active, frozenset({(active.pod, "a")}))
+    assert not is_expected(active, frozenset({(active.pod, "a"), (active.pod, "b")}))

@@ -11,13 +11,13 @@ from typing import IO, Any
 import pytest
 
 from services.node_agent.allocate.pod_resolution import KubeletPod, PodResources
-from services.node_agent.isolation.container_files import HostPreparing
-from services.node_agent.isolation.host_paths import Layout, deserted
-from services.node_agent.isolation.region_image import Seed, image_of
+from services.node_agent.isolation.container_files import ContainerFiles
+from services.node_agent.isolation.host_paths import HostLayout, orphaned_directories
+from services.node_agent.isolation.region_image import RegionSeed, image_of
 from services.node_agent.records.checkpoint import Checkpoint
-from services.node_agent.records.checkpoint_entry import Entry
+from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from services.node_agent.records.checkpoint_rebuild import ended_pods
-from services.node_agent.records.known_leases import LeasesKnown
+from services.node_agent.records.known_leases import KnownLeases
 from shared.dialects.dialect import ContainerSetup, Mount
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.events.node_events import Allocation
@@ -27,7 +27,7 @@ from tests.support.node_agent.agent import lease_of, share
 from tests.support.node_agent.regions import process
 
 
-def entry(uid: str = "u1", **changes: Any) -> Entry:
+def entry(uid: str = "u1", **changes: Any) -> CheckpointEntry:
     held = lease_of(uid, share(**changes))
     activation = Allocation(
         pod=held.pod,
@@ -38,7 +38,7 @@ def entry(uid: str = "u1", **changes: Any) -> Entry:
         device_ids=("x",),
         lease=held,
     )
-    return Entry(allocation=activation, setup=ContainerSetup(environment={"A": "1"}))
+    return CheckpointEntry(allocation=activation, setup=ContainerSetup(environment={"A": "1"}))
 
 
 async def test_a_checkpoint_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ async def test_a_checkpoint_is_read_as_it_was_written(tmp_path: Path) -> None:
     second = Checkpoint(path, "node-0")
     await second.load()
 
-    assert second.entries == first.entries
+    assert second.by_key == first.by_key
     assert second.fences == first.fences
     assert not second.lost
 
@@ -81,7 +81,7 @@ async def test_an_answer_broken_off_while_it_is_written_spoils_none_that_follows
     await second.load()
 
     assert not second.lost
-    assert second.entries == first.entries
+    assert second.by_key == first.by_key
     assert second.pods == {"u2"}
 
 
@@ -128,35 +128,35 @@ async def test_fences_outlive_the_pod_they_were_honoured_for(tmp_path: Path) -> 
 
 
 def test_news_that_is_older_than_what_is_known_changes_nothing() -> None:
-    leases = LeasesKnown(NodeName("node-0"))
-    leases.note([lease_of("u1", version=3)])
+    leases = KnownLeases(NodeName("node-0"))
+    leases.observe([lease_of("u1", version=3)])
 
-    assert leases.note([lease_of("u1", version=2, state=LeaseState.RELEASED)]) == []
+    assert leases.observe([lease_of("u1", version=2, state=LeaseState.RELEASED)]) == []
     assert leases.find(PodUid("u1")) == lease_of("u1", version=3)
 
 
 def test_an_ended_lease_does_not_come_back_by_old_news() -> None:
-    leases = LeasesKnown(NodeName("node-0"))
-    leases.note([lease_of("u1", version=3, state=LeaseState.RELEASED)])
-    leases.note([lease_of("u1", version=2)])
+    leases = KnownLeases(NodeName("node-0"))
+    leases.observe([lease_of("u1", version=3, state=LeaseState.RELEASED)])
+    leases.observe([lease_of("u1", version=2)])
 
     assert leases.find(PodUid("u1")) is None
 
 
 def test_a_new_lease_of_the_same_pod_is_news_although_its_version_is_low() -> None:
-    leases = LeasesKnown(NodeName("node-0"))
-    leases.note([lease_of("u1", version=9, state=LeaseState.RELEASED, created_at=1.0)])
-    leases.note([lease_of("u1", version=1, created_at=2.0)])
+    leases = KnownLeases(NodeName("node-0"))
+    leases.observe([lease_of("u1", version=9, state=LeaseState.RELEASED, created_at=1.0)])
+    leases.observe([lease_of("u1", version=1, created_at=2.0)])
 
     assert leases.find(PodUid("u1")) is not None
 
 
 def test_a_new_lease_of_the_same_pod_is_news_although_its_placers_clock_is_behind() -> None:
-    leases = LeasesKnown(NodeName("node-0"))
-    leases.note([lease_of("u1", version=8, created_at=5.0)])
-    leases.note([lease_of("u1", version=9, state=LeaseState.RELEASED, created_at=5.0)])
+    leases = KnownLeases(NodeName("node-0"))
+    leases.observe([lease_of("u1", version=8, created_at=5.0)])
+    leases.observe([lease_of("u1", version=9, state=LeaseState.RELEASED, created_at=5.0)])
 
-    leases.note([lease_of("u1", version=12, created_at=3.0)])
+    leases.observe([lease_of("u1", version=12, created_at=3.0)])
 
     found = leases.find(PodUid("u1"))
     assert found is not None
@@ -164,18 +164,18 @@ def test_a_new_lease_of_the_same_pod_is_news_although_its_placers_clock_is_behin
 
 
 def test_a_lease_of_another_node_is_not_ours() -> None:
-    leases = LeasesKnown(NodeName("node-0"))
+    leases = KnownLeases(NodeName("node-0"))
 
-    assert leases.note([lease_of("u1", node=NodeName("node-1"))]) == []
+    assert leases.observe([lease_of("u1", node=NodeName("node-1"))]) == []
 
 
 def test_a_complete_list_drops_what_it_leaves_out_but_not_what_came_later() -> None:
-    leases = LeasesKnown(NodeName("node-0"))
-    leases.note([lease_of("u1"), lease_of("u2")])
-    asked_at = leases.news
-    leases.note([lease_of("u3")])
+    leases = KnownLeases(NodeName("node-0"))
+    leases.observe([lease_of("u1"), lease_of("u2")])
+    asked_at = leases.revision
+    leases.observe([lease_of("u3")])
 
-    leases.settle([lease_of("u2")], asked_at=asked_at)
+    leases.sync([lease_of("u2")], since=asked_at)
 
     assert set(leases.leases) == {"u2", "u3"}
 
@@ -190,15 +190,15 @@ def test_a_pod_is_over_when_kubelet_and_ledger_have_let_go_of_it() -> None:
     assert ended_pods(told, [], nothing, {}) == {"u1"}
 
 
-def host(tmp_path: Path, *, simulated: bool = True) -> HostPreparing:
-    layout = Layout(
+def host(tmp_path: Path, *, simulated: bool = True) -> ContainerFiles:
+    layout = HostLayout(
         state_dir=PurePosixPath(tmp_path / "state"),
         library=PurePosixPath(tmp_path / "library" / "libvgpu.so"),
     )
-    return HostPreparing(layout, simulated=simulated)
+    return ContainerFiles(layout, simulated=simulated)
 
 
-def setup_for(preparing: HostPreparing) -> ContainerSetup:
+def setup_for(preparing: ContainerFiles) -> ContainerSetup:
     paths = preparing.layout.paths
     return ContainerSetup(
         environment={},
@@ -227,9 +227,9 @@ async def test_everything_mounted_is_there_and_open_to_any_user(tmp_path: Path) 
 async def test_the_library_is_preloaded_only_where_it_is_a_real_one(tmp_path: Path) -> None:
     simulated, real = host(tmp_path), host(tmp_path, simulated=False)
 
-    await simulated.begin()
+    await simulated.create_shared_files()
     assert (tmp_path / "state/ld.so.preload").read_text() == ""
-    await real.begin()
+    await real.create_shared_files()
     assert (tmp_path / "state/ld.so.preload").read_text() == "/usr/local/vgpu/libvgpu.so"
 
 
@@ -267,21 +267,21 @@ async def test_directories_of_pods_that_are_gone_are_removed_once_they_are_five_
             os.utime(containers / name, (at, at), follow_symlinks=False)
 
     age(299)
-    await preparing.clean(set(), None)
+    await preparing.remove_unused(set(), None)
     young = sorted(entry.name for entry in containers.iterdir())
     age(310)
-    await preparing.clean({PodUid("u1")}, None)
+    await preparing.remove_unused({PodUid("u1")}, None)
     kept = [entry.name for entry in containers.iterdir()]
-    await preparing.clean(set(), None)
+    await preparing.remove_unused(set(), None)
 
     assert young == [".u2_main.seed", "u1_main", "u3_main"]
     assert kept == ["u1_main"]
     assert not list(containers.iterdir())
     assert tmp_path.is_dir()
-    assert deserted(["stranger", "u1_main"], []) == ["u1_main"]
+    assert orphaned_directories(["stranger", "u1_main"], []) == ["u1_main"]
 
 
-def limited(preparing: HostPreparing, **changes: str) -> ContainerSetup:
+def limited(preparing: ContainerFiles, **changes: str) -> ContainerSetup:
     told = {
         "CUDA_DEVICE_MEMORY_SHARED_CACHE": "/tmp/vgpu/r.cache",
         "CUDA_DEVICE_MEMORY_LIMIT_0": "3000m",
@@ -297,7 +297,7 @@ async def test_the_limits_of_a_container_lie_where_it_looks_before_it_starts(
 
     await preparing.prepare(limited(preparing))
 
-    seeded = Seed(memory_bytes=(3000 << 20,), cores_percent=(50,), other_cores_percent=50)
+    seeded = RegionSeed(memory_bytes=(3000 << 20,), cores_percent=(50,), other_cores_percent=50)
     assert (tmp_path / "state/containers/u1_main/r.cache").read_bytes() == image_of(seeded)
 
 
@@ -333,5 +333,5 @@ async def test_hami_core_27_what_a_container_left_is_replaced_only_when_it_start
 
     assert again == image
     assert region.read_bytes() == image_of(
-        Seed(memory_bytes=(3000 << 20,), cores_percent=(50,), other_cores_percent=50)
+        RegionSeed(memory_bytes=(3000 << 20,), cores_percent=(50,), other_cores_percent=50)
     )

@@ -14,7 +14,7 @@ from services.node_agent.isolation.region import Region
 from services.node_agent.isolation.region_image import image_of
 from services.node_agent.isolation.region_layouts import V1_2
 from services.node_agent.isolation.region_reader import read_region
-from services.node_agent.records.checkpoint_entry import Entry
+from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from services.node_agent.usage.monitor import TOLD_AGAIN_S, page
 from shared.dialects.dialect import ContainerSetup
 from shared.model.events.node_events import Allocation, ViolationReason
@@ -67,8 +67,10 @@ async def test_a_mig_instance_is_named_by_its_ids(world: World) -> None:
         resource=NUMBER, device_ids=("x",), lease=lease,
     )  # fmt: skip
     setup = ContainerSetup(environment={"NVIDIA_VISIBLE_DEVICES": "MIG-a"})
-    world.record.told.append(Entry(allocation=activation, setup=setup, instances=("MIG-a",)))
-    world.known.note([lease])
+    world.record.told.append(
+        CheckpointEntry(allocation=activation, setup=setup, instances=("MIG-a",))
+    )
+    world.known.observe([lease])
 
     await world.monitor.look()
 
@@ -85,7 +87,7 @@ async def test_hami_core_39_series_end_with_the_lease(world: World) -> None:
     computing(world)
     await world.monitor.look()
     before = read(page(world.monitor).decode())
-    world.known.settle([], asked_at=world.known.news)
+    world.known.sync([], since=world.known.revision)
     world.driver.samples = (replace(world.driver.samples[0], processes=()),)
     await world.monitor.look()
 
@@ -267,7 +269,7 @@ async def test_nobody_is_said_to_be_without_a_lease_before_leases_are_known(worl
     await world.monitor.look()
     early = world.monitor.seen
     world.record.lost = False
-    world.known.settle([], asked_at=world.known.news)
+    world.known.sync([], since=world.known.revision)
 
     await world.monitor.look()
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.node_agent.allocate.pod_resolution import KubeletContainer, KubeletPod
-from services.node_agent.isolation.region import Region, RegionPlace, Tampered, decode
-from services.node_agent.isolation.region_image import Seed, image_of
+from services.node_agent.isolation.region import Region, RegionPath, Tampered, decode
+from services.node_agent.isolation.region_image import RegionSeed, image_of
 from services.node_agent.isolation.region_layouts import V1_2
 from services.node_agent.usage.cgroups import Origin
 from services.node_agent.usage.usage_model import (
@@ -26,7 +26,7 @@ from tests.support.node_agent.regions import process
 
 MIB = 1 << 20
 GPUS = (share(0).device, share(1).device)
-PLACE = RegionPlace(directory="/c/u1_main", name="r")
+PLACE = RegionPath(directory="/c/u1_main", name="r")
 
 
 def tenant(uid: str = "u1", *shares: Any, container: str = "main", held: bool = True) -> Tenant:
@@ -39,8 +39,8 @@ def tenant(uid: str = "u1", *shares: Any, container: str = "main", held: bool = 
     )
 
 
-def seed(*shares: Any) -> Seed:
-    return Seed(
+def seed(*shares: Any) -> RegionSeed:
+    return RegionSeed(
         memory_bytes=tuple(one.memory_mib * MIB for one in shares),
         cores_percent=tuple(one.cores_percent for one in shares),
     )
