@@ -1,10 +1,10 @@
 """Runs the binder: `python -m services.binder --help`."""
 
-from services.binder.bind.agent_client import BusAgents
-from services.binder.bind.pod_client import ApiPods
+from services.binder.bind.agent_client import NodeAgentClient
+from services.binder.bind.pod_client import PodClient
 from services.binder.metrics import PrometheusEvictions, PrometheusTally, count_resize
-from services.binder.preempt.eviction_client import ApiVictims
-from services.binder.preempt.preemptor import Reclaimer
+from services.binder.preempt.eviction_client import EvictionClient
+from services.binder.preempt.preemption_controller import PreemptionController
 from services.binder.report.event_writer import EventWriter
 from services.binder.settings import BinderSettings
 from services.binder.wiring import assemble
@@ -37,34 +37,34 @@ async def bind(settings: BinderSettings) -> None:
         ) as bus,
         RedisLeases.connect(redis_url, keys=keys, is_witness=True) as ledger,
         LedgerStaging.connect(redis_url, keys=keys) as staging,
-        Takings.connect(redis_url, keys=keys) as takings,
+        Takings.connect(redis_url, keys=keys) as preemptions,
         Gates.connect(redis_url, keys=keys) as gates,
     ):
         clock = SystemClock()
 
-        def reclaimer(events: EventWriter) -> Reclaimer:
-            return Reclaimer(
+        def preemptor(events: EventWriter) -> PreemptionController:
+            return PreemptionController(
                 ledger=ledger,
-                store=takings,
-                victims=ApiVictims(kube),
+                store=preemptions,
+                victims=EvictionClient(kube),
                 events=events,
                 counts=PrometheusEvictions(),
                 clock=clock,
                 fit=fit_on_node,
                 rules=settings.rules,
-                enabled=settings.reclaim,
+                enabled=settings.preemption,
             )
 
         binder = assemble(
             ledger=ledger,
             staging=staging,
             gates=gates,
-            pods=ApiPods(kube),
+            pods=PodClient(kube),
             bus=bus,
-            agents=BusAgents(bus),
+            agents=NodeAgentClient(bus),
             clock=clock,
             tally=PrometheusTally(),
-            reclaimer=reclaimer,
+            preemptor=preemptor,
             resized=count_resize,
             concurrency=settings.api_concurrency,
             events_per_s=settings.events_per_s,

@@ -5,15 +5,15 @@ from prometheus_client import Counter
 from shared.model.preemption import Victim
 
 COUNTED = Counter(
-    "leasehold_binder_remarks",
+    "leasehold_binder_anomalies",
     "What the binder had to drop, or found to differ between ledger and cluster.",
-    ["what"],
+    ["kind"],
 )
-for _what in ("active_without_lease", "leases_elsewhere", "not_restored", "pods_without_lease"):
-    COUNTED.labels(_what)  # at 0 from the start, or the first one would be no increase
+for _kind in ("active_without_lease", "leases_elsewhere", "not_restored", "pods_without_lease"):
+    COUNTED.labels(_kind)  # at 0 from the start, or the first one would be no increase
 
 EVICTED = Counter(
-    "leasehold_reclaim_evictions",
+    "leasehold_preemption_evictions",
     "Pods evicted, by their namespace, why, and the namespace of the pod that gets their devices.",
     ["namespace", "cause", "beneficiary"],
 )
@@ -42,6 +42,6 @@ class PrometheusEvictions:
 class PrometheusTally:
     """Counters by name, on /metrics."""
 
-    def count(self, what: str, by: int = 1) -> None:
-        """Add to the counter called `what`."""
-        COUNTED.labels(what).inc(by)
+    def count(self, kind: str, by: int = 1) -> None:
+        """Add to the counter called `kind`."""
+        COUNTED.labels(kind).inc(by)

@@ -6,28 +6,28 @@ Any number of replicas may run. The handlers are here; what they do is in the fi
 from collections.abc import Sequence
 from typing import Never
 
-from services.binder.bind.agent_presence import Presence
-from services.binder.bind.binding import Outcome, Verdict
-from services.binder.bind.binding_sender import Poster
-from services.binder.bind.deferred_pods import Holder
-from services.binder.ledger_sync.ledger_updates import Keeper, failure, told
-from services.binder.ledger_sync.node_cordons import Shutting
-from services.binder.ledger_sync.rebuild import Rebuild
+from services.binder.bind.agent_presence import AgentPresence
+from services.binder.bind.binding import BindingOutcome, BindingResult
+from services.binder.bind.binding_sender import BindingSender
+from services.binder.bind.deferred_pods import DeferredPods
+from services.binder.ledger_sync.ledger_updates import LedgerUpdater, binding_failed, lease_changes
+from services.binder.ledger_sync.node_cordons import NodeCordons
+from services.binder.ledger_sync.rebuild import LedgerRebuild
 from services.binder.ledger_sync.reconciliation import Reconciler
-from services.binder.ledger_sync.scheduling_gates import Gatekeeper
+from services.binder.ledger_sync.scheduling_gates import SchedulingGates
 from services.binder.ledger_sync.sweep import SWEEP_S, Sweeper
-from services.binder.ports.general import Publishing, TakingBack
+from services.binder.ports.general import Preemptor, Publishing
 from services.binder.ports.ledger import Ledger
 from services.binder.report.condition_writer import ConditionWriter
 from services.binder.report.event_writer import EventWriter
 from services.binder.report.explanations import (
-    bound_note,
+    bound_event,
     explain,
-    health_notes,
-    lease_note,
-    share_note,
-    violation_note,
-    waiting_note,
+    health_events,
+    lease_event,
+    share_event,
+    violation_event,
+    waiting_event,
 )
 from services.binder.resize.resizer import Resizer
 from shared.model.clock import Clock
@@ -77,34 +77,34 @@ class Binder:
         *,
         ledger: Ledger,
         bus: Publishing,
-        poster: Poster,
-        presence: Presence,
-        shutting: Shutting,
-        holder: Holder,
-        keeper: Keeper,
+        sender: BindingSender,
+        presence: AgentPresence,
+        cordons: NodeCordons,
+        holder: DeferredPods,
+        updater: LedgerUpdater,
         sweeper: Sweeper,
         reconciler: Reconciler,
-        rebuild: Rebuild,
+        rebuild: LedgerRebuild,
         events: EventWriter,
         conditions: ConditionWriter,
-        reclaimer: TakingBack,
-        gatekeeper: Gatekeeper,
+        preemptor: Preemptor,
+        gatekeeper: SchedulingGates,
         resizer: Resizer,
         clock: Clock,
     ) -> None:
         self.ledger = ledger
         self.bus = bus
-        self.poster = poster
+        self.sender = sender
         self.presence = presence
-        self.shutting = shutting
+        self.cordons = cordons
         self.holder = holder
-        self.keeper = keeper
+        self.updater = updater
         self.sweeper = sweeper
         self.reconciler = reconciler
         self.rebuild = rebuild
         self.events = events
         self.conditions = conditions
-        self.reclaimer = reclaimer
+        self.preemptor = preemptor
         self.gatekeeper = gatekeeper
         self.resizer = resizer
         self.clock = clock
@@ -127,7 +127,7 @@ class Binder:
         unknown: list[str] = []
         until, pause_s = self.clock.ticks() + TURNS_S, TURN_S
         while True:
-            held = await self.presence.held_back([event.lease for event in left.values()])
+            held = await self.presence.deferrals([event.lease for event in left.values()])
             said, doubts = await self._bind([e for pod, e in left.items() if pod not in held])
             unknown += doubts
             if not any(why.soon for why in held.values()) or self.clock.ticks() > until:
@@ -137,10 +137,10 @@ class Binder:
             left = {pod: left[pod] for pod in held}
             await self.clock.sleep(pause_s)
         kept = await self.holder.hold(held, {pod: left[pod].lease.node for pod in held})
-        said += self._freed(told(kept.given_up))
+        said += self._freed(lease_changes(kept.given_up))
         over = dict.fromkeys(kept.ended, ENDED)
         over |= {lease.pod: held[lease.pod].reason for lease in kept.given_up}
-        said += [failure(left[pod].lease, why, left[pod].trace) for pod, why in over.items()]
+        said += [binding_failed(left[pod].lease, why, left[pod].trace) for pod, why in over.items()]
         unknown += [held[lease.pod].reason for lease in kept.kept]
         if unknown:
             await self.bus.publish(said)
@@ -161,36 +161,36 @@ class Binder:
         ]
         await self.bus.publish([LeaseChanged(lease=lease) for lease in leases])
         traces = [chosen[lease.pod].trace or lease.trace for lease in leases]
-        verdicts = await self.poster.post(list(zip(leases, traces, strict=True)))
+        verdicts = await self.sender.post(list(zip(leases, traces, strict=True)))
         said = await self._say(leases, traces, verdicts)
-        said += [failure(chosen[pod].lease, ENDED, chosen[pod].trace) for pod in late]
-        return said, [v.reason for v in verdicts if v.outcome is Outcome.UNKNOWN]
+        said += [binding_failed(chosen[pod].lease, ENDED, chosen[pod].trace) for pod in late]
+        return said, [v.reason for v in verdicts if v.outcome is BindingOutcome.UNKNOWN]
 
     async def _say(
-        self, leases: Sequence[Lease], traces: Sequence[str], verdicts: Sequence[Verdict]
+        self, leases: Sequence[Lease], traces: Sequence[str], verdicts: Sequence[BindingResult]
     ) -> list[PodBound | BindingFailed | LeaseChanged]:
         now = self.clock.now()
         said: list[PodBound | BindingFailed | LeaseChanged] = []
         failed: list[Lease] = []
         for lease, trace, verdict in zip(leases, traces, verdicts, strict=True):
-            if verdict.outcome is Outcome.BOUND:
+            if verdict.outcome is BindingOutcome.BOUND:
                 said.append(PodBound(lease=lease, latency_s=now - lease.created_at, trace=trace))
                 self.conditions.forget(lease.pod)
-                self.events.note(bound_note(lease), once=True)
+                self.events.note(bound_event(lease), once=True)
             elif verdict.failed:
                 failed.append(lease)
-                said.append(failure(lease, verdict.reason, trace))
-                self.events.note(lease_note(lease, "FailedBinding", verdict.reason))
+                said.append(binding_failed(lease, verdict.reason, trace))
+                self.events.note(lease_event(lease, "FailedBinding", verdict.reason))
         if failed:
             pods = [lease.pod for lease in failed]
-            said += told(await self.ledger.release(pods, reason="the binding failed"))
+            said += lease_changes(await self.ledger.release(pods, reason="the binding failed"))
             self.sweeper.freed()
         return said
 
     @loops
     async def post_bindings(self) -> None:
         """Send Bindings, a fixed number in parallel."""
-        await self.poster.work()
+        await self.sender.work()
 
     # Explanations
 
@@ -202,31 +202,31 @@ class Binder:
         for event in events:
             why = explain(event)
             if self.conditions.explain(why):
-                self.events.note(waiting_note(why))
+                self.events.note(waiting_event(why))
         return []
 
     @handles
     async def give_back_refused(self, events: Sequence[ShareRefused]) -> list[LeaseChanged]:
         """End the leases of pods that their node refused before any container of them started."""
         for event in events:
-            note = share_note(event)
+            note = share_event(event)
             if note is not None:
                 self.events.note(note)
-        return self._freed(told(await self.keeper.end_refused(events)))
+        return self._freed(lease_changes(await self.updater.end_refused(events)))
 
     @handles
     async def tell_violations(self, events: Sequence[ViolationFound]) -> list[Never]:
         """Have an Event say which rule a pod's container breaks, and perhaps the pod evicted."""
         for event in events:
-            self.events.note(violation_note(event))
-        await self.reclaimer.accuse(events)
+            self.events.note(violation_event(event))
+        await self.preemptor.evict_violators(events)
         return []
 
     @handles
     async def tell_health(self, events: Sequence[HealthChanged]) -> list[Never]:
         """Have Events say which device is sick, of its node and of every pod with a lease on it."""
         for event in events:
-            for note in health_notes(event):
+            for note in health_events(event):
                 self.events.note(note)
         return []
 
@@ -245,7 +245,7 @@ class Binder:
     @handles
     async def keep_nodes(self, events: Sequence[NodeChanged]) -> list[Never]:
         """Save nodes' facts."""
-        await self.keeper.save_nodes(events)
+        await self.updater.save_nodes(events)
         return []
 
     @handles
@@ -259,15 +259,15 @@ class Binder:
     @handles
     async def keep_devices(self, events: Sequence[DeviceReported]) -> list[Never]:
         """Save nodes' devices, and what their agents have activated."""
-        await self.rebuild.hear_reports(events)
-        await self.keeper.save_devices(events)
+        await self.rebuild.stage_reports(events)
+        await self.updater.save_devices(events)
         self.presence.hear(events)
         return []
 
     @handles
     async def activate_shares(self, events: Sequence[ShareActivated]) -> list[Never]:
-        """Note that the kubelet was told of a container's shares."""
-        await self.keeper.activate(events)
+        """Record that the kubelet was told of a container's shares."""
+        await self.updater.activate(events)
         return []
 
     @handles(concurrency=2)
@@ -275,7 +275,7 @@ class Binder:
         """End the leases of pods that are gone, unless they may still run."""
         for event in events:
             self.conditions.forget(event.pod)
-        return self._freed(await self.keeper.end_gone(events))
+        return self._freed(await self.updater.end_terminated(events))
 
     @handles
     async def compare_listing(
@@ -311,7 +311,7 @@ class Binder:
     @handles
     async def hear_budgets(self, events: Sequence[BudgetChanged]) -> list[Never]:
         """Remember how namespaces' budgets stand."""
-        await self.reclaimer.hear(events)
+        await self.preemptor.hear(events)
         self.gatekeeper.wake()
         return []
 
@@ -332,7 +332,7 @@ class Binder:
     async def take_back(self) -> None:
         """Take leases back for pods in need, one binder at a time."""
         while True:
-            chosen = await self.reclaimer.step()
+            chosen = await self.preemptor.step()
             if chosen:
                 await self.bus.publish(chosen)
             await self.clock.sleep(RECLAIM_S)
@@ -343,8 +343,8 @@ class Binder:
     async def watch_shut_nodes(self) -> None:
         """Tell which nodes nobody may be bound to, and ask their agents until they answer."""
         while True:
-            await self.shutting.step()
-            await self.shutting.wait()
+            await self.cordons.step()
+            await self.cordons.wait()
 
     @loops
     async def expire_reservations(self) -> None:
@@ -353,11 +353,11 @@ class Binder:
         Whenever this or an offer had no answer, all waiting pods are told of again.
         """
         while True:
-            if self.sweeper.in_doubt:
+            if self.sweeper.resync_needed:
                 await self.ledger.epoch()
                 await self.bus.publish([ResyncRequested(reason="the ledger or NATS was away")])
-                self.sweeper.in_doubt = False
-            with self.sweeper.doubting():
+                self.sweeper.resync_needed = False
+            with self.sweeper.resync_on_failure():
                 failures = await self.sweeper.expire()
                 if failures:
                     await self.bus.publish(failures)
@@ -367,7 +367,7 @@ class Binder:
     async def offer_capacity(self) -> None:
         """Offer what was freed to the pods that wait for it."""
         while True:
-            with self.sweeper.doubting():
+            with self.sweeper.resync_on_failure():
                 offers = await self.sweeper.offer()
                 if offers:
                     await self.bus.publish(offers)
@@ -377,20 +377,20 @@ class Binder:
     async def ask_endings(self) -> None:
         """Ask agents whether vanished pods have ended."""
         while True:
-            ended = self._freed(await self.keeper.end_asked())
+            ended = self._freed(await self.updater.end_confirmed())
             if ended:
                 await self.bus.publish(ended)
             await self.clock.sleep(ASK_S)
 
     @loops
     async def rebuild_ledger(self) -> None:
-        """Rebuild the ledger whenever it turns out to be empty."""
+        """LedgerRebuild the ledger whenever it turns out to be empty."""
         while True:
             rebuilt = await self.rebuild.step()
             if rebuilt is not None:
-                self.keeper.forget()
+                self.updater.forget()
                 await self.bus.publish([rebuilt])
-                self.rebuild.told()
+                self.rebuild.lease_changes()
             await self.clock.sleep(REBUILD_S)
 
     def _freed(self, ended: list[LeaseChanged]) -> list[LeaseChanged]:

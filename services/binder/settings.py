@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.binder.preempt.rules import Rules, violations_of
+from services.binder.preempt.rules import PreemptionRules, violations_of
 from shared.runtime.settings import LedgerSettings, setting
 
 
@@ -19,14 +19,14 @@ class BinderSettings(LedgerSettings):
         5.0, "seconds after which a request to the API server is given up"
     )
     events_per_s: float = setting(50.0, "core/v1 Events written per second in the long run")
-    reclaim: bool = setting(True, "take leases back: over budget, or of lower priority")
-    reclaim_notice_s: float = setting(30.0, "seconds between telling a pod and evicting it")
-    reclaim_min_runtime_s: float = setting(600.0, "seconds that every lease may last at least")
-    reclaim_cooldown_s: float = setting(
+    preemption: bool = setting(True, "take leases back: over budget, or of lower priority")
+    preemption_notice_s: float = setting(30.0, "seconds between telling a pod and evicting it")
+    preemption_min_runtime_s: float = setting(600.0, "seconds that every lease may last at least")
+    preemption_cooldown_s: float = setting(
         600.0, "seconds for which the owner of an evicted pod is left alone; doubles each time"
     )
-    reclaim_per_namespace_hour: int = setting(6, "evictions of one namespace's pods in an hour")
-    reclaim_per_minute: int = setting(30, "evictions in a minute, all namespaces together")
+    preemption_per_namespace_hour: int = setting(6, "evictions of one namespace's pods in an hour")
+    preemption_per_minute: int = setting(30, "evictions in a minute, all namespaces together")
 
     evict_violators: tuple[str, ...] = setting(
         (), "violations for which a pod is evicted, with commas, of GpuUsedWithoutLease, "
@@ -37,14 +37,14 @@ class BinderSettings(LedgerSettings):
     )
 
     @property
-    def rules(self) -> Rules:
-        """The limits of taking back."""
-        return Rules(
-            notice_s=self.reclaim_notice_s,
-            min_runtime_s=self.reclaim_min_runtime_s,
-            cooldown_s=self.reclaim_cooldown_s,
-            per_namespace_hour=self.reclaim_per_namespace_hour,
-            per_minute=self.reclaim_per_minute,
+    def rules(self) -> PreemptionRules:
+        """The limits of preemption."""
+        return PreemptionRules(
+            notice_s=self.preemption_notice_s,
+            min_runtime_s=self.preemption_min_runtime_s,
+            cooldown_s=self.preemption_cooldown_s,
+            per_namespace_hour=self.preemption_per_namespace_hour,
+            per_minute=self.preemption_per_minute,
             violations=violations_of(self.evict_violators),
             spared=frozenset(self.evict_violators_spare),
         )

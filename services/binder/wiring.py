@@ -3,27 +3,27 @@
 from collections.abc import Callable
 from typing import Protocol
 
+from services.binder.bind.agent_presence import AgentPresence
 from services.binder.bind.agent_presence import Agents as BindingAgents
-from services.binder.bind.agent_presence import Presence
-from services.binder.bind.binding_sender import CONCURRENCY, PATIENCE_S, Poster
+from services.binder.bind.binding_sender import CONCURRENCY, PATIENCE_S, BindingSender
 from services.binder.bind.binding_sender import Pods as BindingPods
-from services.binder.bind.deferred_pods import Holder
-from services.binder.ledger_sync.ledger_updates import Keeper
-from services.binder.ledger_sync.node_cordons import Shutting
-from services.binder.ledger_sync.rebuild import Evidences, Rebuild, Restoring
+from services.binder.bind.deferred_pods import DeferredPods
+from services.binder.ledger_sync.ledger_updates import LedgerUpdater
+from services.binder.ledger_sync.node_cordons import NodeCordons
+from services.binder.ledger_sync.rebuild import Evidences, LedgerRebuild, Restoring
 from services.binder.ledger_sync.reconciliation import Reconciler
-from services.binder.ledger_sync.scheduling_gates import Gatekeeper
 from services.binder.ledger_sync.scheduling_gates import Pods as GatedPods
+from services.binder.ledger_sync.scheduling_gates import SchedulingGates
 from services.binder.ledger_sync.scheduling_gates import Store as GateStore
 from services.binder.ledger_sync.sweep import Sweeper
 from services.binder.ledger_sync.vanished_pods import Agents as EndingAgents
-from services.binder.ledger_sync.vanished_pods import Endings
-from services.binder.ports.general import Publishing, TakingBack
+from services.binder.ledger_sync.vanished_pods import VanishedPods
+from services.binder.ports.general import Preemptor, Publishing
 from services.binder.ports.ledger import Ledger, Staging
 from services.binder.ports.metrics import Tally
 from services.binder.report import event_writer
 from services.binder.report.condition_writer import ConditionWriter, Statuses
-from services.binder.report.event_writer import EventLog, EventWriter
+from services.binder.report.event_writer import EventApi, EventWriter
 from services.binder.resize.resizer import Agents as LimitingAgents
 from services.binder.resize.resizer import Annotations, Resizer
 from services.binder.resize.resizer import Ledger as ResizingLedger
@@ -31,7 +31,7 @@ from services.binder.service import Binder
 from shared.model.clock import Clock
 
 
-class Pods(BindingPods, EventLog, GatedPods, Statuses, Annotations, Protocol):
+class Pods(BindingPods, EventApi, GatedPods, Statuses, Annotations, Protocol):
     """All that the binder does with the API server."""
 
 
@@ -57,7 +57,7 @@ def assemble(
     agents: Agents,
     clock: Clock,
     tally: Tally,
-    reclaimer: Callable[[EventWriter], TakingBack],
+    preemptor: Callable[[EventWriter], Preemptor],
     resized: Callable[[str], None],
     concurrency: int = CONCURRENCY,
     patience_s: float = PATIENCE_S,
@@ -66,24 +66,24 @@ def assemble(
     """Return a binder of these parts; what takes leases back is made with its writer of Events."""
     events = EventWriter(pods, clock, tally, per_s=events_per_s)
     sweeper = Sweeper(ledger, clock)
-    poster = Poster(pods, clock, concurrency=concurrency, patience_s=patience_s)
-    presence, conditions = Presence(agents, ledger, clock), ConditionWriter(pods, clock, tally)
-    keeper = Keeper(ledger, Endings(agents, clock), tally)
+    sender = BindingSender(pods, clock, concurrency=concurrency, patience_s=patience_s)
+    presence, conditions = AgentPresence(agents, ledger, clock), ConditionWriter(pods, clock, tally)
+    updater = LedgerUpdater(ledger, VanishedPods(agents, clock), tally)
     return Binder(
         ledger=ledger,
         bus=bus,
-        poster=poster,
+        sender=sender,
         presence=presence,
-        shutting=Shutting(ledger, presence),
-        holder=Holder(ledger, keeper, conditions, events, clock),
-        keeper=keeper,
+        cordons=NodeCordons(ledger, presence),
+        holder=DeferredPods(ledger, updater, conditions, events, clock),
+        updater=updater,
         sweeper=sweeper,
         reconciler=Reconciler(ledger, staging, pods, tally),
-        rebuild=Rebuild(ledger, staging, bus, clock, tally, flights=poster),
+        rebuild=LedgerRebuild(ledger, staging, bus, clock, tally, flights=sender),
         events=events,
         conditions=conditions,
-        reclaimer=reclaimer(events),
-        gatekeeper=Gatekeeper(gates, pods, events, clock),
+        preemptor=preemptor(events),
+        gatekeeper=SchedulingGates(gates, pods, events, clock),
         resizer=Resizer(
             ledger=ledger,
             agents=agents,

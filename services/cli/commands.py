@@ -187,8 +187,8 @@ def _about_time(command: Callable[..., argparse.ArgumentParser]) -> None:
     taking.add_argument(
         "--min-runtime-s",
         type=float,
-        default=float(os.environ.get("LEASEHOLD_RECLAIM_MIN_RUNTIME_S", "600")),
-        help="as the binder was told [LEASEHOLD_RECLAIM_MIN_RUNTIME_S; default: 600]",
+        default=float(os.environ.get("LEASEHOLD_PREEMPTION_MIN_RUNTIME_S", "600")),
+        help="as the binder was told [LEASEHOLD_PREEMPTION_MIN_RUNTIME_S; default: 600]",
     )
     flags.of_view(taking)
 

@@ -9,7 +9,7 @@ from shared.model.events.pod_events import BudgetChanged
 from shared.model.ledger import Reservation
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 
-PREEMPT_AT = "leasehold.dev/reclaim-at"
+PREEMPT_AT = "leasehold.dev/preempt-at"
 """On a pod that is to be evicted: when, as RFC 3339; it can read this through a volume."""
 PREEMPTIBLE = "leasehold.dev/preemptible"
 """Label; `"false"`: the pod is never evicted for another."""

@@ -1,9 +1,9 @@
 """What asking agents before binding costs: `python -m tests.benchmarks.presence --help`.
 
 Agents are a process of their own that answers for every node over a real nats-server; the binder's
-side is this process. Batches of pods are held up to `Presence`: all on different nodes, so that
-nothing is shared ("thin"), or all on one ("thick"). Measured per batch: time until the answer, and
-CPU time of this process per pod. Nothing is bound. Ceiling: 5 ms for a thin batch of 64.
+side is this process. Batches of pods are held up to `AgentPresence`: all on different nodes, so
+that nothing is shared ("thin"), or all on one ("thick"). Measured per batch: time until the answer,
+and CPU time of this process per pod. Nothing is bound. Ceiling: 5 ms for a thin batch of 64.
 """
 
 import argparse
@@ -14,8 +14,8 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 
-from services.binder.bind.agent_client import BusAgents
-from services.binder.bind.agent_presence import Presence
+from services.binder.bind.agent_client import NodeAgentClient
+from services.binder.bind.agent_presence import AgentPresence
 from shared.model.clock import SystemClock
 from shared.model.events.request_reply import BindReply, BindRequest
 from shared.model.lease import Lease
@@ -53,11 +53,11 @@ def _agents(url: str, nodes: int, ready: Callable[[], None]) -> None:
 
 async def measure(bus: Bus, batches: Sequence[Sequence[Lease]], label: str) -> float:
     """Return the median time of a batch, in ms; each begins with nothing trusted."""
-    presence = Presence(BusAgents(bus), Reported(), SystemClock())
+    presence = AgentPresence(NodeAgentClient(bus), Reported(), SystemClock())
     took, cpu = [], time.process_time()
     for batch in batches:
         began = time.perf_counter()
-        assert await presence.held_back(batch) == {}
+        assert await presence.deferrals(batch) == {}
         took.append((time.perf_counter() - began) * 1e3)
     cpu_us = (time.process_time() - cpu) * 1e6 / sum(map(len, batches))
     worst = statistics.quantiles(took, n=100)[98]

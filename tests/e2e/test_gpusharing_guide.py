@@ -33,8 +33,8 @@ pytestmark = [
 
 BASE = Path(__file__).parents[2] / "k8s" / "base"
 QUICKLY = {
-    "LEASEHOLD_RECLAIM_NOTICE_S": "1",
-    "LEASEHOLD_RECLAIM_MIN_RUNTIME_S": "1",
+    "LEASEHOLD_PREEMPTION_NOTICE_S": "1",
+    "LEASEHOLD_PREEMPTION_MIN_RUNTIME_S": "1",
     "LEASEHOLD_TICK_S": "0.5",
     "LEASEHOLD_MODEL_FACTORS": "A10=20",
 }

@@ -14,7 +14,7 @@ from tests.support.stack import PODS, Stack, gpu_pod, running, stack, vgpu
 MIB = 1 << 20
 STRICT = {
     "LEASEHOLD_EVICT_VIOLATORS": "GpuLimitTampered",
-    "LEASEHOLD_RECLAIM_NOTICE_S": "1",
+    "LEASEHOLD_PREEMPTION_NOTICE_S": "1",
 }
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from services.binder.bind.agent_presence import Silence
+from services.binder.bind.agent_presence import NoReply
 from shared.model.errors import UnavailableError
 from shared.model.events.request_reply import (
     BindReply,
@@ -23,13 +23,13 @@ MAY_BIND_S = 0.5
 """A batch of Bindings waits for the answer."""
 
 
-class BusAgents:
+class NodeAgentClient:
     """Questions to the agent of one node."""
 
     def __init__(self, bus: Bus) -> None:
         self.bus = bus
 
-    async def which_ended(self, node: NodeName, pods: Sequence[PodUid]) -> set[PodUid]:
+    async def list_terminated(self, node: NodeName, pods: Sequence[PodUid]) -> set[PodUid]:
         """Tell which pods' last containers have ended; while nobody can be asked, none has.
 
         Raises UnavailableError if the node's agent does not answer.
@@ -40,7 +40,7 @@ class BusAgents:
         told = await self.bus.request(question, TerminationReply, timeout_s=ANSWER_S)
         return {*told.terminated_pods, *(pods[:1] if told.terminated else ())}
 
-    async def may_bind(self, node: NodeName, leases: Sequence[Lease]) -> BindReply | Silence:
+    async def request_bind(self, node: NodeName, leases: Sequence[Lease]) -> BindReply | NoReply:
         """Tell which of the pods must wait before they are bound to the node.
 
         Raises UnavailableError while NATS is away: then it is not the agent that is silent.
@@ -49,11 +49,11 @@ class BusAgents:
         try:
             return await self.bus.request(question, BindReply, timeout_s=MAY_BIND_S)
         except NoRespondersError as error:
-            return Silence(str(error), listens=False)
+            return NoReply(str(error), has_responder=False)
         except UnavailableError as error:
             if not self.bus.connected:
                 raise
-            return Silence(str(error), listens=True)
+            return NoReply(str(error), has_responder=True)
 
     async def set_limits(self, question: LimitsRequest) -> LimitsReply:
         """Have containers held to a lease, or to what it may become.

@@ -33,18 +33,18 @@ ASKING_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Silence:
+class NoReply:
     """A question that had no answer, and why."""
 
     text: str
-    listens: bool
+    has_responder: bool
     """Somebody is there who should have answered."""
 
 
 class Agents(Protocol):
     """The node agents, on the bus."""
 
-    async def may_bind(self, node: NodeName, leases: Sequence[Lease]) -> BindReply | Silence:
+    async def request_bind(self, node: NodeName, leases: Sequence[Lease]) -> BindReply | NoReply:
         """Tell which of the pods must wait. Raises UnavailableError if nobody can be asked."""
         ...
 
@@ -58,7 +58,7 @@ class Nodes(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class Deferral:
     """Why a pod is not bound yet."""
 
     reason: str
@@ -69,7 +69,7 @@ class Wait:
 
 
 @dataclass(slots=True)
-class Known:
+class AgentRecord:
     """What is known of one node's agent."""
 
     heard: bool = False
@@ -87,7 +87,7 @@ class Known:
     """It has said, since others were told that the node is shut, that it is not."""
 
 
-class Presence:
+class AgentPresence:
     """Which agents answered a moment ago, and which nodes are shut."""
 
     def __init__(self, agents: Agents, nodes: Nodes, clock: Clock) -> None:
@@ -96,11 +96,11 @@ class Presence:
         self.clock = clock
         self.news = asyncio.Event()
         """Set when a node has shut or opened, or may have."""
-        self._known: dict[NodeName, Known] = {}
+        self._known: dict[NodeName, AgentRecord] = {}
         self._marked: frozenset[NodeName] = frozenset()
         self._gate = asyncio.Semaphore(ASKING_MAX)
 
-    async def held_back(self, leases: Sequence[Lease]) -> dict[PodUid, Wait]:
+    async def deferrals(self, leases: Sequence[Lease]) -> dict[PodUid, Deferral]:
         """Return the pods that must not be bound now, each with the reason.
 
         A node of another device plugin holds nobody back: its devices were told of by no agent.
@@ -118,22 +118,22 @@ class Presence:
 
     def hear(self, reports: Sequence[DeviceReported]) -> None:
         """Learn from reports which nodes have agents of ours."""
-        self.heard_of(report.node for report in reports if not report.other_plugin)
-        self.disown(report.node for report in reports if report.other_plugin)
+        self.mark_present(report.node for report in reports if not report.other_plugin)
+        self.mark_absent(report.node for report in reports if report.other_plugin)
 
-    def heard_of(self, nodes: Iterable[NodeName]) -> None:
-        """Note that these nodes have agents, and ask those of shut nodes at once."""
+    def mark_present(self, nodes: Iterable[NodeName]) -> None:
+        """Record that these nodes have agents, and ask those of shut nodes at once."""
         for node in nodes:
-            known = self._known.setdefault(node, Known())
+            known = self._known.setdefault(node, AgentRecord())
             if not known.heard or node in self._marked:
                 known.heard, known.until = True, 0.0
             if node in self._marked:
                 self.news.set()
 
-    def disown(self, nodes: Iterable[NodeName]) -> None:
+    def mark_absent(self, nodes: Iterable[NodeName]) -> None:
         """Open nodes that another device plugin serves: no agent of theirs is asked any more."""
         for node in nodes:
-            known = self._known.setdefault(node, Known())
+            known = self._known.setdefault(node, AgentRecord())
             known.heard, known.misses, known.until = False, 0, math.inf
             self._shut(known, "")
             if node in self._marked:
@@ -149,37 +149,37 @@ class Presence:
         opened = {node: "" for node in self._marked if self._known[node].answers}
         return shut | opened
 
-    def note_shut(self, nodes: frozenset[NodeName], words: Mapping[NodeName, str]) -> None:
+    def apply_cordons(self, nodes: frozenset[NodeName], words: Mapping[NodeName, str]) -> None:
         """Take over which nodes are shut, `words` of ours included.
 
         What another binder has heard in the meantime counts as much: it is looked into. Whom it
         opened may have no agent any more.
         """
         for node in nodes ^ self._marked:
-            known = self._known.setdefault(node, Known())
+            known = self._known.setdefault(node, AgentRecord())
             known.answers = False
             if node not in words:
                 known.heard, known.until, known.misses, known.shut = node in nodes, 0.0, 0, ""
         self._marked = nodes
 
-    async def _ask(self, node: NodeName, leases: Sequence[Lease]) -> dict[PodUid, Wait]:
-        known = self._known.setdefault(node, Known())
+    async def _ask(self, node: NodeName, leases: Sequence[Lease]) -> dict[PodUid, Deferral]:
+        known = self._known.setdefault(node, AgentRecord())
         if self.clock.ticks() >= known.until:
             async with self._gate:
-                told = await self.agents.may_bind(node, leases)
-            if isinstance(told, Silence) and not known.heard:
-                known.heard = told.listens or await self.nodes.has_agent(node)
+                told = await self.agents.request_bind(node, leases)
+            if isinstance(told, NoReply) and not known.heard:
+                known.heard = told.has_responder or await self.nodes.has_agent(node)
             self._learn(node, known, told)
             if isinstance(told, BindReply):
-                wait = Wait(told.reason, soon=told.retry_soon, shut_s=self._shut_s(known))
+                wait = Deferral(told.reason, soon=told.retry_soon, shut_s=self._shut_s(known))
                 return dict.fromkeys(told.deferred_pods, wait)
         if not known.misses and not known.shut:
             return {}
         reason = known.shut or f"the agent of node {node} does not answer"
-        wait = Wait(reason, shut_s=self._shut_s(known))
+        wait = Deferral(reason, shut_s=self._shut_s(known))
         return dict.fromkeys((each.pod for each in leases), wait)
 
-    def _learn(self, node: NodeName, known: Known, told: BindReply | Silence) -> None:
+    def _learn(self, node: NodeName, known: AgentRecord, told: BindReply | NoReply) -> None:
         now = self.clock.ticks()
         if isinstance(told, BindReply):
             known.heard, known.misses, known.pause_s = True, 0, AWAY_S
@@ -194,11 +194,11 @@ class Presence:
         else:
             known.misses, known.until = 0, now + NONE_S
 
-    def _shut(self, known: Known, why: str) -> None:
+    def _shut(self, known: AgentRecord, why: str) -> None:
         if bool(why) != bool(known.shut):
             known.shut_at = self.clock.ticks()
             self.news.set()
         known.shut, known.answers = why, not why
 
-    def _shut_s(self, known: Known) -> float:
+    def _shut_s(self, known: AgentRecord) -> float:
         return self.clock.ticks() - known.shut_at if known.shut else 0.0

@@ -14,7 +14,7 @@ from shared.model.lease_copy import ANNOTATION, dump_lease
 from shared.model.names import NodeName, PodUid
 
 
-class Outcome(StrEnum):
+class BindingOutcome(StrEnum):
     """What became of one Binding."""
 
     BOUND = "bound"
@@ -28,20 +28,20 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class BindingResult:
     """An outcome, with its reason unless the pod is bound."""
 
-    outcome: Outcome
+    outcome: BindingOutcome
     reason: str = ""
 
     @property
     def failed(self) -> bool:
         """Whether the pod will not be bound with this lease."""
-        return self.outcome not in {Outcome.BOUND, Outcome.UNKNOWN}
+        return self.outcome not in {BindingOutcome.BOUND, BindingOutcome.UNKNOWN}
 
 
 @dataclass(frozen=True, slots=True)
-class PodSeen:
+class ObservedPod:
     """A pod as the API server has it now."""
 
     uid: PodUid
@@ -52,10 +52,10 @@ class PodSeen:
     """Its phase says that its containers no longer run."""
 
 
-BOUND = Verdict(Outcome.BOUND)
+BOUND = BindingResult(BindingOutcome.BOUND)
 
 
-def annotations_of(lease: Lease, now_s: float) -> dict[str, str]:
+def binding_annotations(lease: Lease, now_s: float) -> dict[str, str]:
     """Return all annotations that the pod gets with its node: the dialect's, and the lease."""
     dialect = DIALECTS.get(lease.dialect)
     said = dialect.binding(lease, now_s) if dialect else {}
@@ -67,7 +67,7 @@ def needs_binding(lease: Lease) -> bool:
     return lease.state is not LeaseState.ACTIVE
 
 
-def judge(lease: Lease, error: LeaseholdError, seen: PodSeen | None) -> Verdict:
+def judge(lease: Lease, error: LeaseholdError, seen: ObservedPod | None) -> BindingResult:
     """Say what became of a Binding that was answered with `error`, given the pod as read after it.
 
     An error that leaves the write in doubt is settled by the pod's node. A pod that is still
@@ -75,27 +75,27 @@ def judge(lease: Lease, error: LeaseholdError, seen: PodSeen | None) -> Verdict:
     """
     pod = f"{lease.namespace}/{lease.name}"
     if seen is None:
-        return Verdict(Outcome.GONE, f"pod {pod} was deleted before it was bound")
+        return BindingResult(BindingOutcome.GONE, f"pod {pod} was deleted before it was bound")
     if seen.uid == lease.pod and seen.node == lease.node and not seen.over:
         return BOUND
     reasons = (
         (
             seen.uid != lease.pod,
-            Outcome.GONE,
+            BindingOutcome.GONE,
             f"pod {pod} was replaced: its uid was {lease.pod} and is {seen.uid} now",
         ),
         (
             seen.over,
-            Outcome.GONE,
+            BindingOutcome.GONE,
             f"pod {pod} has ended: this lease was made from news older than its end",
         ),
         (
             seen.node is not None,
-            Outcome.ELSEWHERE,
+            BindingOutcome.ELSEWHERE,
             f"pod {pod} is on node {seen.node} already; the lease was for {lease.node}",
         ),
-        (seen.ending, Outcome.GONE, f"pod {pod} is being deleted"),
-        (isinstance(error, UnavailableError), Outcome.UNKNOWN, str(error)),
-        (True, Outcome.REFUSED, str(error)),
+        (seen.ending, BindingOutcome.GONE, f"pod {pod} is being deleted"),
+        (isinstance(error, UnavailableError), BindingOutcome.UNKNOWN, str(error)),
+        (True, BindingOutcome.REFUSED, str(error)),
     )
-    return next(Verdict(outcome, text) for holds, outcome, text in reasons if holds)
+    return next(BindingResult(outcome, text) for holds, outcome, text in reasons if holds)

@@ -12,10 +12,10 @@ from typing import Protocol
 
 from services.binder.bind.binding import (
     BOUND,
-    Outcome,
-    PodSeen,
-    Verdict,
-    annotations_of,
+    BindingOutcome,
+    BindingResult,
+    ObservedPod,
+    binding_annotations,
     judge,
     needs_binding,
 )
@@ -46,7 +46,7 @@ class Pods(Protocol):
         """Bind the pod with this uid, in one write. Raises what the answer means to us."""
         ...
 
-    async def look(self, namespace: str, name: str) -> PodSeen | None:
+    async def look(self, namespace: str, name: str) -> ObservedPod | None:
         """Return the pod as it is now, or None if there is none."""
         ...
 
@@ -56,10 +56,10 @@ class _Flight:
     lease: Lease
     annotations: Mapping[str, str]
     trace: str
-    landed: asyncio.Future[Verdict]
+    landed: asyncio.Future[BindingResult]
 
 
-class Poster:
+class BindingSender:
     """Bindings under way and done; `work` does the sending."""
 
     def __init__(
@@ -77,7 +77,7 @@ class Poster:
         self._queue: asyncio.Queue[_Flight] = asyncio.Queue()
         self._flights: OrderedDict[tuple[PodUid, int], _Flight] = OrderedDict()
 
-    async def post(self, leases: Sequence[tuple[Lease, str]]) -> list[Verdict]:
+    async def post(self, leases: Sequence[tuple[Lease, str]]) -> list[BindingResult]:
         """Bind the pods of these leases (each with its trace) and return their verdicts in order.
 
         One that is not known within `patience_s` seconds is UNKNOWN for now, and goes on.
@@ -86,7 +86,9 @@ class Poster:
         if landings:
             await asyncio.wait(landings, timeout=self.patience_s)
         return [
-            landed.result() if landed.done() else Verdict(Outcome.UNKNOWN, "no answer yet")
+            landed.result()
+            if landed.done()
+            else BindingResult(BindingOutcome.UNKNOWN, "no answer yet")
             for landed in landings
         ]
 
@@ -104,15 +106,17 @@ class Poster:
         finally:
             for flight in self._flights.values():
                 if not flight.landed.done():
-                    flight.landed.set_result(Verdict(Outcome.UNKNOWN, "sending was interrupted"))
+                    flight.landed.set_result(
+                        BindingResult(BindingOutcome.UNKNOWN, "sending was interrupted")
+                    )
             self._flights.clear()
             self._queue = asyncio.Queue()
 
-    def _depart(self, lease: Lease, trace: str) -> asyncio.Future[Verdict]:
+    def _depart(self, lease: Lease, trace: str) -> asyncio.Future[BindingResult]:
         key = (lease.pod, lease.version)
         flight = self._flights.get(key)
         if flight is None or _in_doubt(flight):
-            annotations = annotations_of(lease, self.clock.now())
+            annotations = binding_annotations(lease, self.clock.now())
             landed = asyncio.get_running_loop().create_future()
             flight = _Flight(lease, annotations, trace, landed)
             self._flights[key] = flight
@@ -128,7 +132,7 @@ class Poster:
             flight.landed.set_result(await self._bind(flight))
             self._forget_old()
 
-    async def _bind(self, flight: _Flight) -> Verdict:
+    async def _bind(self, flight: _Flight) -> BindingResult:
         lease = flight.lease
         try:
             await self.pods.bind_pod(
@@ -143,11 +147,11 @@ class Poster:
             return await self._settle(lease, error)
         return BOUND
 
-    async def _settle(self, lease: Lease, error: LeaseholdError) -> Verdict:
+    async def _settle(self, lease: Lease, error: LeaseholdError) -> BindingResult:
         try:
             seen = await self.pods.look(lease.namespace, lease.name)
         except LeaseholdError as unread:
-            return Verdict(Outcome.UNKNOWN, f"{error}; and then {unread}")
+            return BindingResult(BindingOutcome.UNKNOWN, f"{error}; and then {unread}")
         return judge(lease, error, seen)
 
     def _forget_old(self) -> None:
@@ -159,4 +163,4 @@ class Poster:
 
 
 def _in_doubt(flight: _Flight) -> bool:
-    return flight.landed.done() and flight.landed.result().outcome is Outcome.UNKNOWN
+    return flight.landed.done() and flight.landed.result().outcome is BindingOutcome.UNKNOWN

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from services.binder.bind.agent_presence import Wait
-from services.binder.ledger_sync.ledger_updates import Keeper
+from services.binder.bind.agent_presence import Deferral
+from services.binder.ledger_sync.ledger_updates import LedgerUpdater
 from services.binder.ports.ledger import Ledger
 from services.binder.report.condition_writer import ConditionWriter
 from services.binder.report.event_writer import EventWriter
-from services.binder.report.explanations import explain_held, waiting_note
+from services.binder.report.explanations import explain_deferred, waiting_event
 from shared.model.clock import Clock
 from shared.model.lease import Lease, LeaseState
 from shared.model.names import NodeName, PodUid
@@ -31,24 +31,26 @@ class Held:
     """Pods whose reservation had ended by itself."""
 
 
-class Holder:
+class DeferredPods:
     """Off the hot path: there is work here only while some node has no agent."""
 
     def __init__(
         self,
         ledger: Ledger,
-        keeper: Keeper,
+        updater: LedgerUpdater,
         conditions: ConditionWriter,
         events: EventWriter,
         clock: Clock,
     ) -> None:
         self.ledger = ledger
-        self.keeper = keeper
+        self.updater = updater
         self.conditions = conditions
         self.events = events
         self.clock = clock
 
-    async def hold(self, waits: Mapping[PodUid, Wait], nodes: Mapping[PodUid, NodeName]) -> Held:
+    async def hold(
+        self, waits: Mapping[PodUid, Deferral], nodes: Mapping[PodUid, NodeName]
+    ) -> Held:
         """Explain the pods that wait for their nodes; give up reservations where these stay shut.
 
         What was committed stays: its Binding may have been sent. A pod whose lease is on another
@@ -64,14 +66,14 @@ class Holder:
             for lease in found
             if lease.state is LeaseState.RESERVED and waits[lease.pod].shut_s >= GIVE_UP_S
         ]
-        given_up = await self.keeper.release_unmoved(hopeless, reason="its node was shut")
+        given_up = await self.updater.release_unmoved(hopeless, reason="its node was shut")
         over = {lease.pod for lease in given_up}
         kept = tuple(lease for lease in found if lease.pod not in over)
         for lease in kept:
             wait = waits[lease.pod]
             if self.clock.now() - lease.created_at >= (TURN_S if wait.soon else EXPLAIN_S):
-                why = explain_held(lease, wait.reason)
+                why = explain_deferred(lease, wait.reason)
                 if self.conditions.explain(why):
-                    self.events.note(waiting_note(why))
+                    self.events.note(waiting_event(why))
         ended = waits.keys() - {lease.pod for lease in stored}
         return Held(kept=kept, given_up=tuple(given_up), ended=tuple(sorted(ended)))

@@ -6,9 +6,9 @@ from urllib.parse import quote
 
 from msgspec import Struct
 
-from services.binder.bind.binding import PodSeen
-from services.binder.report.explanations import ConditionSeen
-from services.binder.resize.resizer import Annotated
+from services.binder.bind.binding import ObservedPod
+from services.binder.report.explanations import ObservedCondition
+from services.binder.resize.resizer import PodAnnotations
 from shared.kubernetes.client import KubernetesClient, pod_path
 from shared.kubernetes.errors import KubernetesConflictError, NotFoundError
 from shared.kubernetes.types import ApiPodSpec, ObjectMeta
@@ -43,32 +43,32 @@ class _Event(Struct, frozen=True):
     count: int | None = None
 
 
-class ApiPods:
+class PodClient:
     """Translates between the API server's objects and the binder's own values."""
 
     def __init__(self, kube: KubernetesClient) -> None:
         self.kube = kube
         self.bind_pod = kube.bind_pod
 
-    async def look(self, namespace: str, name: str) -> PodSeen | None:
+    async def look(self, namespace: str, name: str) -> ObservedPod | None:
         """Return the pod as it is now, or None if there is none."""
         pod = await self._read(namespace, name)
         if pod is None:
             return None
-        return PodSeen(
+        return ObservedPod(
             uid=PodUid(pod.metadata.uid),
             node=NodeName(pod.spec.node_name) or None,
             ending=pod.metadata.deletion_timestamp is not None,
             over=pod.status.phase in TERMINAL,
         )
 
-    async def read_condition(self, namespace: str, name: str) -> ConditionSeen | None:
+    async def get_condition(self, namespace: str, name: str) -> ObservedCondition | None:
         """Return the condition PodScheduled of the pod, or None if there is no such pod."""
         pod = await self._read(namespace, name)
         if pod is None:
             return None
         said = next((c for c in pod.status.conditions if c.type == "PodScheduled"), _Condition())
-        return ConditionSeen(
+        return ObservedCondition(
             uid=PodUid(pod.metadata.uid),
             node=pod.spec.node_name,
             resource_version=pod.metadata.resource_version,
@@ -77,20 +77,20 @@ class ApiPods:
             message=said.message,
         )
 
-    async def read_annotations(self, namespace: str, name: str) -> Annotated | None:
+    async def get_annotations(self, namespace: str, name: str) -> PodAnnotations | None:
         """Return a pod's annotations, or None if there is no such pod."""
         try:
             pod = await self.kube.read(pod_path(namespace, name), _Metadata)
         except NotFoundError:
             return None
-        return Annotated(
+        return PodAnnotations(
             uid=PodUid(pod.metadata.uid),
             resource_version=pod.metadata.resource_version,
             annotations=pod.metadata.annotations,
         )
 
     async def annotate(
-        self, namespace: str, name: str, read: Annotated, annotations: Mapping[str, str]
+        self, namespace: str, name: str, read: PodAnnotations, annotations: Mapping[str, str]
     ) -> None:
         """Add to them, in one write. Raises ConflictError if the pod has changed since."""
         metadata = {

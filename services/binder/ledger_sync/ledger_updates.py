@@ -4,10 +4,10 @@ import asyncio
 import logging
 from collections.abc import Iterable, Sequence
 
-from services.binder.ledger_sync.vanished_pods import Endings
+from services.binder.ledger_sync.vanished_pods import VanishedPods
 from services.binder.ports.ledger import Ledger
 from services.binder.ports.metrics import Tally
-from services.binder.report.explanations import differences
+from services.binder.report.explanations import summarize
 from shared.model.errors import ConflictError, UnavailableError
 from shared.model.events.node_events import DeviceReported, ShareActivated, ShareRefused
 from shared.model.events.pod_events import BindingFailed, LeaseChanged, NodeChanged, PodTerminated
@@ -19,12 +19,12 @@ logger = logging.getLogger(__name__)
 TERMINAL = frozenset({"Succeeded", "Failed"})
 
 
-class Keeper:
+class LedgerUpdater:
     """Writes facts into the ledger; several binders may do so at once."""
 
-    def __init__(self, ledger: Ledger, endings: Endings, tally: Tally) -> None:
+    def __init__(self, ledger: Ledger, vanished_pods: VanishedPods, tally: Tally) -> None:
         self.ledger = ledger
-        self.endings = endings
+        self.vanished_pods = vanished_pods
         self.tally = tally
         self._activated: dict[NodeName, frozenset[PodUid]] = {}
 
@@ -54,7 +54,7 @@ class Keeper:
         await self._repair(newest.values())
 
     async def activate(self, events: Sequence[ShareActivated]) -> None:
-        """Note what the kubelet was told."""
+        """Record what the kubelet was told."""
         pods = sorted({event.allocation.pod for event in events})
         self._report_unleased(pods, await self.ledger.activate(pods))
 
@@ -70,26 +70,26 @@ class Keeper:
         ]
         return await self.release_unmoved(leases, reason="its node refused the pod")
 
-    async def end_gone(self, events: Sequence[PodTerminated]) -> list[LeaseChanged]:
+    async def end_terminated(self, events: Sequence[PodTerminated]) -> list[LeaseChanged]:
         """End the leases of pods that are gone; where one may still run, start asking its agent."""
         phases = {event.pod: event.phase for event in events}
         await self.ledger.forget_waiting(list(phases))
         over = [pod for pod, phase in phases.items() if phase in TERMINAL]
         ended = await self.ledger.release(over, reason="the pod is over") if over else []
-        self.endings.settle(over)
+        self.vanished_pods.settle(over)
         vanished = [pod for pod, phase in phases.items() if phase not in TERMINAL]
         ended += await self._end_vanished(vanished)
-        return told(ended)
+        return lease_changes(ended)
 
-    async def end_asked(self) -> list[LeaseChanged]:
+    async def end_confirmed(self) -> list[LeaseChanged]:
         """End the leases whose agents say, by now, that nothing of the pod runs any more."""
-        leases = await self.endings.ask()
+        leases = await self.vanished_pods.ask()
         if not leases:
             return []
         pods = [lease.pod for lease in leases]
         ended = await self.ledger.release(pods, reason="the pod was deleted and has ended")
-        self.endings.settle(pods)
-        return told(ended)
+        self.vanished_pods.settle(pods)
+        return lease_changes(ended)
 
     def forget(self) -> None:
         """Forget what was already noted: the ledger is a new one."""
@@ -105,7 +105,7 @@ class Keeper:
             if lease.state is LeaseState.RESERVED:
                 ending.append(lease)
             else:  # the kubelet may have been told, and the word of it may be on its way
-                self.endings.await_end(lease)
+                self.vanished_pods.add(lease)
         return await self.release_unmoved(ending, reason="the pod was deleted before it was bound")
 
     async def release_unmoved(self, leases: Sequence[Lease], *, reason: str) -> list[Lease]:
@@ -151,15 +151,15 @@ class Keeper:
         ]
         if missing:
             self.tally.count("active_without_lease", len(missing))
-            logger.warning("%s", differences(missing))
+            logger.warning("%s", summarize(missing))
 
 
-def told(leases: Iterable[Lease]) -> list[LeaseChanged]:
+def lease_changes(leases: Iterable[Lease]) -> list[LeaseChanged]:
     """Return what the nodes' agents are to hear of leases that ended."""
     return [LeaseChanged(lease=lease) for lease in leases]
 
 
-def failure(lease: Lease, reason: str, trace: str) -> BindingFailed:
+def binding_failed(lease: Lease, reason: str, trace: str) -> BindingFailed:
     """Return what is said of a pod that will not be bound with this lease."""
     return BindingFailed(
         pod=lease.pod,

@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import Mapping
 from typing import Protocol
 
-from services.binder.bind.agent_presence import Presence
+from services.binder.bind.agent_presence import AgentPresence
 from shared.model.names import NodeName
 
 LOOK_S = 1.0
@@ -21,14 +21,14 @@ class ShutNodes(Protocol):
         ...
 
     async def keep_shut(self, words: Mapping[NodeName, str]) -> frozenset[NodeName]:
-        """Note why nodes are shut, or (empty) that they are open; return all that are shut."""
+        """Record why nodes are shut, or (empty) that they are open; return all that are shut."""
         ...
 
 
-class Shutting:
+class NodeCordons:
     """Any number of binders may do so at once: what one has heard last counts."""
 
-    def __init__(self, ledger: ShutNodes, presence: Presence) -> None:
+    def __init__(self, ledger: ShutNodes, presence: AgentPresence) -> None:
         self.ledger = ledger
         self.presence = presence
         self.shut: frozenset[NodeName] = frozenset()
@@ -53,4 +53,4 @@ class Shutting:
     async def _tell(self) -> None:
         words = self.presence.words()
         self.shut = await self.ledger.keep_shut(words)
-        self.presence.note_shut(self.shut, words)
+        self.presence.apply_cordons(self.shut, words)

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from services.binder.ledger_sync.recovery import Evidence, recover, silent_nodes
 from services.binder.ports.metrics import Tally
-from services.binder.report.explanations import differences
+from services.binder.report.explanations import summarize
 from shared.model.clock import Clock
 from shared.model.errors import ConflictError
 from shared.model.events.event import Event
@@ -55,7 +55,7 @@ class Restoring(Protocol):
         ...
 
     async def unsettle(self, leases: Sequence[Lease]) -> None:
-        """Note that the annotations of these leases' pods may lag behind them."""
+        """Record that the annotations of these leases' pods may lag behind them."""
         ...
 
     async def finish_rebuild(self, token: str) -> bool:
@@ -104,7 +104,7 @@ class Flights(Protocol):
         ...
 
 
-class Rebuild:
+class LedgerRebuild:
     """One rebuild at a time, by one replica; others stage what they hear."""
 
     def __init__(
@@ -127,13 +127,13 @@ class Rebuild:
         self.patience_s = patience_s
         self._untold: LedgerRebuilt | None = None
 
-    async def hear_reports(self, reports: Sequence[DeviceReported]) -> None:
+    async def stage_reports(self, reports: Sequence[DeviceReported]) -> None:
         """Keep reports while the ledger is being rebuilt."""
         if await self.ledger.epoch() is None:
             await self.staging.stage_reports(reports)
 
     async def step(self) -> LedgerRebuilt | None:
-        """Rebuild the ledger if it needs it and nobody else does.
+        """LedgerRebuild the ledger if it needs it and nobody else does.
 
         Returns what has to be told, again and again until `told` is called.
         """
@@ -141,8 +141,8 @@ class Rebuild:
             self._untold = await self._rebuild()
         return self._untold
 
-    def told(self) -> None:
-        """Note that everybody has been told of the rebuild."""
+    def lease_changes(self) -> None:
+        """Record that everybody has been told of the rebuild."""
         self._untold = None
 
     async def _rebuild(self) -> LedgerRebuilt | None:
@@ -161,7 +161,7 @@ class Rebuild:
         problems = [*recovery.problems, *(_misfit(lease, why) for lease, why in misfits)]
         if problems:
             self.tally.count("not_restored", len(problems))
-            logger.error("%d leases are not restored: %s", len(problems), differences(problems))
+            logger.error("%d leases are not restored: %s", len(problems), summarize(problems))
         if not await self.ledger.finish_rebuild(token):
             return None
         await self.staging.clear_staged()
@@ -192,13 +192,13 @@ class Rebuild:
                     logger.error(
                         "%d nodes are silent; their leases come from their pods: %s",
                         len(silent),
-                        differences(sorted(silent)),
+                        summarize(sorted(silent)),
                     )
                     return evidence
             await self.clock.sleep(LOOK_S)
 
     async def _let_land(self, token: str) -> None:
-        """Wait for the Bindings under way: what they bind has to be listed."""
+        """Deferral for the Bindings under way: what they bind has to be listed."""
         until = self.clock.ticks() + LAND_S
         await self.clock.sleep(SETTLE_S)
         while self.flights.under_way and self.clock.ticks() < until:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from services.binder.bind.binding import PodSeen
-from services.binder.ledger_sync.differences import Differences, compare
+from services.binder.bind.binding import ObservedPod
+from services.binder.ledger_sync.ledger_mismatch import LedgerMismatch, compare
 from services.binder.ports.ledger import Ledger, Staging
 from services.binder.ports.metrics import Tally
-from services.binder.report.explanations import differences
+from services.binder.report.explanations import summarize
 from shared.model.events.pod_events import BoundPod, PlacementChosen, PodsListed, PodTerminated
 from shared.model.lease import Lease, LeaseState
 
@@ -22,7 +22,7 @@ LOOKS_MAX = 16
 class Looking(Protocol):
     """Pods at the API server."""
 
-    async def look(self, namespace: str, name: str) -> PodSeen | None:
+    async def look(self, namespace: str, name: str) -> ObservedPod | None:
         """Return the pod as it is now, or None if there is none."""
         ...
 
@@ -65,7 +65,7 @@ class Reconciler:
             seen = await self.pods.look(lease.namespace, lease.name)
         return answer_to(lease, seen, listed_at=listed_at)
 
-    def _report(self, found: Differences) -> None:
+    def _report(self, found: LedgerMismatch) -> None:
         texts = [
             f"pod {pod.namespace}/{pod.name} ({pod.pod}) on {pod.node} carries a lease that the "
             "ledger does not have"
@@ -79,7 +79,7 @@ class Reconciler:
         self.tally.count("pods_without_lease", len(found.unleased))
         self.tally.count("leases_elsewhere", len(found.moved))
         if texts:
-            logger.error("%s", differences(texts))
+            logger.error("%s", summarize(texts))
 
 
 def _slim(piece: PodsListed) -> PodsListed:
@@ -89,7 +89,7 @@ def _slim(piece: PodsListed) -> PodsListed:
 
 
 def answer_to(
-    lease: Lease, seen: PodSeen | None, *, listed_at: float
+    lease: Lease, seen: ObservedPod | None, *, listed_at: float
 ) -> PodTerminated | PlacementChosen | None:
     """Say what a lease needs whose pod was missing from the listing, given the pod as it is now.
 

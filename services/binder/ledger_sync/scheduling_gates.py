@@ -1,7 +1,7 @@
 """Opens the scheduling gates of pods whose namespace has budget again, in the order of their turn.
 
 The webhook puts the gate on when it admits a pod whose namespace has used up its budget, and that
-queues new pods; only taking it away is allowed afterwards, and only binders write pods.
+queues new pods; only preemption it away is allowed afterwards, and only binders write pods.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from services.binder.report.explanations import Note, cut
+from services.binder.report.explanations import KubernetesEvent, cut
 from shared.model.clock import Clock
 from shared.model.errors import RequestError
 from shared.model.events.pod_events import BudgetChanged, PodGated
@@ -59,12 +59,12 @@ class Pods(Protocol):
 class Noting(Protocol):
     """Kubernetes Events on pods."""
 
-    def note(self, note: Note, *, once: bool = False) -> None:
+    def note(self, note: KubernetesEvent, *, once: bool = False) -> None:
         """Ask for a note to be written."""
         ...
 
 
-class Gatekeeper:
+class SchedulingGates:
     """Opening a gate twice is harmless: any number of binders may do it."""
 
     def __init__(self, store: Store, pods: Pods, events: Noting, clock: Clock) -> None:
@@ -142,7 +142,7 @@ class Gatekeeper:
             return False
 
 
-def _held_note(pod: PodGated) -> Note:
+def _held_note(pod: PodGated) -> KubernetesEvent:
     return _note(
         pod,
         "BudgetQueued",
@@ -153,7 +153,7 @@ def _held_note(pod: PodGated) -> Note:
     )
 
 
-def _refused_note(pod: PodGated, why: str) -> Note:
+def _refused_note(pod: PodGated, why: str) -> KubernetesEvent:
     return _note(
         pod,
         "BudgetQueued",
@@ -163,7 +163,7 @@ def _refused_note(pod: PodGated, why: str) -> Note:
     )
 
 
-def _opened_note(pod: PodGated) -> Note:
+def _opened_note(pod: PodGated) -> KubernetesEvent:
     return _note(
         pod,
         "BudgetRefilled",
@@ -172,8 +172,8 @@ def _opened_note(pod: PodGated) -> Note:
     )
 
 
-def _note(pod: PodGated, reason: str, message: str, *, warning: bool) -> Note:
-    return Note(
+def _note(pod: PodGated, reason: str, message: str, *, warning: bool) -> KubernetesEvent:
+    return KubernetesEvent(
         pod=pod.pod,
         namespace=pod.namespace,
         name=pod.name,

@@ -28,16 +28,16 @@ class Sweeper:
         self._offered_for = -1
         self._offered_at = 0.0
         self._settled = True
-        self.in_doubt = False
+        self.resync_needed = False
         """Something may have been ended or offered, and nobody was told."""
 
     @contextlib.contextmanager
-    def doubting(self) -> Iterator[None]:
-        """Note it if what is done here has no answer: it may have been done all the same."""
+    def resync_on_failure(self) -> Iterator[None]:
+        """Record it if what is done here has no answer: it may have been done all the same."""
         try:
             yield
         except UnavailableError:
-            self.in_doubt = True
+            self.resync_needed = True
             raise
 
     def freed(self) -> None:

@@ -27,7 +27,7 @@ PODS_MAX = 1000
 class Agents(Protocol):
     """The node agents, on the bus."""
 
-    async def which_ended(self, node: NodeName, pods: Sequence[PodUid]) -> set[PodUid]:
+    async def list_terminated(self, node: NodeName, pods: Sequence[PodUid]) -> set[PodUid]:
         """Tell which pods' last containers have ended.
 
         Raises UnavailableError if the node's agent does not answer.
@@ -36,7 +36,7 @@ class Agents(Protocol):
 
 
 @dataclass(slots=True)
-class Vanishing:
+class VanishedPod:
     """A lease whose pod is gone, when its agent was last heard (or first asked), and since then."""
 
     lease: Lease
@@ -45,19 +45,19 @@ class Vanishing:
     """Questions that had no answer."""
 
 
-class Endings:
+class VanishedPods:
     """Leases whose pods are gone and may still run."""
 
     def __init__(self, agents: Agents, clock: Clock, *, silence_s: float = SILENCE_S) -> None:
         self.agents = agents
         self.clock = clock
         self.silence_s = silence_s
-        self._vanishing: dict[PodUid, Vanishing] = {}
+        self._vanishing: dict[PodUid, VanishedPod] = {}
         self._gate = asyncio.Semaphore(ASKING_MAX)
 
-    def await_end(self, lease: Lease) -> None:
+    def add(self, lease: Lease) -> None:
         """Ask about this lease's pod from now on; asking twice changes nothing."""
-        self._vanishing.setdefault(lease.pod, Vanishing(lease, self.clock.ticks()))
+        self._vanishing.setdefault(lease.pod, VanishedPod(lease, self.clock.ticks()))
 
     def settle(self, pods: Sequence[PodUid]) -> None:
         """Ask no more about these: their leases have ended."""
@@ -66,9 +66,9 @@ class Endings:
 
     async def ask(self) -> list[Lease]:
         """Ask each node once, and return the leases that can end now."""
-        by_node: dict[NodeName, list[Vanishing]] = {}
-        for vanishing in self._vanishing.values():
-            by_node.setdefault(vanishing.lease.node, []).append(vanishing)
+        by_node: dict[NodeName, list[VanishedPod]] = {}
+        for vanished in self._vanishing.values():
+            by_node.setdefault(vanished.lease.node, []).append(vanished)
         asked = await asyncio.gather(
             *(
                 self._ended(node, gone[at : at + PODS_MAX])
@@ -78,17 +78,17 @@ class Endings:
         )
         return [lease for ended in asked for lease in ended]
 
-    async def _ended(self, node: NodeName, asked: Sequence[Vanishing]) -> list[Lease]:
+    async def _ended(self, node: NodeName, asked: Sequence[VanishedPod]) -> list[Lease]:
         async with self._gate:
             try:
-                ended = await self.agents.which_ended(node, [each.lease.pod for each in asked])
+                ended = await self.agents.list_terminated(node, [each.lease.pod for each in asked])
             except UnavailableError:
                 return [each.lease for each in asked if self._is_silent(each)]
         for each in asked:
             each.heard_at, each.unanswered = self.clock.ticks(), 0
         return [each.lease for each in asked if each.lease.pod in ended]
 
-    def _is_silent(self, vanishing: Vanishing) -> bool:
-        vanishing.unanswered += 1
-        silent_s = self.clock.ticks() - vanishing.heard_at
-        return vanishing.unanswered >= SILENCES and silent_s >= self.silence_s
+    def _is_silent(self, vanished: VanishedPod) -> bool:
+        vanished.unanswered += 1
+        silent_s = self.clock.ticks() - vanished.heard_at
+        return vanished.unanswered >= SILENCES and silent_s >= self.silence_s

@@ -16,14 +16,14 @@ class Publishing(Protocol):
         ...
 
 
-class TakingBack(Protocol):
-    """Leases taken back for pods in need; `services.binder.preempt.preemptor.Reclaimer` is it."""
+class Preemptor(Protocol):
+    """Preemptions: leases that end early; implemented by `PreemptionController`."""
 
     async def hear(self, events: Sequence[BudgetChanged]) -> None:
         """Remember how budgets stand."""
         ...
 
-    async def accuse(self, events: Sequence[ViolationFound]) -> None:
+    async def evict_violators(self, events: Sequence[ViolationFound]) -> None:
         """Begin to evict pods for what they did, if the rules have them evicted."""
         ...
 

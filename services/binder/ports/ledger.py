@@ -24,7 +24,7 @@ class Ledger(Protocol):
         ...
 
     async def activate(self, pods: Sequence[PodUid]) -> list[Lease | None]:
-        """Note that the kubelet was told of these pods; None for one without a bound lease."""
+        """Record that the kubelet was told of these pods; None for one without a bound lease."""
         ...
 
     async def release(
@@ -62,7 +62,7 @@ class Ledger(Protocol):
         ...
 
     async def keep_shut(self, words: Mapping[NodeName, str]) -> frozenset[NodeName]:
-        """Note why nodes are shut, or (empty) that they are open; return all that are shut."""
+        """Record why nodes are shut, or (empty) that they are open; return all that are shut."""
         ...
 
     async def has_agent(self, node: NodeName) -> bool:

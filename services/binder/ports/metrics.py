@@ -6,6 +6,6 @@ from typing import Protocol
 class Tally(Protocol):
     """Counters by name."""
 
-    def count(self, what: str, by: int = 1) -> None:
-        """Add to the counter called `what`."""
+    def count(self, kind: str, by: int = 1) -> None:
+        """Add to the counter called `kind`."""
         ...

@@ -1,10 +1,10 @@
-"""What taking back needs of others: a port for each, with the methods that it calls."""
+"""What preemption needs of others: a port for each, with the methods that it calls."""
 
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
-from services.binder.preempt.rules import Disruptions, PodFacts
-from services.binder.report.explanations import Note
+from services.binder.preempt.rules import DisruptionBudget, PodFacts
+from services.binder.report.explanations import KubernetesEvent
 from shared.model.events.pod_events import BudgetChanged
 from shared.model.lease import Lease
 from shared.model.ledger import NodeTotals, Reservation, WaitingPod
@@ -23,7 +23,7 @@ PAST_S = 24 * 3600.0
 
 
 class Ledger(Protocol):
-    """What taking back needs of the ledger."""
+    """What preemption needs of the ledger."""
 
     async def epoch(self) -> str | None:
         """Return the name of the ledger's present life; None while it is to be rebuilt."""
@@ -49,24 +49,24 @@ class Ledger(Protocol):
 
 
 class Store(Protocol):
-    """What binders share about taking back; `shared.ledger.preemptions.Takings` is it."""
+    """What binders share about preemption; `shared.ledger.preemptions.Takings` is it."""
 
     async def lead(self, who: str, *, ttl_s: float) -> bool:
         """Return whether `who` may act now, and for `ttl_s` seconds nobody else."""
         ...
 
-    async def open(self, taking: Preemption) -> bool:
-        """Begin a taking and claim its devices; False if it, its pod or a device is taken."""
+    async def open(self, preemption: Preemption) -> bool:
+        """Begin a preemption and claim its devices; False if it, its pod or a device is taken."""
         ...
 
     async def save(
-        self, read: StoredPreemption, taking: Preemption, lines: Sequence[EvictionRecord] = ()
+        self, read: StoredPreemption, preemption: Preemption, lines: Sequence[EvictionRecord] = ()
     ) -> StoredPreemption | None:
         """Write the next step with its lines of the journal; None if another did."""
         ...
 
     async def close(self, read: StoredPreemption) -> bool:
-        """End a taking and its claim; False if another moved it on."""
+        """End a preemption and its claim; False if another moved it on."""
         ...
 
     async def affairs(self, *, now: float, past_s: float = PAST_S) -> PreemptionState:
@@ -81,7 +81,7 @@ class Store(Protocol):
 class Victims(Protocol):
     """Pods and PodDisruptionBudgets at the API server."""
 
-    async def everybody(self) -> tuple[dict[PodUid, PodFacts], list[Disruptions]]:
+    async def everybody(self) -> tuple[dict[PodUid, PodFacts], list[DisruptionBudget]]:
         """Return all pods by uid, and which of them each PodDisruptionBudget counts."""
         ...
 
@@ -105,7 +105,7 @@ class Victims(Protocol):
 class Noting(Protocol):
     """Kubernetes Events on pods."""
 
-    def note(self, note: Note, *, once: bool = False) -> None:
+    def note(self, note: KubernetesEvent, *, once: bool = False) -> None:
         """Ask for a note to be written."""
         ...
 

@@ -1,6 +1,6 @@
-"""What pods' owners and the journal are told about taking back."""
+"""What pods' owners and the journal are told about preemption."""
 
-from services.binder.report.explanations import Note, cut, stamp
+from services.binder.report.explanations import KubernetesEvent, cut, stamp
 from shared.model.names import PodUid
 from shared.model.preemption import (
     EvictionOutcome,
@@ -10,51 +10,56 @@ from shared.model.preemption import (
     Victim,
 )
 
-RECLAIM = "GPUBudgetReclaim"
+RECLAIM = "GPUBudgetPreempt"
 PREEMPT = "GPUPriorityPreempt"
 VIOLATION = "GPUViolationEvict"
 REASONS = {PreemptionCause.PRIORITY: PREEMPT, PreemptionCause.VIOLATION: VIOLATION}
 """Of Events; all other causes are a matter of budgets."""
 
 
-def announced(victim: Victim, taking: Preemption, at: float) -> Note:
+def announced(victim: Victim, preemption: Preemption, at: float) -> KubernetesEvent:
     """Tell a pod that it will be evicted."""
-    text = f"will be evicted at {stamp(at)}: {_why(victim, taking)}"
+    text = f"will be evicted at {stamp(at)}: {_why(victim, preemption)}"
     return _note(victim, text)
 
 
-def evicted(victim: Victim, taking: Preemption) -> Note:
+def evicted(victim: Victim, preemption: Preemption) -> KubernetesEvent:
     """Tell a pod that it was evicted."""
-    return _note(victim, f"evicted: {_why(victim, taking)}")
+    return _note(victim, f"evicted: {_why(victim, preemption)}")
 
 
-def makes_room(taking: Preemption) -> Note:
+def makes_room(preemption: Preemption) -> KubernetesEvent:
     """Tell the pod in need who makes room for it, and when."""
-    names = ", ".join(f"{each.namespace}/{each.name}" for each in taking.victims)
-    count = len(taking.victims)
+    names = ", ".join(f"{each.namespace}/{each.name}" for each in preemption.victims)
+    count = len(preemption.victims)
     pods = "1 pod is" if count == 1 else f"{count} pods are"
-    text = f"{pods} evicted for it on {taking.victims[0].node} at {stamp(taking.evict_at)}: {names}"
-    return _for_need(taking, text, warning=False)
+    at = stamp(preemption.evict_at)
+    text = f"{pods} evicted for it on {preemption.victims[0].node} at {at}: {names}"
+    return _for_need(preemption, text, warning=False)
 
 
-def called_off(taking: Preemption, why: str) -> list[Note]:
+def called_off(preemption: Preemption, why: str) -> list[KubernetesEvent]:
     """Tell everybody concerned that nobody else is evicted."""
     found = [
-        _note(victim, f"not evicted after all: {why}", warning=False) for victim in taking.left
+        _note(victim, f"not evicted after all: {why}", warning=False) for victim in preemption.left
     ]
-    if taking.wanted is not None:
-        found.append(_for_need(taking, f"no room is made for it: {why}", warning=True))
+    if preemption.wanted is not None:
+        found.append(_for_need(preemption, f"no room is made for it: {why}", warning=True))
     return found
 
 
-def line_of(
-    victim: Victim, taking: Preemption, outcome: EvictionOutcome, note: Note, now: float
+def record_of(
+    victim: Victim,
+    preemption: Preemption,
+    outcome: EvictionOutcome,
+    note: KubernetesEvent,
+    now: float,
 ) -> EvictionRecord:
     """Return the line of the journal about an eviction."""
-    wanted = taking.wanted
+    wanted = preemption.wanted
     return EvictionRecord(
         at=now,
-        preemption=taking.id,
+        preemption=preemption.id,
         pod=victim.pod,
         namespace=victim.namespace,
         name=victim.name,
@@ -71,23 +76,25 @@ def line_of(
     )
 
 
-def _why(victim: Victim, taking: Preemption) -> str:
-    wanted = taking.wanted
+def _why(victim: Victim, preemption: Preemption) -> str:
+    wanted = preemption.wanted
     if victim.cause is PreemptionCause.VIOLATION:
-        return f"its node reports {taking.reason}"
+        return f"its node reports {preemption.reason}"
     if wanted is None:
         return f"the GPU budget of namespace {victim.namespace} is {victim.budget}, and says so"
     pod = f"pod {wanted.namespace}/{wanted.name}"
     if victim.cause is PreemptionCause.PRIORITY:
-        return f"{pod} of priority {taking.priority} needs its share; its own is {victim.priority}"
+        return (
+            f"{pod} of priority {preemption.priority} needs its share; its own is {victim.priority}"
+        )
     return (
         f"the GPU budget of namespace {victim.namespace} is {victim.budget}, and {pod}, whose "
         "namespace has budget left, needs its share"
     )
 
 
-def _note(victim: Victim, text: str, *, warning: bool = True) -> Note:
-    return Note(
+def _note(victim: Victim, text: str, *, warning: bool = True) -> KubernetesEvent:
+    return KubernetesEvent(
         pod=victim.pod,
         namespace=victim.namespace,
         name=victim.name,
@@ -97,12 +104,12 @@ def _note(victim: Victim, text: str, *, warning: bool = True) -> Note:
     )
 
 
-def _for_need(taking: Preemption, text: str, *, warning: bool) -> Note:
-    wanted = taking.wanted
+def _for_need(preemption: Preemption, text: str, *, warning: bool) -> KubernetesEvent:
+    wanted = preemption.wanted
     if wanted is None:
-        raise ValueError(f"taking {taking.id} is for no pod")
-    by_priority = all(victim.cause is PreemptionCause.PRIORITY for victim in taking.victims)
-    return Note(
+        raise ValueError(f"preemption {preemption.id} is for no pod")
+    by_priority = all(victim.cause is PreemptionCause.PRIORITY for victim in preemption.victims)
+    return KubernetesEvent(
         pod=PodUid(wanted.pod),
         namespace=wanted.namespace,
         name=wanted.name,

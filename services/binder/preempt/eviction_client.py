@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Struct
 
-from services.binder.preempt.rules import Disruptions, PodFacts
+from services.binder.preempt.rules import DisruptionBudget, PodFacts
 from services.binder.report.explanations import stamp
 from shared.kubernetes.client import KubernetesClient, pod_path
 from shared.kubernetes.errors import (
@@ -77,13 +77,13 @@ class _Budget(Struct, frozen=True):
     status: _BudgetStatus = _BudgetStatus()
 
 
-class ApiVictims:
+class EvictionClient:
     """Reads who could be evicted, tells them, and evicts."""
 
     def __init__(self, kube: KubernetesClient) -> None:
         self.kube = kube
 
-    async def everybody(self) -> tuple[dict[PodUid, PodFacts], list[Disruptions]]:
+    async def everybody(self) -> tuple[dict[PodUid, PodFacts], list[DisruptionBudget]]:
         """Return all pods by uid, and which of them each PodDisruptionBudget counts."""
         pods, budgets = await asyncio.gather(
             self._list("/api/v1/pods", _Pod), self._list(BUDGETS, _Budget)
@@ -167,9 +167,9 @@ def _facts(pod: _Pod) -> PodFacts:
     )
 
 
-def _disruptions(budget: _Budget, pods: Iterable[PodFacts]) -> Disruptions:
+def _disruptions(budget: _Budget, pods: Iterable[PodFacts]) -> DisruptionBudget:
     metadata = budget.metadata
-    return Disruptions(
+    return DisruptionBudget(
         name=f"{metadata.namespace}/{metadata.name}",
         pods=frozenset(
             pod.pod

@@ -1,9 +1,9 @@
 """Which leases to take back so that a pod fits: devices are simulated, never a node's sums.
 
 The result is exact for small numbers: no other set that makes the pod fit on one node is cheaper.
-What a set costs is decided by its most unwelcome victim first (`Tier`), then by how many there are,
-then by what they lose. Where there are too many sets to try, victims are spared one by one, the
-most expensive first. All in a fixed order, and never more than `FITS` trials.
+What a set costs is decided by its most unwelcome victim first (`EvictionTier`), then by how many
+there are, then by what they lose. Where there are too many sets to try, victims are spared one by
+one, the most expensive first. All in a fixed order, and never more than `FITS` trials.
 """
 
 from collections import Counter
@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations, islice
 
-from services.binder.preempt.rules import Allowance, Candidate, Disruptions, Tier
+from services.binder.preempt.rules import Allowance, DisruptionBudget, EvictionTier, VictimCandidate
 from shared.model.device import Device, DeviceUse
 from shared.model.lease import Lease, Share, bookings
 from shared.model.ledger import LedgerNode, NodeTotals, counted_use
@@ -20,7 +20,7 @@ from shared.model.request import PodRequest
 
 Fit = Callable[[PodRequest, LedgerNode], tuple[Share, ...] | None]
 """The shares that a pod would get on a node, by the placer's rules."""
-Cost = tuple[Tier, int, float, float, tuple[str, ...]]
+Cost = tuple[EvictionTier, int, float, float, tuple[str, ...]]
 """Worst tier, victims, GPU-seconds lost, minus the instant at which the oldest began, names."""
 
 FITS = 6000
@@ -30,12 +30,12 @@ FITS_ON_NODE = 1500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class PreemptionPlan:
     """Where the pod will go, and who has to leave for that."""
 
     node: NodeName
     shares: tuple[Share, ...]
-    victims: tuple[Candidate, ...]
+    victims: tuple[VictimCandidate, ...]
     cost: Cost
 
 
@@ -61,30 +61,30 @@ class Trials:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Situation:
+class PlanInput:
     """All that a plan is made from."""
 
     accounts: Sequence[NodeTotals]
-    candidates: Sequence[Candidate]
+    candidates: Sequence[VictimCandidate]
     ending: frozenset[PodUid] = frozenset()
     """Pods that leave anyway."""
-    disruptions: Sequence[Disruptions] = ()
+    disruptions: Sequence[DisruptionBudget] = ()
     allowance: Allowance = field(
         default_factory=lambda: Allowance(everywhere=1 << 30, per_namespace=1 << 30)
     )
 
 
-def plan(request: PodRequest, seen: Situation, fit: Fit) -> Plan | NoPlan:
+def plan(request: PodRequest, seen: PlanInput, fit: Fit) -> PreemptionPlan | NoPlan:
     """Return the cheapest set of leases whose end makes the pod fit on one node.
 
     None of it where the pod fits anyway, now or when those have left who leave already.
     """
     trials = Trials(fit, request)
-    by_node: dict[NodeName, list[Candidate]] = {}
+    by_node: dict[NodeName, list[VictimCandidate]] = {}
     for candidate in seen.candidates:
         if allowed([candidate], seen):
             by_node.setdefault(candidate.lease.node, []).append(candidate)
-    best: Plan | None = None
+    best: PreemptionPlan | None = None
     for account in sorted(seen.accounts, key=lambda account: account.node.facts.name):
         if trials.shares(account, seen.ending) is not None:
             return NoPlan(reason=f"it will fit on {account.node.facts.name} as it is")
@@ -139,7 +139,7 @@ def lost_by(lease: Lease, devices: Iterable[Device], now: float) -> float:
     return parts * max(0.0, now - lease.created_at)
 
 
-def cost_of(victims: Collection[Candidate]) -> Cost:
+def cost_of(victims: Collection[VictimCandidate]) -> Cost:
     """Return what a set of victims costs; less is cheaper."""
     return (
         max(each.tier for each in victims),
@@ -150,7 +150,7 @@ def cost_of(victims: Collection[Candidate]) -> Cost:
     )
 
 
-def allowed(victims: Collection[Candidate], seen: Situation) -> bool:
+def allowed(victims: Collection[VictimCandidate], seen: PlanInput) -> bool:
     """Say whether budgets for disruptions and limits let all of these go together.
 
     A pod that several PodDisruptionBudgets count cannot be evicted at all.
@@ -168,8 +168,8 @@ def allowed(victims: Collection[Candidate], seen: Situation) -> bool:
 
 
 def _on_node(
-    account: NodeTotals, here: list[Candidate], seen: Situation, trials: Trials
-) -> Plan | None:
+    account: NodeTotals, here: list[VictimCandidate], seen: PlanInput, trials: Trials
+) -> PreemptionPlan | None:
     """Return the node's cheapest plan: tier by tier, as few and as cheap victims as possible."""
     enough = trials.left - FITS_ON_NODE
     here = sorted(here, key=lambda each: (each.tier, each.lost, each.lease.pod))
@@ -190,8 +190,8 @@ def _on_node(
 
 
 def _fewest(
-    account: NodeTotals, among: list[Candidate], seen: Situation, trials: Trials, enough: int
-) -> Plan | None:
+    account: NodeTotals, among: list[VictimCandidate], seen: PlanInput, trials: Trials, enough: int
+) -> PreemptionPlan | None:
     for size in range(1, len(among) + 1):
         room = max(0, trials.left - max(enough, 0))
         sets = list(islice(_sets(among, size, trials.request), room + 1))
@@ -205,8 +205,8 @@ def _fewest(
 
 
 def _sets(
-    among: list[Candidate], size: int, request: PodRequest
-) -> Iterator[tuple[Candidate, ...]]:
+    among: list[VictimCandidate], size: int, request: PodRequest
+) -> Iterator[tuple[VictimCandidate, ...]]:
     """Yield sets of a size; of one device only, where the pod needs no more than one."""
     if not _wants_one_device(request):
         yield from combinations(among, size)
@@ -226,8 +226,8 @@ def _wants_one_device(request: PodRequest) -> bool:
 
 
 def _spared(
-    account: NodeTotals, among: list[Candidate], seen: Situation, trials: Trials
-) -> Plan | None:
+    account: NodeTotals, among: list[VictimCandidate], seen: PlanInput, trials: Trials
+) -> PreemptionPlan | None:
     """Spare victims one by one, the most expensive first, as long as the pod fits."""
     left = list(among)
     for each in sorted(among, key=lambda c: (c.tier, c.lost, c.lease.pod), reverse=True):
@@ -239,13 +239,13 @@ def _spared(
 
 
 def _tried(
-    account: NodeTotals, victims: tuple[Candidate, ...], seen: Situation, trials: Trials
-) -> Plan | None:
+    account: NodeTotals, victims: tuple[VictimCandidate, ...], seen: PlanInput, trials: Trials
+) -> PreemptionPlan | None:
     gone = seen.ending | {each.lease.pod for each in victims}
     shares = trials.shares(account, gone)
     if shares is None:
         return None
-    return Plan(
+    return PreemptionPlan(
         node=account.node.facts.name,
         shares=shares,
         victims=tuple(sorted(victims, key=lambda each: each.lease.pod)),

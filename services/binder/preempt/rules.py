@@ -37,13 +37,13 @@ _ORDER = (
     PreemptionCause.VIOLATION,
 )
 VIOLATION = "violation:"
-"""What the id of a taking begins with that is for what its pod did."""
-ACCUSED_S = 600.0
+"""What the id of a preemption begins with that is for what its pod did."""
+VIOLATION_MAX_AGE_S = 600.0
 """What was seen longer ago is no reason any more: a violation that lasts is told again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
+class PreemptionRules:
     """The operator's limits."""
 
     notice_s: float = 30.0
@@ -83,7 +83,7 @@ class PodFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Disruptions:
+class DisruptionBudget:
     """A PodDisruptionBudget: the pods that it counts, and how many of them may go now."""
 
     name: str
@@ -93,7 +93,7 @@ class Disruptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class Tier:
+class EvictionTier:
     """How unwelcome the eviction of one pod is, before its share is looked at; less comes first."""
 
     bare: bool
@@ -105,18 +105,18 @@ class Tier:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class VictimCandidate:
     """A lease that may be taken back."""
 
     lease: Lease
     victim: Victim
-    tier: Tier
+    tier: EvictionTier
     lost: float = 0.0
     """GPU-seconds that it has held, all devices' parts added."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Need:
+class PendingPod:
     """The pod in need, and the standing of its namespace."""
 
     pod: PodUid
@@ -131,7 +131,7 @@ def class_of(standing: BudgetChanged | None) -> int:
 
 
 def cause_for(
-    need: Need, theirs: BudgetChanged | None, own: BudgetChanged | None, priority: int
+    need: PendingPod, theirs: BudgetChanged | None, own: BudgetChanged | None, priority: int
 ) -> PreemptionCause | None:
     """Say why a lease of a namespace in standing `theirs` may be taken back, or None."""
     mine, others = class_of(own), class_of(theirs)
@@ -142,7 +142,7 @@ def cause_for(
     return None
 
 
-def is_worthwhile(own: BudgetChanged | None, rules: Rules, now: float) -> bool:
+def is_worthwhile(own: BudgetChanged | None, rules: PreemptionRules, now: float) -> bool:
     """Say whether the pod in need could run long enough on its own budget."""
     ends_at = own.exhausted_at if own and class_of(own) == 0 else None
     return ends_at is None or ends_at - now >= rules.min_useful_s
@@ -162,12 +162,12 @@ def ends_by_policy(standing: BudgetChanged, now: float) -> bool:
     return minutes is not None and now >= standing.since + minutes * MINUTE_S
 
 
-def key_of_owner(pod: PodFacts) -> str:
+def owner_key(pod: PodFacts) -> str:
     """Return by what a pod is recognised when it comes again."""
     return pod.owner or f"{pod.namespace}/{pod.name}"
 
 
-def cools_until(past: Iterable[EvictionRecord], owner: str, rules: Rules) -> float:
+def cooldown_until(past: Iterable[EvictionRecord], owner: str, rules: PreemptionRules) -> float:
     """Return until when no pod of an owner is evicted again; 0: it never was."""
     evicted = [e.at for e in past if e.owner == owner and e.outcome is EvictionOutcome.EVICTED]
     if not evicted:
@@ -189,7 +189,7 @@ class Allowance:
         return max(0, min(self.everywhere, self.per_namespace - self.used.get(namespace, 0)))
 
 
-def allowance(affairs: PreemptionState, rules: Rules, now: float) -> Allowance:
+def allowance(affairs: PreemptionState, rules: PreemptionRules, now: float) -> Allowance:
     """Return what the limits leave."""
     done = [e for e in affairs.evictions if e.outcome is EvictionOutcome.EVICTED]
     under_way = [victim for each in affairs.open for victim in each.preemption.left]
@@ -203,7 +203,9 @@ def allowance(affairs: PreemptionState, rules: Rules, now: float) -> Allowance:
     )
 
 
-def over_limit(taking: Preemption, affairs: PreemptionState, rules: Rules, now: float) -> str:
+def over_limit(
+    preemption: Preemption, affairs: PreemptionState, rules: PreemptionRules, now: float
+) -> str:
     """Say why a pod may not be evicted yet for what it did, as so many others were; or nothing.
 
     Others of whom nobody was told yet do not count: each of them comes to this question itself.
@@ -212,7 +214,7 @@ def over_limit(taking: Preemption, affairs: PreemptionState, rules: Rules, now: 
         each for each in affairs.open if each.preemption.stage is not PreemptionStage.OPENED
     )
     left = allowance(replace(affairs, open=told), rules, now)
-    if all(left.of(victim.namespace) for victim in taking.victims):
+    if all(left.of(victim.namespace) for victim in preemption.victims):
         return ""
     return (
         f"{rules.per_namespace_hour} pods of a namespace are evicted in an hour at most, and "
@@ -230,28 +232,28 @@ def violations_of(words: Iterable[str]) -> frozenset[str]:
     return frozenset(words)
 
 
-def is_accused(event: ViolationFound, rules: Rules, now: float) -> bool:
+def is_evictable(event: ViolationFound, rules: PreemptionRules, now: float) -> bool:
     """Say whether what an agent saw is a reason to evict the pod."""
-    lately = now - event.found_at < ACCUSED_S
+    lately = now - event.found_at < VIOLATION_MAX_AGE_S
     return lately and event.reason in rules.violations and event.namespace not in rules.spared
 
 
-def why_not(
-    lease: Lease, pod: PodFacts | None, affairs: PreemptionState, rules: Rules, now: float
+def exclusion_reason(
+    lease: Lease, pod: PodFacts | None, affairs: PreemptionState, rules: PreemptionRules, now: float
 ) -> str | None:
     """Say why a lease stays although its cause would do, or None."""
-    if pod is None or leaves_already(lease, pod, affairs):
+    if pod is None or is_leaving(lease, pod, affairs):
         return "it is not running, or ending already"
     if not pod.preemptible:
         return "it is labelled as not preemptible"
     if now - lease.created_at < rules.min_runtime_s:
         return f"it has not run for {rules.min_runtime_s:g} s"
-    if cools_until(affairs.evictions, key_of_owner(pod), rules) > now:
+    if cooldown_until(affairs.evictions, owner_key(pod), rules) > now:
         return "a pod of its owner was evicted lately"
     return None
 
 
-def leaves_already(lease: Lease, pod: PodFacts, affairs: PreemptionState) -> bool:
+def is_leaving(lease: Lease, pod: PodFacts, affairs: PreemptionState) -> bool:
     """Say whether there is nothing to evict, now or because it is under way."""
     return (
         pod.ending
@@ -272,7 +274,7 @@ def victim_of(
         name=lease.name,
         node=lease.node,
         cause=cause,
-        owner=key_of_owner(pod),
+        owner=owner_key(pod),
         budget=standing.state if standing else "none",
         grace_s=pod.grace_s,
         devices=tuple(sorted({share.device for share in lease.shares})),
@@ -280,9 +282,9 @@ def victim_of(
     )
 
 
-def tier_of(victim: Victim, pod: PodFacts, standing: BudgetChanged | None) -> Tier:
+def tier_of(victim: Victim, pod: PodFacts, standing: BudgetChanged | None) -> EvictionTier:
     """Return how unwelcome its eviction is."""
-    return Tier(
+    return EvictionTier(
         bare=not pod.owner,
         cause=_ORDER.index(victim.cause),
         undrawn=-overdraft_permille(standing),
@@ -290,7 +292,9 @@ def tier_of(victim: Victim, pod: PodFacts, standing: BudgetChanged | None) -> Ti
     )
 
 
-def still_may(victim: Victim, need: Need | None, affairs: PreemptionState, now: float) -> bool:
+def may_still_evict(
+    victim: Victim, need: PendingPod | None, affairs: PreemptionState, now: float
+) -> bool:
     """Say whether a chosen victim may still be evicted as budgets stand now."""
     if victim.cause is PreemptionCause.VIOLATION:
         return True

@@ -1,7 +1,7 @@
 """Pods that break a rule of their node, where the operator has them evicted for it.
 
 An agent says what it has seen; whether that ends the pod is the operator's rule. It is begun like
-every other taking back and goes the same way: a dry run, notice, the Eviction API, the journal.
+every other preemption and goes the same way: a dry run, notice, the Eviction API, the journal.
 """
 
 from collections.abc import Sequence
@@ -10,9 +10,9 @@ from typing import Protocol
 from services.binder.preempt.rules import (
     VIOLATION,
     PodFacts,
-    Rules,
-    is_accused,
-    key_of_owner,
+    PreemptionRules,
+    is_evictable,
+    owner_key,
 )
 from services.binder.preempt.steps import expiry
 from shared.model.events.node_events import ViolationFound
@@ -23,8 +23,8 @@ from shared.model.preemption import Preemption, PreemptionCause, Victim
 class Store(Protocol):
     """What is under way."""
 
-    async def open(self, taking: Preemption) -> bool:
-        """Begin a taking; False if it is begun already."""
+    async def open(self, preemption: Preemption) -> bool:
+        """Begin a preemption; False if it is begun already."""
         ...
 
 
@@ -36,8 +36,13 @@ class Pods(Protocol):
         ...
 
 
-async def accuse(
-    events: Sequence[ViolationFound], *, store: Store, pods: Pods, rules: Rules, now: float
+async def evict_violators(
+    events: Sequence[ViolationFound],
+    *,
+    store: Store,
+    pods: Pods,
+    rules: PreemptionRules,
+    now: float,
 ) -> None:
     """Begin to evict the pods that the rules have evicted; who leads goes on with it.
 
@@ -45,7 +50,7 @@ async def accuse(
     changes nothing.
     """
     for event in events:
-        if not is_accused(event, rules, now):
+        if not is_evictable(event, rules, now):
             continue
         pod = await pods.look(event.namespace, event.name)
         if pod is None or pod.pod != event.pod or pod.node != event.node or pod.ending:
@@ -70,7 +75,7 @@ def victim_of_violation(pod: PodFacts, node: NodeName) -> Victim:
         name=pod.name,
         node=node,
         cause=PreemptionCause.VIOLATION,
-        owner=key_of_owner(pod),
+        owner=owner_key(pod),
         budget="",
         grace_s=pod.grace_s,
         devices=(),

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from services.binder.ports.metrics import Tally
-from services.binder.report.explanations import ConditionSeen, Explanation, condition_patch
+from services.binder.report.explanations import Explanation, ObservedCondition, condition_patch
 from shared.model.clock import Clock
 from shared.model.errors import ConflictError, RequestError, UnavailableError
 from shared.model.names import PodUid
@@ -29,7 +29,7 @@ CONFLICT_PAUSE_S = 0.2
 class Statuses(Protocol):
     """Pods' conditions at the API server."""
 
-    async def read_condition(self, namespace: str, name: str) -> ConditionSeen | None:
+    async def get_condition(self, namespace: str, name: str) -> ObservedCondition | None:
         """Return the condition PodScheduled of the pod, or None if there is no such pod."""
         ...
 
@@ -108,7 +108,7 @@ class ConditionWriter:
                     await self._wake.wait()
 
     async def _write(self, why: Explanation) -> None:
-        seen = await self.statuses.read_condition(why.namespace, why.name)
+        seen = await self.statuses.get_condition(why.namespace, why.name)
         patch = condition_patch(why, seen, self.clock.now())
         if patch is not None:
             await self.statuses.patch_status(why.namespace, why.name, patch)

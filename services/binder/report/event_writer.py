@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from services.binder.ports.metrics import Tally
-from services.binder.report.explanations import Note, event_body, recount
+from services.binder.report.explanations import KubernetesEvent, event_body, recount
 from services.binder.report.token_bucket import TokenBucket
 from shared.model.clock import Clock
 from shared.model.errors import ConflictError, RequestError, UnavailableError
@@ -27,7 +27,7 @@ POD_PER_S = 1 / 60
 PAUSE_S = 1.0
 
 
-class EventLog(Protocol):
+class EventApi(Protocol):
     """Events at the API server."""
 
     async def create_event(self, namespace: str, body: Mapping[str, Any]) -> None:
@@ -57,7 +57,7 @@ class EventWriter:
 
     def __init__(
         self,
-        log: EventLog,
+        log: EventApi,
         clock: Clock,
         tally: Tally,
         *,
@@ -68,15 +68,17 @@ class EventWriter:
         self.clock = clock
         self.tally = tally
         self.bucket = TokenBucket.full(per_s=per_s, burst=burst, now=clock.ticks())
-        self._lanes: tuple[OrderedDict[Note, _Tale], OrderedDict[Note, _Tale]] = (
+        self._lanes: tuple[
+            OrderedDict[KubernetesEvent, _Tale], OrderedDict[KubernetesEvent, _Tale]
+        ] = (
             OrderedDict(),
             OrderedDict(),
         )
-        self._counts: OrderedDict[Note, int] = OrderedDict()
+        self._counts: OrderedDict[KubernetesEvent, int] = OrderedDict()
         self._buckets: OrderedDict[PodUid, TokenBucket] = OrderedDict()
         self._wake = asyncio.Event()
 
-    def note(self, note: Note, *, once: bool = False) -> None:
+    def note(self, note: KubernetesEvent, *, once: bool = False) -> None:
         """Ask for a note to be written; a note `once` said is not counted up."""
         lane = self._lanes[0 if note.warning else 1]
         if once and (note in lane or note in self._counts):
@@ -93,7 +95,7 @@ class EventWriter:
             for _ in range(WRITERS):
                 writers.create_task(self._write_all())
 
-    def _add(self, note: Note, tale: _Tale) -> None:
+    def _add(self, note: KubernetesEvent, tale: _Tale) -> None:
         lane = self._lanes[0 if note.warning else 1]
         there = lane.get(note)
         if there is not None:
@@ -116,7 +118,7 @@ class EventWriter:
             except RequestError:  # the namespace is going, or Events are not ours to write
                 self.tally.count("events_dropped", tale.count)
 
-    async def _next(self) -> tuple[Note, _Tale]:
+    async def _next(self) -> tuple[KubernetesEvent, _Tale]:
         while True:
             now = self.clock.ticks()
             if not any(self._lanes):
@@ -127,7 +129,7 @@ class EventWriter:
             else:
                 await self.clock.sleep(self.bucket.wait_s(now))
 
-    async def _write(self, note: Note, tale: _Tale) -> None:
+    async def _write(self, note: KubernetesEvent, tale: _Tale) -> None:
         namespace, name = note.namespace, note.event_name
         known = self._counts.get(note, 0)
         if known:
@@ -147,7 +149,7 @@ class EventWriter:
         self._remember(note, known + tale.count)
         return None
 
-    def _remember(self, note: Note, count: int) -> None:
+    def _remember(self, note: KubernetesEvent, count: int) -> None:
         self._counts[note] = count
         while len(self._counts) > REMEMBERED:
             self._counts.popitem(last=False)

@@ -21,7 +21,7 @@ MAX_MESSAGE = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Note:
+class KubernetesEvent:
     """One thing to tell about a pod, or a node; equal notes are one Event with a count.
 
     Of a node, `pod` is its name, as in the kubelet's own Events, and the namespace `default`.
@@ -53,7 +53,7 @@ class Explanation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConditionSeen:
+class ObservedCondition:
     """A pod's condition PodScheduled as read, with the version it was read at."""
 
     uid: PodUid
@@ -72,7 +72,7 @@ def explain(event: PlacementRefused | PodRejected) -> Explanation:
     )
 
 
-def explain_held(lease: Lease, why: str) -> Explanation:
+def explain_deferred(lease: Lease, why: str) -> Explanation:
     """Say why a pod with a reservation is not bound yet."""
     return Explanation(
         pod=lease.pod,
@@ -82,9 +82,9 @@ def explain_held(lease: Lease, why: str) -> Explanation:
     )
 
 
-def waiting_note(why: Explanation) -> Note:
+def waiting_event(why: Explanation) -> KubernetesEvent:
     """Return the Event of a pod that waits."""
-    return Note(
+    return KubernetesEvent(
         pod=why.pod,
         namespace=why.namespace,
         name=why.name,
@@ -93,9 +93,9 @@ def waiting_note(why: Explanation) -> Note:
     )
 
 
-def bound_note(lease: Lease) -> Note:
+def bound_event(lease: Lease) -> KubernetesEvent:
     """Return the Event of a pod that was bound."""
-    return lease_note(
+    return lease_event(
         lease,
         "Scheduled",
         f"Successfully assigned {lease.namespace}/{lease.name} to {lease.node}",
@@ -103,9 +103,11 @@ def bound_note(lease: Lease) -> Note:
     )
 
 
-def lease_note(lease: Lease, reason: str, message: str, *, warning: bool = True) -> Note:
+def lease_event(
+    lease: Lease, reason: str, message: str, *, warning: bool = True
+) -> KubernetesEvent:
     """Return an Event about a lease's pod."""
-    return Note(
+    return KubernetesEvent(
         pod=lease.pod,
         namespace=lease.namespace,
         name=lease.name,
@@ -115,11 +117,11 @@ def lease_note(lease: Lease, reason: str, message: str, *, warning: bool = True)
     )
 
 
-def share_note(event: ShareRefused) -> Note | None:
+def share_event(event: ShareRefused) -> KubernetesEvent | None:
     """Return the Event of a container that its node refused, if it is known whose it is."""
     if event.pod is None or event.namespace is None or not event.name:
         return None
-    return Note(
+    return KubernetesEvent(
         pod=event.pod,
         namespace=event.namespace,
         name=event.name,
@@ -128,9 +130,9 @@ def share_note(event: ShareRefused) -> Note | None:
     )
 
 
-def violation_note(event: ViolationFound) -> Note:
+def violation_event(event: ViolationFound) -> KubernetesEvent:
     """Return the Event of a container that breaks a rule of its node."""
-    return Note(
+    return KubernetesEvent(
         pod=event.pod,
         namespace=event.namespace,
         name=event.name,
@@ -139,7 +141,7 @@ def violation_note(event: ViolationFound) -> Note:
     )
 
 
-def health_notes(event: HealthChanged) -> list[Note]:
+def health_events(event: HealthChanged) -> list[KubernetesEvent]:
     """Return the Events of a device's health: of its node, and of each pod with a lease on it."""
     device = f"GPU {event.index} ({event.device}) of node {event.node}"
     if event.healthy:
@@ -148,7 +150,7 @@ def health_notes(event: HealthChanged) -> list[Note]:
     else:
         reason, message = "GpuCordoned", f"{device} is cordoned: {event.fault}"
         advice = "; the lease stays, and what runs there may fail: to move, delete the pod"
-    node = Note(
+    node = KubernetesEvent(
         pod=PodUid(event.node),
         namespace=Namespace("default"),
         name=event.node,
@@ -158,7 +160,7 @@ def health_notes(event: HealthChanged) -> list[Note]:
         kind="Node",
     )
     pods = [
-        Note(
+        KubernetesEvent(
             pod=holder.pod,
             namespace=holder.namespace,
             name=holder.name,
@@ -176,7 +178,7 @@ def cut(message: str) -> str:
     return message if len(message) <= MAX_MESSAGE else message[: MAX_MESSAGE - 1] + "…"
 
 
-def condition_patch(why: Explanation, seen: ConditionSeen | None, now_s: float) -> Any:
+def condition_patch(why: Explanation, seen: ObservedCondition | None, now_s: float) -> Any:
     """Return the patch of `pods/status` that says why the pod waits, or None if nothing is to do.
 
     It names the version that was read, so that it can never undo a binding made meanwhile.
@@ -199,7 +201,9 @@ def condition_patch(why: Explanation, seen: ConditionSeen | None, now_s: float) 
     }
 
 
-def event_body(note: Note, *, count: int, first_at: float, last_at: float) -> Mapping[str, Any]:
+def event_body(
+    note: KubernetesEvent, *, count: int, first_at: float, last_at: float
+) -> Mapping[str, Any]:
     """Return the core/v1 Event of a note that was made `count` times."""
     return {
         "apiVersion": "v1",
@@ -234,7 +238,7 @@ def stamp(at: float) -> str:
     return datetime.datetime.fromtimestamp(at, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def differences(reports: Sequence[str], shown: int = 5) -> str:
+def summarize(reports: Sequence[str], shown: int = 5) -> str:
     """Join findings for one log line."""
     more = f" and {len(reports) - shown} more" if len(reports) > shown else ""
     return "; ".join(reports[:shown]) + more

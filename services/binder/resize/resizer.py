@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from services.binder.report.explanations import Note, lease_note
-from services.binder.resize.rules import Change, Refused, Unchanged, decide, full_text
+from services.binder.report.explanations import KubernetesEvent, lease_event
+from services.binder.resize.rules import ResizeRefusal, SizeChange, SizeUnchanged, decide, full_text
 from shared.dialects import DIALECTS
 from shared.model.clock import Clock
 from shared.model.errors import ConflictError, LeaseholdError, UnavailableError
@@ -72,7 +72,7 @@ class Ledger(Protocol):
         ...
 
     async def settled(self, pod: PodUid, version: int) -> bool:
-        """Note that a resize was seen through as of a version."""
+        """Record that a resize was seen through as of a version."""
         ...
 
 
@@ -85,7 +85,7 @@ class Agents(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Annotated:
+class PodAnnotations:
     """A pod's annotations, with the version that they were read at."""
 
     uid: PodUid
@@ -96,12 +96,12 @@ class Annotated:
 class Annotations(Protocol):
     """Pods' annotations at the API server."""
 
-    async def read_annotations(self, namespace: str, name: str) -> Annotated | None:
+    async def get_annotations(self, namespace: str, name: str) -> PodAnnotations | None:
         """Return a pod's annotations, or None if there is no such pod."""
         ...
 
     async def annotate(
-        self, namespace: str, name: str, read: Annotated, annotations: Mapping[str, str]
+        self, namespace: str, name: str, read: PodAnnotations, annotations: Mapping[str, str]
     ) -> None:
         """Add to them, in one write. Raises ConflictError if the pod has changed since."""
         ...
@@ -118,7 +118,7 @@ class Publishing(Protocol):
 class Notes(Protocol):
     """The writer of Kubernetes Events."""
 
-    def note(self, note: Note) -> None:
+    def note(self, note: KubernetesEvent) -> None:
         """Have it written."""
         ...
 
@@ -167,13 +167,13 @@ class Resizer:
         (lease,) = await self.ledger.load([asked.pod])
         node = await self._node(lease)
         match decide(lease, asked, node):
-            case Refused() as refused:
+            case ResizeRefusal() as refused:
                 return _refused(refused)
-            case Unchanged(container=container, shares=shares) if lease is not None:
+            case SizeUnchanged(container=container, shares=shares) if lease is not None:
                 pending = await self._see_through(lease)
-                same = Change(container=container, lease=lease, before=shares)
-                return _told("unchanged", same, pending)
-            case Change() as change if node is not None:
+                same = SizeChange(container=container, lease=lease, before=shares)
+                return _lease_changes("unchanged", same, pending)
+            case SizeChange() as change if node is not None:
                 return await self._change(change, node)
         return None
 
@@ -181,7 +181,7 @@ class Resizer:
         accounts = await self.ledger.accounts([lease.node]) if lease else []
         return accounts[0].node if accounts else None
 
-    async def _change(self, change: Change, node: LedgerNode) -> ResizeReply | None:
+    async def _change(self, change: SizeChange, node: LedgerNode) -> ResizeReply | None:
         turn = ""
         if change.shrinks:
             held = await self._hold(change)
@@ -197,14 +197,14 @@ class Resizer:
             case Lease() as lease:
                 await self._tell(change, lease)
                 pending = await self._see_through(lease)
-                return _told("resized", change, pending)
+                return _lease_changes("resized", change, pending)
             case NoCapacity() as full:
                 await self._call_off(change, turn)
                 return _refused(full_text(full, change, node))
         await self._call_off(change, turn)
         return None
 
-    async def _hold(self, change: Change) -> str | ResizeReply:
+    async def _hold(self, change: SizeChange) -> str | ResizeReply:
         """Have the node hold the container to less already; return in which turn, or why not."""
         lease = change.lease
         turn = await self.ledger.take_turn(lease.pod, lasts_s=TURN_S)
@@ -223,10 +223,10 @@ class Resizer:
         if not told.applied:
             await self.ledger.leave_turn(lease.pod, turn)
             hint = f"the least is --memory {told.in_use_mib}Mi now" if told.in_use_mib else ""
-            return _refused(Refused(reason=told.reason, hint=hint))
+            return _refused(ResizeRefusal(reason=told.reason, hint=hint))
         return turn
 
-    async def _call_off(self, change: Change, turn: str) -> None:
+    async def _call_off(self, change: SizeChange, turn: str) -> None:
         """Let the container have again what its lease says; its node does so by itself in time."""
         if not turn:
             return
@@ -237,8 +237,8 @@ class Resizer:
                 LimitsRequest(node=lease.node, lease=lease, resize_id=turn, finished=True)
             )
 
-    async def _tell(self, change: Change, lease: Lease) -> None:
-        self.events.note(lease_note(lease, "LeaseResized", _text(change), warning=False))
+    async def _tell(self, change: SizeChange, lease: Lease) -> None:
+        self.events.note(lease_event(lease, "LeaseResized", _text(change), warning=False))
         self.freed()
         resized = LeaseResized(
             lease=lease,
@@ -272,11 +272,11 @@ class Resizer:
         Of two who do so at once the one with the older lease meets a conflict, and reads it again.
         """
         for _ in range(ANNOTATE_TRIES):
-            seen = await self.pods.read_annotations(lease.namespace, lease.name)
+            seen = await self.pods.get_annotations(lease.namespace, lease.name)
             (now,) = await self.ledger.load([lease.pod])
             if seen is None or seen.uid != lease.pod or now is None:
                 return
-            wanted = annotations_of(now)
+            wanted = resized_annotations(now)
             if all(seen.annotations.get(key) == text for key, text in wanted.items()):
                 return
             with contextlib.suppress(ConflictError):
@@ -315,7 +315,7 @@ class Resizer:
             logger.info("pod %s/%s was resized; left: %s", lease.namespace, lease.name, pending[0])
 
 
-def annotations_of(lease: Lease) -> dict[str, str]:
+def resized_annotations(lease: Lease) -> dict[str, str]:
     """Return the annotations of a running pod that say how much it holds."""
     dialect = DIALECTS.get(lease.dialect)
     return {**(dialect.resized(lease) if dialect else {}), ANNOTATION: dump_lease(lease)}
@@ -325,7 +325,7 @@ def _size(shares: Sequence[Share]) -> ShareSize:
     return ShareSize(memory_mib=shares[0].memory_mib, cores_percent=shares[0].cores_percent)
 
 
-def _refused(why: Refused) -> ResizeReply:
+def _refused(why: ResizeRefusal) -> ResizeReply:
     return ResizeReply(outcome="refused", reason=why.reason, hint=why.hint)
 
 
@@ -337,7 +337,7 @@ def _unavailable(reason: str) -> ResizeReply:
     )
 
 
-def _told(outcome: str, change: Change, pending: tuple[str, ...]) -> ResizeReply:
+def _lease_changes(outcome: str, change: SizeChange, pending: tuple[str, ...]) -> ResizeReply:
     was, now = _size(change.before), _size(change.after)
     notes = []
     if was.cores_percent != now.cores_percent:
@@ -358,7 +358,7 @@ def _told(outcome: str, change: Change, pending: tuple[str, ...]) -> ResizeReply
     )
 
 
-def _text(change: Change) -> str:
+def _text(change: SizeChange) -> str:
     was, now = _size(change.before), _size(change.after)
     devices = ", ".join(str(share.index) for share in change.after)
     cores = f", {was.cores_percent} to {now.cores_percent} % of its cores"

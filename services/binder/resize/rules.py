@@ -25,7 +25,7 @@ _NOWHERE = Paths(library="/", preload="/", containers="/")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
+class ResizeRefusal:
     """It cannot be, and what to try instead."""
 
     reason: str
@@ -33,7 +33,7 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unchanged:
+class SizeUnchanged:
     """The container has that size already."""
 
     container: str
@@ -41,7 +41,7 @@ class Unchanged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class SizeChange:
     """Another size for one container."""
 
     container: str
@@ -63,15 +63,15 @@ class Change:
 
 def decide(
     lease: Lease | None, asked: ResizeRequest, node: LedgerNode | None
-) -> Change | Unchanged | Refused:
+) -> SizeChange | SizeUnchanged | ResizeRefusal:
     """Decide on a wish. `node` is the lease's, with its devices."""
     if lease is None:
-        return Refused(
+        return ResizeRefusal(
             reason="it holds no lease",
             hint="`leasehold explain` says why; a pod that waits gets what its spec asks for",
         )
     container = _container_of(lease, asked)
-    if isinstance(container, Refused):
+    if isinstance(container, ResizeRefusal):
         return container
     shares = lease.shares_of(container)
     devices = {device.uuid: device for device, _ in node.devices} if node else {}
@@ -82,52 +82,52 @@ def decide(
         _sized(share, asked) if share.container == container else share for share in lease.shares
     )
     if sized == lease.shares:
-        return Unchanged(container=container, shares=shares)
-    change = Change(container=container, lease=replace(lease, shares=sized), before=shares)
+        return SizeUnchanged(container=container, shares=shares)
+    change = SizeChange(container=container, lease=replace(lease, shares=sized), before=shares)
     return next(_unheld(lease, change, node, devices), change)
 
 
-def _container_of(lease: Lease, asked: ResizeRequest) -> str | Refused:
+def _container_of(lease: Lease, asked: ResizeRequest) -> str | ResizeRefusal:
     names = tuple(dict.fromkeys(share.container for share in lease.shares))
     listed = ", ".join(names)
     if not names:
-        return Refused(reason="its lease has no share of a GPU")
+        return ResizeRefusal(reason="its lease has no share of a GPU")
     if asked.container and asked.container not in names:
-        return Refused(
+        return ResizeRefusal(
             reason=f"its container {asked.container} has no share; these have: {listed}",
             hint=f"-c {names[0]}",
         )
     if not asked.container and len(names) > 1:
-        return Refused(
+        return ResizeRefusal(
             reason=f"{len(names)} of its containers have shares: {listed}",
             hint=f"name one of them: -c {names[0]}",
         )
     return asked.container or names[0]
 
 
-def _fixed(lease: Lease, shares: Sequence[Share]) -> Iterator[Refused]:
+def _fixed(lease: Lease, shares: Sequence[Share]) -> Iterator[ResizeRefusal]:
     """Say why shares have the size they have for as long as they last."""
     anew = "delete the pod, and create it with the size that it is to have"
     first = shares[0]
     if lease.state is not LeaseState.ACTIVE:
-        yield Refused(
+        yield ResizeRefusal(
             reason=f"its lease is {lease.state}: its containers have not been started yet",
             hint="try again once the pod runs",
         )
     if first.mig is not None:
-        yield Refused(
+        yield ResizeRefusal(
             reason=f"container {first.container} has MIG instance {first.mig.profile} of GPU "
             f"{first.index}, whose size the hardware fixes",
             hint=f"{anew}: it gets an instance that fits",
         )
     if any(share.whole for share in shares):
-        yield Refused(
+        yield ResizeRefusal(
             reason=f"container {first.container} has GPU {first.index} whole, and nothing holds it "
             "to less",
             hint=anew,
         )
     if any(share.init for share in shares):
-        yield Refused(
+        yield ResizeRefusal(
             reason=f"container {first.container} is an init container: its share is for the time "
             "before the others start",
             hint="name a container that runs, with -c",
@@ -136,14 +136,14 @@ def _fixed(lease: Lease, shares: Sequence[Share]) -> Iterator[Refused]:
 
 def _wrong(
     asked: ResizeRequest, shares: Sequence[Share], devices: dict[DeviceUuid, Device]
-) -> Iterator[Refused]:
+) -> Iterator[ResizeRefusal]:
     """Say what of a wish no device could grant."""
     if asked.memory_mib is None and asked.cores_percent is None:
-        yield Refused(reason="nothing is asked for", hint="--memory 6Gi, --cores 30, or both")
+        yield ResizeRefusal(reason="nothing is asked for", hint="--memory 6Gi, --cores 30, or both")
     for share in shares:
         device = devices.get(share.device)
         if device is None:
-            yield Refused(
+            yield ResizeRefusal(
                 reason=f"GPU {share.index} ({share.device}) is not reported by its node",
                 hint="`leasehold doctor` looks for what is wrong with the node",
             )
@@ -152,37 +152,37 @@ def _wrong(
         yield from _wrong_cores(asked.cores_percent, share)
 
 
-def _wrong_memory(memory_mib: int | None, share: Share, device: Device) -> Iterator[Refused]:
+def _wrong_memory(memory_mib: int | None, share: Share, device: Device) -> Iterator[ResizeRefusal]:
     if memory_mib is None:
         return
     unit = share.unit_mib
     if memory_mib < 1:
-        yield Refused(reason=f"{memory_mib} MiB is no size", hint="--memory 1Gi, say")
+        yield ResizeRefusal(reason=f"{memory_mib} MiB is no size", hint="--memory 1Gi, say")
     elif memory_mib % unit:
         below = memory_mib // unit * unit
-        yield Refused(
+        yield ResizeRefusal(
             reason=f"this node counts memory in units of {unit} MiB, and {memory_mib} MiB is no "
             "multiple of that",
             hint=f"--memory {below or unit}Mi or --memory {below + unit}Mi",
         )
     elif memory_mib > device.memory_mib:
-        yield Refused(
+        yield ResizeRefusal(
             reason=f"GPU {device.index} has {device.memory_mib} MiB in all, and {memory_mib} are "
             "asked for",
             hint="delete the pod, and create it for a larger model or for more GPUs",
         )
 
 
-def _wrong_cores(cores_percent: int | None, share: Share) -> Iterator[Refused]:
+def _wrong_cores(cores_percent: int | None, share: Share) -> Iterator[ResizeRefusal]:
     if cores_percent is None or cores_percent == share.cores_percent:
         return
     if not 1 <= cores_percent <= MOST_CORES:
-        yield Refused(
+        yield ResizeRefusal(
             reason=f"cores must be 1 to {MOST_CORES} percent of each device, got {cores_percent}",
             hint="a pod that asks for all cores when it is created gets a device to itself",
         )
     elif share.sharing is SharingPolicy.EXCLUSIVE:
-        yield Refused(
+        yield ResizeRefusal(
             reason=f"container {share.container} has GPU {share.index} to itself, with all of its "
             "cores",
             hint="--memory alone can be changed; for fewer cores create the pod anew",
@@ -216,12 +216,12 @@ def _size_of(share: Share) -> ShareSize:
 
 
 def _unheld(
-    lease: Lease, change: Change, node: LedgerNode | None, devices: dict[DeviceUuid, Device]
-) -> Iterator[Refused]:
+    lease: Lease, change: SizeChange, node: LedgerNode | None, devices: dict[DeviceUuid, Device]
+) -> Iterator[ResizeRefusal]:
     """Say why a container cannot be held to another size while it runs."""
     dialect = DIALECTS.get(lease.dialect)
     if dialect is None or node is None:
-        yield Refused(reason=f"nobody here speaks {lease.dialect!r}, in which it asked")
+        yield ResizeRefusal(reason=f"nobody here speaks {lease.dialect!r}, in which it asked")
         return
     for resource in sorted(dialect.served.intersection(node.served)):
         before, after = (
@@ -229,7 +229,7 @@ def _unheld(
             for shares in (change.before, change.after)
         )
         if before != after:
-            yield Refused(
+            yield ResizeRefusal(
                 reason=f"its kubelet counts {resource} in {before} device IDs that the container "
                 f"was given when it started, and it would need {after}",
                 hint="delete the pod, and create it with the size that it is to have",
@@ -238,17 +238,17 @@ def _unheld(
         try:
             held = holds(dialect.environment(each, change.container, devices, _NOWHERE))
         except RequestError as error:
-            yield Refused(reason=str(error))
+            yield ResizeRefusal(reason=str(error))
             return
         if not held:
-            yield Refused(
+            yield ResizeRefusal(
                 reason=f"container {change.container} {when} a share that HAMi-core does not hold "
                 f"it to, as {lease.dialect} has it",
                 hint="delete the pod, and create it with the size that it is to have",
             )
 
 
-def full_text(full: NoCapacity, change: Change, node: LedgerNode) -> Refused:
+def full_text(full: NoCapacity, change: SizeChange, node: LedgerNode) -> ResizeRefusal:
     """Say why the ledger has no room for what a lease was to have more."""
     if full.quotas:
         return _over_quota(change.lease, full.quotas[0])
@@ -256,7 +256,7 @@ def full_text(full: NoCapacity, change: Change, node: LedgerNode) -> Refused:
     device = next((each for each, _ in node.devices if each.uuid == uuid), None)
     use = full.devices.get(DeviceUuid(uuid))
     if device is None or use is None:
-        return Refused(reason=f"the ledger does not know GPU {uuid} any more")
+        return ResizeRefusal(reason=f"the ledger does not know GPU {uuid} any more")
     pairs = list(zip(change.before, change.after, strict=True))
     more_mib = sum(new.memory_mib - old.memory_mib for old, new in pairs if new.device == uuid)
     more_cores = sum(
@@ -277,7 +277,7 @@ def full_text(full: NoCapacity, change: Change, node: LedgerNode) -> Refused:
         ),
         "claimed": (
             f"{gpu} is kept for a pod for which others make room",
-            "`leasehold reclaim` shows for whom; try again when that is over",
+            "`leasehold preemptions` shows for whom; try again when that is over",
         ),
         "device-unhealthy": (
             f"{gpu} is unhealthy: {device.fault or 'it gives nothing more'}",
@@ -289,12 +289,12 @@ def full_text(full: NoCapacity, change: Change, node: LedgerNode) -> Refused:
         ),
     }
     reason, hint = reasons.get(code, (f"{gpu} cannot give more: {code}", "`leasehold doctor`"))
-    return Refused(reason=reason, hint=hint)
+    return ResizeRefusal(reason=reason, hint=hint)
 
 
-def _over_quota(lease: Lease, excess: QuotaExcess) -> Refused:
+def _over_quota(lease: Lease, excess: QuotaExcess) -> ResizeRefusal:
     of_model = f" of model {excess.model}" if excess.model else ""
-    return Refused(
+    return ResizeRefusal(
         reason=f"the GPU quota of namespace {lease.namespace} allows {excess.limit} "
         f"{excess.measure}{of_model}; {excess.held} are held besides this lease, and it would "
         f"count as {excess.asked}",

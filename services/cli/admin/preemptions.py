@@ -1,4 +1,4 @@
-"""The command about taking back: what is under way or was done, and what would be for a pod."""
+"""The command about preemption: what is under way or was done, and what would be for a pod."""
 
 import argparse
 import asyncio
@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from services.binder.preempt.eviction_client import ApiVictims
-from services.binder.preempt.plan import NoPlan, Plan, Situation, plan
-from services.binder.preempt.rules import Need, Rules, cause_for, why_not
-from services.binder.preempt.situation import Cluster, needs_of, situation_of
+from services.binder.preempt.eviction_client import EvictionClient
+from services.binder.preempt.plan import NoPlan, PlanInput, PreemptionPlan, plan
+from services.binder.preempt.plan_input import ClusterSnapshot, pending_pods, plan_input
+from services.binder.preempt.rules import PendingPod, PreemptionRules, cause_for, exclusion_reason
 from services.binder.report.explanations import stamp
 from services.cli.inspect import sources
 from services.cli.inspect.sources import Reader
@@ -27,7 +27,7 @@ class Answer:
     """What would be done for a pod."""
 
     pod: str
-    found: Plan | NoPlan
+    found: PreemptionPlan | NoPlan
     under_way: Preemption | None = None
     kept: tuple[tuple[str, str], ...] = ()
     """Pods that could be evicted for it but for something, and what that is."""
@@ -60,7 +60,7 @@ def reclaim(flags: argparse.Namespace) -> int:
         print(f"leasehold reclaim: {answer}", file=sys.stderr)
         return 1
     _print(answer_shape(answer) if flags.json else answer_text(answer))
-    return 0 if isinstance(answer.found, Plan) or answer.under_way else 1
+    return 0 if isinstance(answer.found, PreemptionPlan) or answer.under_way else 1
 
 
 async def _planned(
@@ -78,20 +78,20 @@ async def _planned(
     )
     if under_way is not None:
         return Answer(pod=name, found=NoPlan(reason="it is under way"), under_way=under_way)
-    rules = Rules(min_runtime_s=flags.min_runtime_s)
-    if not needs_of(waiting, affairs, rules, now):
+    rules = PreemptionRules(min_runtime_s=flags.min_runtime_s)
+    if not pending_pods(waiting, affairs, rules, now):
         return Answer(pod=name, found=NoPlan(reason=_no_need(waiting[0])))
-    pods, disruptions = await ApiVictims(reader.kube).everybody()
+    pods, disruptions = await EvictionClient(reader.kube).everybody()
     if pod.pod not in pods:
         return f"pod {name} has just gone"
-    cluster = Cluster(accounts=await reader.accounts(), pods=pods, disruptions=disruptions)
-    need = Need(
+    cluster = ClusterSnapshot(accounts=await reader.accounts(), pods=pods, disruptions=disruptions)
+    need = PendingPod(
         pod=pod.pod,
         namespace=pod.namespace,
         priority=waiting[0].queued.request.priority,
         preempts=pods[pod.pod].preempts,
     )
-    seen = situation_of(need, cluster, affairs, rules, now=now)
+    seen = plan_input(need, cluster, affairs, rules, now=now)
     found = plan(waiting[0].queued.request, seen, fit_on_node)
     kept = tuple(sorted(_kept(need, cluster, affairs, rules, seen=seen, now=now)))
     return Answer(pod=name, found=found, kept=kept)
@@ -107,12 +107,12 @@ def _no_need(waiting: WaitingPod) -> str:
 
 
 def _kept(
-    need: Need,
-    cluster: Cluster,
+    need: PendingPod,
+    cluster: ClusterSnapshot,
     affairs: PreemptionState,
-    rules: Rules,
+    rules: PreemptionRules,
     *,
-    seen: Situation,
+    seen: PlanInput,
     now: float,
 ) -> Iterator[tuple[str, str]]:
     chosen = {each.lease.pod for each in seen.candidates}
@@ -124,7 +124,7 @@ def _kept(
             if cause_for(need, theirs, affairs.budget_of(need.namespace), pod.priority) is None:
                 continue
             name = f"{lease.namespace}/{lease.name}"
-            why = why_not(lease, pod, affairs, rules, now)
+            why = exclusion_reason(lease, pod, affairs, rules, now)
             if why is not None:
                 yield name, why
             for budget in cluster.disruptions:
@@ -137,14 +137,14 @@ def answer_shape(answer: Answer) -> dict[str, Any]:
     found, taking = answer.found, answer.under_way
     return {
         "pod": answer.pod,
-        "plan": plan_shape(found) if isinstance(found, Plan) else None,
+        "plan": plan_shape(found) if isinstance(found, PreemptionPlan) else None,
         "reason": found.reason if isinstance(found, NoPlan) else "",
         "under_way": None if taking is None else taking_shape(taking),
         "kept": [{"pod": pod, "reason": why} for pod, why in answer.kept],
     }
 
 
-def plan_shape(found: Plan) -> dict[str, Any]:
+def plan_shape(found: PreemptionPlan) -> dict[str, Any]:
     """Return where the pod would go, and who would leave."""
     return {
         "node": found.node,

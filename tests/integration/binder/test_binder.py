@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from services.binder.bind.pod_client import ApiPods
+from services.binder.bind.pod_client import PodClient
 from services.binder.metrics import PrometheusTally
 from services.binder.service import Binder
 from services.binder.wiring import assemble
@@ -41,7 +41,7 @@ from shared.nats.bus import Bus
 from shared.runtime.runner import Runner
 from shared.runtime.telemetry import Tracing
 from tests.support.binder.resizing import uncounted
-from tests.support.binder.world import ContentAgents, NoReclaimer
+from tests.support.binder.world import NoPreemptor, PermissiveAgents
 from tests.support.build import devices, facts
 from tests.support.servers.nats import nats_server
 from tests.support.servers.valkey import valkey_server
@@ -156,12 +156,12 @@ async def staged() -> AsyncIterator[Stage]:
                 ledger=ledger,
                 staging=staging,
                 gates=gates,
-                pods=ApiPods(kube),
+                pods=PodClient(kube),
                 bus=bus,
-                agents=ContentAgents(bus),
+                agents=PermissiveAgents(bus),
                 clock=SystemClock(),
                 tally=PrometheusTally(),
-                reclaimer=lambda _: NoReclaimer(),
+                preemptor=lambda _: NoPreemptor(),
                 resized=uncounted,
             )
             runner = Runner("binder", binder, bus, Tracing("binder", None))

@@ -1,11 +1,11 @@
-"""Taking back on a real Valkey and the simulated API server, step by step."""
+"""Preemption back on a real Valkey and the simulated API server, step by step."""
 
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
 
-from services.binder.preempt.eviction_client import ApiVictims
+from services.binder.preempt.eviction_client import EvictionClient
 from shared.kubernetes.client import KubernetesClient
 from shared.model.lease import LeaseState
 from shared.model.names import NodeName, PodUid
@@ -36,7 +36,9 @@ async def at(server: ValkeyServer) -> AsyncIterator[Scene]:
 
 
 async def stage_of(at: Scene) -> list[PreemptionStage]:
-    return [each.preemption.stage for each in (await at.takings.affairs(now=at.clock.now())).open]
+    return [
+        each.preemption.stage for each in (await at.preemptions.affairs(now=at.clock.now())).open
+    ]
 
 
 async def test_gpusharing_27_exhaustion_alone_evicts_nobody_and_writes_nothing(at: Scene) -> None:
@@ -50,7 +52,7 @@ async def test_gpusharing_27_exhaustion_alone_evicts_nobody_and_writes_nothing(a
         at.clock.advance(60)
 
     assert at.writes("old") == before
-    assert not (await at.takings.affairs(now=at.clock.now())).open
+    assert not (await at.preemptions.affairs(now=at.clock.now())).open
 
 
 async def test_gpusharing_28_a_pod_with_budget_gets_the_device_of_one_without(at: Scene) -> None:
@@ -75,7 +77,7 @@ async def test_gpusharing_28_a_pod_with_budget_gets_the_device_of_one_without(at
     assert at.writes("old")["delete/eviction"] == 1
     await at.ledger.bind([chosen.lease])
     await binder.step()
-    assert not (await at.takings.affairs(now=at.clock.now())).open
+    assert not (await at.preemptions.affairs(now=at.clock.now())).open
     await assert_sound(at.ledger)
 
 
@@ -92,7 +94,7 @@ async def test_gpusharing_28_the_uid_is_a_precondition(at: Scene) -> None:
     await binder.step()
 
     assert not await at.ending("old")
-    [line] = (await at.takings.affairs(now=at.clock.now())).evictions
+    [line] = (await at.preemptions.affairs(now=at.clock.now())).evictions
     assert line.outcome is EvictionOutcome.GONE
     assert len(await binder.step()) == 1
 
@@ -158,7 +160,7 @@ def refuse(at: Scene, name: str, resource: str, operation: str, unless: str) -> 
     at.api.store.create("validatingadmissionpolicybindings", binding)
 
 
-class Unaware(ApiVictims):
+class Unaware(EvictionClient):
     """Does not see PodDisruptionBudgets beforehand, as if they had just been made."""
 
     def __init__(self, kube: KubernetesClient) -> None:
@@ -398,7 +400,7 @@ async def test_gpusharing_38_every_eviction_is_attributable(at: Scene) -> None:
 
     await binder.step()
 
-    [line] = (await at.takings.affairs(now=at.clock.now())).evictions
+    [line] = (await at.preemptions.affairs(now=at.clock.now())).evictions
     assert (line.namespace, line.name, line.cause, line.budget) == (
         "a",
         "old",
@@ -466,6 +468,6 @@ async def test_a_budget_that_says_so_ends_leases_for_nobody(at: Scene) -> None:
     await at.steps(binder, 2)
 
     assert await at.ending("old")
-    [line] = (await at.takings.affairs(now=at.clock.now())).evictions
+    [line] = (await at.preemptions.affairs(now=at.clock.now())).evictions
     assert (line.cause, line.for_pod) == (PreemptionCause.POLICY, "")
     assert await stage_of(at) == []

@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from services.binder.bind.pod_client import ApiPods
+from services.binder.bind.pod_client import PodClient
 from services.binder.metrics import EVICTED, PrometheusEvictions, PrometheusTally
-from services.binder.preempt.eviction_client import ApiVictims
-from services.binder.preempt.preemptor import Reclaimer
-from services.binder.preempt.rules import Rules
+from services.binder.preempt.eviction_client import EvictionClient
+from services.binder.preempt.preemption_controller import PreemptionController
+from services.binder.preempt.rules import PreemptionRules
 from services.binder.report.event_writer import EventWriter
 from services.binder.wiring import assemble
 from shared.ledger.gates import Gates
@@ -23,7 +23,7 @@ from shared.runtime.runner import Runner
 from shared.runtime.telemetry import Tracing
 from tests.support.binder.preemption import Scene, scene, standing
 from tests.support.binder.resizing import uncounted
-from tests.support.binder.world import ContentAgents
+from tests.support.binder.world import PermissiveAgents
 from tests.support.clock import FakeClock
 from tests.support.servers.nats import nats_server
 from tests.support.servers.valkey import ValkeyServer, valkey_server
@@ -46,11 +46,11 @@ def server() -> Iterator[ValkeyServer]:
 async def binder(at: Scene, nats: str, redis: str) -> AsyncIterator[None]:
     """Run one binder while the block lasts."""
 
-    def reclaimer(events: EventWriter) -> Reclaimer:
-        return Reclaimer(
+    def preemptor(events: EventWriter) -> PreemptionController:
+        return PreemptionController(
             ledger=at.ledger,
-            store=at.takings,
-            victims=ApiVictims(at.kube),
+            store=at.preemptions,
+            victims=EvictionClient(at.kube),
             events=events,
             counts=PrometheusEvictions(),
             clock=SystemClock(),
@@ -67,12 +67,12 @@ async def binder(at: Scene, nats: str, redis: str) -> AsyncIterator[None]:
             ledger=at.ledger,
             staging=staging,
             gates=gates,
-            pods=ApiPods(at.kube),
+            pods=PodClient(at.kube),
             bus=bus,
-            agents=ContentAgents(bus),
+            agents=PermissiveAgents(bus),
             clock=SystemClock(),
             tally=PrometheusTally(),
-            reclaimer=reclaimer,
+            preemptor=preemptor,
             resized=uncounted,
         )
         runner = Runner("binder", made, bus, Tracing("binder", None))
@@ -103,7 +103,7 @@ async def test_a_binder_takes_over_from_one_that_had_announced(server: ValkeySer
         Bus.connect(nats.url, name="test") as bus,
     ):
         at.clock = RealClock()
-        at.rules = Rules(notice_s=1.0, min_runtime_s=60)
+        at.rules = PreemptionRules(notice_s=1.0, min_runtime_s=60)
         old = await at.running("old", mib=16_000)
         await at.waits("new")
 

@@ -1,12 +1,12 @@
-"""Taking back goes on exactly where a binder was killed, and never twice."""
+"""Preemption back goes on exactly where a binder was killed, and never twice."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from services.binder.preempt.eviction_client import ApiVictims
-from services.binder.preempt.preemptor import Reclaimer
+from services.binder.preempt.eviction_client import EvictionClient
+from services.binder.preempt.preemption_controller import PreemptionController
 from shared.kubernetes.client import KubernetesClient
 from shared.model.ledger import Reserved
 from shared.model.names import NodeName
@@ -35,7 +35,7 @@ class KilledError(Exception):
     """The binder ended here."""
 
 
-class Mortal(ApiVictims):
+class Mortal(EvictionClient):
     """Kills its binder before or after the nth call that changes something."""
 
     def __init__(self, kube: KubernetesClient, *, at: int, after: bool) -> None:
@@ -87,7 +87,7 @@ async def test_another_binder_goes_on_wherever_one_is_killed(
     for name in ("one", "two"):
         writes = at.writes(name)
         assert writes.get("delete/eviction") == 1, writes
-    past = (await at.takings.affairs(now=at.clock.now())).evictions
+    past = (await at.preemptions.affairs(now=at.clock.now())).evictions
     assert sorted(line.name for line in past) == ["one", "two"]
 
 
@@ -117,7 +117,7 @@ async def test_two_binders_do_not_both_evict(at: Scene) -> None:
         at.clock.advance(30)
 
     assert at.writes("old")["delete/eviction"] == 1
-    assert len((await at.takings.affairs(now=at.clock.now())).evictions) == 1
+    assert len((await at.preemptions.affairs(now=at.clock.now())).evictions) == 1
 
 
 async def test_a_pod_in_need_that_is_placed_elsewhere_calls_it_off(at: Scene) -> None:
@@ -134,7 +134,7 @@ async def test_a_pod_in_need_that_is_placed_elsewhere_calls_it_off(at: Scene) ->
     await binder.step()
 
     assert await at.notice("old") is None
-    assert not (await at.takings.affairs(now=at.clock.now())).open
+    assert not (await at.preemptions.affairs(now=at.clock.now())).open
     assert await at.thief() == ""
 
 
@@ -152,16 +152,16 @@ async def test_a_rebuilt_ledger_calls_it_off(at: Scene) -> None:
     await binder.step()
 
     assert await at.notice("old") is None
-    assert not (await at.takings.affairs(now=at.clock.now())).open
+    assert not (await at.preemptions.affairs(now=at.clock.now())).open
 
 
-async def _told_and_evicted(at: Scene, binder: Reclaimer) -> None:
+async def _told_and_evicted(at: Scene, binder: PreemptionController) -> None:
     await binder.step()
     at.clock.advance(30)
     await binder.step()
 
 
 async def _turn_over(at: Scene) -> None:
-    """Wait until the leader's turn is over: the server's clock is real."""
+    """Deferral until the leader's turn is over: the server's clock is real."""
     prefix = at.ledger._connection.prefix.removesuffix(":")
-    await at.takings._connection._redis.delete(f"{prefix}-preemption:leader")
+    await at.preemptions._connection._redis.delete(f"{prefix}-preemption:leader")

@@ -46,14 +46,16 @@ def seen(
 
 
 async def open_takings(at: Scene) -> list[PreemptionStage]:
-    return [each.preemption.stage for each in (await at.takings.affairs(now=at.clock.now())).open]
+    return [
+        each.preemption.stage for each in (await at.preemptions.affairs(now=at.clock.now())).open
+    ]
 
 
 async def test_by_default_nobody_is_evicted_for_what_it_did(at: Scene) -> None:
     lease = await at.running("bad")
     binder = at.binder()
 
-    await binder.accuse([seen(at, lease, rule) for rule in ViolationReason])
+    await binder.evict_violators([seen(at, lease, rule) for rule in ViolationReason])
     await at.steps(binder, 2)
 
     assert await open_takings(at) == []
@@ -64,8 +66,8 @@ async def test_a_violator_is_told_evicted_after_notice_and_written_down(at: Scen
     lease = await at.running("bad")
     binder = at.binder(**EVICTED)
 
-    await binder.accuse([seen(at, lease)])
-    await binder.accuse([seen(at, lease)])
+    await binder.evict_violators([seen(at, lease)])
+    await binder.evict_violators([seen(at, lease)])
     await binder.step()
     told = await at.notice("bad")
     at.clock.advance(at.rules.notice_s - 1)
@@ -79,7 +81,7 @@ async def test_a_violator_is_told_evicted_after_notice_and_written_down(at: Scen
     assert await at.ending("bad")
     assert at.writes("bad")["delete/eviction"] == 1
     assert await open_takings(at) == []
-    (line,) = (await at.takings.affairs(now=at.clock.now())).evictions
+    (line,) = (await at.preemptions.affairs(now=at.clock.now())).evictions
     assert (line.cause, line.outcome, line.for_pod) == (
         PreemptionCause.VIOLATION,
         EvictionOutcome.EVICTED,
@@ -98,7 +100,7 @@ async def test_a_pod_without_a_lease_is_evicted_too(at: Scene) -> None:
     binder = at.binder(**EVICTED, notice_s=0)
     lease = Lease(pod=uid, namespace=Namespace("a"), name="stranger", node=NodeName("a"), shares=())
 
-    await binder.accuse([seen(at, lease, ViolationReason.UNLEASED)])
+    await binder.evict_violators([seen(at, lease, ViolationReason.UNLEASED)])
     await at.steps(binder, 2)
 
     assert await at.ending("stranger")
@@ -121,7 +123,7 @@ async def test_what_is_no_reason_or_not_believed_evicts_nobody(
     lease = await at.running("good")
     binder = at.binder(**EVICTED)
 
-    await binder.accuse([seen(at, lease, **changes)])
+    await binder.evict_violators([seen(at, lease, **changes)])
 
     assert await open_takings(at) == []
 
@@ -130,7 +132,7 @@ async def test_pods_of_spared_namespaces_stay(at: Scene) -> None:
     lease = await at.running("system")
     binder = at.binder(**EVICTED, spared=frozenset({"a"}))
 
-    await binder.accuse([seen(at, lease)])
+    await binder.evict_violators([seen(at, lease)])
 
     assert await open_takings(at) == []
 
@@ -140,7 +142,7 @@ async def test_a_disruption_budget_protects_violators_and_they_are_told_so(at: S
     await at.protect("keep", {"app": "x"}, least=1)
     binder = at.binder(**EVICTED)
 
-    await binder.accuse([seen(at, lease)])
+    await binder.evict_violators([seen(at, lease)])
     await binder.step()
 
     assert await open_takings(at) == []
@@ -153,15 +155,15 @@ async def test_limits_of_the_hour_hold_for_violators_of_one_moment(at: Scene) ->
     leases = [await at.running(f"bad{n}", gpu=n, owner=f"o{n}") for n in range(4)]
     binder = at.binder(**EVICTED, notice_s=0, per_namespace_hour=2)
 
-    await binder.accuse([seen(at, lease) for lease in leases])
+    await binder.evict_violators([seen(at, lease) for lease in leases])
     await at.steps(binder, 3)
     at.clock.advance(300)
     late = [lease for lease in leases if not await at.ending(lease.name)]
-    await binder.accuse([seen(at, lease) for lease in late])
+    await binder.evict_violators([seen(at, lease) for lease in late])
     await at.steps(binder, 3)
     ending = [lease.name for lease in leases if await at.ending(lease.name)]
     at.clock.advance(3600)
-    await binder.accuse([seen(at, lease) for lease in late])
+    await binder.evict_violators([seen(at, lease) for lease in late])
     await at.steps(binder, 3)
 
     assert len(ending) == 2
@@ -171,7 +173,7 @@ async def test_limits_of_the_hour_hold_for_violators_of_one_moment(at: Scene) ->
 
 async def test_another_binder_goes_on_where_one_was_killed(at: Scene) -> None:
     lease = await at.running("bad")
-    await at.binder(**EVICTED).accuse([seen(at, lease)])
+    await at.binder(**EVICTED).evict_violators([seen(at, lease)])
     other = at.binder(**EVICTED)
 
     await other.step()

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from services.binder.bind.agent_presence import Silence
+from services.binder.bind.agent_presence import NoReply
 from shared.model.errors import UnavailableError
 from shared.model.events.request_reply import BindReply
 from shared.model.lease import Lease
@@ -32,9 +32,9 @@ class Agents:
     async def has_agent(self, node: NodeName) -> bool:
         return node in self.reported
 
-    async def may_bind(self, node: NodeName, leases: Sequence[Lease]) -> BindReply | Silence:
+    async def request_bind(self, node: NodeName, leases: Sequence[Lease]) -> BindReply | NoReply:
         self.questions += 1
         if self.cut_off:
             raise UnavailableError("NATS is away")
-        silent = Silence("nobody answered", listens=node in self.hanging)
+        silent = NoReply("nobody answered", has_responder=node in self.hanging)
         return self.there.get(node, silent)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from services.binder.bind.agent_presence import Presence, Silence
+from services.binder.bind.agent_presence import AgentPresence, NoReply
 from shared.model.clock import SystemClock
 from shared.model.events.request_reply import BindReply, BindRequest
 from shared.model.lease import Lease, LeaseState, Share
@@ -23,9 +23,9 @@ class Agents:
 
     at: Site
 
-    async def may_bind(self, node: NodeName, leases: Sequence[Lease]) -> BindReply | Silence:
+    async def request_bind(self, node: NodeName, leases: Sequence[Lease]) -> BindReply | NoReply:
         if self.at.agent is None:
-            return Silence("nobody is there", listens=False)
+            return NoReply("nobody is there", has_responder=False)
         return await self.at.agent.may_bind(BindRequest(node=node, leases=tuple(leases)))
 
     async def has_agent(self, node: NodeName) -> bool:
@@ -38,14 +38,14 @@ class Binder:
 
     at: Site
     waits: list[str] = field(default_factory=list)
-    presence: Presence = field(init=False)
+    presence: AgentPresence = field(init=False)
 
     def __post_init__(self) -> None:
         agents = Agents(self.at)
-        self.presence = Presence(agents, agents, SystemClock())
+        self.presence = AgentPresence(agents, agents, SystemClock())
 
     async def bind(self, lease: Lease) -> None:
-        while held := await self.presence.held_back([lease]):
+        while held := await self.presence.deferrals([lease]):
             self.waits.append(held[lease.pod].reason)
             await asyncio.sleep(WAIT_S)
         bound = self.at.ledger.grant(replace(lease, state=LeaseState.BOUND, version=2))

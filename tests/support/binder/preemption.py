@@ -1,4 +1,4 @@
-"""A scene for taking back: a ledger, an API server with PodDisruptionBudgets, and a clock."""
+"""A scene for preemption: a ledger, an API server with PodDisruptionBudgets, and a clock."""
 
 import json
 from collections.abc import AsyncIterator, Mapping
@@ -6,10 +6,10 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from services.binder.preempt.eviction_client import ApiVictims
-from services.binder.preempt.preemptor import Reclaimer
-from services.binder.preempt.rules import Rules
-from services.binder.report.explanations import Note
+from services.binder.preempt.eviction_client import EvictionClient
+from services.binder.preempt.preemption_controller import PreemptionController
+from services.binder.preempt.rules import PreemptionRules
+from services.binder.report.explanations import KubernetesEvent
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError
 from shared.kubernetes.kubeconfig import load_credentials
@@ -27,7 +27,7 @@ from tests.support.clock import FakeClock
 from tests.support.placer.ledger import ledger, share
 from tests.support.simcluster.apiserver import ApiUnderTest, api_server
 
-RULES = Rules(notice_s=30, min_runtime_s=60, cooldown_s=600)
+RULES = PreemptionRules(notice_s=30, min_runtime_s=60, cooldown_s=600)
 OWNER = "uid-of-owner"
 
 
@@ -69,17 +69,17 @@ def waiting_pod(
 class Told:
     """Events and metrics, kept."""
 
-    notes: list[Note] = field(default_factory=list)
+    notes: list[KubernetesEvent] = field(default_factory=list)
     counted: list[tuple[str, str, str]] = field(default_factory=list)
 
-    def note(self, note: Note, *, once: bool = False) -> None:
+    def note(self, note: KubernetesEvent, *, once: bool = False) -> None:
         self.notes.append(note)
 
     def evicted(self, victim: Victim, beneficiary: str) -> None:
         self.counted.append((victim.namespace, victim.cause, beneficiary))
 
     def of(self, name: str) -> list[str]:
-        """Messages of a pod's Events about taking back."""
+        """Messages of a pod's Events about preemption."""
         return [note.message for note in self.notes if note.name == name]
 
 
@@ -90,17 +90,17 @@ class Scene:
     api: ApiUnderTest
     kube: KubernetesClient
     ledger: RedisLeases
-    takings: Takings
+    preemptions: Takings
     clock: FakeClock
-    rules: Rules = RULES
+    rules: PreemptionRules = RULES
     told: Told = field(default_factory=Told)
 
-    def binder(self, **changes: Any) -> Reclaimer:
+    def binder(self, **changes: Any) -> PreemptionController:
         """A replica of its own."""
-        return Reclaimer(
+        return PreemptionController(
             ledger=self.ledger,
-            store=self.takings,
-            victims=changes.pop("victims", ApiVictims(self.kube)),
+            store=self.preemptions,
+            victims=changes.pop("victims", EvictionClient(self.kube)),
             events=self.told,
             counts=self.told,
             clock=self.clock,
@@ -201,7 +201,7 @@ class Scene:
     async def stands(self, namespace: str, lease_class: str = "reclaimable", **fields: Any) -> None:
         """A namespace's budget stands so."""
         at = self.clock.now()
-        await self.takings.note_standing(standing(namespace, lease_class, at=at, **fields))
+        await self.preemptions.note_standing(standing(namespace, lease_class, at=at, **fields))
 
     async def protect(self, name: str, labels: Mapping[str, str], *, least: int) -> None:
         """A PodDisruptionBudget in namespace `a`."""
@@ -249,7 +249,7 @@ class Scene:
         outcome = await self.reserve("thief", "thief", place, namespace="c", cpu=cpu)
         return outcome.reason if isinstance(outcome, NoCapacity) else ""
 
-    async def steps(self, binder: Reclaimer, count: int = 1) -> list[PlacementChosen]:
+    async def steps(self, binder: PreemptionController, count: int = 1) -> list[PlacementChosen]:
         said: list[PlacementChosen] = []
         for _ in range(count):
             said += await binder.step()
@@ -264,8 +264,8 @@ async def scene(
         api_server() as api,
         KubernetesClient(load_credentials(api.kubeconfig)) as kube,
         ledger(url, {"a": gpus}) as leases,
-        Takings.connect(url, prefix=leases._connection.prefix) as takings,
+        Takings.connect(url, prefix=leases._connection.prefix) as preemptions,
     ):
         for namespace in ("a", "b", "c"):
             await kube.create("/api/v1/namespaces", {"metadata": {"name": namespace}})
-        yield Scene(api, kube, leases, takings, FakeClock())
+        yield Scene(api, kube, leases, preemptions, FakeClock())

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from services.binder.resize.resizer import Annotated
+from services.binder.resize.resizer import PodAnnotations
 from shared.model.device import Device, DeviceUse
 from shared.model.errors import ConflictError, UnavailableError
 from shared.model.events.request_reply import LimitsReply, LimitsRequest
@@ -101,18 +101,18 @@ class FakeAnnotations:
     """The API server's side: pods' annotations, each write with a version."""
 
     def __init__(self) -> None:
-        self.annotated: dict[str, Annotated] = {}
+        self.annotated: dict[str, PodAnnotations] = {}
         self.conflicts = 0
         self.writes = 0
         self.before_read: Callable[[], None] = lambda: None
         self.before_annotate: Callable[[], None] = lambda: None
 
-    async def read_annotations(self, namespace: str, name: str) -> Annotated | None:
+    async def get_annotations(self, namespace: str, name: str) -> PodAnnotations | None:
         self.before_read()
         return self.annotated.get(name)
 
     async def annotate(
-        self, namespace: str, name: str, read: Annotated, annotations: Mapping[str, str]
+        self, namespace: str, name: str, read: PodAnnotations, annotations: Mapping[str, str]
     ) -> None:
         self.before_annotate()
         now = self.annotated[name]

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from services.binder.bind.agent_client import BusAgents
-from services.binder.bind.agent_presence import Silence
-from services.binder.bind.binding import PodSeen
-from services.binder.report.explanations import ConditionSeen
+from services.binder.bind.agent_client import NodeAgentClient
+from services.binder.bind.agent_presence import NoReply
+from services.binder.bind.binding import ObservedPod
+from services.binder.report.explanations import ObservedCondition
 from services.binder.service import Binder
 from services.binder.wiring import assemble
 from shared.model.errors import ConflictError, LeaseholdError, RequestError, UnavailableError
@@ -221,11 +221,11 @@ class FakePods(FakeAnnotations):
         super().__init__()
         self.posts: list[tuple[str, str, Mapping[str, str]]] = []
         self.errors: dict[str, list[LeaseholdError]] = {}
-        self.seen: dict[str, PodSeen | None] = {}
+        self.seen: dict[str, ObservedPod | None] = {}
         self.hanging: dict[str, asyncio.Event] = {}
         self.away = False
         self.before_post: Callable[[], None] = lambda: None
-        self.conditions: dict[str, ConditionSeen | None] = {}
+        self.conditions: dict[str, ObservedCondition | None] = {}
         self.patches: list[tuple[str, Any]] = []
         self.events: dict[str, dict[str, Any]] = {}
         self.event_writes = 0
@@ -250,9 +250,9 @@ class FakePods(FakeAnnotations):
             raise self.errors[name].pop(0)
         if self.seen.get(name) is not None:
             raise ConflictError("pod is already assigned")
-        self.seen[name] = PodSeen(PodUid(uid), NodeName(node))
+        self.seen[name] = ObservedPod(PodUid(uid), NodeName(node))
 
-    async def look(self, namespace: str, name: str) -> PodSeen | None:
+    async def look(self, namespace: str, name: str) -> ObservedPod | None:
         if self.away:
             raise UnavailableError("no answer")
         return self.seen.get(name)
@@ -260,7 +260,7 @@ class FakePods(FakeAnnotations):
     async def open_gate(self, namespace: str, name: str, uid: str, gate: str) -> bool:
         return True
 
-    async def read_condition(self, namespace: str, name: str) -> ConditionSeen | None:
+    async def get_condition(self, namespace: str, name: str) -> ObservedCondition | None:
         if self.away:
             raise UnavailableError("no answer")
         return self.conditions.get(name)
@@ -310,10 +310,10 @@ class FakeAgents(FakeLimits):
         self.told: dict[NodeName, BindReply] = {}
         """What each says about pods to be bound; without, that all may be."""
 
-    async def may_bind(self, node: NodeName, leases: Sequence[Lease]) -> BindReply | Silence:
+    async def request_bind(self, node: NodeName, leases: Sequence[Lease]) -> BindReply | NoReply:
         return self.told.get(node, BindReply())
 
-    async def which_ended(self, node: NodeName, pods: Sequence[PodUid]) -> set[PodUid]:
+    async def list_terminated(self, node: NodeName, pods: Sequence[PodUid]) -> set[PodUid]:
         self.questions += 1
         self.asked += pods
         if not self.answers.keys() >= set(pods):
@@ -321,20 +321,20 @@ class FakeAgents(FakeLimits):
         return {pod for pod in pods if self.answers[pod]}
 
 
-class ContentAgents(BusAgents):
+class PermissiveAgents(NodeAgentClient):
     """Agents that let every pod be bound, and otherwise answer on the bus, if they are there."""
 
-    async def may_bind(self, node: NodeName, leases: Sequence[Lease]) -> BindReply:
+    async def request_bind(self, node: NodeName, leases: Sequence[Lease]) -> BindReply:
         return BindReply()
 
 
-class NoReclaimer:
+class NoPreemptor:
     """Takes nothing back."""
 
     async def hear(self, events: Sequence[BudgetChanged]) -> None:
         """Budgets are of no interest."""
 
-    async def accuse(self, events: Sequence[ViolationFound]) -> None:
+    async def evict_violators(self, events: Sequence[ViolationFound]) -> None:
         """Violations neither."""
 
     async def step(self) -> list[PlacementChosen]:
@@ -344,8 +344,8 @@ class NoReclaimer:
 class FakeTally(Counter[str]):
     """Counters in a dictionary."""
 
-    def count(self, what: str, by: int = 1) -> None:
-        self[what] += by
+    def count(self, kind: str, by: int = 1) -> None:
+        self[kind] += by
 
 
 class FakeGates:
@@ -390,7 +390,7 @@ class World:
             agents=self.agents,
             clock=self.clock,
             tally=self.tally,
-            reclaimer=lambda _: NoReclaimer(),
+            preemptor=lambda _: NoPreemptor(),
             resized=self.resizes.append,
             patience_s=patience_s,
         )
@@ -411,7 +411,7 @@ async def running(*loops: Callable[[], Any]) -> AsyncIterator[None]:
 
 
 async def until(condition: Callable[[], Any], limit_s: float = 30.0) -> None:
-    """Wait for a condition."""
+    """Deferral for a condition."""
     async with asyncio.timeout(limit_s):
         while not condition():
             await asyncio.sleep(0.005)

@@ -11,7 +11,7 @@ from services.binder.bind.agent_presence import (
     AWAY_S,
     NONE_S,
     TRUSTED_S,
-    Presence,
+    AgentPresence,
 )
 from services.binder.service import TURNS_S
 from shared.model.errors import UnavailableError
@@ -96,11 +96,11 @@ class TurningClock(FakeClock):
 
 async def test_a_node_without_an_agent_of_ours_holds_nobody_back() -> None:
     agents, clock = Agents(), FakeClock()
-    presence = Presence(agents, agents, clock)
+    presence = AgentPresence(agents, agents, clock)
 
-    held = [await presence.held_back([lease()]) for _ in range(3)]
+    held = [await presence.deferrals([lease()]) for _ in range(3)]
     clock.advance(NONE_S)
-    held.append(await presence.held_back([lease()]))
+    held.append(await presence.deferrals([lease()]))
 
     assert held == [{}] * 4
     assert agents.questions == 2, "it is not asked for every pod"
@@ -108,64 +108,64 @@ async def test_a_node_without_an_agent_of_ours_holds_nobody_back() -> None:
 
 async def test_an_agent_away_since_before_the_binder_came_is_waited_for_however_long() -> None:
     agents, clock = Agents(), FakeClock()
-    presence = Presence(agents, agents, clock)
+    presence = AgentPresence(agents, agents, clock)
     agents.reported.add(N1)
 
     held = []
     for _ in range(60):
-        held.append(await presence.held_back([lease()]))
+        held.append(await presence.deferrals([lease()]))
         clock.advance(AWAY_S)
     agents.there[N1] = BindReply()
     clock.advance(AWAY_MOST_S)
 
     assert all("does not answer" in each[lease().pod].reason for each in held)
-    assert await presence.held_back([lease()]) == {}
+    assert await presence.deferrals([lease()]) == {}
 
 
 async def test_an_agent_that_nobody_could_ask_is_waited_for() -> None:
     agents, clock = Agents(), FakeClock()
-    presence = Presence(agents, agents, clock)
+    presence = AgentPresence(agents, agents, clock)
     agents.reported.add(N1)
     agents.cut_off = True
     with pytest.raises(UnavailableError):
-        await presence.held_back([lease()])
+        await presence.deferrals([lease()])
 
     agents.cut_off = False
-    held = await presence.held_back([lease()])
+    held = await presence.deferrals([lease()])
 
     assert lease().pod in held, "it may have been replaced while NATS was away"
 
 
 async def test_an_agent_that_goes_holds_its_pods_back_until_it_is_there_again() -> None:
     agents, clock = Agents(), FakeClock()
-    presence = Presence(agents, agents, clock)
+    presence = AgentPresence(agents, agents, clock)
     agents.there[N1] = BindReply()
 
-    assert await presence.held_back([lease()]) == {}
+    assert await presence.deferrals([lease()]) == {}
     del agents.there[N1]
-    assert await presence.held_back([lease()]) == {}, "it was there a moment ago"
+    assert await presence.deferrals([lease()]) == {}, "it was there a moment ago"
     clock.advance(TRUSTED_S)
-    gone = await presence.held_back([lease()])
+    gone = await presence.deferrals([lease()])
     asked = agents.questions
-    await presence.held_back([lease("p2")])
+    await presence.deferrals([lease("p2")])
     assert agents.questions == asked, "a batch is not to wait for it each time"
     agents.there[N1] = BindReply()
     clock.advance(AWAY_S)
 
     assert "the agent of node n1 does not answer" in gone[lease().pod].reason
-    assert await presence.held_back([lease()]) == {}
+    assert await presence.deferrals([lease()]) == {}
 
 
 async def test_an_agent_long_gone_is_asked_ever_less_often_but_still() -> None:
     agents, clock = Agents(), FakeClock()
-    presence = Presence(agents, agents, clock)
+    presence = AgentPresence(agents, agents, clock)
     agents.there[N1] = BindReply()
-    await presence.held_back([lease()])
+    await presence.deferrals([lease()])
     agents.there.clear()
     clock.advance(TRUSTED_S)
 
     for _ in range(600):
-        assert_held = await presence.held_back([lease()])
+        assert_held = await presence.deferrals([lease()])
         clock.advance(0.1)
         assert not agents.there
         assert assert_held
@@ -176,11 +176,11 @@ async def test_an_agent_long_gone_is_asked_ever_less_often_but_still() -> None:
 
 async def test_an_agent_that_wants_to_be_asked_is_asked_each_time() -> None:
     agents, clock = Agents(), FakeClock()
-    presence = Presence(agents, agents, clock)
+    presence = AgentPresence(agents, agents, clock)
     agents.there[N1] = BindReply(window_open=False)
 
     for _ in range(3):
-        await asyncio.gather(presence.held_back([lease(), lease("p2"), lease("p3", node="n2")]))
+        await asyncio.gather(presence.deferrals([lease(), lease("p2"), lease("p3", node="n2")]))
 
     assert agents.questions == 4, "n1 three times, n2 once"
 
@@ -188,40 +188,40 @@ async def test_an_agent_that_wants_to_be_asked_is_asked_each_time() -> None:
 async def test_who_listens_and_does_not_answer_holds_back_from_the_first() -> None:
     agents = Agents()
     agents.hanging.add(N1)
-    presence = Presence(agents, agents, FakeClock())
+    presence = AgentPresence(agents, agents, FakeClock())
 
-    assert "does not answer" in (await presence.held_back([lease()]))[lease().pod].reason
+    assert "does not answer" in (await presence.deferrals([lease()]))[lease().pod].reason
 
 
 async def test_without_nats_no_agent_is_to_blame() -> None:
     agents = Agents()
     agents.there[N1], agents.cut_off = BindReply(), True
-    presence = Presence(agents, agents, FakeClock())
+    presence = AgentPresence(agents, agents, FakeClock())
 
     for _ in range(3):
         with pytest.raises(UnavailableError, match="NATS is away"):
-            await presence.held_back([lease()])
+            await presence.deferrals([lease()])
 
     assert presence.words() == {}
 
 
 async def test_an_agent_that_comes_to_a_node_of_another_plugin_is_asked_again() -> None:
     agents, clock = Agents(), FakeClock()
-    presence = Presence(agents, agents, clock)
-    presence.disown([N1])
-    presence.heard_of([N1])
+    presence = AgentPresence(agents, agents, clock)
+    presence.mark_absent([N1])
+    presence.mark_present([N1])
 
-    held = await presence.held_back([lease()])
+    held = await presence.deferrals([lease()])
 
     assert "does not answer" in held[lease().pod].reason
 
 
 async def test_an_agent_that_reported_is_waited_for_though_nobody_asked_it_before() -> None:
     agents, clock = Agents(), FakeClock()
-    presence = Presence(agents, agents, clock)
-    presence.heard_of([N1])
+    presence = AgentPresence(agents, agents, clock)
+    presence.mark_present([N1])
 
-    held = await presence.held_back([lease(), lease("p2", node="n2")])
+    held = await presence.deferrals([lease(), lease("p2", node="n2")])
 
     assert list(held) == [lease().pod]
 
@@ -231,14 +231,14 @@ async def test_a_clock_that_is_set_changes_nothing_in_how_long_agents_are_truste
     jump_s: float,
 ) -> None:
     agents, clock = Agents(), FakeClock()
-    presence = Presence(agents, agents, clock)
+    presence = AgentPresence(agents, agents, clock)
     agents.there[N1] = BindReply()
-    await presence.held_back([lease()])
+    await presence.deferrals([lease()])
 
     clock.set_by = jump_s
-    await presence.held_back([lease()])
+    await presence.deferrals([lease()])
     trusted = agents.questions
     clock.advance(TRUSTED_S)
-    await presence.held_back([lease()])
+    await presence.deferrals([lease()])
 
     assert (trusted, agents.questions) == (1, 2)

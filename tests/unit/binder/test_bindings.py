@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from services.binder.bind.binding import PodSeen
+from services.binder.bind.binding import ObservedPod
 from shared.model.errors import ConflictError, RequestError, UnavailableError
 from shared.model.events.pod_events import BindingFailed, LeaseChanged, PodBound
 from shared.model.lease import LeaseState
@@ -65,7 +65,7 @@ async def test_the_same_batch_twice_is_one_binding() -> None:
 
 async def test_a_batch_another_replica_has_bound_already_is_a_success() -> None:
     world = World(lease())
-    world.pods.seen["p1"] = PodSeen(lease().pod, NodeName("n1"))
+    world.pods.seen["p1"] = ObservedPod(lease().pod, NodeName("n1"))
 
     async with running(world.binder.post_bindings):
         said = await world.binder.bind_pods(chosen(lease()))
@@ -78,15 +78,15 @@ async def test_a_batch_another_replica_has_bound_already_is_a_success() -> None:
     ("seen", "word"),
     [
         (None, "deleted"),
-        (PodSeen(PodUid("other"), None), "replaced"),
-        (PodSeen(lease().pod, NodeName("n2")), "n2 already"),
-        (PodSeen(lease().pod, None, ending=True), "being deleted"),
-        (PodSeen(lease().pod, None), "scheduling gates"),
-        (PodSeen(lease().pod, NodeName("n1"), over=True), "has ended"),
+        (ObservedPod(PodUid("other"), None), "replaced"),
+        (ObservedPod(lease().pod, NodeName("n2")), "n2 already"),
+        (ObservedPod(lease().pod, None, ending=True), "being deleted"),
+        (ObservedPod(lease().pod, None), "scheduling gates"),
+        (ObservedPod(lease().pod, NodeName("n1"), over=True), "has ended"),
     ],
 )
 async def test_a_pod_that_cannot_be_bound_gives_its_lease_back(
-    seen: PodSeen | None, word: str
+    seen: ObservedPod | None, word: str
 ) -> None:
     world = World(lease())
     world.pods.errors["p1"] = [ConflictError("the pod has scheduling gates")]
@@ -105,7 +105,7 @@ async def test_a_pod_that_cannot_be_bound_gives_its_lease_back(
 async def test_a_refusal_by_the_api_server_is_told_with_its_reason() -> None:
     world = World(lease())
     world.pods.errors["p1"] = [RequestError("403 Forbidden: pods/binding")]
-    world.pods.seen["p1"] = PodSeen(lease().pod, None)
+    world.pods.seen["p1"] = ObservedPod(lease().pod, None)
 
     async with running(world.binder.post_bindings):
         failed, _ = await world.binder.bind_pods(chosen(lease()))
@@ -117,7 +117,7 @@ async def test_a_refusal_by_the_api_server_is_told_with_its_reason() -> None:
 async def test_a_lost_answer_to_a_binding_that_happened_is_a_success() -> None:
     world = World(lease())
     world.pods.errors["p1"] = [UnavailableError("connection lost")]
-    world.pods.seen["p1"] = PodSeen(lease().pod, NodeName("n1"))
+    world.pods.seen["p1"] = ObservedPod(lease().pod, NodeName("n1"))
 
     async with running(world.binder.post_bindings):
         said = await world.binder.bind_pods(chosen(lease()))
@@ -128,7 +128,7 @@ async def test_a_lost_answer_to_a_binding_that_happened_is_a_success() -> None:
 async def test_a_binding_that_did_not_happen_is_sent_again_with_the_next_delivery() -> None:
     world = World(lease())
     world.pods.errors["p1"] = [UnavailableError("503")]
-    world.pods.seen["p1"] = PodSeen(lease().pod, None)
+    world.pods.seen["p1"] = ObservedPod(lease().pod, None)
 
     async with running(world.binder.post_bindings):
         with pytest.raises(UnavailableError):

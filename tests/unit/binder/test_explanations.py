@@ -6,9 +6,9 @@ from typing import Any
 from services.binder.report.condition_writer import ConditionWriter
 from services.binder.report.event_writer import WAITING_MAX, EventWriter
 from services.binder.report.explanations import (
-    ConditionSeen,
-    Note,
-    bound_note,
+    KubernetesEvent,
+    ObservedCondition,
+    bound_event,
     condition_patch,
     explain,
 )
@@ -39,14 +39,14 @@ def refused(text: str = "0/3 nodes are available: 3 full.", name: str = "p1") ->
     )
 
 
-def seen(name: str = "p1", **changes: Any) -> ConditionSeen:
+def seen(name: str = "p1", **changes: Any) -> ObservedCondition:
     return replace(
-        ConditionSeen(uid=PodUid(f"uid-{name}"), node="", resource_version="7"), **changes
+        ObservedCondition(uid=PodUid(f"uid-{name}"), node="", resource_version="7"), **changes
     )
 
 
-def note(text: str = "no room", name: str = "p1", *, warning: bool = True) -> Note:
-    return Note(
+def note(text: str = "no room", name: str = "p1", *, warning: bool = True) -> KubernetesEvent:
+    return KubernetesEvent(
         pod=PodUid(f"uid-{name}"),
         namespace=Namespace("default"),
         name=name,
@@ -220,7 +220,7 @@ async def test_a_bound_pod_gets_its_scheduled_event_once() -> None:
     (event,) = world.pods.events.values()
     assert event["message"] == "Successfully assigned default/p1 to n1"
     assert (event["type"], event["count"]) == ("Normal", 1)
-    assert event["metadata"]["name"] == bound_note(lease()).event_name
+    assert event["metadata"]["name"] == bound_event(lease()).event_name
 
 
 def test_a_token_bucket_gives_its_burst_and_then_its_rate() -> None:

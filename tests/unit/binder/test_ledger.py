@@ -92,10 +92,10 @@ async def test_an_agent_that_stays_silent_is_waited_for_25_s() -> None:
 
     for _ in range(24):
         world.clock.advance(1.0)
-        assert not await world.binder.keeper.end_asked()
+        assert not await world.binder.updater.end_confirmed()
     world.clock.advance(1.0)
 
-    assert len(await world.binder.keeper.end_asked()) == 1
+    assert len(await world.binder.updater.end_confirmed()) == 1
 
 
 async def test_a_node_is_asked_once_about_all_pods_that_vanished_from_it() -> None:
@@ -104,7 +104,7 @@ async def test_a_node_is_asked_once_about_all_pods_that_vanished_from_it() -> No
     await world.binder.end_leases([gone(name) for name in names])
     world.agents.answers = {lease(name).pod: name != "p7" for name in names}
 
-    ended = await world.binder.keeper.end_asked()
+    ended = await world.binder.updater.end_confirmed()
 
     assert len(ended) == 49
     assert world.agents.questions == 1
@@ -116,10 +116,10 @@ async def test_a_binder_that_slept_does_not_take_its_agents_for_dead() -> None:
     await world.binder.end_leases([gone()])
 
     world.clock.advance(60.0)
-    assert not await world.binder.keeper.end_asked()
+    assert not await world.binder.updater.end_confirmed()
     world.agents.answers[lease().pod] = True
 
-    assert len(await world.binder.keeper.end_asked()) == 1
+    assert len(await world.binder.updater.end_confirmed()) == 1
 
 
 @pytest.mark.parametrize("loop", ["expire_reservations", "offer_capacity"])
@@ -174,7 +174,7 @@ async def test_a_lease_that_moved_on_while_it_was_ended_is_looked_at_again() -> 
     stale = replace(in_state(LeaseState.BOUND), version=1)
 
     with pytest.raises(ConflictError):
-        await world.binder.keeper.release_unmoved([stale], reason="test")
+        await world.binder.updater.release_unmoved([stale], reason="test")
 
     assert lease().pod in world.ledger.leases
 

@@ -9,11 +9,11 @@ from services.binder.bind.agent_presence import (
     AWAY_S,
     NONE_S,
     TRUSTED_S,
-    Presence,
+    AgentPresence,
 )
 from services.binder.bind.deferred_pods import EXPLAIN_S, GIVE_UP_S
-from services.binder.ledger_sync.node_cordons import Shutting
-from services.binder.report.explanations import ConditionSeen
+from services.binder.ledger_sync.node_cordons import NodeCordons
+from services.binder.report.explanations import ObservedCondition
 from shared.model.errors import UnavailableError
 from shared.model.events.pod_events import BindingFailed, LeaseChanged
 from shared.model.events.request_reply import BindReply
@@ -23,20 +23,20 @@ from tests.support.binder.world import NOW, World, chosen, lease, running, until
 from tests.support.clock import FakeClock
 
 
-def shutting(world: World, agents: Agents, clock: FakeClock) -> Shutting:
-    return Shutting(world.ledger, Presence(agents, agents, clock))
+def cordons(world: World, agents: Agents, clock: FakeClock) -> NodeCordons:
+    return NodeCordons(world.ledger, AgentPresence(agents, agents, clock))
 
 
 async def test_a_node_is_shut_at_the_second_silence_and_open_at_the_first_answer() -> None:
     world, agents, clock = World(), Agents(), FakeClock()
     agents.hanging.add(N1)
-    it = shutting(world, agents, clock)
+    it = cordons(world, agents, clock)
 
-    await it.presence.held_back([lease()])
+    await it.presence.deferrals([lease()])
     await it.step()
     slow = dict(world.ledger.shut)
     clock.advance(AWAY_S)
-    await it.presence.held_back([lease()])
+    await it.presence.deferrals([lease()])
     await it.step()
     shut = dict(world.ledger.shut)
     agents.there[N1] = BindReply()
@@ -52,9 +52,9 @@ async def test_a_node_is_shut_at_the_second_silence_and_open_at_the_first_answer
 async def test_a_node_is_shut_at_once_when_its_agent_says_so() -> None:
     world, agents, clock = World(), Agents(), FakeClock()
     agents.there[N1] = away("p1")
-    it = shutting(world, agents, clock)
+    it = cordons(world, agents, clock)
 
-    await it.presence.held_back([lease()])
+    await it.presence.deferrals([lease()])
     await it.step()
 
     assert world.ledger.shut == {N1: "its agent is being stopped"}
@@ -63,9 +63,9 @@ async def test_a_node_is_shut_at_once_when_its_agent_says_so() -> None:
 async def test_a_report_of_a_shut_node_has_its_agent_asked_at_once() -> None:
     world, agents, clock = World(), Agents(), FakeClock()
     agents.hanging.add(N1)
-    it = shutting(world, agents, clock)
+    it = cordons(world, agents, clock)
     for _ in range(8):
-        await it.presence.held_back([lease()])
+        await it.presence.deferrals([lease()])
         await it.step()
         clock.advance(AWAY_MOST_S)
     await it.step()
@@ -73,7 +73,7 @@ async def test_a_report_of_a_shut_node_has_its_agent_asked_at_once() -> None:
 
     await it.step()
     assert N1 in world.ledger.shut, "it was asked a moment ago"
-    it.presence.heard_of([N1, N2])
+    it.presence.mark_present([N1, N2])
     async with asyncio.timeout(30):
         await it.wait()
     await it.step()
@@ -84,19 +84,19 @@ async def test_a_report_of_a_shut_node_has_its_agent_asked_at_once() -> None:
 async def test_a_node_that_another_device_plugin_serves_opens_and_nobody_there_is_asked() -> None:
     world, agents, clock = World(), Agents(), FakeClock()
     agents.there[N1] = BindReply()
-    one, two = shutting(world, agents, clock), shutting(world, agents, clock)
+    one, two = cordons(world, agents, clock), cordons(world, agents, clock)
     for it in (one, two):
-        await it.presence.held_back([lease()])
+        await it.presence.deferrals([lease()])
     agents.there.clear()
     clock.advance(TRUSTED_S)
     for _ in range(2):
-        await one.presence.held_back([lease()])
+        await one.presence.deferrals([lease()])
         clock.advance(AWAY_S)
     for it in (one, two):
         await it.step()
     shut = dict(world.ledger.shut)
 
-    one.presence.disown([N1])
+    one.presence.mark_absent([N1])
     for it in (one, two):
         await it.step()
     asked = agents.questions
@@ -104,9 +104,9 @@ async def test_a_node_that_another_device_plugin_serves_opens_and_nobody_there_i
 
     assert list(shut) == [N1]
     assert world.ledger.shut == {}
-    assert await one.presence.held_back([lease()]) == {}
+    assert await one.presence.deferrals([lease()]) == {}
     assert agents.questions == asked
-    assert await two.presence.held_back([lease()]) == {}, "it has heard that the node is open"
+    assert await two.presence.deferrals([lease()]) == {}, "it has heard that the node is open"
     for it in (one, two):
         await it.step()
     assert world.ledger.shut == {}
@@ -115,18 +115,18 @@ async def test_a_node_that_another_device_plugin_serves_opens_and_nobody_there_i
 async def test_binders_open_what_another_has_shut_only_after_they_were_answered() -> None:
     world, agents, clock = World(), Agents(), FakeClock()
     agents.there[N1] = BindReply()
-    one, two = shutting(world, agents, clock), shutting(world, agents, clock)
-    await two.presence.held_back([lease()])
+    one, two = cordons(world, agents, clock), cordons(world, agents, clock)
+    await two.presence.deferrals([lease()])
     agents.there.clear()
     agents.hanging.add(N1)
     for _ in range(2):
-        await one.presence.held_back([lease()])
+        await one.presence.deferrals([lease()])
         clock.advance(AWAY_S)
     await one.step()
 
     await two.step()
     assert N1 in world.ledger.shut
-    assert (await two.presence.held_back([lease()])) != {}
+    assert (await two.presence.deferrals([lease()])) != {}
     agents.there[N1] = BindReply()
     clock.advance(AWAY_MOST_S)
     await two.step()
@@ -134,14 +134,14 @@ async def test_binders_open_what_another_has_shut_only_after_they_were_answered(
     await one.step()
     await one.step()
     assert world.ledger.shut == {}, "what the other heard is newer"
-    assert await one.presence.held_back([lease()]) == {}
+    assert await one.presence.deferrals([lease()]) == {}
 
 
 async def test_a_pod_whose_node_stays_shut_is_told_why_and_then_placed_elsewhere() -> None:
     new = lease("p1", created_at=NOW)
     world = World(new)
     world.agents.told = {N1: away("p1")}
-    world.pods.conditions["p1"] = ConditionSeen(uid=new.pod, node="", resource_version="7")
+    world.pods.conditions["p1"] = ObservedCondition(uid=new.pod, node="", resource_version="7")
     batch = chosen(new)
 
     with pytest.raises(UnavailableError, match="being stopped"):

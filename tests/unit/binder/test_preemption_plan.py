@@ -1,4 +1,4 @@
-"""Plans of taking back, against brute force: the pod fits, nobody cheaper is spared for others."""
+"""Plans of preemption, against brute force: the pod fits, nobody cheaper is spared for others."""
 
 from collections.abc import Sequence
 from itertools import combinations
@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from services.binder.preempt.plan import (
     Cost,
     NoPlan,
-    Plan,
-    Situation,
+    PlanInput,
+    PreemptionPlan,
     allowed,
     cost_of,
     plan,
@@ -20,10 +20,10 @@ from services.binder.preempt.plan import (
 )
 from services.binder.preempt.rules import (
     Allowance,
-    Candidate,
-    Disruptions,
+    DisruptionBudget,
+    EvictionTier,
     PodFacts,
-    Tier,
+    VictimCandidate,
     victim_of,
 )
 from shared.model.device import DeviceUse
@@ -71,7 +71,7 @@ def candidate(
     cause: PreemptionCause = PreemptionCause.RECLAIMABLE,
     lost: float = 1.0,
     **tier: int,
-) -> Candidate:
+) -> VictimCandidate:
     pod = PodFacts(pod=of.pod, namespace=of.namespace, name=of.name, owner="r")
     known = {
         "bare": False,
@@ -79,10 +79,10 @@ def candidate(
         "undrawn": 0,
         "priority": 0,
     }
-    return Candidate(
+    return VictimCandidate(
         lease=of,
         victim=victim_of(of, pod, cause, None),
-        tier=Tier(**{**known, **tier}),  # type: ignore[arg-type]
+        tier=EvictionTier(**{**known, **tier}),  # type: ignore[arg-type]
         lost=lost,
     )
 
@@ -98,19 +98,19 @@ def wants(mib: int, gpus: int = 1, *, whole: bool = False) -> PodRequest:
     return PodRequest(containers=(asked,), resources={"cpu": 100, "pods": 1})
 
 
-def names(found: Plan | NoPlan) -> list[str]:
-    assert isinstance(found, Plan), found
+def names(found: PreemptionPlan | NoPlan) -> list[str]:
+    assert isinstance(found, PreemptionPlan), found
     return [each.lease.name for each in found.victims]
 
 
 def test_gpusharing_29_devices_are_looked_at_never_a_nodes_sum() -> None:
     held = [lease("p0", "a", 0, 12_000), lease("p1", "a", 1, 12_000)]
-    seen = Situation(accounts=[account("a", 2, held)], candidates=[candidate(held[0])])
+    seen = PlanInput(accounts=[account("a", 2, held)], candidates=[candidate(held[0])])
 
     assert names(plan(wants(16_000), seen, fit_on_node)) == ["p0"]
     kept = [lease("k0", "a", 0, 8_000), lease("k1", "a", 1, 8_000)]
     small = [lease("s0", "a", 0, 8_000), lease("s1", "a", 1, 8_000)]
-    seen = Situation(
+    seen = PlanInput(
         accounts=[account("a", 2, [*kept, *small])], candidates=[candidate(each) for each in small]
     )
     # 16,000 MiB would be free on the node, and 8,000 on each of its devices.
@@ -123,9 +123,9 @@ def test_nobody_leaves_where_the_pod_fits_or_will_fit() -> None:
     candidates = [candidate(held[0])]
 
     assert isinstance(
-        plan(wants(4_000), Situation(accounts=accounts, candidates=candidates), fit_on_node), NoPlan
+        plan(wants(4_000), PlanInput(accounts=accounts, candidates=candidates), fit_on_node), NoPlan
     )
-    leaving = Situation(accounts=accounts, candidates=candidates, ending=frozenset({PodUid("p1")}))
+    leaving = PlanInput(accounts=accounts, candidates=candidates, ending=frozenset({PodUid("p1")}))
     assert isinstance(plan(wants(16_000), leaving, fit_on_node), NoPlan)
 
 
@@ -149,7 +149,7 @@ def test_the_cheaper_victim_is_taken(first: dict[str, Any], second: dict[str, An
 
     for cheap, dear in ((0, 1), (1, 0)):
         candidates = [candidate(held[cheap], **first), candidate(held[dear], **second)]
-        found = plan(wants(8_000), Situation(accounts=accounts, candidates=candidates), fit_on_node)
+        found = plan(wants(8_000), PlanInput(accounts=accounts, candidates=candidates), fit_on_node)
         assert names(found) == [f"p{cheap}"]
 
 
@@ -157,7 +157,7 @@ def test_one_large_victim_rather_than_two_small_ones() -> None:
     held = [lease("big", "a", 0, 16_000), lease("s1", "a", 1, 8_000), lease("s2", "a", 1, 8_000)]
     candidates = [candidate(held[0], lost=50), candidate(held[1]), candidate(held[2])]
 
-    seen = Situation(accounts=[account("a", 2, held)], candidates=candidates)
+    seen = PlanInput(accounts=[account("a", 2, held)], candidates=candidates)
 
     assert names(plan(wants(16_000), seen, fit_on_node)) == ["big"]
 
@@ -166,11 +166,11 @@ def test_a_budget_for_disruptions_is_never_overdrawn() -> None:
     held = [lease("s1", "a", 0, 8_000), lease("s2", "a", 0, 8_000), lease("big", "a", 1, 16_000)]
     candidates = [candidate(each, lost=float(n)) for n, each in enumerate(held)]
     candidates[2] = candidate(held[2], priority=9)
-    seen = Situation(
+    seen = PlanInput(
         accounts=[account("a", 2, held)],
         candidates=candidates,
         disruptions=[
-            Disruptions(name="a/web", pods=frozenset({PodUid("s1"), PodUid("s2")}), allowed=1)
+            DisruptionBudget(name="a/web", pods=frozenset({PodUid("s1"), PodUid("s2")}), allowed=1)
         ],
     )
 
@@ -180,7 +180,7 @@ def test_a_budget_for_disruptions_is_never_overdrawn() -> None:
 
 def test_more_than_the_limits_allow_are_never_chosen() -> None:
     held = [lease("s1", "a", 0, 8_000), lease("s2", "a", 0, 8_000)]
-    seen = Situation(
+    seen = PlanInput(
         accounts=[account("a", 1, held)],
         candidates=[candidate(each) for each in held],
         allowance=Allowance(everywhere=5, per_namespace=1),
@@ -201,14 +201,14 @@ def test_many_candidates_are_planned_for_in_bounded_work() -> None:
         trials += 1
         return fit_on_node(request, node)
 
-    seen = Situation(accounts=[account("a", 8, held)], candidates=candidates)
+    seen = PlanInput(accounts=[account("a", 8, held)], candidates=candidates)
     found = plan(wants(16_000, gpus=4), seen, counting)  # type: ignore[arg-type]
 
     assert len(names(found)) == 20
     assert trials < 4_000
 
 
-def brute(request: PodRequest, seen: Situation) -> tuple[Cost, str] | None:
+def brute(request: PodRequest, seen: PlanInput) -> tuple[Cost, str] | None:
     """Try all sets on every node."""
     best: tuple[Cost, str] | None = None
     for each in seen.accounts:
@@ -223,7 +223,7 @@ def brute(request: PodRequest, seen: Situation) -> tuple[Cost, str] | None:
 
 
 @st.composite
-def situations(draw: st.DrawFn) -> Situation:
+def situations(draw: st.DrawFn) -> PlanInput:
     accounts, candidates = [], []
     for node in ("a", "b"):
         leases = []
@@ -251,13 +251,15 @@ def situations(draw: st.DrawFn) -> Situation:
         accounts.append(account(node, 2, leases))
     pods = [each.lease.pod for each in candidates]
     protected = draw(st.sets(st.sampled_from(pods))) if pods else set()
-    budgets = [Disruptions(name="a/x", pods=frozenset(protected), allowed=draw(st.integers(0, 2)))]
-    return Situation(accounts=accounts, candidates=candidates, disruptions=budgets)
+    budgets = [
+        DisruptionBudget(name="a/x", pods=frozenset(protected), allowed=draw(st.integers(0, 2)))
+    ]
+    return PlanInput(accounts=accounts, candidates=candidates, disruptions=budgets)
 
 
 @settings(max_examples=200, deadline=None)
 @given(situations(), st.sampled_from([4_000, 8_000, 12_000, 16_000]), st.integers(1, 2))
-def test_a_plan_makes_the_pod_fit_and_none_is_cheaper(seen: Situation, mib: int, gpus: int) -> None:
+def test_a_plan_makes_the_pod_fit_and_none_is_cheaper(seen: PlanInput, mib: int, gpus: int) -> None:
     request = wants(mib, gpus)
     fits_anyway = any(fit_on_node(request, each.node) for each in seen.accounts)
 
@@ -267,7 +269,7 @@ def test_a_plan_makes_the_pod_fit_and_none_is_cheaper(seen: Situation, mib: int,
     if fits_anyway or best is None:
         assert isinstance(found, NoPlan)
         return
-    assert isinstance(found, Plan)
+    assert isinstance(found, PreemptionPlan)
     assert allowed(found.victims, seen)
     [node] = [each for each in seen.accounts if each.node.facts.name == found.node]
     assert fit_on_node(request, without(node, {v.lease.pod for v in found.victims})) == found.shares
@@ -277,10 +279,10 @@ def test_a_plan_makes_the_pod_fit_and_none_is_cheaper(seen: Situation, mib: int,
 
 @settings(max_examples=50, deadline=None)
 @given(situations())
-def test_whole_devices_are_freed_wholly(seen: Situation) -> None:
+def test_whole_devices_are_freed_wholly(seen: PlanInput) -> None:
     found = plan(wants(0, whole=True), seen, fit_on_node)
 
-    if isinstance(found, Plan):
+    if isinstance(found, PreemptionPlan):
         [node] = [each for each in seen.accounts if each.node.facts.name == found.node]
         on_it = {
             each.pod

@@ -8,11 +8,11 @@ import pytest
 from services.binder.preempt.eviction_client import _Selector as Selector
 from services.binder.preempt.eviction_client import selects
 from services.binder.preempt.rules import (
-    Need,
-    Rules,
+    PendingPod,
+    PreemptionRules,
     allowance,
     cause_for,
-    cools_until,
+    cooldown_until,
     overdraft_permille,
     violations_of,
 )
@@ -86,13 +86,13 @@ def eviction(at: float, owner: str = "o", namespace: Namespace = A) -> EvictionR
 def test_standing_comes_before_priority(
     theirs: str, own: str, priority: int, cause: PreemptionCause | None
 ) -> None:
-    need = Need(pod=PodUid("p"), namespace=B, priority=0)
+    need = PendingPod(pod=PodUid("p"), namespace=B, priority=0)
 
     assert cause_for(need, standing("a", theirs), standing("b", own), priority) is cause
 
 
 def test_a_pod_that_never_preempts_has_nobody_evicted_by_priority() -> None:
-    need = Need(pod=PodUid("p"), namespace=B, priority=9, preempts=False)
+    need = PendingPod(pod=PodUid("p"), namespace=B, priority=9, preempts=False)
 
     assert cause_for(need, None, None, 0) is None
     assert cause_for(need, standing("a", "expired"), None, 0) is PreemptionCause.EXPIRED
@@ -107,22 +107,24 @@ def test_the_more_is_overdrawn_the_larger_the_part() -> None:
 
 
 def test_gpusharing_32_the_pause_doubles_with_every_eviction() -> None:
-    rules = Rules(cooldown_s=600)
+    rules = PreemptionRules(cooldown_s=600)
     times = [NOW, NOW + 1_000, NOW + 3_000]
 
     pauses = [
-        cools_until([eviction(at) for at in times[:count]], "o", rules) - times[count - 1]
+        cooldown_until([eviction(at) for at in times[:count]], "o", rules) - times[count - 1]
         for count in (1, 2, 3)
     ]
 
     assert pauses == [600, 1200, 2400]
-    assert cools_until([eviction(NOW, owner="other")], "o", rules) == 0
+    assert cooldown_until([eviction(NOW, owner="other")], "o", rules) == 0
 
 
 def test_limits_count_what_was_done_and_what_is_under_way() -> None:
-    taking = Preemption(id="t", victims=(victim(), victim("w", outcome=EvictionOutcome.EVICTED)))
+    preemption = Preemption(
+        id="t", victims=(victim(), victim("w", outcome=EvictionOutcome.EVICTED))
+    )
     affairs = PreemptionState(
-        open=(StoredPreemption(preemption=taking, version=1, claimed=True),),
+        open=(StoredPreemption(preemption=preemption, version=1, claimed=True),),
         evictions=(
             eviction(NOW - 30),
             eviction(NOW - 100),
@@ -131,11 +133,11 @@ def test_limits_count_what_was_done_and_what_is_under_way() -> None:
         ),
     )
 
-    found = allowance(affairs, Rules(per_namespace_hour=6, per_minute=5), NOW)
+    found = allowance(affairs, PreemptionRules(per_namespace_hour=6, per_minute=5), NOW)
 
     assert (found.of(A), found.of(B), found.of(Namespace("c"))) == (2, 2, 2)
-    assert allowance(affairs, Rules(per_namespace_hour=3), NOW).of(A) == 0
-    assert allowance(affairs, Rules(per_namespace_hour=6), NOW).of(A) == 3
+    assert allowance(affairs, PreemptionRules(per_namespace_hour=3), NOW).of(A) == 0
+    assert allowance(affairs, PreemptionRules(per_namespace_hour=6), NOW).of(A) == 3
 
 
 @pytest.mark.parametrize(
@@ -180,7 +182,7 @@ BOUND = replace(RESERVED, lease=lease("p", state=LeaseState.BOUND))
 
 
 @pytest.mark.parametrize(
-    ("taking", "seen", "after_s", "step"),
+    ("preemption", "seen", "after_s", "step"),
     [
         (replace(TOLD, stage=PreemptionStage.OPENED), WAITS, 0, Step.TELL),
         (TOLD, WAITS, 29, Step.WAIT),
@@ -199,9 +201,9 @@ BOUND = replace(RESERVED, lease=lease("p", state=LeaseState.BOUND))
     ],
 )
 def test_the_next_step_follows_from_what_is_true(
-    taking: Preemption, seen: Seen, after_s: float, step: Step
+    preemption: Preemption, seen: Seen, after_s: float, step: Step
 ) -> None:
-    read = StoredPreemption(preemption=taking, version=1, claimed=True)
+    read = StoredPreemption(preemption=preemption, version=1, claimed=True)
     affairs = PreemptionState(budgets={A: standing("a")})
 
     assert next_step(read, seen, affairs, NOW + after_s)[0] is step

@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import replace
 
-from services.binder.bind.binding import PodSeen
+from services.binder.bind.binding import ObservedPod
 from shared.model.events.pod_events import (
     LedgerRebuilt,
     PlacementChosen,
@@ -43,7 +43,7 @@ async def test_a_young_lease_is_no_orphan() -> None:
 async def test_a_committed_lease_whose_pod_is_still_unbound_is_bound_again() -> None:
     held = in_state(LeaseState.BOUND)
     world = World(held)
-    world.pods.seen["p1"] = PodSeen(held.pod, None)
+    world.pods.seen["p1"] = ObservedPod(held.pod, None)
 
     (said,) = await world.binder.compare_listing([listing()])
 

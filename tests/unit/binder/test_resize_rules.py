@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.binder.resize.rules import Change, Refused, Unchanged, decide, full_text
+from services.binder.resize.rules import ResizeRefusal, SizeChange, SizeUnchanged, decide, full_text
 from shared.dialects import DIALECTS
 from shared.model.device import DeviceUse
 from shared.model.events.request_reply import ResizeRequest
@@ -45,13 +45,13 @@ def refused(
     held: Lease | None, asked: ResizeRequest, node: LedgerNode | None = NODE
 ) -> tuple[str, str]:
     found = decide(held, asked, node)
-    assert isinstance(found, Refused), found
+    assert isinstance(found, ResizeRefusal), found
     return found.reason, found.hint
 
 
-def changed(held: Lease, asked: ResizeRequest, node: LedgerNode = NODE) -> Change:
+def changed(held: Lease, asked: ResizeRequest, node: LedgerNode = NODE) -> SizeChange:
     found = decide(held, asked, node)
-    assert isinstance(found, Change), found
+    assert isinstance(found, SizeChange), found
     return found
 
 
@@ -75,7 +75,9 @@ def test_the_same_size_is_no_change_and_the_asked_one_forgets_that_there_was_ano
     held = running()
     larger = changed(held, wish(6_000)).lease
 
-    assert decide(held, wish(4_000, 20), NODE) == Unchanged(container="main", shares=held.shares)
+    assert decide(held, wish(4_000, 20), NODE) == SizeUnchanged(
+        container="main", shares=held.shares
+    )
     assert changed(larger, wish(4_000)).lease.shares == held.shares
 
 
@@ -184,7 +186,7 @@ def full(code: str, **fields: Any) -> NoCapacity:
     [
         ("memory of GPU-a", "2768 of them free, and 4000 more", "--memory 6768Mi would fit"),
         ("cores of GPU-a", "10 % of the cores of GPU 0", "leasehold gpus"),
-        ("claimed of GPU-a", "kept for a pod", "leasehold reclaim"),
+        ("claimed of GPU-a", "kept for a pod", "leasehold preemptions"),
         ("device-unhealthy of GPU-a", "unhealthy", "smaller"),
         ("device-closed of GPU-a", "annotation", "smaller"),
         ("device-moved of GPU-a", "device-moved", "doctor"),
@@ -213,10 +215,10 @@ def test_a_quota_in_the_way_is_named() -> None:
 def test_who_goes_there_and_back_has_what_there_was(mib: int, cores: int, to: int, tc: int) -> None:
     held = running(share(memory_mib=mib, cores_percent=cores))
     there = decide(held, wish(to, tc), NODE)
-    if isinstance(there, Unchanged):
+    if isinstance(there, SizeUnchanged):
         assert (mib, cores) == (to, tc)
         return
-    assert isinstance(there, Change)
+    assert isinstance(there, SizeChange)
 
     back = changed(replace(there.lease, version=4), wish(mib, cores))
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from services.binder.resize.resizer import Annotated, annotations_of
+from services.binder.resize.resizer import PodAnnotations, resized_annotations
 from shared.model.device import DeviceUse
 from shared.model.events.pod_events import LeaseChanged, LeaseResized
 from shared.model.events.request_reply import ResizeReply, ResizeRequest
@@ -25,7 +25,7 @@ def held() -> Lease:
 def world(*leases: Lease) -> World:
     made = World(*(leases or (held(),)))
     made.ledger.cards = (device("GPU-n1-0", 0),)
-    made.pods.annotated["p1"] = Annotated(
+    made.pods.annotated["p1"] = PodAnnotations(
         uid=PodUid("uid-p1"), resource_version="7", annotations={"of": "others"}
     )
     return made
@@ -221,7 +221,7 @@ async def test_of_two_who_annotate_at_once_the_newer_lease_stays(moment: str) ->
         setattr(at.pods, moment, lambda: None)
         at.ledger.leases[newer.pod] = newer
         at.pods.annotated["p1"] = replace(
-            at.pods.annotated["p1"], resource_version="8", annotations=annotations_of(newer)
+            at.pods.annotated["p1"], resource_version="8", annotations=resized_annotations(newer)
         )
 
     setattr(at.pods, moment, another_is_faster)

@@ -6,8 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from services.binder.ledger_sync.scheduling_gates import AT_ONCE, REFUSED_S, UNKNOWN_S, Gatekeeper
-from services.binder.report.explanations import Note
+from services.binder.ledger_sync.scheduling_gates import (
+    AT_ONCE,
+    REFUSED_S,
+    UNKNOWN_S,
+    SchedulingGates,
+)
+from services.binder.report.explanations import KubernetesEvent
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.events.pod_events import BudgetChanged, PodGated
 from shared.model.names import BUDGET_GATE, Namespace, PodUid
@@ -49,9 +54,9 @@ class Stage:
         self.refused: set[str] = set()
         self.tried: list[str] = []
         self.exhausted_after = 10_000
-        self.notes: list[Note] = []
+        self.notes: list[KubernetesEvent] = []
         self.clock = FakeClock(1_000.0)
-        self.keeper = Gatekeeper(self, self, self, self.clock)
+        self.updater = SchedulingGates(self, self, self, self.clock)
 
     async def put(self, pods: Sequence[PodGated]) -> None:
         self.held |= {pod.pod: pod for pod in pods}
@@ -80,17 +85,17 @@ class Stage:
         self.opened.append(name)
         return True
 
-    def note(self, note: Note, *, once: bool = False) -> None:
+    def note(self, note: KubernetesEvent, *, once: bool = False) -> None:
         self.notes.append(note)
 
 
 async def test_pods_wait_while_their_budget_queues_or_denies_new_ones() -> None:
     at = Stage()
-    await at.keeper.hold([gated("a")])
+    await at.updater.hold([gated("a")])
 
     for new_pods in ("queue", "deny"):
         at.standing = standing(new_pods)
-        await at.keeper.step()
+        await at.updater.step()
 
     assert at.opened == []
     assert [(note.name, note.reason) for note in at.notes] == [("a", "BudgetQueued")]
@@ -100,10 +105,10 @@ async def test_a_refilled_budget_lets_all_through_in_the_order_of_their_turn() -
     at = Stage()
     at.absent.add("gone")
     pods = [gated("late", 9), gated("early", 1), gated("gone", 2), gated("high", 10, priority=5)]
-    await at.keeper.hold(pods)
+    await at.updater.hold(pods)
     at.standing = standing("admit")
 
-    await at.keeper.step()
+    await at.updater.step()
 
     assert at.opened == ["high", "early", "late"]
     assert at.held == {}
@@ -114,16 +119,16 @@ async def test_a_refilled_budget_lets_all_through_in_the_order_of_their_turn() -
 async def test_a_pod_that_may_not_be_changed_holds_up_no_other_and_is_tried_again() -> None:
     at = Stage()
     at.refused.add("first")
-    await at.keeper.hold([gated("first", 1), gated("second", 2)])
+    await at.updater.hold([gated("first", 1), gated("second", 2)])
     at.standing = standing("admit")
 
-    await at.keeper.step()
-    await at.keeper.step()
+    await at.updater.step()
+    await at.updater.step()
     tried = at.tried.count("first")
     said = [note.message for note in at.notes if "cannot be opened" in note.message]
     at.clock.advance(REFUSED_S)
     at.refused.clear()
-    await at.keeper.step()
+    await at.updater.step()
 
     assert (at.opened, tried) == (["second", "first"], 1)
     assert "no policy lets it" in said[0]
@@ -132,10 +137,10 @@ async def test_a_pod_that_may_not_be_changed_holds_up_no_other_and_is_tried_agai
 
 async def test_it_stops_when_the_budget_is_spent_again() -> None:
     at = Stage()
-    await at.keeper.hold([gated(f"p{n:03d}", n) for n in range(3 * AT_ONCE)])
+    await at.updater.hold([gated(f"p{n:03d}", n) for n in range(3 * AT_ONCE)])
     at.standing, at.exhausted_after = standing("admit"), AT_ONCE
 
-    await at.keeper.step()
+    await at.updater.step()
 
     assert len(at.opened) == AT_ONCE
     assert len(at.held) == 2 * AT_ONCE
@@ -143,12 +148,12 @@ async def test_it_stops_when_the_budget_is_spent_again() -> None:
 
 async def test_a_budget_nobody_tells_of_keeps_nobody_for_ever() -> None:
     at = Stage()
-    await at.keeper.hold([gated("a")])
+    await at.updater.hold([gated("a")])
 
-    await at.keeper.step()
+    await at.updater.step()
     before = list(at.opened)
     at.clock.advance(UNKNOWN_S)
-    await at.keeper.step()
+    await at.updater.step()
 
     assert before == []
     assert at.opened == ["a"]
@@ -156,27 +161,27 @@ async def test_a_budget_nobody_tells_of_keeps_nobody_for_ever() -> None:
 
 async def test_while_the_api_server_is_away_nobody_is_forgotten() -> None:
     at = Stage()
-    await at.keeper.hold([gated("a")])
+    await at.updater.hold([gated("a")])
     at.standing, at.away = standing("admit"), True
 
     with pytest.raises(UnavailableError):
-        await at.keeper.step()
+        await at.updater.step()
     at.away = False
-    await at.keeper.step()
+    await at.updater.step()
 
     assert at.opened == ["a"]
 
 
 async def test_a_change_is_looked_at_without_delay() -> None:
     at = Stage()
-    await at.keeper.step()
-    waiting = asyncio.create_task(at.keeper.wait())
+    await at.updater.step()
+    waiting = asyncio.create_task(at.updater.wait())
     await asyncio.sleep(0)
 
-    at.keeper.wake()
+    at.updater.wake()
 
     async with asyncio.timeout(30):
         await waiting
-    await at.keeper.hold([replace(gated("a"), offer=-7)])
+    await at.updater.hold([replace(gated("a"), offer=-7)])
     async with asyncio.timeout(30):
-        await at.keeper.wait()
+        await at.updater.wait()

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from services.binder.preempt.plan import NoPlan, Plan, cost_of
-from services.binder.preempt.rules import Candidate, Tier
+from services.binder.preempt.plan import NoPlan, PreemptionPlan, cost_of
+from services.binder.preempt.rules import EvictionTier, VictimCandidate
 from services.cli.admin.preemptions import Answer, answer_shape, answer_text, shape, text
 from services.cli.audit.audit import differences
 from services.cli.inspect.facts import Facts
@@ -15,11 +15,11 @@ from tests.support.build import lease
 from tests.support.placer.ledger import device, facts, share
 from tests.unit.binder.test_preemption_rules import EVICTED, NOW, TOLD, eviction, victim
 
-TIER = Tier(bare=True, cause=1, undrawn=-250, priority=3)
-CHOSEN = Candidate(
+TIER = EvictionTier(bare=True, cause=1, undrawn=-250, priority=3)
+CHOSEN = VictimCandidate(
     lease=lease("v", "n", share("n"), namespace="a"), victim=victim(), tier=TIER, lost=12.5
 )
-PLAN = Plan(
+PLAN = PreemptionPlan(
     node=NodeName("n"), shares=(share("n", mib=8_000),), victims=(CHOSEN,), cost=cost_of([CHOSEN])
 )
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from services.binder.resize.rules import Change, decide
+from services.binder.resize.rules import SizeChange, decide
 from services.node_agent.isolation.region import Region, RegionPath
 from services.node_agent.isolation.region_layouts import V1_2
 from services.node_agent.isolation.region_reader import read_region
@@ -135,7 +135,7 @@ async def test_containers_of_every_dialect_that_hami_core_holds_are_resized(
             served=(resource,),
         )
         change = decide(replace(lease, state=LeaseState.ACTIVE), asked, node)
-        assert isinstance(change, Change), change
+        assert isinstance(change, SizeChange), change
 
         assert (await ask(agent, change.lease, "turn")).applied
         assert limit_mib(place) == 2_000

@@ -3,20 +3,20 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from services.binder.preempt.plan import Plan, Situation, lost_by
+from services.binder.preempt.plan import PlanInput, PreemptionPlan, lost_by
 from services.binder.preempt.rules import (
-    Candidate,
-    Disruptions,
-    Need,
+    DisruptionBudget,
+    PendingPod,
     PodFacts,
-    Rules,
+    PreemptionRules,
+    VictimCandidate,
     allowance,
     cause_for,
     class_of,
+    exclusion_reason,
     is_worthwhile,
     tier_of,
     victim_of,
-    why_not,
 )
 from shared.model.events.pod_events import PodQueued
 from shared.model.ledger import NodeTotals, Reservation, WaitingPod
@@ -26,16 +26,16 @@ from shared.model.preemption import PreemptionState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster:
+class ClusterSnapshot:
     """What was read of nodes and pods at about one moment."""
 
     accounts: Sequence[NodeTotals]
     pods: Mapping[PodUid, PodFacts]
-    disruptions: Sequence[Disruptions] = ()
+    disruptions: Sequence[DisruptionBudget] = ()
 
 
-def needs_of(
-    waiting: Sequence[WaitingPod], affairs: PreemptionState, rules: Rules, now: float
+def pending_pods(
+    waiting: Sequence[WaitingPod], affairs: PreemptionState, rules: PreemptionRules, now: float
 ) -> list[WaitingPod]:
     """Return the pods for which something may be taken back, those in best standing first.
 
@@ -64,17 +64,17 @@ def needs_of(
     return sorted(found, key=rank)
 
 
-def situation_of(
-    need: Need,
-    cluster: Cluster,
+def plan_input(
+    need: PendingPod,
+    cluster: ClusterSnapshot,
     affairs: PreemptionState,
-    rules: Rules,
+    rules: PreemptionRules,
     *,
     now: float,
     without: Collection[PodUid] = (),
-) -> Situation:
+) -> PlanInput:
     """Return what a plan for the pod in need is made from; `without` these victims."""
-    candidates: list[Candidate] = []
+    candidates: list[VictimCandidate] = []
     pods = cluster.pods
     for account in cluster.accounts:
         devices = [device for device, _ in account.node.devices]
@@ -83,18 +83,18 @@ def situation_of(
             if pod is None or lease.pod in without or lease.pod == need.pod:
                 continue
             cause = cause_for(need, theirs, affairs.budget_of(need.namespace), pod.priority)
-            if cause is None or why_not(lease, pod, affairs, rules, now) is not None:
+            if cause is None or exclusion_reason(lease, pod, affairs, rules, now) is not None:
                 continue
             victim = victim_of(lease, pod, cause, theirs)
             candidates.append(
-                Candidate(
+                VictimCandidate(
                     lease=lease,
                     victim=victim,
                     tier=tier_of(victim, pod, theirs),
                     lost=lost_by(lease, devices, now),
                 )
             )
-    return Situation(
+    return PlanInput(
         accounts=cluster.accounts,
         candidates=candidates,
         ending=frozenset(uid for uid, pod in pods.items() if pod.ending),
@@ -103,7 +103,7 @@ def situation_of(
     )
 
 
-def reservation_of(queued: PodQueued, found: Plan) -> Reservation:
+def reservation_of(queued: PodQueued, found: PreemptionPlan) -> Reservation:
     """Return what the pod in need will ask the ledger for."""
     request = queued.request
     return Reservation(

@@ -1,4 +1,4 @@
-"""Taking back what is over budget, or in the way of a higher priority: with notice, and exactly.
+"""Preemption of leases over budget, or in the way of a higher priority: with notice, and exactly.
 
 One binder leads at a time; every step is written down with the version it was decided on, and every
 call outside may be made twice: whoever leads next goes on from what is written. For a pod in need
@@ -12,20 +12,25 @@ from uuid import uuid4
 
 from services.binder.ports.preemption import Counting, Ledger, Noting, Store, Victims
 from services.binder.preempt import announcements as notes
-from services.binder.preempt.plan import Fit, NoPlan, Plan, plan
+from services.binder.preempt.plan import Fit, NoPlan, PreemptionPlan, plan
+from services.binder.preempt.plan_input import (
+    ClusterSnapshot,
+    pending_pods,
+    plan_input,
+    reservation_of,
+)
 from services.binder.preempt.rules import (
     HOUR_S,
-    Need,
-    Rules,
+    PendingPod,
+    PreemptionRules,
     allowance,
     ends_by_policy,
-    leaves_already,
+    is_leaving,
     over_limit,
     victim_of,
 )
-from services.binder.preempt.situation import Cluster, needs_of, reservation_of, situation_of
 from services.binder.preempt.steps import Seen, Step, expiry, next_step
-from services.binder.preempt.violators import accuse
+from services.binder.preempt.violators import evict_violators
 from shared.model.clock import Clock
 from shared.model.events.node_events import ViolationFound
 from shared.model.events.pod_events import BudgetChanged, PlacementChosen
@@ -57,7 +62,7 @@ AGAIN_S = 10.0
 """After which an eviction is asked for again that a PodDisruptionBudget forbids."""
 
 
-class Reclaimer:
+class PreemptionController:
     """Acts while it leads; keeps nothing that matters between two steps."""
 
     def __init__(
@@ -70,7 +75,7 @@ class Reclaimer:
         counts: Counting,
         clock: Clock,
         fit: Fit,
-        rules: Rules,
+        rules: PreemptionRules,
         enabled: bool = True,
     ) -> None:
         self.ledger = ledger
@@ -94,10 +99,12 @@ class Reclaimer:
         for event in events:
             await self.store.note_standing(event)
 
-    async def accuse(self, events: Sequence[ViolationFound]) -> None:
+    async def evict_violators(self, events: Sequence[ViolationFound]) -> None:
         """Begin to evict pods for what they did, if the rules have them evicted."""
         now = self.clock.now()
-        await accuse(events, store=self.store, pods=self.victims, rules=self.rules, now=now)
+        await evict_violators(
+            events, store=self.store, pods=self.victims, rules=self.rules, now=now
+        )
 
     async def step(self) -> list[PlacementChosen]:
         """Move on whatever is under way, and begin what is due; nothing unless this one leads."""
@@ -143,13 +150,13 @@ class Reclaimer:
                 pass
         return []
 
-    async def _see(self, taking: Preemption) -> Seen:
-        victims = [victim.pod for victim in taking.victims]
-        if taking.wanted is None:
+    async def _see(self, preemption: Preemption) -> Seen:
+        victims = [victim.pod for victim in preemption.victims]
+        if preemption.wanted is None:
             return Seen(waits=False, lease=None, leased=frozenset())
         # In this order: a pod that stops waiting because it was given a lease is seen with it.
-        waiting = await self.ledger.waiting([taking.wanted.pod])
-        own, *theirs = await self.ledger.load([taking.wanted.pod, *victims])
+        waiting = await self.ledger.waiting([preemption.wanted.pod])
+        own, *theirs = await self.ledger.load([preemption.wanted.pod, *victims])
         return Seen(waits=bool(waiting), lease=own, leased={lease.pod for lease in theirs if lease})
 
     async def _tell(self, read: StoredPreemption) -> bool:
@@ -192,7 +199,7 @@ class Reclaimer:
                 self._blocked[read.preemption.id] = self.clock.now() + AGAIN_S
                 continue
             note = notes.evicted(victim, now.preemption)
-            line = notes.line_of(victim, now.preemption, outcome, note, self.clock.now())
+            line = notes.record_of(victim, now.preemption, outcome, note, self.clock.now())
             now = await self.store.save(now, now.preemption.after(victim, outcome), [line])
             if now is not None and outcome is EvictionOutcome.EVICTED:
                 self.events.note(note, once=True)
@@ -204,7 +211,7 @@ class Reclaimer:
             return []
         [answer] = await self.ledger.reserve([wanted], now=self.clock.now(), ttl_s=RESERVED_S)
         if not isinstance(answer, Reserved | AlreadyLeased):
-            return []  # tried again until the taking expires
+            return []  # tried again until the preemption expires
         await self.store.save(read, read.preemption.stepped(PreemptionStage.HANDED))
         return _chosen(answer.lease)
 
@@ -218,14 +225,14 @@ class Reclaimer:
     # What is to begin
 
     async def _look(self) -> None:
-        """Begin takings for pods in need, and those that budgets' own policies demand."""
+        """Begin preemptions for pods in need, and those that budgets' own policies demand."""
         now = self.clock.now()
         if now < self._look_at:
             return
         affairs = await self.store.affairs(now=now)
         waiting = await self.ledger.waiting()
         self._look_at = now + LOOK_S + len(waiting) * LOOK_PER_POD_S
-        needs = needs_of(waiting, affairs, self.rules, now)
+        needs = pending_pods(waiting, affairs, self.rules, now)
         policies = [s for s in (affairs.budgets or {}).values() if ends_by_policy(s, now)]
         saw = (
             frozenset(each.queued.pod for each in needs),
@@ -247,7 +254,7 @@ class Reclaimer:
     ) -> bool:
         pods, disruptions = await self.victims.everybody()
         accounts = [account async for page in self.ledger.totals() for account in page]
-        cluster = Cluster(accounts=accounts, pods=pods, disruptions=disruptions)
+        cluster = ClusterSnapshot(accounts=accounts, pods=pods, disruptions=disruptions)
         begun = False
         for standing in policies:
             begun |= await self._end_by_policy(standing, cluster)
@@ -255,7 +262,7 @@ class Reclaimer:
             begun |= await self._take_back_for(waiting, cluster)
         return begun
 
-    async def _take_back_for(self, waiting: WaitingPod, cluster: Cluster) -> bool:
+    async def _take_back_for(self, waiting: WaitingPod, cluster: ClusterSnapshot) -> bool:
         """Claim, ask, tell; what the API server refuses is planned anew without those."""
         refused: set[PodUid] = set()
         own = cluster.pods.get(waiting.queued.pod)
@@ -264,13 +271,13 @@ class Reclaimer:
         for _ in range(PLANS_MAX):
             now = self.clock.now()
             affairs = await self.store.affairs(now=now)
-            need = Need(
+            need = PendingPod(
                 pod=own.pod,
                 namespace=own.namespace,
                 priority=waiting.queued.request.priority,
                 preempts=own.preempts,
             )
-            seen = situation_of(need, cluster, affairs, self.rules, now=now, without=refused)
+            seen = plan_input(need, cluster, affairs, self.rules, now=now, without=refused)
             found = plan(waiting.queued.request, seen, self.fit)
             if isinstance(found, NoPlan):
                 return False
@@ -283,11 +290,11 @@ class Reclaimer:
         return False
 
     async def _opened(
-        self, waiting: WaitingPod, need: Need, found: Plan
+        self, waiting: WaitingPod, need: PendingPod, found: PreemptionPlan
     ) -> StoredPreemption | None:
         now = self.clock.now()
         victims = tuple(each.victim for each in found.victims)
-        taking = Preemption(
+        preemption = Preemption(
             id=waiting.queued.pod,
             victims=victims,
             wanted=reservation_of(waiting.queued, found),
@@ -296,11 +303,11 @@ class Reclaimer:
             opened_at=now,
             expires_at=expiry(victims, self.rules.notice_s, now),
         )
-        if not await self.store.open(taking):
+        if not await self.store.open(preemption):
             return None
-        return StoredPreemption(preemption=taking, version=1, claimed=True)
+        return StoredPreemption(preemption=preemption, version=1, claimed=True)
 
-    async def _end_by_policy(self, standing: BudgetChanged, cluster: Cluster) -> bool:
+    async def _end_by_policy(self, standing: BudgetChanged, cluster: ClusterSnapshot) -> bool:
         begun = False
         leases = [lease for account in cluster.accounts for lease in account.leases]
         for lease in sorted(leases, key=lambda lease: lease.pod):
@@ -310,18 +317,18 @@ class Reclaimer:
             if lease.namespace != standing.namespace or pod is None:
                 continue
             left = allowance(affairs, self.rules, now).of(lease.namespace)
-            if not left or leaves_already(lease, pod, affairs):
+            if not left or is_leaving(lease, pod, affairs):
                 continue
             victim = victim_of(lease, pod, PreemptionCause.POLICY, standing)
-            taking = Preemption(
+            preemption = Preemption(
                 id=f"policy:{lease.pod}",
                 victims=(victim,),
                 opened_at=now,
                 expires_at=expiry([victim], self.rules.notice_s, now),
             )
-            if await self.store.open(taking):
+            if await self.store.open(preemption):
                 begun |= await self._tell(
-                    StoredPreemption(preemption=taking, version=1, claimed=False)
+                    StoredPreemption(preemption=preemption, version=1, claimed=False)
                 )
         return begun
 

@@ -16,7 +16,7 @@ GRACE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Differences:
+class LedgerMismatch:
     """What the ledger and the cluster do not agree on."""
 
     orphans: tuple[Lease, ...] = ()
@@ -27,7 +27,9 @@ class Differences:
     """Leases of another node than the one their pod is on."""
 
 
-def compare(leases: Iterable[Lease], pods: Sequence[BoundPod], *, listed_at: float) -> Differences:
+def compare(
+    leases: Iterable[Lease], pods: Sequence[BoundPod], *, listed_at: float
+) -> LedgerMismatch:
     """Compare leases with the pods of a complete listing made at `listed_at` (Unix seconds)."""
     listed: Mapping[PodUid, BoundPod] = {pod.pod: pod for pod in pods}
     orphans: list[Lease] = []
@@ -40,7 +42,7 @@ def compare(leases: Iterable[Lease], pods: Sequence[BoundPod], *, listed_at: flo
             moved.append((lease, pod))
         if pod is None and _should_be_listed(lease, listed_at):
             orphans.append(lease)
-    return Differences(
+    return LedgerMismatch(
         orphans=tuple(orphans),
         unleased=tuple(pod for pod in pods if pod.lease and pod.pod not in leased),
         moved=tuple(moved),

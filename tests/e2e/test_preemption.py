@@ -24,8 +24,8 @@ spec: {limitGPUMinutes: 0.02, policy: {type: none}}
 """
 QUICK = {
     "LEASEHOLD_TICK_S": "0.2",
-    "LEASEHOLD_RECLAIM_NOTICE_S": "3",
-    "LEASEHOLD_RECLAIM_MIN_RUNTIME_S": "4",
+    "LEASEHOLD_PREEMPTION_NOTICE_S": "3",
+    "LEASEHOLD_PREEMPTION_MIN_RUNTIME_S": "4",
 }
 
 
@@ -95,7 +95,7 @@ async def test_the_place_of_a_pod_over_budget_goes_to_one_with_budget(cluster: S
     await until(cluster, "team-a", "spender", lambda pod: pod is None)
     assert device_of(after) == device_of(before)
     events = json.loads(await cluster.kube.read("/api/v1/namespaces/team-a/events"))["items"]
-    said = [each["message"] for each in events if each["reason"] == "GPUBudgetReclaim"]
+    said = [each["message"] for each in events if each["reason"] == "GPUBudgetPreempt"]
     assert any("will be evicted" in message and "team-b/saver" in message for message in said)
     done = await cluster.leasehold("reclaim", "--json")
     [line] = json.loads(done.out)["evictions"]
