@@ -20,7 +20,7 @@ from shared.dialects.volcano.device_config import (
     NODE_KEY,
     NODE_MAP,
     DeviceConfig,
-    read_config,
+    parse_device_config,
 )
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError
@@ -44,10 +44,10 @@ def divided(
     """
     return replace(
         flags,
-        split_count=config.own_split_count or split or config.split_count or flags.split_count,
+        split_count=config.node_split_count or split or config.split_count or flags.split_count,
         unit_mib=unit or config.unit_mib or flags.unit_mib,
-        tables=(*config.tables, *KNOWN),
-        hidden=config.hidden,
+        tables=(*config.geometries, *KNOWN),
+        hidden=config.excluded_devices,
         wanted_mode=config.mode,
     )
 
@@ -145,15 +145,15 @@ class Configuring:
 
     def _understood(self, texts: dict[str, str | None]) -> Division:
         said: list[str] = []
-        config = read_config(
+        config = parse_device_config(
             _document(texts[DEVICE_MAP], DEVICE_KEY, yaml.safe_load, said),
             _document(texts[NODE_MAP], NODE_KEY, json.loads, said),
             self.node,
         )
-        for text in (*said, *config.said):
+        for text in (*said, *config.warnings):
             if text not in self._said:
                 logger.warning("configuration: %s", text)
-        self._said = (*said, *config.said)
+        self._said = (*said, *config.warnings)
         division = divided(config, self.flags, split=self.split, unit=self.unit)
         check_division(division, Strategy.ALL)
         return division

@@ -8,7 +8,7 @@ from services.node_agent.gpus.inventory import Division, Gpu, Shown
 from services.node_agent.mig.layout_changes import MigInstance
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from services.node_agent.usage.usage_model import Violation
-from shared.dialects.advertised import ServedId
+from shared.dialects.advertised import PluginDeviceId
 from shared.model.device import Device
 from shared.model.events.node_events import Allocation
 from shared.model.events.request_reply import LimitsReply, LimitsRequest
@@ -54,7 +54,11 @@ class MigLayouts(Protocol):
 class Plugins(Protocol):
     """Our device plugins."""
 
+<<<<<<< HEAD
     def serve(self, served: Mapping[str, Mapping[str, ServedId]]) -> None:
+=======
+    def show(self, served: Mapping[str, Mapping[str, PluginDeviceId]]) -> None:
+>>>>>>> 628f945 (Dialects and placing rules: classes, functions and fields say what they are (PodManifest, Advertisement, container_setup, check_taints))
         """Serve these lists."""
         ...
 

@@ -29,7 +29,7 @@ from services.node_agent.records.checkpoint_rebuild import ended_pods
 from services.node_agent.records.rebuild_writer import rebuild_record
 from services.node_agent.timeouts import set_within
 from services.node_agent.usage.violations import told
-from shared.dialects.advertised import Host
+from shared.dialects.advertised import NodeSoftware
 from shared.dialects.dialect import (
     Dialect,
     Paths,
@@ -116,7 +116,7 @@ class NodeAgent:
         self.usage = usage
         self.clock = clock
         self.devices: tuple[Device, ...] = ()
-        self.host = Host()
+        self.host = NodeSoftware()
         self.shown = Shown()
         self.notes: tuple[str, ...] = ()
         self.trouble: str | None = "the GPUs were not asked yet"
@@ -252,8 +252,16 @@ class NodeAgent:
             await self._take_silence(division, no_answer(str(error)))
             raise
         self.checkup.take(found)
+<<<<<<< HEAD
         host = Host(driver=inventory.driver_of(found), isolates=await self.cleaning.can_isolate())
         division = division if host.isolates else inventory.unheld(division)
+=======
+        host = NodeSoftware(
+            driver_version=inventory.driver_of(found),
+            isolation_available=await self.cleaning.isolates(),
+        )
+        division = division if host.isolation_available else inventory.unheld(division)
+>>>>>>> 628f945 (Dialects and placing rules: classes, functions and fields say what they are (PodManifest, Advertisement, container_setup, check_taints))
         try:
             await self.cdi.update(inventory.served_of(found, division))
         except UnavailableError:
@@ -270,7 +278,7 @@ class NodeAgent:
             devices = inventory.devices_of((), division, self.devices, self.checkup.ills)
             await self._show(devices, division, self.host)
 
-    async def _take(self, found: Sequence[Gpu], division: Division, host: Host) -> None:
+    async def _take(self, found: Sequence[Gpu], division: Division, host: NodeSoftware) -> None:
         devices = inventory.devices_of(found, division, self.devices, self.checkup.ills)
         self.instances.found(found, devices)
         for note in inventory.notes_on(found, division):
@@ -279,7 +287,9 @@ class NodeAgent:
         self.notes = inventory.notes_on(found, division)
         await self._show(devices, division, host)
 
-    async def _show(self, devices: tuple[Device, ...], division: Division, host: Host) -> None:
+    async def _show(
+        self, devices: tuple[Device, ...], division: Division, host: NodeSoftware
+    ) -> None:
         served = self.checkup.served(devices)
         before = (self.devices, self._served, self.host)
         if (devices, served, host) == before and self.answering.facts is not None:

@@ -1,6 +1,6 @@
 """Reads the API server's nodes as facts of ours, and devices that another plugin registered."""
 
-from shared.dialects import BOOKED_RESOURCES
+from shared.dialects import LEDGER_RESOURCES
 from shared.dialects.pod_requests import cordoned_devices
 from shared.dialects.volcano import device_register
 from shared.kubernetes.types import ApiNode
@@ -21,9 +21,9 @@ def read(node: ApiNode) -> NodeFacts:
             for taint in node.spec.taints
         ),
         unschedulable=node.spec.unschedulable,
-        allocatable={key: n for key, n in allocatable.items() if key not in BOOKED_RESOURCES},
+        allocatable={key: n for key, n in allocatable.items() if key not in LEDGER_RESOURCES},
         unserved_resources=tuple(
-            sorted(key for key in BOOKED_RESOURCES if allocatable.get(key) == 0)
+            sorted(key for key in LEDGER_RESOURCES if allocatable.get(key) == 0)
         ),
         excluded_devices=cordoned_devices(node.metadata.annotations),
     )

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from shared.dialects.pod_groups import GroupNamed
+from shared.dialects.pod_groups import PodGroupReference
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.request import PodRequest
 
@@ -40,7 +40,7 @@ class PodSeen:
     """Why its request cannot be read."""
     admitted: str = ""
     """The span in which it was admitted, as W3C `traceparent`; empty: none is known."""
-    group: GroupNamed | None = None
+    group: PodGroupReference | None = None
     """The group it names; `request.gang` is filled in once that is known."""
 
     @property

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from services.watcher.observed_pod import PodSeen
-from shared.dialects.pod_groups import PATHS, GroupKind
+from shared.dialects.pod_groups import PATHS, PodGroupKind
 from shared.model.request import Gang
 
 
@@ -12,7 +12,7 @@ from shared.model.request import Gang
 class GroupNews:
     """News of one kind of PodGroup."""
 
-    kind: GroupKind
+    kind: PodGroupKind
     sizes: tuple[tuple[str, int | None], ...] = ()
     """`namespace/name` and minMember of what is new or changed; None: it is gone."""
     listed: bool = False
@@ -32,9 +32,9 @@ class Groups:
     """
 
     def __init__(self) -> None:
-        self._sizes: dict[GroupKind, dict[str, int]] = {}
-        self._unreadable: dict[GroupKind, str] = {}
-        self._listed: set[GroupKind] = set()
+        self._sizes: dict[PodGroupKind, dict[str, int]] = {}
+        self._unreadable: dict[PodGroupKind, str] = {}
+        self._listed: set[PodGroupKind] = set()
 
     def hear(self, news: GroupNews) -> set[str] | None:
         """Take in news; return the names of the groups it may concern, None: all of the kind."""
@@ -56,7 +56,7 @@ class Groups:
         self._listed.add(kind)
         return None
 
-    def absent(self, pods: Iterable[PodSeen | None]) -> frozenset[GroupKind]:
+    def absent(self, pods: Iterable[PodSeen | None]) -> frozenset[PodGroupKind]:
         """Return the kinds that waiting pods among these name and that are not installed."""
         return frozenset(
             pod.group.kind
@@ -65,7 +65,7 @@ class Groups:
             if self._unreadable.get(pod.group.kind) == ""
         )
 
-    def expect(self, kind: GroupKind) -> None:
+    def expect(self, kind: PodGroupKind) -> None:
         """Make pods that name groups of this kind wait for news of it: it is there after all."""
         self._listed.discard(kind)
 
@@ -96,7 +96,7 @@ class Groups:
         return _with(pod, Gang(name=named.name, min_member=max(size, 1)))
 
 
-def cannot_read(kind: GroupKind, why: str) -> GroupNews:
+def cannot_read(kind: PodGroupKind, why: str) -> GroupNews:
     """Say that PodGroups exist and cannot be read."""
     text = f"the pod belongs to a PodGroup, and {PATHS[kind]} cannot be read: {why}"
     return GroupNews(kind=kind, unreadable=text)

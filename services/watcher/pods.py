@@ -13,14 +13,14 @@ import msgspec
 
 from services.watcher.observed_pod import PodSeen
 from shared.dialects import (
-    BOOKED_RESOURCES,
-    READ_ANNOTATIONS,
-    READ_LABELS,
+    LEDGER_RESOURCES,
+    REQUEST_ANNOTATIONS,
+    REQUEST_LABELS,
     pod_groups,
 )
-from shared.dialects.dialect import ContainerAsks, PodAsks, Rules
-from shared.dialects.pod_requests import read_pod
-from shared.dialects.reserved import names_devices, opens_devices
+from shared.dialects.dialect import ContainerManifest, PodManifest, Rules
+from shared.dialects.pod_requests import parse_pod_request
+from shared.dialects.reserved import exposes_devices, is_device_name_mount
 from shared.kubernetes.types import Affinity, ApiPod, Container, NodeSelectorTerm
 from shared.model.errors import RequestError
 from shared.model.lease_copy import ANNOTATION
@@ -44,7 +44,7 @@ class _Asked:
     host_ports: tuple[str, ...]
     request: PodRequest | None = None
     fault: str = ""
-    group: pod_groups.GroupNamed | None = None
+    group: pod_groups.PodGroupReference | None = None
 
 
 GATED = "SchedulingGated"
@@ -60,9 +60,9 @@ class PodReader:
         self.schedulers = schedulers
         self.rules = rules
         self.allow_privileged = allow_privileged
-        self.annotations = READ_ANNOTATIONS | pod_groups.READ_ANNOTATIONS
-        self.labels = (READ_LABELS | pod_groups.READ_LABELS).union(
-            *(dict(rule) for rule in rules.exclusive)
+        self.annotations = REQUEST_ANNOTATIONS | pod_groups.READ_ANNOTATIONS
+        self.labels = (REQUEST_LABELS | pod_groups.READ_LABELS).union(
+            *(dict(rule) for rule in rules.exclusive_labels)
         )
         self._encode = msgspec.msgpack.Encoder().encode
         self._asked: OrderedDict[bytes, _Asked] = OrderedDict()
@@ -151,7 +151,7 @@ def check_openings(pod: ApiPod, *, allow_privileged: bool) -> None:
     variables are its node agent's business, which sees them as the kubelet does.
     """
     for volume in pod.spec.volumes:
-        if volume.host_path and opens_devices(volume.host_path.path):
+        if volume.host_path and exposes_devices(volume.host_path.path):
             raise RequestError(
                 f"volume {volume.name} mounts {volume.host_path.path} of the node, which opens "
                 "devices or the isolation library: create the pod without it, devices come with "
@@ -159,7 +159,7 @@ def check_openings(pod: ApiPod, *, allow_privileged: bool) -> None:
             )
     for container in (*pod.spec.init_containers, *pod.spec.containers):
         for mount in container.volume_mounts:
-            if names_devices(mount.mount_path):
+            if is_device_name_mount(mount.mount_path):
                 raise RequestError(
                     f"container {container.name}: a mount at {mount.mount_path} would name devices "
                     "to the container runtime: create the pod without it"
@@ -178,16 +178,16 @@ def _admitted(annotations: Mapping[str, str]) -> str:
     return said if is_traceparent(said) else ""
 
 
-def _group(pod: ApiPod) -> pod_groups.GroupNamed | None:
+def _group(pod: ApiPod) -> pod_groups.PodGroupReference | None:
     meta = pod.metadata
-    return pod_groups.read_group(Namespace(meta.namespace), meta.annotations, meta.labels)
+    return pod_groups.parse_pod_group(Namespace(meta.namespace), meta.annotations, meta.labels)
 
 
 def _request(
     pod: ApiPod, resources: Mapping[str, int], host_ports: tuple[str, ...], rules: Rules
 ) -> PodRequest:
     asked = [
-        ContainerAsks(
+        ContainerManifest(
             name=container.name,
             limits=parse_resources(container.resources.limits),
             requests=parse_resources(container.resources.requests),
@@ -197,8 +197,8 @@ def _request(
         for containers, init in ((pod.spec.init_containers, True), (pod.spec.containers, False))
         for container in containers
     ]
-    request = read_pod(
-        PodAsks(
+    request = parse_pod_request(
+        PodManifest(
             namespace=Namespace(pod.metadata.namespace),
             containers=tuple(asked),
             annotations=pod.metadata.annotations,
@@ -244,7 +244,7 @@ def pod_resources(pod: ApiPod) -> dict[str, int]:
 
 def _requests(container: Container) -> dict[str, int]:
     said = {**container.resources.limits, **container.resources.requests}
-    return {key: n for key, n in parse_resources(said).items() if key not in BOOKED_RESOURCES}
+    return {key: n for key, n in parse_resources(said).items() if key not in LEDGER_RESOURCES}
 
 
 def _raise_to(largest: dict[str, int], wanted: Mapping[str, int]) -> None:

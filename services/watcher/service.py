@@ -9,7 +9,7 @@ from typing import Protocol
 from services.watcher.changes import ForeignDevices, Nodes, PodEvent, Pods
 from services.watcher.observed_pod import PodSeen
 from services.watcher.pod_groups import GroupNews
-from shared.dialects.pod_groups import GroupKind
+from shared.dialects.pod_groups import PodGroupKind
 from shared.model.clock import Clock
 from shared.model.errors import LeaseholdError
 from shared.model.events.node_events import DeviceReported
@@ -67,7 +67,7 @@ class GroupSource(Protocol):
         """Yield changes for ever; of each kind first everything that exists."""
         ...
 
-    async def appeared(self, kinds: frozenset[GroupKind]) -> set[GroupKind]:
+    async def appeared(self, kinds: frozenset[PodGroupKind]) -> set[PodGroupKind]:
         """Look whether kinds that were absent have appeared; their news follow."""
         ...
 

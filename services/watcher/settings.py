@@ -66,17 +66,17 @@ def load_rules(settings: WatcherSettings) -> Rules:
     rules = Rules()
     if settings.volcano_conf is not None:
         arguments = _arguments(settings.volcano_conf)
-        rules = scheduler_arguments.rules_of(arguments)
-        for warning in scheduler_arguments.warnings_about(arguments):
+        rules = scheduler_arguments.parse_rules(arguments)
+        for warning in scheduler_arguments.find_warnings(arguments):
             logger.warning("%s: %s", settings.volcano_conf, warning)
     rules = replace(
         rules,
         enabled=settings.dialects,
-        node_policy=settings.node_scheduler_policy,
-        gpu_policy=settings.gpu_scheduler_policy,
-        scoring=settings.koordinator_scoring,
+        node_scheduler_policy=settings.node_scheduler_policy,
+        gpu_scheduler_policy=settings.gpu_scheduler_policy,
+        scoring_strategy=settings.koordinator_scoring,
         strict_namespaces=settings.strict_namespaces,
-        instances_first=settings.mode_first == DeviceMode.MIG,
+        prefer_mig=settings.mode_first == DeviceMode.MIG,
     )
     check_rules(rules)
     return rules

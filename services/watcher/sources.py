@@ -14,7 +14,7 @@ import msgspec
 from services.watcher import nodes, pods
 from services.watcher.observed_pod import PodSeen
 from services.watcher.pod_groups import GroupNews, cannot_read
-from shared.dialects.pod_groups import PATHS, GroupKind
+from shared.dialects.pod_groups import PATHS, PodGroupKind
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError
 from shared.kubernetes.known_objects import ObjectAdded, ObjectDeleted, ObjectUpdated
@@ -123,7 +123,7 @@ class GroupReflectors:
     kube: KubernetesClient
     look_s: float = LOOK_S
     _looked_at: float = -GLANCE_S
-    _seen: dict[GroupKind, asyncio.Event] = field(
+    _seen: dict[PodGroupKind, asyncio.Event] = field(
         default_factory=lambda: {kind: asyncio.Event() for kind in PATHS}
     )
 
@@ -136,7 +136,7 @@ class GroupReflectors:
             while True:
                 yield await news.get()
 
-    async def appeared(self, kinds: frozenset[GroupKind]) -> set[GroupKind]:
+    async def appeared(self, kinds: frozenset[PodGroupKind]) -> set[PodGroupKind]:
         """Return which of these kinds, absent so far, are there by now: news of them follow."""
         now = time.monotonic()
         if now < self._looked_at + GLANCE_S:
@@ -144,7 +144,7 @@ class GroupReflectors:
         self._looked_at = now
         return {kind for kind in kinds if await self._is_there(kind)}
 
-    async def _is_there(self, kind: GroupKind) -> bool:
+    async def _is_there(self, kind: PodGroupKind) -> bool:
         try:
             await self.kube.list_page(PATHS[kind], query={}, limit=1, continue_token="")
         except LeaseholdError:
@@ -152,7 +152,7 @@ class GroupReflectors:
         self._seen[kind].set()
         return True
 
-    async def _follow(self, kind: GroupKind, news: asyncio.Queue[GroupNews]) -> None:
+    async def _follow(self, kind: PodGroupKind, news: asyncio.Queue[GroupNews]) -> None:
         told: GroupNews | None = None
         while True:
             self._seen[kind].clear()
@@ -171,7 +171,7 @@ class GroupReflectors:
                 async with asyncio.timeout(self.look_s):
                     await self._seen[kind].wait()
 
-    async def _reflect(self, kind: GroupKind, news: asyncio.Queue[GroupNews]) -> None:
+    async def _reflect(self, kind: PodGroupKind, news: asyncio.Queue[GroupNews]) -> None:
         """Tell of changes for ever. Raises RequestError if there can be no first list."""
         reflector = Reflector(self.kube, PATHS[kind], PodGroup)
         async with aclosing(reflector.batches()) as batches:

@@ -19,9 +19,9 @@ from services.webhook.patches import (
     set_variable,
 )
 from services.webhook.pods import ContainerSeen, PodSeen, Source
-from shared.dialects import OWN_RESOURCES, pod_requests
-from shared.dialects.dialect import ContainerAsks, PodAsks, Rules
-from shared.dialects.pod_requests import read_pod
+from shared.dialects import GPU_RESOURCES, pod_requests
+from shared.dialects.dialect import ContainerManifest, PodManifest, Rules
+from shared.dialects.pod_requests import parse_pod_request
 from shared.dialects.reserved import (
     COMPLETED_ANNOTATIONS,
     LIBRARY_DIRECTORY,
@@ -29,11 +29,11 @@ from shared.dialects.reserved import (
     NOTHING_VISIBLE,
     STRIPPED_ANNOTATIONS,
     VISIBLE,
+    exposes_devices,
     is_denied,
+    is_device_name_mount,
     is_reserved,
-    may_reserve,
-    names_devices,
-    opens_devices,
+    is_reserved_prefix,
     sees_devices,
 )
 from shared.model.errors import RequestError
@@ -137,7 +137,7 @@ def _blinded(container: ContainerSeen) -> Iterator[Patch]:
 
 def _asks(container: ContainerSeen) -> bool:
     amounts = {**container.requests, **container.limits}
-    return any(name in OWN_RESOURCES for name in amounts)
+    return any(name in GPU_RESOURCES for name in amounts)
 
 
 def _stripped(pod: PodSeen) -> tuple[list[Patch], list[str]]:
@@ -159,7 +159,7 @@ def _denied_annotation(pod: PodSeen) -> str:
 def _named_by_mount(pod: PodSeen) -> str:
     """Say which mount would name devices to NVIDIA's runtime, whoever asks for none or for some."""
     for container in pod.containers:
-        for path in filter(names_devices, container.mounts):
+        for path in filter(is_device_name_mount, container.mounts):
             return (
                 f"container {container.name}: a mount at {path} would name devices to the "
                 "container runtime: leave it out, devices come with the lease"
@@ -177,7 +177,7 @@ def _forbidden(
             "selector or affinity"
         )
     for volume, path in pod.host_paths.items():
-        if opens_devices(path):
+        if exposes_devices(path):
             yield (
                 f"volume {volume} mounts {path} of the node, which opens devices or the isolation "
                 "library: leave it out, devices come with the lease"
@@ -202,7 +202,7 @@ def _variables(container: ContainerSeen, policy: Policy, keys: Keys) -> Iterator
         elif name == LIBRARY_SEARCH and name in container.elsewhere:
             yield f"{where}: {name} comes from elsewhere and cannot be looked at: write its value"
     for source in container.sources:
-        if may_reserve(source.prefix):
+        if is_reserved_prefix(source.prefix):
             yield f"{where}: envFrom with prefix {source.prefix} sets variables of its lease"
             continue
         known = keys(source)
@@ -236,7 +236,7 @@ def _read(
     if message:
         raise RequestError(message)
     try:
-        return read_pod(_asks_of(pod, completed), policy.rules)
+        return parse_pod_request(_asks_of(pod, completed), policy.rules)
     except RequestError as error:
         message = pod_requests.vendor_denial(written, vendors, refused=True)
         raise RequestError(message or str(error)) from error
@@ -252,11 +252,11 @@ def _checked(
     return [f"{over}; the pod waits for a node that has it"] if over else []
 
 
-def _asks_of(pod: PodSeen, completed: Mapping[str, Mapping[str, int | None]]) -> PodAsks:
-    return PodAsks(
+def _asks_of(pod: PodSeen, completed: Mapping[str, Mapping[str, int | None]]) -> PodManifest:
+    return PodManifest(
         namespace=Namespace(pod.namespace),
         containers=tuple(
-            ContainerAsks(
+            ContainerManifest(
                 name=container.name,
                 limits=_with(container.limits, completed.get(container.path, {})),
                 requests=_with(container.requests, completed.get(container.path, {})),

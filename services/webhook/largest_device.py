@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from services.webhook.pods import ContainerSeen
-from shared.dialects import OWN_RESOURCES
+from shared.dialects import GPU_RESOURCES
 from shared.model.device import MIB
 from shared.model.events.pod_events import LargestDeviceReported
 from shared.model.request import GpuRequest
@@ -80,4 +80,4 @@ def _over(request: GpuRequest, largest: Largest) -> str:
 
 
 def _said(amounts: Mapping[str, int]) -> str:
-    return ", ".join(f"{key}={amounts[key]}" for key in sorted(amounts) if key in OWN_RESOURCES)
+    return ", ".join(f"{key}={amounts[key]}" for key in sorted(amounts) if key in GPU_RESOURCES)

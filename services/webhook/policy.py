@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from shared.dialects.reserved import (
-    AUTHORS_ANNOTATIONS,
+    AUTHOR_ANNOTATIONS,
     COMPLETED_ANNOTATIONS,
     DENIED_ANNOTATIONS,
     STRIPPED_ANNOTATIONS,
@@ -29,7 +29,7 @@ def policy(users: Sequence[str]) -> list[dict[str, Any]]:
     """Return the policy and its binding; `users` may change what it protects."""
     prefixes = (*DENIED_ANNOTATIONS, *STRIPPED_ANNOTATIONS)
     named = " || ".join(f"k.startsWith('{prefix}')" for prefix in prefixes)
-    free = [*AUTHORS_ANNOTATIONS, *COMPLETED_ANNOTATIONS]
+    free = [*AUTHOR_ANNOTATIONS, *COMPLETED_ANNOTATIONS]
     named = f"!(k in {free}) && ({named})"
     api_version = "admissionregistration.k8s.io/v1"
     return [

@@ -11,10 +11,10 @@ from typing import Any
 
 from shared.dialects import RESOURCE_PREFIXES
 from shared.dialects.reserved import (
+    CUDA_IMAGE_PREFIXES,
+    CUDA_IMAGES,
     DENIED_ANNOTATIONS,
-    NAMING_MOUNTS,
-    SEEING_IMAGES,
-    SEEING_IMAGES_FROM,
+    DEVICE_NAME_MOUNTS,
     STRIPPED_ANNOTATIONS,
     VISIBLE,
 )
@@ -59,13 +59,13 @@ def would_see_devices() -> str:
     """
     image = " || ".join(
         [
-            *(f"c.image.startsWith('{prefix}')" for prefix in SEEING_IMAGES_FROM),
-            *(f"c.image.contains('{part}')" for part in SEEING_IMAGES),
+            *(f"c.image.startsWith('{prefix}')" for prefix in CUDA_IMAGE_PREFIXES),
+            *(f"c.image.contains('{part}')" for part in CUDA_IMAGES),
         ]
     )
     in_one = (
         f"(has(c.env) && c.env.exists(e, e.name == '{VISIBLE}')) || (has(c.volumeMounts) && "
-        f"c.volumeMounts.exists(m, m.mountPath.contains('{NAMING_MOUNTS}'))) || {image}"
+        f"c.volumeMounts.exists(m, m.mountPath.contains('{DEVICE_NAME_MOUNTS}'))) || {image}"
     )
     return (
         f"object.spec.containers.exists(c, {in_one}) || "

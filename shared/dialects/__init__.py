@@ -22,10 +22,10 @@ DIALECTS: Mapping[str, Dialect] = {
     )
 }
 
-OWN_RESOURCES = frozenset({TRIGGER}).union(*(d.resources for d in DIALECTS.values()))
+GPU_RESOURCES = frozenset({TRIGGER}).union(*(d.resources for d in DIALECTS.values()))
 """The resource names of all dialects."""
 
-BOOKED_RESOURCES = OWN_RESOURCES.difference(*(d.summed for d in DIALECTS.values()))
+LEDGER_RESOURCES = GPU_RESOURCES.difference(*(d.node_wide for d in DIALECTS.values()))
 """Those that the ledger counts by device. They are not ordinary resources of a node."""
 
 RESOURCE_PREFIXES = (
@@ -43,10 +43,10 @@ SCHEDULERS = tuple(
 )
 """`spec.schedulerName` of the pods that are placed by default: ours, and those of vendors."""
 
-READ_ANNOTATIONS = frozenset({strict_isolation.ISOLATION}).union(
-    *(d.annotations for d in DIALECTS.values())
+REQUEST_ANNOTATIONS = frozenset({strict_isolation.ISOLATION}).union(
+    *(d.request_annotations for d in DIALECTS.values())
 )
 """Annotations of a pod that its request depends on."""
 
-READ_LABELS = frozenset().union(*(d.labels for d in DIALECTS.values()))
+REQUEST_LABELS = frozenset().union(*(d.request_labels for d in DIALECTS.values()))
 """Labels of a pod that its request depends on."""

@@ -27,22 +27,22 @@ class Strategy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServedId:
+class PluginDeviceId:
     """One device ID of a device-plugin list: at most 63 characters, never reused."""
 
-    text: str
+    id: str
     healthy: bool
     device: DeviceUuid | None = None
     """The device that it identifies; None: any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Host:
+class NodeSoftware:
     """What an agent knows of its node besides devices."""
 
-    driver: str = ""
+    driver_version: str = ""
     """Version of the GPUs' driver; empty: unknown."""
-    isolates: bool = False
+    isolation_available: bool = False
     """HAMi-core's library is installed, and a process of this node can load it."""
 
 
@@ -60,32 +60,32 @@ class NodeObject:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Advertised:
+class Advertisement:
     """What a node advertises for a dialect."""
 
-    served: Mapping[str, tuple[ServedId, ...]] = field(default_factory=dict)
+    served: Mapping[str, tuple[PluginDeviceId, ...]] = field(default_factory=dict)
     """Resources of the device plugin, each with its complete list."""
-    patched: Mapping[str, int] = field(default_factory=dict)
+    node_status: Mapping[str, int] = field(default_factory=dict)
     """Resources written into node status."""
     annotations: Mapping[str, str | None] = field(default_factory=dict)
     """Of the node; None: the key is removed."""
     labels: Mapping[str, str | None] = field(default_factory=dict)
     """Of the node; None: the key is removed."""
-    lists: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    annotation_entries: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Our entries in comma-separated lists of node annotations that others write, too."""
     objects: tuple[NodeObject, ...] = ()
 
 
-def trigger_ids(devices: Sequence[Device]) -> tuple[ServedId, ...]:
+def trigger_ids(devices: Sequence[Device]) -> tuple[PluginDeviceId, ...]:
     """Return the list of a resource whose only purpose is the Allocate call, such as `TRIGGER`."""
     shared = (device for device in devices if device.mode is DeviceMode.HAMI_CORE)
     return tuple(each for device in shared for each in numbered_ids(device, TRIGGERS))
 
 
-def numbered_ids(device: Device, count: int) -> Iterator[ServedId]:
+def numbered_ids(device: Device, count: int) -> Iterator[PluginDeviceId]:
     """Yield IDs of a device with numbers from 0."""
     for n in range(count):
-        yield ServedId(text=f"{device.uuid}-{n}", healthy=device.healthy, device=device.uuid)
+        yield PluginDeviceId(id=f"{device.uuid}-{n}", healthy=device.healthy, device=device.uuid)
 
 
 def unit_amounts(devices: Iterable[Device], memory: str, cores: str) -> dict[str, int]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from shared.dialects.advertised import Advertised, Host
+from shared.dialects.advertised import Advertisement, NodeSoftware
 from shared.model.device import Device
 from shared.model.lease import Lease, Share
 from shared.model.names import DeviceUuid, Namespace
@@ -11,7 +11,7 @@ from shared.model.request import PodRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ContainerAsks:
+class ContainerManifest:
     """A container's resources in its pod's manifest, as whole numbers."""
 
     name: str
@@ -23,11 +23,11 @@ class ContainerAsks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PodAsks:
+class PodManifest:
     """The parts of a pod's manifest that a dialect reads."""
 
     namespace: Namespace
-    containers: tuple[ContainerAsks, ...]
+    containers: tuple[ContainerManifest, ...]
     """In spec order, init containers first."""
     annotations: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -43,20 +43,20 @@ class Rules:
     """Names of the enabled dialects; empty: all."""
     disabled: tuple[str, ...] = ()
     """Names of those that are disabled nevertheless."""
-    policy: str = ""
+    schedule_policy: str = ""
     """Volcano's `deviceshare.SchedulePolicy`: empty, `binpack` or `spread`."""
-    exclusive: tuple[tuple[tuple[str, str], ...], ...] = ()
+    exclusive_labels: tuple[tuple[tuple[str, str], ...], ...] = ()
     """Volcano's `deviceshare.GPUExclusiveRules`: labels; pods with all labels of a rule
     never share a device."""
-    node_policy: str = "binpack"
+    node_scheduler_policy: str = "binpack"
     """HAMi's `--node-scheduler-policy`: `binpack` or `spread`."""
-    gpu_policy: str = "spread"
+    gpu_scheduler_policy: str = "spread"
     """HAMi's `--gpu-scheduler-policy`: a chain of words, see `nvidia.device_choice`."""
-    scoring: str = "LeastAllocated"
+    scoring_strategy: str = "LeastAllocated"
     """Koordinator's `DeviceShareArgs.scoringStrategy`: `LeastAllocated` or `MostAllocated`."""
     strict_namespaces: tuple[str, ...] = ()
     """Namespaces whose pods get MIG instances or whole devices only; `*`: all."""
-    instances_first: bool = False
+    prefer_mig: bool = False
     """Pods that accept both get MIG instances rather than shares of devices in hami-core mode."""
 
 
@@ -96,7 +96,7 @@ class ContainerSetup:
     """Names of its devices in the Container Device Interface, for the runtime."""
 
 
-def runs_before(asked: ContainerAsks, asking: Sequence[ContainerAsks]) -> bool:
+def runs_before(asked: ContainerManifest, asking: Sequence[ContainerManifest]) -> bool:
     """Return whether a container ends before any other with a GPU starts.
 
     An init container does, unless a sidecar of the pod also has a GPU and may run beside it.
@@ -118,51 +118,55 @@ class Dialect:
     """All its resource names. They do not count as ordinary resources of the pod."""
     served: frozenset[str]
     """Those of them (or `TRIGGER`) that the device plugin serves with some `Strategy`."""
-    patched: frozenset[str]
+    status_resources: frozenset[str]
     """Those of them that are written into node status. The rest are only read."""
-    summed: frozenset[str] = frozenset()
+    node_wide: frozenset[str] = frozenset()
     """Those of `patched` that count as ordinary resources of the node, too: a pod may request more
     of them than its shares hold, and the kubelet rejects it beyond the node's sum."""
-    annotations: frozenset[str]
+    request_annotations: frozenset[str]
     """All annotations of the pod that `read` uses."""
-    labels: frozenset[str] = frozenset()
+    request_labels: frozenset[str] = frozenset()
     """All labels of the pod that `read` uses."""
-    read: Callable[[PodAsks, Rules], PodRequest | None]
+    parse: Callable[[PodManifest, Rules], PodRequest | None]
     """Parses a pod's request; None: it requests nothing in this dialect."""
-    binding: Callable[[Lease, float], dict[str, str]]
+    binding_annotations: Callable[[Lease, float], dict[str, str]]
     """Annotations of the Binding, given the lease and the Unix time."""
-    after: Callable[[Lease, frozenset[str]], dict[str, str]] = lambda _lease, _done: {}
+    allocated_annotations: Callable[[Lease, frozenset[str]], dict[str, str]] = (
+        lambda _lease, _done: {}
+    )
     """Annotations after Allocate succeeded for these containers."""
-    failed: Callable[[Lease], dict[str, str]] = lambda _: {}
+    failed_annotations: Callable[[Lease], dict[str, str]] = lambda _: {}
     """Annotations after Allocate was refused."""
-    environment: Callable[[Lease, str, Mapping[DeviceUuid, Device], Paths], ContainerSetup]
+    container_setup: Callable[[Lease, str, Mapping[DeviceUuid, Device], Paths], ContainerSetup]
     """What Allocate returns for one container of the lease."""
-    advertised: Callable[[Sequence[Device], str], Advertised]
+    advertise: Callable[[Sequence[Device], str], Advertisement]
     """What the node advertises, given its devices and the `Strategy`."""
-    differs: Callable[[Lease, Mapping[str, str]], str] = lambda _lease, _annotations: ""
+    annotation_difference: Callable[[Lease, Mapping[str, str]], str] = lambda _lease, _found: ""
     """How a bound pod's annotations differ from its lease, for the audit; empty: they do not.
     Only for dialects whose annotations do not change after the Binding."""
-    described: Callable[[Sequence[Device], Host], Advertised] = lambda _devices, _host: Advertised()
+    describe_node: Callable[[Sequence[Device], NodeSoftware], Advertisement] = (
+        lambda _devices, _host: Advertisement()
+    )
     """What else the node advertises: labels and objects that depend on its software."""
-    ids_of: Callable[[Share, str], int] = lambda _share, _resource: 1
+    id_count: Callable[[Share, str], int] = lambda _share, _resource: 1
     """The number of a share's device IDs of a served resource."""
-    resized: Callable[[Lease], dict[str, str]] = lambda _: {}
+    resized_annotations: Callable[[Lease], dict[str, str]] = lambda _: {}
     """Annotations of a running pod after its lease was resized."""
-    beyond: Callable[[Share], dict[str, int]] = lambda _: {}
+    released_amounts: Callable[[Share], dict[str, int]] = lambda _: {}
     """Amounts of `patched` resources that a share's pod requests and a resize has released."""
     amount_changes: Callable[[Mapping[str, int]], dict[str, int | None]] = lambda _: {}
     """What admission changes in a container's amounts, as the vendor's webhook does; None: the
     amount is removed."""
-    added_annotations: Callable[[PodAsks], dict[str, str]] = lambda _: {}
+    added_annotations: Callable[[PodManifest], dict[str, str]] = lambda _: {}
     """Annotations that admission adds to a pod, as the vendor's webhook does."""
-    vendor_denial: Callable[[PodAsks, bool], str] = lambda _pod, _refused: ""
+    vendor_denial: Callable[[PodManifest, bool], str] = lambda _pod, _refused: ""
     """The exact message with which the vendor's own webhook refuses a pod, given whether our rules
     refuse it; empty: it does not refuse it."""
     check_rules: Callable[[Rules], None] = lambda _: None
     """Raises RequestError naming one of the operator's choices that the dialect cannot accept."""
     scheduler: str = ""
     """`spec.schedulerName` of pods for the vendor's own scheduler; empty: it has none."""
-    cordoned: Callable[[Mapping[str, str]], tuple[int, ...]] = lambda _: ()
+    cordoned_devices: Callable[[Mapping[str, str]], tuple[int, ...]] = lambda _: ()
     """Indices of the devices that a node's annotations cordon."""
-    besides: Mapping[str, str] = field(default_factory=dict)
+    mig_variables: Mapping[str, str] = field(default_factory=dict)
     """Variables of a container with MIG instances, besides the one that lists them."""

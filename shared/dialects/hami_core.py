@@ -22,14 +22,14 @@ LOG_LEVEL = "LIBCUDA_LOG_LEVEL"
 ALL_CORES = 100
 REGIONS = "/tmp/vgpu"  # noqa: S108 - inside the container
 """Directory of the region file inside the container, in Volcano's plugin and ours."""
-UNTOLD = "/tmp/cudevshr.cache"  # noqa: S108 - inside the container
+FALLBACK_REGION = "/tmp/cudevshr.cache"  # noqa: S108 - inside the container
 """Where the library looks for its region in a process without environment."""
 LOCKS = "/tmp/vgpulock"  # noqa: S108 - inside the container
 """Directory of the lock that the library holds while it looks up its process ID on the host."""
 _CACHES = uuid.UUID("6d0e1f2a-5b3c-4f58-9a39-6f1f0a7f5c11")
 
 
-def limited(
+def limited_setup(
     lease: Lease,
     container: str,
     paths: Paths,
@@ -47,13 +47,13 @@ def limited(
     cores is enforced whatever the region's switch says. Raises RequestError for a share without
     memory, which would have no limit.
     """
-    shares = held(lease, container)
+    shares = required_shares(lease, container)
     if any(share.limit_bytes <= 0 for share in shares):
         raise RequestError(f"container {container} of pod {lease.pod} has no memory leased")
     cache = f"{uuid.uuid5(_CACHES, f'{lease.pod}/{container}')}.cache"
     own = f"{paths.containers}/{lease.pod}_{container}"
     capped = any(0 < share.cores_percent < ALL_CORES for share in shares)
-    setup = visible(lease, container)
+    setup = whole_setup(lease, container)
     return replace(
         setup,
         environment={
@@ -67,7 +67,7 @@ def limited(
         mounts=(
             *_library_and_region(paths, regions, own),
             Mount(
-                container_path=UNTOLD,
+                container_path=FALLBACK_REGION,
                 host_path=f"{own}/{cache}",
                 read_only=False,
                 directory=False,
@@ -86,18 +86,18 @@ def lock_mount(own: str) -> Mount:
     return _mount(LOCKS, f"{own}.lock")
 
 
-def holds(setup: ContainerSetup) -> bool:
+def is_limited(setup: ContainerSetup) -> bool:
     """Return whether HAMi-core limits a container with this setup."""
     return CACHE in setup.environment
 
 
-def visible(lease: Lease, container: str) -> ContainerSetup:
+def whole_setup(lease: Lease, container: str) -> ContainerSetup:
     """Return the container's whole devices, without limits.
 
     Raises RequestError if it has none.
     """
     return ContainerSetup(
-        environment={VISIBLE: ",".join(share.device for share in held(lease, container))}
+        environment={VISIBLE: ",".join(share.device for share in required_shares(lease, container))}
     )
 
 
@@ -106,7 +106,7 @@ def shares_by_index(lease: Lease, container: str) -> list[Share]:
     return sorted(lease.shares_of(container), key=lambda share: share.index)
 
 
-def held(lease: Lease, container: str) -> Sequence[Share]:
+def required_shares(lease: Lease, container: str) -> Sequence[Share]:
     """Return a container's shares by device index. Raises RequestError if there are none."""
     shares = shares_by_index(lease, container)
     if not shares:

@@ -9,13 +9,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from shared.dialects.dialect import PodAsks
+from shared.dialects.dialect import PodManifest
 from shared.model.lease import Lease
 from shared.model.request import GpuRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Memo:
+class PodMemo:
     """What a lease remembers of its pod."""
 
     init: tuple[str, ...] = ()
@@ -26,8 +26,8 @@ class Memo:
     """Priority within a device by container, if requested."""
 
 
-def memo_text(
-    asks: PodAsks, requests: tuple[GpuRequest, ...], priorities: Mapping[str, int] | None = None
+def encode_memo(
+    asks: PodManifest, requests: tuple[GpuRequest, ...], priorities: Mapping[str, int] | None = None
 ) -> str:
     """Encode the memo of a pod; empty if its shares are enough."""
     init = [asked.name for asked in asks.containers if asked.init]
@@ -38,12 +38,12 @@ def memo_text(
     return json.dumps({key: value for key, value in said.items() if value}, separators=(",", ":"))
 
 
-def memo_of(lease: Lease) -> Memo:
+def decode_memo(lease: Lease) -> PodMemo:
     """Decode the memo of a lease."""
     if not lease.memo:
-        return Memo(containers=tuple(dict.fromkeys(share.container for share in lease.shares)))
+        return PodMemo(containers=tuple(dict.fromkeys(share.container for share in lease.shares)))
     said = json.loads(lease.memo)
-    return Memo(
+    return PodMemo(
         init=tuple(said.get("init", ())),
         containers=tuple(said.get("containers", ())),
         priorities=said.get("priorities", {}),

@@ -31,35 +31,35 @@ _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _NUMBER = re.compile(r"[0-9]{1,6}")
 
 
-class GroupKind(StrEnum):
+class PodGroupKind(StrEnum):
     """The API group of a PodGroup."""
 
     VOLCANO = "scheduling.volcano.sh"
     COSCHEDULING = "scheduling.x-k8s.io"
 
 
-PATHS: Mapping[GroupKind, str] = {
-    GroupKind.VOLCANO: "/apis/scheduling.volcano.sh/v1beta1/podgroups",
-    GroupKind.COSCHEDULING: "/apis/scheduling.x-k8s.io/v1alpha1/podgroups",
+PATHS: Mapping[PodGroupKind, str] = {
+    PodGroupKind.VOLCANO: "/apis/scheduling.volcano.sh/v1beta1/podgroups",
+    PodGroupKind.COSCHEDULING: "/apis/scheduling.x-k8s.io/v1alpha1/podgroups",
 }
 """API paths of the PodGroups of all namespaces."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupNamed:
+class PodGroupReference:
     """A pod's group."""
 
     name: str
     """`namespace/name`."""
-    kind: GroupKind | None = None
+    kind: PodGroupKind | None = None
     """The PodGroup that has the minimum number of members; None: the pod has it."""
     min_member: int = 1
     """The pod's own minimum, if `kind` is None."""
 
 
-def read_group(
+def parse_pod_group(
     namespace: Namespace, annotations: Mapping[str, str], labels: Mapping[str, str]
-) -> GroupNamed | None:
+) -> PodGroupReference | None:
     """Parse a pod's group; a group with its number on the pod comes first.
 
     Raises RequestError for a malformed name or number, if the number is on the pod.
@@ -68,14 +68,14 @@ def read_group(
         if said.get(name_key) and said.get(number_key):
             name = _name(namespace, name_key, said[name_key])
             number = _number(number_key, said[number_key])
-            return GroupNamed(name=name, min_member=number)
+            return PodGroupReference(name=name, min_member=number)
     for keys, said, kind in (
-        (VOLCANO_GROUPS, annotations, GroupKind.VOLCANO),
-        (COSCHEDULING_GROUPS, labels, GroupKind.COSCHEDULING),
+        (VOLCANO_GROUPS, annotations, PodGroupKind.VOLCANO),
+        (COSCHEDULING_GROUPS, labels, PodGroupKind.COSCHEDULING),
     ):
         key = next((key for key in keys if said.get(key)), None)
         if key is not None:
-            return GroupNamed(name=f"{namespace}/{said[key]}", kind=kind)
+            return PodGroupReference(name=f"{namespace}/{said[key]}", kind=kind)
     return None
 
 

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from shared.dialects import DIALECTS, strict_isolation
-from shared.dialects.dialect import ContainerAsks, Dialect, PodAsks, Rules
+from shared.dialects.dialect import ContainerManifest, Dialect, PodManifest, Rules
 from shared.model.errors import RequestError
 from shared.model.quantity import check_amount
 from shared.model.request import PodRequest
@@ -31,7 +31,7 @@ def check_rules(rules: Rules) -> None:
         dialect.check_rules(rules)
 
 
-def read_pod(asks: PodAsks, rules: Rules) -> PodRequest:
+def parse_pod_request(asks: PodManifest, rules: Rules) -> PodRequest:
     """Parse a pod's request in whatever dialect; a pod without GPUs has an empty request.
 
     Raises RequestError naming container, field, value and rule: for a malformed request, for one
@@ -39,7 +39,7 @@ def read_pod(asks: PodAsks, rules: Rules) -> PodRequest:
     """
     _check_mixed(asks)
     requests = [
-        request for dialect in enabled(rules) if (request := dialect.read(asks, rules)) is not None
+        request for dialect in enabled(rules) if (request := dialect.parse(asks, rules)) is not None
     ]
     if len(requests) > 1:
         raise _mixed(asks, [request.dialect for request in requests])
@@ -47,11 +47,11 @@ def read_pod(asks: PodAsks, rules: Rules) -> PodRequest:
     _check_unread(asks, rules, request)
     _check_amounts(request)
     if request.containers and strict_isolation.is_strict(asks, rules):
-        request = strict_isolation.strictly(request)
-    return replace(request, prefer_mig=True) if rules.instances_first else request
+        request = strict_isolation.strict_request(request)
+    return replace(request, prefer_mig=True) if rules.prefer_mig else request
 
 
-def _check_mixed(asks: PodAsks) -> None:
+def _check_mixed(asks: PodManifest) -> None:
     """Refuse a pod with resources of several dialects, before anything else is checked.
 
     Resources that several dialects have are ignored.
@@ -62,14 +62,14 @@ def _check_mixed(asks: PodAsks) -> None:
         raise _mixed(asks, owners)
 
 
-def _mixed(asks: PodAsks, names: Collection[str]) -> RequestError:
+def _mixed(asks: PodManifest, names: Collection[str]) -> RequestError:
     uses = ", ".join(_use(asks, DIALECTS[name].resources) for name in names)
     return RequestError(
         f"the pod mixes {' and '.join(names)}: {uses}; use one dialect for all its containers"
     )
 
 
-def _use(asks: PodAsks, words: frozenset[str]) -> str:
+def _use(asks: PodManifest, words: frozenset[str]) -> str:
     """Return where the pod requests a dialect's resource, if possible one of this dialect only."""
     uses = [
         (len(_OWNERS[word]), place, word, asked.name)
@@ -81,7 +81,7 @@ def _use(asks: PodAsks, words: frozenset[str]) -> str:
     return f"container {container} requests {word}"
 
 
-def _check_unread(asks: PodAsks, rules: Rules, request: PodRequest) -> None:
+def _check_unread(asks: PodManifest, rules: Rules, request: PodRequest) -> None:
     """Refuse resources that no dialect has read for this pod: nothing would serve them."""
     read = DIALECTS[request.dialect].resources if request.dialect else frozenset()
     spoken = {dialect.name for dialect in enabled(rules)}
@@ -111,7 +111,7 @@ def _check_amounts(request: PodRequest) -> None:
             check_amount(f"container {asked.container}: {name}", amount)
 
 
-def _named(asked: ContainerAsks) -> list[str]:
+def _named(asked: ContainerManifest) -> list[str]:
     """Return the dialects' resources that a container requests, sorted."""
     amounts = {**asked.requests, **asked.limits}
     return sorted(name for name, amount in amounts.items() if amount > 0 and name in _OWNERS)
@@ -125,7 +125,7 @@ def amount_changes(amounts: Mapping[str, int]) -> dict[str, int | None]:
     return changes
 
 
-def added_annotations(pod: PodAsks) -> dict[str, str]:
+def added_annotations(pod: PodManifest) -> dict[str, str]:
     """Return the annotations that vendors' webhooks add to a pod that requests GPUs."""
     added: dict[str, str] = {}
     for dialect in DIALECTS.values():
@@ -133,7 +133,7 @@ def added_annotations(pod: PodAsks) -> dict[str, str]:
     return {key: value for key, value in added.items() if key not in pod.annotations}
 
 
-def vendor_denial(pod: PodAsks, names: Collection[str], *, refused: bool) -> str:
+def vendor_denial(pod: PodManifest, names: Collection[str], *, refused: bool) -> str:
     """Return the first message of these dialects' own webhooks; empty: none of them has one.
 
     `refused`: our own rules refuse the pod.
@@ -145,5 +145,5 @@ def vendor_denial(pod: PodAsks, names: Collection[str], *, refused: bool) -> str
 def cordoned_devices(annotations: Mapping[str, str]) -> tuple[int, ...]:
     """Return the indices of devices that a node's annotations cordon, in any dialect, ascending."""
     return tuple(
-        sorted({i for dialect in DIALECTS.values() for i in dialect.cordoned(annotations)})
+        sorted({i for dialect in DIALECTS.values() for i in dialect.cordoned_devices(annotations)})
     )

@@ -28,7 +28,7 @@ LIBRARY_SEARCH = "LD_LIBRARY_PATH"
 
 DENIED_ANNOTATIONS = ("leasehold.dev/",)
 """Prefixes of annotations that a new pod must not have, except those for its author."""
-AUTHORS_ANNOTATIONS = (ISOLATION,)
+AUTHOR_ANNOTATIONS = (ISOLATION,)
 """Those of them that a pod's author may write."""
 COMPLETED_ANNOTATIONS = (ADMISSION,)
 """Those that the webhook writes. It replaces one that a new pod already has, because the pod was
@@ -55,22 +55,22 @@ STRIPPED_ANNOTATIONS = (
 
 NOTHING_VISIBLE = "void"
 """With this value the runtime does not change the container."""
-UNSEEING = frozenset({"", "void", "none"})
+NO_DEVICE_VALUES = frozenset({"", "void", "none"})
 """Values with which the container sees no device."""
-SEEING_IMAGES_FROM = ("nvcr.io/",)
-SEEING_IMAGES = ("nvidia/", "cuda")
+CUDA_IMAGE_PREFIXES = ("nvcr.io/",)
+CUDA_IMAGES = ("nvidia/", "cuda")
 """Parts of names of images that set `VISIBLE` to all devices, such as those based on CUDA's."""
 
 HOST_PATHS = ("/dev/nvidia", "/etc/ld.so.preload", LIBRARY_DIRECTORY)
 """Host paths that, with all below them, give access to a device or replace the library."""
 
-NAMING_MOUNTS = "nvidia-container-devices"
+DEVICE_NAME_MOUNTS = "nvidia-container-devices"
 """NVIDIA's runtime reads names of devices from mounts below a directory of this name."""
 
 
 def is_denied(annotation: str) -> bool:
     """Return whether a new pod must not have this annotation."""
-    free = (*AUTHORS_ANNOTATIONS, *COMPLETED_ANNOTATIONS)
+    free = (*AUTHOR_ANNOTATIONS, *COMPLETED_ANNOTATIONS)
     return annotation.startswith(DENIED_ANNOTATIONS) and annotation not in free
 
 
@@ -80,8 +80,8 @@ def sees_devices(image: str, variable: str | None) -> bool:
     `variable` is the value of `VISIBLE`; None: it is not set.
     """
     if variable is not None:
-        return variable not in UNSEEING
-    return image.startswith(SEEING_IMAGES_FROM) or any(part in image for part in SEEING_IMAGES)
+        return variable not in NO_DEVICE_VALUES
+    return image.startswith(CUDA_IMAGE_PREFIXES) or any(part in image for part in CUDA_IMAGES)
 
 
 def is_reserved(variable: str) -> bool:
@@ -89,12 +89,12 @@ def is_reserved(variable: str) -> bool:
     return variable in NAMES or variable.startswith(PREFIXES)
 
 
-def may_reserve(prefix: str) -> bool:
+def is_reserved_prefix(prefix: str) -> bool:
     """Return whether all variables with this prefix are reserved."""
     return prefix.startswith(PREFIXES)
 
 
-def reserved_among(variables: Iterable[str], prefixes: Iterable[str]) -> str | None:
+def find_reserved(variables: Iterable[str], prefixes: Iterable[str]) -> str | None:
     """Return the first of a container's variables that is reserved, or None.
 
     Of variables from a ConfigMap or a Secret only the prefix is known.
@@ -103,20 +103,20 @@ def reserved_among(variables: Iterable[str], prefixes: Iterable[str]) -> str | N
         if is_reserved(variable):
             return variable
     for prefix in prefixes:
-        if may_reserve(prefix):
+        if is_reserved_prefix(prefix):
             return f"{prefix}* (from envFrom)"
     return None
 
 
-def names_devices(mount_path: str) -> bool:
+def is_device_name_mount(mount_path: str) -> bool:
     """Return whether NVIDIA's runtime may read a device's name from a mount at this path.
 
     It does so where it is configured to accept device names as mounts.
     """
-    return NAMING_MOUNTS in mount_path
+    return DEVICE_NAME_MOUNTS in mount_path
 
 
-def opens_devices(host_path: str) -> bool:
+def exposes_devices(host_path: str) -> bool:
     """Return whether a pod with GPUs must not mount this path of its node."""
     path = "/" + "/".join(part for part in host_path.split("/") if part not in {"", "."})
     if path in {"/", "/dev", "/etc", "/usr", "/usr/local"} or "/.." in path:

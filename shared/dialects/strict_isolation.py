@@ -7,7 +7,7 @@ others that are.
 
 from dataclasses import replace
 
-from shared.dialects.dialect import PodAsks, Rules
+from shared.dialects.dialect import PodManifest, Rules
 from shared.model.errors import RequestError
 from shared.model.request import GpuRequest, PodRequest, SharingPolicy
 
@@ -17,7 +17,7 @@ STRICT = "strict"
 ALL_NAMESPACES = "*"
 
 
-def is_strict(asks: PodAsks, rules: Rules) -> bool:
+def is_strict(asks: PodManifest, rules: Rules) -> bool:
     """Say whether the pod's isolation is strict.
 
     Raises RequestError for an annotation that says something else: it could only be meant to
@@ -31,12 +31,12 @@ def is_strict(asks: PodAsks, rules: Rules) -> bool:
     )
 
 
-def strictly(request: PodRequest) -> PodRequest:
+def strict_request(request: PodRequest) -> PodRequest:
     """Return the request as strict isolation has it: all of a device's memory is all of the device.
 
     Raises RequestError for a part of a device that can be no MIG instance.
     """
-    containers = tuple(_strictly(container) for container in request.containers)
+    containers = tuple(_strict_container(container) for container in request.containers)
     parts = [one for one in containers if one.sharing is not SharingPolicy.EXCLUSIVE]
     instances = all(one.mig_allowed and not one.whole for one in containers)
     if parts and not (instances and request.selection.mode in {None, "mig"}):
@@ -48,7 +48,7 @@ def strictly(request: PodRequest) -> PodRequest:
     return replace(request, containers=containers)
 
 
-def _strictly(container: GpuRequest) -> GpuRequest:
+def _strict_container(container: GpuRequest) -> GpuRequest:
     alone = container.wants_all_memory or container.sharing is SharingPolicy.EXCLUSIVE
     return replace(
         container, strict=True, sharing=SharingPolicy.EXCLUSIVE if alone else container.sharing

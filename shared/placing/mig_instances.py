@@ -14,7 +14,7 @@ from shared.model.lease import MigPlacement
 from shared.model.request import GpuRequest
 
 
-class Shape(NamedTuple):
+class InstanceShape(NamedTuple):
     """The instances of one profile in a layout."""
 
     memory_mib: int
@@ -23,36 +23,36 @@ class Shape(NamedTuple):
     """A bit for each position."""
 
 
-Tables = Mapping[str, tuple[Shape, ...]]
+LayoutShapes = Mapping[str, tuple[InstanceShape, ...]]
 """By layout, in order of preference: its profiles, the smallest first."""
 
 
 @lru_cache(maxsize=256)
-def tables_of(layouts: tuple[MigLayout, ...]) -> Tables:
+def layout_shapes(layouts: tuple[MigLayout, ...]) -> LayoutShapes:
     """Return what a device can be partitioned into."""
-    return {layout.name: _shapes_of(layout) for layout in layouts}
+    return {layout.name: _instance_shapes(layout) for layout in layouts}
 
 
-def _shapes_of(layout: MigLayout) -> tuple[Shape, ...]:
+def _instance_shapes(layout: MigLayout) -> tuple[InstanceShape, ...]:
     shapes, first = [], 0
     for profile in layout.profiles:
         positions = ((1 << profile.count) - 1) << first
-        shapes.append(Shape(profile.memory_mib, profile.name, positions))
+        shapes.append(InstanceShape(profile.memory_mib, profile.name, positions))
         first += profile.count
     return tuple(sorted(shapes, key=lambda shape: shape.memory_mib))
 
 
-def largest_of(tables: Tables) -> int:
+def largest_instance_mib(tables: LayoutShapes) -> int:
     """Return the MiB of the largest instance that a device can have, 0 if none."""
     return max((shape.memory_mib for shapes in tables.values() for shape in shapes), default=0)
 
 
-def positions_in(taken: str) -> int:
+def parse_positions(taken: str) -> int:
     """Return the positions of a string of 0 and 1 as bits."""
     return int(taken[::-1], 2) if taken else 0
 
 
-def taken_by(positions: int) -> str:
+def format_positions(positions: int) -> str:
     """Format positions as a string of 0 and 1 up to the last that is taken."""
     return f"{positions:b}"[::-1] if positions else ""
 
@@ -76,7 +76,7 @@ def largest_first(containers: Iterable[GpuRequest]) -> list[GpuRequest]:
 
 
 def find_instance(
-    tables: Tables, layout: str, taken: int, *, need_mib: int, free_mib: int
+    tables: LayoutShapes, layout: str, taken: int, *, need_mib: int, free_mib: int
 ) -> tuple[MigPlacement, int] | None:
     """Return a free instance and its MiB, or None.
 
@@ -93,7 +93,7 @@ def find_instance(
     return None
 
 
-def largest_free(tables: Tables, layout: str, taken: int, free_mib: int) -> int:
+def largest_free_mib(tables: LayoutShapes, layout: str, taken: int, free_mib: int) -> int:
     """Return the MiB of the largest instance that is free, 0 if none is."""
     return max(
         (
@@ -107,18 +107,21 @@ def largest_free(tables: Tables, layout: str, taken: int, free_mib: int) -> int:
 
 
 def instance_refusal(
-    tables: Tables, layout: str, taken: int, *, need_mib: int, free_mib: int
+    tables: LayoutShapes, layout: str, taken: int, *, need_mib: int, free_mib: int
 ) -> DeviceRefusal | None:
     """Return why no instance of a device fits, or None if one fits."""
     if find_instance(tables, layout, taken, need_mib=need_mib, free_mib=free_mib):
         return None
-    wanted, largest = f"an instance of {need_mib} MiB or more is needed", largest_of(tables)
+    wanted, largest = (
+        f"an instance of {need_mib} MiB or more is needed",
+        largest_instance_mib(tables),
+    )
     if not largest:
         return DeviceRefusal("NoGpuInstances", "it is in MIG mode, and no layout for it is known")
     if largest < need_mib:
         text = f"{wanted}, and the largest in its layouts has {largest} MiB"
         return DeviceRefusal("GpuInstanceTooSmall", text)
-    free = largest_free(tables, layout, taken, free_mib)
+    free = largest_free_mib(tables, layout, taken, free_mib)
     if layout:
         pinned = f"leased instances keep it in layout {layout}"
         left = f"the largest free instance there has {free} MiB" if free else "none is free there"

@@ -19,43 +19,43 @@ SOFT_TAINT_PENALTY = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Blocked:
+class NodeFilterFailure:
     """Why a node cannot take the pod."""
 
     code: str
     """Machine-readable, such as `InsufficientCpu`."""
-    text: str
+    message: str
     """The scheduler's message, the same for all nodes that it counts together."""
     numbers: str = ""
     """The requested and the available amount."""
 
 
-def unfulfilled(demands: NodeRequirements, facts: NodeFacts) -> Blocked | None:
+def check_node(demands: NodeRequirements, facts: NodeFacts) -> NodeFilterFailure | None:
     """Return the first requirement that the node does not meet, or None."""
     return (
-        unsupported(demands)
-        or untolerated(demands.tolerations, facts)
-        or unselected(demands, facts)
-        or port_taken(demands.host_ports, facts.host_ports)
+        check_supported(demands)
+        or check_taints(demands.tolerations, facts)
+        or check_node_selector(demands, facts)
+        or check_host_ports(demands.host_ports, facts.host_ports)
     )
 
 
-def unsupported(demands: NodeRequirements) -> Blocked | None:
+def check_supported(demands: NodeRequirements) -> NodeFilterFailure | None:
     """Refuse a pod with required constraints that the placer does not support, naming them."""
     if not demands.unsupported:
         return None
     names = ", ".join(demands.unsupported)
     text = f"the pod has constraints that are not supported here: {names}"
-    return Blocked("UnsupportedConstraint", text)
+    return NodeFilterFailure("UnsupportedConstraint", text)
 
 
-def untolerated(tolerations: Iterable[Toleration], facts: NodeFacts) -> Blocked | None:
+def check_taints(tolerations: Iterable[Toleration], facts: NodeFacts) -> NodeFilterFailure | None:
     """Return the first taint that is not tolerated; a cordoned node counts as tainted."""
     if facts.unschedulable and not any(tolerates(t, UNSCHEDULABLE) for t in tolerations):
-        return Blocked("NodeUnschedulable", "node(s) were unschedulable")
+        return NodeFilterFailure("NodeUnschedulable", "node(s) were unschedulable")
     for taint in facts.taints:
         if taint.effect in HARD_EFFECTS and not any(tolerates(t, taint) for t in tolerations):
-            return Blocked(
+            return NodeFilterFailure(
                 "UntoleratedTaint",
                 f"node(s) had untolerated taint {{{taint.key}: {taint.value}}}",
                 f"effect {taint.effect}",
@@ -78,10 +78,10 @@ def tolerates(toleration: Toleration, taint: Taint) -> bool:
     return operator == "Exists" or (operator == "Equal" and toleration.value == taint.value)
 
 
-def unselected(demands: NodeRequirements, facts: NodeFacts) -> Blocked | None:
+def check_node_selector(demands: NodeRequirements, facts: NodeFacts) -> NodeFilterFailure | None:
     """Refuse a node that `nodeSelector` or required node affinity excludes."""
     chosen = all(facts.labels.get(key) == value for key, value in demands.selector) and (
-        not demands.required or any(term_holds(term, facts) for term in demands.required)
+        not demands.required or any(matches_term(term, facts) for term in demands.required)
     )
     if chosen:
         return None
@@ -91,10 +91,10 @@ def unselected(demands: NodeRequirements, facts: NodeFacts) -> Blocked | None:
         if facts.labels.get(key) != value
     )
     text = "node(s) didn't match Pod's node affinity/selector"
-    return Blocked("NodeAffinity", text, next(labels, ""))
+    return NodeFilterFailure("NodeAffinity", text, next(labels, ""))
 
 
-def term_holds(term: tuple[NodeTerm, ...], facts: NodeFacts) -> bool:
+def matches_term(term: tuple[NodeTerm, ...], facts: NodeFacts) -> bool:
     """Return whether all requirements of a term match; an empty term matches nothing."""
     return bool(term) and all(_requirement_holds(need, facts) for need in term)
 
@@ -128,30 +128,32 @@ def _larger(found: str | None, values: tuple[str, ...], *, by: int) -> bool:
         return False
 
 
-def port_taken(wanted: tuple[str, ...], taken: tuple[str, ...]) -> Blocked | None:
+def check_host_ports(wanted: tuple[str, ...], taken: tuple[str, ...]) -> NodeFilterFailure | None:
     """Refuse a node where a requested host port is in use on any address."""
     both = sorted(set(wanted) & set(taken))
     if not both:
         return None
-    return Blocked(
+    return NodeFilterFailure(
         "HostPortTaken",
         "node(s) didn't have free ports for the requested pod ports",
         f"{', '.join(both)} in use",
     )
 
 
-def not_served(triggers: tuple[str, ...], served: frozenset[str]) -> Blocked | None:
+def check_served(triggers: tuple[str, ...], served: frozenset[str]) -> NodeFilterFailure | None:
     """Refuse a node that cannot start containers, or does not serve a requested resource."""
     missing = [name for name in triggers if name not in served]
     if not missing:
         return None
     why = cordon_reason(served)
     if why:
-        return Blocked("NodeAgentNotReady", "node(s) had a node agent that was not ready", why)
-    return Blocked("ResourceNotServed", f"node(s) did not serve {missing[0]}")
+        return NodeFilterFailure(
+            "NodeAgentNotReady", "node(s) had a node agent that was not ready", why
+        )
+    return NodeFilterFailure("ResourceNotServed", f"node(s) did not serve {missing[0]}")
 
 
-def insufficient(wanted: Mapping[str, int], free: Mapping[str, int]) -> Blocked | None:
+def check_resources(wanted: Mapping[str, int], free: Mapping[str, int]) -> NodeFilterFailure | None:
     """Refuse a node with too little of an ordinary resource; one it does not list counts as 0."""
     for name, amount in wanted.items():
         there = free.get(name, 0)
@@ -160,7 +162,7 @@ def insufficient(wanted: Mapping[str, int], free: Mapping[str, int]) -> Blocked 
     return None
 
 
-def lacks(free: Mapping[str, int], wanted: Iterable[tuple[str, int]]) -> bool:
+def has_too_little(free: Mapping[str, int], wanted: Iterable[tuple[str, int]]) -> bool:
     """Return whether some ordinary resource is insufficient: `insufficient` without a message."""
     for name, amount in wanted:  # noqa: SIM110 - asked for every candidate, and twice as quick
         if free.get(name, 0) < amount:
@@ -168,14 +170,14 @@ def lacks(free: Mapping[str, int], wanted: Iterable[tuple[str, int]]) -> bool:
     return False
 
 
-def _insufficient(name: str, amount: int, there: int) -> Blocked:
+def _insufficient(name: str, amount: int, there: int) -> NodeFilterFailure:
     free = amount_text(name, max(there, 0))
     numbers = f"{amount_text(name, amount)} of {name} requested, {free} free"
     if name == "pods":
-        return Blocked("TooManyPods", "Too many pods", numbers)
+        return NodeFilterFailure("TooManyPods", "Too many pods", numbers)
     words = name.replace("/", "-").replace(".", "-").split("-")
     code = "Insufficient" + "".join(word[:1].upper() + word[1:] for word in words)
-    return Blocked(code, f"Insufficient {name}", numbers)
+    return NodeFilterFailure(code, f"Insufficient {name}", numbers)
 
 
 def free_resources(facts: NodeFacts, used: Mapping[str, int]) -> dict[str, int]:
@@ -186,7 +188,7 @@ def free_resources(facts: NodeFacts, used: Mapping[str, int]) -> dict[str, int]:
     }
 
 
-def is_plain(demands: NodeRequirements) -> bool:
+def has_no_node_constraints(demands: NodeRequirements) -> bool:
     """Return whether only taints can exclude a node for pods with these requirements."""
     return not (
         demands.selector
@@ -197,7 +199,7 @@ def is_plain(demands: NodeRequirements) -> bool:
     )
 
 
-def is_open(facts: NodeFacts) -> bool:
+def accepts_any_pod(facts: NodeFacts) -> bool:
     """Return whether pods without tolerations can run on the node."""
     return not facts.unschedulable and not any(t.effect in HARD_EFFECTS for t in facts.taints)
 
@@ -209,7 +211,7 @@ def has_soft_taint(facts: NodeFacts) -> bool:
 
 def preference(demands: NodeRequirements, facts: NodeFacts) -> int:
     """Return the pod's preference for the node: affinity weights less soft taints."""
-    liked = sum(weight for weight, term in demands.preferred if term_holds(term, facts))
+    liked = sum(weight for weight, term in demands.preferred if matches_term(term, facts))
     disliked = sum(
         taint.effect == SOFT_EFFECT and not any(tolerates(t, taint) for t in demands.tolerations)
         for taint in facts.taints
@@ -217,12 +219,12 @@ def preference(demands: NodeRequirements, facts: NodeFacts) -> int:
     return liked - SOFT_TAINT_PENALTY * disliked
 
 
-def node_blocked(
+def check_all(
     request: PodRequest, facts: NodeFacts, free: Mapping[str, int], served: frozenset[str]
-) -> Blocked | None:
+) -> NodeFilterFailure | None:
     """Return the first reason, apart from devices, why the node cannot run the pod."""
     return (
-        unfulfilled(request.node_requirements, facts)
-        or not_served(request.triggers, served)
-        or insufficient(request.resources, free)
+        check_node(request.node_requirements, facts)
+        or check_served(request.triggers, served)
+        or check_resources(request.resources, free)
     )

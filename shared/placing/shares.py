@@ -5,7 +5,7 @@ from shared.model.lease import MigPlacement, RequestedUnits, Share
 from shared.model.request import GpuRequest, SharingPolicy
 
 
-def held_share(container: GpuRequest, device: Device, memory_mib: int) -> Share:
+def enforced_share(container: GpuRequest, device: Device, memory_mib: int) -> Share:
     """Return a share that HAMi-core enforces."""
     return Share(
         container=container.container,

@@ -132,8 +132,8 @@ def resources_table() -> str:
         "|---|---|---|---|",
     ]
     for dialect in DIALECTS.values():
-        silent = dialect.resources - dialect.served - dialect.patched
-        columns = (dialect.served, dialect.patched, silent)
+        silent = dialect.resources - dialect.served - dialect.status_resources
+        columns = (dialect.served, dialect.status_resources, silent)
         cells = (", ".join(f"`{name}`" for name in sorted(names)) or "-" for names in columns)
         rows.append(f"| {dialect.name} | {' | '.join(cells)} |")
     return "\n".join(rows)

@@ -5,20 +5,20 @@ import pytest
 from services.node_agent.gpus.inventory import MAX_ID_LENGTH, check_list, list_bytes, shown_by
 from shared.dialects import (
     DIALECTS,
-    OWN_RESOURCES,
-    READ_ANNOTATIONS,
+    GPU_RESOURCES,
+    REQUEST_ANNOTATIONS,
 )
 from shared.dialects.advertised import (
     TRIGGER,
-    Advertised,
+    Advertisement,
     Strategy,
 )
 from shared.dialects.dialect import (
-    ContainerAsks,
-    PodAsks,
+    ContainerManifest,
+    PodManifest,
     Rules,
 )
-from shared.dialects.pod_requests import read_pod
+from shared.dialects.pod_requests import parse_pod_request
 from shared.model.device import Device, DeviceMode, MigLayout, MigProfile
 from shared.model.errors import RequestError
 from shared.model.names import DeviceUuid, Namespace
@@ -52,9 +52,9 @@ SMALL = (
 )
 
 
-def shown(name: str) -> list[Advertised]:
+def shown(name: str) -> list[Advertisement]:
     """All that a dialect may show: by strategy, with short lists and with long ones."""
-    advertised = DIALECTS[name].advertised
+    advertised = DIALECTS[name].advertise
     small = [advertised(SMALL, strategy) for strategy in Strategy.ALL]
     large = [advertised(LARGEST, strategy) for strategy in (Strategy.AUTO, Strategy.NUMBER)]
     return [*small, *large]
@@ -65,32 +65,32 @@ def test_a_dialect_shows_what_it_says_it_serves_and_patches(name: str) -> None:
     dialect = DIALECTS[name]
 
     assert set().union(*(each.served for each in shown(name))) == dialect.served
-    assert set().union(*(each.patched for each in shown(name))) == dialect.patched
+    assert set().union(*(each.node_status for each in shown(name))) == dialect.status_resources
     assert dialect.served - {TRIGGER} <= dialect.resources
-    assert dialect.patched <= dialect.resources
-    assert dialect.summed <= dialect.patched
+    assert dialect.status_resources <= dialect.resources
+    assert dialect.node_wide <= dialect.status_resources
 
 
 @pytest.mark.parametrize("name", DIALECTS)
 def test_no_resource_is_served_and_patched_at_once(name: str) -> None:
-    assert not any(each.served.keys() & each.patched.keys() for each in shown(name))
+    assert not any(each.served.keys() & each.node_status.keys() for each in shown(name))
 
 
 def test_resources_that_two_dialects_serve_have_one_list() -> None:
     for strategy in (Strategy.AUTO, Strategy.NUMBER):
         lists: dict[str, set[tuple[str, ...]]] = {}
         for dialect in DIALECTS.values():
-            for resource, ids in dialect.advertised(LARGEST, strategy).served.items():
-                lists.setdefault(resource, set()).add(tuple(entry.text for entry in ids))
+            for resource, ids in dialect.advertise(LARGEST, strategy).served.items():
+                lists.setdefault(resource, set()).add(tuple(entry.id for entry in ids))
         assert all(len(different) == 1 for different in lists.values())
 
 
 def test_no_two_dialects_write_one_amount_or_one_annotation_of_a_node() -> None:
-    for written in ("patched", "annotations"):
+    for written in ("node_status", "annotations"):
         keys = [
             key
             for dialect in DIALECTS.values()
-            for key in getattr(dialect.advertised(SMALL, Strategy.AUTO), written)
+            for key in getattr(dialect.advertise(SMALL, Strategy.AUTO), written)
         ]
         assert len(keys) == len(set(keys))
 
@@ -100,11 +100,11 @@ def test_no_two_dialects_write_one_amount_or_one_annotation_of_a_node() -> None:
 def test_no_list_of_sixteen_devices_of_192_gib_nears_the_kubelets_limit(
     name: str, strategy: str
 ) -> None:
-    for resource, ids in DIALECTS[name].advertised(LARGEST, strategy).served.items():
+    for resource, ids in DIALECTS[name].advertise(LARGEST, strategy).served.items():
         check_list(resource, ids)
         assert list_bytes(ids) < KUBELETS_LIMIT_BYTES // 4
-        assert len({entry.text for entry in ids}) == len(ids)
-        assert all(len(entry.text) <= MAX_ID_LENGTH for entry in ids)
+        assert len({entry.id for entry in ids}) == len(ids)
+        assert all(len(entry.id) <= MAX_ID_LENGTH for entry in ids)
 
 
 def test_a_node_of_all_dialects_serves_every_resource_that_one_of_them_needs() -> None:
@@ -118,11 +118,11 @@ def test_a_node_of_all_dialects_serves_every_resource_that_one_of_them_needs() -
 def test_ids_are_never_renumbered_when_a_device_falls_ill_or_another_comes() -> None:
     ill = (LARGEST[0], *LARGEST[2:])
     for dialect in DIALECTS.values():
-        before = dialect.advertised(LARGEST, Strategy.AUTO).served
-        after = dialect.advertised(ill, Strategy.AUTO).served
+        before = dialect.advertise(LARGEST, Strategy.AUTO).served
+        after = dialect.advertise(ill, Strategy.AUTO).served
         for resource, ids in after.items():
-            kept = {entry.text: entry.device for entry in before[resource]}
-            assert all(kept[entry.text] == entry.device for entry in ids)
+            kept = {entry.id: entry.device for entry in before[resource]}
+            assert all(kept[entry.id] == entry.device for entry in ids)
 
 
 ONE_OF_EACH = {
@@ -138,9 +138,9 @@ ONE_OF_EACH = {
 }
 
 
-def asked(*limits: dict[str, int]) -> PodAsks:
-    containers = (ContainerAsks(name=f"c{n}", limits=each) for n, each in enumerate(limits))
-    return PodAsks(namespace=Namespace("ns"), containers=tuple(containers))
+def asked(*limits: dict[str, int]) -> PodManifest:
+    containers = (ContainerManifest(name=f"c{n}", limits=each) for n, each in enumerate(limits))
+    return PodManifest(namespace=Namespace("ns"), containers=tuple(containers))
 
 
 def test_every_dialect_reads_its_own_words_and_no_other_does() -> None:
@@ -149,10 +149,10 @@ def test_every_dialect_reads_its_own_words_and_no_other_does() -> None:
         read = {
             dialect.name
             for dialect in DIALECTS.values()
-            if dialect.read(asked(limits), Rules()) is not None
+            if dialect.parse(asked(limits), Rules()) is not None
         }
         assert read == {name}
-        assert limits.keys() <= OWN_RESOURCES
+        assert limits.keys() <= GPU_RESOURCES
 
 
 @pytest.mark.parametrize("one", ONE_OF_EACH)
@@ -165,7 +165,7 @@ def test_a_pod_that_mixes_two_is_told_which_and_where(one: str, other: str) -> N
         (ONE_OF_EACH[one] | ONE_OF_EACH[other],),
     ):
         with pytest.raises(RequestError) as refused:
-            read_pod(asked(*limits), Rules())
+            parse_pod_request(asked(*limits), Rules())
 
         text = str(refused.value)
         assert text.startswith(
@@ -186,8 +186,8 @@ def test_words_of_a_dialect_that_is_switched_off_are_refused(name: str) -> None:
     others = tuple(other for other in DIALECTS if other != name)
 
     with pytest.raises(RequestError, match=f"belongs to {name}, which is not enabled here"):
-        read_pod(asked(ONE_OF_EACH[name]), Rules(enabled=others))
+        parse_pod_request(asked(ONE_OF_EACH[name]), Rules(enabled=others))
 
 
 def test_annotations_that_a_dialect_reads_decide_which_pods_are_read_alike() -> None:
-    assert all(dialect.annotations <= READ_ANNOTATIONS for dialect in DIALECTS.values())
+    assert all(dialect.request_annotations <= REQUEST_ANNOTATIONS for dialect in DIALECTS.values())

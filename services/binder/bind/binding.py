@@ -58,7 +58,7 @@ BOUND = BindingResult(BindingOutcome.BOUND)
 def binding_annotations(lease: Lease, now_s: float) -> dict[str, str]:
     """Return all annotations that the pod gets with its node: the dialect's, and the lease."""
     dialect = DIALECTS.get(lease.dialect)
-    said = dialect.binding(lease, now_s) if dialect else {}
+    said = dialect.binding_annotations(lease, now_s) if dialect else {}
     return {**said, ANNOTATION: dump_lease(lease)}
 
 

@@ -318,7 +318,10 @@ class Resizer:
 def resized_annotations(lease: Lease) -> dict[str, str]:
     """Return the annotations of a running pod that say how much it holds."""
     dialect = DIALECTS.get(lease.dialect)
-    return {**(dialect.resized(lease) if dialect else {}), ANNOTATION: dump_lease(lease)}
+    return {
+        **(dialect.resized_annotations(lease) if dialect else {}),
+        ANNOTATION: dump_lease(lease),
+    }
 
 
 def _size(shares: Sequence[Share]) -> ShareSize:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from shared.dialects import DIALECTS
 from shared.dialects.dialect import Paths
-from shared.dialects.hami_core import holds
+from shared.dialects.hami_core import is_limited
 from shared.model.device import Device
 from shared.model.errors import RequestError
 from shared.model.events.request_reply import ResizeRequest
@@ -225,7 +225,7 @@ def _unheld(
         return
     for resource in sorted(dialect.served.intersection(node.served)):
         before, after = (
-            sum(dialect.ids_of(share, resource) for share in shares)
+            sum(dialect.id_count(share, resource) for share in shares)
             for shares in (change.before, change.after)
         )
         if before != after:
@@ -236,7 +236,7 @@ def _unheld(
             )
     for each, when in ((lease, "has"), (change.lease, "would have")):
         try:
-            held = holds(dialect.environment(each, change.container, devices, _NOWHERE))
+            held = is_limited(dialect.container_setup(each, change.container, devices, _NOWHERE))
         except RequestError as error:
             yield ResizeRefusal(reason=str(error))
             return

@@ -172,7 +172,7 @@ def views(facts: Facts) -> Iterator[Difference]:
     for lease in facts.leases:
         pod, dialect = pods.get(lease.pod), DIALECTS.get(lease.dialect)
         if pod is not None and pod.node and pod.lives and dialect is not None:
-            text = dialect.differs(lease, pod.annotations)
+            text = dialect.annotation_difference(lease, pod.annotations)
             if text:
                 yield Difference(
                     invariant="O2", subject=_leased(lease), text=text, settles_s=BIND_S

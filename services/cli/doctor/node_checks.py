@@ -8,7 +8,7 @@ from services.node_agent.gpus.inventory import MAX_LIST_BYTES, Gpu, list_bytes
 from services.node_agent.instance_lock import POD, UNIT, AgentInstance
 from services.node_agent.isolation.host_paths import is_loadable
 from services.node_agent.usage.usage_model import DeviceSample
-from shared.dialects.advertised import ServedId
+from shared.dialects.advertised import PluginDeviceId
 from shared.model.device import Device
 from shared.model.events.node_events import Allocation
 from shared.model.lease import Lease
@@ -58,7 +58,9 @@ def kubelet_socket(path: str, error: str) -> Finding:
 
 
 def other_plugins(
-    registered: Registered, served: Mapping[str, Mapping[str, ServedId]], strangers: Sequence[str]
+    registered: Registered,
+    served: Mapping[str, Mapping[str, PluginDeviceId]],
+    strangers: Sequence[str],
 ) -> Finding:
     """Judge whether another plugin serves a resource that is ours to serve."""
     wrong = sorted(
@@ -77,7 +79,9 @@ def other_plugins(
     return ok("nobody else serves our resources")
 
 
-def registration(registered: Registered, served: Mapping[str, Mapping[str, ServedId]]) -> Finding:
+def registration(
+    registered: Registered, served: Mapping[str, Mapping[str, PluginDeviceId]]
+) -> Finding:
     """Judge whether the kubelet has what the agent serves."""
     missing = [name for name in sorted(served) if not registered.get(name) and _any(served[name])]
     if missing:
@@ -88,13 +92,13 @@ def registration(registered: Registered, served: Mapping[str, Mapping[str, Serve
     return ok(f"{len(served)} resources are registered")
 
 
-def _any(ids: Mapping[str, ServedId]) -> bool:
+def _any(ids: Mapping[str, PluginDeviceId]) -> bool:
     return any(one.healthy for one in ids.values())
 
 
 def node_resources(
     allocatable: Mapping[str, int],
-    served: Mapping[str, Mapping[str, ServedId]],
+    served: Mapping[str, Mapping[str, PluginDeviceId]],
     patched: Mapping[str, int],
 ) -> Finding:
     """Judge whether the node shows what its devices have."""
@@ -116,7 +120,7 @@ def node_resources(
     return ok(f"the node shows {len(wanted)} resources as its devices have them")
 
 
-def list_sizes(served: Mapping[str, Mapping[str, ServedId]]) -> Finding:
+def list_sizes(served: Mapping[str, Mapping[str, PluginDeviceId]]) -> Finding:
     """Judge whether the kubelet can take the lists of devices."""
     sizes = {name: list_bytes(ids.values()) for name, ids in served.items()}
     if not sizes:

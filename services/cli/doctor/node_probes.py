@@ -22,7 +22,7 @@ from services.node_agent.mig.partition_client import Partitionable
 from services.node_agent.settings import AgentSettings
 from services.node_agent.usage.cgroups import origin_of
 from services.node_agent.wiring import gpus_of, usage_of
-from shared.dialects.advertised import Host
+from shared.dialects.advertised import NodeSoftware
 from shared.dialects.dialect import Rules
 from shared.dialects.pod_requests import enabled
 from shared.kubernetes.client import KubernetesClient
@@ -126,7 +126,9 @@ class NodeProbes:
         """What an agent with these settings shows of the devices in the ledger."""
         if self._shown is None:
             dialects = enabled(Rules(enabled=self.settings.dialects))
-            self._shown = shown_by(dialects, self.devices, self.settings.gpu_strategy, Host())
+            self._shown = shown_by(
+                dialects, self.devices, self.settings.gpu_strategy, NodeSoftware()
+            )
         return self._shown
 
     async def agent(self) -> Finding:

@@ -154,7 +154,7 @@ def read_written(
     try:
         return replace(
             read,
-            annotations=DIALECTS[lease.dialect].binding(lease, example.now_s),
+            annotations=DIALECTS[lease.dialect].binding_annotations(lease, example.now_s),
             given=tuple(
                 Given(
                     container=name,

@@ -18,13 +18,13 @@ from services.node_agent.kubelet.device_ids import (
     wanted_counts,
 )
 from shared.dialects import DIALECTS
-from shared.dialects.advertised import ServedId
+from shared.dialects.advertised import PluginDeviceId
 from shared.dialects.dialect import (
     ContainerSetup,
     Dialect,
     Paths,
 )
-from shared.dialects.reserved import VISIBLE, reserved_among
+from shared.dialects.reserved import VISIBLE, find_reserved
 from shared.model.device import Device, DeviceMode, Isolation
 from shared.model.errors import RequestError
 from shared.model.lease import Lease, LeaseState, Share
@@ -49,7 +49,7 @@ class NodeSnapshot:
 
     name: NodeName
     devices: Mapping[DeviceUuid, Device]
-    served: Mapping[str, Mapping[str, ServedId]]
+    served: Mapping[str, Mapping[str, PluginDeviceId]]
     paths: Paths
     device_list_strategies: DeviceListStrategies = DEFAULT_STRATEGIES
     """How containers are told which devices they have."""
@@ -84,7 +84,7 @@ def shares_for(
     shares = lease.shares_of(candidate.container.name)
     if not shares:
         raise RequestError(f"the lease of pod {candidate} has no share for this container")
-    variable = reserved_among(candidate.container.variables, candidate.container.prefixes)
+    variable = find_reserved(candidate.container.variables, candidate.container.prefixes)
     if variable is not None:
         raise RequestError(
             f"container {candidate.container.name} of pod {pod.namespace}/{pod.name} sets "
@@ -106,7 +106,7 @@ def dialect_of(lease: Lease) -> Dialect:
 
 def _ids_of(lease: Lease, resource: str) -> IdsOf:
     dialect = dialect_of(lease)
-    return lambda share: dialect.ids_of(share, resource)
+    return lambda share: dialect.id_count(share, resource)
 
 
 def preferred_device_ids(
@@ -177,7 +177,7 @@ def container_setup(
     """
     dialect, shares = dialect_of(lease), lease.shares_of(container)
     if not any(share.mig for share in shares):
-        setup = dialect.environment(lease, container, node.devices, node.paths)
+        setup = dialect.container_setup(lease, container, node.devices, node.paths)
         devices = [share.device for share in sorted(shares, key=lambda share: share.index)]
         return name_devices(setup, devices, node.device_list_strategies, f"{lease.pod}/{container}")
     uuids = [
@@ -189,8 +189,13 @@ def container_setup(
             "the lease is for MIG instances and others, which no container can use at once, or "
             "for an instance that is not there"
         )
+<<<<<<< HEAD
     setup = ContainerSetup(environment={VISIBLE: ",".join(uuids), **dialect.besides})
     return name_devices(setup, uuids, node.device_list_strategies, f"{lease.pod}/{container}")
+=======
+    setup = ContainerSetup(environment={VISIBLE: ",".join(uuids), **dialect.mig_variables})
+    return listed(setup, uuids, node.lists, f"{lease.pod}/{container}")
+>>>>>>> 628f945 (Dialects and placing rules: classes, functions and fields say what they are (PodManifest, Advertisement, container_setup, check_taints))
 
 
 def _check_fences(shares: Sequence[Share], pod: PodUid, honoured: Mapping[str, Fence]) -> None:

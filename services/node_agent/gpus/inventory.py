@@ -8,12 +8,12 @@ from services.node_agent.gpus.device_faults import GONE, Fault
 from services.node_agent.mig.layout_changes import MigInstance, MigState
 from services.node_agent.mig.layouts import KNOWN, layouts_for, present
 from shared.dialects.advertised import (
-    Host,
     NodeObject,
-    ServedId,
+    NodeSoftware,
+    PluginDeviceId,
 )
 from shared.dialects.dialect import Dialect
-from shared.dialects.volcano.device_config import Geometry
+from shared.dialects.volcano.device_config import MigGeometries
 from shared.model.device import Device, DeviceMode, Isolation, MigLayout
 from shared.model.errors import RequestError
 from shared.model.names import DeviceUuid
@@ -22,7 +22,7 @@ from shared.model.node import AGENT_ANNOTATION
 MAX_LIST_BYTES = 4_000_000
 """The kubelet receives at most 4 MiB in one message; a little room is left."""
 MAX_ID_LENGTH = 63
-NO_HOST = Host()
+NO_HOST = NodeSoftware()
 NO_ILLS: Mapping[DeviceUuid, str] = {}
 _HEALTH_LENGTHS = {True: len("Healthy"), False: len("Unhealthy")}
 
@@ -70,7 +70,7 @@ class Division:
     """MiB per unit in which pods ask for memory."""
     strategy: str = "auto"
     """How gpushare's memory reaches the kubelet; see `Strategy`."""
-    tables: tuple[Geometry, ...] = KNOWN
+    tables: tuple[MigGeometries, ...] = KNOWN
     """MIG layouts by model; the first table that is about a model counts."""
     partition: bool = True
     """Layouts may be changed; otherwise what is on a device is all there is."""
@@ -86,7 +86,7 @@ class Division:
 class Shown:
     """What the node shows for all its dialects together."""
 
-    served: Mapping[str, Mapping[str, ServedId]] = field(default_factory=dict)
+    served: Mapping[str, Mapping[str, PluginDeviceId]] = field(default_factory=dict)
     """By resource and ID, in the order of the list."""
     patched: Mapping[str, int] = field(default_factory=dict)
     annotations: Mapping[str, str | None] = field(default_factory=dict)
@@ -228,28 +228,31 @@ def _layouts(gpu: Gpu, division: Division) -> tuple[MigLayout, ...]:
 
 
 def shown_by(
-    dialects: Iterable[Dialect], devices: Sequence[Device], strategy: str, host: Host = NO_HOST
+    dialects: Iterable[Dialect],
+    devices: Sequence[Device],
+    strategy: str,
+    host: NodeSoftware = NO_HOST,
 ) -> Shown:
     """Put together what all dialects show of the devices and their host.
 
     Raises RequestError where a list is too long for the kubelet or an ID is.
     """
-    served: dict[str, Mapping[str, ServedId]] = {}
+    served: dict[str, Mapping[str, PluginDeviceId]] = {}
     patched: dict[str, int] = {}
     annotations: dict[str, str | None] = {AGENT_ANNOTATION: "true"}
     labels: dict[str, str | None] = {}
     lists: dict[str, tuple[str, ...]] = {}
     objects: list[NodeObject] = []
     for dialect in dialects:
-        described = dialect.described(devices, host)
-        for advertised in (dialect.advertised(devices, strategy), described):
+        described = dialect.describe_node(devices, host)
+        for advertised in (dialect.advertise(devices, strategy), described):
             for resource, ids in advertised.served.items():
                 check_list(resource, ids)
-                served[resource] = {entry.text: entry for entry in ids}
-            patched |= advertised.patched
+                served[resource] = {entry.id: entry for entry in ids}
+            patched |= advertised.node_status
             annotations |= advertised.annotations
             labels |= advertised.labels
-            lists |= advertised.lists
+            lists |= advertised.annotation_entries
             objects += advertised.objects
     return Shown(
         served=served,
@@ -261,7 +264,7 @@ def shown_by(
     )
 
 
-def check_list(resource: str, ids: Sequence[ServedId]) -> None:
+def check_list(resource: str, ids: Sequence[PluginDeviceId]) -> None:
     """Raise RequestError if the kubelet would not take a list, with its size."""
     size = list_bytes(ids)
     if size > MAX_LIST_BYTES:
@@ -270,7 +273,7 @@ def check_list(resource: str, ids: Sequence[ServedId]) -> None:
             f"takes {MAX_LIST_BYTES}: raise --memory-factor to "
             f"{-(-size // MAX_LIST_BYTES)} times what it is, or use --gpu-strategy auto"
         )
-    long = next((entry.text for entry in ids if len(entry.text) > MAX_ID_LENGTH), None)
+    long = next((entry.id for entry in ids if len(entry.id) > MAX_ID_LENGTH), None)
     if long is not None:
         raise RequestError(
             f"the device ID {long} for {resource} has {len(long)} characters, at most "
@@ -278,10 +281,10 @@ def check_list(resource: str, ids: Sequence[ServedId]) -> None:
         )
 
 
-def list_bytes(ids: Iterable[ServedId]) -> int:
+def list_bytes(ids: Iterable[PluginDeviceId]) -> int:
     """Return the exact size of a ListAndWatch message.
 
     Every device is a field of tag, length, then ID and health, each with tag and length; all of
     these lengths are below 128 and take one byte.
     """
-    return sum(6 + len(entry.text) + _HEALTH_LENGTHS[entry.healthy] for entry in ids)
+    return sum(6 + len(entry.id) + _HEALTH_LENGTHS[entry.healthy] for entry in ids)

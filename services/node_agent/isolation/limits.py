@@ -161,7 +161,7 @@ def excess_requests(entries: Iterable[CheckpointEntry]) -> dict[str, int]:
     for entry in {entry.key[:2]: entry for entry in entries}.values():
         dialect = DIALECTS.get(entry.lease.dialect)
         for share in entry.lease.shares_of(entry.allocation.container):
-            for resource, amount in dialect.beyond(share).items() if dialect else ():
+            for resource, amount in dialect.released_amounts(share).items() if dialect else ():
                 if amount > 0:
                     total[resource] = total.get(resource, 0) + amount
     return total

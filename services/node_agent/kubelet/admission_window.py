@@ -67,7 +67,7 @@ def limits_of(lease: Lease, container: str, node: NodeSnapshot) -> dict[str, int
         return {}
     shares = lease.shares_of(container)
     counts = {
-        resource: sum(dialect.ids_of(share, resource) for share in shares)
+        resource: sum(dialect.id_count(share, resource) for share in shares)
         for resource in sorted(node.served.keys() & dialect.served)
     }
     return {resource: count for resource, count in counts.items() if count > 0}

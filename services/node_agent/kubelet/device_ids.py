@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from shared.dialects.advertised import ServedId
+from shared.dialects.advertised import PluginDeviceId
 from shared.model.errors import RequestError
 from shared.model.lease import Share
 from shared.model.names import DeviceUuid
@@ -43,7 +43,9 @@ def _runs(named: Mapping[int, str]) -> Iterable[str]:
             start = following if following is not None else start
 
 
-def devices_named(ids: Iterable[str], served: Mapping[str, ServedId]) -> Counter[DeviceUuid | None]:
+def devices_named(
+    ids: Iterable[str], served: Mapping[str, PluginDeviceId]
+) -> Counter[DeviceUuid | None]:
     """Count IDs by device; None counts those that stand for any.
 
     Raises RequestError naming an ID that is not served.
@@ -67,7 +69,7 @@ def wanted_counts(shares: Iterable[Share], ids_of: IdsOf) -> Counter[DeviceUuid]
 
 def preferred_ids(
     shares: Sequence[Share],
-    served: Mapping[str, ServedId],
+    served: Mapping[str, PluginDeviceId],
     ids_of: IdsOf,
     *,
     available: Sequence[str],

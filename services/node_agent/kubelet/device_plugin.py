@@ -12,7 +12,7 @@ from typing import NoReturn, Protocol
 import grpc
 
 from proto.deviceplugin import api_pb2
-from shared.dialects.advertised import ServedId
+from shared.dialects.advertised import PluginDeviceId
 from shared.dialects.dialect import ContainerSetup
 from shared.model.errors import ConflictError, RequestError, UnavailableError
 
@@ -45,7 +45,7 @@ class DevicePluginHandler(Protocol):
         ...
 
 
-def encode_list(ids: Mapping[str, ServedId]) -> bytes:
+def encode_list(ids: Mapping[str, PluginDeviceId]) -> bytes:
     """Encode the complete list of devices, `ListAndWatchResponse`.
 
     Written by hand, as there may be 190,000: each entry is field 1 of the list, and in it field 1
@@ -54,8 +54,8 @@ def encode_list(ids: Mapping[str, ServedId]) -> bytes:
     return b"".join(_encode_entry(entry) for entry in ids.values())
 
 
-def _encode_entry(entry: ServedId) -> bytes:
-    name = entry.text.encode()
+def _encode_entry(entry: PluginDeviceId) -> bytes:
+    name = entry.id.encode()
     health = _HEALTH[entry.healthy]
     return b"\n%c\n%c%b%b" % (len(name) + len(health) + 2, len(name), name, health)
 

@@ -21,7 +21,7 @@ from services.node_agent.kubelet.device_plugin import (
     encode_list,
 )
 from services.node_agent.timeouts import set_within
-from shared.dialects.advertised import ServedId
+from shared.dialects.advertised import PluginDeviceId
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 
 logger = logging.getLogger(__name__)
@@ -66,7 +66,11 @@ class DevicePlugins:
         self.endpoints: dict[str, PluginEndpoint] = {}
         self._changed = asyncio.Event()
 
+<<<<<<< HEAD
     def serve(self, served: Mapping[str, Mapping[str, ServedId]]) -> None:
+=======
+    def show(self, served: Mapping[str, Mapping[str, PluginDeviceId]]) -> None:
+>>>>>>> 628f945 (Dialects and placing rules: classes, functions and fields say what they are (PodManifest, Advertisement, container_setup, check_taints))
         """Serve these resources, each with this complete list, and no others.
 
         Raises RequestError if the directory's path is too long for a socket.
@@ -103,7 +107,9 @@ class DevicePlugins:
 class PluginEndpoint:
     """One resource, from registration to registration."""
 
-    def __init__(self, resource: str, plugins: DevicePlugins, ids: Mapping[str, ServedId]) -> None:
+    def __init__(
+        self, resource: str, plugins: DevicePlugins, ids: Mapping[str, PluginDeviceId]
+    ) -> None:
         self.resource = resource
         self.registered = False
         self.registrations = 0
@@ -128,7 +134,11 @@ class PluginEndpoint:
     def _socket(self) -> Path:
         return self._plugins.directory / f"{self._stem}-{os.urandom(3).hex()}.sock"
 
+<<<<<<< HEAD
     def update(self, ids: Mapping[str, ServedId]) -> None:
+=======
+    def show(self, ids: Mapping[str, PluginDeviceId]) -> None:
+>>>>>>> 628f945 (Dialects and placing rules: classes, functions and fields say what they are (PodManifest, Advertisement, container_setup, check_taints))
         """Send a new list if it differs."""
         if ids == self._ids:
             return

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from services.node_agent.mig.layout_changes import InstanceProfile, MigInstance, fits_alone
-from shared.dialects.volcano.device_config import Geometry
+from shared.dialects.volcano.device_config import MigGeometries
 from shared.model.device import MigLayout, MigProfile
 
 NEAR_PERCENT = 12
@@ -38,8 +38,8 @@ def _sevenths(*profiles: tuple[str, int]) -> tuple[MigLayout, ...]:
     )
 
 
-KNOWN: tuple[Geometry, ...] = (
-    Geometry(
+KNOWN: tuple[MigGeometries, ...] = (
+    MigGeometries(
         models=("A30",),
         layouts=(
             _layout("group1", ("1g.6gb", 6144, 4)),
@@ -47,31 +47,31 @@ KNOWN: tuple[Geometry, ...] = (
             _layout("group3", ("4g.24gb", 24576, 1)),
         ),
     ),
-    Geometry(
+    MigGeometries(
         models=("A100-SXM4-40GB", "A100-40GB-PCIe", "A100-PCIE-40GB"),
         layouts=_sevenths(
             ("1g.5gb", 5120), ("2g.10gb", 10240), ("3g.20gb", 20480), ("7g.40gb", 40960)
         ),
     ),
-    Geometry(
+    MigGeometries(
         models=("A100-SXM4-80GB", "A100-80GB-PCIe", "A100-PCIE-80GB"),
         layouts=_sevenths(
             ("1g.10gb", 9728), ("2g.20gb", 19968), ("3g.40gb", 40192), ("7g.80gb", 80896)
         ),
     ),
-    Geometry(
+    MigGeometries(
         models=("H100 80GB", "H100 PCIe", "H800"),
         layouts=_sevenths(
             ("1g.10gb", 9984), ("2g.20gb", 20096), ("3g.40gb", 40448), ("7g.80gb", 81152)
         ),
     ),
-    Geometry(
+    MigGeometries(
         models=("NVIDIA H200",),
         layouts=_sevenths(
             ("1g.18gb", 16384), ("2g.35gb", 33024), ("3g.71gb", 71168), ("7g.141gb", 143360)
         ),
     ),
-    Geometry(
+    MigGeometries(
         models=("NVIDIA B200",),
         layouts=_sevenths(
             ("1g.23gb", 20992), ("2g.45gb", 45312), ("3g.90gb", 90624), ("7g.180gb", 182272)
@@ -81,7 +81,7 @@ KNOWN: tuple[Geometry, ...] = (
 
 
 def layouts_for(
-    model: str, profiles: Sequence[InstanceProfile], tables: Sequence[Geometry]
+    model: str, profiles: Sequence[InstanceProfile], tables: Sequence[MigGeometries]
 ) -> tuple[tuple[MigLayout, ...], tuple[str, ...]]:
     """Return the layouts of a device, and what is wrong with the table they were taken from.
 

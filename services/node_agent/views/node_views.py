@@ -70,13 +70,13 @@ class Views:
         """Have the pod show that these containers have their devices."""
         dialect = DIALECTS.get(lease.dialect)
         if dialect is not None:
-            self._annotate(lease, dialect.after(lease, containers))
+            self._annotate(lease, dialect.allocated_annotations(lease, containers))
 
     def failed(self, lease: Lease) -> None:
         """Have the pod show that it was refused."""
         dialect = DIALECTS.get(lease.dialect)
         if dialect is not None:
-            self._annotate(lease, dialect.failed(lease))
+            self._annotate(lease, dialect.failed_annotations(lease))
 
     def _annotate(self, lease: Lease, annotations: Mapping[str, str]) -> None:
         if annotations:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from services.placer.mirror.node_mirror import DeviceState
 from shared.model.lease import MigPlacement, Share
 from shared.model.request import GpuRequest, SharingPolicy
-from shared.placing.shares import held_share, instance_share
+from shared.placing.shares import enforced_share, instance_share
 
 Pick = tuple[GpuRequest, DeviceState, int, MigPlacement | None]
 """A container, a device for it, the MiB that its share takes there, and which MIG instance it is;
@@ -40,5 +40,5 @@ def _share(
     if share is None:
         if len(device.known_shares) >= KNOWN_SHARES:
             device.known_shares.clear()
-        share = device.known_shares[key] = held_share(container, device.device, memory)
+        share = device.known_shares[key] = enforced_share(container, device.device, memory)
     return share

@@ -14,7 +14,7 @@ from services.placer.refusal.refusals import refuse
 from shared.model.device import DeviceMode
 from shared.model.placement import Placement, Refusal
 from shared.model.request import PodRequest
-from shared.placing.node_filters import is_plain, lacks
+from shared.placing.node_filters import has_no_node_constraints, has_too_little
 
 DRAWS = 8
 """Nodes drawn from the best ones before they are tried in order."""
@@ -61,14 +61,14 @@ def _quickly(
 
 
 def _fitting(request: PodRequest, index: Index, nodes: Iterator[NodeState]) -> Iterator[Placement]:
-    plain, demands = is_plain(request.node_requirements), request.node_requirements
+    plain, demands = has_no_node_constraints(request.node_requirements), request.node_requirements
     eligibility, triggers = index.eligibility, request.triggers
     wanted, choose = request.resources.items(), chooser_of(request)
     left = CANDIDATES
     for node in nodes:
         if not (plain and node.open) and eligibility.answer(demands, node)[0] is not None:
             continue
-        if lacks(node.free, wanted) or not node.served.issuperset(triggers):
+        if has_too_little(node.free, wanted) or not node.served.issuperset(triggers):
             continue
         picks = choose(node)
         if picks is None:

@@ -3,10 +3,10 @@
 from services.placer.mirror.cluster_mirror import Mirror
 from services.placer.mirror.node_mirror import NodeState
 from shared.model.request import NodeRequirements
-from shared.placing.node_filters import Blocked, preference, unfulfilled
+from shared.placing.node_filters import NodeFilterFailure, check_node, preference
 
 REMEMBERED_DEMANDS = 64
-WELCOME: tuple[Blocked | None, int] = (None, 0)
+WELCOME: tuple[NodeFilterFailure | None, int] = (None, 0)
 
 
 class Eligibility:
@@ -14,14 +14,18 @@ class Eligibility:
 
     def __init__(self, mirror: Mirror) -> None:
         self.mirror = mirror
-        self._answers: dict[NodeRequirements, dict[NodeState, tuple[Blocked | None, int]]] = {}
+        self._answers: dict[
+            NodeRequirements, dict[NodeState, tuple[NodeFilterFailure | None, int]]
+        ] = {}
         self._seen = 0
 
     def is_wanting(self, demands: NodeRequirements) -> bool:
         """Say whether nodes that meet these demands are not all equally welcome."""
         return bool(demands.preferred) or self.mirror.soft_nodes > 0
 
-    def answer(self, demands: NodeRequirements, node: NodeState) -> tuple[Blocked | None, int]:
+    def answer(
+        self, demands: NodeRequirements, node: NodeState
+    ) -> tuple[NodeFilterFailure | None, int]:
         """Return what blocks the node, if anything does, and how welcome it is."""
         self._catch_up()
         answers = self._answers.get(demands)
@@ -32,7 +36,7 @@ class Eligibility:
         answer = answers.get(node)
         if answer is None:
             facts = node.facts
-            answer = (unfulfilled(demands, facts), preference(demands, facts))
+            answer = (check_node(demands, facts), preference(demands, facts))
             answers[node] = answer = WELCOME if answer == WELCOME else answer
         return answer
 

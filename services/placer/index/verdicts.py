@@ -13,7 +13,7 @@ from services.placer.mirror.node_mirror import NodeState
 from services.placer.refusal.device_reasons import why_no_devices
 from shared.model.placement import Refusal
 from shared.model.request import NodeOrder, PodRequest
-from shared.placing.node_filters import Blocked, insufficient, not_served
+from shared.placing.node_filters import NodeFilterFailure, check_resources, check_served
 
 Reason = tuple[str, str]
 """Code and text, without numbers: what nodes are counted by."""
@@ -25,7 +25,7 @@ class Verdicts(Lane):
     def __init__(self, mirror: Mirror, eligibility: Eligibility, request: PodRequest) -> None:
         super().__init__(mirror, self._rank, packs=request.node_order is NodeOrder.BINPACK)
         self.request = request
-        self.blocked: dict[Reason, dict[NodeState, Blocked]] = {}
+        self.blocked: dict[Reason, dict[NodeState, NodeFilterFailure]] = {}
         self.refusal: tuple[int, Refusal] | None = None
         """What was said last, and the mirror's position when it was."""
         self.hopeless: tuple[int, bool] | None = None
@@ -51,8 +51,8 @@ class Verdicts(Lane):
                 rank = gap_rank(node)
                 if rank is not None:
                     return preferred_rank(rank, 2 * liking - mode)
-        blocked = blocked or Blocked("NoGap", "node(s) had no fitting GPU")
-        reason = (blocked.code, blocked.text)
+        blocked = blocked or NodeFilterFailure("NoGap", "node(s) had no fitting GPU")
+        reason = (blocked.code, blocked.message)
         self._reason_of[node] = reason
         self.blocked.setdefault(reason, {})[node] = blocked
         return None
@@ -60,13 +60,13 @@ class Verdicts(Lane):
 
 def judge(
     request: PodRequest, node: NodeState, eligibility: Eligibility
-) -> tuple[Blocked | None, int]:
+) -> tuple[NodeFilterFailure | None, int]:
     """Return the first reason why the node cannot take the pod, and how welcome it is."""
     blocked, liking = eligibility.answer(request.node_requirements, node)
     if blocked is None and request.triggers:
-        blocked = not_served(request.triggers, node.served)
+        blocked = check_served(request.triggers, node.served)
     if blocked is None:
-        blocked = insufficient(request.resources, node.free)
+        blocked = check_resources(request.resources, node.free)
     if blocked is None and request.containers and choose_devices(request, node) is None:
         blocked = why_no_devices(request, node)
     return blocked, liking

@@ -9,14 +9,14 @@ from shared.model.ledger import LedgerNode
 from shared.model.names import NodeName
 from shared.model.node import NodeFacts
 from shared.placing.mig_instances import (
-    Tables,
-    largest_free,
-    largest_of,
-    positions_in,
-    tables_of,
-    taken_by,
+    LayoutShapes,
+    format_positions,
+    largest_free_mib,
+    largest_instance_mib,
+    layout_shapes,
+    parse_positions,
 )
-from shared.placing.node_filters import free_resources, has_soft_taint, is_open
+from shared.placing.node_filters import accepts_any_pod, free_resources, has_soft_taint
 
 if TYPE_CHECKING:
     from services.placer.mirror.tentative_reservations import Hold, Manners, Part
@@ -84,8 +84,8 @@ class DeviceState:
         self.slots = device.slots
         self.everything = device.memory_mib // device.unit_mib * device.unit_mib
         self.mig = device.mode is DeviceMode.MIG
-        self.tables: Tables = tables_of(device.layouts) if self.mig else {}
-        self.largest = largest_of(self.tables)
+        self.tables: LayoutShapes = layout_shapes(device.layouts) if self.mig else {}
+        self.largest = largest_instance_mib(self.tables)
         """MiB of the largest instance that the device can have; 0 outside MIG mode."""
         self.healthy = device.healthy and not closed
         self.guarded = device.isolation is not Isolation.SHARED
@@ -129,7 +129,7 @@ class DeviceState:
         base = self.base
         self.tags, self.alone, self.layout = base.anti_affinity_groups, base.exclusive, base.layout
         if self.mig:
-            self.positions = positions_in(base.slots_taken) if base.layout else 0
+            self.positions = parse_positions(base.slots_taken) if base.layout else 0
         for part in self.parts:
             if part.manners is not None:
                 self._note(part.manners)
@@ -163,7 +163,7 @@ class DeviceState:
         """Shares from before it was partitioned keep a device from being partitioned at all."""
         if not self.healthy or self.alone or (self.shares and not self.layout):
             return 0
-        return largest_free(self.tables, self.layout, self.positions, free)
+        return largest_free_mib(self.tables, self.layout, self.positions, free)
 
     def give_back(self, part: "Part") -> None:
         """Count a hold's part, no longer among `parts`, as taken no more."""
@@ -180,7 +180,7 @@ class DeviceState:
             fence=self.base.fence,
             anti_affinity_groups=self.tags,
             exclusive=self.alone,
-            slots_taken=taken_by(self.positions) if self.mig else self.base.slots_taken,
+            slots_taken=format_positions(self.positions) if self.mig else self.base.slots_taken,
             layout=self.layout,
             claimed_by=self.base.claimed_by,
         )
@@ -256,7 +256,7 @@ class NodeState:
         self.used = node.used
         self.served = node.serving
         self.put_devices(devices)
-        self.open = is_open(node.facts)
+        self.open = accepts_any_pod(node.facts)
         self.soft = has_soft_taint(node.facts)
         self.total = sum(device.total for device in devices)
         self.taken = sum(device.memory for device in devices)

@@ -20,7 +20,7 @@ from shared.model.placement import DeviceVerdict
 from shared.model.request import GpuRequest, PodRequest, TopologyScope
 from shared.placing.device_filters import device_excluded
 from shared.placing.mig_instances import instance_mib, instance_refusal
-from shared.placing.node_filters import Blocked
+from shared.placing.node_filters import NodeFilterFailure
 
 NODE_TEXTS: Mapping[str, str] = {
     "InsufficientGpuMemory": "Insufficient GPU memory",
@@ -57,14 +57,16 @@ EXCLUSIONS = frozenset({"GpuTypeExcluded", "GpuUuidExcluded", "GpuModeMismatch",
 CLOSED = DeviceRefusal("GpuClosed", "an annotation of its node closes it to new shares")
 
 
-def why_no_devices(request: PodRequest, node: NodeState) -> Blocked:
+def why_no_devices(request: PodRequest, node: NodeState) -> NodeFilterFailure:
     """Return the reason that most of the node's devices in question share."""
     if not node.devices:
-        return Blocked("NoGpus", "node(s) had no GPU")
+        return NodeFilterFailure("NoGpus", "node(s) had no GPU")
     most = max(container.gpus for container in request.containers)
     if most > len(node.devices):
         numbers = f"{most} different GPUs wanted, {len(node.devices)} there"
-        return Blocked("NotEnoughGpus", "node(s) had fewer GPUs than the pod asks for", numbers)
+        return NodeFilterFailure(
+            "NotEnoughGpus", "node(s) had fewer GPUs than the pod asks for", numbers
+        )
     refusals = device_refusals(request, node)
     counts = Counter(refusal.code for refusal in refusals.values())
     if not counts:
@@ -72,11 +74,11 @@ def why_no_devices(request: PodRequest, node: NodeState) -> Blocked:
             f" on one {SCOPES[request.topology_scope]}" if request.topology_scope in SCOPES else ""
         )
         text = f"node(s) had no GPUs for all containers at once{where}"
-        return Blocked("GpusDoNotFitTogether", text)
+        return NodeFilterFailure("GpusDoNotFitTogether", text)
     in_question = Counter({code: n for code, n in counts.items() if code not in EXCLUSIONS})
     code = (in_question or counts).most_common(1)[0][0]
     fitting = len(node.devices) - len(refusals)
-    return Blocked(
+    return NodeFilterFailure(
         code, NODE_TEXTS[code], f"{most} GPU{'s' * (most > 1)} wanted, {fitting} of those there fit"
     )
 

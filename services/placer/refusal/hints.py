@@ -7,9 +7,9 @@ from services.placer.mirror.node_mirror import DeviceState, NodeState
 from shared.dialects.advertised import TRIGGER
 from shared.model.request import PodRequest
 from shared.placing.device_filters import device_excluded
-from shared.placing.node_filters import Blocked
+from shared.placing.node_filters import NodeFilterFailure
 
-Near = Sequence[tuple[NodeState, Blocked]]
+Near = Sequence[tuple[NodeState, NodeFilterFailure]]
 
 
 def hint_for(request: PodRequest, nearest: Near) -> str:

@@ -12,7 +12,7 @@ from services.placer.refusal.device_reasons import verdicts_on
 from services.placer.refusal.hints import hint_for
 from shared.model.placement import NodeVerdict, Refusal
 from shared.model.request import PodRequest, TopologyScope
-from shared.placing.node_filters import Blocked, insufficient
+from shared.placing.node_filters import NodeFilterFailure, check_resources
 
 NEAREST = 3
 LOOKED_AT = 32
@@ -54,7 +54,7 @@ def _by_code(counts: Iterable[tuple[int, str, str]]) -> tuple[tuple[str, int], .
     return tuple(sorted(sums.items(), key=lambda entry: (-entry[1], entry[0])))
 
 
-def _nearest(verdicts: Verdicts) -> list[tuple[NodeState, Blocked]]:
+def _nearest(verdicts: Verdicts) -> list[tuple[NodeState, NodeFilterFailure]]:
     some = [
         entry
         for blocked in verdicts.blocked.values()
@@ -75,8 +75,8 @@ def _widest(node: NodeState) -> int:
     return max(gaps, default=0)
 
 
-def _spelled_out(request: PodRequest, node: NodeState, blocked: Blocked) -> NodeVerdict:
-    text = blocked.text.replace("node(s) were ", "it was ").replace("node(s) ", "it ")
+def _spelled_out(request: PodRequest, node: NodeState, blocked: NodeFilterFailure) -> NodeVerdict:
+    text = blocked.message.replace("node(s) were ", "it was ").replace("node(s) ", "it ")
     reason = f"{text} ({blocked.numbers})" if blocked.numbers else text
     devices = verdicts_on(request, node) if "Gpu" in blocked.code and request.containers else ()
     return NodeVerdict(node=node.name, reason=reason, devices=devices)
@@ -100,7 +100,7 @@ def _could_ever_fit(request: PodRequest, nodes: Iterable[NodeState]) -> bool:
         return False
     tried = set()
     for node in nodes:
-        if insufficient(request.resources, node.facts.allocatable) is not None:
+        if check_resources(request.resources, node.facts.allocatable) is not None:
             continue
         build = tuple(_build_of(device, request) for device in node.devices)
         if build in tried:

@@ -8,7 +8,7 @@ them all GPUs; here two containers of a pod never share a GPU, and each is limit
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shared.dialects.dialect import PodAsks, Rules
+from shared.dialects.dialect import PodManifest, Rules
 from shared.model.errors import RequestError
 
 NAME = "koordinator"
@@ -39,7 +39,7 @@ _ALIASES: Mapping[str, str] = {
 }
 RESOURCES = frozenset({*_ALIASES, HYPHEN})
 
-LEGAL = frozenset(
+VALID_COMBINATIONS = frozenset(
     {
         frozenset({GPU}),
         frozenset({MEMORY}),
@@ -56,10 +56,10 @@ LEGAL = frozenset(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class GpuPart:
     """A container's request: a number of different GPUs, and the same part of each."""
 
-    cards: int
+    gpus: int
     core_percent: int | None = None
     """None: not requested; compute is then neither reserved nor limited."""
     ratio_percent: int | None = None
@@ -78,7 +78,7 @@ class Part:
         return partly or self.ratio_percent != FULL
 
 
-def reads_nvidia_gpus(asks: PodAsks, rules: Rules) -> bool:
+def reads_nvidia_gpus(asks: PodManifest, rules: Rules) -> bool:
     """Return whether `nvidia.com/gpu` in this pod is for the Koordinator dialect.
 
     Where that dialect is disabled, the NVIDIA dialect reads such pods, too, so that no pod with the
@@ -88,7 +88,7 @@ def reads_nvidia_gpus(asks: PodAsks, rules: Rules) -> bool:
     return enabled and asks.scheduler == SCHEDULER
 
 
-def part_of(container: str, limits: Mapping[str, int]) -> Part | None:
+def parse_part(container: str, limits: Mapping[str, int]) -> GpuPart | None:
     """Parse one container's limits; the shorthand and a missing GPU count are completed.
 
     None: no GPU is requested. Amounts of 0 are ignored. Raises RequestError naming container,
@@ -98,10 +98,10 @@ def part_of(container: str, limits: Mapping[str, int]) -> Part | None:
     amounts = _amounts(where, limits)
     vendor = limits.get(NVIDIA_GPUS, 0)
     if not amounts:
-        return Part(cards=vendor, core_percent=FULL, ratio_percent=FULL) if vendor > 0 else None
-    _check_company(where, limits, amounts)
+        return GpuPart(gpus=vendor, core_percent=FULL, ratio_percent=FULL) if vendor > 0 else None
+    _check_other_resources(where, limits, amounts)
     _check_names(where, amounts)
-    _check_cards(where, amounts)
+    _check_percent(where, amounts)
     full = _completed(amounts)
     cards = full[SHARED]
     for name in (CORE, RATIO):
@@ -110,8 +110,8 @@ def part_of(container: str, limits: Mapping[str, int]) -> Part | None:
         raise RequestError(
             f"{where}: {PREFIX}{MEMORY} {full[MEMORY]} over {cards} GPUs is less than 1 byte each"
         )
-    return Part(
-        cards=cards,
+    return GpuPart(
+        gpus=cards,
         core_percent=full[CORE] // cards if CORE in full else None,
         ratio_percent=full[RATIO] // cards if RATIO in full else None,
         memory_bytes=full[MEMORY] // cards if MEMORY in full else None,
@@ -129,7 +129,7 @@ def amount_changes(limits: Mapping[str, int]) -> dict[str, int | None]:
         for key, name in _ALIASES.items()
         if (amount := limits.get(key, 0)) > 0
     }  # fmt: skip
-    if frozenset(amounts) not in LEGAL:
+    if frozenset(amounts) not in VALID_COMBINATIONS:
         return {}
     full = _completed(amounts)
     if GPU not in amounts:
@@ -166,7 +166,9 @@ def _amounts(where: str, limits: Mapping[str, int]) -> dict[str, int]:
     return amounts
 
 
-def _check_company(where: str, limits: Mapping[str, int], amounts: Mapping[str, int]) -> None:
+def _check_other_resources(
+    where: str, limits: Mapping[str, int], amounts: Mapping[str, int]
+) -> None:
     other = next((key for key in limits if key == NVIDIA_GPUS or key.startswith(NPUS)), None)
     if other is None or not limits[other]:
         return
@@ -179,7 +181,7 @@ def _check_company(where: str, limits: Mapping[str, int], amounts: Mapping[str, 
 
 
 def _check_names(where: str, amounts: Mapping[str, int]) -> None:
-    if frozenset(amounts) in LEGAL:
+    if frozenset(amounts) in VALID_COMBINATIONS:
         return
     named = _listed(amounts)
     if GPU in amounts:
@@ -192,7 +194,7 @@ def _check_names(where: str, amounts: Mapping[str, int]) -> None:
     raise RequestError(f"{where}: {named}: {rule}")
 
 
-def _check_cards(where: str, amounts: Mapping[str, int]) -> None:
+def _check_percent(where: str, amounts: Mapping[str, int]) -> None:
     """Check a request without a GPU count: a part of one GPU, or whole GPUs."""
     if SHARED in amounts:
         return

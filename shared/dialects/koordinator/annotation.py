@@ -22,11 +22,11 @@ DECIMAL = ("", "k", "M", "G", "T", "P", "E")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Allocated:
+class AllocatedGpu:
     """One GPU of the annotation."""
 
     minor: int
-    id: str = ""
+    uuid: str = ""
     """The GPU's UUID; empty: unknown to the writer."""
     resources: Mapping[str, int] | None = None
     """By their current names; None: unknown."""
@@ -113,11 +113,11 @@ def difference(lease: Lease, annotations: Mapping[str, str]) -> str:
         return str(error)
     if claimed == parse_allocated(encode_allocated(lease)):
         return ""
-    cards = ", ".join(f"GPU {card.minor} ({card.id})" for card in claimed) or "no GPU"
+    cards = ", ".join(f"GPU {card.minor} ({card.uuid})" for card in claimed) or "no GPU"
     return f"{ALLOCATED} lists {cards} instead of the lease's devices: {encode_allocated(lease)}"
 
 
-def parse_allocated(text: str) -> tuple[Allocated, ...]:
+def parse_allocated(text: str) -> tuple[AllocatedGpu, ...]:
     """Parse the GPUs of an annotation from any writer; unknown keys are ignored.
 
     Amounts may be numbers or quantities, and resource names those before Koordinator 1.0. Raises
@@ -130,11 +130,11 @@ def parse_allocated(text: str) -> tuple[Allocated, ...]:
         raise RequestError(f"{ALLOCATED} is malformed: {error!r}") from error
 
 
-def _entry(entry: Mapping[str, Any]) -> Allocated:
+def _entry(entry: Mapping[str, Any]) -> AllocatedGpu:
     resources = entry.get("resources")
-    return Allocated(
+    return AllocatedGpu(
         minor=int(entry["minor"]),
-        id=str(entry.get("id", "")),
+        uuid=str(entry.get("id", "")),
         resources=None
         if resources is None
         else {

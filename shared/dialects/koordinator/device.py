@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shared.dialects.advertised import (
-    Advertised,
-    Host,
+    Advertisement,
     NodeObject,
+    NodeSoftware,
 )
 from shared.dialects.koordinator.amounts import CORE, FULL, MEMORY, PREFIX, RATIO
 from shared.dialects.koordinator.annotation import binary_text, decimal_text
@@ -27,16 +27,17 @@ KIND = "Device"
 UNHEALTHY = "DeviceUnhealthy"
 
 
-def described(devices: Sequence[Device], host: Host) -> Advertised:
+def describe_node(devices: Sequence[Device], host: NodeSoftware) -> Advertisement:
     """Return a node's labels and its object.
 
     The isolation label is set only while isolation works: pods whose share is limited run only on
     nodes that have it.
     """
-    cards = cards_of(devices)
+    cards = shared_devices(devices)
     labels = labels_of(cards, host)
-    return Advertised(
-        labels=labels | {ISOLATION_LABEL: HAMI_CORE if cards and host.isolates else None},
+    return Advertisement(
+        labels=labels
+        | {ISOLATION_LABEL: HAMI_CORE if cards and host.isolation_available else None},
         objects=(
             NodeObject(
                 collection=COLLECTION,
@@ -48,23 +49,23 @@ def described(devices: Sequence[Device], host: Host) -> Advertised:
     )
 
 
-def cards_of(devices: Sequence[Device]) -> list[Device]:
+def shared_devices(devices: Sequence[Device]) -> list[Device]:
     """Return the devices without those in MIG mode, which Koordinator does not know."""
     return [device for device in devices if device.mode is DeviceMode.HAMI_CORE]
 
 
-def labels_of(devices: Sequence[Device], host: Host) -> dict[str, str | None]:
+def labels_of(devices: Sequence[Device], host: NodeSoftware) -> dict[str, str | None]:
     """Return vendor, model and driver; as upstream, the model is that of the first device."""
     if not devices:
         return dict.fromkeys((VENDOR_LABEL, MODEL_LABEL, DRIVER_LABEL))
     return {
         VENDOR_LABEL: VENDOR,
         MODEL_LABEL: devices[0].model_label,
-        DRIVER_LABEL: host.driver[:LABEL_LENGTH] or None,
+        DRIVER_LABEL: host.driver_version[:LABEL_LENGTH] or None,
     }
 
 
-def card_resources(device: Device) -> dict[str, int]:
+def device_resources(device: Device) -> dict[str, int]:
     """Return the amounts of one GPU, in bytes and percent."""
     return {
         PREFIX + CORE: FULL,
@@ -74,7 +75,7 @@ def card_resources(device: Device) -> dict[str, int]:
 
 
 def _entry(device: Device) -> dict[str, Any]:
-    amounts = card_resources(device)
+    amounts = device_resources(device)
     return {
         "type": "gpu",
         "id": device.uuid,

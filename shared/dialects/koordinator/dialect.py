@@ -29,16 +29,16 @@ from collections.abc import Mapping, Sequence
 
 from shared.dialects import hami_core
 from shared.dialects.advertised import (
-    Advertised,
+    Advertisement,
     trigger_ids,
 )
 from shared.dialects.dialect import (
-    ContainerAsks,
+    ContainerManifest,
     ContainerSetup,
     Dialect,
     Mount,
     Paths,
-    PodAsks,
+    PodManifest,
     Rules,
     runs_before,
 )
@@ -54,20 +54,20 @@ from shared.dialects.koordinator.amounts import (
     RESOURCES,
     SCHEDULER,
     SHARED,
-    Part,
+    GpuPart,
     amount_changes,
-    part_of,
+    parse_part,
     reads_nvidia_gpus,
 )
 from shared.dialects.koordinator.annotation import ALLOCATED, difference, encode_allocated
 from shared.dialects.koordinator.device import (
     HAMI_CORE,
     ISOLATION_LABEL,
-    card_resources,
-    cards_of,
-    described,
+    describe_node,
+    device_resources,
+    shared_devices,
 )
-from shared.dialects.koordinator.hints import ANNOTATIONS, read_steering
+from shared.dialects.koordinator.hints import ANNOTATIONS, parse_hints
 from shared.dialects.koordinator.texts import denial
 from shared.dialects.reserved import LIBRARY_DIRECTORY, VISIBLE
 from shared.model.device import Device
@@ -95,21 +95,23 @@ BY_MEMORY = (0, 0, 1)
 """Upstream has equal weights for bytes and ratio, which are the same memory."""
 
 
-def read(asks: PodAsks, rules: Rules) -> PodRequest | None:
+def parse(asks: PodManifest, rules: Rules) -> PodRequest | None:
     """Parse the pod's containers. Raises RequestError naming container, resource, value, rule."""
     cards = reads_nvidia_gpus(asks, rules)
-    parts = [(asked, part) for asked in asks.containers if (part := _part(asked, cards=cards))]
+    parts = [
+        (asked, part) for asked in asks.containers if (part := _parse_container(asked, cards=cards))
+    ]
     if not parts:
         return None
     _check_units([(asked.name, part) for asked, part in parts])
-    vendor = _check_vocabulary([asked for asked, _ in parts])
+    vendor = _check_names([asked for asked, _ in parts])
     asking = [asked for asked, _ in parts]
-    steering = read_steering(
+    steering = parse_hints(
         asks.annotations,
         asked={name for asked in asks.containers for name, n in asked.limits.items() if n},
         shared=any(part.ratio_percent != FULL for _, part in parts),
     )
-    device_order, node_order = ORDERS[rules.scoring]
+    device_order, node_order = ORDERS[rules.scoring_strategy]
     return PodRequest(
         dialect=NAME,
         containers=tuple(
@@ -123,18 +125,18 @@ def read(asks: PodAsks, rules: Rules) -> PodRequest | None:
         device_order=device_order,
         node_order=node_order,
         node_requirements=NodeRequirements(
-            selector=_isolation(asks.labels, [part for _, part in parts])
+            selector=_isolation_selector(asks.labels, [part for _, part in parts])
         ),
     )
 
 
-def _part(asked: ContainerAsks, *, cards: bool) -> Part | None:
+def _parse_container(asked: ContainerManifest, *, cards: bool) -> GpuPart | None:
     said = {**asked.requests, **asked.limits}
-    part = part_of(asked.name, said if cards else {**said, NVIDIA_GPUS: 0})
+    part = parse_part(asked.name, said if cards else {**said, NVIDIA_GPUS: 0})
     if part is None or TRIGGER in _named(asked) or NVIDIA_GPUS in _named(asked):
         return part
     missing = amount_changes(said)
-    count = missing.get(TRIGGER, part.cards)
+    count = missing.get(TRIGGER, part.gpus)
     shorthand = f", and replace {PREFIX}{GPU} by what it stands for" if len(missing) > 1 else ""
     raise RequestError(
         f"container {asked.name}: {TRIGGER} is missing, and without it the kubelet would start the "
@@ -143,11 +145,11 @@ def _part(asked: ContainerAsks, *, cards: bool) -> Part | None:
     )
 
 
-def _named(asked: ContainerAsks) -> set[str]:
+def _named(asked: ContainerManifest) -> set[str]:
     return {name for name, amount in asked.limits.items() if amount > 0}
 
 
-def _check_units(parts: Sequence[tuple[str, Part]]) -> None:
+def _check_units(parts: Sequence[tuple[str, GpuPart]]) -> None:
     ratio = [name for name, part in parts if part.ratio_percent is not None]
     in_bytes = [name for name, part in parts if part.memory_bytes is not None]
     if ratio and in_bytes:
@@ -157,7 +159,7 @@ def _check_units(parts: Sequence[tuple[str, Part]]) -> None:
         )
 
 
-def _check_vocabulary(asking: Sequence[ContainerAsks]) -> bool:
+def _check_names(asking: Sequence[ContainerManifest]) -> bool:
     """Return whether the pod requests whole GPUs by NVIDIA's name."""
     vendor = [asked.name for asked in asking if NVIDIA_GPUS in _named(asked)]
     others = [asked.name for asked in asking if NVIDIA_GPUS not in _named(asked)]
@@ -169,10 +171,10 @@ def _check_vocabulary(asking: Sequence[ContainerAsks]) -> bool:
     return bool(vendor)
 
 
-def _request(container: str, part: Part, *, init: bool) -> GpuRequest:
+def _request(container: str, part: GpuPart, *, init: bool) -> GpuRequest:
     return GpuRequest(
         container=container,
-        gpus=part.cards,
+        gpus=part.gpus,
         memory_percent=None if part.whole else part.ratio_percent,
         percent_of_mib=True,
         memory_bytes=part.memory_bytes,
@@ -185,7 +187,9 @@ def _request(container: str, part: Part, *, init: bool) -> GpuRequest:
     )
 
 
-def _isolation(labels: Mapping[str, str], parts: Sequence[Part]) -> tuple[tuple[str, str], ...]:
+def _isolation_selector(
+    labels: Mapping[str, str], parts: Sequence[GpuPart]
+) -> tuple[tuple[str, str], ...]:
     """Require a node with HAMi-core if a container must be limited."""
     wanted = labels.get(ISOLATION_LABEL, "")
     if wanted and wanted.lower() != HAMI_CORE.lower():
@@ -198,23 +202,23 @@ def _isolation(labels: Mapping[str, str], parts: Sequence[Part]) -> tuple[tuple[
 
 def check_scoring(rules: Rules) -> None:
     """Raise RequestError naming a scoring strategy that there is not."""
-    if rules.scoring not in ORDERS:
+    if rules.scoring_strategy not in ORDERS:
         raise RequestError(
-            f"--koordinator-scoring must be {' or '.join(ORDERS)}, got {rules.scoring!r}"
+            f"--koordinator-scoring must be {' or '.join(ORDERS)}, got {rules.scoring_strategy!r}"
         )
 
 
-def binding(lease: Lease, _: float) -> dict[str, str]:
+def binding_annotations(lease: Lease, _: float) -> dict[str, str]:
     """Return the allocation; it replaces what the pod's author may have written."""
     return {ALLOCATED: encode_allocated(lease)}
 
 
-def resized(lease: Lease) -> dict[str, str]:
+def resized_annotations(lease: Lease) -> dict[str, str]:
     """Return the current allocation."""
     return {ALLOCATED: encode_allocated(lease)}
 
 
-def beyond(share: Share) -> dict[str, int]:
+def released_amounts(share: Share) -> dict[str, int]:
     """Return the requested compute and memory that a resize has released."""
     if share.requested_size is None or share.requested_units is None:
         return {}
@@ -226,7 +230,7 @@ def beyond(share: Share) -> dict[str, int]:
     }
 
 
-def environment(
+def container_setup(
     lease: Lease, container: str, _: Mapping[DeviceUuid, Device], paths: Paths
 ) -> ContainerSetup:
     """Return the container's devices and, for parts of GPUs, what HAMi-core needs.
@@ -282,18 +286,18 @@ def _is_limited(share: Share) -> bool:
     return not everything or 0 < share.cores_percent < FULL
 
 
-def advertised(devices: Sequence[Device], _: str) -> Advertised:
+def advertise(devices: Sequence[Device], _: str) -> Advertisement:
     """Serve a hundred IDs per GPU; write the amounts of healthy GPUs into node status."""
-    usable = cards_of(devices)
+    usable = shared_devices(devices)
     healthy = [device for device in usable if device.healthy]
     patched = dict.fromkeys(sorted(PATCHED), 0)
     for device in healthy:
-        for name, amount in card_resources(device).items():
+        for name, amount in device_resources(device).items():
             patched[name] += amount
     patched[PREFIX + GPU] = patched[PREFIX + CORE]
-    return Advertised(
+    return Advertisement(
         served={TRIGGER: trigger_ids(usable)},
-        patched=patched,
+        node_status=patched,
     )
 
 
@@ -303,17 +307,17 @@ DIALECT = Dialect(
     name=NAME,
     resources=RESOURCES | {NVIDIA_GPUS},
     served=frozenset({TRIGGER}),
-    patched=PATCHED,
-    annotations=ANNOTATIONS,
-    labels=frozenset({ISOLATION_LABEL}),
-    read=read,
-    binding=binding,
-    environment=environment,
-    advertised=advertised,
-    described=described,
-    differs=difference,
-    resized=resized,
-    beyond=beyond,
+    status_resources=PATCHED,
+    request_annotations=ANNOTATIONS,
+    request_labels=frozenset({ISOLATION_LABEL}),
+    parse=parse,
+    binding_annotations=binding_annotations,
+    container_setup=container_setup,
+    advertise=advertise,
+    describe_node=describe_node,
+    annotation_difference=difference,
+    resized_annotations=resized_annotations,
+    released_amounts=released_amounts,
     amount_changes=amount_changes,
     vendor_denial=denial,
     check_rules=check_scoring,

@@ -50,7 +50,7 @@ Hints = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Steering:
+class DeviceHints:
     """The devices that the annotations allow."""
 
     scope: TopologyScope = TopologyScope.NODE
@@ -59,9 +59,9 @@ class Steering:
     not_models: tuple[str, ...] = ()
 
 
-def read_steering(
+def parse_hints(
     annotations: Mapping[str, str], *, asked: Iterable[str], shared: bool
-) -> Steering:
+) -> DeviceHints:
     """Parse the annotations of a pod that requests GPUs.
 
     `asked` are the resources of all its containers; `shared`: it requests parts of GPUs. Raises
@@ -136,7 +136,7 @@ def _check_partition(spec: Mapping[str, Any], *, shared: bool) -> None:
         )
 
 
-def _selected(selector: Mapping[str, Any], scope: TopologyScope) -> Steering:
+def _selected(selector: Mapping[str, Any], scope: TopologyScope) -> DeviceHints:
     """Translate a label selector on devices, whose labels are their vendor and their model.
 
     Requirements that do not depend on the model are checked here.
@@ -156,7 +156,7 @@ def _selected(selector: Mapping[str, Any], scope: TopologyScope) -> Steering:
             )
     if models == []:
         raise RequestError(f"{HINT}: selector requires of {MODEL_LABEL} what no value matches")
-    return Steering(scope=scope, models=tuple(models or ()), not_models=tuple(not_models))
+    return DeviceHints(scope=scope, models=tuple(models or ()), not_models=tuple(not_models))
 
 
 def _requirements(selector: Mapping[str, Any]) -> list[tuple[str, str, tuple[str, ...]]]:

@@ -6,7 +6,7 @@ Its clients may look for these texts. The errors and their order are Koordinator
 
 from collections.abc import Iterable, Mapping
 
-from shared.dialects.dialect import PodAsks
+from shared.dialects.dialect import PodManifest
 from shared.dialects.koordinator.amounts import (
     CORE,
     DEPRECATED,
@@ -23,12 +23,12 @@ NPU_CORE = "huawei.com/npu-core"
 _NAMES = (GPU, SHARED, CORE, MEMORY, RATIO)
 
 
-def denial(pod: PodAsks, _: bool) -> str:
+def denial(pod: PodManifest, _: bool) -> str:
     """Return the webhook's message for the pod's app containers; empty: none."""
-    return text_of({**one.limits, **one.requests} for one in pod.containers if not one.init)
+    return denial_message({**one.limits, **one.requests} for one in pod.containers if not one.init)
 
 
-def text_of(containers: Iterable[Mapping[str, int]]) -> str:
+def denial_message(containers: Iterable[Mapping[str, int]]) -> str:
     """Return the message for a pod's requests, one map per app container; empty: all are valid.
 
     Several errors are joined as Kubernetes joins them: `[first, second]`.

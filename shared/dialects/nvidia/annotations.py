@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from shared.dialects.hami_core import encode_share, shares_by_index
-from shared.dialects.lease_memo import memo_of
+from shared.dialects.lease_memo import decode_memo
 from shared.model.device import Device
 from shared.model.lease import Lease
 
@@ -21,7 +21,7 @@ CORDON = "hami.io/device-cordon"
 """On a node, set by an operator: UUIDs of devices that get no new shares, with commas."""
 
 
-def binding(lease: Lease, now_s: float) -> dict[str, str]:
+def binding_annotations(lease: Lease, now_s: float) -> dict[str, str]:
     """Return the annotations of an assignment before Allocate."""
     devices, seconds = encode_devices(lease), str(int(now_s))
     return {
@@ -34,7 +34,7 @@ def binding(lease: Lease, now_s: float) -> dict[str, str]:
     }
 
 
-def after(lease: Lease, done: frozenset[str]) -> dict[str, str]:
+def allocated_annotations(lease: Lease, done: frozenset[str]) -> dict[str, str]:
     """Return the annotations that change when Allocate has succeeded for these containers."""
     left = {TO_ALLOCATE: encode_devices(lease, done)}
     if not done.issuperset(share.container for share in lease.shares):
@@ -42,12 +42,12 @@ def after(lease: Lease, done: frozenset[str]) -> dict[str, str]:
     return {**left, PHASE: "success"}
 
 
-def resized(lease: Lease) -> dict[str, str]:
+def resized_annotations(lease: Lease) -> dict[str, str]:
     """Return the annotation with what a running pod holds."""
     return {ALLOCATED: encode_devices(lease)}
 
 
-def failed(_: Lease) -> dict[str, str]:
+def failed_annotations(_: Lease) -> dict[str, str]:
     """Return the annotations that change when Allocate was refused."""
     return {PHASE: "failed"}
 
@@ -59,7 +59,7 @@ def encode_devices(lease: Lease, done: frozenset[str] = frozenset()) -> str:
     them. It is empty for containers without a GPU and for those in `done`. The id of a MIG instance
     is `uuid[layout-position]`.
     """
-    memo = memo_of(lease)
+    memo = decode_memo(lease)
     return "".join(
         f"{'' if container in done else _element(lease, container)};"
         for container in (*memo.init, *memo.containers)
@@ -79,7 +79,7 @@ def encode_register(devices: Sequence[Device]) -> str:
         {
             "id": device.uuid,
             "index": device.index,
-            "count": slots_shown(device),
+            "count": slot_count(device),
             "devmem": device.memory_mib,
             "devcore": 100,
             "type": f"NVIDIA-{device.model}",
@@ -102,13 +102,13 @@ def encode_scores(devices: Sequence[Device]) -> str | None:
     return _json(scores)
 
 
-def slots_shown(device: Device) -> int:
+def slot_count(device: Device) -> int:
     """Return the number of shares of a device: its slots, or the most instances it can have."""
     instances = (len(layout.positions) for layout in device.layouts)
     return max(instances, default=device.slots)
 
 
-def cordoned(annotations: Mapping[str, str]) -> tuple[int, ...]:
+def cordoned_devices(annotations: Mapping[str, str]) -> tuple[int, ...]:
     """Return the indices of the devices that a node's annotations cordon, ascending.
 
     The operator lists UUIDs; the register on the same node maps them to indices.

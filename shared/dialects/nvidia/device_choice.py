@@ -38,65 +38,66 @@ ORDERS: Mapping[str, DeviceOrder] = {
 NODE_ORDERS: Mapping[str, NodeOrder] = {"binpack": NodeOrder.BINPACK, "spread": NodeOrder.SPREAD}
 WORDS = (*ORDERS, NUMA, MUTEX, TOPOLOGY)
 PARTS = ("slot", "core", "memory")
-TRUTHS: Mapping[str, bool] = {
+BOOLEANS: Mapping[str, bool] = {
     **dict.fromkeys(("1", "t", "T", "true", "True", "TRUE"), True),
     **dict.fromkeys(("", "0", "f", "F", "false", "False", "FALSE"), False),
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class DeviceChoice:
     """A pod's preferences and constraints for nodes and devices."""
 
     selection: DeviceSelection
     node_order: NodeOrder
     device_order: DeviceOrder
-    weights: tuple[int, int, int]
+    allocation_weights: tuple[int, int, int]
     scope: TopologyScope
-    linked: bool
+    prefer_links: bool
     """Devices with good links are preferred."""
-    idle: bool
+    idle_only: bool
     """Devices must be idle."""
 
     @property
-    def instances_only(self) -> bool:
+    def mig_only(self) -> bool:
         """Whether the pod accepts MIG instances only."""
         return self.selection.mode == DeviceMode.MIG
 
 
-def read_choice(annotations: Mapping[str, str], rules: Rules, *, gpus: int) -> Choice:
+def parse_device_choice(annotations: Mapping[str, str], rules: Rules, *, gpus: int) -> DeviceChoice:
     """Parse the annotations; the operator's policies are the defaults.
 
     `gpus` is the largest number that a container requests. Raises RequestError naming annotation
     and value.
     """
     chain = _chain(GPU_POLICY, annotations.get(GPU_POLICY, ""))
-    default = _chain("--gpu-scheduler-policy", rules.gpu_policy)
+    default = _chain("--gpu-scheduler-policy", rules.gpu_scheduler_policy)
     words = chain or default
-    node_policy = annotations.get(NODE_POLICY, "").strip() or rules.node_policy
+    node_policy = annotations.get(NODE_POLICY, "").strip() or rules.node_scheduler_policy
     if node_policy not in NODE_ORDERS:
         raise RequestError(f"{NODE_POLICY} must be binpack or spread, got {node_policy!r}")
     order = next(ORDERS[word] for word in (*words, *default, "spread") if word in ORDERS)
-    return Choice(
+    return DeviceChoice(
         selection=_selection(annotations),
         node_order=NODE_ORDERS[node_policy],
         device_order=DeviceOrder.LEAST_LINKED if TOPOLOGY in words and gpus == 1 else order,
-        weights=_weights(annotations.get(WEIGHTS, "")),
+        allocation_weights=_weights(annotations.get(WEIGHTS, "")),
         scope=TopologyScope.NUMA
-        if _truth(NUMA_BIND, annotations.get(NUMA_BIND, ""))
+        if _boolean(NUMA_BIND, annotations.get(NUMA_BIND, ""))
         else TopologyScope.NODE,
-        linked=TOPOLOGY in words or NUMA in words,
-        idle=MUTEX in words,
+        prefer_links=TOPOLOGY in words or NUMA in words,
+        idle_only=MUTEX in words,
     )
 
 
 def check_policies(rules: Rules) -> None:
     """Raise RequestError naming the watcher's flag whose value is not a policy."""
-    if rules.node_policy not in NODE_ORDERS:
+    if rules.node_scheduler_policy not in NODE_ORDERS:
         raise RequestError(
-            f"--node-scheduler-policy must be binpack or spread, got {rules.node_policy!r}"
+            "--node-scheduler-policy must be binpack or spread, got "
+            f"{rules.node_scheduler_policy!r}"
         )
-    _chain("--gpu-scheduler-policy", rules.gpu_policy)
+    _chain("--gpu-scheduler-policy", rules.gpu_scheduler_policy)
 
 
 def _chain(name: str, text: str) -> tuple[str, ...]:
@@ -148,7 +149,7 @@ def _weights(text: str) -> tuple[int, int, int]:
     return slot, core, memory
 
 
-def _truth(name: str, text: str) -> bool:
-    if text.strip() not in TRUTHS:
+def _boolean(name: str, text: str) -> bool:
+    if text.strip() not in BOOLEANS:
         raise RequestError(f"{name} must be true or false, got {text!r}")
-    return TRUTHS[text.strip()]
+    return BOOLEANS[text.strip()]

@@ -12,31 +12,36 @@ the percentage counts).
 from collections.abc import Mapping, Sequence
 
 from shared.dialects import hami_core
-from shared.dialects.advertised import Advertised, numbered_ids, unit_amounts
+from shared.dialects.advertised import Advertisement, numbered_ids, unit_amounts
 from shared.dialects.dialect import (
-    ContainerAsks,
+    ContainerManifest,
     ContainerSetup,
     Dialect,
     Paths,
-    PodAsks,
+    PodManifest,
     Rules,
     runs_before,
 )
 from shared.dialects.koordinator.amounts import NVIDIA_GPUS, reads_nvidia_gpus
-from shared.dialects.lease_memo import memo_of, memo_text
+from shared.dialects.lease_memo import decode_memo, encode_memo
 from shared.dialects.nvidia.annotations import (
     REGISTER,
     SCORES,
-    after,
-    binding,
-    cordoned,
+    allocated_annotations,
+    binding_annotations,
+    cordoned_devices,
     encode_register,
     encode_scores,
-    failed,
-    resized,
-    slots_shown,
+    failed_annotations,
+    resized_annotations,
+    slot_count,
 )
-from shared.dialects.nvidia.device_choice import ANNOTATIONS, Choice, check_policies, read_choice
+from shared.dialects.nvidia.device_choice import (
+    ANNOTATIONS,
+    DeviceChoice,
+    check_policies,
+    parse_device_choice,
+)
 from shared.dialects.reserved import LIBRARY_DIRECTORY
 from shared.model.device import Device
 from shared.model.errors import RequestError
@@ -64,7 +69,7 @@ ERRORS_ONLY = "1"
 Amounts = Mapping[str, int]
 
 
-def read(asks: PodAsks, rules: Rules) -> PodRequest | None:
+def parse(asks: PodManifest, rules: Rules) -> PodRequest | None:
     """Parse the pod's containers. Raises RequestError naming container, resource and rule."""
     if reads_nvidia_gpus(asks, rules):
         return None
@@ -74,7 +79,7 @@ def read(asks: PodAsks, rules: Rules) -> PodRequest | None:
     for asked in asking:
         _check(f"container {asked.name}", _amounts(asked))
     most = max(_amounts(asked)[COUNT] for asked in asking)
-    choice = read_choice(asks.annotations, rules, gpus=most)
+    choice = parse_device_choice(asks.annotations, rules, gpus=most)
     containers = tuple(_request(asked, choice, runs_before(asked, asking)) for asked in asking)
     priorities = {
         asked.name: _amounts(asked)[PRIORITY] for asked in asking if PRIORITY in _amounts(asked)
@@ -83,11 +88,11 @@ def read(asks: PodAsks, rules: Rules) -> PodRequest | None:
         dialect=NAME,
         containers=containers,
         triggers=(COUNT,),
-        memo=memo_text(asks, containers, priorities),
+        memo=encode_memo(asks, containers, priorities),
         selection=choice.selection,
         topology_scope=choice.scope,
-        prefer_links=choice.linked or any(request.whole for request in containers),
-        allocation_weights=choice.weights,
+        prefer_links=choice.prefer_links or any(request.whole for request in containers),
+        allocation_weights=choice.allocation_weights,
         device_order=choice.device_order,
         node_order=choice.node_order,
     )
@@ -100,7 +105,7 @@ def amount_changes(amounts: Amounts) -> dict[str, int | None]:
     return {COUNT: DEFAULT_GPUS}
 
 
-def _amounts(asked: ContainerAsks) -> Amounts:
+def _amounts(asked: ContainerManifest) -> Amounts:
     said = {**asked.requests, **asked.limits}
     return {
         name: said[name] for name in (COUNT, MEMORY, PERCENTAGE, CORES, PRIORITY) if name in said
@@ -123,7 +128,7 @@ def _check(where: str, amounts: Amounts) -> None:
         raise RequestError(f"{where}: {MEMORY} must not be negative, got {amounts[MEMORY]}")
 
 
-def _request(asked: ContainerAsks, choice: Choice, init: bool) -> GpuRequest:
+def _request(asked: ContainerManifest, choice: DeviceChoice, init: bool) -> GpuRequest:
     """Parse one container that has been checked.
 
     All memory means the whole device, unless fewer cores are requested. A pod that accepts MIG
@@ -133,7 +138,7 @@ def _request(asked: ContainerAsks, choice: Choice, init: bool) -> GpuRequest:
     memory, cores = amounts.get(MEMORY, 0) or None, amounts.get(CORES, 0)
     percent = None if memory else amounts.get(PERCENTAGE)
     everything = memory is None and percent in {None, ALL}
-    whole = everything and cores in {0, ALL} and not choice.instances_only
+    whole = everything and cores in {0, ALL} and not choice.mig_only
     return GpuRequest(
         container=asked.name,
         gpus=amounts[COUNT],
@@ -142,26 +147,26 @@ def _request(asked: ContainerAsks, choice: Choice, init: bool) -> GpuRequest:
         percent_of_mib=not whole,
         cores_percent=0 if whole else cores,
         whole=whole,
-        sharing=_company(choice, alone=whole or cores == ALL),
+        sharing=_sharing_policy(choice, alone=whole or cores == ALL),
         init=init,
         mig_allowed=not whole,
     )
 
 
-def _company(choice: Choice, *, alone: bool) -> SharingPolicy:
-    if alone and not choice.instances_only:
+def _sharing_policy(choice: DeviceChoice, *, alone: bool) -> SharingPolicy:
+    if alone and not choice.mig_only:
         return SharingPolicy.EXCLUSIVE
-    return SharingPolicy.IDLE_DEVICE if choice.idle else SharingPolicy.SHARED
+    return SharingPolicy.IDLE_DEVICE if choice.idle_only else SharingPolicy.SHARED
 
 
-def environment(
+def container_setup(
     lease: Lease, container: str, _: Mapping[DeviceUuid, Device], paths: Paths
 ) -> ContainerSetup:
     """Return HAMi's variables and mounts for shares, and the devices only for whole GPUs."""
-    if all(share.whole for share in hami_core.held(lease, container)):
-        return hami_core.visible(lease, container)
-    priority = memo_of(lease).priorities.get(container)
-    return hami_core.limited(
+    if all(share.whole for share in hami_core.required_shares(lease, container)):
+        return hami_core.whole_setup(lease, container)
+    priority = decode_memo(lease).priorities.get(container)
+    return hami_core.limited_setup(
         lease,
         container,
         paths,
@@ -173,15 +178,15 @@ def environment(
     )
 
 
-def advertised(devices: Sequence[Device], _: str) -> Advertised:
+def advertise(devices: Sequence[Device], _: str) -> Advertisement:
     """Serve slots; write the memory and cores of healthy devices into node status."""
-    return Advertised(
+    return Advertisement(
         served={
             COUNT: tuple(
-                each for device in devices for each in numbered_ids(device, slots_shown(device))
+                each for device in devices for each in numbered_ids(device, slot_count(device))
             )
         },
-        patched=unit_amounts(devices, MEMORY, CORES),
+        node_status=unit_amounts(devices, MEMORY, CORES),
         annotations={REGISTER: encode_register(devices), SCORES: encode_scores(devices)},
     )
 
@@ -190,19 +195,19 @@ DIALECT = Dialect(
     name=NAME,
     resources=frozenset({COUNT, MEMORY, PERCENTAGE, CORES, PRIORITY}),
     served=frozenset({COUNT}),
-    patched=frozenset({MEMORY, CORES}),
-    annotations=ANNOTATIONS,
-    read=read,
-    binding=binding,
-    after=after,
-    failed=failed,
-    environment=environment,
-    advertised=advertised,
-    resized=resized,
-    beyond=lambda share: hami_core.released_amounts(share, MEMORY, CORES),
+    status_resources=frozenset({MEMORY, CORES}),
+    request_annotations=ANNOTATIONS,
+    parse=parse,
+    binding_annotations=binding_annotations,
+    allocated_annotations=allocated_annotations,
+    failed_annotations=failed_annotations,
+    container_setup=container_setup,
+    advertise=advertise,
+    resized_annotations=resized_annotations,
+    released_amounts=lambda share: hami_core.released_amounts(share, MEMORY, CORES),
     # A count of 0 that the pod's author wrote stays, and the pod is refused.
     amount_changes=lambda amounts: {} if COUNT in amounts else amount_changes(amounts),
     check_rules=check_policies,
     scheduler=SCHEDULER,
-    cordoned=cordoned,
+    cordoned_devices=cordoned_devices,
 )

@@ -16,20 +16,20 @@ from dataclasses import replace
 
 from shared.dialects import hami_core
 from shared.dialects.advertised import (
-    Advertised,
-    ServedId,
+    Advertisement,
+    PluginDeviceId,
     base36,
 )
 from shared.dialects.dialect import (
-    ContainerAsks,
+    ContainerManifest,
     ContainerSetup,
     Dialect,
     Paths,
-    PodAsks,
+    PodManifest,
     Rules,
     runs_before,
 )
-from shared.dialects.lease_memo import memo_of, memo_text
+from shared.dialects.lease_memo import decode_memo, encode_memo
 from shared.model.device import Device, DeviceMode
 from shared.model.errors import RequestError
 from shared.model.lease import MIB, Lease, Share
@@ -57,23 +57,23 @@ DENIAL = f"Must supply both {CORE} AND {MEMORY}"
 """The message of GPUSharing's webhook; its clients look for exactly this text."""
 
 
-def read(asks: PodAsks, _: Rules) -> PodRequest | None:
+def parse(asks: PodManifest, _: Rules) -> PodRequest | None:
     """Parse the pod's containers. Raises RequestError naming container, resource and rule."""
     asking = [asked for asked in asks.containers if _amount(asked, CORE) or _amount(asked, MEMORY)]
     if not asking:
         return None
     _check_core_limit(asks.annotations)
-    containers = tuple(_read_container(asked, runs_before(asked, asking)) for asked in asking)
+    containers = tuple(_parse_container(asked, runs_before(asked, asking)) for asked in asking)
     return PodRequest(
         dialect=NAME,
         containers=containers,
         triggers=(CORE,),
-        memo=memo_text(asks, containers),
+        memo=encode_memo(asks, containers),
         device_order=DeviceOrder.TIGHTEST,
     )
 
 
-def _read_container(asked: ContainerAsks, init: bool) -> GpuRequest:
+def _parse_container(asked: ContainerManifest, init: bool) -> GpuRequest:
     core, memory = _amount(asked, CORE), _amount(asked, MEMORY)
     where = f'container "{asked.name}"'
     if core < 1:
@@ -102,7 +102,7 @@ def _read_container(asked: ContainerAsks, init: bool) -> GpuRequest:
     )
 
 
-def _amount(asked: ContainerAsks, resource: str) -> int:
+def _amount(asked: ContainerManifest, resource: str) -> int:
     return asked.limits.get(resource, asked.requests.get(resource, 0))
 
 
@@ -115,34 +115,34 @@ def _check_core_limit(annotations: Mapping[str, str]) -> None:
         )
 
 
-def added_annotations(pod: PodAsks) -> dict[str, str]:
+def added_annotations(pod: PodManifest) -> dict[str, str]:
     """Return the core limit that GPUSharing's webhook adds to a pod with shares."""
     cores = max((one.limits.get(CORE, 0) for one in pod.containers), default=0)
     return {CORE_LIMIT: str(cores)} if 0 < cores < WHOLE else {}
 
 
-def vendor_denial(pod: PodAsks, refused: bool) -> str:
+def vendor_denial(pod: PodManifest, refused: bool) -> str:
     """Return the message of GPUSharing's webhook for a pod with only one of the two resources."""
     one_of_two = any((CORE in one.limits) != (MEMORY in one.limits) for one in pod.containers)
     return DENIAL if refused and one_of_two else ""
 
 
-def binding(lease: Lease, now_s: float) -> dict[str, str]:
+def binding_annotations(lease: Lease, now_s: float) -> dict[str, str]:
     """Return each container's GPUs by minor number, the node, the time in ns, and the mark."""
     gpus = {
         f"{GPU_INDEX}{n}": ",".join(str(share.index) for share in shares)
-        for n, container in enumerate(memo_of(lease).containers)
+        for n, container in enumerate(decode_memo(lease).containers)
         if (shares := hami_core.shares_by_index(lease, container))
     }
     return {**gpus, NODE: lease.node, TIME: str(int(now_s * 1e9)), ASSIGNED: "false"}
 
 
-def after(lease: Lease, done: frozenset[str]) -> dict[str, str]:
+def allocated_annotations(lease: Lease, done: frozenset[str]) -> dict[str, str]:
     """Return the annotation that marks a pod as assigned, once all its containers have GPUs."""
     return {ASSIGNED: "true"} if done.issuperset(s.container for s in lease.shares) else {}
 
 
-def environment(
+def container_setup(
     lease: Lease, container: str, _: Mapping[DeviceUuid, Device], paths: Paths
 ) -> ContainerSetup:
     """Return HAMi-core's variables and mounts for a share, and the devices only for whole GPUs.
@@ -151,10 +151,12 @@ def environment(
     are left out: NVIDIA's runtime mounts the driver where the loader finds it, and the variable
     would replace the image's own.
     """
-    shares = hami_core.held(lease, container)
+    shares = hami_core.required_shares(lease, container)
     whole = all(share.whole for share in shares)
     setup = (
-        hami_core.visible(lease, container) if whole else hami_core.limited(lease, container, paths)
+        hami_core.whole_setup(lease, container)
+        if whole
+        else hami_core.limited_setup(lease, container, paths)
     )
     return replace(
         setup,
@@ -166,27 +168,31 @@ def environment(
     )
 
 
-def ids_of(share: Share, _: str) -> int:
+def id_count(share: Share, _: str) -> int:
     """Return the number of a share's device IDs: one per hundredth of the GPU."""
     return share.cores_percent
 
 
-def advertised(devices: Sequence[Device], _: str) -> Advertised:
+def advertise(devices: Sequence[Device], _: str) -> Advertisement:
     """Serve each GPU's hundredths; write the blocks of healthy GPUs into node status.
 
     The blocks are those of the node's memory as a whole, as gpu-manager counts. Devices in MIG mode
     are left out.
     """
     gpus = [device for device in devices if device.mode is DeviceMode.HAMI_CORE]
-    return Advertised(
+    return Advertisement(
         served={
             CORE: tuple(
-                ServedId(text=core_id(device.uuid, n), healthy=device.healthy, device=device.uuid)
+                PluginDeviceId(
+                    id=core_id(device.uuid, n), healthy=device.healthy, device=device.uuid
+                )
                 for device in gpus
                 for n in range(WHOLE)
             )
         },
-        patched={MEMORY: sum(device.memory_mib for device in gpus if device.healthy) // BLOCK_MIB},
+        node_status={
+            MEMORY: sum(device.memory_mib for device in gpus if device.healthy) // BLOCK_MIB
+        },
     )
 
 
@@ -199,15 +205,15 @@ DIALECT = Dialect(
     name=NAME,
     resources=frozenset({CORE, MEMORY}),
     served=frozenset({CORE}),
-    patched=frozenset({MEMORY}),
-    summed=frozenset({MEMORY}),
-    annotations=frozenset({CORE_LIMIT}),
-    read=read,
-    binding=binding,
-    after=after,
-    environment=environment,
-    advertised=advertised,
-    ids_of=ids_of,
+    status_resources=frozenset({MEMORY}),
+    node_wide=frozenset({MEMORY}),
+    request_annotations=frozenset({CORE_LIMIT}),
+    parse=parse,
+    binding_annotations=binding_annotations,
+    allocated_annotations=allocated_annotations,
+    container_setup=container_setup,
+    advertise=advertise,
+    id_count=id_count,
     added_annotations=added_annotations,
     vendor_denial=vendor_denial,
 )

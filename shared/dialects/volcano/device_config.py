@@ -49,7 +49,7 @@ FORBIDDEN = "-[],:;"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Geometry:
+class MigGeometries:
     """The layouts of a family of devices, in order of preference."""
 
     models: tuple[str, ...]
@@ -63,48 +63,48 @@ class DeviceConfig:
 
     split_count: int | None = None
     unit_mib: int | None = None
-    tables: tuple[Geometry, ...] = ()
-    own_split_count: int | None = None
+    geometries: tuple[MigGeometries, ...] = ()
+    node_split_count: int | None = None
     """For this node alone; wins over everything, flags too."""
     mode: DeviceMode | None = None
-    hidden: frozenset[str] = frozenset()
+    excluded_devices: frozenset[str] = frozenset()
     """UUIDs, and indices as text, of devices that are not to be served."""
-    said: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     """What is wrong in the files, a sentence each."""
 
 
-def read_config(device: object, node: object, name: str) -> DeviceConfig:
+def parse_device_config(device: object, node: object, name: str) -> DeviceConfig:
     """Read both documents (None: there is none) for the node of this name."""
     said: list[str] = []
-    config = _read_device(device, said)
-    config = _read_node(config, node, name, said)
-    return replace(config, said=tuple(said))
+    config = _parse_device_map(device, said)
+    config = _parse_node_map(config, node, name, said)
+    return replace(config, warnings=tuple(said))
 
 
-def _read_device(document: object, said: list[str]) -> DeviceConfig:
+def _parse_device_map(document: object, said: list[str]) -> DeviceConfig:
     if document is None:
         return DeviceConfig()
     whole = _mapping(document, "the device configuration", said)
     section = _mapping(whole.get(SECTION, {}), f"section {SECTION}", said)
-    _name_unknown(whole, (SECTION,), "the device configuration", said)
+    _warn_of_unknown_keys(whole, (SECTION,), "the device configuration", said)
     keys = (SPLIT_COUNT, FACTOR, GEOMETRIES, *NAMES, *WITHOUT_EFFECT)
-    _name_unknown(section, keys, f"section {SECTION}", said)
+    _warn_of_unknown_keys(section, keys, f"section {SECTION}", said)
     for key, ours in NAMES.items():
         if section.get(key, ours) != ours:
             said.append(f"{key} is {section[key]!r}: Leasehold serves it as {ours}")
-    _name_idle(section, WITHOUT_EFFECT, said)
+    _warn_of_keys_without_effect(section, WITHOUT_EFFECT, said)
     return DeviceConfig(
         split_count=_positive(section, SPLIT_COUNT, said),
         unit_mib=_positive(section, FACTOR, said),
-        tables=tuple(_tables(section.get(GEOMETRIES) or (), said)),
+        geometries=tuple(_geometries(section.get(GEOMETRIES) or (), said)),
     )
 
 
-def _tables(listed: object, said: list[str]) -> Iterable[Geometry]:
+def _geometries(listed: object, said: list[str]) -> Iterable[MigGeometries]:
     for number, entry in enumerate(_sequence(listed, GEOMETRIES, said)):
         where = f"{GEOMETRIES}[{number}]"
         table = _mapping(entry, where, said)
-        _name_unknown(table, ("models", "allowedGeometries"), where, said)
+        _warn_of_unknown_keys(table, ("models", "allowedGeometries"), where, said)
         models = tuple(
             str(model) for model in _sequence(table.get("models"), f"{where}.models", said) if model
         )
@@ -119,12 +119,12 @@ def _tables(listed: object, said: list[str]) -> Iterable[Geometry]:
             elif read is not None:
                 layouts[read.name] = read
         if models and layouts:
-            yield Geometry(models=models, layouts=tuple(layouts.values()))
+            yield MigGeometries(models=models, layouts=tuple(layouts.values()))
 
 
 def _layout(entry: object, where: str, said: list[str]) -> MigLayout | None:
     layout = _mapping(entry, where, said)
-    _name_unknown(layout, ("group", "geometries"), where, said)
+    _warn_of_unknown_keys(layout, ("group", "geometries"), where, said)
     name = layout.get("group")
     if not isinstance(name, str) or not name or set(name) & set(FORBIDDEN):
         said.append(
@@ -148,7 +148,7 @@ def _layout(entry: object, where: str, said: list[str]) -> MigLayout | None:
 
 def _profile(entry: object, where: str, said: list[str]) -> MigProfile | None:
     profile = _mapping(entry, where, said)
-    _name_unknown(profile, ("name", "memory", "count"), where, said)
+    _warn_of_unknown_keys(profile, ("name", "memory", "count"), where, said)
     name = profile.get("name")
     memory, count = _positive(profile, "memory", said), _positive(profile, "count", said)
     if not isinstance(name, str) or not name or memory is None or count is None:
@@ -157,23 +157,27 @@ def _profile(entry: object, where: str, said: list[str]) -> MigProfile | None:
     return MigProfile(name=name, memory_mib=memory, count=count)
 
 
-def _read_node(config: DeviceConfig, document: object, name: str, said: list[str]) -> DeviceConfig:
+def _parse_node_map(
+    config: DeviceConfig, document: object, name: str, said: list[str]
+) -> DeviceConfig:
     if document is None:
         return config
     whole = _mapping(document, "the node configuration", said)
-    _name_unknown(whole, ("nodeconfig",), "the node configuration", said)
+    _warn_of_unknown_keys(whole, ("nodeconfig",), "the node configuration", said)
     for number, entry in enumerate(_sequence(whole.get("nodeconfig"), "nodeconfig", said)):
         where = f"nodeconfig[{number}]"
         own = _mapping(entry, where, said)
         if own.get("name") != name:
             continue
-        _name_unknown(own, (*NODE_KEYS, *NODE_WITHOUT_EFFECT), where, said)
-        _name_idle(own, NODE_WITHOUT_EFFECT, said)
+        _warn_of_unknown_keys(own, (*NODE_KEYS, *NODE_WITHOUT_EFFECT), where, said)
+        _warn_of_keys_without_effect(own, NODE_WITHOUT_EFFECT, said)
         config = replace(
             config,
-            own_split_count=_positive(own, "devicesplitcount", said, zero=True),
+            node_split_count=_positive(own, "devicesplitcount", said, zero=True),
             mode=_mode(own.get("operatingmode"), said),
-            hidden=_hidden(own.get("filterdevices") or {}, f"{where}.filterdevices", said),
+            excluded_devices=_excluded_devices(
+                own.get("filterdevices") or {}, f"{where}.filterdevices", said
+            ),
         )
     return config
 
@@ -187,9 +191,9 @@ def _mode(value: object, said: list[str]) -> DeviceMode | None:
     return DeviceMode(str(value))
 
 
-def _hidden(value: object, where: str, said: list[str]) -> frozenset[str]:
+def _excluded_devices(value: object, where: str, said: list[str]) -> frozenset[str]:
     lists = _mapping(value, where, said)
-    _name_unknown(lists, ("uuid", "index"), where, said)
+    _warn_of_unknown_keys(lists, ("uuid", "index"), where, said)
     return frozenset(
         str(one)
         for key in ("uuid", "index")
@@ -224,7 +228,7 @@ def _positive(
     return value
 
 
-def _name_unknown(
+def _warn_of_unknown_keys(
     section: Mapping[str, object], known: Sequence[str], where: str, said: list[str]
 ) -> None:
     for key in section:
@@ -235,7 +239,7 @@ def _name_unknown(
             said.append(f"{where} has a key {key!r} that nothing reads{hint}")
 
 
-def _name_idle(
+def _warn_of_keys_without_effect(
     section: Mapping[str, object], without_effect: Mapping[str, object], said: list[str]
 ) -> None:
     for key, usual in without_effect.items():

@@ -10,18 +10,18 @@ from collections.abc import Mapping, Sequence
 
 from shared.dialects.advertised import (
     TRIGGER,
-    Advertised,
-    ServedId,
+    Advertisement,
+    PluginDeviceId,
     Strategy,
     base36,
     trigger_ids,
 )
 from shared.dialects.dialect import (
-    ContainerAsks,
+    ContainerManifest,
     ContainerSetup,
     Dialect,
     Paths,
-    PodAsks,
+    PodManifest,
     Rules,
     runs_before,
 )
@@ -45,17 +45,17 @@ MAX_LIST_BYTES = 4_000_000
 """The kubelet accepts at most 4 MiB in one list of devices."""
 
 
-def read(asks: PodAsks, _: Rules) -> PodRequest | None:
+def parse(asks: PodManifest, _: Rules) -> PodRequest | None:
     """Parse the pod's containers. Where any requests memory, numbers of GPUs are ignored.
 
     Raises RequestError naming container, resource and rule.
     """
     memory = [asked for asked in asks.containers if asked.limits.get(MEMORY, 0) > 0]
     if memory:
-        return _read_memory(memory)
+        return _parse_memory(memory)
     number = [asked for asked in asks.containers if asked.limits.get(NUMBER, 0) > 0]
     if number:
-        return _read_number(number)
+        return _parse_number(number)
     for asked in asks.containers:
         for name in (MEMORY, NUMBER):
             if name in asked.limits:
@@ -65,7 +65,7 @@ def read(asks: PodAsks, _: Rules) -> PodRequest | None:
     return None
 
 
-def _read_memory(containers: Sequence[ContainerAsks]) -> PodRequest:
+def _parse_memory(containers: Sequence[ContainerManifest]) -> PodRequest:
     triggered = all(asked.limits.get(TRIGGER, 0) > 0 for asked in containers)
     return PodRequest(
         dialect=NAME,
@@ -86,7 +86,7 @@ def _read_memory(containers: Sequence[ContainerAsks]) -> PodRequest:
     )
 
 
-def _read_number(containers: Sequence[ContainerAsks]) -> PodRequest:
+def _parse_number(containers: Sequence[ContainerManifest]) -> PodRequest:
     init = next((asked for asked in containers if asked.init), None)
     if init is not None:
         raise RequestError(f"container {init.name}: an init container may not request {NUMBER}")
@@ -105,17 +105,17 @@ def _indices(lease: Lease) -> str:
     return ",".join(str(index) for index in sorted({share.index for share in lease.shares}))
 
 
-def binding(lease: Lease, now_s: float) -> dict[str, str]:
+def binding_annotations(lease: Lease, now_s: float) -> dict[str, str]:
     """Return the indices of the pod's GPUs, ascending, and the time in nanoseconds."""
     return {INDEX: _indices(lease), TIME: str(int(now_s * 1e9))}
 
 
-def after(lease: Lease, done: frozenset[str]) -> dict[str, str]:
+def allocated_annotations(lease: Lease, done: frozenset[str]) -> dict[str, str]:
     """Return the annotation that marks a pod as assigned, once all its containers have GPUs."""
     return {ASSIGNED: "true"} if done.issuperset(s.container for s in lease.shares) else {}
 
 
-def environment(
+def container_setup(
     lease: Lease, container: str, devices: Mapping[DeviceUuid, Device], _: Paths
 ) -> ContainerSetup:
     """Return the three variables of the guide: the pod's GPUs, the allocated amount, a GPU's size.
@@ -137,17 +137,17 @@ def environment(
     )
 
 
-def ids_of(share: Share, resource: str) -> int:
+def id_count(share: Share, resource: str) -> int:
     """Return the number of a share's device IDs: one per unit where units of memory are served."""
     return share.memory_units if resource == MEMORY else 1
 
 
-def unit_id(head: str, number: int) -> str:
+def unit_id(prefix: str, number: int) -> str:
     """Return the device ID of one unit of memory. It is short, because a list has many."""
-    return f"{head}-{base36(number)}"
+    return f"{prefix}-{base36(number)}"
 
 
-def _heads(devices: Sequence[Device]) -> dict[DeviceUuid, str]:
+def _id_prefixes(devices: Sequence[Device]) -> dict[DeviceUuid, str]:
     """Return the prefix of each device's IDs: its index, if no other device has the same.
 
     A GPU that replaces a lost one gets the lost one's index. Running pods may still hold IDs of the
@@ -168,7 +168,7 @@ def list_bytes(devices: Sequence[Device]) -> int:
     An entry is its tag and length (2), the ID's tag, length and text, and `Healthy` or `Unhealthy`
     likewise.
     """
-    heads = _heads(devices)
+    heads = _id_prefixes(devices)
     return sum(
         (device.memory_mib // device.unit_mib)
         * (2 + 2 + len(unit_id(heads[device.uuid], device.memory_mib // device.unit_mib)) + 2 + 9)
@@ -188,7 +188,7 @@ def check_list(devices: Sequence[Device]) -> None:
         )
 
 
-def advertised(devices: Sequence[Device], strategy: str) -> Advertised:
+def advertise(devices: Sequence[Device], strategy: str) -> Advertisement:
     """Serve units of memory (`share`), whole GPUs (`number`), or units if the list fits (`auto`).
 
     If the list is too long for `auto`, memory is written into node status and the trigger resource
@@ -202,33 +202,37 @@ def advertised(devices: Sequence[Device], strategy: str) -> Advertised:
     healthy = [device for device in devices if device.healthy]
     units = sum(device.memory_mib // device.unit_mib for device in healthy)
     if strategy == Strategy.NUMBER:
-        cards = tuple(ServedId(text=d.uuid, healthy=d.healthy, device=d.uuid) for d in devices)
-        return Advertised(served={NUMBER: cards}, patched={MEMORY: 0}, lists=lists)
+        cards = tuple(PluginDeviceId(id=d.uuid, healthy=d.healthy, device=d.uuid) for d in devices)
+        return Advertisement(
+            served={NUMBER: cards}, node_status={MEMORY: 0}, annotation_entries=lists
+        )
     if strategy == Strategy.SHARE:
         check_list(devices)
     if list_bytes(devices) <= MAX_LIST_BYTES:
-        return Advertised(
+        return Advertisement(
             served={MEMORY: _unit_ids(devices)},
-            patched={NUMBER: len(healthy)},
-            lists=lists,
+            node_status={NUMBER: len(healthy)},
+            annotation_entries=lists,
         )
-    return Advertised(
+    return Advertisement(
         served={TRIGGER: trigger_ids(devices)},
-        patched={MEMORY: units, NUMBER: len(healthy)},
-        lists=lists,
+        node_status={MEMORY: units, NUMBER: len(healthy)},
+        annotation_entries=lists,
     )
 
 
-def unhealthy(annotations: Mapping[str, str]) -> tuple[int, ...]:
+def unhealthy_devices(annotations: Mapping[str, str]) -> tuple[int, ...]:
     """Return the indices that a node's annotation lists as unhealthy, ascending."""
     listed = (index.strip() for index in annotations.get(UNHEALTHY, "").split(","))
     return tuple(sorted({int(index) for index in listed if index.isdecimal()}))
 
 
-def _unit_ids(devices: Sequence[Device]) -> tuple[ServedId, ...]:
-    heads = _heads(devices)
+def _unit_ids(devices: Sequence[Device]) -> tuple[PluginDeviceId, ...]:
+    heads = _id_prefixes(devices)
     return tuple(
-        ServedId(text=unit_id(heads[device.uuid], n), healthy=device.healthy, device=device.uuid)
+        PluginDeviceId(
+            id=unit_id(heads[device.uuid], n), healthy=device.healthy, device=device.uuid
+        )
         for device in devices
         for n in range(device.memory_mib // device.unit_mib)
     )
@@ -238,14 +242,14 @@ DIALECT = Dialect(
     name=NAME,
     resources=frozenset({MEMORY, NUMBER}),
     served=frozenset({MEMORY, NUMBER, TRIGGER}),
-    patched=frozenset({MEMORY, NUMBER}),
-    annotations=frozenset(),
-    read=read,
-    binding=binding,
-    after=after,
-    environment=environment,
-    advertised=advertised,
-    ids_of=ids_of,
+    status_resources=frozenset({MEMORY, NUMBER}),
+    request_annotations=frozenset(),
+    parse=parse,
+    binding_annotations=binding_annotations,
+    allocated_annotations=allocated_annotations,
+    container_setup=container_setup,
+    advertise=advertise,
+    id_count=id_count,
     scheduler=SCHEDULER,
-    cordoned=unhealthy,
+    cordoned_devices=unhealthy_devices,
 )

@@ -40,7 +40,7 @@ def plugin_arguments(conf: Any) -> dict[str, object]:
     }
 
 
-def rules_of(arguments: Mapping[str, object]) -> Rules:
+def parse_rules(arguments: Mapping[str, object]) -> Rules:
     """Parse `deviceshare` arguments (or the older `predicate.` spelling of the switches).
 
     The switches choose between Volcano's own dialects; all others stay enabled. Raises RequestError
@@ -65,12 +65,12 @@ def rules_of(arguments: Mapping[str, object]) -> Rules:
     spoken = {dialects[key] for key in on}
     return Rules(
         disabled=tuple(sorted(set(dialects.values()) - spoken)) if on else (),
-        policy=policy,
-        exclusive=_exclusive(named.get(EXCLUSIVE)),
+        schedule_policy=policy,
+        exclusive_labels=_exclusive(named.get(EXCLUSIVE)),
     )
 
 
-def warnings_about(arguments: Mapping[str, object]) -> list[str]:
+def find_warnings(arguments: Mapping[str, object]) -> list[str]:
     """Return warnings: arguments that nothing reads, or that have another effect than upstream."""
     named = _canonical(arguments)
     warnings = [_unknown(key) for key in named if key not in KNOWN and key.startswith(_PREFIX)]

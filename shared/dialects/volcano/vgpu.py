@@ -7,13 +7,13 @@ plugin, in the generation without handshakes.
 from collections.abc import Mapping, Sequence
 
 from shared.dialects import hami_core
-from shared.dialects.advertised import Advertised, numbered_ids, unit_amounts
+from shared.dialects.advertised import Advertisement, numbered_ids, unit_amounts
 from shared.dialects.dialect import (
-    ContainerAsks,
+    ContainerManifest,
     ContainerSetup,
     Dialect,
     Paths,
-    PodAsks,
+    PodManifest,
     Rules,
     list_entries,
 )
@@ -60,7 +60,7 @@ ORDERS: Mapping[str, DeviceOrder] = {
 }
 WHOLE = 100
 """Percent of a GPU's cores with which a share is exclusive."""
-SWITCHES: Mapping[str, str] = {
+RUNTIME_VARIABLES: Mapping[str, str] = {
     "NVIDIA_GDRCOPY": "enabled",
     "NVIDIA_GDS": "enabled",
     "NVIDIA_MOFED": "enabled",
@@ -68,10 +68,10 @@ SWITCHES: Mapping[str, str] = {
 """Variables with which Volcano's plugin makes the container runtime add more devices."""
 
 
-def read(asks: PodAsks, rules: Rules) -> PodRequest | None:
+def parse(asks: PodManifest, rules: Rules) -> PodRequest | None:
     """Parse the pod's containers. Raises RequestError naming container, resource and rule."""
     containers = tuple(
-        request for asked in asks.containers if (request := _read_container(asked)) is not None
+        request for asked in asks.containers if (request := _parse_container(asked)) is not None
     )
     if not containers:
         return None
@@ -79,14 +79,14 @@ def read(asks: PodAsks, rules: Rules) -> PodRequest | None:
         dialect=NAME,
         containers=containers,
         triggers=(NUMBER,),
-        selection=_read_selection(asks.annotations),
-        anti_affinity_groups=_read_tags(asks, rules),
-        device_order=ORDERS[rules.policy],
-        node_order=NodeOrder.SPREAD if rules.policy == "spread" else NodeOrder.BINPACK,
+        selection=_parse_selection(asks.annotations),
+        anti_affinity_groups=_anti_affinity_groups(asks, rules),
+        device_order=ORDERS[rules.schedule_policy],
+        node_order=NodeOrder.SPREAD if rules.schedule_policy == "spread" else NodeOrder.BINPACK,
     )
 
 
-def _read_container(asked: ContainerAsks) -> GpuRequest | None:
+def _parse_container(asked: ContainerManifest) -> GpuRequest | None:
     limits = asked.limits
     named = [name for name in (NUMBER, MEMORY, PERCENTAGE, CORES) if name in limits]
     if not named:
@@ -119,7 +119,7 @@ def _read_container(asked: ContainerAsks) -> GpuRequest | None:
     )
 
 
-def _read_selection(annotations: Mapping[str, str]) -> DeviceSelection:
+def _parse_selection(annotations: Mapping[str, str]) -> DeviceSelection:
     """Parse the selection annotations. Unlike upstream, empty list entries are dropped.
 
     With `use-gputype` present, `nouse-gputype` is ignored, as upstream.
@@ -133,11 +133,11 @@ def _read_selection(annotations: Mapping[str, str]) -> DeviceSelection:
     )
 
 
-def _read_tags(asks: PodAsks, rules: Rules) -> tuple[str, ...]:
+def _anti_affinity_groups(asks: PodManifest, rules: Rules) -> tuple[str, ...]:
     """Return its anti-affinity groups: its pod group, and those of exclusive label rules."""
     annotations = asks.annotations
     labels = asks.labels.items()
-    matched = [rule for rule in rules.exclusive if labels >= set(rule)]
+    matched = [rule for rule in rules.exclusive_labels if labels >= set(rule)]
     return (
         *_spread_group(asks.namespace, annotations),
         *("labels " + ",".join(f"{key}={value}" for key, value in rule) for rule in matched),
@@ -150,16 +150,16 @@ def _spread_group(namespace: Namespace, annotations: Mapping[str, str]) -> tuple
     return (f"{namespace}/{group}",) if spread and group else ()
 
 
-def encode_element(shares: Sequence[Share]) -> str:
+def encode_shares(shares: Sequence[Share]) -> str:
     """Encode one container's devices: `id,NVIDIA,units,cores:` for each.
 
     The id of a MIG instance is `uuid[layout-position]`, and its units are the requested ones, not
     the instance's.
     """
-    return "".join(hami_core.encode_share(share, _asked_units(share)) for share in shares)
+    return "".join(hami_core.encode_share(share, _requested_units(share)) for share in shares)
 
 
-def _asked_units(share: Share) -> int:
+def _requested_units(share: Share) -> int:
     asked = share.requested_units if share.mig else None
     return share.memory_units if asked is None else asked.memory_mib // share.unit_mib
 
@@ -167,12 +167,12 @@ def _asked_units(share: Share) -> int:
 def encode_ids(lease: Lease, done: frozenset[str] = frozenset()) -> str:
     """Encode one element per container with GPUs, joined by `;`, empty for those in `done`."""
     return ";".join(
-        "" if container in done else encode_element(lease.shares_of(container))
+        "" if container in done else encode_shares(lease.shares_of(container))
         for container in _containers(lease)
     )
 
 
-def binding(lease: Lease, now_s: float) -> dict[str, str]:
+def binding_annotations(lease: Lease, now_s: float) -> dict[str, str]:
     """Return the six annotations of an assignment before Allocate."""
     ids = encode_ids(lease)
     seconds = str(int(now_s))
@@ -186,7 +186,7 @@ def binding(lease: Lease, now_s: float) -> dict[str, str]:
     }
 
 
-def after(lease: Lease, done: frozenset[str]) -> dict[str, str]:
+def allocated_annotations(lease: Lease, done: frozenset[str]) -> dict[str, str]:
     """Return the annotations that change when Allocate has succeeded for these containers."""
     left = {TO_ALLOCATE: encode_ids(lease, done)}
     if not done.issuperset(_containers(lease)):
@@ -194,35 +194,35 @@ def after(lease: Lease, done: frozenset[str]) -> dict[str, str]:
     return {**left, PHASE: "success", TIME: NEVER}
 
 
-def resized(lease: Lease) -> dict[str, str]:
+def resized_annotations(lease: Lease) -> dict[str, str]:
     """Return the annotation with what a running pod holds."""
     return {IDS: encode_ids(lease)}
 
 
-def failed(_: Lease) -> dict[str, str]:
+def failed_annotations(_: Lease) -> dict[str, str]:
     """Return the annotations that change when Allocate was refused."""
     return {PHASE: "failed", TIME: NEVER}
 
 
-def environment(
+def container_setup(
     lease: Lease, container: str, _: Mapping[DeviceUuid, Device], paths: Paths
 ) -> ContainerSetup:
     """Return HAMi-core's variables and mounts, and those that Volcano's plugin adds."""
-    return hami_core.limited(
+    return hami_core.limited_setup(
         lease,
         container,
         paths,
-        more=SWITCHES,
+        more=RUNTIME_VARIABLES,
     )
 
 
-def advertised(devices: Sequence[Device], _: str) -> Advertised:
+def advertise(devices: Sequence[Device], _: str) -> Advertisement:
     """Serve slots; write the memory and cores of healthy devices into node status."""
-    return Advertised(
+    return Advertisement(
         served={
             NUMBER: tuple(each for device in devices for each in numbered_ids(device, device.slots))
         },
-        patched=unit_amounts(devices, MEMORY, CORES),
+        node_status=unit_amounts(devices, MEMORY, CORES),
         annotations={REGISTER: encode_register(devices)},
     )
 
@@ -235,18 +235,18 @@ DIALECT = Dialect(
     name=NAME,
     resources=frozenset({NUMBER, MEMORY, PERCENTAGE, CORES}),
     served=frozenset({NUMBER}),
-    patched=frozenset({MEMORY, CORES}),
-    annotations=frozenset(
+    status_resources=frozenset({MEMORY, CORES}),
+    request_annotations=frozenset(
         {MODE, GROUP_POLICY, *VOLCANO_GROUPS, USE_TYPES, NOT_TYPES, USE_UUIDS, NOT_UUIDS}
     ),
-    read=read,
-    binding=binding,
-    after=after,
-    failed=failed,
-    environment=environment,
-    advertised=advertised,
-    resized=resized,
-    beyond=lambda share: hami_core.released_amounts(share, MEMORY, CORES),
-    besides=SWITCHES,
+    parse=parse,
+    binding_annotations=binding_annotations,
+    allocated_annotations=allocated_annotations,
+    failed_annotations=failed_annotations,
+    container_setup=container_setup,
+    advertise=advertise,
+    resized_annotations=resized_annotations,
+    released_amounts=lambda share: hami_core.released_amounts(share, MEMORY, CORES),
+    mig_variables=RUNTIME_VARIABLES,
     scheduler=SCHEDULER,
 )

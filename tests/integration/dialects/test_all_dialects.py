@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from services.placer.service import Placer
 from shared.dialects.dialect import Rules
-from shared.dialects.pod_requests import read_pod
+from shared.dialects.pod_requests import parse_pod_request
 from shared.ledger.leases import RedisLeases
 from shared.model.clock import SystemClock
 from shared.model.events.node_events import DeviceReported
@@ -88,7 +88,7 @@ class MixMachine(RuleBasedStateMachine):
         await asyncio.gather(*self.following, return_exceptions=True)
         await self.stack.aclose()
 
-    @initialize(rules=st.sampled_from([Rules(), Rules(policy="spread", instances_first=True)]))
+    @initialize(rules=st.sampled_from([Rules(), Rules(schedule_policy="spread", prefer_mig=True)]))
     def choose(self, rules: Rules) -> None:
         self.spoken = rules
 
@@ -116,7 +116,9 @@ class MixMachine(RuleBasedStateMachine):
 
     def queued(self, wish: Wish, wishes: dict[PodUid, Wish]) -> PodQueued:
         self.pods += 1
-        request: PodRequest = replace(read_pod(wish.asks, self.spoken), resources={"pods": 1})
+        request: PodRequest = replace(
+            parse_pod_request(wish.asks, self.spoken), resources={"pods": 1}
+        )
         event = pod_queued(f"uid-{self.pods}", request)
         wishes[event.pod] = wish
         return event

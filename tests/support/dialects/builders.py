@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from shared.dialects.dialect import ContainerAsks, Paths, PodAsks, Rules
-from shared.dialects.pod_requests import read_pod
+from shared.dialects.dialect import ContainerManifest, Paths, PodManifest, Rules
+from shared.dialects.pod_requests import parse_pod_request
 from shared.model.device import Device, required_cores_percent, required_memory_mib
 from shared.model.lease import Lease, Share
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
@@ -14,16 +14,16 @@ PATHS = Paths(library="/opt/l/libvgpu.so", preload="/opt/l/preload", containers=
 RULES = Rules()
 
 
-def asking(name: str = "c", /, **facts: Any) -> ContainerAsks:
+def asking(name: str = "c", /, **facts: Any) -> ContainerManifest:
     """A container; its limits are `limits` or, short of that, nothing."""
-    return ContainerAsks(name=name, **facts)
+    return ContainerManifest(name=name, **facts)
 
 
 def pod(
-    *containers: ContainerAsks, notes: Mapping[str, str] | None = None, scheduler: str = ""
-) -> PodAsks:
+    *containers: ContainerManifest, notes: Mapping[str, str] | None = None, scheduler: str = ""
+) -> PodManifest:
     """A pod, init containers first."""
-    return PodAsks(
+    return PodManifest(
         namespace=Namespace("ns"),
         containers=containers,
         annotations=notes or {},
@@ -56,9 +56,9 @@ def share_of(request: GpuRequest, on: Device, **facts: Any) -> Share:
     )
 
 
-def leased(asks: PodAsks, *places: tuple[int, ...], rules: Rules = RULES) -> Lease:
+def leased(asks: PodManifest, *places: tuple[int, ...], rules: Rules = RULES) -> Lease:
     """A pod's lease, with its containers' devices by index, one tuple for each that asked."""
-    wanted = read_pod(asks, rules)
+    wanted = parse_pod_request(asks, rules)
     return lease_of(
         wanted,
         *(

@@ -10,7 +10,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from shared.dialects.dialect import ContainerAsks, PodAsks
+from shared.dialects.dialect import ContainerManifest, PodManifest
 from shared.model.device import Device
 from shared.model.names import Namespace
 
@@ -50,7 +50,7 @@ class Wish:
     """A pod and its parts."""
 
     dialect: str
-    asks: PodAsks
+    asks: PodManifest
     parts: tuple[Part, ...]
     one_device: bool = False
     """All of its containers share a device."""
@@ -94,10 +94,10 @@ cores_of = st.sampled_from([1, 10, 33, 50, 60, 99, 100])
 
 
 def _pod(
-    containers: list[ContainerAsks], notes: dict[str, str] | None = None, scheduler: str = ""
-) -> PodAsks:
+    containers: list[ContainerManifest], notes: dict[str, str] | None = None, scheduler: str = ""
+) -> PodManifest:
     ordered = sorted(containers, key=lambda asked: not asked.init)
-    return PodAsks(
+    return PodManifest(
         namespace=Namespace("ns"),
         containers=tuple(ordered),
         annotations=notes or {},
@@ -116,10 +116,10 @@ class Kinds:
     inits: int
     sidecars: bool
 
-    def asks(self, place: int, name: str, limits: dict[str, int | None]) -> ContainerAsks:
+    def asks(self, place: int, name: str, limits: dict[str, int | None]) -> ContainerManifest:
         named = {resource: amount for resource, amount in limits.items() if amount is not None}
         init = place < self.inits
-        return ContainerAsks(name=name, limits=named, init=init, sidecar=init and self.sidecars)
+        return ContainerManifest(name=name, limits=named, init=init, sidecar=init and self.sidecars)
 
     def runs_before(self, place: int) -> bool:
         """Whether a container has ended when the next one starts."""

@@ -168,7 +168,7 @@ def test_koordinators_terms_and_annotation_follow() -> None:
 
     assert now.shares[0].limit_bytes == 8_192 * MIB
     assert now.shares[0].sharing is SharingPolicy.SHARED
-    written = DIALECTS["koordinator"].resized(now)
+    written = DIALECTS["koordinator"].resized_annotations(now)
     assert '"koordinator.sh/gpu-memory":"8Gi"' in next(iter(written.values()))
     reason, _ = refused(held, wish(V100_MIB))
     assert "would have a share that HAMi-core does not hold" in reason

@@ -21,7 +21,7 @@ from services.node_agent.kubelet import pod_resources
 from services.node_agent.mig.layout_changes import MigState
 from services.node_agent.settings import AgentSettings
 from services.node_agent.usage.usage_model import DeviceSample, Process
-from shared.dialects.advertised import ServedId
+from shared.dialects.advertised import PluginDeviceId
 from shared.ledger.redis_server import RedisFacts, redis_facts
 from shared.model.clock import clock_ahead_s
 from shared.model.device import Device, DeviceMode
@@ -36,7 +36,7 @@ OK, WARN, FAIL = Outcome.OK, Outcome.WARN, Outcome.FAIL
 GPU = DeviceUuid("GPU-a")
 COUNT = "volcano.sh/vgpu-number"
 MACHINE = {"x86_64": 62, "aarch64": 183}.get(platform.machine(), 62)
-SERVED = {COUNT: {f"GPU-a-{n}": ServedId(text=f"GPU-a-{n}", healthy=True) for n in range(2)}}
+SERVED = {COUNT: {f"GPU-a-{n}": PluginDeviceId(id=f"GPU-a-{n}", healthy=True) for n in range(2)}}
 DEVICE = Device(uuid=GPU, index=0, model="Tesla T4", memory_mib=15360, slots=2)
 
 
@@ -81,7 +81,7 @@ def sample(*pids: int) -> DeviceSample:
     return DeviceSample(device=GPU, index=0, model="Tesla T4", processes=processes)
 
 
-LONG = {str(n): ServedId(text=f"{n:060d}", healthy=True) for n in range(MAX_LIST_BYTES // 85)}
+LONG = {str(n): PluginDeviceId(id=f"{n:060d}", healthy=True) for n in range(MAX_LIST_BYTES // 85)}
 IDS = frozenset(SERVED[COUNT])
 
 CASES: list[tuple[Finding, Outcome, str]] = [

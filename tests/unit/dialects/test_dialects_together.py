@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from services.placer.choice.placement import place
 from services.placer.index.node_index import Index
 from services.placer.mirror.cluster_mirror import Mirror
-from shared.dialects.dialect import ContainerAsks, PodAsks, Rules
-from shared.dialects.pod_requests import read_pod
+from shared.dialects.dialect import ContainerManifest, PodManifest, Rules
+from shared.dialects.pod_requests import parse_pod_request
 from shared.model.lease import Lease
 from shared.model.names import Namespace, PodUid
 from shared.model.placement import Placement, Refusal
@@ -24,7 +24,7 @@ from tests.support.build import dice, ledger_node
 from tests.support.dialects.mixes import BLOCK, BY_NAME, Part, Wish, exactly, mixed
 from tests.support.dialects.recount import LABELS, NODES, SERVED, Recount, check_environment
 
-RULES = [Rules(), Rules(policy="binpack", gpu_policy="binpack", instances_first=True)]
+RULES = [Rules(), Rules(schedule_policy="binpack", gpu_scheduler_policy="binpack", prefer_mig=True)]
 
 
 class Placed:
@@ -50,14 +50,14 @@ class Placed:
 
     def lease(self, number: int, limits: dict[str, int], scheduler: str) -> Lease:
         """Place a pod of one container that must fit."""
-        container = ContainerAsks(name="c", limits=limits)
-        asks = PodAsks(namespace=Namespace("ns"), containers=(container,), scheduler=scheduler)
+        container = ContainerManifest(name="c", limits=limits)
+        asks = PodManifest(namespace=Namespace("ns"), containers=(container,), scheduler=scheduler)
         lease = self._placed(number, asks, Rules())
         assert lease is not None
         return lease
 
-    def _placed(self, number: int, asks: PodAsks, rules: Rules) -> Lease | None:
-        request = replace(read_pod(asks, rules), resources={"pods": 1})
+    def _placed(self, number: int, asks: PodManifest, rules: Rules) -> Lease | None:
+        request = replace(parse_pod_request(asks, rules), resources={"pods": 1})
         answer = place(request, self.index, self.draw)
         if isinstance(answer, Refusal):
             return None
@@ -133,10 +133,10 @@ def test_random_mixes_of_all_dialects_never_over_commit_a_device(
 
 HALF = Wish(
     dialect="tencent",
-    asks=PodAsks(
+    asks=PodManifest(
         namespace=Namespace("ns"),
         containers=(
-            ContainerAsks(
+            ContainerManifest(
                 name="c", limits={"tencent.com/vcuda-core": 60, "tencent.com/vcuda-memory": 40}
             ),
         ),

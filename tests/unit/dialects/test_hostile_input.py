@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from services.webhook.admission import Policy, decide
 from services.webhook.largest_device import Largest
 from services.webhook.pods import read_pod
-from shared.dialects import DIALECTS, OWN_RESOURCES
+from shared.dialects import DIALECTS, GPU_RESOURCES
 from shared.dialects.volcano.device_register import parse_register
 from shared.model.errors import RequestError
 from shared.model.events.event import Event
@@ -42,7 +42,7 @@ JSON = (
 )
 odd: st.SearchStrategy[Any] = st.sampled_from([None, True, 3, 2.5, [], {}, "x"])
 texts = st.sampled_from([*AMOUNTS.split(","), *WORDS, *JSON])
-amounts = st.dictionaries(st.sampled_from(sorted(OWN_RESOURCES)), texts | odd, max_size=4)
+amounts = st.dictionaries(st.sampled_from(sorted(GPU_RESOURCES)), texts | odd, max_size=4)
 notes = st.dictionaries(st.sampled_from(ANNOTATIONS), texts, max_size=3)
 variables = st.lists(
     st.fixed_dictionaries({"name": texts}, optional={"value": texts, "valueFrom": odd}) | odd,

@@ -12,7 +12,7 @@ from services.placer.mirror.cluster_mirror import Mirror
 from services.webhook.admission import Policy, decide
 from services.webhook.pods import read_pod as seen
 from shared.dialects.dialect import Rules
-from shared.dialects.pod_requests import read_pod
+from shared.dialects.pod_requests import parse_pod_request
 from shared.dialects.strict_isolation import ISOLATION
 from shared.model.device import DeviceMode, Isolation, MigLayout, MigProfile
 from shared.model.errors import RequestError
@@ -36,7 +36,9 @@ def read(
     *limits: dict[str, int], notes: dict[str, str] | None = None, rules: Rules | None = None
 ) -> PodRequest:
     containers = [asking(f"c{n}", limits=one) for n, one in enumerate(limits)]
-    return read_pod(pod(*containers, notes=NOTES if notes is None else notes), rules or Rules())
+    return parse_pod_request(
+        pod(*containers, notes=NOTES if notes is None else notes), rules or Rules()
+    )
 
 
 def strict_part() -> PodRequest:

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from shared.dialects import DIALECTS
 from shared.dialects.advertised import Strategy
-from shared.dialects.dialect import ContainerAsks
-from shared.dialects.pod_requests import read_pod
+from shared.dialects.dialect import ContainerManifest
+from shared.dialects.pod_requests import parse_pod_request
 from shared.model.device import DeviceMode, DeviceUse, fits, required_memory_mib
 from shared.model.errors import RequestError
 from shared.model.lease import MIB, bookings
@@ -28,14 +28,16 @@ TENCENT = DIALECTS["tencent"]
 CORE, MEMORY = "tencent.com/vcuda-core", "tencent.com/vcuda-memory"
 
 
-def vcuda(name: str = "nvidia", /, core: int = 0, memory: int = 0, **facts: bool) -> ContainerAsks:
+def vcuda(
+    name: str = "nvidia", /, core: int = 0, memory: int = 0, **facts: bool
+) -> ContainerManifest:
     amounts = {CORE: core, MEMORY: memory}
     limits = {resource: amount for resource, amount in amounts.items() if amount}
     return asking(name, limits=limits, **facts)
 
 
 def read_one(core: int = 0, memory: int = 0) -> GpuRequest:
-    (request,) = read_pod(pod(vcuda(core=core, memory=memory)), RULES).containers
+    (request,) = parse_pod_request(pod(vcuda(core=core, memory=memory)), RULES).containers
     return request
 
 
@@ -85,7 +87,7 @@ def test_gpusharing_3_a_share_needs_both_resources(core: int, memory: int, text:
 
 def test_two_containers_of_50_without_memory_are_refused_though_they_add_up_to_a_card() -> None:
     with pytest.raises(RequestError, match='container "a"'):
-        read_pod(pod(vcuda("a", core=50), vcuda("b", core=50)), RULES)
+        parse_pod_request(pod(vcuda("a", core=50), vcuda("b", core=50)), RULES)
 
 
 @pytest.mark.parametrize("memory", [0, 1, 60])
@@ -95,21 +97,21 @@ def test_gpusharing_4_200_cores_are_two_whole_cards_whatever_the_memory(memory: 
     assert [(b.memory_mib, b.cores_percent, b.sharing) for b in bookings(held.shares)] == [
         (16384, 100, SharingPolicy.EXCLUSIVE)
     ] * 2
-    assert TENCENT.environment(held, "nvidia", {}, PATHS).environment == {
+    assert TENCENT.container_setup(held, "nvidia", {}, PATHS).environment == {
         "NVIDIA_VISIBLE_DEVICES": "GPU-1,GPU-3"
     }
-    assert TENCENT.environment(held, "nvidia", {}, PATHS).mounts == ()
+    assert TENCENT.container_setup(held, "nvidia", {}, PATHS).mounts == ()
 
 
 @pytest.mark.parametrize("unit", [1, 10, 1024])
 def test_gpusharing_5_a_block_is_268435456_bytes_whatever_the_nodes_unit(unit: int) -> None:
     card = device(unit_mib=unit)
     request = read_one(core=1, memory=1)
-    held = lease_of(read_pod(pod(vcuda(core=1, memory=1)), RULES), share_of(request, card))
+    held = lease_of(parse_pod_request(pod(vcuda(core=1, memory=1)), RULES), share_of(request, card))
 
     assert request.memory_bytes == 268435456
     assert [share.limit_bytes for share in held.shares] == [268435456]
-    given = TENCENT.environment(held, "nvidia", {}, PATHS).environment
+    given = TENCENT.container_setup(held, "nvidia", {}, PATHS).environment
     assert given["CUDA_DEVICE_MEMORY_LIMIT_0"] == "256m"
 
 
@@ -124,7 +126,7 @@ def test_gpusharing_6_two_containers_get_slices_of_their_own() -> None:
     held = leased(pod(vcuda("a", core=30, memory=4), vcuda("b", core=20, memory=8)), (0,), (1,))
 
     limits = [
-        TENCENT.environment(held, name, {}, PATHS).environment["CUDA_DEVICE_MEMORY_LIMIT_0"]
+        TENCENT.container_setup(held, name, {}, PATHS).environment["CUDA_DEVICE_MEMORY_LIMIT_0"]
         for name in "ab"
     ]
 
@@ -138,8 +140,8 @@ def test_gpusharing_7_gpus_of_init_and_later_containers_are_seen() -> None:
         asking("plain"),
         vcuda("main", core=50, memory=4),
     )
-    request = read_pod(asks, RULES)
-    notes = TENCENT.binding(leased(asks, (2,), (2,)), 1.0)
+    request = parse_pod_request(asks, RULES)
+    notes = TENCENT.binding_annotations(leased(asks, (2,), (2,)), 1.0)
 
     assert [(c.container, c.init) for c in request.containers] == [("warm", True), ("main", False)]
     assert notes["tencent.com/predicate-gpu-idx-1"] == "2"
@@ -158,7 +160,7 @@ def test_a_gpu_of_a_sidecar_is_booked_beside_those_of_init_containers() -> None:
 
 
 def test_an_assignment_carries_what_gpu_manager_wrote() -> None:
-    notes = TENCENT.binding(leased(pod(vcuda(core=200)), (5, 2)), 1600000000.123456)
+    notes = TENCENT.binding_annotations(leased(pod(vcuda(core=200)), (5, 2)), 1600000000.123456)
 
     assert notes.pop("tencent.com/predicate-time")[:15] == "160000000012345"
     assert notes == {
@@ -171,16 +173,18 @@ def test_an_assignment_carries_what_gpu_manager_wrote() -> None:
 def test_a_pod_is_assigned_once_all_its_containers_have_their_cards() -> None:
     held = leased(pod(vcuda("a", core=100), vcuda("b", core=100)), (0,), (1,))
 
-    assert TENCENT.after(held, frozenset({"a"})) == {}
-    assert TENCENT.after(held, frozenset("ab")) == {"tencent.com/gpu-assigned": "true"}
-    assert TENCENT.failed(held) == {}
+    assert TENCENT.allocated_annotations(held, frozenset({"a"})) == {}
+    assert TENCENT.allocated_annotations(held, frozenset("ab")) == {
+        "tencent.com/gpu-assigned": "true"
+    }
+    assert TENCENT.failed_annotations(held) == {}
 
 
 def test_a_share_is_held_to_its_cores_whatever_the_limit_annotation_allows() -> None:
     notes = {"tencent.com/vcuda-core-limit": "80"}
     held = leased(pod(vcuda(core=30, memory=4), notes=notes), (0,))
 
-    given = TENCENT.environment(held, "nvidia", {}, PATHS)
+    given = TENCENT.container_setup(held, "nvidia", {}, PATHS)
 
     assert given.environment["CUDA_DEVICE_SM_LIMIT"] == "30"
     assert [mount.container_path for mount in given.mounts] == [
@@ -204,7 +208,7 @@ def test_the_runtime_is_told_what_gpu_manager_told_it(
 ) -> None:
     held = leased(pod(vcuda(core=core, memory=memory)), (3, 1) if core > 100 else (1,))
 
-    given = TENCENT.environment(held, "nvidia", {}, PATHS).annotations
+    given = TENCENT.container_setup(held, "nvidia", {}, PATHS).annotations
 
     assert dict(given) == dict(zip((CORE, MEMORY, "tencent.com/vcuda-device"), told, strict=True))
 
@@ -213,27 +217,27 @@ def test_a_limit_annotation_that_is_no_number_is_refused() -> None:
     notes = {"tencent.com/vcuda-core-limit": "half"}
 
     with pytest.raises(RequestError, match=r"vcuda-core-limit must be a whole number.*'half'"):
-        read_pod(pod(vcuda(core=30, memory=4), notes=notes), RULES)
+        parse_pod_request(pod(vcuda(core=30, memory=4), notes=notes), RULES)
 
 
 def test_the_node_serves_hundredths_and_shows_the_blocks_of_all_its_memory() -> None:
     cards = [device(n, 11178) for n in range(8)]
-    shown = TENCENT.advertised([*cards, device(8, 40960, mode=DeviceMode.MIG)], Strategy.AUTO)
+    shown = TENCENT.advertise([*cards, device(8, 40960, mode=DeviceMode.MIG)], Strategy.AUTO)
 
     assert len(shown.served[CORE]) == 800
-    assert shown.patched == {MEMORY: 8 * 11178 // 256}
+    assert shown.node_status == {MEMORY: 8 * 11178 // 256}
     assert 8 * (11178 // 256) < 8 * 11178 // 256, "floored once, not per card"
 
 
 def test_an_unhealthy_card_keeps_its_ids_and_loses_its_blocks() -> None:
-    shown = TENCENT.advertised([device(0, 1024, healthy=False), device(1, 2048)], Strategy.AUTO)
+    shown = TENCENT.advertise([device(0, 1024, healthy=False), device(1, 2048)], Strategy.AUTO)
 
     assert sum(served.healthy for served in shown.served[CORE]) == 100
-    assert shown.patched == {MEMORY: 8}
+    assert shown.node_status == {MEMORY: 8}
 
 
 def test_the_fullest_card_is_taken_first() -> None:
-    request = read_pod(pod(vcuda(core=10, memory=1)), RULES)
+    request = parse_pod_request(pod(vcuda(core=10, memory=1)), RULES)
 
     assert request.device_order is DeviceOrder.TIGHTEST
     assert request.triggers == (CORE,)
@@ -242,7 +246,7 @@ def test_the_fullest_card_is_taken_first() -> None:
 def test_zero_of_everything_asks_for_nothing() -> None:
     asks = pod(asking(limits={CORE: 0, MEMORY: 0}))
 
-    assert read_pod(asks, RULES).containers == ()
+    assert parse_pod_request(asks, RULES).containers == ()
 
 
 def test_the_memo_survives_the_leases_copy() -> None:
@@ -250,7 +254,7 @@ def test_the_memo_survives_the_leases_copy() -> None:
     held = leased(asks, (4,))
     back = load_lease(dump_lease(held), namespace=held.namespace, name=held.name)
 
-    assert TENCENT.binding(back, 1.0)["tencent.com/predicate-gpu-idx-1"] == "4"
+    assert TENCENT.binding_annotations(back, 1.0)["tencent.com/predicate-gpu-idx-1"] == "4"
     assert not leased(pod(vcuda(core=100)), (4,)).memo, "the shares alone tell"
 
 
@@ -263,11 +267,11 @@ amounts = st.tuples(st.integers(1, 99), st.integers(1, 64)) | st.tuples(
 def test_what_is_leased_is_what_was_asked_for(asked: list[tuple[int, int]], unit: int) -> None:
     card = device(memory_mib=81920, unit_mib=unit)
     containers = [vcuda(f"c{n}", core, memory) for n, (core, memory) in enumerate(asked)]
-    wanted = read_pod(pod(*containers), RULES)
+    wanted = parse_pod_request(pod(*containers), RULES)
     shares = [share_of(r, card) for r in wanted.containers for _ in range(r.gpus)]
 
     assert sum(share.cores_percent for share in shares) == sum(core for core, _ in asked)
-    assert sum(TENCENT.ids_of(share, CORE) for share in shares) == sum(core for core, _ in asked)
+    assert sum(TENCENT.id_count(share, CORE) for share in shares) == sum(core for core, _ in asked)
     assert sum(s.limit_bytes for s in shares if not s.whole) == sum(
         memory * 256 * MIB for core, memory in asked if core < 100
     )

@@ -2,8 +2,8 @@
 
 import pytest
 
-from shared.dialects.dialect import PodAsks, Rules
-from shared.dialects.pod_requests import read_pod
+from shared.dialects.dialect import PodManifest, Rules
+from shared.dialects.pod_requests import parse_pod_request
 from shared.model.device import Device, DeviceMode, MigLayout, MigProfile
 from shared.model.ledger import LedgerNode
 from shared.model.names import DeviceUuid
@@ -20,11 +20,11 @@ def node(name: str, *held: Device) -> LedgerNode:
     return ledger_node(name, *held, served=SERVED)
 
 
-def vcuda(core: int, memory: int = 0) -> PodAsks:
+def vcuda(core: int, memory: int = 0) -> PodManifest:
     return pod(asking(limits={"tencent.com/vcuda-core": core, "tencent.com/vcuda-memory": memory}))
 
 
-def hami(notes: dict[str, str] | None = None, /, **amounts: int) -> PodAsks:
+def hami(notes: dict[str, str] | None = None, /, **amounts: int) -> PodManifest:
     return pod(asking(limits={f"nvidia.com/{k}": n for k, n in amounts.items()}), notes=notes)
 
 
@@ -35,50 +35,54 @@ def policy(text: str) -> dict[str, str]:
 def test_gpusharing_1_the_fullest_card_with_enough_of_both_is_taken() -> None:
     cluster = Cluster(node("n1", *devices(3, memory_mib=16384)))
     for core, memory, card in ((60, 8, 0), (50, 8, 1), (45, 8, 1), (30, 8, 0), (50, 60, 2)):
-        assert cluster.indices(read_pod(vcuda(core, memory), RULES)) == [card]
+        assert cluster.indices(parse_pod_request(vcuda(core, memory), RULES)) == [card]
 
 
 def test_gpusharing_4_whole_cards_are_idle_before_and_closed_after() -> None:
     cluster = Cluster(node("n1", *devices(3, memory_mib=16384)))
-    assert cluster.indices(read_pod(vcuda(1, 1), RULES)) == [0]
+    assert cluster.indices(parse_pod_request(vcuda(1, 1), RULES)) == [0]
 
-    assert cluster.indices(read_pod(vcuda(200), RULES)) == [1, 2]
+    assert cluster.indices(parse_pod_request(vcuda(200), RULES)) == [1, 2]
 
-    assert cluster.indices(read_pod(vcuda(99, 1), RULES)) == [0]
-    assert isinstance(cluster.place(read_pod(vcuda(1, 1), RULES)), Refusal)
+    assert cluster.indices(parse_pod_request(vcuda(99, 1), RULES)) == [0]
+    assert isinstance(cluster.place(parse_pod_request(vcuda(1, 1), RULES)), Refusal)
 
 
 def test_a_worked_example_that_never_fits_by_blocks_fits_by_bytes_or_not_at_all() -> None:
     cluster = Cluster(node("n1", device(memory_mib=16160)))
 
-    assert isinstance(cluster.place(read_pod(vcuda(10, 64), RULES)), Refusal)
-    assert cluster.indices(read_pod(vcuda(10, 63), RULES)) == [0]
+    assert isinstance(cluster.place(parse_pod_request(vcuda(10, 64), RULES)), Refusal)
+    assert cluster.indices(parse_pod_request(vcuda(10, 63), RULES)) == [0]
 
 
 def test_hami_spreads_by_slots_cores_and_memory_together() -> None:
     cluster = Cluster(node("n1", *devices(2, memory_mib=10000)))
-    assert cluster.indices(read_pod(hami(gpu=1, gpumem=6000), RULES)) == [0]
-    assert cluster.indices(read_pod(hami(gpu=1, gpumem=1000, gpucores=90), RULES)) == [1]
+    assert cluster.indices(parse_pod_request(hami(gpu=1, gpumem=6000), RULES)) == [0]
+    assert cluster.indices(parse_pod_request(hami(gpu=1, gpumem=1000, gpucores=90), RULES)) == [1]
 
-    assert cluster.indices(read_pod(hami(gpu=1, gpumem=100), RULES)) == [0], "70 of 300 against 110"
+    assert cluster.indices(parse_pod_request(hami(gpu=1, gpumem=100), RULES)) == [0], (
+        "70 of 300 against 110"
+    )
     heavy = {"hami.io/device-scoring-weights": "slot=0,core=0,memory=1"}
-    assert cluster.indices(read_pod(hami(heavy, gpu=1, gpumem=100), RULES)) == [1]
+    assert cluster.indices(parse_pod_request(hami(heavy, gpu=1, gpumem=100), RULES)) == [1]
 
 
 @pytest.mark.parametrize(("chain", "card"), [("binpack", 0), ("spread", 1), ("mutex", 1)])
 def test_hami_policies_choose_between_a_used_and_an_idle_device(chain: str, card: int) -> None:
     cluster = Cluster(node("n1", *devices(2, memory_mib=10000)))
-    assert cluster.indices(read_pod(hami(gpu=1, gpumem=1000), RULES)) == [0]
+    assert cluster.indices(parse_pod_request(hami(gpu=1, gpumem=1000), RULES)) == [0]
 
-    assert cluster.indices(read_pod(hami(policy(chain), gpu=1, gpumem=1000), RULES)) == [card]
+    assert cluster.indices(parse_pod_request(hami(policy(chain), gpu=1, gpumem=1000), RULES)) == [
+        card
+    ]
 
 
 def test_hami_others_may_join_a_device_that_mutex_found_idle() -> None:
     cluster = Cluster(node("n1", device(memory_mib=10000)))
-    mutex = read_pod(hami(policy("mutex"), gpu=1, gpumem=1000), RULES)
+    mutex = parse_pod_request(hami(policy("mutex"), gpu=1, gpumem=1000), RULES)
 
     assert cluster.indices(mutex) == [0]
-    assert cluster.indices(read_pod(hami(gpu=1, gpumem=1000), RULES)) == [0]
+    assert cluster.indices(parse_pod_request(hami(gpu=1, gpumem=1000), RULES)) == [0]
     assert isinstance(cluster.place(mutex), Refusal)
 
 
@@ -88,8 +92,8 @@ def test_hami_whoever_has_all_the_cores_has_the_device(order: str) -> None:
     pair = [hami(gpu=1, gpumem=100, gpucores=100), hami(gpu=1, gpumem=100)]
     first, second = pair if order == "cores first" else pair[::-1]
 
-    assert cluster.indices(read_pod(first, RULES)) == [0]
-    assert isinstance(cluster.place(read_pod(second, RULES)), Refusal)
+    assert cluster.indices(parse_pod_request(first, RULES)) == [0]
+    assert isinstance(cluster.place(parse_pod_request(second, RULES)), Refusal)
 
 
 def test_hami_numa_bind_keeps_devices_together_or_refuses() -> None:
@@ -97,11 +101,13 @@ def test_hami_numa_bind_keeps_devices_together_or_refuses() -> None:
     bind = {"nvidia.com/numa-bind": "true"}
     cluster = Cluster(node("n1", *split))
 
-    chosen = cluster.indices(read_pod(hami(bind, gpu=2, gpumem=1000), RULES))
+    chosen = cluster.indices(parse_pod_request(hami(bind, gpu=2, gpumem=1000), RULES))
 
     assert chosen in ([0, 2], [1, 3])
-    assert isinstance(cluster.place(read_pod(hami(bind, gpu=3, gpumem=1000), RULES)), Refusal)
-    assert len(cluster.indices(read_pod(hami(gpu=3, gpumem=1000), RULES))) == 3
+    assert isinstance(
+        cluster.place(parse_pod_request(hami(bind, gpu=3, gpumem=1000), RULES)), Refusal
+    )
+    assert len(cluster.indices(parse_pod_request(hami(gpu=3, gpumem=1000), RULES))) == 3
 
 
 def test_hami_topology_aware_leaves_what_is_linked_well_to_others() -> None:
@@ -119,18 +125,22 @@ def test_hami_topology_aware_leaves_what_is_linked_well_to_others() -> None:
     def chosen(gpus: int) -> list[int]:
         cluster = Cluster(node("n1", *linked))
         asks = hami(policy("topology-aware"), gpu=gpus, gpumem=1000)
-        return sorted(cluster.indices(read_pod(asks, RULES)))
+        return sorted(cluster.indices(parse_pod_request(asks, RULES)))
 
     assert chosen(1) == [2]
     assert chosen(2) == [0, 1]
 
 
-@pytest.mark.parametrize(("rules", "chosen"), [(RULES, "n1"), (Rules(node_policy="spread"), "n2")])
+@pytest.mark.parametrize(
+    ("rules", "chosen"), [(RULES, "n1"), (Rules(node_scheduler_policy="spread"), "n2")]
+)
 def test_hami_nodes_are_packed_or_spread_as_the_operator_says(rules: Rules, chosen: str) -> None:
     cluster = Cluster(node("n1", device("GPU-1")), node("n2", device("GPU-2")))
-    cluster.place(read_pod(hami({"nvidia.com/use-gpuuuid": "GPU-1"}, gpu=1, gpumem=1000), RULES))
+    cluster.place(
+        parse_pod_request(hami({"nvidia.com/use-gpuuuid": "GPU-1"}, gpu=1, gpumem=1000), RULES)
+    )
 
-    placed = cluster.place(read_pod(hami(gpu=1, gpumem=1000), rules))
+    placed = cluster.place(parse_pod_request(hami(gpu=1, gpumem=1000), rules))
 
     assert isinstance(placed, Placement)
     assert placed.node == chosen
@@ -144,13 +154,15 @@ def test_hami_a_mig_instance_serves_a_share_and_on_demand_a_whole_request() -> N
     demand = {"nvidia.com/vgpu-mode": "mig"}
     cluster = Cluster(node("n1", mig()))
 
-    assert isinstance(cluster.place(read_pod(hami(gpu=1), RULES)), Refusal)
+    assert isinstance(cluster.place(parse_pod_request(hami(gpu=1), RULES)), Refusal)
     for notes, amounts in (({}, {"gpumem": 1000}), (demand, {})):
-        placed = cluster.place(read_pod(hami(notes, gpu=1, **amounts), RULES))
+        placed = cluster.place(parse_pod_request(hami(notes, gpu=1, **amounts), RULES))
         assert isinstance(placed, Placement)
         assert [share.memory_mib for share in placed.shares] == [40448]
         assert all(share.mig for share in placed.shares)
 
 
 def test_gpu_manager_knows_no_instances() -> None:
-    assert isinstance(Cluster(node("n1", mig())).place(read_pod(vcuda(10, 4), RULES)), Refusal)
+    assert isinstance(
+        Cluster(node("n1", mig())).place(parse_pod_request(vcuda(10, 4), RULES)), Refusal
+    )

@@ -16,7 +16,7 @@ from services.node_agent.gpus.simulated_gpus import SimulatedGpus
 from services.node_agent.mig.layouts import KNOWN
 from shared.dialects import DIALECTS
 from shared.dialects.advertised import Strategy
-from shared.dialects.volcano.device_config import read_config
+from shared.dialects.volcano.device_config import parse_device_config
 from shared.kubernetes.errors import ErrorResponse, NotFoundError, UnreachableError
 from shared.model.device import DeviceMode
 from shared.model.errors import RequestError
@@ -74,21 +74,21 @@ def shipped(**changes: Any) -> dict[str, Any]:
 
 
 def test_item_50_both_files_with_the_shipped_values_are_accepted_without_a_word() -> None:
-    config = read_config(shipped(), OF_NODES, NODE)
+    config = parse_device_config(shipped(), OF_NODES, NODE)
 
-    assert config.said == ()
+    assert config.warnings == ()
     assert (config.split_count, config.unit_mib) == (10, 1)
-    assert config.tables == KNOWN[:1]
-    assert config.own_split_count == 4
+    assert config.geometries == KNOWN[:1]
+    assert config.node_split_count == 4
     assert config.mode is DeviceMode.MIG
-    assert config.hidden == {"GPU-x", "2"}
+    assert config.excluded_devices == {"GPU-x", "2"}
 
 
 def test_item_50_a_missing_factor_means_1() -> None:
     document = shipped()
     del document["nvidia"]["gpuMemoryFactor"]
 
-    division = divided(read_config(document, None, NODE), Division(), split=None, unit=None)
+    division = divided(parse_device_config(document, None, NODE), Division(), split=None, unit=None)
 
     assert division.unit_mib == 1
 
@@ -118,9 +118,9 @@ def test_item_50_a_missing_factor_means_1() -> None:
 def test_item_50_what_is_unknown_or_wrong_is_said_by_name(
     document: object, nodes: object, said: str
 ) -> None:
-    config = read_config(document, nodes, NODE)
+    config = parse_device_config(document, nodes, NODE)
 
-    assert any(said in text for text in config.said), config.said
+    assert any(said in text for text in config.warnings), config.warnings
 
 
 @pytest.mark.parametrize("group", ["", "a-b", "a[", "a]", "a,b", "a:b", "a;b"])
@@ -136,10 +136,10 @@ def test_a_group_whose_name_would_break_annotations_is_left_out(group: str) -> N
         }
     ]
 
-    config = read_config({"nvidia": {"knownMigGeometries": tables}}, None, NODE)
+    config = parse_device_config({"nvidia": {"knownMigGeometries": tables}}, None, NODE)
 
-    assert [layout.name for layout in config.tables[0].layouts] == ["good"]
-    assert "a group needs a name" in config.said[0]
+    assert [layout.name for layout in config.geometries[0].layouts] == ["good"]
+    assert "a group needs a name" in config.warnings[0]
 
 
 @pytest.mark.parametrize(
@@ -155,10 +155,10 @@ def test_a_group_with_an_impossible_instance_is_left_out(profile: dict[str, obje
     group = {"group": "g", "geometries": [{"name": "2g.12gb", "memory": 1, "count": 1}, profile]}
     tables = [{"models": ["A30"], "allowedGeometries": [group]}]
 
-    config = read_config({"nvidia": {"knownMigGeometries": tables}}, None, NODE)
+    config = parse_device_config({"nvidia": {"knownMigGeometries": tables}}, None, NODE)
 
-    assert config.tables == ()
-    assert "group g is left out" in config.said[-1]
+    assert config.geometries == ()
+    assert "group g is left out" in config.warnings[-1]
 
 
 KEYS = st.sampled_from(
@@ -178,26 +178,26 @@ DOCUMENTS = st.recursive(
 
 @given(DOCUMENTS, DOCUMENTS)
 def test_no_document_whatever_ends_the_agent(device: object, node: object) -> None:
-    config = read_config(
+    config = parse_device_config(
         {"nvidia": device}, {"nodeconfig": [{"name": NODE, "operatingmode": node}, node]}, NODE
     )
 
     division = divided(config, Division(), split=None, unit=None)
     assert division.split_count >= 1
     assert division.unit_mib >= 1
-    read_config(device, node, NODE)
+    parse_device_config(device, node, NODE)
 
 
 def test_flags_win_over_the_file_for_all_nodes_and_the_nodes_own_entry_over_both() -> None:
-    of_all = read_config(shipped(deviceSplitCount=5, gpuMemoryFactor=10), None, NODE)
-    own = read_config(shipped(deviceSplitCount=5), OF_NODES, NODE)
+    of_all = parse_device_config(shipped(deviceSplitCount=5, gpuMemoryFactor=10), None, NODE)
+    own = parse_device_config(shipped(deviceSplitCount=5), OF_NODES, NODE)
 
     assert divided(of_all, Division(), split=None, unit=None).split_count == 5
     assert divided(of_all, Division(), split=None, unit=None).unit_mib == 10
     assert divided(of_all, Division(), split=8, unit=100).split_count == 8
     assert divided(of_all, Division(), split=8, unit=100).unit_mib == 100
     assert divided(own, Division(), split=8, unit=None).split_count == 4
-    assert divided(of_all, Division(), split=None, unit=None).tables == (*of_all.tables, *KNOWN)
+    assert divided(of_all, Division(), split=None, unit=None).tables == (*of_all.geometries, *KNOWN)
 
 
 async def found(layout: str) -> tuple[Gpu, ...]:

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from services.watcher.settings import WatcherSettings, load_rules
-from shared.dialects.dialect import ContainerAsks, PodAsks
-from shared.dialects.pod_requests import read_pod
+from shared.dialects.dialect import ContainerManifest, PodManifest
+from shared.dialects.pod_requests import parse_pod_request
 from shared.dialects.volcano.device_register import NUMBER
-from shared.dialects.volcano.vgpu import MEMORY, encode_element
+from shared.dialects.volcano.vgpu import MEMORY, encode_shares
 from shared.model.device import DeviceMode, MigLayout, MigProfile
 from shared.model.errors import RequestError
 from shared.model.lease import MigPlacement, RequestedUnits
@@ -72,7 +72,7 @@ def ids(placed: Placement | Refusal) -> list[str]:
     """The ids of each container's devices, as Volcano's annotations have them."""
     if isinstance(placed, Refusal):
         return []
-    return [encode_element([share]).split(",")[0] for share in placed.shares]
+    return [encode_shares([share]).split(",")[0] for share in placed.shares]
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_item_42_an_idle_card_takes_the_first_layout_that_does(
     assert ids(placed) == [expected]
     assert share.memory_mib == booked
     assert share.requested_units == RequestedUnits(memory_mib=memory or 40960, device_mib=40960)
-    assert encode_element([share]) == f"{expected},NVIDIA,{memory or 40960},30:"
+    assert encode_shares([share]) == f"{expected},NVIDIA,{memory or 40960},30:"
 
 
 @pytest.mark.parametrize(
@@ -332,7 +332,7 @@ def test_units_of_a_node_are_kept_in_what_was_asked_for() -> None:
     placed = cluster(card(unit_mib=10)).place(request(vgpu(800)))
 
     assert isinstance(placed, Placement)
-    assert encode_element(placed.shares) == "GPU-m[group2-0],NVIDIA,800,0:"
+    assert encode_shares(placed.shares) == "GPU-m[group2-0],NVIDIA,800,0:"
 
 
 def test_a_share_of_an_instance_books_all_of_it_and_no_cores() -> None:
@@ -345,12 +345,12 @@ def test_a_share_of_an_instance_books_all_of_it_and_no_cores() -> None:
 
 def test_the_operator_says_which_mode_is_tried_first() -> None:
     limits = {NUMBER: 1, MEMORY: 1000}
-    pod = PodAsks(
-        namespace=Namespace("default"), containers=(ContainerAsks(name="c", limits=limits),)
+    pod = PodManifest(
+        namespace=Namespace("default"), containers=(ContainerManifest(name="c", limits=limits),)
     )
 
     def first(**told: Any) -> bool:
-        return read_pod(pod, load_rules(WatcherSettings(**told))).prefer_mig
+        return parse_pod_request(pod, load_rules(WatcherSettings(**told))).prefer_mig
 
     assert [first(), first(mode_first="hami-core"), first(mode_first="mig")] == [False, False, True]
     with pytest.raises(RequestError, match="--mode-first must be hami-core or mig, got 'both'"):

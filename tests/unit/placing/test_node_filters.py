@@ -6,24 +6,24 @@ from shared.model.node import CORDON_PREFIX, Taint
 from shared.model.request import NodeRequirements, NodeTerm, Toleration
 from shared.placing.node_filters import (
     UNSCHEDULABLE,
-    Blocked,
+    NodeFilterFailure,
+    check_all,
+    check_host_ports,
+    check_node,
+    check_resources,
+    check_served,
     free_resources,
-    insufficient,
-    lacks,
-    node_blocked,
-    not_served,
-    port_taken,
+    has_too_little,
+    matches_term,
     preference,
-    term_holds,
     tolerates,
-    unfulfilled,
 )
 from tests.support.build import facts, gpu, request
 
 GPU_TAINT = Taint(key="gpu", value="yes", effect="NoSchedule")
 
 
-def code_of(blocked: Blocked | None) -> str | None:
+def code_of(blocked: NodeFilterFailure | None) -> str | None:
     return None if blocked is None else blocked.code
 
 
@@ -53,27 +53,27 @@ def test_a_toleration_covers_a_taint(toleration: Toleration, covers: bool) -> No
 def test_only_hard_taints_block(effect: str, blocks: bool) -> None:
     node = facts(taints=(Taint(key="gpu", value="yes", effect=effect),))
 
-    blocked = unfulfilled(NodeRequirements(), node)
+    blocked = check_node(NodeRequirements(), node)
 
     assert (blocked is not None) == blocks
     if blocked is not None:
-        assert blocked.text == "node(s) had untolerated taint {gpu: yes}"
+        assert blocked.message == "node(s) had untolerated taint {gpu: yes}"
 
 
 def test_a_cordoned_node_is_a_tainted_node() -> None:
     node = facts(unschedulable=True)
     tolerant = NodeRequirements(tolerations=(Toleration(key=UNSCHEDULABLE.key, operator="Exists"),))
 
-    assert code_of(unfulfilled(NodeRequirements(), node)) == "NodeUnschedulable"
-    assert unfulfilled(tolerant, node) is None
+    assert code_of(check_node(NodeRequirements(), node)) == "NodeUnschedulable"
+    assert check_node(tolerant, node) is None
 
 
 def test_a_node_selector_must_match_every_label() -> None:
     node = facts(labels={"zone": "a", "gpu": "t4"})
 
-    assert unfulfilled(NodeRequirements(selector=(("gpu", "t4"), ("zone", "a"))), node) is None
-    missed = unfulfilled(NodeRequirements(selector=(("gpu", "t4"), ("zone", "b"))), node)
-    assert missed == Blocked(
+    assert check_node(NodeRequirements(selector=(("gpu", "t4"), ("zone", "a"))), node) is None
+    missed = check_node(NodeRequirements(selector=(("gpu", "t4"), ("zone", "b"))), node)
+    assert missed == NodeFilterFailure(
         "NodeAffinity",
         "node(s) didn't match Pod's node affinity/selector",
         "zone=b is required, it has a",
@@ -103,8 +103,8 @@ def test_the_operators_of_node_affinity(
 ) -> None:
     need = NodeTerm(key="cards", operator=operator, values=values)
 
-    assert term_holds((need,), facts(labels={"cards": "4"})) == holds
-    assert term_holds((need,), facts()) == holds_without_label
+    assert matches_term((need,), facts(labels={"cards": "4"})) == holds
+    assert matches_term((need,), facts()) == holds_without_label
 
 
 def test_terms_are_alternatives_and_their_requirements_go_together() -> None:
@@ -112,18 +112,18 @@ def test_terms_are_alternatives_and_their_requirements_go_together() -> None:
     fast = NodeTerm(key="fast", operator="Exists")
     node = facts(labels={"zone": "a"})
 
-    assert unfulfilled(NodeRequirements(required=((there,), (here,))), node) is None
-    assert unfulfilled(NodeRequirements(required=((here, fast),)), node) is not None
-    assert unfulfilled(NodeRequirements(required=((),)), node) is not None
+    assert check_node(NodeRequirements(required=((there,), (here,))), node) is None
+    assert check_node(NodeRequirements(required=((here, fast),)), node) is not None
+    assert check_node(NodeRequirements(required=((),)), node) is not None
 
 
 def test_a_field_requirement_looks_at_the_nodes_name() -> None:
     need = NodeTerm(key="metadata.name", operator="In", values=("n1",), field=True)
     other = NodeTerm(key="spec.podCIDR", operator="Exists", field=True)
 
-    assert term_holds((need,), facts("n1"))
-    assert not term_holds((need,), facts("n2", labels={"metadata.name": "n1"}))
-    assert not term_holds((other,), facts("n1"))
+    assert matches_term((need,), facts("n1"))
+    assert not matches_term((need,), facts("n2", labels={"metadata.name": "n1"}))
+    assert not matches_term((other,), facts("n1"))
 
 
 def test_preference_adds_weights_and_takes_off_soft_taints() -> None:
@@ -137,16 +137,16 @@ def test_preference_adds_weights_and_takes_off_soft_taints() -> None:
 
 
 def test_a_taken_host_port_blocks_on_its_protocol_only() -> None:
-    assert code_of(port_taken(("TCP/80",), ("TCP/80", "TCP/22"))) == "HostPortTaken"
-    assert port_taken(("UDP/80",), ("TCP/80",)) is None
+    assert code_of(check_host_ports(("TCP/80",), ("TCP/80", "TCP/22"))) == "HostPortTaken"
+    assert check_host_ports(("UDP/80",), ("TCP/80",)) is None
 
 
 def test_constraints_that_are_not_weighed_are_refused_by_name() -> None:
-    blocked = unfulfilled(NodeRequirements(unsupported=("podAffinity",)), facts())
+    blocked = check_node(NodeRequirements(unsupported=("podAffinity",)), facts())
 
     assert blocked is not None
     assert blocked.code == "UnsupportedConstraint"
-    assert "podAffinity" in blocked.text
+    assert "podAffinity" in blocked.message
 
 
 def test_resources_count_what_leases_and_other_pods_take() -> None:
@@ -154,12 +154,12 @@ def test_resources_count_what_leases_and_other_pods_take() -> None:
     free = free_resources(node, {"cpu": 2500, "pods": 1})
 
     assert free == {"cpu": 500, "pods": 1}
-    assert insufficient({"cpu": 500, "pods": 1}, free) is None
-    assert not lacks(free, {"cpu": 500, "pods": 1}.items())
-    assert insufficient({"cpu": 501}, free) == Blocked(
+    assert check_resources({"cpu": 500, "pods": 1}, free) is None
+    assert not has_too_little(free, {"cpu": 500, "pods": 1}.items())
+    assert check_resources({"cpu": 501}, free) == NodeFilterFailure(
         "InsufficientCpu", "Insufficient cpu", "501m of cpu requested, 500m free"
     )
-    assert lacks(free, {"cpu": 501}.items())
+    assert has_too_little(free, {"cpu": 501}.items())
 
 
 @pytest.mark.parametrize(
@@ -172,33 +172,31 @@ def test_resources_count_what_leases_and_other_pods_take() -> None:
     ],
 )
 def test_a_resource_that_a_node_does_not_list_is_none(name: str, code: str, text: str) -> None:
-    blocked = insufficient({name: 1}, {})
+    blocked = check_resources({name: 1}, {})
 
     assert blocked is not None
-    assert (blocked.code, blocked.text) == (code, text)
-    assert insufficient({name: 0}, {}) is None
+    assert (blocked.code, blocked.message) == (code, text)
+    assert check_resources({name: 0}, {}) is None
 
 
 def test_a_resource_that_no_plugin_serves_blocks() -> None:
     served = frozenset({"volcano.sh/vgpu-number"})
 
-    assert not_served(("volcano.sh/vgpu-number",), served) is None
-    assert code_of(not_served(("volcano.sh/gpu-memory",), served)) == "ResourceNotServed"
+    assert check_served(("volcano.sh/vgpu-number",), served) is None
+    assert code_of(check_served(("volcano.sh/gpu-memory",), served)) == "ResourceNotServed"
 
 
 def test_a_shut_node_blocks_who_asks_for_a_gpu_and_says_why() -> None:
-    blocked = not_served(
+    blocked = check_served(
         ("volcano.sh/vgpu-number",), frozenset({f"{CORDON_PREFIX}its agent hangs"})
     )
 
     assert blocked is not None
     assert (blocked.code, blocked.numbers) == ("NodeAgentNotReady", "its agent hangs")
-    assert not_served((), frozenset({f"{CORDON_PREFIX}its agent hangs"})) is None
+    assert check_served((), frozenset({f"{CORDON_PREFIX}its agent hangs"})) is None
 
 
 def test_the_first_reason_is_the_one_that_waiting_helps_least() -> None:
     node = facts(taints=(GPU_TAINT,), allocatable={})
 
-    assert (
-        code_of(node_blocked(request(gpu(memory=1)), node, {}, frozenset())) == "UntoleratedTaint"
-    )
+    assert code_of(check_all(request(gpu(memory=1)), node, {}, frozenset())) == "UntoleratedTaint"

@@ -7,13 +7,13 @@ import pytest
 from services.watcher.changes import PodEvent, Pods
 from services.watcher.observed_pod import PodSeen
 from services.watcher.pod_groups import GroupNews, cannot_read
-from shared.dialects.pod_groups import GroupKind, GroupNamed, read_group
+from shared.dialects.pod_groups import PodGroupKind, PodGroupReference, parse_pod_group
 from shared.model.errors import RequestError
 from shared.model.events.pod_events import PodQueued, PodRejected
 from shared.model.names import Namespace, PodUid
 from shared.model.request import Gang, PodRequest
 
-VOLCANO = GroupKind.VOLCANO
+VOLCANO = PodGroupKind.VOLCANO
 NS = Namespace("ns")
 WAITING = PodSeen(
     pod=PodUid("u1"),
@@ -22,7 +22,7 @@ WAITING = PodSeen(
     resource_version="5",
     ours=True,
     request=PodRequest(priority=1),
-    group=GroupNamed(name="ns/g", kind=VOLCANO),
+    group=PodGroupReference(name="ns/g", kind=VOLCANO),
 )
 NONE_LISTED = GroupNews(kind=VOLCANO, listed=True)
 
@@ -43,17 +43,21 @@ def gangs(events: list[PodEvent]) -> list[Gang | str | None]:
     ("annotations", "labels", "named"),
     [
         ({}, {}, None),
-        ({"scheduling.k8s.io/group-name": "g"}, {}, GroupNamed(name="ns/g", kind=VOLCANO)),
-        ({"scheduling.volcano.sh/group-name": "g"}, {}, GroupNamed(name="ns/g", kind=VOLCANO)),
+        ({"scheduling.k8s.io/group-name": "g"}, {}, PodGroupReference(name="ns/g", kind=VOLCANO)),
+        (
+            {"scheduling.volcano.sh/group-name": "g"},
+            {},
+            PodGroupReference(name="ns/g", kind=VOLCANO),
+        ),
         (
             {},
             {"scheduling.x-k8s.io/pod-group": "g"},
-            GroupNamed(name="ns/g", kind=GroupKind.COSCHEDULING),
+            PodGroupReference(name="ns/g", kind=PodGroupKind.COSCHEDULING),
         ),
         (
             {},
             {"pod-group.scheduling.sigs.k8s.io": "g"},
-            GroupNamed(name="ns/g", kind=GroupKind.COSCHEDULING),
+            PodGroupReference(name="ns/g", kind=PodGroupKind.COSCHEDULING),
         ),
         (
             {
@@ -62,7 +66,7 @@ def gangs(events: list[PodEvent]) -> list[Gang | str | None]:
                 "scheduling.k8s.io/group-name": "g",
             },
             {},
-            GroupNamed(name="ns/k", min_member=3),
+            PodGroupReference(name="ns/k", min_member=3),
         ),
         (
             {},
@@ -70,15 +74,15 @@ def gangs(events: list[PodEvent]) -> list[Gang | str | None]:
                 "pod-group.scheduling.sigs.k8s.io/name": "l",
                 "pod-group.scheduling.sigs.k8s.io/min-available": "2",
             },
-            GroupNamed(name="ns/l", min_member=2),
+            PodGroupReference(name="ns/l", min_member=2),
         ),
         ({"gang.scheduling.koordinator.sh/name": "k"}, {}, None),
     ],
 )
 def test_a_group_is_named_in_any_vocabulary(
-    annotations: dict[str, str], labels: dict[str, str], named: GroupNamed | None
+    annotations: dict[str, str], labels: dict[str, str], named: PodGroupReference | None
 ) -> None:
-    assert read_group(NS, annotations, labels) == named
+    assert parse_pod_group(NS, annotations, labels) == named
 
 
 @pytest.mark.parametrize(("name", "number"), [("k", "0"), ("k", "two"), ("k|x", "2"), ("K", "2")])
@@ -89,7 +93,7 @@ def test_a_gang_that_cannot_be_is_refused_with_the_reason(name: str, number: str
     }
 
     with pytest.raises(RequestError, match=r"gang\.scheduling\.koordinator\.sh/"):
-        read_group(NS, notes, {})
+        parse_pod_group(NS, notes, {})
 
 
 def test_a_pod_waits_untold_until_pod_groups_have_been_listed() -> None:
@@ -140,7 +144,9 @@ def test_a_group_that_cannot_be_read_is_no_reason_to_place_its_pods_one_by_one()
 def test_a_changed_minimum_queues_the_waiting_members_again() -> None:
     known = Pods()
     hear(known, replace(group(4), listed=True))
-    other = replace(WAITING, pod=PodUid("u2"), group=GroupNamed(name="ns/other", kind=VOLCANO))
+    other = replace(
+        WAITING, pod=PodUid("u2"), group=PodGroupReference(name="ns/other", kind=VOLCANO)
+    )
     for pod in (WAITING, replace(WAITING, pod=PodUid("u3")), other):
         known.see(pod, None)
     known.see(replace(WAITING, pod=PodUid("u3"), deleting=True), WAITING)
@@ -154,7 +160,7 @@ def test_a_changed_minimum_queues_the_waiting_members_again() -> None:
 
 
 def test_a_pod_that_carries_its_number_needs_no_pod_group() -> None:
-    own = replace(WAITING, group=GroupNamed(name="ns/k", min_member=3))
+    own = replace(WAITING, group=PodGroupReference(name="ns/k", min_member=3))
 
     assert gangs(Pods().see(own, None)) == [Gang(name="ns/k", min_member=3)]
 

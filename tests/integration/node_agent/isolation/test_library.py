@@ -48,7 +48,7 @@ async def test_item_41_containers_keep_the_library_that_they_began_with(
             await at.node.phase("new", "Running")
             second = mounted(at, "new")
             kept = mounted(at, "old")
-            isolates = agent.host.isolates
+            isolates = agent.host.isolation_available
             same = (first.stat().st_ino, first.read_bytes()) == (inode, content)
             at.node.store.delete("pods", "default", "old", grace_s=0)
             at.ledger.leases = {lease.pod: lease}
@@ -71,6 +71,6 @@ async def test_a_source_that_is_no_library_isolates_nothing_and_no_container_sta
         await at.node.phase("one", "Failed")
 
         assert "libvgpu.so is not there" in at.message("one")
-        assert not agent.host.isolates
+        assert not agent.host.isolation_available
         (report, *_) = await eventually(lambda: at.reported)
         assert {device.isolation for device in report.devices} == {Isolation.UNHELD}

@@ -15,7 +15,7 @@ import pytest
 from proto.deviceplugin import api_pb2, api_pb2_grpc
 from services.node_agent.kubelet.device_plugin import PluginServer, encode_list
 from services.node_agent.kubelet.registration import DevicePlugins
-from shared.dialects.advertised import ServedId
+from shared.dialects.advertised import PluginDeviceId
 from shared.dialects.dialect import ContainerSetup
 from shared.dialects.volcano.gpushare import unit_id
 from shared.model.errors import RequestError
@@ -107,8 +107,8 @@ class Scripted:
             raise RequestError("not yours")
 
 
-def ids(*names: str, healthy: bool = True) -> dict[str, ServedId]:
-    return {name: ServedId(text=name, healthy=healthy) for name in names}
+def ids(*names: str, healthy: bool = True) -> dict[str, PluginDeviceId]:
+    return {name: PluginDeviceId(id=name, healthy=healthy) for name in names}
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def directory() -> Any:
 
 @asynccontextmanager
 async def plugins_in(
-    directory: Path, **served: dict[str, ServedId]
+    directory: Path, **served: dict[str, PluginDeviceId]
 ) -> AsyncIterator[DevicePlugins]:
     plugins = DevicePlugins(directory, Scripted())
     plugins.serve({RESOURCE: ids("a", "b")} | {f"volcano.sh/{k}": v for k, v in served.items()})

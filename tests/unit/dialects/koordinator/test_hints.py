@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from shared.dialects.dialect import ContainerAsks
+from shared.dialects.dialect import ContainerManifest
 from shared.dialects.koordinator.hints import HINT, JOINT, PARTITION
 from shared.model.errors import RequestError
 from shared.model.request import PodRequest, TopologyScope
@@ -83,7 +83,7 @@ def test_malformed_annotations_are_named(key: str) -> None:
 
 def test_a_joint_allocation_drops_what_is_not_asked_for() -> None:
     joint = {JOINT: '{"deviceTypes":["gpu","rdma"],"requiredScope":"SamePCIe"}'}
-    near = ContainerAsks(
+    near = ContainerManifest(
         name="main", limits={**koord(shared=1, ratio=100), "koordinator.sh/rdma": 1}
     )
 

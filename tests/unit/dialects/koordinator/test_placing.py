@@ -20,7 +20,7 @@ from tests.unit.dialects.koordinator.test_reading import GI, LABEL, container, r
 
 ISOLATES = {LABEL: "HAMi-core"}
 SERVED = ("koordinator.sh/gpu.shared",)
-MOST = Rules(scoring="MostAllocated")
+MOST = Rules(scoring_strategy="MostAllocated")
 
 
 def node(name: str, *held: Device, labels: dict[str, str] | None = None) -> LedgerNode:

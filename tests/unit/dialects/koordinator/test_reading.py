@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.dialects.dialect import ContainerAsks, PodAsks, Rules
+from shared.dialects.dialect import ContainerManifest, PodManifest, Rules
 from shared.dialects.koordinator import dialect
 from shared.dialects.koordinator.amounts import (
     FULL,
-    Part,
+    GpuPart,
     amount_changes,
-    part_of,
+    parse_part,
     reads_nvidia_gpus,
 )
 from shared.model.errors import RequestError
@@ -36,29 +36,29 @@ def koord(**amounts: int) -> dict[str, int]:
     return {f"koordinator.sh/{names[name]}": amount for name, amount in amounts.items()}
 
 
-def container(name: str = "main", /, **amounts: int) -> ContainerAsks:
-    return ContainerAsks(name=name, limits=koord(**amounts))
+def container(name: str = "main", /, **amounts: int) -> ContainerManifest:
+    return ContainerManifest(name=name, limits=koord(**amounts))
 
 
-def pod(*containers: ContainerAsks, **facts: Any) -> PodAsks:
+def pod(*containers: ContainerManifest, **facts: Any) -> PodManifest:
     known = {"scheduler": "koord-scheduler", "namespace": Namespace("ns"), "containers": containers}
-    return PodAsks(**(known | facts))
+    return PodManifest(**(known | facts))
 
 
-def read(*containers: ContainerAsks, rules: Rules | None = None, **facts: Any) -> PodRequest:
-    request = dialect.read(pod(*containers, **facts), rules or Rules())
+def read(*containers: ContainerManifest, rules: Rules | None = None, **facts: Any) -> PodRequest:
+    request = dialect.parse(pod(*containers, **facts), rules or Rules())
     assert request is not None
     return request
 
 
-def part(**amounts: int) -> Part | None:
-    return part_of("main", koord(**amounts))
+def part(**amounts: int) -> GpuPart | None:
+    return parse_part("main", koord(**amounts))
 
 
 def test_koordinator_1_two_vendor_cards_are_two_whole_ones() -> None:
-    found = part_of("main", CARDS)
+    found = parse_part("main", CARDS)
 
-    assert found == Part(cards=2, core_percent=100, ratio_percent=100)
+    assert found == GpuPart(gpus=2, core_percent=100, ratio_percent=100)
     assert found is not None
     assert found.whole
 
@@ -72,8 +72,8 @@ def test_koordinator_2_the_shorthand_is_written_out_and_disappears() -> None:
 
 @pytest.mark.parametrize("amount", [1, 100, 200])
 def test_koordinator_3_percent_of_a_card_or_whole_cards_are_accepted(amount: int) -> None:
-    assert part(gpu=amount) == Part(
-        cards=max(amount // 100, 1),
+    assert part(gpu=amount) == GpuPart(
+        gpus=max(amount // 100, 1),
         core_percent=min(amount, 100),
         ratio_percent=min(amount, 100),
     )
@@ -101,13 +101,13 @@ def test_koordinator_4_illegal_combinations_are_refused_by_name(
     limits: dict[str, int], text: str
 ) -> None:
     with pytest.raises(RequestError, match=text) as refused:
-        part_of("train", limits)
+        parse_part("train", limits)
 
     assert "container train" in str(refused.value)
 
 
 def test_koordinator_5_ratio_over_two_cards() -> None:
-    assert part(shared=2, ratio=100) == Part(cards=2, ratio_percent=50)
+    assert part(shared=2, ratio=100) == GpuPart(gpus=2, ratio_percent=50)
     with pytest.raises(RequestError, match=r"multiple of koordinator\.sh/gpu\.shared 2, got 101"):
         part(shared=2, ratio=101)
     with pytest.raises(RequestError, match="150 percent of each GPU"):
@@ -115,7 +115,7 @@ def test_koordinator_5_ratio_over_two_cards() -> None:
 
 
 def test_koordinator_6_bytes_are_divided_without_rest() -> None:
-    assert part(shared=3, memory=10 * GI) == Part(cards=3, memory_bytes=3579139413)
+    assert part(shared=3, memory=10 * GI) == GpuPart(gpus=3, memory_bytes=3579139413)
 
 
 def test_koordinator_7_two_containers_of_a_half_need_two_cards() -> None:
@@ -134,17 +134,17 @@ def test_koordinator_7_two_containers_of_a_half_need_two_cards() -> None:
 
 def test_koordinator_8_zero_is_as_if_it_were_not_written() -> None:
     assert part(shared=0, core=0, ratio=0) is None
-    assert dialect.read(pod(container(shared=0, ratio=0)), Rules()) is None
-    assert part(shared=1, core=0, ratio=50) == Part(cards=1, ratio_percent=50)
+    assert dialect.parse(pod(container(shared=0, ratio=0)), Rules()) is None
+    assert part(shared=1, core=0, ratio=50) == GpuPart(gpus=1, ratio_percent=50)
 
 
 def test_koordinator_9_names_of_before_1_0_are_read() -> None:
     old = {"kubernetes.io/gpu-core": 50, "kubernetes.io/gpu-memory-ratio": 20}
 
-    assert part_of("main", old) == Part(cards=1, core_percent=50, ratio_percent=20)
+    assert parse_part("main", old) == GpuPart(gpus=1, core_percent=50, ratio_percent=20)
     assert amount_changes(old) == koord(shared=1)
     with pytest.raises(RequestError, match=r"repeats koordinator\.sh/gpu-core"):
-        part_of("main", {**old, **koord(core=50)})
+        parse_part("main", {**old, **koord(core=50)})
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_the_worked_table(
 
     assert found is not None
     assert (
-        found.cards,
+        found.gpus,
         found.core_percent,
         found.ratio_percent,
         found.memory_bytes,
@@ -184,7 +184,7 @@ def test_more_compute_than_one_card_has_is_refused_because_it_would_wait_for_eve
 
 def test_the_hyphen_of_some_tutorials_is_refused_with_the_right_name() -> None:
     with pytest.raises(RequestError, match=r"the name has a dot: koordinator\.sh/gpu\.shared"):
-        part_of("main", {"koordinator.sh/gpu-shared": 1, **koord(core=50, ratio=50)})
+        parse_part("main", {"koordinator.sh/gpu-shared": 1, **koord(core=50, ratio=50)})
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_a_container_that_the_kubelet_would_start_without_asking_is_refused(
     assert f"add koordinator.sh/gpu.shared: {limits['koordinator.sh/gpu.shared']}" in str(
         refused.value
     )
-    assert read(ContainerAsks(name="main", limits=limits)).triggers == (
+    assert read(ContainerManifest(name="main", limits=limits)).triggers == (
         "koordinator.sh/gpu.shared",
     )
 
@@ -243,11 +243,11 @@ def test_the_parts_of_a_container_sum_up_to_what_it_asked_for(amounts: dict[str,
         return
 
     assert found is not None
-    assert found.cards == amounts["shared"]
-    assert found.cards * (found.core_percent or 0) == amounts.get("core", 0)
-    assert found.cards * (found.ratio_percent or 0) == amounts.get("ratio", 0)
-    rest = amounts.get("memory", 0) - found.cards * (found.memory_bytes or 0)
-    assert 0 <= rest < found.cards
+    assert found.gpus == amounts["shared"]
+    assert found.gpus * (found.core_percent or 0) == amounts.get("core", 0)
+    assert found.gpus * (found.ratio_percent or 0) == amounts.get("ratio", 0)
+    rest = amounts.get("memory", 0) - found.gpus * (found.memory_bytes or 0)
+    assert 0 <= rest < found.gpus
 
 
 def test_ratio_and_bytes_in_one_pod_are_refused() -> None:
@@ -259,7 +259,7 @@ def test_ratio_and_bytes_in_one_pod_are_refused() -> None:
 
 def test_vendor_and_koordinator_names_in_one_pod_are_refused() -> None:
     with pytest.raises(RequestError, match="one of the two for all containers"):
-        read(container("a", shared=1, ratio=50), ContainerAsks(name="b", limits=CARDS))
+        read(container("a", shared=1, ratio=50), ContainerManifest(name="b", limits=CARDS))
 
 
 def test_how_a_share_takes_to_others_follows_from_its_compute() -> None:
@@ -274,10 +274,10 @@ def test_how_a_share_takes_to_others_follows_from_its_compute() -> None:
 
 @pytest.mark.parametrize("scheduler", ["koord-scheduler", "leasehold"])
 def test_vendor_cards_are_this_dialects_only_for_koordinators_scheduler(scheduler: str) -> None:
-    asks = pod(ContainerAsks(name="main", limits=CARDS), scheduler=scheduler)
+    asks = pod(ContainerManifest(name="main", limits=CARDS), scheduler=scheduler)
     ours = scheduler == "koord-scheduler"
 
-    request = dialect.read(asks, Rules())
+    request = dialect.parse(asks, Rules())
 
     assert (request is not None) is ours is reads_nvidia_gpus(asks, Rules())
     assert not reads_nvidia_gpus(asks, Rules(disabled=("koordinator",)))
@@ -314,7 +314,7 @@ def test_koordinator_29_whoever_is_limited_needs_a_node_that_can_limit() -> None
 
 def test_koordinator_18_the_strategy_decides_the_order_of_devices_and_nodes() -> None:
     one = container(shared=1, ratio=10)
-    least, most = read(one), read(one, rules=Rules(scoring="MostAllocated"))
+    least, most = read(one), read(one, rules=Rules(scoring_strategy="MostAllocated"))
 
     assert (least.device_order, least.node_order) == (
         DeviceOrder.LEAST_ALLOCATED,
@@ -327,8 +327,8 @@ def test_koordinator_18_the_strategy_decides_the_order_of_devices_and_nodes() ->
 def test_koordinator_25_a_forged_allocation_asks_for_nothing() -> None:
     forged = {"scheduling.koordinator.sh/device-allocated": '{"gpu":[{"minor":0}]}'}
 
-    assert dialect.read(pod(ContainerAsks(name="main"), annotations=forged), Rules()) is None
+    assert dialect.parse(pod(ContainerManifest(name="main"), annotations=forged), Rules()) is None
     assert read(container(shared=1, ratio=50), annotations=forged) == read(
         container(shared=1, ratio=50)
     )
-    assert not dialect.DIALECT.annotations.intersection(forged)
+    assert not dialect.DIALECT.request_annotations.intersection(forged)

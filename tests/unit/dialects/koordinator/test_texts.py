@@ -4,7 +4,7 @@ import pytest
 
 from services.webhook.admission import Policy, decide
 from services.webhook.pods import read_pod
-from shared.dialects.koordinator.texts import FIELD, text_of
+from shared.dialects.koordinator.texts import FIELD, denial_message
 
 GPU, SHARED = "koordinator.sh/gpu", "koordinator.sh/gpu.shared"
 CORE, MEMORY, RATIO = (f"koordinator.sh/gpu-{name}" for name in ("core", "memory", "memory-ratio"))
@@ -35,15 +35,15 @@ ROWS = [
 
 @pytest.mark.parametrize(("amounts", "text"), ROWS, ids=[text[-40:] for _, text in ROWS])
 def test_koordinator_33_every_row_has_its_exact_text(amounts: dict[str, int], text: str) -> None:
-    assert text_of([amounts]) == f"{FIELD}: {text}"
+    assert denial_message([amounts]) == f"{FIELD}: {text}"
 
 
 def test_koordinator_33_npu_cores_end_the_checks() -> None:
-    assert not text_of([{SHARED: 1, "huawei.com/npu-core": 1}])
+    assert not denial_message([{SHARED: 1, "huawei.com/npu-core": 1}])
 
 
 def test_koordinator_33_several_errors_are_joined_as_kubernetes_joins_them() -> None:
-    said = text_of([{GPU: 150}, {SHARED: 1, CORE: 50}])
+    said = denial_message([{GPU: 150}, {SHARED: 1, CORE: 50}])
 
     assert said == f"[{FIELD}: {ROWS[2][1]}, {FIELD}: {ROWS[4][1]}]"
 
@@ -52,7 +52,7 @@ def test_koordinator_33_several_errors_are_joined_as_kubernetes_joins_them() -> 
     "amounts", [{GPU: 200}, {SHARED: 2, CORE: 100, RATIO: 100}, {MEMORY: 5}, {"cpu": 1}]
 )
 def test_koordinator_33_what_is_well_written_has_no_text(amounts: dict[str, int]) -> None:
-    assert not text_of([amounts])
+    assert not denial_message([amounts])
 
 
 def test_koordinator_33_the_webhook_says_it_where_validation_is_enabled() -> None:

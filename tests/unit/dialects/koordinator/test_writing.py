@@ -14,7 +14,7 @@ from services.node_agent.isolation.region_image import region_path_of, seed_of
 from shared.dialects.dialect import Paths
 from shared.dialects.koordinator import dialect
 from shared.dialects.koordinator.annotation import (
-    Allocated,
+    AllocatedGpu,
     binary_text,
     decimal_text,
     encode_allocated,
@@ -70,7 +70,7 @@ def leased(*devices: Device, **amounts: int) -> Lease:
 
 
 def written(*devices: Device, **amounts: int) -> str:
-    notes = dialect.binding(leased(*devices, **amounts), 1.0)
+    notes = dialect.binding_annotations(leased(*devices, **amounts), 1.0)
     return notes["scheduling.koordinator.sh/device-allocated"]
 
 
@@ -162,8 +162,8 @@ def test_koordinator_15_foreign_annotations_are_read_with_patience() -> None:
     )
 
     assert parse_allocated(text) == (
-        Allocated(minor=1, resources={CORE: 50, MEMORY: 8 * GI, RATIO: 1000}),
-        Allocated(minor=0, id="GPU-a"),
+        AllocatedGpu(minor=1, resources={CORE: 50, MEMORY: 8 * GI, RATIO: 1000}),
+        AllocatedGpu(minor=0, uuid="GPU-a"),
     )
     with pytest.raises(RequestError, match="device-allocated is malformed"):
         parse_allocated('{"gpu":[{"id":"GPU-a"}]}')
@@ -212,7 +212,7 @@ def test_koordinator_31_limits_of_shares_that_fit_a_card_never_exceed_it(
 
 
 def test_koordinator_26_a_half_card_gets_exactly_koordinators_variables_and_mounts() -> None:
-    setup = dialect.environment(
+    setup = dialect.container_setup(
         leased(card(3, 32768, "GPU-x"), shared=1, core=50, ratio=50), "main", {}, PATHS
     )
 
@@ -234,7 +234,7 @@ def test_koordinator_26_a_half_card_gets_exactly_koordinators_variables_and_moun
     "amounts", [{"shared": 1, "core": 100, "ratio": 100}, {"shared": 1, "ratio": 100}]
 )
 def test_koordinator_27_a_whole_card_gets_only_the_visible_devices(amounts: dict[str, int]) -> None:
-    setup = dialect.environment(leased(card(uuid="GPU-x"), **amounts), "main", {}, PATHS)
+    setup = dialect.container_setup(leased(card(uuid="GPU-x"), **amounts), "main", {}, PATHS)
 
     assert dict(setup.environment) == {"NVIDIA_VISIBLE_DEVICES": "GPU-x"}
     assert setup.mounts == ()
@@ -243,7 +243,7 @@ def test_koordinator_27_a_whole_card_gets_only_the_visible_devices(amounts: dict
 def test_compute_is_capped_beside_all_of_the_memory() -> None:
     lease = leased(card(0, 32768), shared=1, core=30, ratio=100)
 
-    variables = dialect.environment(lease, "main", {}, PATHS).environment
+    variables = dialect.container_setup(lease, "main", {}, PATHS).environment
 
     assert variables["CUDA_DEVICE_SM_LIMIT"] == "30"
     assert variables["CUDA_DEVICE_MEMORY_LIMIT"] == str(32768 * MIB)
@@ -252,7 +252,7 @@ def test_compute_is_capped_beside_all_of_the_memory() -> None:
 def test_memory_only_leaves_compute_alone() -> None:
     lease = leased(card(), shared=1, memory=8_000_000_001)
 
-    variables = dialect.environment(lease, "main", {}, PATHS).environment
+    variables = dialect.container_setup(lease, "main", {}, PATHS).environment
 
     assert "CUDA_DEVICE_SM_LIMIT" not in variables
     assert variables["CUDA_DEVICE_MEMORY_LIMIT"] == "8000000001"
@@ -261,7 +261,7 @@ def test_memory_only_leaves_compute_alone() -> None:
 def test_koordinator_28_devices_are_named_by_uuid_whatever_their_minor_numbers() -> None:
     lease = leased(card(7, uuid="GPU-x"), card(2, uuid="GPU-y"), shared=2, ratio=100)
 
-    variables = dialect.environment(lease, "main", {}, PATHS).environment
+    variables = dialect.container_setup(lease, "main", {}, PATHS).environment
 
     assert variables["NVIDIA_VISIBLE_DEVICES"] == "GPU-x,GPU-y"
 
@@ -272,7 +272,7 @@ def test_koordinator_31_containers_are_limited_each_to_its_own_share() -> None:
     lease = build.lease("uid-1", "n1", *shares)
 
     limits = [
-        int(dialect.environment(lease, c, {}, PATHS).environment["CUDA_DEVICE_MEMORY_LIMIT"])
+        int(dialect.container_setup(lease, c, {}, PATHS).environment["CUDA_DEVICE_MEMORY_LIMIT"])
         for c in ("a", "b")
     ]
 
@@ -283,14 +283,14 @@ def test_koordinator_31_containers_are_limited_each_to_its_own_share() -> None:
 def test_a_ratio_of_unlike_cards_is_limited_by_the_smaller_one() -> None:
     lease = leased(card(0, 40000), card(1, 20000), shared=2, ratio=100)
 
-    variables = dialect.environment(lease, "main", {}, PATHS).environment
+    variables = dialect.container_setup(lease, "main", {}, PATHS).environment
 
     assert variables["CUDA_DEVICE_MEMORY_LIMIT"] == str(10000 * MIB)
 
 
 def test_the_region_that_is_made_before_the_start_holds_the_limit_of_every_card() -> None:
     lease = leased(card(0), card(1), shared=2, core=60, memory=16 * GI)
-    setup = dialect.environment(lease, "main", {}, PATHS)
+    setup = dialect.container_setup(lease, "main", {}, PATHS)
 
     seed, place = seed_of(setup.environment), region_path_of(setup)
 
@@ -303,7 +303,7 @@ def test_a_share_without_memory_is_refused() -> None:
     bare = build.lease("uid-1", "n1", build.share(memory_mib=0))
 
     with pytest.raises(RequestError, match="no memory leased"):
-        dialect.environment(bare, "main", {}, PATHS)
+        dialect.container_setup(bare, "main", {}, PATHS)
 
 
 def test_koordinator_22_a_lease_that_is_rebuilt_from_its_pod_has_the_same_annotation() -> None:
@@ -327,7 +327,7 @@ def test_what_an_init_container_uses_before_is_one_entry_with_the_larger_amount(
 def test_the_audit_tells_when_somebody_changed_an_allocation() -> None:
     held = leased(card(3, uuid="GPU-x"), shared=1, core=50, ratio=50)
     held = replace(held, dialect="koordinator", state=LeaseState.ACTIVE)
-    true = dialect.binding(held, 1.0)
+    true = dialect.binding_annotations(held, 1.0)
     forged = {key: text.replace("GPU-x", "GPU-y") for key, text in true.items()}
 
     def found(annotations: dict[str, str]) -> list[str]:

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from shared.dialects import DIALECTS
 from shared.dialects.advertised import Strategy
 from shared.dialects.dialect import (
-    ContainerAsks,
+    ContainerManifest,
     Rules,
 )
 from shared.dialects.nvidia.dialect import amount_changes
-from shared.dialects.pod_requests import read_pod
+from shared.dialects.pod_requests import parse_pod_request
 from shared.model.device import (
     DeviceMode,
     DeviceUse,
@@ -43,12 +43,12 @@ def limits_of(**amounts: int) -> dict[str, int]:
     return {f"nvidia.com/{key.replace('_', '-')}": amount for key, amount in amounts.items()}
 
 
-def gpus(name: str = "c", /, **amounts: int) -> ContainerAsks:
+def gpus(name: str = "c", /, **amounts: int) -> ContainerManifest:
     return asking(name, limits=limits_of(**amounts))
 
 
 def read_one(notes: dict[str, str] | None = None, /, **amounts: int) -> GpuRequest:
-    (request,) = read_pod(pod(gpus(**amounts), notes=notes), RULES).containers
+    (request,) = parse_pod_request(pod(gpus(**amounts), notes=notes), RULES).containers
     return request
 
 
@@ -65,7 +65,7 @@ def read_notes(rules: Rules = RULES, gpu: int = 1, /, **notes: str) -> PodReques
         "nouuid": "nvidia.com/nouse-gpuuuid",
     }
     said = {keys[name]: text for name, text in notes.items()}
-    return read_pod(pod(gpus(gpu=gpu, gpumem=1000), notes=said), rules)
+    return parse_pod_request(pod(gpus(gpu=gpu, gpumem=1000), notes=said), rules)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_hami_malformed_requests_are_refused_with_container_and_rule(
 
 @pytest.mark.parametrize("limits", [{}, limits_of(gpu=0), {"cpu": 1}])
 def test_no_gpu_is_no_request(limits: dict[str, int]) -> None:
-    assert read_pod(pod(asking(limits=limits)), RULES).containers == ()
+    assert parse_pod_request(pod(asking(limits=limits)), RULES).containers == ()
 
 
 @pytest.mark.parametrize(
@@ -159,16 +159,16 @@ def test_hami_slots_limit_shares() -> None:
 
 def test_plain_nvidia_pods_get_whole_devices_and_nothing_but_their_names() -> None:
     held = leased(pod(gpus(gpu=2)), (3, 1))
-    setup = HAMI.environment(held, "c", {}, PATHS)
+    setup = HAMI.container_setup(held, "c", {}, PATHS)
 
     assert dict(setup.environment) == {"NVIDIA_VISIBLE_DEVICES": "GPU-1,GPU-3"}
     assert setup.mounts == ()
-    assert read_pod(pod(gpus(gpu=2)), RULES).prefer_links
+    assert parse_pod_request(pod(gpus(gpu=2)), RULES).prefer_links
 
 
 def test_hami_a_container_gets_hamis_environment_and_mounts() -> None:
     held = leased(pod(gpus(gpu=2, gpumem=3000, gpucores=30, priority=0)), (1, 0))
-    setup = HAMI.environment(held, "c", {}, PATHS)
+    setup = HAMI.container_setup(held, "c", {}, PATHS)
 
     cache = setup.environment["CUDA_DEVICE_MEMORY_SHARED_CACHE"]
     assert cache.startswith("/usr/local/vgpu/")
@@ -196,7 +196,7 @@ def test_hami_priority_belongs_to_the_container_that_asked() -> None:
     asks = pod(gpus("a", gpu=1, gpumem=1, priority=1), gpus("b", gpu=1, gpumem=1))
     held = leased(asks, (0,), (0,))
 
-    given = {name: HAMI.environment(held, name, {}, PATHS).environment for name in "ab"}
+    given = {name: HAMI.container_setup(held, name, {}, PATHS).environment for name in "ab"}
 
     assert given["a"]["CUDA_TASK_PRIORITY"] == "1"
     assert "CUDA_TASK_PRIORITY" not in given["b"]
@@ -240,7 +240,7 @@ def test_hami_a_chain_of_policies_orders_and_filters_devices(
 
 
 def test_hami_the_operators_policies_count_where_the_pod_has_none() -> None:
-    rules = Rules(node_policy="spread", gpu_policy="mutex,binpack")
+    rules = Rules(node_scheduler_policy="spread", gpu_scheduler_policy="mutex,binpack")
 
     assert read_notes(rules).device_order is DeviceOrder.MOST_ALLOCATED
     assert read_notes(rules).containers[0].sharing is SharingPolicy.IDLE_DEVICE
@@ -323,18 +323,18 @@ def test_hami_the_node_serves_slots_and_shows_memory_and_cores() -> None:
         device(1, 11178, unit_mib=10, healthy=False),
         device(2, 81920, unit_mib=10, mode=DeviceMode.MIG, layouts=(layout,)),
     ]
-    shown = HAMI.advertised(cards, Strategy.AUTO)
+    shown = HAMI.advertise(cards, Strategy.AUTO)
 
     served = shown.served[GPU]
-    assert [entry.text for entry in served][:2] == ["GPU-0-0", "GPU-0-1"]
+    assert [entry.id for entry in served][:2] == ["GPU-0-0", "GPU-0-1"]
     assert (len(served), sum(entry.healthy for entry in served)) == (27, 17)
-    assert shown.patched == {"nvidia.com/gpumem": 1117 + 8192, "nvidia.com/gpucores": 200}
+    assert shown.node_status == {"nvidia.com/gpumem": 1117 + 8192, "nvidia.com/gpucores": 200}
 
 
 @pytest.mark.parametrize("scheduler", ["hami-scheduler", "leasehold", "volcano", "default"])
 def test_pods_of_all_schedulers_but_koordinators_are_read_here(scheduler: str) -> None:
-    assert read_pod(pod(gpus(gpu=1), scheduler=scheduler), RULES).dialect == "nvidia"
-    koordinators = read_pod(pod(gpus(gpu=1), scheduler="koord-scheduler"), RULES)
+    assert parse_pod_request(pod(gpus(gpu=1), scheduler=scheduler), RULES).dialect == "nvidia"
+    koordinators = parse_pod_request(pod(gpus(gpu=1), scheduler="koord-scheduler"), RULES)
     assert koordinators.dialect == "koordinator"
 
 
@@ -349,7 +349,7 @@ def test_hamis_words_in_pods_for_koordinators_scheduler_are_refused(
     amounts: dict[str, int], text: str
 ) -> None:
     with pytest.raises(RequestError, match=text):
-        read_pod(pod(gpus(**amounts), scheduler="koord-scheduler"), RULES)
+        parse_pod_request(pod(gpus(**amounts), scheduler="koord-scheduler"), RULES)
 
 
 amounts = st.fixed_dictionaries(
@@ -366,7 +366,7 @@ amounts = st.fixed_dictionaries(
 def test_what_is_leased_is_what_was_asked_for(asked: list[dict[str, Any]]) -> None:
     card = device(memory_mib=16381)
     containers = [gpus(f"c{n}", **wanted) for n, wanted in enumerate(asked)]
-    wanted = read_pod(pod(*containers), RULES)
+    wanted = parse_pod_request(pod(*containers), RULES)
     shares = [share_of(r, card) for r in wanted.containers for _ in range(r.gpus)]
 
     def mib(said: dict[str, int]) -> int:

@@ -7,7 +7,7 @@ import pytest
 
 from shared.dialects import DIALECTS
 from shared.dialects.advertised import Strategy
-from shared.dialects.nvidia.annotations import cordoned, encode_devices
+from shared.dialects.nvidia.annotations import cordoned_devices, encode_devices
 from shared.model.device import DeviceMode
 from shared.model.lease import Lease, MigPlacement
 from shared.model.lease_copy import dump_lease, load_lease
@@ -60,7 +60,7 @@ def test_hami_an_element_stands_for_every_container(names: str, text: str) -> No
 
 
 def test_hami_an_assignment_carries_all_its_keys_in_seconds() -> None:
-    notes = HAMI.binding(leased(pod(asking(limits=LIMITS)), (0,)), 1787000000.9)
+    notes = HAMI.binding_annotations(leased(pod(asking(limits=LIMITS)), (0,)), 1787000000.9)
 
     assert notes == {
         "hami.io/vgpu-node": "gpu-a",
@@ -75,14 +75,14 @@ def test_hami_an_assignment_carries_all_its_keys_in_seconds() -> None:
 def test_hami_elements_are_emptied_one_by_one_and_the_last_ends_the_phase() -> None:
     held = leased(pod(asking("a", limits=LIMITS), asking("b", limits=LIMITS)), (0,), (1,))
 
-    assert HAMI.after(held, frozenset("a")) == {
+    assert HAMI.allocated_annotations(held, frozenset("a")) == {
         "hami.io/vgpu-devices-to-allocate": ";GPU-1,NVIDIA,4096,30:;"
     }
-    assert HAMI.after(held, frozenset("ab")) == {
+    assert HAMI.allocated_annotations(held, frozenset("ab")) == {
         "hami.io/vgpu-devices-to-allocate": ";;",
         "hami.io/bind-phase": "success",
     }
-    assert HAMI.failed(held) == {"hami.io/bind-phase": "failed"}
+    assert HAMI.failed_annotations(held) == {"hami.io/bind-phase": "failed"}
 
 
 def test_hami_a_mig_instance_is_named_after_its_place() -> None:
@@ -98,7 +98,7 @@ def test_hami_the_register_has_a_record_per_device_without_what_is_zero() -> Non
         device(0, 15360),
         device(1, 81920, model="A100", numa=1, mode=DeviceMode.MIG, healthy=False, unit_mib=10),
     ]
-    notes = HAMI.advertised(cards, Strategy.AUTO).annotations
+    notes = HAMI.advertise(cards, Strategy.AUTO).annotations
 
     assert json.loads(notes[REGISTER] or "") == [
         {
@@ -127,7 +127,7 @@ def test_hami_the_register_has_a_record_per_device_without_what_is_zero() -> Non
 def test_hami_pair_scores_are_shown_where_they_are_known() -> None:
     one, other = DeviceUuid("GPU-0"), DeviceUuid("GPU-1")
     cards = [device(0, links={other: 160}), device(1, links={one: 160})]
-    notes = HAMI.advertised(cards, Strategy.AUTO).annotations
+    notes = HAMI.advertise(cards, Strategy.AUTO).annotations
 
     assert json.loads(notes["hami.io/node-nvidia-score"] or "") == [
         {"uuid": "GPU-0", "score": {"GPU-1": 160}},
@@ -141,15 +141,15 @@ def test_hami_a_register_of_sixteen_devices_is_far_below_what_annotations_may_ho
         for n in range(16)
     ]
 
-    written = HAMI.advertised(cards, Strategy.AUTO).annotations.values()
+    written = HAMI.advertise(cards, Strategy.AUTO).annotations.values()
 
     assert sum(len(text or "") for text in written) < 32 * 1024
 
 
 def test_hami_cordoned_devices_are_found_by_uuid() -> None:
-    register = HAMI.advertised([device(n) for n in range(4)], Strategy.AUTO).annotations[REGISTER]
+    register = HAMI.advertise([device(n) for n in range(4)], Strategy.AUTO).annotations[REGISTER]
     notes = {REGISTER: register or "", CORDON: " GPU-3 ,GPU-0,GPU-9,"}
 
-    assert cordoned(notes) == (0, 3)
-    assert cordoned({CORDON: "GPU-3"}) == ()
-    assert cordoned({REGISTER: "GPU-0,10,15360,100,T4,0,true:", CORDON: "GPU-0"}) == ()
+    assert cordoned_devices(notes) == (0, 3)
+    assert cordoned_devices({CORDON: "GPU-3"}) == ()
+    assert cordoned_devices({REGISTER: "GPU-0,10,15360,100,T4,0,true:", CORDON: "GPU-0"}) == ()

@@ -8,12 +8,12 @@ import pytest
 from shared.dialects import DIALECTS
 from shared.dialects.advertised import Strategy
 from shared.dialects.dialect import (
-    ContainerAsks,
+    ContainerManifest,
     Paths,
-    PodAsks,
+    PodManifest,
     Rules,
 )
-from shared.dialects.pod_requests import read_pod
+from shared.dialects.pod_requests import parse_pod_request
 from shared.dialects.volcano.device_register import encode_register, parse_register
 from shared.dialects.volcano.gpushare import list_bytes
 from shared.model.device import Device, DeviceMode, required_memory_mib
@@ -28,18 +28,18 @@ SHARE = DIALECTS["volcano-gpushare"]
 PATHS = Paths(library="/opt/l/libvgpu.so", preload="/opt/l/preload", containers="/var/c")
 
 
-def asks(*containers: ContainerAsks, **annotations: str) -> PodAsks:
-    return PodAsks(namespace=Namespace("ns"), containers=containers, annotations=annotations)
+def asks(*containers: ContainerManifest, **annotations: str) -> PodManifest:
+    return PodManifest(namespace=Namespace("ns"), containers=containers, annotations=annotations)
 
 
-def vgpu(name: str = "c", /, **amounts: int) -> ContainerAsks:
+def vgpu(name: str = "c", /, **amounts: int) -> ContainerManifest:
     limits = {f"volcano.sh/vgpu-{key.replace('_', '-')}": n for key, n in amounts.items()}
-    return ContainerAsks(name=name, limits=limits)
+    return ContainerManifest(name=name, limits=limits)
 
 
-def gpushare(name: str = "c", *, init: bool = False, **amounts: int) -> ContainerAsks:
+def gpushare(name: str = "c", *, init: bool = False, **amounts: int) -> ContainerManifest:
     limits = {f"volcano.sh/gpu-{key}": n for key, n in amounts.items()}
-    return ContainerAsks(name=name, limits=limits, init=init)
+    return ContainerManifest(name=name, limits=limits, init=init)
 
 
 def device(index: int, memory_mib: int, *, unit_mib: int = 1, healthy: bool = True) -> Device:
@@ -76,29 +76,29 @@ def lease(*shares: Share, dialect: str = "volcano-vgpu") -> Lease:
 
 
 def test_item_1_eight_cards_of_11178_mib_show_89424_memory_and_8_cards() -> None:
-    shown = SHARE.advertised([device(n, 11178) for n in range(8)], Strategy.SHARE)
+    shown = SHARE.advertise([device(n, 11178) for n in range(8)], Strategy.SHARE)
 
     assert len(shown.served["volcano.sh/gpu-memory"]) == 89424
-    assert len({entry.text for entry in shown.served["volcano.sh/gpu-memory"]}) == 89424
-    assert shown.patched == {"volcano.sh/gpu-number": 8}
+    assert len({entry.id for entry in shown.served["volcano.sh/gpu-memory"]}) == 89424
+    assert shown.node_status == {"volcano.sh/gpu-number": 8}
 
 
 def test_item_2_number_mode_still_publishes_memory_of_zero() -> None:
-    shown = SHARE.advertised([device(0, 11178)], Strategy.NUMBER)
+    shown = SHARE.advertise([device(0, 11178)], Strategy.NUMBER)
 
-    assert [entry.text for entry in shown.served["volcano.sh/gpu-number"]] == ["GPU-0"]
-    assert shown.patched == {"volcano.sh/gpu-memory": 0}
+    assert [entry.id for entry in shown.served["volcano.sh/gpu-number"]] == ["GPU-0"]
+    assert shown.node_status == {"volcano.sh/gpu-memory": 0}
 
 
 def test_item_3_a_bound_share_carries_its_index_and_nanoseconds() -> None:
-    notes = SHARE.binding(lease(share("c", "GPU-0", 1024, 0)), 1593764466.550835304)
+    notes = SHARE.binding_annotations(lease(share("c", "GPU-0", 1024, 0)), 1593764466.550835304)
 
     assert notes["volcano.sh/gpu-index"] == "0"
     assert re.fullmatch(r"\d{19}", notes["volcano.sh/predicate-time"])
 
 
 def test_item_5_init_containers_of_5000_and_3000_need_5000() -> None:
-    request = read_pod(
+    request = parse_pod_request(
         asks(gpushare("a", init=True, memory=5000), gpushare("b", init=True, memory=3000)), Rules()
     )
     shares = [
@@ -119,8 +119,10 @@ def test_item_5_init_containers_of_5000_and_3000_need_5000() -> None:
 
 
 def test_item_7_whole_cards_are_written_in_ascending_order() -> None:
-    request = read_pod(asks(gpushare(number=2)), Rules())
-    notes = SHARE.binding(lease(share("c", "GPU-5", 1, 0, 5), share("c", "GPU-2", 1, 0, 2)), 1.0)
+    request = parse_pod_request(asks(gpushare(number=2)), Rules())
+    notes = SHARE.binding_annotations(
+        lease(share("c", "GPU-5", 1, 0, 5), share("c", "GPU-2", 1, 0, 2)), 1.0
+    )
 
     assert request.containers == (GpuRequest(container="c", gpus=2, whole=True, slotted=False),)
     assert request.device_order is DeviceOrder.FIRST
@@ -142,7 +144,7 @@ def test_item_8_the_environment_is_the_guides_three_variables() -> None:
         )
     )
 
-    setup = SHARE.environment(held, "c", {card.uuid: card}, PATHS)
+    setup = SHARE.container_setup(held, "c", {card.uuid: card}, PATHS)
 
     assert setup.environment == {
         "NVIDIA_VISIBLE_DEVICES": "0",
@@ -155,12 +157,14 @@ def test_item_8_the_environment_is_the_guides_three_variables() -> None:
 def test_item_9_a_pod_is_marked_assigned_once_all_its_containers_are() -> None:
     held = lease(share("a", "GPU-0", 1, 0), share("b", "GPU-0", 1, 0))
 
-    assert SHARE.after(held, frozenset({"a"})) == {}
-    assert SHARE.after(held, frozenset({"a", "b"})) == {"volcano.sh/gpu-assigned": "true"}
+    assert SHARE.allocated_annotations(held, frozenset({"a"})) == {}
+    assert SHARE.allocated_annotations(held, frozenset({"a", "b"})) == {
+        "volcano.sh/gpu-assigned": "true"
+    }
 
 
 def test_item_10_memory_wins_where_both_are_asked_for() -> None:
-    request = read_pod(asks(gpushare(memory=1024, number=2)), Rules())
+    request = parse_pod_request(asks(gpushare(memory=1024, number=2)), Rules())
 
     assert [(c.gpus, c.memory_units) for c in request.containers] == [(1, 1024)]
 
@@ -180,11 +184,11 @@ def test_item_12_the_register_annotation_of_two_t4_is_the_published_one() -> Non
 
 
 def test_item_13_allocatable_is_cards_times_split_and_whole_units() -> None:
-    shown = VGPU.advertised([device(n, 11178, unit_mib=10) for n in range(2)], Strategy.AUTO)
+    shown = VGPU.advertise([device(n, 11178, unit_mib=10) for n in range(2)], Strategy.AUTO)
 
     assert len(shown.served["volcano.sh/vgpu-number"]) == 20
-    assert shown.patched == {"volcano.sh/vgpu-memory": 2 * 1117, "volcano.sh/vgpu-cores": 200}
-    assert all(len(entry.text) <= 63 for entry in shown.served["volcano.sh/vgpu-number"])
+    assert shown.node_status == {"volcano.sh/vgpu-memory": 2 * 1117, "volcano.sh/vgpu-cores": 200}
+    assert all(len(entry.id) <= 63 for entry in shown.served["volcano.sh/vgpu-number"])
 
 
 def test_item_15_five_fields_are_healthy_hami_core_and_six_are_believed() -> None:
@@ -199,24 +203,24 @@ def test_item_17_a_list_that_is_too_long_names_the_factor_needed() -> None:
     cards = [device(n, 81920) for n in range(8)]
 
     with pytest.raises(RequestError, match=r"memory factor of (\d+)") as refused:
-        SHARE.advertised(cards, Strategy.SHARE)
+        SHARE.advertise(cards, Strategy.SHARE)
 
     factor = int(re.findall(r"memory factor of (\d+)", str(refused.value))[0])
     assert list_bytes([device(n, 81920, unit_mib=factor) for n in range(8)]) <= 4_000_000
 
 
 def test_auto_serves_a_trigger_where_the_list_would_be_too_long() -> None:
-    shown = SHARE.advertised([device(n, 81920) for n in range(8)], Strategy.AUTO)
+    shown = SHARE.advertise([device(n, 81920) for n in range(8)], Strategy.AUTO)
 
     assert len(shown.served["leasehold.dev/share"]) == 800
-    assert shown.patched == {"volcano.sh/gpu-memory": 655360, "volcano.sh/gpu-number": 8}
+    assert shown.node_status == {"volcano.sh/gpu-memory": 655360, "volcano.sh/gpu-number": 8}
 
 
 def test_item_18_two_cards_are_one_element_with_two_devices() -> None:
-    request = read_pod(asks(vgpu(number=2, memory=3000, cores=50)), Rules())
+    request = parse_pod_request(asks(vgpu(number=2, memory=3000, cores=50)), Rules())
     held = lease(share("c", "GPU-bbbb", 3000, 50, 1), share("c", "GPU-aaaa", 3000, 50, 0))
 
-    notes = VGPU.binding(held, 1787000000.7)
+    notes = VGPU.binding_annotations(held, 1787000000.7)
 
     assert [(c.gpus, c.memory_units, c.cores_percent) for c in request.containers] == [
         (2, 3000, 50)
@@ -236,7 +240,7 @@ def test_item_18_two_cards_are_one_element_with_two_devices() -> None:
     ids=["item 19", "item 20", "item 21", "plain"],
 )
 def test_items_19_to_21_memory_is_exact(amounts: dict[str, int], mib: int) -> None:
-    request = read_pod(asks(vgpu(**amounts)), Rules())
+    request = parse_pod_request(asks(vgpu(**amounts)), Rules())
 
     assert required_memory_mib(request.containers[0], device(0, 32768)) == mib
 
@@ -255,14 +259,14 @@ def test_malformed_requests_are_refused_with_container_and_rule(
     amounts: dict[str, int], text: str
 ) -> None:
     with pytest.raises(RequestError, match=text) as refused:
-        read_pod(asks(vgpu("train", **amounts)), Rules())
+        parse_pod_request(asks(vgpu("train", **amounts)), Rules())
 
     assert "container train" in str(refused.value)
 
 
 def test_item_25_empty_type_entries_are_dropped_and_use_silences_nouse() -> None:
     both = {"nvidia.com/use-gputype": "V100, ,", "nvidia.com/nouse-gputype": "T4"}
-    request = read_pod(asks(vgpu(number=1), **both), Rules())
+    request = parse_pod_request(asks(vgpu(number=1), **both), Rules())
 
     assert request.selection.types == ("V100",)
     assert request.selection.not_types == ()
@@ -273,7 +277,7 @@ def test_item_26_uuid_lists_are_trimmed() -> None:
         "volcano.sh/vgpu-use-gpuuuid": " GPU-a , GPU-b",
         "volcano.sh/vgpu-nouse-gpuuuid": "GPU-a",
     }
-    request = read_pod(asks(vgpu(number=1), **lists), Rules())
+    request = parse_pod_request(asks(vgpu(number=1), **lists), Rules())
 
     assert request.selection.uuids == ("GPU-a", "GPU-b")
     assert request.selection.not_uuids == ("GPU-a",)
@@ -281,14 +285,14 @@ def test_item_26_uuid_lists_are_trimmed() -> None:
 
 def test_item_28_a_spread_pod_group_becomes_a_tag() -> None:
     notes = {"volcano.sh/vgpu-podgroup-policy": "spread", "scheduling.k8s.io/group-name": "g"}
-    request = read_pod(asks(vgpu(number=1), **notes), Rules())
+    request = parse_pod_request(asks(vgpu(number=1), **notes), Rules())
 
     assert request.anti_affinity_groups == ("ns/g",)
 
 
 def test_item_29_the_policy_decides_the_order_of_devices() -> None:
     orders = [
-        read_pod(asks(vgpu(number=1)), Rules(policy=p)).device_order
+        parse_pod_request(asks(vgpu(number=1)), Rules(schedule_policy=p)).device_order
         for p in ("", "binpack", "spread")
     ]
 
@@ -298,8 +302,8 @@ def test_item_29_the_policy_decides_the_order_of_devices() -> None:
 def test_item_30_elements_belong_to_the_containers_that_asked() -> None:
     held = lease(share("a", "GPU-bbbb", 3000, 10), share("b", "GPU-bbbb", 5000, 20))
 
-    notes = VGPU.binding(held, 1.0)
-    setup = VGPU.environment(held, "b", {}, PATHS)
+    notes = VGPU.binding_annotations(held, 1.0)
+    setup = VGPU.container_setup(held, "b", {}, PATHS)
 
     assert notes["volcano.sh/vgpu-ids-new"] == "GPU-bbbb,NVIDIA,3000,10:;GPU-bbbb,NVIDIA,5000,20:"
     assert setup.environment["CUDA_DEVICE_MEMORY_LIMIT_0"] == "5000m"
@@ -307,7 +311,7 @@ def test_item_30_elements_belong_to_the_containers_that_asked() -> None:
 
 
 def test_item_31_the_binding_carries_all_six_keys_in_seconds() -> None:
-    notes = VGPU.binding(lease(share("c", "GPU-a", 1, 0)), 1787000000.9)
+    notes = VGPU.binding_annotations(lease(share("c", "GPU-a", 1, 0)), 1787000000.9)
 
     assert notes == {
         "volcano.sh/vgpu-node": "gpu-a",
@@ -320,7 +324,7 @@ def test_item_31_the_binding_carries_all_six_keys_in_seconds() -> None:
 
 
 def test_item_35_a_container_gets_exactly_the_published_environment_and_mounts() -> None:
-    setup = VGPU.environment(lease(share("c", "GPU-a", 3000, 50)), "c", {}, PATHS)
+    setup = VGPU.container_setup(lease(share("c", "GPU-a", 3000, 50)), "c", {}, PATHS)
 
     cache = setup.environment["CUDA_DEVICE_MEMORY_SHARED_CACHE"]
     assert re.fullmatch(r"/tmp/vgpu/[0-9a-f-]{36}\.cache", cache)
@@ -346,7 +350,7 @@ def test_item_35_a_container_gets_exactly_the_published_environment_and_mounts()
 def test_limits_stand_in_the_order_in_which_cuda_counts() -> None:
     held = lease(share("c", "GPU-b", 4000, 30, 1), share("c", "GPU-a", 2000, 30, 0))
 
-    variables = VGPU.environment(held, "c", {}, PATHS).environment
+    variables = VGPU.container_setup(held, "c", {}, PATHS).environment
 
     assert variables["NVIDIA_VISIBLE_DEVICES"] == "GPU-a,GPU-b"
     assert variables["CUDA_DEVICE_MEMORY_LIMIT_0"] == "2000m"
@@ -355,14 +359,14 @@ def test_limits_stand_in_the_order_in_which_cuda_counts() -> None:
 
 def test_a_share_without_memory_is_refused_because_the_library_would_not_limit_it() -> None:
     with pytest.raises(RequestError, match="no memory leased"):
-        VGPU.environment(lease(share("c", "GPU-a", 0, 50)), "c", {}, PATHS)
+        VGPU.container_setup(lease(share("c", "GPU-a", 0, 50)), "c", {}, PATHS)
 
 
 def test_item_37_elements_are_emptied_one_by_one_and_the_last_ends_the_phase() -> None:
     held = lease(share("a", "GPU-a", 1, 0), share("b", "GPU-b", 2, 0))
 
-    first = VGPU.after(held, frozenset({"a"}))
-    last = VGPU.after(held, frozenset({"a", "b"}))
+    first = VGPU.allocated_annotations(held, frozenset({"a"}))
+    last = VGPU.allocated_annotations(held, frozenset({"a", "b"}))
 
     assert first == {"volcano.sh/devices-to-allocate": ";GPU-b,NVIDIA,2,0:"}
     assert last == {
@@ -373,7 +377,7 @@ def test_item_37_elements_are_emptied_one_by_one_and_the_last_ends_the_phase() -
 
 
 def test_item_38_a_refused_pod_is_marked_failed() -> None:
-    assert VGPU.failed(lease()) == {
+    assert VGPU.failed_annotations(lease()) == {
         "volcano.sh/bind-phase": "failed",
         "volcano.sh/vgpu-time": "18446744073709551615",
     }
@@ -381,11 +385,14 @@ def test_item_38_a_refused_pod_is_marked_failed() -> None:
 
 def test_mixed_dialects_are_refused() -> None:
     with pytest.raises(RequestError, match="mixes volcano-vgpu and volcano-gpushare"):
-        read_pod(asks(vgpu("a", number=1), gpushare("b", memory=5)), Rules())
+        parse_pod_request(asks(vgpu("a", number=1), gpushare("b", memory=5)), Rules())
 
 
 def test_a_pod_without_a_gpu_is_a_request_without_one() -> None:
-    assert read_pod(asks(ContainerAsks(name="c", limits={"cpu": 1})), Rules()).containers == ()
+    assert (
+        parse_pod_request(asks(ContainerManifest(name="c", limits={"cpu": 1})), Rules()).containers
+        == ()
+    )
 
 
 def test_a_lease_survives_its_copy() -> None:

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from services.watcher.settings import WatcherSettings, load_rules
-from shared.dialects.dialect import ContainerAsks, PodAsks, Rules
+from shared.dialects.dialect import ContainerManifest, PodManifest, Rules
 from shared.dialects.pod_requests import (
     enabled,
-    read_pod,
+    parse_pod_request,
 )
-from shared.dialects.volcano.scheduler_arguments import rules_of, warnings_about
+from shared.dialects.volcano.scheduler_arguments import find_warnings, parse_rules
 from shared.model.errors import RequestError
 from shared.model.names import Namespace
 from shared.model.request import DeviceOrder, NodeOrder
@@ -29,11 +29,11 @@ tiers:
 """
 
 
-def asks(labels: dict[str, str] | None = None, **limits: int) -> PodAsks:
+def asks(labels: dict[str, str] | None = None, **limits: int) -> PodManifest:
     named = {f"volcano.sh/{name.replace('_', '-')}": amount for name, amount in limits.items()}
-    return PodAsks(
+    return PodManifest(
         namespace=Namespace("ns"),
-        containers=(ContainerAsks(name="c", limits=named),),
+        containers=(ContainerManifest(name="c", limits=named),),
         labels=labels or {},
     )
 
@@ -41,11 +41,13 @@ def asks(labels: dict[str, str] | None = None, **limits: int) -> PodAsks:
 @pytest.mark.parametrize("other", ["deviceshare.GPUSharingEnable", "deviceshare.GPUNumberEnable"])
 def test_item_11_sharing_or_number_together_with_vgpu_is_refused(other: str) -> None:
     with pytest.raises(RequestError, match="are both true"):
-        rules_of({other: True, "deviceshare.VGPUEnable": "true"})
+        parse_rules({other: True, "deviceshare.VGPUEnable": "true"})
 
 
 def test_the_guides_older_spelling_of_the_switches_is_understood() -> None:
-    spoken = {dialect.name for dialect in enabled(rules_of({"predicate.GPUSharingEnable": True}))}
+    spoken = {
+        dialect.name for dialect in enabled(parse_rules({"predicate.GPUSharingEnable": True}))
+    }
 
     assert "volcano-gpushare" in spoken
     assert "volcano-vgpu" not in spoken
@@ -53,11 +55,11 @@ def test_the_guides_older_spelling_of_the_switches_is_understood() -> None:
 
 def test_a_switched_off_dialect_is_refused_by_name() -> None:
     with pytest.raises(RequestError, match="volcano-vgpu, which is not enabled"):
-        read_pod(asks(vgpu_number=1), rules_of({"deviceshare.GPUSharingEnable": True}))
+        parse_pod_request(asks(vgpu_number=1), parse_rules({"deviceshare.GPUSharingEnable": True}))
 
 
 def test_volcanos_switches_say_nothing_of_other_vendors_dialects() -> None:
-    spoken = {dialect.name for dialect in enabled(rules_of({"deviceshare.VGPUEnable": True}))}
+    spoken = {dialect.name for dialect in enabled(parse_rules({"deviceshare.VGPUEnable": True}))}
 
     assert {dialect.name for dialect in enabled(Rules())} - spoken == {"volcano-gpushare"}
 
@@ -75,7 +77,7 @@ def test_item_50_the_guides_configuration_is_taken_without_a_warning(
 
     rules = load_rules(WatcherSettings(volcano_conf=conf))
 
-    request = read_pod(asks(vgpu_number=1), rules)
+    request = parse_pod_request(asks(vgpu_number=1), rules)
     assert (request.device_order, request.node_order) == (DeviceOrder.BINPACK, NodeOrder.BINPACK)
     assert caplog.records == []
 
@@ -99,7 +101,7 @@ def test_a_file_that_is_no_configuration_is_refused_by_name(tmp_path: Path, text
 
 
 def test_item_50_a_misspelt_argument_is_warned_about_with_the_nearest_name() -> None:
-    [warning] = warnings_about({"deviceshare.ShedulePolicy": "binpack"})
+    [warning] = find_warnings({"deviceshare.ShedulePolicy": "binpack"})
 
     assert "deviceshare.ShedulePolicy is not an argument" in warning
     assert "did you mean deviceshare.SchedulePolicy?" in warning
@@ -116,23 +118,23 @@ def test_item_50_a_misspelt_argument_is_warned_about_with_the_nearest_name() -> 
     ],
 )
 def test_what_means_something_else_here_is_said(arguments: dict[str, object], about: str) -> None:
-    [warning] = warnings_about(arguments)
+    [warning] = find_warnings(arguments)
 
     assert about in warning
 
 
 def test_arguments_of_other_plugins_are_none_of_our_business() -> None:
-    assert warnings_about({"predicate.CacheEnable": True, "binpack.weight": 5}) == []
+    assert find_warnings({"predicate.CacheEnable": True, "binpack.weight": 5}) == []
 
 
 def test_pods_that_carry_all_labels_of_an_exclusive_rule_get_its_tag() -> None:
-    rules = rules_of(
+    rules = parse_rules(
         {"deviceshare.GPUExclusiveRules": [{"app": "llm", "tier": "gold"}, {"app": "llm"}]}
     )
 
-    gold = read_pod(asks({"app": "llm", "tier": "gold", "x": "y"}, vgpu_number=1), rules)
-    plain = read_pod(asks({"app": "llm"}, vgpu_number=1), rules)
-    other = read_pod(asks({"tier": "gold"}, vgpu_number=1), rules)
+    gold = parse_pod_request(asks({"app": "llm", "tier": "gold", "x": "y"}, vgpu_number=1), rules)
+    plain = parse_pod_request(asks({"app": "llm"}, vgpu_number=1), rules)
+    other = parse_pod_request(asks({"tier": "gold"}, vgpu_number=1), rules)
 
     assert gold.anti_affinity_groups == ("labels app=llm,tier=gold", "labels app=llm")
     assert plain.anti_affinity_groups == ("labels app=llm",)
@@ -142,4 +144,4 @@ def test_pods_that_carry_all_labels_of_an_exclusive_rule_get_its_tag() -> None:
 @pytest.mark.parametrize("wrong", ["app=llm", [[]], [{}], {"app": "llm"}])
 def test_exclusive_rules_that_are_no_list_of_label_maps_are_refused(wrong: object) -> None:
     with pytest.raises(RequestError, match="must be a list of label maps"):
-        rules_of({"deviceshare.GPUExclusiveRules": wrong})
+        parse_rules({"deviceshare.GPUExclusiveRules": wrong})

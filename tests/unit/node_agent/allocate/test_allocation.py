@@ -21,12 +21,12 @@ from services.node_agent.allocate.pod_resolution import (
     KubeletContainer,
     KubeletPod,
 )
-from shared.dialects.advertised import ServedId
+from shared.dialects.advertised import PluginDeviceId
 from shared.dialects.dialect import (
     ContainerSetup,
     Paths,
 )
-from shared.dialects.reserved import is_reserved, reserved_among
+from shared.dialects.reserved import find_reserved, is_reserved
 from shared.model.device import Device, Isolation
 from shared.model.errors import RequestError
 from shared.model.lease import Lease, LeaseState, Share
@@ -41,13 +41,17 @@ NODE = NodeName("node-0")
 PATHS = Paths(library="/lib.so", preload="/preload", containers="/containers")
 
 
-def served_ids() -> dict[str, dict[str, ServedId]]:
+def served_ids() -> dict[str, dict[str, PluginDeviceId]]:
     slots = {f"{uuid}-{n}": uuid for uuid in (A, B) for n in range(4)}
     units = {f"{index}-{n}": uuid for index, uuid in enumerate((A, B)) for n in range(9)}
     return {
-        NUMBER: {text: ServedId(text=text, healthy=True, device=d) for text, d in slots.items()},
-        MEMORY: {text: ServedId(text=text, healthy=True, device=d) for text, d in units.items()},
-        TRIGGER: {f"share-{n}": ServedId(text=f"share-{n}", healthy=True) for n in range(4)},
+        NUMBER: {
+            text: PluginDeviceId(id=text, healthy=True, device=d) for text, d in slots.items()
+        },
+        MEMORY: {
+            text: PluginDeviceId(id=text, healthy=True, device=d) for text, d in units.items()
+        },
+        TRIGGER: {f"share-{n}": PluginDeviceId(id=f"share-{n}", healthy=True) for n in range(4)},
     }
 
 
@@ -252,7 +256,7 @@ def test_a_pod_that_sets_a_reserved_variable_is_refused(variable: str) -> None:
 def test_ordinary_variables_are_nobodys_business() -> None:
     assert not is_reserved("CUDA_VISIBLE_DEVICES")
     assert not is_reserved("PATH")
-    assert reserved_among(["PATH"], ["APP_"]) is None
+    assert find_reserved(["PATH"], ["APP_"]) is None
 
 
 def test_a_prefix_under_which_reserved_variables_come_is_refused() -> None:

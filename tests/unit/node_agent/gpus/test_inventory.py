@@ -23,7 +23,7 @@ from services.node_agent.kubelet.device_ids import compact
 from services.node_agent.kubelet.device_plugin import encode_list
 from shared.dialects import DIALECTS
 from shared.dialects.advertised import (
-    ServedId,
+    PluginDeviceId,
     Strategy,
 )
 from shared.model.errors import RequestError
@@ -94,24 +94,24 @@ def test_memory_too_long_for_a_list_is_written_into_the_status_and_shares_are_se
 
 
 def test_the_size_of_a_list_is_computed_exactly() -> None:
-    ids = [ServedId(text=f"GPU-{n}-{n}", healthy=n % 2 == 0) for n in range(50)]
+    ids = [PluginDeviceId(id=f"GPU-{n}-{n}", healthy=n % 2 == 0) for n in range(50)]
 
-    encoded = encode_list({entry.text: entry for entry in ids})
+    encoded = encode_list({entry.id: entry for entry in ids})
     read = api_pb2.ListAndWatchResponse.FromString(encoded)
 
     assert list_bytes(ids) == len(encoded)
     assert [(device.ID, device.health == "Healthy") for device in read.devices] == [
-        (entry.text, entry.healthy) for entry in ids
+        (entry.id, entry.healthy) for entry in ids
     ]
 
 
 def test_no_list_and_no_id_is_longer_than_the_kubelet_takes() -> None:
-    ids = tuple(ServedId(text=f"{n:060d}", healthy=True) for n in range(MAX_LIST_BYTES // 60))
+    ids = tuple(PluginDeviceId(id=f"{n:060d}", healthy=True) for n in range(MAX_LIST_BYTES // 60))
 
     with pytest.raises(RequestError, match="4000000"):
         check_list(MEMORY, ids)
     with pytest.raises(RequestError, match="64 characters"):
-        check_list(MEMORY, [ServedId(text="x" * 64, healthy=True)])
+        check_list(MEMORY, [PluginDeviceId(id="x" * 64, healthy=True)])
 
 
 def test_a_lost_card_stays_unhealthy_and_its_ids_are_never_anothers() -> None:

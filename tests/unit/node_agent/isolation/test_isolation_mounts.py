@@ -6,7 +6,7 @@ import pytest
 
 from shared.dialects import DIALECTS
 from shared.dialects.dialect import ContainerSetup
-from shared.dialects.hami_core import LIBRARY, UNTOLD
+from shared.dialects.hami_core import FALLBACK_REGION, LIBRARY
 from shared.model.lease import Lease
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.request import GpuRequest
@@ -38,7 +38,7 @@ def lease(pod: str, *containers: str, cores: int = 50) -> Lease:
 
 
 def given(dialect: str, held: Lease, container: str) -> ContainerSetup:
-    return DIALECTS[dialect].environment(held, container, {CARD.uuid: CARD}, PATHS)
+    return DIALECTS[dialect].container_setup(held, container, {CARD.uuid: CARD}, PATHS)
 
 
 def writable(setup: ContainerSetup) -> set[str]:
@@ -73,8 +73,8 @@ def test_a_process_without_environment_finds_the_containers_region(dialect: str)
     mounts = {mount.container_path: mount for mount in setup.mounts}
     cache = setup.environment["CUDA_DEVICE_MEMORY_SHARED_CACHE"]
     directory, _, name = cache.rpartition("/")
-    assert mounts[UNTOLD].host_path == f"{mounts[directory].host_path}/{name}"
-    assert not mounts[UNTOLD].directory
+    assert mounts[FALLBACK_REGION].host_path == f"{mounts[directory].host_path}/{name}"
+    assert not mounts[FALLBACK_REGION].directory
     assert "/etc/ld.so.preload" in mounts
 
 

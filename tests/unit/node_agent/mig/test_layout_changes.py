@@ -23,7 +23,7 @@ from services.node_agent.mig.layout_changes import (
     plan,
 )
 from services.node_agent.mig.layouts import KNOWN, derived, layouts_for, present
-from shared.dialects.volcano.device_config import Geometry
+from shared.dialects.volcano.device_config import MigGeometries
 from shared.model.device import MigLayout, MigProfile
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.names import DeviceUuid
@@ -247,7 +247,7 @@ def test_nvml_wins_over_the_table() -> None:
 
 def test_a_profile_of_another_name_and_like_size_is_taken_for_it() -> None:
     known = PROFILES["A100-80GB"]
-    table = Geometry(
+    table = MigGeometries(
         models=("A100",),
         layouts=(
             MigLayout(
@@ -264,7 +264,7 @@ def test_a_profile_of_another_name_and_like_size_is_taken_for_it() -> None:
 
 def test_a_layout_that_does_not_fit_is_not_offered() -> None:
     profiles = (MigProfile(name="3g.20gb", memory_mib=20480, count=3),)
-    table = Geometry(models=("A100",), layouts=(MigLayout(name="much", profiles=profiles),))
+    table = MigGeometries(models=("A100",), layouts=(MigLayout(name="much", profiles=profiles),))
 
     found, said = layouts_for(A100.product, A100.mig, (table,))
 

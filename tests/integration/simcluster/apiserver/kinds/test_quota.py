@@ -8,7 +8,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from shared.dialects import OWN_RESOURCES
+from shared.dialects import GPU_RESOURCES
 from simcluster.apimachinery.objects import Json
 from simcluster.apiserver.registry import open_store
 from simcluster.apiserver.storage.persistence import SqliteBackend
@@ -205,7 +205,7 @@ async def test_a_pod_that_is_replaced_keeps_its_priority(client: aiohttp.ClientS
 
 
 @pytest.mark.parametrize(
-    "resource", sorted(name for name in OWN_RESOURCES if "kubernetes.io/" not in name)
+    "resource", sorted(name for name in GPU_RESOURCES if "kubernetes.io/" not in name)
 )
 async def test_every_gpu_resource_can_be_limited_by_a_quota(
     client: aiohttp.ClientSession, resource: str
