@@ -9,8 +9,8 @@ from shared.model.ledger import LedgerNode
 from shared.model.request import DeviceOrder, GpuRequest, PodRequest, SharingPolicy, TopologyScope
 from shared.placing.device_filters import device_excluded
 from shared.placing.mig_instances import largest_first
-from shared.placing.node_filters import free_resources, node_blocked
-from shared.placing.shares import held_share, instance_share
+from shared.placing.node_filters import check_all, free_resources
+from shared.placing.shares import enforced_share, instance_share
 
 DeviceState = tuple[Device, DeviceUse]
 
@@ -18,7 +18,7 @@ DeviceState = tuple[Device, DeviceUse]
 def fit_on_node(request: PodRequest, node: LedgerNode) -> tuple[Share, ...] | None:
     """Return the shares that the pod would get on this node, or None if it does not fit."""
     free = free_resources(node.facts, node.used)
-    if node_blocked(request, node.facts, free, node.serving) is not None:
+    if check_all(request, node.facts, free, node.serving) is not None:
         return None
     if not request.containers:
         return ()
@@ -81,7 +81,7 @@ def _held(
     memory_mib = required_memory_mib(container, device)
     if not fits(container, device, seen, memory_mib=memory_mib, tags=request.anti_affinity_groups):
         return None
-    return held_share(container, device, memory_mib)
+    return enforced_share(container, device, memory_mib)
 
 
 def _instance(
