@@ -54,11 +54,7 @@ class MigLayouts(Protocol):
 class Plugins(Protocol):
     """Our device plugins."""
 
-<<<<<<< HEAD
-    def serve(self, served: Mapping[str, Mapping[str, ServedId]]) -> None:
-=======
-    def show(self, served: Mapping[str, Mapping[str, PluginDeviceId]]) -> None:
->>>>>>> 628f945 (Dialects and placing rules: classes, functions and fields say what they are (PodManifest, Advertisement, container_setup, check_taints))
+    def serve(self, served: Mapping[str, Mapping[str, PluginDeviceId]]) -> None:
         """Serve these lists."""
         ...
 

@@ -252,16 +252,11 @@ class NodeAgent:
             await self._take_silence(division, no_answer(str(error)))
             raise
         self.checkup.take(found)
-<<<<<<< HEAD
-        host = Host(driver=inventory.driver_of(found), isolates=await self.cleaning.can_isolate())
-        division = division if host.isolates else inventory.unheld(division)
-=======
         host = NodeSoftware(
             driver_version=inventory.driver_of(found),
-            isolation_available=await self.cleaning.isolates(),
+            isolation_available=await self.cleaning.can_isolate(),
         )
         division = division if host.isolation_available else inventory.unheld(division)
->>>>>>> 628f945 (Dialects and placing rules: classes, functions and fields say what they are (PodManifest, Advertisement, container_setup, check_taints))
         try:
             await self.cdi.update(inventory.served_of(found, division))
         except UnavailableError:

@@ -189,13 +189,8 @@ def container_setup(
             "the lease is for MIG instances and others, which no container can use at once, or "
             "for an instance that is not there"
         )
-<<<<<<< HEAD
-    setup = ContainerSetup(environment={VISIBLE: ",".join(uuids), **dialect.besides})
-    return name_devices(setup, uuids, node.device_list_strategies, f"{lease.pod}/{container}")
-=======
     setup = ContainerSetup(environment={VISIBLE: ",".join(uuids), **dialect.mig_variables})
-    return listed(setup, uuids, node.lists, f"{lease.pod}/{container}")
->>>>>>> 628f945 (Dialects and placing rules: classes, functions and fields say what they are (PodManifest, Advertisement, container_setup, check_taints))
+    return name_devices(setup, uuids, node.device_list_strategies, f"{lease.pod}/{container}")
 
 
 def _check_fences(shares: Sequence[Share], pod: PodUid, honoured: Mapping[str, Fence]) -> None:

@@ -66,11 +66,7 @@ class DevicePlugins:
         self.endpoints: dict[str, PluginEndpoint] = {}
         self._changed = asyncio.Event()
 
-<<<<<<< HEAD
-    def serve(self, served: Mapping[str, Mapping[str, ServedId]]) -> None:
-=======
-    def show(self, served: Mapping[str, Mapping[str, PluginDeviceId]]) -> None:
->>>>>>> 628f945 (Dialects and placing rules: classes, functions and fields say what they are (PodManifest, Advertisement, container_setup, check_taints))
+    def serve(self, served: Mapping[str, Mapping[str, PluginDeviceId]]) -> None:
         """Serve these resources, each with this complete list, and no others.
 
         Raises RequestError if the directory's path is too long for a socket.
@@ -134,11 +130,7 @@ class PluginEndpoint:
     def _socket(self) -> Path:
         return self._plugins.directory / f"{self._stem}-{os.urandom(3).hex()}.sock"
 
-<<<<<<< HEAD
-    def update(self, ids: Mapping[str, ServedId]) -> None:
-=======
-    def show(self, ids: Mapping[str, PluginDeviceId]) -> None:
->>>>>>> 628f945 (Dialects and placing rules: classes, functions and fields say what they are (PodManifest, Advertisement, container_setup, check_taints))
+    def update(self, ids: Mapping[str, PluginDeviceId]) -> None:
         """Send a new list if it differs."""
         if ids == self._ids:
             return

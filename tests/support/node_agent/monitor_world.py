@@ -151,13 +151,8 @@ class World:
 
     def give(self, lease: Lease) -> Tenant:
         """Have the kubelet told of a container, and its region seeded."""
-<<<<<<< HEAD
         layout = HostLayout(state_dir=self.root, library=self.root / "libvgpu.so")  # type: ignore[arg-type]
-        setup = DIALECTS[lease.dialect].environment(lease, "main", {}, layout.paths)
-=======
-        layout = Layout(state_dir=self.root, library=self.root / "libvgpu.so")  # type: ignore[arg-type]
         setup = DIALECTS[lease.dialect].container_setup(lease, "main", {}, layout.paths)
->>>>>>> 628f945 (Dialects and placing rules: classes, functions and fields say what they are (PodManifest, Advertisement, container_setup, check_taints))
         activation = Allocation(
             pod=lease.pod,
             namespace=lease.namespace,
