@@ -3,7 +3,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: up down test lint proto bench
+.PHONY: up down test test-fast lint proto
 
 $(STAMP): pyproject.toml
 	test -x $(PY) || python3 -m venv $(VENV)
@@ -22,9 +22,12 @@ lint: $(STAMP)
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 
-# Two at a time: most end-to-end tests wait for something. A file's tests stay together and in order.
+# More processes than cores: tests with real servers mostly wait. The tests of a file stay together and in order.
 test: $(STAMP)
-	$(VENV)/bin/pytest -q -n 2 --dist loadfile tests/unit tests/contract tests/integration tests/e2e $(ARGS)
+	$(VENV)/bin/pytest -q -n 4 --dist loadfile tests/e2e tests/integration tests/unit tests/contract $(ARGS)
+
+test-fast: $(STAMP)
+	$(VENV)/bin/pytest -q -n 2 --dist loadfile tests/unit tests/contract $(ARGS)
 
 proto: $(STAMP)
 	$(PY) -m grpc_tools.protoc -I . --python_out=. --pyi_out=. --grpc_python_out=. \

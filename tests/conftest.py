@@ -1,6 +1,23 @@
-"""What holds for all tests."""
+"""Settings of all tests."""
 
+import os
+from pathlib import Path
+
+import pytest
 from hypothesis import settings
 
 settings.register_profile("any machine", deadline=None)
 settings.load_profile("any machine")
+
+SERVERS = {"e2e", "integration"}
+"""Folders of tests that run real servers and processes."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark tests that need real servers. In CI only those run again after a failure."""
+    root = Path(__file__).parent
+    for item in items:
+        if SERVERS.intersection(item.path.relative_to(root).parts[:1]):
+            item.add_marker(pytest.mark.servers)
+            if os.environ.get("CI"):
+                item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=1))
