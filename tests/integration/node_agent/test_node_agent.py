@@ -19,7 +19,7 @@ async def test_a_pod_gets_the_limits_and_mounts_of_its_lease() -> None:
         lease = at.bind(pod("one", limits={NUMBER: 1}), share(1, 3000, cores_percent=50, slot=4))
         await at.node.phase("one", "Running")
         env = at.env("one")
-        held = await at.node.held()
+        held = await at.node.allocated_devices()
         mounts = at.node.container("one").mounts
         told = await eventually(lambda: at.activated)
 
@@ -112,7 +112,7 @@ async def test_03_a_gpushare_pod_gets_its_three_variables_and_its_mark() -> None
         await at.node.phase("one", "Running")
         env = at.env("one")
         await eventually(lambda: at.annotation("one", "volcano.sh/gpu-assigned") == "true")
-        held = await at.node.held()
+        held = await at.node.allocated_devices()
         told = await eventually(lambda: at.activated)
 
     assert env["NVIDIA_VISIBLE_DEVICES"] == "1"
@@ -151,7 +151,7 @@ async def test_39_thirty_pods_at_once_each_get_their_own_limits() -> None:
                 )
             for n in range(30):
                 await at.node.phase(f"p{n}", "Running")
-            held = await at.node.held()
+            held = await at.node.allocated_devices()
 
             for n in range(30):
                 assert at.env(f"p{n}")["CUDA_DEVICE_MEMORY_LIMIT_0"] == f"{1000 + n}m"
@@ -176,7 +176,7 @@ async def test_a_start_is_refused_if_the_devices_are_with_somebody_else() -> Non
     async with site() as at, at.running() as agent:
         at.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
         await at.node.phase("one", "Running")
-        ids = list((await at.node.held())["one", "main"])
+        ids = list((await at.node.allocated_devices())["one", "main"])
         await agent.answering.pre_start_container(NUMBER, ids)
         free = [f"{uuid_of(NodeName(NODE), 1)}-7"]
 

@@ -65,7 +65,7 @@ async def test_a_checkpoint_that_was_deleted_is_rebuilt_and_restarts_are_agreed_
         async with at.running():
             at.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
             await at.node.phase("one", "Running")
-        ids = list((await at.node.held())["one", "main"])
+        ids = list((await at.node.allocated_devices())["one", "main"])
         shutil.rmtree(at.root / "agent")
         async with at.running() as agent:
             await eventually(lambda: agent.record.allocations)
@@ -78,7 +78,7 @@ async def test_23_the_same_question_gets_the_same_answer_also_after_a_restart() 
         async with at.running() as agent:
             at.bind(pod("one", limits={NUMBER: 1}), share(0, 1000))
             await at.node.phase("one", "Running")
-            ids = list((await at.node.held())["one", "main"])
+            ids = list((await at.node.allocated_devices())["one", "main"])
             first = agent.answering.record.find(*_key(at, "one"))
         assert at.node.kubelet._pods is not None
         at.node.kubelet._pods._devices.state.allocations.clear()  # the kubelet lost its record

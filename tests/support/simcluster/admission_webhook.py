@@ -26,8 +26,8 @@ def allow(_request: Json) -> Json:
 
 def deny(message: str = "", **status: Any) -> Answer:
     """Say no."""
-    said = {**status, **({"message": message} if message else {})}
-    return lambda _request: {"allowed": False, "status": said}
+    full_status = {**status, **({"message": message} if message else {})}
+    return lambda _request: {"allowed": False, "status": full_status}
 
 
 def patch(*operations: Json) -> Answer:
@@ -56,7 +56,7 @@ class WebhookUnderTest:
     port: int
     certificates: CertificateFiles
     answers: dict[str, Answer] = field(default_factory=dict)
-    asked: list[tuple[str, Json]] = field(default_factory=list)
+    received: list[tuple[str, Json]] = field(default_factory=list)
 
     @property
     def bundle(self) -> str:
@@ -65,7 +65,7 @@ class WebhookUnderTest:
 
     def requests(self, path: str) -> list[Json]:
         """Return what one path was asked, in order."""
-        return [request for asked, request in self.asked if asked == path]
+        return [request for asked, request in self.received if asked == path]
 
     def hook(self, name: str, answer: Answer, **more: Any) -> Json:
         """Describe a webhook about pods, served here; `more` overrides its fields."""
@@ -85,14 +85,14 @@ class WebhookUnderTest:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
-        asked = body["request"]
-        self.asked.append((request.path, asked))
-        answered = self.answers[request.path](asked)
+        request_body = body["request"]
+        self.received.append((request.path, request_body))
+        answered = self.answers[request.path](request_body)
         if isinstance(answered, Awaitable) and not isinstance(answered, web.Response):
             answered = await answered
         if isinstance(answered, web.Response):
             return answered
-        response = {"uid": asked["uid"], **answered}
+        response = {"uid": request_body["uid"], **answered}
         return web.json_response({**body, "request": None, "response": response})
 
 

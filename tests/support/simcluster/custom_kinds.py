@@ -36,7 +36,7 @@ async def custom_kinds() -> AsyncIterator[ApiUnderTest]:
         yield started
 
 
-async def body_of(response: aiohttp.ClientResponse, code: int = 200) -> Any:
+async def assert_status(response: aiohttp.ClientResponse, code: int = 200) -> Any:
     found = await response.json()
     assert response.status == code, found
     return found

@@ -122,7 +122,7 @@ class Node:
     def url(self, path: str) -> str:
         return f"https://{self.kubelet.settings.host}:{self.kubelet.port}{path}"
 
-    async def ask(
+    async def request(
         self, path: str, *, method: str = "GET", token: str | None = None
     ) -> tuple[int, bytes]:
         """Ask the HTTPS endpoint, trusting its own certificate authority."""
@@ -136,13 +136,13 @@ class Node:
         ):
             return answer.status, await answer.read()
 
-    async def listed(self) -> list[Json]:
+    async def list_pods(self) -> list[Json]:
         """Return the pods of `/pods`."""
-        _, body = await self.ask("/pods")
+        _, body = await self.request("/pods")
         items: list[Json] = json.loads(body)["items"]
         return items
 
-    async def held(self) -> dict[tuple[str, str], set[str]]:
+    async def allocated_devices(self) -> dict[tuple[str, str], set[str]]:
         """Return the device IDs per pod and container, as PodResources shows them."""
         async with grpc.aio.insecure_channel(
             f"unix:{self.kubelet.files.pod_resources_socket}",
@@ -281,7 +281,7 @@ class ScriptedPlugin(api_pb2_grpc.DevicePluginServicer):  # type: ignore[misc]
         for stream in self._streams:
             stream.put_nowait(False)
 
-    def asked(self, method: str) -> list[tuple[str, ...]]:
+    def device_ids(self, method: str) -> list[tuple[str, ...]]:
         """Return the device IDs of every call of a method."""
         return [devices for name, devices in self.calls if name == method]
 

@@ -41,7 +41,7 @@ async def test_hami_core_30_a_sidecar_and_an_app_container_hold_devices_side_by_
             dialect="nvidia",
         )
         await at.node.phase("one", "Running")
-        held = await at.node.held()
+        held = await at.node.allocated_devices()
         env = {name: at.env("one", name) for name in ("first", "side", "main")}
         writable = {
             name: {m.host_path for m in at.node.container("one", name).mounts if not m.read_only}
@@ -79,13 +79,13 @@ async def test_a_node_that_comes_up_again_admits_its_pods_with_what_they_had() -
         async with at.running():
             at.bind(pod("one", limits={NUMBER: 1}), share(1, 1000, slot=7))
             await at.node.phase("one", "Running")
-            before = await at.node.held()
+            before = await at.node.allocated_devices()
         await at.node.kubelet.restart()
         async with at.running() as agent:
             await agent.answering.pre_start_container(NUMBER, sorted(before["one", "main"]))
             at.bind(pod("two", limits={NUMBER: 1}), share(1, 2000, slot=8, fence=2))
             await at.node.phase("two", "Running")
 
-            assert (await at.node.held())["one", "main"] == before["one", "main"]
+            assert (await at.node.allocated_devices())["one", "main"] == before["one", "main"]
             assert limit(at.env("two")) == "2000m"
             assert len(agent.record.allocations) == 2

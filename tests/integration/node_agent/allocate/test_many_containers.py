@@ -28,7 +28,7 @@ async def test_a_card_may_have_two_thousand_slots() -> None:
     async with site("2xT4", device_split_count=2000) as at, at.running() as agent:
         at.bind(pod("last", limits={NUMBER: 1}), share(1, 1000, slot=1999))
         await at.node.phase("last", "Running")
-        held = await at.node.held()
+        held = await at.node.allocated_devices()
 
         assert len(agent.shown.served[NUMBER]) == 4000
         assert held["last", "main"] == {f"{uuid_of(NodeName(NODE), 1)}-1999"}

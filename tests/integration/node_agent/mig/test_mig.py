@@ -89,7 +89,7 @@ async def test_item_45_a_container_gets_its_instance_and_the_switches_and_nothin
         await at.node.phase("one", "Running")
         state = at.node.container("one")
         await eventually(lambda: at.annotation("one", PHASE) == "success")
-        held = await at.node.held()
+        held = await at.node.allocated_devices()
         instances = await there(at)
 
     assert {start: one.profile for start, one in instances.items()} == {

@@ -85,7 +85,7 @@ async def test_koordinator_26_a_container_gets_the_variables_and_mounts_of_its_s
     async with at.running():
         lease = bind(at, "one", half(1, slot=37))
         await at.node.phase("one", "Running")
-        held = await at.node.held()
+        held = await at.node.allocated_devices()
         env, mounts = at.env("one"), at.node.container("one").mounts
 
     own = f"{lease.pod}_main"

@@ -44,14 +44,14 @@ async def test_thirty_pods_at_once_are_admitted_one_by_one_in_order() -> None:
         candidates: list[list[tuple[str, str]]] = []
 
         async def look(_devices: list[str]) -> Mapping[str, str]:
-            held = await node.held()
+            allocated = await node.allocated_devices()
             wanting = [
-                asking
-                for each in await node.listed()
+                container
+                for each in await node.list_pods()
                 if each["status"].get("phase") not in {"Failed", "Succeeded"}
-                for asking in asks(each)
+                for container in asks(each)
             ]
-            candidates.append([asking for asking in wanting if not held.get(asking)])
+            candidates.append([container for container in wanting if not allocated.get(container)])
             return {"NTH": str(len(candidates))}
 
         plugin.on_allocate = look
@@ -70,7 +70,7 @@ async def test_inside_allocate_pod_resources_shows_the_containers_served_before(
         seen: list[dict[tuple[str, str], set[str]]] = []
 
         async def look(_devices: list[str]) -> Mapping[str, str]:
-            seen.append(await node.held())
+            seen.append(await node.allocated_devices())
             return {}
 
         plugin.on_allocate = look
@@ -99,8 +99,8 @@ async def test_the_plugin_s_preference_decides_and_the_call_carries_one_containe
         node.create(pod("one", limits={SLOT: 2}))
         await node.phase("one", "Running")
 
-        assert plugin.asked("GetPreferredAllocation") == [("a", "b", "c")]
-        assert plugin.asked("Allocate") == [("b", "c")]
+        assert plugin.device_ids("GetPreferredAllocation") == [("a", "b", "c")]
+        assert plugin.device_ids("Allocate") == [("b", "c")]
         assert [len(request.container_requests) for request in plugin.requests] == [1, 1]
 
 
@@ -118,7 +118,7 @@ async def test_an_incomplete_preference_is_filled_up() -> None:
         node.create(pod("one", limits={SLOT: 2}))
         await node.phase("one", "Running")
 
-        assert plugin.asked("Allocate") == [("a", "c")]
+        assert plugin.device_ids("Allocate") == [("a", "c")]
 
 
 async def test_a_refused_allocation_fails_the_pod_with_the_reason() -> None:
@@ -140,7 +140,7 @@ async def test_a_refused_allocation_fails_the_pod_with_the_reason() -> None:
         assert failed["status"]["message"] == f"Pod was rejected: {text}"
         events = node.store.list("events", "default")
         assert [(e["reason"], e["message"]) for e in events] == [("UnexpectedAdmissionError", text)]
-        assert [each["status"]["phase"] for each in await node.listed()] == ["Failed"]
+        assert [each["status"]["phase"] for each in await node.list_pods()] == ["Failed"]
 
 
 async def test_too_few_devices_are_counted_in_the_message() -> None:
@@ -162,8 +162,8 @@ async def test_a_finished_pod_s_devices_serve_the_next_one() -> None:
         node.create(pod("two", limits={SLOT: 1}))
         await node.phase("two", "Running")
 
-        assert plugin.asked("Allocate") == [("a",), ("a",)]
-        assert ("one", "main") not in await node.held()
+        assert plugin.device_ids("Allocate") == [("a",), ("a",)]
+        assert ("one", "main") not in await node.allocated_devices()
 
 
 async def test_containers_reuse_devices_of_finished_init_containers_but_not_of_sidecars() -> None:
@@ -176,9 +176,9 @@ async def test_containers_reuse_devices_of_finished_init_containers_but_not_of_s
         node.create(pod("one", limits={SLOT: 1}, initContainers=init))
         await node.phase("one", "Running")
 
-        assert plugin.asked("Allocate") == [("a",), ("a",), ("b",)]
-        held = await node.held()
-        assert held == {("one", "beside"): {"a"}, ("one", "main"): {"b"}}
+        assert plugin.device_ids("Allocate") == [("a",), ("a",), ("b",)]
+        allocated = await node.allocated_devices()
+        assert allocated == {("one", "beside"): {"a"}, ("one", "main"): {"b"}}
 
 
 async def test_devices_are_allocated_before_the_predicates_and_freed_if_those_fail() -> None:
@@ -192,7 +192,7 @@ async def test_devices_are_allocated_before_the_predicates_and_freed_if_those_fa
 
         assert failed["status"]["reason"] == "OutOfcpu"
         assert "requested: 3000, used: 0, capacity: 2000" in failed["status"]["message"]
-        assert plugin.asked("Allocate") == [("a",), ("a",)]
+        assert plugin.device_ids("Allocate") == [("a",), ("a",)]
 
 
 async def test_extended_resources_without_a_plugin_count_only_if_the_node_lists_them() -> None:
@@ -231,14 +231,14 @@ async def test_a_pod_deleted_before_its_admission_is_never_admitted() -> None:
         await node.phase("one", "Running")
         await eventually(lambda: not node.exists("two"))
 
-        assert len(plugin.asked("Allocate")) == 1
+        assert len(plugin.device_ids("Allocate")) == 1
 
 
 async def test_changes_in_lost_history_are_found_by_listing_again() -> None:
     async with one_kubelet() as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
 
         async def much_happens(_devices: list[str]) -> Mapping[str, str]:
-            if len(plugin.asked("Allocate")) == 2:
+            if len(plugin.device_ids("Allocate")) == 2:
                 node.store.delete("pods", "default", "first", grace_s=0)
                 node.create(pod("third", limits={SLOT: 1}))
                 node.store.compact()
@@ -252,7 +252,7 @@ async def test_changes_in_lost_history_are_found_by_listing_again() -> None:
 
         await node.phase("second", "Running")
         await node.phase("third", "Running")
-        assert sorted(each["metadata"]["name"] for each in await node.listed()) == [
+        assert sorted(each["metadata"]["name"] for each in await node.list_pods()) == [
             "second",
             "third",
         ]
@@ -286,9 +286,9 @@ async def test_the_delay_of_statuses_in_pods_is_configurable(lag_s: float, seen:
         phases: list[str] = []
 
         async def refuse_the_first(_devices: list[str]) -> Mapping[str, str]:
-            if len(plugin.asked("Allocate")) == 1:
+            if len(plugin.device_ids("Allocate")) == 1:
                 raise PluginRefusalError("no")
-            phases.append((await node.listed())[0]["status"]["phase"])
+            phases.append((await node.list_pods())[0]["status"]["phase"])
             return {}
 
         plugin.on_allocate = refuse_the_first

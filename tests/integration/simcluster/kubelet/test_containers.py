@@ -95,12 +95,12 @@ async def test_a_start_that_the_plugin_refuses_is_retried() -> None:
             return waiting if waiting.get("reason") == "CreateContainerConfigError" else None
 
         reason = await eventually(refused)
-        await eventually(lambda: len(plugin.asked("PreStartContainer")) > 1)
+        await eventually(lambda: len(plugin.device_ids("PreStartContainer")) > 1)
         agreed.set()
         await node.phase("one", "Running")
 
         assert "not yet" in reason["message"]
-        assert len(plugin.asked("Allocate")) == 1
+        assert len(plugin.device_ids("Allocate")) == 1
 
 
 async def test_a_refused_sidecar_blocks_the_other_containers_and_a_refused_app_does_not() -> None:
@@ -124,7 +124,7 @@ async def test_a_refused_sidecar_blocks_the_other_containers_and_a_refused_app_d
         side = container("side", limits={SLOT: 1}, restartPolicy="Always")
         apps = [container("slot", limits={SLOT: 1}), container("plain")]
         node.create(pod("one", initContainers=[side], containers=apps))
-        await eventually(lambda: len(plugin.asked("PreStartContainer")) > 1)
+        await eventually(lambda: len(plugin.device_ids("PreStartContainer")) > 1)
         assert running() == []
 
         refused.symmetric_difference_update({"a", "b"})
@@ -142,12 +142,12 @@ async def test_pre_start_is_called_before_every_restart_and_allocate_only_once()
         await ready(node, plugin, "a")
         crashing = {"sim.leasehold.dev/run-for": "10ms", "sim.leasehold.dev/exit-code": "3"}
         node.create(pod("one", limits={SLOT: 1}, annotations=crashing))
-        await eventually(lambda: len(plugin.asked("PreStartContainer")) >= 3)
+        await eventually(lambda: len(plugin.device_ids("PreStartContainer")) >= 3)
 
         status = node.pod("one")["status"]["containerStatuses"][0]
         assert status["restartCount"] >= 1
         assert status["lastState"]["terminated"]["exitCode"] == 3
-        assert plugin.asked("Allocate") == [("a",)]
+        assert plugin.device_ids("Allocate") == [("a",)]
 
 
 async def test_a_command_that_ends_is_handled_by_the_restart_policy() -> None:
@@ -213,7 +213,7 @@ async def test_a_deleted_pod_stops_in_a_final_phase_and_is_removed() -> None:
         await eventually(lambda: not node.exists("one"))
         assert phases[0] == "Running"
         assert phases[-2:] == ["Succeeded", "gone"]
-        assert await node.listed() == []
+        assert await node.list_pods() == []
 
 
 async def test_a_pod_that_outlasts_its_grace_is_killed() -> None:
@@ -246,7 +246,7 @@ async def test_a_force_deleted_pod_s_devices_are_free_at_once() -> None:
         node.create(pod("one", limits={SLOT: 1}))
 
         await node.phase("one", "Running")
-        assert (await node.held())["one", "main"] == {"a"}
+        assert (await node.allocated_devices())["one", "main"] == {"a"}
 
 
 async def test_containers_survive_a_kill_of_the_whole_process() -> None:
@@ -269,7 +269,7 @@ async def test_containers_survive_a_kill_of_the_whole_process() -> None:
 
             assert node.container("one") == before
             assert node.container("one").env["LIMIT"] == "1000m"
-            assert (await node.held())["one", "main"] == {"a"}
+            assert (await node.allocated_devices())["one", "main"] == {"a"}
             assert node.kubelet.port == port
     finally:
         shutil.rmtree(root)
@@ -277,9 +277,9 @@ async def test_containers_survive_a_kill_of_the_whole_process() -> None:
 
 async def test_the_https_endpoint_requires_its_token() -> None:
     async with one_kubelet() as node:
-        assert (await node.ask("/pods", token=""))[0] == 401
-        assert (await node.ask("/healthz", token=f"{node.kubelet.token}x"))[0] == 401
-        assert await node.ask("/healthz") == (200, b"ok")
+        assert (await node.request("/pods", token=""))[0] == 401
+        assert (await node.request("/healthz", token=f"{node.kubelet.token}x"))[0] == 401
+        assert await node.request("/healthz") == (200, b"ok")
 
 
 async def test_the_node_reports_its_kubelets_address_and_renews_its_lease() -> None:

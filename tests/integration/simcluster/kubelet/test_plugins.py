@@ -30,8 +30,8 @@ async def test_a_registered_plugin_s_devices_become_allocatable_and_serve_a_pod(
 
         await node.phase("one", "Running")
 
-        assert plugin.asked("Allocate") == [("a",)]
-        assert (await node.held())["one", "main"] == {"a"}
+        assert plugin.device_ids("Allocate") == [("a",)]
+        assert (await node.allocated_devices())["one", "main"] == {"a"}
 
 
 async def test_the_kubelet_dials_back_and_reads_the_options_inside_register() -> None:
@@ -132,7 +132,7 @@ async def test_of_two_plugins_for_one_resource_the_later_registration_wins() -> 
         node.create(pod("one", limits={SLOT: 2}))
         await node.phase("one", "Running")
 
-        assert (len(old.asked("Allocate")), len(new.asked("Allocate"))) == (0, 1)
+        assert (len(old.device_ids("Allocate")), len(new.device_ids("Allocate"))) == (0, 1)
         assert node.amount(SLOT) == "2"
 
 
@@ -189,7 +189,7 @@ async def test_a_restart_leaves_containers_alone_and_needs_a_new_registration() 
             await node.phase("one", "Running")
             before = node.container("one").container_id
 
-            status, _ = await node.ask("/debug/restart", method="POST")
+            status, _ = await node.request("/debug/restart", method="POST")
 
             assert status == 200
             assert not (node.device_plugins / plugin.endpoint).exists()
@@ -201,17 +201,17 @@ async def test_a_restart_leaves_containers_alone_and_needs_a_new_registration() 
             node.create(pod("two", limits={SLOT: 1}))
             await node.phase("two", "Running")
 
-            assert plugin.asked("Allocate") == [("b",)]
+            assert plugin.device_ids("Allocate") == [("b",)]
             assert node.container("one").container_id == before
-            assert (await node.held())["one", "main"] == {"a"}
+            assert (await node.allocated_devices())["one", "main"] == {"a"}
 
 
 async def test_a_restart_in_the_middle_of_an_allocation_fails_that_pod_only() -> None:
     async with one_kubelet() as node, ScriptedPlugin(node.device_plugins, SLOT) as plugin:
-        asked = asyncio.Event()
+        allocate_called = asyncio.Event()
 
         async def never(_devices: list[str]) -> dict[str, str]:
-            asked.set()
+            allocate_called.set()
             await asyncio.sleep(60)
             return {}
 
@@ -221,7 +221,7 @@ async def test_a_restart_in_the_middle_of_an_allocation_fails_that_pod_only() ->
         await node.allocatable(SLOT, 1)
         node.create(pod("unlucky", limits={SLOT: 1}))
         async with asyncio.timeout(30):
-            await asked.wait()
+            await allocate_called.wait()
 
         await node.kubelet.restart()
 

@@ -39,7 +39,7 @@ async def cluster(state: Path) -> AsyncIterator[asyncio.subprocess.Process]:
         await process.wait()
 
 
-async def asked(state: Path, method: str, path: str, body: Json | None = None) -> Any:
+async def request(state: Path, method: str, path: str, body: Json | None = None) -> Any:
     config = yaml.safe_load((state / "kubeconfig").read_text())
     context = ssl.create_default_context(cafile=state / "tls" / "ca.crt")
     headers = {"Authorization": f"Bearer {config['users'][0]['user']['token']}"}
@@ -55,7 +55,7 @@ async def asked(state: Path, method: str, path: str, body: Json | None = None) -
 async def running(state: Path, name: str) -> Json:
     async with asyncio.timeout(WITHIN_S):
         while True:
-            found: Json = await asked(state, "GET", f"/api/v1/namespaces/default/pods/{name}")
+            found: Json = await request(state, "GET", f"/api/v1/namespaces/default/pods/{name}")
             if found["status"].get("phase") == "Running":
                 return found
             await asyncio.sleep(0.05)
@@ -71,12 +71,12 @@ def state() -> Any:
 async def test_a_container_keeps_running_after_a_kill_of_the_whole_cluster(state: Path) -> None:
     description = state / "nodes" / "node-0" / "kubelet.json"
     async with cluster(state):
-        await asked(state, "POST", "/api/v1/namespaces/default/pods", pod("one"))
+        await request(state, "POST", "/api/v1/namespaces/default/pods", pod("one"))
         before = await running(state, "one")
         described = json.loads(description.read_text())
 
     async with cluster(state):
-        await asked(state, "POST", "/api/v1/namespaces/default/pods", pod("two"))
+        await request(state, "POST", "/api/v1/namespaces/default/pods", pod("two"))
         await running(state, "two")
         after = await running(state, "one")
 

@@ -32,7 +32,7 @@ def a_pod(name: str = "web", limits: Json | None = None) -> Json:
     return {"metadata": {"name": name}, "spec": {"containers": [container]}}
 
 
-async def install(
+async def assert_installed(
     client: aiohttp.ClientSession,
     *validations: Json,
     actions: tuple[str, ...] = ("Deny",),
@@ -51,16 +51,16 @@ async def install(
         assert response.status == 201, await response.text()
 
 
-async def refused(response: aiohttp.ClientResponse, code: int = 422) -> str:
+async def assert_refused(response: aiohttp.ClientResponse, code: int = 422) -> str:
     body = await response.json()
     assert response.status == code, body
     return str(body["message"])
 
 
 async def test_a_bound_policy_denies_with_kubernetes_texts(client: aiohttp.ClientSession) -> None:
-    await install(client, {"expression": LIMIT})
+    await assert_installed(client, {"expression": LIMIT})
 
-    assert await refused(await client.post(PODS, json=a_pod())) == (
+    assert await assert_refused(await client.post(PODS, json=a_pod())) == (
         "pods \"web\" is forbidden: ValidatingAdmissionPolicy 'limits' with binding 'here' denied "
         f"request: failed expression: {LIMIT}"
     )
@@ -82,13 +82,15 @@ async def test_a_bound_policy_denies_with_kubernetes_texts(client: aiohttp.Clien
 async def test_a_denial_has_the_message_of_its_validation(
     client: aiohttp.ClientSession, validation: Json, said: str, code: int
 ) -> None:
-    await install(client, {"expression": LIMIT, **validation})
+    await assert_installed(client, {"expression": LIMIT, **validation})
 
-    assert (await refused(await client.post(PODS, json=a_pod()), code)).endswith(said)
+    assert (await assert_refused(await client.post(PODS, json=a_pod()), code)).endswith(said)
 
 
 async def test_a_binding_may_only_warn(client: aiohttp.ClientSession) -> None:
-    await install(client, {"expression": LIMIT, "message": "mind"}, actions=("Warn", "Audit"))
+    await assert_installed(
+        client, {"expression": LIMIT, "message": "mind"}, actions=("Warn", "Audit")
+    )
 
     created = await client.post(PODS, json=a_pod())
 
@@ -102,7 +104,7 @@ async def test_a_binding_may_only_warn(client: aiohttp.ClientSession) -> None:
 async def test_expressions_use_variables_conditions_and_namespaces(
     client: aiohttp.ClientSession,
 ) -> None:
-    await install(
+    await assert_installed(
         client,
         {"expression": "variables.memory.all(m, quantity(m).isLessThan(quantity('1Gi')))"},
         {"expression": "namespaceObject.metadata.name == 'default'"},
@@ -116,7 +118,7 @@ async def test_expressions_use_variables_conditions_and_namespaces(
 
     assert (await client.post(PODS, json=a_pod("other"))).status == 201
     assert (await client.post(PODS, json=a_pod("m1", {"memory": "512Mi"}))).status == 201
-    assert "failed expression: variables.memory" in await refused(
+    assert "failed expression: variables.memory" in await assert_refused(
         await client.post(PODS, json=a_pod("m2", {"memory": "2Gi"}))
     )
 
@@ -125,13 +127,13 @@ async def test_expressions_use_variables_conditions_and_namespaces(
 async def test_an_error_in_an_expression_follows_the_failure_policy(
     client: aiohttp.ClientSession, policy: str, code: int
 ) -> None:
-    await install(client, {"expression": "object.nothing.here == 1"}, failurePolicy=policy)
+    await assert_installed(client, {"expression": "object.nothing.here == 1"}, failurePolicy=policy)
 
     response = await client.post(PODS, json=a_pod())
 
     assert response.status == code
     if code != 201:
-        assert "resulted in error: no such key: nothing" in await refused(response)
+        assert "resulted in error: no such key: nothing" in await assert_refused(response)
 
 
 async def test_params_are_the_object_that_the_binding_names(
@@ -139,29 +141,31 @@ async def test_params_are_the_object_that_the_binding_names(
 ) -> None:
     maps = "/api/v1/namespaces/default/configmaps"
     ref = {"name": "settings", "parameterNotFoundAction": "Deny"}
-    await install(
+    await assert_installed(
         client,
         {"expression": "object.metadata.name != params.data.forbidden"},
         paramKind={"apiVersion": "v1", "kind": "ConfigMap"},
         binding={"paramRef": ref},
     )
-    assert "no params found" in await refused(await client.post(PODS, json=a_pod()))
+    assert "no params found" in await assert_refused(await client.post(PODS, json=a_pod()))
 
     await client.post(maps, json={"metadata": {"name": "settings"}, "data": {"forbidden": "web"}})
 
-    assert "failed expression" in await refused(await client.post(PODS, json=a_pod()))
+    assert "failed expression" in await assert_refused(await client.post(PODS, json=a_pod()))
     assert (await client.post(PODS, json=a_pod("other"))).status == 201
 
 
 async def test_bindings_and_exclusions_narrow_a_policy(client: aiohttp.ClientSession) -> None:
     elsewhere = {"matchExpressions": [{"key": "kubernetes.io/metadata.name", "operator": "NotIn",
                                        "values": ["default"]}]}  # fmt: skip
-    await install(client, {"expression": "false"},
+    await assert_installed(client, {"expression": "false"},
                   binding={"matchResources": {"namespaceSelector": elsewhere}})  # fmt: skip
 
     assert (await client.post(PODS, json=a_pod())).status == 201
     there = "/api/v1/namespaces/kube-system/pods"
-    assert "failed expression: false" in await refused(await client.post(there, json=a_pod()))
+    assert "failed expression: false" in await assert_refused(
+        await client.post(there, json=a_pod())
+    )
 
 
 async def test_expressions_that_do_not_compile_are_refused(client: aiohttp.ClientSession) -> None:

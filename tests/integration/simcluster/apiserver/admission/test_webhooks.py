@@ -60,13 +60,15 @@ def rule(*resources: str, group: str = "", version: str = "v1", **more: Any) -> 
             "resources": list(resources), **more}  # fmt: skip
 
 
-async def install(client: aiohttp.ClientSession, kind: str, *hooks: Json, name: str = "a") -> None:
+async def assert_installed(
+    client: aiohttp.ClientSession, kind: str, *hooks: Json, name: str = "a"
+) -> None:
     url = f"{CONFIGS}/{kind.lower()}webhookconfigurations"
     response = await client.post(url, json=configuration(kind, name, *hooks))
     assert response.status == 201, await response.text()
 
 
-async def refused(response: aiohttp.ClientResponse, code: int) -> str:
+async def assert_refused(response: aiohttp.ClientResponse, code: int) -> str:
     body = await response.json()
     assert response.status == code, body
     return str(body["message"])
@@ -75,7 +77,7 @@ async def refused(response: aiohttp.ClientResponse, code: int) -> str:
 async def test_a_webhook_sees_the_request_as_kubernetes_describes_it(
     client: aiohttp.ClientSession, hooks: WebhookUnderTest
 ) -> None:
-    await install(client, "Mutating", hooks.hook("see", allow))
+    await assert_installed(client, "Mutating", hooks.hook("see", allow))
 
     await client.post(PODS, json=a_pod(), params={"fieldManager": "me", "dryRun": "All"})
 
@@ -96,8 +98,8 @@ async def test_mutations_apply_in_the_order_of_names_and_are_completed(
     client: aiohttp.ClientSession, hooks: WebhookUnderTest
 ) -> None:
     sidecar = {"name": "side", "image": "example/side:1"}
-    await install(client, "Mutating", hooks.hook("late", label("order", "late")), name="z")
-    await install(
+    await assert_installed(client, "Mutating", hooks.hook("late", label("order", "late")), name="z")
+    await assert_installed(
         client,
         "Mutating",
         hooks.hook("early", label("order", "early")),
@@ -106,7 +108,7 @@ async def test_mutations_apply_in_the_order_of_names_and_are_completed(
 
     created = await (await client.post(PODS, json=a_pod())).json()
 
-    assert [path for path, _ in hooks.asked] == ["/early", "/side", "/late"]
+    assert [path for path, _ in hooks.received] == ["/early", "/side", "/late"]
     assert created["metadata"]["labels"] == {"order": "late"}
     added = created["spec"]["containers"][1]
     assert (added["name"], added["imagePullPolicy"]) == ("side", "IfNotPresent")
@@ -115,7 +117,7 @@ async def test_mutations_apply_in_the_order_of_names_and_are_completed(
 async def test_a_webhook_is_reinvoked_after_later_changes_if_configured(
     client: aiohttp.ClientSession, hooks: WebhookUnderTest
 ) -> None:
-    await install(
+    await assert_installed(
         client,
         "Mutating",
         hooks.hook("again", allow, reinvocationPolicy="IfNeeded"),
@@ -125,7 +127,7 @@ async def test_a_webhook_is_reinvoked_after_later_changes_if_configured(
 
     await client.post(PODS, json=a_pod())
 
-    assert [path for path, _ in hooks.asked] == ["/again", "/never", "/change", "/again"]
+    assert [path for path, _ in hooks.received] == ["/again", "/never", "/change", "/again"]
     assert hooks.requests("/again")[1]["object"]["metadata"]["labels"] == {"a": "b"}
 
 
@@ -133,13 +135,13 @@ async def test_a_mutated_object_is_validated(
     client: aiohttp.ClientSession, hooks: WebhookUnderTest
 ) -> None:
     bad = patch({"op": "replace", "path": "/spec/containers/0/image", "value": ""})
-    await install(client, "Mutating", hooks.hook("bad", bad))
-    assert "spec.containers[0].image: Required value" in await refused(
+    await assert_installed(client, "Mutating", hooks.hook("bad", bad))
+    assert "spec.containers[0].image: Required value" in await assert_refused(
         await client.post(PODS, json=a_pod()), 422
     )
 
     hooks.answers["/bad"] = patch({"op": "remove", "path": "/spec/nothing"})
-    said = await refused(await client.post(PODS, json=a_pod()), 500)
+    said = await assert_refused(await client.post(PODS, json=a_pod()), 500)
     assert said.startswith("Internal error occurred: ")
 
 
@@ -149,9 +151,9 @@ async def test_a_webhook_may_not_change_the_priority_class_only(
     high = {"metadata": {"name": "high"}, "value": 1000}
     await client.post("/apis/scheduling.k8s.io/v1/priorityclasses", json=high)
     named = {"op": "add", "path": "/spec/priorityClassName", "value": "high"}
-    await install(client, "Mutating", hooks.hook("name", patch(named)))
+    await assert_installed(client, "Mutating", hooks.hook("name", patch(named)))
 
-    said = await refused(await client.post(PODS, json=a_pod()), 403)
+    said = await assert_refused(await client.post(PODS, json=a_pod()), 403)
     assert said == (
         'pods "web" is forbidden: the integer value of priority (0) must not be provided in pod '
         "spec; priority admission controller computed 1000 from the given PriorityClass name"
@@ -164,17 +166,21 @@ async def test_a_webhook_may_not_change_the_priority_class_only(
 async def test_a_denial_has_kubernetes_text(
     client: aiohttp.ClientSession, hooks: WebhookUnderTest
 ) -> None:
-    await install(client, "Validating", hooks.hook("no", deny("no GPUs for you", code=403)))
-    assert await refused(await client.post(PODS, json=a_pod()), 403) == (
+    await assert_installed(
+        client, "Validating", hooks.hook("no", deny("no GPUs for you", code=403))
+    )
+    assert await assert_refused(await client.post(PODS, json=a_pod()), 403) == (
         'admission webhook "no.leasehold.dev" denied the request: no GPUs for you'
     )
 
     hooks.answers["/no"] = deny()
-    assert await refused(await client.post(PODS, json=a_pod()), 400) == (
+    assert await assert_refused(await client.post(PODS, json=a_pod()), 400) == (
         'admission webhook "no.leasehold.dev" denied the request without explanation'
     )
     hooks.answers["/no"] = deny(reason="Gone")
-    assert (await refused(await client.post(PODS, json=a_pod()), 400)).endswith("request: Gone")
+    assert (await assert_refused(await client.post(PODS, json=a_pod()), 400)).endswith(
+        "request: Gone"
+    )
     assert (await client.get(f"{PODS}/web")).status == 404
 
 
@@ -188,8 +194,8 @@ async def test_validating_webhooks_run_in_parallel_and_see_the_final_object(
             await both.wait()
         return {"allowed": True, "warnings": ["mind the gap"]}
 
-    await install(client, "Mutating", hooks.hook("change", label("a", "b")))
-    await install(client, "Validating", hooks.hook("one", meet), hooks.hook("two", meet))
+    await assert_installed(client, "Mutating", hooks.hook("change", label("a", "b")))
+    await assert_installed(client, "Validating", hooks.hook("one", meet), hooks.hook("two", meet))
 
     created = await client.post(PODS, json=a_pod())
 
@@ -204,7 +210,7 @@ async def test_validating_webhooks_run_in_parallel_and_see_the_final_object(
 async def test_updates_deletions_and_bindings_are_reviewed(
     client: aiohttp.ClientSession, hooks: WebhookUnderTest
 ) -> None:
-    await install(client, "Validating", hooks.hook("all", allow, rules=[rule("*/*")]))
+    await assert_installed(client, "Validating", hooks.hook("all", allow, rules=[rule("*/*")]))
     await client.post(PODS, json=a_pod())
     await client.patch(f"{PODS}/web", json={"metadata": {"labels": {"a": "b"}}}, headers=MERGE)
     await client.patch(f"{PODS}/web/status", json={"status": {"reason": "R"}}, headers=MERGE)
@@ -252,26 +258,28 @@ async def test_updates_deletions_and_bindings_are_reviewed(
 async def test_only_matching_webhooks_are_called(
     client: aiohttp.ClientSession, hooks: WebhookUnderTest, more: Json, asked: bool
 ) -> None:
-    await install(client, "Validating", hooks.hook("some", allow, **more))
+    await assert_installed(client, "Validating", hooks.hook("some", allow, **more))
 
     created = await client.post(PODS, json=a_pod(gpu="yes"))
 
     assert created.status == 201, await created.text()
-    assert bool(hooks.asked) is asked
+    assert bool(hooks.received) is asked
 
 
 async def test_a_failing_match_condition_follows_the_failure_policy(
     client: aiohttp.ClientSession, hooks: WebhookUnderTest
 ) -> None:
     broken = [{"name": "x", "expression": "object.metadata.labels.gpu == 'yes'"}]
-    await install(client, "Validating", hooks.hook("strict", allow, matchConditions=broken))
-    assert "resulted in error" in await refused(await client.post(PODS, json=a_pod()), 403)
+    await assert_installed(
+        client, "Validating", hooks.hook("strict", allow, matchConditions=broken)
+    )
+    assert "resulted in error" in await assert_refused(await client.post(PODS, json=a_pod()), 403)
 
     await client.delete(f"{CONFIGS}/validatingwebhookconfigurations/a")
     lax = hooks.hook("lax", allow, matchConditions=broken, failurePolicy="Ignore")
-    await install(client, "Validating", lax)
+    await assert_installed(client, "Validating", lax)
     assert (await client.post(PODS, json=a_pod())).status == 201
-    assert hooks.asked == []
+    assert hooks.received == []
 
 
 async def test_failed_calls_follow_the_failure_policy(
@@ -303,13 +311,13 @@ async def test_failed_calls_follow_the_failure_policy(
     }
 
     for text, hook in cases.items():
-        await install(client, "Validating", hook)
-        said = await refused(await client.post(PODS, json=a_pod("web", a="b")), 500)
+        await assert_installed(client, "Validating", hook)
+        said = await assert_refused(await client.post(PODS, json=a_pod("web", a="b")), 500)
         name = hook["name"]
         assert said.startswith(f'Internal error occurred: failed calling webhook "{name}": '), said
         assert text in said
         await client.delete(f"{CONFIGS}/validatingwebhookconfigurations/a")
-        await install(client, "Validating", {**hook, "failurePolicy": "Ignore"})
+        await assert_installed(client, "Validating", {**hook, "failurePolicy": "Ignore"})
         dry = await client.post(PODS, json=a_pod("web", a="b"), params={"dryRun": "All"})
         assert dry.status == 201, await dry.text()
         await client.delete(f"{CONFIGS}/validatingwebhookconfigurations/a")
@@ -321,8 +329,8 @@ async def test_a_service_is_resolved_to_its_endpoints(
     hook = hooks.hook("service", allow)
     service = {"name": "hook", "namespace": "default", "path": "/service"}
     hook["clientConfig"] = {"service": service, "caBundle": hooks.bundle}
-    await install(client, "Validating", hook)
-    said = await refused(await client.post(PODS, json=a_pod()), 500)
+    await assert_installed(client, "Validating", hook)
+    said = await assert_refused(await client.post(PODS, json=a_pod()), 500)
     assert said.endswith('failed to call webhook: service "hook" not found')
 
     await client.post(
@@ -330,7 +338,7 @@ async def test_a_service_is_resolved_to_its_endpoints(
         json={"metadata": {"name": "hook"},
               "spec": {"ports": [{"name": "https", "port": 443, "targetPort": 8443}]}},
     )  # fmt: skip
-    said = await refused(await client.post(PODS, json=a_pod()), 500)
+    said = await assert_refused(await client.post(PODS, json=a_pod()), 500)
     assert said.endswith('no endpoints available for service "hook"')
 
     slices = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices"
@@ -340,14 +348,14 @@ async def test_a_service_is_resolved_to_its_endpoints(
     assert (await client.post(slices, json=endpoints)).status == 201
     created = await client.post(PODS, json=a_pod())
     assert created.status == 201, await created.text()
-    assert len(hooks.asked) == 1
+    assert len(hooks.received) == 1
 
 
 async def test_configurations_are_defaulted_validated_and_exempt(
     client: aiohttp.ClientSession, hooks: WebhookUnderTest
 ) -> None:
     everything = [rule("*/*", group="*", version="*")]
-    await install(client, "Validating", hooks.hook("no", deny("no"), rules=everything))
+    await assert_installed(client, "Validating", hooks.hook("no", deny("no"), rules=everything))
     url = f"{CONFIGS}/validatingwebhookconfigurations"
 
     shown = await (await client.get(f"{url}/a")).json()
@@ -377,13 +385,13 @@ async def test_a_rule_for_one_version_matches_requests_in_another(
     two["spec"]["versions"].append(newer)
     api.store.create("customresourcedefinitions", two)
     rules = [rule("podgroups", group="scheduling.volcano.sh", version="v1")]
-    await install(client, "Mutating", hooks.hook("equal", label("a", "b"), rules=rules),
+    await assert_installed(client, "Mutating", hooks.hook("equal", label("a", "b"), rules=rules),
                   hooks.hook("exact", allow, rules=rules, matchPolicy="Exact"))  # fmt: skip
 
     url = "/apis/scheduling.volcano.sh/v1beta1/namespaces/default/podgroups"
     created = await (await client.post(url, json=pod_group("gang"))).json()
 
-    [seen] = [request for _, request in hooks.asked]
+    [seen] = [request for _, request in hooks.received]
     assert (seen["kind"]["version"], seen["requestKind"]["version"]) == ("v1", "v1beta1")
     assert seen["object"]["apiVersion"] == "scheduling.volcano.sh/v1"
     assert created["apiVersion"] == "scheduling.volcano.sh/v1beta1"
@@ -402,7 +410,7 @@ async def test_a_patch_that_conflicts_with_another_write_is_retried(
 
     await client.post(PODS, json=a_pod())
     rules = [rule("pods", operations=["UPDATE"])]
-    await install(client, "Validating", hooks.hook("meddle", meddle, rules=rules))
+    await assert_installed(client, "Validating", hooks.hook("meddle", meddle, rules=rules))
 
     changed = await client.patch(
         f"{PODS}/web", json={"metadata": {"labels": {"mine": "too"}}}, headers=MERGE
@@ -410,14 +418,14 @@ async def test_a_patch_that_conflicts_with_another_write_is_retried(
 
     assert changed.status == 200
     assert (await changed.json())["metadata"]["labels"] == {"rival": "was-here", "mine": "too"}
-    assert len(hooks.asked) == 2
+    assert len(hooks.received) == 2
 
 
 async def test_a_dry_run_with_side_effects_is_refused(
     api: ApiUnderTest, client: aiohttp.ClientSession, hooks: WebhookUnderTest
 ) -> None:
     hook = hooks.hook("effects", allow, sideEffects="NoneOnDryRun")
-    await install(client, "Validating", hook)
+    await assert_installed(client, "Validating", hook)
 
     assert (await client.post(PODS, json=a_pod(), params={"dryRun": "All"})).status == 201
     assert hooks.requests("/effects")[0]["dryRun"] is True
@@ -431,12 +439,12 @@ async def test_exec_is_reviewed_as_connect(
     api: ApiUnderTest, client: aiohttp.ClientSession, hooks: WebhookUnderTest
 ) -> None:
     rules = [rule("pods/exec", operations=["CONNECT"])]
-    await install(client, "Validating", hooks.hook("door", deny("locked"), rules=rules))
+    await assert_installed(client, "Validating", hooks.hook("door", deny("locked"), rules=rules))
     await client.post(PODS, json=a_pod())
     api.store.patch("pods", "default", "web", {"spec": {"nodeName": "n"}}, subresource="binding")
 
     query = [("command", "sh"), ("command", "-c"), ("stdin", "true")]
-    said = await refused(await client.get(f"{PODS}/web/exec", params=query), 400)
+    said = await assert_refused(await client.get(f"{PODS}/web/exec", params=query), 400)
 
     assert said.endswith("denied the request: locked")
     [seen] = hooks.requests("/door")

@@ -15,7 +15,7 @@ from tests.support.simcluster.custom_kinds import (
     GROUPS,
     MERGE,
     TABLE,
-    body_of,
+    assert_status,
     custom_kinds,
 )
 from tests.support.simcluster.definitions import definition, device, pod_group
@@ -36,7 +36,7 @@ async def client(api: ApiUnderTest) -> AsyncIterator[aiohttp.ClientSession]:
 async def test_an_object_is_completed_and_pruned(client: aiohttp.ClientSession) -> None:
     made = await client.post(GROUPS, json=pod_group("gang", surprise=1))
 
-    created = await body_of(made, 201)
+    created = await assert_status(made, 201)
     assert created["spec"] == {"minMember": 2, "queue": "default"}
     assert created["metadata"]["generation"] == 1
     assert made.headers.getall("Warning") == ['299 - "unknown field \\"spec.surprise\\""']
@@ -45,7 +45,7 @@ async def test_an_object_is_completed_and_pruned(client: aiohttp.ClientSession) 
     )
     assert (
         'strict decoding error: unknown field "spec.surprise"'
-        in (await body_of(strict, 400))["message"]
+        in (await assert_status(strict, 400))["message"]
     )
 
 
@@ -72,7 +72,7 @@ async def test_an_object_is_completed_and_pruned(client: aiohttp.ClientSession) 
 async def test_schema_violations_are_refused_with_kubernetes_texts(
     client: aiohttp.ClientSession, spec: Json, said: str
 ) -> None:
-    refused = await body_of(await client.post(GROUPS, json=pod_group("gang", **spec)), 422)
+    refused = await assert_status(await client.post(GROUPS, json=pod_group("gang", **spec)), 422)
 
     assert refused["reason"] == "Invalid"
     assert refused["message"].startswith('PodGroup.scheduling.volcano.sh "gang" is invalid: ')
@@ -81,12 +81,12 @@ async def test_schema_violations_are_refused_with_kubernetes_texts(
 
 
 async def test_status_and_spec_are_written_separately(client: aiohttp.ClientSession) -> None:
-    created = await body_of(
+    created = await assert_status(
         await client.post(GROUPS, json=pod_group("gang") | {"status": {"phase": "Fake"}}), 201
     )
     assert "status" not in created
 
-    status = await body_of(
+    status = await assert_status(
         await client.patch(
             f"{GROUPS}/gang/status",
             json={"status": {"phase": "Running"}, "spec": {"minMember": 9},
@@ -98,7 +98,7 @@ async def test_status_and_spec_are_written_separately(client: aiohttp.ClientSess
     assert "labels" not in status["metadata"]
     assert status["metadata"]["generation"] == 1
 
-    main = await body_of(
+    main = await assert_status(
         await client.patch(
             f"{GROUPS}/gang",
             json={"status": {"phase": "Fake"}, "spec": {"minMember": 3}},
@@ -110,14 +110,17 @@ async def test_status_and_spec_are_written_separately(client: aiohttp.ClientSess
     wrong = await client.patch(
         f"{GROUPS}/gang/status", json={"status": {"phase": 3}}, headers=MERGE
     )
-    assert "status.phase in body must be of type string" in (await body_of(wrong, 422))["message"]
+    assert (
+        "status.phase in body must be of type string"
+        in (await assert_status(wrong, 422))["message"]
+    )
 
 
 async def test_without_a_status_subresource_status_is_a_field_like_others(
     client: aiohttp.ClientSession,
 ) -> None:
     gpu = {"id": "GPU-1", "minor": 0, "resources": {"koordinator.sh/gpu-core": 100}}
-    created = await body_of(
+    created = await assert_status(
         await client.post(DEVICE_LIST, json=device("node-1", gpu, status={"a": 1})), 201
     )
     assert created["status"] == {"a": 1}
@@ -125,7 +128,7 @@ async def test_without_a_status_subresource_status_is_a_field_like_others(
     assert "namespace" not in created["metadata"]
 
     assert (await client.get(f"{DEVICE_LIST}/node-1/status")).status == 404
-    changed = await body_of(
+    changed = await assert_status(
         await client.patch(f"{DEVICE_LIST}/node-1", json={"status": {"a": 2}}, headers=MERGE)
     )
     assert (changed["status"], changed["metadata"]["generation"]) == ({"a": 2}, 2)
@@ -135,13 +138,13 @@ async def test_objects_are_patched_applied_and_replaced(client: aiohttp.ClientSe
     applied = pod_group("gang", tasks=[{"name": "a", "size": 1}])
     params = {"fieldManager": "test"}
     url = f"{GROUPS}/gang"
-    await body_of(await client.patch(url, json=applied, headers=APPLY, params=params), 201)
+    await assert_status(await client.patch(url, json=applied, headers=APPLY, params=params), 201)
     applied["spec"]["tasks"] = [{"name": "b"}, {"name": "a", "size": 2}]
 
-    both = await body_of(await client.patch(url, json=applied, headers=APPLY, params=params))
+    both = await assert_status(await client.patch(url, json=applied, headers=APPLY, params=params))
     assert both["spec"]["tasks"] == [{"name": "a", "size": 2}, {"name": "b"}]
     operations = [{"op": "replace", "path": "/spec/tasks/0/size", "value": 7}]
-    patched = await body_of(
+    patched = await assert_status(
         await client.patch(
             url,
             data=json.dumps(operations),
@@ -152,7 +155,7 @@ async def test_objects_are_patched_applied_and_replaced(client: aiohttp.ClientSe
     strategic = {"Content-Type": "application/strategic-merge-patch+json"}
     assert (await client.patch(url, json={}, headers=strategic)).status == 415
     stale = {**patched, "spec": {"minMember": 4}}
-    replaced = await body_of(await client.put(url, json=stale))
+    replaced = await assert_status(await client.put(url, json=stale))
     assert replaced["spec"] == {"minMember": 4, "queue": "default"}
     assert (await client.put(url, json=stale)).status == 409
 
@@ -163,9 +166,9 @@ async def test_lists_support_selectors_pages_and_printer_columns(
     for name, queue in (("a", "x"), ("b", "y"), ("c", "x")):
         await client.post(GROUPS, json=pod_group(name, queue=queue))
 
-    chosen = await body_of(await client.get(GROUPS, params={"fieldSelector": "spec.queue=x"}))
-    page = await body_of(await client.get(GROUPS, params={"limit": "2"}))
-    table = await body_of(await client.get(GROUPS, headers=TABLE))
+    chosen = await assert_status(await client.get(GROUPS, params={"fieldSelector": "spec.queue=x"}))
+    page = await assert_status(await client.get(GROUPS, params={"limit": "2"}))
+    table = await assert_status(await client.get(GROUPS, headers=TABLE))
     unknown = await client.get(GROUPS, params={"fieldSelector": "spec.mode=Soft"})
 
     assert [item["metadata"]["name"] for item in chosen["items"]] == ["a", "c"]
@@ -192,7 +195,9 @@ async def test_values_that_violate_a_newer_rule_may_stay(
                                  headers=MERGE)  # fmt: skip
 
     assert kept.status == 200
-    assert "Too long: may not be more than 8 bytes" in (await body_of(changed, 422))["message"]
+    assert (
+        "Too long: may not be more than 8 bytes" in (await assert_status(changed, 422))["message"]
+    )
 
 
 async def test_deleting_a_namespace_deletes_its_custom_objects(
@@ -216,7 +221,7 @@ async def test_cel_rules_of_a_schema_are_enforced(client: aiohttp.ClientSession)
     ]
     numbers = {"limit": {"type": "integer"}, "used": {"type": "integer"}}
     spec = {"type": "object", "properties": numbers, "x-kubernetes-validations": rules}
-    await body_of(
+    await assert_status(
         await client.post(
             DEFINITIONS, json=definition("Box", "boxes", "example.com", {"spec": spec})
         ),
@@ -225,10 +230,10 @@ async def test_cel_rules_of_a_schema_are_enforced(client: aiohttp.ClientSession)
     url = "/apis/example.com/v1/namespaces/default/boxes"
     box = {"metadata": {"name": "b"}, "spec": {"limit": 5, "used": 9}}
 
-    too_much = await body_of(await client.post(url, json=box), 422)
+    too_much = await assert_status(await client.post(url, json=box), 422)
     box["spec"] = {"limit": 5, "used": 4}
-    await body_of(await client.post(url, json=box), 201)
-    less = await body_of(
+    await assert_status(await client.post(url, json=box), 201)
+    less = await assert_status(
         await client.patch(f"{url}/b", json={"spec": {"limit": 4}}, headers=MERGE), 422
     )
 

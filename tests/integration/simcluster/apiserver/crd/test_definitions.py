@@ -17,7 +17,7 @@ from tests.support.simcluster.custom_kinds import (
     DEFINITIONS,
     GROUPS,
     MERGE,
-    body_of,
+    assert_status,
     custom_kinds,
 )
 from tests.support.simcluster.definitions import POD_GROUPS, definition, pod_group
@@ -39,25 +39,25 @@ async def test_a_kind_is_served_as_soon_as_it_is_defined(client: aiohttp.ClientS
     budgets = definition("GPUBudget", "gpubudgets", "leasehold.dev", {"spec": {"type": "object"}})
     path = "/apis/leasehold.dev/v1/namespaces/default/gpubudgets"
     assert (await client.get("/apis/leasehold.dev/v1")).status == 404
-    assert (await body_of(await client.get(path), 404))["message"] == (
+    assert (await assert_status(await client.get(path), 404))["message"] == (
         "the server could not find the requested resource"
     )
 
-    created = await body_of(await client.post(DEFINITIONS, json=budgets), 201)
+    created = await assert_status(await client.post(DEFINITIONS, json=budgets), 201)
 
     conditions = {each["type"]: each["status"] for each in created["status"]["conditions"]}
     assert conditions == {"NamesAccepted": "True", "Established": "True"}
     assert created["status"]["storedVersions"] == ["v1"]
     assert created["spec"]["names"]["listKind"] == "GPUBudgetList"
-    assert (await body_of(await client.get(path)))["kind"] == "GPUBudgetList"
-    groups = await body_of(await client.get("/apis"))
+    assert (await assert_status(await client.get(path)))["kind"] == "GPUBudgetList"
+    groups = await assert_status(await client.get("/apis"))
     assert "leasehold.dev" in [group["name"] for group in groups["groups"]]
 
 
 async def test_discovery_lists_names_scope_and_subresources(client: aiohttp.ClientSession) -> None:
-    listed = await body_of(await client.get("/apis/scheduling.volcano.sh/v1beta1"))
+    listed = await assert_status(await client.get("/apis/scheduling.volcano.sh/v1beta1"))
     accept = {"Accept": "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"}
-    aggregated = await body_of(await client.get("/apis", headers=accept))
+    aggregated = await assert_status(await client.get("/apis", headers=accept))
 
     kind, status = listed["resources"]
     assert (kind["name"], kind["shortNames"], kind["categories"]) == (
@@ -69,7 +69,7 @@ async def test_discovery_lists_names_scope_and_subresources(client: aiohttp.Clie
     by_name = {item["metadata"]["name"]: item for item in aggregated["items"]}
     version = by_name["scheduling.koordinator.sh"]["versions"][0]
     assert (version["version"], version["resources"][0]["scope"]) == ("v1alpha1", "Cluster")
-    schema = await body_of(await client.get("/openapi/v3/apis/scheduling.volcano.sh/v1beta1"))
+    schema = await assert_status(await client.get("/openapi/v3/apis/scheduling.volcano.sh/v1beta1"))
     described = schema["components"]["schemas"]["sh.volcano.scheduling.v1beta1.PodGroup"]
     assert "minMember" in described["properties"]["spec"]["properties"]
 
@@ -80,7 +80,7 @@ async def test_a_watch_sees_changes_and_ends_with_the_kind(
     async with asyncio.timeout(20), client.get(GROUPS, params={"watch": "true"}) as watch:
         for name in ("gang", "other"):
             await client.post(GROUPS, json=pod_group(name))
-        await body_of(await client.delete(f"{DEFINITIONS}/podgroups.scheduling.volcano.sh"))
+        await assert_status(await client.delete(f"{DEFINITIONS}/podgroups.scheduling.volcano.sh"))
         lines = [json.loads(line) for line in (await watch.content.read()).splitlines()]
 
     assert [line["type"] for line in lines] == ["ADDED", "ADDED", "DELETED", "DELETED"]
@@ -97,8 +97,8 @@ async def test_a_definition_waits_for_the_finalizers_of_its_objects(
     await client.post(GROUPS, json=held)
     url = f"{DEFINITIONS}/podgroups.scheduling.volcano.sh"
 
-    going = await body_of(await client.delete(url))
-    refused = await body_of(await client.post(GROUPS, json=pod_group("late")), 405)
+    going = await assert_status(await client.delete(url))
+    refused = await assert_status(await client.post(GROUPS, json=pod_group("late")), 405)
     terminating = [c for c in going["status"]["conditions"] if c["type"] == "Terminating"]
     await client.patch(f"{GROUPS}/gang", json={"metadata": {"finalizers": None}}, headers=MERGE)
 
@@ -115,25 +115,25 @@ async def test_every_served_version_shows_the_same_object(client: aiohttp.Client
     beta = {**things["spec"]["versions"][0], "name": "v1beta1", "storage": False,
             "deprecated": True}  # fmt: skip
     things["spec"]["versions"].append(beta)
-    await body_of(await client.post(DEFINITIONS, json=things), 201)
+    await assert_status(await client.post(DEFINITIONS, json=things), 201)
     old, new = (f"/apis/example.com/{v}/namespaces/default/things" for v in ("v1beta1", "v1"))
     thing = {"apiVersion": "example.com/v1beta1", "kind": "Thing", "metadata": {"name": "t"},
              "spec": {"size": 1}}  # fmt: skip
 
     made = await client.post(old, json=thing)
-    created = await body_of(made, 201)
-    shown = await body_of(await client.get(f"{new}/t"))
-    listed = await body_of(await client.get(old))
+    created = await assert_status(made, 201)
+    shown = await assert_status(await client.get(f"{new}/t"))
+    listed = await assert_status(await client.get(old))
 
     assert "example.com/v1beta1 Thing is deprecated" in made.headers["Warning"]
     assert (created["apiVersion"], shown["apiVersion"]) == (
         "example.com/v1beta1", "example.com/v1")  # fmt: skip
     assert listed["items"][0]["apiVersion"] == "example.com/v1beta1"
-    patched = await body_of(
+    patched = await assert_status(
         await client.patch(f"{old}/t", json={"spec": {"size": 2}}, headers=MERGE)
     )
     assert (patched["apiVersion"], patched["spec"]) == ("example.com/v1beta1", {"size": 2})
-    group = await body_of(await client.get("/apis/example.com"))
+    group = await assert_status(await client.get("/apis/example.com"))
     assert group["preferredVersion"]["version"] == "v1"
 
 
@@ -149,8 +149,8 @@ async def test_two_kinds_may_have_the_same_plural(
     await client.post(GROUPS, json=pod_group("gang"))
 
     theirs = "/apis/scheduling.x-k8s.io/v1alpha1/namespaces/default/podgroups"
-    assert (await body_of(await client.get(theirs)))["items"] == []
-    assert len((await body_of(await client.get(GROUPS)))["items"]) == 1
+    assert (await assert_status(await client.get(theirs)))["items"] == []
+    assert len((await assert_status(await client.get(GROUPS)))["items"]) == 1
 
 
 async def test_invalid_definitions_are_refused_with_their_fields(
@@ -178,7 +178,7 @@ async def test_invalid_definitions_are_refused_with_their_fields(
     }
 
     for field, bad in cases.items():
-        refused = await body_of(await client.post(DEFINITIONS, json=bad), 422)
+        refused = await assert_status(await client.post(DEFINITIONS, json=bad), 422)
         assert field in [cause["field"] for cause in refused["details"]["causes"]], refused
 
 
@@ -187,7 +187,7 @@ async def test_a_definition_with_names_in_use_is_not_established(
 ) -> None:
     rival = definition("PodGroup", "rivals", "scheduling.volcano.sh", {"spec": {"type": "object"}})
 
-    created = await body_of(await client.post(DEFINITIONS, json=rival), 201)
+    created = await assert_status(await client.post(DEFINITIONS, json=rival), 201)
 
     accepted = created["status"]["conditions"][0]
     assert (accepted["type"], accepted["status"]) == ("NamesAccepted", "False")
@@ -206,7 +206,7 @@ async def test_definitions_and_objects_survive_a_restart(tmp_path: Path) -> None
         api_server(store=open_store(SqliteBackend(path))) as second,
         second.client() as client,
     ):
-        listed = await body_of(await client.get(GROUPS))
+        listed = await assert_status(await client.get(GROUPS))
         await client.delete(f"{DEFINITIONS}/podgroups.scheduling.volcano.sh")
         assert (await client.get(GROUPS)).status == 404
         second.store.close()

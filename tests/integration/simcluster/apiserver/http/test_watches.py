@@ -29,7 +29,7 @@ async def api() -> AsyncIterator[ApiUnderTest]:
 
 
 @asynccontextmanager
-async def watching(
+async def open_watch(
     api: ApiUnderTest, path: str = PODS, accept: str = "application/json", **query: str
 ) -> AsyncIterator[AsyncIterator[Any]]:
     async with (
@@ -46,19 +46,19 @@ async def watching(
         yield events()
 
 
-def said(event: Any) -> str:
+def event_summary(event: Any) -> str:
     return f"{event['type']} {event['object']['metadata'].get('name', '')}".strip()
 
 
 async def test_a_watch_without_a_version_begins_with_the_present_objects(api: ApiUnderTest) -> None:
     api.store.create("pods", a_pod("first"))
-    async with watching(api) as events:
-        assert said(await anext(events)) == "ADDED first"
+    async with open_watch(api) as events:
+        assert event_summary(await anext(events)) == "ADDED first"
         api.store.create("pods", a_pod("second"))
         api.store.patch("pods", "default", "first", {"metadata": {"labels": {"a": "b"}}})
         api.store.delete("pods", "default", "first")
 
-        following = [said(await anext(events)) for _ in range(3)]
+        following = [event_summary(await anext(events)) for _ in range(3)]
 
     assert following == ["ADDED second", "MODIFIED first", "DELETED first"]
 
@@ -69,17 +69,17 @@ async def test_a_watch_from_a_version_sends_later_changes(api: ApiUnderTest) -> 
     api.store.create("pods", a_pod("after"))
     api.store.delete("pods", "default", "before")
 
-    async with watching(api, resourceVersion=version) as events:
-        told = [await anext(events) for _ in range(2)]
+    async with open_watch(api, resourceVersion=version) as events:
+        received = [await anext(events) for _ in range(2)]
 
-    assert [said(event) for event in told] == ["ADDED after", "DELETED before"]
-    assert told[1]["object"]["metadata"]["resourceVersion"] == str(api.store.version)
-    assert told[0]["object"]["kind"] == "Pod"
+    assert [event_summary(event) for event in received] == ["ADDED after", "DELETED before"]
+    assert received[1]["object"]["metadata"]["resourceVersion"] == str(api.store.version)
+    assert received[0]["object"]["kind"] == "Pod"
 
 
 async def test_quiet_watches_get_bookmarks(api: ApiUnderTest) -> None:
     version = str(api.store.version)
-    async with watching(api, resourceVersion=version, allowWatchBookmarks="true") as events:
+    async with open_watch(api, resourceVersion=version, allowWatchBookmarks="true") as events:
         api.store.create("configmaps", {"metadata": {"name": "c", "namespace": "default"}})
         bookmark = await anext(events)
 
@@ -93,12 +93,12 @@ async def test_a_version_too_old_is_an_error_event(api: ApiUnderTest) -> None:
     api.store.create("pods", a_pod("web"))
     api.store.compact()
 
-    async with watching(api, resourceVersion=version) as events:
-        told = [event async for event in events]
+    async with open_watch(api, resourceVersion=version) as events:
+        received = [event async for event in events]
 
-    assert [event["type"] for event in told] == ["ERROR"]
-    assert told[0]["object"]["code"] == 410
-    assert told[0]["object"]["reason"] == "Expired"
+    assert [event["type"] for event in received] == ["ERROR"]
+    assert received[0]["object"]["code"] == 410
+    assert received[0]["object"]["reason"] == "Expired"
 
 
 async def test_objects_enter_and_leave_a_watch_by_its_selector(api: ApiUnderTest) -> None:
@@ -109,22 +109,22 @@ async def test_objects_enter_and_leave_a_watch_by_its_selector(api: ApiUnderTest
     bound["spec"] = {**bound["spec"], "nodeName": "node-0"}
     api.store.update("pods", bound, subresource="binding")
 
-    async with watching(
+    async with open_watch(
         api, resourceVersion=version, labelSelector="app=a", fieldSelector="spec.nodeName="
     ) as events:
-        told = [said(await anext(events)) for _ in range(2)]
+        received = [event_summary(await anext(events)) for _ in range(2)]
 
-    assert told == ["ADDED web", "DELETED web"]
+    assert received == ["ADDED web", "DELETED web"]
 
 
 async def test_a_watch_ends_after_its_timeout(api: ApiUnderTest) -> None:
-    async with watching(api, timeoutSeconds="1") as events:
+    async with open_watch(api, timeoutSeconds="1") as events:
         assert [event async for event in events] == []
 
 
 async def test_a_streamed_list_ends_with_a_marked_bookmark(api: ApiUnderTest) -> None:
     api.store.create("pods", a_pod("web"))
-    async with watching(
+    async with open_watch(
         api,
         sendInitialEvents="true",
         resourceVersionMatch="NotOlderThan",
@@ -132,14 +132,14 @@ async def test_a_streamed_list_ends_with_a_marked_bookmark(api: ApiUnderTest) ->
     ) as events:
         first, end = await anext(events), await anext(events)
 
-    assert said(first) == "ADDED web"
+    assert event_summary(first) == "ADDED web"
     assert end["type"] == "BOOKMARK"
     assert end["object"]["metadata"]["annotations"] == {"k8s.io/initial-events-end": "true"}
 
 
 async def test_watches_support_tables(api: ApiUnderTest) -> None:
     api.store.create("pods", a_pod("web"))
-    async with watching(api, accept=TABLE) as events:
+    async with open_watch(api, accept=TABLE) as events:
         event = await anext(events)
 
     assert event["object"]["kind"] == "Table"
@@ -150,16 +150,16 @@ async def test_one_object_is_watched_by_its_name(api: ApiUnderTest) -> None:
     api.store.create("pods", a_pod("web"))
     api.store.create("pods", a_pod("other"))
 
-    async with watching(api, f"{PODS}/other") as events:
-        assert said(await anext(events)) == "ADDED other"
+    async with open_watch(api, f"{PODS}/other") as events:
+        assert event_summary(await anext(events)) == "ADDED other"
 
 
 async def test_many_watches_all_get_every_change(api: ApiUnderTest) -> None:
     version = str(api.store.version)
 
     async def follow() -> list[str]:
-        async with watching(api, resourceVersion=version) as events:
-            return [said(await anext(events)) for _ in range(30)]
+        async with open_watch(api, resourceVersion=version) as events:
+            return [event_summary(await anext(events)) for _ in range(30)]
 
     async with asyncio.TaskGroup() as tasks:
         followers = [tasks.create_task(follow()) for _ in range(10)]

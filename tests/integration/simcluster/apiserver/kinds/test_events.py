@@ -6,7 +6,7 @@ import aiohttp
 import pytest
 
 from tests.support.simcluster.apiserver import api_server
-from tests.support.simcluster.custom_kinds import MERGE, TABLE, body_of
+from tests.support.simcluster.custom_kinds import MERGE, TABLE, assert_status
 
 
 @pytest.fixture
@@ -25,10 +25,14 @@ async def test_events_are_one_kind_in_two_groups(client: aiohttp.ClientSession) 
              "reportingInstance": "leasehold-0",
              "eventTime": "2026-01-01T00:00:00.000000Z"}  # fmt: skip
 
-    created = await body_of(await client.post(new, json=event), 201)
-    shown = await body_of(await client.get(f"{old}/e"))
-    chosen = await body_of(await client.get(new, params={"fieldSelector": "regarding.name=web"}))
-    patched = await body_of(await client.patch(f"{new}/e", json={"note": "bound"}, headers=MERGE))
+    created = await assert_status(await client.post(new, json=event), 201)
+    shown = await assert_status(await client.get(f"{old}/e"))
+    chosen = await assert_status(
+        await client.get(new, params={"fieldSelector": "regarding.name=web"})
+    )
+    patched = await assert_status(
+        await client.patch(f"{new}/e", json={"note": "bound"}, headers=MERGE)
+    )
 
     assert (created["apiVersion"], created["note"]) == ("events.k8s.io/v1", event["note"])
     assert (shown["apiVersion"], shown["message"]) == ("v1", event["note"])
@@ -39,7 +43,7 @@ async def test_events_are_one_kind_in_two_groups(client: aiohttp.ClientSession) 
     assert [item["regarding"]["name"] for item in chosen["items"]] == ["web"]
     assert patched["note"] == "bound"
     old_fashioned = {**event, "metadata": {"name": "f"}, "deprecatedCount": 1, "action": ""}
-    refused = await body_of(await client.post(new, json=old_fashioned), 422)
+    refused = await assert_status(await client.post(new, json=old_fashioned), 422)
     assert {cause["field"] for cause in refused["details"]["causes"]} == {"action", "count"}
-    table = await body_of(await client.get(new, headers=TABLE))
+    table = await assert_status(await client.get(new, headers=TABLE))
     assert table["rows"][0]["cells"][1:4] == ["Warning", "FailedScheduling", "pod/web"]

@@ -44,9 +44,9 @@ async def create(client: aiohttp.ClientSession, obj: dict[str, Any]) -> tuple[in
         return answer.status, await answer.json()
 
 
-async def take_away(client: aiohttp.ClientSession, gate: str, **meta: str) -> tuple[int, Any]:
-    gone = [{"$patch": "delete", "name": gate}]
-    patch = {"metadata": meta, "spec": {"schedulingGates": gone}}
+async def remove_gate(client: aiohttp.ClientSession, gate: str, **meta: str) -> tuple[int, Any]:
+    deleted = [{"$patch": "delete", "name": gate}]
+    patch = {"metadata": meta, "spec": {"schedulingGates": deleted}}
     async with client.patch(f"{PODS}/web", json=patch, headers=STRATEGIC) as answer:
         return answer.status, await answer.json()
 
@@ -72,8 +72,8 @@ async def test_gates_are_removed_one_by_one_and_the_condition_stays(
 ) -> None:
     await create(client, pod("example.com/a", "example.com/b"))
 
-    _, first = await take_away(client, "example.com/a")
-    _, second = await take_away(client, "example.com/b")
+    _, first = await remove_gate(client, "example.com/a")
+    _, second = await remove_gate(client, "example.com/b")
 
     assert first["spec"]["schedulingGates"] == [{"name": "example.com/b"}]
     assert not second["spec"].get("schedulingGates")
@@ -85,9 +85,9 @@ async def test_a_gate_is_removed_from_the_pod_with_that_uid_only(
 ) -> None:
     await create(client, pod("example.com/a"))
 
-    status, said = await take_away(client, "example.com/a", uid="another")
+    status, body = await remove_gate(client, "example.com/a", uid="another")
 
-    assert status == 409, said
+    assert status == 409, body
 
 
 async def test_no_gate_may_be_added_or_renamed_later(client: aiohttp.ClientSession) -> None:
@@ -98,17 +98,17 @@ async def test_no_gate_may_be_added_or_renamed_later(client: aiohttp.ClientSessi
         {"op": "replace", "path": "/spec/schedulingGates/0/name", "value": "example.com/b"},
     ):
         async with client.patch(f"{PODS}/web", json=[operation], headers=JSON_PATCH) as answer:
-            said = await answer.json()
+            body = await answer.json()
 
         assert answer.status == 422
         assert (
             "only deletion is allowed, but found new scheduling gate 'example.com/b'"
-            in (said["message"])
+            in (body["message"])
         )
 
 
 @pytest.mark.parametrize(
-    ("made", "why"),
+    ("fields", "text"),
     [
         (pod("example.com/a", nodeName="n"), "cannot be set until all schedulingGates have been"),
         (pod("example.com/a", "example.com/a"), 'Duplicate value: "example.com/a"'),
@@ -116,12 +116,12 @@ async def test_no_gate_may_be_added_or_renamed_later(client: aiohttp.ClientSessi
     ],
 )
 async def test_invalid_gates_are_refused(
-    client: aiohttp.ClientSession, made: dict[str, Any], why: str
+    client: aiohttp.ClientSession, fields: dict[str, Any], text: str
 ) -> None:
-    status, said = await create(client, made)
+    status, body = await create(client, fields)
 
     assert status == 422
-    assert why in said["message"]
+    assert text in body["message"]
 
 
 async def test_a_gated_pod_cannot_be_bound(client: aiohttp.ClientSession) -> None:
@@ -132,7 +132,7 @@ async def test_a_gated_pod_cannot_be_bound(client: aiohttp.ClientSession) -> Non
     }
 
     async with client.post(f"{PODS}/web/binding", json=binding) as answer:
-        said = await answer.json()
+        body = await answer.json()
 
     assert answer.status == 409
-    assert "has non-empty .spec.schedulingGates" in said["message"]
+    assert "has non-empty .spec.schedulingGates" in body["message"]

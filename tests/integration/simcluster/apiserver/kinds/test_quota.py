@@ -41,13 +41,15 @@ async def status_of(client: aiohttp.ClientSession, name: str) -> Json:
     return found
 
 
-async def refusal(response: aiohttp.ClientResponse) -> str:
+async def assert_refused(response: aiohttp.ClientResponse) -> str:
     body = await response.json()
     assert response.status == 403, body
     return str(body["message"])
 
 
-async def install(client: aiohttp.ClientSession, name: str, hard: Json, **spec: Any) -> None:
+async def assert_installed(
+    client: aiohttp.ClientSession, name: str, hard: Json, **spec: Any
+) -> None:
     body = {"metadata": {"name": name}, "spec": {"hard": hard, **spec}}
     response = await client.post(QUOTAS, json=body)
     assert response.status == 201, await response.text()
@@ -57,15 +59,17 @@ async def test_excess_over_a_quota_is_refused_with_kubernetes_texts(
     client: aiohttp.ClientSession,
 ) -> None:
     await client.post(PODS, json=a_pod("first", {"nvidia.com/gpu": "3", "memory": "1Gi"}))
-    await install(client, "gpus", {"requests.nvidia.com/gpu": "4", "pods": "5"})
+    await assert_installed(client, "gpus", {"requests.nvidia.com/gpu": "4", "pods": "5"})
     assert await status_of(client, "gpus") == {
         "hard": {"requests.nvidia.com/gpu": "4", "pods": "5"},
         "used": {"requests.nvidia.com/gpu": "3", "pods": "1"},
     }
 
-    said = await refusal(await client.post(PODS, json=a_pod("second", {"nvidia.com/gpu": "2"})))
+    message = await assert_refused(
+        await client.post(PODS, json=a_pod("second", {"nvidia.com/gpu": "2"}))
+    )
 
-    assert said == (
+    assert message == (
         'pods "second" is forbidden: exceeded quota: gpus, requested: requests.nvidia.com/gpu=2, '
         "used: requests.nvidia.com/gpu=3, limited: requests.nvidia.com/gpu=4"
     )
@@ -80,12 +84,14 @@ async def test_excess_over_a_quota_is_refused_with_kubernetes_texts(
 async def test_the_usage_of_a_finished_pod_is_released(
     api: ApiUnderTest, client: aiohttp.ClientSession
 ) -> None:
-    await install(client, "cpu", {"requests.cpu": "2", "limits.memory": "2Gi"})
+    await assert_installed(client, "cpu", {"requests.cpu": "2", "limits.memory": "2Gi"})
     limits = {"cpu": "1500m", "memory": "512Mi"}
     await client.post(PODS, json=a_pod("web", limits))
     assert (await status_of(client, "cpu"))["used"] == {
         "requests.cpu": "1500m", "limits.memory": "512Mi"}  # fmt: skip
-    assert "exceeded quota: cpu" in await refusal(await client.post(PODS, json=a_pod("b", limits)))
+    assert "exceeded quota: cpu" in await assert_refused(
+        await client.post(PODS, json=a_pod("b", limits))
+    )
 
     api.store.patch(
         "pods", "default", "web", {"status": {"phase": "Succeeded"}}, subresource="status"
@@ -98,7 +104,7 @@ async def test_the_usage_of_a_finished_pod_is_released(
 
 
 async def test_many_writers_never_exceed_a_quota(client: aiohttp.ClientSession) -> None:
-    await install(client, "few", {"count/pods": "5"})
+    await assert_installed(client, "few", {"count/pods": "5"})
 
     answers = await asyncio.gather(
         *(client.post(PODS, json=a_pod(f"web-{number}")) for number in range(20))
@@ -111,9 +117,9 @@ async def test_many_writers_never_exceed_a_quota(client: aiohttp.ClientSession) 
 async def test_a_quota_on_cpu_requires_cpu_of_every_container(
     client: aiohttp.ClientSession,
 ) -> None:
-    await install(client, "cpu", {"limits.cpu": "4"})
+    await assert_installed(client, "cpu", {"limits.cpu": "4"})
 
-    assert await refusal(await client.post(PODS, json=a_pod("web"))) == (
+    assert await assert_refused(await client.post(PODS, json=a_pod("web"))) == (
         'pods "web" is forbidden: failed quota: cpu: must specify limits.cpu for: main'
     )
 
@@ -121,7 +127,9 @@ async def test_a_quota_on_cpu_requires_cpu_of_every_container(
 async def test_a_quota_for_a_priority_counts_only_its_pods(client: aiohttp.ClientSession) -> None:
     await client.post(CLASSES, json={"metadata": {"name": "high"}, "value": 1000})
     chosen = {"scopeName": "PriorityClass", "operator": "In", "values": ["high"]}
-    await install(client, "high", {"pods": "1"}, scopeSelector={"matchExpressions": [chosen]})
+    await assert_installed(
+        client, "high", {"pods": "1"}, scopeSelector={"matchExpressions": [chosen]}
+    )
 
     plain = [await client.post(PODS, json=a_pod(f"plain-{n}")) for n in range(2)]
     high = [
@@ -135,13 +143,13 @@ async def test_a_quota_for_a_priority_counts_only_its_pods(client: aiohttp.Clien
 async def test_other_objects_are_counted_and_invalid_quotas_refused(
     client: aiohttp.ClientSession,
 ) -> None:
-    await install(client, "maps", {"configmaps": "1", "resourcequotas": "1"})
+    await assert_installed(client, "maps", {"configmaps": "1", "resourcequotas": "1"})
     maps = "/api/v1/namespaces/default/configmaps"
 
     assert (await client.post(maps, json={"metadata": {"name": "a"}})).status == 201
     assert (await client.post(maps, json={"metadata": {"name": "b"}})).status == 403
     assert (await status_of(client, "maps"))["used"] == {"configmaps": "1", "resourcequotas": "1"}
-    assert "exceeded quota: maps" in await refusal(
+    assert "exceeded quota: maps" in await assert_refused(
         await client.post(QUOTAS, json={"metadata": {"name": "b"}, "spec": {"hard": {"pods": "1"}}})
     )
     bad = {"metadata": {"name": "bad"}, "spec": {"hard": {"pods": "many"}, "scopes": ["Some"]}}
@@ -152,7 +160,7 @@ async def test_a_changed_quota_is_counted_anew_also_after_a_restart(tmp_path: Pa
     path = tmp_path / "objects.sqlite"
     async with api_server(store=open_store(SqliteBackend(path))) as first, first.client() as client:
         await client.post(PODS, json=a_pod("web", {"cpu": "1"}))
-        await install(client, "all", {"pods": "1"})
+        await assert_installed(client, "all", {"pods": "1"})
         first.store.patch("resourcequotas", "default", "all", {"spec": {"hard": {"cpu": "3"}}})
         assert (await status_of(client, "all"))["used"] == {"pods": "1", "cpu": "1"}
         first.store.close()
@@ -161,7 +169,7 @@ async def test_a_changed_quota_is_counted_anew_also_after_a_restart(tmp_path: Pa
         api_server(store=open_store(SqliteBackend(path))) as second,
         second.client() as client,
     ):
-        assert "exceeded quota: all" in await refusal(
+        assert "exceeded quota: all" in await assert_refused(
             await client.post(PODS, json=a_pod("more", {"cpu": "1"}))
         )
         second.store.close()
@@ -175,10 +183,14 @@ async def test_priorities_come_from_classes_only(client: aiohttp.ClientSession) 
     critical = await (
         await client.post(PODS, json=a_pod("b", priorityClassName="system-node-critical"))
     ).json()
-    wrong = await refusal(await client.post(PODS, json=a_pod("c", priority=3)))
-    unknown = await refusal(await client.post(PODS, json=a_pod("d", priorityClassName="none")))
-    never = await refusal(await client.post(PODS, json=a_pod("e", preemptionPolicy="Never")))
-    second = await refusal(await client.post(CLASSES, json={**default, "metadata": {"name": "x"}}))
+    wrong = await assert_refused(await client.post(PODS, json=a_pod("c", priority=3)))
+    unknown = await assert_refused(
+        await client.post(PODS, json=a_pod("d", priorityClassName="none"))
+    )
+    never = await assert_refused(await client.post(PODS, json=a_pod("e", preemptionPolicy="Never")))
+    second = await assert_refused(
+        await client.post(CLASSES, json={**default, "metadata": {"name": "x"}})
+    )
     system = await client.post(CLASSES, json={"metadata": {"name": "system-mine"}, "value": 1})
 
     assert (usual["spec"]["priority"], usual["spec"]["priorityClassName"]) == (7, "usual")
@@ -211,10 +223,10 @@ async def test_every_gpu_resource_can_be_limited_by_a_quota(
     client: aiohttp.ClientSession, resource: str
 ) -> None:
     # Names in kubernetes.io, Koordinator's oldest, are no extended resources: no quota counts them.
-    await install(client, "gpus", {f"requests.{resource}": "3"})
+    await assert_installed(client, "gpus", {f"requests.{resource}": "3"})
     assert (await client.post(PODS, json=a_pod("two", {resource: "2"}))).status == 201
 
     over = await client.post(PODS, json=a_pod("more", {resource: "2"}))
-    assert f"exceeded quota: gpus, requested: requests.{resource}=2" in await refusal(over)
+    assert f"exceeded quota: gpus, requested: requests.{resource}=2" in await assert_refused(over)
     assert (await client.post(PODS, json=a_pod("one", {resource: "1"}))).status == 201
     assert (await status_of(client, "gpus"))["used"] == {f"requests.{resource}": "3"}

@@ -37,20 +37,20 @@ class Issuing:
         async with self.session.post(f"{ACCOUNTS}/{account}/token", json=body) as answer:
             return answer.status, await answer.json()
 
-    async def token(self, kind: str = "", name: str = "", **spec: Any) -> str:
+    async def assert_issued(self, kind: str = "", name: str = "", **spec: Any) -> str:
         code, answer = await self.request(kind, name, **spec)
         assert code == 201, answer
         return str(answer["status"]["token"])
 
-    async def review(self, token: str, *audiences: str) -> Json:
+    async def assert_reviewed(self, token: str, *audiences: str) -> Json:
         body = {"spec": {"token": token, **({"audiences": audiences} if audiences else {})}}
         async with self.session.post(REVIEWS, json=body) as answer:
             assert answer.status == 201
             status: Json = (await answer.json())["status"]
             return status
 
-    async def refusal(self, token: str, *audiences: str) -> str:
-        status = await self.review(token, *audiences)
+    async def assert_refused(self, token: str, *audiences: str) -> str:
+        status = await self.assert_reviewed(token, *audiences)
         assert not status["authenticated"]
         return str(status["error"])
 
@@ -58,25 +58,25 @@ class Issuing:
 @pytest.fixture
 async def issuing() -> AsyncIterator[Issuing]:
     async with api_server() as api, api.client() as session:
-        made = Issuing(api, session)
-        api.store.clock = lambda: made.now_s
+        issuer = Issuing(api, session)
+        api.store.clock = lambda: issuer.now_s
         api.store.create("serviceaccounts", {"metadata": {"name": "agent", "namespace": "default"}})
         api.store.create("nodes", {"metadata": {"name": "gpu-1"}})
         spec = {"serviceAccountName": "agent", "nodeName": "gpu-1",
                 "containers": [{"name": "main", "image": "app"}]}  # fmt: skip
         api.store.create("pods", {"metadata": {"name": "p", "namespace": "default"}, "spec": spec})
-        yield made
+        yield issuer
 
 
 async def test_a_token_bound_to_a_node_names_it_until_the_node_is_deleted(issuing: Issuing) -> None:
-    token = await issuing.token("Node", "gpu-1", audiences=["nats"])
+    token = await issuing.assert_issued("Node", "gpu-1", audiences=["nats"])
     uid = issuing.api.store.read("nodes", None, "gpu-1")["metadata"]["uid"]
 
-    status = await issuing.review(token, "other", "nats")
+    status = await issuing.assert_reviewed(token, "other", "nats")
     issuing.api.store.delete("nodes", None, "gpu-1")
-    gone = await issuing.refusal(token, "nats")
+    error = await issuing.assert_refused(token, "nats")
     issuing.api.store.create("nodes", {"metadata": {"name": "gpu-1"}})
-    made_anew = await issuing.refusal(token, "nats")
+    made_anew = await issuing.assert_refused(token, "nats")
 
     assert status["authenticated"]
     assert status["audiences"] == ["nats"]
@@ -85,27 +85,27 @@ async def test_a_token_bound_to_a_node_names_it_until_the_node_is_deleted(issuin
     extra = status["user"]["extra"]
     assert (extra[f"{EXTRA}/node-name"], extra[f"{EXTRA}/node-uid"]) == (["gpu-1"], [uid])
     assert f"{EXTRA}/pod-name" not in extra
-    assert "service account token has been invalidated" in gone
+    assert "service account token has been invalidated" in error
     assert "does not match service account node ref claim" in made_anew
 
 
 async def test_a_token_bound_to_a_pod_names_pod_and_node_and_outlives_only_the_node(
     issuing: Issuing,
 ) -> None:
-    token = await issuing.token("Pod", "p")
+    token = await issuing.assert_issued("Pod", "p")
 
     issuing.api.store.delete("nodes", None, "gpu-1")
-    extra = (await issuing.review(token))["user"]["extra"]
+    extra = (await issuing.assert_reviewed(token))["user"]["extra"]
     issuing.api.store.delete("pods", "default", "p", grace_s=0)
-    gone = await issuing.refusal(token)
+    error = await issuing.assert_refused(token)
 
     assert extra[f"{EXTRA}/pod-name"] == ["p"]
     assert extra[f"{EXTRA}/node-name"] == ["gpu-1"]
-    assert "has been invalidated" in gone
+    assert "has been invalidated" in error
 
 
 async def test_an_unbound_token_names_no_node(issuing: Issuing) -> None:
-    status = await issuing.review(await issuing.token())
+    status = await issuing.assert_reviewed(await issuing.assert_issued())
 
     assert status["authenticated"]
     assert status["audiences"] == [AUDIENCE]
@@ -115,18 +115,18 @@ async def test_an_unbound_token_names_no_node(issuing: Issuing) -> None:
 async def test_a_token_is_valid_for_its_audiences_its_lifetime_and_its_account_only(
     issuing: Issuing,
 ) -> None:
-    token = await issuing.token(audiences=["nats"], expirationSeconds=600)
+    token = await issuing.assert_issued(audiences=["nats"], expirationSeconds=600)
 
-    other = await issuing.refusal(token)
-    forged = await issuing.refusal(token[:-4] + "AAAA", "nats")
-    nonsense = await issuing.refusal("made-up", "nats")
+    other = await issuing.assert_refused(token)
+    forged = await issuing.assert_refused(token[:-4] + "AAAA", "nats")
+    nonsense = await issuing.assert_refused("made-up", "nats")
     issuing.now_s += 599
-    good = await issuing.review(token, "nats")
+    good = await issuing.assert_reviewed(token, "nats")
     issuing.now_s += 1
-    late = await issuing.refusal(token, "nats")
-    fresh = await issuing.token(audiences=["nats"])
+    late = await issuing.assert_refused(token, "nats")
+    fresh = await issuing.assert_issued(audiences=["nats"])
     issuing.api.store.delete("serviceaccounts", "default", "agent")
-    orphaned = await issuing.refusal(fresh, "nats")
+    orphaned = await issuing.assert_refused(fresh, "nats")
 
     assert f'token audiences ["nats"] is invalid for the target audiences ["{AUDIENCE}"]' in other
     assert (forged, nonsense) == ("invalid bearer token", "invalid bearer token")
@@ -136,7 +136,7 @@ async def test_a_token_is_valid_for_its_audiences_its_lifetime_and_its_account_o
 
 
 @pytest.mark.parametrize(
-    ("asked", "code", "text"),
+    ("fields", "code", "text"),
     [
         ({"account": "nobody"}, 404, 'serviceaccounts "nobody" not found'),
         ({"kind": "Node", "name": "gpu-9"}, 404, 'nodes "gpu-9" not found'),
@@ -148,18 +148,21 @@ async def test_a_token_is_valid_for_its_audiences_its_lifetime_and_its_account_o
     ],
 )
 async def test_invalid_token_requests_are_refused_with_the_reason(
-    issuing: Issuing, asked: Json, code: int, text: str
+    issuing: Issuing, fields: Json, code: int, text: str
 ) -> None:
-    answered, body = await issuing.request(**asked)
+    status, body = await issuing.request(**fields)
 
-    assert answered == code
+    assert status == code
     assert text in body["message"]
 
 
 async def test_only_tokens_for_the_api_server_authenticate(
     issuing: Issuing,
 ) -> None:
-    good, other = await issuing.token("Node", "gpu-1"), await issuing.token(audiences=["nats"])
+    good, other = (
+        await issuing.assert_issued("Node", "gpu-1"),
+        await issuing.assert_issued(audiences=["nats"]),
+    )
 
     codes = []
     for token in (good, other, "", "made-up"):
@@ -177,11 +180,11 @@ async def test_kubectl_creates_a_token_that_is_bound_to_a_node(
     binary = shutil.which("kubectl")
     if binary is None:
         pytest.skip("no kubectl in PATH: install it to run this test")
-    told = await Kubectl(binary, issuing.api, tmp_path).run(
+    output = await Kubectl(binary, issuing.api, tmp_path).run(
         "create token agent --audience nats --duration 48h "
         "--bound-object-kind Node --bound-object-name gpu-1"
     )
 
-    status = await issuing.review(told.strip(), "nats")
+    status = await issuing.assert_reviewed(output.strip(), "nats")
 
     assert status["user"]["extra"][f"{EXTRA}/node-name"] == ["gpu-1"]

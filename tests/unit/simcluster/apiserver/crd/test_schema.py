@@ -48,7 +48,7 @@ def test_unsupported_paths_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("schema", "value", "said"),
+    ("schema", "value", "expected_text"),
     [
         ({"type": "integer"}, 1.5, 'Invalid value: "number"'),
         ({"type": "integer"}, 2.0, ""),
@@ -73,10 +73,10 @@ def test_unsupported_paths_are_refused() -> None:
         ({"type": "string", "format": "ipv4"}, "1.2.3", "must be of type ipv4"),
     ],
 )
-def test_every_keyword_is_enforced(schema: Json, value: Any, said: str) -> None:
+def test_every_keyword_is_enforced(schema: Json, value: Any, expected_text: str) -> None:
     messages = [cause.message for cause in schema_violations(schema, value, "spec.x")]
 
-    assert [said in message for message in messages] == ([True] if said else [])
+    assert [expected_text in message for message in messages] == ([True] if expected_text else [])
 
 
 @pytest.mark.parametrize(

@@ -246,7 +246,7 @@ def test_all_pages_show_the_version_of_the_first() -> None:
 def test_everything_survives_on_disk(tmp_path: Path) -> None:
     store = open_store(SqliteBackend(tmp_path / "objects.sqlite"))
     create_system_objects(store)
-    kept = store.create("pods", a_pod("kept"))
+    stored = store.create("pods", a_pod("kept"))
     store.create("pods", a_pod("deleted"))
     store.delete("pods", "default", "deleted")
     store.close()
@@ -254,7 +254,7 @@ def test_everything_survives_on_disk(tmp_path: Path) -> None:
     again = open_store(SqliteBackend(tmp_path / "objects.sqlite"))
 
     assert again.version == store.version
-    assert again.read("pods", "default", "kept") == kept
+    assert again.read("pods", "default", "kept") == stored
     assert again.find("pods", "default", "deleted") is None
     with refusal(410, "Expired"):
         again.subscribe("pods", parse_selection(RESOURCES["pods"]), store.version - 1)

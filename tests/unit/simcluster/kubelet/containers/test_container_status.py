@@ -10,12 +10,12 @@ from tests.support.simcluster.pod_specs import container, pod_spec
 def pod_state(*phases: tuple[ContainerPhase, int | None]) -> PodState:
     containers = {}
     for number, (where, code) in enumerate(phases):
-        made = ContainerState()
+        container_state = ContainerState()
         if where is not ContainerPhase.WAITING:
-            made.set_running("id", 1.0, None)
+            container_state.set_running("id", 1.0, None)
         if code is not None:
-            made.set_terminated(code, 2.0)
-        containers[f"c{number}"] = made
+            container_state.set_terminated(code, 2.0)
+        containers[f"c{number}"] = container_state
     return PodState("u", "default", "one", "10.0.0.1", 1.0, containers)
 
 

@@ -37,11 +37,11 @@ def allocation(pod_uid: str, *devices: str) -> DeviceAllocation:
 
 
 def device_state(*allocations: DeviceAllocation, healthy: str = "abcd") -> DeviceState:
-    made = DeviceState()
-    made.update(SLOT, dict.fromkeys(healthy, "Healthy"))
+    state = DeviceState()
+    state.update(SLOT, dict.fromkeys(healthy, "Healthy"))
     for each in allocations:
-        made.record(each)
-    return made
+        state.record(each)
+    return state
 
 
 def test_devices_in_use_are_not_available() -> None:
@@ -59,23 +59,23 @@ def test_reused_devices_come_first() -> None:
 def test_a_container_gets_free_devices_in_the_requested_number(
     used: set[str], preferred: list[str], required: int
 ) -> None:
-    made = device_state(allocation("p", *used))
+    state = device_state(allocation("p", *used))
     if len(used) + required > 4:
         with pytest.raises(AllocationError):
-            choose_devices(made, SLOT, required, ())
+            choose_devices(state, SLOT, required, ())
         return
 
-    devices = pick_devices(choose_devices(made, SLOT, required, ()), preferred)
+    devices = pick_devices(choose_devices(state, SLOT, required, ()), preferred)
 
     assert len(devices) == required
     assert not devices & used
 
 
 def test_the_capacity_of_a_lost_plugin_stays_listed() -> None:
-    made = device_state()
-    made.mark_unhealthy(SLOT)
+    state = device_state()
+    state.mark_unhealthy(SLOT)
 
-    assert (made.capacity(), made.allocatable()) == ({SLOT: 4}, {SLOT: 0})
+    assert (state.capacity(), state.allocatable()) == ({SLOT: 4}, {SLOT: 0})
 
 
 def test_a_checkpoint_has_allocations_and_resources_without_devices() -> None:
