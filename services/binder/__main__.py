@@ -10,9 +10,9 @@ from services.binder.settings import BinderSettings
 from services.binder.wiring import assemble
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
-from shared.ledger.gates import Gates
+from shared.ledger.waiting_pods import GatedPods
 from shared.ledger.leases import RedisLeases
-from shared.ledger.preemptions import Takings
+from shared.ledger.preemptions import Preemptions
 from shared.ledger.staging import LedgerStaging
 from shared.model.clock import SystemClock
 from shared.model.events.pod_events import ResyncRequested
@@ -35,10 +35,10 @@ async def bind(settings: BinderSettings) -> None:
             keeps_stream=True,
             copies=settings.nats_copies,
         ) as bus,
-        RedisLeases.connect(redis_url, keys=keys, is_witness=True) as ledger,
-        LedgerStaging.connect(redis_url, keys=keys) as staging,
-        Takings.connect(redis_url, keys=keys) as preemptions,
-        Gates.connect(redis_url, keys=keys) as gates,
+        RedisLeases.connect(redis_url, credentials=keys, detects_lost_writes=True) as ledger,
+        LedgerStaging.connect(redis_url, credentials=keys) as staging,
+        Preemptions.connect(redis_url, credentials=keys) as preemptions,
+        GatedPods.connect(redis_url, credentials=keys) as gates,
     ):
         clock = SystemClock()
 

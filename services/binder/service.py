@@ -252,7 +252,7 @@ class Binder:
     async def keep_quotas(self, events: Sequence[QuotasUpdated]) -> list[Never]:
         """Save the newest word of what namespaces may hold."""
         newest = max(events, key=lambda event: event.read_at)
-        await self.ledger.save_quotas(newest.quotas, told_at=newest.read_at)
+        await self.ledger.quotas.save(newest.quotas, read_at=newest.read_at)
         self.sweeper.freed()
         return []
 
@@ -354,7 +354,7 @@ class Binder:
         """
         while True:
             if self.sweeper.resync_needed:
-                await self.ledger.epoch()
+                await self.ledger.generation()
                 await self.bus.publish([ResyncRequested(reason="the ledger or NATS was away")])
                 self.sweeper.resync_needed = False
             with self.sweeper.resync_on_failure():

@@ -44,8 +44,8 @@ async def show(settings: DashboardSettings) -> None:
             )
         )
         redis_url, keys = settings.redis_url, settings.redis_client_credentials
-        ledger = await stack.enter_async_context(RedisLeases.connect(redis_url, keys=keys))
-        store = await stack.enter_async_context(Budgets.connect(redis_url, keys=keys))
+        ledger = await stack.enter_async_context(RedisLeases.connect(redis_url, credentials=keys))
+        store = await stack.enter_async_context(Budgets.connect(redis_url, credentials=keys))
         board = Dashboard(ledger, clock)
         pages = Pages(board, door, store, trace_url=settings.trace_url).application()
         address = await stack.enter_async_context(
@@ -57,7 +57,7 @@ async def show(settings: DashboardSettings) -> None:
             await stack.enter_async_context(
                 health.served(old, settings.scheduler_metrics, flag="--scheduler-metrics")
             )
-        probes = {"redis": ledger.trouble, "ledger": board.missing}
+        probes = {"redis": ledger.unready_reason, "ledger": board.missing}
         await serve(
             "dashboard", board, bus=bus, settings=settings, probes=probes, begin=board.begin
         )

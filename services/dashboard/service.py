@@ -55,11 +55,29 @@ class Ledger(Protocol):
         """Yield what happens after a position, for ever."""
         ...
 
-    async def accounts(self, names: Sequence[NodeName]) -> list[NodeTotals]:
+    @property
+    def totals(self) -> "DashboardTotals":
+        """Nodes with their leases."""
+        ...
+
+    @property
+    def waiting_pods(self) -> "DashboardWaitingPods":
+        """The pods that fit nowhere yet."""
+        ...
+
+
+class DashboardTotals(Protocol):
+    """What is read of nodes' totals."""
+
+    async def of_nodes(self, names: Sequence[NodeName]) -> list[NodeTotals]:
         """Return nodes with their leases."""
         ...
 
-    async def waiting(self, pods: Sequence[PodUid] | None = None) -> list[WaitingPod]:
+
+class DashboardWaitingPods(Protocol):
+    """What is read of waiting pods."""
+
+    async def load(self, pods: Sequence[PodUid] | None = None) -> list[WaitingPod]:
         """Return the pods that wait: all, or those among `pods`."""
         ...
 
@@ -172,12 +190,12 @@ class Dashboard:
         self._nodes.difference_update(nodes)
         self._pods, self._all_pods = set(), False
         try:
-            accounts = await self.ledger.accounts(nodes) if nodes else []
+            accounts = await self.ledger.totals.of_nodes(nodes) if nodes else []
             changed = self.projection.take_nodes(nodes, accounts)
             if everybody:
-                changed |= self.projection.take_waiting(await self.ledger.waiting())
+                changed |= self.projection.take_waiting(await self.ledger.waiting_pods.load())
             elif pods:
-                found = await self.ledger.waiting(pods)
+                found = await self.ledger.waiting_pods.load(pods)
                 changed |= self.projection.take_waiting(found, asked=pods)
         except BaseException:
             self._nodes.update(nodes)

@@ -25,7 +25,9 @@ async def place(settings: PlacerSettings) -> None:
     """Build the placer from real parts and serve it until told to stop."""
     async with (
         RedisLeases.connect(
-            settings.redis_url, keys=settings.redis_client_credentials, is_witness=True
+            settings.redis_url,
+            credentials=settings.redis_client_credentials,
+            detects_lost_writes=True,
         ) as ledger,
         Bus.connect_later(
             settings.nats_url,
@@ -45,7 +47,7 @@ async def place(settings: PlacerSettings) -> None:
             ttl_s=settings.reservation_ttl,
         )
         watch_mirror(placer.mirror)
-        probes = {"redis": ledger.trouble, "ledger": placer.missing}
+        probes = {"redis": ledger.unready_reason, "ledger": placer.missing}
         await serve(
             "placer",
             placer,

@@ -60,6 +60,18 @@ TOLD_EVERY_S = 5.0
 """How often others hear of the largest device."""
 
 
+class PlacerWaitingPods(Protocol):
+    """What the placer writes about pods that fit nowhere yet."""
+
+    async def enroll(self, gang: Gang, enrolled: Sequence[WaitingPod]) -> GangEnrollment:
+        """Let pods of a gang wait, and count the gang."""
+        ...
+
+    async def enqueue(self, verdicts: Sequence[WaitingPod]) -> WaitResult:
+        """Let pods wait; return those whose verdict is stale, and leases of those that hold one."""
+        ...
+
+
 class Ledger(Protocol):
     """What the placer needs of the ledger."""
 
@@ -75,12 +87,9 @@ class Ledger(Protocol):
         """Reserve for all of the pods or none; `gang.min_member` of it must hold leases then."""
         ...
 
-    async def muster(self, gang: Gang, enrolled: Sequence[WaitingPod]) -> GangEnrollment:
-        """Let pods of a gang wait, and count the gang."""
-        ...
-
-    async def wait(self, verdicts: Sequence[WaitingPod]) -> WaitResult:
-        """Write down who waits; return those whose verdict is too old, or who hold a lease."""
+    @property
+    def waiting_pods(self) -> "PlacerWaitingPods":
+        """The pods that fit nowhere yet."""
         ...
 
     async def snapshot(self) -> Snapshot:
@@ -219,7 +228,7 @@ class Placer:
         told: set[PodUid] = set()
         for _ in range(ROUNDS):
             capacity, now = self.capacity, self.clock.now()
-            muster = await self.ledger.muster(
+            muster = await self.ledger.waiting_pods.enroll(
                 gang, [verdict_of(event, COUNTED, capacity, now, leads=False) for event in events]
             )
             leased = [lease for lease in muster.leases if lease.pod not in told]
@@ -346,7 +355,7 @@ class Placer:
             )
             for event, why in refused
         ]
-        waited = await self.ledger.wait(verdicts)
+        waited = await self.ledger.waiting_pods.enqueue(verdicts)
         self.quotas.forget(event for event, _ in refused if event.pod in waited.stale)
         stale, held = set(waited.stale), {lease.pod: lease for lease in waited.already_leased}
         self.tally.count("stale", len(stale))
@@ -375,7 +384,7 @@ class Placer:
         if not kept:
             return []
         now = self.clock.now()
-        waited = await self.ledger.wait(
+        waited = await self.ledger.waiting_pods.enqueue(
             [verdict_of(event, KEPT, RESERVED_FOR_OTHER, now, leads=True) for event in kept]
         )
         ready = {*waited.stale, *(lease.pod for lease in waited.already_leased)}

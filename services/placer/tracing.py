@@ -3,16 +3,13 @@
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
-from services.placer.service import Ledger
+from services.placer.service import Ledger, PlacerWaitingPods
 from shared.model.ledger import (
-    GangEnrollment,
     LedgerChange,
     Reservation,
     ReservationOutcome,
     Reserved,
     Snapshot,
-    WaitingPod,
-    WaitResult,
 )
 from shared.model.request import Gang
 from shared.runtime import telemetry
@@ -64,13 +61,10 @@ class TracedLedger:
                     telemetry.end([span])
         return outcomes
 
-    async def muster(self, gang: Gang, enrolled: Sequence[WaitingPod]) -> GangEnrollment:
-        """Count a gang."""
-        return await self.ledger.muster(gang, enrolled)
-
-    async def wait(self, verdicts: Sequence[WaitingPod]) -> WaitResult:
-        """Write down who waits."""
-        return await self.ledger.wait(verdicts)
+    @property
+    def waiting_pods(self) -> PlacerWaitingPods:
+        """The pods that fit nowhere yet."""
+        return self.ledger.waiting_pods
 
     async def snapshot(self) -> Snapshot:
         """Return all nodes."""

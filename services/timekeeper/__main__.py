@@ -57,8 +57,8 @@ async def keep_time(settings: TimekeeperSettings) -> None:
             )
         )
         redis_url, keys = settings.redis_url, settings.redis_client_credentials
-        ledger = await stack.enter_async_context(RedisLeases.connect(redis_url, keys=keys))
-        store = await stack.enter_async_context(Budgets.connect(redis_url, keys=keys))
+        ledger = await stack.enter_async_context(RedisLeases.connect(redis_url, credentials=keys))
+        store = await stack.enter_async_context(Budgets.connect(redis_url, credentials=keys))
         objects = BudgetObjects(kube) if kube and settings.objects else None
         configured = Configured(file=file, objects=objects)
         shown = _shown(settings, kube)
@@ -92,7 +92,9 @@ async def keep_time(settings: TimekeeperSettings) -> None:
             await stack.enter_async_context(
                 health.served(pages.reports(), settings.reports, flag="--reports")
             )
-        probes = {"redis": store.trouble} | ({"certificate": shown.unready_reason} if shown else {})
+        probes = {"redis": store.unready_reason} | (
+            {"certificate": shown.unready_reason} if shown else {}
+        )
         await serve("timekeeper", keeper, bus=bus, settings=settings, probes=probes)
 
 

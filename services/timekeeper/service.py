@@ -46,11 +46,11 @@ NEVER_S = 3600.0
 class Store(Protocol):
     """The accounts; `shared.ledger.budgets.Budgets` is it."""
 
-    async def unread(self, most: int = TAKE_IN) -> Journal:
+    async def unread_journal(self, most: int = TAKE_IN) -> Journal:
         """Read what happened to leases since it was taken in last."""
         ...
 
-    async def take_in(self, journal: Journal, taken: Iterable[AccountChange]) -> bool:
+    async def apply_journal(self, journal: Journal, taken: Iterable[AccountChange]) -> bool:
         """Write what that means; False if another did."""
         ...
 
@@ -70,7 +70,7 @@ class Store(Protocol):
         """Write one step; False if the account has moved on."""
         ...
 
-    async def turn(self, name: str, *, every_ms: int) -> bool:
+    async def acquire_lock(self, name: str, *, every_ms: int) -> bool:
         """Return whether the caller is the first to ask by this name within the time."""
         ...
 
@@ -220,7 +220,7 @@ class Timekeeper:
         await self._restore_lost()
         now_ms = await self._take_in()
         await self._load(now_ms)
-        again = await self.store.turn("tell", every_ms=TELL_AGAIN_MS)
+        again = await self.store.acquire_lock("tell", every_ms=TELL_AGAIN_MS)
         events: list[BudgetChanged] = []
         for namespace in sorted(self.accounts):
             event = await self._advance(namespace, now_ms, again=again)
@@ -267,7 +267,7 @@ class Timekeeper:
     async def _take_in(self) -> int:
         """Take in the journal to its end; return the instant up to which all is known."""
         while True:
-            journal = await self.store.unread(TAKE_IN)
+            journal = await self.store.unread_journal(TAKE_IN)
             if journal.lost or journal.known_generation != journal.generation:
                 await self._begin_anew()
                 continue
@@ -288,7 +288,7 @@ class Timekeeper:
     async def _begin_anew(self) -> None:
         """Compare with all live leases, because the journal began anew or was cut."""
         live = [lease async for page in self.ledger.load_all() for lease in page]
-        journal = await self.store.unread(ALL)
+        journal = await self.store.unread_journal(ALL)
         if journal.lost:
             logger.error("the journal was cut before it was taken in: leases that ended are lost")
             self.telling.mistake("journal-cut", 1)
@@ -329,7 +329,7 @@ class Timekeeper:
             for name, each in found.items()
             if each.held or each.ended
         ]
-        await self.store.take_in(journal, taken)
+        await self.store.apply_journal(journal, taken)
 
     async def _know_cards(self, leases: Iterable[Lease]) -> None:
         wanted = {share.device for lease in leases for share in lease.shares}

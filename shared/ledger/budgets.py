@@ -26,8 +26,8 @@ from typing import Any, Self, TypeVar
 import msgspec
 
 from shared.credentials.logins import NO_CREDENTIALS, ClientCredentials
-from shared.ledger.connection import LedgerConnection, unpacked
-from shared.ledger.rows.lease_rows import lease_of
+from shared.ledger.connection import LedgerConnection, unpack
+from shared.ledger.rows.lease_rows import decode_lease
 from shared.model.budget import (
     Account,
     AccountChange,
@@ -64,33 +64,35 @@ class Budgets:
         cls,
         url: str,
         *,
-        ledger: str = "lh:",
+        ledger_prefix: str = "lh:",
         prefix: str = "lh-budget:",
-        keys: ClientCredentials = NO_CREDENTIALS,
+        credentials: ClientCredentials = NO_CREDENTIALS,
     ) -> AsyncIterator[Self]:
         """Open the budgets beside the ledger with the prefix `ledger`; connects when used."""
-        async with LedgerConnection(url, prefix=ledger, keys=keys) as connection:
+        async with LedgerConnection(
+            url, prefix=ledger_prefix, credentials=credentials
+        ) as connection:
             yield cls(connection, prefix)
 
-    def trouble(self) -> str | None:
+    def unready_reason(self) -> str | None:
         """Say why the server did not serve the last call, or None."""
-        return self._connection.trouble
+        return self._connection.unready_reason
 
     # The journal of tenures
 
-    async def unread(self, most: int = 200) -> Journal:
+    async def unread_journal(self, most: int = 200) -> Journal:
         """Read what happened to leases since it was taken in last.
 
         Raises UnavailableError while the ledger of leases is being rebuilt.
         """
         packed, *values = await self._connection.run_raw("budget_journal", self._prefix, most)
-        epoch, now, known, cursor, lost, whole, rows = unpacked(packed)
+        epoch, now, known, cursor, lost, whole, rows = unpack(packed)
         following = iter(values)
         moments = tuple(
             JournalEntry(
                 at_ms=_ms_of(entry),
                 kind=kind,
-                leases=tuple(lease_of(next(following)) for _ in range(int(count))),
+                leases=tuple(decode_lease(next(following)) for _ in range(int(count))),
             )
             for entry, kind, count in rows
         )
@@ -105,7 +107,7 @@ class Budgets:
             horizon_ms=max(int(now), _ms_of(last)) if whole else None,
         )
 
-    async def take_in(self, journal: Journal, taken: Iterable[AccountChange]) -> bool:
+    async def apply_journal(self, journal: Journal, taken: Iterable[AccountChange]) -> bool:
         """Write what the journal means and move the cursor past it; False if another did."""
         commands: list[list[str]] = []
         guards: list[list[str]] = []
@@ -221,7 +223,7 @@ class Budgets:
         """Return the instant by the server's clock."""
         return int(await self._look("now"))
 
-    async def turn(self, name: str, *, every_ms: int) -> bool:
+    async def acquire_lock(self, name: str, *, every_ms: int) -> bool:
         """Return whether the caller is the first to ask by this name within the time."""
         return bool(await self._look("lock", name, every_ms))
 

@@ -46,21 +46,23 @@ class _Covered(redis.asyncio.SSLConnection):  # type: ignore[misc]
             raise RedisConnectionError(str(error)) from error
 
 
-def pool_of(url: str, keys: ClientCredentials, *, timeout_s: float) -> redis.asyncio.ConnectionPool:
+def connection_pool(
+    url: str, credentials: ClientCredentials, *, timeout_s: float
+) -> redis.asyncio.ConnectionPool:
     """Return a pool of connections; nothing is tried twice, and no answer is waited for for ever.
 
     Raises RequestError for what is no address, for files of TLS with one that speaks none, and for
     one that names Sentinels and no primary.
     """
-    if keys.tls and not url.startswith("rediss"):
+    if credentials.tls and not url.startswith("rediss"):
         scheme = url.partition("://")[0]
         raise RequestError(
             f"--redis-ca-file or --redis-certificate-file is given, and --redis-url {scheme}:// "
             "speaks no TLS: write rediss://HOST:PORT, or rediss+sentinel://"
         )
     if is_by_sentinels(url):
-        return primary_pool(url, keys, timeout_s=timeout_s, pools=_direct)
-    return _direct(url, keys, timeout_s)
+        return primary_pool(url, credentials, timeout_s=timeout_s, pools=_direct)
+    return _direct(url, credentials, timeout_s)
 
 
 def _direct(url: str, keys: ClientCredentials, timeout_s: float) -> redis.asyncio.ConnectionPool:

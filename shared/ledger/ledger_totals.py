@@ -1,45 +1,67 @@
-"""The sums of the ledger, and what it counts beside leases: nodes, gangs, quotas."""
+"""What the ledger adds up: nodes' totals with their leases, gangs, fair shares and quotas."""
 
 from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from shared.ledger.connection import LedgerStore, in_groups, unpacked
-from shared.ledger.rows.node_rows import account_of
-from shared.ledger.rows.quota_rows import accounts_of, quota_row
+from shared.ledger.connection import LedgerConnection, LedgerPart, in_batches, unpack
+from shared.ledger.rows.node_rows import decode_node_totals
+from shared.ledger.rows.quota_rows import decode_quota_totals, encode_quota
 from shared.model.fair_share import Entitlement, FairShare, GpuAmount
 from shared.model.ledger import NodeTotals
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.quota import Quota, QuotaTotals
 
-PAGE = 100
-"""Nodes per page of a survey."""
+PAGE_SIZE = 100
+"""Nodes per call."""
 
 
-class Accounts(LedgerStore):
-    """The part of the ledger (`RedisLeases`) that answers for its sums."""
+class NodePage(NamedTuple):
+    """An answer of `read_nodes.lua`, and where the ledger was when it was given."""
 
-    async def totals(self) -> AsyncIterator[list[NodeTotals]]:
+    generation: str
+    feed_entry: str
+    capacity: int
+    names: list[str]
+    rows: list[Any]
+    leases: Iterator[bytes]
+
+
+async def read_nodes(
+    connection: LedgerConnection, names: Sequence[str], *, with_leases: bool = False
+) -> NodePage:
+    """Read nodes, or, without names, only which nodes there are."""
+    packed, *values = await connection.run_raw("read_nodes", names, with_leases)
+    generation, feed_entry, capacity, known, rows = unpack(packed)
+    return NodePage(generation, feed_entry, capacity, known, rows, iter(values))
+
+
+class LedgerTotals(LedgerPart):
+    """The sums of the ledger."""
+
+    async def pages(self) -> AsyncIterator[list[NodeTotals]]:
         """Yield every node's totals with the leases they are the sum of, read at one moment."""
-        (_, _, _, names, _), _ = await self._survey([])
-        for page in in_groups(sorted(names), PAGE):
-            (_, _, _, _, rows), leases = await self._survey(page, with_leases=True)
-            yield [account_of(row, leases) for row in rows]
+        names = (await read_nodes(self._connection, [])).names
+        for batch in in_batches(sorted(names), PAGE_SIZE):
+            yield await self._page(batch)
 
-    async def accounts(self, names: Sequence[NodeName]) -> list[NodeTotals]:
-        """Return what `totals` yields of some nodes; one that nobody knows is left out."""
+    async def of_nodes(self, names: Sequence[NodeName]) -> list[NodeTotals]:
+        """Return what `pages` yields of some nodes; unknown ones are left out."""
         found: list[NodeTotals] = []
-        for page in in_groups(names, PAGE):
-            (_, _, _, _, rows), leases = await self._survey(page, with_leases=True)
-            found += [account_of(row, leases) for row in rows]
+        for batch in in_batches(names, PAGE_SIZE):
+            found += await self._page(batch)
         return found
 
-    async def kept(self) -> dict[NodeName, dict[str, int]]:
-        """Return what claims keep of nodes' ordinary resources, beside what leases take."""
-        kept: dict[NodeName, dict[str, int]] = {}
+    async def _page(self, names: Sequence[str]) -> list[NodeTotals]:
+        page = await read_nodes(self._connection, names, with_leases=True)
+        return [decode_node_totals(row, page.leases) for row in page.rows]
+
+    async def claimed(self) -> dict[NodeName, dict[str, int]]:
+        """Return what claims reserve of nodes' ordinary resources, beside what leases take."""
+        claimed: dict[NodeName, dict[str, int]] = {}
         for node, name, amount in await self._connection.run("query", "claimed"):
-            amounts = kept.setdefault(NodeName(node), {})
+            amounts = claimed.setdefault(NodeName(node), {})
             amounts[name] = amounts.get(name, 0) + int(amount)
-        return kept
+        return claimed
 
     async def gangs(self) -> dict[str, frozenset[PodUid]]:
         """Return, by gang, the pods that are counted as holding a live lease of it."""
@@ -48,42 +70,40 @@ class Accounts(LedgerStore):
             counted.setdefault(gang, set()).add(PodUid(pod))
         return {gang: frozenset(pods) for gang, pods in counted.items()}
 
-    async def save_quotas(self, quotas: Sequence[Quota], *, told_at: float) -> bool:
-        """Make these all quotas that there are; True if that is news. Older news is passed over.
-
-        Leases that are there are counted anew, in one step; none ends. Possible at any time, also
-        before the ledger was ever used: a rebuild leaves quotas alone.
-        """
-        rows = [quota_row(quota) for quota in quotas]
-        return bool(await self._connection.run("quotas", "save", rows, told_at, state="any"))
-
-    async def quota_accounts(self) -> QuotaTotals:
-        """Return quotas, what is held and what is charged under them, read at one moment."""
-        return accounts_of(*await self._connection.run_raw("quotas", "read"))
-
-    async def turns(self) -> FairShare:
-        """Return what decides in which order pods that wait are offered what is freed."""
-        total, cores, mib, rights = await self._connection.run("query", "fair_share")
-        by_cores = dict(zip(cores[::2], map(int, cores[1::2]), strict=True))
-        by_mib = dict(zip(mib[::2], map(int, mib[1::2]), strict=True))
+    async def fair_share(self) -> FairShare:
+        """Return what decides in which order waiting pods are offered freed capacity."""
+        total, cores, mib, rows = await self._connection.run("query", "fair_share")
+        used_cores = dict(zip(cores[::2], map(int, cores[1::2]), strict=True))
+        used_mib = dict(zip(mib[::2], map(int, mib[1::2]), strict=True))
         return FairShare(
             total=GpuAmount(cores_percent=int(total[0]), memory_mib=int(total[1])),
             used={
                 Namespace(name): GpuAmount(
-                    cores_percent=by_cores.get(name, 0), memory_mib=by_mib.get(name, 0)
+                    cores_percent=used_cores.get(name, 0), memory_mib=used_mib.get(name, 0)
                 )
-                for name in sorted({*by_cores, *by_mib})
+                for name in sorted({*used_cores, *used_mib})
             },
             entitlements={
                 Namespace(name): Entitlement(
-                    weight=int(share), has_budget=not is_out, may_start=not is_held
+                    weight=int(weight), has_budget=not is_spent, may_start=not must_wait
                 )
-                for name, is_out, share, is_held in rights
+                for name, is_spent, weight, must_wait in rows
             },
         )
 
-    async def _survey(
-        self, names: Sequence[str], *, with_leases: bool = False
-    ) -> tuple[list[Any], Iterator[bytes]]:
-        packed, *values = await self._connection.run_raw("read_nodes", names, with_leases)
-        return unpacked(packed), iter(values)
+
+class LedgerQuotas(LedgerPart):
+    """The quotas that the ledger enforces."""
+
+    async def save(self, quotas: Sequence[Quota], *, read_at: float) -> bool:
+        """Replace all quotas; True if anything changed. Those read before the stored are ignored.
+
+        Existing leases are charged anew, in one step; none ends. Possible at any time, also before
+        the ledger was ever used: a rebuild leaves quotas alone.
+        """
+        rows = [encode_quota(quota) for quota in quotas]
+        return bool(await self._connection.run("quotas", "save", rows, read_at, state="any"))
+
+    async def totals(self) -> QuotaTotals:
+        """Return quotas, what is used and what is charged under them, read at one moment."""
+        return decode_quota_totals(*await self._connection.run_raw("quotas", "read"))

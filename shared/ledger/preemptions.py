@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from shared.ledger.connection import LedgerStore
-from shared.ledger.rows.lease_rows import takes_of
+from shared.ledger.connection import LedgerPart
+from shared.ledger.rows.lease_rows import demand_of
 from shared.model.budget import LeaseClass
 from shared.model.events.pod_events import BudgetChanged
 from shared.model.preemption import EvictionRecord, Preemption, PreemptionState, StoredPreemption
@@ -25,10 +25,10 @@ _eviction_of = msgspec.json.Decoder(EvictionRecord).decode
 _standing_of = msgspec.json.Decoder(BudgetChanged).decode
 
 
-class Takings(LedgerStore):
+class Preemptions(LedgerPart):
     """What binders share about taking back."""
 
-    async def lead(self, who: str, *, ttl_s: float) -> bool:
+    async def acquire_leadership(self, who: str, *, ttl_s: float) -> bool:
         """Return whether `who` may act now, and for `ttl_s` seconds nobody else."""
         return bool(await self._run("lead", who, round(ttl_s * 1000)))
 
@@ -42,7 +42,7 @@ class Takings(LedgerStore):
             (place,) = taking.wanted.candidates
             devices = sorted({share.device for share in place.shares})
             amounts = [part for item in taking.wanted.resources.items() for part in item]
-            takes = takes_of(place.node, place.shares)
+            takes = demand_of(place.node, place.shares)
             pod, namespace = taking.wanted.pod, taking.wanted.namespace
             claim = (pod, place.node, devices, amounts, namespace, takes)
         return bool(await self._run("open", taking.id, _text(taking), claim))
@@ -62,7 +62,7 @@ class Takings(LedgerStore):
         pod = wanted.pod if wanted else ""
         return bool(await self._run("close", read.preemption.id, read.version, pod))
 
-    async def affairs(self, *, now: float, past_s: float = PAST_S) -> PreemptionState:
+    async def state(self, *, now: float, past_s: float = PAST_S) -> PreemptionState:
         """Read what is open, what was done in the last `past_s` seconds, and how budgets stand."""
         takings, lines, standings = await self._run("read", max(0.0, now - past_s) * 1000)
         return PreemptionState(
@@ -74,7 +74,7 @@ class Takings(LedgerStore):
             budgets={each.namespace: each for each in map(_standing_of, standings)},
         )
 
-    async def note_standing(self, told: BudgetChanged) -> None:
+    async def save_budget(self, told: BudgetChanged) -> None:
         """Remember how a namespace's budget stands, unless something newer is known.
 
         It decides also which namespace's turn comes first among those whose pods wait, and

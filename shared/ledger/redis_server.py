@@ -11,7 +11,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from shared.credentials.logins import NO_CREDENTIALS, ClientCredentials
 from shared.credentials.tls import tls_fault
-from shared.ledger.connection_pool import pool_of
+from shared.ledger.connection_pool import connection_pool
 from shared.model.clock import clock_ahead_s
 from shared.model.errors import UnavailableError
 
@@ -49,10 +49,10 @@ class RedisFacts:
 
 
 async def redis_facts(
-    url: str, keys: ClientCredentials = NO_CREDENTIALS, *, timeout_s: float = TIMEOUT_S
+    url: str, credentials: ClientCredentials = NO_CREDENTIALS, *, timeout_s: float = TIMEOUT_S
 ) -> RedisFacts:
     """Query a server once. Raises UnavailableError if it does not answer."""
-    client = redis.asyncio.Redis.from_pool(pool_of(url, keys, timeout_s=timeout_s))
+    client = redis.asyncio.Redis.from_pool(connection_pool(url, credentials, timeout_s=timeout_s))
     try:
         async with asyncio.timeout(timeout_s):
             return await _facts(client)
@@ -113,25 +113,29 @@ async def default_user_refusal(client: Any) -> str:
     return ""
 
 
-async def set_users(url: str, keys: ClientCredentials, users: Sequence[Sequence[str]]) -> None:
+async def set_users(
+    url: str, credentials: ClientCredentials, users: Sequence[Sequence[str]]
+) -> None:
     """Set users' rights: for each its name and the words of an ACL rule; others stay as they are.
 
     Connections stay open. Raises UnavailableError if the server refuses us, or a rule.
     """
     commands = [("ACL", "SETUSER", name, "reset", *words) for name, *words in users]
-    await _execute_all(url, keys, commands)
+    await _execute_all(url, credentials, commands)
 
 
-async def reload_certificate(url: str, keys: ClientCredentials, certificate: str, key: str) -> None:
+async def reload_certificate(
+    url: str, credentials: ClientCredentials, certificate: str, key: str
+) -> None:
     """Have the server read its certificate and key again, from these files on its machine."""
     command = ("CONFIG", "SET", "tls-cert-file", certificate, "tls-key-file", key)
-    await _execute_all(url, keys, [command])
+    await _execute_all(url, credentials, [command])
 
 
 async def _execute_all(
     url: str, keys: ClientCredentials, commands: Sequence[Sequence[str]]
 ) -> None:
-    client = redis.asyncio.Redis.from_pool(pool_of(url, keys, timeout_s=TIMEOUT_S))
+    client = redis.asyncio.Redis.from_pool(connection_pool(url, keys, timeout_s=TIMEOUT_S))
     try:
         async with asyncio.timeout(TIMEOUT_S):
             for command in commands:

@@ -35,7 +35,7 @@ def is_by_sentinels(url: str) -> bool:
 
 
 def primary_pool(
-    url: str, keys: ClientCredentials, *, timeout_s: float, pools: Pools
+    url: str, credentials: ClientCredentials, *, timeout_s: float, pools: Pools
 ) -> ConnectionPool:
     """Return a pool of connections to the primary; `pools` makes one for a server's URL.
 
@@ -51,7 +51,11 @@ def primary_pool(
             "`sentinel monitor`, and give the user with --redis-credentials"
         )
     hosts = [_with_port(host) for host in form["hosts"].split(",")]
-    asked_as = [keys, ClientCredentials(tls=keys.tls)] if keys.shown else [keys]
+    asked_as = (
+        [credentials, ClientCredentials(tls=credentials.tls)]
+        if credentials.shown
+        else [credentials]
+    )
     limit_s = timeout_s / (2 * len(hosts))
     sentinels = Sentinel([])
     for who in asked_as:
@@ -59,7 +63,7 @@ def primary_pool(
             pool = pools(f"{scheme}://{host}", who, limit_s)
             pool.connection_kwargs["socket_timeout"] = limit_s
             sentinels.sentinels.append(Redis.from_pool(pool))
-    like = pools(f"{scheme}://primary/{form['db'] or 0}", keys, timeout_s)
+    like = pools(f"{scheme}://primary/{form['db'] or 0}", credentials, timeout_s)
     unlike = ("host", "port")
     return _Primary(
         form["name"],

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from shared.ledger.connection import LedgerStore
+from shared.ledger.connection import LedgerPart
 from shared.model.events.node_events import Allocation, DeviceReported
 from shared.model.events.pod_events import BoundPod, PodsListed
 from shared.model.names import NodeName
@@ -19,17 +19,17 @@ _pods_of = msgspec.json.Decoder(tuple[BoundPod, ...]).decode
 _activations_of = msgspec.json.Decoder(tuple[Allocation, ...]).decode
 
 
-class LedgerStaging(LedgerStore):
+class LedgerStaging(LedgerPart):
     """Evidence in Redis; usable whether or not the ledger is ready."""
 
-    async def stage_piece(self, piece: PodsListed) -> tuple[BoundPod, ...] | None:
+    async def save_chunk(self, piece: PodsListed) -> tuple[BoundPod, ...] | None:
         """Keep one piece; return the whole listing once all its pieces are there."""
         if piece.chunks == 1:
             await self._keep(piece)
             return piece.pods
         return _joined(await self._keep(piece))
 
-    async def stage_reports(self, reports: Sequence[DeviceReported]) -> None:
+    async def save_reports(self, reports: Sequence[DeviceReported]) -> None:
         """Keep what these nodes' agents have activated; the newest report counts."""
         rows = [
             (report.node, report.reported_at, _encode(report.allocations).decode())
@@ -37,7 +37,7 @@ class LedgerStaging(LedgerStore):
         ]
         await self._connection.run("staging", "save_reports", rows, state="any")
 
-    async def staged_reports(self) -> dict[NodeName, tuple[Allocation, ...]]:
+    async def reports(self) -> dict[NodeName, tuple[Allocation, ...]]:
         """Return what was kept, by node."""
         found = await self._connection.run("staging", "reports", state="any")
         return {
@@ -45,18 +45,18 @@ class LedgerStaging(LedgerStore):
             for node, text in zip(found[::2], found[1::2], strict=True)
         }
 
-    async def staged_listing(self, *, since: float) -> tuple[BoundPod, ...] | None:
+    async def complete_listing(self, *, since: float) -> tuple[BoundPod, ...] | None:
         """Return the newest complete listing begun at or after `since`, if there is one."""
         return _joined(await self._connection.run("staging", "listing", since, state="any"))
 
-    async def hold_rebuild(self, token: str, *, now: float, lock_s: float) -> bool:
+    async def extend_rebuild(self, token: str, *, now: float, lock_s: float) -> bool:
         """Keep the rebuild ours for `lock_s` more seconds; False if it is not any more."""
         held = await self._connection.run(
             "staging", "extend_rebuild", token, now, lock_s, state="any"
         )
         return bool(held)
 
-    async def clear_staged(self) -> None:
+    async def clear(self) -> None:
         """Forget reports and listings."""
         await self._connection.run("staging", "clear", state="any")
 

@@ -1,59 +1,73 @@
-"""Pods that fit nowhere yet, in the ledger: enrolled, counted by gang, offered what was freed."""
+"""Pods that wait, in the ledger: for capacity, with their gang, or at their budget's gate."""
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
-from shared.ledger.connection import LedgerStore, in_groups, unpacked
-from shared.ledger.rows.lease_rows import lease_of
-from shared.ledger.rows.waiting_rows import enrolled_row, waiting_of, waiting_row
+import msgspec
+
+from shared.ledger.connection import LedgerPart, in_batches, unpack
+from shared.ledger.rows.lease_rows import decode_lease
+from shared.ledger.rows.waiting_rows import (
+    decode_waiting_pod,
+    encode_enrolled_pod,
+    encode_waiting_pod,
+)
+from shared.model.events.pod_events import BudgetChanged, PodGated
 from shared.model.ledger import GangEnrollment, OfferedPods, WaitingPod, WaitResult
-from shared.model.names import PodUid
+from shared.model.names import Namespace, PodUid
 from shared.model.request import Gang
 
+SCAN_COUNT = 500
 
-class WaitingPods(LedgerStore):
-    """The part of the ledger (`RedisLeases`) that remembers who waits, and why."""
+_encode = msgspec.json.Encoder().encode
+_decode_gated = msgspec.json.Decoder(PodGated).decode
+_decode_budget = msgspec.json.Decoder(BudgetChanged).decode
 
-    async def wait(self, verdicts: Sequence[WaitingPod]) -> WaitResult:
-        """Remember pods that fit nowhere; return those that do not wait.
 
-        To be decided again are those for which something was freed after the state they were
-        decided on, on a node that may now have room for them. A pod that holds a lease (reserved by
-        a call whose answer was lost, say) keeps it.
+class WaitingPods(LedgerPart):
+    """Pods that fit nowhere yet, why, and what is offered to them."""
+
+    async def enqueue(self, verdicts: Sequence[WaitingPod]) -> WaitResult:
+        """Let pods wait; return those that do not.
+
+        A pod is stale, to be decided again, if something was freed after the state that its verdict
+        is about, on a node that may now have room for it. A pod that holds a lease (reserved by a
+        call whose answer was lost, say) keeps it.
         """
         stale: list[PodUid] = []
-        held: list[PodUid] = []
-        for group in in_groups(verdicts):
-            rows = [waiting_row(waiting) for waiting in group]
-            again, leased = await self._connection.run("wait", "wait", rows)
-            stale += [PodUid(pod) for pod in again]
-            held += [PodUid(pod) for pod in leased]
-        leases = await self._connection.run_raw("load_leases", held, []) if held else []
+        leased: list[PodUid] = []
+        for batch in in_batches(verdicts):
+            rows = [encode_waiting_pod(waiting) for waiting in batch]
+            stale_pods, leased_pods = await self._connection.run("wait", "wait", rows)
+            stale += map(PodUid, stale_pods)
+            leased += map(PodUid, leased_pods)
+        values = await self._connection.run_raw("load_leases", leased, []) if leased else []
         return WaitResult(
-            stale=tuple(stale), already_leased=tuple(lease_of(value) for value in leases if value)
+            stale=tuple(stale),
+            already_leased=tuple(decode_lease(value) for value in values if value),
         )
 
-    async def waiting(self, pods: Sequence[PodUid] | None = None) -> list[WaitingPod]:
+    async def load(self, pods: Sequence[PodUid] | None = None) -> list[WaitingPod]:
         """Return the pods that wait: all, or those among `pods`."""
         if pods is not None:
             _, rows = await self._connection.run("list_waiting", "pods", pods)
-            return [waiting_of(*row) for row in rows]
+            return [decode_waiting_pod(*row) for row in rows]
         found: dict[PodUid, WaitingPod] = {}
         cursor = "0"
         while True:
-            cursor, rows = await self._connection.run("list_waiting", "scan", cursor, 500)
-            found.update(
-                (waiting.queued.pod, waiting) for waiting in (waiting_of(*r) for r in rows)
-            )
+            cursor, rows = await self._connection.run("list_waiting", "scan", cursor, SCAN_COUNT)
+            page = (decode_waiting_pod(*row) for row in rows)
+            found.update((waiting.queued.pod, waiting) for waiting in page)
             if cursor == "0":
                 return list(found.values())
 
-    async def forget_waiting(self, pods: Sequence[PodUid]) -> None:
+    async def remove(self, pods: Sequence[PodUid]) -> None:
         """Let pods wait no longer, because they are gone."""
-        for group in in_groups(pods):
-            await self._connection.run("wait", "forget", group)
+        for batch in in_batches(pods):
+            await self._connection.run("wait", "forget", batch)
 
-    async def offers(
+    async def choose_offers(
         self, *, now: float, limit: int = 128, spare: int = 32, retry_s: float = 60.0
     ) -> OfferedPods:
         """Choose waiting pods that freed capacity may suffice for, to be decided again.
@@ -64,23 +78,56 @@ class WaitingPods(LedgerStore):
         when it has changed. Highest priority first, then oldest. A pod is offered once per capacity
         number, and again if there was no answer for `retry_s`.
         """
-        capacity, records, settled = await self._connection.run(
+        capacity, records, is_complete = await self._connection.run(
             "choose_offers", now, limit, spare, retry_s
         )
-        pods = (replace(waiting_of(0, 0.0, record).queued, offer=capacity) for record in records)
-        return OfferedPods(pods=tuple(pods), complete=settled)
-
-    async def muster(self, gang: Gang, enrolled: Sequence[WaitingPod]) -> GangEnrollment:
-        """Let pods of a gang wait, nothing being offered to them, and count the gang.
-
-        What was written of one that waits already stays.
-        """
-        rows = [enrolled_row(waiting) for waiting in enrolled]
-        packed, *values = await self._connection.run_raw("enroll", gang.name, gang.min_member, rows)
-        live, here, told = unpacked(packed)
-        return GangEnrollment(
-            live_count=live,
-            waiting_count=here,
-            waiting=tuple(waiting_of(*row) for row in told),
-            leases=tuple(map(lease_of, values)),
+        pods = (
+            replace(decode_waiting_pod(0, 0.0, record).queued, offer=capacity) for record in records
         )
+        return OfferedPods(pods=tuple(pods), complete=is_complete)
+
+    async def enroll(self, gang: Gang, enrolled: Sequence[WaitingPod]) -> GangEnrollment:
+        """Let pods of a gang wait without receiving offers, and count the gang.
+
+        A pod that waits already is left as it is.
+        """
+        rows = [encode_enrolled_pod(waiting) for waiting in enrolled]
+        packed, *values = await self._connection.run_raw("enroll", gang.name, gang.min_member, rows)
+        live_count, waiting_count, waiting_rows = unpack(packed)
+        return GangEnrollment(
+            live_count=live_count,
+            waiting_count=waiting_count,
+            waiting=tuple(decode_waiting_pod(*row) for row in waiting_rows),
+            leases=tuple(map(decode_lease, values)),
+        )
+
+
+class GatedPods(LedgerPart):
+    """Pods at their budget's scheduling gate, as binders share them.
+
+    A copy of what the API server knows, so that no search is needed when a budget is refilled: the
+    watcher reports each gated pod again and again. Usable whether or not the ledger is ready.
+    """
+
+    async def save(self, pods: Sequence[PodGated]) -> None:
+        """Save pods; a pod that is there already is replaced."""
+        rows = [(pod.namespace, pod.pod, _encode(pod).decode()) for pod in pods]
+        await self._run("save", rows)
+
+    async def remove(self, namespace: Namespace, pods: Sequence[PodUid]) -> None:
+        """Remove pods of a namespace."""
+        await self._run("remove", namespace, pods)
+
+    async def namespaces(self) -> dict[Namespace, BudgetChanged | None]:
+        """Return the namespaces with gated pods, and the state of their budgets if it is known."""
+        return {
+            Namespace(name): _decode_budget(text) if text else None
+            for name, text in await self._run("namespaces")
+        }
+
+    async def load(self, namespace: Namespace) -> list[PodGated]:
+        """Return the gated pods of a namespace, in no order."""
+        return [_decode_gated(text) for text in await self._run("list", namespace)]
+
+    async def _run(self, *args: object) -> Any:
+        return await self._connection.run("gated_pods", *args, state="any")

@@ -30,7 +30,7 @@ CEILING_MS = 5.0
 class Reported:
     """A ledger that knows agents on all nodes."""
 
-    async def has_agent(self, _: NodeName) -> bool:
+    async def reported_by_agent(self, _: NodeName) -> bool:
         return True
 
 

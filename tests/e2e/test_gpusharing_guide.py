@@ -316,9 +316,9 @@ async def _obeyed(up: Stack, name: str) -> None:
     """Wait until the ledger knows the namespace's quota."""
     login = up.secret("redis", "operator")
     async with RedisLeases.connect(
-        up.state()["redis_url"], keys=ClientCredentials(credentials=login)
+        up.state()["redis_url"], credentials=ClientCredentials(credentials=login)
     ) as ledger:
-        while (await ledger.quota_accounts()).quota_of(Namespace(name)) is None:
+        while (await ledger.quotas.totals()).quota_of(Namespace(name)) is None:
             await asyncio.sleep(0.1)
 
 

@@ -52,7 +52,7 @@ class Agents(Protocol):
 class Nodes(Protocol):
     """What the ledger knows of nodes."""
 
-    async def has_agent(self, node: NodeName) -> bool:
+    async def reported_by_agent(self, node: NodeName) -> bool:
         """Say whether it was an agent of ours that told last of the node's devices."""
         ...
 
@@ -168,7 +168,7 @@ class AgentPresence:
             async with self._gate:
                 told = await self.agents.request_bind(node, leases)
             if isinstance(told, NoReply) and not known.heard:
-                known.heard = told.has_responder or await self.nodes.has_agent(node)
+                known.heard = told.has_responder or await self.nodes.reported_by_agent(node)
             self._learn(node, known, told)
             if isinstance(told, BindReply):
                 wait = Deferral(told.reason, soon=told.retry_soon, shut_s=self._shut_s(known))

@@ -73,7 +73,7 @@ class LedgerUpdater:
     async def end_terminated(self, events: Sequence[PodTerminated]) -> list[LeaseChanged]:
         """End the leases of pods that are gone; where one may still run, start asking its agent."""
         phases = {event.pod: event.phase for event in events}
-        await self.ledger.forget_waiting(list(phases))
+        await self.ledger.waiting_pods.remove(list(phases))
         over = [pod for pod, phase in phases.items() if phase in TERMINAL]
         ended = await self.ledger.release(over, reason="the pod is over") if over else []
         self.vanished_pods.settle(over)

@@ -16,11 +16,11 @@ IDLE_S = 5.0
 class ShutNodes(Protocol):
     """The ledger's list."""
 
-    async def epoch(self) -> str | None:
+    async def generation(self) -> str | None:
         """Return the name of the ledger's present life; None while it is to be rebuilt."""
         ...
 
-    async def keep_shut(self, words: Mapping[NodeName, str]) -> frozenset[NodeName]:
+    async def set_cordoned(self, reasons: Mapping[NodeName, str]) -> frozenset[NodeName]:
         """Record why nodes are shut, or (empty) that they are open; return all that are shut."""
         ...
 
@@ -36,7 +36,7 @@ class NodeCordons:
     async def step(self) -> None:
         """Tell what is new, ask the agents of shut nodes, and tell what they say."""
         self.presence.news.clear()
-        if await self.ledger.epoch() is None:
+        if await self.ledger.generation() is None:
             return
         await self._tell()
         if self.shut:
@@ -52,5 +52,5 @@ class NodeCordons:
 
     async def _tell(self) -> None:
         words = self.presence.words()
-        self.shut = await self.ledger.keep_shut(words)
+        self.shut = await self.ledger.set_cordoned(words)
         self.presence.apply_cordons(self.shut, words)

@@ -12,6 +12,7 @@ from typing import Protocol
 from services.binder.ledger_sync.recovery import Evidence, recover, silent_nodes
 from services.binder.ports.metrics import Tally
 from services.binder.report.explanations import summarize
+from services.binder.ports.ledger import LeaseResizeStore
 from shared.model.clock import Clock
 from shared.model.errors import ConflictError
 from shared.model.events.event import Event
@@ -37,7 +38,7 @@ ASK_AGAIN_S = 5.0
 class Restoring(Protocol):
     """The ledger's side of a rebuild."""
 
-    async def epoch(self) -> str | None:
+    async def generation(self) -> str | None:
         """Return the name of the ledger's present life; None while it is to be rebuilt."""
         ...
 
@@ -54,8 +55,9 @@ class Restoring(Protocol):
         """
         ...
 
-    async def unsettle(self, leases: Sequence[Lease]) -> None:
-        """Record that the annotations of these leases' pods may lag behind them."""
+    @property
+    def resizes(self) -> LeaseResizeStore:
+        """Leases that change their size."""
         ...
 
     async def finish_rebuild(self, token: str) -> bool:
@@ -66,23 +68,23 @@ class Restoring(Protocol):
 class Evidences(Protocol):
     """What several binders collect together."""
 
-    async def stage_reports(self, reports: Sequence[DeviceReported]) -> None:
+    async def save_reports(self, reports: Sequence[DeviceReported]) -> None:
         """Keep what these nodes' agents have activated."""
         ...
 
-    async def staged_reports(self) -> dict[NodeName, tuple[Allocation, ...]]:
+    async def reports(self) -> dict[NodeName, tuple[Allocation, ...]]:
         """Return what was kept, by node."""
         ...
 
-    async def staged_listing(self, *, since: float) -> tuple[BoundPod, ...] | None:
+    async def complete_listing(self, *, since: float) -> tuple[BoundPod, ...] | None:
         """Return the newest complete listing begun at or after `since`, if there is one."""
         ...
 
-    async def hold_rebuild(self, token: str, *, now: float, lock_s: float) -> bool:
+    async def extend_rebuild(self, token: str, *, now: float, lock_s: float) -> bool:
         """Keep the rebuild ours for `lock_s` more seconds; False if it is not any more."""
         ...
 
-    async def clear_staged(self) -> None:
+    async def clear(self) -> None:
         """Forget reports and listings."""
         ...
 
@@ -129,8 +131,8 @@ class LedgerRebuild:
 
     async def stage_reports(self, reports: Sequence[DeviceReported]) -> None:
         """Keep reports while the ledger is being rebuilt."""
-        if await self.ledger.epoch() is None:
-            await self.staging.stage_reports(reports)
+        if await self.ledger.generation() is None:
+            await self.staging.save_reports(reports)
 
     async def step(self) -> LedgerRebuilt | None:
         """LedgerRebuild the ledger if it needs it and nobody else does.
@@ -146,7 +148,7 @@ class LedgerRebuild:
         self._untold = None
 
     async def _rebuild(self) -> LedgerRebuilt | None:
-        if await self.ledger.epoch() is not None:
+        if await self.ledger.generation() is not None:
             return None
         token = await self.ledger.begin_rebuild(now=self.clock.now(), lock_s=LOCK_S)
         if token is None:
@@ -157,21 +159,21 @@ class LedgerRebuild:
             recovery.leases, now=self.clock.now(), token=token, lock_s=LOCK_S
         )
         if recovery.lagging:
-            await self.ledger.unsettle(recovery.lagging)
+            await self.ledger.resizes.set_unsynced(recovery.lagging)
         problems = [*recovery.problems, *(_misfit(lease, why) for lease, why in misfits)]
         if problems:
             self.tally.count("not_restored", len(problems))
             logger.error("%d leases are not restored: %s", len(problems), summarize(problems))
         if not await self.ledger.finish_rebuild(token):
             return None
-        await self.staging.clear_staged()
+        await self.staging.clear()
         restored = len(recovery.leases) - len(misfits)
         logger.warning("the ledger holds %d leases again", restored)
         return LedgerRebuilt(generation=token)
 
     async def _collect(self, token: str) -> Evidence:
         """Ask for everything and wait for it; a silent node is waited for only so long."""
-        await self.staging.clear_staged()
+        await self.staging.clear()
         await self._let_land(token)
         since, began = self.clock.now(), self.clock.ticks()
         asked: float | None = None
@@ -181,9 +183,9 @@ class LedgerRebuild:
             if asked is None or now - asked >= ASK_AGAIN_S:
                 await self.bus.publish([ResyncRequested(reason="the ledger is being rebuilt")])
                 asked = now
-            pods = await self.staging.staged_listing(since=since)
+            pods = await self.staging.complete_listing(since=since)
             if pods is not None:
-                allocations = await self.staging.staged_reports()
+                allocations = await self.staging.reports()
                 evidence = Evidence(pods=pods, allocations=allocations)
                 silent = silent_nodes(evidence)
                 if not silent:
@@ -206,7 +208,7 @@ class LedgerRebuild:
             await self.clock.sleep(LOOK_S)
 
     async def _hold(self, token: str) -> None:
-        if not await self.staging.hold_rebuild(token, now=self.clock.now(), lock_s=LOCK_S):
+        if not await self.staging.extend_rebuild(token, now=self.clock.now(), lock_s=LOCK_S):
             raise ConflictError("another replica has taken the rebuild over")
 
 

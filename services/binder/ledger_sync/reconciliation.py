@@ -40,9 +40,9 @@ class Reconciler:
     async def hear(self, events: Sequence[PodsListed]) -> list[PodTerminated | PlacementChosen]:
         """Take in pieces of listings; compare with those that are complete now."""
         answers: list[PodTerminated | PlacementChosen] = []
-        ready = await self.ledger.epoch() is not None
+        ready = await self.ledger.generation() is not None
         for piece in events:
-            pods = await self.staging.stage_piece(_slim(piece) if ready else piece)
+            pods = await self.staging.save_chunk(_slim(piece) if ready else piece)
             if pods is not None and ready:
                 answers += await self.compare(pods, listed_at=piece.listed_at)
         return answers

@@ -29,13 +29,13 @@ KEEPING = frozenset({"queue", "deny"})
 
 
 class Store(Protocol):
-    """Gated pods, as binders share them; `shared.ledger.gates.Gates` is it."""
+    """Gated pods, as binders share them; `shared.ledger.waiting_pods.Gates` is it."""
 
-    async def put(self, pods: Sequence[PodGated]) -> None:
+    async def save(self, pods: Sequence[PodGated]) -> None:
         """Remember pods."""
         ...
 
-    async def drop(self, namespace: Namespace, pods: Sequence[PodUid]) -> None:
+    async def remove(self, namespace: Namespace, pods: Sequence[PodUid]) -> None:
         """Forget pods of a namespace."""
         ...
 
@@ -43,7 +43,7 @@ class Store(Protocol):
         """Return the namespaces with gated pods, and how their budgets stand if that is known."""
         ...
 
-    async def pods(self, namespace: Namespace) -> Sequence[PodGated]:
+    async def load(self, namespace: Namespace) -> Sequence[PodGated]:
         """Return the gated pods of a namespace, in no order."""
         ...
 
@@ -78,7 +78,7 @@ class SchedulingGates:
 
     async def hold(self, pods: Sequence[PodGated]) -> None:
         """Remember pods at the gate; they are let through at once if their budget allows it."""
-        await self.store.put(pods)
+        await self.store.save(pods)
         for pod in pods:
             self.events.note(_held_note(pod), once=True)
         self.wake()
@@ -116,7 +116,7 @@ class SchedulingGates:
         now = self.clock.now()
         self._refused_until = {pod: at for pod, at in self._refused_until.items() if at > now}
         gated = sorted(
-            (pod for pod in await self.store.pods(namespace) if pod.pod not in self._refused_until),
+            (pod for pod in await self.store.load(namespace) if pod.pod not in self._refused_until),
             key=lambda pod: (-pod.priority, pod.created_at, pod.name),
         )
         for first in range(0, len(gated), AT_ONCE):
@@ -126,7 +126,7 @@ class SchedulingGates:
             part = gated[first : first + AT_ONCE]
             opened = await asyncio.gather(*map(self._open_one, part))
             over = [pod for pod in part if pod.pod not in self._refused_until]
-            await self.store.drop(namespace, [pod.pod for pod in over])
+            await self.store.remove(namespace, [pod.pod for pod in over])
             for pod, is_open in zip(part, opened, strict=True):
                 if is_open:
                     self.events.note(_opened_note(pod), once=True)

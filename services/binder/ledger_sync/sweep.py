@@ -46,7 +46,7 @@ class Sweeper:
 
     async def expire(self) -> list[BindingFailed]:
         """End reservations whose time is over; their pods have to be placed again."""
-        if await self.ledger.epoch() is None:
+        if await self.ledger.generation() is None:
             return []
         ended = await self.ledger.expire(self.clock.now())
         if ended:
@@ -66,12 +66,12 @@ class Sweeper:
     async def offer(self) -> list[PodQueued]:
         """Return the waiting pods that may fit now, if anything was freed since the last time."""
         self._freed.clear()
-        if await self.ledger.epoch() is None:
+        if await self.ledger.generation() is None:
             return []
         now, capacity = self.clock.ticks(), await self.ledger.capacity()
         if capacity == self._offered_for and now < self._offered_at + OFFER_AGAIN_S:
             return []
-        offers = await self.ledger.offers(now=self.clock.now())
+        offers = await self.ledger.waiting_pods.choose_offers(now=self.clock.now())
         self._settled = offers.complete
         if offers.complete:
             self._offered_for, self._offered_at = capacity, now

@@ -5,6 +5,7 @@ from typing import Protocol
 
 from services.binder.preempt.rules import DisruptionBudget, PodFacts
 from services.binder.report.explanations import KubernetesEvent
+from services.binder.ports.ledger import NodeTotalsReader, WaitingPodStore
 from shared.model.events.pod_events import BudgetChanged
 from shared.model.lease import Lease
 from shared.model.ledger import NodeTotals, Reservation, WaitingPod
@@ -25,16 +26,18 @@ PAST_S = 24 * 3600.0
 class Ledger(Protocol):
     """What preemption needs of the ledger."""
 
-    async def epoch(self) -> str | None:
+    async def generation(self) -> str | None:
         """Return the name of the ledger's present life; None while it is to be rebuilt."""
         ...
 
-    async def waiting(self, pods: Sequence[PodUid] | None = None) -> list[WaitingPod]:
-        """Return pods that wait: all, or those among `pods`."""
+    @property
+    def waiting_pods(self) -> WaitingPodStore:
+        """The pods that fit nowhere yet."""
         ...
 
-    def totals(self) -> AsyncIterator[list[NodeTotals]]:
-        """Yield all nodes with their leases."""
+    @property
+    def totals(self) -> NodeTotalsReader:
+        """Nodes with their leases."""
         ...
 
     async def load(self, pods: Sequence[PodUid]) -> list[Lease | None]:
@@ -49,9 +52,9 @@ class Ledger(Protocol):
 
 
 class Store(Protocol):
-    """What binders share about preemption; `shared.ledger.preemptions.Takings` is it."""
+    """What binders share about preemption; `shared.ledger.preemptions.Preemptions` is it."""
 
-    async def lead(self, who: str, *, ttl_s: float) -> bool:
+    async def acquire_leadership(self, who: str, *, ttl_s: float) -> bool:
         """Return whether `who` may act now, and for `ttl_s` seconds nobody else."""
         ...
 
@@ -69,11 +72,11 @@ class Store(Protocol):
         """End a preemption and its claim; False if another moved it on."""
         ...
 
-    async def affairs(self, *, now: float, past_s: float = PAST_S) -> PreemptionState:
+    async def state(self, *, now: float, past_s: float = PAST_S) -> PreemptionState:
         """Read what is open, what was done in the last `past_s` seconds, and how budgets stand."""
         ...
 
-    async def note_standing(self, told: BudgetChanged) -> None:
+    async def save_budget(self, told: BudgetChanged) -> None:
         """Remember how a namespace's budget stands, unless something newer is known."""
         ...
 

@@ -97,7 +97,7 @@ class PreemptionController:
     async def hear(self, events: Sequence[BudgetChanged]) -> None:
         """Remember how budgets stand."""
         for event in events:
-            await self.store.note_standing(event)
+            await self.store.save_budget(event)
 
     async def evict_violators(self, events: Sequence[ViolationFound]) -> None:
         """Begin to evict pods for what they did, if the rules have them evicted."""
@@ -108,11 +108,11 @@ class PreemptionController:
 
     async def step(self) -> list[PlacementChosen]:
         """Move on whatever is under way, and begin what is due; nothing unless this one leads."""
-        if await self.ledger.epoch() is None:
+        if await self.ledger.generation() is None:
             return []
-        if not await self.store.lead(self.name, ttl_s=LEAD_S):
+        if not await self.store.acquire_leadership(self.name, ttl_s=LEAD_S):
             return []
-        affairs = await self.store.affairs(now=self.clock.now(), past_s=0)
+        affairs = await self.store.state(now=self.clock.now(), past_s=0)
         said: list[PlacementChosen] = []
         for read in affairs.open:
             said += await self._advance(read, affairs)
@@ -130,7 +130,7 @@ class PreemptionController:
         match step:
             case Step.TELL if read.preemption.reason:
                 now = self.clock.now()
-                past = await self.store.affairs(now=now, past_s=HOUR_S)
+                past = await self.store.state(now=now, past_s=HOUR_S)
                 why = over_limit(read.preemption, past, self.rules, now)
                 await (self._call_off(read, why) if why else self._tell(read))
             case Step.TELL:
@@ -155,7 +155,7 @@ class PreemptionController:
         if preemption.wanted is None:
             return Seen(waits=False, lease=None, leased=frozenset())
         # In this order: a pod that stops waiting because it was given a lease is seen with it.
-        waiting = await self.ledger.waiting([preemption.wanted.pod])
+        waiting = await self.ledger.waiting_pods.load([preemption.wanted.pod])
         own, *theirs = await self.ledger.load([preemption.wanted.pod, *victims])
         return Seen(waits=bool(waiting), lease=own, leased={lease.pod for lease in theirs if lease})
 
@@ -229,8 +229,8 @@ class PreemptionController:
         now = self.clock.now()
         if now < self._look_at:
             return
-        affairs = await self.store.affairs(now=now)
-        waiting = await self.ledger.waiting()
+        affairs = await self.store.state(now=now)
+        waiting = await self.ledger.waiting_pods.load()
         self._look_at = now + LOOK_S + len(waiting) * LOOK_PER_POD_S
         needs = pending_pods(waiting, affairs, self.rules, now)
         policies = [s for s in (affairs.budgets or {}).values() if ends_by_policy(s, now)]
@@ -253,7 +253,7 @@ class PreemptionController:
         affairs: PreemptionState,
     ) -> bool:
         pods, disruptions = await self.victims.everybody()
-        accounts = [account async for page in self.ledger.totals() for account in page]
+        accounts = [account async for page in self.ledger.totals.pages() for account in page]
         cluster = ClusterSnapshot(accounts=accounts, pods=pods, disruptions=disruptions)
         begun = False
         for standing in policies:
@@ -270,7 +270,7 @@ class PreemptionController:
             return False
         for _ in range(PLANS_MAX):
             now = self.clock.now()
-            affairs = await self.store.affairs(now=now)
+            affairs = await self.store.state(now=now)
             need = PendingPod(
                 pod=own.pod,
                 namespace=own.namespace,
@@ -312,7 +312,7 @@ class PreemptionController:
         leases = [lease for account in cluster.accounts for lease in account.leases]
         for lease in sorted(leases, key=lambda lease: lease.pod):
             now = self.clock.now()
-            affairs = await self.store.affairs(now=now)
+            affairs = await self.store.state(now=now)
             pod = cluster.pods.get(lease.pod)
             if lease.namespace != standing.namespace or pod is None:
                 continue

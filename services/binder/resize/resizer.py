@@ -15,6 +15,7 @@ from typing import Protocol
 from services.binder.report.explanations import KubernetesEvent, lease_event
 from services.binder.resize.rules import ResizeRefusal, SizeChange, SizeUnchanged, decide, full_text
 from shared.dialects import DIALECTS
+from services.binder.ports.ledger import LeaseResizeStore, NodeTotalsReader
 from shared.model.clock import Clock
 from shared.model.errors import ConflictError, LeaseholdError, UnavailableError
 from shared.model.events.event import Event
@@ -43,7 +44,7 @@ EVER = 1 << 53
 class Ledger(Protocol):
     """What resizing needs of the ledger."""
 
-    async def epoch(self) -> str | None:
+    async def generation(self) -> str | None:
         """Return the name of the ledger's present life; None while it is to be rebuilt."""
         ...
 
@@ -51,28 +52,14 @@ class Ledger(Protocol):
         """Return these pods' live leases."""
         ...
 
-    async def accounts(self, names: Sequence[NodeName]) -> list[NodeTotals]:
-        """Return nodes with their devices."""
+    @property
+    def totals(self) -> NodeTotalsReader:
+        """Nodes with their leases."""
         ...
 
-    async def take_turn(self, pod: PodUid, *, lasts_s: float) -> str | None:
-        """Return a token with which alone the lease can be made smaller; None: another has it."""
-        ...
-
-    async def leave_turn(self, pod: PodUid, token: str) -> None:
-        """Give a turn back before its time."""
-        ...
-
-    async def resize(self, lease: Lease, *, turn: str = "") -> Lease | NoCapacity | StaleLeaseError:
-        """Give a lease the shares it has here. Raises ConflictError if the turn is over."""
-        ...
-
-    async def unsettled(self, *, older_than_s: float) -> list[PodUid]:
-        """Return pods whose leases were resized so long ago, and not seen through."""
-        ...
-
-    async def settled(self, pod: PodUid, version: int) -> bool:
-        """Record that a resize was seen through as of a version."""
+    @property
+    def resizes(self) -> LeaseResizeStore:
+        """Leases that change their size."""
         ...
 
 
@@ -178,7 +165,7 @@ class Resizer:
         return None
 
     async def _node(self, lease: Lease | None) -> LedgerNode | None:
-        accounts = await self.ledger.accounts([lease.node]) if lease else []
+        accounts = await self.ledger.totals.of_nodes([lease.node]) if lease else []
         return accounts[0].node if accounts else None
 
     async def _change(self, change: SizeChange, node: LedgerNode) -> ResizeReply | None:
@@ -189,7 +176,7 @@ class Resizer:
                 return held
             turn = held
         try:
-            outcome = await self.ledger.resize(change.lease, turn=turn)
+            outcome = await self.ledger.resizes.apply(change.lease, token=turn)
         except ConflictError:
             await self._call_off(change, turn)
             return _unavailable(f"its node took longer than {TURN_S:g} s to answer")
@@ -207,7 +194,7 @@ class Resizer:
     async def _hold(self, change: SizeChange) -> str | ResizeReply:
         """Have the node hold the container to less already; return in which turn, or why not."""
         lease = change.lease
-        turn = await self.ledger.take_turn(lease.pod, lasts_s=TURN_S)
+        turn = await self.ledger.resizes.lock(lease.pod, ttl_s=TURN_S)
         if turn is None:
             return _unavailable("another resize of it is under way")
         try:
@@ -221,7 +208,7 @@ class Resizer:
                 f"use: {error}"
             )
         if not told.applied:
-            await self.ledger.leave_turn(lease.pod, turn)
+            await self.ledger.resizes.unlock(lease.pod, turn)
             hint = f"the least is --memory {told.in_use_mib}Mi now" if told.in_use_mib else ""
             return _refused(ResizeRefusal(reason=told.reason, hint=hint))
         return turn
@@ -231,7 +218,7 @@ class Resizer:
         if not turn:
             return
         lease = change.lease
-        await self.ledger.leave_turn(lease.pod, turn)
+        await self.ledger.resizes.unlock(lease.pod, turn)
         with contextlib.suppress(UnavailableError):
             await self.agents.set_limits(
                 LimitsRequest(node=lease.node, lease=lease, resize_id=turn, finished=True)
@@ -263,7 +250,7 @@ class Resizer:
             await self._annotate(lease)
         except LeaseholdError as error:
             return (f"the pod's annotations: {error}",)
-        await self.ledger.settled(lease.pod, lease.version)
+        await self.ledger.resizes.set_synced(lease.pod, lease.version)
         return ()
 
     async def _annotate(self, lease: Lease) -> None:
@@ -293,10 +280,10 @@ class Resizer:
 
     async def finish(self) -> None:
         """See through every resize that nobody is at any more, each again after a pause."""
-        if await self.ledger.epoch() is None:
+        if await self.ledger.generation() is None:
             return
         now = self.clock.now()
-        pods = await self.ledger.unsettled(older_than_s=LATE_S)
+        pods = await self.ledger.resizes.unsynced(older_than_s=LATE_S)
         self._again = {pod: self._again.get(pod, (0.0, LOOK_S)) for pod in pods}
         due = [pod for pod in pods if self._again[pod][0] <= now][:AT_ONCE]
         leases = await self.ledger.load(due) if due else []
@@ -305,7 +292,7 @@ class Resizer:
 
     async def _finish(self, pod: PodUid, lease: Lease | None) -> None:
         if lease is None:
-            await self.ledger.settled(pod, EVER)
+            await self.ledger.resizes.set_synced(pod, EVER)
             return
         pending = await self._see_through(lease)
         if pending:

@@ -155,7 +155,7 @@ def _run(flags: argparse.Namespace, work: Callable[[Budgets], Awaitable[Any]]) -
 
     async def running() -> Any:
         try:
-            async with Budgets.connect(where.redis_url, keys=where.redis_keys) as store:
+            async with Budgets.connect(where.redis_url, credentials=where.redis_keys) as store:
                 return await work(store)
         except UnavailableError as error:
             if where.hint:

@@ -16,7 +16,7 @@ from services.binder.preempt.rules import PendingPod, PreemptionRules, cause_for
 from services.binder.report.explanations import stamp
 from services.cli.inspect import sources
 from services.cli.inspect.sources import Reader
-from shared.ledger.preemptions import Takings
+from shared.ledger.preemptions import Preemptions
 from shared.model.ledger import WaitingPod
 from shared.model.preemption import EvictionRecord, Preemption, PreemptionState
 from shared.placing.node_fit import fit_on_node
@@ -45,9 +45,9 @@ def reclaim(flags: argparse.Namespace) -> int:
     async def reading() -> tuple[PreemptionState, Answer | str | None]:
         async with (
             sources.opened(where, pods=bool(flags.dry_run)) as reader,
-            Takings.connect(where.redis_url, keys=where.redis_keys) as takings,
+            Preemptions.connect(where.redis_url, credentials=where.redis_keys) as takings,
         ):
-            affairs = await takings.affairs(now=time.time())
+            affairs = await takings.state(now=time.time())
             if not flags.dry_run:
                 return affairs, None
             return affairs, await _planned(reader, affairs, flags)
@@ -70,7 +70,7 @@ async def _planned(
     pod = await reader.pod(flags.namespace, flags.dry_run)
     if pod is None:
         return f"there is no pod {name}; `kubectl get pods -A` lists them"
-    waiting = await reader.ledger.waiting([pod.pod])
+    waiting = await reader.ledger.waiting_pods.load([pod.pod])
     if not waiting:
         return f"pod {name} does not wait for devices; `leasehold explain` says what it does"
     under_way = next(

@@ -251,9 +251,9 @@ async def _accounts(ward: Ward) -> dict[NodeName, NodeTotals] | None:
     if not ward.redis_url:
         return None
     with contextlib.suppress(UnavailableError, RequestError, TimeoutError):
-        opening = RedisLeases.connect(ward.redis_url, keys=ward.redis_keys)
+        opening = RedisLeases.connect(ward.redis_url, credentials=ward.redis_keys)
         async with asyncio.timeout(LIMIT_S), opening as ledger:
-            pages = [page async for page in ledger.totals()]
+            pages = [page async for page in ledger.totals.pages()]
             return {one.node.facts.name: one for page in pages for one in page}
     return None
 

@@ -154,7 +154,7 @@ class Reader:
 
     async def accounts(self) -> tuple[NodeTotals, ...]:
         """Return every node's totals and leases."""
-        pages = [page async for page in self.ledger.totals()]
+        pages = [page async for page in self.ledger.totals.pages()]
         return tuple(account for page in pages for account in page)
 
     async def pods(self) -> tuple[PodSeen, ...]:
@@ -181,7 +181,9 @@ class Reader:
     async def books(self) -> tuple[Book, ...]:
         """Return every open budget window that has a beginning, with its entries' sum."""
         found: list[Book] = []
-        async with Budgets.connect(self.where.redis_url, keys=self.where.redis_keys) as store:
+        async with Budgets.connect(
+            self.where.redis_url, credentials=self.where.redis_keys
+        ) as store:
             for account in await store.load(dict.fromkeys(await store.revisions())):
                 # Of one that never ends, the first entries may have been cut off.
                 if not account.windows or not account.windows[-1].start_ms:
@@ -217,11 +219,11 @@ class Reader:
             pods=seen,
             allocations=told,
             accounts=await self.accounts(),
-            waiting=tuple(await self.ledger.waiting()),
-            gangs=await self.ledger.gangs(),
-            quotas=await self.ledger.quota_accounts(),
-            kept=await self.ledger.kept(),
-            turns=await self.ledger.turns(),
+            waiting=tuple(await self.ledger.waiting_pods.load()),
+            gangs=await self.ledger.totals.gangs(),
+            quotas=await self.ledger.quotas.totals(),
+            kept=await self.ledger.totals.claimed(),
+            turns=await self.ledger.totals.fair_share(),
         )
 
 
@@ -232,7 +234,7 @@ async def opened(where: Where, *, pods: bool) -> AsyncIterator[Reader]:
         try:
             kube = await stack.enter_async_context(_kube(where)) if pods else None
             ledger = await stack.enter_async_context(
-                RedisLeases.connect(where.redis_url, keys=where.redis_keys)
+                RedisLeases.connect(where.redis_url, credentials=where.redis_keys)
             )
             yield Reader(where, ledger, kube)
         except UnavailableError as error:

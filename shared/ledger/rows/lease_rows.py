@@ -23,7 +23,7 @@ from shared.model.lease import (
     ShareSize,
     bookings,
 )
-from shared.model.ledger import Reservation, Reserved
+from shared.model.ledger import Reservation
 from shared.model.names import NodeName
 from shared.model.placement import Placement
 from shared.model.request import SharingPolicy
@@ -66,7 +66,6 @@ _says = attrgetter("pod", "gang", "namespace", "name", "dialect", "memo", "trace
 # slots, which then gets the frozen class.
 _Share = make_dataclass("_Share", [each.name for each in fields(Share)], slots=True)
 _Lease = make_dataclass("_Lease", [each.name for each in fields(Lease)], slots=True)
-_Reserved = make_dataclass("_Reserved", [each.name for each in fields(Reserved)], slots=True)
 
 
 def text(value: Any) -> str:
@@ -79,7 +78,7 @@ def joined(pieces: Sequence[bytes]) -> tuple[list[int], bytes]:
     return list(accumulate(map(len, pieces), initial=0)), b"".join(pieces)
 
 
-def takes_of(node: NodeName, shares: Sequence[Share]) -> list[Any]:
+def demand_of(node: NodeName, shares: Sequence[Share]) -> list[Any]:
     """Say what shares take of a node's devices, and which of its new slots each share gets.
 
     An init container uses a slot that another container of the pod will use after it.
@@ -136,7 +135,7 @@ def taken(node: NodeName, shares: Sequence[Share]) -> bytes:
     ]
     if len(shares) == 1 and shares[0].mig is None:
         return _pack((node, *parts[0]))
-    return _pack((node, False, takes_of(node, shares), parts))
+    return _pack((node, False, demand_of(node, shares), parts))
 
 
 def said(of: Reservation | Lease, texts: dict[tuple[Any, ...], str], *more: float) -> bytes:
@@ -153,7 +152,7 @@ def resources_text(resources: Mapping[str, int]) -> str:
     return text([part for item in resources.items() for part in item])
 
 
-def reservation_pieces(wanted: Sequence[Reservation]) -> list[bytes]:
+def encode_reservations(wanted: Sequence[Reservation]) -> list[bytes]:
     """Pack reservations: what each says, then what its candidates take."""
     texts: dict[tuple[Any, ...], str] = {}
     pieces = []
@@ -163,9 +162,9 @@ def reservation_pieces(wanted: Sequence[Reservation]) -> list[bytes]:
     return pieces
 
 
-def reserved(
+def new_lease(
     wanted: Reservation, number: int, numbers: Iterator[int], now: float, expires_at: float
-) -> Reserved:
+) -> Lease:
     """Read the lease that the script has just written: version, then slots and fences."""
     candidate = wanted.candidates[number - 1]
     lease = _Lease(
@@ -188,9 +187,7 @@ def reserved(
     )
     lease.shares = _granted(candidate, numbers)
     lease.__class__ = Lease
-    outcome = _Reserved(lease)
-    outcome.__class__ = Reserved
-    return cast(Reserved, outcome)
+    return cast(Lease, lease)
 
 
 def _granted(candidate: Placement, numbers: Iterator[int]) -> tuple[Share, ...]:
@@ -220,7 +217,7 @@ def _granted(candidate: Placement, numbers: Iterator[int]) -> tuple[Share, ...]:
     return cast(tuple[Share, ...], tuple(shares))
 
 
-def lease_value(lease: Lease) -> bytes:
+def encode_lease(lease: Lease) -> bytes:
     """Pack a lease as it stands, with its slots and fences.
 
     When it was resized is the last that it says, in eight bytes: the script that resizes writes
@@ -243,7 +240,7 @@ def lease_value(lease: Lease) -> bytes:
     return b"".join((head, *grants, says, taken(lease.node, lease.shares)))
 
 
-def lease_of(value: bytes) -> Lease:
+def decode_lease(value: bytes) -> Lease:
     """Read a stored lease."""
     number, version, _, created_at, expires_at, count, length = _HEAD.unpack_from(value)
     grants = unpack_from("<" + _GRANT * count, value, _HEAD.size)

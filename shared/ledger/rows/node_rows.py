@@ -14,8 +14,8 @@ from shared.ledger.rows.device_rows import (
     node_use,
     node_uses,
 )
-from shared.ledger.rows.lease_rows import lease_of, text
-from shared.ledger.rows.quota_rows import excesses_of
+from shared.ledger.rows.lease_rows import decode_lease, text
+from shared.ledger.rows.quota_rows import decode_excesses
 from shared.model.device import Device, DeviceMode
 from shared.model.events.node_events import DeviceReported
 from shared.model.ledger import LedgerChange, LedgerNode, NoCapacity, NodeTotals, NodeUse
@@ -27,7 +27,7 @@ _devices_of = msgspec.json.Decoder(tuple[Device, ...]).decode
 _served_of = msgspec.json.Decoder(tuple[str, ...]).decode
 
 
-def facts_row(facts: NodeFacts) -> list[Any]:
+def encode_node_facts(facts: NodeFacts) -> list[Any]:
     """Pack a node's facts: whole, what decides besides amounts, the room, what is closed."""
     rules = replace(facts, allocatable={}, used_by_others={})
     room = [
@@ -38,7 +38,7 @@ def facts_row(facts: NodeFacts) -> list[Any]:
     return [facts.name, text(facts), text(rules), room, facts.excluded_devices]
 
 
-def report_row(report: DeviceReported) -> list[Any]:
+def encode_device_report(report: DeviceReported) -> list[Any]:
     """Pack a node's devices, and the fences that its agent has honoured."""
     fences: dict[str, int] = {}
     for activation in report.allocations:
@@ -66,7 +66,7 @@ def report_row(report: DeviceReported) -> list[Any]:
     ]
 
 
-def full_of(pod: PodUid, packed: bytes) -> NoCapacity:
+def decode_refusal(pod: PodUid, packed: bytes) -> NoCapacity:
     """Read why no candidate fits."""
     reason, nodes, devices, quotas, reserved_for_other = msgspec.msgpack.decode(packed)
     states = map(device_state, devices)
@@ -75,12 +75,12 @@ def full_of(pod: PodUid, packed: bytes) -> NoCapacity:
         reason=reason,
         devices={state.uuid: state.use for state in states},
         nodes=dict(map(node_use, nodes)),
-        quotas=excesses_of(quotas),
+        quotas=decode_excesses(quotas),
         reserved_for_other=reserved_for_other,
     )
 
 
-def resize_full_of(
+def decode_resize_refusal(
     pod: PodUid, reason: str, devices: Sequence[Any], quotas: Sequence[Any]
 ) -> NoCapacity:
     """Read why a lease cannot have the shares that it was to get."""
@@ -89,7 +89,7 @@ def resize_full_of(
         pod=pod,
         reason=reason,
         devices={state.uuid: state.use for state in states},
-        quotas=excesses_of(quotas),
+        quotas=decode_excesses(quotas),
     )
 
 
@@ -112,7 +112,7 @@ def node_of(
     )
 
 
-def account_of(row: Sequence[Any], leases: Iterator[bytes]) -> NodeTotals:
+def decode_node_totals(row: Sequence[Any], leases: Iterator[bytes]) -> NodeTotals:
     """Read one row of a survey, and as many of the leases that follow as it says."""
     name, node, facts, devices, served, _, rows, count, stray = row
     states = [device_state(state) for state in rows if state]
@@ -124,7 +124,7 @@ def account_of(row: Sequence[Any], leases: Iterator[bytes]) -> NodeTotals:
             (devices, served),
             [state for state in states if state.node == name],
         ),
-        leases=tuple(map(lease_of, islice(leases, count))),
+        leases=tuple(map(decode_lease, islice(leases, count))),
         index_mismatches=tuple(stray),
     )
 
@@ -134,7 +134,7 @@ def is_known(row: Sequence[Any]) -> bool:
     return bool(row[2])
 
 
-def change_of(position: str, fields: Mapping[bytes, bytes]) -> LedgerChange:
+def decode_change(position: str, fields: Mapping[bytes, bytes]) -> LedgerChange:
     """Read one entry of the feed."""
     uses, states = node_uses(fields[b"n"]), device_states(fields[b"d"])
     parts: dict[str, dict[NodeName, str]] = {kind: {} for kind in "fgsx"}

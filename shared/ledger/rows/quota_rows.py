@@ -11,7 +11,7 @@ from shared.model.quota import Quota, QuotaExcess, QuotaLimits, QuotaTotals, Quo
 _unpack = msgspec.msgpack.Decoder().decode
 
 
-def quota_row(quota: Quota) -> list[Any]:
+def encode_quota(quota: Quota) -> list[Any]:
     """Pack a quota: its name, and what the scripts read (`R_…` in `scripts/limits.lua`)."""
     models = [(name, _limits_row(limits)) for name, limits in quota.models]
     rule = (
@@ -25,7 +25,7 @@ def quota_row(quota: Quota) -> list[Any]:
     return [quota.namespace, rule]
 
 
-def excesses_of(rows: Any) -> tuple[QuotaExcess, ...]:
+def decode_excesses(rows: Any) -> tuple[QuotaExcess, ...]:
     """Read what quotas were in the way; Lua does not tell an empty list from an empty map."""
     return tuple(
         QuotaExcess(
@@ -41,7 +41,7 @@ def excesses_of(rows: Any) -> tuple[QuotaExcess, ...]:
     )
 
 
-def accounts_of(
+def decode_quota_totals(
     quotas: Sequence[bytes], held: Sequence[bytes], charges: Sequence[bytes]
 ) -> QuotaTotals:
     """Read all that the ledger keeps of quotas."""

@@ -41,7 +41,7 @@ def rank_of(priority: int) -> int:
     return _PRIORITIES - 1 - (priority - _LOWEST_PRIORITY)
 
 
-def waiting_row(waiting: WaitingPod) -> list[Any]:
+def encode_waiting_pod(waiting: WaitingPod) -> list[Any]:
     """Pack a waiting pod."""
     return [
         waiting.queued.pod,
@@ -57,7 +57,7 @@ def waiting_row(waiting: WaitingPod) -> list[Any]:
     ]
 
 
-def enrolled_row(waiting: WaitingPod) -> list[Any]:
+def encode_enrolled_pod(waiting: WaitingPod) -> list[Any]:
     """Pack a pod of a gang that is only counted so far."""
     record = text((waiting.queued, waiting.refusal))
     order, since = order_of(waiting.queued), waiting.waiting_since
@@ -70,7 +70,7 @@ def gang_of(queued: PodQueued) -> str:
     return gang.name if gang and gang.min_member > 1 else ""
 
 
-def waiting_of(capacity: int, since: float, record: str, group: str = "") -> WaitingPod:
+def decode_waiting_pod(capacity: int, since: float, record: str, group: str = "") -> WaitingPod:
     """Read a waiting pod."""
     queued, refusal = _record_of(record)
     return WaitingPod(

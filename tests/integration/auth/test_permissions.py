@@ -338,7 +338,7 @@ async def test_who_names_no_user_may_nothing_and_health_checks_ask_whether_it_an
                 await probe.execute_command(*words)
     async with RedisLeases.connect(redis_url) as ledger:
         with pytest.raises(UnavailableError, match="--redis-credentials"):
-            await ledger.epoch()
+            await ledger.generation()
 
 
 async def answer_of(url: str, words: str) -> bytes:
@@ -366,18 +366,18 @@ def keys_at(written: Doors, user: str) -> ClientCredentials:
 async def test_each_client_does_its_work_as_its_own_user(redis_url: str, written: Doors) -> None:
     async with (
         known_as(redis_url, written, "admin"),
-        RedisLeases.connect(redis_url, keys=keys_at(written, "binder")) as binder,
-        RedisLeases.connect(redis_url, keys=keys_at(written, "dashboard")) as dashboard,
-        Budgets.connect(redis_url, keys=keys_at(written, "timekeeper")) as accounts,
+        RedisLeases.connect(redis_url, credentials=keys_at(written, "binder")) as binder,
+        RedisLeases.connect(redis_url, credentials=keys_at(written, "dashboard")) as dashboard,
+        Budgets.connect(redis_url, credentials=keys_at(written, "timekeeper")) as accounts,
     ):
         token = await binder.begin_rebuild(now=1.0)
         assert token is not None
         await binder.finish_rebuild(token)
 
-        assert [page async for page in dashboard.totals()] == []
-        assert await dashboard.waiting() == []
+        assert [page async for page in dashboard.totals.pages()] == []
+        assert await dashboard.waiting_pods.load() == []
         assert await accounts.revisions() == {}
-        assert await accounts.turn("count", every_ms=60_000)
+        assert await accounts.acquire_lock("count", every_ms=60_000)
 
 
 async def test_no_command_of_the_scripts_is_one_that_the_server_calls_dangerous(

@@ -15,9 +15,9 @@ from services.binder.service import Binder
 from services.binder.wiring import assemble
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
-from shared.ledger.gates import Gates
 from shared.ledger.leases import RedisLeases
 from shared.ledger.staging import LedgerStaging
+from shared.ledger.waiting_pods import GatedPods
 from shared.model.clock import SystemClock
 from shared.model.events.event import Event
 from shared.model.events.node_events import Allocation, DeviceReported
@@ -150,7 +150,7 @@ async def staged() -> AsyncIterator[Stage]:
             Bus.connect(nats.url, name="test") as bus,
             RedisLeases.connect(valkey.url) as ledger,
             LedgerStaging.connect(valkey.url) as staging,
-            Gates.connect(valkey.url) as gates,
+            GatedPods.connect(valkey.url) as gates,
         ):
             binder = assemble(
                 ledger=ledger,
@@ -191,7 +191,7 @@ async def _background(runner: Runner, stage: Stage) -> AsyncIterator[None]:
 
 
 async def _is_ready(ledger: RedisLeases) -> bool:
-    return await ledger.epoch() is not None and bool((await ledger.snapshot()).nodes)
+    return await ledger.generation() is not None and bool((await ledger.snapshot()).nodes)
 
 
 async def _until(condition: Any, limit_s: float = 30.0) -> None:
@@ -259,11 +259,11 @@ async def test_after_flushall_the_rebuild_restores_the_same_leases(stage: Stage)
             lease=active,
         ),
     )
-    epoch = await stage.ledger.epoch()
+    epoch = await stage.ledger.generation()
     await stage.ledger._connection._redis.flushall()
 
     async def rebuilt() -> bool:
-        return await stage.ledger.epoch() not in {None, epoch}
+        return await stage.ledger.generation() not in {None, epoch}
 
     await _until(rebuilt)
     again = [each for each in await stage.ledger.load([each.pod for each in held]) if each]
@@ -289,7 +289,9 @@ async def test_an_expired_reservation_frees_its_capacity_for_who_waits(stage: St
     capacity = await stage.ledger.capacity()
     (lease,) = await stage.reserve([first], mib=whole, ttl_s=1.0)
     verdict = WaitingPod(queued=queued, refusal=Refusal(reason="full"), capacity=capacity)
-    await stage.ledger.wait([replace(verdict, capacity=await stage.ledger.capacity())])
+    await stage.ledger.waiting_pods.enqueue(
+        [replace(verdict, capacity=await stage.ledger.capacity())]
+    )
     offered = await _heard(stage, PodQueued)
 
     async with asyncio.timeout(30):

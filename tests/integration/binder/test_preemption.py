@@ -37,7 +37,7 @@ async def at(server: ValkeyServer) -> AsyncIterator[Scene]:
 
 async def stage_of(at: Scene) -> list[PreemptionStage]:
     return [
-        each.preemption.stage for each in (await at.preemptions.affairs(now=at.clock.now())).open
+        each.preemption.stage for each in (await at.preemptions.state(now=at.clock.now())).open
     ]
 
 
@@ -52,7 +52,7 @@ async def test_gpusharing_27_exhaustion_alone_evicts_nobody_and_writes_nothing(a
         at.clock.advance(60)
 
     assert at.writes("old") == before
-    assert not (await at.preemptions.affairs(now=at.clock.now())).open
+    assert not (await at.preemptions.state(now=at.clock.now())).open
 
 
 async def test_gpusharing_28_a_pod_with_budget_gets_the_device_of_one_without(at: Scene) -> None:
@@ -77,7 +77,7 @@ async def test_gpusharing_28_a_pod_with_budget_gets_the_device_of_one_without(at
     assert at.writes("old")["delete/eviction"] == 1
     await at.ledger.bind([chosen.lease])
     await binder.step()
-    assert not (await at.preemptions.affairs(now=at.clock.now())).open
+    assert not (await at.preemptions.state(now=at.clock.now())).open
     await assert_sound(at.ledger)
 
 
@@ -94,7 +94,7 @@ async def test_gpusharing_28_the_uid_is_a_precondition(at: Scene) -> None:
     await binder.step()
 
     assert not await at.ending("old")
-    [line] = (await at.preemptions.affairs(now=at.clock.now())).evictions
+    [line] = (await at.preemptions.state(now=at.clock.now())).evictions
     assert line.outcome is EvictionOutcome.GONE
     assert len(await binder.step()) == 1
 
@@ -235,10 +235,10 @@ async def test_gpusharing_30_nobody_else_gets_what_becomes_free(at: Scene) -> No
 
     assert "in-exclusive-use" in await at.thief(cpu=0)
     assert "cpu" in await at.thief(cpu=64_000)
-    assert (await at.ledger.kept())[NodeName("a")] == {"cpu": 100, "pods": 1}
+    assert (await at.ledger.totals.claimed())[NodeName("a")] == {"cpu": 100, "pods": 1}
     [chosen] = await binder.step()
     assert chosen.lease.shares[0].memory_mib == 12_000
-    assert await at.ledger.kept() == {}
+    assert await at.ledger.totals.claimed() == {}
     assert await at.thief(mib=4_000) == ""
     await assert_sound(at.ledger)
 
@@ -274,11 +274,11 @@ async def test_gpusharing_30_it_is_offered_to_others_once_the_pod_in_need_is_ser
     await binder.step()
     await at.ends(old)
     other = await at.waits("small", namespace="c", mib=4_000)
-    assert not (await at.ledger.offers(now=at.clock.now())).pods
+    assert not (await at.ledger.waiting_pods.choose_offers(now=at.clock.now())).pods
 
     await binder.step()
 
-    offered = (await at.ledger.offers(now=at.clock.now())).pods
+    offered = (await at.ledger.waiting_pods.choose_offers(now=at.clock.now())).pods
     assert [each.pod for each in offered] == [other]
 
 
@@ -364,12 +364,12 @@ async def test_a_pod_in_need_that_is_deleted_frees_what_was_kept_for_it(
         await binder.step()
         await at.ends(old)
 
-    await at.ledger.forget_waiting([pod])
+    await at.ledger.waiting_pods.remove([pod])
     await binder.step()
 
     assert await stage_of(at) == []
     assert not (await uses(at.ledger))[uuid("a", 0)].claimed_by
-    assert await at.ledger.kept() == {}
+    assert await at.ledger.totals.claimed() == {}
     if when == "told":
         assert await at.notice("old") is None
 
@@ -400,7 +400,7 @@ async def test_gpusharing_38_every_eviction_is_attributable(at: Scene) -> None:
 
     await binder.step()
 
-    [line] = (await at.preemptions.affairs(now=at.clock.now())).evictions
+    [line] = (await at.preemptions.state(now=at.clock.now())).evictions
     assert (line.namespace, line.name, line.cause, line.budget) == (
         "a",
         "old",
@@ -468,6 +468,6 @@ async def test_a_budget_that_says_so_ends_leases_for_nobody(at: Scene) -> None:
     await at.steps(binder, 2)
 
     assert await at.ending("old")
-    [line] = (await at.preemptions.affairs(now=at.clock.now())).evictions
+    [line] = (await at.preemptions.state(now=at.clock.now())).evictions
     assert (line.cause, line.for_pod) == (PreemptionCause.POLICY, "")
     assert await stage_of(at) == []

@@ -14,8 +14,8 @@ from services.binder.preempt.preemption_controller import PreemptionController
 from services.binder.preempt.rules import PreemptionRules
 from services.binder.report.event_writer import EventWriter
 from services.binder.wiring import assemble
-from shared.ledger.gates import Gates
 from shared.ledger.staging import LedgerStaging
+from shared.ledger.waiting_pods import GatedPods
 from shared.model.clock import SystemClock
 from shared.nats.bus import Bus
 from shared.placing.node_fit import fit_on_node
@@ -61,7 +61,7 @@ async def binder(at: Scene, nats: str, redis: str) -> AsyncIterator[None]:
     async with (
         Bus.connect(nats, name="binder") as bus,
         LedgerStaging.connect(redis, prefix=at.ledger._connection.prefix) as staging,
-        Gates.connect(redis, prefix=at.ledger._connection.prefix) as gates,
+        GatedPods.connect(redis, prefix=at.ledger._connection.prefix) as gates,
     ):
         made = assemble(
             ledger=at.ledger,

@@ -87,7 +87,7 @@ async def test_another_binder_goes_on_wherever_one_is_killed(
     for name in ("one", "two"):
         writes = at.writes(name)
         assert writes.get("delete/eviction") == 1, writes
-    past = (await at.preemptions.affairs(now=at.clock.now())).evictions
+    past = (await at.preemptions.state(now=at.clock.now())).evictions
     assert sorted(line.name for line in past) == ["one", "two"]
 
 
@@ -117,7 +117,7 @@ async def test_two_binders_do_not_both_evict(at: Scene) -> None:
         at.clock.advance(30)
 
     assert at.writes("old")["delete/eviction"] == 1
-    assert len((await at.preemptions.affairs(now=at.clock.now())).evictions) == 1
+    assert len((await at.preemptions.state(now=at.clock.now())).evictions) == 1
 
 
 async def test_a_pod_in_need_that_is_placed_elsewhere_calls_it_off(at: Scene) -> None:
@@ -134,7 +134,7 @@ async def test_a_pod_in_need_that_is_placed_elsewhere_calls_it_off(at: Scene) ->
     await binder.step()
 
     assert await at.notice("old") is None
-    assert not (await at.preemptions.affairs(now=at.clock.now())).open
+    assert not (await at.preemptions.state(now=at.clock.now())).open
     assert await at.thief() == ""
 
 
@@ -152,7 +152,7 @@ async def test_a_rebuilt_ledger_calls_it_off(at: Scene) -> None:
     await binder.step()
 
     assert await at.notice("old") is None
-    assert not (await at.preemptions.affairs(now=at.clock.now())).open
+    assert not (await at.preemptions.state(now=at.clock.now())).open
 
 
 async def _told_and_evicted(at: Scene, binder: PreemptionController) -> None:

@@ -47,7 +47,7 @@ def seen(
 
 async def open_takings(at: Scene) -> list[PreemptionStage]:
     return [
-        each.preemption.stage for each in (await at.preemptions.affairs(now=at.clock.now())).open
+        each.preemption.stage for each in (await at.preemptions.state(now=at.clock.now())).open
     ]
 
 
@@ -81,7 +81,7 @@ async def test_a_violator_is_told_evicted_after_notice_and_written_down(at: Scen
     assert await at.ending("bad")
     assert at.writes("bad")["delete/eviction"] == 1
     assert await open_takings(at) == []
-    (line,) = (await at.preemptions.affairs(now=at.clock.now())).evictions
+    (line,) = (await at.preemptions.state(now=at.clock.now())).evictions
     assert (line.cause, line.outcome, line.for_pod) == (
         PreemptionCause.VIOLATION,
         EvictionOutcome.EVICTED,

@@ -231,9 +231,9 @@ async def cover(valkey: ValkeyServer, ours: Made) -> AsyncIterator[Cover]:
 
 
 async def fault_at_redis(url: str, files: TlsFiles) -> str:
-    async with RedisLeases.connect(url, keys=ClientCredentials(tls=files)) as ledger:
+    async with RedisLeases.connect(url, credentials=ClientCredentials(tls=files)) as ledger:
         with pytest.raises(UnavailableError) as refused:
-            await ledger.epoch()
+            await ledger.generation()
     with pytest.raises(UnavailableError):
         await redis_facts(url, ClientCredentials(tls=files))
     return str(refused.value)
@@ -244,8 +244,8 @@ async def test_the_ledger_is_read_under_tls_from_a_server_of_our_authority(
 ) -> None:
     known = ClientCredentials(tls=TlsFiles(ca=ours.ca))
 
-    async with RedisLeases.connect(cover.url, keys=known) as ledger:
-        await ledger.epoch()
+    async with RedisLeases.connect(cover.url, credentials=known) as ledger:
+        await ledger.generation()
 
     assert (await redis_facts(cover.url, known)).role == "master"
 
@@ -272,8 +272,8 @@ async def test_a_ledger_that_asks_for_a_certificate_refuses_whoever_has_none(
 
     refused = await fault_at_redis(cover.url, TlsFiles(ca=ours.ca))
     known = ClientCredentials(tls=TlsFiles(ca=ours.ca, certificate=certificate, key=key))
-    async with RedisLeases.connect(cover.url, keys=known) as ledger:
-        await ledger.epoch()
+    async with RedisLeases.connect(cover.url, credentials=known) as ledger:
+        await ledger.generation()
 
     assert "--redis-certificate-file" in refused
 
@@ -286,23 +286,23 @@ async def test_the_ledger_takes_new_files_at_its_next_connection(
     later = Made(tmp_path, "later")
 
     async with RedisLeases.connect(
-        cover.url, keys=ClientCredentials(tls=TlsFiles(ca=trusted))
+        cover.url, credentials=ClientCredentials(tls=TlsFiles(ca=trusted))
     ) as ledger:
-        await ledger.epoch()
+        await ledger.generation()
         cover.show(later.issue("server"))
         cover.drop()
         for _ in range(2):  # the first call may only learn that the connection is gone
             with pytest.raises(UnavailableError):
-                await ledger.epoch()
+                await ledger.generation()
         trusted.write_bytes(later.ca.read_bytes())
 
-        await ledger.epoch()
+        await ledger.generation()
 
 
 async def test_files_for_a_ledger_that_speaks_no_tls_are_a_mistake(ours: Made) -> None:
     with pytest.raises(RequestError, match="write rediss://"):
         async with RedisLeases.connect(
-            "redis://127.0.0.1:1", keys=ClientCredentials(tls=TlsFiles(ca=ours.ca))
+            "redis://127.0.0.1:1", credentials=ClientCredentials(tls=TlsFiles(ca=ours.ca))
         ):
             pass
 

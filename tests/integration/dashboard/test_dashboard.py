@@ -121,7 +121,7 @@ async def test_a_reader_from_another_life_is_told_to_start_anew() -> None:
 async def test_who_waits_is_shown_with_place_and_reason_until_it_is_gone() -> None:
     async with dashboard() as shown:
         event = queued("w1", units=99_000)
-        await shown.ledger.wait([verdict(event, await shown.ledger.capacity())])
+        await shown.ledger.waiting_pods.enqueue([verdict(event, await shown.ledger.capacity())])
         refused = PlacementRefused(
             pod=event.pod,
             namespace=event.namespace,
@@ -139,7 +139,7 @@ async def test_who_waits_is_shown_with_place_and_reason_until_it_is_gone() -> No
         assert told["lease"] is None
         assert told["waiting"]["place"] == 1
 
-        await shown.ledger.forget_waiting([event.pod])
+        await shown.ledger.waiting_pods.remove([event.pod])
         await shown.tell(event)
         async with asyncio.timeout(20):
             while (await shown.state())["waiting"]["total"]:

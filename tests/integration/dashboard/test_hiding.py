@@ -50,7 +50,7 @@ async def test_neither_stream_nor_answers_nor_pages_name_a_namespace_that_is_not
         waits = queued("w1", units=99_000)
         mine = replace(queued("mine", units=99_000), namespace=Namespace("b"), name="name-of-mine")
         capacity = await shown.ledger.capacity()
-        await shown.ledger.wait([verdict(waits, capacity), verdict(mine, capacity)])
+        await shown.ledger.waiting_pods.enqueue([verdict(waits, capacity), verdict(mine, capacity)])
         await shown.tell(
             PlacementChosen(lease=lease),
             PodBound(lease=lease),

@@ -8,7 +8,7 @@ import pytest
 
 from services.placer.service import Placer
 from shared.ledger.leases import RedisLeases
-from shared.ledger.preemptions import Takings
+from shared.ledger.preemptions import Preemptions
 from shared.model.clock import SystemClock
 from shared.model.events.pod_events import PlacementChosen, PlacementRefused
 from shared.model.ledger import NoCapacity, Reserved, counted_use
@@ -34,8 +34,8 @@ async def leases(server: ValkeyServer) -> AsyncIterator[RedisLeases]:
 
 
 @pytest.fixture
-async def takings(server: ValkeyServer, leases: RedisLeases) -> AsyncIterator[Takings]:
-    async with Takings.connect(server.url, prefix=leases._connection.prefix) as opened:
+async def takings(server: ValkeyServer, leases: RedisLeases) -> AsyncIterator[Preemptions]:
+    async with Preemptions.connect(server.url, prefix=leases._connection.prefix) as opened:
         yield opened
 
 
@@ -50,7 +50,9 @@ class Uncounted:
         """Forget it."""
 
 
-async def test_a_pod_and_a_device_are_claimed_once(leases: RedisLeases, takings: Takings) -> None:
+async def test_a_pod_and_a_device_are_claimed_once(
+    leases: RedisLeases, takings: Preemptions
+) -> None:
     assert await takings.open(taking("p", 0, 1))
 
     assert not await takings.open(taking("p", 2))
@@ -63,7 +65,7 @@ async def test_a_pod_and_a_device_are_claimed_once(leases: RedisLeases, takings:
 
 
 async def test_placers_refuse_claimed_devices_and_say_why(
-    leases: RedisLeases, takings: Takings
+    leases: RedisLeases, takings: Preemptions
 ) -> None:
     for number in range(3):
         await takings.open(taking(f"p{number}", number))
@@ -79,7 +81,7 @@ async def test_placers_refuse_claimed_devices_and_say_why(
         assert isinstance(answer, PlacementRefused)
         assert "kept for a pod" in answer.refusal.reason
 
-        affairs = await takings.affairs(now=NOW)
+        affairs = await takings.state(now=NOW)
         assert await takings.close(affairs.open[0])
         async with asyncio.timeout(30):
             while not isinstance(answer, PlacementChosen):
@@ -94,7 +96,7 @@ async def test_placers_refuse_claimed_devices_and_say_why(
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_whatever_happens_totals_are_leases_and_claims(
-    leases: RedisLeases, takings: Takings, seed: int
+    leases: RedisLeases, takings: Preemptions, seed: int
 ) -> None:
     chance = random.Random(seed)  # noqa: S311
     pods = [f"p{number}" for number in range(10)]
@@ -118,7 +120,7 @@ async def test_whatever_happens_totals_are_leases_and_claims(
         elif what == 3:
             await leases.expire(float(now))
         else:
-            for read in (await takings.affairs(now=NOW)).open:
+            for read in (await takings.state(now=NOW)).open:
                 if read.preemption.id == pod:
                     assert await takings.close(read)
                     claims.pop(pod, None)
@@ -127,8 +129,8 @@ async def test_whatever_happens_totals_are_leases_and_claims(
 
 async def _sound(leases: RedisLeases, claims: dict[str, tuple[int, ...]]) -> None:
     claimed = {uuid("a", n) for held in claims.values() for n in held}
-    kept = (await leases.kept()).get(NodeName("a"), {})
-    [[account]] = [page async for page in leases.totals()]
+    kept = (await leases.totals.claimed()).get(NodeName("a"), {})
+    [[account]] = [page async for page in leases.totals.pages()]
     devices, nodes = counted_use(account.leases)
     summed = nodes.get(account.node.facts.name, {})
     for name in ("cpu", "pods"):
@@ -140,10 +142,10 @@ async def _sound(leases: RedisLeases, claims: dict[str, tuple[int, ...]]) -> Non
 
 
 async def test_nothing_is_claimed_beyond_the_namespaces_quota(
-    leases: RedisLeases, takings: Takings
+    leases: RedisLeases, takings: Preemptions
 ) -> None:
     small = Quota(namespace=Namespace("default"), limits=QuotaLimits(memory_mib=4_000))
-    await leases.save_quotas([small], told_at=NOW)
+    await leases.quotas.save([small], read_at=NOW)
 
     assert not await takings.open(taking("p", 0, mib=8_000))
     assert await takings.open(taking("p", 0, mib=4_000))

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shared.ledger.leases import RedisLeases
-from shared.ledger.preemptions import Takings
+from shared.ledger.preemptions import Preemptions
 from shared.model.events.pod_events import (
     BudgetChanged,
     PlacementChosen,
@@ -53,8 +53,8 @@ def waits(pod: str, namespace: Namespace, at: float = 0.0, **asked: int) -> PodQ
 
 
 async def let_wait(leases: RedisLeases, *events: PodQueued) -> None:
-    await leases.offers(now=NOW)
-    await leases.wait([verdict(event, await leases.capacity()) for event in events])
+    await leases.waiting_pods.choose_offers(now=NOW)
+    await leases.waiting_pods.enqueue([verdict(event, await leases.capacity()) for event in events])
 
 
 async def tell(
@@ -76,7 +76,7 @@ async def tell(
         share=share,
         at=at,
     )
-    await Takings(leases._connection).note_standing(standing)
+    await Preemptions(leases._connection).save_budget(standing)
 
 
 async def order(leases: RedisLeases, *full: str) -> list[str]:
@@ -84,7 +84,7 @@ async def order(leases: RedisLeases, *full: str) -> list[str]:
     found: list[str] = []
     for number, pod in enumerate(full):
         await leases.release([PodUid(pod)], reason="test")
-        offers = await leases.offers(now=NOW + number, spare=0)
+        offers = await leases.waiting_pods.choose_offers(now=NOW + number, spare=0)
         [event] = offers.pods
         found.append(event.pod)
         wanted = held(event.pod, event.namespace, 0)
@@ -128,7 +128,7 @@ async def test_a_namespace_with_two_shares_may_hold_twice_as_much(url: str) -> N
         await tell(leases, A, share=2)
 
         assert await order(leases, "full-0") == ["a-1"]
-        assert (await leases.turns()).entitlements == {A: Entitlement(weight=2)}
+        assert (await leases.totals.fair_share()).entitlements == {A: Entitlement(weight=2)}
 
 
 async def test_priority_comes_before_shares_and_budget_before_priority(url: str) -> None:
@@ -151,10 +151,10 @@ async def test_a_pod_that_arrives_does_not_snatch_what_is_anothers_turn(url: str
         await leases.release([PodUid("full-0"), PodUid("full-1")], reason="test")
 
         [before] = await leases.reserve([held("rich", A, 0)], now=NOW, ttl_s=30)
-        [event] = (await leases.offers(now=NOW, spare=0)).pods
+        [event] = (await leases.waiting_pods.choose_offers(now=NOW, spare=0)).pods
         [during] = await leases.reserve([held("rich", A, 0)], now=NOW, ttl_s=30)
         [poorer] = await leases.reserve([held("none", C, 0, 1_000)], now=NOW, ttl_s=30)
-        await leases.wait([verdict(waits("poor", B), await leases.capacity())])
+        await leases.waiting_pods.enqueue([verdict(waits("poor", B), await leases.capacity())])
         [after] = await leases.reserve([held("rich", A, 0, 3_000)], now=NOW, ttl_s=30)
 
         assert event.pod == "poor"
@@ -184,13 +184,13 @@ async def test_within_a_batch_a_namespace_stops_when_it_has_more_than_one_that_w
 async def test_what_namespaces_hold_follows_every_lease(url: str) -> None:
     async with ledger(url, {"a": 2}) as leases:
         await reserve(leases, held("a-0", A, 0, 4_000, cores=30), held("b-0", B, 1, 16_000, 100))
-        both = (await leases.turns()).used
+        both = (await leases.totals.fair_share()).used
         gang = Gang(name="g", min_member=3)
         withheld = await leases.reserve_gang(gang, [held("c-0", C, 0)], now=NOW, ttl_s=30)
         await leases.release([PodUid("a-0")], reason="test")
-        one = (await leases.turns()).used
+        one = (await leases.totals.fair_share()).used
         await leases.expire(NOW + 1000)
-        turns = await leases.turns()
+        turns = await leases.totals.fair_share()
 
         assert not any(isinstance(each, Reserved) for each in withheld)
         assert both == {
@@ -206,13 +206,13 @@ async def test_a_rebuilt_ledger_counts_and_weighs_as_before(url: str) -> None:
     async with ledger(url, {"a": 2}) as leases:
         found = await reserve(leases, held("a-0", A, 0, 4_000, cores=30))
         await tell(leases, A, share=3)
-        before = await leases.turns()
+        before = await leases.totals.fair_share()
 
         token = await leases.begin_rebuild(now=NOW + 1, force=True)
         assert token is not None
         await leases.restore(found, now=NOW + 1, token=token)
         await leases.finish_rebuild(token)
-        after = await leases.turns()
+        after = await leases.totals.fair_share()
 
         assert after.used == before.used
         assert after.entitlements == before.entitlements == {A: Entitlement(weight=3)}
@@ -250,9 +250,9 @@ def test_the_ledger_offers_in_the_order_that_explain_tells(
                 for n, (namespace, priority, at) in enumerate(pods)
             ]
             await let_wait(leases, *events)
-            told = fair_order(events, await leases.turns())
+            told = fair_order(events, await leases.totals.fair_share())
             await leases.release([each.pod for each in full[: len(pods)]], reason="test")
-            offers = await leases.offers(now=NOW, spare=0)
+            offers = await leases.waiting_pods.choose_offers(now=NOW, spare=0)
             return [event.pod for event in offers.pods], [event.pod for event in told]
 
     offered, told = asyncio.run(both())
@@ -281,7 +281,9 @@ async def endless(leases: RedisLeases, steps: int) -> AsyncIterator[list[Lease]]
             # Its controller is quicker than any offer.
             await other.place_pods([fresh(ended.namespace)])
             async with asyncio.timeout(20):
-                while not (offers := await leases.offers(now=NOW + step, spare=0)).complete:
+                while not (
+                    offers := await leases.waiting_pods.choose_offers(now=NOW + step, spare=0)
+                ).complete:
                     await one.place_pods(offers.pods)
 
 
@@ -298,7 +300,7 @@ async def test_gpusharing_34_endless_demand_with_shares_2_to_1_converges_to_2_to
                 assert {lease.namespace for lease in live} == {A}, "who came first has everything"
             if number > 60:
                 seen.update(lease.namespace for lease in live)
-        taken = (await leases.turns()).used
+        taken = (await leases.totals.fair_share()).used
         used = await uses(leases)
 
     assert 2 * 0.95 <= seen[A] / seen[B] <= 2 * 1.05
@@ -319,11 +321,11 @@ async def test_a_budget_that_keeps_new_pods_waiting_does_so_whoever_admitted_the
 
         refused = await one.place_pods(pods)
         free = await other.place_pods([pod_queued("free", asked, namespace=B)])
-        before = await leases.offers(now=NOW, spare=0)
+        before = await leases.waiting_pods.choose_offers(now=NOW, spare=0)
         await tell(leases, A, at=2.0)
         offered: list[str] = []
         async with asyncio.timeout(20):
-            while not (found := await leases.offers(now=NOW, spare=0)).complete:
+            while not (found := await leases.waiting_pods.choose_offers(now=NOW, spare=0)).complete:
                 offered += [event.pod for event in found.pods]
                 await other.place_pods(found.pods)
         live = [lease async for page in leases.load_all() for lease in page]

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import redis.asyncio
 
-from shared.ledger.connection import unpacked
+from shared.ledger.connection import unpack
 from shared.ledger.leases import RedisLeases
 from shared.ledger.staging import LedgerStaging
 from shared.model.device import Device, DeviceMode
@@ -97,7 +97,7 @@ async def rows_of(url: str) -> dict[str, Any]:
         )
         await leases.bind([bound])
         waiting = queued("waits", units=16_000, priority=5)
-        await leases.wait([verdict(waiting, await leases.capacity())])
+        await leases.waiting_pods.enqueue([verdict(waiting, await leases.capacity())])
     async with redis.asyncio.Redis.from_url(url) as client:
         number = await client.hget("rows:ledger", "format")
         kept: dict[str, Any] = {"format": int(number)}
@@ -118,7 +118,7 @@ def _device(gpu: int) -> Device:
 def _packed(name: str, value: Any) -> Any:
     """Return what is packed; of texts, which grow as messages may, that they are there."""
     if name == "waiting":
-        return ["..." if str(part).startswith("[{") else part for part in unpacked(value)]
+        return ["..." if str(part).startswith("[{") else part for part in unpack(value)]
     if name.startswith("facts:"):
         return "..."
     return b64encode(value).decode() if isinstance(value, bytes) else value
@@ -147,7 +147,7 @@ async def test_a_ledger_of_the_same_format_is_served_as_it_is(
             lease.name: lease.shares for lease in copies
         }
         assert kept["apart-0"].anti_affinity_groups == ("default/group-a",)
-        assert [waiting.queued.name for waiting in await leases.waiting()] == ["large"]
+        assert [waiting.queued.name for waiting in await leases.waiting_pods.load()] == ["large"]
         [ended] = await leases.release([kept["two"].pod], reason="gone")
         assert ended.shares == kept["two"].shares
         node, uuid = kept["two"].node, kept["two"].shares[0].device
@@ -166,14 +166,14 @@ async def test_a_ledger_of_an_older_format_is_built_anew_by_whoever_comes_first(
     async with RedisLeases.connect(server.url) as one, RedisLeases.connect(server.url) as other:
         with pytest.raises(UnavailableError, match=r"has format 0 and is being rebuilt in format"):
             await one.reserve([wish("p", share("a"))], now=LATER, ttl_s=30)
-        assert await one.epoch() is None
+        assert await one.generation() is None
 
         tokens = [await each.begin_rebuild(now=LATER) for each in (one, other)]
 
         assert tokens[0] is not None
         assert tokens[1] is None
         assert await one.finish_rebuild(tokens[0])
-        assert await other.epoch() == tokens[0]
+        assert await other.generation() == tokens[0]
         assert [page async for page in one.load_all()] == []
 
 
@@ -187,17 +187,17 @@ async def test_a_ledger_of_a_newer_format_is_left_alone(store: Any, server: Valk
         LedgerStaging.connect(server.url) as staging,
     ):
         with newer:
-            await leases.epoch()
+            await leases.generation()
         with newer:
             await leases.reserve([wish("p", share("a"))], now=LATER, ttl_s=30)
         with newer:
             await leases.begin_rebuild(now=LATER, force=True)
         with newer:
-            await leases.save_quotas([], told_at=LATER)
+            await leases.quotas.save([], read_at=LATER)
         with newer:
             await leases.save_node(facts("a"))
         with newer:
-            await staging.clear_staged()
+            await staging.clear()
 
     assert (await store.hgetall("lh:ledger"), await store.dbsize()) == before
 

@@ -63,7 +63,9 @@ async def reserve_gang(leases: RedisLeases, *wanted: Reservation) -> list[type]:
 
 
 async def muster(leases: RedisLeases, *pods: PodQueued) -> tuple[int, int, list[str]]:
-    counted = await leases.muster(pods[0].request.gang or GANG, [verdict(p, 0) for p in pods])
+    counted = await leases.waiting_pods.enroll(
+        pods[0].request.gang or GANG, [verdict(p, 0) for p in pods]
+    )
     return (
         counted.live_count,
         counted.waiting_count,
@@ -77,7 +79,7 @@ async def test_a_gang_that_fits_is_reserved_whole(url: str) -> None:
 
         assert said == [Reserved] * 3
         assert {lease.gang for lease in await assert_sound(leases)} == {GANG.name}
-        assert await leases.gangs() == {GANG.name: {"p", "q", "r"}}
+        assert await leases.totals.gangs() == {GANG.name: {"p", "q", "r"}}
 
 
 async def test_a_gang_of_which_one_does_not_fit_holds_nothing_and_hears_the_stored_totals(
@@ -101,7 +103,7 @@ async def test_a_gang_of_which_one_does_not_fit_holds_nothing_and_hears_the_stor
         assert [(d, use.memory_mib) for d, use in full.devices.items()] == [("GPU-a-1", 14_000)]
         assert full.nodes["a"].used["pods"] == 1  # type: ignore[index]
         assert [lease.pod for lease in await assert_sound(leases)] == ["other"]
-        assert await leases.gangs() == {}
+        assert await leases.totals.gangs() == {}
         assert await leases.capacity() == before
 
 
@@ -178,7 +180,7 @@ async def test_a_gang_is_counted_while_its_pods_arrive_from_everywhere(url: str)
             1,
             [],
         )
-        await leases.forget_waiting([PodUid("q")])
+        await leases.waiting_pods.remove([PodUid("q")])
         assert await muster(leases, waits("r")) == (0, 2, [])
 
 
@@ -201,7 +203,7 @@ async def test_a_repeated_arrival_hears_of_all_leases_that_may_not_have_been_tol
         await muster(leases, waits("p"), waits("q"), waits("r"), waits("s"))
         await reserve_gang(leases, member("p"), member("q"), member("r"))
 
-        counted = await leases.muster(GANG, [verdict(waits("r"), 0)])
+        counted = await leases.waiting_pods.enroll(GANG, [verdict(waits("r"), 0)])
 
         assert (counted.live_count, counted.waiting_count) == (3, 1)
         assert [lease.pod for lease in counted.leases] == ["p", "q", "r"]
@@ -211,10 +213,10 @@ async def test_a_repeated_arrival_hears_of_all_leases_that_may_not_have_been_tol
 async def let_gang_wait(leases: RedisLeases, *events: PodQueued) -> None:
     """Have the first lead."""
     await muster(leases, *events)
-    await leases.offers(now=NOW)
+    await leases.waiting_pods.choose_offers(now=NOW)
     capacity = await leases.capacity()
     full = Refusal(reason="full")
-    await leases.wait(
+    await leases.waiting_pods.enqueue(
         [
             WaitingPod(
                 queued=event, refusal=full, capacity=capacity, receives_offers=event is events[0]
@@ -231,19 +233,23 @@ async def test_freed_capacity_is_offered_to_one_pod_of_a_gang(url: str) -> None:
 
         await leases.release([PodUid(f"full-{n}") for n in range(6)], reason="test")
 
-        assert [event.pod for event in (await leases.offers(now=NOW)).pods] == ["p0"]
-        assert (await leases.offers(now=NOW)).pods == ()
+        assert [event.pod for event in (await leases.waiting_pods.choose_offers(now=NOW)).pods] == [
+            "p0"
+        ]
+        assert (await leases.waiting_pods.choose_offers(now=NOW)).pods == ()
 
 
 async def test_a_gang_whose_leader_is_gone_has_another(url: str) -> None:
     async with ledger(url) as leases:
         await reserve(leases, *(wish(f"full-{n}", share("a", n // 4)) for n in range(8)))
         await let_gang_wait(leases, *(waits(f"p{n}") for n in range(5)))
-        await leases.forget_waiting([PodUid("p0")])
+        await leases.waiting_pods.remove([PodUid("p0")])
 
         await leases.release([PodUid("full-0")], reason="test")
 
-        assert [event.pod for event in (await leases.offers(now=NOW)).pods] == ["p1"]
+        assert [event.pod for event in (await leases.waiting_pods.choose_offers(now=NOW)).pods] == [
+            "p1"
+        ]
 
 
 async def test_a_rebuilt_ledger_counts_gangs_again(url: str) -> None:
@@ -257,14 +263,14 @@ async def test_a_rebuilt_ledger_counts_gangs_again(url: str) -> None:
         await leases.restore(kept, now=NOW, token=token)
         await leases.finish_rebuild(token)
 
-        assert await leases.gangs() == {GANG.name: {"p", "q", "r"}}
+        assert await leases.totals.gangs() == {GANG.name: {"p", "q", "r"}}
 
 
 async def test_that_pods_are_missing_is_not_written_once_they_are_there(url: str) -> None:
     async with ledger(url) as leases:
         await let_gang_wait(leases, waits("p"), waits("q"))
         missing = replace(verdict(waits("p"), 0), receives_offers=False, min_members=3)
-        assert await leases.wait([missing]) == WaitResult()
+        assert await leases.waiting_pods.enqueue([missing]) == WaitResult()
         await muster(leases, waits("r"))
 
-        assert await leases.wait([missing]) == WaitResult(stale=(PodUid("p"),))
+        assert await leases.waiting_pods.enqueue([missing]) == WaitResult(stale=(PodUid("p"),))

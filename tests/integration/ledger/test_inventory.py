@@ -84,15 +84,15 @@ async def test_a_shut_node_serves_nothing_to_mirrors_and_offers_what_it_has_when
         name = start.nodes[0].facts.name
         feed = leases.changes(start.position)
 
-        assert await leases.keep_shut({name: "its agent is silent"}) == {name}
-        assert await leases.keep_shut({name: "its agent is silent"}) == {name}
+        assert await leases.set_cordoned({name: "its agent is silent"}) == {name}
+        assert await leases.set_cordoned({name: "its agent is silent"}) == {name}
         [[shut]] = [await anext(feed)]
         [seen] = (await leases.snapshot()).nodes
         before = await leases.capacity()
-        assert await leases.keep_shut({}) == {name}
+        assert await leases.set_cordoned({}) == {name}
         await leases.save_devices(replace(served, reported_at=NOW + 1))
         assert cordon_reason((await leases.snapshot()).nodes[0].serving) != ""
-        assert await leases.keep_shut({name: ""}) == set()
+        assert await leases.set_cordoned({name: ""}) == set()
         [*_, opened] = await anext(feed)
 
         assert cordon_reason(shut.nodes[0].serving) == "its agent is silent"
@@ -107,23 +107,23 @@ async def test_a_shut_node_serves_nothing_to_mirrors_and_offers_what_it_has_when
 async def test_a_node_that_is_gone_is_shut_no_more_and_an_unknown_one_never(url: str) -> None:
     async with ledger(url) as leases:
         await leases.save_node(facts("a"))
-        assert await leases.keep_shut({facts("a").name: "why", facts("b").name: "why"}) == {"a"}
+        assert await leases.set_cordoned({facts("a").name: "why", facts("b").name: "why"}) == {"a"}
 
         await leases.remove_node(facts("a").name)
 
-        assert await leases.keep_shut({}) == set()
+        assert await leases.set_cordoned({}) == set()
 
 
 async def test_whether_a_node_has_an_agent_is_what_the_last_report_says(url: str) -> None:
     ours = report("a", [device("a", 0)], at=NOW)
     theirs = replace(ours, other_plugin=True, reported_at=NOW + 1)
     async with ledger(url, {}) as leases:
-        seen = [await leases.has_agent(ours.node)]
+        seen = [await leases.reported_by_agent(ours.node)]
         for told in (ours, theirs, replace(ours, reported_at=NOW + 2)):
             await leases.save_devices(told)
-            seen.append(await leases.has_agent(ours.node))
+            seen.append(await leases.reported_by_agent(ours.node))
         await leases.save_devices(theirs)
-        seen.append(await leases.has_agent(ours.node))
+        seen.append(await leases.reported_by_agent(ours.node))
 
     assert seen == [False, True, False, True, True], "the last one came late"
 

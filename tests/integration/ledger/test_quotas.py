@@ -61,10 +61,10 @@ async def outcome(leases: RedisLeases, wanted: Reservation) -> ReservationOutcom
 async def held(leases: RedisLeases, model: str = "") -> QuotaUsage:
     """Return what the team holds, after checking it against its leases, one by one."""
     found = await assert_sound(leases)
-    accounts = await leases.quota_accounts()
+    accounts = await leases.quotas.totals()
     sizes = {
         known.uuid: known.memory_mib
-        async for page in leases.totals()
+        async for page in leases.totals.pages()
         for account in page
         for known, _ in account.node.devices
     }
@@ -75,8 +75,8 @@ async def held(leases: RedisLeases, model: str = "") -> QuotaUsage:
 
 
 async def test_what_a_quota_does_not_allow_is_refused_with_the_numbers(leases: RedisLeases) -> None:
-    await leases.save_quotas(
-        [Quota(namespace=TEAM, limits=QuotaLimits(milli_gpu=600))], told_at=NOW
+    await leases.quotas.save(
+        [Quota(namespace=TEAM, limits=QuotaLimits(milli_gpu=600))], read_at=NOW
     )
     await reserve(leases, wish("first", share("a", 0, 4_000)), wish("second", share("a", 1, 4_000)))
 
@@ -90,17 +90,17 @@ async def test_what_a_quota_does_not_allow_is_refused_with_the_numbers(leases: R
 
 
 async def test_other_namespaces_are_not_concerned(leases: RedisLeases) -> None:
-    await leases.save_quotas([Quota(namespace=TEAM, limits=QuotaLimits(cards=0))], told_at=NOW)
+    await leases.quotas.save([Quota(namespace=TEAM, limits=QuotaLimits(cards=0))], read_at=NOW)
 
     other = await outcome(leases, wish("other", namespace=Namespace("others")))
 
     assert isinstance(other, Reserved)
-    assert (await leases.quota_accounts()).charges == {}
+    assert (await leases.quotas.totals()).charges == {}
 
 
 async def test_the_quota_for_everybody_counts_each_namespace_by_itself(leases: RedisLeases) -> None:
     everybody = Quota(namespace=Namespace("*"), limits=QuotaLimits(memory_mib=4_000))
-    await leases.save_quotas([everybody], told_at=NOW)
+    await leases.quotas.save([everybody], read_at=NOW)
 
     one = await outcome(leases, wish("one", namespace=Namespace("one")))
     two = await outcome(leases, wish("two", namespace=Namespace("two")))
@@ -116,7 +116,7 @@ async def test_memory_cards_and_cores_are_limited_each(leases: RedisLeases) -> N
         (QuotaLimits(cards=0), share("a", 0), share("a", 0)),
         (QuotaLimits(cores_milli=300), share("a", 0, 100, 30), share("a", 0, 100, 31)),
     ):
-        await leases.save_quotas([Quota(namespace=TEAM, limits=limits)], told_at=NOW)
+        await leases.quotas.save([Quota(namespace=TEAM, limits=limits)], read_at=NOW)
         assert isinstance(await outcome(leases, wish("over", over)), NoCapacity)
         if limits.cards is None:
             assert isinstance(await outcome(leases, wish("fits", fits)), Reserved)
@@ -124,7 +124,7 @@ async def test_memory_cards_and_cores_are_limited_each(leases: RedisLeases) -> N
 
 
 async def test_two_leases_on_one_card_hold_one_card(leases: RedisLeases) -> None:
-    await leases.save_quotas([Quota(namespace=TEAM, limits=QuotaLimits(cards=1))], told_at=NOW)
+    await leases.quotas.save([Quota(namespace=TEAM, limits=QuotaLimits(cards=1))], read_at=NOW)
     await reserve(leases, wish("first", share("a", 0)), wish("second", share("a", 0)))
 
     other_card = await outcome(leases, wish("third", share("a", 1)))
@@ -143,7 +143,7 @@ async def test_the_next_candidate_is_taken_when_a_quota_refuses_the_first(
     await leases.save_node(replace(facts("b"), labels={"pool": "public"}))
     await leases.save_devices(report("b", [device("b", 0)]))
     quota = Quota(namespace=TEAM, pools=("public",), pool_label="pool")
-    await leases.save_quotas([quota], told_at=NOW)
+    await leases.quotas.save([quota], read_at=NOW)
     both = replace(wish_among("pod", [("a", [share("a")]), ("b", [share("b")])]), namespace=TEAM)
 
     got = await outcome(leases, both)
@@ -159,7 +159,7 @@ async def test_models_are_counted_by_themselves(leases: RedisLeases, label: str)
     await leases.save_node(replace(facts("a"), labels={"gpu-model": "T4"}))
     models = (("T4", QuotaLimits(cores_milli=1000)), ("P100", QuotaLimits(cores_milli=200)))
     quota = Quota(namespace=TEAM, models=models, only_models=True, model_label=label)
-    await leases.save_quotas([quota], told_at=NOW)
+    await leases.quotas.save([quota], read_at=NOW)
 
     small = await outcome(leases, wish("small", share("b", 0, 100, 20), node="b"))
     more = await outcome(leases, wish("more", share("b", 0, 100, 1), node="b"))
@@ -179,7 +179,7 @@ async def test_models_are_counted_by_themselves(leases: RedisLeases, label: str)
 
 async def test_a_model_that_the_quota_does_not_name_is_not_allowed(leases: RedisLeases) -> None:
     quota = Quota(namespace=TEAM, models=(("P100", QuotaLimits()),), only_models=True)
-    await leases.save_quotas([quota], told_at=NOW)
+    await leases.quotas.save([quota], read_at=NOW)
 
     refused = await outcome(leases, wish("pod"))
 
@@ -190,37 +190,37 @@ async def test_a_model_that_the_quota_does_not_name_is_not_allowed(leases: Redis
 async def test_what_is_held_already_counts_when_a_quota_comes(leases: RedisLeases) -> None:
     await reserve(leases, wish("early", share("a", 0, 8_000)))
 
-    await leases.save_quotas(
-        [Quota(namespace=TEAM, limits=QuotaLimits(milli_gpu=500))], told_at=NOW
+    await leases.quotas.save(
+        [Quota(namespace=TEAM, limits=QuotaLimits(milli_gpu=500))], read_at=NOW
     )
 
     assert (await held(leases)).milli_gpu == 500
     assert isinstance(await outcome(leases, wish("late", share("a", 1, 16))), NoCapacity)
-    await leases.save_quotas([], told_at=NOW + 1)
+    await leases.quotas.save([], read_at=NOW + 1)
     assert isinstance(await outcome(leases, wish("late", share("a", 1, 16))), Reserved)
 
 
 async def test_older_news_of_quotas_is_passed_over(leases: RedisLeases) -> None:
-    await leases.save_quotas([], told_at=2.0)
+    await leases.quotas.save([], read_at=2.0)
 
-    changed = await leases.save_quotas(
-        [Quota(namespace=TEAM, limits=QuotaLimits(cards=0))], told_at=1.0
+    changed = await leases.quotas.save(
+        [Quota(namespace=TEAM, limits=QuotaLimits(cards=0))], read_at=1.0
     )
 
     assert not changed
-    assert (await leases.quota_accounts()).quotas == {}
+    assert (await leases.quotas.totals()).quotas == {}
 
 
 async def test_news_of_a_clock_that_is_a_day_ahead_bars_none_after_it(leases: RedisLeases) -> None:
     tomorrow = time.time() + 86_400
-    await leases.save_quotas([Quota(namespace=TEAM, limits=QuotaLimits(cards=0))], told_at=tomorrow)
+    await leases.quotas.save([Quota(namespace=TEAM, limits=QuotaLimits(cards=0))], read_at=tomorrow)
 
-    assert await leases.save_quotas([], told_at=time.time() + 1)
+    assert await leases.quotas.save([], read_at=time.time() + 1)
 
 
 async def test_a_rebuild_keeps_quotas_and_counts_anew(leases: RedisLeases) -> None:
     quota = Quota(namespace=TEAM, limits=QuotaLimits(milli_gpu=300))
-    await leases.save_quotas([quota], told_at=NOW)
+    await leases.quotas.save([quota], read_at=NOW)
     [lease] = await reserve(leases, wish("pod", share("a", 0, 4_000)))
     [bound] = await leases.bind([lease])
 
@@ -236,7 +236,7 @@ async def test_a_rebuild_keeps_quotas_and_counts_anew(leases: RedisLeases) -> No
 
 
 async def test_reservations_that_expire_give_the_quota_back(leases: RedisLeases) -> None:
-    await leases.save_quotas([Quota(namespace=TEAM, limits=QuotaLimits(cards=1))], told_at=NOW)
+    await leases.quotas.save([Quota(namespace=TEAM, limits=QuotaLimits(cards=1))], read_at=NOW)
     await reserve(leases, wish("pod"))
 
     await leases.expire(NOW + 31)
@@ -247,7 +247,7 @@ async def test_reservations_that_expire_give_the_quota_back(leases: RedisLeases)
 async def test_a_gang_that_a_quota_does_not_allow_as_a_whole_holds_and_counts_nothing(
     leases: RedisLeases,
 ) -> None:
-    await leases.save_quotas([Quota(namespace=TEAM, limits=QuotaLimits(cards=2))], told_at=NOW)
+    await leases.quotas.save([Quota(namespace=TEAM, limits=QuotaLimits(cards=2))], read_at=NOW)
     gang = Gang(name="team/ring", min_member=3)
     wanted = [
         replace(wish(f"rank-{n}", share("a", n, 16_000, whole=True)), gang=gang.name)
@@ -273,44 +273,44 @@ def over_quota(pod: str, capacity: int) -> WaitingPod:
 async def test_who_waits_for_quota_is_offered_it_when_the_namespace_frees_something(
     leases: RedisLeases,
 ) -> None:
-    await leases.save_quotas([Quota(namespace=TEAM, limits=QuotaLimits(cards=1))], told_at=NOW)
+    await leases.quotas.save([Quota(namespace=TEAM, limits=QuotaLimits(cards=1))], read_at=NOW)
     await reserve(leases, wish("mine"), wish("foreign", namespace=Namespace("others")))
-    waited = await leases.wait([over_quota("waiting", await leases.capacity())])
+    waited = await leases.waiting_pods.enqueue([over_quota("waiting", await leases.capacity())])
     assert not waited.stale
 
     await leases.release([PodUid("foreign")], reason="test")
-    assert not (await leases.offers(now=NOW)).pods
+    assert not (await leases.waiting_pods.choose_offers(now=NOW)).pods
 
     await leases.release([PodUid("mine")], reason="test")
-    offers = await leases.offers(now=NOW)
+    offers = await leases.waiting_pods.choose_offers(now=NOW)
     assert [pod.pod for pod in offers.pods] == ["waiting"]
     assert not offers.complete
 
 
 async def test_a_verdict_older_than_what_the_namespace_freed_is_stale(leases: RedisLeases) -> None:
-    await leases.save_quotas([Quota(namespace=TEAM, limits=QuotaLimits(cards=1))], told_at=NOW)
+    await leases.quotas.save([Quota(namespace=TEAM, limits=QuotaLimits(cards=1))], read_at=NOW)
     await reserve(leases, wish("mine"))
     capacity = await leases.capacity()
     await leases.release([PodUid("mine")], reason="test")
 
-    waited = await leases.wait([over_quota("waiting", capacity)])
+    waited = await leases.waiting_pods.enqueue([over_quota("waiting", capacity)])
 
     assert waited.stale == ("waiting",)
 
 
 async def test_a_raised_quota_is_offered_to_all_who_wait_for_it(leases: RedisLeases) -> None:
-    await leases.save_quotas([Quota(namespace=TEAM, limits=QuotaLimits(cards=0))], told_at=NOW)
+    await leases.quotas.save([Quota(namespace=TEAM, limits=QuotaLimits(cards=0))], read_at=NOW)
     pods = [f"waiting-{n:02d}" for n in range(20)]
-    await leases.wait([over_quota(pod, await leases.capacity()) for pod in pods])
+    await leases.waiting_pods.enqueue([over_quota(pod, await leases.capacity()) for pod in pods])
 
-    await leases.save_quotas([], told_at=NOW + 1)
+    await leases.quotas.save([], read_at=NOW + 1)
 
     offered: list[str] = []
     async with asyncio.timeout(30):
         while True:
-            offers = await leases.offers(now=NOW)
+            offers = await leases.waiting_pods.choose_offers(now=NOW)
             offered += [pod.pod for pod in offers.pods]
-            await leases.forget_waiting([pod.pod for pod in offers.pods])
+            await leases.waiting_pods.remove([pod.pod for pod in offers.pods])
             if offers.complete:
                 break
     assert offered == pods
@@ -319,8 +319,8 @@ async def test_a_raised_quota_is_offered_to_all_who_wait_for_it(leases: RedisLea
 async def test_callers_at_one_time_never_exceed_a_quota_together(server: ValkeyServer) -> None:
     chance = random.Random(7)  # noqa: S311
     async with ledger(server.url, {"a": 8, "b": 8}) as leases:
-        await leases.save_quotas(
-            [Quota(namespace=TEAM, limits=QuotaLimits(milli_gpu=1500))], told_at=1
+        await leases.quotas.save(
+            [Quota(namespace=TEAM, limits=QuotaLimits(milli_gpu=1500))], read_at=1
         )
 
         async def caller(name: int) -> None:
@@ -333,7 +333,7 @@ async def test_callers_at_one_time_never_exceed_a_quota_together(server: ValkeyS
                 )
                 if isinstance(await outcome(leases, wanted), Reserved) and chance.random() < 0.5:
                     await leases.release([wanted.pod], reason="test")
-                accounts = await leases.quota_accounts()
+                accounts = await leases.quotas.totals()
                 assert accounts.used.get(TEAM, {}).get("", QuotaUsage()).milli_gpu <= 1500
 
         await asyncio.gather(*(caller(name) for name in range(8)))

@@ -67,7 +67,7 @@ async def test_twenty_writers_over_few_devices_never_over_commit_one(url: str) -
             for writer in range(WRITERS):
                 tasks.create_task(write(writer))
 
-        async for page in leases.totals():
+        async for page in leases.totals.pages():
             for account in page:
                 for known, use in account.node.devices:
                     assert use.memory_mib <= known.memory_mib
@@ -117,7 +117,7 @@ async def refuses_everything(leases: RedisLeases) -> None:
         leases.release([PodUid("p")], reason="x"),
         leases.load([PodUid("p")]),
         leases.snapshot(),
-        leases.offers(now=NOW),
+        leases.waiting_pods.choose_offers(now=NOW),
         leases.expire(NOW),
         leases.save_node(facts("a")),
         leases.capacity(),
@@ -142,7 +142,7 @@ async def test_a_flushed_ledger_serves_again_after_a_rebuild_and_loses_nothing()
             await server.command("FLUSHALL")
 
             await refuses_everything(leases)
-            assert await leases.epoch() is None
+            assert await leases.generation() is None
             tokens = await asyncio.gather(*(leases.begin_rebuild(now=NOW + 9) for _ in range(5)))
             [token] = [token for token in tokens if token]
             await leases.save_node(facts("a"))
@@ -155,7 +155,7 @@ async def test_a_flushed_ledger_serves_again_after_a_rebuild_and_loses_nothing()
                 await leases.snapshot()
             assert await leases.finish_rebuild(token)
 
-            assert await leases.epoch() == token
+            assert await leases.generation() == token
             assert sorted(await assert_sound(leases), key=lambda lease: lease.pod) == kept
             [later] = await reserve(leases, wish("r", share("a", 0)))
             assert later.shares[0].slot == 2
@@ -217,7 +217,7 @@ async def test_leases_survive_the_kill_of_a_durable_server() -> None:
             held = await reserve(leases, *(wish(f"p{n}", share("a", n % 2, 10)) for n in range(8)))
             await leases.bind(held[:4])
             before = await assert_sound(leases)
-            epoch = await leases.epoch()
+            epoch = await leases.generation()
 
             server.kill()
             with pytest.raises(UnavailableError):
@@ -226,7 +226,7 @@ async def test_leases_survive_the_kill_of_a_durable_server() -> None:
             await server.ready()
 
             assert await assert_sound(leases) == before
-            assert await leases.epoch() == epoch
+            assert await leases.generation() == epoch
             assert len(before) == 8
             assert before[0].shares[0].device in {uuid("a", 0), uuid("a", 1)}
 
@@ -245,7 +245,9 @@ async def test_who_knows_more_than_a_server_closes_the_ledger(saw: str) -> None:
         async with ledger(server.url) as writer:
             prefix = writer._connection.prefix
             [old, ended] = await reserve(writer, wish("old", share("a")), wish("e", share("a")))
-            async with RedisLeases.connect(server.url, prefix=prefix, is_witness=True) as witness:
+            async with RedisLeases.connect(
+                server.url, prefix=prefix, detects_lost_writes=True
+            ) as witness:
                 position = (await witness.snapshot()).position
                 assert await server.command("SAVE") == b"+OK\r\n"
                 match saw:
@@ -258,17 +260,17 @@ async def test_who_knows_more_than_a_server_closes_the_ledger(saw: str) -> None:
                     case _:
                         await reserve(writer, wish("p", share("a")))
                         heard = anext(witness.changes(position))
-                        await (heard if saw == "feed" else witness.epoch())
+                        await (heard if saw == "feed" else witness.generation())
                 await restart_with_an_older_file(server)
 
-                with pytest.raises(UnavailableError, match=r"has lost writes, [12] versions"):
+                with pytest.raises(UnavailableError, match=r"has lost writes: [12] versions"):
                     await witness.capacity()
                 with pytest.raises(UnavailableError, match="being rebuilt"):
                     await witness.capacity()
                 token = await witness.begin_rebuild(now=NOW + 9)
                 assert token is not None
                 assert await witness.finish_rebuild(token)
-                assert await witness.epoch() == token
+                assert await witness.generation() == token
 
 
 async def test_who_only_reads_leaves_a_ledger_open_that_lost_writes() -> None:
@@ -279,12 +281,12 @@ async def test_who_only_reads_leaves_a_ledger_open_that_lost_writes() -> None:
             async with RedisLeases.connect(server.url, prefix=prefix) as reader:
                 await server.command("SAVE")
                 await reserve(writer, wish("p", share("a")))
-                assert await reader.epoch() is not None
+                assert await reader.generation() is not None
                 await restart_with_an_older_file(server)
 
-                assert await reader.epoch() is not None
-                assert await writer.epoch() is None
-                assert await reader.epoch() is None
+                assert await reader.generation() is not None
+                assert await writer.generation() is None
+                assert await reader.generation() is None
 
 
 async def test_versions_go_on_rising_after_lost_writes_whatever_the_clock_says() -> None:
@@ -295,12 +297,12 @@ async def test_versions_go_on_rising_after_lost_writes_whatever_the_clock_says()
             [lost] = await reserve(leases, wish("p", share("a")))
             await restart_with_an_older_file(server)
 
-            assert await leases.epoch() is None
+            assert await leases.generation() is None
             token = await leases.begin_rebuild(now=NOW - 3600)
             assert token is not None
             assert await leases.finish_rebuild(token)
 
-            assert await leases.epoch() == token
+            assert await leases.generation() == token
             await leases.save_node(facts("a"))
             await leases.save_devices(report("a", [device("a", 0)]))
             [later] = await reserve(leases, wish("p", share("a")))

@@ -20,7 +20,7 @@ from services.auth.redis_users import NOBODY
 from services.cli.admin import credentials
 from services.cli.admin.credentials import Doors
 from shared.credentials.logins import ClientCredentials
-from shared.ledger.connection_pool import pool_of
+from shared.ledger.connection_pool import connection_pool
 from shared.ledger.leases import RedisLeases
 from shared.ledger.redis_server import default_user_refusal, redis_facts
 from shared.model.errors import PermissionDeniedError, UnavailableError
@@ -103,12 +103,12 @@ async def test_a_service_on_another_machine_is_let_in_by_its_secret_and_nobody_e
 ) -> None:
     async with (
         served(without_tls(words), written, tmp_path) as url,
-        RedisLeases.connect(url, keys=shown(written, "placer")) as placer,
+        RedisLeases.connect(url, credentials=shown(written, "placer")) as placer,
         RedisLeases.connect(url) as nobody,
     ):
-        assert await placer.epoch() is None  # it answers: nobody has built the ledger yet
+        assert await placer.generation() is None  # it answers: nobody has built the ledger yet
         with pytest.raises(PermissionDeniedError, match="refuses us"):
-            await nobody.epoch()
+            await nobody.generation()
 
 
 async def test_a_server_in_protected_mode_is_named_with_what_to_do(
@@ -119,10 +119,10 @@ async def test_a_server_in_protected_mode_is_named_with_what_to_do(
 
     async with (
         served(without_tls(in_compose()), written, tmp_path) as url,
-        RedisLeases.connect(url, keys=shown(written, "placer")) as placer,
+        RedisLeases.connect(url, credentials=shown(written, "placer")) as placer,
     ):
         with pytest.raises(UnavailableError, match="--protected-mode no"):
-            await placer.epoch()
+            await placer.generation()
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ async def test_an_operator_sees_whether_the_file_of_writes_could_be_read_back(
     written.acl.write_text(written.acl.read_text().replace(NOBODY, default))
 
     async with served(without_tls(in_compose()), written, tmp_path) as url:
-        pool = pool_of(url, shown(written, "operator"), timeout_s=5)
+        pool = connection_pool(url, shown(written, "operator"), timeout_s=5)
         client = redis.asyncio.Redis.from_pool(pool)
         found = await default_user_refusal(client)
         facts = await redis_facts(url, shown(written, "operator"))

@@ -35,7 +35,7 @@ async def epoch(leases: RedisLeases) -> str | None:
     async with asyncio.timeout(30):
         while True:
             try:
-                return await leases.epoch()
+                return await leases.generation()
             except UnavailableError:
                 await asyncio.sleep(0.1)
 
@@ -57,10 +57,10 @@ async def test_the_primary_is_followed_past_a_sentinel_that_hangs() -> None:
     async with sentinels() as servers:
         with mute() as hung:
             url = servers.url().replace("sentinel://", f"sentinel://{hung},")
-            async with RedisLeases.connect(url, is_witness=True) as leases:
+            async with RedisLeases.connect(url, detects_lost_writes=True) as leases:
                 await begin(leases)
                 [before] = await reserve(leases, wish("p", share("a")))
-                life = await leases.epoch()
+                life = await leases.generation()
                 await kept(servers)
 
                 servers.signal("first", signal.SIGKILL)
@@ -75,7 +75,7 @@ async def test_the_primary_is_followed_past_a_sentinel_that_hangs() -> None:
 async def test_a_replica_that_was_behind_is_not_believed() -> None:
     async with (
         sentinels() as servers,
-        RedisLeases.connect(servers.url(), is_witness=True) as leases,
+        RedisLeases.connect(servers.url(), detects_lost_writes=True) as leases,
     ):
         await begin(leases)
         await kept(servers)
@@ -96,7 +96,7 @@ async def test_a_replica_that_was_behind_is_not_believed() -> None:
 async def test_a_primary_that_is_demoted_is_left() -> None:
     async with (
         sentinels() as servers,
-        RedisLeases.connect(servers.url(), is_witness=True) as leases,
+        RedisLeases.connect(servers.url(), detects_lost_writes=True) as leases,
     ):
         await begin(leases)
         await kept(servers)
@@ -119,7 +119,7 @@ async def test_without_a_sentinel_the_ledger_is_away_and_says_where_it_was_asked
     url = "redis+sentinel://127.0.0.1:1,127.0.0.1:2/ledger"
     async with RedisLeases.connect(url) as leases:
         with pytest.raises(UnavailableError, match="No master found for 'ledger'"):
-            await leases.epoch()
+            await leases.generation()
 
 
 @pytest.mark.parametrize(

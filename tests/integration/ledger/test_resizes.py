@@ -80,11 +80,11 @@ async def assert_turns(leases: RedisLeases) -> None:
         cores_percent=sum(each.cores_percent for each in taken),
         memory_mib=sum(each.memory_mib for each in taken),
     )
-    assert (await leases.turns()).used.get(TEAM, GpuAmount()) == summed
+    assert (await leases.totals.fair_share()).used.get(TEAM, GpuAmount()) == summed
 
 
 async def turn_of(leases: RedisLeases, pod: PodUid) -> str:
-    token = await leases.take_turn(pod, lasts_s=60)
+    token = await leases.resizes.lock(pod, ttl_s=60)
     assert token is not None
     return token
 
@@ -92,7 +92,7 @@ async def turn_of(leases: RedisLeases, pod: PodUid) -> str:
 async def test_a_lease_keeps_its_slot_and_fence_and_rises_in_version(leases: RedisLeases) -> None:
     before = await running(leases)
 
-    after = await leases.resize(sized(before, 6_000, 30))
+    after = await leases.resizes.apply(sized(before, 6_000, 30))
 
     assert isinstance(after, Lease)
     assert after.shares == sized(before, 6_000, 30).shares
@@ -103,7 +103,7 @@ async def test_a_lease_keeps_its_slot_and_fence_and_rises_in_version(leases: Red
     assert after.resized_at * 1000 == round(after.resized_at * 1000)
     assert await leases.load([before.pod]) == [after]
     assert await assert_sound(leases) == [after]
-    again = await leases.resize(sized(after, 2_000))
+    again = await leases.resizes.apply(sized(after, 2_000))
     assert isinstance(again, Lease)
     assert again.resized_at > after.resized_at
     assert again.shares[0].requested_size == ShareSize(memory_mib=4_000, cores_percent=0)
@@ -115,9 +115,9 @@ async def test_what_does_not_fit_changes_nothing(leases: RedisLeases) -> None:
     lease = await running(leases)
     await running(leases, "q", 9_000)
 
-    too_much = await leases.resize(sized(lease, 7_001))
-    too_many = await leases.resize(sized(lease, 4_000, 101))
-    fits = await leases.resize(sized(lease, 7_000, 100))
+    too_much = await leases.resizes.apply(sized(lease, 7_001))
+    too_many = await leases.resizes.apply(sized(lease, 4_000, 101))
+    fits = await leases.resizes.apply(sized(lease, 7_000, 100))
 
     assert isinstance(too_much, NoCapacity)
     assert too_much.reason == f"memory of {uuid('a', 0)}"
@@ -133,8 +133,8 @@ async def test_a_sick_device_gives_no_more_and_takes_back(leases: RedisLeases) -
     sick = replace(device("a", 0), healthy=False)
     await leases.save_devices(report("a", [sick, device("a", 1)], at=1.0))
 
-    more = await leases.resize(sized(lease, 5_000))
-    less = await leases.resize(sized(lease, 3_000))
+    more = await leases.resizes.apply(sized(lease, 5_000))
+    less = await leases.resizes.apply(sized(lease, 3_000))
 
     assert isinstance(more, NoCapacity)
     assert more.reason.startswith("device-unhealthy")
@@ -148,8 +148,8 @@ async def test_the_size_of_several_shares_is_changed_as_one(leases: RedisLeases)
     assert active is not None
     await running(leases, "q", 4_000, gpu=1)
 
-    refused = await leases.resize(sized(active, 6_001))
-    done = await leases.resize(sized(active, 6_000))
+    refused = await leases.resizes.apply(sized(active, 6_001))
+    done = await leases.resizes.apply(sized(active, 6_000))
 
     assert isinstance(refused, NoCapacity)
     assert isinstance(done, Lease)
@@ -160,11 +160,11 @@ async def test_the_size_of_several_shares_is_changed_as_one(leases: RedisLeases)
 
 async def test_who_is_late_by_a_version_or_an_end_changes_nothing(leases: RedisLeases) -> None:
     lease = await running(leases)
-    await leases.resize(sized(lease, 5_000))
+    await leases.resizes.apply(sized(lease, 5_000))
 
-    stale = await leases.resize(sized(lease, 6_000))
+    stale = await leases.resizes.apply(sized(lease, 6_000))
     await leases.release([lease.pod], reason="over")
-    gone = await leases.resize(sized(lease, 6_000))
+    gone = await leases.resizes.apply(sized(lease, 6_000))
 
     assert isinstance(stale, StaleLeaseError)
     assert stale.stored
@@ -177,27 +177,27 @@ async def test_a_lease_is_made_smaller_only_within_the_turn_that_was_taken(
     leases: RedisLeases,
 ) -> None:
     lease = await running(leases)
-    token = await leases.take_turn(lease.pod, lasts_s=0.05)
+    token = await leases.resizes.lock(lease.pod, ttl_s=0.05)
     assert token is not None
-    assert await leases.take_turn(lease.pod, lasts_s=60) is None
+    assert await leases.resizes.lock(lease.pod, ttl_s=60) is None
     async with asyncio.timeout(30):
-        while (other := await leases.take_turn(lease.pod, lasts_s=60)) is None:
+        while (other := await leases.resizes.lock(lease.pod, ttl_s=60)) is None:
             await asyncio.sleep(0.01)
 
     with pytest.raises(ConflictError, match="was over"):
-        await leases.resize(sized(lease, 3_000), turn=token)
-    await leases.leave_turn(lease.pod, token)
-    done = await leases.resize(sized(lease, 3_000), turn=other)
+        await leases.resizes.apply(sized(lease, 3_000), token=token)
+    await leases.resizes.unlock(lease.pod, token)
+    done = await leases.resizes.apply(sized(lease, 3_000), token=other)
 
     assert isinstance(done, Lease)
-    assert await leases.take_turn(lease.pod, lasts_s=60), "what was done ends the turn"
+    assert await leases.resizes.lock(lease.pod, ttl_s=60), "what was done ends the turn"
 
 
 async def test_of_twenty_who_resize_one_lease_at_once_one_does(leases: RedisLeases) -> None:
     lease = await running(leases)
 
     answers = await asyncio.gather(
-        *(leases.resize(sized(lease, 1_000 + 500 * n)) for n in range(20))
+        *(leases.resizes.apply(sized(lease, 1_000 + 500 * n)) for n in range(20))
     )
 
     (done,) = (each for each in answers if isinstance(each, Lease))
@@ -210,7 +210,10 @@ async def test_what_is_free_goes_to_a_resize_or_to_a_placement(leases: RedisLeas
     for attempt in range(20):
         lease = await running(leases, f"p{attempt}")
         wanted = wish(f"q{attempt}", share("a", 0, FREE))
-        calls = [leases.resize(sized(lease, 4_001)), leases.reserve([wanted], now=NOW, ttl_s=30)]
+        calls = [
+            leases.resizes.apply(sized(lease, 4_001)),
+            leases.reserve([wanted], now=NOW, ttl_s=30),
+        ]
 
         if attempt % 2:
             resized, [placed] = await asyncio.gather(*calls)  # type: ignore[misc]
@@ -229,7 +232,7 @@ async def test_a_resize_and_the_end_of_the_lease_leave_nothing_behind(leases: Re
     for attempt in range(20):
         lease = await running(leases, f"p{attempt}")
         calls = [
-            leases.resize(sized(lease, chance.choice([1_000, 9_000]), 20)),
+            leases.resizes.apply(sized(lease, chance.choice([1_000, 9_000]), 20)),
             leases.release([lease.pod], reason="over"),
         ]
         chance.shuffle(calls)
@@ -253,7 +256,7 @@ async def test_twenty_who_resize_place_and_end_never_over_commit(leases: RedisLe
             [lease] = await leases.activate([outcome.lease.pod])
             for _ in range(3):
                 assert lease is not None
-                changed = await leases.resize(
+                changed = await leases.resizes.apply(
                     sized(lease, chance.choice([500, 3_000, 9_000]), chance.choice([0, 40]))
                 )
                 lease = changed if isinstance(changed, Lease) else lease
@@ -274,27 +277,27 @@ async def test_what_a_smaller_lease_leaves_is_offered_to_who_waits(leases: Redis
     lease = await running(leases, mib=15_000)
     await running(leases, "q", 15_000, gpu=1)
     waiting = queued("w", units=8_000)
-    await leases.wait([verdict(waiting, await leases.capacity())])
-    assert not (await leases.offers(now=NOW)).pods
+    await leases.waiting_pods.enqueue([verdict(waiting, await leases.capacity())])
+    assert not (await leases.waiting_pods.choose_offers(now=NOW)).pods
 
-    await leases.resize(sized(lease, 8_000))
+    await leases.resizes.apply(sized(lease, 8_000))
 
-    assert [pod.pod for pod in (await leases.offers(now=NOW)).pods] == ["w"]
+    assert [pod.pod for pod in (await leases.waiting_pods.choose_offers(now=NOW)).pods] == ["w"]
 
 
 async def test_a_quota_counts_the_new_size(leases: RedisLeases) -> None:
     quota = Quota(namespace=TEAM, limits=QuotaLimits(memory_mib=6_000))
-    await leases.save_quotas([quota], told_at=NOW)
+    await leases.quotas.save([quota], read_at=NOW)
     lease = await running(leases)
 
-    over = await leases.resize(sized(lease, 6_001))
-    within = await leases.resize(sized(lease, 6_000))
+    over = await leases.resizes.apply(sized(lease, 6_001))
+    within = await leases.resizes.apply(sized(lease, 6_000))
 
     assert isinstance(over, NoCapacity)
     assert over.reason == "quota"
     assert over.quotas == (QuotaExcess(measure="memoryMiB", limit=6_000, held=0, asked=6_001),)
     assert isinstance(within, Lease)
-    accounts = await leases.quota_accounts()
+    accounts = await leases.quotas.totals()
     assert accounts.used[TEAM][""] == charge_of(within, {uuid("a", 0): 16_000})
     assert accounts.charges[lease.pod] == (TEAM, {"": accounts.used[TEAM][""]})
 
@@ -302,39 +305,39 @@ async def test_a_quota_counts_the_new_size(leases: RedisLeases) -> None:
 async def test_who_is_over_a_quota_may_still_hold_less(leases: RedisLeases) -> None:
     lease = await running(leases)
     quota = Quota(namespace=TEAM, limits=QuotaLimits(memory_mib=1_000, cores_milli=500))
-    await leases.save_quotas([quota], told_at=NOW)
+    await leases.quotas.save([quota], read_at=NOW)
 
-    less = await leases.resize(sized(lease, 3_000, 20))
+    less = await leases.resizes.apply(sized(lease, 3_000, 20))
 
     assert isinstance(less, Lease)
-    held = (await leases.quota_accounts()).used[TEAM][""]
+    held = (await leases.quotas.totals()).used[TEAM][""]
     assert (held.memory_mib, held.cores_milli) == (3_000, 200)
 
 
 async def test_resized_leases_are_unsettled_until_their_last_size_is_seen_through(
     leases: RedisLeases,
 ) -> None:
-    first = await leases.resize(sized(await running(leases), 5_000))
+    first = await leases.resizes.apply(sized(await running(leases), 5_000))
     assert isinstance(first, Lease)
-    second = await leases.resize(sized(first, 6_000))
+    second = await leases.resizes.apply(sized(first, 6_000))
     assert isinstance(second, Lease)
 
-    assert await leases.unsettled(older_than_s=3600) == []
-    assert not await leases.settled(first.pod, first.version)
-    assert await leases.unsettled(older_than_s=0) == [first.pod]
-    assert await leases.settled(first.pod, second.version)
-    assert await leases.unsettled(older_than_s=0) == []
+    assert await leases.resizes.unsynced(older_than_s=3600) == []
+    assert not await leases.resizes.set_synced(first.pod, first.version)
+    assert await leases.resizes.unsynced(older_than_s=0) == [first.pod]
+    assert await leases.resizes.set_synced(first.pod, second.version)
+    assert await leases.resizes.unsynced(older_than_s=0) == []
 
 
 async def test_a_rebuild_brings_back_the_new_size(leases: RedisLeases) -> None:
-    lease = await leases.resize(sized(await running(leases), 5_000))
+    lease = await leases.resizes.apply(sized(await running(leases), 5_000))
     assert isinstance(lease, Lease)
     token = await leases.begin_rebuild(now=NOW + 5, force=True)
     assert token
 
     assert await leases.restore([lease], now=NOW + 5, token=token) == []
-    await leases.unsettle([lease])
+    await leases.resizes.set_unsynced([lease])
     assert await leases.finish_rebuild(token)
 
     assert await leases.load([lease.pod]) == [lease]
-    assert await leases.unsettled(older_than_s=0) == [lease.pod]
+    assert await leases.resizes.unsynced(older_than_s=0) == [lease.pod]

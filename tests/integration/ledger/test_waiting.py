@@ -43,13 +43,18 @@ async def fill(leases: RedisLeases) -> None:
 
 
 async def let_wait(leases: RedisLeases, *events: PodQueued) -> None:
-    await leases.offers(now=NOW)
+    await leases.waiting_pods.choose_offers(now=NOW)
     capacity = await leases.capacity()
-    assert await leases.wait([verdict(event, capacity) for event in events]) == WaitResult()
+    assert (
+        await leases.waiting_pods.enqueue([verdict(event, capacity) for event in events])
+        == WaitResult()
+    )
 
 
 async def offered(leases: RedisLeases, now: float = NOW, spare: int = 0) -> list[str]:
-    return [event.pod for event in (await leases.offers(now=now, spare=spare)).pods]
+    return [
+        event.pod for event in (await leases.waiting_pods.choose_offers(now=now, spare=spare)).pods
+    ]
 
 
 async def test_a_freed_share_is_offered_to_a_pod_that_fits_once(url: str) -> None:
@@ -60,7 +65,7 @@ async def test_a_freed_share_is_offered_to_a_pod_that_fits_once(url: str) -> Non
 
         await leases.release([PodUid("full-0")], reason="test")
 
-        [event] = (await leases.offers(now=NOW, spare=0)).pods
+        [event] = (await leases.waiting_pods.choose_offers(now=NOW, spare=0)).pods
         assert event.pod == "small"
         assert event.offer == await leases.capacity()
         assert await offered(leases) == []
@@ -76,8 +81,11 @@ async def test_the_highest_priority_comes_first_then_the_oldest(url: str) -> Non
         order = []
         for n in range(4):
             await leases.release([PodUid(f"full-{n}")], reason="test")
-            [pod] = [event.pod for event in (await leases.offers(now=NOW, limit=1)).pods]
-            await leases.forget_waiting([PodUid(pod)])
+            [pod] = [
+                event.pod
+                for event in (await leases.waiting_pods.choose_offers(now=NOW, limit=1)).pods
+            ]
+            await leases.waiting_pods.remove([PodUid(pod)])
             order.append(pod)
 
         assert order == ["high", "old", "new", "low"]
@@ -99,12 +107,12 @@ async def test_a_verdict_that_freed_capacity_may_change_is_stale(url: str) -> No
         before = await leases.capacity()
         await leases.release([PodUid("full-0")], reason="test")
 
-        waited = await leases.wait(
+        waited = await leases.waiting_pods.enqueue(
             [verdict(queued("fits"), before), verdict(queued("large", units=9_000), before)]
         )
 
         assert waited == WaitResult(stale=(PodUid("fits"),))
-        [waiting] = await leases.waiting()
+        [waiting] = await leases.waiting_pods.load()
         assert waiting.queued.pod == "large"
         assert waiting.capacity == await leases.capacity()
 
@@ -119,11 +127,11 @@ async def test_what_was_freed_is_passed_on_while_it_is_refused_to_ever_more_pods
 
         rounds = []
         for _ in range(5):
-            found = await leases.offers(now=NOW)
+            found = await leases.waiting_pods.choose_offers(now=NOW)
             rounds.append([event.pod for event in found.pods])
             assert found.complete == (not found.pods)
             capacity = await leases.capacity()
-            await leases.wait([verdict(event, capacity) for event in found.pods])
+            await leases.waiting_pods.enqueue([verdict(event, capacity) for event in found.pods])
 
         assert [len(found) for found in rounds] == [1, 2, 4, 3, 0]
         assert [pod for found in rounds for pod in found] == [f"w{n:02d}" for n in range(10)]
@@ -136,10 +144,10 @@ async def test_while_an_offer_is_under_way_nobody_else_is_offered_the_same(url: 
         await leases.release([PodUid("full-0")], reason="test")
         assert await offered(leases) == ["first"]
 
-        second = await leases.offers(now=NOW + 1)
-        late = await leases.offers(now=NOW + 3)
+        second = await leases.waiting_pods.choose_offers(now=NOW + 1)
+        late = await leases.waiting_pods.choose_offers(now=NOW + 3)
         await reserve(leases, wish("first", share("a")))
-        third = await leases.offers(now=NOW + 3)
+        third = await leases.waiting_pods.choose_offers(now=NOW + 3)
 
         assert (second.pods, second.complete) == ((), False)
         assert [event.pod for event in late.pods] == ["second", "third"]
@@ -153,7 +161,7 @@ async def test_pods_that_cannot_fit_what_was_freed_are_left_alone(url: str) -> N
 
         await leases.release([PodUid("full-0")], reason="test")
 
-        found = await leases.offers(now=NOW + 100)
+        found = await leases.waiting_pods.choose_offers(now=NOW + 100)
         assert (found.pods, found.complete) == ((), True)
 
 
@@ -197,9 +205,11 @@ async def test_a_pod_without_gpu_is_offered_any_freed_node(url: str) -> None:
 async def test_a_verdict_for_good_is_disturbed_by_a_changed_cluster_only(url: str) -> None:
     async with ledger(url) as leases:
         await fill(leases)
-        await leases.offers(now=NOW)
+        await leases.waiting_pods.choose_offers(now=NOW)
         never = Refusal(reason="no such device", permanent=True)
-        await leases.wait([WaitingPod(queued=queued("never"), refusal=never, capacity=0)])
+        await leases.waiting_pods.enqueue(
+            [WaitingPod(queued=queued("never"), refusal=never, capacity=0)]
+        )
 
         await leases.release([PodUid("full-0")], reason="test")
 
@@ -213,25 +223,29 @@ async def test_a_verdict_for_good_is_disturbed_by_a_changed_cluster_only(url: st
 async def test_a_pod_that_holds_a_lease_waits_no_longer(url: str) -> None:
     async with ledger(url) as leases:
         await let_wait(leases, queued("p"), queued("q"))
-        first = [w for w in await leases.waiting([PodUid("p")]) if w.queued == queued("p")]
+        first = [
+            w for w in await leases.waiting_pods.load([PodUid("p")]) if w.queued == queued("p")
+        ]
         assert len(first) == 1
 
         await reserve(leases, wish("p", share("a")))
-        waited = await leases.wait([verdict(queued("p"), await leases.capacity())])
+        waited = await leases.waiting_pods.enqueue([verdict(queued("p"), await leases.capacity())])
 
         assert [lease.pod for lease in waited.already_leased] == ["p"]
-        assert [waiting.queued.pod for waiting in await leases.waiting()] == ["q"]
-        await leases.forget_waiting([PodUid("q"), PodUid("unknown")])
-        assert await leases.waiting() == []
+        assert [waiting.queued.pod for waiting in await leases.waiting_pods.load()] == ["q"]
+        await leases.waiting_pods.remove([PodUid("q"), PodUid("unknown")])
+        assert await leases.waiting_pods.load() == []
 
 
 async def test_how_long_a_pod_waits_is_counted_from_its_first_verdict(url: str) -> None:
     async with ledger(url) as leases:
         capacity = await leases.capacity()
         for since in (NOW, NOW + 50):
-            await leases.wait([replace(verdict(queued("p"), capacity), waiting_since=since)])
+            await leases.waiting_pods.enqueue(
+                [replace(verdict(queued("p"), capacity), waiting_since=since)]
+            )
 
-        assert [w.waiting_since for w in await leases.waiting()] == [NOW]
+        assert [w.waiting_since for w in await leases.waiting_pods.load()] == [NOW]
 
 
 def low(pod: str, gpu: int = 0) -> Reservation:
@@ -267,7 +281,9 @@ async def test_nothing_is_kept_for_a_pod_that_has_answered_or_does_not_answer(ur
         assert await offered(leases) == ["high"]
 
         await reserve(leases, low("low"), now=NOW + 3)
-        await leases.wait([verdict(queued("high", priority=5), await leases.capacity())])
+        await leases.waiting_pods.enqueue(
+            [verdict(queued("high", priority=5), await leases.capacity())]
+        )
 
         await reserve(leases, low("lower", 1), now=NOW + 3)
 
@@ -288,16 +304,18 @@ async def test_a_pod_kept_back_is_offered_what_the_higher_priority_leaves(url: s
         await leases.release([PodUid("full-0"), PodUid("full-1")], reason="test")
         assert await offered(leases) == ["high"]
         kept = replace(verdict(queued("low", priority=-1), 0), capacity=RESERVED_FOR_OTHER)
-        assert await leases.wait([kept]) == WaitResult()
+        assert await leases.waiting_pods.enqueue([kept]) == WaitResult()
 
         await reserve(leases, replace(wish("high", share("a")), priority=5))
 
         assert await offered(leases) == ["low"]
         await reserve(leases, low("low"))
-        assert (await leases.offers(now=NOW)).complete
-        assert [lease.pod for lease in (await leases.wait([kept])).already_leased] == ["low"]
+        assert (await leases.waiting_pods.choose_offers(now=NOW)).complete
+        assert [
+            lease.pod for lease in (await leases.waiting_pods.enqueue([kept])).already_leased
+        ] == ["low"]
         late = replace(kept, queued=queued("late", priority=-1))
-        assert await leases.wait([late]) == WaitResult(stale=(PodUid("late"),))
+        assert await leases.waiting_pods.enqueue([late]) == WaitResult(stale=(PodUid("late"),))
 
 
 async def test_one_free_after_the_other_never_leaves_a_pod_that_fits_without_an_offer(

@@ -53,15 +53,17 @@ class World:
 
     async def held(self) -> Counter[str]:
         """Count live leases by gang, at one moment."""
-        return Counter({gang: len(pods) for gang, pods in (await self.leases.gangs()).items()})
+        return Counter(
+            {gang: len(pods) for gang, pods in (await self.leases.totals.gangs()).items()}
+        )
 
     async def end(self, gang: str) -> None:
-        pods = (await self.leases.gangs())[gang]
+        pods = (await self.leases.totals.gangs())[gang]
         await self.leases.release(sorted(pods), reason="the gang is done")
 
     async def offer(self) -> int:
         """Offer what was freed, as the binder does; return to how many."""
-        offers = await self.leases.offers(now=SystemClock().now())
+        offers = await self.leases.waiting_pods.choose_offers(now=SystemClock().now())
         await self.bus.publish(offers.pods)
         return len(offers.pods)
 
@@ -74,14 +76,16 @@ class World:
                         await self.offer()
                     await asyncio.sleep(0.01)
         except TimeoutError:
-            waiting = [(w.queued.pod, w.refusal.reason) for w in await self.leases.waiting()]
+            waiting = [
+                (w.queued.pod, w.refusal.reason) for w in await self.leases.waiting_pods.load()
+            ]
             raise AssertionError(f"{held} instead of {wanted}; waiting: {waiting}") from None
 
     async def settled(self, pods: int) -> None:
         """Wait until every pod either holds a lease or waits with a verdict on its gang."""
         async with asyncio.timeout(20):
             while True:
-                waiting = await self.leases.waiting()
+                waiting = await self.leases.waiting_pods.load()
                 decided = [w for w in waiting if "counted" not in w.refusal.reason]
                 held = sum((await self.held()).values())
                 if len(decided) + held == pods and len(waiting) == len(decided):
@@ -153,7 +157,7 @@ async def test_of_two_gangs_that_each_fit_alone_one_runs_whole_and_then_the_othe
         [(first, held)] = (await it.held()).items()
         second = next(name for name in sizes if f"default/{name}" != first)
         assert held == sizes[first.removeprefix("default/")]
-        [why] = {w.refusal.reason.partition(":")[0] for w in await it.leases.waiting()}
+        [why] = {w.refusal.reason.partition(":")[0] for w in await it.leases.waiting_pods.load()}
         assert why.startswith(f"gang default/{second} runs with {sizes[second]} pods at once")
         await it.end(first)
         await it.until(Counter({f"default/{second}": sizes[second]}))
@@ -186,7 +190,7 @@ async def test_a_gang_waits_for_its_pods_and_says_so(server: ValkeyServer) -> No
     async with nats_server() as nats, world(server, nats, 1) as it:
         await it.queue(pods[:3])
         await it.settled(3)
-        said = [w.refusal for w in await it.leases.waiting()]
+        said = [w.refusal for w in await it.leases.waiting_pods.load()]
         assert await it.held() == {}
         assert {why.hint for why in said} >= {"create the other 1, or lower the gang's minimum"}
         assert max(why.reason for why in said) == (

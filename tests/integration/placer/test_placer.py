@@ -91,7 +91,7 @@ async def test_freed_capacity_reaches_a_placer_and_the_pod_that_waits(url: str) 
         assert [type(one) for one in await placer.place_pods(pods(1, 4))] == [PlacementRefused]
 
         await leases.release([PodUid("uid-0")], reason="gone")
-        offered = (await leases.offers(now=0.0)).pods
+        offered = (await leases.waiting_pods.choose_offers(now=0.0)).pods
         answers = await placer.place_pods(offered)
 
         assert [event.pod for event in offered] == ["uid-4"]
@@ -183,7 +183,7 @@ async def test_a_freed_instance_is_offered_whatever_cores_the_pod_that_waits_ask
             assert [type(one) for one in await placer.place_pods([alone])] == [PlacementRefused]
 
             await leases.release([PodUid("uid-0")], reason="gone")
-            offered = (await leases.offers(now=0.0)).pods
+            offered = (await leases.waiting_pods.choose_offers(now=0.0)).pods
             answers = await placer.place_pods(offered)
 
             assert [event.pod for event in offered] == ["uid-2"]
@@ -230,7 +230,7 @@ async def test_a_late_pod_of_low_priority_does_not_take_what_is_offered_to_a_hig
         await one.place_pods(pods(4))
         high = pod_queued("high", replace(SHARE, priority=9))
         assert [type(said) for said in await one.place_pods([high])] == [PlacementRefused]
-        await leases.offers(now=SystemClock().now())
+        await leases.waiting_pods.choose_offers(now=SystemClock().now())
         await leases.release([PodUid("uid-0")], reason="gone")
         async with asyncio.timeout(30):
             freed = await leases.capacity()
@@ -238,12 +238,12 @@ async def test_a_late_pod_of_low_priority_does_not_take_what_is_offered_to_a_hig
                 await asyncio.sleep(0.01)
 
         late = await other.place_pods([pod_queued("late", SHARE)])
-        offered = (await leases.offers(now=SystemClock().now())).pods
+        offered = (await leases.waiting_pods.choose_offers(now=SystemClock().now())).pods
         answers = await one.place_pods(offered)
-        after = (await leases.offers(now=SystemClock().now())).pods
+        after = (await leases.waiting_pods.choose_offers(now=SystemClock().now())).pods
 
         assert late == []
         assert [event.pod for event in offered] == ["high"]
         assert [type(said) for said in answers] == [PlacementChosen]
         assert after == ()
-        assert [waiting.queued.pod for waiting in await leases.waiting()] == ["late"]
+        assert [waiting.queued.pod for waiting in await leases.waiting_pods.load()] == ["late"]

@@ -76,8 +76,8 @@ def told(answers: Sequence[Answer]) -> dict[str, str]:
 async def test_a_pod_over_its_quota_waits_with_the_numbers_and_takes_what_its_namespace_frees(
     leases: RedisLeases, placer: Placer
 ) -> None:
-    await leases.save_quotas(
-        [Quota(namespace=TEAM, limits=QuotaLimits(milli_gpu=500))], told_at=NOW
+    await leases.quotas.save(
+        [Quota(namespace=TEAM, limits=QuotaLimits(milli_gpu=500))], read_at=NOW
     )
 
     answers = await placer.place_pods([pod("one"), pod("two"), pod("three")])
@@ -92,7 +92,7 @@ async def test_a_pod_over_its_quota_waits_with_the_numbers_and_takes_what_its_na
 
     holding = sorted({"one", "two", "three"} - {refused.pod})
     await leases.release([PodUid(holding[0])], reason="test")
-    offered = (await leases.offers(now=NOW)).pods
+    offered = (await leases.waiting_pods.choose_offers(now=NOW)).pods
     assert [each.pod for each in offered] == [refused.pod]
     assert told(await placer.place_pods(offered)) == {refused.pod: "a"}
     await assert_sound(leases)
@@ -101,12 +101,12 @@ async def test_a_pod_over_its_quota_waits_with_the_numbers_and_takes_what_its_na
 async def test_what_others_free_is_not_offered_to_a_pod_over_its_quota(
     leases: RedisLeases, placer: Placer
 ) -> None:
-    await leases.save_quotas([Quota(namespace=TEAM, limits=QuotaLimits(cards=0))], told_at=NOW)
+    await leases.quotas.save([Quota(namespace=TEAM, limits=QuotaLimits(cards=0))], read_at=NOW)
     await placer.place_pods([pod("other", Namespace("others")), pod("ours")])
 
     await leases.release([PodUid("other")], reason="test")
 
-    assert not (await leases.offers(now=NOW)).pods
+    assert not (await leases.waiting_pods.choose_offers(now=NOW)).pods
 
 
 @pytest.mark.parametrize("label", ["", "gpu-model"])
@@ -117,7 +117,7 @@ async def test_a_pod_goes_to_the_model_of_which_its_namespace_has_quota_left(
     await add_node(leases, "b", "Tesla P100-PCIE-16GB", **{"gpu-model": "P100"})
     models = (("T4", QuotaLimits(cards=1)), ("P100", QuotaLimits(milli_gpu=250)))
     quota = Quota(namespace=TEAM, models=models, only_models=True, model_label=label)
-    await leases.save_quotas([quota], told_at=NOW)
+    await leases.quotas.save([quota], read_at=NOW)
     await until_seen(placer, "b")
 
     where = [told(await placer.place_pods([pod(str(n))]))[str(n)] for n in range(6)]
@@ -129,7 +129,7 @@ async def test_a_pod_goes_to_the_model_of_which_its_namespace_has_quota_left(
 async def test_a_namespace_that_may_hold_one_card_shares_the_one_it_holds(
     leases: RedisLeases, placer: Placer
 ) -> None:
-    await leases.save_quotas([Quota(namespace=TEAM, limits=QuotaLimits(cards=1))], told_at=NOW)
+    await leases.quotas.save([Quota(namespace=TEAM, limits=QuotaLimits(cards=1))], read_at=NOW)
 
     answers = told(await placer.place_pods([pod(str(n)) for n in range(5)]))
 
@@ -141,8 +141,8 @@ async def test_a_namespace_that_may_hold_one_card_shares_the_one_it_holds(
 
 async def test_pools_keep_a_namespace_to_their_nodes(leases: RedisLeases, placer: Placer) -> None:
     await add_node(leases, "b", "Tesla T4", pool="public")
-    await leases.save_quotas(
-        [Quota(namespace=TEAM, pools=("public",), pool_label="pool")], told_at=NOW
+    await leases.quotas.save(
+        [Quota(namespace=TEAM, pools=("public",), pool_label="pool")], read_at=NOW
     )
     await until_seen(placer, "b")
 
@@ -155,8 +155,8 @@ async def test_pools_keep_a_namespace_to_their_nodes(leases: RedisLeases, placer
 async def test_a_gang_over_its_quota_waits_as_a_whole_and_runs_when_that_is_raised(
     leases: RedisLeases, placer: Placer
 ) -> None:
-    await leases.save_quotas(
-        [Quota(namespace=TEAM, limits=QuotaLimits(milli_gpu=500))], told_at=NOW
+    await leases.quotas.save(
+        [Quota(namespace=TEAM, limits=QuotaLimits(milli_gpu=500))], read_at=NOW
     )
     gang = Gang(name="team/ring", min_member=3)
     ranks = [pod(f"rank-{n}", gang=gang) for n in range(3)]
@@ -166,8 +166,8 @@ async def test_a_gang_over_its_quota_waits_as_a_whole_and_runs_when_that_is_rais
     assert all("the GPU quota of namespace team is in the way" in why for why in answers.values())
     assert not await assert_sound(leases)
 
-    await leases.save_quotas([], told_at=NOW + 1)
-    offered = (await leases.offers(now=NOW)).pods
+    await leases.quotas.save([], read_at=NOW + 1)
+    offered = (await leases.waiting_pods.choose_offers(now=NOW)).pods
     assert len(offered) == 1
     assert set(told(await placer.place_pods(offered)).values()) == {"a"}
     assert len(await assert_sound(leases)) == 3
@@ -178,7 +178,7 @@ async def test_a_pod_whom_another_model_could_help_is_offered_both(
 ) -> None:
     await add_node(leases, "b", "Tesla P100-PCIE-16GB")
     models = (("T4", QuotaLimits(cards=0)), ("P100", QuotaLimits()))
-    await leases.save_quotas([Quota(namespace=TEAM, models=models)], told_at=NOW)
+    await leases.quotas.save([Quota(namespace=TEAM, models=models)], read_at=NOW)
     await until_seen(placer, "b")
     others = [pod(f"other-{n}", Namespace("others")) for n in range(12)]
     await placer.place_pods(others)
@@ -191,7 +191,7 @@ async def test_a_pod_whom_another_model_could_help_is_offered_both(
 
     assert "0 GPU cards of model T4, 0 are held and 1 asked for; elsewhere 0/2 nodes" in why
     await leases.release([(await held_on(leases, "b"))[0]], reason="test")
-    assert [each.pod for each in (await leases.offers(now=NOW)).pods] == [name]
+    assert [each.pod for each in (await leases.waiting_pods.choose_offers(now=NOW)).pods] == [name]
 
 
 async def held_on(leases: RedisLeases, node: str) -> list[PodUid]:

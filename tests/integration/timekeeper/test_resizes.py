@@ -91,7 +91,7 @@ async def test_the_ledgers_own_journal_leaves_no_gap_and_no_overlap(opened: Book
     await keeper.count()
     (first,) = (await opened.account(DEFAULT)).leases
     larger = replace(bound, shares=(replace(bound.shares[0], memory_mib=16_000),))
-    resized = await opened.leases.resize(larger)
+    resized = await opened.leases.resizes.apply(larger)
     assert isinstance(resized, Lease)
     await keeper.count()
     (second,) = (await opened.account(DEFAULT)).leases

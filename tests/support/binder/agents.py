@@ -29,7 +29,7 @@ class Agents:
         self.cut_off = False
         self.questions = 0
 
-    async def has_agent(self, node: NodeName) -> bool:
+    async def reported_by_agent(self, node: NodeName) -> bool:
         return node in self.reported
 
     async def request_bind(self, node: NodeName, leases: Sequence[Lease]) -> BindReply | NoReply:

@@ -28,7 +28,7 @@ class Agents:
             return NoReply("nobody is there", has_responder=False)
         return await self.at.agent.may_bind(BindRequest(node=node, leases=tuple(leases)))
 
-    async def has_agent(self, node: NodeName) -> bool:
+    async def reported_by_agent(self, node: NodeName) -> bool:
         return bool(self.at.reported)
 
 

@@ -14,7 +14,7 @@ from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.ledger.leases import RedisLeases
-from shared.ledger.preemptions import Takings
+from shared.ledger.preemptions import Preemptions
 from shared.model.events.pod_events import BudgetChanged, PlacementChosen, PodQueued
 from shared.model.lease import Lease
 from shared.model.ledger import NoCapacity, Reservation, Reserved, WaitingPod
@@ -90,7 +90,7 @@ class Scene:
     api: ApiUnderTest
     kube: KubernetesClient
     ledger: RedisLeases
-    preemptions: Takings
+    preemptions: Preemptions
     clock: FakeClock
     rules: PreemptionRules = RULES
     told: Told = field(default_factory=Told)
@@ -195,13 +195,13 @@ class Scene:
         )
         capacity = await self.ledger.capacity()
         verdict = WaitingPod(queued=queued, refusal=Refusal(reason="full"), capacity=capacity)
-        await self.ledger.wait([verdict])
+        await self.ledger.waiting_pods.enqueue([verdict])
         return uid
 
     async def stands(self, namespace: str, lease_class: str = "reclaimable", **fields: Any) -> None:
         """A namespace's budget stands so."""
         at = self.clock.now()
-        await self.preemptions.note_standing(standing(namespace, lease_class, at=at, **fields))
+        await self.preemptions.save_budget(standing(namespace, lease_class, at=at, **fields))
 
     async def protect(self, name: str, labels: Mapping[str, str], *, least: int) -> None:
         """A PodDisruptionBudget in namespace `a`."""
@@ -264,7 +264,7 @@ async def scene(
         api_server() as api,
         KubernetesClient(load_credentials(api.kubeconfig)) as kube,
         ledger(url, {"a": gpus}) as leases,
-        Takings.connect(url, prefix=leases._connection.prefix) as preemptions,
+        Preemptions.connect(url, prefix=leases._connection.prefix) as preemptions,
     ):
         for namespace in ("a", "b", "c"):
             await kube.create("/api/v1/namespaces", {"metadata": {"name": namespace}})

@@ -1,6 +1,6 @@
-"""Stand-ins for what resizing talks to besides binding: turns, limits and annotations."""
+"""Stand-ins for what resizing talks to besides binding: locks, limits and annotations."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 
 from services.binder.resize.resizer import PodAnnotations
@@ -13,18 +13,29 @@ from shared.model.names import NodeName, PodUid
 from shared.model.node import NodeFacts
 
 
-class FakeSizes:
-    """The ledger's side: turns, sizes, and what is not seen through."""
+class FakeResizes:
+    """The ledger's side: locks, sizes, and leases whose views may lag."""
 
     def __init__(self, *leases: Lease) -> None:
         self.leases = {each.pod: each for each in leases}
         self.cards: tuple[Device, ...] = ()
-        self.turns: dict[PodUid, str] = {}
-        self.left: dict[PodUid, int] = {}
+        self.locks: dict[PodUid, str] = {}
+        self.unsynced_versions: dict[PodUid, int] = {}
         self.full: NoCapacity | None = None
         self.before_resize: Callable[[], None] = lambda: None
 
-    async def accounts(self, names: Sequence[NodeName]) -> list[NodeTotals]:
+    @property
+    def resizes(self) -> "FakeResizes":
+        return self
+
+    @property
+    def totals(self) -> "FakeResizes":
+        return self
+
+    async def pages(self) -> AsyncIterator[list[NodeTotals]]:
+        yield []
+
+    async def of_nodes(self, names: Sequence[NodeName]) -> list[NodeTotals]:
         uses, _ = counted_use(self.leases.values())
         return [
             NodeTotals(
@@ -38,44 +49,44 @@ class FakeSizes:
             for name in names
         ]
 
-    async def take_turn(self, pod: PodUid, *, lasts_s: float) -> str | None:
-        if pod in self.turns:
+    async def lock(self, pod: PodUid, *, ttl_s: float) -> str | None:
+        if pod in self.locks:
             return None
-        self.turns[pod] = f"turn of {pod}"
-        return self.turns[pod]
+        self.locks[pod] = f"lock of {pod}"
+        return self.locks[pod]
 
-    async def leave_turn(self, pod: PodUid, token: str) -> None:
-        if self.turns.get(pod) == token:
-            del self.turns[pod]
+    async def unlock(self, pod: PodUid, token: str) -> None:
+        if self.locks.get(pod) == token:
+            del self.locks[pod]
 
-    async def resize(self, lease: Lease, *, turn: str = "") -> Lease | NoCapacity | StaleLeaseError:
+    async def apply(self, lease: Lease, *, token: str = "") -> Lease | NoCapacity | StaleLeaseError:
         self.before_resize()
         stored = self.leases.get(lease.pod)
         if stored is None or stored.version != lease.version:
             version = stored.version if stored else None
             return StaleLeaseError(lease.pod, read=lease.version, stored=version)
-        if turn and self.turns.get(lease.pod) != turn:
+        if token and self.locks.get(lease.pod) != token:
             raise ConflictError("the time was over")
         if self.full is not None:
             return self.full
-        self.turns.pop(lease.pod, None)
+        self.locks.pop(lease.pod, None)
         resized = replace(lease, version=lease.version + 1, resized_at=1.0)
         self.leases[lease.pod] = resized
-        self.left[lease.pod] = resized.version
+        self.unsynced_versions[lease.pod] = resized.version
         return resized
 
-    async def unsettled(self, *, older_than_s: float) -> list[PodUid]:
-        return list(self.left)
+    async def unsynced(self, *, older_than_s: float) -> list[PodUid]:
+        return list(self.unsynced_versions)
 
-    async def settled(self, pod: PodUid, version: int) -> bool:
-        known = self.left.get(pod)
+    async def set_synced(self, pod: PodUid, version: int) -> bool:
+        known = self.unsynced_versions.get(pod)
         if known is None or known > version:
             return False
-        del self.left[pod]
+        del self.unsynced_versions[pod]
         return True
 
-    async def unsettle(self, leases: Sequence[Lease]) -> None:
-        self.left.update((lease.pod, lease.version) for lease in leases)
+    async def set_unsynced(self, leases: Sequence[Lease]) -> None:
+        self.unsynced_versions.update((lease.pod, lease.version) for lease in leases)
 
 
 class FakeLimits:

@@ -26,11 +26,11 @@ from shared.model.events.pod_events import (
 )
 from shared.model.events.request_reply import BindReply
 from shared.model.lease import Lease, LeaseState, Share, StaleLeaseError
-from shared.model.ledger import OfferedPods
+from shared.model.ledger import OfferedPods, WaitingPod
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
 from shared.model.quota import Quota
-from tests.support.binder.resizing import FakeAnnotations, FakeLimits, FakeSizes
+from tests.support.binder.resizing import FakeAnnotations, FakeLimits, FakeResizes
 from tests.support.clock import FakeClock
 
 NOW = 1_787_000_000.0
@@ -64,28 +64,57 @@ def chosen(*leases: Lease) -> list[PlacementChosen]:
     return [PlacementChosen(lease=each) for each in leases]
 
 
-class FakeLedger(FakeSizes):
+class FakeQuotas:
+    def __init__(self) -> None:
+        self.saved: tuple[Quota, ...] = ()
+
+    async def save(self, quotas: Sequence[Quota], *, read_at: float) -> bool:
+        self.saved = tuple(quotas)
+        return True
+
+
+class FakeWaitingPods:
+    """Pods that wait; each is offered once."""
+
+    def __init__(self, ledger: "FakeLedger") -> None:
+        self.ledger = ledger
+        self.queued: list[PodQueued] = []
+        self.scans = 0
+
+    async def load(self, pods: Sequence[PodUid] | None = None) -> list[WaitingPod]:
+        return []
+
+    async def choose_offers(self, *, now: float) -> OfferedPods:
+        self.scans += 1
+        offered = tuple(replace(pod, offer=self.ledger.number) for pod in self.queued)
+        self.queued = []
+        return OfferedPods(pods=offered, complete=not offered)
+
+    async def remove(self, pods: Sequence[PodUid]) -> None:
+        self.queued = [pod for pod in self.queued if pod.pod not in pods]
+
+
+class FakeLedger(FakeResizes):
     """Leases in a dictionary, with the ledger's rules for moving on."""
 
     def __init__(self, *leases: Lease) -> None:
         super().__init__(*leases)
         self.released: list[tuple[PodUid, str]] = []
         self.expiring: list[Lease] = []
-        self.waiting: list[PodQueued] = []
+        self.waiting_pods = FakeWaitingPods(self)
         self.number = 0
-        self.scans = 0
         self.is_ready = True
         self.rebuilding = False
         self.restored: list[Lease] = []
         self.misfits: set[PodUid] = set()
         self.pieces: dict[str, dict[int, PodsListed]] = {}
-        self.reports: dict[NodeName, tuple[Allocation, ...]] = {}
+        self.stored_reports: dict[NodeName, tuple[Allocation, ...]] = {}
         self.nodes: dict[NodeName, NodeFacts] = {}
         self.devices: dict[NodeName, DeviceReported] = {}
-        self.quotas: tuple[Quota, ...] = ()
-        self.shut: dict[NodeName, str] = {}
+        self.quotas = FakeQuotas()
+        self.cordoned: dict[NodeName, str] = {}
 
-    async def epoch(self) -> str | None:
+    async def generation(self) -> str | None:
         return "epoch" if self.is_ready else None
 
     async def bind(self, leases: Sequence[Lease]) -> list[Lease | StaleLeaseError]:
@@ -146,28 +175,15 @@ class FakeLedger(FakeSizes):
     async def remove_node(self, name: NodeName) -> bool:
         return self.nodes.pop(name, None) is not None
 
-    async def has_agent(self, node: NodeName) -> bool:
+    async def reported_by_agent(self, node: NodeName) -> bool:
         return node in self.devices and not self.devices[node].other_plugin
 
-    async def keep_shut(self, words: Mapping[NodeName, str]) -> frozenset[NodeName]:
-        self.shut = {node: why for node, why in {**self.shut, **words}.items() if why}
-        return frozenset(self.shut)
-
-    async def save_quotas(self, quotas: Sequence[Quota], *, told_at: float) -> bool:
-        self.quotas = tuple(quotas)
-        return True
+    async def set_cordoned(self, reasons: Mapping[NodeName, str]) -> frozenset[NodeName]:
+        self.cordoned = {node: why for node, why in {**self.cordoned, **reasons}.items() if why}
+        return frozenset(self.cordoned)
 
     async def capacity(self) -> int:
         return self.number
-
-    async def offers(self, *, now: float) -> OfferedPods:
-        self.scans += 1
-        offered = tuple(replace(pod, offer=self.number) for pod in self.waiting)
-        self.waiting = []
-        return OfferedPods(pods=offered, complete=not offered)
-
-    async def forget_waiting(self, pods: Sequence[PodUid]) -> None:
-        self.waiting = [pod for pod in self.waiting if pod.pod not in pods]
 
     async def begin_rebuild(self, *, now: float, lock_s: float = 60.0) -> str | None:
         if self.is_ready or self.rebuilding:
@@ -185,33 +201,33 @@ class FakeLedger(FakeSizes):
         self.is_ready = True
         return True
 
-    async def hold_rebuild(self, token: str, *, now: float, lock_s: float) -> bool:
+    async def extend_rebuild(self, token: str, *, now: float, lock_s: float) -> bool:
         return True
 
-    async def stage_piece(self, piece: PodsListed) -> tuple[BoundPod, ...] | None:
+    async def save_chunk(self, piece: PodsListed) -> tuple[BoundPod, ...] | None:
         pieces = self.pieces.setdefault(piece.listing_id, {})
         pieces[piece.chunk] = piece
         if len(pieces) < piece.chunks:
             return None
         return tuple(pod for each in pieces.values() for pod in each.pods)
 
-    async def stage_reports(self, reports: Sequence[DeviceReported]) -> None:
+    async def save_reports(self, reports: Sequence[DeviceReported]) -> None:
         for report in reports:
-            self.reports[report.node] = report.allocations
+            self.stored_reports[report.node] = report.allocations
 
-    async def staged_reports(self) -> dict[NodeName, tuple[Allocation, ...]]:
-        return dict(self.reports)
+    async def reports(self) -> dict[NodeName, tuple[Allocation, ...]]:
+        return dict(self.stored_reports)
 
-    async def staged_listing(self, *, since: float) -> tuple[BoundPod, ...] | None:
+    async def complete_listing(self, *, since: float) -> tuple[BoundPod, ...] | None:
         for pieces in self.pieces.values():
             first = next(iter(pieces.values()))
             if first.listed_at >= since and len(pieces) == first.chunks:
                 return tuple(pod for each in pieces.values() for pod in each.pods)
         return None
 
-    async def clear_staged(self) -> None:
+    async def clear(self) -> None:
         self.pieces.clear()
-        self.reports.clear()
+        self.stored_reports.clear()
 
 
 class FakePods(FakeAnnotations):
@@ -354,16 +370,16 @@ class FakeGates:
     def __init__(self) -> None:
         self.held: list[PodGated] = []
 
-    async def put(self, pods: Sequence[PodGated]) -> None:
+    async def save(self, pods: Sequence[PodGated]) -> None:
         self.held += pods
 
-    async def drop(self, namespace: Namespace, pods: Sequence[PodUid]) -> None:
+    async def remove(self, namespace: Namespace, pods: Sequence[PodUid]) -> None:
         self.held = [pod for pod in self.held if pod.pod not in pods]
 
     async def namespaces(self) -> Mapping[Namespace, BudgetChanged | None]:
         return {}
 
-    async def pods(self, namespace: Namespace) -> Sequence[PodGated]:
+    async def load(self, namespace: Namespace) -> Sequence[PodGated]:
         return self.held
 
 

@@ -154,7 +154,8 @@ def state_of(up: Stack, pod: Mapping[str, Any], container: str = "cuda") -> dict
 async def leases(up: Stack) -> dict[str, Lease]:
     """Return the live leases by the name of their pod."""
     async with RedisLeases.connect(
-        up.state()["redis_url"], keys=ClientCredentials(credentials=up.secret("redis", "operator"))
+        up.state()["redis_url"],
+        credentials=ClientCredentials(credentials=up.secret("redis", "operator")),
     ) as ledger:
         return {lease.name: lease async for page in ledger.load_all() for lease in page}
 

@@ -110,7 +110,7 @@ async def ledger(
     """Open a ledger of its own, ready, with so many devices per node, as a witness."""
     prefix = f"t{next(_prefixes)}:"
     async with RedisLeases.connect(
-        url, prefix=prefix, feed_length=feed_length, is_witness=True
+        url, prefix=prefix, feed_length=feed_length, detects_lost_writes=True
     ) as leases:
         token = await leases.begin_rebuild(now=NOW)
         assert token is not None
@@ -132,7 +132,7 @@ async def uses(leases: RedisLeases) -> dict[DeviceUuid, DeviceUse]:
     """Return what is taken of every device."""
     return {
         known.uuid: use
-        async for page in leases.totals()
+        async for page in leases.totals.pages()
         for account in page
         for known, use in account.node.devices
     }
@@ -141,7 +141,7 @@ async def uses(leases: RedisLeases) -> dict[DeviceUuid, DeviceUse]:
 async def assert_sound(leases: RedisLeases) -> list[Lease]:
     """Check that totals are the sums over leases, that nothing is over-committed; return these."""
     found: list[Lease] = []
-    async for page in leases.totals():
+    async for page in leases.totals.pages():
         for account in page:
             assert not account.index_mismatches
             found += account.leases
@@ -160,6 +160,6 @@ async def assert_sound(leases: RedisLeases) -> list[Lease]:
         (s.device, s.slot, lease.pod) for lease in found for s in lease.shares if s.slot is not None
     }
     assert len({(where, slot) for where, slot, _ in taken}) == len(taken), taken
-    counted = {(gang, pod) for gang, pods in (await leases.gangs()).items() for pod in pods}
+    counted = {(gang, pod) for gang, pods in (await leases.totals.gangs()).items() for pod in pods}
     assert counted == {(lease.gang, lease.pod) for lease in found if lease.gang}
     return found

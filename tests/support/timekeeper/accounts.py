@@ -11,7 +11,7 @@ from services.timekeeper.report.status_publisher import Told
 from services.timekeeper.service import Timekeeper
 from shared.ledger.budgets import Budgets
 from shared.ledger.leases import RedisLeases
-from shared.ledger.rows.lease_rows import lease_value
+from shared.ledger.rows.lease_rows import encode_lease
 from shared.model.budget import (
     UNITS_PER_GPU_MINUTE,
     Account,
@@ -94,14 +94,14 @@ class Timeline:
     """Writes until the crash; None: no crash."""
     crash_after: bool = False
 
-    async def unread(self, most: int = 200) -> Journal:
-        journal = await self.store.unread(most)
+    async def unread_journal(self, most: int = 200) -> Journal:
+        journal = await self.store.unread_journal(most)
         whole = journal.horizon_ms is not None
         return replace(journal, horizon_ms=self.now_ms if whole else None)
 
-    async def take_in(self, journal: Journal, taken: Iterable[AccountChange]) -> bool:
+    async def apply_journal(self, journal: Journal, taken: Iterable[AccountChange]) -> bool:
         self._crash(after=False)
-        done = await self.store.take_in(journal, taken)
+        done = await self.store.apply_journal(journal, taken)
         self._crash(after=True)
         return done
 
@@ -120,8 +120,8 @@ class Timeline:
     async def charged_until(self, tenures: Sequence[str]) -> dict[str, int]:
         return await self.store.charged_until(tenures)
 
-    async def turn(self, name: str, *, every_ms: int) -> bool:
-        return await self.store.turn(name, every_ms=every_ms)
+    async def acquire_lock(self, name: str, *, every_ms: int) -> bool:
+        return await self.store.acquire_lock(name, every_ms=every_ms)
 
     def _crash(self, *, after: bool) -> None:
         if self.crash_at is None or after is not self.crash_after:
@@ -192,7 +192,7 @@ class Books:
         """Write what the ledger's scripts write, at an instant of the test's choice."""
         words: list[Any] = ["XADD", f"{self.ledger_prefix}tenures", f"{at_ms}-*", "kind", kind]
         for each in leases:
-            words += [each.pod, lease_value(each)]
+            words += [each.pod, encode_lease(each)]
         await self.leases._connection._redis.execute_command(*words)
 
     async def count(self, at_ms: int, *, keeper: Timekeeper | None = None) -> list[Any]:
@@ -226,6 +226,8 @@ async def books(url: str, *budgets: Budget) -> AsyncIterator[Books]:
     """Open a ledger with four T4 of 16,000 MiB, and budgets beside it."""
     async with ledger(url, {"a": 4}) as leases:
         prefix = leases._connection.prefix
-        async with Budgets.connect(url, ledger=prefix, prefix=f"b{next(_books)}-{prefix}") as store:
+        async with Budgets.connect(
+            url, ledger_prefix=prefix, prefix=f"b{next(_books)}-{prefix}"
+        ) as store:
             config = Fixed(given={each.namespace: each for each in budgets})
             yield Books(url, leases, store, config)

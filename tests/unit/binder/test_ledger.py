@@ -151,8 +151,8 @@ async def test_the_end_of_a_lease_wakes_those_that_wait() -> None:
         request=PodRequest(),
     )
     async with running(world.binder.offer_capacity):
-        await until(lambda: world.ledger.scans)
-        world.ledger.waiting.append(waiting)
+        await until(lambda: world.ledger.waiting_pods.scans)
+        world.ledger.waiting_pods.queued.append(waiting)
 
         await world.binder.end_leases([gone()])
         await until(lambda: world.bus.published)
@@ -166,7 +166,7 @@ async def test_nothing_is_scanned_while_the_capacity_number_stands_still() -> No
     for _ in range(5):
         await world.binder.sweeper.offer()
 
-    assert world.ledger.scans == 1
+    assert world.ledger.waiting_pods.scans == 1
 
 
 async def test_a_lease_that_moved_on_while_it_was_ended_is_looked_at_again() -> None:

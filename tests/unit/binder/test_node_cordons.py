@@ -34,11 +34,11 @@ async def test_a_node_is_shut_at_the_second_silence_and_open_at_the_first_answer
 
     await it.presence.deferrals([lease()])
     await it.step()
-    slow = dict(world.ledger.shut)
+    slow = dict(world.ledger.cordoned)
     clock.advance(AWAY_S)
     await it.presence.deferrals([lease()])
     await it.step()
-    shut = dict(world.ledger.shut)
+    shut = dict(world.ledger.cordoned)
     agents.there[N1] = BindReply()
     clock.advance(AWAY_MOST_S)
     await it.step()
@@ -46,7 +46,7 @@ async def test_a_node_is_shut_at_the_second_silence_and_open_at_the_first_answer
     assert slow == {}
     assert list(shut) == [N1]
     assert "does not answer" in shut[N1]
-    assert world.ledger.shut == {}
+    assert world.ledger.cordoned == {}
 
 
 async def test_a_node_is_shut_at_once_when_its_agent_says_so() -> None:
@@ -57,7 +57,7 @@ async def test_a_node_is_shut_at_once_when_its_agent_says_so() -> None:
     await it.presence.deferrals([lease()])
     await it.step()
 
-    assert world.ledger.shut == {N1: "its agent is being stopped"}
+    assert world.ledger.cordoned == {N1: "its agent is being stopped"}
 
 
 async def test_a_report_of_a_shut_node_has_its_agent_asked_at_once() -> None:
@@ -72,13 +72,13 @@ async def test_a_report_of_a_shut_node_has_its_agent_asked_at_once() -> None:
     agents.there[N1] = BindReply()
 
     await it.step()
-    assert N1 in world.ledger.shut, "it was asked a moment ago"
+    assert N1 in world.ledger.cordoned, "it was asked a moment ago"
     it.presence.mark_present([N1, N2])
     async with asyncio.timeout(30):
         await it.wait()
     await it.step()
 
-    assert world.ledger.shut == {}
+    assert world.ledger.cordoned == {}
 
 
 async def test_a_node_that_another_device_plugin_serves_opens_and_nobody_there_is_asked() -> None:
@@ -94,7 +94,7 @@ async def test_a_node_that_another_device_plugin_serves_opens_and_nobody_there_i
         clock.advance(AWAY_S)
     for it in (one, two):
         await it.step()
-    shut = dict(world.ledger.shut)
+    shut = dict(world.ledger.cordoned)
 
     one.presence.mark_absent([N1])
     for it in (one, two):
@@ -103,13 +103,13 @@ async def test_a_node_that_another_device_plugin_serves_opens_and_nobody_there_i
     clock.advance(NONE_S)
 
     assert list(shut) == [N1]
-    assert world.ledger.shut == {}
+    assert world.ledger.cordoned == {}
     assert await one.presence.deferrals([lease()]) == {}
     assert agents.questions == asked
     assert await two.presence.deferrals([lease()]) == {}, "it has heard that the node is open"
     for it in (one, two):
         await it.step()
-    assert world.ledger.shut == {}
+    assert world.ledger.cordoned == {}
 
 
 async def test_binders_open_what_another_has_shut_only_after_they_were_answered() -> None:
@@ -125,15 +125,15 @@ async def test_binders_open_what_another_has_shut_only_after_they_were_answered(
     await one.step()
 
     await two.step()
-    assert N1 in world.ledger.shut
+    assert N1 in world.ledger.cordoned
     assert (await two.presence.deferrals([lease()])) != {}
     agents.there[N1] = BindReply()
     clock.advance(AWAY_MOST_S)
     await two.step()
-    assert world.ledger.shut == {}
+    assert world.ledger.cordoned == {}
     await one.step()
     await one.step()
-    assert world.ledger.shut == {}, "what the other heard is newer"
+    assert world.ledger.cordoned == {}, "what the other heard is newer"
     assert await one.presence.deferrals([lease()]) == {}
 
 

@@ -63,7 +63,7 @@ async def test_growing_asks_the_node_after_the_ledger_and_the_pod_after_the_node
     assert annotated(at).shares == now.shares
     assert at.pods.annotated["p1"].annotations["of"] == "others"
     assert "GPU-n1-0,NVIDIA,2000,10:" in str(at.pods.annotated["p1"].annotations)
-    assert not at.ledger.left
+    assert not at.ledger.unsynced_versions
     assert at.resizes == ["resized"]
 
 
@@ -75,9 +75,9 @@ async def test_shrinking_asks_the_node_before_the_ledger() -> None:
     told = await resize(at, 500)
 
     assert told.outcome == "resized"
-    assert seen == [["turn of uid-p1"]]
-    assert [each.resize_id for each in at.agents.limits] == ["turn of uid-p1", ""]
-    assert not at.ledger.turns
+    assert seen == [["lock of uid-p1"]]
+    assert [each.resize_id for each in at.agents.limits] == ["lock of uid-p1", ""]
+    assert not at.ledger.locks
 
 
 async def test_less_than_what_is_in_use_is_refused_with_the_figure() -> None:
@@ -89,7 +89,7 @@ async def test_less_than_what_is_in_use_is_refused_with_the_figure() -> None:
     assert (told.outcome, told.reason) == ("refused", "800 MiB are in use")
     assert "--memory 800Mi" in told.hint
     assert at.ledger.leases[PodUid("uid-p1")] == held()
-    assert not at.ledger.turns
+    assert not at.ledger.locks
     assert (await resize(at, 800)).outcome == "resized"
 
 
@@ -102,7 +102,7 @@ async def test_nothing_shrinks_while_its_agent_is_silent() -> None:
     assert told.outcome == "unavailable"
     assert "only it knows what is in use" in told.reason
     assert at.ledger.leases[PodUid("uid-p1")] == held()
-    assert not at.ledger.turns
+    assert not at.ledger.locks
 
 
 async def test_what_fits_no_more_is_raised_again_on_the_node() -> None:
@@ -114,10 +114,10 @@ async def test_what_fits_no_more_is_raised_again_on_the_node() -> None:
 
     assert told.outcome == "refused"
     assert [(each.resize_id, each.finished) for each in at.agents.limits] == [
-        ("turn of uid-p1", False),
-        ("turn of uid-p1", True),
+        ("lock of uid-p1", False),
+        ("lock of uid-p1", True),
     ]
-    assert not at.ledger.turns
+    assert not at.ledger.locks
 
 
 async def test_a_lease_that_moves_on_meanwhile_is_decided_on_afresh() -> None:
@@ -135,7 +135,7 @@ async def test_a_lease_that_moves_on_meanwhile_is_decided_on_afresh() -> None:
 
 async def test_another_resize_under_way_is_waited_for_by_whoever_asks() -> None:
     at = world()
-    at.ledger.turns[PodUid("uid-p1")] = "another's"
+    at.ledger.locks[PodUid("uid-p1")] = "another's"
 
     told = await resize(at, 500)
 
@@ -155,7 +155,7 @@ async def test_asking_again_changes_nothing_and_sees_the_first_through() -> None
     assert first.pending == ("the container's limits, as soon as the agent of node n1 answers",)
     assert (second.outcome, second.pending) == ("unchanged", ())
     assert annotated(at).shares[0].memory_mib == 2_000
-    assert not at.ledger.left
+    assert not at.ledger.unsynced_versions
     assert sum(isinstance(event, LeaseResized) for event in at.bus.published) == 1
 
 
@@ -163,10 +163,10 @@ async def test_what_a_dead_binder_left_is_seen_through_by_another() -> None:
     at = world()
     now = replace(held(), version=4, shares=(replace(held().shares[0], memory_mib=2_000),))
     at.ledger.leases[now.pod] = now
-    await at.ledger.unsettle([now])
+    await at.ledger.resizes.set_unsynced([now])
 
     async with running(at.binder.finish_resizes):
-        await until(lambda: not at.ledger.left)
+        await until(lambda: not at.ledger.unsynced_versions)
 
     assert at.agents.limits[-1].lease == now
     assert annotated(at).shares == now.shares
@@ -175,7 +175,7 @@ async def test_what_a_dead_binder_left_is_seen_through_by_another() -> None:
 async def test_a_node_that_is_away_is_asked_again_and_again_with_pauses() -> None:
     at = world()
     at.agents.away.add(held().node)
-    await at.ledger.unsettle([held()])
+    await at.ledger.resizes.set_unsynced([held()])
     for _ in range(5):
         await at.binder.resizer.finish()
     asked = len(at.agents.limits)
@@ -187,17 +187,17 @@ async def test_a_node_that_is_away_is_asked_again_and_again_with_pauses() -> Non
     await at.binder.resizer.finish()
 
     assert (asked, again) == (1, 2)
-    assert not at.ledger.left
+    assert not at.ledger.unsynced_versions
 
 
 async def test_a_pod_that_ended_meanwhile_leaves_nothing_to_do() -> None:
     at = world()
-    await at.ledger.unsettle([held()])
+    await at.ledger.resizes.set_unsynced([held()])
     del at.ledger.leases[held().pod]
 
     await at.binder.resizer.finish()
 
-    assert not at.ledger.left
+    assert not at.ledger.unsynced_versions
     assert not at.agents.limits
 
 

@@ -58,10 +58,10 @@ class Stage:
         self.clock = FakeClock(1_000.0)
         self.updater = SchedulingGates(self, self, self, self.clock)
 
-    async def put(self, pods: Sequence[PodGated]) -> None:
+    async def save(self, pods: Sequence[PodGated]) -> None:
         self.held |= {pod.pod: pod for pod in pods}
 
-    async def drop(self, namespace: Namespace, pods: Sequence[PodUid]) -> None:
+    async def remove(self, namespace: Namespace, pods: Sequence[PodUid]) -> None:
         for pod in pods:
             self.held.pop(pod, None)
 
@@ -70,7 +70,7 @@ class Stage:
             return {TEAM: standing("queue")}
         return {TEAM: self.standing} if self.held else {}
 
-    async def pods(self, namespace: Namespace) -> Sequence[PodGated]:
+    async def load(self, namespace: Namespace) -> Sequence[PodGated]:
         return list(self.held.values())
 
     async def open_gate(self, namespace: str, name: str, uid: str, gate: str) -> bool:

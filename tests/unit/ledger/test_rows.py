@@ -6,16 +6,21 @@ import msgspec
 import pytest
 
 from shared.ledger.rows.lease_rows import (
+    decode_lease,
+    demand_of,
+    encode_lease,
+    encode_reservations,
     joined,
-    lease_of,
-    lease_value,
-    reservation_pieces,
-    reserved,
-    takes_of,
+    new_lease,
 )
-from shared.ledger.rows.waiting_rows import group_of, order_of, waiting_of, waiting_row
+from shared.ledger.rows.waiting_rows import (
+    decode_waiting_pod,
+    encode_waiting_pod,
+    group_of,
+    order_of,
+)
 from shared.model.lease import Lease, LeaseState, MigPlacement, Share
-from shared.model.ledger import Reserved, counted_use
+from shared.model.ledger import counted_use
 from shared.model.names import NodeName
 from shared.model.request import GpuRequest, PodRequest
 from tests.support.placer.ledger import NOW, queued, share, uuid, verdict, wish, wish_among
@@ -24,14 +29,14 @@ A = NodeName("a")
 
 
 def test_one_share_takes_one_slot() -> None:
-    taken = takes_of(A, [share("a", 1, mib=700, cores=30)])
+    taken = demand_of(A, [share("a", 1, mib=700, cores=30)])
 
     assert taken == ["a", 10, uuid("a", 1), 700, 30, 1, 1, 0, 0, "", 1, 1]
 
 
 @pytest.mark.parametrize("wanted", [share("a", whole=True), share("a", cores=100)])
 def test_a_share_of_everything_wants_its_device_alone(wanted: Share) -> None:
-    assert takes_of(A, [wanted])[7] == 1
+    assert demand_of(A, [wanted])[7] == 1
 
 
 def test_an_init_container_takes_the_slot_of_a_later_one() -> None:
@@ -42,7 +47,7 @@ def test_an_init_container_takes_the_slot_of_a_later_one() -> None:
         share("a", 1, mib=5, container="two", slotted=False),
     ]
 
-    node, last, *rest = takes_of(A, shares)
+    node, last, *rest = demand_of(A, shares)
 
     assert (node, last) == ("a", 18)
     assert rest[:8] == [uuid("a", 0), 9, 0, 2, 2, 0, 0, ""]
@@ -53,14 +58,14 @@ def test_an_init_container_takes_the_slot_of_a_later_one() -> None:
 def test_an_instance_takes_its_position_of_a_layout_that_it_pins() -> None:
     place = MigPlacement(layout="group2", position=3, profile="1g.5gb")
 
-    taken = takes_of(A, [share("a", 0, mib=5_120, cores=60, mig=place)])
+    taken = demand_of(A, [share("a", 0, mib=5_120, cores=60, mig=place)])
 
     assert taken == ["a", 10, uuid("a", 0), 5_120, 0, 1, 0, 0, 0, "group2", 1, -4]
 
 
 def test_a_reservation_is_what_it_says_and_what_its_candidates_take() -> None:
     several = [share("b", 0, mib=9), share("b", 1, whole=True)]
-    pieces = reservation_pieces(
+    pieces = encode_reservations(
         [
             wish_among("p", [("a", [share("a", 1, mib=700)]), ("b", several)], tag="red"),
             wish("q", share("a"), cpu=7),
@@ -70,12 +75,12 @@ def test_a_reservation_is_what_it_says_and_what_its_candidates_take() -> None:
     says, first, second, *other = map(msgspec.msgpack.decode, pieces)
     assert says[:5] == ["red", '["cpu",100,"pods",1]', "p", "", "default"]
     assert first[:7] == ["a", uuid("a", 1), 700, 0, True, 0, 0]
-    assert second[:3] == ["b", False, takes_of(NodeName("b"), several)]
+    assert second[:3] == ["b", False, demand_of(NodeName("b"), several)]
     assert other[0][:3] == ["", '["cpu",7,"pods",1]', "q"]
 
 
 def test_an_array_begins_one_byte_after_its_piece_because_scripts_skip_so_much() -> None:
-    for piece in reservation_pieces([wish("p", share("a"), node="a" * 253)]):
+    for piece in encode_reservations([wish("p", share("a"), node="a" * 253)]):
         assert piece[0] & 0xF0 == 0x90, "a short array: its length is in its first byte"
 
 
@@ -89,24 +94,23 @@ def test_a_lease_is_read_as_it_was_written() -> None:
         [("b", [share("b")]), ("a", [share("a", 0), share("a", 1, slotted=False)])],
         tag="red",
     )
-    lease = reserved(wanted, 2, iter([17, 3, 40, -1, 41]), NOW, NOW + 30).lease
+    lease = new_lease(wanted, 2, iter([17, 3, 40, -1, 41]), NOW, NOW + 30)
 
     assert [(s.device, s.slot, s.fence) for s in lease.shares] == [
         (uuid("a", 0), 3, 40),
         (uuid("a", 1), None, 41),
     ]
-    assert lease_of(lease_value(lease)) == lease
+    assert decode_lease(encode_lease(lease)) == lease
     bound = replace(lease, state=LeaseState.BOUND, expires_at=0.0, version=18)
-    assert lease_of(lease_value(bound)) == bound
+    assert decode_lease(encode_lease(bound)) == bound
 
 
 def test_a_new_lease_is_as_frozen_as_any_other() -> None:
-    outcome = reserved(wish("p", share("a")), 1, iter([17, 3, 40]), NOW, NOW + 30)
-    lease = outcome.lease
+    lease = new_lease(wish("p", share("a")), 1, iter([17, 3, 40]), NOW, NOW + 30)
 
-    assert outcome == Reserved(lease=replace(lease))
-    assert [type(thing) for thing in (outcome, lease, lease.shares[0])] == [Reserved, Lease, Share]
-    for thing, name in ((outcome, "lease"), (lease, "pod"), (lease.shares[0], "slot")):
+    assert lease == replace(lease)
+    assert [type(thing) for thing in (lease, lease.shares[0])] == [Lease, Share]
+    for thing, name in ((lease, "pod"), (lease.shares[0], "slot")):
         with pytest.raises(FrozenInstanceError):
             setattr(thing, name, None)
 
@@ -114,7 +118,7 @@ def test_a_new_lease_is_as_frozen_as_any_other() -> None:
 def test_what_leases_take_is_added_up() -> None:
     def lease(pod: str, *shares: Share, tag: str = "") -> Lease:
         numbers = iter([1] + [0, 5] * len(shares))
-        return reserved(wish(pod, *shares, tag=tag), 1, numbers, NOW, NOW).lease
+        return new_lease(wish(pod, *shares, tag=tag), 1, numbers, NOW, NOW)
 
     devices, nodes = counted_use(
         [lease("p", share("a", mib=10, cores=5), tag="red"), lease("q", share("a", mib=4))]
@@ -153,8 +157,8 @@ def test_pods_are_sorted_by_priority_and_age() -> None:
 def test_a_waiting_pod_is_read_as_it_was_written() -> None:
     waiting = replace(verdict(queued("p"), 7), waiting_since=NOW)
 
-    row = waiting_row(waiting)
+    row = encode_waiting_pod(waiting)
 
-    assert waiting_of(row[3], row[5], row[4]) == waiting
+    assert decode_waiting_pod(row[3], row[5], row[4]) == waiting
     permanent = replace(waiting, refusal=replace(waiting.refusal, permanent=True))
-    assert waiting_row(permanent)[1] == ""
+    assert encode_waiting_pod(permanent)[1] == ""

@@ -73,10 +73,14 @@ class Ledger:
         self.gangs.append(gang)
         return await self.reserve(wanted, now=now, ttl_s=ttl_s)
 
-    async def muster(self, gang: Gang, enrolled: Sequence[WaitingPod]) -> GangEnrollment:
+    @property
+    def waiting_pods(self) -> "Ledger":
+        return self
+
+    async def enroll(self, gang: Gang, enrolled: Sequence[WaitingPod]) -> GangEnrollment:
         return GangEnrollment(live_count=0, waiting_count=len(enrolled), waiting=tuple(enrolled))
 
-    async def wait(self, verdicts: Sequence[WaitingPod]) -> WaitResult:
+    async def enqueue(self, verdicts: Sequence[WaitingPod]) -> WaitResult:
         held = tuple(lease for lease in self.held if lease.pod in {v.queued.pod for v in verdicts})
         if held:
             return WaitResult(already_leased=held)

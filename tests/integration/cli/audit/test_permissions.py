@@ -42,7 +42,7 @@ async def reader_as(user: str, server: tuple[ValkeyServer, Doors]) -> AsyncItera
         kubeconfig=None,
         redis_keys=ClientCredentials(credentials=written.redis(user)),
     )
-    async with RedisLeases.connect(where.redis_url, keys=where.redis_keys) as ledger:
+    async with RedisLeases.connect(where.redis_url, credentials=where.redis_keys) as ledger:
         pods: Any = NoPods()
         yield Reader(where, ledger, pods)
 
