@@ -10,10 +10,10 @@ from services.binder.settings import BinderSettings
 from services.binder.wiring import assemble
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
-from shared.ledger.waiting_pods import GatedPods
 from shared.ledger.leases import RedisLeases
 from shared.ledger.preemptions import Preemptions
 from shared.ledger.staging import LedgerStaging
+from shared.ledger.waiting_pods import GatedPods
 from shared.model.clock import SystemClock
 from shared.model.events.pod_events import ResyncRequested
 from shared.nats.bus import Bus
@@ -73,7 +73,7 @@ async def bind(settings: BinderSettings) -> None:
         async def begin() -> None:
             await bus.publish([ResyncRequested(reason="a binder has started")])
 
-        probes = {"redis": ledger.trouble}
+        probes = {"redis": ledger.unready_reason}
         await serve("binder", binder, bus=bus, settings=settings, probes=probes, begin=begin)
 
 

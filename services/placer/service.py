@@ -88,7 +88,7 @@ class Ledger(Protocol):
         ...
 
     @property
-    def waiting_pods(self) -> "PlacerWaitingPods":
+    def waiting_pods(self) -> PlacerWaitingPods:
         """The pods that fit nowhere yet."""
         ...
 

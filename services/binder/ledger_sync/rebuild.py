@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from services.binder.ledger_sync.recovery import Evidence, recover, silent_nodes
+from services.binder.ports.ledger import LeaseResizeStore
 from services.binder.ports.metrics import Tally
 from services.binder.report.explanations import summarize
-from services.binder.ports.ledger import LeaseResizeStore
 from shared.model.clock import Clock
 from shared.model.errors import ConflictError
 from shared.model.events.event import Event

@@ -147,6 +147,7 @@ class Ledger(Protocol):
         """Return the number that rises whenever something is freed or added."""
         ...
 
+
 class Staging(Protocol):
     """What several binders collect together: pieces of listings, and agents' reports."""
 

@@ -1,14 +1,14 @@
 """What preemption needs of others: a port for each, with the methods that it calls."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
+from services.binder.ports.ledger import NodeTotalsReader, WaitingPodStore
 from services.binder.preempt.rules import DisruptionBudget, PodFacts
 from services.binder.report.explanations import KubernetesEvent
-from services.binder.ports.ledger import NodeTotalsReader, WaitingPodStore
 from shared.model.events.pod_events import BudgetChanged
 from shared.model.lease import Lease
-from shared.model.ledger import NodeTotals, Reservation, WaitingPod
+from shared.model.ledger import Reservation
 from shared.model.ledger import ReservationOutcome as Answer
 from shared.model.names import Namespace, PodUid
 from shared.model.preemption import (

@@ -12,19 +12,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from services.binder.ports.ledger import LeaseResizeStore, NodeTotalsReader
 from services.binder.report.explanations import KubernetesEvent, lease_event
 from services.binder.resize.rules import ResizeRefusal, SizeChange, SizeUnchanged, decide, full_text
 from shared.dialects import DIALECTS
-from services.binder.ports.ledger import LeaseResizeStore, NodeTotalsReader
 from shared.model.clock import Clock
 from shared.model.errors import ConflictError, LeaseholdError, UnavailableError
 from shared.model.events.event import Event
 from shared.model.events.pod_events import LeaseChanged, LeaseResized
 from shared.model.events.request_reply import LimitsReply, LimitsRequest, ResizeReply, ResizeRequest
-from shared.model.lease import Lease, Share, ShareSize, StaleLeaseError
+from shared.model.lease import Lease, Share, ShareSize
 from shared.model.lease_copy import ANNOTATION, dump_lease
-from shared.model.ledger import LedgerNode, NoCapacity, NodeTotals
-from shared.model.names import NodeName, PodUid
+from shared.model.ledger import LedgerNode, NoCapacity
+from shared.model.names import PodUid
 
 logger = logging.getLogger(__name__)
 

@@ -36,9 +36,7 @@ async def at(server: ValkeyServer) -> AsyncIterator[Scene]:
 
 
 async def stage_of(at: Scene) -> list[PreemptionStage]:
-    return [
-        each.preemption.stage for each in (await at.preemptions.state(now=at.clock.now())).open
-    ]
+    return [each.preemption.stage for each in (await at.preemptions.state(now=at.clock.now())).open]
 
 
 async def test_gpusharing_27_exhaustion_alone_evicts_nobody_and_writes_nothing(at: Scene) -> None:

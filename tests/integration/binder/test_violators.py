@@ -46,9 +46,7 @@ def seen(
 
 
 async def open_takings(at: Scene) -> list[PreemptionStage]:
-    return [
-        each.preemption.stage for each in (await at.preemptions.state(now=at.clock.now())).open
-    ]
+    return [each.preemption.stage for each in (await at.preemptions.state(now=at.clock.now())).open]
 
 
 async def test_by_default_nobody_is_evicted_for_what_it_did(at: Scene) -> None:
