@@ -33,7 +33,7 @@ from simcluster.kubelet.node import (
     without_extended,
 )
 from simcluster.kubelet.pods.pod_manager import PodManager
-from simcluster.kubelet.pods.predicates import NodeFacts
+from simcluster.kubelet.pods.predicates import KubeletNodeFacts
 from simcluster.kubelet.settings import NodeFiles, NodeSettings, replace_file
 from simcluster.ports import ClusterStore
 
@@ -225,10 +225,10 @@ class SimKubelet:
                 self._store.patch("leases", LEASE_NAMESPACE, self.name, patch)
             await asyncio.sleep(self.settings.heartbeat_s)
 
-    def _node_facts(self, devices: DeviceManager) -> NodeFacts:
+    def _node_facts(self, devices: DeviceManager) -> KubeletNodeFacts:
         found = self._store.find("nodes", None, self.name)
         node: Json = {} if found is None else found.obj
-        return NodeFacts(
+        return KubeletNodeFacts(
             name=self.name,
             labels=(node.get("metadata") or {}).get("labels") or {},
             allocatable=parse_resources((node.get("status") or {}).get("allocatable") or {}),

@@ -22,7 +22,7 @@ _SEPARATOR = re.compile(r"[;&|\n]")
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
-class Role(enum.StrEnum):
+class ContainerRole(enum.StrEnum):
     """The role of a container: init containers run first, sidecars beside the app containers."""
 
     INIT = "init"
@@ -35,7 +35,7 @@ class ContainerSpec:
     """One container; `limits` holds extended resources only, `requests` all resources."""
 
     name: str
-    role: Role
+    role: ContainerRole
     image: str
     command: tuple[str, ...]
     limits: Mapping[str, int]
@@ -48,7 +48,7 @@ class ContainerSpec:
     @property
     def runs_to_completion_first(self) -> bool:
         """Whether the container ends before the app containers start."""
-        return self.role is Role.INIT
+        return self.role is ContainerRole.INIT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ class PodSpec:
     annotations: Mapping[str, str]
     obj: Json
 
-    def of_role(self, *roles: Role) -> tuple[ContainerSpec, ...]:
+    def of_role(self, *roles: ContainerRole) -> tuple[ContainerSpec, ...]:
         """Return the containers of these roles, in order."""
         return tuple(container for container in self.containers if container.role in roles)
 
@@ -79,10 +79,14 @@ def parse_pod(obj: Json) -> PodSpec:
         if volume.get("hostPath")
     }
     init = [
-        _container(c, Role.SIDECAR if c.get("restartPolicy") == "Always" else Role.INIT, volumes)
+        _container(
+            c,
+            ContainerRole.SIDECAR if c.get("restartPolicy") == "Always" else ContainerRole.INIT,
+            volumes,
+        )
         for c in spec.get("initContainers") or ()
     ]
-    app = [_container(container, Role.APP, volumes) for container in spec["containers"]]
+    app = [_container(container, ContainerRole.APP, volumes) for container in spec["containers"]]
     grace_s = spec.get("terminationGracePeriodSeconds")
     return PodSpec(
         uid=meta["uid"],
@@ -97,7 +101,7 @@ def parse_pod(obj: Json) -> PodSpec:
     )
 
 
-def _container(obj: Json, role: Role, volumes: Mapping[str, str]) -> ContainerSpec:
+def _container(obj: Json, role: ContainerRole, volumes: Mapping[str, str]) -> ContainerSpec:
     resources = obj.get("resources") or {}
     limits = parse_resources(resources.get("limits") or {})
     return ContainerSpec(
@@ -141,7 +145,7 @@ def parse_behaviour(container: ContainerSpec, annotations: Mapping[str, str]) ->
 
     Without both, an init container succeeds at once and any other runs until it is stopped.
     """
-    if container.role is Role.APP and (RUN_FOR in annotations or EXIT_CODE in annotations):
+    if container.role is ContainerRole.APP and (RUN_FOR in annotations or EXIT_CODE in annotations):
         return ContainerBehaviour(
             _annotation_number(annotations, RUN_FOR),
             int(_annotation_number(annotations, EXIT_CODE)),
@@ -155,7 +159,9 @@ def parse_behaviour(container: ContainerSpec, annotations: Mapping[str, str]) ->
             return ContainerBehaviour(parse_duration_s(text))
     if prints(container):
         return ContainerBehaviour(0)
-    return ContainerBehaviour(0) if container.role is Role.INIT else ContainerBehaviour(None)
+    return (
+        ContainerBehaviour(0) if container.role is ContainerRole.INIT else ContainerBehaviour(None)
+    )
 
 
 def prints(container: ContainerSpec) -> bool:
@@ -210,7 +216,7 @@ def pod_requests(pod: PodSpec) -> dict[str, int]:
     running: dict[str, int] = {}
     peak: dict[str, int] = {}
     for container in pod.containers:
-        if container.role is Role.INIT:
+        if container.role is ContainerRole.INIT:
             for name, amount in container.requests.items():
                 peak[name] = max(peak.get(name, 0), amount + running.get(name, 0))
         else:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from simcluster.apimachinery.objects import Json, rfc3339
 from simcluster.apimachinery.pods import qos_class
-from simcluster.kubelet.containers.container_spec import ContainerSpec, PodSpec, Role
+from simcluster.kubelet.containers.container_spec import ContainerRole, ContainerSpec, PodSpec
 from simcluster.kubelet.containers.container_state import (
     ContainerPhase,
     ContainerState,
@@ -29,8 +29,8 @@ def rejected_status(pod: PodSpec, previous: Json, reason: str, message: str, now
 
 def pod_status(pod: PodSpec, state: PodState, previous: Json, host_ip: str, now: float) -> Json:
     """Return the status of an admitted pod, with the conditions of other writers."""
-    init = pod.of_role(Role.INIT, Role.SIDECAR)
-    app = pod.of_role(Role.APP)
+    init = pod.of_role(ContainerRole.INIT, ContainerRole.SIDECAR)
+    app = pod.of_role(ContainerRole.APP)
     status: Json = {
         "phase": phase(pod, state),
         "conditions": _conditions(pod, state, previous.get("conditions") or (), now),
@@ -63,21 +63,21 @@ def phase(pod: PodSpec, state: PodState) -> str:
         return "Failed" if any(codes) or not codes else "Succeeded"
     if state.stopping:
         return "Running"
-    apps = [state.containers[c.name] for c in pod.of_role(Role.APP)]
+    apps = [state.containers[c.name] for c in pod.of_role(ContainerRole.APP)]
     never_ran = any(c.phase is ContainerPhase.WAITING and c.last_termination is None for c in apps)
     return "Pending" if never_ran or not initialized(pod, state) else "Running"
 
 
 def _final_codes(pod: PodSpec, state: PodState) -> list[int] | None:
     """Return the exit codes of a pod in its final phase; None for other pods."""
-    failed = [code for code in _exit_codes(pod.of_role(Role.INIT), state) if code]
+    failed = [code for code in _exit_codes(pod.of_role(ContainerRole.INIT), state) if code]
     if failed and pod.restart_policy == "Never":
         return failed
     if state.stopping:
         phases = {container.phase for container in state.containers.values()}
         running = ContainerPhase.RUNNING in phases
         return None if running else _exit_codes(pod.containers, state)
-    apps = pod.of_role(Role.APP)
+    apps = pod.of_role(ContainerRole.APP)
     if any(not _is_terminated(state.containers[spec.name]) for spec in apps):
         return None
     codes = _exit_codes(apps, state)
@@ -96,10 +96,10 @@ def _is_terminated(container: ContainerState) -> bool:
 
 def initialized(pod: PodSpec, state: PodState) -> bool:
     """Return whether all init containers have succeeded and all sidecars have started."""
-    for spec in pod.of_role(Role.INIT, Role.SIDECAR):
+    for spec in pod.of_role(ContainerRole.INIT, ContainerRole.SIDECAR):
         container = state.containers[spec.name]
         done = container.termination is not None and container.termination.exit_code == 0
-        started = spec.role is Role.SIDECAR and bool(container.container_id)
+        started = spec.role is ContainerRole.SIDECAR and bool(container.container_id)
         if not (done or started):
             return False
     return True
@@ -107,14 +107,17 @@ def initialized(pod: PodSpec, state: PodState) -> bool:
 
 def _conditions(pod: PodSpec, state: PodState, previous: Sequence[Json], now: float) -> list[Json]:
     ready = (
-        all(state.containers[c.name].phase is ContainerPhase.RUNNING for c in pod.of_role(Role.APP))
+        all(
+            state.containers[c.name].phase is ContainerPhase.RUNNING
+            for c in pod.of_role(ContainerRole.APP)
+        )
         and not state.stopping
     )
     completed = _final_codes(pod, state) is not None
     reason = "PodCompleted" if completed else "ContainersNotReady"
     waiting = [
         c.name
-        for c in pod.of_role(Role.APP)
+        for c in pod.of_role(ContainerRole.APP)
         if state.containers[c.name].phase is not ContainerPhase.RUNNING
     ]
     message = "" if completed else f"containers with unready status: [{' '.join(waiting)}]"
@@ -152,7 +155,7 @@ def _container_status(spec: ContainerSpec, state: ContainerState) -> Json:
     done = (
         state.termination is not None
         and state.termination.exit_code == 0
-        and spec.role is Role.INIT
+        and spec.role is ContainerRole.INIT
     )
     status: Json = {
         "name": spec.name,

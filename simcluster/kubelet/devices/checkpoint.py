@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from simcluster.kubelet.devices.device_state import DeviceAllocation, DeviceState
+from simcluster.kubelet.devices.kubelet_devices import KubeletDevices, PluginAllocation
 from simcluster.kubelet.settings import replace_file
 
 FILE_NAME = "kubelet_internal_checkpoint"
@@ -15,7 +15,7 @@ _NO_NUMA = "-1"
 _COMPACT = (",", ":")
 
 
-def encode_checkpoint(state: DeviceState) -> bytes:
+def encode_checkpoint(kubelet_devices: KubeletDevices) -> bytes:
     """Return the file's content; node agents read it, so the format is a real kubelet's."""
     entries = json.dumps(
         [
@@ -26,12 +26,13 @@ def encode_checkpoint(state: DeviceState) -> bytes:
                 "DeviceIDs": {_NO_NUMA: sorted(allocation.devices)},
                 "AllocResp": base64.b64encode(allocation.response).decode(),
             }
-            for allocation in state.allocations.values()
+            for allocation in kubelet_devices.allocations.values()
         ],
         separators=_COMPACT,
     )
     registered = ",".join(
-        f"{json.dumps(name)}:{_encode_devices(found)}" for name, found in state.healthy.items()
+        f"{json.dumps(name)}:{_encode_devices(found)}"
+        for name, found in kubelet_devices.healthy.items()
     )
     data = f'{{"PodDeviceEntries":{entries},"RegisteredDevices":{{{registered}}}}}'.encode()
     return b'{"Data":%s,"Checksum":%d}' % (data, zlib.crc32(data))
@@ -43,7 +44,7 @@ def _encode_devices(devices: frozenset[str]) -> str:
     return json.dumps(sorted(devices), separators=_COMPACT)
 
 
-def decode_checkpoint(content: bytes) -> DeviceState:
+def decode_checkpoint(content: bytes) -> KubeletDevices:
     """Decode a checkpoint; its resources have no devices until their plugins are back.
 
     Raises ValueError if the checksum does not match.
@@ -52,11 +53,11 @@ def decode_checkpoint(content: bytes) -> DeviceState:
     data = document["Data"]
     if zlib.crc32(json.dumps(data, separators=_COMPACT).encode()) != document["Checksum"]:
         raise ValueError(f"{FILE_NAME}: the checksum {document['Checksum']} does not match")
-    state = DeviceState()
+    kubelet_devices = KubeletDevices()
     for entry in data["PodDeviceEntries"] or ():
         devices = frozenset(device for ids in entry["DeviceIDs"].values() for device in ids)
-        state.record(
-            DeviceAllocation(
+        kubelet_devices.record(
+            PluginAllocation(
                 entry["PodUID"],
                 entry["ContainerName"],
                 entry["ResourceName"],
@@ -65,16 +66,16 @@ def decode_checkpoint(content: bytes) -> DeviceState:
             )
         )
     for resource in data["RegisteredDevices"] or {}:
-        state.list_without_devices(resource)
-    return state
+        kubelet_devices.list_without_devices(resource)
+    return kubelet_devices
 
 
-def save_checkpoint(directory: Path, state: DeviceState) -> None:
+def save_checkpoint(directory: Path, kubelet_devices: KubeletDevices) -> None:
     """Replace the checkpoint in `directory` atomically."""
-    replace_file(directory / FILE_NAME, encode_checkpoint(state))
+    replace_file(directory / FILE_NAME, encode_checkpoint(kubelet_devices))
 
 
-def load_checkpoint(directory: Path) -> DeviceState | None:
+def load_checkpoint(directory: Path) -> KubeletDevices | None:
     """Return the checkpoint's content; None if there is no file."""
     path = directory / FILE_NAME
     return decode_checkpoint(path.read_bytes()) if path.exists() else None

@@ -13,10 +13,10 @@ from pathlib import Path
 from proto.deviceplugin import api_pb2
 from simcluster.kubelet.containers.container_spec import ContainerSpec, PodSpec
 from simcluster.kubelet.devices.checkpoint import load_checkpoint, save_checkpoint
-from simcluster.kubelet.devices.device_state import (
+from simcluster.kubelet.devices.kubelet_devices import (
     AllocationError,
-    DeviceAllocation,
-    DeviceState,
+    KubeletDevices,
+    PluginAllocation,
     choose_devices,
     pick_devices,
 )
@@ -25,13 +25,13 @@ from simcluster.kubelet.devices.plugin_client import PluginConnection
 log = logging.getLogger(__name__)
 
 
-def _load_state(directory: Path) -> DeviceState:
+def _load_state(directory: Path) -> KubeletDevices:
     """Return the checkpoint's content; an unreadable checkpoint counts as none."""
     try:
-        return load_checkpoint(directory) or DeviceState()
+        return load_checkpoint(directory) or KubeletDevices()
     except (ValueError, KeyError, TypeError) as error:
         log.warning("cannot read the device checkpoint", extra={"error": str(error)})
-        return DeviceState()
+        return KubeletDevices()
 
 
 class DeviceManager:
@@ -181,10 +181,10 @@ class DeviceManager:
             response = await connection.allocate(sorted(devices))
         finally:
             reserved -= devices
-        self.state.record(DeviceAllocation(pod.uid, container.name, resource, devices, response))
+        self.state.record(PluginAllocation(pod.uid, container.name, resource, devices, response))
         self.save()
 
-    def _check_still_healthy(self, allocation: DeviceAllocation) -> None:
+    def _check_still_healthy(self, allocation: PluginAllocation) -> None:
         choose_devices(self.state, allocation.resource, 0, ())
         if not allocation.devices <= self.state.healthy[allocation.resource]:
             raise AllocationError(

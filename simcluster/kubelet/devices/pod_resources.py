@@ -8,14 +8,14 @@ import grpc
 
 from proto.podresources import api_pb2, api_pb2_grpc
 from simcluster.kubelet.containers.container_spec import PodSpec
-from simcluster.kubelet.devices.device_state import DeviceState
+from simcluster.kubelet.devices.kubelet_devices import KubeletDevices
 from simcluster.kubelet.devices.plugin_client import checked_socket
 
 QUERIES_PER_S = 100.0
 BURST = 10.0
 
 
-class TokenBucket:
+class CallRateLimit:
     """The kubelet's rate limit for this socket: bursts of 10, and 100 calls per second."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -38,11 +38,11 @@ class PodResourcesService(api_pb2_grpc.PodResourcesListerServicer):  # type: ign
     """Serves the device state; `active` returns the pods that are not finished."""
 
     def __init__(
-        self, device_state: Callable[[], DeviceState], active: Callable[[], Iterable[PodSpec]]
+        self, devices: Callable[[], KubeletDevices], active: Callable[[], Iterable[PodSpec]]
     ) -> None:
-        self._device_state = device_state
+        self._devices = devices
         self._active = active
-        self._limit = TokenBucket()
+        self._limit = CallRateLimit()
 
     async def List(  # noqa: N802 - gRPC's name
         self, request: api_pb2.ListPodResourcesRequest, context: grpc.aio.ServicerContext
@@ -72,7 +72,7 @@ class PodResourcesService(api_pb2_grpc.PodResourcesListerServicer):  # type: ign
     ) -> api_pb2.AllocatableResourcesResponse:
         """Return all healthy devices, allocated or not."""
         await self._check_rate(context)
-        healthy = self._device_state().healthy
+        healthy = self._devices().healthy
         return api_pb2.AllocatableResourcesResponse(
             devices=[
                 api_pb2.ContainerDevices(resource_name=name, device_ids=sorted(found))
@@ -85,7 +85,7 @@ class PodResourcesService(api_pb2_grpc.PodResourcesListerServicer):  # type: ign
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
 
     def _pod_resources(self, pod: PodSpec) -> api_pb2.PodResources:
-        state = self._device_state()
+        devices = self._devices()
         return api_pb2.PodResources(
             name=pod.name,
             namespace=pod.namespace,
@@ -96,7 +96,7 @@ class PodResourcesService(api_pb2_grpc.PodResourcesListerServicer):  # type: ign
                         api_pb2.ContainerDevices(
                             resource_name=allocation.resource, device_ids=sorted(allocation.devices)
                         )
-                        for allocation in state.container_allocations(pod.uid, container.name)
+                        for allocation in devices.container_allocations(pod.uid, container.name)
                     ],
                 )
                 for container in pod.containers

@@ -19,10 +19,10 @@ from simcluster.kubelet.containers.container_spec import (
 from simcluster.kubelet.containers.container_state import ContainerState, PodState
 from simcluster.kubelet.containers.container_status import pod_status, rejected_status
 from simcluster.kubelet.devices.device_manager import DeviceManager
-from simcluster.kubelet.devices.device_state import AllocationError
-from simcluster.kubelet.pods.events import EventWriter
+from simcluster.kubelet.devices.kubelet_devices import AllocationError
+from simcluster.kubelet.pods.event_recorder import KubeletEventRecorder
 from simcluster.kubelet.pods.pod_worker import FINAL, PodWorker
-from simcluster.kubelet.pods.predicates import NodeFacts, PodRejection, check_predicates
+from simcluster.kubelet.pods.predicates import KubeletNodeFacts, PodRejection, check_predicates
 from simcluster.kubelet.pods.status_manager import StatusManager
 from simcluster.kubelet.settings import NodeSettings, replace_file
 from simcluster.ports import ClusterEvent, ClusterStore
@@ -67,7 +67,7 @@ class PodManager:
         *,
         devices: DeviceManager,
         state_directory: Path,
-        node_facts: Callable[[], NodeFacts],
+        node_facts: Callable[[], KubeletNodeFacts],
         free_pod_ip: Callable[[set[str]], str],
     ) -> None:
         self.settings = settings
@@ -80,7 +80,7 @@ class PodManager:
         self._files = PodStateFiles(state_directory)
         self._node_facts = node_facts
         self._free_pod_ip = free_pod_ip
-        self._events = EventWriter(store, node)
+        self._events = KubeletEventRecorder(store, node)
         self._waiting: dict[str, PodSpec] = {}
         self._admitting: str | None = None
         self._unsaved: set[str] = set()

@@ -11,16 +11,16 @@ from proto.deviceplugin import api_pb2
 from simcluster.kubelet.containers.container_commands import run_command
 from simcluster.kubelet.containers.container_env import environment, mount_points
 from simcluster.kubelet.containers.container_spec import (
+    ContainerRole,
     ContainerSpec,
     PodSpec,
-    Role,
     parse_behaviour,
     prints,
     stop_after_s,
 )
 from simcluster.kubelet.containers.container_state import ContainerPhase, ContainerState, PodState
 from simcluster.kubelet.containers.container_status import phase
-from simcluster.kubelet.devices.device_state import AllocationError
+from simcluster.kubelet.devices.kubelet_devices import AllocationError
 from simcluster.kubelet.settings import NodeSettings
 
 MAX_BACK_OFF_S = 300.0
@@ -65,7 +65,9 @@ class PodWorker:
         self._stop_requested = asyncio.Event()
         self._deleted = asyncio.Event()
         self._starting = asyncio.Lock()
-        self._sidecar_runs = {spec.name: asyncio.Event() for spec in pod.of_role(Role.SIDECAR)}
+        self._sidecar_runs = {
+            spec.name: asyncio.Event() for spec in pod.of_role(ContainerRole.SIDECAR)
+        }
         self._grace_s = float(pod.grace_s)
         self.is_final = phase(pod, state) in FINAL
         """Whether the pod is in its final phase, so that its devices are free."""
@@ -92,19 +94,22 @@ class PodWorker:
         async with asyncio.TaskGroup() as group:
             sidecars: list[asyncio.Task[int]] = []
             if await self._initialize(group, sidecars):
-                apps = [group.create_task(self._supervise(s)) for s in self.pod.of_role(Role.APP)]
+                apps = [
+                    group.create_task(self._supervise(s))
+                    for s in self.pod.of_role(ContainerRole.APP)
+                ]
                 await asyncio.wait(apps)
             for task in sidecars:
                 task.cancel()
-        for spec in self.pod.of_role(Role.SIDECAR):
+        for spec in self.pod.of_role(ContainerRole.SIDECAR):
             self._set_terminated(spec, 0)
 
     async def _initialize(
         self, group: asyncio.TaskGroup, sidecars: list[asyncio.Task[int]]
     ) -> bool:
         """Run init containers in order and start sidecars in between; False if one fails."""
-        for spec in self.pod.of_role(Role.INIT, Role.SIDECAR):
-            if spec.role is Role.SIDECAR:
+        for spec in self.pod.of_role(ContainerRole.INIT, ContainerRole.SIDECAR):
+            if spec.role is ContainerRole.SIDECAR:
                 sidecars.append(group.create_task(self._supervise(spec)))
                 await self._sidecar_runs[spec.name].wait()
             elif await self._supervise(spec) != 0:
@@ -122,16 +127,16 @@ class PodWorker:
                 await self._back_off(spec, state, attempt)
             if state.phase is ContainerPhase.WAITING:
                 await self._start(spec, state)
-            if spec.role is Role.SIDECAR:
+            if spec.role is ContainerRole.SIDECAR:
                 self._sidecar_runs[spec.name].set()
             await _wait_until(state.ends_at)
             self._set_terminated(spec, behaviour.exit_code)
         raise AssertionError("counting never ends")
 
     def _restarts(self, spec: ContainerSpec, exit_code: int) -> bool:
-        if spec.role is Role.SIDECAR:
+        if spec.role is ContainerRole.SIDECAR:
             return True
-        if spec.role is Role.INIT:
+        if spec.role is ContainerRole.INIT:
             return exit_code != 0 and self.pod.restart_policy != "Never"
         if self.pod.restart_policy == "OnFailure":
             return exit_code != 0

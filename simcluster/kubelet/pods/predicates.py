@@ -20,7 +20,7 @@ class PodRejection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeFacts:
+class KubeletNodeFacts:
     """What the predicates read of a node; cpu in thousandths, other resources in units."""
 
     name: str
@@ -31,7 +31,7 @@ class NodeFacts:
 
 
 def check_predicates(
-    pod: PodSpec, others: Iterable[PodSpec], node: NodeFacts
+    pod: PodSpec, others: Iterable[PodSpec], node: KubeletNodeFacts
 ) -> PodRejection | None:
     """Return why the node cannot run the pod beside the others; None if it can.
 
@@ -42,7 +42,9 @@ def check_predicates(
     return _check_resources(pod, other_pods, node) or _check_placement(pod, other_pods, node)
 
 
-def _check_resources(pod: PodSpec, others: list[PodSpec], node: NodeFacts) -> PodRejection | None:
+def _check_resources(
+    pod: PodSpec, others: list[PodSpec], node: KubeletNodeFacts
+) -> PodRejection | None:
     room_for = node.allocatable.get("pods", 0)
     if len(others) + 1 > room_for:
         return _out_of_resource("pods", 1, len(others), room_for)
@@ -68,7 +70,9 @@ def _out_of_resource(name: str, requested: int, used: int, capacity: int) -> Pod
     )
 
 
-def _check_placement(pod: PodSpec, others: list[PodSpec], node: NodeFacts) -> PodRejection | None:
+def _check_placement(
+    pod: PodSpec, others: list[PodSpec], node: KubeletNodeFacts
+) -> PodRejection | None:
     spec = pod.obj["spec"]
     if spec.get("nodeName") not in (None, node.name):
         return PodRejection("NodeName", "Predicate NodeName failed: node(s) didn't match the name")
@@ -81,7 +85,7 @@ def _check_placement(pod: PodSpec, others: list[PodSpec], node: NodeFacts) -> Po
     return None
 
 
-def _node_selected(spec: Json, node: NodeFacts) -> bool:
+def _node_selected(spec: Json, node: KubeletNodeFacts) -> bool:
     selector = spec.get("nodeSelector") or {}
     if any(node.labels.get(key) != value for key, value in selector.items()):
         return False
@@ -92,7 +96,7 @@ def _node_selected(spec: Json, node: NodeFacts) -> bool:
     return any(_term_matches(term, node) for term in required.get("nodeSelectorTerms") or ())
 
 
-def _term_matches(term: Json, node: NodeFacts) -> bool:
+def _term_matches(term: Json, node: KubeletNodeFacts) -> bool:
     labels, fields = term.get("matchExpressions") or (), term.get("matchFields") or ()
     if not labels and not fields:
         return False

@@ -5,14 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simcluster.kubelet.devices.checkpoint import decode_checkpoint, encode_checkpoint
-from simcluster.kubelet.devices.device_state import (
+from simcluster.kubelet.devices.kubelet_devices import (
     AllocationError,
-    DeviceAllocation,
-    DeviceState,
+    KubeletDevices,
+    PluginAllocation,
     choose_devices,
     pick_devices,
 )
-from simcluster.kubelet.devices.pod_resources import BURST, TokenBucket
+from simcluster.kubelet.devices.pod_resources import BURST, CallRateLimit
 from simcluster.kubelet.devices.registration import is_extended_resource
 
 SLOT = "example.com/slot"
@@ -32,12 +32,12 @@ def test_other_names_are_no_extended_resources(name: str) -> None:
     assert not is_extended_resource(name)
 
 
-def allocation(pod_uid: str, *devices: str) -> DeviceAllocation:
-    return DeviceAllocation(pod_uid, "main", SLOT, frozenset(devices), b"answer")
+def allocation(pod_uid: str, *devices: str) -> PluginAllocation:
+    return PluginAllocation(pod_uid, "main", SLOT, frozenset(devices), b"answer")
 
 
-def device_state(*allocations: DeviceAllocation, healthy: str = "abcd") -> DeviceState:
-    state = DeviceState()
+def kubelet_devices(*allocations: PluginAllocation, healthy: str = "abcd") -> KubeletDevices:
+    state = KubeletDevices()
     state.update(SLOT, dict.fromkeys(healthy, "Healthy"))
     for each in allocations:
         state.record(each)
@@ -46,11 +46,11 @@ def device_state(*allocations: DeviceAllocation, healthy: str = "abcd") -> Devic
 
 def test_devices_in_use_are_not_available() -> None:
     with pytest.raises(AllocationError, match="Requested: 3, Available: 2"):
-        choose_devices(device_state(allocation("p", "a", "b")), SLOT, 3, ())
+        choose_devices(kubelet_devices(allocation("p", "a", "b")), SLOT, 3, ())
 
 
 def test_reused_devices_come_first() -> None:
-    choice = choose_devices(device_state(allocation("p", "a", "b")), SLOT, 2, ["a", "b"])
+    choice = choose_devices(kubelet_devices(allocation("p", "a", "b")), SLOT, 2, ["a", "b"])
 
     assert (choice.needed, pick_devices(choice, [])) == (0, frozenset("ab"))
 
@@ -59,7 +59,7 @@ def test_reused_devices_come_first() -> None:
 def test_a_container_gets_free_devices_in_the_requested_number(
     used: set[str], preferred: list[str], required: int
 ) -> None:
-    state = device_state(allocation("p", *used))
+    state = kubelet_devices(allocation("p", *used))
     if len(used) + required > 4:
         with pytest.raises(AllocationError):
             choose_devices(state, SLOT, required, ())
@@ -72,21 +72,21 @@ def test_a_container_gets_free_devices_in_the_requested_number(
 
 
 def test_the_capacity_of_a_lost_plugin_stays_listed() -> None:
-    state = device_state()
+    state = kubelet_devices()
     state.mark_unhealthy(SLOT)
 
     assert (state.capacity(), state.allocatable()) == ({SLOT: 4}, {SLOT: 0})
 
 
 def test_a_checkpoint_has_allocations_and_resources_without_devices() -> None:
-    restored = decode_checkpoint(encode_checkpoint(device_state(allocation("p", "a", "b"))))
+    restored = decode_checkpoint(encode_checkpoint(kubelet_devices(allocation("p", "a", "b"))))
 
-    assert restored.allocations == device_state(allocation("p", "a", "b")).allocations
+    assert restored.allocations == kubelet_devices(allocation("p", "a", "b")).allocations
     assert restored.capacity() == {SLOT: 0}
 
 
 def test_a_checkpoint_that_was_changed_is_refused() -> None:
-    content = encode_checkpoint(device_state(allocation("p", "a"))).replace(
+    content = encode_checkpoint(kubelet_devices(allocation("p", "a"))).replace(
         b'"PodUID":"p"', b'"PodUID":"q"'
     )
 
@@ -96,7 +96,7 @@ def test_a_checkpoint_that_was_changed_is_refused() -> None:
 
 def test_pod_resources_allows_a_burst_and_then_100_calls_per_second() -> None:
     now = [0.0]
-    limit = TokenBucket(lambda: now[0])
+    limit = CallRateLimit(lambda: now[0])
 
     assert [limit.allows() for _ in range(int(BURST) + 1)] == [True] * int(BURST) + [False]
     now[0] = 0.011

@@ -5,13 +5,13 @@ from collections.abc import Mapping
 import pytest
 
 from simcluster.apimachinery.objects import Json
-from simcluster.kubelet.pods.predicates import NodeFacts, check_predicates
+from simcluster.kubelet.pods.predicates import KubeletNodeFacts, check_predicates
 from tests.support.simcluster.pod_specs import container, pod_spec
 
 
-def node_facts(labels: Mapping[str, str] | None = None, **allocatable: int) -> NodeFacts:
+def node_facts(labels: Mapping[str, str] | None = None, **allocatable: int) -> KubeletNodeFacts:
     room = {"cpu": 4000, "memory": 1 << 30, "pods": 2, **allocatable}
-    return NodeFacts(name="n", labels=labels or {}, allocatable=room, managed=frozenset())
+    return KubeletNodeFacts(name="n", labels=labels or {}, allocatable=room, managed=frozenset())
 
 
 def test_the_pod_count_is_checked_too() -> None:

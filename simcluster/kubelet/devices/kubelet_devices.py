@@ -11,7 +11,7 @@ HEALTHY = "Healthy"
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceAllocation:
+class PluginAllocation:
     """Devices of one resource for one container, and the plugin's response."""
 
     pod_uid: str
@@ -25,13 +25,13 @@ class AllocationError(Exception):
     """A container cannot get its devices; the message is for the pod's owner."""
 
 
-class DeviceState:
+class KubeletDevices:
     """Known devices by health, and allocations by container."""
 
     def __init__(self) -> None:
         self.healthy: dict[str, frozenset[str]] = {}
         self.unhealthy: dict[str, frozenset[str]] = {}
-        self.allocations: dict[tuple[str, str, str], DeviceAllocation] = {}
+        self.allocations: dict[tuple[str, str, str], PluginAllocation] = {}
         """By pod uid, container and resource."""
         self.reserved: dict[str, set[str]] = {}
         """Devices for which a plugin's Allocate is in progress, by resource."""
@@ -71,11 +71,11 @@ class DeviceState:
         """Count healthy devices per resource, allocated or not."""
         return {name: len(found) for name, found in self.healthy.items()}
 
-    def get(self, pod_uid: str, container: str, resource: str) -> DeviceAllocation | None:
+    def get(self, pod_uid: str, container: str, resource: str) -> PluginAllocation | None:
         """Return a container's allocation of a resource."""
         return self.allocations.get((pod_uid, container, resource))
 
-    def container_allocations(self, pod_uid: str, container: str) -> list[DeviceAllocation]:
+    def container_allocations(self, pod_uid: str, container: str) -> list[PluginAllocation]:
         """Return all allocations of a container, in their order."""
         return [
             allocation
@@ -83,7 +83,7 @@ class DeviceState:
             if uid == pod_uid and name == container
         ]
 
-    def record(self, allocation: DeviceAllocation) -> None:
+    def record(self, allocation: PluginAllocation) -> None:
         """Record an allocation."""
         key = (allocation.pod_uid, allocation.container, allocation.resource)
         self.allocations[key] = allocation
@@ -103,7 +103,7 @@ class DeviceState:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceChoice:
+class DeviceCandidates:
     """The devices to choose from, before the plugin states its preference."""
 
     reused: frozenset[str]
@@ -112,8 +112,8 @@ class DeviceChoice:
 
 
 def choose_devices(
-    state: DeviceState, resource: str, required: int, reusable: Iterable[str]
-) -> DeviceChoice:
+    state: KubeletDevices, resource: str, required: int, reusable: Iterable[str]
+) -> DeviceCandidates:
     """Return the devices that a container may get; raises AllocationError as a kubelet does.
 
     Devices of the pod's finished init containers come first, in a stable order.
@@ -133,10 +133,10 @@ def choose_devices(
             f"requested number of devices unavailable for {resource}. "
             f"Requested: {needed}, Available: {len(available)}"
         )
-    return DeviceChoice(reused, available, needed)
+    return DeviceCandidates(reused, available, needed)
 
 
-def pick_devices(choice: DeviceChoice, preferred: Iterable[str]) -> frozenset[str]:
+def pick_devices(choice: DeviceCandidates, preferred: Iterable[str]) -> frozenset[str]:
     """Return the preferred available devices, filled up with others.
 
     A real kubelet picks the others at random; here they are in order of name, so runs repeat.

@@ -10,7 +10,7 @@ from simcluster.ports import ClusterStore
 _REMEMBERED = 4096
 
 
-class EventWriter:
+class KubeletEventRecorder:
     """Writes one node's events; drops an event that the store refuses, as a kubelet does."""
 
     def __init__(self, store: ClusterStore, node: str) -> None:
