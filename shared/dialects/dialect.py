@@ -96,12 +96,12 @@ class ContainerSetup:
     """Names of its devices in the Container Device Interface, for the runtime."""
 
 
-def runs_before(asked: ContainerManifest, asking: Sequence[ContainerManifest]) -> bool:
+def runs_before(container: ContainerManifest, requesting: Sequence[ContainerManifest]) -> bool:
     """Return whether a container ends before any other with a GPU starts.
 
     An init container does, unless a sidecar of the pod also has a GPU and may run beside it.
     """
-    return asked.init and not any(other.sidecar for other in asking)
+    return container.init and not any(other.sidecar for other in requesting)
 
 
 def list_entries(text: str) -> tuple[str, ...]:

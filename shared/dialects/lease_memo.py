@@ -27,24 +27,24 @@ class PodMemo:
 
 
 def encode_memo(
-    asks: PodManifest, requests: tuple[GpuRequest, ...], priorities: Mapping[str, int] | None = None
+    pod: PodManifest, requests: tuple[GpuRequest, ...], priorities: Mapping[str, int] | None = None
 ) -> str:
     """Encode the memo of a pod; empty if its shares are enough."""
-    init = [asked.name for asked in asks.containers if asked.init]
-    containers = [asked.name for asked in asks.containers if not asked.init]
+    init = [container.name for container in pod.containers if container.init]
+    containers = [container.name for container in pod.containers if not container.init]
     if not priorities and not init and containers == [request.container for request in requests]:
         return ""
-    said = {"init": init, "containers": containers, "priorities": dict(priorities or {})}
-    return json.dumps({key: value for key, value in said.items() if value}, separators=(",", ":"))
+    memo = {"init": init, "containers": containers, "priorities": dict(priorities or {})}
+    return json.dumps({key: value for key, value in memo.items() if value}, separators=(",", ":"))
 
 
 def decode_memo(lease: Lease) -> PodMemo:
     """Decode the memo of a lease."""
     if not lease.memo:
         return PodMemo(containers=tuple(dict.fromkeys(share.container for share in lease.shares)))
-    said = json.loads(lease.memo)
+    memo = json.loads(lease.memo)
     return PodMemo(
-        init=tuple(said.get("init", ())),
-        containers=tuple(said.get("containers", ())),
-        priorities=said.get("priorities", {}),
+        init=tuple(memo.get("init", ())),
+        containers=tuple(memo.get("containers", ())),
+        priorities=memo.get("priorities", {}),
     )

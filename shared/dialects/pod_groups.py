@@ -64,18 +64,18 @@ def parse_pod_group(
 
     Raises RequestError for a malformed name or number, if the number is on the pod.
     """
-    for (name_key, number_key), said in ((KOORDINATOR, annotations), (LIGHTWEIGHT, labels)):
-        if said.get(name_key) and said.get(number_key):
-            name = _name(namespace, name_key, said[name_key])
-            number = _number(number_key, said[number_key])
+    for (name_key, number_key), values in ((KOORDINATOR, annotations), (LIGHTWEIGHT, labels)):
+        if values.get(name_key) and values.get(number_key):
+            name = _name(namespace, name_key, values[name_key])
+            number = _number(number_key, values[number_key])
             return PodGroupReference(name=name, min_member=number)
-    for keys, said, kind in (
+    for keys, values, kind in (
         (VOLCANO_GROUPS, annotations, PodGroupKind.VOLCANO),
         (COSCHEDULING_GROUPS, labels, PodGroupKind.COSCHEDULING),
     ):
-        key = next((key for key in keys if said.get(key)), None)
+        key = next((key for key in keys if values.get(key)), None)
         if key is not None:
-            return PodGroupReference(name=f"{namespace}/{said[key]}", kind=kind)
+            return PodGroupReference(name=f"{namespace}/{values[key]}", kind=kind)
     return None
 
 

@@ -31,89 +31,91 @@ def check_rules(rules: Rules) -> None:
         dialect.check_rules(rules)
 
 
-def parse_pod_request(asks: PodManifest, rules: Rules) -> PodRequest:
+def parse_pod_request(pod: PodManifest, rules: Rules) -> PodRequest:
     """Parse a pod's request in whatever dialect; a pod without GPUs has an empty request.
 
     Raises RequestError naming container, field, value and rule: for a malformed request, for one
     that mixes dialects, and for resources that no enabled dialect reads.
     """
-    _check_mixed(asks)
+    _check_mixed(pod)
     requests = [
-        request for dialect in enabled(rules) if (request := dialect.parse(asks, rules)) is not None
+        request for dialect in enabled(rules) if (request := dialect.parse(pod, rules)) is not None
     ]
     if len(requests) > 1:
-        raise _mixed(asks, [request.dialect for request in requests])
+        raise _mixed_error(pod, [request.dialect for request in requests])
     request = requests[0] if requests else PodRequest()
-    _check_unread(asks, rules, request)
+    _check_unread(pod, rules, request)
     _check_amounts(request)
-    if request.containers and strict_isolation.is_strict(asks, rules):
+    if request.containers and strict_isolation.is_strict(pod, rules):
         request = strict_isolation.strict_request(request)
     return replace(request, prefer_mig=True) if rules.prefer_mig else request
 
 
-def _check_mixed(asks: PodManifest) -> None:
+def _check_mixed(pod: PodManifest) -> None:
     """Refuse a pod with resources of several dialects, before anything else is checked.
 
     Resources that several dialects have are ignored.
     """
-    words = [word for asked in asks.containers for word in _named(asked)]
-    owners = dict.fromkeys(_OWNERS[word][0] for word in words if len(_OWNERS[word]) == 1)
+    resources = [resource for container in pod.containers for resource in _requested(container)]
+    owners = dict.fromkeys(
+        _OWNERS[resource][0] for resource in resources if len(_OWNERS[resource]) == 1
+    )
     if len(owners) > 1:
-        raise _mixed(asks, owners)
+        raise _mixed_error(pod, owners)
 
 
-def _mixed(asks: PodManifest, names: Collection[str]) -> RequestError:
-    uses = ", ".join(_use(asks, DIALECTS[name].resources) for name in names)
+def _mixed_error(pod: PodManifest, names: Collection[str]) -> RequestError:
+    uses = ", ".join(_example(pod, DIALECTS[name].resources) for name in names)
     return RequestError(
         f"the pod mixes {' and '.join(names)}: {uses}; use one dialect for all its containers"
     )
 
 
-def _use(asks: PodManifest, words: frozenset[str]) -> str:
+def _example(pod: PodManifest, resources: frozenset[str]) -> str:
     """Return where the pod requests a dialect's resource, if possible one of this dialect only."""
     uses = [
-        (len(_OWNERS[word]), place, word, asked.name)
-        for place, asked in enumerate(asks.containers)
-        for word in _named(asked)
-        if word in words
+        (len(_OWNERS[resource]), place, resource, container.name)
+        for place, container in enumerate(pod.containers)
+        for resource in _requested(container)
+        if resource in resources
     ]
-    _, _, word, container = min(uses)
-    return f"container {container} requests {word}"
+    _, _, resource, container = min(uses)
+    return f"container {container} requests {resource}"
 
 
-def _check_unread(asks: PodManifest, rules: Rules, request: PodRequest) -> None:
+def _check_unread(pod: PodManifest, rules: Rules, request: PodRequest) -> None:
     """Refuse resources that no dialect has read for this pod: nothing would serve them."""
     read = DIALECTS[request.dialect].resources if request.dialect else frozenset()
-    spoken = {dialect.name for dialect in enabled(rules)}
-    for asked in asks.containers:
-        for resource in _named(asked):
+    enabled_names = {dialect.name for dialect in enabled(rules)}
+    for container in pod.containers:
+        for resource in _requested(container):
             if resource in read:
                 continue
             owners = _OWNERS[resource]
-            silent = [name for name in owners if name not in spoken]
-            if silent:
-                fault = f"belongs to {' and '.join(silent)}, which is not enabled here"
+            disabled = [name for name in owners if name not in enabled_names]
+            if disabled:
+                fault = f"belongs to {' and '.join(disabled)}, which is not enabled here"
             elif request.dialect:
                 fault = f"belongs to {owners[0]}, and this pod uses {request.dialect}"
             else:
-                fault = f"has no meaning in pods for the scheduler {asks.scheduler!r}"
-            raise RequestError(f"container {asked.name}: {resource} {fault}")
+                fault = f"has no meaning in pods for the scheduler {pod.scheduler!r}"
+            raise RequestError(f"container {container.name}: {resource} {fault}")
 
 
 def _check_amounts(request: PodRequest) -> None:
     """Refuse amounts that are too large to count, also after multiplication by a dialect's unit."""
-    for asked in request.containers:
+    for container in request.containers:
         for name, amount in (
-            ("GPUs", asked.gpus),
-            ("units of memory", asked.memory_units or 0),
-            ("bytes of memory", asked.memory_bytes or 0),
+            ("GPUs", container.gpus),
+            ("units of memory", container.memory_units or 0),
+            ("bytes of memory", container.memory_bytes or 0),
         ):
-            check_amount(f"container {asked.container}: {name}", amount)
+            check_amount(f"container {container.container}: {name}", amount)
 
 
-def _named(asked: ContainerManifest) -> list[str]:
+def _requested(container: ContainerManifest) -> list[str]:
     """Return the dialects' resources that a container requests, sorted."""
-    amounts = {**asked.requests, **asked.limits}
+    amounts = {**container.requests, **container.limits}
     return sorted(name for name, amount in amounts.items() if amount > 0 and name in _OWNERS)
 
 

@@ -1,8 +1,8 @@
-"""Strict isolation: a pod that takes MIG instances or whole devices only, in whatever words.
+"""Strict isolation: a pod gets MIG instances or whole devices only, in any dialect; pure.
 
-HAMi-core is loaded into the tenants' own processes and holds only those that let it. A pod, or all
-pods of a namespace, may want nothing of that: neither to be held by it, nor to share a device with
-others that are.
+HAMi-core runs in the tenants' own processes and limits only those that load it. A pod, or all pods
+of a namespace, can require hardware isolation instead: they are not limited by HAMi-core, and do
+not share a device with pods that are.
 """
 
 from dataclasses import replace
@@ -12,38 +12,37 @@ from shared.model.errors import RequestError
 from shared.model.request import GpuRequest, PodRequest, SharingPolicy
 
 ISOLATION = "leasehold.dev/isolation"
-"""Annotation of a pod, by its author."""
+"""Annotation of a pod, written by its author."""
 STRICT = "strict"
 ALL_NAMESPACES = "*"
 
 
-def is_strict(asks: PodManifest, rules: Rules) -> bool:
-    """Say whether the pod's isolation is strict.
+def is_strict(pod: PodManifest, rules: Rules) -> bool:
+    """Return whether the pod's isolation is strict.
 
-    Raises RequestError for an annotation that says something else: it could only be meant to
-    loosen what there is.
+    Raises RequestError for any other value of the annotation.
     """
-    said = asks.annotations.get(ISOLATION)
-    if said not in {None, STRICT}:
-        raise RequestError(f"annotation {ISOLATION} must be {STRICT}, or be left out, got {said!r}")
-    return said == STRICT or not {asks.namespace, ALL_NAMESPACES}.isdisjoint(
+    value = pod.annotations.get(ISOLATION)
+    if value not in {None, STRICT}:
+        raise RequestError(f"annotation {ISOLATION} must be {STRICT}, or be absent, got {value!r}")
+    return value == STRICT or not {pod.namespace, ALL_NAMESPACES}.isdisjoint(
         rules.strict_namespaces
     )
 
 
 def strict_request(request: PodRequest) -> PodRequest:
-    """Return the request as strict isolation has it: all of a device's memory is all of the device.
+    """Return the request with strict isolation: all memory of a device is the whole device.
 
-    Raises RequestError for a part of a device that can be no MIG instance.
+    Raises RequestError for a part of a device that cannot be a MIG instance.
     """
     containers = tuple(_strict_container(container) for container in request.containers)
     parts = [one for one in containers if one.sharing is not SharingPolicy.EXCLUSIVE]
     instances = all(one.mig_allowed and not one.whole for one in containers)
     if parts and not (instances and request.selection.mode in {None, "mig"}):
         raise RequestError(
-            f"container {parts[0].container} asks for a part of a GPU, and the pod's isolation is "
-            f"{STRICT}: ask for whole GPUs, or for memory in words that MIG instances are given "
-            "for, in all containers and without demanding another mode"
+            f"container {parts[0].container} requests a part of a GPU, and the pod's isolation "
+            f"is {STRICT}: request whole GPUs, or memory in a dialect with MIG instances, in all "
+            "containers and without another mode"
         )
     return replace(request, containers=containers)
 

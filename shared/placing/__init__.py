@@ -1,1 +1,1 @@
-"""The rules by which a pod fits a node and its devices: pure, for whoever has to know them."""
+"""The rules by which a pod fits a node and its devices, for placers, binders and tests; pure."""

@@ -34,11 +34,16 @@ def device_excluded(selection: DeviceSelection, device: Device) -> DeviceRefusal
 def _model_excluded(selection: DeviceSelection, device: Device) -> DeviceRefusal | None:
     kind = f"{TYPE_PREFIX}{device.model}".lower()
     label = device.model_label if selection.models or selection.not_models else ""
-    allowed = selection.types + selection.models
-    if (selection.types and not any(part.lower() in kind for part in selection.types)) or (
-        selection.models and label not in selection.models
-    ):
-        return DeviceRefusal("GpuTypeExcluded", f"{device.model} is none of {', '.join(allowed)}")
+    type_allowed = not selection.types or any(part.lower() in kind for part in selection.types)
+    if not type_allowed or (selection.models and label not in selection.models):
+        allowed = ", ".join(selection.types + selection.models)
+        return DeviceRefusal("GpuTypeExcluded", f"{device.model} is none of {allowed}")
+    return _model_denied(selection, device, kind, label)
+
+
+def _model_denied(
+    selection: DeviceSelection, device: Device, kind: str, label: str
+) -> DeviceRefusal | None:
     denied = [part for part in selection.not_types if part.lower() in kind]
     denied += [name for name in selection.not_models if name == label]
     if denied:

@@ -42,9 +42,11 @@ def _instance_shapes(layout: MigLayout) -> tuple[InstanceShape, ...]:
     return tuple(sorted(shapes, key=lambda shape: shape.memory_mib))
 
 
-def largest_instance_mib(tables: LayoutShapes) -> int:
+def largest_instance_mib(shapes_by_layout: LayoutShapes) -> int:
     """Return the MiB of the largest instance that a device can have, 0 if none."""
-    return max((shape.memory_mib for shapes in tables.values() for shape in shapes), default=0)
+    return max(
+        (shape.memory_mib for shapes in shapes_by_layout.values() for shape in shapes), default=0
+    )
 
 
 def parse_positions(taken: str) -> int:
@@ -68,23 +70,23 @@ def instance_mib(container: GpuRequest, device: Device, largest_mib: int) -> int
 def largest_first(containers: Iterable[GpuRequest]) -> list[GpuRequest]:
     """Sort containers by the size of their instances, the largest first."""
 
-    def size(asked: GpuRequest) -> tuple[int, ...]:
-        amounts = (asked.memory_percent, asked.memory_bytes, asked.memory_units)
-        return (-asked.wants_all_memory, *(-(amount or 0) for amount in amounts))
+    def size(container: GpuRequest) -> tuple[int, ...]:
+        amounts = (container.memory_percent, container.memory_bytes, container.memory_units)
+        return (-container.wants_all_memory, *(-(amount or 0) for amount in amounts))
 
     return sorted(containers, key=size)
 
 
 def find_instance(
-    tables: LayoutShapes, layout: str, taken: int, *, need_mib: int, free_mib: int
+    shapes_by_layout: LayoutShapes, layout: str, taken: int, *, need_mib: int, free_mib: int
 ) -> tuple[MigPlacement, int] | None:
     """Return a free instance and its MiB, or None.
 
     `layout` is that of the leased instances (empty: there are none), `taken` the positions that are
     not free. An instance needs no more memory than is free on the device.
     """
-    for name in (layout,) if layout else tables:
-        for shape in tables.get(name, ()):
+    for name in (layout,) if layout else shapes_by_layout:
+        for shape in shapes_by_layout.get(name, ()):
             free = shape.positions & ~taken
             if free and need_mib <= shape.memory_mib <= free_mib:
                 position = (free & -free).bit_length() - 1
@@ -93,13 +95,13 @@ def find_instance(
     return None
 
 
-def largest_free_mib(tables: LayoutShapes, layout: str, taken: int, free_mib: int) -> int:
+def largest_free_mib(shapes_by_layout: LayoutShapes, layout: str, taken: int, free_mib: int) -> int:
     """Return the MiB of the largest instance that is free, 0 if none is."""
     return max(
         (
             shape.memory_mib
-            for name in ((layout,) if layout else tables)
-            for shape in tables.get(name, ())
+            for name in ((layout,) if layout else shapes_by_layout)
+            for shape in shapes_by_layout.get(name, ())
             if shape.positions & ~taken and shape.memory_mib <= free_mib
         ),
         default=0,
@@ -107,24 +109,24 @@ def largest_free_mib(tables: LayoutShapes, layout: str, taken: int, free_mib: in
 
 
 def instance_refusal(
-    tables: LayoutShapes, layout: str, taken: int, *, need_mib: int, free_mib: int
+    shapes_by_layout: LayoutShapes, layout: str, taken: int, *, need_mib: int, free_mib: int
 ) -> DeviceRefusal | None:
     """Return why no instance of a device fits, or None if one fits."""
-    if find_instance(tables, layout, taken, need_mib=need_mib, free_mib=free_mib):
+    if find_instance(shapes_by_layout, layout, taken, need_mib=need_mib, free_mib=free_mib):
         return None
-    wanted, largest = (
+    needed, largest = (
         f"an instance of {need_mib} MiB or more is needed",
-        largest_instance_mib(tables),
+        largest_instance_mib(shapes_by_layout),
     )
     if not largest:
         return DeviceRefusal("NoGpuInstances", "it is in MIG mode, and no layout for it is known")
     if largest < need_mib:
-        text = f"{wanted}, and the largest in its layouts has {largest} MiB"
+        text = f"{needed}, and the largest in its layouts has {largest} MiB"
         return DeviceRefusal("GpuInstanceTooSmall", text)
-    free = largest_free_mib(tables, layout, taken, free_mib)
+    free = largest_free_mib(shapes_by_layout, layout, taken, free_mib)
     if layout:
         pinned = f"leased instances keep it in layout {layout}"
         left = f"the largest free instance there has {free} MiB" if free else "none is free there"
-        return DeviceRefusal("GpuInstancesTaken", f"{wanted}, {pinned}, and {left}")
-    text = f"{wanted}, but only {free_mib} MiB of the device are free"
+        return DeviceRefusal("GpuInstancesTaken", f"{needed}, {pinned}, and {left}")
+    text = f"{needed}, but only {free_mib} MiB of the device are free"
     return DeviceRefusal("GpuInstancesTaken", text)

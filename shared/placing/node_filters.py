@@ -128,9 +128,11 @@ def _larger(found: str | None, values: tuple[str, ...], *, by: int) -> bool:
         return False
 
 
-def check_host_ports(wanted: tuple[str, ...], taken: tuple[str, ...]) -> NodeFilterFailure | None:
+def check_host_ports(
+    requested: tuple[str, ...], taken: tuple[str, ...]
+) -> NodeFilterFailure | None:
     """Refuse a node where a requested host port is in use on any address."""
-    both = sorted(set(wanted) & set(taken))
+    both = sorted(set(requested) & set(taken))
     if not both:
         return None
     return NodeFilterFailure(
@@ -153,18 +155,20 @@ def check_served(triggers: tuple[str, ...], served: frozenset[str]) -> NodeFilte
     return NodeFilterFailure("ResourceNotServed", f"node(s) did not serve {missing[0]}")
 
 
-def check_resources(wanted: Mapping[str, int], free: Mapping[str, int]) -> NodeFilterFailure | None:
+def check_resources(
+    requested: Mapping[str, int], free: Mapping[str, int]
+) -> NodeFilterFailure | None:
     """Refuse a node with too little of an ordinary resource; one it does not list counts as 0."""
-    for name, amount in wanted.items():
+    for name, amount in requested.items():
         there = free.get(name, 0)
         if amount > there:
             return _insufficient(name, amount, there)
     return None
 
 
-def has_too_little(free: Mapping[str, int], wanted: Iterable[tuple[str, int]]) -> bool:
+def has_too_little(free: Mapping[str, int], requested: Iterable[tuple[str, int]]) -> bool:
     """Return whether some ordinary resource is insufficient: `insufficient` without a message."""
-    for name, amount in wanted:  # noqa: SIM110 - asked for every candidate, and twice as quick
+    for name, amount in requested:  # noqa: SIM110 - runs for every candidate; twice as fast
         if free.get(name, 0) < amount:
             return True
     return False

@@ -22,46 +22,41 @@ def fit_on_node(request: PodRequest, node: LedgerNode) -> tuple[Share, ...] | No
         return None
     if not request.containers:
         return ()
-    allowed = [
-        (device, use)
-        for device, use in node.devices
-        if device_excluded(request.selection, device) is None
-        and device.index not in node.facts.excluded_devices
-    ]
     modes = [DeviceMode.HAMI_CORE, DeviceMode.MIG]
     for mode in reversed(modes) if request.prefer_mig else modes:
-        of_mode = [(device, use) for device, use in allowed if device.mode is mode]
-        groups = [of_mode]
-        if request.same_device:
-            groups = [[held] for held in _ordered(request, of_mode, ())]
-        for devices in groups:
-            shares = _in_turn(request.containers, request, devices)
+        for devices in _device_groups(request, node, mode):
+            shares = _fit_containers(request.containers, request, devices)
             if shares is None and mode is DeviceMode.MIG:
-                shares = _in_turn(largest_first(request.containers), request, devices)
+                shares = _fit_containers(largest_first(request.containers), request, devices)
             if shares is not None:
                 names = [container.container for container in request.containers]
                 return tuple(sorted(shares, key=lambda share: names.index(share.container)))
     return None
 
 
-def _in_turn(
+def _device_groups(
+    request: PodRequest, node: LedgerNode, mode: DeviceMode
+) -> list[list[DeviceState]]:
+    """Return the sets of devices to try in turn: all of the mode, or each of them alone."""
+    allowed = [
+        (device, use)
+        for device, use in node.devices
+        if device.mode is mode
+        and device_excluded(request.selection, device) is None
+        and device.index not in node.facts.excluded_devices
+    ]
+    if request.same_device:
+        return [[state] for state in _ordered(request, allowed, ())]
+    return [allowed]
+
+
+def _fit_containers(
     containers: Iterable[GpuRequest], request: PodRequest, devices: Sequence[DeviceState]
 ) -> tuple[Share, ...] | None:
     given: tuple[Share, ...] = ()
     for container in containers:
-        fitting = []
-        for device, use in _ordered(request, devices, given):
-            beside = any(share.device == device.uuid and not share.init for share in given)
-            if (request.distinct_devices and beside) or _where(
-                request.topology_scope, device
-            ) is None:
-                continue
-            share = (_instance if device.mode is DeviceMode.MIG else _held)(
-                container, request, device, use, given
-            )
-            if share is not None:
-                fitting.append((device, share))
-        chosen = _together(container.gpus, request, fitting)
+        fitting = _fitting_devices(container, request, devices, given)
+        chosen = _best_linked(container.gpus, request, fitting)
         if chosen is None:
             return None
         if container.whole:
@@ -70,21 +65,43 @@ def _in_turn(
     return given
 
 
-def _held(
+def _fitting_devices(
+    container: GpuRequest,
+    request: PodRequest,
+    devices: Sequence[DeviceState],
+    given: tuple[Share, ...],
+) -> list[tuple[Device, Share]]:
+    fitting = []
+    for device, use in _ordered(request, devices, given):
+        in_use = any(share.device == device.uuid and not share.init for share in given)
+        if request.distinct_devices and in_use:
+            continue
+        if _location(request.topology_scope, device) is None:
+            continue
+        fit = _fit_instance if device.mode is DeviceMode.MIG else _fit_share
+        share = fit(container, request, device, use, given)
+        if share is not None:
+            fitting.append((device, share))
+    return fitting
+
+
+def _fit_share(
     container: GpuRequest,
     request: PodRequest,
     device: Device,
     use: DeviceUse,
     given: tuple[Share, ...],
 ) -> Share | None:
-    seen = use if container.init else _with_own(device, use, given)
+    own_use = use if container.init else _with_own(device, use, given)
     memory_mib = required_memory_mib(container, device)
-    if not fits(container, device, seen, memory_mib=memory_mib, tags=request.anti_affinity_groups):
+    if not fits(
+        container, device, own_use, memory_mib=memory_mib, tags=request.anti_affinity_groups
+    ):
         return None
     return enforced_share(container, device, memory_mib)
 
 
-def _instance(
+def _fit_instance(
     container: GpuRequest,
     request: PodRequest,
     device: Device,
@@ -92,67 +109,94 @@ def _instance(
     given: tuple[Share, ...],
 ) -> Share | None:
     """Return the smallest free instance that is large enough, of the first layout that has one."""
-    wanted = all(asked.mig_allowed and not asked.whole for asked in request.containers)
-    if (
-        not (wanted and device.healthy)
-        or use.exclusive
-        or use.anti_affinity_groups.intersection(request.anti_affinity_groups)
-    ):
+    if not _accepts_instances(request, device, use):
         return None
-    if use.shares and not use.layout:
-        return None
-    own = [share for share in given if share.device == device.uuid]
-    pinned = use.layout or next((share.mig.layout for share in own if share.mig), "")
-    taken = {place for place, mark in enumerate(use.slots_taken) if mark == "1" and use.layout}
+    pinned = use.layout or _own_layout(device, given)
+    taken = _taken_positions(container, device, use, given)
     if not container.init:
-        taken |= {share.mig.position for share in own if share.mig and not share.init}
         use = _with_own(device, use, given)
-    left = device.memory_mib - use.memory_mib
-    need = required_memory_mib(container, device)
-    nothing_said = container.memory_units is None and container.memory_bytes is None
-    if (container.memory_percent or 100) >= 100 and (nothing_said or container.memory_percent):
-        need = max((p.memory_mib for a in device.layouts for p in a.profiles), default=0)
+    free_mib = device.memory_mib - use.memory_mib
+    needed_mib = _needed_instance_mib(container, device)
     for layout in device.layouts:
-        free = [
-            (profile.memory_mib, position, profile.name)
-            for position, profile in enumerate(layout.positions)
-            if position not in taken and need <= profile.memory_mib <= left
-        ]
-        if free and pinned in {"", layout.name}:
-            memory_mib, position, profile_name = min(free)
-            place = MigPlacement(layout=layout.name, position=position, profile=profile_name)
-            return instance_share(container, device, memory_mib, place)
+        if pinned in {"", layout.name}:
+            free = [
+                (profile.memory_mib, position, profile.name)
+                for position, profile in enumerate(layout.positions)
+                if position not in taken and needed_mib <= profile.memory_mib <= free_mib
+            ]
+            if free:
+                memory_mib, position, profile = min(free)
+                place = MigPlacement(layout=layout.name, position=position, profile=profile)
+                return instance_share(container, device, memory_mib, place)
     return None
 
 
-def _together(
-    wanted: int, request: PodRequest, fitting: list[tuple[Device, Share]]
+def _own_layout(device: Device, given: tuple[Share, ...]) -> str:
+    """Return the layout that the pod's own instances on the device have; empty: it has none."""
+    own = (share.mig for share in given if share.device == device.uuid and share.mig)
+    return next((mig.layout for mig in own), "")
+
+
+def _accepts_instances(request: PodRequest, device: Device, use: DeviceUse) -> bool:
+    """Return whether the pod may have instances of the device at all."""
+    allowed = all(one.mig_allowed and not one.whole for one in request.containers)
+    shared = use.shares > 0 and not use.layout
+    separate = not use.anti_affinity_groups.intersection(request.anti_affinity_groups)
+    return allowed and device.healthy and not use.exclusive and separate and not shared
+
+
+def _taken_positions(
+    container: GpuRequest, device: Device, use: DeviceUse, given: tuple[Share, ...]
+) -> set[int]:
+    taken = {n for n, mark in enumerate(use.slots_taken) if mark == "1" and use.layout}
+    if container.init:
+        return taken
+    own = (share for share in given if share.device == device.uuid and not share.init)
+    return taken | {share.mig.position for share in own if share.mig}
+
+
+def _needed_instance_mib(container: GpuRequest, device: Device) -> int:
+    """Return the least size of an instance; a request for all memory gets the largest one."""
+    no_amount = container.memory_units is None and container.memory_bytes is None
+    percent = container.memory_percent
+    if (percent or 100) >= 100 and (no_amount or percent):
+        return max((p.memory_mib for layout in device.layouts for p in layout.profiles), default=0)
+    return required_memory_mib(container, device)
+
+
+def _best_linked(
+    count: int, request: PodRequest, fitting: list[tuple[Device, Share]]
 ) -> list[Share] | None:
     """Return the first of the sets that have the best links, then the most of one NUMA node."""
-
-    def score(chosen: tuple[tuple[Device, Share], ...]) -> tuple[int, int]:
-        pairs = [(one, other) for (one, _), (other, _) in combinations(chosen, 2)]
-        links = [(a.links.get(b.uuid, 0), b.links.get(a.uuid, 0)) for a, b in pairs]
-        near = sum(a.numa is not None and a.numa == b.numa for a, b in pairs)
-        return (
-            (sum(one for one, other in links if one == other), near)
-            if request.prefer_links
-            else (0, 0)
-        )
-
     # Groups in order of their first device, as the sets of the first come first among equals.
-    places = list(dict.fromkeys(_where(request.topology_scope, device) for device, _ in fitting))
+    locations = list(
+        dict.fromkeys(_location(request.topology_scope, device) for device, _ in fitting)
+    )
     sets = [
         chosen
-        for place in places
+        for location in locations
         for chosen in combinations(
-            [f for f in fitting if _where(request.topology_scope, f[0]) == place], wanted
+            [one for one in fitting if _location(request.topology_scope, one[0]) == location],
+            count,
         )
     ]
-    return [share for _, share in max(sets, key=score)] if sets else None
+    if not sets:
+        return None
+    if not request.prefer_links:
+        return [share for _, share in sets[0]]
+    best = max(sets, key=lambda chosen: _link_score([device for device, _ in chosen]))
+    return [share for _, share in best]
 
 
-def _where(scope: TopologyScope, device: Device) -> str | int | None:
+def _link_score(devices: Sequence[Device]) -> tuple[int, int]:
+    """Return the sum of mutual link scores, and the number of pairs on one NUMA node."""
+    pairs = list(combinations(devices, 2))
+    links = [(a.links.get(b.uuid, 0), b.links.get(a.uuid, 0)) for a, b in pairs]
+    near = sum(a.numa is not None and a.numa == b.numa for a, b in pairs)
+    return sum(one for one, other in links if one == other), near
+
+
+def _location(scope: TopologyScope, device: Device) -> str | int | None:
     return {
         TopologyScope.NODE: "",
         TopologyScope.NUMA: device.numa,

@@ -78,14 +78,14 @@ class GpuPart:
         return partly or self.ratio_percent != FULL
 
 
-def reads_nvidia_gpus(asks: PodManifest, rules: Rules) -> bool:
+def reads_nvidia_gpus(pod: PodManifest, rules: Rules) -> bool:
     """Return whether `nvidia.com/gpu` in this pod is for the Koordinator dialect.
 
     Where that dialect is disabled, the NVIDIA dialect reads such pods, too, so that no pod with the
     resource ever counts as a pod without a GPU.
     """
     enabled = NAME in (rules.enabled or {NAME}) and NAME not in rules.disabled
-    return enabled and asks.scheduler == SCHEDULER
+    return enabled and pod.scheduler == SCHEDULER
 
 
 def parse_part(container: str, limits: Mapping[str, int]) -> GpuPart | None:
@@ -103,18 +103,18 @@ def parse_part(container: str, limits: Mapping[str, int]) -> GpuPart | None:
     _check_names(where, amounts)
     _check_percent(where, amounts)
     full = _completed(amounts)
-    cards = full[SHARED]
+    gpus = full[SHARED]
     for name in (CORE, RATIO):
-        _check_divides(where, name, full.get(name), cards)
-    if MEMORY in full and full[MEMORY] < cards:
+        _check_divides(where, name, full.get(name), gpus)
+    if MEMORY in full and full[MEMORY] < gpus:
         raise RequestError(
-            f"{where}: {PREFIX}{MEMORY} {full[MEMORY]} over {cards} GPUs is less than 1 byte each"
+            f"{where}: {PREFIX}{MEMORY} {full[MEMORY]} over {gpus} GPUs is less than 1 byte each"
         )
     return GpuPart(
-        gpus=cards,
-        core_percent=full[CORE] // cards if CORE in full else None,
-        ratio_percent=full[RATIO] // cards if RATIO in full else None,
-        memory_bytes=full[MEMORY] // cards if MEMORY in full else None,
+        gpus=gpus,
+        core_percent=full[CORE] // gpus if CORE in full else None,
+        ratio_percent=full[RATIO] // gpus if RATIO in full else None,
+        memory_bytes=full[MEMORY] // gpus if MEMORY in full else None,
     )
 
 
@@ -144,8 +144,8 @@ def _completed(amounts: Mapping[str, int]) -> dict[str, int]:
     if GPU in full:
         full[CORE] = full[RATIO] = full.pop(GPU)
     if SHARED not in full:
-        said = full.get(RATIO, full.get(CORE, 0))
-        full[SHARED] = said // FULL if said > FULL and said % FULL == 0 else 1
+        percent = full.get(RATIO, full.get(CORE, 0))
+        full[SHARED] = percent // FULL if percent > FULL and percent % FULL == 0 else 1
     return full
 
 
@@ -207,17 +207,17 @@ def _check_percent(where: str, amounts: Mapping[str, int]) -> None:
             )
 
 
-def _check_divides(where: str, name: str, amount: int | None, cards: int) -> None:
+def _check_divides(where: str, name: str, amount: int | None, gpus: int) -> None:
     if amount is None:
         return
-    if amount % cards:
+    if amount % gpus:
         raise RequestError(
-            f"{where}: {PREFIX}{name} must be a multiple of {PREFIX}{SHARED} {cards}, got {amount}"
+            f"{where}: {PREFIX}{name} must be a multiple of {PREFIX}{SHARED} {gpus}, got {amount}"
         )
-    if amount // cards > FULL:
+    if amount // gpus > FULL:
         raise RequestError(
-            f"{where}: {PREFIX}{name} {amount} over {PREFIX}{SHARED} {cards} is "
-            f"{amount // cards} percent of each GPU, and a GPU has {FULL}"
+            f"{where}: {PREFIX}{name} {amount} over {PREFIX}{SHARED} {gpus} is "
+            f"{amount // gpus} percent of each GPU, and a GPU has {FULL}"
         )
 
 

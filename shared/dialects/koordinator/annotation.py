@@ -38,14 +38,14 @@ def encode_allocated(lease: Lease) -> str:
     A GPU that an init container uses before another container is one entry with the larger share.
     Raises RequestError for a share without its requested terms.
     """
-    cards: dict[str, Share] = {}
+    gpus: dict[str, Share] = {}
     for share in lease.shares:
-        held = cards.get(share.device)
-        if held is None or held.memory_mib < share.memory_mib:
-            cards[share.device] = share
+        other = gpus.get(share.device)
+        if other is None or other.memory_mib < share.memory_mib:
+            gpus[share.device] = share
     entries = [
         {"minor": share.index, "resources": resources_of(share), "id": share.device}
-        for share in cards.values()
+        for share in gpus.values()
     ]
     return json.dumps({"gpu": entries}, separators=(",", ":"))
 
@@ -108,13 +108,13 @@ def _text(number: int, base: int, suffixes: Iterable[str]) -> str:
 def difference(lease: Lease, annotations: Mapping[str, str]) -> str:
     """Return how a bound pod's annotation differs from its lease; empty: it does not."""
     try:
-        claimed = parse_allocated(annotations.get(ALLOCATED, "{}"))
+        listed = parse_allocated(annotations.get(ALLOCATED, "{}"))
     except RequestError as error:
         return str(error)
-    if claimed == parse_allocated(encode_allocated(lease)):
+    if listed == parse_allocated(encode_allocated(lease)):
         return ""
-    cards = ", ".join(f"GPU {card.minor} ({card.uuid})" for card in claimed) or "no GPU"
-    return f"{ALLOCATED} lists {cards} instead of the lease's devices: {encode_allocated(lease)}"
+    gpus = ", ".join(f"GPU {gpu.minor} ({gpu.uuid})" for gpu in listed) or "no GPU"
+    return f"{ALLOCATED} lists {gpus} instead of the lease's devices: {encode_allocated(lease)}"
 
 
 def parse_allocated(text: str) -> tuple[AllocatedGpu, ...]:

@@ -27,23 +27,23 @@ KIND = "Device"
 UNHEALTHY = "DeviceUnhealthy"
 
 
-def describe_node(devices: Sequence[Device], host: NodeSoftware) -> Advertisement:
+def describe_node(devices: Sequence[Device], software: NodeSoftware) -> Advertisement:
     """Return a node's labels and its object.
 
     The isolation label is set only while isolation works: pods whose share is limited run only on
     nodes that have it.
     """
-    cards = shared_devices(devices)
-    labels = labels_of(cards, host)
+    gpus = shared_devices(devices)
+    labels = labels_of(gpus, software)
     return Advertisement(
         labels=labels
-        | {ISOLATION_LABEL: HAMI_CORE if cards and host.isolation_available else None},
+        | {ISOLATION_LABEL: HAMI_CORE if gpus and software.isolation_available else None},
         objects=(
             NodeObject(
                 collection=COLLECTION,
                 kind=KIND,
                 labels=labels,
-                devices=tuple(_entry(device) for device in cards),
+                devices=tuple(_entry(device) for device in gpus),
             ),
         ),
     )
@@ -54,14 +54,14 @@ def shared_devices(devices: Sequence[Device]) -> list[Device]:
     return [device for device in devices if device.mode is DeviceMode.HAMI_CORE]
 
 
-def labels_of(devices: Sequence[Device], host: NodeSoftware) -> dict[str, str | None]:
+def labels_of(devices: Sequence[Device], software: NodeSoftware) -> dict[str, str | None]:
     """Return vendor, model and driver; as upstream, the model is that of the first device."""
     if not devices:
         return dict.fromkeys((VENDOR_LABEL, MODEL_LABEL, DRIVER_LABEL))
     return {
         VENDOR_LABEL: VENDOR,
         MODEL_LABEL: devices[0].model_label,
-        DRIVER_LABEL: host.driver_version[:LABEL_LENGTH] or None,
+        DRIVER_LABEL: software.driver_version[:LABEL_LENGTH] or None,
     }
 
 

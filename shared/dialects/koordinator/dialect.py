@@ -67,7 +67,7 @@ from shared.dialects.koordinator.device import (
     device_resources,
     shared_devices,
 )
-from shared.dialects.koordinator.hints import ANNOTATIONS, parse_hints
+from shared.dialects.koordinator.hints import ANNOTATIONS, DeviceHints, parse_hints
 from shared.dialects.koordinator.texts import denial
 from shared.dialects.reserved import LIBRARY_DIRECTORY, VISIBLE
 from shared.model.device import Device
@@ -90,63 +90,69 @@ ORDERS: Mapping[str, tuple[DeviceOrder, NodeOrder]] = {
     "LeastAllocated": (DeviceOrder.LEAST_ALLOCATED, NodeOrder.SPREAD),
     "MostAllocated": (DeviceOrder.MOST_ALLOCATED, NodeOrder.BINPACK),
 }
-"""By `Rules.scoring`."""
+"""By `Rules.scoring_strategy`."""
 BY_MEMORY = (0, 0, 1)
 """Upstream has equal weights for bytes and ratio, which are the same memory."""
 
 
-def parse(asks: PodManifest, rules: Rules) -> PodRequest | None:
+def parse(pod: PodManifest, rules: Rules) -> PodRequest | None:
     """Parse the pod's containers. Raises RequestError naming container, resource, value, rule."""
-    cards = reads_nvidia_gpus(asks, rules)
+    whole_gpus = reads_nvidia_gpus(pod, rules)
     parts = [
-        (asked, part) for asked in asks.containers if (part := _parse_container(asked, cards=cards))
+        (container, part)
+        for container in pod.containers
+        if (part := _parse_container(container, whole_gpus=whole_gpus))
     ]
     if not parts:
         return None
-    _check_units([(asked.name, part) for asked, part in parts])
-    vendor = _check_names([asked for asked, _ in parts])
-    asking = [asked for asked, _ in parts]
-    steering = parse_hints(
-        asks.annotations,
-        asked={name for asked in asks.containers for name, n in asked.limits.items() if n},
-        shared=any(part.ratio_percent != FULL for _, part in parts),
-    )
+    containers = [container for container, _ in parts]
+    _check_units([(container.name, part) for container, part in parts])
     device_order, node_order = ORDERS[rules.scoring_strategy]
+    hints = _parse_pod_hints(pod, [part for _, part in parts])
     return PodRequest(
         dialect=NAME,
         containers=tuple(
-            _request(asked.name, part, init=runs_before(asked, asking)) for asked, part in parts
+            _request(container.name, part, init=runs_before(container, containers))
+            for container, part in parts
         ),
         distinct_devices=True,
-        triggers=(NVIDIA_GPUS if vendor else TRIGGER,),
-        selection=DeviceSelection(models=steering.models, not_models=steering.not_models),
-        topology_scope=steering.scope,
+        triggers=(NVIDIA_GPUS if _check_names(containers) else TRIGGER,),
+        selection=DeviceSelection(models=hints.models, not_models=hints.not_models),
+        topology_scope=hints.scope,
         allocation_weights=BY_MEMORY,
         device_order=device_order,
         node_order=node_order,
         node_requirements=NodeRequirements(
-            selector=_isolation_selector(asks.labels, [part for _, part in parts])
+            selector=_isolation_selector(pod.labels, [part for _, part in parts])
         ),
     )
 
 
-def _parse_container(asked: ContainerManifest, *, cards: bool) -> GpuPart | None:
-    said = {**asked.requests, **asked.limits}
-    part = parse_part(asked.name, said if cards else {**said, NVIDIA_GPUS: 0})
-    if part is None or TRIGGER in _named(asked) or NVIDIA_GPUS in _named(asked):
-        return part
-    missing = amount_changes(said)
-    count = missing.get(TRIGGER, part.gpus)
-    shorthand = f", and replace {PREFIX}{GPU} by what it stands for" if len(missing) > 1 else ""
-    raise RequestError(
-        f"container {asked.name}: {TRIGGER} is missing, and without it the kubelet would start the "
-        f"container without a device: add {TRIGGER}: {count}{shorthand}, or install the webhook, "
-        "which adds it"
+def _parse_pod_hints(pod: PodManifest, parts: Sequence[GpuPart]) -> DeviceHints:
+    return parse_hints(
+        pod.annotations,
+        resources={name for one in pod.containers for name, n in one.limits.items() if n},
+        shared=any(part.ratio_percent != FULL for part in parts),
     )
 
 
-def _named(asked: ContainerManifest) -> set[str]:
-    return {name for name, amount in asked.limits.items() if amount > 0}
+def _parse_container(container: ContainerManifest, *, whole_gpus: bool) -> GpuPart | None:
+    amounts = {**container.requests, **container.limits}
+    part = parse_part(container.name, amounts if whole_gpus else {**amounts, NVIDIA_GPUS: 0})
+    if part is None or TRIGGER in _named(container) or NVIDIA_GPUS in _named(container):
+        return part
+    missing = amount_changes(amounts)
+    count = missing.get(TRIGGER, part.gpus)
+    shorthand = f", and replace {PREFIX}{GPU} by what it stands for" if len(missing) > 1 else ""
+    raise RequestError(
+        f"container {container.name}: {TRIGGER} is missing, and without it the kubelet would start "
+        f"the container without a device: add {TRIGGER}: {count}{shorthand}, or install the "
+        "webhook, which adds it"
+    )
+
+
+def _named(container: ContainerManifest) -> set[str]:
+    return {name for name, amount in container.limits.items() if amount > 0}
 
 
 def _check_units(parts: Sequence[tuple[str, GpuPart]]) -> None:
@@ -159,10 +165,10 @@ def _check_units(parts: Sequence[tuple[str, GpuPart]]) -> None:
         )
 
 
-def _check_names(asking: Sequence[ContainerManifest]) -> bool:
+def _check_names(containers: Sequence[ContainerManifest]) -> bool:
     """Return whether the pod requests whole GPUs by NVIDIA's name."""
-    vendor = [asked.name for asked in asking if NVIDIA_GPUS in _named(asked)]
-    others = [asked.name for asked in asking if NVIDIA_GPUS not in _named(asked)]
+    vendor = [container.name for container in containers if NVIDIA_GPUS in _named(container)]
+    others = [container.name for container in containers if NVIDIA_GPUS not in _named(container)]
     if vendor and others:
         raise RequestError(
             f"container {vendor[0]} requests {NVIDIA_GPUS} and container {others[0]} {PREFIX}*: "
@@ -191,10 +197,10 @@ def _isolation_selector(
     labels: Mapping[str, str], parts: Sequence[GpuPart]
 ) -> tuple[tuple[str, str], ...]:
     """Require a node with HAMi-core if a container must be limited."""
-    wanted = labels.get(ISOLATION_LABEL, "")
-    if wanted and wanted.lower() != HAMI_CORE.lower():
+    provider = labels.get(ISOLATION_LABEL, "")
+    if provider and provider.lower() != HAMI_CORE.lower():
         raise RequestError(
-            f"label {ISOLATION_LABEL} must be {HAMI_CORE}, got {wanted!r}: there is no other "
+            f"label {ISOLATION_LABEL} must be {HAMI_CORE}, got {provider!r}: there is no other "
             "isolation provider here"
         )
     return ((ISOLATION_LABEL, HAMI_CORE),) if any(part.limited for part in parts) else ()

@@ -60,15 +60,15 @@ class DeviceHints:
 
 
 def parse_hints(
-    annotations: Mapping[str, str], *, asked: Iterable[str], shared: bool
+    annotations: Mapping[str, str], *, resources: Iterable[str], shared: bool
 ) -> DeviceHints:
     """Parse the annotations of a pod that requests GPUs.
 
-    `asked` are the resources of all its containers; `shared`: it requests parts of GPUs. Raises
+    `resources` are those of all its containers; `shared`: it requests parts of GPUs. Raises
     RequestError naming annotation, field, value and rule.
     """
     hints = _hints(annotations.get(HINT))
-    _check_joint(_object(JOINT, annotations.get(JOINT)), hints, frozenset(asked))
+    _check_joint(_object(JOINT, annotations.get(JOINT)), hints, frozenset(resources))
     _check_partition(_object(PARTITION, annotations.get(PARTITION)), shared=shared)
     hint = hints.get(GPU, {})
     for name in ("vfSelector", "exclusivePolicy"):
@@ -102,7 +102,7 @@ def _hints(text: str | None) -> Hints:
     return hints
 
 
-def _check_joint(joint: Mapping[str, Any], hints: Hints, asked: frozenset[str]) -> None:
+def _check_joint(joint: Mapping[str, Any], hints: Hints, resources: frozenset[str]) -> None:
     scope = joint.get("requiredScope") or ""
     if scope not in {"", SAME_PCIE}:
         raise RequestError(f"{JOINT}: requiredScope must be {SAME_PCIE}, got {scope!r}")
@@ -113,7 +113,7 @@ def _check_joint(joint: Mapping[str, Any], hints: Hints, asked: frozenset[str]) 
         kind
         for kind in kinds
         if kind in OTHERS
-        and not asked.isdisjoint({PREFIX + kind, DEPRECATED + kind})
+        and not resources.isdisjoint({PREFIX + kind, DEPRECATED + kind})
         and hints.get(kind, {}).get("allocateStrategy") != APPLY_FOR_ALL
     ]
     if scope and beside and GPU in kinds:

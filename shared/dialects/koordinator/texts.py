@@ -38,42 +38,42 @@ def denial_message(containers: Iterable[Mapping[str, int]]) -> str:
 
 
 def _errors(amounts: Mapping[str, int]) -> Iterable[str]:
-    asked = {
+    requested = {
         name: amounts[prefix + name]
         for prefix in (DEPRECATED, PREFIX)
         for name in _NAMES
         if prefix + name in amounts
     }
-    if not asked:
+    if not requested:
         return
-    if GPU in asked:
-        yield from _of_cards(asked)
+    if GPU in requested:
+        yield from _of_whole_gpus(requested)
     else:
-        yield from _of_shares(asked, has_npu=NPU_CORE in amounts)
+        yield from _of_parts(requested, has_npu=NPU_CORE in amounts)
 
 
-def _of_cards(asked: Mapping[str, int]) -> Iterable[str]:
-    if SHARED in asked:
+def _of_whole_gpus(requested: Mapping[str, int]) -> Iterable[str]:
+    if SHARED in requested:
         yield "Forbidden: Forbidden declare GPU and GPU share at same time"
-    if asked[GPU] == 0:
-        yield _invalid(asked[GPU], "the requested GPU must be greater than zero")
-    elif asked[GPU] > FULL and asked[GPU] % FULL:
-        yield _invalid(asked[GPU], "the requested GPU must be percentage of 100")
+    if requested[GPU] == 0:
+        yield _invalid(requested[GPU], "the requested GPU must be greater than zero")
+    elif requested[GPU] > FULL and requested[GPU] % FULL:
+        yield _invalid(requested[GPU], "the requested GPU must be percentage of 100")
 
 
-def _of_shares(asked: Mapping[str, int], *, has_npu: bool) -> Iterable[str]:
-    shared = asked.get(SHARED, 1)
+def _of_parts(requested: Mapping[str, int], *, has_npu: bool) -> Iterable[str]:
+    shared = requested.get(SHARED, 1)
     if shared == 0:
         yield _invalid(shared, "the requested GPU must be greater than zero")
     if has_npu:
         return
-    memory, ratio = asked.get(MEMORY, 0), asked.get(RATIO, 0)
+    memory, ratio = requested.get(MEMORY, 0), requested.get(RATIO, 0)
     if not memory and not ratio:
         yield "Forbidden: GPU memory and GPU memory ratio all is zero"
     if memory and ratio:
         yield "Forbidden: declare GPU memory and GPU memory ratio at same time"
     for name, word in ((CORE, "gpuCore"), (RATIO, "gpuMemoryRatio")):
-        amount = asked.get(name, 0)
+        amount = requested.get(name, 0)
         if shared and amount % shared:
             yield _invalid(amount, f"the requested {word} must multiple of shared")
 

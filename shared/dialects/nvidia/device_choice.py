@@ -3,7 +3,7 @@
 Policies are those of HAMi's scheduler. In a chain such as `numa,binpack`, the first of `binpack`
 and `spread` orders devices by how much of them is in use; `topology-aware` and `numa` prefer
 devices with good links (for one GPU, `topology-aware` avoids them); `mutex` requires idle devices.
-Any other word is refused; upstream ignores it.
+Any other policy is refused; upstream ignores it.
 """
 
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ ORDERS: Mapping[str, DeviceOrder] = {
     "spread": DeviceOrder.LEAST_ALLOCATED,
 }
 NODE_ORDERS: Mapping[str, NodeOrder] = {"binpack": NodeOrder.BINPACK, "spread": NodeOrder.SPREAD}
-WORDS = (*ORDERS, NUMA, MUTEX, TOPOLOGY)
+POLICIES = (*ORDERS, NUMA, MUTEX, TOPOLOGY)
 PARTS = ("slot", "core", "memory")
 BOOLEANS: Mapping[str, bool] = {
     **dict.fromkeys(("1", "t", "T", "true", "True", "TRUE"), True),
@@ -72,21 +72,21 @@ def parse_device_choice(annotations: Mapping[str, str], rules: Rules, *, gpus: i
     """
     chain = _chain(GPU_POLICY, annotations.get(GPU_POLICY, ""))
     default = _chain("--gpu-scheduler-policy", rules.gpu_scheduler_policy)
-    words = chain or default
+    policies = chain or default
     node_policy = annotations.get(NODE_POLICY, "").strip() or rules.node_scheduler_policy
     if node_policy not in NODE_ORDERS:
         raise RequestError(f"{NODE_POLICY} must be binpack or spread, got {node_policy!r}")
-    order = next(ORDERS[word] for word in (*words, *default, "spread") if word in ORDERS)
+    order = next(ORDERS[policy] for policy in (*policies, *default, "spread") if policy in ORDERS)
     return DeviceChoice(
         selection=_selection(annotations),
         node_order=NODE_ORDERS[node_policy],
-        device_order=DeviceOrder.LEAST_LINKED if TOPOLOGY in words and gpus == 1 else order,
+        device_order=DeviceOrder.LEAST_LINKED if TOPOLOGY in policies and gpus == 1 else order,
         allocation_weights=_weights(annotations.get(WEIGHTS, "")),
         scope=TopologyScope.NUMA
         if _boolean(NUMA_BIND, annotations.get(NUMA_BIND, ""))
         else TopologyScope.NODE,
-        prefer_links=TOPOLOGY in words or NUMA in words,
-        idle_only=MUTEX in words,
+        prefer_links=TOPOLOGY in policies or NUMA in policies,
+        idle_only=MUTEX in policies,
     )
 
 
@@ -101,11 +101,11 @@ def check_policies(rules: Rules) -> None:
 
 
 def _chain(name: str, text: str) -> tuple[str, ...]:
-    words = list_entries(text)
-    for word in words:
-        if word not in WORDS:
-            raise RequestError(f"{name}: {word!r} must be one of {', '.join(WORDS)}")
-    return words
+    policies = list_entries(text)
+    for policy in policies:
+        if policy not in POLICIES:
+            raise RequestError(f"{name}: {policy!r} must be one of {', '.join(POLICIES)}")
+    return policies
 
 
 def _selection(annotations: Mapping[str, str]) -> DeviceSelection:

@@ -69,26 +69,30 @@ ERRORS_ONLY = "1"
 Amounts = Mapping[str, int]
 
 
-def parse(asks: PodManifest, rules: Rules) -> PodRequest | None:
+def parse(pod: PodManifest, rules: Rules) -> PodRequest | None:
     """Parse the pod's containers. Raises RequestError naming container, resource and rule."""
-    if reads_nvidia_gpus(asks, rules):
+    if reads_nvidia_gpus(pod, rules):
         return None
-    asking = [asked for asked in asks.containers if any(_amounts(asked).values())]
-    if not asking:
+    requesting = [container for container in pod.containers if any(_amounts(container).values())]
+    if not requesting:
         return None
-    for asked in asking:
-        _check(f"container {asked.name}", _amounts(asked))
-    most = max(_amounts(asked)[COUNT] for asked in asking)
-    choice = parse_device_choice(asks.annotations, rules, gpus=most)
-    containers = tuple(_request(asked, choice, runs_before(asked, asking)) for asked in asking)
+    for container in requesting:
+        _check(f"container {container.name}", _amounts(container))
+    most = max(_amounts(container)[COUNT] for container in requesting)
+    choice = parse_device_choice(pod.annotations, rules, gpus=most)
+    containers = tuple(
+        _request(container, choice, runs_before(container, requesting)) for container in requesting
+    )
     priorities = {
-        asked.name: _amounts(asked)[PRIORITY] for asked in asking if PRIORITY in _amounts(asked)
+        container.name: _amounts(container)[PRIORITY]
+        for container in requesting
+        if PRIORITY in _amounts(container)
     }
     return PodRequest(
         dialect=NAME,
         containers=containers,
         triggers=(COUNT,),
-        memo=encode_memo(asks, containers, priorities),
+        memo=encode_memo(pod, containers, priorities),
         selection=choice.selection,
         topology_scope=choice.scope,
         prefer_links=choice.prefer_links or any(request.whole for request in containers),
@@ -105,10 +109,12 @@ def amount_changes(amounts: Amounts) -> dict[str, int | None]:
     return {COUNT: DEFAULT_GPUS}
 
 
-def _amounts(asked: ContainerManifest) -> Amounts:
-    said = {**asked.requests, **asked.limits}
+def _amounts(container: ContainerManifest) -> Amounts:
+    amounts = {**container.requests, **container.limits}
     return {
-        name: said[name] for name in (COUNT, MEMORY, PERCENTAGE, CORES, PRIORITY) if name in said
+        name: amounts[name]
+        for name in (COUNT, MEMORY, PERCENTAGE, CORES, PRIORITY)
+        if name in amounts
     }
 
 
@@ -128,19 +134,19 @@ def _check(where: str, amounts: Amounts) -> None:
         raise RequestError(f"{where}: {MEMORY} must not be negative, got {amounts[MEMORY]}")
 
 
-def _request(asked: ContainerManifest, choice: DeviceChoice, init: bool) -> GpuRequest:
+def _request(container: ContainerManifest, choice: DeviceChoice, init: bool) -> GpuRequest:
     """Parse one container that has been checked.
 
     All memory means the whole device, unless fewer cores are requested. A pod that accepts MIG
     instances only gets no whole device, but the largest instances.
     """
-    amounts = _amounts(asked)
+    amounts = _amounts(container)
     memory, cores = amounts.get(MEMORY, 0) or None, amounts.get(CORES, 0)
     percent = None if memory else amounts.get(PERCENTAGE)
     everything = memory is None and percent in {None, ALL}
     whole = everything and cores in {0, ALL} and not choice.mig_only
     return GpuRequest(
-        container=asked.name,
+        container=container.name,
         gpus=amounts[COUNT],
         memory_units=None if whole else memory,
         memory_percent=None if whole else percent,

@@ -57,25 +57,31 @@ DENIAL = f"Must supply both {CORE} AND {MEMORY}"
 """The message of GPUSharing's webhook; its clients look for exactly this text."""
 
 
-def parse(asks: PodManifest, _: Rules) -> PodRequest | None:
+def parse(pod: PodManifest, _: Rules) -> PodRequest | None:
     """Parse the pod's containers. Raises RequestError naming container, resource and rule."""
-    asking = [asked for asked in asks.containers if _amount(asked, CORE) or _amount(asked, MEMORY)]
-    if not asking:
+    requesting = [
+        container
+        for container in pod.containers
+        if _amount(container, CORE) or _amount(container, MEMORY)
+    ]
+    if not requesting:
         return None
-    _check_core_limit(asks.annotations)
-    containers = tuple(_parse_container(asked, runs_before(asked, asking)) for asked in asking)
+    _check_core_limit(pod.annotations)
+    containers = tuple(
+        _parse_container(container, runs_before(container, requesting)) for container in requesting
+    )
     return PodRequest(
         dialect=NAME,
         containers=containers,
         triggers=(CORE,),
-        memo=encode_memo(asks, containers),
+        memo=encode_memo(pod, containers),
         device_order=DeviceOrder.TIGHTEST,
     )
 
 
-def _parse_container(asked: ContainerManifest, init: bool) -> GpuRequest:
-    core, memory = _amount(asked, CORE), _amount(asked, MEMORY)
-    where = f'container "{asked.name}"'
+def _parse_container(container: ContainerManifest, init: bool) -> GpuRequest:
+    core, memory = _amount(container, CORE), _amount(container, MEMORY)
+    where = f'container "{container.name}"'
     if core < 1:
         raise RequestError(
             f"{where}: {MEMORY}={memory} needs {CORE} beside it: 1..99 for a share of a GPU, or a "
@@ -85,7 +91,7 @@ def _parse_container(asked: ContainerManifest, init: bool) -> GpuRequest:
         raise RequestError(f"{where}: {CORE}={core} must be 1..99 or a multiple of 100")
     if core >= WHOLE:
         return GpuRequest(
-            container=asked.name, gpus=core // WHOLE, whole=True, slotted=False, init=init
+            container=container.name, gpus=core // WHOLE, whole=True, slotted=False, init=init
         )
     if memory < 1:
         raise RequestError(
@@ -93,7 +99,7 @@ def _parse_container(asked: ContainerManifest, init: bool) -> GpuRequest:
             "it, in blocks of 256 MiB"
         )
     return GpuRequest(
-        container=asked.name,
+        container=container.name,
         gpus=1,
         memory_bytes=memory * BLOCK_BYTES,
         cores_percent=core,
@@ -102,8 +108,8 @@ def _parse_container(asked: ContainerManifest, init: bool) -> GpuRequest:
     )
 
 
-def _amount(asked: ContainerManifest, resource: str) -> int:
-    return asked.limits.get(resource, asked.requests.get(resource, 0))
+def _amount(container: ContainerManifest, resource: str) -> int:
+    return container.limits.get(resource, container.requests.get(resource, 0))
 
 
 def _check_core_limit(annotations: Mapping[str, str]) -> None:

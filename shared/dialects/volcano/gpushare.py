@@ -45,40 +45,41 @@ MAX_LIST_BYTES = 4_000_000
 """The kubelet accepts at most 4 MiB in one list of devices."""
 
 
-def parse(asks: PodManifest, _: Rules) -> PodRequest | None:
+def parse(pod: PodManifest, _: Rules) -> PodRequest | None:
     """Parse the pod's containers. Where any requests memory, numbers of GPUs are ignored.
 
     Raises RequestError naming container, resource and rule.
     """
-    memory = [asked for asked in asks.containers if asked.limits.get(MEMORY, 0) > 0]
+    memory = [container for container in pod.containers if container.limits.get(MEMORY, 0) > 0]
     if memory:
         return _parse_memory(memory)
-    number = [asked for asked in asks.containers if asked.limits.get(NUMBER, 0) > 0]
+    number = [container for container in pod.containers if container.limits.get(NUMBER, 0) > 0]
     if number:
         return _parse_number(number)
-    for asked in asks.containers:
+    for container in pod.containers:
         for name in (MEMORY, NUMBER):
-            if name in asked.limits:
+            amount = container.limits.get(name)
+            if amount is not None:
                 raise RequestError(
-                    f"container {asked.name}: {name} must be 1 or more, got {asked.limits[name]}"
+                    f"container {container.name}: {name} must be 1 or more, got {amount}"
                 )
     return None
 
 
 def _parse_memory(containers: Sequence[ContainerManifest]) -> PodRequest:
-    triggered = all(asked.limits.get(TRIGGER, 0) > 0 for asked in containers)
+    triggered = all(container.limits.get(TRIGGER, 0) > 0 for container in containers)
     return PodRequest(
         dialect=NAME,
         containers=tuple(
             GpuRequest(
-                container=asked.name,
+                container=container.name,
                 gpus=1,
-                memory_units=asked.limits[MEMORY],
+                memory_units=container.limits[MEMORY],
                 slotted=False,
                 limited=False,
-                init=runs_before(asked, containers),
+                init=runs_before(container, containers),
             )
-            for asked in containers
+            for container in containers
         ),
         same_device=True,
         triggers=(TRIGGER if triggered else MEMORY,),
@@ -87,14 +88,16 @@ def _parse_memory(containers: Sequence[ContainerManifest]) -> PodRequest:
 
 
 def _parse_number(containers: Sequence[ContainerManifest]) -> PodRequest:
-    init = next((asked for asked in containers if asked.init), None)
+    init = next((container for container in containers if container.init), None)
     if init is not None:
         raise RequestError(f"container {init.name}: an init container may not request {NUMBER}")
     return PodRequest(
         dialect=NAME,
         containers=tuple(
-            GpuRequest(container=asked.name, gpus=asked.limits[NUMBER], whole=True, slotted=False)
-            for asked in containers
+            GpuRequest(
+                container=container.name, gpus=container.limits[NUMBER], whole=True, slotted=False
+            )
+            for container in containers
         ),
         triggers=(NUMBER,),
         device_order=DeviceOrder.FIRST,
@@ -168,10 +171,16 @@ def list_bytes(devices: Sequence[Device]) -> int:
     An entry is its tag and length (2), the ID's tag, length and text, and `Healthy` or `Unhealthy`
     likewise.
     """
-    heads = _id_prefixes(devices)
+    prefixes = _id_prefixes(devices)
     return sum(
         (device.memory_mib // device.unit_mib)
-        * (2 + 2 + len(unit_id(heads[device.uuid], device.memory_mib // device.unit_mib)) + 2 + 9)
+        * (
+            2
+            + 2
+            + len(unit_id(prefixes[device.uuid], device.memory_mib // device.unit_mib))
+            + 2
+            + 9
+        )
         for device in devices
     )
 
@@ -195,30 +204,34 @@ def advertise(devices: Sequence[Device], strategy: str) -> Advertisement:
     is served instead. Devices in MIG mode are left out. Raises RequestError if the list is too long
     for `share`.
     """
-    sound = {device.index for device in devices if device.healthy}
-    sick = {device.index for device in devices} - sound
-    lists = {UNHEALTHY: tuple(str(index) for index in sorted(sick))}
+    lists = {UNHEALTHY: _unhealthy_indices(devices)}
     devices = [device for device in devices if device.mode is DeviceMode.HAMI_CORE]
-    healthy = [device for device in devices if device.healthy]
-    units = sum(device.memory_mib // device.unit_mib for device in healthy)
     if strategy == Strategy.NUMBER:
-        cards = tuple(PluginDeviceId(id=d.uuid, healthy=d.healthy, device=d.uuid) for d in devices)
+        ids = tuple(PluginDeviceId(id=d.uuid, healthy=d.healthy, device=d.uuid) for d in devices)
         return Advertisement(
-            served={NUMBER: cards}, node_status={MEMORY: 0}, annotation_entries=lists
+            served={NUMBER: ids}, node_status={MEMORY: 0}, annotation_entries=lists
         )
     if strategy == Strategy.SHARE:
         check_list(devices)
+    healthy = [device for device in devices if device.healthy]
     if list_bytes(devices) <= MAX_LIST_BYTES:
         return Advertisement(
             served={MEMORY: _unit_ids(devices)},
             node_status={NUMBER: len(healthy)},
             annotation_entries=lists,
         )
+    units = sum(device.memory_mib // device.unit_mib for device in healthy)
     return Advertisement(
         served={TRIGGER: trigger_ids(devices)},
         node_status={MEMORY: units, NUMBER: len(healthy)},
         annotation_entries=lists,
     )
+
+
+def _unhealthy_indices(devices: Sequence[Device]) -> tuple[str, ...]:
+    """Return the indices whose devices are all unhealthy, as text."""
+    healthy = {device.index for device in devices if device.healthy}
+    return tuple(str(index) for index in sorted({device.index for device in devices} - healthy))
 
 
 def unhealthy_devices(annotations: Mapping[str, str]) -> tuple[int, ...]:
@@ -228,10 +241,10 @@ def unhealthy_devices(annotations: Mapping[str, str]) -> tuple[int, ...]:
 
 
 def _unit_ids(devices: Sequence[Device]) -> tuple[PluginDeviceId, ...]:
-    heads = _id_prefixes(devices)
+    prefixes = _id_prefixes(devices)
     return tuple(
         PluginDeviceId(
-            id=unit_id(heads[device.uuid], n), healthy=device.healthy, device=device.uuid
+            id=unit_id(prefixes[device.uuid], n), healthy=device.healthy, device=device.uuid
         )
         for device in devices
         for n in range(device.memory_mib // device.unit_mib)

@@ -68,10 +68,12 @@ RUNTIME_VARIABLES: Mapping[str, str] = {
 """Variables with which Volcano's plugin makes the container runtime add more devices."""
 
 
-def parse(asks: PodManifest, rules: Rules) -> PodRequest | None:
+def parse(pod: PodManifest, rules: Rules) -> PodRequest | None:
     """Parse the pod's containers. Raises RequestError naming container, resource and rule."""
     containers = tuple(
-        request for asked in asks.containers if (request := _parse_container(asked)) is not None
+        request
+        for container in pod.containers
+        if (request := _parse_container(container)) is not None
     )
     if not containers:
         return None
@@ -79,29 +81,29 @@ def parse(asks: PodManifest, rules: Rules) -> PodRequest | None:
         dialect=NAME,
         containers=containers,
         triggers=(NUMBER,),
-        selection=_parse_selection(asks.annotations),
-        anti_affinity_groups=_anti_affinity_groups(asks, rules),
+        selection=_parse_selection(pod.annotations),
+        anti_affinity_groups=_anti_affinity_groups(pod, rules),
         device_order=ORDERS[rules.schedule_policy],
         node_order=NodeOrder.SPREAD if rules.schedule_policy == "spread" else NodeOrder.BINPACK,
     )
 
 
-def _parse_container(asked: ContainerManifest) -> GpuRequest | None:
-    limits = asked.limits
+def _parse_container(container: ContainerManifest) -> GpuRequest | None:
+    limits = container.limits
     named = [name for name in (NUMBER, MEMORY, PERCENTAGE, CORES) if name in limits]
     if not named:
         return None
-    where = f"container {asked.name}"
-    if asked.init:
+    where = f"container {container.name}"
+    if container.init:
         raise RequestError(f"{where}: an init container may not request {named[0]}")
     if limits.get(NUMBER, 0) < 1:
         raise RequestError(
             f"{where}: {named[-1]} needs {NUMBER} of 1 or more beside it, got "
             f"{limits.get(NUMBER, 'none')}; the kubelet would give the container no device"
         )
-    memory = limits.get(MEMORY, asked.requests.get(MEMORY, 0))
-    percent = limits.get(PERCENTAGE, asked.requests.get(PERCENTAGE))
-    cores = limits.get(CORES, asked.requests.get(CORES, 0))
+    memory = limits.get(MEMORY, container.requests.get(MEMORY, 0))
+    percent = limits.get(PERCENTAGE, container.requests.get(PERCENTAGE))
+    cores = limits.get(CORES, container.requests.get(CORES, 0))
     if percent is not None and not 1 <= percent <= 100:
         raise RequestError(f"{where}: {PERCENTAGE} must be 1 to 100, got {percent}")
     if not 0 <= cores <= 100:
@@ -109,7 +111,7 @@ def _parse_container(asked: ContainerManifest) -> GpuRequest | None:
     if memory < 0:
         raise RequestError(f"{where}: {MEMORY} must not be negative, got {memory}")
     return GpuRequest(
-        container=asked.name,
+        container=container.name,
         gpus=limits[NUMBER],
         memory_units=memory or None,
         memory_percent=percent,
@@ -133,13 +135,13 @@ def _parse_selection(annotations: Mapping[str, str]) -> DeviceSelection:
     )
 
 
-def _anti_affinity_groups(asks: PodManifest, rules: Rules) -> tuple[str, ...]:
+def _anti_affinity_groups(pod: PodManifest, rules: Rules) -> tuple[str, ...]:
     """Return its anti-affinity groups: its pod group, and those of exclusive label rules."""
-    annotations = asks.annotations
-    labels = asks.labels.items()
+    annotations = pod.annotations
+    labels = pod.labels.items()
     matched = [rule for rule in rules.exclusive_labels if labels >= set(rule)]
     return (
-        *_spread_group(asks.namespace, annotations),
+        *_spread_group(pod.namespace, annotations),
         *("labels " + ",".join(f"{key}={value}" for key, value in rule) for rule in matched),
     )
 
@@ -160,8 +162,8 @@ def encode_shares(shares: Sequence[Share]) -> str:
 
 
 def _requested_units(share: Share) -> int:
-    asked = share.requested_units if share.mig else None
-    return share.memory_units if asked is None else asked.memory_mib // share.unit_mib
+    requested = share.requested_units if share.mig else None
+    return share.memory_units if requested is None else requested.memory_mib // share.unit_mib
 
 
 def encode_ids(lease: Lease, done: frozenset[str] = frozenset()) -> str:

@@ -97,7 +97,7 @@ def test_a_part_that_can_be_no_instance_is_refused_with_what_to_do(
 ) -> None:
     assert read(*limits, notes=notes)
 
-    with pytest.raises(RequestError, match=r"container c0 asks for a part of a GPU.*ask for whole"):
+    with pytest.raises(RequestError, match=r"container c0 requests a part of a GPU.*request whole"):
         read(*limits, notes={**NOTES, **notes})
 
 

@@ -102,15 +102,15 @@ def test_item_50_a_missing_factor_means_1() -> None:
         (shipped(zzz=1), None, "section nvidia has a key 'zzz' that nothing reads"),
         (shipped(gpuMemoryFactor=0), None, "gpuMemoryFactor is 0: it must be a whole number"),
         (shipped(deviceSplitCount="ten"), None, "deviceSplitCount is 'ten'"),
-        (shipped(deviceCoreScaling=2), None, "deviceCoreScaling is 2, and has no effect"),
+        (shipped(deviceCoreScaling=2), None, "deviceCoreScaling is 2, which has no effect"),
         (shipped(resourceCountName="a/b"), None, "serves it as volcano.sh/vgpu-number"),
-        (shipped(knownMigGeometries="A30"), None, "knownMigGeometries is no list"),
-        ([], None, "the device configuration is no mapping"),
+        (shipped(knownMigGeometries="A30"), None, "knownMigGeometries is not a list"),
+        ([], None, "the device configuration is not a mapping"),
         (None, {"nodeconfigs": []}, "did you mean nodeconfig?"),
         (None, {"nodeconfig": [{"name": NODE, "operatingMode": "mig"}]},
          "did you mean operatingmode?"),
         (None, {"nodeconfig": [{"name": NODE, "operatingmode": "mps"}]},
-         "operatingmode is 'mps', and can be hami-core or mig"),
+         "operatingmode is 'mps': it must be hami-core or mig"),
         (None, {"nodeconfig": [{"name": NODE, "filterdevices": {"uuids": []}}]},
          "did you mean uuid?"),
     ],
@@ -158,7 +158,7 @@ def test_a_group_with_an_impossible_instance_is_left_out(profile: dict[str, obje
     config = parse_device_config({"nvidia": {"knownMigGeometries": tables}}, None, NODE)
 
     assert config.geometries == ()
-    assert "group g is left out" in config.warnings[-1]
+    assert "group g is ignored" in config.warnings[-1]
 
 
 KEYS = st.sampled_from(
